@@ -16,6 +16,9 @@ MUTANTS       ?=
 MUTANTS_FLAGS ?=
 SOAK_FLAGS    ?=
 
+# Whatever the shell says of bytecode: each of the processes that tests start would compile recfx anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 # Processes that run tests, each with ranks of its own: as many as there are cores, at most four; JOBS=0: one.
 # Files in the order of tests/conftest.py: pytest-xdist would begin with those that have most tests, not the longest.
 JOBS  ?= auto

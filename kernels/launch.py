@@ -24,6 +24,11 @@ def simulated(device: torch.device) -> bool:
     return device.type == "npu" and os.environ.get(SIMULATED) == "1"
 
 
+def is_by_reference(device: torch.device) -> bool:
+    """Whether an operator of files computes by its reference: files also run on the CPU, which launches no kernels."""
+    return simulated(device) or (device.type == "cpu" and os.environ.get("TRITON_INTERPRET") != "1")
+
+
 def why_not(device: torch.device) -> str:
     """Why no kernel can be launched on ``device``, as a sentence; ``""`` if kernels can be launched."""
     if simulated(device):

@@ -23,7 +23,7 @@ def quantized_lookup_triton(
     mean: bool,
     per_sample_weights: Tensor | None,
 ) -> Tensor:
-    """Pool the dequantized rows of every bag, in one launch.
+    """Pool the dequantized rows of every bag, in one launch; on the CPU without Triton's interpreter, in ATen.
 
     Args:
         rows: int64 ``[n]``; -1 adds nothing.
@@ -39,7 +39,7 @@ def quantized_lookup_triton(
     Returns:
         float32 ``[B, sum of the features' dims]``, computed in float32 in the order of the rows.
     """
-    if launch.simulated(rows.device):
+    if launch.is_by_reference(rows.device):
         return quantized_lookup(rows, offsets, tables, dims, bits, table_of_feature, mean, per_sample_weights)
     from .quantized_lookup_triton import recfx_quantized_lookup
 

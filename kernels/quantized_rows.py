@@ -59,7 +59,7 @@ def quantize_rows(weight: Tensor, bits: int, row_alignment: int = 1) -> Tensor:
     span = values.amax(dim=1, keepdim=True) - bias.float()
     scale = torch.where(span == 0, 1.0, span / most).half()
     inverse = 1.0 / scale.float()
-    no_scale = (scale == 0) | torch.isinf(inverse)  # less than float16 can hold: all codes are 0 or nearly so
+    no_scale = torch.isinf(inverse)  # less than float16 can hold: all codes are 0 or nearly so
     scale, inverse = torch.where(no_scale, 1.0, scale), torch.where(no_scale, 1.0, inverse)
     codes = ((values - bias.float()) * inverse).round().clamp(0, most).to(torch.uint8)
     if bits == 4:

@@ -19,7 +19,7 @@ class AtenBackward:
     """
 
     def __init__(self, spec: LookupSpec) -> None:
-        self._tables, self._optimizers, self._pooling = spec.tables, spec.optimizers, spec.pooling
+        self._tables, self._optimizers, self._pooling = spec.tables, spec.optimizers, spec.combine
         self._table_of_feature = [table for table, each in enumerate(spec.tables) for _ in each.feature_names]
 
     def scale_gradient(self, batch: TrainedBatch, grad_output: torch.Tensor) -> torch.Tensor:

@@ -44,7 +44,7 @@ class CpuBackward:
         """That of ``spec``, whose weights are not kept."""
         table_of_feature = [table for table, each in enumerate(spec.tables) for _ in each.feature_names]
         names = [table.name for table in spec.tables]
-        return cls(names, spec.optimizers, table_of_feature, spec.pooling == "MEAN")
+        return cls(names, spec.optimizers, table_of_feature, spec.combine == "MEAN")
 
     def scale_gradient(self, batch: TrainedBatch, grad_output: torch.Tensor) -> torch.Tensor:
         """See ``Backward``."""

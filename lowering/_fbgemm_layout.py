@@ -19,7 +19,7 @@ class Layout:
         # The weights are not kept: they may be replaced, and the old ones must then be freed.
         self.tables, self.optimizers = spec.tables, spec.optimizers
         self.base = torch.empty(1, dtype=spec.weights[0].dtype, device="cpu")
-        self.pooling = POOLING[spec.pooling]
+        self.pooling = POOLING[spec.combine]
         features = [len(table.feature_names) for table in spec.tables]
         columns = [count * table.embedding_dim for count, table in zip(features, spec.tables, strict=True)]
         self._first_features, self._first_columns = [0, *accumulate(features)], [0, *accumulate(columns)]

@@ -1,11 +1,14 @@
 """Runs work that must not be left half done.
 
 Python raises Ctrl-C, and whatever else a signal handler raises, in the main thread alone; so such work has a thread of
-its own, for which the main thread waits.
+its own, for which the main thread waits. An interrupt may come between any two steps of code that is written in Python,
+such as that of ``threading.Thread.start`` and ``threading.Event.wait``, and leave a lock of theirs held for ever: here,
+the main thread starts and waits by what Python itself is made of.
 """
 
 from __future__ import annotations
 
+import _thread
 import threading
 from collections.abc import Callable
 
@@ -25,10 +28,9 @@ def to_the_end(work: Callable[[], None]) -> None:
         work()
         return
     once = _Once(work)
-    thread = threading.Thread(target=once.run, name="recfx fused step", daemon=True)
     try:
-        thread.start()
-        once.over.wait()
+        _thread.start_new_thread(once.run, ())
+        once.wait()
     except BaseException:
         once.call_off_or_wait()
         raise
@@ -41,7 +43,9 @@ class _Once:
 
     def __init__(self, work: Callable[[], None]) -> None:
         self._work, self._decided = work, dict[str, str]()
-        self.over = threading.Event()
+        self._is_over = False
+        self._ended = threading.Lock()  # held until then
+        self._ended.acquire()
         self.error: BaseException | None = None
 
     def run(self) -> None:
@@ -53,14 +57,20 @@ class _Once:
         except BaseException as error:
             self.error = error
         finally:
-            self.over.set()
+            self._is_over = True
+            self._ended.release()
+
+    def wait(self) -> None:
+        """Wait until it is over. A thread that was given the lock and interrupted at once has nothing to wait for."""
+        while not self._is_over:
+            self._ended.acquire()
 
     def call_off_or_wait(self) -> None:
         """Afterwards, it is over, or it never begins."""
         while True:
             try:
                 if self._decide("called off") == "run":
-                    self.over.wait()
+                    self.wait()
             except BaseException:  # the caller raises the first one
                 continue
             return

@@ -61,7 +61,7 @@ class TrainableLookup:
     def __init__(
         self, spec: LookupSpec, backward: Backward, takes_absent: bool, step_shared: StepShared | None = None
     ) -> None:
-        self.tables, self.pooling, self.optimizers = spec.tables, spec.pooling, spec.optimizers
+        self.tables, self.pooling, self.optimizers = spec.tables, spec.combine, spec.optimizers
         self.backward, self.takes_absent, self.step_shared = backward, takes_absent, step_shared
         self._once = StepOnce(spec.optimizers)
 

@@ -35,12 +35,9 @@ def serves(by: str, lookup: LookupFacts, chip: str | None) -> Diagnostic | None:
         return refuse("dtype", f"a launch takes tables of float32, of float16 or of bfloat16, not of {names}.")
     if not lookup.is_contiguous:
         return refuse("not_contiguous", "a table's rows are not contiguous.")
-    widest = max(lookup.tables, key=lambda table: table.embedding_dim)
-    if widest.embedding_dim > _DIM:
-        message = f"the kernels take rows of up to {_DIM} columns, table {widest.name!r} has {widest.embedding_dim}."
-        return refuse("too_many_columns", message)
-    if sum(table.embedding_dim * len(table.feature_names) for table in lookup.tables) > _COUNT:
-        return refuse("too_many_columns", f"the kernels number output columns up to {_COUNT}.")
+    too_wide = too_many_columns(by, lookup)
+    if too_wide is not None:
+        return too_wide
     rules = []
     for name in dict.fromkeys(optimizer.rule for optimizer in lookup.optimizers):
         rule = rule_named(name)
@@ -53,7 +50,8 @@ def serves(by: str, lookup: LookupFacts, chip: str | None) -> Diagnostic | None:
         limits = tiling.chip_named(chip)
     except ValueError as error:
         return refuse("no_tiling_table", f"{error}.")
-    block, size = tiling.block_of(widest.embedding_dim), lookup.facts[0].dtype.itemsize
+    widest = max(table.embedding_dim for table in lookup.tables)
+    block, size = tiling.block_of(widest), lookup.facts[0].dtype.itemsize
     kernels: list[tuple[str, tiling.RuleNeeds | None]] = [
         ("recfx_pooled_lookup", None),
         ("recfx_per_sample_weight_gradients", None),
@@ -67,6 +65,22 @@ def serves(by: str, lookup: LookupFacts, chip: str | None) -> Diagnostic | None:
         if too_large:
             return refuse("unified_buffer", too_large)
     return None
+
+
+def too_many_columns(by: str, lookup: LookupFacts) -> Diagnostic | None:
+    """None if the kernels can number the columns of the lookup.
+
+    Args:
+        by: the name of the target that asks.
+        lookup: the lookup.
+    """
+    widest = max(lookup.tables, key=lambda table: table.embedding_dim)
+    message = ""
+    if widest.embedding_dim > _DIM:
+        message = f"the kernels take rows of up to {_DIM} columns, table {widest.name!r} has {widest.embedding_dim}."
+    elif sum(table.embedding_dim * len(table.feature_names) for table in lookup.tables) > _COUNT:
+        message = f"the kernels number output columns up to {_COUNT}."
+    return Diagnostic("too_many_columns", "", message, by=by) if message else None
 
 
 def is_here(by: str, device: torch.device) -> Diagnostic | None:

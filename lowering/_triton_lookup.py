@@ -46,9 +46,9 @@ class TritonBackward:
     """
 
     def __init__(self, spec: LookupSpec) -> None:
-        self.tables, self.optimizers, self.pooling = spec.tables, spec.optimizers, spec.pooling
+        self.tables, self.optimizers, self.pooling = spec.tables, spec.optimizers, spec.combine
         self.table_of_feature = [table for table, each in enumerate(spec.tables) for _ in each.feature_names]
-        self.mean = spec.pooling == "MEAN"
+        self.mean = spec.combine == "MEAN"
 
     def scale_gradient(self, batch: TrainedBatch, grad_output: torch.Tensor) -> torch.Tensor:
         """See ``Backward``."""

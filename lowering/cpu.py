@@ -70,7 +70,7 @@ def build(spec: LookupSpec) -> LookupKernel:
 
 def serves_finding(lookup: LookupFacts) -> Diagnostic | None:
     """None for sums. A mean would be divided by lengths that leave out the ids without a row."""
-    if lookup.pooling == "MEAN":
+    if lookup.combine == "MEAN":
         return Diagnostic("mean_from_ids", "", "a lookup from raw ids pools sums, not means.", by="cpu")
     return None
 
@@ -89,7 +89,7 @@ class CpuLookup:
     """
 
     def __init__(self, spec: LookupSpec) -> None:
-        self._mean = spec.pooling == "MEAN"
+        self._mean = spec.combine == "MEAN"
         backward = CpuBackward.of(spec)
         self._table_of_feature = backward.table_of_feature
         self._trainable = TrainableLookup(spec, backward, takes_absent=True, step_shared=step_shared)

@@ -58,7 +58,7 @@ def build(spec: LookupSpec) -> LookupKernel:
     """The kernel. The host waits for the device once per batch: for where each table's ids begin."""
     trainable = TrainableLookup(spec, AtenBackward(spec), takes_absent=False)
     layout = [(len(table.feature_names), table.embedding_dim) for table in spec.tables]
-    pooling = spec.pooling
+    pooling = spec.combine
 
     def lookup(weights: list[torch.Tensor], batch: LookupBatch) -> torch.Tensor:
         rows, offsets = batch.values.to(torch.int64).contiguous(), batch.offsets.to(torch.int64).contiguous()

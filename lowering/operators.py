@@ -9,6 +9,7 @@ that function has nothing. It is chosen if it is here, too.
 from __future__ import annotations
 
 import importlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -67,20 +68,39 @@ def select_operators(family: OperatorFamily, device: torch.device) -> ChosenOper
         ConversionError: ``backend_unusable``: no target has the family on that device.
     """
     declined: list[Diagnostic] = []
-    for candidate in registry.BACKENDS:
-        offer = getattr(importlib.import_module(candidate.module), "operators", None)
-        found = None if offer is None else offer(family.name, device.type)
-        if found is not None and not isinstance(found, Diagnostic):
-            found = candidate.is_here(device) or found
-        if isinstance(found, Diagnostic):
-            declined.append(found)
-        elif found is not None:
+    for candidate, offered in _offers(family, device.type):
+        found = offered if isinstance(offered, Diagnostic) else candidate.is_here(device) or offered
+        if not isinstance(found, Diagnostic):
             return ChosenOperators(candidate.name, found, tuple(declined))
+        declined.append(found)
     raise ConversionError(
         f"no target has {family.name} ({family.meaning}) on {device}: " + " ".join(each.message for each in declined),
         reason="backend_unusable",
         what_to_do="use the device that the tables were converted for.",
     )
+
+
+def planned_operators(family: OperatorFamily, device_type: str) -> str:
+    """The target that ``select_operators`` would choose where everything that targets need is installed.
+
+    Args:
+        family: one of ``FAMILIES``.
+        device_type: where the operators' tensors would be.
+
+    Returns:
+        The name of the target; ``""`` if none has the family on that device.
+    """
+    offers = _offers(family, device_type)
+    return next((candidate.name for candidate, found in offers if not isinstance(found, Diagnostic)), "")
+
+
+def _offers(family: OperatorFamily, device_type: str) -> Iterator[tuple[registry.Backend, Any]]:
+    """The targets that have the family, in order, each with its operators, or with why it has none on that device."""
+    for candidate in registry.BACKENDS:
+        offer = getattr(importlib.import_module(candidate.module), "operators", None)
+        found = None if offer is None else offer(family.name, device_type)
+        if found is not None:
+            yield candidate, found
 
 
 class OperatorsByDevice:

@@ -98,7 +98,7 @@ def _pool(
     pooled = []
     for bag in bags:
         scale = None if per_sample_weights is None else per_sample_weights[bag.begin : bag.end]
-        pooled.append(embedding_bag(weights[bag.table], bag.rows, bag.offsets, spec.pooling, scale))
+        pooled.append(embedding_bag(weights[bag.table], bag.rows, bag.offsets, spec.combine, scale))
     return torch.cat(pooled, dim=1)
 
 
@@ -162,7 +162,7 @@ class _FusedLookup(torch.autograd.Function):
         dims = [spec.tables[bag.table].embedding_dim for bag in ctx.bags]
         for bag, gradient in zip(ctx.bags, grad_output.split(dims, dim=1), strict=True):
             scale = None if scales is None else scales[bag.begin : bag.end]
-            bag_of_row, by_row = row_gradients(gradient, bag.rows, bag.offsets, spec.pooling, scale)
+            bag_of_row, by_row = row_gradients(gradient, bag.rows, bag.offsets, spec.combine, scale)
             touched.setdefault(bag.table, []).append((bag.rows, by_row))
             if scale_gradient is not None:  # this reads the rows, so it comes before they are updated
                 weight = ctx.weights[bag.table].detach()

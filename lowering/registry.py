@@ -20,6 +20,7 @@ import torch
 
 from recfx.diagnostics import Diagnostic
 from recfx.errors import ConversionError
+from recfx.ir.context import Served
 from recfx.ir.facts import TableFacts
 from recfx.ir.lookup_facts import LookupFacts
 from recfx.kernels import launch
@@ -35,14 +36,14 @@ class LookupSpec:
 
     Args:
         tables: the descriptions of the tables, in column order.
-        pooling: ``"SUM"`` or ``"MEAN"``.
+        combine: ``"SUM"``, ``"MEAN"`` or ``"NONE"``: what becomes of the rows of a bag.
         is_weighted: whether per-sample weights multiply the rows.
         weights: the tables' ``[rows, dim]`` tensors.
         optimizers: the fused optimizer of each table, or None if its gradient goes to ``weight.grad``.
     """
 
     tables: tuple[TableSpec, ...]
-    pooling: str
+    combine: str
     is_weighted: bool
     weights: list[torch.Tensor]
     optimizers: list[Any]
@@ -53,11 +54,17 @@ class LookupSpec:
         optimizers = [None if optimizer is None else optimizer.facts for optimizer in self.optimizers]
         tables = [
             TableFacts(
-                weight.shape[0], weight.shape[1], weight.dtype, weight.device.type, weight.is_contiguous(), optimizer
+                weight.shape[0],
+                weight.shape[1],
+                weight.dtype,
+                weight.device.type,
+                weight.is_contiguous(),
+                optimizer,
+                weight.requires_grad,
             )
             for weight, optimizer in zip(self.weights, optimizers, strict=True)
         ]
-        return LookupFacts(self.tables, self.pooling, self.is_weighted, tuple(tables))
+        return LookupFacts(self.tables, self.combine, self.is_weighted, tuple(tables))
 
 
 @dataclass(frozen=True)
@@ -113,7 +120,13 @@ LookupKernel = Callable[[list[torch.Tensor], LookupBatch], torch.Tensor]
 FindingKernel = Callable[[list[torch.Tensor], LookupBatch, IdsToRows], torch.Tensor]
 """Finds rows and pools them in one pass: the batch's values are raw ids, or rows if ``find_views`` has None."""
 
-Fact = tuple[torch.device, torch.dtype, torch.Size, bool]
+WeightFacts = tuple[torch.device, torch.dtype, torch.Size, bool]
+"""Where the weight of a table is, its dtype, its shape, and whether its rows lie one after the other."""
+
+
+def facts_of_weights(weights: Sequence[torch.Tensor]) -> list[WeightFacts]:
+    """What a kernel was chosen for, and what may change afterwards."""
+    return [(weight.device, weight.dtype, weight.shape, weight.is_contiguous()) for weight in weights]
 
 
 @dataclass(frozen=True)
@@ -131,6 +144,7 @@ class Backend:
         finds_ids: whether it also has kernels that take raw ids: ``serves_finding(lookup) -> Diagnostic | None`` for a
             lookup that it serves, and ``build_finding(kernel) -> FindingKernel`` for a kernel that ``build`` returned.
         takes_absent: whether its lookups take rows of -1, which add nothing and get no gradient.
+        combines: what its kernels can make of the rows of a bag.
     """
 
     name: str
@@ -139,6 +153,7 @@ class Backend:
     serves_on: tuple[str, ...] = ()
     finds_ids: bool = False
     takes_absent: bool = False
+    combines: tuple[str, ...] = ("SUM", "MEAN")
 
     def serves(self, lookup: LookupFacts, chip: str | None = None) -> Diagnostic | None:
         """None if this backend serves ``lookup``, wherever its devices are.
@@ -147,7 +162,7 @@ class Backend:
             lookup: the lookup.
             chip: the name of the NPU, whose limits count as well; None if it does not matter.
         """
-        declined: Diagnostic | None = self._elsewhere(lookup) or self._target.serves(lookup, chip)
+        declined: Diagnostic | None = self._unsuited(lookup) or self._target.serves(lookup, chip)
         return declined
 
     def is_here(self, device: torch.device) -> Diagnostic | None:
@@ -164,7 +179,7 @@ class Backend:
         """None if this backend serves ``lookup``, whose tables are on these devices, and is here."""
         device = devices[0]
         declined: Diagnostic | None = (
-            self._elsewhere(lookup, several=device.type != "cpu" and len(set(devices)) > 1)
+            self._unsuited(lookup, several=device.type != "cpu" and len(set(devices)) > 1)
             or self.is_here(device)
             or self._target.serves(lookup, launch.chip_name(device))
         )
@@ -192,8 +207,11 @@ class Backend:
     def _target(self) -> ModuleType:
         return importlib.import_module(self.module)
 
-    def _elsewhere(self, lookup: LookupFacts, several: bool = False) -> Diagnostic | None:
-        """Why the tables are not where it serves them; ``several``: they are on several devices of one type."""
+    def _unsuited(self, lookup: LookupFacts, several: bool = False) -> Diagnostic | None:
+        """Why it has no kernels for such a lookup; ``several``: the tables are on several devices of one type."""
+        if lookup.combine not in self.combines:
+            message = f"backend {self.name!r} has no kernel with combine={lookup.combine}."
+            return Diagnostic("unsupported_combine", "", message, by=self.name)
         found = lookup.device_types
         if not self.serves_on or (len(found) == 1 and found <= set(self.serves_on) and not several):
             return None
@@ -230,18 +248,14 @@ class Choice:
     backend: str
     kernel: LookupKernel
     declined: tuple[Diagnostic, ...]
-    facts: list[Fact]
+    facts: list[WeightFacts]
     finding: FindingKernel | None = None
     finding_declined: Diagnostic | None = None
     takes_absent: bool = False
 
     def stale(self, weights: list[torch.Tensor]) -> bool:
         """Whether a weight has since moved to another device, or changed its dtype, shape or layout."""
-        return _facts(weights) != self.facts
-
-
-def _facts(weights: list[torch.Tensor]) -> list[Fact]:
-    return [(weight.device, weight.dtype, weight.shape, weight.is_contiguous()) for weight in weights]
+        return facts_of_weights(weights) != self.facts
 
 
 def select_backend(spec: LookupSpec, backend: str, module_path: str) -> Choice:
@@ -249,7 +263,9 @@ def select_backend(spec: LookupSpec, backend: str, module_path: str) -> Choice:
     chosen, declined = choose_backend(spec.facts, backend, module_path, spec.weights)
     kernel, no_finding = chosen.build(spec), chosen.serves_finding(spec.facts)
     finding = chosen.build_finding(kernel) if no_finding is None else None
-    return Choice(chosen.name, kernel, declined, _facts(spec.weights), finding, no_finding, chosen.takes_absent)
+    return Choice(
+        chosen.name, kernel, declined, facts_of_weights(spec.weights), finding, no_finding, chosen.takes_absent
+    )
 
 
 def choose_backend(
@@ -287,33 +303,22 @@ def choose_backend(
     )
 
 
-@dataclass(frozen=True)
-class PlannedChoice:
-    """The backend that would serve a lookup.
-
-    Args:
-        backend: its name; ``""`` if none would.
-        declined: the backends that come before it, and why they would not.
-        finds_ids: whether it would find rows itself.
-    """
-
-    backend: str
-    declined: tuple[Diagnostic, ...]
-    finds_ids: bool = False
-
-
-def select_planned(lookup: LookupFacts, backend: str, chip: str | None = None) -> PlannedChoice:
+def select_planned(lookup: LookupFacts, backend: str, chip: str | None = None) -> Served:
     """What ``select_backend`` would choose where everything that backends need is installed; nothing is made.
 
     Args:
         lookup: the lookup, on devices that need not be here.
         backend: ``"auto"``, or the name of a backend.
         chip: as in ``Backend.serves``.
+
+    Returns:
+        The choice; its backend is ``""`` if the one that is named would not serve the lookup.
     """
     chosen, declined = _first(lookup, backend, lambda candidate: candidate.serves(lookup, chip))
     if chosen is None:
-        return PlannedChoice("", declined)
-    return PlannedChoice(chosen.name, declined, finds_ids=chosen.serves_finding(lookup) is None)
+        message = f"backend {backend!r} does not serve the lookup."
+        return Served("", declined, Diagnostic("no_finding_kernel", "", message, by=backend))
+    return Served(chosen.name, declined, chosen.serves_finding(lookup))
 
 
 def _first(

@@ -8,6 +8,7 @@ without Python, and ``load`` reads it.
 """
 
 from recfx.checkpoint import load_checkpoint, save_checkpoint
+from recfx.conversion.add_operator import add_operator
 from recfx.conversion.averaged_model import extend_averaging
 from recfx.conversion.convert import convert
 from recfx.conversion.trace import trace
@@ -73,6 +74,7 @@ __all__ = [
     "TrainPipeline",
     "VerifyReport",
     "__version__",
+    "add_operator",
     "compare_plans",
     "convert",
     "cost",

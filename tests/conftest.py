@@ -8,6 +8,7 @@ import random
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import numpy as np
@@ -70,6 +71,16 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The files that take longest come first: of several processes, none is left alone with one at the end."""
     items.sort(key=lambda item: item.path.name not in _LONG_FILES)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """A process that ends in the middle of a test takes no other tests with it, and nothing waits for them for ever."""
+    if config.getvalue("dist") != "loadfile":
+        return None
+    from tests.support.whole_files import WholeFiles
+
+    return WholeFiles(config, log)
 
 
 def pytest_collection_finish() -> None:

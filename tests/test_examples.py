@@ -225,6 +225,15 @@ def test_rec_sdk_quick_start(processes: int, optimizer: str) -> None:
     assert f"rank:{max(processes, 1) - 1}/cpu" in finished.stdout
 
 
+def test_own_pass() -> None:
+    finished = run_from_shell("own_pass")
+    assert_ended_well(finished)
+    assert "ebc_clip_gradients = clip_gradients(ebc_lookup) {max_norm=0.5}" in finished.stdout
+    assert "a step moves a row by 455.5, with the pass by 0.4" in finished.stdout
+    assert "the operator's backward reads 128*B bytes" in finished.stdout
+    assert "drawn, exported, and loaded again: the answers are equal" in finished.stdout
+
+
 def test_explore_sharding_starts_its_processes() -> None:
     finished = run_example("explore_sharding", "--world-size", "4", "--type", "table_row_wise", "--type", "grid_shard")
     assert_ended_well(finished)

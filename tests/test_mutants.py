@@ -219,7 +219,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def changed(project: Path) -> str:
     """What git sees that was not there before."""
     command = ["git", "status", "--porcelain", "--untracked-files=all"]
-    shown = subprocess.run(command, cwd=project, capture_output=True, check=True, text=True).stdout
+    shown = subprocess.run(command, cwd=project, capture_output=True, check=True, text=True, timeout=500).stdout
     return "".join(line for line in shown.splitlines(keepends=True) if not line.startswith("A  "))
 
 
@@ -230,7 +230,7 @@ def left_behind(project: Path) -> list[Path]:
 
 def test_what_is_tested_is_killed_what_is_not_survives_and_nothing_stays(project: Path) -> None:
     command = [*RUN, "recfx/conversion", "kernels/csrc", "--sample", "99"]
-    finished = subprocess.run(command, cwd=project, capture_output=True, check=False, text=True)
+    finished = subprocess.run(command, cwd=project, capture_output=True, check=False, text=True, timeout=500)
     assert finished.returncode == 1, finished.stderr
     lines = finished.stdout.splitlines()
     told = {" ".join(line.split()[1:4]).split(" (")[0] for line in lines if line[:3].strip().isdigit() and ":" in line}
@@ -257,7 +257,7 @@ def test_what_does_not_compile_is_no_mutant(project: Path) -> None:
         "inline int triple_of(int n) { return n * 3; }\n"
     )
     command = [*RUN, "kernels/csrc/triple.h", "--sample", "99"]
-    finished = subprocess.run(command, cwd=project, capture_output=True, check=False, text=True)
+    finished = subprocess.run(command, cwd=project, capture_output=True, check=False, text=True, timeout=500)
     assert "no code  kernels/csrc/triple.h:2" in finished.stdout
     assert finished.stdout.splitlines()[-1].startswith("1 of 1 killed")
     assert "1 more do not compile" in finished.stdout

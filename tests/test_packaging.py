@@ -80,8 +80,9 @@ print("imported")
 
 def run_python(script: str, *arguments: str | Path, cwd: Path) -> str:
     done = subprocess.run(
-        [sys.executable, "-I", "-c", script, *map(str, arguments)], cwd=cwd, capture_output=True, text=True, check=False
-    )
+        [sys.executable, "-I", "-c", script, *map(str, arguments)],
+        cwd=cwd, capture_output=True, text=True, check=False, timeout=500,
+    )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

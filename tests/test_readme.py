@@ -9,6 +9,8 @@ import sys
 import types
 from pathlib import Path
 
+from tests.support.own_operators import forgotten_afterwards
+
 README = Path(__file__).parent.parent / "README.md"
 BLOCK = re.compile(r"```(\w+)\n(.*?)```", re.DOTALL)
 
@@ -19,15 +21,16 @@ def test_every_block_runs_and_prints_what_the_readme_says() -> None:
     printed = ""
     compared = 0
     try:
-        for language, text in BLOCK.findall(README.read_text()):
-            if language == "python":
-                output = io.StringIO()
-                with contextlib.redirect_stdout(output):
-                    exec(compile(text, "README.md", "exec", dont_inherit=True), module.__dict__)
-                printed = output.getvalue()
-            elif language == "text":
-                assert printed == text
-                compared += 1
+        with forgotten_afterwards():
+            for language, text in BLOCK.findall(README.read_text()):
+                if language == "python":
+                    output = io.StringIO()
+                    with contextlib.redirect_stdout(output):
+                        exec(compile(text, "README.md", "exec", dont_inherit=True), module.__dict__)
+                    printed = output.getvalue()
+                elif language == "text":
+                    assert printed == text
+                    compared += 1
     finally:
         del sys.modules["readme"]
     assert compared >= 6

@@ -17,6 +17,11 @@
 #endif
 
 // Individual functions may be compiled for wider vectors than the rest, and chosen at run time by what the machine has.
+// RECFX_WIDEST: of pointers to a function for vectors of 4, 8 and 16 floats, each in parentheses, the widest that runs.
 #if defined(__x86_64__) && defined(__GNUC__)
 #define RECFX_X86_TARGETS 1
+#define RECFX_WIDEST(vectors4, vectors8, vectors16) \
+  (__builtin_cpu_supports("avx512f") ? (vectors16) : __builtin_cpu_supports("avx2") ? (vectors8) : (vectors4))
+#else
+#define RECFX_WIDEST(vectors4, vectors8, vectors16) (vectors4)
 #endif

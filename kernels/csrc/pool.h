@@ -206,14 +206,9 @@ __attribute__((target("avx512f"))) static void pool_vectors16(const Bags<weight_
 // Pools bags [first, last). All their rows must be known.
 template <typename weight_t>
 static void pool(const Bags<weight_t>& bags, int64_t first, int64_t last) {
-#ifdef RECFX_X86_TARGETS
-  static const auto best = __builtin_cpu_supports("avx512f") ? &pool_vectors16<weight_t>
-                           : __builtin_cpu_supports("avx2")  ? &pool_vectors8<weight_t>
-                                                             : &pool_vectors4<weight_t>;
+  static const auto best =
+      RECFX_WIDEST((&pool_vectors4<weight_t>), (&pool_vectors8<weight_t>), (&pool_vectors16<weight_t>));
   best(bags, first, last);
-#else
-  pool_vectors4(bags, first, last);
-#endif
 }
 
 }  // namespace recfx

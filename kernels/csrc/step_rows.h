@@ -186,13 +186,8 @@ __attribute__((target("avx512f"))) static void step_rows16(const SteppedTable<we
 
 template <typename Rule, typename position_t, typename weight_t>
 static auto best_step_rows() {
-#ifdef RECFX_X86_TARGETS
-  return __builtin_cpu_supports("avx512f") ? &step_rows16<Rule, position_t, weight_t>
-         : __builtin_cpu_supports("avx2")  ? &step_rows8<Rule, position_t, weight_t>
-                                           : &step_rows4<Rule, position_t, weight_t>;
-#else
-  return &step_rows4<Rule, position_t, weight_t>;
-#endif
+  return RECFX_WIDEST((&step_rows4<Rule, position_t, weight_t>), (&step_rows8<Rule, position_t, weight_t>),
+                      (&step_rows16<Rule, position_t, weight_t>));
 }
 
 }  // namespace recfx

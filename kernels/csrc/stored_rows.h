@@ -319,14 +319,8 @@ static void pool_stored(RowFormat format, const StoredBags& bags, int64_t first,
   if (format == RowFormat::kHalf) {
     return pool_floats<uint16_t>(bags, first, last);
   }
-#ifdef RECFX_X86_TARGETS
-  static const auto best = __builtin_cpu_supports("avx512f") ? &pool_stored16
-                           : __builtin_cpu_supports("avx2")  ? &pool_stored8
-                                                             : &pool_stored4;
+  static const auto best = RECFX_WIDEST((&pool_stored4), (&pool_stored8), (&pool_stored16));
   best(format, bags, first, last);
-#else
-  pool_stored4(format, bags, first, last);
-#endif
 }
 
 }  // namespace recfx

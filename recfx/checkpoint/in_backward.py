@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from recfx.checkpoint.sharded_names import sharded_parameters
 from recfx.modules.collection import unsharded_collections
-from recfx.modules.converted_collection import weight_name
+from recfx.modules.kinds import kind_of
 from recfx.optim.attached import attached_optimizers
 from recfx.optim.fused_optimizer import FusedOptimizer
 from recfx.optim.in_backward import fused_optimizer_of
@@ -68,7 +68,7 @@ def optimizers_in_backward(model: nn.Module) -> list[BackwardOptimizer]:
         for table, fused in collection.fused_optimizers().items():
             weight = collection.weight(table)
             fused_parameters.add(id(weight))
-            name = weight_name(path, table)
+            name = kind_of(collection).weight_name(path, table)
             found.append(BackwardOptimizer(name, fused.rule, weight, fused.group, fused.state, fused))
     for name, parameter in model.named_parameters():
         if id(parameter) in fused_parameters:

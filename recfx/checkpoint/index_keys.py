@@ -12,8 +12,9 @@ from recfx.errors import CheckpointError
 from recfx.hashing.identity import IDENTITY
 from recfx.hashing.row_move import saved_names
 from recfx.hashing.state import EVERY_NAME
-from recfx.modules.collection import HashEmbeddingBagCollection
-from recfx.modules.converted_collection import collections_by_prefix, weight_name
+from recfx.modules.collection import UnshardedCollection
+from recfx.modules.converted_collection import collections_by_prefix
+from recfx.modules.kinds import KINDS
 
 _NEEDED = ("row_ids", "row_state", IDENTITY)
 _READ_ANYWAY = 1 << 20  # small enough to read, so that the error says exactly what is wrong
@@ -24,7 +25,7 @@ def table_prefixes(model: nn.Module) -> dict[tuple[str, str], set[str]]:
     """The keys of every index that is not sharded, by prefix of its collection and name of its table."""
     return {
         (prefix, table): {f"{prefix}hash_indexes.{table}.{name}" for name in saved_names(collection.index(table))}
-        for prefix, collection in collections_by_prefix(model, HashEmbeddingBagCollection)
+        for prefix, collection in collections_by_prefix(model, UnshardedCollection)
         for table in collection.hash_indexes
     }
 
@@ -64,7 +65,7 @@ def check_same_tables_have_indexes(
     """
     with_index = dict.fromkeys(found for found in map(_table_of, saved) if found is not None)
     for prefix, table in tables:
-        if (prefix, table) not in with_index and prefix + weight_name("", table) in saved:
+        if (prefix, table) not in with_index and _has_weight(saved, prefix, table):
             raise mismatch(
                 f"table {table!r} was saved without an index, but has one here.",
                 module_path=prefix.rstrip("."),
@@ -72,7 +73,7 @@ def check_same_tables_have_indexes(
                 "load_state_dict, which empties the index.",
             )
     for prefix, table in with_index:
-        if (prefix, table) not in tables and prefix + weight_name("", table) in state:
+        if (prefix, table) not in tables and _has_weight(state, prefix, table):
             raise mismatch(
                 f"the checkpoint has an index for table {table!r}, which has no index here.",
                 module_path=prefix.rstrip("."),
@@ -111,3 +112,8 @@ def _table_of(name: str) -> tuple[str, str] | None:
     if indexes != "hash_indexes" or buffer not in EVERY_NAME:
         return None
     return f"{prefix[-1]}." * bool(prefix[-1]), table
+
+
+def _has_weight(names: Collection[str], prefix: str, table: str) -> bool:
+    """Whether the table is among these names, in a collection of any kind."""
+    return any(prefix + kind.weight_name("", table) in names for kind in KINDS)

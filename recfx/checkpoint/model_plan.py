@@ -33,10 +33,11 @@ from recfx.checkpoint.sharded_names import sharded_tables
 from recfx.errors import CheckpointError
 from recfx.hashing.index import HashIndex
 from recfx.hashing.row_move import RowMove
-from recfx.modules.collection import HashEmbeddingBagCollection
-from recfx.modules.converted_collection import collections_by_prefix, weight_name
+from recfx.modules.collection import UnshardedCollection
+from recfx.modules.converted_collection import collections_by_prefix
 from recfx.modules.fit_state import fit_state
 from recfx.modules.fit_table import saved_shape
+from recfx.modules.kinds import kind_of
 
 _EXTRA_STATE = "_extra_state"  # torch's name for what modules save by themselves; it may have any shape
 _BUILD_AS_SAVED = "build the model as it was built when saving."
@@ -89,7 +90,7 @@ class ModelPlan:
 
     def carry_out(self) -> None:
         """Load the rest. Everything has been checked; what can still fail is the disk."""
-        for _, collection in collections_by_prefix(self.model, HashEmbeddingBagCollection):
+        for _, collection in collections_by_prefix(self.model, UnshardedCollection):
             for name in collection.hash_indexes:
                 collection.index(name).expect_load()
         storage.read_into(self.folder, {MODEL + name: tensor for name, tensor in self.in_place.items()})
@@ -140,7 +141,7 @@ def plan_model(
     check_initialised({name: value for name, value in state.items() if isinstance(value, Tensor)})
     _refuse_meta(state)
     wanted = [name for name in wanted if name in state]
-    for prefix, collection in collections_by_prefix(model, HashEmbeddingBagCollection):
+    for prefix, collection in collections_by_prefix(model, UnshardedCollection):
         for table in collection.hash_indexes:
             check_index_sizes(saved, whole_tables[prefix, table], collection.index(table).policy.own_rows, table)
     index_state = _read_aside(folder, saved, sorted(index_keys & saved.keys()))
@@ -197,10 +198,11 @@ def _refuse_meta(state: Mapping[str, Any]) -> None:
 def _fit_indexes(model: nn.Module, saved: Mapping[str, Tensor]) -> tuple[dict[str, Any], dict[str, RowMove]]:
     fitted: dict[str, Any] = {}
     moves: dict[str, RowMove] = {}
-    for prefix, collection in collections_by_prefix(model, HashEmbeddingBagCollection):
+    for prefix, collection in collections_by_prefix(model, UnshardedCollection):
         state, moved = fit_state(collection, saved, prefix, hooked=True)
         fitted.update(state)
-        moves.update({prefix + weight_name("", table): move for table, move in moved.items()})
+        kind = kind_of(collection)
+        moves.update({prefix + kind.weight_name("", table): move for table, move in moved.items()})
     return fitted, moves
 
 

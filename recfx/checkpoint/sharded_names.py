@@ -10,8 +10,9 @@ from recfx.hashing.index import HashIndex
 from recfx.hashing.row_move import saved_names
 from recfx.ir.shard import Shard
 from recfx.ir.shards import ShardedTable
-from recfx.modules.converted_collection import collections_by_prefix, weight_name
-from recfx.sharding.collection import ShardedHashEmbeddingBagCollection
+from recfx.modules.converted_collection import collections_by_prefix
+from recfx.modules.kinds import kind_of
+from recfx.sharding.collection import ShardedCollection
 from recfx.sharding.state import whole_index
 
 
@@ -27,7 +28,7 @@ class NamedTable:
     """
 
     prefix: str
-    module: ShardedHashEmbeddingBagCollection
+    module: ShardedCollection
     table: ShardedTable
     first: bool
 
@@ -39,7 +40,7 @@ class NamedTable:
     @property
     def weight(self) -> str:
         """Name of the weight in the model."""
-        return self.prefix + weight_name("", self.name)
+        return self.prefix + kind_of(self.module).weight_name("", self.name)
 
     def index_keys(self) -> dict[str, str]:
         """Names of its index's state in the model, by buffer name; empty if it has no index."""
@@ -79,7 +80,7 @@ def sharded_tables(model: nn.Module) -> list[NamedTable]:
     """Every sharded table under every name: a state has the keys of a shared module once per name."""
     seen: set[int] = set()
     found = []
-    for prefix, module in collections_by_prefix(model, ShardedHashEmbeddingBagCollection):
+    for prefix, module in collections_by_prefix(model, ShardedCollection):
         found += [NamedTable(prefix, module, table, id(module) not in seen) for table in module.sharding.tables]
         seen.add(id(module))
     return found

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -16,7 +16,8 @@ from recfx.conversion.placement import place
 from recfx.conversion.sharding import shard_model, sharded_replacements
 from recfx.conversion.trace_directory import ConversionTrace, Stages
 from recfx.modules.converted_collection import share_forwards
-from recfx.replacement.decide import Request, check_request, decide, holds_ddp
+from recfx.passes import Pass
+from recfx.replacement.decide import Request, check_request, decide, holds_ddp, named_passes
 from recfx.replacement.refusals import DEFAULT_HASHING
 from recfx.replacement.replace_collections import Hashing
 from recfx.replacement.resize_tables import TableResizing
@@ -37,6 +38,7 @@ def convert(
     inplace: bool = False,
     on_unsupported: str = "error",
     id_ranges: Mapping[str, tuple[int, int]] | None = None,
+    passes: Iterable[Pass] | None = None,
 ) -> nn.Module:
     """Rewrite every ``EmbeddingBagCollection`` of ``model`` to a ``HashEmbeddingBagCollection`` of explicit nodes.
 
@@ -66,6 +68,11 @@ def convert(
         id_ranges: the lowest and the highest id of features, as they reach their collections. Where these, or what the
             model does to the ids of ``sample`` (``%``, ``clamp``, ...), show that all ids of an unsharded table are
             below ``dense_rows``, its index is left out of the graph; every batch is checked.
+        passes: the passes that make the graph of each collection, in order: ``[*recfx.passes(), mine]`` adds one. It
+            has a ``name`` and a method ``call(graph)``, which edits a :class:`recfx.ir.operator_graph.OperatorGraph`
+            and returns a ``recfx.passes.PassResult``. The same passes run again when an optimizer is attached, when the
+            model is sharded, and (but for those of recfx that files have no use for) when it is exported. Default:
+            ``recfx.passes()``. ``recfx.add_operator`` declares the operators that a pass adds.
         on_unsupported: ``"error"``, or ``"keep"`` to leave what cannot be converted as it is; the report lists it.
 
     Returns:
@@ -78,7 +85,7 @@ def convert(
     try:
         converted = _convert(
             model, sample, hashing, plan, env, device, backend, whole_graph, verify, inplace, on_unsupported, id_ranges,
-            stages,
+            passes, stages,
         )  # fmt: skip
     except BaseException as error:
         if trace is not None:
@@ -102,11 +109,13 @@ def _convert(
     inplace: bool,
     on_unsupported: str,
     id_ranges: Mapping[str, tuple[int, int]] | None,
+    passes: Iterable[Pass] | None,
     stages: Stages,
 ) -> nn.Module:
     call = None if sample is None else Sample.of(sample)
     sharded = plan is not None or env is not None
-    asked = Request(hashing, backend, device, verify, inplace, on_unsupported, id_ranges, shards=sharded)
+    own = named_passes(passes)
+    asked = Request(hashing, backend, device, verify, inplace, on_unsupported, id_ranges, own, shards=sharded)
     check_request(model, call, asked)
     check_arguments(call, plan, env, whole_graph)
     with TableResizing(under_ddp=holds_ddp(model)) as resizing:

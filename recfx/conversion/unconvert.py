@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 import torch
 from torch import nn
-from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
 from recfx.conversion.load_guard import release_loading
 from recfx.discovery.discover import check_module
 from recfx.errors import ConversionError
 from recfx.modules.carry_over import standard_collection
-from recfx.modules.collection import HashEmbeddingBagCollection, unsharded_collections
+from recfx.modules.collection import UnshardedCollection, unsharded_collections
 from recfx.modules.copy_modules import copy_modules, refuse_fully_sharded
+from recfx.modules.kinds import kind_of
 from recfx.modules.whole_graph import WholeGraph
 from recfx.optim.fused_view import detach_fused_optimizer
 from recfx.optim.in_backward import attach_unfused
@@ -25,7 +26,7 @@ RowsOfIds = dict[str, tuple[torch.Tensor, torch.Tensor]]
 
 
 def unconvert(model: nn.Module, with_mapping: bool = False) -> nn.Module | tuple[nn.Module, RowsOfIds]:
-    """Return the model with standard ``EmbeddingBagCollection``s around the same parameters.
+    """Return the model with standard collections around the same parameters.
 
     Args:
         model: a converted model; one without converted collections is returned as it is. With sharded collections, also
@@ -85,8 +86,9 @@ def _mapping(items: dict[tuple[str, str], tuple[torch.Tensor, torch.Tensor]]) ->
     return {table if owners[table] == 1 else f"{path}.{table}": found for (path, table), found in items.items()}
 
 
-def _standard(collection: HashEmbeddingBagCollection) -> EmbeddingBagCollection:
+def _standard(collection: UnshardedCollection) -> nn.Module:
     standard = standard_collection(collection)
+    tables: Any = kind_of(collection).tables_of(standard)
     for table, optimizer in collection.fused_optimizers().items():
-        attach_unfused(standard.embedding_bags.get_submodule(table).weight, optimizer)
+        attach_unfused(tables[table].weight, optimizer)
     return standard

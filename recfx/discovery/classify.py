@@ -5,6 +5,7 @@ Classes are identified by the class object, never by name (except inside a Scrip
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -14,7 +15,6 @@ from torchrec.distributed.embedding import ShardedEmbeddingCollection
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.types import ShardedModule
 from torchrec.modules.embedding_modules import (
-    EmbeddingBagCollection,
     EmbeddingBagCollectionInterface,
     EmbeddingCollectionInterface,
 )
@@ -29,6 +29,7 @@ from recfx.diagnostics import Diagnostic, Severity
 from recfx.ir.id_range import IdRange
 from recfx.ir.meta import SourceLocation
 from recfx.modules.converted_collection import ConvertedCollection
+from recfx.modules.kinds import KINDS, standard_kind
 from recfx.sharding.collection import sharded_collections
 
 CONVERTIBLE, CONVERTED, KEPT, REFUSED = "convertible", "converted", "kept", "refused"
@@ -109,7 +110,7 @@ def classify(module: nn.Module, path: str) -> Finding | None:
             "a ScriptModule holds a collection; its code can no longer be rewritten.",
             "convert the Python model instead: torch.jit.script compiles what convert returns.",
         )
-    if isinstance(module, fx.GraphModule) and (node := _inlined_bag(module)) is not None:
+    if isinstance(module, fx.GraphModule) and (node := _inlined_table(module)) is not None:
         return refused(
             "inlined_collection",
             f"a collection was traced into this graph ({node.target}).",
@@ -137,14 +138,14 @@ def classify(module: nn.Module, path: str) -> Finding | None:
             "FusedEmbeddingBagCollection keeps its tables in its own kernels.",
             "use EmbeddingBagCollection with apply_optimizer_in_backward; recfx fuses the optimizer.",
         )
-    if isinstance(module, EmbeddingBagCollection):
-        if type(module).forward is not EmbeddingBagCollection.forward or "forward" in module.__dict__:
+    if (kind := standard_kind(module)) is not None:
+        if type(module).forward is not kind.standard.forward or "forward" in module.__dict__:
             return refused(
                 "own_forward",
                 f"{type(module).__name__} has its own forward, which a conversion would drop.",
                 "move the extra work out of forward, or keep it with on_unsupported='keep'.",
             )
-        if not module.embedding_bag_configs():
+        if not kind.configs_of(module):
             return kept("no_tables", "the collection has no tables.")
         return Finding(module, [path], CONVERTIBLE)
     if isinstance(module, EmbeddingBagCollectionInterface):
@@ -161,16 +162,16 @@ def classify(module: nn.Module, path: str) -> Finding | None:
 def _scripts_a_collection(module: torch.jit.ScriptModule) -> bool:
     scripted: list[Any] = [child for child in module.modules() if isinstance(child, torch.jit.ScriptModule)]
     names = [str(child._c._type().qualified_name()) for child in scripted]
-    return any("torchrec" in name and name.split(".")[-1] == "EmbeddingBagCollection" for name in names)
+    wanted = {kind.standard.__name__ for kind in KINDS}
+    return any("torchrec" in name and name.split(".")[-1] in wanted for name in names)
 
 
-def _inlined_bag(module: fx.GraphModule) -> fx.Node | None:
-    """A call of one table's bag, which is what is left of a collection that was traced into a graph."""
+def _inlined_table(module: fx.GraphModule) -> fx.Node | None:
+    """A call of one table's module, which is what is left of a collection that was traced into a graph."""
+    holders = {kind.tables: kind.holder for kind in KINDS}
     for node in module.graph.nodes:
-        if node.op == "call_module" and "embedding_bags" in str(node.target).split(".")[:-1]:
-            try:
-                if isinstance(module.get_submodule(str(node.target)), nn.EmbeddingBag):
+        for name in str(node.target).split(".")[:-1] if node.op == "call_module" else ():
+            with contextlib.suppress(AttributeError):
+                if name in holders and isinstance(module.get_submodule(str(node.target)), holders[name]):
                     return node
-            except AttributeError:
-                continue
     return None

@@ -22,6 +22,7 @@ from recfx.errors import ConversionError, type_of
 from recfx.ir.id_range import IdRange
 from recfx.ir.meta import SourceLocation
 from recfx.modules.copy_modules import copy_modules
+from recfx.modules.kinds import kind_of
 from recfx.record.wrappers import unwrap
 from recfx.references.find_references import own_modules
 from recfx.tracing.id_ranges import IdRanges
@@ -168,8 +169,8 @@ def _confirm_by_trace(model: nn.Module, sample: Sample, discovery: Discovery) ->
             finding.id_ranges = _of_all_calls(ranges[key])
 
 
-def _features(collection: Any) -> list[str]:
-    return [feature for config in collection.embedding_bag_configs() for feature in config.feature_names]
+def _features(collection: nn.Module) -> list[str]:
+    return [feature for config in kind_of(collection).configs_of(collection) for feature in config.feature_names]
 
 
 def _inputs(graph: fx.Graph, sample: Sample) -> dict[str, Any]:

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 from torch import fx
 
+from recfx.ir.find_module import find_module
 from recfx.ir.meta import SourceLocation, node_meta
 from recfx.ir.node_kinds import NODE_KINDS
-from recfx.ir.typed_access import find_module
 from recfx.tracing.shallow_tracer import source_of
 
 

@@ -11,44 +11,56 @@ from torch import fx, nn
 from recfx.discovery.classify import CONVERTED, Finding
 from recfx.discovery.discover import discover
 from recfx.drawing.calls import Call, find_calls
-from recfx.drawing.costs import NO_COSTS, DrawnCosts, costs_of
+from recfx.drawing.costs import NO_COSTS, DrawnCosts, costs_of, drawn_costs
 from recfx.drawing.drawing import CALL, DENSE, INPUT, OUTPUT, Drawing, DrawnCollection, DrawnNode, DrawnTable
-from recfx.drawing.steps import drawn_steps
-from recfx.drawing.tables import drawn_tables
+from recfx.drawing.planned import PlannedModel
+from recfx.drawing.steps import drawn_steps, kernels_now, kernels_planned
+from recfx.drawing.tables import drawn_tables, tables_of_specs
 from recfx.errors import DrawingError
 from recfx.ir.printer import format_node
-from recfx.ir.snapshot import PassRecord
-from recfx.modules.collection import HashEmbeddingBagCollection
+from recfx.ir.snapshot import PASSES_KEY, PassRecord
+from recfx.modules.converted_classes import converted_class
 from recfx.modules.converted_collection import ConvertedCollection
+from recfx.modules.kinds import KINDS, POOLED, kind_of
 from recfx.modules.whole_graph import WholeGraph
-from recfx.passes.base import PASSES_KEY
+from recfx.passes.base import BEFORE
 from recfx.pricing.hardware import Hardware
 from recfx.record.conversion import Found, conversion_of
 from recfx.record.wrappers import unwrap
-from recfx.rewrites.base import BEFORE
+from recfx.sharding.collection import SHARDED
 from recfx.tracing.shallow_tracer import source_of
 from recfx.version import __version__
 
 
-def collect(subject: nn.Module, hardware: Hardware | None = None) -> Drawing:
+def collect(subject: nn.Module, hardware: Hardware | None = None, planned: PlannedModel | None = None) -> Drawing:
     """What a picture of ``subject`` shows.
 
     Args:
         subject: the model or the graph.
         hardware: what times are predicted for; without it, none are.
+        planned: what a plan would make of the model; None: it is drawn as it is.
 
     Raises:
         DrawingError: ``no_collection``.
     """
     model = unwrap(subject)
-    costs = costs_of(model, hardware)
+    costs = costs_of(model, hardware) if planned is None else drawn_costs(planned.cost, hardware)
     graph_module = model.graph_module if isinstance(model, WholeGraph) else model
     if isinstance(graph_module, fx.GraphModule) and (own := graph_module.meta.get(PASSES_KEY)):
         nodes, collections = _graph_of_collection(graph_module, own, costs)
     else:
-        findings = discover(model.python_model if isinstance(model, WholeGraph) else subject).findings
-        records = {found.paths[0]: found for found in conversion_of(model).found}
-        collections = tuple(_collection(finding, records.get(finding.path), costs) for finding in findings)
+        if planned is None:
+            findings = discover(model.python_model if isinstance(model, WholeGraph) else subject).findings
+        else:
+            findings = planned.findings
+        conversion = conversion_of(model) if planned is None else planned.conversion
+        records = {found.paths[0]: found for found in conversion.found}
+        collections = tuple(
+            _collection(finding, records.get(finding.path), costs)
+            if planned is None or finding.path not in planned.graphs
+            else _as_planned(finding, records[finding.path], planned, costs)
+            for finding in findings
+        )
         places = {id(finding.module): position for position, finding in enumerate(findings)}
         if isinstance(graph_module, fx.GraphModule):
             nodes = _graph_of_model(graph_module, places, costs)
@@ -66,9 +78,8 @@ def collect(subject: nn.Module, hardware: Hardware | None = None) -> Drawing:
     steps = tuple(dict.fromkeys(step.name for one in collections for step in one.steps))
     if not steps:
         costs = NO_COSTS  # of what a conversion would make, which is not drawn
-    return Drawing(
-        _title(model), _subtitle(graph_module, costs.world_size), nodes, collections, (BEFORE, *steps), costs
-    )
+    ranks = None if planned is None else planned.cost.world_size
+    return Drawing(_title(model), _subtitle(graph_module, ranks), nodes, collections, (BEFORE, *steps), costs)
 
 
 def _title(model: nn.Module) -> str:
@@ -76,12 +87,12 @@ def _title(model: nn.Module) -> str:
     return type(inner).__name__
 
 
-def _subtitle(model: nn.Module, planned_ranks: int) -> str:
+def _subtitle(model: nn.Module, planned_ranks: int | None) -> str:
     rank = ""
-    if dist.is_available() and dist.is_initialized():
-        rank = f", rank {dist.get_rank()} of {dist.get_world_size()}"
-    elif planned_ranks > 1:
+    if planned_ranks is not None:
         rank = f", rank 0 of {planned_ranks} as planned"
+    elif dist.is_available() and dist.is_initialized():
+        rank = f", rank {dist.get_rank()} of {dist.get_world_size()}"
     return f"recfx {__version__}, torch {torch.__version__}, {'train' if model.training else 'eval'} mode{rank}"
 
 
@@ -104,7 +115,26 @@ def _collection(finding: Finding, record: Found | None, costs: DrawnCosts) -> Dr
         device=str(getattr(module, "device", "") or ""),
         sources=call_sites or (() if source is None else (source,)),
         tables=tables,
-        steps=drawn_steps(steps, graph_module, costs),
+        steps=drawn_steps(steps, {} if graph_module is None else kernels_now(graph_module), costs),
+    )
+
+
+def _as_planned(finding: Finding, record: Found, planned: PlannedModel, costs: DrawnCosts) -> DrawnCollection:
+    """A collection as a plan would shard it."""
+    made = planned.graphs[finding.path]
+    context = made.graph.context.collections[finding.path]
+    tables, source = tables_of_specs(context.tables), context.source or finding.source
+    (backend,) = (each.backend for each in planned.cost.planned if each.name == finding.path)
+    return DrawnCollection(
+        paths=tuple(finding.paths),
+        kind=SHARDED[kind_of(finding.module)].__name__,
+        was=record.kind,
+        status=CONVERTED,
+        shape=_shape(tables),
+        device=context.device,
+        sources=record.call_sites or (() if source is None else (source,)),
+        tables=tables,
+        steps=drawn_steps(made.records, kernels_planned(made.graph, backend), costs),
     )
 
 
@@ -115,17 +145,18 @@ def _graph_of_collection(
     metas = [node.meta for node in records[-1].nodes if node.meta is not None]
     path = metas[0].collection if metas else ""
     source = metas[0].source if metas else None
-    tables = drawn_tables(graph_module)
+    tables, made = drawn_tables(graph_module), {meta.kind for meta in metas}
+    kind = next((each for each in KINDS if each.assembled_by in made), POOLED)
     one = DrawnCollection(
         paths=(path,),
-        kind=HashEmbeddingBagCollection.__name__,
+        kind=converted_class(kind).__name__,
         was="collection",  # the graph does not know
         status=CONVERTED,
         shape=_shape(tables),
         device=metas[0].device if metas else "",
         sources=() if source is None else (source,),
         tables=tables,
-        steps=drawn_steps(records, graph_module, costs),
+        steps=drawn_steps(records, kernels_now(graph_module), costs),
     )
     return (_lone_call(0, one),), (one,)
 

@@ -15,9 +15,10 @@ from recfx.inspect import wording
 from recfx.inspect.cost import cost
 from recfx.ir.meta import BATCH, WORLD, mean_length
 from recfx.planner.placements import PRIVATE
+from recfx.pricing.cost import Cost
 from recfx.pricing.hardware import Hardware
 from recfx.pricing.work import NodeCost
-from recfx.sharding.collection import ShardedHashEmbeddingBagCollection
+from recfx.sharding.collection import ShardedCollection
 
 AMOUNTS = {
     "read_bytes": "bytes read",
@@ -97,7 +98,17 @@ def costs_of(model: nn.Module, hardware: Hardware | None = None) -> DrawnCosts:
         found = cost(model)
     except ConversionError:  # no converted collection: nothing can be priced
         return NO_COSTS
-    no_times = "" if hardware is None else _no_times(model, hardware)
+    return drawn_costs(found, hardware, "" if hardware is None else _no_times(model, hardware))
+
+
+def drawn_costs(found: Cost, hardware: Hardware | None = None, no_times: str = "") -> DrawnCosts:
+    """A cost as pictures show it.
+
+    Args:
+        found: the cost.
+        hardware: what times are predicted for; without it, none are.
+        no_times: why none are, although there is hardware.
+    """
     hardware = None if no_times else hardware
     lengths = {mean_length(feature): place for place, feature in enumerate(found.features)}
     return DrawnCosts(
@@ -120,14 +131,14 @@ def _no_times(model: nn.Module, hardware: Hardware) -> str:
     if hardware.device in ("cpu", "") or not any(map(_has_indexes_on_meta, model.modules())):
         return ""
     return (
-        f"Times on {hardware.name} are left out: ids of hashed tables go to the host and back, which is not in this "
-        "picture. recfx.cost predicts them."
+        f"Times on {hardware.name} are left out: ids of hashed tables go to the host and back, which is not in the "
+        "graph of tables on meta. Draw the model before it is sharded, with topology= or plan=."
     )
 
 
 def _has_indexes_on_meta(module: nn.Module) -> bool:
-    """Whether it is a sharded collection with hashed tables whose graph is that of a plan, and so the one of a CPU."""
-    if not isinstance(module, ShardedHashEmbeddingBagCollection) or module.store.device.type != "meta":
+    """Whether it is a sharded collection with hashed tables on meta, whose graph copies no ids."""
+    if not isinstance(module, ShardedCollection) or module.store.device.type != "meta":
         return False
     return any(each.table.has_index for each in module.sharding.tables)
 

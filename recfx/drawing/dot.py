@@ -7,7 +7,7 @@ import re
 from recfx.drawing.drawing import Drawing
 from recfx.drawing.view import Box, View, cut, view_of
 from recfx.ir.printable import printable
-from recfx.rewrites.base import BEFORE
+from recfx.passes.base import BEFORE
 
 COLOURS = {
     "select": "#cfe3f5",

@@ -18,8 +18,6 @@ from recfx.drawing.planned import as_planned
 from recfx.drawing.svg import render_svg
 from recfx.drawing.write import as_path, write_text
 from recfx.errors import DrawingError
-from recfx.planner.hardware_of import hardware_of
-from recfx.planner.planned_ranks import topology_of
 from recfx.planner.topology import NpuTopology
 from recfx.pricing.hardware import Hardware
 
@@ -46,18 +44,17 @@ def draw(
             which needs Graphviz or ``mini-racer``; ``.dot`` the same as Graphviz's text.
         topology: draws a model that is not sharded as rank 0 would have it if ``recfx.plan`` sharded it over the ranks
             of this topology, which need not be there: one of TorchRec's, or ``recfx.planner.topology.npu_topology``.
-            The picture is that of tables on meta, so it does not show the kernels of a device, nor the nodes that only
-            these fuse. A page also predicts the time of each node, except of hashed tables on a device that is no CPU:
-            there ids go to the host and back, which is not in the picture; ``recfx.cost`` prices it. Or a
-            :class:`recfx.pricing.hardware.Hardware`, for times alone.
+            Nodes and kernels are those of its devices, as if all that kernels need were installed. A page also predicts
+            the time of each node. Or a :class:`recfx.pricing.hardware.Hardware`, for times alone; with ``plan``, also
+            for the nodes and kernels of its device.
         plan: likewise, by this plan; times are those on what it was made for, if ``recfx.plan`` made it.
         world_size: the number of ranks that ``plan`` is for. Default: those that it was made for, if
             ``recfx.plan`` made it; those of the topology; or those of a table that is on all ranks.
 
     Raises:
         DrawingError: ``invalid_argument``, ``unknown_ending``, ``no_collection``, ``cannot_write``; for ``.svg`` also
-            ``no_graphviz``, ``graphviz_failed``; with a plan or a topology also ``already_sharded``,
-            ``in_process_group``. A file that was there before is as it was.
+            ``no_graphviz``, ``graphviz_failed``; with a plan or a topology also ``already_sharded``. A file
+            that was there before is as it was.
         ConversionError: ``invalid_argument``: it is not a module; with a plan or a topology, ``invalid_topology`` and
             those of ``recfx.plan`` and of sharding.
         InputError: ``invalid_argument``: ``world_size`` is no number of ranks.
@@ -73,14 +70,12 @@ def draw(
             reason="unknown_ending",
             what_to_do=f"end the path in one of {', '.join(FORMATS)}.",
         )
-    given, hardware = (None, topology) if isinstance(topology, Hardware) else (topology, None)
-    drawn = model_or_graph
-    if not (given is None and plan is None and world_size is None):
-        drawn = as_planned(model_or_graph, given, plan, world_size)
-        given = topology_of(plan) if topology is None else given
-    if given is not None:
-        hardware = hardware_of(given)
-    write_text(target, render(collect(drawn, hardware)))
+    if plan is None and world_size is None and (topology is None or isinstance(topology, Hardware)):
+        drawing = collect(model_or_graph, topology)
+    else:
+        planned = as_planned(model_or_graph, topology, plan, world_size)
+        drawing = collect(model_or_graph, planned.hardware, planned)
+    write_text(target, render(drawing))
 
 
 FORMATS: dict[str, Callable[[Drawing], str]] = {

@@ -1,75 +1,94 @@
-"""A model as a plan would shard it over ranks that are not there, so that their graphs can be drawn."""
+"""A model as a plan would shard it over ranks that are not there: graphs of rank 0 that are data, and their costs."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
-from torch.testing._internal.distributed.fake_pg import FakeStore
 from torchrec.distributed.planner import Topology
-from torchrec.distributed.types import ShardingEnv, ShardingPlan
+from torchrec.distributed.types import ShardingPlan
 
+from recfx.discovery.classify import Finding
 from recfx.discovery.discover import discover
 from recfx.discovery.recorded import recorded
 from recfx.errors import DrawingError
+from recfx.inspect.cost import price_planned
 from recfx.modules.converted_collection import ConvertedCollection
-from recfx.modules.copy_modules import copy_modules
 from recfx.modules.whole_graph import WholeGraph
-from recfx.planner.hardware_of import check_topology
+from recfx.passes import Rewriting
+from recfx.planner.hardware_of import check_topology, hardware_of
 from recfx.planner.plan import plan_of_collections as make_plan
-from recfx.planner.planned_ranks import world_size_of
-from recfx.planner.shard_model import shard_collections
+from recfx.planner.planned_ranks import topology_of, world_size_of
 from recfx.planner.topology import NpuTopology
+from recfx.pricing.cost import Cost
+from recfx.pricing.hardware import Hardware
 from recfx.pricing.values import whole_number
-from recfx.record.conversion import attach_conversion, conversion_of
+from recfx.record.conversion import Conversion, conversion_of
 from recfx.record.wrappers import unwrap
-from recfx.replacement.dry_run import dry_run, unchanged
-from recfx.sharding.held_interrupts import held_interrupts, interrupts
+from recfx.replacement.dry_run import converted_by_path, unchanged
+from recfx.sharding.local_tables import check_optimizers
 from recfx.sharding.ranks_named import MOST_RANKS, check_plan
+
+
+@dataclass(frozen=True)
+class PlannedModel:
+    """What a plan would make of a model.
+
+    Args:
+        findings: its collections as they are now.
+        conversion: what a conversion would record of them.
+        graphs: what the passes make of those that are sharded, on rank 0, by path.
+        cost: of rank 0.
+        hardware: what the plan is for, if that is known.
+    """
+
+    findings: list[Finding]
+    conversion: Conversion
+    graphs: Mapping[str, Rewriting]
+    cost: Cost
+    hardware: Hardware | None
 
 
 def as_planned(
     model_or_graph: nn.Module,
-    topology: Topology | NpuTopology | None,
+    topology: Topology | NpuTopology | Hardware | None,
     plan: ShardingPlan | None,
     world_size: int | None,
-) -> nn.Module:
-    """A copy of the model as rank 0 would have it; the tables of the copy are on meta.
+) -> PlannedModel:
+    """What a plan would make of a model; the model stays as it is, and nothing is communicated.
 
     Args:
         model_or_graph: a model that is not sharded.
-        topology: what ``recfx.plan`` plans for, without a plan.
+        topology: what ``recfx.plan`` plans for, without a plan; or hardware that the plan is for.
         plan: the plan.
         world_size: the number of ranks that ``plan`` is for; see :func:`recfx.planner.planned_ranks.world_size_of`.
 
     Raises:
-        DrawingError: ``invalid_argument``, ``already_sharded``, ``in_process_group``.
+        DrawingError: ``invalid_argument``, ``already_sharded``.
         InputError: ``invalid_argument``: ``world_size`` is no number of ranks.
         ConversionError: ``invalid_topology``, and those of ``recfx.plan`` and of sharding.
     """
     model = unwrap(model_or_graph)
     ranks = None if world_size is None else whole_number(world_size, "world_size", most=MOST_RANKS)
-    _check(model, topology, plan, ranks)
+    given = None if isinstance(topology, Hardware) else topology
+    _check(model, given, plan, ranks)
     with unchanged(model):
         discovery = discover(model)
-        converted, _ = copy_modules(model, dry_run(discovery))
-    conversion = recorded(discovery, "keep", before=conversion_of(model))
+        converted = converted_by_path(discovery)
     if plan is None:
-        assert topology is not None  # one of them is given
-        plan = make_plan(model, topology)
-    ranks = world_size_of(plan, ranks or (None if topology is None else topology.world_size))
-
-    def shard(env: ShardingEnv) -> nn.Module:
-        found, _ = copy_modules(converted, shard_collections(converted, plan, env, torch.device("meta")))
-        return found
-
-    sharded = _as_rank_0(ranks, shard)
-    attach_conversion(sharded, conversion)
-    return sharded
+        assert given is not None  # one of them is given
+        plan = make_plan(model, given)
+    ranks = world_size_of(plan, ranks or (None if given is None else given.world_size))
+    topology = topology_of(plan) if topology is None else topology
+    cost, graphs = price_planned(model, converted, plan, ranks, topology)
+    for path in graphs:
+        check_optimizers(converted[path])
+    conversion = recorded(discovery, "keep", before=conversion_of(model))
+    hardware = topology if topology is None or isinstance(topology, Hardware) else hardware_of(topology)
+    return PlannedModel(discovery.findings, conversion, graphs, cost, hardware)
 
 
 def _check(model: nn.Module, topology: Any, plan: Any, ranks: int | None) -> None:
@@ -90,28 +109,3 @@ def _check(model: nn.Module, topology: Any, plan: Any, ranks: int | None) -> Non
             reason="already_sharded",
             what_to_do="leave out topology=, plan= and world_size=, or pass the model before it is sharded or a graph.",
         )
-    if dist.is_available() and dist.is_initialized():
-        raise DrawingError(
-            "this process has a process group, and a plan for ranks that are not there is drawn with a stand-in for "
-            "one.",
-            reason="in_process_group",
-            what_to_do="draw it in a process by itself; or convert the model with plan= and env=, and draw that.",
-        )
-
-
-def _as_rank_0(world_size: int, shard: Callable[[ShardingEnv], nn.Module]) -> nn.Module:
-    """Call ``shard`` as rank 0 of ranks with which nobody can communicate; torch's own means to plan without them.
-
-    Ctrl-C is kept while torch makes and forgets the group, so that nothing of it is left.
-    """
-    with held_interrupts():
-        hook = sys.excepthook  # torch wraps it, for good
-        try:
-            dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=world_size)
-            assert dist.group.WORLD is not None
-            with interrupts(allowed=True):
-                return shard(ShardingEnv.from_process_group(dist.group.WORLD))
-        finally:
-            if dist.is_initialized():
-                dist.destroy_process_group()
-            sys.excepthook = hook

@@ -3,37 +3,38 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import sympy
 from torch import fx
 
+from recfx.diagnostics import Diagnostic
 from recfx.drawing.costs import NO_COSTS, DrawnCosts
 from recfx.drawing.drawing import ITEM, DrawnNode, DrawnStep
 from recfx.errors import ConversionError
 from recfx.inspect import wording
+from recfx.ir.find_module import find_module
 from recfx.ir.meta import NodeMeta
+from recfx.ir.operator_graph import OperatorGraph
 from recfx.ir.snapshot import NodeSnapshot, PassRecord
-from recfx.ir.typed_access import find_module
 from recfx.nodes import HashLookup, Lookup
 
 
 def drawn_steps(
-    records: Sequence[PassRecord], graph_module: fx.GraphModule | None, costs: DrawnCosts
+    records: Sequence[PassRecord], kernels: Mapping[str, tuple[str, ...]], costs: DrawnCosts
 ) -> tuple[DrawnStep, ...]:
-    """One step per record; the last ones know the kernels that serve the lookups now, and why.
+    """One step per record.
 
     Args:
         records: of the passes, in order.
-        graph_module: the graph that they have made.
-        costs: of the nodes of that graph.
+        kernels: why each lookup has the kernel that it has, by name of the node.
+        costs: of the nodes of the graph that the passes have made.
     """
-    kernels = {} if graph_module is None else _kernels(graph_module)
     last = len(records) - 1
     return tuple(_step(record, kernels, costs if place == last else NO_COSTS) for place, record in enumerate(records))
 
 
-def _step(record: PassRecord, kernels: dict[str, tuple[str, ...]], costs: DrawnCosts) -> DrawnStep:
+def _step(record: PassRecord, kernels: Mapping[str, tuple[str, ...]], costs: DrawnCosts) -> DrawnStep:
     given, giver, nodes = "", "", []
     for node in record.nodes:
         if node.op == "placeholder":
@@ -46,7 +47,7 @@ def _step(record: PassRecord, kernels: dict[str, tuple[str, ...]], costs: DrawnC
     return DrawnStep(record.name, record.modified, tuple(nodes), giver, given, declined)
 
 
-def _node(node: NodeSnapshot, kernels: dict[str, tuple[str, ...]], costs: DrawnCosts) -> DrawnNode:
+def _node(node: NodeSnapshot, kernels: Mapping[str, tuple[str, ...]], costs: DrawnCosts) -> DrawnNode:
     meta = node.meta
     if meta is None:
         return DrawnNode(node.name, ITEM, node.line, node.inputs)
@@ -85,21 +86,33 @@ def _expression(value: sympy.Expr) -> str:
     return wording.expression(value)
 
 
-def _kernels(graph_module: fx.GraphModule) -> dict[str, tuple[str, ...]]:
-    """Why each lookup has the kernel that it has, by name of the node."""
+def kernels_now(graph_module: fx.GraphModule) -> dict[str, tuple[str, ...]]:
+    """Which kernel serves each lookup of a graph now, and why, by name of the node."""
     found = {}
     for node in graph_module.graph.nodes:
         module = find_module(graph_module, node)
         lookup = module.lookup if isinstance(module, HashLookup) else module
         if isinstance(lookup, Lookup):
-            found[node.name] = _why(lookup)
+            try:
+                choice = lookup.select(lookup.backend)
+                found[node.name] = _why(choice.backend, choice.declined, lookup.backend)
+            except ConversionError as error:
+                found[node.name] = (f"none: {error.diagnostic.message}",)
     return found
 
 
-def _why(lookup: Lookup) -> tuple[str, ...]:
-    try:
-        choice = lookup.select(lookup.backend)
-    except ConversionError as error:
-        return (f"none: {error.diagnostic.message}",)
-    asked = "the backend that was asked for" if lookup.backend != "auto" else "the first that can serve these tables"
-    return (f"{choice.backend}: {asked}", *(f"not {each.by}: {each.message}" for each in choice.declined))
+def kernels_planned(graph: OperatorGraph, asked: str) -> dict[str, tuple[str, ...]]:
+    """The same, of a graph that is planned, with the backend that was asked for."""
+    found = {}
+    for node in graph.of_kind("lookup", "hash_lookup"):
+        served = graph.served(node)
+        found[node.name] = _why(served.backend, served.declined, asked)
+    return found
+
+
+def _why(backend: str, declined: Iterable[Diagnostic], asked: str) -> tuple[str, ...]:
+    why_not = tuple(f"not {each.by}: {each.message}" for each in declined)
+    if not backend:
+        return (f"none: backend {asked!r} was asked for", *why_not)
+    reason = "the backend that was asked for" if asked != "auto" else "the first that can serve these tables"
+    return (f"{backend}: {reason}", *why_not)

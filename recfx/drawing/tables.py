@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from torch import fx, nn
-from torchrec.modules.embedding_modules import EmbeddingBagCollectionInterface, EmbeddingCollectionInterface
 
 from recfx.drawing.drawing import DrawnTable
+from recfx.ir.operator_graph import lowered_from
 from recfx.ir.tables import TableSpec
 from recfx.modules.converted_collection import ConvertedCollection
-from recfx.nodes import SelectFeatures
+from recfx.modules.kinds import shown_by
+
+
+def tables_of_specs(specs: Iterable[TableSpec]) -> tuple[DrawnTable, ...]:
+    """The tables of a collection that is converted, or planned."""
+    return tuple(map(_of_spec, specs))
 
 
 def drawn_tables(module: nn.Module) -> tuple[DrawnTable, ...]:
@@ -20,18 +26,18 @@ def drawn_tables(module: nn.Module) -> tuple[DrawnTable, ...]:
         module: a collection, or the graph of a converted one.
     """
     if isinstance(module, ConvertedCollection):
-        return tuple(_of_spec(spec) for spec in module.tables)
+        return tables_of_specs(module.tables)
     if isinstance(module, fx.GraphModule):
-        selects = [child for child in module.children() if isinstance(child, SelectFeatures)]
-        return tuple(_of_spec(spec) for select in selects[:1] for spec in select.tables)
-    read = {EmbeddingBagCollectionInterface: "embedding_bag_configs", EmbeddingCollectionInterface: "embedding_configs"}
-    for interface, name in read.items():
-        if isinstance(module, interface):
-            try:
-                return tuple(_of_config(config) for config in getattr(module, name)())
-            except Exception:  # a foreign class may implement none of this; then the picture has less to show
-                return ()
-    return ()
+        operators = (lowered_from(node) for node in module.graph.nodes)
+        one = next((each for each in operators if each is not None), None)
+        return () if one is None else tables_of_specs(one.graph.collection(one.node).tables)
+    names = shown_by(module)
+    if names is None:
+        return ()
+    try:
+        return tuple(_of_config(config) for config in getattr(module, names[0])())
+    except Exception:  # a foreign class may implement none of this; then the picture has less to show
+        return ()
 
 
 def _of_spec(spec: TableSpec) -> DrawnTable:

@@ -27,7 +27,7 @@ def time_formula(node: NodeCost, hardware: Hardware, world_size: int, formula: C
     Returns:
         0 for a node that has nothing to do; None if a formula is not known.
     """
-    on_host = runs_on_host(node.kind, hardware)
+    on_host = runs_on_host(node, hardware)
     overhead = seconds_of_work(_NOTHING, hardware, on_host)
     terms: list[Any] = []
     for work in (node.forward, node.backward):

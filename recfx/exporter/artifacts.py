@@ -21,7 +21,7 @@ from recfx.exporter.served_model import make_served_model
 from recfx.exporter.traced_artifact import traced_artifacts
 from recfx.exporter.write_file import ARCHIVE_BYTES, MANIFEST, reserve
 from recfx.ir.printer import format_graph
-from recfx.serving import ATEN, NATIVE, SCRIPT, TRACED, ServingTarget
+from recfx.serving import ATEN, NATIVE, SCRIPT, TRACED, TRITON, ServingTarget
 from recfx.tracing.sample import Sample
 
 
@@ -79,8 +79,17 @@ class ScriptArtifact:
 
     def operators(self) -> list[str]:
         """See ``Artifact``."""
-        found: list[str] = torch.jit.export_opnames(self.script)
-        return found
+        # `torch.jit.export_opnames` refuses models that a phone could not run.
+        graphs = [self.script._c._get_method(name).graph.copy() for name in self.script._c._method_names()]
+        found: set[str] = set()
+        for graph in graphs:
+            torch._C._jit_pass_inline(graph)
+            blocks = [graph]
+            while blocks:
+                for node in blocks.pop().nodes():
+                    found.add(node.kind())
+                    blocks += node.blocks()
+        return sorted(found)
 
     def buffers(self) -> dict[str, torch.Tensor]:
         """See ``Artifact``."""
@@ -160,6 +169,7 @@ class FileFormat:
         compiler: what makes it, for messages.
         reason: the code of the error if that cannot.
         native: the modules of its nodes if the file may use recfx's operators; None if it may not.
+        elsewhere_native: the same on other devices.
     """
 
     target: ServingTarget
@@ -168,10 +178,11 @@ class FileFormat:
     compiler: str
     reason: str
     native: ServingTarget | None = None
+    elsewhere_native: ServingTarget | None = None
 
 
 FILE_FORMATS = {
-    "torchscript": FileFormat(SCRIPT, ATEN, script_artifacts, "TorchScript", "not_scriptable", NATIVE),
+    "torchscript": FileFormat(SCRIPT, ATEN, script_artifacts, "TorchScript", "not_scriptable", NATIVE, TRITON),
     "pt2": FileFormat(TRACED, None, traced_artifacts, "torch.export", "not_exportable"),
 }
 """The formats by name."""

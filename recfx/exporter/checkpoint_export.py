@@ -34,8 +34,10 @@ from recfx.exporter.compare_outputs import run_model
 from recfx.exporter.model_copies import fresh_copy, sample_failed
 from recfx.exporter.stand_ins import with_stand_ins
 from recfx.hashing import HashConfig
-from recfx.modules.collection import HashEmbeddingBagCollection, unsharded_collections
+from recfx.modules.collection import UnshardedCollection, unsharded_collections
+from recfx.modules.converted_classes import converted_class
 from recfx.modules.copy_modules import copy_modules, copy_with_tensors
+from recfx.modules.kinds import kind_of
 from recfx.tracing.sample import Sample
 
 _Result = TypeVar("_Result")
@@ -75,7 +77,10 @@ def export_from_checkpoint(
             described = storage.describe(folder)
             small = _load_rest(converted, folder, described)
         tables = {
-            name: {spec.name: CheckpointTable.of(spec, folder, f"{name}." * bool(name)) for spec in each.tables}
+            name: {
+                spec.name: CheckpointTable.of(spec, folder, f"{name}." * bool(name), kind_of(each))
+                for spec in each.tables
+            }
             for name, each in unsharded_collections(converted).items()
         }
         outputs = _answer(small, sample, tables)
@@ -170,11 +175,12 @@ def _answer(small: nn.Module, sample: Sample, tables: Tables) -> Any:
 
 def _with_rows(
     path: str,
-    collection: HashEmbeddingBagCollection,
+    collection: UnshardedCollection,
     batches: list[KeyedJaggedTensor],
     tables: Mapping[str, CheckpointTable],
-) -> HashEmbeddingBagCollection:
+) -> UnshardedCollection:
     """A collection with the saved rows of these batches' ids; other ids read zeros."""
+    kind = kind_of(collection)
     specs, bags, found = [], nn.ModuleDict(), {}
     for spec in collection.tables:
         table = tables[spec.name]
@@ -186,11 +192,12 @@ def _with_rows(
         size = max(1, ids.numel())
         hashing = HashConfig(dense_rows=0, rows=size, buckets=1).resolve(size, False, spec.name)
         specs.append(replace(spec, num_embeddings=size, hashing=hashing, dtype=table.spec.dtype))
-        bags[spec.name] = nn.EmbeddingBag(size, spec.embedding_dim, dtype=table.spec.dtype, device="cpu")
+        bags[spec.name] = kind.holder(size, spec.embedding_dim, dtype=table.spec.dtype, device="cpu")
         found[spec.name] = (ids, weight)
-    read: HashEmbeddingBagCollection = HashEmbeddingBagCollection.from_tables(
-        collection.embedding_bag_configs(), tuple(specs), bags, collection.is_weighted(), "cpu", path, "auto", None
-    ).eval()
+    read = converted_class(kind).from_tables(
+        kind.configs_of(collection), tuple(specs), bags, collection.is_weighted(), "cpu", path, "auto", None
+    )
+    read.eval()
     with torch.no_grad():
         for name, (ids, weight) in found.items():
             read.weight(name)[read.index(name).insert(ids).rows] = weight

@@ -17,8 +17,9 @@ from recfx.exporter.gathered_tables import empty_index
 from recfx.exporter.tables import PIECE_BYTES
 from recfx.hashing import HashIndex
 from recfx.hashing.identity import IDENTITY, check_identity
+from recfx.ir.facts import FrozenIndex
 from recfx.ir.tables import TableSpec
-from recfx.serving import FrozenIndex
+from recfx.modules.kinds import CollectionKind
 
 _INDEX_STATE = ("row_ids", "row_state")
 
@@ -42,13 +43,13 @@ class CheckpointTable:
     _side_row: int = field(default=-1, init=False)
 
     @classmethod
-    def of(cls, spec: TableSpec, folder: SavedFolder, collection: str) -> CheckpointTable:
-        """The table of this description in the collection whose keys have a prefix.
+    def of(cls, spec: TableSpec, folder: SavedFolder, collection: str, kind: CollectionKind) -> CheckpointTable:
+        """The table of this description in the collection of this kind whose keys have a prefix.
 
         Raises:
             CheckpointError: ``checkpoint_mismatch``: it was saved with another size; or what is wrong with its index.
         """
-        weight = f"{MODEL}{collection}embedding_bags.{spec.name}.weight"
+        weight = MODEL + collection + kind.weight_name("", spec.name)
         prefix = f"{MODEL}{collection}hash_indexes.{spec.name}."
         rows, saved = (spec.num_embeddings, spec.embedding_dim), folder.tensors[weight]
         index = [folder.tensors[prefix + name].size for name in _INDEX_STATE if spec.has_index]

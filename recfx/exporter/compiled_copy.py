@@ -16,7 +16,6 @@ from operator import getitem
 
 import torch
 from torch import fx, nn
-from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 
 from recfx.diagnostics import Diagnostic, Severity
@@ -25,9 +24,10 @@ from recfx.exporter.quantization import stored_dtypes
 from recfx.exporter.served_collection import serve_collection
 from recfx.hooks import FORWARD_HOOKS
 from recfx.modules.carry_over import carry_over
-from recfx.modules.collection import HashEmbeddingBagCollection, unsharded_collections
+from recfx.modules.collection import UnshardedCollection, unsharded_collections
 from recfx.modules.converted_collection import ConvertedCollection, converted_collections
 from recfx.modules.copy_modules import copy_modules
+from recfx.modules.kinds import kind_of
 from recfx.modules.whole_graph import WholeGraph
 from recfx.nodes.fx_leaf import FxLeaf
 from recfx.serving import SCRIPT, TRACED, ServingTarget
@@ -94,15 +94,16 @@ def compiled_copy(model: nn.Module, compiler: Compiler) -> nn.Module:
     return _Lowering(replacements, compiler).lowered(model)
 
 
-def _answer_as(collection: HashEmbeddingBagCollection, graph_module: fx.GraphModule) -> None:
+def _answer_as(collection: UnshardedCollection, graph_module: fx.GraphModule) -> None:
     """Give the exported graph what a model may ask its collection for, besides ``forward``; but it has no tables."""
     carry_over(collection, graph_module, skip=collection.own_names())
+    kind = kind_of(collection)
     graph_module.__dict__ |= {
         "_device": torch.device(collection.device),
         "_is_weighted": collection.is_weighted(),
-        "_embedding_bag_configs": collection.embedding_bag_configs(),
+        kind.configs_attribute: kind.configs_of(collection),
     }
-    standard: type[nn.Module] = getattr(type(collection), "_standard", EmbeddingBagCollection)
+    standard: type[nn.Module] = getattr(type(collection), "_standard", kind.standard)
     for base in reversed(standard.__mro__[: standard.__mro__.index(nn.Module)]):
         for name, value in vars(base).items():
             if isinstance(value, _METHODS) and not hasattr(fx.GraphModule, name):

@@ -40,8 +40,9 @@ from recfx.modules.collection import unsharded_collections
 from recfx.modules.copy_modules import refuse_fully_sharded
 from recfx.modules.whole_graph import WholeGraph
 from recfx.record.wrappers import unwrap
-from recfx.serving import ATEN, ServingTarget
+from recfx.serving import FOR_DEVICES, ServingTarget
 from recfx.serving.pool_rows import FORMATS
+from recfx.serving.triton import DEVICE_TYPES
 from recfx.sharding.held_interrupts import held_interrupts
 from recfx.tracing.sample import Sample
 
@@ -76,7 +77,9 @@ def export(
         format: ``"torchscript"``, or ``"pt2"`` for a program of ``torch.export``. Writing that takes memory for
             two copies of the rows of the biggest collection, because torch saves no tensor in pieces.
         portable: use only operators of torch and of FBGEMM. If not, ids are found and rows pooled by recfx's own C++
-            operator, which is faster, but the server has to load its library first; the report names it.
+            operator, which is faster, but the server has to load its library first; the report names it. For CUDA and
+            NPUs, int8 and int4 rows are pooled by recfx's kernel in Triton instead; such a file is loaded by
+            ``recfx.load`` alone, and the report says so, and which lookups are left to ATen.
         checkpoint: export what ``save_checkpoint`` saved in this directory, on any number of ranks, instead of what
             ``model`` holds. The model is built, unsharded, and converted as when saving; it may be on meta. Tables are
             read in pieces, and indexes one table at a time.
@@ -178,7 +181,7 @@ def _export(
         specs = {name: tuple(source.spec for source in each.values()) for name, each in tables.items()}
         dtypes = stored_dtypes(specs, quantize)
         served = {
-            id(each): serve_tables(name, tables[name], each.is_weighted(), dtypes[name], serving)
+            id(each): serve_tables(name, tables[name], each.is_weighted(), dtypes[name], serving, each.passes)
             for name, each in collections.items()
         }
         failures: list[Diagnostic] = []
@@ -219,13 +222,15 @@ def _serving_target(format: str, portable: bool, device: str) -> ServingTarget:
     if not isinstance(format, str) or format not in FILE_FORMATS:
         raise _invalid(f"format={format!r} is not a format.", f"pass one of: {', '.join(FILE_FORMATS)}.")
     found = FILE_FORMATS[format]
-    if device.partition(":")[0] != "cpu":
-        if found.elsewhere is None or not portable:
+    kind = device.partition(":")[0]
+    if kind != "cpu":
+        elsewhere = found.elsewhere if portable else found.elsewhere_native
+        if elsewhere is None or not (portable or kind in DEVICE_TYPES):
             raise _invalid(
                 f"files of format={format!r} and portable={portable} do not run on {device}.",
                 "pass format='torchscript' and portable=True, or device='cpu'.",
             )
-        return found.elsewhere
+        return elsewhere
     if portable:
         return found.target
     if found.native is None:
@@ -242,8 +247,8 @@ def _serving_target(format: str, portable: bool, device: str) -> ServingTarget:
     return found.native
 
 
-def _libraries() -> tuple[Path, ...]:
-    path = library.loaded_path()
+def _libraries(serving: ServingTarget) -> tuple[Path, ...]:
+    path = None if serving.fused is None else library.loaded_path()
     return () if path is None else (path,)
 
 
@@ -270,17 +275,16 @@ def _write(
     failures: list[Diagnostic],
 ) -> ExportReport | None:
     """Write the file, and put it in its place if it answers as the model does; else say why not in ``failures``."""
-    notes = [] if serving is not ATEN else _other_operators(artifact)
+    own = [name for name in artifact.operators() if name.startswith("recfx::")]
+    notes = _of_devices(artifact, own) if serving in FOR_DEVICES else []
     fillings = _named(artifact, [filling for each in served for filling in each.fillings])
     held, left_out = _held(served, fillings)
-    notes += left_out
+    notes += [*left_out, *(refusal for each in held for refusal in each.records[-1].declined)]  # by ``lower``
     unreadable = artifact.check_loading(fillings)
     if unreadable is not None:
         failures.append(unreadable)
         return None
-    manifest = partial(
-        make_manifest, signature, returns, held, portable=serving.is_portable, format=format, target=serving.name
-    )
+    manifest = partial(make_manifest, signature, returns, held, portable=not own, format=format, target=serving.name)
     with contextlib.ExitStack() as stack:
         with disk_errors(target):
             file = stack.enter_context(new_file(destination(target)))
@@ -303,7 +307,7 @@ def _write(
         graph=artifact.graph,
         passes={each.path: each.records for each in held},
         output_error=error,
-        libraries=() if serving.is_portable else _libraries(),
+        libraries=_libraries(serving) if own else (),
         notes=(*failures, *notes, *_keeps_state(comparison)),
     )
 
@@ -316,12 +320,19 @@ def _keeps_state(comparison: Comparison) -> list[Diagnostic]:
     return [Diagnostic("keeps_state", comparison.changed_buffer, message, what_to_do, Severity.WARNING)]
 
 
-def _other_operators(artifact: Artifact) -> list[Diagnostic]:
-    """What a file for a device has besides ATen's operators: from the model's own code."""
-    others = sorted(name for name in artifact.operators() if not name.startswith(("aten::", "prim::")))
-    message = f"outside converted collections, the model calls {', '.join(others)}, which devices may not have."
-    what_to_do = "try the file on the device, or replace what calls them, such as TorchRec's regroup."
-    return [Diagnostic("operators_of_the_model", "", message, what_to_do, Severity.WARNING)] if others else []
+def _of_devices(artifact: Artifact, own: list[str]) -> list[Diagnostic]:
+    """What a file for a device has besides ATen's operators: recfx's, and those of the model's own code."""
+    notes = []
+    if own:
+        message = f"the file calls {', '.join(own)}, which Python registers: a server without Python cannot load it."
+        what_to_do = "serve it with recfx.load where Python and Triton for the device are, or pass portable=True."
+        notes.append(Diagnostic("needs_python", "", message, what_to_do, Severity.WARNING))
+    others = sorted(name for name in artifact.operators() if not name.startswith(("aten::", "prim::", "recfx::")))
+    if others:
+        message = f"outside converted collections, the model calls {', '.join(others)}, which devices may not have."
+        what_to_do = "try the file on the device, or replace what calls them, such as TorchRec's regroup."
+        notes.append(Diagnostic("operators_of_the_model", "", message, what_to_do, Severity.WARNING))
+    return notes
 
 
 def _named(artifact: Artifact, fillings: list[Filling]) -> list[Filling]:

@@ -10,10 +10,10 @@ import torch
 from recfx.exporter.ranks import Ranks
 from recfx.exporter.tables import PIECE_BYTES, TableSource
 from recfx.hashing import HashIndex
+from recfx.ir.facts import FrozenIndex
 from recfx.ir.shards import ShardedTable
 from recfx.ir.tables import TableSpec
-from recfx.serving import FrozenIndex
-from recfx.sharding.collection import ShardedHashEmbeddingBagCollection
+from recfx.sharding.collection import ShardedCollection
 
 _HeldIds = tuple[int, int]
 """How many ids a slice of an index holds, and the table's row of id -1 if it is there; otherwise -1."""
@@ -35,7 +35,7 @@ def gathered_tables(ranks: Ranks) -> dict[str, dict[str, TableSource]]:
     return found
 
 
-def _held(module: ShardedHashEmbeddingBagCollection, table: ShardedTable) -> list[_HeldIds]:
+def _held(module: ShardedCollection, table: ShardedTable) -> list[_HeldIds]:
     """What this rank's slices of a table's index hold."""
     if not table.table.has_index:
         return []

@@ -24,7 +24,7 @@ from recfx.exporter.target import as_path
 from recfx.exporter.write_file import MANIFEST_RECORD, memory_of
 from recfx.kernels import library
 from recfx.modules.devices import usable_device
-from recfx.serving import ATEN
+from recfx.serving import FOR_DEVICES, TRITON, triton
 
 _TOLD = re.compile(r"(builtins\.)?(RuntimeError: )?(?P<message>.*?) *\[(?P<reason>[a-z_]+)\]")
 """The last line of an error that a file's own check raises."""
@@ -51,24 +51,20 @@ def load(path: str | os.PathLike[str], device: torch.device | str | int | None =
 
     Raises:
         ExportError: ``invalid_argument``, ``device_unavailable``, ``no_file``, ``cannot_read``, ``damaged_file``,
-            ``changed_file``, ``not_exported``, ``newer_format``, ``other_hash``, ``no_library``, ``wrong_device``,
-            ``out_of_memory``, ``cannot_load``.
+            ``changed_file``, ``not_exported``, ``newer_format``, ``other_hash``, ``no_library``, ``no_triton``,
+            ``no_tiling_table``, ``wrong_device``, ``out_of_memory``, ``cannot_load``.
     """
     target = _place(device)
     with open_model_file(as_path(path)) as file:
         manifest = _checked_manifest(file)
-        if target.type != "cpu" and manifest.get("target") != ATEN.name:
+        if target.type != "cpu" and manifest.get("target") not in [each.name for each in FOR_DEVICES]:
             raise ExportError(
                 f"{file.path} was exported for the CPU: its operators do not run on {target}.",
                 reason="wrong_device",
                 what_to_do=f"export the model with device={target.type!r}, or load it without a device.",
             )
-        if not manifest.get("portable", True) and not library.load():
-            raise ExportError(
-                f"{file.path} needs recfx's C++ operators, which are missing: {library.why_not()}",
-                reason="no_library",
-                what_to_do="install a C++ compiler, or export the model with portable=True.",
-            )
+        if not manifest.get("portable", True):
+            _check_operators(file, manifest, target)
         try:
             loaded = LoadedModel(_read_program(file, manifest, target), manifest)
         except RuntimeError as error:
@@ -91,6 +87,25 @@ def _place(device: torch.device | str | int | None) -> torch.device:
             what_to_do="pass a device that computes, such as 'cpu'.",
         )
     return place
+
+
+def _check_operators(file: ModelFile, manifest: dict[str, Any], device: torch.device) -> None:
+    """Refuse a file with operators of recfx's that are not here, or do not run on the device."""
+    if manifest.get("target") != TRITON.name:
+        if not library.load():
+            raise ExportError(
+                f"{file.path} needs recfx's C++ operators, which are missing: {library.why_not()}",
+                reason="no_library",
+                what_to_do="install a C++ compiler, or export the model with portable=True.",
+            )
+        return
+    missing = triton.is_here(device)
+    if missing is not None:
+        raise ExportError(
+            f"{file.path} needs recfx's kernels in Triton on {device}: {missing.message}",
+            reason=missing.code,
+            what_to_do="mend that, load the file without a device, or export the model with portable=True.",
+        )
 
 
 def _checked_manifest(file: ModelFile) -> dict[str, Any]:

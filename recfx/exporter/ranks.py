@@ -17,7 +17,7 @@ from recfx.errors import ExportError, RecfxError
 from recfx.ir.shard import Shard
 from recfx.ir.shards import ShardedTable
 from recfx.nodes.dist_groups import sent_on
-from recfx.sharding.collection import ShardedHashEmbeddingBagCollection, sharded_collections
+from recfx.sharding.collection import ShardedCollection, sharded_collections
 from recfx.sharding.held_interrupts import interrupts, raise_held
 from recfx.sharding.model_group import group_of_model
 from recfx.sharding.ranks_agree import on_all_ranks
@@ -214,7 +214,7 @@ def _holders(kind: int, table: ShardedTable, begin: int, end: int) -> list[Shard
     return [shard for shard in saved if shard.rows[0] < end and begin < shard.rows[1]]
 
 
-def _part(kind: int, module: ShardedHashEmbeddingBagCollection, shard: Shard, begin: int, end: int) -> torch.Tensor:
+def _part(kind: int, module: ShardedCollection, shard: Shard, begin: int, end: int) -> torch.Tensor:
     first = shard.rows[0]
     rows = slice(max(begin, first) - first, min(end, shard.rows[1]) - first)
     if kind == _ROWS:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from recfx.diagnostics import Diagnostic
-from recfx.passes import PassRecord
+from recfx.ir.snapshot import PassRecord
 
 
 @dataclass(frozen=True)

@@ -6,20 +6,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import torch
-from torch import fx, nn
+from torch import fx
 
 from recfx.exporter.buffers import Filling, fillings_of
 from recfx.exporter.tables import LocalTable, TableSource, longest_probe
+from recfx.ir.context import CollectionContext
+from recfx.ir.facts import TableFacts
 from recfx.ir.operator_graph import OperatorGraph
+from recfx.ir.snapshot import PassRecord
 from recfx.ir.tables import TableSpec
-from recfx.lowering.targets import TargetsHere
-from recfx.modules.collection import HashEmbeddingBagCollection
-from recfx.modules.compile_graph import compile_graph, context_of
-from recfx.nodes import TableStore
-from recfx.nodes.resources import Resources
-from recfx.passes import PassRecord, export_passes, run_passes, serving_passes
-from recfx.passes.base import PASSES_KEY
+from recfx.modules.collection import UnshardedCollection
+from recfx.modules.compile_graph import rewritten
+from recfx.passes import Pass, export_passes, serving_passes
 from recfx.serving import SCRIPT, PoolRows, ServingTarget
+from recfx.serving.lower_served import lower_served
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class ServedCollection:
 
 def serve_collection(
     path: str,
-    collection: HashEmbeddingBagCollection,
+    collection: UnshardedCollection,
     dtypes: Mapping[str, torch.dtype],
     target: ServingTarget = SCRIPT,
 ) -> ServedCollection:
@@ -60,16 +60,16 @@ def serve_collection(
         dtypes: the dtype of stored rows of each table.
         target: which modules serve the nodes.
     """
-    return serve_tables(path, local_tables(collection), collection.is_weighted(), dtypes, target)
+    return serve_tables(path, local_tables(collection), collection.is_weighted(), dtypes, target, collection.passes)
 
 
-def local_tables(collection: HashEmbeddingBagCollection) -> dict[str, TableSource]:
+def local_tables(collection: UnshardedCollection) -> dict[str, TableSource]:
     """The tables of a collection that this process holds as a whole, by name."""
     indexes = collection.hash_indexes
     return {
         spec.name: LocalTable(
             spec,
-            collection.embedding_bags.get_submodule(spec.name).weight,  # type: ignore[arg-type]
+            collection.weight(spec.name),
             collection.index(spec.name) if spec.name in indexes else None,
         )
         for spec in collection.tables
@@ -82,6 +82,7 @@ def serve_tables(
     is_weighted: bool,
     dtypes: Mapping[str, torch.dtype],
     target: ServingTarget = SCRIPT,
+    passes: tuple[Pass, ...] | None = None,
 ) -> ServedCollection:
     """Run the export passes on the graph of a collection that has these tables.
 
@@ -91,29 +92,22 @@ def serve_tables(
         is_weighted: whether batches carry weights for ids.
         dtypes: the dtype of stored rows of each table.
         target: which modules serve the nodes.
+        passes: the passes that make the collection's own graph; None: those of ``recfx.passes()``.
     """
     specs = tuple(source.spec for source in tables.values())
-    resources = Resources(_empty_store(specs))
-    context = context_of(path, specs, is_weighted, resources)
-    graph_module = compile_graph(OperatorGraph.of(context, TargetsHere()), resources, "auto", export_passes())
-    frozen = {name: source.index for name, source in tables.items()}
-    if target.counts_probes:
-        frozen = {
-            name: index and replace(index, longest_probe=longest_probe(tables[name])) for name, index in frozen.items()
-        }
-    indexes = {path: {name: index for name, index in frozen.items() if index is not None}}
-    run_passes(graph_module, serving_passes(indexes, {path: dtypes}, target))
-    records = list(graph_module.meta[PASSES_KEY])
-    lookups = [module for module in graph_module.modules() if isinstance(module, PoolRows)]
-    stored = tuple(spec for lookup in lookups for spec in lookup.specs)
+    facts = {name: _facts(source, target.counts_probes) for name, source in tables.items()}
+    context = CollectionContext(path, specs, facts, dict.fromkeys(facts, 0), is_weighted)
+    made = rewritten(OperatorGraph.of(context, target), [*export_passes(passes), *serving_passes({path: dtypes})])
+    graph_module = lower_served(made, target)
+    stored = tuple(spec for each in graph_module.modules() if isinstance(each, PoolRows) for spec in each.specs)
     errors: dict[str, float] = {}
     fillings = fillings_of(path, graph_module, tables, errors)
-    return ServedCollection(path, graph_module, records, fillings, tables, stored, errors)
+    return ServedCollection(path, graph_module, list(made.records), fillings, tables, stored, errors)
 
 
-def _empty_store(specs: tuple[TableSpec, ...]) -> TableStore:
-    """A store of tables on meta, of one dtype, so that they all share a lookup."""
-    bags = nn.ModuleDict()
-    for spec in specs:
-        bags[spec.name] = nn.EmbeddingBag(spec.num_embeddings, spec.embedding_dim, device="meta")
-    return TableStore(bags, nn.ModuleDict(), {}, {})
+def _facts(source: TableSource, counts_probes: bool) -> TableFacts:
+    """What a file's graph is told of a table: its index, and one dtype for all, so that they share a lookup."""
+    spec, index = source.spec, source.index
+    if index is not None and counts_probes:
+        index = replace(index, longest_probe=longest_probe(source))
+    return TableFacts(spec.num_embeddings, spec.embedding_dim, torch.float32, "meta", index=index)

@@ -13,9 +13,11 @@ from torch import nn
 
 from recfx.hashing import HashConfig
 from recfx.ir.tables import TableSpec
-from recfx.modules.collection import HashEmbeddingBagCollection
+from recfx.modules.collection import UnshardedCollection
+from recfx.modules.converted_classes import converted_class
 from recfx.modules.converted_collection import ConvertedCollection
 from recfx.modules.copy_modules import copy_modules
+from recfx.modules.kinds import kind_of
 
 _ROWS = 16
 _HASHING = HashConfig(dense_rows=0, rows=_ROWS, unseen="share")
@@ -28,15 +30,23 @@ def with_stand_ins(model: nn.Module, collections: Mapping[str, ConvertedCollecti
     return copy
 
 
-def stand_in(path: str, collection: ConvertedCollection) -> HashEmbeddingBagCollection:
+def stand_in(path: str, collection: ConvertedCollection) -> UnshardedCollection:
     """A collection with the same keys and columns, which has a row for every id."""
     specs = tuple(_small(spec) for spec in collection.tables)
-    bags = nn.ModuleDict(
-        {spec.name: nn.EmbeddingBag(_ROWS, spec.embedding_dim, dtype=spec.dtype, device="cpu") for spec in specs}
+    kind = kind_of(collection)
+    tables = {spec.name: kind.holder(_ROWS, spec.embedding_dim, dtype=spec.dtype, device="cpu") for spec in specs}
+    made = converted_class(kind).from_tables(
+        kind.configs_of(collection),
+        specs,
+        nn.ModuleDict(tables),
+        collection.is_weighted(),
+        "cpu",
+        path,
+        "auto",
+        None,
     )
-    return HashEmbeddingBagCollection.from_tables(
-        collection.embedding_bag_configs(), specs, bags, collection.is_weighted(), "cpu", path, "auto", None
-    ).eval()
+    made.eval()
+    return made
 
 
 def _small(spec: TableSpec) -> TableSpec:

@@ -19,7 +19,6 @@ from typing import Any
 import torch.jit._script
 from torch import nn
 from torchrec.inference import modules as inference
-from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
 from recfx.errors import ExportError
 from recfx.exporter.compiled_copy import (
@@ -31,6 +30,7 @@ from recfx.exporter.compiled_copy import (
     trained_paths,
 )
 from recfx.modules.converted_collection import converted_collections
+from recfx.modules.kinds import KINDS
 from recfx.planner.torchrec_entry import wrap_once
 
 
@@ -125,7 +125,7 @@ def _refuse_converted(original: Callable[..., Any]) -> Callable[..., Any]:
     def extended(*arguments: Any, **keywords: Any) -> Any:
         given = signature.bind(*arguments, **keywords).arguments
         model, spec = next(iter(given.values())), given.get("qconfig_spec", given.get("qconfig_dict"))
-        if EmbeddingBagCollection in (spec or ()):
+        if any(kind.standard in (spec or ()) for kind in KINDS):
             refuse_to_quantize(model)
         return original(*arguments, **keywords)
 

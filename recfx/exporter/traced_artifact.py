@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.export import Dim, ExportedProgram
+from torch.fx import config
 
 from recfx.diagnostics import Diagnostic
 from recfx.exporter.arguments import Pattern, Signature
@@ -61,7 +62,7 @@ class TracedArtifact:
 
     def operators(self) -> list[str]:
         """See ``Artifact``."""
-        called = {node.target for node in self.exported.graph.find_nodes(op="call_function")}
+        called = {node.target for node in self.exported.graph.nodes if node.op == "call_function"}
         return [target.name() for target in called if isinstance(target, torch._ops.OpOverload)]
 
     def buffers(self) -> dict[str, torch.Tensor]:
@@ -123,8 +124,11 @@ def traced_artifacts(
     if not any(has_forward_hooks(module) for module in warm.modules() if id(module) in served):
         root = fresh_copy(warm, served)[0]
         yield from _exported(root, _whole_call(root, signature, returns), *arguments)
+    tried = ""
     for graph_module in traced_graphs(warm, served, signature, returns, sample, failures):
-        yield from _exported(graph_module, _flat_call(graph_module, returns), *arguments)
+        if graph_module.code != tried:  # another way may lead to the same graph
+            yield from _exported(graph_module, _flat_call(graph_module, returns), *arguments)
+        tried = graph_module.code
 
 
 def _exported(
@@ -149,16 +153,21 @@ def _exported(
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Without warnings about how torch and TorchRec use torch."""
+    """Without warnings about how torch and TorchRec use torch, and without the stack of each node in the program.
+
+    Stacks take a tenth of the time, and the paths and lines of this machine's sources are not for servers.
+    """
     logger = logging.getLogger("torch.fx._symbolic_trace")
-    level = logger.level
+    level, without_stacks = logger.level, config.do_not_emit_stack_traces
     logger.setLevel(logging.ERROR)
+    config.do_not_emit_stack_traces = True
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
         logger.setLevel(level)
+        config.do_not_emit_stack_traces = without_stacks
 
 
 def _examples(model: nn.Module, signature: Signature, sample: Sample) -> Examples:

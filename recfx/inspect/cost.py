@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from torch import fx, nn
@@ -11,10 +11,11 @@ from torchrec.distributed.types import ShardingPlan
 
 from recfx.discovery.discover import check_module
 from recfx.errors import ConversionError, type_of
-from recfx.modules.collection import HashEmbeddingBagCollection
-from recfx.modules.converted_collection import ConvertedCollection
+from recfx.ir.operator_graph import lowered_from
+from recfx.modules.collection import UnshardedCollection
+from recfx.modules.converted_collection import ConvertedCollection, converted_collections
 from recfx.modules.whole_graph import WholeGraph
-from recfx.nodes import InputDistStart
+from recfx.passes import Rewriting
 from recfx.planner.hardware_of import AnyTopology, device_of, hardware_of, of_ranks
 from recfx.planner.placements import PRIVATE
 from recfx.planner.plan import plan_of_collections as make_plan
@@ -22,12 +23,12 @@ from recfx.planner.planned_ranks import topology_of, world_size_of
 from recfx.planner.topology import NpuTopology
 from recfx.pricing.cost import Cost
 from recfx.pricing.cost_data import COST_VERSION, features_of
-from recfx.pricing.graph_nodes import GraphReader, graphs_of, table_parameters
+from recfx.pricing.graph_nodes import ModelPrices
+from recfx.pricing.graph_prices import price_graph
 from recfx.pricing.hardware import ASCEND_910B, H100, Hardware
+from recfx.pricing.planned_graph import planned_graph
 from recfx.pricing.planned_model import planned_as_sharded, planned_by
-from recfx.pricing.planned_nodes import PlannedGraphs
 from recfx.pricing.planned_tables import PlannedCollection
-from recfx.pricing.symbols import SYMBOLS
 from recfx.pricing.this_machine import this_machine
 from recfx.pricing.values import whole_number
 from recfx.pricing.work import NodeCost
@@ -80,12 +81,12 @@ def cost(
     model = unwrap(model_or_graph)
     if isinstance(model, WholeGraph):
         model = model.graph_module
-    collections = list(graphs_of(model))
+    collections = list(converted_collections(model).values())
     sharded = [each for each in collections if each.is_sharded]
     is_graph = isinstance(model, fx.GraphModule)
     if is_graph or sharded:
         _refuse_plan(plan, "a graph" if is_graph else "a sharded model")
-        if not sharded and _ranks(model)[1] == 1:
+        if not sharded and _ranks([model])[1] == 1:
             _refuse_ranks(topology)
         return _as_it_is(model, collections, topology)
     converted = as_converted(model)
@@ -103,8 +104,10 @@ def cost(
         plan, world_size = make_plan(model, topology), topology.world_size
     if plan is None or world_size is None:
         distinct = {id(each): each for each in converted.values()}
+        for each in distinct.values():
+            each.fused_optimizers()  # makes the graph for what the tables are now
         return _as_it_is(model, list(distinct.values()), topology, again)
-    return _as_planned(model, converted, plan, world_size, topology, again)
+    return price_planned(model, converted, plan, world_size, topology, again)[0]
 
 
 def _as_it_is(
@@ -114,49 +117,62 @@ def _as_it_is(
     again: Callable[[int], Cost] | None = None,
 ) -> Cost:
     """A graph, or a model with converted collections."""
-    reader = GraphReader(model.training)
+    prices = ModelPrices(model.training)
     if isinstance(model, fx.GraphModule):
-        nodes = reader.nodes_of(model)
+        nodes = prices.nodes_of(model)
     else:
-        nodes = [node for each in collections for node in reader.nodes_of(each.graph_module, max(each.calls, 1))]
-        nodes += [] if _is_one_of(model, collections) else [reader.dense("dense", model)]
+        nodes = [node for each in collections for node in prices.nodes_of(each.graph_module, max(each.calls, 1))]
+        nodes += [] if _is_one_of(model, collections) else [prices.dense("dense", model)]
     if all(node.kind == "dense" for node in nodes):
         raise _no_collection()
-    rank, world_size = _ranks(model)
+    rank, world_size = _ranks([model, *(each.graph_module for each in collections)])
     if world_size > 1:
-        nodes += reader.dense_all_reduce(model, table_parameters(model))
+        nodes += prices.dense_all_reduce(model, (table for each in collections for table in each.parameters()))
     planned = tuple(planned_as_sharded(each) for each in collections if each.is_sharded)
     return _cost(nodes, model, topology, _device(model), planned, rank, world_size, again)
 
 
-def _as_planned(
+def price_planned(
     model: nn.Module,
-    converted: Mapping[str, HashEmbeddingBagCollection],
+    converted: Mapping[str, UnshardedCollection],
     plan: ShardingPlan,
     world_size: int,
     topology: AnyTopology | Hardware | None,
-    again: Callable[[int], Cost] | None,
-) -> Cost:
-    """A model as a plan would shard it, seen from rank 0."""
+    again: Callable[[int], Cost] | None = None,
+) -> tuple[Cost, dict[str, Rewriting]]:
+    """A model as a plan would shard it, seen from rank 0.
+
+    Args:
+        model: the model.
+        converted: its collections, as converted, by every path of each.
+        plan: of the model.
+        world_size: the number of ranks.
+        topology: as for ``cost``.
+        again: gives the cost on another number of ranks.
+
+    Returns:
+        The cost; and what the passes make of each collection, by the first of its paths.
+
+    Raises:
+        ConversionError: those of :func:`planned_collections`.
+    """
     planned = planned_collections(converted, plan, world_size)
-    reader, trains, device = GraphReader(model.training), model.training, _device_of(topology, model)
-    nodes: list[NodeCost] = []
-    for each in planned:
-        graphs = PlannedGraphs(each, SYMBOLS, trains, device)
-        nodes += [node.cost(each.name, device, each.calls) for node in graphs.nodes(0)]
+    prices, trains, device = ModelPrices(model.training), model.training, _device_of(topology, model)
+    graphs = {each.name: planned_graph(each, 0, device, _chip(topology, device)) for each in planned}
+    nodes = [node for each in planned for node in price_graph(graphs[each.name].graph, trains, each.calls)]
     collections = list(converted.values())
     if not _is_one_of(model, collections):
         for each_collection in collections:
-            reader.residents.of_dense(each_collection)  # counted above
-        nodes.append(reader.dense("dense", model))
+            prices.residents.of_dense(each_collection)  # counted above
+        nodes.append(prices.dense("dense", model))
         if world_size > 1:
             tables = (each for collection in collections for each in collection.parameters())
-            nodes += reader.dense_all_reduce(model, tables)
-    return _cost(nodes, model, topology, device, planned, 0, world_size, again)
+            nodes += prices.dense_all_reduce(model, tables)
+    return _cost(nodes, model, topology, device, planned, 0, world_size, again), graphs
 
 
 def planned_collections(
-    converted: Mapping[str, HashEmbeddingBagCollection], plan: ShardingPlan, world_size: int
+    converted: Mapping[str, UnshardedCollection], plan: ShardingPlan, world_size: int
 ) -> tuple[PlannedCollection, ...]:
     """The collections of a model as a plan would shard them.
 
@@ -264,11 +280,13 @@ def _is_one_of(model: nn.Module, collections: list[Any]) -> bool:
     return any(each is model for each in collections) or isinstance(model, ConvertedCollection)
 
 
-def _ranks(model: nn.Module) -> tuple[int, int]:
-    """This rank and the number of ranks of the collections in ``model``; 0 and 1 if none is sharded."""
-    for module in model.modules():
-        if isinstance(module, InputDistStart):
-            return module.group.rank(), module.group.size()
+def _ranks(graphs: Iterable[nn.Module]) -> tuple[int, int]:
+    """This rank and the number of ranks of the collections in some graphs; 0 and 1 if none is sharded."""
+    nodes = (node for each in graphs if isinstance(each, fx.GraphModule) for node in each.graph.nodes)
+    for operator in filter(None, map(lowered_from, nodes)):
+        sharding = operator.graph.collection(operator.node).sharding
+        if sharding is not None:
+            return sharding.rank, sharding.world_size
     return 0, 1
 
 
@@ -284,6 +302,13 @@ def _device_of(topology: AnyTopology | Hardware | None, model: nn.Module) -> str
     if isinstance(topology, Hardware):
         return topology.device or _device(model)
     return _device(model) if topology is None else device_of(topology)
+
+
+def _chip(topology: AnyTopology | Hardware | None, device: str) -> str | None:
+    """The chip whose limits kernels for a device have to fit."""
+    if isinstance(topology, Hardware):
+        return topology.chip or None
+    return ASCEND_910B.chip if device == "npu" else None
 
 
 def _device(model: nn.Module) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 from torch import fx, nn
-from torchrec.modules.embedding_modules import EmbeddingBagCollectionInterface, EmbeddingCollectionInterface
 
 from recfx.diagnostics import Diagnostic
 from recfx.inspect.collection_report import CollectionReport, NodeReport, PassReport
@@ -14,13 +13,12 @@ from recfx.inspect.facts import table_facts
 from recfx.inspect.reasons import type_name
 from recfx.inspect.transfer_reasons import transfer_reasons
 from recfx.ir.meta import node_meta
-from recfx.modules.collection import HashEmbeddingBagCollection
+from recfx.modules.collection import UnshardedCollection
 from recfx.modules.converted_collection import ConvertedCollection
+from recfx.modules.kinds import shown_by
 
 
-def describe_converted(
-    found: CollectionReport, collection: HashEmbeddingBagCollection, existed: bool
-) -> CollectionReport:
+def describe_converted(found: CollectionReport, collection: UnshardedCollection, existed: bool) -> CollectionReport:
     """Add what a converted collection shows of itself, but not yet what there is to say about it: see ``with_reasons``.
 
     Args:
@@ -41,15 +39,14 @@ def describe_converted(
 
 def describe_other(found: CollectionReport, collection: nn.Module) -> CollectionReport:
     """Add what a collection that was not converted shows of itself, which may be nothing."""
-    if isinstance(collection, EmbeddingBagCollectionInterface):
-        read, holder = "embedding_bag_configs", "embedding_bags"
-    elif isinstance(collection, EmbeddingCollectionInterface):
-        read, holder = "embedding_configs", "embeddings"
-    else:
+    names = shown_by(collection)
+    if names is None:
         return found
+    read, holder = names
     try:
         configs = list(getattr(collection, read)())
-        is_weighted = collection.is_weighted() if read == "embedding_bag_configs" else None
+        asked = getattr(collection, "is_weighted", None)  # sequences have no such thing
+        is_weighted = asked() if callable(asked) else None
         device = str(getattr(collection, "device", "") or "")
         modules = getattr(collection, holder, {})
         tables = tuple(report_of_other_table(config, modules) for config in configs)

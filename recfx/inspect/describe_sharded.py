@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,22 +13,21 @@ from recfx.diagnostics import Diagnostic
 from recfx.inspect.collection_report import CollectionReport
 from recfx.inspect.describe import with_graph, with_reasons
 from recfx.inspect.describe_tables import report_of_table_elsewhere, table_report
-from recfx.inspect.facts import path_of_table, table_facts
+from recfx.inspect.facts import table_facts
 from recfx.inspect.sharding_reasons import collection_sharding_reasons, pipelining_reasons, sharding_reasons
 from recfx.inspect.sharding_report import ShardingReport
 from recfx.inspect.table_report import TableReport
 from recfx.ir.shards import CollectionSharding, ShardedTable
-from recfx.modules.collection import HashEmbeddingBagCollection
+from recfx.modules.collection import UnshardedCollection
+from recfx.modules.kinds import kind_of
 from recfx.optim.fused_optimizer import FusedOptimizer
-from recfx.sharding.collection import ShardedHashEmbeddingBagCollection
+from recfx.sharding.collection import ShardedCollection
 from recfx.sharding.local_tables import check_optimizers
 from recfx.sharding.optimizer_settings import optimizer_settings
 from recfx.sharding.plan import read_plan
 
 
-def describe_sharded(
-    found: CollectionReport, sharded: ShardedHashEmbeddingBagCollection, existed: bool
-) -> CollectionReport:
+def describe_sharded(found: CollectionReport, sharded: ShardedCollection, existed: bool) -> CollectionReport:
     """Add what a sharded collection shows on this rank; the arguments are those of ``describe_converted``.
 
     Does not communicate.
@@ -35,6 +35,7 @@ def describe_sharded(
     local = {table.name: sharded.sharding.local_of(table.name) for table in sharded.tables}
     own = {name: shards[0].name for name, shards in local.items() if shards}  # all shards here have the same rows
     facts = table_facts(sharded, own, found.path, existed)
+    path_of = partial(kind_of(sharded).table_path, found.path)
     tables = []
     for table in sharded.sharding.tables:
         name = table.table.name
@@ -42,7 +43,7 @@ def describe_sharded(
             table_report(facts[name]) if name in facts else report_of_table_elsewhere(table.table, sharded.dtypes[name])
         )
         optimizer = sharded.store.optimizers.get(own.get(name, ""))
-        tables.append(_with_sharding(report, table, optimizer, sharded.sharding, found.path, sharded.taken))
+        tables.append(_with_sharding(report, table, optimizer, sharded.sharding, path_of(name), sharded.taken))
     described = replace(
         found,
         is_weighted=sharded.is_weighted(),
@@ -55,7 +56,7 @@ def describe_sharded(
 
 def with_plan(
     described: CollectionReport,
-    collection: HashEmbeddingBagCollection,
+    collection: UnshardedCollection,
     plan: Mapping[str, Any],
     rank: int,
     world_size: int,
@@ -72,8 +73,9 @@ def with_plan(
     check_optimizers(collection)
     settings = optimizer_settings(collection, sharding, None, dense_as_torchrec=False)
     fused = collection.fused_optimizers()
+    path_of = partial(kind_of(collection).table_path, path)
     tables = tuple(
-        _with_sharding(report, table, fused.get(table.table.name), sharding, path, settings.taken)
+        _with_sharding(report, table, fused.get(table.table.name), sharding, path_of(table.table.name), settings.taken)
         for report, table in zip(described.tables, sharding.tables, strict=True)
     )
     reasons = collection_sharding_reasons(collection.tables, None, path)
@@ -85,10 +87,10 @@ def _with_sharding(
     table: ShardedTable,
     optimizer: FusedOptimizer | None,
     sharding: CollectionSharding,
-    path: str,
+    module_path: str,
     taken: Mapping[str, tuple[Diagnostic, ...]],
 ) -> TableReport:
-    element_bytes, module_path = _element_bytes(report), path_of_table(path, table.table.name)
+    element_bytes = _element_bytes(report)
     reasons = sharding_reasons(table, module_path, optimizer)
     reasons += tuple(replace(each, path=module_path) for each in taken.get(table.table.name, ()))
     return replace(

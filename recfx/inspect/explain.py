@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from importlib.metadata import version
 from typing import Any, Literal
@@ -22,16 +22,18 @@ from recfx.inspect.planned import PlannedSharding
 from recfx.inspect.records import Records
 from recfx.inspect.report import Report
 from recfx.inspect.report_data import REPORT_VERSION, Verification
-from recfx.modules.collection import HashEmbeddingBagCollection
+from recfx.modules.collection import UnshardedCollection
+from recfx.modules.converted_classes import CONVERTED_CLASSES
 from recfx.modules.whole_graph import WholeGraph
+from recfx.passes import Pass
 from recfx.record.conversion import Found
 from recfx.record.wrappers import unwrap
-from recfx.replacement.decide import Request, check_request, decide, holds_ddp
+from recfx.replacement.decide import Request, check_request, decide, holds_ddp, named_passes
 from recfx.replacement.dry_run import unchanged
 from recfx.replacement.refusals import DEFAULT_HASHING
 from recfx.replacement.replace_collections import Hashing
 from recfx.replacement.resize_tables import TableResizing
-from recfx.sharding.collection import ShardedHashEmbeddingBagCollection
+from recfx.sharding.collection import ShardedCollection
 from recfx.tracing.sample import Sample
 from recfx.version import __version__
 
@@ -48,6 +50,7 @@ def explain(
     id_ranges: Mapping[str, tuple[int, int]] | None = None,
     verify: bool | None = None,
     on_unsupported: str = "error",
+    passes: Iterable[Pass] | None = None,
     tables: Literal["groups", "all"] = "groups",
 ) -> Report:
     """Say what was done to ``model``, or, before conversion, what ``convert`` with the same arguments would do to it.
@@ -63,7 +66,7 @@ def explain(
             with the original. Not needed if the model was converted with a sample.
         plan: TorchRec's sharding plan for a model that is not sharded: the report says what it would do to the tables,
             and what is wrong with it. A sharded model is explained as this rank sees it; nothing is communicated.
-        hashing, backend, id_ranges, on_unsupported: as for ``convert``.
+        hashing, backend, id_ranges, on_unsupported, passes: as for ``convert``.
         device: as for ``convert``. The report describes the tables where they are now.
         world_size: the number of ranks that ``plan`` is for. Default: those that the plan was made for, if
             ``recfx.plan`` made it, or those of the default process group.
@@ -76,7 +79,14 @@ def explain(
         InputError: ``invalid_argument``: ``world_size`` is no number of ranks.
     """
     asked = Request(
-        hashing, backend, device, verify, on_unsupported=on_unsupported, id_ranges=id_ranges, shards=plan is not None
+        hashing,
+        backend,
+        device,
+        verify,
+        on_unsupported=on_unsupported,
+        id_ranges=id_ranges,
+        passes=named_passes(passes),
+        shards=plan is not None,
     )
     call = None if sample is None else Sample.of(sample)
     check_request(model, call, asked)
@@ -144,7 +154,7 @@ def _torchrec_version() -> str:
 def _holder(model: nn.Module) -> nn.Module:
     """The module to search for collections: the whole graph of a model that is one collection has inlined it."""
     inside = unwrap(model)
-    if isinstance(inside, WholeGraph) and isinstance(inside.python_model, HashEmbeddingBagCollection):
+    if isinstance(inside, WholeGraph) and isinstance(inside.python_model, UnshardedCollection):
         return inside.python_model
     return model
 
@@ -186,12 +196,12 @@ def _collection(
         reasons=_collection_reasons(finding, how),
     )
     existed = finding.status == CONVERTIBLE or (
-        record is not None and record.kind != HashEmbeddingBagCollection.__name__
+        record is not None and record.kind not in {each.__name__ for each in CONVERTED_CLASSES.values()}
     )
-    if isinstance(collection, HashEmbeddingBagCollection):
+    if isinstance(collection, UnshardedCollection):
         described = describe_converted(found, collection, existed)
         return with_reasons(described) if planned is None else planned.describe(described, collection)
-    if isinstance(collection, ShardedHashEmbeddingBagCollection):
+    if isinstance(collection, ShardedCollection):
         described = describe_sharded(found, collection, existed)
         return described
     return describe_other(found, finding.module)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from torch import nn
-from torchrec.modules.embedding_configs import EmbeddingBagConfig
+from torchrec.modules.embedding_configs import BaseEmbeddingConfig
 
 from recfx.diagnostics import Diagnostic
 from recfx.errors import ConversionError
@@ -15,6 +15,7 @@ from recfx.inspect.index_facts import IndexFacts
 from recfx.ir.tables import TableSpec
 from recfx.lowering.registry import select_backend
 from recfx.modules.converted_collection import ConvertedCollection
+from recfx.modules.kinds import kind_of
 from recfx.nodes import Lookup
 from recfx.optim.attached import attached_optimizers
 from recfx.optim.fused_optimizer import FusedOptimizer
@@ -41,7 +42,7 @@ class TableFacts:
     """One table of a converted collection.
 
     Args:
-        module_path: path of its ``nn.EmbeddingBag`` in the model.
+        module_path: path of ``bag`` in the model.
         spec: the compiler's description.
         config: TorchRec's config.
         bag: the module that holds the weight.
@@ -55,8 +56,8 @@ class TableFacts:
 
     module_path: str
     spec: TableSpec
-    config: EmbeddingBagConfig
-    bag: nn.EmbeddingBag
+    config: BaseEmbeddingConfig
+    bag: nn.Module
     weight: nn.Parameter
     index: HashIndex | None
     index_facts: IndexFacts | None
@@ -77,16 +78,16 @@ def table_facts(
         existed: whether its tables existed before recfx.
     """
     kernels, indexes = _kernels_by_table(collection.graph_module), dict(collection.hash_indexes.items())
-    facts = {}
-    for spec, config in zip(collection.tables, collection.embedding_bag_configs(), strict=True):
+    facts, kind = {}, kind_of(collection)
+    tables = kind.tables_of(collection)
+    for spec, config in zip(collection.tables, kind.configs_of(collection), strict=True):
         if spec.name not in parts:
             continue
         name = parts[spec.name]
-        bag, index = collection.embedding_bags[name], indexes.get(name)
-        assert isinstance(bag, nn.EmbeddingBag)
+        bag, index = tables[name], indexes.get(name)
         assert index is None or isinstance(index, HashIndex)
         facts[spec.name] = TableFacts(
-            module_path=path_of_table(path, name),
+            module_path=kind.table_path(path, name),
             spec=spec,
             config=config,
             bag=bag,
@@ -94,15 +95,10 @@ def table_facts(
             index=index,
             index_facts=None if index is None else IndexFacts.of(index),
             kernel=kernels[name],
-            optimizer=_optimizer(collection, name, path_of_table(path, name)),
+            optimizer=_optimizer(collection, name, kind.table_path(path, name)),
             existed=existed,
         )
     return facts
-
-
-def path_of_table(collection: str, table: str) -> str:
-    """Fully qualified name of a table's ``nn.EmbeddingBag``."""
-    return f"{collection}.embedding_bags.{table}" if collection else f"embedding_bags.{table}"
 
 
 def _kernels_by_table(graph_module: nn.Module) -> dict[str, Kernel]:

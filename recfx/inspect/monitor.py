@@ -17,11 +17,11 @@ from torch import nn
 from recfx.discovery.discover import check_module
 from recfx.errors import ConversionError, RecfxError, type_of
 from recfx.hashing import HashIndex
-from recfx.inspect.facts import path_of_table
 from recfx.inspect.index_health import Health, IndexHealth, end_intervals
 from recfx.modules.converted_collection import ConvertedCollection, converted_collections
+from recfx.modules.kinds import kind_of
 from recfx.record.wrappers import without_wrappers
-from recfx.sharding.collection import ShardedHashEmbeddingBagCollection
+from recfx.sharding.collection import ShardedCollection
 from recfx.sharding.ranks_agree import on_all_ranks
 
 _NOT_IN_TAGS = re.compile(r"^/+|[^-/\w.]")  # what writers such as tensorboardX replace
@@ -71,7 +71,7 @@ def monitor(model: nn.Module, *, probed_groups: int | None = None) -> Monitor:
     tables: dict[str, list[IndexHealth]] = {}
     for path, collection in collections.items():
         for table, indexes in _indexes(collection).items():
-            tables[path_of_table(path, table)] = [IndexHealth(index) for index in indexes]
+            tables[kind_of(collection).table_path(path, table)] = [IndexHealth(index) for index in indexes]
     if not tables:
         raise ConversionError(
             "no table of the model has an index: ids are rows, of which nothing is counted.",
@@ -194,7 +194,7 @@ def _tags(names: list[str]) -> list[str]:
 
 def _indexes(collection: ConvertedCollection) -> dict[str, list[HashIndex]]:
     """The indexes of this rank, by name of the whole table; none for a table without rows here."""
-    if not isinstance(collection, ShardedHashEmbeddingBagCollection):
+    if not isinstance(collection, ShardedCollection):
         return {table: [collection.index(table)] for table in collection.tables_with_index()}
     local = collection.sharding.local_of
     return {table: [collection.index(shard.name) for shard in local(table)] for table in collection.tables_with_index()}

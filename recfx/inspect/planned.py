@@ -13,7 +13,7 @@ from recfx.errors import ConversionError
 from recfx.inspect.collection_report import CollectionReport
 from recfx.inspect.describe import with_reasons
 from recfx.inspect.describe_sharded import with_plan
-from recfx.modules.collection import HashEmbeddingBagCollection
+from recfx.modules.collection import UnshardedCollection
 from recfx.planner.planned_ranks import world_size_of
 from recfx.planner.priced_plan import price_of
 from recfx.pricing.values import whole_number
@@ -69,7 +69,7 @@ class PlannedSharding:
         except ConversionError as error:
             self._unknown = [error.diagnostic]
 
-    def describe(self, described: CollectionReport, collection: HashEmbeddingBagCollection) -> CollectionReport:
+    def describe(self, described: CollectionReport, collection: UnshardedCollection) -> CollectionReport:
         """Add what the plan does to a collection that ``describe_converted`` has described, or why it cannot."""
         try:
             planned = plan_of_collection(self._plan, described.paths)

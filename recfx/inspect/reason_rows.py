@@ -9,13 +9,13 @@ from recfx.diagnostics import Diagnostic, Severity
 from recfx.inspect import wording
 from recfx.inspect.names import few, groups_of, plural
 from recfx.inspect.report_data import ReportData
+from recfx.modules.kinds import table_in
 
 FILLING = ("index_nearly_full", "shared_answers", "eviction_churn", "candidates_dropped")
 """The reasons of tables that are, or soon will be, too small."""
 
 _MOST_NAMES = 4
 _MOST_COLLECTIONS = 3
-_OF_TABLE = "embedding_bags."
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ def holds_for(
     if len(paths) == 1:
         place = (places or {}).get(paths[0], "")
         return wording.name_of(paths[0]) + (f" ({place})" if place else "")
-    split = [_collection_and_table(path) for path in paths]
+    split = [table_in(path) for path in paths]
     if not all(table for _, table in split):
         return f"{len(paths):,} modules: {few([wording.name_of(path) for path in paths], shown)}"
     by_collection = groups_of(split, lambda one: one[0])
@@ -117,9 +117,3 @@ def notes(rows: Iterable[ReasonRow]) -> list[ReasonRow]:
 def codes_of(reasons: Iterable[Diagnostic]) -> str:
     """The codes, each once."""
     return ", ".join(dict.fromkeys(reason.code for reason in reasons))
-
-
-def _collection_and_table(path: str) -> tuple[str, str]:
-    """The two parts of a table's path; the second is ``""`` if it is no table."""
-    owner, found, table = path.rpartition(_OF_TABLE)
-    return (owner.removesuffix("."), table) if found else (path, "")

@@ -10,11 +10,10 @@ from torch import nn
 from recfx.diagnostics import Diagnostic
 from recfx.discovery.classify import REFUSED, Finding
 from recfx.inspect.report_data import Verification
-from recfx.modules.collection import HashEmbeddingBagCollection
+from recfx.modules.converted_collection import converted_collections
 from recfx.modules.whole_graph import WholeGraph
 from recfx.record.conversion import Conversion, Found, conversion_of
 from recfx.record.wrappers import unwrap, without_wrappers
-from recfx.sharding.collection import ShardedHashEmbeddingBagCollection
 
 
 @dataclass(frozen=True)
@@ -74,8 +73,7 @@ class Records:
         """The verification of the outermost conversion; if there is none, it says why."""
         conversions = [record for _, record in self.conversions if record.found]
         if not conversions:
-            ours = (HashEmbeddingBagCollection, ShardedHashEmbeddingBagCollection)
-            built = any(isinstance(module, ours) for module in model.modules())
+            built = bool(converted_collections(model))
             return Verification(None, "not run: built directly" if built else "not run: not converted yet")
         record = conversions[0]
         if record.verification is not None:

@@ -11,7 +11,7 @@ from recfx.ir.shards import ShardedTable
 from recfx.ir.tables import TableSpec
 from recfx.nodes import SelectFeatures
 from recfx.optim.fused_optimizer import FusedOptimizer
-from recfx.sharding.collection import ShardedHashEmbeddingBagCollection
+from recfx.sharding.collection import ShardedCollection
 
 UNEVEN = 1.25  # size of the largest piece, relative to the mean
 
@@ -106,7 +106,7 @@ def collection_sharding_reasons(
     return tuple(reasons)
 
 
-def pipelining_reasons(sharded: ShardedHashEmbeddingBagCollection, path: str) -> tuple[Diagnostic, ...]:
+def pipelining_reasons(sharded: ShardedCollection, path: str) -> tuple[Diagnostic, ...]:
     """Whether one of TorchRec's pipelines has taken it over; ``recfx.TrainPipeline`` has a report of its own."""
     if not sharded.is_pipelined:
         return ()

@@ -11,12 +11,11 @@ from recfx.discovery.discover import check_module
 from recfx.errors import ConversionError
 from recfx.inspect import wording
 from recfx.ir.names import node_name
-from recfx.ir.snapshot import PassRecord
+from recfx.ir.snapshot import PASSES_KEY, PassRecord
 from recfx.modules.converted_collection import converted_collections
 from recfx.modules.whole_graph import WholeGraph
-from recfx.passes.base import PASSES_KEY
+from recfx.passes.base import BEFORE
 from recfx.record.wrappers import unwrap
-from recfx.rewrites.base import BEFORE
 
 
 def diff_steps(model_or_graph: nn.Module, first: str, second: str, *, context: int = 3) -> str:

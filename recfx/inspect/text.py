@@ -28,6 +28,7 @@ from recfx.inspect.reason_rows import Finding, ReasonRow, matter, notes, reason_
 from recfx.inspect.report_data import ReportData
 from recfx.inspect.table_groups import sharding_grid, tables_grid, tables_of
 from recfx.ir.printable import printable
+from recfx.modules.kinds import table_in
 
 WIDTH = 120
 
@@ -126,7 +127,7 @@ def _where(finding: Finding, row: ReasonRow) -> str:
     """Which of the modules a message is about, if there are several messages."""
     if len(row.findings) == 1:
         return ""
-    names = [path.rpartition("embedding_bags.")[2] or "(root)" for path in finding.paths]
+    names = [(table_in(path)[1] or path) or "(root)" for path in finding.paths]
     return f"{few(names, 3)}: "
 
 

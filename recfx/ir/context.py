@@ -77,6 +77,11 @@ class CollectionContext:
         """The keys that lookups see."""
         return KeyOrder.of(embedding_names(self.local))
 
+    @cached_property
+    def sent_keys(self) -> tuple[str, ...]:
+        """The keys that a rank sends, in order: those of the shards of all ranks, rank by rank."""
+        return KeyOrder.of(embedding_names(tuple(shard.spec for shard in self._sharding.by_rank())))
+
     def named(self, names: tuple[str, ...], local: bool) -> tuple[TableSpec, ...]:
         """Tables by name: a shard may have the name of its table, so kinds of nodes declare which they mean."""
         known = self.by_name(local)
@@ -146,6 +151,14 @@ class Targets(Protocol):
         Raises:
             ConversionError: ``unknown_backend``, ``backend_unusable``.
         """
+        ...
+
+    def may_name(self, backend: str) -> bool:
+        """Whether a pass may have decided on this backend for a lookup."""
+        ...
+
+    def find_rows(self, device: str) -> Served:
+        """Which backend finds rows in copies of indexes on devices of this type; ``"reference"``: none has a kernel."""
         ...
 
     def index_operators(self, device: str) -> str:

@@ -22,6 +22,21 @@ class OptimizerFacts:
 
 
 @dataclass(frozen=True)
+class FrozenIndex:
+    """What is known of a table's index that no longer changes; its policy is in the table's ``TableSpec.hashing``.
+
+    Args:
+        slots: the number of slots of its slot table, see ``recfx/kernels/slot_table.py``.
+        side_row: the row of id -1, which slots cannot hold; -1 if it has none.
+        longest_probe: the most slots that finding one of its ids reads; 0 if nobody has counted.
+    """
+
+    slots: int
+    side_row: int
+    longest_probe: int = 0
+
+
+@dataclass(frozen=True)
 class TableFacts:
     """A table, or a shard of one.
 
@@ -32,6 +47,8 @@ class TableFacts:
         device: the type of its device.
         is_contiguous: whether its rows lie one after the other in memory.
         optimizer: the fused optimizer; None if the gradient goes to ``weight.grad``.
+        is_trained: whether the backward reaches it.
+        index: its index, in a file, where none changes; None in a model, and for a table without one.
     """
 
     rows: int
@@ -40,3 +57,5 @@ class TableFacts:
     device: str
     is_contiguous: bool = True
     optimizer: OptimizerFacts | None = None
+    is_trained: bool = True
+    index: FrozenIndex | None = None

@@ -17,13 +17,13 @@ class LookupFacts:
 
     Args:
         tables: the descriptions of the tables, in column order.
-        pooling: ``"SUM"`` or ``"MEAN"``.
+        combine: ``"SUM"``, ``"MEAN"`` or ``"NONE"``: what becomes of the rows of a bag.
         is_weighted: whether per-sample weights multiply the rows.
         facts: what else is known of each table.
     """
 
     tables: tuple[TableSpec, ...]
-    pooling: str
+    combine: str
     is_weighted: bool
     facts: tuple[TableFacts, ...]
 

@@ -74,6 +74,7 @@ class NodeMeta:
         kernel: the backend that serves a lookup, once lowered.
         collectives: the collective calls of the node, in order, with those of the backward last.
         passes: the passes that made it or changed it, in order, with those that did so to the nodes that it replaces.
+        on_host: whether the node runs on the host of the device that has the tables.
     """
 
     kind: str
@@ -88,6 +89,7 @@ class NodeMeta:
     kernel: str = ""
     collectives: tuple[Collective, ...] = ()
     passes: tuple[str, ...] = ()
+    on_host: bool = False
 
     def touched(self, by: tuple[str, ...]) -> NodeMeta:
         """The same, made or changed by these passes."""

@@ -1,7 +1,7 @@
 """Node kinds: one meaning and one name in code, graph, report, profiler ranges and tests.
 
 Each kind is declared once, here: its inputs and outputs, how big its value is, which stage of a step it belongs to,
-whether a pipeline may do other work before it, and which attributes of its module are printed. The verifier, the
+whether a pipeline may do other work before it, and what passes decide about its nodes. The verifier, the
 passes, the pipeline's stages and the printer read these declarations. A new kind is one declaration and one file in
 ``recfx/nodes``.
 """
@@ -18,6 +18,9 @@ import torch
 
 from recfx.ir.meta import BATCH, WORLD, mean_length
 from recfx.ir.tables import TableSpec, embedding_dims, output_dtype
+
+NOT_COMBINED = "NONE"
+"""The ``combine`` of a lookup whose value has a row for each id, ``[n, D]``, in the order of the ids."""
 
 
 class ValueType(Enum):
@@ -37,6 +40,7 @@ class ValueType(Enum):
     DEVICE_ROWS = "a KJT of rows on the device"
     BATCH_IN_FLIGHT = "a batch in flight"
     POOLED = "pooled rows of a lookup"
+    UNPOOLED = "a row for each id of a lookup"
     POOLED_IN_FLIGHT = "pooled rows in flight"
     ARRIVED_POOLED = "pooled rows that have arrived"
     DIVIDED = "pooled means"
@@ -96,12 +100,21 @@ def size_of_pooled(tables: tuple[TableSpec, ...]) -> Size:
     return Size((BATCH, sympy.Integer(sum(embedding_dims(tables)))), output_dtype(tables))
 
 
+def size_of_unpooled(ids: sympy.Expr, tables: tuple[TableSpec, ...]) -> Size:
+    """One row for each of these ids; all tables have the same number of columns."""
+    return Size((ids, sympy.Integer(tables[0].embedding_dim)), output_dtype(tables))
+
+
 def size_of_looked_up(tables: tuple[TableSpec, ...]) -> Size:
     """One row per sample; lookups of shards pool the samples of all ranks."""
     shape, dtype = size_of_pooled(tables)
     return (
         Size((WORLD * shape[0], *shape[1:]), dtype) if any(table.shard_of for table in tables) else Size(shape, dtype)
     )
+
+
+COMBINES = ("SUM", "MEAN", NOT_COMBINED)
+"""What a lookup makes of the rows of a bag, by the names of TorchRec's ``PoolingType``."""
 
 
 @dataclass(frozen=True)
@@ -118,32 +131,36 @@ class NodeKind:
         stage: the stage of a step that it belongs to.
         cut_before: whether a pipeline may do other work before it. Kinds with a cut are declared in the order in which
             they run.
-        printed: the attributes of its module, or of a part of the module, that change what runs; ``format_graph`` shows
-            those that are set, under their last name.
         once: what the node does to its tables that may only be done once per table, by the name of the kind that does
             only that.
         attributes: what passes decide about a node, with the types, in the order in which they are printed. Everything
             else follows from the node's place in the graph and from the graph's context, and is not stored.
-        local: whether its tables are the shards of this rank, if the collection is sharded.
+        local: whether its tables are the shards of this rank, if the collection is sharded and their ids have arrived.
+        like_input: whether its one output is like its first input: of the same type, tables, columns and size. Then
+            ``outputs`` and ``size`` are left out.
     """
 
     name: str
     meaning: str
     inputs: tuple[Input, ...]
-    outputs: tuple[ValueType, ...]
-    size: Callable[[tuple[TableSpec, ...]], Size]
     stage: Stage
+    outputs: tuple[ValueType, ...] = ()
+    size: Callable[[tuple[TableSpec, ...]], Size] = size_of_nothing
     cut_before: bool = False
-    printed: tuple[str, ...] = ()
     first_alone: bool = False
     once: tuple[str, ...] = ()
     attributes: Mapping[str, type] = field(default_factory=dict)
     local: bool = False
+    like_input: bool = False
+
+    def __post_init__(self) -> None:
+        if self.like_input and not self.outputs and self.inputs:
+            object.__setattr__(self, "outputs", self.inputs[0].types[:1])
 
 
 _HASHED: Mapping[str, type] = {"hashed": tuple, "operators": str}
-_POOLING: Mapping[str, type] = {"tables": tuple, "pooling": str, "kernel": str}
-_LOOKUP = ("tables", "pooling", "is_weighted", "dtype", "optimizer", "kernel")
+_FROZEN: Mapping[str, type] = {"frozen": bool}
+_LOOKED_UP: Mapping[str, type] = {"tables": tuple, "combine": str, "stored": tuple, "kernel": str}
 _IDS = Input((ValueType.IDS,))
 _HERE = (ValueType.IDS, ValueType.ARRIVED_IDS)
 _HASHABLE = (*_HERE, ValueType.HOST_IDS)
@@ -167,7 +184,6 @@ NODE_KINDS: dict[str, NodeKind] = {
             outputs=(ValueType.IDS,),
             size=size_of_ids,
             stage=Stage.SELECT,
-            printed=("is_weighted",),
         ),
         NodeKind(
             "bucketize",
@@ -194,7 +210,6 @@ NODE_KINDS: dict[str, NodeKind] = {
             size=size_of_nothing,
             stage=Stage.INPUT_DIST,
             cut_before=True,
-            attributes=_HASHED,
             local=True,
         ),
         NodeKind(
@@ -214,8 +229,8 @@ NODE_KINDS: dict[str, NodeKind] = {
             outputs=(ValueType.HOST_IDS,),
             size=size_of_ids,
             stage=Stage.INPUT_DIST,
-            printed=("with_bags",),
             attributes={"with_bags": bool},
+            local=True,
         ),
         NodeKind(
             "hash_ids",
@@ -224,7 +239,6 @@ NODE_KINDS: dict[str, NodeKind] = {
             outputs=(ValueType.ROWS, ValueType.BATCH_IN_FLIGHT),
             size=size_of_ids,
             stage=Stage.HASH,
-            printed=("hashed", "operators"),
             first_alone=True,
             once=("hash_ids",),
             attributes=_HASHED,
@@ -237,7 +251,6 @@ NODE_KINDS: dict[str, NodeKind] = {
             outputs=(ValueType.FOUND_ROWS,),
             size=size_of_ids,
             stage=Stage.HASH,
-            printed=("hash_ids.hashed", "hash_ids.operators"),
             attributes=_HASHED,
             local=True,
         ),
@@ -249,7 +262,6 @@ NODE_KINDS: dict[str, NodeKind] = {
             size=size_of_ids,
             stage=Stage.HASH,
             cut_before=True,
-            printed=("hash_ids.hashed", "hash_ids.operators"),
             first_alone=True,
             once=("hash_ids",),
             attributes=_HASHED,
@@ -263,10 +275,9 @@ NODE_KINDS: dict[str, NodeKind] = {
             outputs=(ValueType.DEVICE_ROWS, ValueType.BATCH_IN_FLIGHT),
             size=size_of_ids,
             stage=Stage.HASH,
-            printed=("hashed", "shared", "operators"),
             first_alone=True,
             once=("hash_ids",),
-            attributes=_HASHED,
+            attributes={**_HASHED, **_FROZEN},
             local=True,
         ),
         NodeKind(
@@ -280,7 +291,8 @@ NODE_KINDS: dict[str, NodeKind] = {
         ),
         NodeKind(
             "lookup",
-            "one table-batched pooled lookup per group of tables",
+            "one table-batched lookup per group of tables; combine says what becomes of the rows of a bag: their SUM, "
+            "their MEAN, or NONE if they stay as they are",
             inputs=(
                 Input((*_HERE, ValueType.ROWS, ValueType.DEVICE_ROWS)),
                 Input((ValueType.BATCH_IN_FLIGHT,), optional=True),
@@ -288,9 +300,8 @@ NODE_KINDS: dict[str, NodeKind] = {
             outputs=(ValueType.POOLED,),
             size=size_of_looked_up,
             stage=Stage.LOOKUP,
-            printed=_LOOKUP,
             once=("lookup",),
-            attributes=_POOLING,
+            attributes=_LOOKED_UP,
             local=True,
         ),
         NodeKind(
@@ -300,16 +311,8 @@ NODE_KINDS: dict[str, NodeKind] = {
             outputs=(ValueType.POOLED,),
             size=size_of_looked_up,
             stage=Stage.LOOKUP,
-            printed=(
-                "hash_ids.hashed",
-                "hash_ids.operators",
-                *(f"lookup.{name}" for name in _LOOKUP),
-                "two_steps",
-                "hashed",
-                *_LOOKUP,
-            ),
             once=("hash_ids", "lookup"),
-            attributes={**_HASHED, **_POOLING},
+            attributes={**_HASHED, **_FROZEN, **_LOOKED_UP},
             local=True,
         ),
         NodeKind(
@@ -319,7 +322,6 @@ NODE_KINDS: dict[str, NodeKind] = {
             outputs=(ValueType.POOLED_IN_FLIGHT,),
             size=size_of_pooled,
             stage=Stage.OUTPUT_DIST,
-            printed=("way", "hop", "operation"),
             attributes={"way": str, "hop": int},
         ),
         NodeKind(
@@ -338,7 +340,6 @@ NODE_KINDS: dict[str, NodeKind] = {
             outputs=(ValueType.DIVIDED,),
             size=size_of_pooled,
             stage=Stage.ASSEMBLE,
-            printed=("divided",),
             attributes={"divided": tuple},
         ),
         NodeKind(

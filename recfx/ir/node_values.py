@@ -2,30 +2,30 @@
 
 from __future__ import annotations
 
-import operator
-
 import sympy
 from torch import fx
 
 from recfx.ir import exchange
 from recfx.ir.columns import total_dim
 from recfx.ir.meta import BATCH, WORLD, Collective, NodeMeta
-from recfx.ir.node_kinds import NODE_KINDS, Size
-from recfx.ir.operator_graph import OperatorGraph, hop_of
+from recfx.ir.node_kinds import NODE_KINDS, NOT_COMBINED, Size, Stage, ValueType, size_of_ids, size_of_unpooled
+from recfx.ir.operator_graph import OperatorGraph, hop_of, source_of
 from recfx.ir.tables import output_dtype
 
 
 def size_of(graph: OperatorGraph, node: fx.Node) -> Size:
     """The size of a node's value, symbolic in ``B``, ``W`` and ``L_<feature>``; for a KJT, the number of ids."""
     kind, collection, tables = graph.kind(node), graph.collection(node), graph.tables(node)
+    if NODE_KINDS[kind].like_input:
+        return size_of(graph, source_of(node))
+    if node.kwargs.get("combine") == NOT_COMBINED:
+        return size_of_unpooled(_ids_of(graph, node), tables)
     usual, dtype = NODE_KINDS[kind].size(tables)
     if collection.sharding is None:
         return Size(usual, dtype)
     if kind in ("bucketize", "input_dist_start"):
         return Size((exchange.sent_ids(collection.sharding.by_rank()),), dtype)
-    if NODE_KINDS[kind].local and kind not in ("lookup", "hash_lookup", "snapshot_indexes"):
-        return Size((exchange.arriving_ids(collection.sharding.local()),), dtype)
-    if kind == "to_host" and graph.kind(_source(node)) == "input_dist_wait":
+    if NODE_KINDS[kind].size is size_of_ids and graph.works_on_shards(node):
         return Size((exchange.arriving_ids(collection.sharding.local()),), dtype)
     if kind == "output_dist_start":
         hop = collection.hops(str(node.kwargs["way"]))[hop_of(node)]
@@ -40,6 +40,15 @@ def size_of(graph: OperatorGraph, node: fx.Node) -> Size:
     if kind in ("lookup", "hash_lookup"):
         return Size((WORLD * BATCH, sympy.Integer(total_dim(graph.columns(node)))), dtype)
     return Size(usual, dtype)
+
+
+def _ids_of(graph: OperatorGraph, lookup: fx.Node) -> sympy.Expr:
+    """How many ids a lookup reads."""
+    tables, sharding = graph.tables(lookup), graph.collection(lookup).sharding
+    if sharding is None or not graph.works_on_shards(lookup):
+        return size_of_ids(tables).shape[0]
+    names = {table.name for table in tables}
+    return exchange.arriving_ids([shard for shard in sharding.local() if shard.name in names])
 
 
 def collectives_of(graph: OperatorGraph, node: fx.Node) -> tuple[Collective, ...]:
@@ -58,10 +67,25 @@ def collectives_of(graph: OperatorGraph, node: fx.Node) -> tuple[Collective, ...
 
 
 def device_of(graph: OperatorGraph, node: fx.Node) -> str:
-    """The type of the device of a node's value."""
-    kind, collection = graph.kind(node), graph.collection(node)
-    on_host = kind == "to_host" or (kind == "hash_ids" and collection.copies_ids)
-    return "cpu" if on_host else collection.device
+    """The type of the device of a node's value: ids stay on the host from ``to_host`` until ``to_device``."""
+    kind, collection = NODE_KINDS[graph.kind(node)], graph.collection(node)
+    if kind.like_input:
+        return device_of(graph, source_of(node))
+    if ValueType.HOST_IDS in kind.outputs:
+        return "cpu"
+    if ValueType.DEVICE_ROWS in kind.outputs or kind.stage not in (Stage.INPUT_DIST, Stage.HASH):
+        return collection.device
+    if kind.stage is Stage.HASH:
+        return collection.index_device
+    has_source = node.all_input_nodes and graph.kind(source_of(node))
+    return device_of(graph, source_of(node)) if has_source else collection.device
+
+
+def runs_on_host(graph: OperatorGraph, node: fx.Node) -> bool:
+    """Whether a node runs on the host of the device that has the tables, where the value that it takes is as well."""
+    kind = NODE_KINDS[graph.kind(node)]
+    copies = ValueType.HOST_IDS in kind.outputs and not kind.like_input
+    return graph.collection(node).copies_ids and not copies and device_of(graph, node) == "cpu"
 
 
 def meta_of_value(graph: OperatorGraph, node: fx.Node, made_by: str = "") -> NodeMeta:
@@ -75,14 +99,9 @@ def meta_of_value(graph: OperatorGraph, node: fx.Node, made_by: str = "") -> Nod
         dtype=dtype,
         bytes=sympy.Integer(dtype.itemsize) * sympy.prod(shape),
         device=device_of(graph, node),
+        on_host=runs_on_host(graph, node),
         source=collection.source,
         tables=tuple(table.name for table in graph.tables(node)),
         kernel=str(node.kwargs.get("kernel", "")),
         collectives=collectives_of(graph, node),
     )
-
-
-def _source(node: fx.Node) -> fx.Node:
-    """The operator that gives a node's first input."""
-    found = node.all_input_nodes[0]
-    return found.all_input_nodes[0] if found.target is operator.getitem else found

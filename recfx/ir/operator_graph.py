@@ -5,8 +5,8 @@ from __future__ import annotations
 import operator
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 from torch import fx
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
@@ -73,8 +73,8 @@ class OperatorGraph:
         kind, collection = self.kind(node), self.collection(node)
         if "tables" in node.kwargs:
             return self.named(node, names_in(node, "tables"))
-        if kind in ("mean_divide", "output_dist_wait"):
-            return self.tables(_first(node))
+        if kind in ("mean_divide", "output_dist_wait") or NODE_KINDS[kind].like_input:
+            return self.tables(source_of(node))
         if kind == "output_dist_start":
             assert collection.sharding is not None
             return collection.sharding.tables_of(collection.way(str(node.kwargs["way"])))
@@ -86,7 +86,10 @@ class OperatorGraph:
 
     def works_on_shards(self, node: fx.Node) -> bool:
         """Whether the node's tables are shards of this rank: its kind says so, and its ids have arrived there."""
-        if not NODE_KINDS[self.kind(node)].local or self.collection(node).sharding is None:
+        kind = NODE_KINDS.get(self.kind(node))
+        if kind is not None and kind.like_input and node.all_input_nodes:
+            return self.works_on_shards(source_of(node))
+        if kind is None or not kind.local or self.collection(node).sharding is None:
             return False
         source = node
         while source.all_input_nodes and self.kind(source) != "input_dist_wait":
@@ -98,10 +101,10 @@ class OperatorGraph:
         kind, collection = self.kind(node), self.collection(node)
         if kind in ("lookup", "hash_lookup"):
             return columns_of(self.tables(node))
-        if kind == "mean_divide":
-            return self.columns(_first(node))
+        if kind == "mean_divide" or NODE_KINDS[kind].like_input:
+            return self.columns(source_of(node))
         if kind == "output_dist_wait":
-            start, sharding = _first(node), collection.sharding
+            start, sharding = source_of(node), collection.sharding
             assert sharding is not None
             way, hop = collection.way(str(start.kwargs["way"])), hop_of(start)
             if hop + 1 < way.hop_count:
@@ -109,11 +112,28 @@ class OperatorGraph:
             return way.arriving(sharding.travelling(way), sharding.world)
         raise ValueError(f"{node.name}: a {kind} holds no pooled rows")
 
+    def puts_keys_into_order(self, start: fx.Node) -> bool:
+        """Whether an ``input_dist_start`` has to: routed ids have their order already, as all keys of one rank may."""
+        collection = self.collection(start)
+        return not self.of_kind("bucketize") and collection.sent_keys != collection.keys
+
+    def hashing(self, collection: str) -> list[fx.Node]:
+        """The nodes that hash ids of a collection: several, if an operator of the user's takes those of some tables."""
+        nodes = self.of_kind("hash_ids", "hash_lookup")
+        return [node for node in nodes if node.kwargs["collection"] == collection]
+
+    def stored(self, lookup: fx.Node) -> tuple[TableSpec, ...]:
+        """The tables of a ``lookup`` or ``hash_lookup``, with the dtypes in which a file stores their rows."""
+        tables, dtypes = self.tables(lookup), lookup.kwargs.get("stored")
+        if not isinstance(dtypes, tuple):
+            return tables
+        return tuple(replace(table, dtype=dtype) for table, dtype in zip(tables, dtypes, strict=True))
+
     def served(self, lookup: fx.Node) -> Served:
         """Which backend serves a ``lookup`` or ``hash_lookup``; see ``Targets.serve`` for errors."""
-        tables, collection = self.tables(lookup), self.collection(lookup)
+        tables, collection = self.stored(lookup), self.collection(lookup)
         facts = tuple(collection.facts_of(table) for table in tables)
-        wanted = LookupFacts(tables, str(lookup.kwargs["pooling"]), collection.is_weighted, facts)
+        wanted = LookupFacts(tables, str(lookup.kwargs["combine"]), collection.is_weighted, facts)
         return self.context.targets.serve(wanted, collection.name)
 
     # Editing
@@ -160,7 +180,7 @@ class OperatorGraph:
                 continue
             name = node.name if self.kind(node) else re.sub(r"_\d+$", "", node.name)
             if self.kind(node):
-                name = node_name(str(node.kwargs["collection"]), self.kind(node))
+                name = node_name(str(node.kwargs.get("collection", "")), self.kind(node))
             number = used[name] = used.get(name, -1) + 1
             node.name = f"{name}_{number}" if number else name
 
@@ -172,6 +192,23 @@ class OperatorGraph:
             (node.name, node.op, node.target, *fx.map_arg((node.args, node.kwargs), lambda each: f"%{each.name}"))
             for node in self.graph.nodes
         ]
+
+
+OPERATOR_KEY = "recfx_operator"
+"""Where the ``meta`` of a lowered node has the operator that it was made from."""
+
+
+class Operator(NamedTuple):
+    """A node of a graph that is data, with this graph."""
+
+    graph: OperatorGraph
+    node: fx.Node
+
+
+def lowered_from(node: fx.Node) -> Operator | None:
+    """The operator that a node was made from, in whichever graph it is now; None if it was not made from one."""
+    found = node.meta.get(OPERATOR_KEY)
+    return found if isinstance(found, Operator) else None
 
 
 def names_in(node: fx.Node, attribute: str) -> tuple[str, ...]:
@@ -192,5 +229,7 @@ def _set(attributes: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in attributes.items() if name != "collection" and value}
 
 
-def _first(node: fx.Node) -> fx.Node:
-    return node.all_input_nodes[0]
+def source_of(node: fx.Node) -> fx.Node:
+    """The operator that gives a node's first input, or an item of it."""
+    found = node.all_input_nodes[0]
+    return found.all_input_nodes[0] if found.target is operator.getitem else found

@@ -9,10 +9,9 @@ from __future__ import annotations
 import ast
 import operator
 import re
-from collections.abc import Iterator
+from collections.abc import Mapping
 from typing import Any, NoReturn
 
-import torch
 from torch import fx
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
@@ -22,7 +21,7 @@ from recfx.ir.names import node_name
 from recfx.ir.node_kinds import NODE_KINDS
 from recfx.ir.operator_graph import OperatorGraph, hop_of, names_in
 from recfx.ir.operators import kind_of, operator_of
-from recfx.ir.printable import PLAIN, quoted
+from recfx.ir.printable import PLAIN, WORDS, quoted
 from recfx.ir.verifier import GraphVerificationError
 from recfx.ir.verify_operators import check_attributes, verify_operators
 
@@ -87,27 +86,30 @@ def call_text(graph: OperatorGraph, node: fx.Node) -> str:
         return f"return {node.all_input_nodes[0].name}"
     if node.target is operator.getitem:
         return f"{node.name} = {node.all_input_nodes[0].name}[{node.args[1]}]"
-    return f"{node.name} = {graph.kind(node)}({', '.join(each.name for each in node.all_input_nodes)})"
+    return f"{node.name} = {graph.kind(node)}({', '.join(map(str, node.args))})"
 
 
 def attributes_text(graph: OperatorGraph, node: fx.Node) -> str:
     """The attributes of a node and the facts that are printed along, in braces; ``""`` if there are none."""
-    if kind_of(node) is None:
-        return ""
-    shown = [name if value is True else f"{name}={_value(value)}" for name, value in _shown(graph, node)]
+    return format_values(attributes_of(graph, node))
+
+
+def format_values(values: Mapping[str, Any]) -> str:
+    """Named values, in braces; ``""`` if there are none."""
+    shown = [name if value is True else f"{name}={_value(value)}" for name, value in values.items()]
     return f" {{{', '.join(shown)}}}" if shown else ""
 
 
-def _shown(graph: OperatorGraph, node: fx.Node) -> Iterator[tuple[str, Any]]:
+def attributes_of(graph: OperatorGraph, node: fx.Node) -> dict[str, Any]:
     """The attributes of a node and the facts that are printed along, in the order of the declaration."""
     kind = kind_of(node)
-    assert kind is not None
-    if len(graph.context.collections) > 1:
-        yield "collection", node.kwargs["collection"]
+    if kind is None:
+        return {}
+    several = len(graph.context.collections) > 1
     facts = {name: value for name, value in _facts(graph, node).items() if value}
     attributes = {name: node.kwargs[name] for name in kind.attributes if name in node.kwargs}
     last = {name: found.pop(name) for found in (attributes, facts) for name in ("kernel", "two_steps") if name in found}
-    yield from (attributes | facts | last).items()
+    return ({"collection": node.kwargs["collection"]} if several else {}) | attributes | facts | last
 
 
 def _facts(graph: OperatorGraph, node: fx.Node) -> dict[str, Any]:
@@ -120,8 +122,10 @@ def _facts(graph: OperatorGraph, node: fx.Node) -> dict[str, Any]:
         (first,) = graph.named(node, names_in(node, "tables")[:1])
         facts = collection.facts_of(first)
         optimizer = "" if facts.optimizer is None else facts.optimizer.rule
-        counts = kind == "hash_lookup" and any(table.evicts or table.admits for table in graph.tables(node))
-        found = {"is_weighted": collection.is_weighted, "dtype": facts.dtype, "optimizer": optimizer}
+        changes = kind == "hash_lookup" and not node.kwargs.get("frozen")
+        counts = changes and any(table.evicts or table.admits for table in graph.tables(node))
+        dtype = "" if "stored" in node.kwargs else str(facts.dtype).removeprefix("torch.")
+        found = {"is_weighted": collection.is_weighted, "dtype": dtype, "optimizer": optimizer}
         return found | {"two_steps": "in_training" if counts else ""}
     return {}
 
@@ -129,8 +133,6 @@ def _facts(graph: OperatorGraph, node: fx.Node) -> dict[str, Any]:
 def _value(value: Any) -> str:
     if isinstance(value, tuple):
         return f"[{', '.join(map(_value, value))}]"
-    if isinstance(value, torch.dtype):
-        return str(value).removeprefix("torch.")
     if isinstance(value, str):
         return quoted(value)
     return repr(value)
@@ -155,7 +157,7 @@ def _read(graph: OperatorGraph, line: str, known: dict[str, fx.Node]) -> None:
         raise ValueError("it has another form")
     kind, given = NODE_KINDS[found["kind"]], _attributes(found["attributes"] or "")
     collection = given.pop("collection", None) or _collection(graph.context, found["name"], kind.name)
-    facts = {name: given.pop(name) for name in _DERIVED if name in given}
+    facts = {name: given.pop(name) for name in _DERIVED if name in given and name not in kind.attributes}
     inputs = tuple(known[name] for name in found["inputs"].split(", ") if name)
     attributes = {"collection": collection, **given}
     node = nodes.create_node("call_function", operator_of(kind.name), inputs, attributes, name=found["name"])
@@ -164,7 +166,7 @@ def _read(graph: OperatorGraph, line: str, known: dict[str, fx.Node]) -> None:
     by_context = {name: value for name, value in _facts(graph, node).items() if value}
     for name in dict.fromkeys([*facts, *by_context]):
         value = by_context.get(name, "")
-        if facts.get(name, "") != (_value(value) if isinstance(value, torch.dtype) else value):
+        if facts.get(name, "") != value:
             raise ValueError(f"its {name} is {value or 'not set'} by the context")
 
 
@@ -182,7 +184,7 @@ def _collection(context: Context, name: str, kind: str) -> str:
 
 
 def _attributes(text: str) -> dict[str, Any]:
-    """``tables=[a, b], pooling=SUM, is_weighted`` as a dict."""
+    """``tables=[a, b], combine=SUM, is_weighted`` as a dict."""
     tokens = [token for token in _TOKEN.findall(text) if not token.isspace()]
     found: dict[str, Any] = {}
     position = 0
@@ -215,4 +217,6 @@ def _parse_value(tokens: list[str], position: int) -> tuple[Any, int]:
 
 
 def _single(token: str) -> Any:
+    if token in WORDS:
+        return WORDS[token]
     return token if PLAIN.fullmatch(token) else ast.literal_eval(token)

@@ -12,6 +12,7 @@ from typing import Any
 from torch import fx
 from torch.overrides import handle_torch_function, has_torch_function
 
+from recfx.errors import ConversionError
 from recfx.ir.node_kinds import NODE_KINDS, NodeKind
 
 
@@ -34,7 +35,17 @@ globals().update(OPERATORS)
 
 
 def operator_of(kind: str) -> Callable[..., Any]:
-    """The function of a kind of node, which may have been declared later."""
+    """The function of a kind of node, which may have been declared later.
+
+    Raises:
+        ConversionError: ``unknown_operator``.
+    """
+    if kind not in NODE_KINDS:
+        raise ConversionError(
+            f"there is no operator {kind!r}.",
+            reason="unknown_operator",
+            what_to_do="declare it with recfx.add_operator, in the module that defines the pass.",
+        )
     if kind not in OPERATORS:
         OPERATORS[kind] = globals()[kind] = _operator(kind)
     return OPERATORS[kind]

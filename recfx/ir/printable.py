@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import math
 import re
+from typing import Any
+
+import torch
 
 PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_.@:/-]*")
 """Names that stand in the text of a graph without quotes."""
 
+_DTYPES = {repr(each): each for each in vars(torch).values() if isinstance(each, torch.dtype)}
+WORDS: dict[str, Any] = {"True": True, "False": False, "inf": math.inf, "-inf": -math.inf, "nan": math.nan, **_DTYPES}
+"""Values of attributes whose text is a word."""
+
 
 def quoted(name: str) -> str:
     """A name as it stands in the text of a graph: in quotes, if it could not be read back otherwise."""
-    return name if PLAIN.fullmatch(name) else repr(name)
+    return name if PLAIN.fullmatch(name) and name not in WORDS else repr(name)
 
 
 def printable(text: str, keep: str = "") -> str:

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import operator
-from typing import Any
 
-import torch
 from torch import fx
 
+from recfx.ir.find_module import find_module
 from recfx.ir.meta import NodeMeta, node_meta
-from recfx.ir.node_kinds import NODE_KINDS
-from recfx.ir.operator_graph import OperatorGraph
-from recfx.ir.operator_text import format_operators
-from recfx.ir.printable import printable, quoted
-from recfx.ir.tables import TableSpec
-from recfx.ir.typed_access import find_module
+from recfx.ir.operator_graph import OperatorGraph, lowered_from
+from recfx.ir.operator_text import attributes_of, format_operators, format_values
+from recfx.ir.printable import printable
 
 
 def format_graph(graph_module: fx.GraphModule | OperatorGraph, *, with_meta: bool = False) -> str:
@@ -67,34 +63,16 @@ def format_call(node: fx.Node) -> str:
 
 
 def format_attributes(graph_module: fx.GraphModule, node: fx.Node) -> str:
-    """Those attributes of the node's module that its kind declares as printed and that are set, in braces."""
-    meta, module = node_meta(node), find_module(graph_module, node)
-    kind = None if meta is None else NODE_KINDS.get(meta.kind)
-    if kind is None or module is None:
+    """The attributes of the operator that a node was made from, in braces, with the facts that change what runs.
+
+    Behind them stands what its module does otherwise by now: see ``Lookup.now``.
+    """
+    made_from = lowered_from(node)
+    if made_from is None:
         return ""
-    found: dict[str, Any] = {}
-    for path in kind.printed:
-        name, value = path.split(".")[-1], _attribute(module, path)
-        if value is not None:  # the module of another target may have it elsewhere
-            found[name] = value
-    shown = [name if value is True else f"{name}={_format_value(value)}" for name, value in found.items() if value]
-    return f" {{{', '.join(shown)}}}" if shown else ""
-
-
-def _attribute(module: Any, path: str) -> Any:
-    for name in path.split("."):
-        module = getattr(module, name, None)
-    return module
-
-
-def _format_value(value: object) -> str:
-    if isinstance(value, TableSpec):
-        return quoted(value.name)
-    if isinstance(value, (list, tuple)):
-        return f"[{', '.join(_format_value(each) for each in value)}]"
-    if isinstance(value, torch.dtype):
-        return str(value).removeprefix("torch.")
-    return quoted(value) if isinstance(value, str) else printable(str(value))
+    said, now = attributes_of(*made_from), getattr(find_module(graph_module, node), "now", {})
+    changed = {name: value for name, value in now.items() if value != said.get(name, "")}
+    return format_values(said) + (f"  # now{format_values(changed)}" if changed else "")
 
 
 def _format_argument(argument: object) -> str:

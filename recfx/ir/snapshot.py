@@ -12,10 +12,9 @@ from typing import Any, Protocol
 from torch import fx
 
 from recfx.diagnostics import Diagnostic
-from recfx.ir.meta import NodeMeta, annotate, node_meta
+from recfx.ir.meta import NodeMeta
 from recfx.ir.node_kinds import NODE_KINDS
-from recfx.ir.printer import format_attributes, format_call, format_meta
-from recfx.ir.typed_access import find_module
+from recfx.ir.printer import format_meta
 
 
 @dataclass(frozen=True)
@@ -70,6 +69,10 @@ class PassRecord:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> PassRecord:
         return self  # it is frozen, so copies of a model share it
+
+
+PASSES_KEY = "recfx_passes"
+"""Where a graph module's ``meta`` has the records of the passes that made it."""
 
 
 class Readable(Protocol):
@@ -154,48 +157,9 @@ class GraphHistory:
         return tuple(name for name in dict.fromkeys(self._passes) if name in found)
 
 
-@dataclass(frozen=True)
-class ModuleGraph:
-    """A graph whose nodes call modules."""
-
-    graph_module: fx.GraphModule
-
-    @property
-    def nodes(self) -> Iterable[fx.Node]:
-        """See ``Readable``, as for what follows."""
-        found: Iterable[fx.Node] = self.graph_module.graph.nodes
-        return found
-
-    def meta(self, node: fx.Node, is_new: bool, pass_name: str) -> NodeMeta | None:
-        return node_meta(node)
-
-    def attributes(self, node: fx.Node) -> str:
-        return format_attributes(self.graph_module, node)
-
-    def call(self, node: fx.Node) -> str:
-        return format_call(node)
-
-    def work(self, node: fx.Node) -> frozenset[tuple[str, str]]:
-        meta = node_meta(node)
-        if meta is None:
-            return frozenset()
-        specs = getattr(find_module(self.graph_module, node), "tables", None)  # a shard does the work of its table
-        names = meta.tables if specs is None else tuple(getattr(table, "table_name", table) for table in specs)
-        return work_of(meta.kind, names)
-
-    def note(self, node: fx.Node, meta: NodeMeta) -> None:
-        annotate(node, meta)
-
-
 def work_of(kind: str, tables: Sequence[str]) -> frozenset[tuple[str, str]]:
     """The work of a node of this kind on these tables."""
     return frozenset((each, str(name)) for each in NODE_KINDS[kind].once or (kind,) for name in tables)
-
-
-def snapshot(graph_module: fx.GraphModule) -> tuple[NodeSnapshot, ...]:
-    """The nodes of a graph as they are now."""
-    graph = ModuleGraph(graph_module)
-    return tuple(_first_look(graph, node).snapshot for node in graph.nodes)
 
 
 def _state(node: fx.Node, attributes: str, meta: NodeMeta | None) -> Hashable:

@@ -9,12 +9,12 @@ from typing import Any, NoReturn
 from torch import fx, nn
 
 from recfx.ir.meta import node_meta
-from recfx.ir.node_kinds import NODE_KINDS, NodeKind, ValueType
+from recfx.ir.node_kinds import NODE_KINDS, NOT_COMBINED, NodeKind, ValueType
 from recfx.ir.operators import kind_of
 
 
 class GraphVerificationError(AssertionError):
-    """A pass left a malformed graph. This is always a bug in recfx, never in the user's model."""
+    """A pass left a malformed graph. This is a bug in recfx or in a pass of the user's, never in the user's model."""
 
 
 Fail = Callable[[fx.Node, str], NoReturn]
@@ -66,7 +66,7 @@ def check_inputs(node: fx.Node, kind: NodeKind, fail: Fail) -> None:
     sources: list[Any] = []
     for argument in node.args:  # attributes are keywords
         sources += argument if isinstance(argument, list) else [argument]  # in exported graphs, parts are a list
-    found: list[tuple[fx.Node, ValueType | None]] = [(source, _type_of(source, fail)) for source in sources]
+    found: list[tuple[fx.Node, ValueType | None]] = [(source, type_of(source, fail)) for source in sources]
     position = 0
     for wanted in kind.inputs:
         begin = position
@@ -90,7 +90,7 @@ def _refuse(
     fail(node, f"a {kind.name} cannot be fed by {source.name}, {what}{wanted}")
 
 
-def _type_of(value: fx.Node, fail: Fail) -> ValueType | None:
+def type_of(value: fx.Node, fail: Fail) -> ValueType | None:
     """The type of a value, by the declaration of the kind that produces it; None for values of foreign nodes."""
     if value.op == "placeholder":
         return ValueType.BATCH
@@ -105,7 +105,9 @@ def _type_of(value: fx.Node, fail: Fail) -> ValueType | None:
         fail(value, f"a {kind.name} returns {len(kind.outputs)} values: use one of its items")
     if item is not None and (len(kind.outputs) == 1 or item not in range(len(kind.outputs))):
         fail(value, f"a {kind.name} has no item {item}")
-    return kind.outputs[item or 0]
+    if giver.kwargs.get("combine") == NOT_COMBINED:
+        return ValueType.UNPOOLED
+    return type_of(giver.all_input_nodes[0], fail) if kind.like_input else kind.outputs[item or 0]
 
 
 def _declared(node: fx.Node) -> NodeKind | None:

@@ -2,29 +2,43 @@
 
 from __future__ import annotations
 
+import operator
+from collections import Counter
 from typing import Any
 
 import torch
 from torch import fx
 
-from recfx.ir.node_kinds import NodeKind
+from recfx.ir.node_kinds import COMBINES, NOT_COMBINED, NodeKind, ValueType
 from recfx.ir.operator_graph import OperatorGraph
 from recfx.ir.operators import kind_of
-from recfx.ir.verifier import Fail, check_inputs, check_once, linted
+from recfx.ir.tables import embedding_dims
+from recfx.ir.verifier import Fail, GraphVerificationError, check_inputs, check_once, linted, type_of
 
 _SINGLE = (bool, int, float, str, torch.dtype)
+_OF_TABLES = ("tables", "hashed", "divided")
+"""The attributes that hold names of tables, which may be objects of a class of the user's that is a string."""
 
 
 def verify_operators(graph: OperatorGraph, after: str) -> None:
     """Check that ``graph`` is well formed, with its attributes; arguments and errors are those of ``verify_graph``."""
     fail = linted(graph.graph, after)
+    for op, name in (("placeholder", "inputs"), ("output", "outputs")):
+        found = sum(node.op == op for node in graph.graph.nodes)
+        if found != 1:
+            raise GraphVerificationError(f"after pass {after}: the graph has {found} {name}, not one")
     for node in graph.graph.nodes:
         kind = kind_of(node)
         if kind is None:
+            _check_other(node, fail)
             continue
         if not node.users:
             fail(node, f"nothing uses this {kind.name}")
         check_attributes(graph, node, kind, fail)
+        if not all(isinstance(each, fx.Node) for each in node.args):
+            fail(node, "its inputs must be nodes, one by one; what else it needs are attributes")
+        if kind.like_input and not node.args:
+            fail(node, f"a {kind.name} is like its first input, but has none")
         check_inputs(node, kind, fail)
     check_once(
         (
@@ -34,6 +48,42 @@ def verify_operators(graph: OperatorGraph, after: str) -> None:
         ),
         fail,
     )
+    for keyed in graph.of_kind("keyed_tensor"):
+        _check_columns(graph, keyed, fail)
+
+
+def _check_other(node: fx.Node, fail: Fail) -> None:
+    """Check a node that calls no operator: it is the input, the output, or one of the values of an operator."""
+    if node.op == "output":
+        (result,) = node.args
+        if not isinstance(result, fx.Node) or type_of(result, fail) is not ValueType.KEYED_TENSOR:
+            fail(node, f"the graph must return {ValueType.KEYED_TENSOR.value}, not {result}")
+    elif node.op != "placeholder" and not (
+        node.target is operator.getitem and isinstance(node.args[0], fx.Node) and kind_of(node.args[0])
+    ):
+        called = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", node.target)
+        fail(node, f"{called} is no operator; recfx.add_operator declares one")
+
+
+def _check_columns(graph: OperatorGraph, keyed: fx.Node, fail: Fail) -> None:
+    """Check that a ``keyed_tensor`` takes all columns of its collection, each of them once."""
+    collection, missing = graph.collection(keyed), Counter[str]()
+    missing.update(dict(zip(collection.keys, embedding_dims(collection.tables), strict=True)))
+    for node in keyed.args:
+        assert isinstance(node, fx.Node)
+        for columns in graph.columns(node):
+            missing[columns.key] -= columns.dim
+    for key, count in missing.items():
+        if count:
+            fail(keyed, f"it takes {abs(count)} columns of {key!r} too {'few' if count > 0 else 'many'}")
+
+
+def _check_combine(node: fx.Node, combine: object, dims: set[int], fail: Fail) -> None:
+    """Check what a lookup makes of its rows; ``dims`` are the numbers of columns of its tables."""
+    if combine not in COMBINES:
+        fail(node, f"its combine is {combine!r}, none of {COMBINES}")
+    if combine == NOT_COMBINED and len(dims) > 1:
+        fail(node, f"its tables have {sorted(dims)} columns, but rows that are not combined need the same number")
 
 
 def check_attributes(graph: OperatorGraph, node: fx.Node, kind: NodeKind, fail: Fail) -> None:
@@ -54,17 +104,22 @@ def check_attributes(graph: OperatorGraph, node: fx.Node, kind: NodeKind, fail: 
         if wanted is None:
             fail(node, f"a {kind.name} has no attribute {name!r}")
         if not isinstance(value, wanted) or not all(
-            isinstance(each, _SINGLE) for each in (value if isinstance(value, tuple) else (value,))
+            type(each) in _SINGLE or (name in _OF_TABLES and isinstance(each, str))
+            for each in (value if isinstance(value, tuple) else (value,))
         ):
             fail(node, f"its {name} is {value!r}, not a {wanted.__name__} of plain values")
-    named = [name for name in ("tables", "hashed", "divided") if name in given]
+    named = [name for name in _OF_TABLES if name in given]
     known = collection.by_name(graph.works_on_shards(node)) if named else {}
     for name in named:
         missing = [table for table in given[name] if table not in known]
         if missing:
             fail(node, f"its {name} has {missing[0]!r}, which is none of its collection's here")
+        if name == "hashed" and not all(known[table].has_index for table in given[name]):
+            fail(node, f"its hashed has a table without an index: {given[name]}")
     if "tables" in kind.attributes and not given.get("tables"):
         fail(node, f"a {kind.name} needs tables")
+    if "lookup" in kind.once:
+        _check_combine(node, given.get("combine"), {known[table].embedding_dim for table in given["tables"]}, fail)
     if "way" in kind.attributes:
         ways = {} if collection.sharding is None else {way.name: way for way in collection.sharding.ways_back}
         way, hop = given.get("way", ""), given.get("hop", 0)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import torch
 from torch import nn
-from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
 from recfx.hooks import MODULE_HOOKS
-from recfx.modules.collection import HashEmbeddingBagCollection
+from recfx.modules.collection import UnshardedCollection
 from recfx.modules.copy_modules import copy_modules
+from recfx.modules.kinds import kind_of
 from recfx.modules.table_holder import release
 
 
@@ -31,15 +30,16 @@ def carry_over(source: nn.Module, replacement: nn.Module, skip: frozenset[str] =
                 ours.setdefault(name, value)
 
 
-def standard_collection(collection: HashEmbeddingBagCollection) -> EmbeddingBagCollection:
+def standard_collection(collection: UnshardedCollection) -> nn.Module:
     """The standard collection around the same parameters, without optimizers in backward and without indexes."""
-    configs, meta = collection.embedding_bag_configs(), torch.device("meta")
-    standard = EmbeddingBagCollection(configs, collection.is_weighted(), meta)
-    bags, _ = copy_modules(collection.embedding_bags)
-    assert isinstance(bags, nn.ModuleDict)
-    release(bags)
-    standard.embedding_bags = bags
+    kind = kind_of(collection)
+    standard = kind.empty_like(collection)
+    tables, _ = copy_modules(kind.tables_of(collection))
+    assert isinstance(tables, nn.ModuleDict)
+    release(tables)
+    setattr(standard, kind.tables, tables)
     standard._device = collection.device
     carry_hooks(collection, standard)
     carry_over(collection, standard, skip=collection.own_names())
-    return standard.train(collection.training)
+    standard.train(collection.training)
+    return standard

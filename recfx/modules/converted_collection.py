@@ -9,7 +9,6 @@ from typing import Any, ClassVar, TypeVar
 import torch
 import torch.distributed as dist
 from torch import fx, nn
-from torchrec.modules.embedding_configs import EmbeddingBagConfig
 
 from recfx.diagnostics import Diagnostic
 from recfx.errors import ConversionError
@@ -17,12 +16,15 @@ from recfx.hashing import HashConfig, HashIndex
 from recfx.hashing.config import as_integer
 from recfx.hashing.row_move import RowMove
 from recfx.ir.meta import SourceLocation
+from recfx.ir.snapshot import PassRecord
 from recfx.ir.tables import TableSpec
+from recfx.modules.kinds import CollectionKind
 from recfx.nodes import TableStore
 from recfx.nodes.base import opaque
 from recfx.nodes.forwards import Forwards
 from recfx.nodes.fx_leaf import FxLeaf, tracer_of_call
-from recfx.passes import PassRecord
+from recfx.nodes.runtime import Runtime
+from recfx.passes import Pass
 
 _Collection = TypeVar("_Collection", bound="ConvertedCollection")
 
@@ -37,31 +39,32 @@ class ConvertedCollection(FxLeaf):
         requested: the hashing that was asked for, by table name.
         calls: how often one forward of the model calls the collection, as far as that is known.
         backend: kernel target of the lookups.
+        passes: the passes that make its graph, if the user named them; None: those of ``recfx.passes()``.
         source: where the user's code calls or makes the collection.
         not_fused: the optimizers in backward that no kernel can carry out, and why not, by table name.
-        embedding_bags: the modules that hold the weights.
         hash_indexes: the indexes of the tables that have one.
         graph_module: the graph that ``forward`` runs in the mode that the collection is in.
         pass_records: what each pass did to the graph.
     """
 
     is_sharded: ClassVar[bool]
+    _kind: ClassVar[CollectionKind]  # ask `kind_of`, which users' attributes cannot hide
 
     collection: str
     tables: tuple[TableSpec, ...]
     requested: dict[str, HashConfig | None]
     calls: int
     backend: str
+    passes: tuple[Pass, ...] | None = None  # of the class: earlier versions have pickled none
     source: SourceLocation | None
     not_fused: dict[str, Diagnostic]
-    embedding_bags: nn.ModuleDict
     hash_indexes: nn.ModuleDict
     graph_module: fx.GraphModule
     pass_records: list[PassRecord]
 
-    _embedding_bag_configs: list[EmbeddingBagConfig]
     _is_weighted: bool
     _store: TableStore
+    _runtime: Runtime
     _row_moves: dict[str, RowMove]  # of the last load, for the optimizer's state
 
     # Tables
@@ -122,10 +125,6 @@ class ConvertedCollection(FxLeaf):
         """The tables that count every id or evict: their rows are found in the batch's own step, never earlier."""
         return [table.name for table in self.tables if table.evicts or table.admits]
 
-    def embedding_bag_configs(self) -> list[EmbeddingBagConfig]:
-        """The configs of the whole tables, in order; ``num_embeddings`` are physical rows."""
-        return self._embedding_bag_configs
-
     def is_weighted(self) -> bool:
         """Whether batches carry a weight for every id."""
         return self._is_weighted
@@ -138,15 +137,6 @@ class ConvertedCollection(FxLeaf):
         """The ranks that have the collection's shards; None if it is not sharded."""
 
     # Calls
-
-    def path_of_root(self) -> str:
-        """The name under which a graph finds the collection if the collection is the root of the trace."""
-        return "embedding_bag_collection"
-
-    @property
-    def embedding_bag_collection(self: _Collection) -> _Collection:
-        """This collection itself, which the graph of ``torch.fx.symbolic_trace(collection)`` calls."""
-        return self
 
     def _enter(self, run: Callable[..., Any], compiled: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Call ``run``; a torch.fx tracer gets one leaf node, torch.compile ``compiled`` in one graph break."""
@@ -228,8 +218,3 @@ def index_of(module: nn.Module, table: str) -> HashIndex | None:
     if not isinstance(module, ConvertedCollection) or table not in module.hash_indexes:
         return None
     return module.index(table)
-
-
-def weight_name(collection: str, table: str) -> str:
-    """Fully qualified name of a table's parameter, in the standard and the converted model alike."""
-    return f"{collection + '.' if collection else ''}embedding_bags.{table}.weight"

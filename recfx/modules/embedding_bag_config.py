@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from torchrec.modules.embedding_configs import EmbeddingBagConfig
 
 from recfx.hashing import HashConfig
+from recfx.modules.kinds import POOLED
 from recfx.modules.table_specs import check_config
 
 
@@ -21,5 +22,5 @@ class HashEmbeddingBagConfig(EmbeddingBagConfig):
     hashing: HashConfig = field(default_factory=HashConfig)
 
     def __post_init__(self) -> None:
-        check_config(self)  # before TorchRec divides by the rows
+        check_config(self, POOLED)  # before TorchRec divides by the rows
         super().__post_init__()

@@ -10,8 +10,9 @@ from recfx.errors import CheckpointError
 from recfx.hashing import state
 from recfx.hashing.row_move import RowMove, saved_names
 from recfx.hooks import load_hooks
-from recfx.modules.converted_collection import ConvertedCollection, weight_name
+from recfx.modules.converted_collection import ConvertedCollection
 from recfx.modules.fit_table import first_rows, fit_index, without_index, without_weight
+from recfx.modules.kinds import kind_of
 
 
 def fit_state(
@@ -35,7 +36,8 @@ def fit_state(
     """
     fitted: dict[str, object] = {}
     moves: dict[str, RowMove] = {}
-    start = f"{prefix}embedding_bags."
+    kind = kind_of(collection)
+    start = f"{prefix}{kind.tables}."
     bags_saved = {key[len(start) :].split(".", 1)[0] for key in saved if key.startswith(start)}
     for table in collection.tables:
         if not table.has_index:
@@ -43,7 +45,7 @@ def fit_state(
         index, (rows, dim) = collection.index(table.name), collection.weight(table.name).shape
         keys = {name: f"{prefix}hash_indexes.{table.name}.{name}" for name in saved_names(index)}
         found = {name: saved[key] for name, key in keys.items() if key in saved}
-        weight = saved.get(prefix + weight_name("", table.name))
+        weight = saved.get(prefix + kind.weight_name("", table.name))
         # Any name below its bag will do, because a parametrization changes the name.
         has_weight = weight is not None or table.name in bags_saved or _weight_may_be_renamed(collection, table.name)
         if not state.has_index(found):
@@ -75,7 +77,7 @@ def fit_weights(
     """
     fitted = {}
     for table, move in moves.items():
-        key, weight = prefix + weight_name("", table), collection.weight(table)
+        key, weight = prefix + kind_of(collection).weight_name("", table), collection.weight(table)
         found = saved.get(key)
         if not isinstance(found, Tensor):
             continue
@@ -92,5 +94,5 @@ def fit_weights(
 
 def _weight_may_be_renamed(collection: ConvertedCollection, table: str) -> bool:
     """Whether a user's hook may find the weight under another name."""
-    bag = collection.embedding_bags[table]
-    return bool(load_hooks(bag) or load_hooks(collection.embedding_bags))
+    tables = kind_of(collection).tables_of(collection)
+    return bool(load_hooks(tables[table]) or load_hooks(tables))

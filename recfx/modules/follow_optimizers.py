@@ -9,6 +9,7 @@ from typing import Any
 from torch import nn
 
 from recfx.diagnostics import Diagnostic
+from recfx.modules.kinds import POOLED
 from recfx.nodes import TableStore
 from recfx.optim.attached import attached_to_each
 from recfx.optim.fused_optimizer import FusedOptimizer
@@ -21,13 +22,16 @@ class OptimizerFollower:
     Args:
         store: its ``optimizers`` are kept up to date.
         collection: fully qualified name in the model.
+        tables: the attribute of the collection that holds one module per table.
 
     Attributes:
         not_fused: the optimizers in backward that no kernel can carry out, and why not, by table name.
     """
 
-    def __init__(self, store: TableStore, collection: str) -> None:
-        self._store, self._collection = store, collection
+    _tables = POOLED.tables  # of the class: earlier versions have pickled none
+
+    def __init__(self, store: TableStore, collection: str, tables: str) -> None:
+        self._store, self._collection, self._tables = store, collection, tables
         self._aside: dict[str, tuple[weakref.ref[nn.Parameter], FusedOptimizer]] = {}
         self.not_fused: dict[str, Diagnostic] = {}
         self.take_over()
@@ -38,7 +42,7 @@ class OptimizerFollower:
         for table, optimizer in self._store.optimizers.items():
             if hooks_on_step(self._store.weight(table)):  # it goes on with the state of the fused one
                 attach_unfused(self._store.weight(table), optimizer)
-        optimizers, self.not_fused = fused_optimizers(self._store.bags, self._collection)
+        optimizers, self.not_fused = fused_optimizers(self._store.bags, self._collection, self._tables)
         self._store.optimizers.update(optimizers)
         for table in self.not_fused:  # such as a second optimizer beside one that was fused
             self._store.optimizers.pop(table, None)
@@ -65,9 +69,10 @@ class OptimizerFollower:
         bags = self._store.bags
         try:
             weights: list[Any] = [bag._parameters["weight"] for bag in bags._modules.values() if bag is not None]
-        except KeyError:  # the weight is gone, for instance by pruning: say which one, and what to do
+            attached = attached_to_each(weights)
+        except (KeyError, AttributeError):  # a weight is gone, by pruning or set to None: say which, and what to do
             weights = [self._store.weight(table) for table in bags]
-        attached = attached_to_each(weights)
+            attached = attached_to_each(weights)
         found = list(map(id, chain.from_iterable(attached)))
         if found or self._store.optimizers or self._aside:
             found += map(id, weights)

@@ -11,8 +11,8 @@ from torch import fx, nn
 from recfx.errors import ConversionError
 from recfx.ir.meta import META_KEY
 from recfx.modules.carry_over import carry_hooks
-from recfx.modules.collection import HashEmbeddingBagCollection
-from recfx.modules.converted_collection import collections_of, converted_collections
+from recfx.modules.collection import unsharded_collections
+from recfx.modules.converted_collection import converted_collections
 from recfx.nodes.fx_leaf import tracer_of_call
 from recfx.nodes.table_store import forwards_of
 
@@ -37,7 +37,7 @@ class WholeGraph(nn.Module):
         self.__dict__["_graphs"] = graphs
         self.__dict__["_entered"] = entered
         self.__dict__["_python_model"] = model
-        for collection in collections_of(model, HashEmbeddingBagCollection).values():
+        for collection in unsharded_collections(model).values():
             collection.graph_is_inlined = True  # the graphs name the modules of its nodes
         self.__dict__["_stores"] = [collection.store for collection in converted_collections(model).values()]
         carry_hooks(model, self)
@@ -101,12 +101,25 @@ class WholeGraph(nn.Module):
         facts = state.pop("_node_facts")
         super().__setstate__(state)
         for training, graph_module in self.__dict__["_graphs"].items():
-            for node, (name, meta) in zip(graph_module.graph.nodes, facts[training], strict=True):
-                node.name = name
-                if meta is not None:
-                    node.meta[META_KEY] = meta
+            inlined = _inlined(graph_module, training)
+            # Attributes of inputs are read where they are first used, so only nodes of one make are in the same order.
+            said = [(name, {} if meta is None else {META_KEY: meta}) for name, meta in facts[training]]
+            ours, others = (iter([each for each in said if bool(each[1]) is made]) for made in (True, False))
+            for node in graph_module.graph.nodes:
+                known = inlined.get(node.target)
+                node.name, meta = next(others if known is None else ours, (node.name, {}))
+                node.meta |= (known or {}) | meta
             graph_module.recompile()
         self._take_signature()
+
+
+def _inlined(graph_module: fx.GraphModule, training: bool) -> dict[object, dict[str, Any]]:
+    """What the graphs of the collections say of each node that is inlined here, by what it calls."""
+    return {
+        f"{path}.graph_module.{node.target}": node.meta
+        for path, collection in converted_collections(graph_module).items()
+        for node in collection.graph_of(training).graph.nodes
+    }
 
 
 def _with_signature_of(graph_module: fx.GraphModule) -> type[WholeGraph]:

@@ -9,14 +9,15 @@ from typing import Any
 from torchrec.optim.keyed import KeyedOptimizer
 
 from recfx.hooks import load_hooks, without_load_hooks
-from recfx.modules.converted_collection import ConvertedCollection, weight_name
+from recfx.modules.converted_collection import ConvertedCollection
 from recfx.modules.fit_state import fit_state, fit_weights
+from recfx.modules.kinds import kind_of
 from recfx.optim.fused_optimizer import FusedOptimizer
 from recfx.optim.keyed_optimizer import FusedKeyedOptimizer
 
 
 class WholeTables(ConvertedCollection):
-    """The tables of an unsharded collection; base of ``HashEmbeddingBagCollection``."""
+    """The tables of an unsharded collection; base of ``UnshardedCollection``."""
 
     is_sharded = False
 
@@ -33,15 +34,16 @@ class WholeTables(ConvertedCollection):
     def fused_optimizer(self) -> KeyedOptimizer:
         """State and settings of the fused optimizers, under TorchRec's names (``<table>.momentum1``)."""
         parameters, state, groups, starts = {}, {}, [], {}
+        kind = kind_of(self)
         for name, optimizer in self.fused_optimizers().items():
-            weight, key = self._store.weight(name), weight_name("", name)
+            weight, key = self._store.weight(name), kind.weight_name("", name)
             optimizer.prepare(weight)
             parameters[key] = weight
             starts[key] = {f"{name}.{saved_as}": value for saved_as, value in optimizer.starts().items()}
             state[weight] = {f"{name}.{momentum}": tensor for momentum, tensor in optimizer.named_state().items()}
             optimizer.group["params"] = [weight]  # pickles lack it, and emptied copies have others
             groups.append(optimizer.group)
-        moves = {weight_name("", table): move for table, move in self._row_moves.items()}
+        moves = {kind.weight_name("", table): move for table, move in self._row_moves.items()}
         return FusedKeyedOptimizer(parameters, state, groups, moves, starts)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:

@@ -40,11 +40,6 @@ class HashIds(NodeModule):
         return self.indexes.collection
 
     @property
-    def tables(self) -> tuple[TableSpec, ...]:
-        """Every table of the collection, in the KJT's order."""
-        return self.indexes.tables
-
-    @property
     def hashed(self) -> tuple[str, ...]:
         """The names of the tables whose ids go through an index."""
         return self.indexes.hashed

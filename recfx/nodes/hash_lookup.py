@@ -35,10 +35,15 @@ class HashLookup(NodeModule):
 
     @property
     def two_steps(self) -> str:
-        """When the node always runs in two steps: ``""``, ``"in_training"`` or ``"always"``; graphs print it."""
+        """When the node always runs in two steps: ``""``, ``"in_training"`` or ``"always"``."""
         if self.lookup.kernel and not self.lookup.has_finding_kernel:
             return "always"
         return "in_training" if self.hash_ids.indexes.counts_every_id else ""
+
+    @property
+    def now(self) -> dict[str, str]:
+        """See ``Lookup.now``."""
+        return self.lookup.now | ({"two_steps": self.two_steps} if self.two_steps else {})
 
     def forward(self, features: KeyedJaggedTensor) -> torch.Tensor:
         """``features``: raw ids, with keys in the collection's order. Returns float32 ``[B, sum D]``.

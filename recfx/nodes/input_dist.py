@@ -83,17 +83,6 @@ class InputDistStart(NodeModule):
         self.identity = marks.identity(self.collection, self.keys, self._dist._splits, setting)
 
     @property
-    def group(self) -> dist.ProcessGroup:
-        """The group of all ranks."""
-        found: dist.ProcessGroup = self._dist._pg
-        return found
-
-    @property
-    def arriving(self) -> int:
-        """How many keys this rank receives."""
-        return int(self._dist._splits[self.group.rank()])
-
-    @property
     def pipeline(self) -> object | None:
         """What a TorchRec pipeline has put in place of the exchange, to send the sizes of all collections at once."""
         found = self._dist.forward

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
@@ -34,7 +35,7 @@ class Lookup(NodeModule):
     Args:
         collection: fully qualified name of the collection, for messages.
         tables: the group, in column order.
-        pooling: ``"SUM"`` or ``"MEAN"``, as the kernel pools (SUM if ``mean_divide`` follows).
+        combine: ``"SUM"`` or ``"MEAN"``, as the kernel pools (SUM if ``mean_divide`` follows).
         features: the output keys of the whole collection, in the order of the KJT's keys.
         is_weighted: whether the KJT's weights multiply the rows.
         store: the store that holds the weights.
@@ -45,7 +46,7 @@ class Lookup(NodeModule):
         self,
         collection: str,
         tables: tuple[TableSpec, ...],
-        pooling: str,
+        combine: str,
         features: tuple[str, ...],
         is_weighted: bool,
         store: TableStore,
@@ -54,7 +55,7 @@ class Lookup(NodeModule):
         super().__init__()
         self.collection = collection
         self.tables = tables
-        self.pooling = pooling
+        self.combine = combine
         self.features = KeyOrder.of(features)
         self.is_weighted = is_weighted
         self.backend = backend
@@ -68,13 +69,18 @@ class Lookup(NodeModule):
         self._choice: Choice | None = None
         self._reading: tuple[Choice, LookupKernel] | None = None
 
-    def choose_kernel(self) -> Choice:
+    def choose_kernel(self, decided: str = "") -> Choice:
         """Choose the kernel for the tables as they are now (device, dtype, optimizer).
 
+        Args:
+            decided: the backend that the graph names; ``""`` if it names none.
+
         Raises:
-            ConversionError: the backend named by the user cannot serve this lookup, or ``table_shape_changed``.
+            ConversionError: the backend named by the user, or by the graph, cannot serve this lookup; or
+                ``table_shape_changed``.
         """
-        self._choice = self.select(self.backend)
+        choice = self.select(self.backend)
+        self._choice = choice if decided in ("", choice.backend) else self.select(decided)
         return self._choice
 
     def select(self, backend: str) -> Choice:
@@ -125,11 +131,18 @@ class Lookup(NodeModule):
         weights: list[torch.Tensor] = [found for bag in bags if (found := bag._parameters.get("weight")) is not None]
         return "" if choice.stale(weights) else choice.backend
 
+    @property
+    def now(self) -> dict[str, str]:
+        """What the graph says of it, as it is now: those of shards and of whole graphs stay when tables change."""
+        dtype = str(self.dtype).removeprefix("torch.")
+        found = {"dtype": dtype, "optimizer": self.optimizer, "kernel": self.kernel}
+        return {name: value for name, value in found.items() if value}
+
     def spec(self) -> LookupSpec:
         """What a backend must know to decide whether it can serve this lookup."""
         return LookupSpec(
             tables=self.tables,
-            pooling=self.pooling,
+            combine=self.combine,
             is_weighted=self.is_weighted,
             weights=[self.store.weight(table.name) for table in self.tables],
             optimizers=[self.store.optimizers.get(table.name) for table in self.tables],
@@ -242,10 +255,12 @@ class Lookup(NodeModule):
     def _kernel(self) -> tuple[list[torch.Tensor], Choice]:
         choice = self._choice
         weights = self.store.weights(self._names)
-        if choice is None or choice.stale(weights):
+        fits = self.store.graph_fits
+        # Lookups of shards and of whole graphs choose again by themselves: their graphs stay as they are.
+        if choice is None or (not fits and choice.stale(weights)):
             choice = self.choose_kernel()
         if self.store.optimizers:
-            if not self.store.has_no_hooks:
+            if not fits:
                 self._refuse_hooks(weights)
             if torch.is_grad_enabled():
                 self._refuse_changed_settings()
@@ -322,6 +337,12 @@ class Lookup(NodeModule):
     def __getstate__(self) -> dict[str, object]:
         # The kernel depends on the tables, so a copy chooses its own.
         return {**self.__dict__, "_choice": None, "_reading": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        if "pooling" in state:  # of earlier versions
+            state = {**state, "combine": state["pooling"]}
+            del state["pooling"]
+        super().__setstate__(state)
 
 
 def _inside_torch_func() -> bool:

@@ -7,68 +7,113 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any, cast
 
 from torch import fx, nn
 
+from recfx.errors import ConversionError
 from recfx.ir.context import CollectionContext
 from recfx.ir.meta import NodeMeta, annotate
 from recfx.ir.names import node_name
-from recfx.ir.operator_graph import OperatorGraph, hop_of, names_in
+from recfx.ir.operator_graph import OPERATOR_KEY, Operator, OperatorGraph, hop_of, names_in
 from recfx.ir.shards import CollectionSharding
 from recfx.ir.tables import embedding_dims
 from recfx.kernels.bucketize import Routes
 from recfx.nodes.base import NodeModule
 from recfx.nodes.bucketize import Bucketize
 from recfx.nodes.dist_groups import DistGroups, sent_on
+from recfx.nodes.find_ids import FindIds
+from recfx.nodes.find_rows import FindRows
 from recfx.nodes.hash_ids import HashIds
 from recfx.nodes.hash_lookup import HashLookup
 from recfx.nodes.input_dist import InputDistStart, InputDistWait
+from recfx.nodes.insert_ids import InsertIds
 from recfx.nodes.keyed_tensor import AssembleKeyedTensor
 from recfx.nodes.lookup import Lookup
 from recfx.nodes.mean_divide import MeanDivide
 from recfx.nodes.output_dist import STARTS, OutputDistStart, OutputDistWait
-from recfx.nodes.resources import Resources
+from recfx.nodes.own_node import OwnNode
+from recfx.nodes.runtime import Runtime
 from recfx.nodes.select_features import SelectFeatures
+from recfx.nodes.snapshot_indexes import SnapshotIndexes
 from recfx.nodes.table_indexes import TableIndexes
 from recfx.nodes.to_device import ToDevice
 from recfx.nodes.to_host import ToHost
 
 
 def lower_graph(
-    graph: OperatorGraph, metas: Mapping[fx.Node, NodeMeta], resources: Resources, backend: str = "auto"
+    graph: OperatorGraph,
+    metas: Mapping[str, NodeMeta],
+    make: Callable[[Lowered], nn.Module],
+    runtime: Runtime | None = None,
+    backend: str = "auto",
 ) -> fx.GraphModule:
     """Lower the graph of one collection.
 
     Args:
         graph: the graph, after the last rewrite.
-        metas: the metadata of its nodes.
-        resources: what the modules work on.
+        metas: the metadata of its nodes, by name.
+        make: makes the module of a node: ``module_of``, for models.
+        runtime: what the modules work on; nodes that it has a module for call that. None: for what needs nothing live.
         backend: ``"auto"``, or the one backend that every lookup must use.
 
     Returns:
         A graph module whose nodes have the names, the order and the metadata of ``graph``.
 
     Raises:
-        ConversionError: ``backend_unusable``, ``table_shape_changed``.
+        ConversionError: ``backend_unusable``, ``table_shape_changed``, ``not_lowered``, ``operator_with_state``.
     """
     root, lowered, known = nn.Module(), fx.Graph(), dict[fx.Node, fx.Node]()
     numbers: dict[str, int] = {}
     for node in graph.graph.nodes:
-        if node not in metas:
+        if node.name not in metas:
             known[node] = lowered.node_copy(node, known.__getitem__)
             continue
         kind = graph.kind(node)
         number = numbers[kind] = numbers.get(kind, -1) + 1
         target = f"{kind}_{number}" if number else kind
-        module = MAKERS[kind](Lowered(graph, node, graph.collection(node), resources, backend))
-        module.label = node.name
+        module = None if runtime is None else runtime.module(node.name)
+        if module is None:
+            module = make(Lowered(graph, node, graph.collection(node), runtime, backend))
+            if hasattr(module, "label"):
+                module.label = node.name
+            if runtime is not None:
+                runtime.add(node.name, kind, module)
         root.add_module(target, module)
-        inputs = tuple(known[each] for each in node.all_input_nodes)
+        inputs = fx.map_arg(node.args, known.__getitem__)
         known[node] = lowered.create_node("call_module", target, inputs, {}, name=node.name)
-        annotate(known[node], metas[node])
+        annotate(known[node], metas[node.name])
+        known[node].meta[OPERATOR_KEY] = Operator(graph, node)
     graph_module = fx.GraphModule(root, lowered)
     graph_module.meta["recfx_numbers"] = numbers
     return graph_module
+
+
+def module_of(of: Lowered) -> NodeModule:
+    """What runs for a node in a model.
+
+    Raises:
+        ConversionError: ``backend_unusable``, ``table_shape_changed``, ``not_lowered``, ``operator_with_state``.
+    """
+    kind = of.graph.kind(of.node)
+    return MAKERS[kind](of) if kind in MAKERS else make_own(of)
+
+
+def make_own(of: Lowered) -> OwnNode:
+    """What runs for a node of an operator of the user's: a module that calls the user's.
+
+    Raises:
+        ConversionError: ``not_lowered``, ``operator_with_state``.
+    """
+    kind = of.graph.kind(of.node)
+    if kind not in OWN_MAKERS:
+        raise ConversionError(
+            f"no module runs {of.node.name}, because nothing lowers nodes of kind {kind!r}.",
+            reason="not_lowered",
+            module_path=of.collection.name,
+            what_to_do="let the passes of recfx.passes() run as well; or call recfx.add_operator with make=.",
+        )
+    return OwnNode(OWN_MAKERS[kind](of), of.collection.name, kind)
 
 
 @dataclass(frozen=True)
@@ -78,8 +123,19 @@ class Lowered:
     graph: OperatorGraph
     node: fx.Node
     collection: CollectionContext
-    resources: Resources
+    given: Runtime | None
     backend: str
+
+    @property
+    def runtime(self) -> Runtime:
+        """What the module works on."""
+        assert self.given is not None  # see ``lower_graph``
+        return self.given
+
+    @property
+    def attributes(self) -> dict[str, Any]:
+        """The node's attributes that are set, by name."""
+        return {name: value for name, value in self.node.kwargs.items() if name != "collection"}
 
     @property
     def sharding(self) -> CollectionSharding:
@@ -88,8 +144,8 @@ class Lowered:
 
     @property
     def groups(self) -> DistGroups:
-        assert self.resources.groups is not None
-        return self.resources.groups
+        assert self.runtime.groups is not None
+        return self.runtime.groups
 
 
 def _select_features(of: Lowered) -> SelectFeatures:
@@ -105,7 +161,6 @@ def _select_features(of: Lowered) -> SelectFeatures:
 def _bucketize(of: Lowered) -> Bucketize:
     cut = [table for table in of.sharding.tables for _ in table.table.embedding_names]
     indexed = [each.table.hashing if each.table.has_index else None for each in cut]
-    shards = of.sharding.by_rank()
     routes = Routes(
         row_borders=[each.row_borders() for each in cut],
         rows=[each.table.num_embeddings for each in cut],
@@ -113,21 +168,20 @@ def _bucketize(of: Lowered) -> Bucketize:
         buckets=[0 if config is None else config.buckets for config in indexed],
         seeds=[0 if config is None else config.seed for config in indexed],
         sources=_sources(of),
-        pieces=[shard.piece for shard in shards for _ in shard.table.embedding_names],
+        pieces=[shard.piece for shard in of.sharding.by_rank() for _ in shard.table.embedding_names],
     )
-    return Bucketize(routes, [name for shard in shards for name in shard.spec.embedding_names])
+    return Bucketize(routes, list(of.collection.sent_keys))
 
 
 def _input_dist_start(of: Lowered) -> InputDistStart:
     collection, sharding, group = of.collection, of.sharding, of.groups.ids
-    arriving = [name for shard in sharding.by_rank() for name in shard.spec.embedding_names]
     by_rank = [sharding.on_rank(rank) for rank in range(sharding.world_size)]
     splits = [sum(len(shard.table.embedding_names) for shard in shards) for shards in by_rank]
-    # Routed ids have their order already; and on one rank with all tables in order, nothing moves.
-    is_in_order = of.graph.of_kind("bucketize") or arriving == list(collection.keys)
-    positions = None if is_in_order else _sources(of)
+    positions = _sources(of) if of.graph.puts_keys_into_order(of.node) else None
     is_weighted = collection.is_weighted and sharding.world_size > 1
-    return InputDistStart(group, splits, positions, arriving, collection.name, sent_on(group), is_weighted)
+    return InputDistStart(
+        group, splits, positions, list(collection.sent_keys), collection.name, sent_on(group), is_weighted
+    )
 
 
 def _sources(of: Lowered) -> list[int]:
@@ -136,18 +190,48 @@ def _sources(of: Lowered) -> list[int]:
     return [positions[name] for shard in of.sharding.by_rank() for name in shard.table.embedding_names]
 
 
+def _indexes_in_use(of: Lowered) -> HashIds:
+    """The module that hashes in the form of the graph that trains, whose indexes and counts a node shares."""
+    (hash_ids,) = of.runtime.of("hash_ids")
+    return cast("HashIds", hash_ids)
+
+
+def _find_rows(of: Lowered) -> FindRows:
+    to_host, to_device, lookups = (of.runtime.of(kind) for kind in ("to_host", "to_device", "lookup"))
+    return FindRows(
+        _indexes_in_use(of),
+        cast("ToHost | None", next(iter(to_host), None)),
+        cast("ToDevice | None", next(iter(to_device), None)),
+        cast("tuple[Lookup, ...]", tuple(lookups)),
+    )
+
+
 def _hash_ids(of: Lowered) -> HashIds:
     collection, hashed = of.collection, names_in(of.node, "hashed")
     is_sharded = any(table.shard_of for table in collection.local)
-    return HashIds(TableIndexes(collection.name, collection.local, hashed, of.resources.store, is_sharded))
+    is_alone = len(of.graph.hashing(collection.name)) == 1
+    evicting = [table.name for table in collection.local if table.evicts]
+    if evicting and not is_alone:
+        raise ConversionError(
+            f"several nodes hash ids, but table {evicting[0]!r} evicts: the ids of all tables must be hashed together, "
+            "because the rows of a batch are kept together.",
+            reason="several_hash_ids",
+            module_path=collection.name,
+            what_to_do="let the operator take the ids of all tables; or leave it out.",
+        )
+    indexes = TableIndexes(collection.name, collection.local, hashed, of.runtime.store, is_sharded, is_alone)
+    return HashIds(indexes)
 
 
 def _lookup(of: Lowered) -> Lookup:
-    collection, pooling = of.collection, str(of.node.kwargs["pooling"])
+    fused = of.runtime.of("hash_lookup")
+    if fused and not of.graph.of_kind("hash_lookup"):  # another form of the graph does in one step what two do here
+        return cast("HashLookup", fused[0]).lookup
+    collection, combine = of.collection, str(of.node.kwargs["combine"])
     tables, keys = of.graph.tables(of.node), collection.local_keys
-    module = Lookup(collection.name, tables, pooling, keys, collection.is_weighted, of.resources.store, of.backend)
+    module = Lookup(collection.name, tables, combine, keys, collection.is_weighted, of.runtime.store, of.backend)
     if "kernel" in of.node.kwargs:
-        module.choose_kernel()
+        module.choose_kernel(str(of.node.kwargs["kernel"]))
     return module
 
 
@@ -155,6 +239,7 @@ def _hash_lookup(of: Lowered) -> HashLookup:
     hash_ids, lookup = _hash_ids(of), _lookup(of)
     for module, kind in ((hash_ids, "hash_ids"), (lookup, "lookup")):
         module.label = node_name(of.collection.name, kind)
+        of.runtime.add(f"{of.node.name}.{kind}", kind, module)
     return HashLookup(hash_ids, lookup)
 
 
@@ -162,9 +247,9 @@ def _output_dist_start(of: Lowered) -> OutputDistStart:
     way, number = str(of.node.kwargs["way"]), hop_of(of.node)
     hop = of.collection.hops(way)[number]
     parts = [of.graph.columns(each) for each in of.node.all_input_nodes[:-1]]
-    module = STARTS[hop.operation].of(hop, of.groups, parts, of.resources.store.device)
+    module = STARTS[hop.operation].of(hop, of.groups, parts, of.runtime.store.device)
     module.way, module.hop = way, number
-    module.late_backwards = of.resources.late_backwards
+    module.late_backwards = of.runtime.late_backwards
     return module
 
 
@@ -185,7 +270,11 @@ MAKERS: dict[str, Callable[[Lowered], NodeModule]] = {
     "input_dist_wait": lambda of: InputDistWait(),
     "to_host": lambda of: ToHost(with_bags=bool(of.node.kwargs.get("with_bags"))),
     "hash_ids": _hash_ids,
-    "to_device": lambda of: ToDevice(of.resources.store),
+    "snapshot_indexes": lambda of: SnapshotIndexes(_indexes_in_use(of)),
+    "find_ids": lambda of: FindIds(_indexes_in_use(of)),
+    "insert_ids": lambda of: InsertIds(_indexes_in_use(of)),
+    "find_rows": _find_rows,
+    "to_device": lambda of: ToDevice(of.runtime.store),
     "lookup": _lookup,
     "hash_lookup": _hash_lookup,
     "output_dist_start": _output_dist_start,
@@ -194,3 +283,6 @@ MAKERS: dict[str, Callable[[Lowered], NodeModule]] = {
     "keyed_tensor": _keyed_tensor,
 }
 """What makes the module of each kind of node. A new kind is one line."""
+
+OWN_MAKERS: dict[str, Callable[[Lowered], nn.Module]] = {}
+"""What makes the module of each operator that the user has declared with ``recfx.add_operator``."""

@@ -27,7 +27,6 @@ class MeanDivide(NodeModule):
         self, tables: tuple[TableSpec, ...], divided: tuple[str, ...], features: tuple[str, ...], columns: list[Columns]
     ) -> None:
         super().__init__()
-        self.tables = tables
         self.divided = divided
         self.features = KeyOrder.of(features)
         by_length = set(divided)

@@ -17,6 +17,7 @@ from torch import nn
 from recfx.errors import ConversionError
 from recfx.hashing import HashIndex
 from recfx.ir.facts import TableFacts
+from recfx.lowering.registry import WeightFacts, facts_of_weights
 from recfx.nodes.forwards import Forwards
 from recfx.nodes.in_flight import BatchesInFlight
 from recfx.optim.fused_optimizer import FusedOptimizer
@@ -35,7 +36,8 @@ class TableStore:
     Attributes:
         in_flight: the batches whose rows must keep their ids.
         forwards: what the forward under way has changed, in the collections of one model together.
-        has_no_hooks: whether the forward under way has looked already: no weight with a fused optimizer has a hook.
+        graph_fits: whether the forward under way has compared the tables with what its graph was made for. Then no
+            weight with a fused optimizer has a hook, and the kernels of all lookups still serve their tables.
     """
 
     def __init__(
@@ -54,7 +56,7 @@ class TableStore:
         self._owners: dict[str, weakref.ref[nn.Parameter]] = {}
         self._lock, self._process = threading.RLock(), os.getpid()
         self.forwards = Forwards()
-        self.has_no_hooks = False
+        self.graph_fits = False
         self._without_tables = device or torch.device("cpu")
 
     @property
@@ -69,7 +71,7 @@ class TableStore:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update({"in_flight": BatchesInFlight(), **state})  # pickles of earlier versions lack it
-        self._owners, self.has_no_hooks = {}, False  # a copy has its own parameters
+        self._owners, self.graph_fits = {}, False  # a copy has its own parameters
         self._lock, self._process = threading.RLock(), os.getpid()
 
     @property
@@ -87,7 +89,8 @@ class TableStore:
             ConversionError: ``unsupported_bag``: it is no longer a parameter.
         """
         # Read from the module each time, because `to_empty` replaces the object.
-        weight = self.bags[table]._parameters.get("weight")
+        bag = self.bags._modules.get(table)
+        weight = None if bag is None else bag._parameters.get("weight")
         if weight is None:
             raise ConversionError(
                 f"the nn.EmbeddingBag of table {table!r} has no parameter `weight` any more: something replaced it "
@@ -102,13 +105,20 @@ class TableStore:
         weight, optimizer = self.weight(table), self.optimizers.get(table)
         facts = None if optimizer is None else optimizer.facts
         rows, dim = weight.shape
-        return TableFacts(rows, dim, weight.dtype, weight.device.type, weight.is_contiguous(), facts)
+        return TableFacts(
+            rows, dim, weight.dtype, weight.device.type, weight.is_contiguous(), facts, weight.requires_grad
+        )
 
     def weights(self, tables: Sequence[str]) -> list[torch.Tensor]:
         """``weight`` of each of ``tables``. Every batch asks for all of them, in some models for thousands."""
         bags: Any = self.bags._modules
         found = [bags[table]._parameters.get("weight") for table in tables]
         return [self.weight(table) if weight is None else weight for table, weight in zip(tables, found, strict=True)]
+
+    def weight_facts(self) -> list[WeightFacts]:
+        """What a graph is made for, of every table. Every forward asks, in some models for thousands of tables."""
+        bags: Any = [bag for bag in self.bags._modules.values() if bag is not None]
+        return facts_of_weights([bag._parameters["weight"] for bag in bags])
 
     def own_weights(self) -> None:
         """Record that the fused optimizers belong to the current parameters."""

@@ -203,12 +203,15 @@ def _dense_state(fused: FusedOptimizer, weight: torch.Tensor) -> dict[str, Any]:
     }
 
 
-def fused_optimizers(bags: nn.ModuleDict, collection: str) -> tuple[dict[str, FusedOptimizer], dict[str, Diagnostic]]:
+def fused_optimizers(
+    bags: nn.ModuleDict, collection: str, tables: str
+) -> tuple[dict[str, FusedOptimizer], dict[str, Diagnostic]]:
     """The optimizers in backward of these tables: those that have a fused form, and diagnostics for the others.
 
     Args:
-        bags: one ``nn.EmbeddingBag`` per table.
+        bags: the module that holds the rows of each table.
         collection: fully qualified name, for messages.
+        tables: the attribute of the collection that is ``bags``, for messages.
 
     Raises:
         ConversionError: ``unsupported_optimizer_argument``.
@@ -216,7 +219,7 @@ def fused_optimizers(bags: nn.ModuleDict, collection: str) -> tuple[dict[str, Fu
     optimizers, not_fused = {}, {}
     for name, bag in bags.items():
         weight: Any = bag.weight
-        path = f"{collection}.embedding_bags.{name}" if collection else f"embedding_bags.{name}"
+        path = f"{collection}.{tables}.{name}" if collection else f"{tables}.{name}"
         found = fused_optimizer_of(weight, path)
         if isinstance(found, FusedOptimizer) and (hooks := hooks_on_step(weight)):
             not_fused[name] = _not_fused(

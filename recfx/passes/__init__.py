@@ -1,6 +1,6 @@
-"""The passes, in order; ``recfx.rewrites`` has those of graphs that are data, and this package those of lowered graphs.
+"""The passes, in order: rewrites of graphs that are data. One file per pass; file name = pass name = test name.
 
-There is one file per pass; file name = pass name = test name.
+They import ``recfx.ir`` and nothing else of the project.
 """
 
 from __future__ import annotations
@@ -13,64 +13,68 @@ from typing import cast
 import torch
 
 from recfx.ir.snapshot import PassRecord
-from recfx.passes.base import Pass, PassResult, run_passes
-from recfx.passes.freeze_indexes import FreezeIndexes
-from recfx.passes.fuse_served_lookup import FuseServedLookup
-from recfx.passes.lower_to_script import LowerToScript
+from recfx.passes import (
+    batch_lookups,
+    elide_hash,
+    expand_collection,
+    freeze_indexes,
+    fuse_hash_lookup,
+    fuse_served_lookup,
+    insert_dist,
+    insert_hash,
+    insert_transfers,
+    lower,
+)
+from recfx.passes.base import Pass, PassResult, Rewrite, Rewriting, run_passes
 from recfx.passes.quantize_rows import QuantizeRows
-from recfx.rewrites.base import Rewrite
-from recfx.rewrites.batch_lookups import batch_lookups
-from recfx.rewrites.elide_hash import elide_hash
-from recfx.rewrites.expand_collection import expand_collection
-from recfx.rewrites.fuse_hash_lookup import fuse_hash_lookup
-from recfx.rewrites.insert_dist import insert_dist
-from recfx.rewrites.insert_hash import insert_hash
-from recfx.rewrites.insert_transfers import insert_transfers
-from recfx.rewrites.lower import lower
-from recfx.serving import SCRIPT, FrozenIndex, ServingTarget
 
 
 def passes() -> tuple[Rewrite, ...]:
     """All passes for one collection, in the order in which they run."""
     return (
-        Rewrite("expand_collection", expand_collection),
-        Rewrite("insert_dist", insert_dist),
-        Rewrite("insert_hash", insert_hash),
-        Rewrite("elide_hash", elide_hash),
-        Rewrite("batch_lookups", batch_lookups),
-        Rewrite("fuse_hash_lookup", fuse_hash_lookup),
-        Rewrite("insert_transfers", insert_transfers),
-        Rewrite("lower", lower),
+        Rewrite("expand_collection", expand_collection.expand_collection),
+        Rewrite("insert_dist", insert_dist.insert_dist),
+        Rewrite("insert_hash", insert_hash.insert_hash),
+        Rewrite("elide_hash", elide_hash.elide_hash),
+        Rewrite("batch_lookups", batch_lookups.batch_lookups),
+        Rewrite("fuse_hash_lookup", fuse_hash_lookup.fuse_hash_lookup),
+        Rewrite("insert_transfers", insert_transfers.insert_transfers),
+        Rewrite("lower", lower.lower),
     )
 
 
-def export_passes() -> tuple[Rewrite, ...]:
-    """The passes for an exported collection, in the order in which they run; ``serving_passes`` come after them."""
-    return (
-        Rewrite("expand_collection", expand_collection),
-        Rewrite("insert_hash", insert_hash),
-        Rewrite("elide_hash", elide_hash),
-        Rewrite("batch_lookups", batch_lookups),
-    )
-
-
-def serving_passes(
-    indexes: Mapping[str, Mapping[str, FrozenIndex]] = MappingProxyType({}),
-    dtypes: Mapping[str, Mapping[str, torch.dtype]] = MappingProxyType({}),
-    target: ServingTarget = SCRIPT,
-) -> tuple[Pass, ...]:
-    """The passes that make a lowered graph one of an exported collection, in the order in which they run.
+def export_passes(of_collection: tuple[Pass, ...] | None = None) -> tuple[Pass, ...]:
+    """The passes for an exported collection, in the order in which they run; ``serving_passes`` come after them.
 
     Args:
-        indexes: the frozen index of each table that has one, by collection and table.
+        of_collection: the passes that make the collection's own graph; None: those of ``recfx.passes()``.
+    """
+    given = passes() if of_collection is None else of_collection
+    return tuple(each for each in given if not (isinstance(each, Rewrite) and each.call in _NOT_IN_FILES))
+
+
+_NOT_IN_FILES = (
+    insert_dist.insert_dist,
+    fuse_hash_lookup.fuse_hash_lookup,
+    insert_transfers.insert_transfers,
+    lower.lower,
+)
+"""What a file has no use for, because one process reads it; and ``lower``, which is the last of ``serving_passes``."""
+
+
+def serving_passes(dtypes: Mapping[str, Mapping[str, torch.dtype]] = MappingProxyType({})) -> tuple[Pass, ...]:
+    """The passes that make the graph of an exported collection, in the order in which they run.
+
+    What serves its nodes is up to the targets of the graph's context, as in models.
+
+    Args:
         dtypes: the dtype of stored rows, by collection and table; others keep theirs.
-        target: which modules serve the nodes.
     """
     return (
-        FreezeIndexes(indexes, target),
-        QuantizeRows(dtypes, target),
-        FuseServedLookup(target),
-        LowerToScript(target),
+        Rewrite("freeze_indexes", freeze_indexes.freeze_indexes),
+        QuantizeRows(dtypes),
+        Rewrite("fuse_served_lookup", fuse_served_lookup.fuse_served_lookup),
+        Rewrite("lower", lower.lower),
     )
 
 
@@ -86,4 +90,14 @@ sys.modules[__name__].__class__ = CallablePackage
 PACKAGE = cast(CallablePackage, sys.modules[__name__])
 """This package itself, typed as something to call: what ``recfx.passes`` is."""
 
-__all__ = ["Pass", "PassRecord", "PassResult", "Rewrite", "export_passes", "passes", "run_passes", "serving_passes"]
+__all__ = [
+    "Pass",
+    "PassRecord",
+    "PassResult",
+    "Rewrite",
+    "Rewriting",
+    "export_passes",
+    "passes",
+    "run_passes",
+    "serving_passes",
+]

@@ -1,79 +1,118 @@
-"""What a pass is, and how passes run: one after the other, verifying the graph after each."""
+"""What a pass is, and how passes run: one after the other, verifying the graph before and after each."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
-
-from torch import fx
+from typing import Any, Protocol
 
 from recfx.diagnostics import Diagnostic
-from recfx.ir import verify_graph
-from recfx.ir.snapshot import GraphHistory, ModuleGraph, PassRecord
+from recfx.ir.meta import NodeMeta
+from recfx.ir.operator_graph import OperatorGraph
+from recfx.ir.snapshot import GraphHistory, PassRecord
+from recfx.ir.verifier import GraphVerificationError
+from recfx.ir.verify_operators import verify_operators
+from recfx.passes.read_operators import ReadOperators
+
+BEFORE = "before"
+"""The name of the step before the first pass; every other step has the name of its pass."""
 
 
 @dataclass(frozen=True)
 class PassResult:
-    """What a pass returns; the names are torch.fx's.
+    """What a pass gives back; the name is torch.fx's.
 
     Args:
-        graph_module: the graph, rewritten in place.
-        modified: whether it changed.
-        declined: what the pass did not rewrite, and why.
+        graph: the graph, rewritten.
+        declined: what was not rewritten, and why.
     """
 
-    graph_module: fx.GraphModule
-    modified: bool
+    graph: OperatorGraph
     declined: tuple[Diagnostic, ...] = ()
 
 
 class Pass(Protocol):
-    """A rewrite: a frozen dataclass whose fields are its options."""
+    """What runs as a pass: a ``Rewrite``, or an object of a user's class."""
 
     @property
     def name(self) -> str:
-        """``snake_case``, the name of its file."""
+        """``snake_case``; reports and drawings show it."""
         ...
 
-    def call(self, graph_module: fx.GraphModule) -> PassResult:
-        """Rewrite ``graph_module`` in place."""
+    def call(self, graph: OperatorGraph) -> PassResult:
+        """Rewrite a graph, which is the pass's own to edit. What it does must follow from the graph alone."""
         ...
 
 
-PASSES_KEY = "recfx_passes"
-"""Where a graph module's ``meta`` has the records of the passes that made it."""
+@dataclass(frozen=True)
+class Rewrite:
+    """A function as a pass.
+
+    Args:
+        name: ``snake_case``, the name of its file.
+        call: rewrites a graph, which is its own to edit.
+    """
+
+    name: str
+    call: Callable[[OperatorGraph], PassResult]
+
+
+@dataclass(frozen=True)
+class Rewriting:
+    """What passes have made.
+
+    Args:
+        graph: the graph after the last one.
+        records: what each of them did.
+        metas: the metadata of the graph's nodes, by name.
+    """
+
+    graph: OperatorGraph
+    records: tuple[PassRecord, ...]
+    metas: Mapping[str, NodeMeta]
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Rewriting:
+        return self  # nothing edits it, so copies of a model share it
 
 
 def run_passes(
-    graph_module: fx.GraphModule,
-    pipeline: Iterable[Pass],
-    callback: Callable[[str, fx.GraphModule], None] | None = None,
-) -> list[PassRecord]:
-    """Run ``pipeline`` on a lowered graph, in place; its ``meta["recfx_passes"]`` has the records as well.
+    graph: OperatorGraph | Rewriting,
+    passes: Iterable[Pass],
+    callback: Callable[[str, OperatorGraph], None] | None = None,
+) -> Rewriting:
+    """Run ``passes`` in order, on a copy: ``graph`` stays as it is.
 
     Args:
-        graph_module: the graph.
-        pipeline: the passes, in order.
-        callback: called after each pass with its name and the graph.
+        graph: the graph; or what earlier passes have made, whose records come first then.
+        passes: the passes.
+        callback: called after each of them with its name and the graph.
 
     Raises:
-        GraphVerificationError: a pass left a malformed graph. The message names the pass and the node.
+        GraphVerificationError: a pass left a malformed graph, or something else. The message names the pass and the
+            node.
     """
-    records = []
-    earlier = graph_module.meta.get(PASSES_KEY, ())
-    history = GraphHistory(ModuleGraph(graph_module), [record.name for record in earlier])
-    for rewrite in pipeline:
-        started = time.perf_counter()
-        result = rewrite.call(graph_module)
-        verify_graph(graph_module, after=rewrite.name)
+    earlier = graph if isinstance(graph, Rewriting) else Rewriting(graph, (), {})
+    if not earlier.records:
+        verify_operators(earlier.graph, after=BEFORE)
+    graph = earlier.graph.copy()
+    reader = ReadOperators(graph, earlier.metas)
+    history = GraphHistory(reader, [record.name for record in earlier.records])
+    records = list(earlier.records)
+    for each in passes:
+        started, context = time.perf_counter(), graph.context
+        result = each.call(graph)
+        if not (isinstance(result, PassResult) and isinstance(result.graph, OperatorGraph)):
+            raise GraphVerificationError(f"after pass {each.name}: it returned {result!r}, no PassResult")
+        if result.graph.context != context:
+            raise GraphVerificationError(f"after pass {each.name}: it changed the context of the graph")
+        graph = reader.graph = result.graph
+        graph.renumber()
+        verify_operators(graph, after=each.name)
         seconds = time.perf_counter() - started
-        nodes = history.after(rewrite.name)
-        records.append(PassRecord(rewrite.name, result.modified, nodes, result.declined, seconds))
+        nodes = history.after(each.name)
+        modified = not records or nodes != records[-1].nodes
+        records.append(PassRecord(each.name, modified, nodes, result.declined, seconds))
         if callback is not None:
-            graph_module.recompile()
-            callback(rewrite.name, graph_module)
-    graph_module.recompile()  # once at the end, because nothing calls the graph in between
-    graph_module.meta[PASSES_KEY] = (*earlier, *records)
-    return records
+            callback(each.name, graph)
+    return Rewriting(graph, tuple(records), {node.name: reader.metas[node] for node in graph.operators})

@@ -1,49 +1,40 @@
-"""fuse_served_lookup: finding ids and pooling their rows become one node, if the target has an operator for both."""
+"""fuse_served_lookup: in files, finding ids and pooling their rows become one node, where one operator does both.
+
+It is not one of ``recfx.passes()``: it makes graphs for files that are read with recfx's operators.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from torch import fx
-
-from recfx.ir.meta import annotate
-from recfx.ir.typed_access import find_module, meta_of, node_module
-from recfx.passes._nodes import nodes_of_kind, remove_node, renumber
+from recfx.ir.operator_graph import OperatorGraph, names_in
 from recfx.passes.base import PassResult
-from recfx.serving import SCRIPT, FindFrozenRows, PoolRows, ServingTarget
 
 
-@dataclass(frozen=True)
-class FuseServedLookup:
-    """Replace ``lookup``, and the ``find_rows`` before it, by ``hash_lookup``.
-
-    Args:
-        target: says which module serves that node, if any.
+def fuse_served_lookup(graph: OperatorGraph) -> PassResult:
+    """Replace ``lookup``, and the ``find_rows`` before it, by ``hash_lookup``: all of them, because they share the rows
+    that are found, or none; ``declined`` says of which lookups there is no such operator.
     """
-
-    target: ServingTarget = SCRIPT
-    name: str = "fuse_served_lookup"
-
-    def call(self, graph_module: fx.GraphModule) -> PassResult:
-        """Rewrite in place."""
-        found = nodes_of_kind(graph_module, "lookup")
-        if self.target.fused is None or not found:
-            return PassResult(graph_module, modified=False)
-        for number, node in enumerate(found):
-            rows = node.all_input_nodes[0]
-            find = find_module(graph_module, rows)
-            pool = node_module(graph_module, node, PoolRows)
-            fused = self.target.fused(pool, find if isinstance(find, FindFrozenRows) else None)
-            if isinstance(find, FindFrozenRows):
-                node.args = (rows.all_input_nodes[0],)
-            graph_module.delete_submodule(str(node.target))
-            node.target = f"hash_lookup_{number}"
-            graph_module.add_submodule(node.target, fused)
-            annotate(node, replace(meta_of(node), kind="hash_lookup", made_by=self.name, kernel=fused.kernel))
-        for node in nodes_of_kind(graph_module, "find_rows"):
-            for user in list(node.users):
-                user.replace_input_with(node, node.all_input_nodes[0])  # lengths are those of the ids
-            remove_node(graph_module, node)
-        graph_module.meta["recfx_numbers"]["hash_lookup"] = len(found) - 1
-        renumber(graph_module, ("hash_lookup",))
-        return PassResult(graph_module, modified=True)
+    declined = tuple(
+        replace(refusal, path=graph.collection(node).name, node=node.name)
+        for node in graph.of_kind("lookup")
+        if (refusal := graph.served(node).finding_declined)
+    )
+    if declined:
+        return PassResult(graph, declined)
+    for node in graph.of_kind("lookup"):
+        ids = rows = node.all_input_nodes[0]
+        hashed: tuple[str, ...] = ()
+        attributes = {name: value for name, value in node.kwargs.items() if name != "collection"}
+        if graph.kind(rows) == "find_rows":
+            ids, known = rows.all_input_nodes[0], names_in(rows, "hashed")
+            hashed = tuple(name for name in names_in(node, "tables") if name in known)
+        with graph.graph.inserting_before(node):
+            attributes |= {"hashed": hashed, "frozen": bool(hashed)}
+            fused = graph.add("hash_lookup", (ids,), graph.collection(node).name, **attributes)
+        graph.replace(node, fused)
+        graph.graph.erase_node(node)
+    for find in graph.of_kind("find_rows"):
+        graph.replace(find, find.all_input_nodes[0])  # for ``mean_divide``, to which lengths are the same
+    graph.remove_unused()
+    return PassResult(graph)

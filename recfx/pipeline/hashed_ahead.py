@@ -11,20 +11,20 @@ from typing import Any
 
 from torch import fx, nn
 
-from recfx.modules.collection import HashEmbeddingBagCollection, unsharded_collections
-from recfx.passes._nodes import nodes_of_kind
+from recfx.ir.meta import node_meta
+from recfx.modules.collection import UnshardedCollection, unsharded_collections
 from recfx.pipeline.background import Streams, Worker
 from recfx.pipeline.prefetched_call import StartedCall
 from recfx.sharding.pipeline_stages import Stages
 
 
-def hashed_on_host(model: nn.Module) -> dict[str, HashEmbeddingBagCollection]:
+def hashed_on_host(model: nn.Module) -> dict[str, UnshardedCollection]:
     """The unsharded collections that copy ids to the host to hash them, by path."""
     return {
         path: collection
         for path, collection in unsharded_collections(model).items()
         if not collection.graph_is_inlined  # the model's graph calls the nodes one by one
-        and nodes_of_kind(collection.graph_module, "to_host")
+        and any((meta := node_meta(node)) and meta.kind == "to_host" for node in collection.graph_module.graph.nodes)
     }
 
 

@@ -17,7 +17,7 @@ from recfx.modules.converted_collection import ConvertedCollection
 from recfx.pipeline.background import Streams, Worker
 from recfx.pipeline.hashed_ahead import HashedCall, hashed_on_host
 from recfx.pipeline.prefetched_call import KnownCall, StartedCall, sharded_modules
-from recfx.sharding.collection import ShardedHashEmbeddingBagCollection
+from recfx.sharding.collection import ShardedCollection
 from recfx.sharding.out_of_step import in_step
 
 _log = logging.getLogger("recfx")
@@ -84,7 +84,7 @@ class CallsAhead:
 
     def _together(self) -> AbstractContextManager[None]:
         """Guard calls that all ranks make: an interrupt between them counts as one in the middle of a step."""
-        ours = [module for module in self._modules.values() if isinstance(module, ShardedHashEmbeddingBagCollection)]
+        ours = [module for module in self._modules.values() if isinstance(module, ShardedCollection)]
         return in_step(ours[0].groups.pooled, ours[0].collection) if ours else nullcontext()
 
     @contextmanager

@@ -13,7 +13,7 @@ from recfx.nodes import marks
 from recfx.pipeline.background import Streams, Worker
 from recfx.pipeline.batch_paths import Path, follow, path_in
 from recfx.sharding.awaitables import Result
-from recfx.sharding.collection import ShardedHashEmbeddingBagCollection
+from recfx.sharding.collection import ShardedCollection
 from recfx.sharding.out_of_step import in_step
 from recfx.sharding.pipeline_stages import StagedGraph
 
@@ -55,7 +55,7 @@ class KnownCall:
         """The stages of the collection's graph as it is now."""
         graph_module = self.module.graph_module
         if self._staged is None or self._staged.graph_module is not graph_module:
-            self._staged = StagedGraph(graph_module)
+            self._staged = StagedGraph(graph_module, self.module._runtime)
         return self._staged
 
 
@@ -82,7 +82,7 @@ class StartedCall:
     def start(self, streams: Streams, is_last: bool) -> None:
         """Select the ids, and start telling the other ranks how many there are and whether this is the last batch."""
         module = self.call.module
-        ours = isinstance(module, ShardedHashEmbeddingBagCollection)
+        ours = isinstance(module, ShardedCollection)
         if self._lacks_arguments and not ours:
             return
         try:
@@ -106,7 +106,7 @@ class StartedCall:
         if self.error is not None or self._sizes is None:
             return
         module = self.call.module
-        ours = isinstance(module, ShardedHashEmbeddingBagCollection)
+        ours = isinstance(module, ShardedCollection)
         try:
             if ours:
                 module.refuse_out_of_step()
@@ -131,7 +131,7 @@ class StartedCall:
     @property
     def has_next(self) -> bool | None:
         """Whether all ranks have a batch after this one; None if this call cannot tell."""
-        if self.error is not None or not isinstance(self.call.module, ShardedHashEmbeddingBagCollection):
+        if self.error is not None or not isinstance(self.call.module, ShardedCollection):
             return None
         found = self._context.marks
         return not marks.any_of(found, marks.LAST) if found else None
@@ -156,7 +156,7 @@ class StartedCall:
 
         If no rank has such a part in its batch, nothing was refused: all of them make the call as the model wants it.
         """
-        if not isinstance(self.call.module, ShardedHashEmbeddingBagCollection):
+        if not isinstance(self.call.module, ShardedCollection):
             return False
         found = self._context.marks
         all_lack = bool(found) and all(mark & marks.LACKS for mark in found)
@@ -177,7 +177,7 @@ class StartedCall:
         assert self._arrived is not None
         module = self.call.module
         # The ids were exchanged, so an error on the worker since then is in the middle of the step.
-        ours = isinstance(module, ShardedHashEmbeddingBagCollection)
+        ours = isinstance(module, ShardedCollection)
         if ours:
             module.refuse_out_of_step()
         with in_step(module.groups.pooled, module.collection) if ours else contextlib.nullcontext():

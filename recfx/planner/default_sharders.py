@@ -11,8 +11,8 @@ from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.fp_embeddingbag import FeatureProcessedEmbeddingBagCollectionSharder
 from torchrec.distributed.types import ModuleSharder, ShardingEnv
 
-from recfx.modules.collection import HashEmbeddingBagCollection
-from recfx.modules.subclasses import classes_made_for
+from recfx.modules.converted_classes import all_converted_classes
+from recfx.modules.kinds import KINDS
 from recfx.planner.sharder import HashEmbeddingBagCollectionSharder
 from recfx.planner.torchrec_entry import stock_defaults
 
@@ -41,10 +41,10 @@ def sharders(
     Raises:
         ConversionError: ``unsupported_fused_param``, ``host_env_without_group``.
     """
-    classes: list[type[nn.Module]] = [HashEmbeddingBagCollection, *classes_made_for(HashEmbeddingBagCollection)]
     ours = [
         HashEmbeddingBagCollectionSharder(fused_params, host_env=host_env, module_type=module_type)
-        for module_type in classes
+        for kind in KINDS
+        for module_type in all_converted_classes(kind)
     ]
     return [*ours, *torchrec_sharders(fused_params)]
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from torchrec.distributed.planner.planners import to_sharding_plan
 from torchrec.distributed.planner.types import PerfModel, ShardingOption, Topology
 
 from recfx.ir.shards import CollectionSharding, ShardedTable
-from recfx.modules.collection import HashEmbeddingBagCollection
+from recfx.modules.collection import UnshardedCollection
 from recfx.planner.priced_plan import PlanPrice, Pricing
 from recfx.pricing.hardware import Hardware
 from recfx.pricing.planned_model import planned_of, traits_of
@@ -45,7 +46,7 @@ class PricedProposals(PerfModel):
     def __init__(
         self,
         topology: Topology,
-        collections: Mapping[str, HashEmbeddingBagCollection],
+        collections: Mapping[str, UnshardedCollection],
         hardware: Hardware,
         device: str,
         batch_size: int,
@@ -137,7 +138,7 @@ class PricedProposals(PerfModel):
             place = self._places[path] = {table.name: number for number, table in enumerate(collection.tables)}
         tables = sorted(tables, key=lambda each: place[each.sharded.table.name])
         sharding = CollectionSharding(tuple(each.sharded for each in tables), 0, self._topology.world_size)
-        planned = planned_of(collection, path, sharding, {})
+        planned = replace(planned_of(collection, path, sharding, {}), passes=None)  # of which no graphs are made
         known = [each.planned for each in tables]
         return PlannedGraphs(planned, values.symbols, self._trains, self._device, known)
 

@@ -9,7 +9,7 @@ from torchrec.distributed.planner import Topology
 from torchrec.distributed.types import ShardingEnv, ShardingPlan
 
 from recfx.errors import ConversionError, RecfxError
-from recfx.modules.collection import HashEmbeddingBagCollection, unsharded_collections
+from recfx.modules.collection import UnshardedCollection, unsharded_collections
 from recfx.modules.converted_collection import collections_by_prefix
 from recfx.planner.placements import PRIVATE
 from recfx.planner.plan import plan_of_collections as make_plan
@@ -37,7 +37,7 @@ def shard_collections(
     """
     collections = unsharded_collections(model)
     paths: dict[int, list[str]] = {}
-    for prefix, module in collections_by_prefix(model, HashEmbeddingBagCollection):
+    for prefix, module in collections_by_prefix(model, UnshardedCollection):
         paths.setdefault(id(module), []).append(prefix.removesuffix("."))
     target = None if device is None else torch.device(device)
     world_size_of(plan, env.world_size)

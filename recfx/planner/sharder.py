@@ -11,7 +11,6 @@ import torch
 from torch import nn
 from torch.distributed import ProcessGroup
 from torchrec.distributed.embedding_types import BaseEmbeddingSharder
-from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.types import (
     EmbeddingModuleShardingPlan,
     ShardedModule,
@@ -19,7 +18,8 @@ from torchrec.distributed.types import (
 )
 
 from recfx.errors import ConversionError, type_of
-from recfx.modules.collection import HashEmbeddingBagCollection
+from recfx.modules.collection import HashEmbeddingBagCollection, UnshardedCollection
+from recfx.modules.kinds import kind_of
 from recfx.optim.fused_params import fused_optimizer_from_params
 from recfx.sharding.plan import KERNELS
 from recfx.sharding.shard_collection import shard_collection
@@ -33,7 +33,7 @@ def planned_types() -> tuple[str, ...]:
     return tuple(each.name for each in SHARDING_TYPES if each.is_planned)
 
 
-class ConvertedCollectionSharder(BaseEmbeddingSharder[HashEmbeddingBagCollection], ABC):
+class ConvertedCollectionSharder(BaseEmbeddingSharder[UnshardedCollection], ABC):
     """What both sharders of converted collections have in common: the sharding itself.
 
     Args:
@@ -120,8 +120,8 @@ class HashEmbeddingBagCollectionSharder(ConvertedCollectionSharder):
 
     def shardable_parameters(self, module: nn.Module) -> dict[str, nn.Parameter]:
         """The ``[rows, dim]`` parameter of every table, by table name."""
-        bags: Any = module.embedding_bags
-        return {table: bag.weight for table, bag in bags.items()}
+        tables: Any = kind_of(module).tables_of(module)
+        return {table: holder.weight for table, holder in tables.items()}
 
     def sharding_types(self, compute_device_type: str) -> list[str]:
         """All seven types, with row-wise ones also on CPUs (TorchRec's own sharder offers these only on CUDA)."""
@@ -154,7 +154,7 @@ class StockSharder(ConvertedCollectionSharder):
         ConversionError: ``quantized_communication``.
     """
 
-    def __init__(self, stock: EmbeddingBagCollectionSharder, module_type: type[nn.Module]) -> None:
+    def __init__(self, stock: BaseEmbeddingSharder[Any], module_type: type[nn.Module]) -> None:
         if stock.qcomm_codecs_registry:
             raise ConversionError(
                 f"the {type(stock).__name__} quantizes what ranks send (qcomm_codecs_registry), which converted "
@@ -185,8 +185,8 @@ class StockSharder(ConvertedCollectionSharder):
         return {"dense_as_torchrec": True}
 
 
-def _converted(module: nn.Module, path: str | None) -> HashEmbeddingBagCollection:
-    if isinstance(module, HashEmbeddingBagCollection):
+def _converted(module: nn.Module, path: str | None) -> UnshardedCollection:
+    if isinstance(module, UnshardedCollection):
         return module
     raise ConversionError(
         f"{type_of(module)} is not a converted collection.",

@@ -21,7 +21,6 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torchrec.distributed import model_parallel, sharding_plan
 from torchrec.distributed import shard as shard_module
-from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder, ShardedEmbeddingBagCollection
 from torchrec.distributed.fp_embeddingbag import FeatureProcessedEmbeddingBagCollectionSharder
 from torchrec.distributed.model_parallel import DistributedModelParallel, DMPCollection
 from torchrec.distributed.model_tracker.model_delta_tracker import ModelDeltaTrackerTrec
@@ -31,9 +30,10 @@ from torchrec.distributed.types import ModuleSharder, ShardingEnv, ShardingPlan
 from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
 
 from recfx.errors import CheckpointError, ConversionError, RecfxError
-from recfx.modules.collection import HashEmbeddingBagCollection, unsharded_collections
+from recfx.modules.collection import UnshardedCollection, unsharded_collections
+from recfx.modules.converted_classes import all_converted_classes
 from recfx.modules.converted_collection import converted_collections, share_forwards
-from recfx.modules.subclasses import classes_made_for
+from recfx.modules.kinds import KINDS, kind_of
 from recfx.planner.priced_plan import price_of
 from recfx.planner.sharder import HashEmbeddingBagCollectionSharder, StockSharder
 from recfx.record.conversion import add_notes
@@ -54,7 +54,7 @@ def extend_torchrec() -> None:
     """Let TorchRec's entry points shard converted collections; called when recfx is imported, and idempotent.
 
     This extends ``DistributedModelParallel``, ``EmbeddingShardingPlanner.plan`` (which ``collective_plan`` calls),
-    ``get_default_sharders`` where TorchRec looks it up, ``EmbeddingBagCollectionSharder.shard``, and the function with
+    ``get_default_sharders`` where TorchRec looks it up, ``shard`` of each kind's sharder, and the function with
     which TorchRec itself shards models (``_shard_modules``). torch's ``DistributedDataParallel`` is made to leave
     sharded collections alone, wherever they are in its model: it would give all ranks the rows of rank 0. A plain model
     that is to load the state of a hashed one says what to call. TorchRec's trackers, which would pass over converted
@@ -66,8 +66,9 @@ def extend_torchrec() -> None:
     wrap_once(shard_module, "_shard_modules", partial(_extend_argument, order=_ORDER))
     for module in (sharding_plan, model_parallel, planners, shard_module):
         wrap_once(module, "get_default_sharders", _extend_defaults)
-    wrap_once(EmbeddingBagCollectionSharder, "shard", _extend_sharder)
-    wrap_once(ShardedEmbeddingBagCollection, "__init__", _refuse_converted)
+    for kind in KINDS:
+        wrap_once(kind.sharder, "shard", _extend_sharder)
+        wrap_once(kind.sharded, "__init__", _refuse_converted)
     wrap_once(nn.Module, "load_state_dict", _name_unconvert)
     wrap_once(FeatureProcessedEmbeddingBagCollectionSharder, "shard", _refuse_feature_processed)
     for tracker in (ModelDeltaTrackerTrec, RawIdTracker):
@@ -79,27 +80,29 @@ def sharders_for(model: nn.Module, given: Sequence[ModuleSharder[nn.Module]]) ->
 
     Args:
         model: the model to be sharded.
-        given: TorchRec's defaults, or the list of a script. Its ``EmbeddingBagCollectionSharder`` shards converted
-            collections as it would shard the standard ones: with the same types, kernels and ``fused_params``.
+        given: TorchRec's defaults, or the list of a script. Its sharders shard converted collections as they would
+            shard the standard ones: with the same types, kernels and ``fused_params``.
 
     Returns:
-        ``given`` itself if the model has no converted collections, or if nothing in ``given`` shards bags.
+        ``given`` itself if the model has no converted collections, or if nothing in ``given`` shards their kind.
 
     Raises:
         ConversionError: ``feature_processed``.
     """
-    kinds = {type(collection) for collection in unsharded_collections(model).values()}
-    if not kinds:
+    classes = {type(collection): kind_of(collection) for collection in unsharded_collections(model).values()}
+    if not classes:
         return given
     sharders = _without_feature_processed(model, given)
     known = {sharder.module_type for sharder in sharders}
     ours = next((each for each in sharders if isinstance(each, HashEmbeddingBagCollectionSharder)), None)
-    stock = next((each for each in reversed(sharders) if isinstance(each, EmbeddingBagCollectionSharder)), None)
-    for kind in sorted(kinds - known, key=lambda each: each.__qualname__):
+    for module_type, kind in sorted(classes.items(), key=lambda each: each[0].__qualname__):
+        stock = next((each for each in reversed(sharders) if isinstance(each, kind.sharder)), None)
+        if module_type in known:
+            continue
         if ours is not None:
-            sharders.append(ours.for_class(kind))
+            sharders.append(ours.for_class(module_type))
         elif stock is not None:
-            sharders.append(StockSharder(stock, kind))
+            sharders.append(StockSharder(stock, module_type))
     return sharders
 
 
@@ -109,7 +112,7 @@ def _without_feature_processed(model: nn.Module, given: Sequence[ModuleSharder[n
     The converted collection inside is then sharded by itself, after the features were processed.
     """
     holders = [each for each in model.modules() if isinstance(each, FeatureProcessedEmbeddingBagCollection)]
-    converted = [isinstance(each._embedding_bag_collection, HashEmbeddingBagCollection) for each in holders]
+    converted = [isinstance(each._embedding_bag_collection, UnshardedCollection) for each in holders]
     if not any(converted):
         return list(given)
     if not all(converted):
@@ -163,7 +166,7 @@ def _refuse_trained_processors(model: nn.Module, world_size: int) -> None:
         if (
             world_size > 1
             and isinstance(module, FeatureProcessedEmbeddingBagCollection)
-            and isinstance(module._embedding_bag_collection, HashEmbeddingBagCollection)
+            and isinstance(module._embedding_bag_collection, UnshardedCollection)
             and any(parameter.requires_grad for parameter in module._feature_processors.parameters())
         ):
             raise ConversionError(
@@ -296,9 +299,11 @@ def _extend_defaults(original: Callable[[], Sharders]) -> Callable[[], Sharders]
     @functools.wraps(original)
     def extended() -> Sharders:
         found = original()
-        (stock,) = [each for each in found if type(each) is EmbeddingBagCollectionSharder]
-        classes: list[type[nn.Module]] = [HashEmbeddingBagCollection, *classes_made_for(HashEmbeddingBagCollection)]
-        return [*found, *(StockSharder(stock, kind) for kind in classes)]
+        ours: Sharders = []
+        for kind in KINDS:
+            (stock,) = [each for each in found if type(each) is kind.sharder]
+            ours += [StockSharder(stock, module_type) for module_type in all_converted_classes(kind)]
+        return [*found, *ours]
 
     return extended
 
@@ -306,7 +311,7 @@ def _extend_defaults(original: Callable[[], Sharders]) -> Callable[[], Sharders]
 def _extend_sharder(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def extended(self: Any, module: Any, *arguments: Any, **keywords: Any) -> Any:
-        if isinstance(module, HashEmbeddingBagCollection):
+        if isinstance(module, UnshardedCollection):
             return StockSharder(self, type(module)).shard(module, *arguments, **keywords)
         return original(self, module, *arguments, **keywords)
 
@@ -316,12 +321,12 @@ def _extend_sharder(original: Callable[..., Any]) -> Callable[..., Any]:
 def _refuse_converted(original: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(original)
     def extended(self: Any, module: Any, *arguments: Any, **keywords: Any) -> None:
-        if isinstance(module, HashEmbeddingBagCollection):
+        if isinstance(module, UnshardedCollection):
             raise ConversionError(
-                "TorchRec's ShardedEmbeddingBagCollection would leave out the indexes of a converted collection.",
+                f"TorchRec's {kind_of(module).sharded.__name__} would leave out the indexes of a converted collection.",
                 reason="wrong_sharded_class",
                 module_path=module.collection,
-                what_to_do="shard it with recfx.sharders(), or EmbeddingBagCollectionSharder().shard.",
+                what_to_do=f"shard it with recfx.sharders(), or {kind_of(module).sharder.__name__}().shard.",
             )
         original(self, module, *arguments, **keywords)
 
@@ -331,7 +336,7 @@ def _refuse_converted(original: Callable[..., None]) -> Callable[..., None]:
 def _refuse_feature_processed(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def extended(self: Any, module: Any, *arguments: Any, **keywords: Any) -> Any:
-        if isinstance(module._embedding_bag_collection, HashEmbeddingBagCollection):
+        if isinstance(module._embedding_bag_collection, UnshardedCollection):
             raise ConversionError(
                 "a converted collection is sharded by itself, after the features were processed.",
                 reason="feature_processed",

@@ -175,7 +175,7 @@ def formula_of(kind: str) -> Formula:
         raise ConversionError(
             f"nodes of kind {kind!r} have no formula for their cost.",
             reason="kind_without_cost",
-            what_to_do="add one to recfx.pricing.formulas.FORMULAS, under the name of the kind.",
+            what_to_do="pass price= to recfx.add_operator.",
         )
     return found
 

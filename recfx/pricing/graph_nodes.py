@@ -1,24 +1,22 @@
-"""Reads a graph: what each of its nodes costs."""
+"""Reads graphs of modules, of which each node of recfx's is priced by the operator that it was made from."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections.abc import Iterable
+from dataclasses import replace
 
 import sympy
 from torch import fx, nn
 
-from recfx.ir.meta import BATCH, WORLD, Collective, node_meta
-from recfx.ir.tables import TableSpec
-from recfx.ir.typed_access import find_module, meta_of, node_module
-from recfx.modules.converted_collection import ConvertedCollection
-from recfx.nodes import AssembleKeyedTensor, Bucketize, HashLookup, InputDistStart, Lookup, SelectFeatures, TableStore
+from recfx.ir.find_module import find_module
+from recfx.ir.meta import Collective
+from recfx.ir.operator_graph import OperatorGraph, lowered_from
+from recfx.modules.compile_graph import context_now
+from recfx.nodes import Lookup, TableStore
 from recfx.pricing.dense import dense_phases
-from recfx.pricing.formulas import formula_of
-from recfx.pricing.node_facts import NodeFacts, TableLoad
-from recfx.pricing.node_parts import store_of, tables_of
+from recfx.pricing.graph_prices import GraphPrices
 from recfx.pricing.residents import Residents, tensor_bytes
-from recfx.pricing.work import NO_RESIDENT, NOTHING, NodeCost, Resident
+from recfx.pricing.work import NO_RESIDENT, NOTHING, NodeCost
 
 DENSE = "dense"
 """The kind of what recfx did not make."""
@@ -27,7 +25,7 @@ DENSE_ALL_REDUCE = "dense_all_reduce"
 """The name of the line that averages its gradients over ranks."""
 
 
-class GraphReader:
+class ModelPrices:
     """Prices the nodes of one or more graphs of one model.
 
     Args:
@@ -42,18 +40,33 @@ class GraphReader:
         """What each node of a graph costs, in order; nodes that only take items of a value are left out.
 
         Args:
-            graph_module: the graph of a collection, or of a whole model.
+            graph_module: the graph of a collection, or of a whole model, or a part of one.
             calls: how often a step runs it.
+
+        Raises:
+            ConversionError: ``kind_without_cost``, ``unsupported_bag``.
         """
-        selects = _known_collections(graph_module)
+        stores, prices = _stores(graph_module), dict[int, GraphPrices]()
         found = []
         for node in graph_module.graph.nodes:
-            meta, module = node_meta(node), find_module(graph_module, node)
-            if meta is not None:
-                found.append(self._made_by_recfx(graph_module, node, selects.get(meta.collection), calls))
-            elif module is not None:
+            operator, module = lowered_from(node), find_module(graph_module, node)
+            if module is None:
+                continue
+            if operator is None:
                 found.append(self.dense(node.name, module, calls))
+                continue
+            graph = id(operator.graph)
+            if graph not in prices:
+                prices[graph] = self._prices(operator.graph, stores.get(graph))
+            found.append(replace(prices[graph].cost(operator.node, calls), name=node.name))
         return found
+
+    def _prices(self, graph: OperatorGraph, store: TableStore | None) -> GraphPrices:
+        """The prices of a graph whose tables may have changed since it was made."""
+        if store is not None:
+            now = {name: context_now(each, store) for name, each in graph.context.collections.items()}
+            graph = OperatorGraph(graph.graph, replace(graph.context, collections=now))
+        return GraphPrices(graph, self._trains, self.residents, store)
 
     def dense(self, name: str, module: nn.Module, calls: int = 1) -> NodeCost:
         """What recfx did not make: only its linear layers count as work."""
@@ -80,107 +93,13 @@ class GraphReader:
         calls = (Collective("all_reduce", size, backward=True),)
         return [NodeCost(DENSE_ALL_REDUCE, DENSE, "", (), device, "", nothing, nothing, calls, NO_RESIDENT)]
 
-    def _made_by_recfx(
-        self, graph_module: fx.GraphModule, node: fx.Node, select: SelectFeatures | None, calls: int
-    ) -> NodeCost:
-        meta, module = meta_of(node), find_module(graph_module, node)
-        facts = self._facts(graph_module, node, module, select)
-        phases = formula_of(meta.kind)(facts)
-        collectives = tuple(each for each in meta.collectives if self._trains or not each.backward)
-        return NodeCost(
-            name=node.name,
-            kind=meta.kind,
-            collection=meta.collection,
-            tables=meta.tables,
-            device=meta.device,
-            kernel=meta.kernel,
-            forward=phases.forward.symbolic(),
-            backward=phases.backward.symbolic(),
-            collectives=collectives,
-            resident=self._resident(module),
-            calls=calls,
-        )
 
-    def _facts(
-        self, graph_module: fx.GraphModule, node: fx.Node, module: Any, select: SelectFeatures | None
-    ) -> NodeFacts:
-        meta = meta_of(node)
-        specs, store = tables_of(module), store_of(module)
-        rows = {} if select is None else {table.name: table.num_embeddings for table in select.tables}
-        loads = tuple(_load(spec, rows, store) for spec in specs)
-        keys = len(module.keys) if isinstance(module, (Bucketize, InputDistStart)) else 0
-        # A value of one dimension is counted in ids.
-        ids = meta.shape[0] if len(meta.shape) == 1 else sympy.Add(*(load.ids for load in loads))
-        return NodeFacts(
-            kind=meta.kind,
-            tables=loads,
-            ids=ids,
-            bags=sympy.Add(*(load.bags for load in loads)) if loads else _bags(graph_module, node, select),
-            sent_bags=BATCH * keys,
-            value_bytes=meta.bytes if len(meta.shape) == 2 else 0,
-            is_weighted=select is not None and select.is_weighted,
-            parts=sum(1 for each in node.all_input_nodes if _is_pooled(each)),
-            ranges=module.order.ranges if isinstance(module, AssembleKeyedTensor) else 1,
-            rows=meta.shape[0],
-            moves=not isinstance(module, InputDistStart) or module.positions is not None,
-            trains=self._trains,
-        )
-
-    def _resident(self, module: Any) -> Resident:
-        found, store = Resident(), store_of(module)
-        if store is None:
-            return found
-        for spec in tables_of(module):
-            if isinstance(module, (Lookup, HashLookup)):
-                found += self.residents.of_table(store, spec.name)
-            if not isinstance(module, Lookup):
-                found += self.residents.of_index(store, spec.name)
-        return found
-
-
-def graphs_of(model: nn.Module) -> Iterable[ConvertedCollection]:
-    """The converted collections of ``model``, each once, in its order."""
-    seen: set[int] = set()
-    for module in model.modules():
-        if isinstance(module, ConvertedCollection) and id(module) not in seen:
-            seen.add(id(module))
-            yield module
-
-
-def table_parameters(model: nn.Module) -> Iterator[nn.Parameter]:
-    """The parameters of the tables in ``model``: of converted collections, and of the nodes of a graph."""
-    for module in model.modules():
-        store = store_of(module)
-        if isinstance(module, ConvertedCollection):
-            yield from module.parameters()
-        elif store is not None:
-            yield from (parameter for bag in store.bags.values() for parameter in bag.parameters())
-
-
-def _known_collections(graph_module: fx.GraphModule) -> dict[str, SelectFeatures]:
-    """What each collection's first node knows of it, by collection."""
-    modules = (find_module(graph_module, node) for node in graph_module.graph.nodes)
-    return {module.collection: module for module in modules if isinstance(module, SelectFeatures)}
-
-
-def _load(spec: TableSpec, rows: dict[str, int], store: TableStore | None) -> TableLoad:
-    of_table = rows.get(spec.table_name, spec.num_embeddings)
-    if store is None or spec.name not in store.bags:
-        return TableLoad.of(spec, of_table, spec.embedding_dim * spec.dtype.itemsize)
-    weight, optimizer = store.weight(spec.name), store.optimizers.get(spec.name)
-    rule = None if optimizer is None else optimizer.rule
-    return TableLoad.of(spec, of_table, weight.shape[1] * weight.element_size(), rule, weight.requires_grad)
-
-
-def _bags(graph_module: fx.GraphModule, node: fx.Node, select: SelectFeatures | None) -> sympy.Expr:
-    """The bags of a node whose module names no tables."""
-    if meta_of(node).kind == "input_dist_wait":
-        item = node.all_input_nodes[0]
-        start = node_module(graph_module, item.all_input_nodes[0], InputDistStart)
-        return WORLD * BATCH * start.arriving
-    return BATCH * (0 if select is None else len(select.keys))
-
-
-def _is_pooled(node: fx.Node) -> bool:
-    meta = node_meta(node)
-    return meta is not None and len(meta.shape) == 2
+def _stores(graph_module: fx.GraphModule) -> dict[int, TableStore]:
+    """The tables that are here, by the ``id`` of the graph of operators whose lookups read them."""
+    found: dict[int, TableStore] = {}
+    for node in graph_module.graph.nodes:
+        operator, module = lowered_from(node), find_module(graph_module, node)
+        if operator is not None and module is not None:
+            lookups = (each for each in module.modules() if isinstance(each, Lookup))
+            found |= {id(operator.graph): lookup.store for lookup in lookups}
+    return found

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import NamedTuple
 
+from recfx.kernels import tiling
+
 GB = 10**9
 
 COLLECTIVES = ("all_to_all", "reduce_scatter", "all_gather", "all_reduce")
@@ -48,6 +50,7 @@ class Hardware:
             memory of its own.
         ranks_per_host: ranks that share a host, and its ``link_bandwidth``.
         device: torch's type of the device; ``""`` for that of the model.
+        chip: the name of an NPU, as its driver has it, whose limits kernels have to fit; ``""`` if none do.
         links_are_shared: whether what all ranks of a host send goes through the same memory, so that it does not matter
             which of them sends it; otherwise each rank has a link of its own.
     """
@@ -70,6 +73,7 @@ class Hardware:
     speed_alone: Constant = OWN_MEMORY
     ranks_per_host: int = 8
     device: str = ""
+    chip: str = ""
     links_are_shared: bool = False
 
     def constants(self) -> dict[str, Constant]:
@@ -122,6 +126,7 @@ ASCEND_910B = Hardware(
     network_bandwidth=Constant(25 * GB, _SHEET_910B + ": one 200 Gbit/s RoCE port per device"),
     collective_latency=same_for_all(30e-6, _CALL),
     device="npu",
+    chip=tiling.ASCEND_910B.name,
 )
 
 H100 = Hardware(

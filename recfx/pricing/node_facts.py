@@ -8,9 +8,11 @@ from typing import Any
 
 import sympy
 
+from recfx.ir.meta import Collective
 from recfx.ir.tables import TableSpec
 from recfx.optim.rules.rule import Rule
 from recfx.pricing.symbols import SYMBOLS, Symbols, total
+from recfx.pricing.work import NO_RESIDENT, Resident
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,3 +120,24 @@ class NodeFacts:
     rows: Any = 0
     moves: bool = True
     trains: bool = True
+
+
+@dataclass(frozen=True)
+class PlannedNode:
+    """One node of a rank that need not be there.
+
+    Args:
+        name: as in the graph.
+        tables: the names of the tables that it works on.
+        facts: what the formulas know of it.
+        collectives: its collective calls.
+        resident: what it keeps.
+        on_host: whether it runs on the host of the device that has the tables.
+    """
+
+    name: str
+    tables: tuple[str, ...]
+    facts: NodeFacts
+    collectives: tuple[Collective, ...] = ()
+    resident: Resident = NO_RESIDENT
+    on_host: bool = False

@@ -50,7 +50,7 @@ class NodePrice:
 
 def price(node: NodeCost, values: Values, hardware: Hardware) -> NodePrice:
     """The numbers of one node."""
-    on_host = runs_on_host(node.kind, hardware)
+    on_host = runs_on_host(node, hardware)
     phases = [work_at(work, values) for work in (node.forward, node.backward)]
     seconds = sum(seconds_of_work(work, hardware, on_host) for work in phases if any(work))
     wire = 0.0
@@ -71,9 +71,9 @@ def price(node: NodeCost, values: Values, hardware: Hardware) -> NodePrice:
     )
 
 
-def runs_on_host(kind: str, hardware: Hardware) -> bool:
-    """Whether nodes of a kind run beside the device that has the tables."""
-    return kind in _INDEX_KINDS and hardware.host_memory_bandwidth != hardware.memory_bandwidth
+def runs_on_host(node: NodeCost, hardware: Hardware) -> bool:
+    """Whether a node runs beside the device that has the tables, as indexes do wherever the graph was made."""
+    return (node.on_host or node.kind in _INDEX_KINDS) and hardware.host_memory_bandwidth != hardware.memory_bandwidth
 
 
 def seconds_of_call(call: Call, hardware: Hardware) -> float:

@@ -6,17 +6,17 @@ from collections.abc import Mapping
 from typing import Any
 
 from recfx.ir.shards import CollectionSharding
-from recfx.modules.collection import HashEmbeddingBagCollection
+from recfx.modules.collection import UnshardedCollection
 from recfx.modules.converted_collection import ConvertedCollection
 from recfx.pricing.planned_tables import PlannedCollection, TableTraits
-from recfx.sharding.collection import ShardedHashEmbeddingBagCollection
+from recfx.sharding.collection import ShardedCollection
 from recfx.sharding.optimizer_settings import optimizer_settings
 from recfx.sharding.plan import read_plan
 
 
 def planned_as_sharded(collection: ConvertedCollection) -> PlannedCollection:
     """A collection that is sharded; nothing is communicated."""
-    assert isinstance(collection, ShardedHashEmbeddingBagCollection)
+    assert isinstance(collection, ShardedCollection)
     traits = {}
     for table in collection.tables:
         local = collection.local_shards(table.name)
@@ -26,7 +26,7 @@ def planned_as_sharded(collection: ConvertedCollection) -> PlannedCollection:
 
 
 def planned_by(
-    collection: HashEmbeddingBagCollection, plan: Mapping[str, Any], world_size: int, path: str = ""
+    collection: UnshardedCollection, plan: Mapping[str, Any], world_size: int, path: str = ""
 ) -> PlannedCollection:
     """A collection as a plan would shard it; nothing is sharded.
 
@@ -47,11 +47,19 @@ def planned_of(
     collection: ConvertedCollection, path: str, sharding: CollectionSharding, traits: Mapping[str, TableTraits]
 ) -> PlannedCollection:
     """A collection with its shards and traits; ``path`` is its fully qualified name."""
-    calls, backend = max(collection.calls, 1), collection.backend
-    return PlannedCollection(path, sharding, traits, collection.is_weighted(), calls, backend)
+    return PlannedCollection(
+        path,
+        sharding,
+        traits,
+        collection.is_weighted(),
+        max(collection.calls, 1),
+        collection.backend,
+        collection.source,
+        collection.passes,
+    )
 
 
-def traits_of(collection: HashEmbeddingBagCollection, sharding: CollectionSharding) -> dict[str, TableTraits]:
+def traits_of(collection: UnshardedCollection, sharding: CollectionSharding) -> dict[str, TableTraits]:
     """What the plan of some tables of a collection does not say, by table name."""
     fused = optimizer_settings(collection, sharding, None, dense_as_torchrec=False).fused
     found = {}

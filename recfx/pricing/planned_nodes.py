@@ -1,12 +1,13 @@
 """The nodes that a rank's graph will have under a plan, with what the formulas know of them; nothing is made.
 
-They are those of the passes: tests compare them with the graphs of real ranks, node by node.
+They are those of the passes: tests compare them with the graphs of planned and of real ranks, node by node. Making the
+graph of every kind of rank of every plan that a planner looks at would take minutes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -23,49 +24,12 @@ from recfx.ir.tables import TableSpec, embedding_names, output_dtype
 from recfx.ir.way_back import HopSize, WayBack, World
 from recfx.lowering.registry import select_planned
 from recfx.nodes.keyed_tensor import keyed_order
-from recfx.pricing.formulas import FORMULAS
-from recfx.pricing.node_facts import NodeFacts, TableLoad
-from recfx.pricing.planned_tables import PlannedCollection, PlannedTable
+from recfx.pricing.graph_prices import nodes_of
+from recfx.pricing.node_facts import NodeFacts, PlannedNode, TableLoad
+from recfx.pricing.planned_graph import planned_graph
+from recfx.pricing.planned_tables import PlannedCollection, PlannedTable, exchanges_ids_on_host
 from recfx.pricing.symbols import Symbols, total
-from recfx.pricing.work import NO_RESIDENT, NodeCost, Resident
-
-
-@dataclass(frozen=True)
-class PlannedNode:
-    """One node.
-
-    Args:
-        name: as in the graph.
-        tables: the names of the tables that it works on.
-        facts: what the formulas know of it.
-        collectives: its collective calls.
-        resident: what it keeps.
-        on_host: whether it runs on the host of the device that has the tables.
-    """
-
-    name: str
-    tables: tuple[str, ...]
-    facts: NodeFacts
-    collectives: tuple[Collective, ...] = ()
-    resident: Resident = NO_RESIDENT
-    on_host: bool = False
-
-    def cost(self, collection: str, device: str, calls: int) -> NodeCost:
-        """Its cost, in the symbols that it was made with."""
-        phases = FORMULAS[self.facts.kind](self.facts)
-        return NodeCost(
-            name=self.name,
-            kind=self.facts.kind,
-            collection=collection,
-            tables=self.tables,
-            device="cpu" if self.on_host else device,
-            kernel="",
-            forward=phases.forward.symbolic(),
-            backward=phases.backward.symbolic(),
-            collectives=self.collectives,
-            resident=self.resident,
-            calls=calls,
-        )
+from recfx.pricing.work import NO_RESIDENT, Resident
 
 
 class PlannedGraphs:
@@ -198,11 +162,16 @@ class PlannedGraphs:
             optimizer = None if table.traits.fused is None else table.traits.fused.facts
             facts = TableFacts(shard.num_rows, shard.num_columns, table.traits.dtype, self.device, optimizer=optimizer)
             lookup = LookupFacts((shard.spec,), "SUM", self.planned.is_weighted, (facts,))
-            self._can_find[group] = select_planned(lookup, self.planned.backend).finds_ids
+            self._can_find[group] = select_planned(lookup, self.planned.backend).finding_declined is None
         return self._can_find[group]
 
     def nodes(self, rank: int) -> list[PlannedNode]:
-        """The nodes of one rank, in the order of its graph."""
+        """The nodes of one rank, in the order of its graph.
+
+        Where the user named the passes, they are those of the graph, because nobody else knows what these passes make.
+        """
+        if self.planned.passes is not None:
+            return nodes_of(planned_graph(self.planned, rank, self.device).graph, self.trains)
         return _Rank(self, rank).nodes()
 
     def resident(self, rank: int) -> Resident:
@@ -250,11 +219,10 @@ class _Rank:
         self.arrived_bags = total(load.bags for load in self.loads)
         self.is_hashed = any(each.table.has_index for each, _ in self.local)
         self.crosses = graphs.device != "cpu" and self.is_hashed
-        self.ids_on_host = self.crosses and graphs.device not in ("cuda",)
+        self.ids_on_host = self.crosses and exchanges_ids_on_host(graphs.device)
 
     def nodes(self) -> list[PlannedNode]:
         self._send_ids()
-        self._hash()
         started = [self._look_up(way) for way in self.graphs.ways]
         for way, hops in zip(self.graphs.ways, started, strict=True):
             self._collect(way, hops)
@@ -299,6 +267,8 @@ class _Rank:
         for each, shard in self.local:
             if each.way == way.way:
                 groups.setdefault(each.traits.group, []).append((each, shard))
+        if groups and "hash_ids" not in self.numbers:
+            self._hash()  # before the first lookup
         for group in groups.values():
             loads = tuple(each.load(shard) for each, shard in group)
             kept = [each.resident(shard) for each, shard in group]

@@ -8,13 +8,15 @@ from functools import cached_property
 
 import torch
 
+from recfx.ir.meta import SourceLocation
 from recfx.ir.sent_rows import SentRows
 from recfx.ir.shard import Shard
 from recfx.ir.shards import CollectionSharding, ShardedTable
 from recfx.ir.tables import TableSpec
 from recfx.optim.fused_optimizer import FusedOptimizer
+from recfx.passes import Pass
 from recfx.pricing.node_facts import TableLoad
-from recfx.pricing.residents import planned_index_bytes, state_bytes
+from recfx.pricing.residents import planned_resident
 from recfx.pricing.symbols import Symbols
 from recfx.pricing.work import Resident
 
@@ -57,7 +59,7 @@ class PlannedTable:
         blocks = {shard.columns for shard in self.shards}
         self.times_sent = len(blocks) if self.is_cut else len(self.shards)
         """How often its ids are sent: to every replica, and for every block of columns."""
-        self._symbols = symbols
+        self._symbols, self._rule = symbols, None if traits.fused is None else traits.fused.rule
         self._loads: dict[tuple[int, int], TableLoad] = {}
         self._residents: dict[tuple[tuple[int, int], int], Resident] = {}
         self.on_rank: dict[int, list[Shard]] = {}
@@ -69,9 +71,8 @@ class PlannedTable:
         size = (shard.num_rows, shard.num_columns)
         found = self._loads.get(size)
         if found is None:
-            rule = None if self.traits.fused is None else self.traits.fused.rule
             row_bytes, rows = shard.num_columns * self.traits.dtype.itemsize, self.table.num_embeddings
-            found = TableLoad.of(shard.spec, rows, row_bytes, rule, self.traits.is_trained, self._symbols)
+            found = TableLoad.of(shard.spec, rows, row_bytes, self._rule, self.traits.is_trained, self._symbols)
             self._loads[size] = found
         return found
 
@@ -80,13 +81,7 @@ class PlannedTable:
         key = (shard.rows, shard.num_columns)
         found = self._residents.get(key)
         if found is None:
-            fused, size = self.traits.fused, (shard.num_rows, shard.num_columns)
-            config = self.table.hashing
-            found = self._residents[key] = Resident(
-                weights=size[0] * size[1] * self.traits.dtype.itemsize,
-                optimizer=0 if fused is None else state_bytes(fused.rule, *size),
-                index=planned_index_bytes(config, *shard.rows) if self.table.has_index and config is not None else 0,
-            )
+            found = self._residents[key] = planned_resident(shard.spec, self.traits.dtype, self._rule)
         return found
 
 
@@ -101,6 +96,8 @@ class PlannedCollection:
         is_weighted: whether ids carry weights.
         calls: how often a step calls it.
         backend: kernel target of its lookups, as for ``convert``.
+        source: where the user's code creates it, if known.
+        passes: the passes that make its graph, if the user named them; None: those of ``recfx.passes()``.
     """
 
     name: str
@@ -109,6 +106,8 @@ class PlannedCollection:
     is_weighted: bool
     calls: int = 1
     backend: str = "auto"
+    source: SourceLocation | None = None
+    passes: tuple[Pass, ...] | None = None
 
     @property
     def tables(self) -> tuple[TableSpec, ...]:
@@ -118,3 +117,14 @@ class PlannedCollection:
     def seen_from(self, rank: int) -> PlannedCollection:
         """The same, as another rank sees it."""
         return replace(self, sharding=replace(self.sharding, rank=rank))
+
+
+def exchanges_ids_on_host(device: str) -> bool:
+    """Whether the ranks of a plan exchange ids on the host.
+
+    nccl exchanges them between GPUs. The group for the ids of NPUs is one of gloo, as that of hosts is.
+
+    Args:
+        device: the type of the device that has the tables.
+    """
+    return device != "cuda"

@@ -7,10 +7,11 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from recfx.ir.node_kinds import NODE_KINDS, Stage
-from recfx.pricing.formulas import FORMULAS
+from recfx.pricing.formulas import formula_of
 from recfx.pricing.hardware import Hardware
+from recfx.pricing.node_facts import PlannedNode
 from recfx.pricing.node_price import Totals, seconds_of_call, work_at
-from recfx.pricing.planned_nodes import PlannedGraphs, PlannedNode
+from recfx.pricing.planned_nodes import PlannedGraphs
 from recfx.pricing.times import seconds_of_ranks, seconds_of_work
 from recfx.pricing.uneven import calls_of
 from recfx.pricing.values import Values
@@ -128,7 +129,7 @@ def _price_rank(collections: Sequence[PlannedGraphs], rank: int, values: Values,
     for number, graphs in enumerate(collections):
         calls = graphs.planned.calls
         for node in graphs.nodes(rank):
-            phases = FORMULAS[node.facts.kind](node.facts)
+            phases = formula_of(node.facts.kind)(node.facts)
             for backward, work in enumerate((phases.forward, phases.backward)):
                 size = work_at(work, values)
                 seconds = calls * seconds_of_work(size, hardware, node.on_host) if any(size) else 0.0
@@ -164,7 +165,8 @@ def _arriving(node: PlannedNode, values: Values) -> float:
         return 1.0
     passed = sum(call.passed_bytes for call in calls_of(facts.kind, node.collectives, values))
     per_id = 8 + (4 if facts.is_weighted else 0)
-    return max(1.0, (per_id * facts.ids + 8 * facts.bags) / passed) if passed else 1.0
+    arriving = per_id * values.number(facts.ids) + 8 * values.number(facts.bags)
+    return max(1.0, arriving / passed) if passed else 1.0
 
 
 def _part(kind: str) -> str:

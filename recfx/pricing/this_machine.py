@@ -38,7 +38,6 @@ def machine_of(group: dist.ProcessGroup) -> Hardware:
     """
     links = {operation: _collective(_SpeedOfGroup(group, operation)) for operation in COLLECTIVES}
     how = f"gloo, {group.size()} processes"
-    dist.barrier(group)
     found: list[Hardware | None] = [replace(_measure(links, how), speed_alone=_speed_alone(group))]
     dist.broadcast_object_list(found, dist.get_global_rank(group, 0), group=group)
     (measured,) = found

@@ -111,6 +111,7 @@ class NodeCost:
         collectives: its collective calls. Their bytes are what this rank passes to the call, its own part included.
         resident: the bytes that it keeps between steps. What several nodes share is counted at the first of them.
         calls: how often a step runs it, as far as that is known.
+        on_host: whether it runs on the host of the device that has the tables.
     """
 
     name: str
@@ -124,6 +125,7 @@ class NodeCost:
     collectives: tuple[Collective, ...]
     resident: Resident
     calls: int = 1
+    on_host: bool = False
 
     @property
     def work(self) -> Work:

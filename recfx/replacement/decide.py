@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,9 +14,10 @@ from recfx.diagnostics import Diagnostic
 from recfx.discovery.classify import CONVERTED, CONVERTIBLE, Finding
 from recfx.discovery.discover import Discovery, check_module, discover
 from recfx.discovery.recorded import recorded
-from recfx.errors import ConversionError
+from recfx.errors import ConversionError, type_of
 from recfx.modules.copy_modules import copy_modules, refuse_fully_sharded
 from recfx.modules.devices import usable_device
+from recfx.passes import Pass
 from recfx.record.conversion import Conversion, attach_conversion, conversion_of
 from recfx.replacement.check_conversion import check_conversion
 from recfx.replacement.declared_ranges import declare_id_ranges
@@ -48,6 +49,7 @@ class Request:
     inplace: bool = False
     on_unsupported: str = "error"
     id_ranges: Mapping[str, tuple[int, int]] | None = None
+    passes: tuple[Pass, ...] | None = None
     shards: bool = False
 
     @property
@@ -129,13 +131,18 @@ def decide(
     done("discover")
     if discovery.of(CONVERTED) and not discovery.of(CONVERTIBLE):
         with refusals():
-            refuse_other_request(discovery, asked.hashing, asked.backend)
+            refuse_other_request(discovery, asked.hashing, asked.backend, asked.passes)
             if asked.shards:
                 _refuse_to_copy(model, asked)
         return decision
     with refusals():
         decision.replacements = replace_collections(
-            discovery.of(CONVERTIBLE), asked.hashing, asked.backend, resizing, keep_refused=asked.keeps or not raises
+            discovery.of(CONVERTIBLE),
+            asked.hashing,
+            asked.backend,
+            resizing,
+            keep_refused=asked.keeps or not raises,
+            passes=asked.passes,
         )
         if not asked.keeps and not isinstance(asked.hashing, Mapping):
             refuse_raw_ids_of_kept(discovery, decision.replacements)
@@ -173,6 +180,30 @@ def _convert(
 def _refuse_to_copy(model: nn.Module, asked: Request) -> None:
     if not asked.inplace:
         refuse_fully_sharded(model, "call recfx.convert first and fully_shard afterwards; or pass inplace=True.")
+
+
+def named_passes(given: Any) -> tuple[Pass, ...] | None:
+    """The passes that a user names, in order; None if there are none named.
+
+    Raises:
+        ConversionError: ``invalid_argument``.
+    """
+    if given is None:
+        return None
+    found = tuple(given) if isinstance(given, Iterable) else (given,)
+    wrong = [each for each in found if not (isinstance(getattr(each, "name", None), str) and _has_call(each))]
+    if wrong or not isinstance(given, Iterable):
+        raise ConversionError(
+            f"{'passes has' if isinstance(given, Iterable) else 'passes is'} {type_of((wrong or found)[0])}.",
+            reason="invalid_argument",
+            what_to_do="pass [*recfx.passes(), mine], where mine has a name and a method call(graph) that returns a "
+            "recfx.passes.PassResult; for a function: recfx.passes.Rewrite(name, function).",
+        )
+    return found
+
+
+def _has_call(value: object) -> bool:
+    return not isinstance(value, type) and callable(getattr(value, "call", None))
 
 
 def check_request(model: Any, call: Sample | None, asked: Request) -> None:

@@ -10,6 +10,7 @@ from recfx.discovery.discover import Discovery
 from recfx.errors import ConversionError, type_of
 from recfx.hashing.config import as_integer
 from recfx.ir.id_range import IdRange
+from recfx.modules.kinds import kind_of
 
 
 def declare_id_ranges(discovery: Discovery, declared: Any) -> None:
@@ -23,8 +24,8 @@ def declare_id_ranges(discovery: Discovery, declared: Any) -> None:
     ranges = _checked(declared)
     read = set()
     for finding in discovery.of(CONVERTIBLE):
-        module: Any = finding.module
-        features = {feature for config in module.embedding_bag_configs() for feature in config.feature_names}
+        configs = kind_of(finding.module).configs_of(finding.module)
+        features = {feature for config in configs for feature in config.feature_names}
         read |= features
         for feature in features & ranges.keys():
             finding.id_ranges[feature] = _narrowed(finding.id_ranges.get(feature), ranges[feature])

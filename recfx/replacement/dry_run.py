@@ -10,7 +10,7 @@ from torch import nn
 from recfx.discovery.classify import CONVERTED, CONVERTIBLE
 from recfx.discovery.discover import Discovery, discover
 from recfx.hashing import HashConfig
-from recfx.modules.collection import HashEmbeddingBagCollection
+from recfx.modules.collection import UnshardedCollection
 from recfx.optim.attached import attached_optimizers
 from recfx.replacement.replace_collections import replace_collections
 from recfx.replacement.resize_tables import TableResizing
@@ -25,15 +25,19 @@ def dry_run(discovery: Discovery) -> dict[int, nn.Module]:
         return replace_collections(discovery.of(CONVERTIBLE), HashConfig(), "auto", resizing, keep_refused=True)
 
 
-def as_converted(model: nn.Module) -> dict[str, HashEmbeddingBagCollection]:
+def as_converted(model: nn.Module) -> dict[str, UnshardedCollection]:
     """Every unsharded collection of ``model`` that is converted or can be, as converted, by each of its paths."""
-    found: dict[str, HashEmbeddingBagCollection] = {}
     with unchanged(model):
-        discovery = discover(model)
-        replacements = dry_run(discovery)
+        return converted_by_path(discover(model))
+
+
+def converted_by_path(discovery: Discovery) -> dict[str, UnshardedCollection]:
+    """The same, of what was found; collections whose tables cannot be converted are refused in ``discovery``."""
+    found: dict[str, UnshardedCollection] = {}
+    replacements = dry_run(discovery)
     for finding in discovery.findings:
         collection = replacements.get(id(finding.module), finding.module)
-        if isinstance(collection, HashEmbeddingBagCollection) and finding.status in (CONVERTIBLE, CONVERTED):
+        if isinstance(collection, UnshardedCollection) and finding.status in (CONVERTIBLE, CONVERTED):
             found |= dict.fromkeys(finding.paths, collection)
     return found
 

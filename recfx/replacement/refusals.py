@@ -13,6 +13,7 @@ from recfx.discovery.discover import Discovery
 from recfx.errors import ConversionError
 from recfx.hashing import HashConfig
 from recfx.modules.converted_collection import ConvertedCollection
+from recfx.passes import Pass
 from recfx.replacement.replace_collections import Hashing, config_for
 
 DEFAULT_HASHING = HashConfig()
@@ -54,7 +55,7 @@ def refuse_raw_ids_of_kept(discovery: Discovery, replacements: Mapping[int, nn.M
             )
 
 
-def refuse_other_request(discovery: Discovery, hashing: Hashing, backend: str) -> None:
+def refuse_other_request(discovery: Discovery, hashing: Hashing, backend: str, passes: tuple[Pass, ...] | None) -> None:
     """Converting twice is a no-op; asking for something different the second time is an error."""
     for finding in discovery.of(CONVERTED):
         converted: Any = finding.module  # sharded ones remember the request too
@@ -63,8 +64,15 @@ def refuse_other_request(discovery: Discovery, hashing: Hashing, backend: str) -
             for table, requested in converted.requested.items()
             if hashing is not DEFAULT_HASHING and config_for(table, hashing) != requested
         ]
-        if other or backend not in ("auto", converted.backend):
-            what = f"a different hashing of table {other[0]!r}" if other else f"backend {backend!r}"
+        if other:
+            what = f"a different hashing of table {other[0]!r}"
+        elif backend not in ("auto", converted.backend):
+            what = f"backend {backend!r}"
+        elif passes is not None and passes != converted.passes:
+            what = "other passes"
+        else:
+            what = ""
+        if what:
             raise ConversionError(
                 f"the collection is already converted, and this call asks for {what}.",
                 reason="already_converted",

@@ -1,4 +1,4 @@
-"""Replaces each standard collection with a ``HashEmbeddingBagCollection`` around the same parameters."""
+"""Replaces each standard collection with a converted one around the same parameters."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ import functools
 import operator
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from torch import nn
-from torchrec.modules.embedding_configs import EmbeddingBagConfig
-from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
 from recfx.discovery.classify import Finding
 from recfx.errors import ConversionError, type_of
@@ -17,10 +16,14 @@ from recfx.hashing import HashConfig
 from recfx.ir.id_range import IdRange
 from recfx.ir.tables import TableSpec
 from recfx.modules.carry_over import carry_hooks, carry_over
-from recfx.modules.collection import HashEmbeddingBagCollection
-from recfx.modules.converted_collection import ConvertedCollection, weight_name
+from recfx.modules.collection import OWN_NAMES, UnshardedCollection
+from recfx.modules.converted_classes import converted_class
+from recfx.modules.converted_collection import ConvertedCollection
 from recfx.modules.copy_modules import copy_modules
+from recfx.modules.kinds import kind_of
+from recfx.modules.subclasses import names_taken
 from recfx.modules.table_specs import describe_tables
+from recfx.passes import Pass
 from recfx.references.object_kinds import attributes
 from recfx.replacement.resize_tables import TableResizing
 
@@ -30,7 +33,12 @@ _OF_EVERY_MODULE = frozenset(nn.Module().__dict__)
 
 
 def replace_collections(
-    findings: list[Finding], hashing: Hashing, backend: str, resizing: TableResizing, keep_refused: bool = False
+    findings: list[Finding],
+    hashing: Hashing,
+    backend: str,
+    resizing: TableResizing,
+    keep_refused: bool = False,
+    passes: tuple[Pass, ...] | None = None,
 ) -> dict[int, nn.Module]:
     """One converted collection per finding, by the ``id`` of the collection that it replaces.
 
@@ -40,6 +48,7 @@ def replace_collections(
         backend: kernel target of the lookups.
         resizing: where tables that get more rows are recorded.
         keep_refused: keep a collection whose tables cannot be converted, and say so in its finding.
+        passes: the passes that make the graphs; None: those of ``recfx.passes()``.
 
     Raises:
         ConversionError: ``unknown_table``, ``tied_tables``, or the code for which a table is refused.
@@ -50,7 +59,7 @@ def replace_collections(
     for finding in findings:
         before = resizing.mark()
         try:
-            converted = _replace_collection(finding, hashing, backend, resizing)
+            converted = _replace_collection(finding, hashing, backend, resizing, passes)
             _check_tied(converted, finding.path, owners)
         except ConversionError as error:
             if not keep_refused:
@@ -63,24 +72,25 @@ def replace_collections(
 
 
 def _replace_collection(
-    finding: Finding, hashing: Hashing, backend: str, resizing: TableResizing
-) -> HashEmbeddingBagCollection:
-    standard = finding.module
-    assert isinstance(standard, EmbeddingBagCollection)
+    finding: Finding, hashing: Hashing, backend: str, resizing: TableResizing, passes: tuple[Pass, ...] | None
+) -> UnshardedCollection:
+    standard: Any = finding.module
+    kind = kind_of(standard)
+    class_names = names_taken(converted_class(kind), type(standard), OWN_NAMES)
+    if class_names:
+        raise _conflict(standard, class_names[0], finding.path)
     copied, _ = copy_modules(standard)
-    bags = copied.embedding_bags
-    assert isinstance(bags, nn.ModuleDict)
-    configs = standard.embedding_bag_configs()
+    tables, configs, is_weighted = kind.tables_of(copied), kind.configs_of(standard), kind.is_weighted(standard)
     by_table = {config.name: config_for(config.name, hashing) for config in configs}
-    specs = describe_tables(configs, bags, by_table, standard.is_weighted(), adopt=True, collection=finding.path)
+    specs = describe_tables(kind, configs, tables, by_table, is_weighted, adopt=True, collection=finding.path)
     specs = tuple(replace(spec, id_range=_id_range(spec, finding.id_ranges)) for spec in specs)
     for spec, config in zip(specs, configs, strict=True):
-        _resize(bags[spec.name], spec, config, finding.path, resizing)
-    converted = HashEmbeddingBagCollection.from_tables(
+        _resize(tables[spec.name], spec, config, finding.path, resizing)
+    converted = converted_class(kind).from_tables(
         configs,
         specs,
-        bags,
-        standard.is_weighted(),
+        tables,
+        is_weighted,
         standard.device,
         finding.path,
         backend,
@@ -88,20 +98,25 @@ def _replace_collection(
         type(standard),
         requested=by_table,
         calls=finding.calls,
+        passes=passes,
     )
     taken = sorted(name for name in copied.__dict__ if not name.startswith("_") and _uses(converted, name))
     taken = [name for name in taken if name != "training"]
     if taken:
-        raise ConversionError(
-            f"{type(standard).__name__} has an attribute {taken[0]!r}, but the converted collection uses that name.",
-            reason="attribute_conflict",
-            module_path=finding.path,
-            what_to_do=f"rename the attribute {taken[0]!r}.",
-        )
+        raise _conflict(standard, taken[0], finding.path)
     converted.train(standard.training)  # before it gets the user's modules, which have their own modes
     carry_over(copied, converted)
     carry_references(standard, converted)
     return converted
+
+
+def _conflict(standard: nn.Module, name: str, path: str) -> ConversionError:
+    return ConversionError(
+        f"{type(standard).__name__} has an attribute {name!r}, but the converted collection uses that name.",
+        reason="attribute_conflict",
+        module_path=path,
+        what_to_do=f"rename the attribute {name!r}.",
+    )
 
 
 def _id_range(table: TableSpec, known: Mapping[str, IdRange]) -> IdRange | None:
@@ -111,9 +126,9 @@ def _id_range(table: TableSpec, known: Mapping[str, IdRange]) -> IdRange | None:
     return functools.reduce(operator.or_, found) if found and len(found) == len(ranges) else None
 
 
-def _uses(converted: HashEmbeddingBagCollection, name: str) -> bool:
+def _uses(converted: UnshardedCollection, name: str) -> bool:
     """Whether the attribute is one of the converted collection's own."""
-    return name in converted.__dict__ or isinstance(getattr(HashEmbeddingBagCollection, name, None), property)
+    return name in converted.__dict__ or isinstance(getattr(converted_class(kind_of(converted)), name, None), property)
 
 
 def carry_references(standard: nn.Module, converted: nn.Module) -> None:
@@ -127,12 +142,10 @@ def carry_references(standard: nn.Module, converted: nn.Module) -> None:
             converted.__dict__[name] = value
 
 
-def _resize(bag: nn.Module, spec: TableSpec, config: EmbeddingBagConfig, path: str, resizing: TableResizing) -> None:
-    assert isinstance(bag, nn.EmbeddingBag)
-    assert isinstance(bag.weight, nn.Parameter)
-    if spec.num_embeddings > bag.weight.shape[0]:
-        resizing.resize(bag.weight, spec.num_embeddings, path, config, spec.custom_init_fn)
-        bag.num_embeddings = spec.num_embeddings
+def _resize(holder: Any, spec: TableSpec, config: Any, path: str, resizing: TableResizing) -> None:
+    if spec.num_embeddings > holder.weight.shape[0]:
+        resizing.resize(holder.weight, spec.num_embeddings, path, config, spec.custom_init_fn)
+        holder.num_embeddings = spec.num_embeddings
 
 
 def config_for(table: str, hashing: Hashing) -> HashConfig | None:
@@ -164,7 +177,8 @@ def _check_table_names(findings: list[Finding], hashing: Hashing) -> None:
                 reason="invalid_argument",
                 what_to_do="pass a recfx.HashConfig, or None for a static table.",
             )
-    known = {config.name for finding in findings for config in finding.module.embedding_bag_configs()}  # type: ignore[operator]
+    modules = [finding.module for finding in findings]
+    known = {config.name for module in modules for config in kind_of(module).configs_of(module)}
     unknown = sorted(set(hashing) - known)
     if unknown:
         raise ConversionError(
@@ -174,10 +188,10 @@ def _check_table_names(findings: list[Finding], hashing: Hashing) -> None:
         )
 
 
-def _check_tied(converted: HashEmbeddingBagCollection, path: str, owners: dict[int, tuple[str, bool]]) -> None:
+def _check_tied(converted: UnshardedCollection, path: str, owners: dict[int, tuple[str, bool]]) -> None:
     """Refuse two indexes over one weight, or an index and dense ids: they would give the same row to two ids."""
     for spec in converted.tables:
-        name = weight_name(path, spec.name)
+        name = kind_of(converted).weight_name(path, spec.name)
         other, other_has_index = owners.setdefault(id(converted.weight(spec.name)), (name, spec.has_index))
         if other != name and (spec.has_index or other_has_index):
             raise ConversionError(

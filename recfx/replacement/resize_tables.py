@@ -7,7 +7,7 @@ from types import TracebackType
 
 import torch
 from torch import nn
-from torchrec.modules.embedding_configs import EmbeddingBagConfig
+from torchrec.modules.embedding_configs import BaseEmbeddingConfig
 
 from recfx.errors import ConversionError
 from recfx.optim.attached import attached_optimizers
@@ -25,7 +25,7 @@ class TableResizing:
         self._optimizers: list[torch.optim.Optimizer] | None = None
         self._old: list[tuple[nn.Parameter, torch.Tensor, torch.Tensor | None]] = []
 
-    def resize(self, weight: nn.Parameter, rows: int, path: str, config: EmbeddingBagConfig, init_fn: bool) -> None:
+    def resize(self, weight: nn.Parameter, rows: int, path: str, config: BaseEmbeddingConfig, init_fn: bool) -> None:
         """Replace the parameter's data with ``rows`` rows, the old ones first; the parameter object stays.
 
         Args:

@@ -8,22 +8,23 @@ from recfx.serving.assemble import AssembleColumns
 from recfx.serving.bags import Bags, ServedNode
 from recfx.serving.divide_means import DivideMeans
 from recfx.serving.find_and_pool import FindAndPool
-from recfx.serving.find_rows import FindFrozenRows, FrozenIndex
+from recfx.serving.find_rows import FindFrozenRows
 from recfx.serving.pool_rows import PoolRows
 from recfx.serving.select_bags import SelectBags
-from recfx.serving.targets import ATEN, NATIVE, SCRIPT, TRACED, ServingTarget
+from recfx.serving.targets import ATEN, FOR_DEVICES, NATIVE, SCRIPT, TRACED, TRITON, ServingTarget
 
 __all__ = [
     "ATEN",
+    "FOR_DEVICES",
     "NATIVE",
     "SCRIPT",
     "TRACED",
+    "TRITON",
     "AssembleColumns",
     "Bags",
     "DivideMeans",
     "FindAndPool",
     "FindFrozenRows",
-    "FrozenIndex",
     "PoolRows",
     "SelectBags",
     "ServedNode",

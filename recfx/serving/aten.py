@@ -8,10 +8,11 @@ import torch
 from torch import nn
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
+from recfx.ir.facts import FrozenIndex
 from recfx.ir.tables import TableSpec
 from recfx.kernels.slot_table import home_slots
 from recfx.serving.bags import Bags, ServedNode
-from recfx.serving.find_rows import FindFrozenRows, FrozenIndex
+from recfx.serving.find_rows import FindFrozenRows
 from recfx.serving.pool_rows import FORMATS, PoolRows
 from recfx.serving.select_bags import SelectBags
 
@@ -209,16 +210,17 @@ class AtenPoolRows(PoolRows):
     Arguments: as for ``PoolRows``.
     """
 
+    kernel = "aten"
+
     def __init__(
-        self, tables: tuple[TableSpec, ...], pooling: str, features: tuple[str, ...], is_weighted: bool
+        self, tables: tuple[TableSpec, ...], combine: str, features: tuple[str, ...], is_weighted: bool
     ) -> None:
-        super().__init__(tables, pooling, features, is_weighted)
-        self.kernel = "aten"
+        super().__init__(tables, combine, features, is_weighted)
         self.rows = torch.empty(0, dtype=torch.uint8)
         place = {name: number for number, name in enumerate(features)}
         positions = [[place[name] for name in table.embedding_names] for table in tables]
         self.stored = nn.ModuleList(
-            StoredRows(table, of_table, pooling == "MEAN", is_weighted)
+            StoredRows(table, of_table, combine == "MEAN", is_weighted)
             for table, of_table in zip(tables, positions, strict=True)
         )
 

@@ -2,9 +2,9 @@
 
 import torch
 
+from recfx.ir.facts import FrozenIndex
 from recfx.ir.tables import TableSpec
 from recfx.serving.bags import Bags
-from recfx.serving.find_rows import FindFrozenRows
 from recfx.serving.pool_rows import FORMATS, PoolRows
 
 
@@ -13,22 +13,21 @@ class FindAndPool(PoolRows):
 
     Args:
         pool: the lookup that it replaces.
-        find: what finds the rows for it; None if the ids of all its tables are rows.
+        hashed: the frozen index of each of its tables whose ids are not rows, in order.
     """
 
+    kernel = "recfx"
     positions: list[int]
     kept: list[int]
     hashed: list[str]
     rows: torch.Tensor
     slots: torch.Tensor
 
-    def __init__(self, pool: PoolRows, find: FindFrozenRows | None) -> None:
-        super().__init__(pool.specs, pool.pooling, pool.features, pool.is_weighted)
-        self.kernel = "recfx"
+    def __init__(self, pool: PoolRows, hashed: dict[str, FrozenIndex]) -> None:
+        super().__init__(pool.specs, pool.combine, pool.features, pool.is_weighted)
         self.label = pool.label
         tables = self.specs
-        self.hashed = [] if find is None else [table.name for table in tables if table.name in find.hashed]
-        hashed = {} if find is None else {table: find.frozen[table] for table in self.hashed}
+        self.hashed = list(hashed)
         self.counts = [table.num_embeddings for table in tables]
         self.columns = [FORMATS[table.dtype].columns(table.embedding_dim) for table in tables]
         self.formats = [FORMATS[table.dtype].sparse_type for table in tables]
@@ -64,7 +63,7 @@ class FindAndPool(PoolRows):
             self.dense_rows,
             self.share_buckets,
             self.seeds,
-            self.pooling == "MEAN",
+            self.combine == "MEAN",
             weights if self.is_weighted else None,
         )
         if self.drops_columns:

@@ -1,27 +1,11 @@
 """``find_rows`` of an exported graph: the row of each id, in indexes that no longer change."""
 
-from dataclasses import dataclass
-
 import torch
 
+from recfx.ir.facts import FrozenIndex
 from recfx.ir.tables import TableSpec
 from recfx.kernels.buckets import shared_rows
 from recfx.serving.bags import Bags, ServedNode
-
-
-@dataclass(frozen=True)
-class FrozenIndex:
-    """What is known of a table's index when it is frozen.
-
-    Args:
-        slots: the number of slots of its slot table, see ``recfx/kernels/slot_table.py``.
-        side_row: the row of id -1, which slots cannot hold; -1 if it has none.
-        longest_probe: the most slots that finding one of its ids reads, for targets that count on it.
-    """
-
-    slots: int
-    side_row: int
-    longest_probe: int = 0
 
 
 class FindFrozenRows(ServedNode):
@@ -49,7 +33,6 @@ class FindFrozenRows(ServedNode):
     def __init__(self, tables: tuple[TableSpec, ...], indexes: dict[str, FrozenIndex]) -> None:
         super().__init__()
         hashing = {table.name: table.hashing for table in tables if table.hashing is not None and table.has_index}
-        self.frozen = dict(indexes)
         self.hashed = [table.name for table in tables if table.has_index]
         self.shared = [name for name, config in hashing.items() if config.unseen == "share"]
         self.num_features = sum(len(table.feature_names) for table in tables)

@@ -4,6 +4,8 @@ from typing import NamedTuple
 
 import torch
 
+from recfx.diagnostics import Diagnostic
+from recfx.ir.lookup_facts import LookupFacts
 from recfx.ir.tables import TableSpec
 from recfx.kernels.quantized_rows import row_bytes
 from recfx.serving.bags import Bags, ServedNode
@@ -53,23 +55,23 @@ class PoolRows(ServedNode):
 
     Args:
         tables: the group, in column order; each has one of the dtypes of ``FORMATS``.
-        pooling: ``"SUM"`` or ``"MEAN"``.
+        combine: ``"SUM"`` or ``"MEAN"``.
         features: the output keys of the whole collection, in order.
         is_weighted: whether the weights of the ids multiply the rows.
     """
 
+    kernel = "fbgemm"
     positions: list[int]
     rows: torch.Tensor
 
     def __init__(
-        self, tables: tuple[TableSpec, ...], pooling: str, features: tuple[str, ...], is_weighted: bool
+        self, tables: tuple[TableSpec, ...], combine: str, features: tuple[str, ...], is_weighted: bool
     ) -> None:
         super().__init__()
         self.specs = tables
         self.features = features
-        self.kernel = "fbgemm"
-        self.pooling = pooling
-        self.mode = _MEAN if pooling == "MEAN" else _SUM
+        self.combine = combine
+        self.mode = _MEAN if combine == "MEAN" else _SUM
         self.is_weighted = is_weighted
         self.num_features = len(features)
         formats = [FORMATS[table.dtype] for table in tables]
@@ -103,6 +105,15 @@ class PoolRows(ServedNode):
         self.register_buffer("nowhere", torch.empty(0, dtype=torch.uint8))
         self.register_buffer("position", torch.tensor(self.positions, dtype=torch.int32))
         self.register_buffer("rows", torch.empty(self.table_begins[-1], dtype=torch.uint8))
+
+    @classmethod
+    def declines(cls, lookup: LookupFacts) -> Diagnostic | None:
+        """Why it does not serve a lookup; None if it does.
+
+        Args:
+            lookup: the lookup, whose tables have the dtypes of stored rows.
+        """
+        return None
 
     def parts(self) -> list[tuple[str, torch.Tensor, tuple[TableSpec, ...]]]:
         """The buffers that hold rows: their names, and the tables in each, one behind the other."""

@@ -8,7 +8,6 @@ import torch.distributed as dist
 from torchrec.distributed.embedding_sharding import KJTListAwaitable, KJTListSplitsAwaitable
 from torchrec.distributed.embedding_types import KJTList
 from torchrec.distributed.types import Awaitable, LazyAwaitable
-from torchrec.sparse.jagged_tensor import KeyedTensor
 
 from recfx.sharding.context import BatchContext
 from recfx.sharding.out_of_step import in_step
@@ -46,7 +45,7 @@ class _Arriving(KJTListAwaitable):
             return super()._wait_impl()
 
 
-class Result(LazyAwaitable[KeyedTensor]):
+class Result(LazyAwaitable[Any]):
     """The last stage of a graph, which runs when its result is needed.
 
     Args:
@@ -64,10 +63,9 @@ class Result(LazyAwaitable[KeyedTensor]):
         self._stage, self._values, self._group, self._collection = stage, values, group, collection
         self.has_run = False
 
-    def _wait_impl(self) -> KeyedTensor:
+    def _wait_impl(self) -> Any:
         with in_step(self._group, self._collection):
             self._stage.run(self._values)
         self.has_run = True
         (result,) = self._stage.outputs
-        keyed: KeyedTensor = self._values[result]
-        return keyed
+        return self._values[result]

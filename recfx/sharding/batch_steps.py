@@ -8,7 +8,7 @@ from typing import Any
 from torchrec.distributed.embedding_sharding import KJTSplitsAllToAllMeta
 from torchrec.distributed.embedding_types import KJTList
 from torchrec.distributed.types import Awaitable, LazyAwaitable, ShardedModule
-from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recfx.errors import ConversionError
 from recfx.nodes import InputDistStart, Lookup, OutputDistStart, marks
@@ -27,13 +27,13 @@ from recfx.sharding.sharded_tables import ShardedTables
 _STARTED = (Awaitable, KJTSplitsAllToAllMeta)
 
 
-class BatchSteps(ShardedTables, ShardedModule[KJTList, dict[str, Any], KeyedTensor, BatchContext]):
-    """The forward of a sharded collection, in steps; base of ``ShardedHashEmbeddingBagCollection``."""
+class BatchSteps(ShardedTables, ShardedModule[KJTList, dict[str, Any], Any, BatchContext]):
+    """The forward of a sharded collection, in steps; base of ``ShardedCollection``."""
 
     def _cut_into_steps(self) -> None:
         """Make the steps from the graph."""
         self._batches = 0  # number of batches of one of TorchRec's pipelines
-        self._staged_graph = StagedGraph(self.graph_module)
+        self._staged_graph = StagedGraph(self.graph_module, self._runtime)
         # Attributes that TorchRec's pipelines, and its introduction, use.
         modules = list(self.graph_module.modules())
         self._input_dists = [module for module in modules if isinstance(module, InputDistStart)]
@@ -51,24 +51,23 @@ class BatchSteps(ShardedTables, ShardedModule[KJTList, dict[str, Any], KeyedTens
     def _staged(self) -> StagedGraph:
         """The stages of this graph: a copy around the same tables has its own modules, with their own modes."""
         if self._staged_graph.graph_module is not self.graph_module:
-            self._staged_graph = StagedGraph(self.graph_module)
+            self._staged_graph = StagedGraph(self.graph_module, self._runtime)
         return self._staged_graph
 
-    def forward(self, *arguments: Any, **keywords: Any) -> LazyAwaitable[KeyedTensor]:
-        """The same as TorchRec's; under torch.compile, the awaited ``KeyedTensor`` itself.
+    def forward(self, *arguments: Any, **keywords: Any) -> LazyAwaitable[Any]:
+        """Return an awaitable as TorchRec's sharded collections do; under torch.compile, the awaited output itself.
 
         It then stays outside the compiled graphs: graphs with TorchRec's awaitables would keep the sizes of one batch.
         """
-        pooled: LazyAwaitable[KeyedTensor] = self._enter(self._run_steps, self._run_awaited, *arguments, **keywords)
-        return pooled
+        result: LazyAwaitable[Any] = self._enter(self._run_steps, self._run_awaited, *arguments, **keywords)
+        return result
 
-    def _run_steps(self, *arguments: Any, **keywords: Any) -> LazyAwaitable[KeyedTensor]:
+    def _run_steps(self, *arguments: Any, **keywords: Any) -> LazyAwaitable[Any]:
         run = super().forward
         return self._store.forwards.call(self, self.calls, run, *arguments, **keywords)
 
-    def _run_awaited(self, *arguments: Any, **keywords: Any) -> KeyedTensor:
-        result: KeyedTensor = self._run_steps(*arguments, **keywords).wait()
-        return result
+    def _run_awaited(self, *arguments: Any, **keywords: Any) -> Any:
+        return self._run_steps(*arguments, **keywords).wait()
 
     def create_context(self) -> BatchContext:
         """A new batch's context."""
@@ -179,7 +178,7 @@ class BatchSteps(ShardedTables, ShardedModule[KJTList, dict[str, Any], KeyedTens
         values.update(zip([name for name in arrive.inputs if name not in values], dist_input, strict=True))
         arrive.run(values)
 
-    def output_dist(self, ctx: BatchContext, output: dict[str, Any]) -> LazyAwaitable[KeyedTensor]:
+    def output_dist(self, ctx: BatchContext, output: dict[str, Any]) -> LazyAwaitable[Any]:
         """The rest of the graph, run when the result is needed."""
         assert ctx.stages is not None  # since compute
         return Result(ctx.stages.collect, output, self.groups.pooled, self.collection)

@@ -1,4 +1,4 @@
-"""``ShardedHashEmbeddingBagCollection``: a TorchRec ``ShardedModule`` that owns a graph of explicit nodes."""
+"""``ShardedCollection``: a TorchRec ``ShardedModule`` that owns a graph of explicit nodes."""
 
 from __future__ import annotations
 
@@ -12,13 +12,16 @@ from torchrec.optim.keyed import KeyedOptimizer
 
 from recfx.ir.operator_graph import OperatorGraph
 from recfx.ir.shards import CollectionSharding
+from recfx.ir.snapshot import PASSES_KEY
 from recfx.lowering.targets import TargetsHere
-from recfx.modules.collection import HashEmbeddingBagCollection
-from recfx.modules.compile_graph import compile_graph, context_of
+from recfx.modules.collection import UnshardedCollection
+from recfx.modules.compile_graph import compile_graph, context_of, refuse_raw_ids
+from recfx.modules.converted_classes import converted_class
 from recfx.modules.converted_collection import collections_of
+from recfx.modules.kinds import POOLED, CollectionKind, kind_of
+from recfx.modules.pooled_collection import PooledCollection
 from recfx.nodes.dist_groups import DistGroups
-from recfx.nodes.resources import Resources
-from recfx.passes.base import PASSES_KEY
+from recfx.nodes.runtime import Runtime
 from recfx.sharding.batch_steps import BatchSteps
 from recfx.sharding.late_backwards import LateBackwards
 from recfx.sharding.load_state import LocalState, drop_shard_names, load_local_state
@@ -28,13 +31,13 @@ from recfx.sharding.refused_hooks import RefusedHooks
 from recfx.sharding.state import save_sharded_state
 
 
-class ShardedHashEmbeddingBagCollection(BatchSteps, RefusedHooks, FusedOptimizerModule):
-    """A collection on several ranks.
+class ShardedCollection(BatchSteps, RefusedHooks, FusedOptimizerModule):
+    """A collection on several ranks; base of the class of each kind.
 
     Input and output are those of the unsharded collection, for this rank's batch; ``forward`` returns a
-    ``LazyAwaitable[KeyedTensor]`` as TorchRec's do. Keys of the output are in the unsharded order under every plan.
-    Parameters are ``embedding_bags.<table>.weight``, this rank's shard; ``state_dict`` has ``ShardedTensor``s of all
-    tables on all ranks (plain tensors for data-parallel ones).
+    ``LazyAwaitable`` as TorchRec's do. Keys of the output are in the unsharded order under every plan.
+    Parameters have the names of the unsharded ones, and are this rank's shard; ``state_dict`` has ``ShardedTensor``s of
+    all tables on all ranks (plain tensors for data-parallel ones).
 
     Made by ``recfx.convert(model, plan=...)``, by ``recfx.sharders()``, or by ``shard_collection``.
 
@@ -43,7 +46,7 @@ class ShardedHashEmbeddingBagCollection(BatchSteps, RefusedHooks, FusedOptimizer
 
     def __init__(
         self,
-        unsharded: HashEmbeddingBagCollection,
+        unsharded: UnshardedCollection,
         sharding: CollectionSharding,
         groups: DistGroups,
         local: LocalTables,
@@ -53,10 +56,11 @@ class ShardedHashEmbeddingBagCollection(BatchSteps, RefusedHooks, FusedOptimizer
         evicting = [each.table.name for each in sharding.tables if each.table.evicts]
         late_backwards = LateBackwards(self.collection, groups.pooled, evicting, self._store.in_flight)
         is_hashed = any(each.table.has_index for each in sharding.tables)
-        resources = Resources(self._store, groups, late_backwards if is_hashed else None)
-        context = context_of(self.collection, self.tables, self._is_weighted, resources, self.source, sharding)
+        self._runtime = Runtime(self._store, groups, late_backwards if is_hashed else None)
+        context = context_of(self.collection, self.tables, self._is_weighted, self._runtime, self.source, sharding)
         graph = OperatorGraph.of(context, TargetsHere(self.backend))
-        self.graph_module = compile_graph(graph, resources, self.backend)
+        self.graph_module = compile_graph(graph, self._runtime, self.backend, self.passes)
+        refuse_raw_ids(self.graph_module)
         self.pass_records = list(self.graph_module.meta[PASSES_KEY])
         self._cut_into_steps()
         self._register_state_dict_hook(save_sharded_state)
@@ -67,7 +71,7 @@ class ShardedHashEmbeddingBagCollection(BatchSteps, RefusedHooks, FusedOptimizer
     @property
     def unsharded_module_type(self) -> type[nn.Module]:
         """The class that this one replaces."""
-        return HashEmbeddingBagCollection
+        return converted_class(kind_of(self))
 
     def sharded_parameter_names(self, prefix: str = "") -> Iterator[str]:
         """All parameters: none is for DistributedDataParallel, because replicas are kept equal here."""
@@ -77,7 +81,9 @@ class ShardedHashEmbeddingBagCollection(BatchSteps, RefusedHooks, FusedOptimizer
     @property
     def fused_optimizer(self) -> KeyedOptimizer:
         """State and settings of the fused optimizers, under TorchRec's names and as ``ShardedTensor``s."""
-        return ShardedFusedOptimizer(self.sharding, self._store, self.fused, self.groups.pooled, self._row_moves)
+        return ShardedFusedOptimizer(
+            self.sharding, self._store, self.fused, self.groups.pooled, self._row_moves, kind_of(self)
+        )
 
     def check_state(self, saved: Mapping[str, Any], prefix: str) -> None:
         """Check whether this rank could load its part of a state; see the base class for arguments and errors."""
@@ -87,7 +93,7 @@ class ShardedHashEmbeddingBagCollection(BatchSteps, RefusedHooks, FusedOptimizer
         """All attributes: what users put on a collection stays with the unsharded one."""
         return frozenset(self.__dict__)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> ShardedHashEmbeddingBagCollection:
+    def __deepcopy__(self, memo: dict[int, Any]) -> ShardedCollection:
         """A copy with its own tables that communicates in the same process groups, which cannot be copied."""
         memo |= {id(group): group for group in vars(self.groups).values()}
         duplicate = type(self).__new__(type(self))
@@ -96,6 +102,14 @@ class ShardedHashEmbeddingBagCollection(BatchSteps, RefusedHooks, FusedOptimizer
         return duplicate
 
 
-def sharded_collections(model: nn.Module) -> dict[str, ShardedHashEmbeddingBagCollection]:
+class ShardedHashEmbeddingBagCollection(PooledCollection, ShardedCollection):
+    """Pooled embeddings; ``forward`` returns a ``LazyAwaitable[KeyedTensor]``."""
+
+
+SHARDED: dict[CollectionKind, type[ShardedCollection]] = {POOLED: ShardedHashEmbeddingBagCollection}
+"""The class of sharded collections of each kind, one line per kind."""
+
+
+def sharded_collections(model: nn.Module) -> dict[str, ShardedCollection]:
     """The sharded collections of ``model``, by fully qualified name."""
-    return collections_of(model, ShardedHashEmbeddingBagCollection)
+    return collections_of(model, ShardedCollection)

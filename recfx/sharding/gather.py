@@ -26,7 +26,7 @@ from recfx.sharding.ranks_agree import on_all_ranks
 from recfx.sharding.state import whole_index
 
 if TYPE_CHECKING:
-    from recfx.sharding.collection import ShardedHashEmbeddingBagCollection
+    from recfx.sharding.collection import ShardedCollection
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class WholeTable:
     requires_grad: bool
 
 
-def gather_tables(module: ShardedHashEmbeddingBagCollection) -> dict[str, WholeTable]:
+def gather_tables(module: ShardedCollection) -> dict[str, WholeTable]:
     """Every table of the collection, by name, on every rank. Collective; it takes the memory of all tables.
 
     If columns are cut, a state with one number per row, such as that of row-wise Adagrad, has one number per column
@@ -67,7 +67,7 @@ def together(group: dist.ProcessGroup, check: Callable[[], None]) -> None:
 
 
 class _Gatherer:
-    def __init__(self, module: ShardedHashEmbeddingBagCollection) -> None:
+    def __init__(self, module: ShardedCollection) -> None:
         self.module, self.store = module, module.store
         self.group, self.rank = module.groups.pooled, module.groups.pooled.rank()
         self.device = sent_on(self.group)

@@ -17,8 +17,8 @@ from recfx.hashing.slice_counts import COUNTS
 from recfx.hashing.slicing import slice_state
 from recfx.ir.shard import Shard
 from recfx.ir.shards import ShardedTable
-from recfx.modules.converted_collection import weight_name
 from recfx.modules.fit_table import first_rows, saved_shape, without_index, without_weight
+from recfx.modules.kinds import kind_of
 from recfx.sharding.fit_shards import fit_slices, fit_whole_index
 from recfx.sharding.pieces import parts_of, weight_pieces
 from recfx.sharding.sharded_tables import ShardedTables
@@ -57,7 +57,8 @@ def load_local_state(
 def drop_shard_names(module: ShardedTables, incompatible_keys: Any) -> None:
     """A hook after loading that reports missing keys by table."""
     others = [shard.name for shard in module.sharding.local() if shard.name != shard.table.name]
-    names = tuple(f"{part}.{name}." for name in others for part in ("embedding_bags", "hash_indexes"))
+    tables = kind_of(module).tables
+    names = tuple(f"{part}.{name}." for name in others for part in (tables, "hash_indexes"))
     missing: list[str] = incompatible_keys.missing_keys
     missing[:] = [key for key in missing if not any(name in key for name in names)]
 
@@ -92,7 +93,7 @@ class LocalState:
 
     def _take_table(self, table: ShardedTable) -> None:
         name = table.table.name
-        key = self.prefix + weight_name("", name)
+        key = self.prefix + kind_of(self.module).weight_name("", name)
         weight = self.saved.get(key)
         if table.table.has_index:
             self._take_index(table, weight)
@@ -101,7 +102,7 @@ class LocalState:
             return
         self.taken.append(key)
         for shard, part in self._weights(table, weight, key).items():
-            self.local[self.prefix + weight_name("", shard.name)] = part
+            self.local[self.prefix + kind_of(self.module).weight_name("", shard.name)] = part
 
     # Weights
 

@@ -16,8 +16,8 @@ from recfx.hashing import HashIndex
 from recfx.hashing.slicing import slice_state
 from recfx.ir.shard import Shard
 from recfx.ir.shards import CollectionSharding
-from recfx.modules.collection import HashEmbeddingBagCollection
-from recfx.modules.converted_collection import weight_name
+from recfx.modules.collection import UnshardedCollection
+from recfx.modules.kinds import kind_of
 from recfx.modules.table_holder import hold
 from recfx.nodes import TableStore
 from recfx.nodes.dist_groups import replicate
@@ -47,7 +47,7 @@ class LocalTables(NamedTuple):
 
 
 def make_local_tables(
-    module: HashEmbeddingBagCollection,
+    module: UnshardedCollection,
     sharding: CollectionSharding,
     group: dist.ProcessGroup,
     device: torch.device | None,
@@ -68,7 +68,8 @@ def make_local_tables(
     Raises:
         ConversionError: ``unsupported_fused_param``; an optimizer in backward that has no fused form.
     """
-    init_fns = {config.name: config.init_fn for config in module.embedding_bag_configs()}
+    kind = kind_of(module)
+    init_fns = {config.name: config.init_fn for config in kind.configs_of(module)}
     bags, indexes = nn.ModuleDict(), nn.ModuleDict()
     local = sharding.local()
     store = TableStore(
@@ -85,7 +86,8 @@ def make_local_tables(
     for shard in local:
         sharded = sharding.named(shard.table.name)
         weight = module.weight(shard.table.name)
-        bags[shard.name] = _bag(shard, _rows(shard, weight, init_fns[shard.table.name], device), weight.requires_grad)
+        rows = _rows(shard, weight, init_fns[shard.table.name], device)
+        bags[shard.name] = kind.table_around(rows, shard.table.pooling).requires_grad_(weight.requires_grad)
         if sharded.is_replicated:
             replicate(store.weight(shard.name), group)
         if shard.table.has_index:
@@ -97,7 +99,7 @@ def make_local_tables(
             settings, old = fused[shard.table.name], states.get(shard.table.name)
             state = {} if old is None else {name: _state_part(value, shard) for name, value in old.state.items()}
             optimizer = store.optimizers[shard.name] = FusedOptimizer(
-                settings.rule, settings.group, state, shard=weight_name(module.collection, shard.table.name)
+                settings.rule, settings.group, state, shard=kind.weight_name(module.collection, shard.table.name)
             )
             if sharded.is_replicated:
                 optimizer.prepare(store.weight(shard.name))
@@ -110,9 +112,11 @@ def make_local_tables(
     return LocalTables(bags, indexes, store, fused, dtypes, settings_of.taken)
 
 
-def _device(module: HashEmbeddingBagCollection, device: torch.device | None) -> torch.device:
+def _device(module: UnshardedCollection, device: torch.device | None) -> torch.device:
     """Of the shards."""
-    found = device or next((weight.device for weight in module.embedding_bags.parameters()), torch.device("cpu"))
+    found = device or next(
+        (weight.device for weight in kind_of(module).tables_of(module).parameters()), torch.device("cpu")
+    )
     return torch.device("cpu") if found.type == "meta" else found
 
 
@@ -124,7 +128,7 @@ def _rows(shard: Shard, weight: torch.Tensor, init_fn: Any, device: torch.device
     return made
 
 
-def _index(shard: Shard, module: HashEmbeddingBagCollection, replicated: bool, group: dist.ProcessGroup) -> HashIndex:
+def _index(shard: Shard, module: UnshardedCollection, replicated: bool, group: dist.ProcessGroup) -> HashIndex:
     """The shard's part of the table's index, with the ids that it holds."""
     config, (first, end) = shard.table.hashing, shard.rows
     assert config is not None
@@ -140,14 +144,7 @@ def _index(shard: Shard, module: HashEmbeddingBagCollection, replicated: bool, g
     return index
 
 
-def _bag(shard: Shard, rows: torch.Tensor, requires_grad: bool) -> nn.EmbeddingBag:
-    bag = nn.EmbeddingBag(
-        rows.shape[0], rows.shape[1], mode=shard.table.pooling.lower(), _weight=rows, include_last_offset=True
-    )
-    return bag.requires_grad_(requires_grad)
-
-
-def check_optimizers(module: HashEmbeddingBagCollection) -> None:
+def check_optimizers(module: UnshardedCollection) -> None:
     """Refuse optimizers in backward without a fused form, which would stay behind on the whole table.
 
     Raises:

@@ -13,7 +13,7 @@ from torchrec.optim.keyed import KeyedOptimizer
 
 from recfx.hashing.row_move import RowMove
 from recfx.ir.shards import CollectionSharding, ShardedTable
-from recfx.modules.converted_collection import weight_name
+from recfx.modules.kinds import CollectionKind
 from recfx.nodes import TableStore
 from recfx.optim.fused_optimizer import FusedOptimizer
 from recfx.optim.keyed_optimizer import present_names, with_wrappers
@@ -35,6 +35,7 @@ class ShardedFusedOptimizer(KeyedOptimizer):
         fused: rule and settings of each table's optimizer.
         group: the process group of all ranks.
         moves: the row moves of tables whose weights were loaded from fewer rows, by table.
+        kind: of the collection.
     """
 
     def __init__(
@@ -44,12 +45,14 @@ class ShardedFusedOptimizer(KeyedOptimizer):
         fused: Mapping[str, FusedOptimizer],
         group: dist.ProcessGroup,
         moves: Mapping[str, RowMove],
+        kind: CollectionKind,
     ) -> None:
+        self._kind = kind
         self._sharding, self._store, self._fused, self._group, self._moves = sharding, store, fused, group, moves
         for shard in sharding.local():
             if shard.name in store.optimizers:
                 store.optimizers[shard.name].prepare(store.weight(shard.name))
-        params = {weight_name("", table): self._parameter(table) for table in fused}
+        params = {kind.weight_name("", table): self._parameter(table) for table in fused}
         self._all_states: dict[Any, Any] = {}
         super().__init__(params, {}, [fused[table].group for table in fused])
 
@@ -59,7 +62,8 @@ class ShardedFusedOptimizer(KeyedOptimizer):
 
         It is always the same dict, in which TorchRec's ``WarmupOptimizer`` keeps a state of its own.
         """
-        self._all_states.update({self.params[weight_name("", table)]: self._states(table) for table in self._fused})
+        parameters = {table: self.params[self._kind.weight_name("", table)] for table in self._fused}
+        self._all_states.update({parameter: self._states(table) for table, parameter in parameters.items()})
         return self._all_states
 
     @state.setter

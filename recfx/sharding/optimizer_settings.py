@@ -10,8 +10,8 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import WeightDecayMo
 
 from recfx.diagnostics import Diagnostic
 from recfx.ir.shards import CollectionSharding, ShardedTable
-from recfx.modules.collection import HashEmbeddingBagCollection
-from recfx.modules.converted_collection import weight_name
+from recfx.modules.collection import UnshardedCollection
+from recfx.modules.kinds import kind_of
 from recfx.optim.fused_optimizer import FusedOptimizer
 from recfx.optim.fused_params import fused_optimizer_from_params, optimizer_from_params, weight_decay_left_out
 
@@ -25,7 +25,7 @@ class OptimizerSettings:
 
 
 def optimizer_settings(
-    module: HashEmbeddingBagCollection,
+    module: UnshardedCollection,
     sharding: CollectionSharding,
     fused_params: Mapping[str, Any] | None,
     *,
@@ -54,7 +54,7 @@ def optimizer_settings(
     found, attached = OptimizerSettings({}, {}), module.fused_optimizers()
     for sharded in sharding.tables:
         name = sharded.table.name
-        own, path = attached.get(name), weight_name(module.collection, name).removesuffix(".weight")
+        own, path = attached.get(name), kind_of(module).table_path(module.collection, name)
         if sharded.compute_kernel == "fused":
             chosen = _fused(module, sharded, own, fused_params, path)
         elif dense_as_torchrec and not sharded.table.evicts:
@@ -74,7 +74,7 @@ def optimizer_settings(
 
 
 def _fused(
-    module: HashEmbeddingBagCollection,
+    module: UnshardedCollection,
     sharded: ShardedTable,
     own: FusedOptimizer | None,
     fused_params: Mapping[str, Any] | None,

@@ -15,11 +15,13 @@ from torch import fx
 
 from recfx.ir.meta import node_meta
 from recfx.ir.node_kinds import CUTS, NODE_KINDS
-from recfx.ir.typed_access import node_module
-from recfx.ir.verifier import verify_graph
+from recfx.modules.compile_graph import compile_again
 from recfx.nodes import SnapshotIndexes
-from recfx.passes._nodes import nodes_of_kind
-from recfx.passes.split_hash_ids import SplitHashIds
+from recfx.nodes.runtime import Runtime
+from recfx.passes.base import Rewrite
+from recfx.passes.split_hash_ids import split_hash_ids
+
+SPLIT_HASH_IDS = Rewrite("split_hash_ids", split_hash_ids)
 
 # A node of this kind, and all nodes that depend on it, come after the cut with this number.
 _CUT_BEFORE = {kind: number for number, kind in enumerate(CUTS, start=1)}
@@ -82,8 +84,8 @@ class Stages(NamedTuple):
 class StagedGraph:
     """A graph and its stages. Not a module or container, so copies of modules share it until they make their own."""
 
-    def __init__(self, graph_module: fx.GraphModule) -> None:
-        self.graph_module = graph_module
+    def __init__(self, graph_module: fx.GraphModule, runtime: Runtime) -> None:
+        self.graph_module, self._runtime = graph_module, runtime
         self.in_turn = cut(graph_module)
         self._prefetching: Prefetching | None = None
 
@@ -91,7 +93,7 @@ class StagedGraph:
     def prefetching(self) -> Prefetching:
         """The form of the graph that finds rows ahead; made when it is first needed."""
         if self._prefetching is None:
-            self._prefetching = Prefetching(self.graph_module)
+            self._prefetching = Prefetching(self.graph_module, self._runtime)
         return self._prefetching
 
 
@@ -100,24 +102,17 @@ class Prefetching:
 
     Args:
         graph_module: the original graph, which is not changed; the two share all other modules.
+        runtime: what it was lowered from.
 
     Attributes:
         graph_module: the graph in this form.
         stages: of this form.
     """
 
-    def __init__(self, graph_module: fx.GraphModule) -> None:
-        graph = fx.Graph()
-        result = graph.graph_copy(graph_module.graph, {})
-        graph.output(result)
-        self.graph_module = fx.GraphModule(graph_module, graph)
-        rewrite = SplitHashIds()
-        rewrite.call(self.graph_module)
-        verify_graph(self.graph_module, after=rewrite.name)
-        self.graph_module.recompile()
+    def __init__(self, graph_module: fx.GraphModule, runtime: Runtime) -> None:
+        self.graph_module, _ = compile_again(graph_module, runtime, (SPLIT_HASH_IDS,))
         self.stages = cut(self.graph_module)
-        nodes = nodes_of_kind(self.graph_module, "snapshot_indexes")
-        self._snapshots = [node_module(self.graph_module, node, SnapshotIndexes) for node in nodes]
+        self._snapshots = [each for each in self.graph_module.children() if isinstance(each, SnapshotIndexes)]
 
     @property
     def is_of_use(self) -> bool:

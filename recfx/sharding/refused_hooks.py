@@ -28,7 +28,7 @@ def hook_refused(what: str, path: str) -> ConversionError:
 
 
 class RefusedHooks:
-    """The hooks by which TorchRec's trackers learn of lookups; base of ``ShardedHashEmbeddingBagCollection``."""
+    """The hooks by which TorchRec's trackers learn of lookups; base of ``ShardedCollection``."""
 
     collection: str
 

@@ -8,15 +8,16 @@ from typing import Any
 import torch
 from torchrec.distributed.types import ParameterSharding, ShardingEnv
 
-from recfx.modules.collection import HashEmbeddingBagCollection
+from recfx.modules.collection import UnshardedCollection
+from recfx.modules.kinds import kind_of
 from recfx.nodes.dist_groups import DistGroups
-from recfx.sharding.collection import ShardedHashEmbeddingBagCollection
+from recfx.sharding.collection import SHARDED, ShardedCollection
 from recfx.sharding.local_tables import make_local_tables
 from recfx.sharding.plan import read_plan
 
 
 def shard_collection(
-    module: HashEmbeddingBagCollection,
+    module: UnshardedCollection,
     plan: Mapping[str, ParameterSharding],
     env: ShardingEnv,
     device: torch.device | None = None,
@@ -25,7 +26,7 @@ def shard_collection(
     host_group: torch.distributed.ProcessGroup | None = None,
     dense_as_torchrec: bool = False,
     path: str = "",
-) -> ShardedHashEmbeddingBagCollection:
+) -> ShardedCollection:
     """Shard a converted collection; every rank calls it with the same plan.
 
     Weights, ids and the state of fused optimizers stay: each rank keeps its shards of what its own ``module`` holds,
@@ -51,4 +52,4 @@ def shard_collection(
     local = make_local_tables(
         module, sharding, groups.pooled, device, fused_params, dense_as_torchrec=dense_as_torchrec
     )
-    return ShardedHashEmbeddingBagCollection(module, sharding, groups, local)
+    return SHARDED[kind_of(module)](module, sharding, groups, local)

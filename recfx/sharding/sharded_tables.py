@@ -11,8 +11,9 @@ from recfx.diagnostics import Diagnostic
 from recfx.errors import ConversionError
 from recfx.ir.shard import Shard
 from recfx.ir.shards import CollectionSharding
-from recfx.modules.collection import HashEmbeddingBagCollection
+from recfx.modules.collection import UnshardedCollection
 from recfx.modules.converted_collection import ConvertedCollection
+from recfx.modules.kinds import kind_of
 from recfx.nodes.dist_groups import DistGroups
 from recfx.nodes.host_copies import crosses
 from recfx.optim.fused_optimizer import FusedOptimizer
@@ -20,7 +21,7 @@ from recfx.sharding.local_tables import LocalTables
 
 
 class ShardedTables(ConvertedCollection):
-    """The tables of a sharded collection as one rank has them; base of ``ShardedHashEmbeddingBagCollection``.
+    """The tables of a sharded collection as one rank has them; base of ``ShardedCollection``.
 
     Attributes:
         sharding: which shards are where.
@@ -41,19 +42,22 @@ class ShardedTables(ConvertedCollection):
 
     def take_tables(
         self,
-        unsharded: HashEmbeddingBagCollection,
+        unsharded: UnshardedCollection,
         sharding: CollectionSharding,
         groups: DistGroups,
         local: LocalTables,
     ) -> None:
         """Become the sharded form of ``unsharded``, with this rank's part of its tables."""
         self.collection, self.backend, self.source = unsharded.collection, unsharded.backend, unsharded.source
-        self.requested, self.calls = dict(unsharded.requested), unsharded.calls
-        self._embedding_bag_configs, self._is_weighted = unsharded.embedding_bag_configs(), unsharded.is_weighted()
+        self.requested, self.calls, self.passes = dict(unsharded.requested), unsharded.calls, unsharded.passes
+        kind = kind_of(self)
+        setattr(self, kind.configs_attribute, kind.configs_of(unsharded))
+        setattr(self, kind.tables, local.bags)
+        self._is_weighted = unsharded.is_weighted()
         self.tables = tuple(replace(table, id_range=None) for table in unsharded.tables)  # as in the sharding
         self.sharding, self.groups = sharding, groups
         self.not_fused = dict(unsharded.not_fused)
-        self.embedding_bags, self.hash_indexes, self._store = local.bags, local.indexes, local.store
+        self.hash_indexes, self._store = local.indexes, local.store
         self.fused, self.dtypes, self.taken = local.fused, local.dtypes, local.taken
         self._store.forwards = unsharded.store.forwards
         self._row_moves = {}

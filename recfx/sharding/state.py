@@ -12,7 +12,7 @@ from recfx.hashing.row_move import saved_names
 from recfx.hashing.slice_counts import COUNTS, SLICE_COUNTS, STATISTICS, SliceCounts
 from recfx.ir.shards import ShardedTable
 from recfx.ir.tables import TableSpec
-from recfx.modules.converted_collection import weight_name
+from recfx.modules.kinds import kind_of
 from recfx.sharding.pieces import (
     Piece,
     Pieces,
@@ -37,12 +37,13 @@ def save_sharded_state(
     all ranks are in ``slice_counts``, as they were when ``state_dict`` was called, and those in ``counts`` are 0.
     """
     shards = {shard.name for shard in module.sharding.local()}
-    for start in (f"{prefix}embedding_bags.", f"{prefix}hash_indexes."):
+    kind = kind_of(module)
+    for start in (f"{prefix}{kind.tables}.", f"{prefix}hash_indexes."):
         of_tables = [key for key in state_dict if key.startswith(start)]
         for key in [key for key in of_tables if key[len(start) :].partition(".")[0] in shards]:
             del state_dict[key]
     for table in module.sharding.tables:
-        state_dict[prefix + weight_name("", table.table.name)] = _weight(module, table)
+        state_dict[prefix + kind.weight_name("", table.table.name)] = _weight(module, table)
     for table in module.sharding.tables:
         if table.table.has_index:
             for name, value in _index_state(module, table).items():

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any, cast
+
 import torch
 from torch import Tensor, nn
 from torchrec.distributed.model_parallel import DistributedModelParallel, get_unwrapped_module
-from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
 from recfx.kernels.index_buffers import is_taken
+from recfx.modules.kinds import kind_of
 from recfx.optim.in_backward import attach_unfused
-from recfx.sharding.collection import ShardedHashEmbeddingBagCollection, sharded_collections
+from recfx.sharding.collection import ShardedCollection, sharded_collections
 from recfx.sharding.gather import WholeTable, gather_tables
 
 
@@ -29,17 +31,15 @@ def held_ids(table: WholeTable) -> tuple[Tensor, Tensor]:
     return table.index["row_ids"][rows], rows
 
 
-def unsharded_collection(
-    module: ShardedHashEmbeddingBagCollection, tables: dict[str, WholeTable]
-) -> EmbeddingBagCollection:
+def unsharded_collection(module: ShardedCollection, tables: dict[str, WholeTable]) -> nn.Module:
     """An unsharded collection of whole tables on the CPU, their fused optimizers attached in dense form."""
-    configs = module.embedding_bag_configs()
-    standard = EmbeddingBagCollection(configs, module.is_weighted(), torch.device("meta"))
-    for config in configs:
-        table = tables[config.name]
-        bag = standard.embedding_bags[config.name]
-        bag.weight = nn.Parameter(table.weight, requires_grad=table.requires_grad)
+    kind = kind_of(module)
+    standard = kind.empty_like(module)
+    holders: Any = kind.tables_of(standard)
+    for name, table in tables.items():
+        holders[name].weight = nn.Parameter(table.weight, requires_grad=table.requires_grad)
         if table.optimizer is not None:
-            attach_unfused(bag.weight, table.optimizer)
+            attach_unfused(holders[name].weight, table.optimizer)
     standard._device = torch.device("cpu")
-    return standard.train(module.training)
+    standard.train(module.training)
+    return cast(nn.Module, standard)

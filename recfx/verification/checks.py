@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
-from recfx.modules.collection import HashEmbeddingBagCollection
-from recfx.modules.converted_collection import weight_name
+from recfx.modules.collection import UnshardedCollection
+from recfx.modules.kinds import kind_of
 from recfx.record.verify_report import DIFFERENT, EQUAL, Check
 from recfx.verification.compare_tensors import compare_tensors, largest_difference
 from recfx.verification.run import COMPARED, Run
@@ -28,7 +28,7 @@ class Checker:
         way_around: how the converted model reaches the original's modules, in words.
     """
 
-    collections: Mapping[str, HashEmbeddingBagCollection]
+    collections: Mapping[str, UnshardedCollection]
     masked: frozenset[str]
     rtol: float
     atol: float
@@ -88,7 +88,7 @@ class Checker:
         for path, collection in self.collections.items():
             of_collection = tables.setdefault(path, {})
             for table in collection.tables:
-                name = weight_name(path, table.name)
+                name = kind_of(collection).weight_name(path, table.name)
                 rows = wanted.touched.get(name) if name in self.masked else None
                 pairs = [
                     ("gradient", wanted.gradients.get(name), found.gradients.get(name)),

@@ -8,13 +8,12 @@ from typing import NamedTuple
 
 import torch
 from torch import nn
-from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
 from recfx.discovery.bypass import way_around
 from recfx.errors import RecfxError
 from recfx.modules.collection import unsharded_collections
-from recfx.modules.converted_collection import weight_name
 from recfx.modules.copy_modules import copy_with_tensors
+from recfx.modules.kinds import kind_of, standard_kind
 from recfx.modules.whole_graph import WholeGraph
 from recfx.nodes.training_checks import on_a_copy
 from recfx.optim.attached import attached_optimizers, run_in_backward
@@ -56,10 +55,10 @@ class Comparison:
         self.tables: dict[str, dict[str, dict[str, float]]] = {}
         self.collections = unsharded_collections(converted)
         self.originals = {
-            path: module for path, module in original.named_modules() if isinstance(module, EmbeddingBagCollection)
+            path: module for path, module in original.named_modules() if standard_kind(module) is not None
         }
         fused = {
-            weight_name(path, table): optimizer
+            kind_of(collection).weight_name(path, table): optimizer
             for path, collection in self.collections.items()
             for table, optimizer in collection.fused_optimizers().items()
         }
@@ -175,7 +174,7 @@ class Comparison:
         """Attach SGD to evicting tables without an optimizer in backward, because they cannot train without one."""
         for path, collection in self.collections.items():
             for table in collection.tables:
-                name = weight_name(path, table.name)
+                name = kind_of(collection).weight_name(path, table.name)
                 weight = model.get_parameter(name)
                 if table.evicts and name not in self.fused and weight.requires_grad and not attached_optimizers(weight):
                     run_in_backward(torch.optim.SGD, weight, {"lr": LEARNING_RATE})
@@ -207,7 +206,7 @@ class Comparison:
         holders = [
             module
             for module in self.original.modules()
-            if any(isinstance(inside, EmbeddingBagCollection) for inside in module.modules())
+            if any(standard_kind(inside) is not None for inside in module.modules())
         ]
         return way_around(self.converted, holders)
 

@@ -14,33 +14,36 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 from torchrec.sparse.tensor_dict import maybe_td_to_kjt
 
 from recfx.ir.tables import TableSpec
-from recfx.modules.collection import HashEmbeddingBagCollection
+from recfx.modules.collection import UnshardedCollection
+from recfx.modules.kinds import POOLED, CollectionKind, kind_of
 
 _Module = TypeVar("_Module", bound=nn.Module)
 
 
-def map_collection(standard: Any, hashed: HashEmbeddingBagCollection) -> None:
+def map_collection(standard: Any, hashed: UnshardedCollection) -> None:
     """Let a standard collection take the ids of a hashed one, over copies of its tables.
 
     Its class becomes a subclass, and its parameters stay the same objects; so methods, attributes, hooks, the device
     and whatever else reads a table are those of the original.
 
     Args:
-        standard: a copy of the ``EmbeddingBagCollection`` that was converted; it changes.
+        standard: a copy of the collection that was converted; it changes.
         hashed: its conversion; items are read at every call.
     """
     standard.__dict__["hashed"] = hashed  # no child
-    standard._embedding_bag_configs = hashed.embedding_bag_configs()
+    kind = kind_of(hashed)
+    mapped_collection, mapped_table = _MAPPED[kind]
+    setattr(standard, kind.configs_attribute, kind.configs_of(hashed))
     for table in hashed.tables:
-        bag: Any = standard.embedding_bags[table.name]
+        holder: Any = kind.tables_of(standard)[table.name]
         weight = hashed.weight(table.name)
-        bag.num_embeddings = table.num_embeddings
-        bag.weight.data = weight.detach().clone()
-        bag.weight.requires_grad_(weight.requires_grad)
+        holder.num_embeddings = table.num_embeddings
+        holder.weight.data = weight.detach().clone()
+        holder.weight.requires_grad_(weight.requires_grad)
         if table.has_index:
-            bag.reads_copies = table.admits and table.hashing is not None and table.hashing.unseen == "share"
-            _mix_in(MappedBag, bag)
-    _mix_in(MappedCollection, standard)
+            holder.reads_copies = table.admits and table.hashing is not None and table.hashing.unseen == "share"
+            _mix_in(mapped_table, holder)
+    _mix_in(mapped_collection, standard)
 
 
 def _mix_in(mixin: type[_Module], module: _Module) -> None:
@@ -72,9 +75,9 @@ class MappedBag(nn.EmbeddingBag):
 
 
 class MappedCollection(EmbeddingBagCollection):
-    """See :func:`map_collection`, which is the way to make one."""
+    """A pooled collection; see :func:`map_collection`, which is the way to make one."""
 
-    hashed: HashEmbeddingBagCollection
+    hashed: UnshardedCollection
 
     def forward(self, features: KeyedJaggedTensor) -> KeyedTensor:
         """Map the ids of every feature, then pool as the standard collection does."""
@@ -133,3 +136,7 @@ class MappedCollection(EmbeddingBagCollection):
         candidates, sightings = (each.to(ids.device) for each in index.candidates())
         admitted = torch.isin(ids, candidates[sightings >= config.admit_after])
         return torch.where(admitted, full, shared + zeros + 1 if config.unseen == "share" else zeros)
+
+
+_MAPPED: dict[CollectionKind, tuple[type[nn.Module], type[nn.Module]]] = {POOLED: (MappedCollection, MappedBag)}
+"""The classes of a collection and of its tables with an index, by kind."""

@@ -8,8 +8,8 @@ from torch import nn
 
 from recfx.modules.carry_over import standard_collection
 from recfx.modules.collection import unsharded_collections
-from recfx.modules.converted_collection import weight_name
 from recfx.modules.copy_modules import copy_modules, copy_with_tensors
+from recfx.modules.kinds import kind_of
 from recfx.optim.attached import attached_classes, attached_optimizers, run_in_backward
 from recfx.optim.fused_optimizer import FusedOptimizer
 from recfx.optim.in_backward import fused_optimizer_of
@@ -64,7 +64,7 @@ def copy_fused_state(hashed: nn.Module, reference: nn.Module) -> None:
     """
     for path, collection in unsharded_collections(hashed).items():
         for table, fused in collection.fused_optimizers().items():
-            weight: Any = reference.get_parameter(weight_name(path, table))
+            weight: Any = reference.get_parameter(kind_of(collection).weight_name(path, table))
             for optimizer in attached_optimizers(weight):
                 if fused.state and hasattr(optimizer, "state"):
                     optimizer.state[weight] = {key: clone_value(value) for key, value in fused.state.items()}

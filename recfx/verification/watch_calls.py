@@ -9,11 +9,10 @@ from typing import Any
 
 import torch
 from torch import nn
-from torchrec.modules.embedding_modules import EmbeddingBagCollection
-from torchrec.sparse.jagged_tensor import KeyedTensor
 
-from recfx.modules.collection import HashEmbeddingBagCollection
-from recfx.modules.converted_collection import ConvertedCollection, weight_name
+from recfx.modules.collection import UnshardedCollection
+from recfx.modules.converted_collection import ConvertedCollection
+from recfx.modules.kinds import CollectionKind, kind_of, standard_kind
 from recfx.nodes import SelectFeatures
 from recfx.verification.run import Run
 
@@ -26,14 +25,16 @@ def counted_calls(model: nn.Module, originals: Mapping[str, nn.Module], run: Run
     own = {id(module) for module in model.modules()}
     handles = []
     for key, (path, module) in watched.items():
-        if isinstance(module, HashEmbeddingBagCollection):
+        if isinstance(module, UnshardedCollection):
             module.fused_optimizers()  # a newly attached one makes a new graph, which the hook must see
-            parts = [part for part in module.graph_module.modules() if isinstance(part, SelectFeatures)]
+            parts: list[nn.Module] = [
+                part for part in module.graph_module.modules() if isinstance(part, SelectFeatures)
+            ]
             hook = partial(_note_call, run, path, key in own)
-        elif isinstance(module, EmbeddingBagCollection) and len(module.embedding_bags):
-            parts = [next(iter(module.embedding_bags.values()))]
-            features = len(module.embedding_bag_configs()[0].feature_names)
-            hook = partial(_note_bag_call, run, path, key in own, [0], features)
+        elif (kind := standard_kind(module)) is not None and len(kind.tables_of(module)):
+            parts = [next(iter(kind.tables_of(module).values()))]
+            features = len(kind.configs_of(module)[0].feature_names)
+            hook = partial(_note_table_call, run, path, key in own, [0], features, kind.call_arguments)
         else:
             continue
         run.calls.setdefault(path, 0)
@@ -51,17 +52,25 @@ def _note_call(run: Run, path: str, own: bool, part: nn.Module, inputs: Any, nam
         run.originals.add(path)
 
 
-def _note_bag_call(
-    run: Run, path: str, own: bool, seen: list[int], features: int, bag: nn.Module, inputs: Any, named: dict[str, Any]
+def _note_table_call(
+    run: Run,
+    path: str,
+    own: bool,
+    seen: list[int],
+    features: int,
+    arguments: frozenset[str],
+    table: nn.Module,
+    inputs: Any,
+    named: dict[str, Any],
 ) -> None:
-    """Count calls that the standard forward makes: it calls a table once per feature, and names all three arguments.
+    """Count calls that the standard forward makes: it calls a table once per feature, and names all ``arguments``.
 
     The user's own code may also call the table, but is unlikely to name all of them.
     """
-    if not inputs and len(named) == 3:
+    if not inputs and named.keys() == arguments:
         seen[0] += 1
         if seen[0] % features == 0:
-            _note_call(run, path, own, bag, inputs, named)
+            _note_call(run, path, own, table, inputs, named)
 
 
 @contextlib.contextmanager
@@ -69,15 +78,16 @@ def noted_lookups(model: nn.Module, run: Run) -> Iterator[None]:
     """Record in ``run`` what every collection pools, and which rows standard ones read."""
     handles: list[Any] = []
     for path, module in model.named_modules():
-        if isinstance(module, EmbeddingBagCollection) or (
-            isinstance(module, ConvertedCollection) and not module.is_sharded
-        ):
+        converted, kind = isinstance(module, ConvertedCollection), standard_kind(module)
+        if isinstance(module, UnshardedCollection) or (kind is not None and not converted):
             # Before the hooks of the user, which may return something else.
-            handles.append(module.register_forward_hook(partial(_note_pooled, run, path), prepend=True))
+            handles.append(
+                module.register_forward_hook(partial(_note_outputs, run, path, kind_of(module)), prepend=True)
+            )
         # A converted subclass is an instance of both.
-        if isinstance(module, EmbeddingBagCollection) and not isinstance(module, ConvertedCollection):
-            for table, bag in module.embedding_bags.items():
-                hook = partial(_note_rows, run, weight_name(path, table))
+        if kind is not None and not converted:
+            for table, bag in kind.tables_of(module).items():
+                hook = partial(_note_rows, run, kind.weight_name(path, table))
                 handles.append(bag.register_forward_pre_hook(hook, with_kwargs=True))
     try:
         yield
@@ -86,12 +96,12 @@ def noted_lookups(model: nn.Module, run: Run) -> Iterator[None]:
             handle.remove()
 
 
-def _note_pooled(run: Run, path: str, module: nn.Module, inputs: Any, output: KeyedTensor) -> None:
-    for key, value in output.to_dict().items():
+def _note_outputs(run: Run, path: str, kind: CollectionKind, module: nn.Module, inputs: Any, output: Any) -> None:
+    for key, value in kind.values_of(output).items():
         run.pooled[path, key] = value.detach().clone()
 
 
-def _note_rows(run: Run, name: str, bag: nn.Module, inputs: Any, named: dict[str, Any]) -> None:
+def _note_rows(run: Run, name: str, table: nn.Module, inputs: Any, named: dict[str, Any]) -> None:
     rows = (named["input"] if "input" in named else inputs[0]).detach().to(torch.int64)
     seen = run.touched.get(name)
     run.touched[name] = torch.unique(rows if seen is None else torch.cat([seen, rows]))

@@ -18,6 +18,7 @@ FILES = {
         for name in ("operators", "quantized_lookup", "bucketize", "find_rows")
     ],
     "models": [f"tests/ascend/interpreted/test_{name}.py" for name in ("models", "find_rows_in_models")],
+    "files": ["tests/exporter/test_kernels_in_files.py"],
     "interrupts": ["tests/ascend/interpreted/test_interrupts.py"],
 }
 

@@ -20,10 +20,10 @@ from tests.structure import LAYERS
 # Calls of a package by a file below it, each of a function that was handed down, and why.
 CALLBACKS: dict[tuple[str, str], str] = {
     ("recfx.ir.printer", "nodes"): "the printer shows what the module of a node says of itself",
-    ("recfx.ir.snapshot", "nodes"): "the tables that the module of a node works on, which are whole ones for shards",
-    ("recfx.ir.snapshot", "rewrites"): "a graph that is data is read otherwise than one that runs",
+    ("recfx.ir.snapshot", "passes"): "what a graph says is read by what runs the passes",
     ("recfx.ir.operator_graph", "lowering"): "passes ask the kernel targets through the context of their graph",
-    ("recfx.rewrites.lower", "lowering"): "so do they for operators that find ids",
+    ("recfx.passes.lower", "lowering"): "so do they for operators that find ids",
+    ("recfx.passes.base", "modules"): "what runs the passes of a user tells which of them raised",
     ("recfx.nodes.forwards", "modules"): "what counts the calls of a collection is told of them by the collection",
     ("recfx.nodes.fx_leaf", "modules"): "every leaf of a trace is called through its base class",
     ("recfx.nodes.fx_leaf", "tracing"): "the tracer that the user's forward runs under notes the call",

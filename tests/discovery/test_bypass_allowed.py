@@ -89,7 +89,7 @@ def test_what_a_started_thread_runs_is_no_way_to_the_model(inplace: bool) -> Non
         converted = recfx.convert(model, inplace=inplace)
     finally:
         stop.set()
-        model.writer.join()
+        model.writer.join(60)
     assert isinstance(converted.ebc, HashEmbeddingBagCollection)
     assert converted.writer is model.writer
 

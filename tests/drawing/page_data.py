@@ -5,7 +5,9 @@ from __future__ import annotations
 import base64
 import gzip
 import json
+import math
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,3 +18,23 @@ def data_of(path: Path) -> dict[str, Any]:
     assert packed is not None
     found: dict[str, Any] = json.loads(gzip.decompress(base64.b64decode(packed[1])))
     return found
+
+
+def value_of(formula: Any, batch: int, ranks: int, lengths: list[float]) -> float:
+    """The value of an expression of a page (see ``recfx.drawing.costs.formula``), as its script computes it."""
+    if not isinstance(formula, list):
+        return float({"B": batch, "W": ranks}.get(formula, formula))
+    operation, *parts = formula
+    if operation == "L":
+        return lengths[parts[0]]
+    return float(_OPERATIONS[operation]([value_of(part, batch, ranks, lengths) for part in parts]))
+
+
+_OPERATIONS: dict[str, Callable[[list[float]], float]] = {
+    "+": sum,
+    "*": math.prod,
+    "/": lambda parts: parts[0] / parts[1],
+    "^": lambda parts: parts[0] ** parts[1],
+    "min": min,
+    "max": max,
+}

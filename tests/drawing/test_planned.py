@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,6 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed import distributed_c10d
 from torchrec import EmbeddingBagCollection, EmbeddingCollection, EmbeddingConfig
 from torchrec.distributed.planner import Topology
 from torchrec.distributed.sharding_plan import (
@@ -27,13 +25,13 @@ from torchrec.distributed.sharding_plan import (
 from torchrec.distributed.types import ShardingEnv, ShardingPlan
 
 import recfx
-from recfx.drawing.planned import as_planned
+from recfx.drawing.costs import TIME
 from recfx.errors import ConversionError, DrawingError, InputError
 from recfx.planner.hardware_of import hardware_of
 from recfx.planner.topology import NpuTopology, npu_topology
 from recfx.pricing.hardware import ASCEND_910B, CPU_HOST, H100
 from tests.builders.collections import tables_named
-from tests.drawing.page_data import data_of
+from tests.drawing.page_data import data_of, value_of
 from tests.inspect.models import dlrm
 from tests.support.fake_group import fake_group
 
@@ -70,7 +68,7 @@ SHARDINGS = {
 @pytest.mark.parametrize("hashed", [False, True], ids=["static", "hashed"])
 @pytest.mark.parametrize("sharding", SHARDINGS)
 def test_equals_the_picture_of_a_sharded_model(sharding: str, hashed: bool, tmp_path: Path) -> None:
-    """Of the same ranks, with a process group and on meta."""
+    """The picture of the same ranks as it is drawn in a process group."""
     model = Model(dim=256)
     if hashed:
         model = recfx.convert(model, hashing=RAW, verify=False)
@@ -78,8 +76,8 @@ def test_equals_the_picture_of_a_sharded_model(sharding: str, hashed: bool, tmp_
     planned = drawn(model, tmp_path, plan=plan, world_size=4)
     with fake_group(0, 4) as group:
         env = ShardingEnv.from_process_group(group)
-        sharded = recfx.convert(copy.deepcopy(model), plan=plan, env=env, device="meta")
-        expected = drawn(sharded, tmp_path)
+        expected = drawn(recfx.convert(copy.deepcopy(model), plan=plan, env=env), tmp_path)
+        assert drawn(model, tmp_path, plan=plan, world_size=4) == planned
     assert "output_dist" in planned or sharding == "data_parallel"
     assert planned.replace("rank 0 of 4 as planned", "rank 0 of 4") == expected
 
@@ -136,8 +134,6 @@ def test_what_has_ranks_already_is_refused(tmp_path: Path) -> None:
     model = Model()
     plan = plan_of(model.ebc, 2, a=row_wise(), b=row_wise())
     with fake_group(0, 2) as group:
-        with pytest.raises(DrawingError, match=r"^\[in_process_group\]"):
-            drawn(model, tmp_path, plan=plan)
         sharded = recfx.convert(model, plan=plan, env=ShardingEnv.from_process_group(group))
     whole = recfx.convert(*dlrm(), whole_graph=True, verify=False)
     for own in (sharded, recfx.convert(Model(), verify=False).ebc.graph_module, whole):
@@ -145,32 +141,6 @@ def test_what_has_ranks_already_is_refused(tmp_path: Path) -> None:
             drawn(own, tmp_path, npu_topology(8))
     with pytest.raises(ConversionError, match=r"^\[no_collection\]"):
         drawn(nn.Linear(2, 2), tmp_path, npu_topology(8))
-
-
-@pytest.mark.parametrize("when", ["before", "after"])
-@pytest.mark.parametrize("function", ["_new_process_group_helper", "destroy_process_group"])
-def test_ctrl_c_while_torch_makes_and_forgets_the_group(
-    function: str, when: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    original = getattr(distributed_c10d, function)
-
-    def interrupted(*arguments: Any, **named: Any) -> Any:
-        if when == "before":
-            signal.raise_signal(signal.SIGINT)
-        found = original(*arguments, **named)
-        if when == "after":
-            signal.raise_signal(signal.SIGINT)
-        return found
-
-    for module in (distributed_c10d, dist):
-        monkeypatch.setattr(module, function, interrupted, raising=False)
-    with pytest.raises(KeyboardInterrupt):
-        drawn(Model(), tmp_path, npu_topology(8))
-    assert not dist.is_initialized()
-    assert not distributed_c10d._world.pg_map
-    assert not list(tmp_path.iterdir())
-    monkeypatch.undo()
-    drawn(Model(), tmp_path, npu_topology(8))
 
 
 class WithSequence(Model):
@@ -195,22 +165,77 @@ def test_modules_that_recfx_does_not_shard_stay_as_they_are(tmp_path: Path) -> N
     assert type(sharded.sequence) is EmbeddingCollection
 
 
+TOPOLOGIES = {
+    "cpu": Topology(8, "cpu", created_by_factory=True),
+    "cuda": Topology(8, "cuda", created_by_factory=True),
+    "npu": npu_topology(8),
+}
+
+
 @pytest.mark.parametrize("hashing", [None, RAW], ids=["static", "hashed"])
-@pytest.mark.parametrize("topology", [Topology(8, "cpu", created_by_factory=True), npu_topology(8)], ids=["cpu", "npu"])
-def test_times_are_those_of_recfx_cost_or_none(topology: Any, hashing: Any, tmp_path: Path) -> None:
-    """Ids of hashed tables go from a device to the host and back, which a picture of tables on meta does not show."""
+@pytest.mark.parametrize("device", TOPOLOGIES)
+def test_times_are_those_of_recfx_cost(device: str, hashing: Any, tmp_path: Path) -> None:
     model = recfx.convert(dlrm()[0], hashing=hashing, verify=False)
+    topology = TOPOLOGIES[device]
     recfx.draw(model, tmp_path / "model.html", topology)
-    shown = data_of(tmp_path / "model.html")["costs"]
-    hardware = hardware_of(topology)
-    if hashing is not None and hardware.device != "cpu":
-        assert not shown["hardware"]
-        assert shown["noTimes"].startswith(f"Times on {hardware.name} are left out: ids of hashed tables")
-        return
-    assert (shown["hardware"], shown["noTimes"]) == (hardware.name, "")
-    drawn_cost = recfx.cost(as_planned(model, topology, None, None), hardware)
-    expected = recfx.cost(model, topology).at(B=512, L=10)
-    assert drawn_cost.at(B=512, L=10).seconds == pytest.approx(expected.seconds)
+    data = data_of(tmp_path / "model.html")
+    shown, cost = data["costs"], recfx.cost(model, topology)
+    assert (shown["hardware"], shown["noTimes"]) == (hardware_of(topology).name, "")
+    nodes = [data["nodes"][place] for one in data["collections"] for place in one["steps"][-1]["nodes"]]
+    places = {node["name"]: node["cost"] for node in nodes if "cost" in node}
+    at = cost.at(B=512, L=10)
+    for node in at.nodes[:-2]:  # then come the rest of the model and its gradients
+        assert _seconds(shown, places[node.name], 512, 10) == pytest.approx(node.seconds)
+    assert sum(_seconds(shown, place, 512, 10) for place in range(len(shown["nodes"]))) == pytest.approx(
+        at.totals.seconds
+    )
+
+
+def _seconds(shown: dict[str, Any], place: int, batch: int, length: int) -> float:
+    """What the page says for one node."""
+    found = [formula for name, _, formula in shown["nodes"][place]["amounts"] if name == TIME]
+    return sum(value_of(formula, batch, shown["W"], [length] * len(shown["features"])) for formula in found)
+
+
+def test_a_page_planned_for_npus_shows_their_nodes_and_kernels(tmp_path: Path) -> None:
+    """Ids are copied to the host to be exchanged and hashed, and rows back to the NPU."""
+    model = recfx.convert(Model(rows=64), hashing=recfx.HashConfig(dense_rows=0, buckets=8), verify=False)
+    plan = plan_of(model.ebc, 4, a=row_wise(), b=row_wise())
+    recfx.draw(model, tmp_path / "model.html", npu_topology(4), plan=plan)
+    data = data_of(tmp_path / "model.html")
+    (one,) = data["collections"]
+    assert one["device"] == "npu"
+    last = [data["nodes"][place] for place in one["steps"][-1]["nodes"]]
+    nodes = [(node["kind"], node["device"], node.get("kernel", "")) for node in last if node["kind"] != "item"]
+    assert nodes == [
+        ("select_features", "npu", ""),
+        ("to_host", "cpu", ""),
+        ("bucketize", "cpu", ""),
+        ("input_dist_start", "cpu", ""),
+        ("input_dist_wait", "cpu", ""),
+        ("hash_ids", "cpu", ""),
+        ("to_device", "npu", ""),
+        ("lookup", "npu", "npu"),
+        ("output_dist_start", "npu", ""),
+        ("output_dist_wait", "npu", ""),
+        ("keyed_tensor", "npu", ""),
+    ]
+    (lookup,) = (node for node in last if node["kind"] == "lookup")
+    assert lookup["why"][0] == "npu: the first that can serve these tables"
+    assert lookup["why"][1].startswith("not cpu: the tables are on npu")
+    names = [step["name"] for step in one["steps"]]
+    assert names == [each.name for each in recfx.passes()]
+
+
+def test_a_backend_that_does_not_serve_the_planned_device(tmp_path: Path) -> None:
+    model = recfx.convert(Model(), backend="fbgemm", verify=False)
+    recfx.draw(model, tmp_path / "model.html", npu_topology(2))
+    data = data_of(tmp_path / "model.html")
+    nodes = [data["nodes"][place] for one in data["collections"] for place in one["steps"][-1]["nodes"]]
+    assert {node.get("kernel", "") for node in nodes if node["kind"] == "lookup"} == {""}
+    declined = data["collections"][0]["steps"][-1]["declined"]
+    assert declined
+    assert all(each.startswith("device: the tables are on npu") for each in declined)
 
 
 @pytest.mark.parametrize(
@@ -220,18 +245,30 @@ def test_times_are_those_of_recfx_cost_or_none(topology: Any, hashing: Any, tmp_
         ({"topology": CPU_HOST}, {"cpu"}),
         ({"topology": ASCEND_910B}, {""}),
         ({"topology": H100}, {""}),
-        ({"topology": npu_topology(2)}, {""}),
-        ({"topology": Topology(2, "cpu", created_by_factory=True)}, {""}),
+        ({"topology": npu_topology(2)}, {"npu"}),
+        ({"topology": Topology(2, "cpu", created_by_factory=True)}, {"cpu"}),
+        ({"topology": Topology(2, "cuda", created_by_factory=True)}, {"triton"}),
     ],
-    ids=["no times", "host", "npu", "gpu", "planned for npus", "planned for hosts"],
+    ids=["no times", "host", "npu", "gpu", "planned for npus", "planned for hosts", "planned for gpus"],
 )
 def test_no_kernel_is_shown_beside_times_of_another_device(
     given: dict[str, Any], kernels: set[str], tmp_path: Path
 ) -> None:
-    """Nor that of tables on meta, on which nothing runs."""
     page = tmp_path / "model.html"
     is_planned = isinstance(given.get("topology"), (Topology, NpuTopology))
     recfx.draw(Model() if is_planned else recfx.convert(Model()), page, **given)
     data = data_of(page)
     nodes = [data["nodes"][place] for one in data["collections"] for place in one["steps"][-1]["nodes"]]
     assert {node.get("kernel", "") for node in nodes if node["kind"] == "lookup"} == kernels
+
+
+def test_tables_that_are_sharded_on_meta_have_no_times_on_a_device(tmp_path: Path) -> None:
+    """Their graph copies no ids to a host."""
+    model = recfx.convert(Model(), hashing=RAW, verify=False)
+    plan = plan_of(model.ebc, 2, a=table_wise(rank=0), b=table_wise(rank=1))
+    with fake_group(0, 2) as group:
+        sharded = recfx.convert(model, plan=plan, env=ShardingEnv.from_process_group(group), device="meta")
+        recfx.draw(sharded, tmp_path / "model.html", ASCEND_910B)
+    shown = data_of(tmp_path / "model.html")["costs"]
+    assert not shown["hardware"]
+    assert shown["noTimes"].startswith("Times on Ascend 910B are left out: ids of hashed tables")

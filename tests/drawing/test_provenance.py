@@ -18,8 +18,8 @@ from recfx.drawing.collect import collect
 from recfx.drawing.drawing import CALL, DrawnCollection, DrawnNode
 from recfx.ir.meta import SourceLocation, node_meta
 from tests.inspect.models import batch, collection, dlrm
-from tests.rewrites.small_collection import ADOPTED, INDEXED
-from tests.rewrites.small_collection import collection as small_collection
+from tests.passes.small_collection import ADOPTED, INDEXED
+from tests.passes.small_collection import collection as small_collection
 
 RAW = HashConfig(dense_rows=0)
 
@@ -199,12 +199,10 @@ def test_the_passes_that_touched_a_node() -> None:
     touched = {node.name: meta.passes for node in graph.graph.nodes if (meta := node_meta(node)) is not None}
     assert touched == {
         "ebc_select_features": ("expand_collection",),
-        "ebc_hash_lookup": (
-            "expand_collection", "insert_hash", "elide_hash", "batch_lookups", "fuse_hash_lookup", "lower",
-        ),
+        "ebc_hash_lookup": ("expand_collection", "insert_hash", "batch_lookups", "fuse_hash_lookup", "lower"),
         "ebc_mean_divide": ("insert_hash", "batch_lookups", "fuse_hash_lookup"),  # its input is another in the end
         "ebc_keyed_tensor": ("expand_collection", "insert_hash", "batch_lookups"),
-    }  # fmt: skip
+    }
 
 
 def test_a_fused_node_has_the_passes_of_both_that_it_replaces() -> None:

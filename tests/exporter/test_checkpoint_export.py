@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +14,8 @@ from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTens
 import recfx
 from recfx.__main__ import main
 from recfx.exporter import checkpoint_tables
+from recfx.ir import TableSpec
+from recfx.modules.kinds import POOLED
 from tests.exporter import factories
 from tests.exporter.hashed_models import call, trained
 from tests.sharding.cases import Case, batches, concatenate
@@ -169,6 +172,18 @@ def test_ids_beyond_a_table_and_a_table_of_another_size(tmp_path: Path) -> None:
             recfx.export(built(rows), tmp_path / "m.pt", sample, checkpoint=tmp_path / "checkpoint")
         assert raised.value.reason == reason
     assert [file.name for file in tmp_path.iterdir()] == ["checkpoint"]
+
+
+@pytest.mark.parametrize("wrong", [["row_ids"], ["row_state"], ["row_ids", "row_state"]], ids="+".join)
+def test_an_index_of_another_size_than_its_table(wrong: list[str]) -> None:
+    index = dict.fromkeys(("row_ids", "row_state"), (20,)) | dict.fromkeys(wrong, (30,))
+    sizes = {"embedding_bags.t.weight": (20, 4), **{f"hash_indexes.t.{name}": size for name, size in index.items()}}
+    folder: Any = SimpleNamespace(tensors={f"model.{name}": SimpleNamespace(size=size) for name, size in sizes.items()})
+    config = recfx.HashConfig(dense_rows=0).resolve(20, False)
+    spec = TableSpec("t", ("f",), ("f",), 20, 4, "SUM", config, 0.0, 0.0)
+    with pytest.raises(recfx.CheckpointError, match=r"saved as \(20, 4\) with an index of \(30,\)") as raised:
+        checkpoint_tables.CheckpointTable.of(spec, folder, "", POOLED)
+    assert (raised.value.reason, raised.value.module_path) == ("checkpoint_mismatch", "embedding_bags.t.weight")
 
 
 @pytest.mark.parametrize(

@@ -56,7 +56,8 @@ def replaced_all_the_time(path: Path, versions: list[Path]) -> Iterator[None]:
         yield
     finally:
         stops.set()
-        thread.join()
+        thread.join(60)
+        assert not thread.is_alive()
 
 
 def test_a_file_that_is_replaced_while_it_is_loaded_is_one_of_both(versions: list[Path], tmp_path: Path) -> None:
@@ -151,13 +152,14 @@ def test_too_many_open_files(versions: list[Path]) -> None:
 @pytest.mark.parametrize("format", ["torchscript", "pt2"])
 def test_too_little_memory(format: str, tmp_path: Path) -> None:
     code = """if True:
-        import pathlib, resource, sys, torch, recfx
+        import gc, pathlib, resource, sys, torch, recfx
         from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
         sample = KeyedJaggedTensor(["f"], torch.arange(4), lengths=torch.tensor([2, 2]))
         for rows in (10, 200_000):
             table = EmbeddingBagConfig(name="t", embedding_dim=64, num_embeddings=rows, feature_names=["f"])
             recfx.export(EmbeddingBagCollection(tables=[table]), f"{rows}.model", sample, format=sys.argv[1])
         recfx.load("10.model")
+        gc.collect()  # a collection later on would make room for the file
         pages = int(pathlib.Path("/proc/self/statm").read_text().split()[0])
         for megabytes in (0, 10, 2000):
             resource.setrlimit(resource.RLIMIT_AS, (pages * 4096 + megabytes * 2**20, resource.RLIM_INFINITY))

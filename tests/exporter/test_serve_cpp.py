@@ -102,6 +102,12 @@ def test_a_file_that_is_not_portable(program: Path, model: nn.Module, tmp_path: 
     assert kind == "error"
     assert "--library" in message
     assert message.endswith("[no_library]")
+    report = recfx.export(model, tmp_path / "model.pt", call(6), device="cuda", quantize="int8", portable=False)
+    assert (report.libraries, [note.code for note in report.notes]) == ((), ["needs_python"])
+    ((kind, message),) = check(program, [tmp_path / "model.pt"])
+    assert kind == "error"
+    assert "recfx::quantized_lookup_triton" in message
+    assert message.endswith("only Python has them [no_library]")
 
 
 def test_a_file_with_big_records(

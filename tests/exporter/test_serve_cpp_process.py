@@ -82,7 +82,7 @@ class Server:
     def close(self) -> None:
         self._stuck.cancel()
         self.process.kill()
-        self.process.wait()
+        self.process.wait(60)
         for stream in (self.input, self.output, self._errors):
             if not stream.closed:
                 stream.close()

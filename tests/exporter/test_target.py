@@ -5,8 +5,8 @@ from __future__ import annotations
 import errno
 import os
 import stat
-import subprocess
-import sys
+import time
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ import recfx
 from recfx.exporter import export, write_file
 from tests.exporter.hashed_models import call, trained
 from tests.support.forked_script import run_script
+from tests.support.forkserver import forkserver
 from tests.support.interrupts import interrupt, places
 
 
@@ -168,22 +169,22 @@ def test_a_file_that_is_replaced_keeps_its_mode_and_owner(model: nn.Module, tmp_
         os.umask(before)
 
 
+def export_and_stop_while_writing(path: Path, pipe: Connection) -> None:
+    """In a process of its own, which has to be killed."""
+    write_file.correct_checksums = lambda *_: (pipe.send("writing"), time.sleep(100))  # type: ignore[assignment]
+    recfx.export(trained(), path, call(6))
+
+
 def test_what_a_killed_export_leaves_is_removed_by_the_next_one_in_that_directory(
     model: nn.Module, tmp_path: Path
 ) -> None:
     """But not the file of an export that is running, and no other file."""
-    code = """if True:
-        import os, sys, time
-        from recfx.exporter import write_file
-        from tests.exporter.hashed_models import call, trained
-        import recfx
-        write_file.correct_checksums = lambda *_: (print("writing", flush=True), time.sleep(100))
-        recfx.export(trained(), sys.argv[1], call(6))
-    """
-    path = tmp_path / "killed.pt"
-    started = subprocess.Popen([sys.executable, "-c", code, path], stdout=subprocess.PIPE, text=True)
-    assert started.stdout
-    assert started.stdout.readline() == "writing\n"
+    path, context = tmp_path / "killed.pt", forkserver()
+    ours, theirs = context.Pipe()
+    exporting = context.Process(target=export_and_stop_while_writing, args=(path, theirs), daemon=True)
+    exporting.start()
+    assert ours.poll(100), "it does not write"
+    assert ours.recv() == "writing"
     (left,) = tmp_path.iterdir()
     assert (left.name[:11], stat.S_IMODE(left.stat().st_mode)) == (".killed.pt.", 0o600)
     others = [tmp_path / name for name in (".model.pt.recfx", ".model.pt.recfx0123456789a", "model.pt.recfx0123456789")]
@@ -191,8 +192,7 @@ def test_what_a_killed_export_leaves_is_removed_by_the_next_one_in_that_director
         other.touch()
     recfx.export(model, tmp_path / "model.pt", call(6))
     assert left.exists()
-    started.kill()
-    started.wait()
-    started.stdout.close()
+    exporting.kill()
+    exporting.join(60)
     recfx.export(model, tmp_path / "model.pt", call(6))
     assert sorted(tmp_path.iterdir()) == sorted([tmp_path / "model.pt", *others])

@@ -327,6 +327,16 @@ def test_slices_of_dense_rows_keep_their_counts() -> None:
     assert counts == [[4, 10 + number, 0, 0, 0, 0] for number in range(6)]
 
 
+def test_counts_are_divided_where_they_are_whatever_the_default_device() -> None:
+    config = HashConfig(dense_rows=4, buckets=6).resolve(44, False)
+    counts = torch.arange(1, 7) * 7
+    with torch.device("meta"):
+        saved = spread(config, counts, 0, 44)
+        piece = slice_state(config, {"counts": counts}, 0, 44)
+    assert saved.sum(dim=0).tolist() == counts[1:].tolist()
+    assert piece["counts"].tolist() == counts.tolist()
+
+
 def test_the_state_with_the_highest_number_of_batches_has_that_of_the_table() -> None:
     pieces = [{"counts": torch.tensor([batches, 1, 2, 3, 4, 5])} for batches in (1, 9, 1)]
     assert join_states(pieces)["counts"].tolist() == [9, 3, 6, 9, 12, 15]

@@ -21,7 +21,7 @@ def run_together(*works: Callable[[], object]) -> None:
 
     def guarded(work: Callable[[], object]) -> None:
         try:
-            start.wait()
+            start.wait(SECONDS)
             work()
         except BaseException as error:  # what a thread raises would be lost
             errors.append(error)

@@ -12,8 +12,8 @@ from recfx.inspect import diff_steps
 from recfx.inspect.step_diff import text_before
 from recfx.ir.operator_text import format_operators
 from tests.inspect.models import Wrapped, collection, dlrm
-from tests.rewrites.small_collection import ADOPTED, INDEXED
-from tests.rewrites.small_collection import collection as small_collection
+from tests.passes.small_collection import ADOPTED, INDEXED
+from tests.passes.small_collection import collection as small_collection
 
 HASHED = """\
 --- (root) after expand_collection
@@ -21,13 +21,13 @@ HASHED = """\
 @@ -1,6 +1,8 @@
  features = input
  ebc_select_features = select_features(features)
--ebc_lookup = lookup(ebc_select_features) {tables=[users], pooling=MEAN, dtype=float32}
--ebc_lookup_1 = lookup(ebc_select_features) {tables=[ads], pooling=SUM, dtype=float32}
+-ebc_lookup = lookup(ebc_select_features) {tables=[users], combine=MEAN, dtype=float32}
+-ebc_lookup_1 = lookup(ebc_select_features) {tables=[ads], combine=SUM, dtype=float32}
 -ebc_keyed_tensor = keyed_tensor(ebc_lookup, ebc_lookup_1)
 +ebc_hash_ids = hash_ids(ebc_select_features) {hashed=[users, ads]}
-+ebc_lookup = lookup(ebc_hash_ids) {tables=[users], pooling=SUM, dtype=float32}
++ebc_lookup = lookup(ebc_hash_ids) {tables=[users], combine=SUM, dtype=float32}
 +ebc_mean_divide = mean_divide(ebc_lookup, ebc_select_features) {divided=[users]}
-+ebc_lookup_1 = lookup(ebc_hash_ids) {tables=[ads], pooling=SUM, dtype=float32}
++ebc_lookup_1 = lookup(ebc_hash_ids) {tables=[ads], combine=SUM, dtype=float32}
 +ebc_keyed_tensor = keyed_tensor(ebc_mean_divide, ebc_lookup_1)
  return ebc_keyed_tensor
 """
@@ -40,8 +40,8 @@ ALL = """\
 -ebc_collection = collection(features)
 -return ebc_collection
 +ebc_select_features = select_features(features)
-+ebc_lookup = lookup(ebc_select_features) {tables=[users], pooling=MEAN, dtype=float32, kernel=cpu}
-+ebc_lookup_1 = lookup(ebc_select_features) {tables=[ads], pooling=SUM, dtype=float32, kernel=cpu}
++ebc_lookup = lookup(ebc_select_features) {tables=[users], combine=MEAN, dtype=float32, kernel=cpu}
++ebc_lookup_1 = lookup(ebc_select_features) {tables=[ads], combine=SUM, dtype=float32, kernel=cpu}
 +ebc_keyed_tensor = keyed_tensor(ebc_lookup, ebc_lookup_1)
 +return ebc_keyed_tensor
 """

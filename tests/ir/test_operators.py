@@ -12,7 +12,7 @@ from torch import fx
 from recfx import InputError
 from recfx.ir import operators
 from recfx.ir.operator_text import format_operators, parse_operators
-from tests.rewrites.small_collection import ADOPTED, INDEXED, collection, rewritten
+from tests.passes.small_collection import ADOPTED, INDEXED, collection, rewritten
 
 
 def test_an_operator_does_not_run_but_leaves_itself_in_a_trace() -> None:
@@ -20,12 +20,12 @@ def test_an_operator_does_not_run_but_leaves_itself_in_a_trace() -> None:
         operators.OPERATORS["lookup"](torch.ones(1), collection="")
 
     def model(ids: torch.Tensor) -> torch.Tensor:
-        found: torch.Tensor = operators.OPERATORS["lookup"](ids, collection="a", tables=("t",), pooling="SUM")
+        found: torch.Tensor = operators.OPERATORS["lookup"](ids, collection="a", tables=("t",), combine="SUM")
         return found
 
     graph = fx.symbolic_trace(model).graph
     (node,) = [each for each in graph.nodes if operators.kind_of(each) is not None]
-    assert node.kwargs == {"collection": "a", "tables": ("t",), "pooling": "SUM"}
+    assert node.kwargs == {"collection": "a", "tables": ("t",), "combine": "SUM"}
 
 
 def test_a_graph_can_be_pickled() -> None:
@@ -44,9 +44,9 @@ def test_a_graph_can_be_pickled() -> None:
         ("{tables=[users]", "{tables=[users", ""),
         ("kernel=cpu}", "kernel=[cpu}", "a list does not end"),
         ("{tables=[users]", "{tables=[users']", ""),
-        ("pooling=SUM,", "pooling=,", ""),
-        ("pooling=SUM,", "pooling=SUM SUM,", "'SUM' is not expected"),
-        ("dtype=float32", "dtype=float16", "its dtype is torch.float32 by the context"),
+        ("combine=SUM,", "combine=,", ""),
+        ("combine=SUM,", "combine=SUM SUM,", "'SUM' is not expected"),
+        ("dtype=float32", "dtype=float16", "its dtype is float32 by the context"),
         ("ebc_lookup =", "other_lookup =", "the context has no such collection"),
         ("return ", "returns ", "it has another form"),
         ("\nreturn ebc_keyed_tensor", "", "it returns nothing"),

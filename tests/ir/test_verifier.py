@@ -9,7 +9,7 @@ import torch
 from torch import fx
 
 from recfx.ir import NODE_KINDS, GraphVerificationError, NodeMeta, annotate, verify_graph
-from tests.rewrites.small_collection import INDEXED, collection, lowered, until
+from tests.passes.small_collection import INDEXED, collection, lowered, until
 
 # By the design, input by input; ".1" is the second item of what a node gives. Ids come from the batch or from another
 # rank, pooled rows from a lookup or from another rank.

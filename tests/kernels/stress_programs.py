@@ -30,7 +30,7 @@ def build(name: str, sanitizer: str, folder: Path) -> list[str]:
         pytest.skip(f"no C++ compiler {compiler[0]}")
     source = Path(__file__).with_name(f"{name}.cpp")
     command = [*compiler, *flags, str(source), "-o", str(built)]
-    finished = subprocess.run(command, capture_output=True, text=True, check=False)
+    finished = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
     missing = re.search(r"cannot find .*san|(unsupported|unrecognized) .*sanitize", finished.stderr)
     if finished.returncode != 0 and missing and not os.environ.get("CI"):
         pytest.skip(f"the compiler has no sanitizer {sanitizer}")

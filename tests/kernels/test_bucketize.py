@@ -59,6 +59,20 @@ def test_large_batches(buckets: int, pieces: int, threads: int) -> None:
         assert torch.equal(left, right)
 
 
+@pytest.mark.parametrize(("pieces", "counted"), [(8, 2**8), (5, 2**12)])
+def test_bags_whose_ids_all_go_to_one_piece(pieces: int, counted: int) -> None:
+    """As many as a part of a register can count, one more, and two more."""
+    nothing, every = [0], list(range(pieces))
+    rows, cuts = [10 * pieces], [cut_equally(10 * pieces, pieces)]
+    routes = Routes(cuts, nothing, rows, nothing, nothing, nothing * pieces, every)
+    wanted = torch.zeros(pieces, 3, dtype=torch.int64)
+    for piece in every:
+        lengths = torch.tensor([counted - 1, counted, counted + 1])
+        ids = torch.full((3 * counted,), 10 * piece)
+        wanted.zero_()[piece] = lengths
+        assert torch.equal(bucketize(ids, lengths, 3, routes)[1].view(pieces, 3), wanted)
+
+
 @given(st.integers(1, 5), st.integers(0, 4), st.integers(1, 40), st.booleans(), st.integers(0, 2**31), st.booleans())
 def test_equal_blocks_as_fbgemm(
     features: int, batch_size: int, pieces: int, weighted: bool, seed: int, is_int32: bool

@@ -71,7 +71,8 @@ def hammered() -> Iterator[HashIndex]:
     yield index
     stop.set()
     for thread in threads:
-        thread.join()
+        thread.join(PATIENCE)
+    assert not any(thread.is_alive() for thread in threads)
     assert not errors
 
 
@@ -125,17 +126,17 @@ def test_a_lock_for_new_rows_that_another_thread_held() -> None:
     def hold() -> None:
         with collection.store.new_rows_lock:
             held.set()
-            let_go.wait()
+            let_go.wait(2 * PATIENCE)
 
     thread = threading.Thread(target=hold)
     thread.start()
-    held.wait()
+    assert held.wait(PATIENCE)
     features = KeyedJaggedTensor(["t"], torch.arange(4), lengths=torch.ones(4, dtype=torch.int64))
     try:
         in_child(lambda: collection.train()(features))
     finally:
         let_go.set()
-        thread.join()
+        thread.join(PATIENCE)
 
 
 class Looked(Dataset[torch.Tensor]):

@@ -49,6 +49,7 @@ def test_opcheck(config: dict[str, Any]) -> None:
         ("find_or_insert_undoably", (ids, [0, 3], [3, 5], both, policies, [NOTHING_IN_FLIGHT, 1])),
         ("add_counts", ([index.counts, other.counts], list(range(12)))),
         ("any_nonzero", ([index.lock, index.counts[:1]],)),
+        ("any_nonzero", ([index.lock],)),
         ("mark_initialized", (both, policies, torch.tensor([4, 5, 5]), [0, 1], [1, 3])),
         ("erase", (ids[:2], list(index), list(policy))),
         ("rebuild", (list(index), list(policy))),

@@ -31,7 +31,9 @@ print(library.why_not())
 def test_loads_and_has_no_python_in_it() -> None:
     assert library.load(), library.why_not()
     assert library.why_not() == ""
-    linked = subprocess.run(["ldd", str(library.build())], capture_output=True, text=True, check=True).stdout
+    linked = subprocess.run(
+        ["ldd", str(library.build())], capture_output=True, text=True, check=True, timeout=60
+    ).stdout
     assert "libtorch_cpu.so" in linked
     assert "not found" not in linked
     assert "libtorch_python" not in linked
@@ -82,6 +84,16 @@ def test_builds_once_for_all_who_ask_at_the_same_time(tiny_sources: Path, caplog
         built = list(pool.map(lambda _: library.build(), range(4)))
     assert len(set(built)) == 1
     assert len(caplog.records) == 1
+
+
+def test_the_library_that_was_loaded_has_a_place() -> None:
+    assert library.load(), library.why_not()
+    assert library.loaded_path() == library.build()
+
+
+def test_the_command_prints_where_the_library_is(tiny_sources: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert library.main() == 0
+    assert Path(capsys.readouterr().out.strip()) == library.build()
 
 
 def test_compiler_error_is_passed_on(tiny_sources: Path, capsys: pytest.CaptureFixture[str]) -> None:

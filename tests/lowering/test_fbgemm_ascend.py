@@ -1,4 +1,7 @@
-"""What the target ``fbgemm_ascend`` declines, and that it says why. The package is not called here."""
+"""What the target ``fbgemm_ascend`` declines, and that it says why; and what it gives to the operator of the package.
+
+A function stands in for that operator, so nothing here needs the package.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +54,7 @@ def spec(dims: tuple[int, ...] = (8, 16), rows: int = 10, **changes: Any) -> Any
 
 
 def on_npu(shape: tuple[int, int], dtype: torch.dtype = torch.float32, contiguous: bool = True) -> Any:
-    return SimpleNamespace(device=Npu(), dtype=dtype, shape=shape, is_contiguous=lambda: contiguous)
+    return SimpleNamespace(device=Npu(), dtype=dtype, shape=shape, requires_grad=True, is_contiguous=lambda: contiguous)
 
 
 def declined(wanted: Any) -> tuple[str, str]:
@@ -99,6 +102,29 @@ def test_what_the_package_lacks_is_the_reason(reason: str, monkeypatch: pytest.M
 def test_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     assert operator.why_not() == ("no_fbgemm_ascend", "fbgemm_ascend is not installed.")
+
+
+def test_the_operator_is_given_one_flat_table_and_offsets_per_feature(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: dict[str, Any] = {}
+
+    def pool(*arguments: Any, **named: Any) -> torch.Tensor:
+        given.update(zip(operator._REQUIRED, arguments, strict=True), **named)
+        return torch.ones(2, 16)
+
+    monkeypatch.setattr(operator, "_operator", lambda: pool)
+    weight, rows = torch.rand(10, 8, requires_grad=True), torch.tensor([1, 9, 0, 3, 3])
+    offsets = torch.tensor([0, 2, 2, 3, 5])
+    assert torch.equal(operator.pool_table(weight, rows, offsets, 2, "MEAN"), torch.ones(2, 16))
+    table = given.pop("dev_weights")
+    assert (table.shape, table.data_ptr(), table.requires_grad) == ((80,), weight.data_ptr(), False)
+    found = {name: value.tolist() if torch.is_tensor(value) else value for name, value in given.items()}
+    none: list[int] = []
+    assert found == {
+        "uvm_weights": none, "lxu_cache_weights": none, "lxu_cache_locations": none, "uvm_cache_stats": none,
+        "weights_placements": [0, 0], "weights_offsets": [0, 0], "D_offsets": [0, 8, 16], "total_D": 16, "max_D": 8,
+        "indices": [1, 9, 0, 3, 3], "offsets": [0, 2, 2, 3, 5], "offset_per_key": [0, 2, 5], "pooling_mode": 1,
+        "output_dtype": 0, "is_experimental": False,
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("pooling", ["SUM", "MEAN"])

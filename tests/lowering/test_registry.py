@@ -28,9 +28,12 @@ def table(dim: int, rows: int = 10) -> TableSpec:
     return TableSpec("t", ("f",), ("f",), rows, dim, "SUM", adopted, 0.0, 0.0)
 
 
+_OF_TABLE = ("rows", "dtype", "is_contiguous", "optimizer", "is_trained")
+
+
 def planned(device: str, dim: int = 8, **changes: Any) -> LookupFacts:
     """A lookup of one table, which is nowhere."""
-    of_table = {name: changes.pop(name) for name in ("rows", "dtype", "is_contiguous", "optimizer") if name in changes}
+    of_table = {name: changes.pop(name) for name in _OF_TABLE if name in changes}
     facts = TableFacts(**{"rows": 10, "embedding_dim": dim, "dtype": torch.float32, "device": device} | of_table)
     return replace(LookupFacts((table(dim, facts.rows),), "SUM", False, (facts,)), **changes)
 
@@ -169,7 +172,7 @@ def test_what_is_missing_here_says_nothing_of_what_is_served(monkeypatch: pytest
 def test_facts_of_a_lookup_are_those_of_its_tables() -> None:
     spec = live(torch.float16, ("sgd", {"lr": 0.1, "weight_decay": 0.5}), (20, 4), "meta", weighted=True)
     optimizer = OptimizerFacts("sgd", (("weight_decay", 0.5),))
-    expected = planned("meta", 4, rows=20, dtype=torch.float16, optimizer=optimizer, is_weighted=True)
+    expected = planned("meta", 4, rows=20, dtype=torch.float16, optimizer=optimizer, is_trained=False, is_weighted=True)
     assert spec.facts == expected
     assert hash(spec.facts) == hash(expected)
     assert spec.facts is spec.facts, "made once"
@@ -196,11 +199,11 @@ def test_a_choice_is_planned_for_machines_that_are_not_there(
     found = select_planned(lookup, backend, chip)
     assert found.backend == chosen
     assert [(each.by, each.code) for each in found.declined] == declined
-    assert found.finds_ids == (chosen == "cpu")
+    assert code(found.finding_declined) == ("-" if chosen == "cpu" else "no_finding_kernel")
 
 
 def test_a_lookup_of_means_does_not_find_rows_itself() -> None:
-    assert not select_planned(planned("cpu", pooling="MEAN"), "auto").finds_ids
+    assert code(select_planned(planned("cpu", combine="MEAN"), "auto").finding_declined) == "mean_from_ids"
 
 
 def test_a_backend_of_one_file_needs_no_word_on_being_here() -> None:

@@ -81,7 +81,7 @@ def standard(spec: LookupSpec, data: LookupBatch, on: list[torch.Tensor]) -> tor
                     data.values[ids],
                     table.float(),
                     bags - bags[0],
-                    mode=spec.pooling.lower(),
+                    mode=spec.combine.lower(),
                     per_sample_weights=None if scale is None else scale[ids],
                     include_last_offset=True,
                 )

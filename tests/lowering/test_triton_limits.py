@@ -164,7 +164,9 @@ def on_npu(name: str, monkeypatch: pytest.MonkeyPatch) -> Callable[[LookupSpec],
 
     def decline(wanted: LookupSpec) -> Any:
         weights = [
-            SimpleNamespace(device=Npu(), dtype=weight.dtype, shape=weight.shape, is_contiguous=lambda: True)
+            SimpleNamespace(
+                device=Npu(), dtype=weight.dtype, shape=weight.shape, requires_grad=True, is_contiguous=lambda: True
+            )
             for weight in wanted.weights
         ]
         return TARGET["npu"].decline(replace(wanted, weights=weights))  # type: ignore[arg-type]
@@ -272,7 +274,22 @@ def test_target_triton_is_for_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def on(device: torch.device) -> Any:
     """Stands for a table there."""
-    return SimpleNamespace(device=device, dtype=torch.float32, shape=(10, 4), is_contiguous=lambda: True)
+    return SimpleNamespace(
+        device=device, dtype=torch.float32, shape=(10, 4), requires_grad=True, is_contiguous=lambda: True
+    )
+
+
+def test_where_operators_of_files_compute_by_their_references(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the CPU, unless Triton's interpreter runs there; on devices, only if they are simulated."""
+    monkeypatch.delenv(launch.SIMULATED, raising=False)
+    for interpreted, wanted in (("0", True), ("1", False)):
+        monkeypatch.setenv("TRITON_INTERPRET", interpreted)
+        assert launch.is_by_reference(torch.device("cpu")) is wanted
+        assert not launch.is_by_reference(torch.device("cuda"))
+    device: Any = Npu()
+    assert not launch.is_by_reference(device)
+    monkeypatch.setenv(launch.SIMULATED, "1")
+    assert launch.is_by_reference(device)
 
 
 def test_simulated_npus_have_no_chip_to_fit(monkeypatch: pytest.MonkeyPatch) -> None:

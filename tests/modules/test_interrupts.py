@@ -338,5 +338,6 @@ def test_threads_do_not_initialise_each_others_rows() -> None:
         ]
         assert torch.equal(steps, torch.ones_like(steps)), "a row was initialised after it was trained"
     stop.set()
-    thread.join()
+    thread.join(60)
+    assert not thread.is_alive()
     assert not errors

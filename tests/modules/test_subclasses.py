@@ -87,6 +87,52 @@ def test_a_converted_subclass(
         assert len(found.index("t")) == 2
 
 
+class Weighs(Named):
+    """A method that a converted collection has as well, with other arguments."""
+
+    def weight(self) -> float:
+        return 1.0
+
+
+class Tabled(Named):
+    """A property where a converted collection keeps something of its own."""
+
+    @property
+    def tables(self) -> str:
+        return self.label
+
+
+class Looks(Named):
+    """A private method, which its own methods call, of the same name as one of a converted collection's."""
+
+    def _look(self) -> str:
+        return self.label
+
+
+@pytest.mark.parametrize(("kind", "name"), [(Weighs, "weight"), (Tabled, "tables"), (Looks, "_look")])
+def test_a_subclass_that_defines_what_a_converted_collection_uses(kind: type[Named], name: str) -> None:
+    model = nn.ModuleDict({"ebc": kind("x")})
+    with pytest.raises(recfx.ConversionError, match=f"'{name}'") as caught:
+        recfx.convert(model)
+    assert (caught.value.reason, caught.value.module_path) == ("attribute_conflict", "ebc")
+
+
+class ShowsOthers(EmbeddingBagCollection):
+    """What it shows are not the configs that its forward reads."""
+
+    def embedding_bag_configs(self) -> list[EmbeddingBagConfig]:
+        return super().embedding_bag_configs()[::-1]
+
+
+def test_a_subclass_that_shows_its_configs_in_another_order() -> None:
+    plain = ShowsOthers([table("t", ["f"], rows=10, dim=4), table("u", ["g"], rows=9, dim=8)])
+    batch = KeyedJaggedTensor(["f", "g"], torch.tensor([1, 2, 3]), lengths=torch.tensor([1, 2]))
+    converted = recfx.convert(plain)
+    assert torch.equal(converted(batch).values(), plain(batch).values())
+    assert [config.name for config in converted.embedding_bag_configs()] == ["u", "t"]
+    assert torch.equal(recfx.unconvert(converted)(batch).values(), plain(batch).values())
+
+
 def test_the_plain_class_is_made_once() -> None:
     assert type(recfx.convert(Named("a"))) is type(recfx.convert(Named("b")))
     assert type(recfx.convert(Named("a"))) is not type(recfx.convert(Further("a")))

@@ -35,6 +35,7 @@ BESIDE = {
     "nodes/dist_groups.py": ["sharding/test_dist_groups.py", "sharding/test_replicas.py", "sharding/test_types.py"],
     "nodes/bucketize.py": ["nodes", "kernels/test_bucketize.py", "sharding/test_types.py"],
     "nodes/snapshot_indexes.py": ["nodes", "pipeline", "modules"],
+    **{f"nodes/{stem}.py": ["ascend/npu_runtime", "nodes"] for stem in ("streams", "to_host", "host_copies")},
     "nodes/training_checks.py": ["modules", "sharding/test_ddp.py", "planner/test_torchrec_entry.py"],
     "hashing": ["hashing", "modules", "kernels"],
     "sharding": ["sharding", "planner"],
@@ -45,13 +46,17 @@ BESIDE = {
         f"lowering/{stem}.py": ["lowering/test_fbgemm_ascend.py", "ascend/npu_runtime/test_fbgemm_ascend.py"]
         for stem in ("fbgemm_ascend", "_fbgemm_ascend_operator", "_aten_backward")
     },
+    "lowering/_profiler_ranges.py": ["nodes/test_profile.py", "lowering"],
     "lowering/_triton_lookup.py": ["lowering/test_triton_limits.py", "ascend/test_interpreted_targets.py"],
     "optim/fused_step_op.py": ["lowering/test_triton_limits.py", "ascend/test_interpreted_targets.py"],
     **{f"optim/{rule}_triton.py": _INTERPRETED for rule in ("sgd", "adagrad", "rowwise_adagrad", "adam")},
     **{f"kernels/{stem}_triton.py": _INTERPRETED[::-1] for stem in _IN_TRITON},
     **{f"kernels/{stem}_op.py": _INTERPRETED for stem in _IN_TRITON},
     "kernels/launch.py": ["lowering/test_triton_limits.py", "kernels/test_tiling.py", *_INTERPRETED],
-    "optim": ["optim", "lowering", "sharding/test_optimizer_state.py", "sharding/test_optimizer_settings.py"],
+    "optim": [
+        "optim", "kernels/test_fused_step.py", "lowering", "sharding/test_optimizer_state.py",
+        "sharding/test_optimizer_settings.py",
+    ],
     "pipeline": ["pipeline", "sharding/test_stock_pipeline.py", "sharding/test_end_of_data.py"],
     "tracing": ["tracing", "conversion"],
     "planner": ["planner", "sharding/test_plan.py", "sharding/test_explain.py", "inspect"],
@@ -84,6 +89,8 @@ _SHARDING = {
     "end_of_data": ["test_end_of_data", "test_stock_pipeline"],
     "fit_shards": ["test_state"],
     "gather": ["test_unconvert", "test_uneven_columns", "test_parts_of_the_world"],
+    "held_interrupts": ["test_held_interrupts"],
+    "late_backwards": ["test_histories"],
     "load_state": ["test_state", "test_refusals", "test_parts_of_the_world"],
     "local_tables": ["test_shard_trained", "test_replicas", "test_optimizer_state", "test_step_once"],
     "optimizer": ["test_optimizer_state", "test_state"],
@@ -120,6 +127,7 @@ FIRST |= {f"hashing/{stem}.py": [f"{each}.py" for each in files] for stem, files
 """Files below ``tests/`` that come before all others: to run all that need real ranks takes minutes."""
 for _stem in ("awaitables", "batch_steps", "pipeline_stages"):
     FIRST[f"sharding/{_stem}.py"].append("pipeline/test_train_pipeline.py")
+FIRST["sharding/sharded_tables.py"].append("ascend/npu_runtime/test_sharded.py")
 _CHECKPOINT = {
     **{name: ["sharding/test_checkpoint.py"] for name in ("sharded_load", "sharded_save", "sharded_names", "parts")},
     "peers": ["sharding/test_checkpoint.py"],
@@ -134,6 +142,8 @@ LAST = (Path("tests/checkpoint/test_resume.py"), Path("tests/checkpoint/test_kil
 LONG = {
     "nodes/test_batch_fuzz.py", "nodes/test_fx_leaf.py", "modules/test_batches.py", "modules/test_interrupts.py",
     "kernels/test_thread_safety.py",
+    *(f"exporter/test_{name}.py" for name in ("auc", "memory", "pt2", "serve_cpp", "serve_cpp_process", "sharded")),
+    "exporter/test_zoo.py",
 }  # fmt: skip
 """They take long, too: they come after the others, but for the file of their own name."""
 

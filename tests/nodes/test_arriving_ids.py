@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+from unittest import mock
+
 import pytest
 import torch
+import torch.distributed as dist
 from torchrec.distributed.dist_data import _get_recat
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
+from recfx.nodes import input_dist
 from recfx.nodes.arriving_ids import in_order_of_features
+from tests.builders.batches import batch
+from tests.sharding.ranks import ranks
 
 KEYS = ["f0", "f1", "f2"]
 
@@ -33,3 +40,25 @@ def test_equals_torchrec(keys: list[str], strides: list[int], weighted: bool) ->
     for name in ("values", "lengths", "weights_or_none"):
         torch.testing.assert_close(getattr(found, name)(), getattr(expected, name)(), rtol=0, atol=0)
     assert found.offsets().tolist() == [0, *expected.lengths().cumsum(0).tolist()]
+
+
+def exchanged(rank: int, world_size: int, weighted: bool, fbgemm_permutes_on: tuple[str, ...]) -> tuple[str, Any, Any]:
+    """What puts the ids in order that rank 0 receives of one feature and rank 1 of two; and these ids."""
+    assert dist.group.WORLD is not None
+    torch.manual_seed(rank)
+    send = input_dist.InputDistStart(dist.group.WORLD, [1, 2], None, KEYS, is_weighted=weighted)
+    with mock.patch.object(input_dist, "FBGEMM_PERMUTES_ON", fbgemm_permutes_on):
+        started, _ = send(batch(2 + rank, KEYS, weighted=weighted))
+        arriving = started.wait()
+        ids = arriving.wait()
+    tensors = ids.values(), ids.lengths(), ids.weights_or_none()
+    return type(arriving).__name__, (ids.keys(), ids.stride()), tensors
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_devices_with_fbgemm_and_others_receive_the_same_ids(weighted: bool) -> None:
+    found, expected = (ranks(2).run(exchanged, weighted, devices) for devices in ((), ("cpu",)))
+    for ours, of_torchrec in zip(found, expected, strict=True):
+        assert (ours[0], of_torchrec[0]) == ("ArrivingIds", "KJTAllToAllTensorsAwaitable")
+        assert ours[1] == of_torchrec[1]
+        torch.testing.assert_close(ours[2], of_torchrec[2], rtol=0, atol=0)

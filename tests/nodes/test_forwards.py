@@ -171,6 +171,15 @@ def test_collections_that_a_forward_calls_twice(backend: str, sampled: bool) -> 
         step(model, batch(number))
 
 
+def test_what_a_forward_calls_is_learned_from_the_last_one() -> None:
+    """The first forward calls a collection once, later ones twice."""
+    model = make("lru", sampled=False)
+    step(model, batch(0))
+    model.times = 2
+    step(model, batch(1))
+    refuse(model, missing(100))
+
+
 @pytest.mark.parametrize("sampled", [True, False])
 def test_batches_that_wait_for_their_backward_stay(sampled: bool) -> None:
     """Losses of several forwards are accumulated; steps are skipped; one forward fails in the user's own code."""
@@ -304,7 +313,8 @@ def test_a_batch_of_another_thread_in_between_stays() -> None:
     first(bags({"fa": [[5]], "fb": [[5]]}))
     thread = threading.Thread(target=train, args=(0,))
     thread.start()
-    thread.join()
+    thread.join(60)
+    assert not thread.is_alive()
     before, forwards = state(model), first.store.in_flight.turn
     with pytest.warns(UserWarning, match="another thread"), pytest.raises(InputError):
         model.last(missing(1).others)

@@ -120,3 +120,10 @@ def test_what_a_graph_prints_of_a_table_on_another_rank_is_its_description() -> 
     other = Lookup("ebc", (table,), "SUM", ("f",), False, lookup.store)
     assert (other.dtype, other.optimizer, other.kernel) == (torch.float16, "", "")
     assert (lookup.dtype, lookup.optimizer) == (torch.float32, "adagrad")
+
+
+def test_a_batch_of_shapes_alone_for_a_model_with_data() -> None:
+    converted = recfx.convert(one_table(), hashing=None)
+    with pytest.raises(InputError, match="pass a batch with data; for shapes alone") as caught:
+        converted(one_bag(1, 2).to(torch.device("meta")))
+    assert caught.value.reason == "several_devices"

@@ -10,10 +10,11 @@ import copy
 import pytest
 
 from recfx.ir import format_graph
+from recfx.ir.context import CollectionContext
 from recfx.kernels import launch
 from recfx.modules.eval_graph import make_eval_graph
-from recfx.passes import find_on_device
-from tests.rewrites.small_collection import ADOPTED, INDEXED, collection, lowered, until
+from recfx.nodes.runtime import Runtime
+from tests.passes.small_collection import ADOPTED, INDEXED, collection, lowered, until
 
 
 @pytest.mark.parametrize("hashing", [(INDEXED, INDEXED), (ADOPTED, INDEXED), (ADOPTED, ADOPTED)])
@@ -21,7 +22,7 @@ def test_tables_on_the_host(hashing: tuple[object, object]) -> None:
     converted = collection(*hashing)  # type: ignore[arg-type]
     graph_module = lowered(converted, until("lower"))
     text = format_graph(graph_module)
-    assert make_eval_graph(graph_module) == (graph_module, [])
+    assert make_eval_graph(graph_module, Runtime(converted.store)) == (graph_module, [])
     assert format_graph(graph_module) == text
     assert converted.eval().graph_module is converted.train().graph_module
 
@@ -29,10 +30,10 @@ def test_tables_on_the_host(hashing: tuple[object, object]) -> None:
 def test_a_device_without_a_kernel_is_declined(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if the host were another device, to which rows have to be copied."""
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    monkeypatch.setattr(find_on_device, "crosses", lambda *_: True)
+    monkeypatch.setattr(CollectionContext, "copies_ids", property(lambda _: True))
     converted = copy.deepcopy(collection(INDEXED, ADOPTED))
     graph_module = lowered(converted, until("insert_hash"))
-    same, (record,) = make_eval_graph(graph_module)
+    same, (record,) = make_eval_graph(graph_module, Runtime(converted.store))
     assert same is graph_module
     (declined,) = record.declined
     assert (record.name, declined.code, declined.by) == ("find_on_device", "found_on_host", "find_on_device")

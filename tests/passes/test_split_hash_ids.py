@@ -10,13 +10,14 @@ from torchrec import KeyedJaggedTensor
 from recfx import HashConfig, HashEmbeddingBagCollection
 from recfx.ir import format_graph, verify_graph
 from recfx.ir.meta import node_meta
-from recfx.passes.split_hash_ids import SplitHashIds
-from recfx.sharding.pipeline_stages import Prefetching, cut
-from tests.rewrites.small_collection import ADOPTED, INDEXED, collection, lowered, until
+from recfx.modules.compile_graph import compile_again
+from recfx.nodes.runtime import Runtime
+from recfx.sharding.pipeline_stages import SPLIT_HASH_IDS, Prefetching, cut
+from tests.passes.small_collection import ADOPTED, INDEXED, collection, lowered, until
 
 
 def split(converted: HashEmbeddingBagCollection) -> fx.GraphModule:
-    return Prefetching(converted.graph_module).graph_module
+    return Prefetching(converted.graph_module, converted._runtime).graph_module
 
 
 def test_a_fused_node_becomes_four() -> None:
@@ -31,7 +32,7 @@ ebc_select_features = select_features(features)
 ebc_snapshot_indexes = snapshot_indexes()
 ebc_find_ids = find_ids(ebc_select_features, ebc_snapshot_indexes) {hashed=[users, ads], operators=cpu}
 ebc_insert_ids = insert_ids(ebc_select_features, ebc_find_ids) {hashed=[users, ads], operators=cpu}
-ebc_lookup = lookup(ebc_insert_ids) {tables=[users, ads], pooling=SUM, dtype=float32, kernel=cpu}
+ebc_lookup = lookup(ebc_insert_ids) {tables=[users, ads], combine=SUM, dtype=float32, kernel=cpu}
 ebc_mean_divide = mean_divide(ebc_lookup, ebc_select_features) {divided=[users]}
 ebc_keyed_tensor = keyed_tensor(ebc_mean_divide)
 return ebc_keyed_tensor"""
@@ -51,21 +52,23 @@ def test_a_node_that_was_not_fused_becomes_three() -> None:
 
 @pytest.mark.parametrize("config", [HashConfig(dense_rows=0, on_full="evict"), HashConfig(dense_rows=0, admit_after=2)])
 def test_tables_that_count_every_id_are_declined(config: HashConfig) -> None:
-    graph_module = lowered(collection(INDEXED, config), until("lower"))
-    before = format_graph(graph_module)
-    result = SplitHashIds().call(graph_module)
-    (declined,) = result.declined
-    assert (result.modified, declined.code, declined.node) == (False, "hashed_in_turn", "ebc_hash_lookup")
+    converted = collection(INDEXED, config)
+    graph_module = lowered(converted, until("lower"))
+    same, (record,) = compile_again(graph_module, Runtime(converted.store), (SPLIT_HASH_IDS,))
+    (declined,) = record.declined
+    assert (record.modified, declined.code, declined.node) == (False, "hashed_in_turn", "ebc_hash_lookup")
     assert declined.by == "split_hash_ids"
     assert "['ads']" in declined.message
-    assert format_graph(graph_module) == before
+    assert same is graph_module
 
 
 def test_without_an_index_there_is_nothing_to_split() -> None:
-    graph_module = lowered(collection(ADOPTED, ADOPTED), until("lower"))
-    result = SplitHashIds().call(graph_module)
-    assert (result.modified, result.declined) == (False, ())
-    assert not Prefetching(graph_module).is_of_use
+    converted = collection(ADOPTED, ADOPTED)
+    graph_module = lowered(converted, until("lower"))
+    same, (record,) = compile_again(graph_module, Runtime(converted.store), (SPLIT_HASH_IDS,))
+    assert same is graph_module
+    assert (record.modified, record.declined) == (False, ())
+    assert not Prefetching(graph_module, Runtime(converted.store)).is_of_use
 
 
 def test_the_stages_of_the_split_graph() -> None:

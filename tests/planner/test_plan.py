@@ -120,7 +120,9 @@ def plan_of_some_types() -> ShardingPlan:
 
 def test_the_same_plan_in_every_process() -> None:
     environment = {"PYTHONHASHSEED": "1", "PYTHONPATH": ":".join(filter(None, sys.path))}
-    done = subprocess.run([sys.executable, "-c", AGAIN], capture_output=True, text=True, env=environment, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", AGAIN], capture_output=True, text=True, env=environment, check=False, timeout=300
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == str(plan_of_some_types()).strip()
     assert "p2" in done.stdout

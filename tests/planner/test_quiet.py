@@ -31,7 +31,7 @@ assert logging.getLogger().handlers == []
 
 
 def test_planning_says_nothing() -> None:
-    done = subprocess.run([sys.executable, "-W", "always", "-c", _SCRIPT], capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-W", "always", "-c", _SCRIPT], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     lines = [line for line in done.stderr.splitlines() if "planner" in line or "Sharding spec" in line]
     assert lines == []
@@ -54,7 +54,8 @@ def test_what_is_left_out(logger: logging.Logger, message: str, caplog: pytest.L
         logger.warning("something else")
         other = threading.Thread(target=logger.warning, args=(message,))
         other.start()
-        other.join()
+        other.join(60)
+        assert not other.is_alive()
     logger.warning(message)
     assert caplog.messages == ["something else", message, message]
     assert logger.filters == []

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import pickle
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy
@@ -10,6 +14,7 @@ import pytest
 import sympy
 import torch
 from torch import nn
+from torch.fx.passes.split_module import split_module
 from torchrec import KeyedJaggedTensor
 from torchrec.distributed.planner import Topology
 
@@ -20,6 +25,7 @@ from recfx.pricing.hardware import ASCEND_910B, H100
 from tests.builders.batches import batch
 from tests.builders.collections import collection
 from tests.builders.optimizers import attach
+from tests.models import ZOO
 
 RAW = recfx.HashConfig(dense_rows=0)
 
@@ -109,6 +115,77 @@ def test_a_graph_is_not_planned(topology: Topology) -> None:
         assert caught.value.reason == "already_sharded"
         assert recfx.cost(graph, npu_topology(1)).at(8).seconds > 0
     assert len(recfx.cost(model, topology).at(8).ranks) == topology.world_size
+
+
+def test_a_pickled_whole_graph_costs_what_it_did() -> None:
+    case = next(case for case in ZOO if case.name == "sparse_nn")
+    whole = recfx.convert(case.model(), case.sample(), whole_graph=True)
+    again = pickle.loads(pickle.dumps(whole))
+    assert recfx.cost(again, H100).nodes == recfx.cost(whole, H100).nodes
+    assert recfx.cost(again.eval(), H100).nodes == recfx.cost(whole.eval(), H100).nodes
+
+
+@pytest.mark.parametrize("size", [1, 4])
+def test_the_parts_of_a_graph_cost_what_it_costs(size: int) -> None:
+    graph = recfx.trace(hashed(), batch(4))
+    place = {node: number // size for number, node in enumerate(graph.graph.nodes)}
+    parts = split_module(graph, nn.Module(), place.__getitem__)
+    found = []
+    for part in parts.children():
+        with contextlib.suppress(recfx.ConversionError):  # `no_collection`: a part with nothing but dense nodes
+            found += recfx.cost(part, H100).nodes
+    whole = recfx.cost(graph, H100).nodes
+    unnamed = [[replace(node, name="") for node in nodes if node.kind != "dense"] for nodes in (found, whole)]
+    assert unnamed[0] == unnamed[1]
+
+
+def test_collections_that_are_called_twice_are_kept_once() -> None:
+    class Twice(Model):
+        def forward(self, features: KeyedJaggedTensor) -> torch.Tensor:
+            return super().forward(features) + super().forward(features)
+
+    model = recfx.convert(Twice(), hashing=RAW)
+    found, once = recfx.cost(recfx.trace(model, batch(4))), recfx.cost(hashed("sgd"))
+    assert found.resident == once.resident
+    assert sympy.expand(found.read_bytes) != sympy.expand(once.read_bytes)
+    assert len({node.name for node in found.nodes if node.kind == "select_features"}) == 2
+
+
+def test_tables_that_share_a_weight_keep_it_once() -> None:
+    model = nn.ModuleDict({"one": collection(), "other": collection()})
+    alone = recfx.cost(recfx.convert(model, hashing=None)).resident.weights
+    tables = [each.embedding_bags["t1"] for each in model.values()]
+    tables[0].weight = tables[1].weight
+    assert recfx.cost(recfx.convert(model, hashing=None)).resident.weights == alone - tables[0].weight.nbytes
+
+
+def changed(model: nn.Module) -> nn.Module:
+    attach(model.ebc, "adagrad")
+    return model
+
+
+@pytest.mark.parametrize("change", [changed, nn.Module.half, nn.Module.double], ids=["optimizer", "half", "double"])
+@pytest.mark.parametrize("hashing", [None, RAW], ids=["static", "raw"])
+def test_what_has_changed_since_the_conversion_is_known_before_a_forward(
+    change: Callable[[nn.Module], nn.Module], hashing: Any
+) -> None:
+    model = change(recfx.convert(Model(), hashing=hashing))
+    found = recfx.cost(model, H100)
+    model.ebc(batch(4))
+    assert found.nodes == recfx.cost(model, H100).nodes
+    weight, cost = model.ebc.weight("t2"), found.node("dense")
+    assert found.resident.weights == cost.resident.weights + sum(each.nbytes for each in model.ebc.parameters())
+    (node,) = [node for node in found.nodes if node.kind.endswith("lookup") and "t2" in node.tables]
+    per_id = node.forward.read_bytes.coeff(BATCH).expand().coeff(mean_length("f2"))
+    index = 64 if node.kind == "hash_lookup" else 0
+    assert per_id == 8 + index + weight.shape[1] * weight.element_size()
+    assert (found.resident.optimizer > 0) == (change is changed)
+
+
+def test_a_whole_graph_knows_the_dtype_of_its_tables() -> None:
+    whole = recfx.convert(Model(), batch(4), hashing=RAW, whole_graph=True)
+    before, after = recfx.cost(whole).resident, recfx.cost(whole.half()).resident
+    assert (after.weights, after.index) == (before.weights / 2, before.index)
 
 
 def test_lengths_by_feature_and_for_all() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields
+from typing import Any
 
 import pytest
 import sympy
@@ -82,6 +83,21 @@ def test_the_gradient_of_a_bag_is_read_from_memory_once() -> None:
 
 def _number(expression: sympy.Expr) -> float:
     return float(expression.subs(dict.fromkeys(expression.free_symbols, 2)).doit())
+
+
+@pytest.mark.parametrize(
+    ("settings", "in_training"), [({}, 1), ({"on_full": "evict"}, 2), ({"admit_after": 2}, 2)], ids=str
+)
+@pytest.mark.parametrize("trains", [True, False])
+def test_tables_that_evict_or_admit_count_ids_in_training(
+    settings: dict[str, Any], in_training: int, trains: bool
+) -> None:
+    model = collection()
+    attach(model, "sgd")
+    converted = recfx.convert(model, hashing=recfx.HashConfig(dense_rows=0, **settings), backend="reference")
+    nodes = {node.kind: node.forward for node in recfx.cost(converted.train(trains)).nodes}
+    ids = nodes["lookup"].random_accesses  # one for each id
+    assert sympy.simplify(nodes["hash_ids"].index_accesses - (in_training if trains else 1) * ids) == 0
 
 
 @pytest.mark.parametrize("config", [RAW, recfx.HashConfig(dense_rows=0, on_full="evict")], ids=["error", "evict"])

@@ -19,7 +19,7 @@ from torchrec.distributed.types import ShardingEnv, ShardingPlan
 import recfx
 from recfx.planner.sharder import HashEmbeddingBagCollectionSharder
 from recfx.planner.topology import npu_topology
-from recfx.pricing.hardware import CPU_HOST, H100
+from recfx.pricing.hardware import ASCEND_910B, CPU_HOST, H100
 from tests.builders.optimizers import attach
 from tests.sharding.models import Model
 from tests.sharding.ranks import ranks
@@ -104,9 +104,46 @@ def test_a_topology_plans_the_model() -> None:
     assert at.seconds >= max(rank.seconds for rank in at.ranks) * 0.5
 
 
+def test_the_nodes_of_a_plan_are_those_of_its_device() -> None:
+    """Ids of hashed tables are exchanged and hashed on the hosts of NPUs; GPUs exchange them themselves."""
+    model = recfx.convert(
+        nn.ModuleDict({"ebc": many_tables(2)["ebc"]}), hashing=recfx.HashConfig(dense_rows=0, buckets=4)
+    )
+    plan = plan_of(model, "ebc", 2, {f"t{n}": row_wise() for n in range(2)})
+    found = {}
+    for topology in (CPU_HOST, H100, ASCEND_910B):
+        cost = recfx.cost(model, topology, plan=plan, world_size=2)
+        nodes = [node for node in cost.nodes if node.kind != "dense"]
+        device = {node.kind: node.device for node in nodes}
+        assert device["select_features"] == device["keyed_tensor"] == cost.device == topology.device
+        found[cost.device] = (
+            [node.kind for node in nodes][: 7 if cost.device == "cpu" else 9],
+            [node.kind for node in nodes if node.on_host],
+            [node.kernel for node in nodes if node.kernel],
+        )
+    sent = ["bucketize", "input_dist_start", "input_dist_wait"]
+    assert found == {
+        "cpu": (["select_features", *sent, "hash_lookup", "output_dist_start", "output_dist_wait"], [], ["cpu"]),
+        "cuda": (
+            ["select_features", *sent, "to_host", "hash_ids", "to_device", "lookup", "output_dist_start"],
+            ["hash_ids"],
+            ["triton"],
+        ),
+        "npu": (
+            ["select_features", "to_host", *sent, "hash_ids", "to_device", "lookup", "output_dist_start"],
+            [*sent, "hash_ids"],
+            ["npu"],
+        ),
+    }
+
+
 def test_other_numbers_of_ranks() -> None:
     cost = recfx.cost(Model(), npu_topology(8))
     assert cost.at(W=16).world_size == 16
+    few, many = cost.at(64, W=16, L=1), cost.at(64, W=16, L=4)
+    assert few.batch == many.batch == 64
+    assert (set(few.lengths.values()), set(many.lengths.values())) == ({1}, {4})
+    assert many.totals.wire_bytes > few.totals.wire_bytes
     assert cost.at(W=8).world_size == 8
     sweep = cost.sweep([1, 2, 16], B=256)
     assert [row.world_size for row in sweep] == [1, 2, 16]

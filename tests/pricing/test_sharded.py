@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import fields, replace
+from dataclasses import fields
 from fractions import Fraction
 from typing import Any
 
@@ -17,10 +17,10 @@ from torchrec.distributed.planner import Topology
 from torchrec.distributed.types import ShardingEnv, ShardingPlan
 
 import recfx
+from recfx.pricing.graph_prices import price_graph
 from recfx.pricing.hardware import CPU_HOST, H100
+from recfx.pricing.planned_graph import planned_graph
 from recfx.pricing.planned_model import planned_as_sharded
-from recfx.pricing.planned_nodes import PlannedGraphs
-from recfx.pricing.symbols import SYMBOLS
 from recfx.pricing.work import Work
 from recfx.sharding.collection import ShardedHashEmbeddingBagCollection
 from tests.sharding.cases import OPTIMIZERS, Case, Model, batches, build, plan_of, shard, with_optimizer
@@ -203,19 +203,18 @@ def test_mixed_plans(number: int) -> None:
 
 
 def nodes_and_plan(rank: int, world_size: int, case: Case) -> tuple[list[Any], list[Any], list[Any]]:
-    """The nodes of this rank's graph, those that were planned without a graph, and totals of both."""
+    """The nodes of this rank's graph, those of the graph that is planned for it, and totals of both."""
     standard, _ = build(case)
     sharded = shard(case, standard, world_size)
     planned = planned_as_sharded(sharded)
-    nodes = PlannedGraphs(planned, SYMBOLS, trains=True).nodes(rank)
-    graph = [replace(node, device="", kernel="") for node in recfx.cost(sharded, H100).nodes]
+    nodes = price_graph(planned_graph(planned, rank, "cpu").graph, trains=True)
     at = recfx.cost(sharded, H100).at(5, L=3)
     own = at.ranks[rank]
     totals = [
         (getattr(at.totals, name), getattr(own, name))
         for name in ("read_bytes", "written_bytes", "flops", "wire_bytes", "resident_bytes")
     ]
-    return graph, [node.cost(planned.name, "", 1) for node in nodes], totals
+    return list(recfx.cost(sharded, H100).nodes), nodes, totals
 
 
 def check_plan(case: Case, world_size: int) -> None:

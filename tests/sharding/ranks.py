@@ -22,6 +22,7 @@ from tests.support.forkserver import forkserver
 
 _LONGEST_CALL = 120.0  # seconds
 _AFTER_A_FAILURE = 5.0
+_AFTER_KILL = 60.0
 
 
 class RankFailed(AssertionError):
@@ -56,6 +57,14 @@ class Ranks:
         Raises:
             RankFailed: with the tracebacks of all ranks that raised.
         """
+        try:
+            return self._run(function, arguments)
+        except BaseException:  # ranks may wait for each other, or have an answer that nobody will ask for
+            _running.pop((self.world_size, self.backend), None)
+            self.stop()
+            raise
+
+    def _run(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> list[Any]:
         for pipe in self._pipes:
             pipe.send((function, arguments))
         answers: dict[int, Any] = {}
@@ -69,12 +78,14 @@ class Ranks:
                     failures.append(f"rank {rank} does not answer")
                     answers.update(dict.fromkeys(range(self.world_size)))
                     break
-                failed, answers[rank] = pipe.recv()
+                try:
+                    failed, answers[rank] = pipe.recv()
+                except EOFError:
+                    failed, answers[rank] = True, "it has ended"
                 if failed:
                     failures.append(f"rank {rank}:\n{answers[rank]}")
                     deadline = min(deadline, time.monotonic() + _AFTER_A_FAILURE)
         if failures:
-            stop(self.world_size, self.backend)  # ranks may wait for each other
             raise RankFailed("\n".join(failures))
         return [answers[rank] for rank in range(self.world_size)]
 
@@ -86,9 +97,13 @@ class Ranks:
     def stop(self) -> None:
         """End the processes."""
         for process in self._processes:
-            process.kill()
-            process.join()
+            if process.is_alive():  # otherwise, its number may be that of another process by now
+                process.kill()
+        for process in self._processes:
+            process.join(_AFTER_KILL)
         self._directory.cleanup()
+        if any(process.is_alive() for process in self._processes):
+            raise RuntimeError(f"ranks are still there {_AFTER_KILL:.0f} seconds after they were killed")
 
 
 _running: dict[tuple[int, str], Ranks] = {}

@@ -16,8 +16,9 @@ from torchrec.streamable import Multistreamable
 
 import recfx
 from recfx.errors import OutOfStepError
-from recfx.ir.verifier import GraphVerificationError
-from recfx.passes.split_hash_ids import SplitHashIds
+from recfx.ir.operator_graph import OperatorGraph
+from recfx.passes import PassResult, Rewrite
+from recfx.sharding import pipeline_stages
 from recfx.sharding.context import BatchContext
 from recfx.sharding.out_of_step import has_failed
 from recfx.sharding.pipeline_stages import Prefetching
@@ -101,17 +102,19 @@ def test_steps_follow_the_graph_of_the_module() -> None:
 
 
 def test_a_form_of_the_graph_that_is_not_valid_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    def spoil(_: Any, graph_module: torch.fx.GraphModule) -> None:
-        node = next(node for node in graph_module.graph.nodes if node.op == "call_module")
-        with graph_module.graph.inserting_after(node):
-            graph_module.graph.node_copy(node, lambda source: source)
+    def spoil(graph: OperatorGraph) -> PassResult:
+        node = graph.operators[0]
+        with graph.graph.inserting_after(node):
+            graph.graph.node_copy(node, lambda source: source)
+        return PassResult(graph)
 
     with fake_group(0, 2):
-        graph_module = shard(CASE, build(CASE)[0], 2).graph_module
-        Prefetching(graph_module)
-        monkeypatch.setattr(SplitHashIds, "call", spoil)
-        with pytest.raises(GraphVerificationError, match=r"after pass split_hash_ids: .* nothing uses this"):
-            Prefetching(graph_module)
+        module: Any = shard(CASE, build(CASE)[0], 2)
+        Prefetching(module.graph_module, module._runtime)
+        monkeypatch.setattr(pipeline_stages, "SPLIT_HASH_IDS", Rewrite("split_hash_ids", spoil))
+        with pytest.raises(recfx.ConversionError, match=r"after pass split_hash_ids: .* nothing uses this") as caught:
+            Prefetching(module.graph_module, module._runtime)
+    assert caught.value.reason == "malformed_graph"
 
 
 class _Value(Multistreamable):

@@ -20,6 +20,7 @@ from torchrec.optim.optimizers import in_backward_optimizer_filter
 from torchrec.optim.warmup import WarmupOptimizer, WarmupPolicy, WarmupStage
 
 import recfx
+from recfx.optim.fused_optimizer import FusedOptimizer
 from recfx.sharding.gather import gather_tables
 from tests.checkpoint.crafted import data_of, reseal
 from tests.sharding.cases import Case, Model, batches, build, concatenate, plan_of, with_optimizer
@@ -104,8 +105,10 @@ def test_an_ordinary_optimizer_of_sharded_tables(tmp_path: Path) -> None:
     shutil.rmtree(tmp_path / "a")
     onward = dense(0, 0, case("tables", 0), str(tmp_path / "c"), str(tmp_path / "b"), 2)
     sharded = ranks(2).run(dense, case("tables", 2), str(tmp_path / "d"), str(tmp_path / "b"), 2)[0]
-    for name, value in sharded.items():
-        torch.testing.assert_close(value, onward[name], rtol=1e-4, atol=1e-6)
+    last = [dense(0, 0, case("tables", 0), str(tmp_path / "e"), str(tmp_path / each), 1) for each in "cd"]
+    for found, wanted in ((sharded, onward), last):
+        for name, value in found.items():
+            torch.testing.assert_close(value, wanted[name], rtol=1e-4, atol=1e-6)
 
 
 def test_an_ordinary_optimizer_of_named_parameters(tmp_path: Path) -> None:
@@ -118,6 +121,28 @@ def test_an_ordinary_optimizer_of_named_parameters(tmp_path: Path) -> None:
     for plan in ("mixed", "tables"):
         again = ranks(2).run(dense, case(plan), str(tmp_path / plan), str(tmp_path / "a"), 0, True)[0]
         assert_equal(again, first)
+
+
+def without_memory(rank: int, world_size: int, case: Case, folder: str) -> bool:
+    source, target = make(case, world_size), make(case, world_size)
+    recfx.save_checkpoint(source, folder)
+    with torch.no_grad():
+        for weight in target.parameters():
+            weight.add_(1)
+    before = [weight.clone() for weight in target.parameters()]
+
+    def fail(*_: Any) -> None:
+        raise MemoryError("no memory")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(FusedOptimizer, "prepare", fail)
+        with pytest.raises((MemoryError, recfx.CheckpointError)):
+            recfx.load_checkpoint(target, folder)
+    return all(torch.equal(*both) for both in zip(before, target.parameters(), strict=True))
+
+
+def test_memory_for_the_states_of_shards_is_found_before_anything_changes(tmp_path: Path) -> None:
+    assert ranks(2).run(without_memory, case_of("mixed", None, "adam"), str(tmp_path)) == [True, True]
 
 
 def refused(rank: int, world_size: int, case: Case, folder: str) -> str:

@@ -171,7 +171,8 @@ def _forward(model: Model, batch: KeyedJaggedTensor, ends: Callable[[], None]) -
 def _wait(model: Model, batch: KeyedJaggedTensor, ends: Callable[[], None]) -> None:
     pooled = model.sparse(batch)
     ends()
-    pooled.values()
+    pooled.values()  # an error, unless all that the other rank sent has arrived
+    model(batch)
 
 
 def _backward(model: Model, batch: KeyedJaggedTensor, ends: Callable[[], None]) -> None:

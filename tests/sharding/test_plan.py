@@ -110,19 +110,19 @@ REFUSED: dict[str, tuple[Change, str, str]] = {
     "key_value": (setting(compute_kernel="key_value"), "unsupported_compute_kernel", "'key_value'"),
     "ssd_virtual": (setting(compute_kernel="ssd_virtual_table"), "unsupported_compute_kernel", "ssd_virtual_table"),
     "quantized": (setting(compute_kernel="quant"), "unsupported_compute_kernel", "'quant'"),
-    "stochastic_rounding": (setting(stochastic_rounding=True), "unsupported_plan_option", "stochastic_rounding"),
-    "output_dtype": (setting(output_dtype=DataType.FP16), "unsupported_plan_option", "output_dtype"),
-    "key_value_params": (setting(key_value_params=object()), "unsupported_plan_option", "key_value_params"),
+    "stochastic_rounding": (setting(stochastic_rounding=True), "unsupported_plan_option", "sets stochastic_rounding="),
+    "output_dtype": (setting(output_dtype=DataType.FP16), "unsupported_plan_option", "sets output_dtype="),
+    "key_value_params": (setting(key_value_params=object()), "unsupported_plan_option", "sets key_value_params="),
     "bounds_check": (
         setting(bounds_check_mode=BoundsCheckMode.NONE),
         "unsupported_plan_option",
-        "bounds_check_mode",
+        "sets bounds_check_mode=",
     ),
     **{
         f"cache_{name}": (
             setting(cache_params=CacheParams(**{name: value})),
             "unsupported_plan_option",
-            f"cache_params.{name}=",
+            f"sets cache_params.{name}=",
         )
         for name, value in {
             "algorithm": CacheAlgorithm.LFU,

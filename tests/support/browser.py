@@ -207,4 +207,4 @@ def browser(program: str) -> Iterator[Browser]:
                 process.wait(5)
             except subprocess.TimeoutExpired:
                 process.kill()
-                process.wait()
+                process.wait(LONGEST)

@@ -33,7 +33,7 @@ def run_script(
     process.join(LONGEST)
     if process.is_alive():
         process.kill()
-        process.join()
+        process.join(60)
         raise subprocess.TimeoutExpired(str(script), LONGEST)
     texts = []
     for descriptor in printed:

@@ -8,7 +8,7 @@ from recfx.ir.node_kinds import Input, NodeKind, Stage, ValueType, size_of_ids
 from recfx.ir.operator_graph import OperatorGraph
 from recfx.nodes.base import NodeModule
 from recfx.nodes.lower_graph import Lowered
-from recfx.rewrites.base import Rewritten
+from recfx.passes.base import PassResult
 
 COUNT_IDS = NodeKind(
     "count_ids",
@@ -17,7 +17,6 @@ COUNT_IDS = NodeKind(
     outputs=(ValueType.IDS,),
     size=size_of_ids,
     stage=Stage.SELECT,
-    printed=("keys",),
     attributes={"keys": tuple},
 )
 
@@ -36,13 +35,13 @@ class CountIds(NodeModule):
         return features
 
 
-def insert_count_ids(graph: OperatorGraph) -> Rewritten:
+def insert_count_ids(graph: OperatorGraph) -> PassResult:
     """Insert ``count_ids`` after every ``select_features``."""
     for select in graph.of_kind("select_features"):
         collection = graph.collection(select)
         with graph.graph.inserting_after(select):
             graph.replace(select, graph.add("count_ids", (select,), collection.name, keys=tuple(collection.keys)))
-    return Rewritten(graph)
+    return PassResult(graph)
 
 
 def make(of: Lowered) -> CountIds:

@@ -15,7 +15,7 @@ MOST_ROWS = 1000
 
 def serves(lookup: LookupFacts, chip: str | None) -> Diagnostic | None:
     """None for SUM lookups without per-sample weights and without fused optimizers, in tables of a few rows."""
-    if lookup.pooling != "SUM" or lookup.is_weighted:
+    if lookup.combine != "SUM" or lookup.is_weighted:
         return Diagnostic("pooling", "", "the loop only adds.", by="loop")
     if lookup.optimizers:
         return Diagnostic("optimizer", "", "the loop has no fused optimizers.", by="loop")

@@ -64,6 +64,7 @@ CASES: dict[str, tuple[Callable[[Any, Tensor], Any], tuple[int, int] | None]] = 
     "* that overflows int64": (lambda self, ids: (ids % 3_000).long() * 10**16, None),
     "abs of the lowest": (lambda self, ids: ids.abs(), None),
     "a cast that wraps": (lambda self, ids: (ids % 2**31).long().mul(2).int(), (-(2**31), 2**31 - 1)),
+    "+ after a cast that wraps": (lambda self, ids: (ids % 2**31).long().mul(2).int() + 1, None),
     # Nothing is known.
     "the ids themselves": (lambda self, ids: ids, None),
     "fractions": (lambda self, ids: (ids % 10.5).long(), None),

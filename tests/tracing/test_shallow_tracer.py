@@ -211,7 +211,8 @@ def test_other_threads_may_do_meanwhile_what_a_graph_would_forget(
     def run(pool: Callable[[KeyedJaggedTensor], torch.Tensor], features: KeyedJaggedTensor) -> torch.Tensor:
         other = threading.Thread(target=train_elsewhere)
         other.start()
-        other.join()
+        other.join(60)
+        assert not other.is_alive()
         return pool(features)
 
     train_elsewhere()

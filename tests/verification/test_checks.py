@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from recfx.modules.kinds import POOLED
 from recfx.record.verify_report import DIFFERENT, EQUAL, Check
 from recfx.verification.checks import Checker
 from recfx.verification.run import Run
@@ -18,10 +19,17 @@ TABLE = "ebc.embedding_bags.t.weight"
 VALUE = torch.arange(6.0).view(3, 2)
 
 
+class _Collection:
+    _kind = POOLED
+
+    def __init__(self, tables: list[Any]) -> None:
+        self.tables = tables
+
+
 def checker(masked: Iterable[str] = (), counts_calls: bool = False, way: str = "") -> Checker:
     """For one collection with the table ``t`` of the features ``f`` and ``g``."""
     table = SimpleNamespace(name="t", embedding_names=["f", "g"])
-    collection: Any = SimpleNamespace(tables=[table])
+    collection: Any = _Collection([table])
     return Checker({"ebc": collection}, frozenset(masked), 1e-3, 1e-3, counts_calls, lambda: way)
 
 

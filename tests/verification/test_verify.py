@@ -415,3 +415,11 @@ def test_an_index_that_finds_other_rows_than_it_lists_is_named() -> None:
     (check,) = [check for check in report.checks if check.what == "index"]
     assert (check.status, check.where) == ("different", "ebc.t")
     assert check.message.startswith("2 of 2 ids")
+
+
+@pytest.mark.parametrize("name", ["rtol", "atol"])
+@pytest.mark.parametrize("value", [-1e-9, float("inf"), float("nan")])
+def test_tolerances_that_compare_nothing_are_refused(name: str, value: float) -> None:
+    with pytest.raises(recfx.ConversionError, match=f"{name} is {value!r}") as caught:
+        recfx.verify(*pair(), (batch(),), **{name: value})  # type: ignore[arg-type]
+    assert caught.value.reason == "invalid_argument"

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import recfx
+from recfx.kernels import launch
 from tests.ascend.npu_runtime.recorder import Recorder
 from tests.ascend.npu_runtime.round_trips import COPY, Meeting, Moment
 from tests.ascend.npu_runtime.training import DEVICE
@@ -20,18 +21,20 @@ def _on_device(sample: recfx.Sample) -> tuple[torch.Tensor, ...]:
 
 
 @pytest.mark.parametrize(
-    ("is_weighted", "quantize"),
-    [(False, None), (False, "int8"), (True, "int4")],
-    ids=["plain", "int8", "weighted int4"],
+    ("is_weighted", "quantize", "portable"),
+    [(False, None, True), (False, "int8", True), (True, "int4", True), (True, "int4", False)],
+    ids=["plain", "int8", "weighted int4", "weighted int4 by the kernel"],
 )
 def test_the_file_answers_on_the_device_and_on_the_host(
-    is_weighted: bool, quantize: str | None, tmp_path: Path
+    is_weighted: bool, quantize: str | None, portable: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv(launch.SIMULATED, "1")  # of the kernel, where a file calls it
     host = trained(is_weighted)
     recfx.export(host, tmp_path / "host", call(6, is_weighted=is_weighted), quantize=quantize)
     model = trained(is_weighted).to(DEVICE)
     sample = recfx.Sample(*_on_device(call(6, is_weighted=is_weighted)))
-    recfx.export(model, tmp_path / "model", sample, quantize=quantize)
+    report = recfx.export(model, tmp_path / "model", sample, quantize=quantize, portable=portable)
+    assert f"kernel={'aten' if portable else 'triton'}" in report.graph
     assert {parameter.device.type for parameter in model.parameters()} == {"npu"}
     of_host, on_host, on_device = (
         recfx.load(tmp_path / "host"),

@@ -83,7 +83,7 @@ def test_each_mode_has_its_graph() -> None:
 features = input
 ebc_select_features = select_features(features)
 ebc_find_rows = find_rows(ebc_select_features) {hashed=[t0, t1, t2], operators=npu}
-ebc_lookup = lookup(ebc_find_rows) {tables=[t0, t1, t2], pooling=SUM, dtype=float32, optimizer=adagrad, kernel=npu}
+ebc_lookup = lookup(ebc_find_rows) {tables=[t0, t1, t2], combine=SUM, dtype=float32, optimizer=adagrad, kernel=npu}
 ebc_mean_divide = mean_divide(ebc_lookup, ebc_select_features) {divided=[t1]}
 ebc_keyed_tensor = keyed_tensor(ebc_mean_divide)
 return ebc_keyed_tensor"""
@@ -131,7 +131,7 @@ def test_the_report_says_where_rows_are_found(monkeypatch: pytest.MonkeyPatch) -
     assert "find_rows" in str(recfx.explain(model.eval()))
     monkeypatch.delenv(launch.SIMULATED)
     without = nn.Sequential(Pair(Place(DEVICE), HASHING["zeros"]).there)
-    assert "in eval mode as well, because no target finds rows on npu:0: " in reason(without)
+    assert "in eval mode as well, because no target finds rows on npu: " in reason(without)
     assert "triton-ascend" in reason(without)
     codes = {one.code for found in recfx.explain(without).collections for one in found.declined}
     assert "found_on_host" in codes

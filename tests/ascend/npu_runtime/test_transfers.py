@@ -49,7 +49,7 @@ ebc_select_features = select_features(features)
 ebc_to_host = to_host(ebc_select_features)
 ebc_hash_ids = hash_ids(ebc_to_host) {hashed=[t0, t1], operators=cpu}
 ebc_to_device = to_device(ebc_hash_ids)
-ebc_lookup = lookup(ebc_to_device) {tables=[t0, t1], pooling=SUM, dtype=float32, kernel=reference}
+ebc_lookup = lookup(ebc_to_device) {tables=[t0, t1], combine=SUM, dtype=float32, kernel=reference}
 ebc_keyed_tensor = keyed_tensor(ebc_lookup)
 return ebc_keyed_tensor"""
     )

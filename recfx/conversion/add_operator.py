@@ -1,0 +1,102 @@
+"""``recfx.add_operator``: declares an operator that passes of the user's put into graphs."""
+
+from __future__ import annotations
+
+import keyword
+import re
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from recfx.errors import ConversionError, type_of
+from recfx.ir import operators
+from recfx.ir.node_kinds import NODE_KINDS, NodeKind, ValueType
+from recfx.nodes.lower_graph import OWN_MAKERS, Lowered
+from recfx.pricing.formulas import FORMULAS, Formula
+
+_OURS = frozenset(NODE_KINDS)
+_PLAIN = (bool, int, float, str, torch.dtype, tuple)
+_ARGUMENTS = ("collection", "kind", "inputs", "node", "self")  # of ``OperatorGraph.add`` and ``change``
+_MEANT = {"tables": tuple, "hashed": tuple, "divided": tuple, "way": str, "hop": int, "kernel": str}
+_WITH_COLUMNS = {ValueType.POOLED, ValueType.ARRIVED_POOLED, ValueType.DIVIDED}
+
+
+def add_operator(kind: NodeKind, make: Callable[[Lowered], nn.Module], price: Formula | None = None) -> None:
+    """Declare an operator, so that ``graph.add(kind.name, inputs, collection, **attributes)`` makes nodes of it.
+
+    Declare it in the module that defines the pass, so that a process that loads a pickled model declares it, too. A
+    declaration of the same name replaces an earlier one, for graphs that are made afterwards.
+
+    Args:
+        kind: its declaration. What recfx's own passes, prices and drawings know of the operator is in it: the types of
+            its inputs and of its output, its stage of a step, its attributes; with ``like_input=True``, that its value
+            has the tables, the columns and the size of its first input.
+        make: makes the module that runs for a node, from ``of.attributes``. Its forward takes the values of the node's
+            inputs. It must hold no parameters or buffers; to be exported, it must compile with ``torch.jit.script``.
+        price: what a node does, for ``recfx.cost`` and drawings: from :class:`recfx.pricing.node_facts.NodeFacts` to
+            :class:`recfx.pricing.work.Phases`. Without it, a model with such nodes has no cost.
+
+    Raises:
+        ConversionError: ``invalid_argument``.
+    """
+    if not isinstance(kind, NodeKind):
+        raise _refused(f"kind is {type_of(kind)}", "pass a recfx.ir.NodeKind.")
+    if kind.name not in OWN_MAKERS and (why := _why_not_named(kind.name)):
+        raise _refused(f"the name {kind.name!r} {why}", "give the operator another name.")
+    for name, wanted in kind.attributes.items():
+        means_else = name in _ARGUMENTS or wanted is not _MEANT.get(name, wanted)
+        if not name.isidentifier() or means_else or wanted not in _PLAIN:
+            raise _refused(
+                f"{kind.name} has an attribute {name!r} of type {getattr(wanted, '__name__', wanted)!r}",
+                "attributes are bool, int, float, str, torch.dtype or tuple; tables, hashed and divided are tuples of "
+                f"tables, way a way back; and {', '.join(map(repr, _ARGUMENTS))} mean something else.",
+            )
+    if kind.cut_before:
+        raise _refused(
+            f"{kind.name} has cut_before=True", "leave it out: recfx's own operators say where graphs are cut."
+        )
+    if kind.like_input and (not kind.inputs or ValueType.BATCH in kind.inputs[0].types):
+        raise _refused(
+            f"{kind.name} has like_input=True, but no first input that has columns or ids of tables",
+            "let it take the value of select_features or of a later node.",
+        )
+    if not kind.outputs:
+        raise _refused(f"{kind.name} has no output", "declare outputs=(...,), or like_input=True.")
+    if not kind.like_input and _WITH_COLUMNS.intersection(kind.outputs):
+        raise _refused(
+            f"{kind.name} returns pooled rows, but no declaration says which columns of which tables they are",
+            "declare it with like_input=True, and let its value have the columns of its first input.",
+        )
+    _check_callable("make", make)
+    if price is not None:
+        _check_callable("price", price)
+    NODE_KINDS[kind.name], OWN_MAKERS[kind.name] = kind, make
+    FORMULAS.pop(kind.name, None)
+    if price is not None:
+        FORMULAS[kind.name] = price
+
+
+def _why_not_named(name: str) -> str:
+    """Why no operator can have this name; ``""`` if one can. Nodes call modules and functions of this name."""
+    if name in _OURS:
+        return "is an operator of recfx's"
+    if not name.isidentifier() or keyword.iskeyword(name):
+        return "is no identifier"
+    if re.search(r"_\d+$", name):
+        return "ends with a number, as the names of nodes do"
+    if hasattr(fx.GraphModule(nn.Module(), fx.Graph()), name) or (
+        hasattr(operators, name) and name not in operators.OPERATORS
+    ):
+        return "has another meaning in graphs"
+    return ""
+
+
+def _check_callable(name: str, given: Any) -> None:
+    if not callable(given):
+        raise _refused(f"{name} is {type_of(given)}", f"pass a function as {name}=.")
+
+
+def _refused(what: str, what_to_do: str) -> ConversionError:
+    return ConversionError(f"{what}.", reason="invalid_argument", what_to_do=what_to_do)

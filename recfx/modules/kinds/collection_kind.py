@@ -1,0 +1,114 @@
+"""``CollectionKind``: what differs between TorchRec's kinds of collections, so that nothing else asks for a class."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torchrec.distributed.types import ModuleSharder
+from torchrec.modules.embedding_configs import BaseEmbeddingConfig
+
+
+@dataclass(frozen=True, eq=False)
+class CollectionKind(ABC):
+    """One kind of collection. A new kind is a subclass in a file of its own, and one line in each list of kinds.
+
+    Args:
+        name: its name, in one word.
+        standard: TorchRec's class, whose instances and subclasses are converted.
+        interface: TorchRec's interface, which foreign classes implement as well.
+        sharded: TorchRec's class of the sharded collection, which is no home for a converted one.
+        config: TorchRec's class of the configs.
+        configs: the method that returns the configs.
+        tables: the attribute that holds one module per table, by name; parameters have this prefix.
+        holder: the class of these modules.
+        call_arguments: what the standard forward names when it calls the module of a table.
+        assembled_by: the kind of node that makes the collection's output.
+        sharder: TorchRec's sharder of the standard collection.
+    """
+
+    name: str
+    standard: type[nn.Module]
+    interface: type[Any]
+    sharded: type[nn.Module]
+    config: type[BaseEmbeddingConfig]
+    configs: str
+    tables: str
+    holder: type[nn.Module]
+    call_arguments: frozenset[str]
+    assembled_by: str
+    sharder: type[ModuleSharder[Any]]
+
+    # Names
+
+    @property
+    def configs_attribute(self) -> str:
+        """The attribute in which TorchRec's class keeps the configs."""
+        return f"_{self.configs}"
+
+    def table_path(self, collection: str, table: str) -> str:
+        """Fully qualified name of the module that holds a table's rows, of the collection of this name."""
+        return f"{collection}.{self.tables}.{table}" if collection else f"{self.tables}.{table}"
+
+    def weight_name(self, collection: str, table: str) -> str:
+        """Fully qualified name of a table's parameter, in the standard and the converted model alike."""
+        return f"{self.table_path(collection, table)}.weight"
+
+    # Instances, standard or converted
+
+    def configs_of(self, collection: nn.Module) -> list[Any]:
+        """The configs of a collection of this kind, in order: those that it was made from, which its forward reads.
+
+        A subclass of the user's may show others.
+        """
+        found: list[Any] = getattr(collection, self.configs_attribute)
+        return found
+
+    def tables_of(self, collection: nn.Module) -> nn.ModuleDict:
+        """The modules that hold the rows of a collection of this kind, by name of the table."""
+        found: nn.ModuleDict = getattr(collection, self.tables)
+        return found
+
+    # What each kind does in its own way
+
+    @abstractmethod
+    def is_weighted(self, collection: Any) -> bool:
+        """Whether a standard collection reads the weights of ids."""
+
+    @abstractmethod
+    def empty_like(self, converted: Any) -> Any:
+        """A standard collection with the configs and settings of a converted one, its tables on meta."""
+
+    @abstractmethod
+    def values_of(self, output: Any) -> Mapping[str, torch.Tensor]:
+        """The values of a collection's output, by key."""
+
+    @abstractmethod
+    def new_table(self, config: Any, rows: int, device: torch.device | str | None) -> nn.Module:
+        """The module that holds the rows of a new table, as TorchRec makes it."""
+
+    @abstractmethod
+    def table_around(self, rows: torch.Tensor, pooling: str) -> nn.Module:
+        """A module that holds ``[rows, dim]`` rows that exist; ``pooling`` as :meth:`pooling` returns it."""
+
+    @abstractmethod
+    def check_table(self, config: Any, table: nn.Module, is_weighted: bool, collection: str) -> Any:
+        """The module of a table, if a batched lookup of its weight does the same as calling it.
+
+        Args:
+            config: the config of the table.
+            table: the module that holds its rows.
+            is_weighted: whether the collection reads weights of ids.
+            collection: fully qualified name of the collection, for messages.
+
+        Raises:
+            ConversionError: what is lost without calling it.
+        """
+
+    @abstractmethod
+    def pooling(self, config: Any) -> str:
+        """How the rows of one sample become one: the name of one of TorchRec's ``PoolingType``."""

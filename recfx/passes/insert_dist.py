@@ -1,0 +1,96 @@
+"""insert_dist: adds the communication that the sharding plan requires, as explicit nodes.
+
+Between ``select_features`` and the lookups, ids are sent to the ranks whose shards they read (``bucketize`` if rows are
+cut, ``input_dist_start``, ``input_dist_wait``). The lookups become those of this rank's shards. After them, pooled rows
+are sent back to the ranks of the samples (``output_dist_start``, ``output_dist_wait``), once per way back. Lookups pool
+sums; ``mean_divide`` comes last and uses the lengths of this rank's own batch. What an ``output_dist`` must know about
+the ``input_dist`` travels on an edge, as the dist context.
+
+All ranks run the same collectives in the same order, even those that have no shard of some tables.
+"""
+
+from __future__ import annotations
+
+from torch import fx
+
+from recfx.ir.node_kinds import NOT_COMBINED
+from recfx.ir.operator_graph import OperatorGraph
+from recfx.ir.shards import CollectionSharding
+from recfx.ir.verifier import GraphVerificationError
+from recfx.ir.way_back import WayBack
+from recfx.passes.base import PassResult
+
+
+def insert_dist(graph: OperatorGraph) -> PassResult:
+    """Distribute every collection that is sharded."""
+    for output in graph.of_kind("keyed_tensor"):
+        sharding = graph.collection(output).sharding
+        if sharding is not None:
+            _Distribution(graph, output, sharding).insert()
+    return PassResult(graph)
+
+
+class _Distribution:
+    """Replaces the nodes that ``expand_collection`` has put after the ``select_features`` of one collection."""
+
+    def __init__(self, graph: OperatorGraph, output: fx.Node, sharding: CollectionSharding) -> None:
+        self.graph, self.output, self.sharding = graph, output, sharding
+        self.collection = graph.collection(output).name
+        lookups = [node for node in graph.of_kind("lookup") if graph.collection(node).name == self.collection]
+        self.ids = lookups[0].all_input_nodes[0]
+
+    def insert(self) -> None:
+        self.refuse_others()
+        with self.graph.graph.inserting_before(self.output):
+            ids, context = self.distribute_ids()
+            ways = self.sharding.ways_back
+            started = [self.look_up(way, ids, context) for way in ways]
+            pooled = [self.collect(way, node, context) for way, node in zip(ways, started, strict=True)]
+            keyed = self.add("keyed_tensor", *pooled)
+        self.graph.replace(self.output, keyed)
+        self.graph.remove_unused()  # the lookups of whole tables; and the ids of a rank without shards
+
+    def refuse_others(self) -> None:
+        """Refuse operators beside or after the lookups of whole tables, which are replaced: no operator may be lost."""
+        for node in self.output.all_input_nodes:
+            if self.graph.kind(node) != "lookup":
+                raise GraphVerificationError(
+                    f"after pass insert_dist: node {node.name}: the lookup before this {self.graph.kind(node)} becomes "
+                    "those of shards, so the pass that makes it must run after insert_dist"
+                )
+            if node.kwargs["combine"] == NOT_COMBINED:
+                raise GraphVerificationError(
+                    f"after pass insert_dist: node {node.name}: rows with combine={NOT_COMBINED} cannot be sent back"
+                )
+            if tuple(node.all_input_nodes) != (self.ids,):
+                raise GraphVerificationError(
+                    f"after pass insert_dist: node {node.name}: all ids are sent at once, so all lookups must read "
+                    f"{self.ids.name}"
+                )
+
+    def distribute_ids(self) -> tuple[fx.Node, fx.Node]:
+        """The ids of this rank's shards, and the dist context."""
+        are_cut = any(shard.piece >= 0 for table in self.sharding.tables for shard in table.filled)
+        started = self.add("input_dist_start", self.add("bucketize", self.ids) if are_cut else self.ids)
+        in_flight = self.graph.item(started, 0, "ids_in_flight")
+        context_in_flight = self.graph.item(started, 1, "dist_context_in_flight")
+        arrived = self.add("input_dist_wait", in_flight, context_in_flight)
+        return self.graph.item(arrived, 0, "ids"), self.graph.item(arrived, 1, "dist_context")
+
+    def look_up(self, way: WayBack, ids: fx.Node, context: fx.Node) -> fx.Node:
+        """Add the lookups of this rank's shards with this way back, and the node that sends their rows off."""
+        mine = [shard for shard in self.sharding.travelling(way) if shard.rank == self.sharding.rank]
+        lookups = [self.add("lookup", ids, tables=(shard.name,), combine="SUM") for shard in mine]
+        return self.add("output_dist_start", *lookups, context, way=way.name)
+
+    def collect(self, way: WayBack, started: fx.Node, context: fx.Node) -> fx.Node:
+        """Add the nodes that receive the pooled rows of this rank's samples."""
+        for hop in range(1, way.hop_count):
+            arrived = self.add("output_dist_wait", started)
+            started = self.add("output_dist_start", arrived, context, way=way.name, hop=hop)
+        arrived = self.add("output_dist_wait", started)
+        divided = tuple(table.name for table in self.sharding.tables_of(way) if table.pooling == "MEAN")
+        return self.add("mean_divide", arrived, self.ids, divided=divided) if divided else arrived
+
+    def add(self, kind: str, *inputs: fx.Node, **attributes: object) -> fx.Node:
+        return self.graph.add(kind, inputs, self.collection, **attributes)

@@ -1,0 +1,516 @@
+"""Passes and operators of the user's: a model runs, trains, is sharded, copied, explained and exported with them."""
+
+from __future__ import annotations
+
+import copy
+import io
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torchrec import EmbeddingBagCollection, KeyedJaggedTensor
+from torchrec.distributed.sharding_plan import (
+    column_wise,
+    construct_module_sharding_plan,
+    data_parallel,
+    row_wise,
+    table_wise,
+)
+from torchrec.distributed.types import ShardingPlan
+from torchrec.optim import apply_optimizer_in_backward
+
+import recfx
+from recfx.ir import Input, NodeKind, Stage, ValueType
+from recfx.ir.operator_graph import OperatorGraph
+from recfx.ir.operator_text import format_operators, parse_operators
+from recfx.nodes import Lookup
+from recfx.passes import PassResult, Rewrite, run_passes
+from recfx.pricing.hardware import ASCEND_910B, CPU_HOST, H100, Hardware
+from recfx.pricing.node_facts import NodeFacts
+from recfx.pricing.work import Phases
+from tests.drawing.page_data import data_of
+from tests.sharding.ranks import ranks
+from tests.support.own_operators import forgotten_afterwards
+from tests.toys.count_ids import CountIds, insert_count_ids
+from tests.toys.own_operators import SCALE, Model, Scale, ScaleAll, declare, price_of_scale, with_counts
+
+BATCH = KeyedJaggedTensor(["f", "g"], torch.tensor([3, 0, 3, 9, 1]), lengths=torch.tensor([2, 0, 1, 1, 0, 1]))
+RAW = recfx.HashConfig(dense_rows=0)
+COUNTS = Rewrite("insert_count_ids", insert_count_ids)
+
+
+@pytest.fixture(autouse=True)
+def declared() -> Iterator[None]:
+    with forgotten_afterwards():
+        declare()
+        yield
+
+
+@pytest.mark.parametrize("hashing", [None, recfx.HashConfig(), RAW])
+@pytest.mark.parametrize("whole_graph", [False, True])
+def test_a_model_runs_and_trains(hashing: recfx.HashConfig | None, whole_graph: bool) -> None:
+    original = Model()
+    model = recfx.convert(original, (BATCH,), hashing=hashing, whole_graph=whole_graph, passes=with_counts())
+    (counting,) = (module for module in model.modules() if isinstance(module, CountIds))
+    before = dict(counting.counts)
+    output = model(BATCH)
+    assert {key: counting.counts[key] - before[key] for key in before} == {"f": 3, "g": 2}
+    if hashing != RAW:  # its rows are new: convert has compared it on mapped ids
+        torch.testing.assert_close(output, original(BATCH), rtol=1e-5, atol=1e-6)
+    weights = [parameter.detach().clone() for parameter in model.parameters()]
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    output.sum().backward()
+    optimizer.step()
+    assert all(not torch.equal(new, old) for new, old in zip(model.parameters(), weights, strict=True))
+    printed = recfx.trace(model, (BATCH,))
+    assert "ebc_count_ids" in [node.name for node in printed.graph.nodes]
+
+
+@pytest.mark.parametrize("hashing", [None, recfx.HashConfig(), RAW])
+def test_outputs_and_gradients_go_through_an_operator(hashing: recfx.HashConfig | None) -> None:
+    plain = recfx.convert(Model(), hashing=hashing)
+    scaled = recfx.convert(Model(), hashing=hashing, passes=[*recfx.passes(), ScaleAll(3.0)])
+    one, other = (each.ebc(BATCH).values() for each in (plain, scaled))
+    torch.testing.assert_close(other, 3 * one, rtol=0, atol=0)
+    one.sum().backward()
+    other.sum().backward()
+    for name in ("a", "b"):
+        torch.testing.assert_close(scaled.ebc.weight(name).grad, 3 * plain.ebc.weight(name).grad, rtol=1e-6, atol=0)
+    assert "ebc_scale = scale(" in scaled.ebc.pass_records[-1].text
+    text = recfx.ir.format_graph(scaled.ebc.graph_module)
+    assert "{by=3.0}" in text  # also of the lowered graph
+
+
+def test_the_graph_shows_it_and_its_text_is_read_back() -> None:
+    converted = recfx.convert(Model(), hashing=RAW, passes=[*with_counts(), ScaleAll(0.5)]).ebc
+    text = {record.name: record.text for record in converted.pass_records}
+    assert "ebc_count_ids = count_ids(ebc_select_features) {keys=[f, g]}" in text["insert_count_ids"]
+    assert "count_ids" not in text["expand_collection"]
+    assert "count_ids" in text["lower"]
+    graph = run_passes(converted.unexpanded_graph(), converted.passes).graph
+    assert parse_operators(format_operators(graph), graph.context) == graph
+
+
+VALUES = NodeKind(
+    "with_values",
+    "a node with attributes of every type",
+    inputs=(Input((ValueType.POOLED,)),),
+    stage=Stage.LOOKUP,
+    like_input=True,
+    attributes={"flag": bool, "number": int, "size": float, "word": str, "dtype_of": torch.dtype, "many": tuple},
+)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"flag": True, "number": -3, "size": 1e-30, "word": "plain", "dtype_of": torch.bfloat16, "many": (1, 2.5, "a")},
+        {"size": float("inf"), "word": "inf", "many": (True, False, "True", "torch.float32", torch.float32, -2)},
+        {"size": -float("inf"), "word": "a, b=[c]\n'\"", "many": ("",), "number": 2**70},
+        {"many": ((1).__class__.__name__, 0, 0.0, False), "word": "-1"},
+    ],
+)
+def test_attributes_of_every_type_are_read_back(values: dict[str, Any]) -> None:
+    recfx.add_operator(VALUES, lambda of: nn.Identity())
+
+    def insert(graph: OperatorGraph) -> PassResult:
+        (lookup, *_) = graph.of_kind("lookup")
+        with graph.graph.inserting_after(lookup):
+            graph.replace(lookup, graph.add("with_values", (lookup,), graph.collection(lookup).name, **values))
+        return PassResult(graph)
+
+    graph = recfx.convert(Model()).ebc.unexpanded_graph()
+    graph = run_passes(graph, [*recfx.passes(), Rewrite("insert", insert)]).graph
+    (node,) = graph.of_kind("with_values")
+    assert {name: node.kwargs[name] for name in values} == values
+    again = parse_operators(format_operators(graph), graph.context)
+    assert again == graph
+    (same,) = again.of_kind("with_values")
+    assert [type(each) for each in same.kwargs["many"]] == [type(each) for each in values["many"]]  # type: ignore[union-attr]
+
+
+def changed(model: nn.Module) -> nn.Module:
+    apply_optimizer_in_backward(torch.optim.SGD, model.ebc.parameters(), {"lr": 0.1})
+    model(BATCH)  # takes the optimizer over, and makes the graph again
+    return model
+
+
+def pickled(model: nn.Module) -> nn.Module:
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    loaded: nn.Module = torch.load(file, weights_only=False)
+    return loaded
+
+
+HAND_ON = NodeKind(
+    "hand_on",
+    "rows, as they are",
+    inputs=(Input((ValueType.ROWS, ValueType.DEVICE_ROWS)),),
+    stage=Stage.HASH,
+    like_input=True,
+)
+
+
+def hand_on(graph: OperatorGraph) -> PassResult:
+    for lookup in graph.of_kind("lookup"):
+        rows = lookup.all_input_nodes[0]
+        with graph.graph.inserting_before(lookup):
+            lookup.replace_input_with(rows, graph.add("hand_on", (rows,), graph.collection(lookup).name))
+    return PassResult(graph)
+
+
+@pytest.mark.parametrize("hashing", [RAW, recfx.HashConfig(dense_rows=0, on_full="evict")])
+def test_an_operator_between_hashing_and_lookups(hashing: recfx.HashConfig, tmp_path: Path) -> None:
+    recfx.add_operator(HAND_ON, lambda of: nn.Identity())
+    *rest, fuse, transfers, lower = recfx.passes()
+    original = Model()
+    apply_optimizer_in_backward(torch.optim.SGD, original.ebc.parameters(), {"lr": 0.1})
+    model = recfx.convert(
+        original, hashing=hashing, passes=[*rest, Rewrite("hand_on", hand_on), fuse, transfers, lower]
+    )
+    declined = {each.code for record in model.ebc.pass_records for each in record.declined}
+    assert "operator_in_between" in declined
+    other = Model()
+    apply_optimizer_in_backward(torch.optim.SGD, other.ebc.parameters(), {"lr": 0.1})
+    plain = recfx.convert(other, hashing=hashing)
+    for _ in range(3):
+        one, two = model(BATCH), plain(BATCH)
+        torch.testing.assert_close(one, two, rtol=1e-5, atol=1e-6)
+        one.sum().backward()
+        two.sum().backward()
+    torch.testing.assert_close(model.eval()(BATCH), plain.eval()(BATCH), rtol=1e-5, atol=1e-6)
+    with pytest.raises(recfx.ExportError, match="operator 'hand_on' takes a KJT of rows") as caught:
+        recfx.export(model, tmp_path / "model.pt", (BATCH,))
+    assert (caught.value.reason, caught.value.module_path) == ("operator_not_exported", "ebc")
+    assert not list(tmp_path.iterdir())
+
+
+def hand_on_to_first(graph: OperatorGraph) -> PassResult:
+    lookup = graph.of_kind("lookup")[0]
+    rows = lookup.all_input_nodes[0]
+    with graph.graph.inserting_before(lookup):
+        lookup.replace_input_with(rows, graph.add("hand_on", (rows,), graph.collection(lookup).name))
+    return PassResult(graph)
+
+
+@pytest.mark.parametrize("hashing", [RAW, recfx.HashConfig(dense_rows=0, on_full="evict")])
+def test_an_operator_that_reads_rows_beside_a_lookup(hashing: recfx.HashConfig) -> None:
+    recfx.add_operator(HAND_ON, lambda of: nn.Identity())
+    passes = list(recfx.passes())
+    place = next(number for number, each in enumerate(passes) if each.name == "batch_lookups")
+    passes.insert(place, Rewrite("hand_on", hand_on_to_first))
+    both = []
+    for chosen in (passes, None):
+        original = Model()
+        apply_optimizer_in_backward(torch.optim.SGD, original.ebc.parameters(), {"lr": 0.1})
+        both.append(recfx.convert(original, hashing=hashing, passes=chosen))
+    declined = [each for record in both[0].ebc.pass_records for each in record.declined]
+    (found,) = [each for each in declined if each.code == "operator_in_between" and each.by == "fuse_hash_lookup"]
+    assert "hand_on reads the rows" in found.message
+    for _ in range(3):
+        one, two = [model(BATCH) for model in both]
+        torch.testing.assert_close(one, two, rtol=1e-5, atol=1e-6)
+        one.sum().backward()
+        two.sum().backward()
+
+
+@pytest.mark.parametrize("place", [None, -1])
+def test_a_kernel_that_a_pass_decides_on_is_the_one_that_runs(place: int | None) -> None:
+    def decide(graph: OperatorGraph) -> PassResult:
+        for lookup in graph.of_kind("lookup"):
+            graph.change(lookup, kernel="reference")
+        return PassResult(graph)
+
+    passes = list(recfx.passes())
+    passes.insert(len(passes) if place is None else place, Rewrite("decide", decide))
+    model = recfx.convert(Model(), passes=passes)
+    kernels = [module.kernel for module in model.modules() if isinstance(module, Lookup)]
+    assert set(kernels) == {"reference"}
+    torch.testing.assert_close(model(BATCH), recfx.convert(Model())(BATCH), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("portable", [True, False])
+def test_a_kernel_that_a_pass_decides_on_is_not_one_of_files(portable: bool, tmp_path: Path) -> None:
+    def decide(graph: OperatorGraph) -> PassResult:
+        for lookup in graph.of_kind("lookup", "hash_lookup"):
+            graph.change(lookup, kernel="reference")
+        return PassResult(graph)
+
+    model = recfx.convert(Model(), passes=[*recfx.passes(), Rewrite("decide", decide)]).eval()
+    report = recfx.export(model, tmp_path / "model.pt", (BATCH,), portable=portable)
+    assert "kernel_of_models" in {note.code for note in report.notes}
+    torch.testing.assert_close(recfx.load(tmp_path / "model.pt")(BATCH), model(BATCH), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(("kernel", "reason"), [("triton", "backend_unusable"), ("none", "unknown_backend")])
+def test_a_kernel_that_cannot_run(kernel: str, reason: str) -> None:
+    def decide(graph: OperatorGraph) -> PassResult:
+        graph.change(graph.of_kind("lookup")[0], kernel=kernel)
+        return PassResult(graph)
+
+    with pytest.raises(recfx.ConversionError) as caught:
+        recfx.convert(Model().double(), passes=[*recfx.passes(), Rewrite("decide", decide)])
+    assert (caught.value.reason, caught.value.module_path) == (reason, "ebc")
+
+
+@pytest.mark.parametrize(
+    "again", [changed, copy.deepcopy, pickled, lambda model: model.double().float(), lambda model: model.eval()]
+)
+def test_graphs_that_are_made_again_have_it(again: Callable[[nn.Module], nn.Module]) -> None:
+    model = again(recfx.convert(Model(), passes=[*recfx.passes(), ScaleAll(2.0)]))
+    expected = 2 * recfx.convert(Model()).eval().ebc(BATCH).values()
+    torch.testing.assert_close(model.ebc(BATCH).values(), expected, rtol=1e-6, atol=0)
+    assert "ebc_scale" in [node.name for node in model.ebc.graph_module.graph.nodes]
+
+
+def test_prices_know_the_tables_of_its_value() -> None:
+    found: list[NodeFacts] = []
+
+    def price(facts: NodeFacts) -> Phases:
+        found.append(facts)
+        return price_of_scale(facts)
+
+    with forgotten_afterwards():
+        recfx.add_operator(SCALE, lambda of: Scale(of.attributes["by"]), price)
+        model = recfx.convert(Model(), passes=[*recfx.passes(), ScaleAll(2.0)])
+        recfx.cost(model)
+        of_model = {table.spec.name for facts in found for table in facts.tables}
+        found.clear()
+        recfx.cost(model, plan=plan_of(0, 1), world_size=1)
+    assert of_model == {table.spec.table_name for facts in found for table in facts.tables} == {"a", "b"}
+
+
+def test_costs_drawings_and_reports_have_it(tmp_path: Path) -> None:
+    model = recfx.convert(Model(), passes=[*recfx.passes(), ScaleAll(2.0)])
+    read = [str(node.forward.read_bytes) for node in recfx.cost(model).nodes if node.kind == "scale"]
+    assert read == ["16*B", "12*B"]
+    recfx.draw(model, tmp_path / "model.dot")
+    assert "scale" in (tmp_path / "model.dot").read_text()
+    recfx.draw(model, tmp_path / "model.html")
+    assert "scale_all" in str(data_of(tmp_path / "model.html"))
+    assert re.search(r"ebc_scale\s.*\| scale_all", str(recfx.explain(model)))
+
+
+@pytest.mark.parametrize(("format", "portable"), [("torchscript", True), ("torchscript", False), ("pt2", True)])
+@pytest.mark.parametrize("hashing", [recfx.HashConfig(), RAW])
+def test_files_have_it(hashing: recfx.HashConfig, format: str, portable: bool, tmp_path: Path) -> None:
+    model = recfx.convert(Model(), hashing=hashing, passes=[*recfx.passes(), ScaleAll(2.0)])
+    model(BATCH)  # gives rows to ids
+    recfx.export(model.eval(), tmp_path / "model", (BATCH,), format=format, portable=portable)
+    plain = recfx.convert(Model(), hashing=hashing)
+    plain(BATCH)
+    loaded = recfx.load(tmp_path / "model")
+    torch.testing.assert_close(loaded(BATCH), model(BATCH), rtol=1e-5, atol=1e-6)
+    assert not torch.allclose(loaded(BATCH), plain.eval()(BATCH))
+
+
+PLANS = (
+    {"a": row_wise(), "b": table_wise(rank=0)},
+    {"a": column_wise(ranks=[1, 0]), "b": data_parallel()},
+)
+
+
+def plan_of(number: int, world_size: int) -> ShardingPlan:
+    sizes = {"local_size": world_size, "world_size": world_size, "device_type": "cpu"}
+    return ShardingPlan({"ebc": construct_module_sharding_plan(Model().ebc, PLANS[number], **sizes)})
+
+
+@pytest.mark.parametrize("hardware", [CPU_HOST, ASCEND_910B], ids=lambda each: each.device)
+@pytest.mark.parametrize("number", range(len(PLANS)))
+def test_costs_and_pictures_of_plans_have_it(number: int, hardware: Hardware, tmp_path: Path) -> None:
+    model = recfx.convert(Model(), hashing=RAW, passes=[*recfx.passes(), ScaleAll(2.0)])
+    cost = recfx.cost(model, hardware, plan=plan_of(number, 2), world_size=2)
+    assert {node.name for node in cost.nodes if node.kind == "scale"} == {"ebc_scale", "ebc_scale_1"}
+    for batches in (64, [64, 0]):
+        at = cost.at(batches, L=3)
+        for name in ("read_bytes", "written_bytes", "flops", "wire_bytes", "resident"):
+            assert getattr(at.ranks[0], name) == getattr(at.totals, name), name
+    recfx.draw(model, tmp_path / "model.dot", hardware, plan=plan_of(number, 2), world_size=2)
+    assert "scale" in (tmp_path / "model.dot").read_text()
+
+
+@pytest.mark.parametrize("batches", [64, [7, 0]], ids=["even", "uneven"])
+@pytest.mark.parametrize("device", ["cpu", "cuda", "npu"])
+@pytest.mark.parametrize("number", range(len(PLANS)))
+def test_prices_of_ranks_that_are_read_from_graphs_are_those_that_are_listed(
+    number: int, device: str, batches: Any
+) -> None:
+    hardware = {"cpu": CPU_HOST, "cuda": H100, "npu": ASCEND_910B}[device]
+    found = []
+    for passes in (None, recfx.passes()):
+        model = recfx.convert(Model(), hashing=RAW, passes=passes)
+        found.append(recfx.cost(model, hardware, plan=plan_of(number, 2), world_size=2).at(batches, L=3))
+    listed, read = found
+    assert read.seconds == pytest.approx(listed.seconds)
+    for ours, theirs in zip(read.ranks, listed.ranks, strict=True):
+        assert ours.resident == theirs.resident
+        assert replace(ours, resident=theirs.resident, seconds=0) == replace(theirs, seconds=0)
+        assert ours.seconds == pytest.approx(theirs.seconds)
+
+
+def sharded(rank: int, world_size: int, number: int) -> tuple[torch.Tensor, dict[str, int], list[str]]:
+    declare()
+    plan = plan_of(number, world_size)
+    model = recfx.convert(Model(), plan=plan, passes=[*with_counts(), ScaleAll(2.0)])
+    outputs = model.ebc(BATCH).values()
+    (counting,) = (module for module in model.modules() if isinstance(module, CountIds))
+    return outputs.detach(), counting.counts, [node.name for node in model.ebc.graph_module.graph.nodes]
+
+
+@pytest.mark.parametrize("number", range(len(PLANS)))
+def test_ranks_run_it(number: int) -> None:
+    expected = 2 * recfx.convert(Model()).ebc(BATCH).values()
+    for outputs, counts, nodes in ranks(2).run(sharded, number):
+        torch.testing.assert_close(outputs, expected, rtol=1e-5, atol=1e-6)
+        assert counts == {"f": 3, "g": 2}  # of this rank's own batch
+        assert nodes.index("ebc_count_ids") < nodes.index("ebc_input_dist_start")
+
+
+# Refusals
+
+
+def nothing(graph: OperatorGraph) -> Any:
+    """Returns no ``PassResult``."""
+
+
+def unused(graph: OperatorGraph) -> PassResult:
+    (keyed,) = graph.of_kind("keyed_tensor")
+    with graph.graph.inserting_before(keyed):
+        graph.add("scale", (keyed.all_input_nodes[0],), graph.collection(keyed).name, by=1.0)
+    return PassResult(graph)
+
+
+def unknown(graph: OperatorGraph) -> PassResult:
+    (select,) = graph.of_kind("select_features")
+    with graph.graph.inserting_after(select):
+        graph.add("no_such_operator", (select,), graph.collection(select).name)
+    return PassResult(graph)
+
+
+def of_another_type(graph: OperatorGraph) -> PassResult:
+    (select,) = graph.of_kind("select_features")
+    with graph.graph.inserting_after(select):
+        graph.replace(select, graph.add("scale", (select,), graph.collection(select).name, by=1.0))
+    return PassResult(graph)
+
+
+@pytest.mark.parametrize(
+    ("passes", "reason", "says"),
+    [
+        (3, "invalid_argument", "passes is an int"),
+        (ScaleAll(1.0), "invalid_argument", "passes is a ScaleAll"),
+        ([*recfx.passes(), insert_count_ids], "invalid_argument", "passes has a function"),
+        ([*recfx.passes(), ScaleAll], "invalid_argument", "passes has a type"),
+        ((), "not_lowered", "nodes of kind 'collection'"),
+        (recfx.passes()[1:], "not_lowered", "nodes of kind 'collection'"),
+        ([*recfx.passes(), Rewrite("nothing", nothing)], "malformed_graph", "nothing: it returned None, no PassResult"),
+        ([*recfx.passes(), Rewrite("unused", unused)], "malformed_graph", "pass unused: node ebc_scale: nothing uses"),
+        ([*recfx.passes(), Rewrite("unknown", unknown)], "unknown_operator", "there is no operator 'no_such_operator'"),
+        (
+            [*recfx.passes(), Rewrite("of_another_type", of_another_type)],
+            "malformed_graph",
+            "a scale cannot be fed by ebc_select_features",
+        ),
+        ([*recfx.passes(), ScaleAll(1)], "malformed_graph", "its by is 1, not a float"),
+    ],
+)  # fmt: skip
+def test_wrong_passes(passes: Any, reason: str, says: str) -> None:
+    model = Model()
+    with pytest.raises(recfx.ConversionError, match=re.escape(says)) as caught:
+        recfx.convert(model, passes=passes)
+    assert caught.value.reason == reason
+    assert type(model.ebc) is EmbeddingBagCollection
+    if reason == "invalid_argument":
+        with pytest.raises(recfx.ConversionError, match=re.escape(says)):
+            recfx.explain(model, passes=passes)
+    else:
+        report = recfx.explain(model, passes=passes)
+        assert not report.ok
+        assert reason in {each.code for each in report.reasons}
+
+
+def test_converting_again_with_other_passes() -> None:
+    passes = [*recfx.passes(), ScaleAll(2.0)]
+    converted = recfx.convert(Model(), passes=passes)
+    assert recfx.convert(converted) is converted
+    assert recfx.convert(converted, passes=[*recfx.passes(), ScaleAll(2.0)]) is converted
+    with pytest.raises(recfx.ConversionError, match="other passes") as caught:
+        recfx.convert(converted, passes=[*recfx.passes(), ScaleAll(3.0)])
+    assert caught.value.reason == "already_converted"
+
+
+def test_operators_after_lookups_of_whole_tables_cannot_be_sharded() -> None:
+    expand, *rest = recfx.passes()
+    converted = recfx.convert(Model(), passes=[expand, ScaleAll(2.0), *rest])
+    torch.testing.assert_close(converted.ebc(BATCH).values(), 2 * Model().ebc(BATCH).values(), rtol=1e-6, atol=0)
+    for reason, says in ranks(2).run(refused_sharding):
+        assert reason == "malformed_graph"
+        assert "the pass that makes it must run after insert_dist" in says
+
+
+def refused_sharding(rank: int, world_size: int) -> tuple[str, str]:
+    declare()
+    expand, *rest = recfx.passes()
+    try:
+        recfx.convert(Model(), plan=plan_of(0, world_size), passes=[expand, ScaleAll(2.0), *rest])
+    except recfx.ConversionError as error:
+        return error.reason, str(error)
+    return "", ""
+
+
+class Learned(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.by = nn.Parameter(torch.ones(()))
+
+    def forward(self, pooled: torch.Tensor) -> torch.Tensor:
+        return pooled * self.by
+
+
+@pytest.mark.parametrize(
+    ("made", "reason", "says"),
+    [(Learned, "operator_with_state", "parameter or buffer 'by'"), (int, "not_lowered", "returned an int")],
+)
+def test_what_cannot_run(made: Callable[[], Any], reason: str, says: str) -> None:
+    recfx.add_operator(SCALE, lambda of: made())
+    with pytest.raises(recfx.ConversionError, match=says) as caught:
+        recfx.convert(Model(), passes=[*recfx.passes(), ScaleAll(2.0)])
+    assert (caught.value.reason, caught.value.module_path) == (reason, "ebc")
+
+
+def test_an_operator_without_a_price() -> None:
+    recfx.add_operator(SCALE, lambda of: Scale(of.attributes["by"]))
+    model = recfx.convert(Model(), passes=[*recfx.passes(), ScaleAll(2.0)])
+    with pytest.raises(recfx.ConversionError, match="pass price= to") as caught:
+        recfx.cost(model)
+    assert caught.value.reason == "kind_without_cost"
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"name": "lookup"}, "'lookup' is an operator of recfx's"),
+        ({"name": "my scale"}, "'my scale' is no identifier"),
+        ({"attributes": {"by": list}}, "an attribute 'by' of type 'list'"),
+        ({"attributes": {"collection": str}}, "an attribute 'collection'"),
+        ({"cut_before": True}, "cut_before=True"),
+        ({"inputs": (Input((ValueType.BATCH,)),)}, "no first input that has columns or ids"),
+        ({"like_input": False, "outputs": ()}, "no output"),
+    ],
+)
+def test_wrong_declarations(change: dict[str, Any], says: str) -> None:
+    with pytest.raises(recfx.ConversionError, match=re.escape(says)) as caught:
+        recfx.add_operator(replace(SCALE, **change), Scale)  # type: ignore[arg-type]
+    assert caught.value.reason == "invalid_argument"
+
+
+@pytest.mark.parametrize("arguments", [("scale", Scale), (SCALE, None), (SCALE, Scale, 3)])
+def test_wrong_arguments(arguments: tuple[Any, ...]) -> None:
+    with pytest.raises(recfx.ConversionError, match="invalid_argument"):
+        recfx.add_operator(*arguments)

@@ -1,0 +1,226 @@
+"""What passes of the user's may leave: a graph that runs as it says, or one error; no operator is lost."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import fx, nn
+from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
+from torchrec.optim import apply_optimizer_in_backward
+
+import recfx
+from recfx.ir import NODE_KINDS, Input, NodeKind, Stage, ValueType
+from recfx.ir.context import CollectionContext
+from recfx.ir.operator_graph import OperatorGraph
+from recfx.ir.operator_text import format_operators, parse_operators
+from recfx.modules.compile_graph import compile_again
+from recfx.modules.eval_graph import make_eval_graph
+from recfx.nodes.lower_graph import OWN_MAKERS
+from recfx.passes import PassResult, Rewrite, run_passes
+from recfx.sharding.pipeline_stages import SPLIT_HASH_IDS, StagedGraph
+
+BATCH = KeyedJaggedTensor(["f", "g"], torch.tensor([3, 0, 3, 9, 1]), lengths=torch.tensor([2, 0, 1, 1, 0, 1]))
+RAW = recfx.HashConfig(dense_rows=0)
+KIND = NodeKind("drop_ids", "no ids", (Input((ValueType.IDS,)),), Stage.SELECT, like_input=True)
+
+
+class DropIds(nn.Module):
+    def forward(self, ids: KeyedJaggedTensor) -> KeyedJaggedTensor:
+        return KeyedJaggedTensor(ids.keys(), ids.values()[:0], lengths=torch.zeros_like(ids.lengths()))
+
+
+def model() -> nn.Module:
+    torch.manual_seed(0)
+    tables = [
+        EmbeddingBagConfig(name=name, embedding_dim=4, num_embeddings=10, feature_names=[feature])
+        for name, feature in (("a", "f"), ("b", "g"))
+    ]
+    return nn.ModuleDict({"ebc": EmbeddingBagCollection(tables=tables)})
+
+
+def on_ids_of_one(graph: OperatorGraph) -> PassResult:
+    lookup = graph.of_kind("lookup")[-1]
+    (ids,) = lookup.all_input_nodes
+    with graph.graph.inserting_before(lookup):
+        lookup.replace_input_with(ids, graph.add(KIND.name, (ids,), "ebc"))
+    return PassResult(graph)
+
+
+@pytest.mark.parametrize("before", ["insert_dist", "insert_hash", "batch_lookups"])
+def test_an_operator_on_the_ids_of_one_table_is_kept(before: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(NODE_KINDS, KIND.name, KIND)
+    monkeypatch.setitem(OWN_MAKERS, KIND.name, lambda of: DropIds())
+
+    position = [each.name for each in recfx.passes()].index(before)
+    passes = [*recfx.passes()[:position], Rewrite("insert", on_ids_of_one), *recfx.passes()[position:]]
+    converted = recfx.convert(model(), hashing=None, passes=passes)
+    assert "ebc_drop_ids" in [node.name for node in converted.ebc.graph_module.graph.nodes]
+    assert not converted.ebc(BATCH)["g"].any()
+    torch.testing.assert_close(converted.ebc(BATCH)["f"], model().ebc(BATCH)["f"])
+
+
+def test_several_nodes_that_hash(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(NODE_KINDS, KIND.name, KIND)
+    monkeypatch.setitem(OWN_MAKERS, KIND.name, lambda of: nn.Identity())
+    expand, dist, *rest = recfx.passes()
+    passes = [expand, dist, Rewrite("hand_on", on_ids_of_one), *rest]
+    converted, plain = recfx.convert(model(), hashing=RAW, passes=passes), recfx.convert(model(), hashing=RAW)
+    names = [node.name for node in converted.ebc.graph_module.graph.nodes]
+    assert {"ebc_hash_ids", "ebc_hash_ids_1"} <= set(names)
+    for mode in (True, True, False):
+        answers = [each.train(mode).ebc(BATCH).values() for each in (converted, plain)]
+        torch.testing.assert_close(*answers, rtol=1e-6, atol=0)
+    graph_module = converted.train().ebc.graph_module
+    staged = StagedGraph(graph_module, converted.ebc._runtime).prefetching
+    assert not staged.is_of_use
+    assert staged.graph_module is graph_module
+    _, (record,) = compile_again(graph_module, converted.ebc._runtime, (SPLIT_HASH_IDS,))
+    assert [each.code for each in record.declined] == ["several_hash_ids"] * 2
+    monkeypatch.setattr(CollectionContext, "copies_ids", property(lambda _: True))
+    _, (record,) = make_eval_graph(graph_module, converted.ebc._runtime)
+    assert [each.code for each in record.declined] == ["several_hash_ids"] * 2
+    with pytest.raises(recfx.ConversionError, match="table 'a' evicts: the ids of all tables must be") as caught:
+        recfx.convert(model(), hashing=recfx.HashConfig(dense_rows=0, on_full="evict"), passes=passes)
+    assert (caught.value.reason, caught.value.module_path) == ("several_hash_ids", "ebc")
+
+
+def keyed(graph: OperatorGraph) -> fx.Node:
+    (node,) = graph.of_kind("keyed_tensor")
+    return node
+
+
+def calls_torch(graph: OperatorGraph) -> None:
+    part = keyed(graph).all_input_nodes[0]
+    with graph.graph.inserting_before(keyed(graph)):
+        keyed(graph).replace_input_with(part, graph.graph.call_function(torch.relu, (part,)))
+
+
+def takes_more(graph: OperatorGraph) -> None:
+    with graph.graph.inserting_before(next(iter(graph.graph.nodes))):
+        graph.graph.placeholder("more")
+
+
+def returns_pooled(graph: OperatorGraph) -> None:
+    (output,) = (node for node in graph.graph.nodes if node.op == "output")
+    output.args = (keyed(graph).all_input_nodes[0],)
+    graph.remove_unused()
+
+
+def returns_twice(graph: OperatorGraph) -> None:
+    graph.graph.output(keyed(graph))
+
+
+def without_a_table(graph: OperatorGraph) -> None:
+    keyed(graph).args = keyed(graph).args[1:]
+    graph.remove_unused()
+
+
+def takes_a_list(graph: OperatorGraph) -> None:
+    keyed(graph).args = (list(keyed(graph).args),)
+
+
+def belongs_to_nothing(graph: OperatorGraph) -> None:
+    keyed(graph).kwargs = {}
+
+
+def of_another_context(graph: OperatorGraph) -> None:
+    graph.context = recfx.convert(model(), hashing=RAW).ebc.unexpanded_graph().context
+
+
+def pools_maxima(graph: OperatorGraph) -> None:
+    for lookup in graph.of_kind("lookup"):
+        graph.change(lookup, combine="MAX")
+
+
+def raises(graph: OperatorGraph) -> None:
+    raise KeyError("mine")
+
+
+@pytest.mark.parametrize("position", [1, 8])
+@pytest.mark.parametrize(
+    ("edit", "reason", "says"),
+    [
+        (calls_torch, "malformed_graph", "relu is no operator; recfx.add_operator declares one"),
+        (takes_more, "malformed_graph", "the graph has 2 inputs, not one"),
+        (returns_pooled, "malformed_graph", "the graph must return a KeyedTensor, not ebc_lookup"),
+        (returns_twice, "malformed_graph", "the graph has 2 outputs, not one"),
+        (takes_a_list, "malformed_graph", "its inputs must be nodes, one by one"),
+        (belongs_to_nothing, "malformed_graph", "the graph is about no collection None"),
+        (of_another_context, "malformed_graph", "it changed the context of the graph"),
+        (pools_maxima, "malformed_graph", "its combine is 'MAX', none of ('SUM', 'MEAN', 'NONE')"),
+        (raises, "pass_failed", "pass edit raised KeyError: 'mine'"),
+    ],
+)
+def test_one_error(edit: Callable[[OperatorGraph], Any], reason: str, says: str, position: int) -> None:
+    def call(graph: OperatorGraph) -> PassResult:
+        edit(graph)
+        return PassResult(graph)
+
+    given, original = [*recfx.passes()], model()
+    with pytest.raises(recfx.ConversionError, match=re.escape(says)) as caught:
+        recfx.convert(original, passes=[*given[:position], Rewrite("edit", call), *given[position:]])
+    assert (caught.value.reason, caught.value.module_path) == (reason, "ebc")
+    assert type(original.ebc) is EmbeddingBagCollection
+
+
+def test_a_table_that_is_left_out() -> None:
+    def call(graph: OperatorGraph) -> PassResult:
+        without_a_table(graph)
+        return PassResult(graph)
+
+    expand, *rest = recfx.passes()
+    with pytest.raises(recfx.ConversionError, match="it takes 4 columns of 'f' too few"):
+        recfx.convert(model(), passes=[expand, Rewrite("without_a_table", call), *rest])
+
+
+def test_lookups_of_raw_ids_are_refused() -> None:
+    passes = [each for each in recfx.passes() if each.name != "insert_hash"]
+    with pytest.raises(recfx.ConversionError, match="no node before it hashes them") as caught:
+        recfx.convert(model(), hashing=RAW, passes=passes)
+    assert (caught.value.reason, caught.value.module_path) == ("not_hashed", "ebc")
+    recfx.convert(model(), hashing=None, passes=passes)
+
+
+@pytest.mark.parametrize("name", ["half", "forward", "meta", "lookup_1", "operator_of", "lambda"])
+def test_names_that_mean_something_else(name: str) -> None:
+    with pytest.raises(recfx.ConversionError, match=f"the name '{name}'"):
+        recfx.add_operator(NodeKind(name, "", KIND.inputs, Stage.SELECT, like_input=True), lambda of: DropIds())
+    assert name not in NODE_KINDS
+
+
+def test_a_pass_that_fails_when_an_optimizer_is_attached() -> None:
+    def call(graph: OperatorGraph) -> PassResult:
+        (collection,) = graph.context.collections.values()
+        if any(facts.optimizer for facts in collection.facts.values()):
+            raise KeyError("mine")
+        return PassResult(graph)
+
+    converted = recfx.convert(model(), passes=[*recfx.passes(), Rewrite("edit", call)])
+    apply_optimizer_in_backward(torch.optim.SGD, converted.ebc.parameters(), {"lr": 0.1})
+    for _ in range(2):  # nor does it go on with the graph from before
+        with pytest.raises(recfx.ConversionError, match="pass edit raised"):
+            converted.ebc(BATCH)
+
+
+def test_a_pass_of_recfx_that_cannot_follow_the_users_graph_later() -> None:
+    ebc = recfx.convert(model(), passes=recfx.passes()).ebc
+    with pytest.raises(recfx.ConversionError, match="pass edit raised") as caught:
+        compile_again(ebc.graph_module, ebc._runtime, (Rewrite("edit", raises),))
+    assert (caught.value.reason, caught.value.module_path) == ("pass_failed", "ebc")
+
+
+class Name(str):
+    """A name as some configurations have it."""
+
+
+def test_names_of_tables_may_be_of_a_class_of_the_users() -> None:
+    tables = [EmbeddingBagConfig(name=Name("a"), embedding_dim=4, num_embeddings=10, feature_names=[Name("f")])]
+    standard = nn.ModuleDict({"ebc": EmbeddingBagCollection(tables=tables)})
+    converted = recfx.convert(standard, hashing=RAW)
+    assert converted.ebc(BATCH)["f"].shape == (3, 4)
+    graph = run_passes(converted.ebc.unexpanded_graph(), recfx.passes()).graph
+    assert parse_operators(format_operators(graph), graph.context) == graph

@@ -1,0 +1,72 @@
+"""One small collection, and its graph after each pass."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from torch import fx
+from torchrec import EmbeddingBagConfig, PoolingType
+
+from recfx import HashConfig, HashEmbeddingBagCollection, HashEmbeddingBagConfig
+from recfx.ir.operator_graph import OperatorGraph
+from recfx.ir.operator_text import format_operators
+from recfx.lowering.targets import TargetsHere
+from recfx.modules.compile_graph import compile_graph
+from recfx.nodes.runtime import Runtime
+from recfx.passes import passes
+from recfx.passes.base import Rewrite, Rewriting, run_passes
+
+ADOPTED = HashConfig(dense_rows=8)
+INDEXED = HashConfig(dense_rows=0)
+
+
+def collection(first: HashConfig, second: HashConfig) -> HashEmbeddingBagCollection:
+    """Table ``users`` (MEAN, two features) and table ``ads`` (SUM), 8 rows each."""
+    tables: list[EmbeddingBagConfig] = [
+        HashEmbeddingBagConfig(
+            name="users",
+            num_embeddings=8,
+            embedding_dim=4,
+            feature_names=["user", "friend"],
+            pooling=PoolingType.MEAN,
+            hashing=first,
+        ),
+        HashEmbeddingBagConfig(name="ads", num_embeddings=8, embedding_dim=4, feature_names=["ad"], hashing=second),
+    ]
+    return HashEmbeddingBagCollection(tables)
+
+
+def until(name: str) -> list[Rewrite]:
+    """The passes up to this one."""
+    names = [each.name for each in passes()]
+    return list(passes()[: names.index(name) + 1])
+
+
+def unexpanded(converted: HashEmbeddingBagCollection, backend: str = "auto") -> OperatorGraph:
+    """The graph before the first pass, for this backend."""
+    graph = converted.unexpanded_graph()
+    return OperatorGraph(graph.graph, replace(graph.context, targets=TargetsHere(backend)))
+
+
+def rewritten(converted: HashEmbeddingBagCollection, name: str, backend: str = "auto") -> Rewriting:
+    """What the passes up to this one make."""
+    return run_passes(unexpanded(converted, backend), until(name))
+
+
+def lowered(converted: HashEmbeddingBagCollection, rewrites: list[Rewrite], backend: str = "auto") -> fx.GraphModule:
+    """What the passes make, lowered."""
+    return compile_graph(unexpanded(converted, backend), Runtime(converted._store), backend, rewrites)
+
+
+def after(name: str, converted: HashEmbeddingBagCollection) -> tuple[OperatorGraph, str, bool, list[str]]:
+    """The graph after a pass, its text, whether that pass changed it, and reasons that it declined for."""
+    made = rewritten(converted, name)
+    last = made.records[-1]
+    assert last.name == name
+    return made.graph, format_operators(made.graph), last.modified, [declined.code for declined in last.declined]
+
+
+def node(graph: OperatorGraph, name: str) -> fx.Node:
+    """The node of this name."""
+    (found,) = [each for each in graph.graph.nodes if each.name == name]
+    return found

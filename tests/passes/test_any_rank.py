@@ -1,0 +1,104 @@
+"""Graphs of any rank of any plan are made without process groups, and say what the graphs of real ranks say."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from torchrec.distributed.types import ShardingEnv
+
+import recfx
+from recfx import HashEmbeddingBagCollection
+from recfx.ir import format_graph
+from recfx.ir.context import CollectionContext
+from recfx.ir.operator_graph import OperatorGraph
+from recfx.ir.operator_text import format_operators, parse_operators
+from recfx.ir.shards import CollectionSharding
+from recfx.lowering.targets import TargetsHere
+from recfx.modules.compile_graph import compile_graph, context_of
+from recfx.nodes.dist_groups import DistGroups
+from recfx.nodes.runtime import Runtime
+from recfx.passes import passes
+from recfx.passes.base import run_passes
+from recfx.sharding.local_tables import make_local_tables
+from recfx.sharding.plan import read_plan
+from tests.models import ZOO
+from tests.models.case import standard_collections
+from tests.sharding.cases import build, plan_of, with_optimizer
+from tests.sharding.pipelined_cases import CASES
+from tests.sharding.typical_cases import TYPES, hashed_case, random_case
+
+WORLD_SIZE = 4
+
+
+def context(collection: HashEmbeddingBagCollection, sharding: CollectionSharding | None = None) -> CollectionContext:
+    """From the whole tables and the plan alone."""
+    of = context_of(
+        collection.collection,
+        collection.tables,
+        collection.is_weighted(),
+        Runtime(collection.store),
+        collection.source,
+    )
+    return replace(of, sharding=sharding)
+
+
+def texts(of: CollectionContext) -> list[str]:
+    """The text of the graph after each pass; each is read back as the graph that it was made from."""
+    found: list[str] = []
+
+    def note(_: str, graph: OperatorGraph) -> None:
+        found.append(format_operators(graph))
+        assert parse_operators(found[-1], graph.context) == graph
+
+    run_passes(OperatorGraph.of(of, TargetsHere()), passes(), note)
+    return found
+
+
+@pytest.mark.parametrize("hashing", ["adopted", "raw", "static"])
+@pytest.mark.parametrize("case", ZOO, ids=lambda case: case.name)
+def test_unsharded(case: Any, hashing: str) -> None:
+    config = {"adopted": recfx.HashConfig(), "raw": recfx.HashConfig(dense_rows=0), "static": None}[hashing]
+    with case.around():
+        found = standard_collections(case.model())
+    assert found
+    for standard in found:
+        converted = recfx.convert(standard, hashing=config, on_unsupported="keep")
+        if isinstance(converted, HashEmbeddingBagCollection):
+            found_texts = texts(context(converted))
+            assert found_texts == [record.text for record in converted.pass_records[: len(found_texts)]]
+            assert found_texts[-1] == format_graph(converted.graph_module)
+
+
+PLANS = {
+    **CASES,
+    **{f"{kind}_hashed": hashed_case(kind, "lru") for kind in TYPES},
+    **{f"random {number}": random_case(number, WORLD_SIZE) for number in range(40)},
+}
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_sharded(name: str) -> None:
+    case = replace(PLANS[name], local_size=2)
+    converted = with_optimizer(case, recfx.convert(build(case)[0], hashing=case.hashing))
+    assert isinstance(converted, HashEmbeddingBagCollection)
+    converted.fused_optimizers()  # those that were attached
+    plan = plan_of(case, converted, WORLD_SIZE)
+    for rank in range(WORLD_SIZE):
+        sharding = read_plan(converted.tables, plan, rank, WORLD_SIZE)
+        planned = texts(context(converted, sharding))
+        dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=WORLD_SIZE)
+        try:
+            groups = DistGroups.of(ShardingEnv.from_process_group(dist.group.WORLD), sharding.local_size)
+            store = make_local_tables(converted, sharding, groups.pooled, None, None, dense_as_torchrec=False).store
+            runtime = Runtime(store, groups)
+            real = context_of("", converted.tables, case.is_weighted, runtime, None, sharding)
+            graph_module = compile_graph(OperatorGraph.of(real, TargetsHere()), runtime, "auto")
+        finally:
+            dist.destroy_process_group()
+        # Before ids are sent, the graph is that of the whole tables, of which a rank does not know all facts.
+        assert planned[1:] == [record.text for record in graph_module.meta["recfx_passes"][1:]]
+        assert planned[-1] == format_graph(graph_module)

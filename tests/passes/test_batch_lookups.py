@@ -1,0 +1,67 @@
+"""Tables that one lookup can serve share one, and columns stay where they belong."""
+
+from __future__ import annotations
+
+import torch
+from torchrec import EmbeddingBagConfig, KeyedJaggedTensor, PoolingType
+
+from recfx import HashConfig, HashEmbeddingBagCollection, HashEmbeddingBagConfig
+from tests.passes.small_collection import ADOPTED, INDEXED, after, collection
+
+
+def table(name: str, pooling: PoolingType, hashing: HashConfig) -> EmbeddingBagConfig:
+    return HashEmbeddingBagConfig(
+        name=name, num_embeddings=8, embedding_dim=4, feature_names=[name], pooling=pooling, hashing=hashing
+    )
+
+
+def test_hashed_tables_share_one_lookup() -> None:
+    _, text, modified, _ = after("batch_lookups", collection(INDEXED, INDEXED))
+    assert modified
+    assert (
+        text
+        == """\
+features = input
+ebc_select_features = select_features(features)
+ebc_hash_ids = hash_ids(ebc_select_features) {hashed=[users, ads]}
+ebc_lookup = lookup(ebc_hash_ids) {tables=[users, ads], combine=SUM, dtype=float32}
+ebc_mean_divide = mean_divide(ebc_lookup, ebc_select_features) {divided=[users]}
+ebc_keyed_tensor = keyed_tensor(ebc_mean_divide)
+return ebc_keyed_tensor"""
+    )
+
+
+def test_tables_with_different_pooling_do_not() -> None:
+    _, text, modified, _ = after("batch_lookups", collection(ADOPTED, ADOPTED))
+    assert not modified
+    assert text.count(" = lookup(") == 2
+
+
+def test_columns_keep_the_standard_order_when_groups_are_not_adjacent() -> None:
+    converted = HashEmbeddingBagCollection(
+        [
+            table("a", PoolingType.SUM, ADOPTED),
+            table("b", PoolingType.MEAN, ADOPTED),
+            table("c", PoolingType.SUM, ADOPTED),
+        ]
+    )
+    parts = converted.graph_module.get_submodule("keyed_tensor").parts
+    assert [[columns.key for columns in part] for part in parts] == [["a", "c"], ["b"]]
+    kjt = KeyedJaggedTensor(["a", "b", "c"], torch.arange(6), lengths=torch.tensor([2, 2, 2]))
+    pooled = converted(kjt)
+    assert pooled.keys() == ["a", "b", "c"]
+    weights = {name: converted.weight(name) for name in "abc"}
+    torch.testing.assert_close(pooled["a"], weights["a"][[0, 1]].sum(0, keepdim=True))
+    torch.testing.assert_close(pooled["b"], weights["b"][[2, 3]].mean(0, keepdim=True))
+    torch.testing.assert_close(pooled["c"], weights["c"][[4, 5]].sum(0, keepdim=True))
+
+
+def test_one_division_serves_all_tables_of_a_lookup() -> None:
+    tables = [
+        table(name, pooling, INDEXED)
+        for name, pooling in (("users", PoolingType.MEAN), ("ads", PoolingType.SUM), ("shops", PoolingType.MEAN))
+    ]
+    _, text, modified, declined = after("batch_lookups", HashEmbeddingBagCollection(tables))
+    assert text.count("= lookup(") == 1
+    assert "{divided=[users, shops]}" in text
+    assert (modified, declined) == (True, [])

@@ -1,0 +1,56 @@
+from recfx import HashConfig, HashEmbeddingBagCollection
+from recfx.ir.id_range import IdRange
+from tests.passes.small_collection import ADOPTED, INDEXED, after, collection, node, rewritten
+
+PARTLY_DENSE = HashConfig(dense_rows=4)
+
+
+def proven(first: HashConfig, second: HashConfig, *tables: int) -> HashEmbeddingBagCollection:
+    """The collection, with ids of some of its tables known to be from 0 to 3."""
+    converted = collection(first, second)
+    for number in tables:
+        object.__setattr__(converted.tables[number], "id_range", IdRange(0, 3, "it was declared"))
+    return converted
+
+
+def test_ids_that_are_proved_to_be_rows_are_not_hashed_and_mean_is_a_mean_again() -> None:
+    _, text, modified, declined = after("elide_hash", proven(PARTLY_DENSE, PARTLY_DENSE, 0, 1))
+    assert modified
+    assert declined == []
+    assert (
+        text
+        == """\
+features = input
+ebc_select_features = select_features(features)
+ebc_lookup = lookup(ebc_select_features) {tables=[users], combine=MEAN, dtype=float32}
+ebc_lookup_1 = lookup(ebc_select_features) {tables=[ads], combine=SUM, dtype=float32}
+ebc_keyed_tensor = keyed_tensor(ebc_lookup, ebc_lookup_1)
+return ebc_keyed_tensor"""
+    )
+
+
+def test_tables_without_a_proof_stay_hashed() -> None:
+    graph, text, modified, declined = after("elide_hash", proven(PARTLY_DENSE, INDEXED, 0))
+    assert modified  # `users` has left hash_ids
+    assert declined == ["has_index"]
+    assert node(graph, "ebc_hash_ids").kwargs["hashed"] == ("ads",)
+    assert "mean_divide" not in text
+
+
+def test_a_range_beyond_dense_rows_is_no_proof() -> None:
+    _, _, modified, declined = after("elide_hash", proven(INDEXED, INDEXED, 0, 1))
+    assert (modified, declined) == (False, ["has_index", "has_index"])
+
+
+def test_what_is_declined_says_by_whom_and_where() -> None:
+    (declined,) = rewritten(collection(INDEXED, ADOPTED), "elide_hash").records[-1].declined
+    assert (declined.by, declined.node, declined.path) == ("elide_hash", "ebc_hash_ids", "")
+    assert "'users'" in declined.message
+
+
+def test_nothing_to_elide() -> None:
+    _, text, modified, declined = after("elide_hash", collection(INDEXED, INDEXED))
+    assert not modified
+    assert declined == ["has_index", "has_index"]
+    assert "hash_ids" in text
+    assert "mean_divide" in text

@@ -1,0 +1,39 @@
+import pytest
+import torch
+
+from recfx import ConversionError
+from tests.passes.small_collection import ADOPTED, INDEXED, after, collection, node, rewritten
+
+
+def test_float32_tables_on_the_cpu_get_the_table_batched_kernel() -> None:
+    graph, _, _, declined = after("lower", collection(INDEXED, INDEXED))
+    assert node(graph, "ebc_hash_lookup").kwargs["kernel"] == "cpu"
+    assert declined == []
+
+
+def test_float64_falls_back_to_the_reference_and_says_why() -> None:
+    converted = collection(ADOPTED, ADOPTED).to(torch.float64)
+    graph, _, _, declined = after("lower", converted)
+    assert {each.kwargs["kernel"] for each in graph.of_kind("lookup")} == {"reference"}
+    assert declined == ["dtype"] * 4  # cpu and fbgemm, for each of the two lookups
+
+
+def test_a_backend_named_by_the_user_is_used_or_is_an_error() -> None:
+    converted = collection(ADOPTED, ADOPTED)
+    graph = rewritten(converted, "lower", "reference").graph
+    assert {each.kwargs["kernel"] for each in graph.of_kind("lookup")} == {"reference"}
+    with pytest.raises(ConversionError, match="bfloat16") as caught:
+        rewritten(converted.to(torch.bfloat16), "lower", "fbgemm")
+    assert caught.value.reason == "backend_unusable"
+    with pytest.raises(ConversionError, match="'cuda_magic'") as caught:
+        rewritten(collection(ADOPTED, ADOPTED), "lower", "cuda_magic")
+    assert caught.value.reason == "unknown_backend"
+
+
+def test_the_printed_graph_says_which_kernel_was_chosen() -> None:
+    _, before, _, _ = after("fuse_hash_lookup", collection(INDEXED, INDEXED))
+    _, lowered, _, _ = after("lower", collection(INDEXED, INDEXED))
+    assert "{hashed=[users, ads], tables=[users, ads], combine=SUM, dtype=float32}" in before
+    assert (
+        "{hashed=[users, ads], operators=cpu, tables=[users, ads], combine=SUM, dtype=float32, kernel=cpu}" in lowered
+    )

@@ -1,0 +1,79 @@
+"""Prices of graphs of any rank of any plan: they are those of the nodes that the planner lists, node by node."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+import recfx
+from recfx import HashEmbeddingBagCollection
+from recfx.pricing.formulas import formula_of
+from recfx.pricing.graph_prices import price_graph
+from recfx.pricing.node_price import work_at
+from recfx.pricing.planned_graph import planned_graph
+from recfx.pricing.planned_model import planned_by
+from recfx.pricing.planned_nodes import PlannedGraphs
+from recfx.pricing.planned_tables import PlannedCollection
+from recfx.pricing.uneven import calls_of
+from recfx.pricing.values import Values
+from tests.sharding.cases import Case, build, plan_of, with_optimizer
+from tests.sharding.pipelined_cases import CASES
+from tests.sharding.typical_cases import TYPES, hashed_case, one_type, random_case
+
+WORLD_SIZE = 4
+RAW = recfx.HashConfig(dense_rows=0, rows=64, buckets=5)
+
+
+def planned(case: Case) -> PlannedCollection:
+    """Over two hosts of two ranks."""
+    case = replace(case, local_size=2)
+    converted = with_optimizer(case, recfx.convert(build(case)[0], hashing=case.hashing, verify=False))
+    assert isinstance(converted, HashEmbeddingBagCollection)
+    return planned_by(converted, plan_of(case, converted, WORLD_SIZE), WORLD_SIZE, "sparse")
+
+
+def check(collection: PlannedCollection, device: str, trains: bool = True) -> None:
+    features = [name for table in collection.tables for name in table.feature_names]
+    lengths = {name: 1.5 + place for place, name in enumerate(features)}
+    prices = [price_graph(planned_graph(collection, rank, device).graph, trains) for rank in range(WORLD_SIZE)]
+    for values in (Values(7, WORLD_SIZE, lengths, features), Values(10_000, WORLD_SIZE, 3, features)):
+        graphs = PlannedGraphs(collection, values.symbols, trains, device)
+        for rank, priced in enumerate(prices):
+            listed = graphs.nodes(rank)
+            assert [(node.name, node.tables) for node in listed] == [(node.name, node.tables) for node in priced]
+            for node, expected in zip(listed, priced, strict=True):
+                assert (node.facts.kind, node.on_host, node.resident) == (
+                    expected.kind,
+                    expected.on_host,
+                    expected.resident,
+                )
+                phases = formula_of(node.facts.kind)(node.facts)
+                for ours, theirs in ((phases.forward, expected.forward), (phases.backward, expected.backward)):
+                    assert work_at(ours, values) == pytest.approx(work_at(theirs, values)), node.name
+                sent = [calls_of(node.facts.kind, each.collectives, values) for each in (node, expected)]
+                assert sent[0] == sent[1]
+            assert graphs.resident(rank) == sum((node.resident for node in priced[1:]), start=priced[0].resident), (
+                "and nothing is counted twice"
+            )
+
+
+PLANS = {
+    **{f"{kind}_static": one_type(kind, optimizer="adagrad") for kind in TYPES},
+    **{f"{kind}_hashed": hashed_case(kind, "lfu_admit") for kind in TYPES},
+    **{f"{kind}_weighted": one_type(kind, is_weighted=True) for kind in TYPES},
+    **CASES,
+    **{f"random {number}": random_case(number, WORLD_SIZE) for number in range(10)},
+    **{f"random {number} hashed": replace(random_case(number, WORLD_SIZE), hashing=RAW) for number in range(10)},
+}
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda", "npu"])
+@pytest.mark.parametrize("name", PLANS)
+def test_the_planner_lists_the_nodes_of_the_graph(name: str, device: str) -> None:
+    check(planned(PLANS[name]), device)
+
+
+@pytest.mark.parametrize("device", ["cpu", "npu"])
+def test_a_step_without_a_backward(device: str) -> None:
+    check(planned(hashed_case("row_wise", "error")), device, trains=False)
