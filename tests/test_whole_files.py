@@ -44,6 +44,7 @@ def test_all_others_run(files: list[tuple[int, tuple[int, ...]]], tmp_path: Path
     for number, (count, ends) in enumerate(files):
         (tmp_path / f"test_{number}.py").write_text(FILE.format(count=count, ends=ends))
     command = [sys.executable, "-m", "pytest", "-n2", "--dist=loadfile", "--no-loadscope-reorder", "-p", "no:timeout"]
+    command += ["-rN"]  # where the environment names a CI, pytest's summary would name each of them once more
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     done = subprocess.run(
         command,
