@@ -16,8 +16,7 @@ from recfx.modules.collection import UnshardedCollection
 from recfx.modules.converted_collection import ConvertedCollection, converted_collections
 from recfx.modules.whole_graph import WholeGraph
 from recfx.passes import Rewriting
-from recfx.planner.hardware_of import AnyTopology, device_of, hardware_of, of_ranks
-from recfx.planner.placements import PRIVATE
+from recfx.planner.hardware_of import AnyTopology, chip_of, device_of, device_of_tables, hardware_of, of_ranks
 from recfx.planner.plan import plan_of_collections as make_plan
 from recfx.planner.planned_ranks import topology_of, world_size_of
 from recfx.planner.topology import NpuTopology
@@ -129,7 +128,7 @@ def _as_it_is(
     if world_size > 1:
         nodes += prices.dense_all_reduce(model, (table for each in collections for table in each.parameters()))
     planned = tuple(planned_as_sharded(each) for each in collections if each.is_sharded)
-    return _cost(nodes, model, topology, _device(model), planned, rank, world_size, again)
+    return _cost(nodes, model, topology, device_of_tables(model), planned, rank, world_size, again)
 
 
 def price_planned(
@@ -158,7 +157,7 @@ def price_planned(
     """
     planned = planned_collections(converted, plan, world_size)
     prices, trains, device = ModelPrices(model.training), model.training, _device_of(topology, model)
-    graphs = {each.name: planned_graph(each, 0, device, _chip(topology, device)) for each in planned}
+    graphs = {each.name: planned_graph(each, 0, device, chip_of(topology, device)) for each in planned}
     nodes = [node for each in planned for node in price_graph(graphs[each.name].graph, trains, each.calls)]
     collections = list(converted.values())
     if not _is_one_of(model, collections):
@@ -224,7 +223,7 @@ def _again(model: nn.Module, topology: AnyTopology | None) -> Callable[[int], Co
     def again(world_size: int) -> Cost:
         if topology is not None:
             return cost(model, of_ranks(topology, world_size))
-        return cost(model, Topology(world_size, _device(unwrap(model)), created_by_factory=True))
+        return cost(model, Topology(world_size, device_of_tables(unwrap(model)), created_by_factory=True))
 
     return again
 
@@ -295,22 +294,10 @@ def _hardware(topology: AnyTopology | Hardware | None, model: nn.Module) -> Call
         return lambda: topology
     if topology is not None:
         return lambda: hardware_of(topology)
-    return {"cuda": lambda: H100, "npu": lambda: ASCEND_910B}.get(_device(model), this_machine)
+    return {"cuda": lambda: H100, "npu": lambda: ASCEND_910B}.get(device_of_tables(model), this_machine)
 
 
 def _device_of(topology: AnyTopology | Hardware | None, model: nn.Module) -> str:
     if isinstance(topology, Hardware):
-        return topology.device or _device(model)
-    return _device(model) if topology is None else device_of(topology)
-
-
-def _chip(topology: AnyTopology | Hardware | None, device: str) -> str | None:
-    """The chip whose limits kernels for a device have to fit."""
-    if isinstance(topology, Hardware):
-        return topology.chip or None
-    return ASCEND_910B.chip if device == "npu" else None
-
-
-def _device(model: nn.Module) -> str:
-    found = next((each.device.type for each in model.parameters() if not each.is_meta), "cpu")
-    return "npu" if found == PRIVATE else found
+        return topology.device or device_of_tables(model)
+    return device_of_tables(model) if topology is None else device_of(topology)

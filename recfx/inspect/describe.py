@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from torch import fx, nn
+from torch import nn
 
 from recfx.diagnostics import Diagnostic
 from recfx.inspect.collection_report import CollectionReport, NodeReport, PassReport
@@ -12,7 +13,8 @@ from recfx.inspect.describe_tables import report_of_other_table, table_report
 from recfx.inspect.facts import table_facts
 from recfx.inspect.reasons import type_name
 from recfx.inspect.transfer_reasons import transfer_reasons
-from recfx.ir.meta import node_meta
+from recfx.ir.meta import NodeMeta, node_meta
+from recfx.ir.snapshot import PassRecord
 from recfx.modules.collection import UnshardedCollection
 from recfx.modules.converted_collection import ConvertedCollection
 from recfx.modules.kinds import shown_by
@@ -57,13 +59,20 @@ def describe_other(found: CollectionReport, collection: nn.Module) -> Collection
 
 def with_graph(described: CollectionReport, collection: ConvertedCollection) -> CollectionReport:
     """Add what became of the collection's graph, and how, and what its graph says about devices."""
-    records = collection.pass_records
+    metas = {node.name: meta for node in collection.graph_module.graph.nodes if (meta := node_meta(node)) is not None}
+    reasons = described.reasons + transfer_reasons(collection, described.path)
+    return replace(with_nodes(described, metas, collection.pass_records), reasons=reasons)
+
+
+def with_nodes(
+    described: CollectionReport, metas: Mapping[str, NodeMeta], records: Sequence[PassRecord]
+) -> CollectionReport:
+    """Show these nodes of a graph, by name, and the passes that have made it, in place of those before."""
     return replace(
         described,
-        nodes=_nodes(collection.graph_module),
+        nodes=tuple(_node(name, meta) for name, meta in metas.items()),
         passes=tuple(PassReport(record.name, record.modified, record.text) for record in records),
         declined=tuple(declined for record in records for declined in record.declined),
-        reasons=described.reasons + transfer_reasons(collection, described.path),
     )
 
 
@@ -73,23 +82,8 @@ def with_reasons(described: CollectionReport, of_collection: tuple[Diagnostic, .
     return replace(described, reasons=described.reasons + of_collection + of_tables)
 
 
-def _nodes(graph_module: fx.GraphModule) -> tuple[NodeReport, ...]:
-    nodes = []
-    for node in graph_module.graph.nodes:
-        meta = node_meta(node)
-        if meta is not None:
-            dtype = "" if meta.dtype is None else type_name(meta.dtype)
-            nodes.append(
-                NodeReport(
-                    node.name,
-                    meta.kind,
-                    meta.tables,
-                    meta.made_by,
-                    meta.shape,
-                    dtype,
-                    meta.bytes,
-                    meta.device,
-                    meta.kernel,
-                )
-            )
-    return tuple(nodes)
+def _node(name: str, meta: NodeMeta) -> NodeReport:
+    dtype = "" if meta.dtype is None else type_name(meta.dtype)
+    return NodeReport(
+        name, meta.kind, meta.tables, meta.made_by, meta.shape, dtype, meta.bytes, meta.device, meta.kernel
+    )

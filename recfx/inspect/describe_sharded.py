@@ -11,7 +11,7 @@ import torch
 
 from recfx.diagnostics import Diagnostic
 from recfx.inspect.collection_report import CollectionReport
-from recfx.inspect.describe import with_graph, with_reasons
+from recfx.inspect.describe import with_graph, with_nodes, with_reasons
 from recfx.inspect.describe_tables import report_of_table_elsewhere, table_report
 from recfx.inspect.facts import table_facts
 from recfx.inspect.sharding_reasons import collection_sharding_reasons, pipelining_reasons, sharding_reasons
@@ -21,6 +21,9 @@ from recfx.ir.shards import CollectionSharding, ShardedTable
 from recfx.modules.collection import UnshardedCollection
 from recfx.modules.kinds import kind_of
 from recfx.optim.fused_optimizer import FusedOptimizer
+from recfx.planner.hardware_of import AnyTopology, chip_of, device_of, device_of_tables
+from recfx.pricing.planned_graph import planned_graph
+from recfx.pricing.planned_model import planned_of, traits_of
 from recfx.sharding.collection import ShardedCollection
 from recfx.sharding.local_tables import check_optimizers
 from recfx.sharding.optimizer_settings import optimizer_settings
@@ -60,13 +63,23 @@ def with_plan(
     plan: Mapping[str, Any],
     rank: int,
     world_size: int,
+    topology: AnyTopology | None = None,
 ) -> CollectionReport:
     """Add what ``plan`` would do to the tables of a collection that ``describe_converted`` has described.
 
     The graph is that of one rank.
 
+    Args:
+        described: what is known of the collection now.
+        collection: the collection, unsharded.
+        plan: how each of its tables is sharded.
+        rank: the rank.
+        world_size: the number of ranks.
+        topology: what the plan was made for, which the nodes are for then; None: for the device of the tables.
+
     Raises:
-        ConversionError: the same as ``shard_collection``, in its order.
+        ConversionError: the same as ``shard_collection``, in its order; ``malformed_graph``: passes of the user's left
+            one.
     """
     path = described.path
     sharding = read_plan(collection.tables, plan, rank, world_size, path)
@@ -78,6 +91,10 @@ def with_plan(
         _with_sharding(report, table, fused.get(table.table.name), sharding, path_of(table.table.name), settings.taken)
         for report, table in zip(described.tables, sharding.tables, strict=True)
     )
+    device = device_of_tables(collection) if topology is None else device_of(topology)
+    planned = planned_of(collection, path, sharding, traits_of(collection, sharding))
+    rewriting = planned_graph(planned, rank, device, chip_of(topology, device))
+    described = with_nodes(described, rewriting.metas, rewriting.records)
     reasons = collection_sharding_reasons(collection.tables, None, path)
     return with_reasons(replace(described, tables=tables), reasons)
 

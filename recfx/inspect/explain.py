@@ -65,7 +65,9 @@ def explain(
         sample: one call of it, to confirm where its collections are called, and to compare what ``convert`` would make
             with the original. Not needed if the model was converted with a sample.
         plan: TorchRec's sharding plan for a model that is not sharded: the report says what it would do to the tables,
-            and what is wrong with it. A sharded model is explained as this rank sees it; nothing is communicated.
+            and what is wrong with it. The nodes are those of this rank, on the devices for which ``recfx.plan`` made
+            the plan, or else where the tables are. A sharded model is explained as this rank sees it; nothing is
+            communicated.
         hashing, backend, id_ranges, on_unsupported, passes: as for ``convert``.
         device: as for ``convert``. The report describes the tables where they are now.
         world_size: the number of ranks that ``plan`` is for. Default: those that the plan was made for, if

@@ -14,7 +14,7 @@ from recfx.inspect.collection_report import CollectionReport
 from recfx.inspect.describe import with_reasons
 from recfx.inspect.describe_sharded import with_plan
 from recfx.modules.collection import UnshardedCollection
-from recfx.planner.planned_ranks import world_size_of
+from recfx.planner.planned_ranks import topology_of, world_size_of
 from recfx.planner.priced_plan import price_of
 from recfx.pricing.values import whole_number
 from recfx.sharding.plan_paths import plan_of_collection, refuse_unknown_collections
@@ -73,7 +73,7 @@ class PlannedSharding:
         """Add what the plan does to a collection that ``describe_converted`` has described, or why it cannot."""
         try:
             planned = plan_of_collection(self._plan, described.paths)
-            return with_plan(described, collection, planned, self.rank, self.world_size)
+            return with_plan(described, collection, planned, self.rank, self.world_size, topology_of(self._plan))
         except ConversionError as error:
             described = with_reasons(described)
             return replace(described, reasons=(*described.reasons, error.diagnostic))

@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TypeAlias
 
+from torch import nn
 from torchrec.distributed.planner import Topology
 from torchrec.distributed.planner.constants import INTRA_NODE_BANDWIDTH
 
 from recfx.errors import ConversionError, type_of
+from recfx.planner.placements import PRIVATE
 from recfx.planner.topology import NpuTopology
 from recfx.pricing.hardware import ASCEND_910B, CPU_HOST, H100, Constant, Hardware, same_for_all
 
@@ -78,6 +80,19 @@ def hardware_of(topology: AnyTopology) -> Hardware:
 def device_of(topology: AnyTopology) -> str:
     """The type of device that has the tables."""
     return "npu" if isinstance(topology, NpuTopology) else str(topology.compute_device)
+
+
+def device_of_tables(model: nn.Module) -> str:
+    """The type of device that has the parameters of a model; ``"cpu"`` if none has data yet."""
+    found = next((each.device.type for each in model.parameters() if not each.is_meta), "cpu")
+    return "npu" if found == PRIVATE else found
+
+
+def chip_of(topology: AnyTopology | Hardware | None, device: str) -> str | None:
+    """The chip whose limits kernels for a type of device have to fit; None where there are no such limits."""
+    if isinstance(topology, Hardware):
+        return topology.chip or None
+    return ASCEND_910B.chip if device == "npu" else None
 
 
 def of_ranks(topology: AnyTopology, world_size: int) -> AnyTopology:

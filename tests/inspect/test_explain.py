@@ -10,10 +10,11 @@ import torch
 from torch import nn
 from torchrec import EmbeddingBagCollection, EmbeddingCollection, EmbeddingConfig
 
-from recfx import ConversionError, HashConfig, HashEmbeddingBagCollection, convert
+from recfx import ConversionError, HashConfig, HashEmbeddingBagCollection, convert, plan
 from recfx.diagnostics import Diagnostic
 from recfx.inspect import HashingReport
 from recfx.inspect.explain import explain
+from recfx.planner.topology import npu_topology
 from tests.builders.optimizers import attach
 from tests.inspect.models import Towers, Wrapped, batch, collection, config, dlrm, towers
 
@@ -293,3 +294,12 @@ def test_nothing_changes(watched: tuple[nn.Module, list[object]]) -> None:
     explain(model, (batch([1, 2, 3, 4]),))
     assert _everything(model) == before
     assert all(type(model.get_submodule(name)) is EmbeddingBagCollection for name in ("user", "unused"))
+
+
+def test_nodes_of_a_plan_are_those_of_the_devices_that_it_was_made_for() -> None:
+    model = Towers()
+    report = explain(model, plan=plan(model, npu_topology(world_size=2)))
+    nodes = [node for one in report.collections for node in one.nodes]
+    assert {node.device for node in nodes if node.kind == "lookup"} == {"npu"}
+    assert {node.kernel for node in nodes if node.kind == "lookup"} == {"npu"}
+    assert "input_dist_wait" in {node.kind for node in nodes}

@@ -106,8 +106,9 @@ def test_every_rank_sees_its_share(wrapping: str) -> None:
         plain = json.loads(answer["json"])["collections"][0]["tables"][0]["sharding"]
         assert list(plain) == [field.name for field in dataclasses.fields(ShardingReport)]
         assert plain["shards"][1] == {"rank": 1, "rows": [21, 64], "columns": [0, 8], "bytes": 1376}
-        planned = answer["planned"].collections[0].tables
-        assert [table.sharding for table in planned] == [table.sharding for table in found.tables]
+        (planned,) = answer["planned"].collections
+        assert [table.sharding for table in planned.tables] == [table.sharding for table in found.tables]
+        assert (planned.nodes, planned.passes[-1]) == (found.nodes, found.passes[-1])
         assert codes(answer["planned"]) == codes(report) | {("weights_not_used", table) for table in tables}
 
 
