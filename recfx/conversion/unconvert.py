@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -11,22 +13,29 @@ from torch import nn
 from recfx.conversion.load_guard import release_loading
 from recfx.discovery.discover import check_module
 from recfx.errors import ConversionError
+from recfx.ir.meta import node_meta
 from recfx.modules.carry_over import standard_collection
 from recfx.modules.collection import UnshardedCollection, unsharded_collections
+from recfx.modules.converted_collection import ConvertedCollection
 from recfx.modules.copy_modules import copy_modules, refuse_fully_sharded
 from recfx.modules.kinds import kind_of
 from recfx.modules.whole_graph import WholeGraph
+from recfx.nodes.lower_graph import OWN_MAKERS
 from recfx.optim.fused_view import detach_fused_optimizer
 from recfx.optim.in_backward import attach_unfused
 from recfx.record.conversion import detach_conversion
 from recfx.sharding.collection import sharded_collections
 from recfx.sharding.unshard import gather_collections, held_ids, unsharded_collection, without_model_parallel
 
+_log = logging.getLogger("recfx")
+
 RowsOfIds = dict[str, tuple[torch.Tensor, torch.Tensor]]
 
 
 def unconvert(model: nn.Module, with_mapping: bool = False) -> nn.Module | tuple[nn.Module, RowsOfIds]:
     """Return the model with standard collections around the same parameters.
+
+    Operators that passes of the user's have put into the graphs are not part of them; a warning is logged then.
 
     Args:
         model: a converted model; one without converted collections is returned as it is. With sharded collections, also
@@ -59,6 +68,7 @@ def unconvert(model: nn.Module, with_mapping: bool = False) -> nn.Module | tuple
     }
     if not with_mapping:
         _refuse_held_ids(items)
+    _warn_of_own_operators({**collections, **sharded})
     mapping = _mapping(items)
     replacements: dict[int, nn.Module] = {id(collection): _standard(collection) for collection in collections.values()}
     replacements |= {id(module): unsharded_collection(module, whole[path]) for path, module in sharded.items()}
@@ -79,6 +89,16 @@ def _refuse_held_ids(items: dict[tuple[str, str], tuple[torch.Tensor, torch.Tens
                 module_path=path,
                 what_to_do="call unconvert(model, with_mapping=True) and map ids to rows before the plain model.",
             )
+
+
+def _warn_of_own_operators(collections: Mapping[str, ConvertedCollection]) -> None:
+    for path, collection in collections.items():
+        kinds = {meta.kind for node in collection.graph_module.graph.nodes if (meta := node_meta(node)) is not None}
+        if own := sorted(kinds.intersection(OWN_MAKERS)):
+            _log.warning(
+                "collection %r is standard again, without the operators of your passes [own_operators_dropped]: "
+                "compute what %s computed in the model itself.", path, " and ".join(own)
+            )  # fmt: skip
 
 
 def _mapping(items: dict[tuple[str, str], tuple[torch.Tensor, torch.Tensor]]) -> RowsOfIds:

@@ -269,6 +269,18 @@ def test_graphs_that_are_made_again_have_it(again: Callable[[nn.Module], nn.Modu
     assert "ebc_scale" in [node.name for node in model.ebc.graph_module.graph.nodes]
 
 
+def test_standard_collections_have_none_of_it(caplog: pytest.LogCaptureFixture) -> None:
+    original = Model()
+    model = recfx.convert(original, passes=[*recfx.passes(), ScaleAll(2.0)])
+    assert caplog.messages == []
+    plain = recfx.unconvert(model)
+    (message,) = caplog.messages
+    assert "'ebc'" in message
+    assert "[own_operators_dropped]: compute what scale computed" in message
+    assert torch.equal(plain(BATCH), original(BATCH))
+    assert not torch.equal(plain(BATCH), model(BATCH))
+
+
 def test_prices_know_the_tables_of_its_value() -> None:
     found: list[NodeFacts] = []
 
