@@ -55,6 +55,11 @@ def test_copies_are_the_slots() -> None:
         hash_index.slot_tables_(slots, side_rows, counts, arguments[1][:1], *arguments[2:])
     with pytest.raises(RuntimeError, match=r"\d+ ids of table 0 do not fit into 1 slots"):
         hash_index.slot_tables_(slots[:2], side_rows, [1, 1], *arguments[1:])
+    full = HashIndex(2, config=HashConfig(dense_rows=0, buckets=1))
+    full.find_or_insert(torch.tensor([5, 6]))
+    own = [full.row_ids], [full.row_state], [full.lock]
+    with pytest.raises(RuntimeError, match="2 ids of table 0 do not fit into 2 slots"):
+        hash_index.slot_tables_(slots[:2], side_rows[:1], [2], *own)  # a search for another id would never end
     other = torch.empty_like(slots), torch.empty_like(side_rows)
     hash_index_reference.slot_tables_(*other, *arguments)
     for held, wanted in zip(other[0].split(counts), slots.split(counts), strict=True):

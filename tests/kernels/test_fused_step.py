@@ -17,6 +17,7 @@ from recfx.kernels.fused_optimizer import step_touched_rows
 from recfx.kernels.fused_step import fused_step_, rules
 from recfx.optim.rules import RULES
 from recfx.optim.rules.rule import Rule, StepNumbers
+from tests.ascend.guard_pages import guarded, signal_of
 
 assert library.load(), library.why_not()
 RULE = {rule.name: rule for rule in RULES}
@@ -195,6 +196,18 @@ def test_any_number_of_threads_gives_the_same_bits(rule: str, weighted: bool) ->
         torch.set_num_threads(before)
     for others in found[1:]:
         assert all(torch.equal(one, other) for one, other in zip(found[0], others, strict=True))
+
+
+@pytest.mark.parametrize("side", ["begin", "end"])
+@pytest.mark.parametrize("dim", [1, 3, 4, 7, 8, 12, 15, 20, 28, 60, 100, 132])
+@pytest.mark.parametrize("rule", ["sgd", "adagrad", "partial_rowwise_adam"])
+def test_nothing_outside_of_its_tensors_is_touched(rule: str, dim: int, side: str) -> None:
+    """Each tensor lies at a page that nobody may touch."""
+    place = guarded(side)
+    made = case(rule, rows=(5,), dims=(dim,), features=(1,), batch_size=3, longest=4)
+    made.weights, made.states = [place(made.weights[0])], [[place(state)] for (state,) in made.states]
+    made.rows, made.offsets, made.gradients = place(made.rows), place(made.offsets), place(made.gradients)
+    assert signal_of(lambda: fused_step_(*made.arguments())) == 0
 
 
 def test_gradients_are_summed_in_the_order_of_the_batch() -> None:

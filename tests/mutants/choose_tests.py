@@ -38,6 +38,7 @@ BESIDE = {
     **{f"nodes/{stem}.py": ["ascend/npu_runtime", "nodes"] for stem in ("streams", "to_host", "host_copies")},
     "nodes/training_checks.py": ["modules", "sharding/test_ddp.py", "planner/test_torchrec_entry.py"],
     "hashing": ["hashing", "modules", "kernels"],
+    **{f"hashing/{stem}.py": ["hashing", "sharding/test_state.py"] for stem in ("slice_counts", "slicing", "row_move")},
     "sharding": ["sharding", "planner"],
     "checkpoint": ["checkpoint", "sharding/test_checkpoint.py", "sharding/test_checkpoint_optimizers.py"],
     "verification": ["verification", "conversion"],

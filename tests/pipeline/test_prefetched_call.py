@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import pytest
@@ -57,3 +58,30 @@ def test_what_was_prefetched_is_for_the_very_objects_of_its_batch(by_name: bool)
     assert not started.is_for(*arguments(same))
     assert not started.is_for((second,), {"features": second})
     assert not started.is_for((), {})
+
+
+class NotedStreams(Streams):
+    """Notes which threads choose the device."""
+
+    def __init__(self) -> None:
+        super().__init__(torch.device("cpu"))
+        self.threads: list[int] = []
+
+    def use_device(self) -> None:
+        self.threads.append(threading.get_ident())
+
+
+def thread_that_waits(rank: int, world_size: int) -> None:
+    module = shard(CASE, build(CASE)[0], world_size)
+    features = batches(CASE, world_size, 1)[0][rank]
+    call = KnownCall.find("", module, features, (features,), {})
+    assert call is not None
+    started, streams, worker = StartedCall(call, call.arguments(features)), NotedStreams(), Worker()
+    started.start(streams, is_last=False)
+    started.send(streams, worker)
+    started.finish(streams).values()
+    assert streams.threads == [worker.run(threading.get_ident).result()]
+
+
+def test_the_thread_that_waits_for_ids_uses_the_device_of_the_tables() -> None:
+    ranks(2).run(thread_that_waits)

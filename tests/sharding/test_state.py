@@ -336,6 +336,33 @@ def test_state_of_fewer_rows_is_for_the_moment_of_the_load() -> None:
     assert ranks(2).run(trained_between, case, smaller) == ["rows_mismatch"] * 2
 
 
+def optimizer_afterwards(
+    rank: int, world_size: int, case: Case, folder: str, state: dict[str, Any]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Fewer rows: from a checkpoint and from a state dict; the optimizer's state follows on its own."""
+    found = []
+    for from_checkpoint in (True, False):
+        model = make(case, world_size, seed=7)
+        if from_checkpoint:
+            recfx.load_checkpoint(model, folder, in_backward=False)
+        else:
+            sharded_of(model).load_state_dict(model_state(state))
+        sharded_of(model).fused_optimizer.load_state_dict(optimizer_state(state))
+        found.append(whole_state(model))
+    return found[0], found[1]
+
+
+def test_optimizer_state_of_fewer_rows_after_a_checkpoint_of_them(tmp_path: Path) -> None:
+    case = case_of("mixed")
+    model = make(replace(case, hashing=replace(LRU, rows=69)), 0)
+    train(model, case, 0, 0, 0, 3)
+    recfx.save_checkpoint(model, tmp_path)
+    for found, wanted in ranks(2).run(optimizer_afterwards, case, str(tmp_path), whole_state(model)):
+        states = [key for key in wanted if "/" in key]
+        assert len(states) > 3
+        assert_same({key: found[key] for key in states}, {key: wanted[key] for key in states})
+
+
 def in_place(rank: int, world_size: int, case: Case) -> str:
     """What torch.distributed.checkpoint does with the state of another table."""
     sparse = sharded_of(make(case, world_size))
