@@ -85,7 +85,7 @@ serve-soak: setup ## ten minutes of load on the C++ server, with newer files and
 mutants: setup ## put small faults into the code, one at a time: do the tests notice nine in ten of a sample?
 	@$(BIN)/python -m tests.mutants $(MUTANTS_FLAGS) $(MUTANTS)
 
-picture: setup ## make the screenshot in the README again; needs Chromium
+picture: setup ## make the screenshot in README.md again; needs Chromium
 	@$(BIN)/python -m tests.drawing.picture examples/draw.png
 
 lint: $(INSTALLED) ## ruff, mypy, and clang-format for the C++ sources

@@ -25,6 +25,7 @@ else:
 
 ROOT = Path(__file__).resolve().parents[1]
 STAND_IN = Path(".packaging/fbgemm-gpu")
+DESCRIPTION = Path(".packaging/description.md")
 LINKED = ("kernels", "lowering")
 
 CSRC = {
@@ -92,8 +93,8 @@ def copy_sources(target: Path) -> Path:
     target.mkdir()
     for name in ("recfx", *LINKED, STAND_IN, "examples/serve_cpp"):
         shutil.copytree(ROOT / name, target / name, symlinks=True, ignore=skip)
-    for name in ("pyproject.toml", "README.md", "LICENSE", "MANIFEST.in"):
-        shutil.copy2(ROOT / name, target)
+    for name in ("pyproject.toml", "README.md", "LICENSE", "MANIFEST.in", DESCRIPTION):
+        shutil.copy2(ROOT / name, target / name)
     return target
 
 
@@ -155,6 +156,21 @@ def test_the_layout_engine_is_the_one_that_was_published() -> None:
 def test_sdist_holds_the_sources_of_the_server(built: Path) -> None:
     assert "examples/serve_cpp/CMakeLists.txt" in EXAMPLE
     assert files(built / "sdist") >= EXAMPLE
+
+
+@pytest.mark.parametrize("form", ["wheel", "sdist", "sdist-wheel"])
+def test_documentation_stays_in_the_repository(built: Path, form: str) -> None:
+    """But for that of the server, which the source distribution holds as a whole."""
+    written = {name for name in files(built / form) if name.endswith(".md")}
+    assert written == ({str(DESCRIPTION), "examples/serve_cpp/README.md"} if form == "sdist" else set())
+
+
+def test_package_indexes_show_a_page_without_links(built: Path) -> None:
+    (info,) = (built / "wheel").glob("*.dist-info")
+    metadata = message_from_string((info / "METADATA").read_text())
+    assert metadata["Description-Content-Type"].startswith("text/markdown")
+    assert metadata.get_payload() == (ROOT / DESCRIPTION).read_text()
+    assert "](" not in (ROOT / DESCRIPTION).read_text()
 
 
 @pytest.mark.parametrize("form", ["wheel", "sdist-wheel"])

@@ -132,6 +132,13 @@ def test_imports_point_down() -> None:
     assert not up, "\n".join(up)
 
 
+def test_the_map_names_the_packages_in_their_order() -> None:
+    table = (ROOT / "recfx/README.md").read_text().partition("## The packages")[2].partition("\n## ")[0]
+    first_cells = " ".join(re.findall(r"^\| ([^|]*) \|", table, re.MULTILINE))
+    named = re.findall(r"`(?:recfx/)?(\w+)(?:\.py)?`", first_cells)
+    assert named == [layer for layer in LAYERS if layer not in ("__main__", "version")]
+
+
 def test_passes_know_nothing_of_what_lives() -> None:
     """No store, process group, device or kernel, and no module."""
     for name, path in MODULES.items():
@@ -203,7 +210,7 @@ def test_no_name_hides_a_module() -> None:
 def test_the_repository_holds_text_alone() -> None:
     """A wheel, an archive or a checkpoint that was left behind would be in every clone for good.
 
-    The small pictures that the README shows are the exception.
+    The small pictures that READMEs show are the exception.
     """
     if not (ROOT / ".git").exists():
         pytest.skip("not a checkout")
@@ -212,6 +219,11 @@ def test_the_repository_holds_text_alone() -> None:
     ).stdout
     files = [ROOT / name for name in listed.split("\0") if name]
     binary = {str(path.relative_to(ROOT)) for path in files if path.is_file() and b"\0" in path.read_bytes()}
-    pictures = set(re.findall(r"!\[[^]]+\]\(([\w/.]+\.png)\)", (ROOT / "README.md").read_text()))
+    pictures = {
+        str((page.parent / shown).resolve().relative_to(ROOT))
+        for page in files
+        if page.name == "README.md" and page.is_file()
+        for shown in re.findall(r"!\[[^]]+\]\(([\w/.]+\.png)\)", page.read_text())
+    }
     assert not binary - pictures, "\n".join(binary - pictures)
     assert [name for name in pictures if not 0 < (ROOT / name).stat().st_size < 200_000] == []

@@ -1,4 +1,4 @@
-"""What README.md says has been verified is what there is to verify."""
+"""What kernels/README.md says has been verified is what there is to verify."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 from tests.ascend import tools, verified
 from tests.ascend.cases import CASES
 
-STALE = f"`{verified.COMMAND}` runs the checks and writes the section of README.md again"
+STALE = f"`{verified.COMMAND}` runs the checks and writes the section of kernels/README.md again"
 
 
 def everything() -> dict[str, str]:

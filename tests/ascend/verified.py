@@ -1,4 +1,4 @@
-"""What has been verified on what: the section of README.md, written from a run of the checks.
+"""What has been verified on what: the section of kernels/README.md, written from a run of the checks.
 
 ``python -m tests.ascend.verified`` runs every level on every kernel, and writes the section only if all of them passed
 and none was skipped.
@@ -20,7 +20,7 @@ from tests.ascend.bounds import BLOCKS, Subject, most, refused, subject_of
 from tests.ascend.cases import CASES
 from tests.ascend.kernel_case import KernelCase
 
-README = tools.ROOT / "README.md"
+README = tools.ROOT / "kernels/README.md"
 COMMAND = "python -m tests.ascend.verified"
 BEGIN, END = f"<!-- written by `{COMMAND}`: -->\n\n", "\n<!-- up to here -->\n"
 WIDE = 1024
@@ -188,7 +188,7 @@ def _widest(kernel: str) -> str:
 
 
 def written() -> str:
-    """The section that README.md has."""
+    """The section that the README has."""
     return README.read_text().partition(BEGIN)[2].partition(END)[0]
 
 
@@ -224,16 +224,16 @@ def main() -> None:
     os.chdir(tools.ROOT)
     pytest.main(["-q", *sorted(files)], plugins=[outcomes])
     if missing := not_passed(outcomes.by_test):
-        sys.exit(f"README.md stays as it is: {len(missing)} checks did not pass, among them {missing[0]}")
+        sys.exit(f"kernels/README.md stays as it is: {len(missing)} checks did not pass, among them {missing[0]}")
     write()
 
 
 def write() -> None:
-    """Replace the section of README.md, and nothing else of it."""
+    """Replace the section of the README, and nothing else of it."""
     before, begin, rest = README.read_text().partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end:
-        sys.exit(f"README.md has lost the lines {BEGIN.strip()} and {END.strip()}")
+        sys.exit(f"kernels/README.md has lost the lines {BEGIN.strip()} and {END.strip()}")
     README.write_text(before + begin + page() + end + after)
 
 

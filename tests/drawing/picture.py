@@ -1,4 +1,4 @@
-"""The screenshot of the README: ``python -m tests.drawing.picture FILE.png``."""
+"""The screenshot on the first page, README.md: ``python -m tests.drawing.picture FILE.png``."""
 
 from __future__ import annotations
 
