@@ -42,10 +42,9 @@ class TableFacts:
     """One table of a converted collection.
 
     Args:
-        module_path: path of ``bag`` in the model.
+        module_path: path in the model of the module that holds the weight.
         spec: the compiler's description.
         config: TorchRec's config.
-        bag: the module that holds the weight.
         weight: the ``[rows, dim]`` parameter.
         index: its index; None if ids are rows.
         index_facts: what can be read from the index; None without an index, and on meta.
@@ -57,7 +56,6 @@ class TableFacts:
     module_path: str
     spec: TableSpec
     config: BaseEmbeddingConfig
-    bag: nn.Module
     weight: nn.Parameter
     index: HashIndex | None
     index_facts: IndexFacts | None
@@ -79,18 +77,16 @@ def table_facts(
     """
     kernels, indexes = _kernels_by_table(collection.graph_module), dict(collection.hash_indexes.items())
     facts, kind = {}, kind_of(collection)
-    tables = kind.tables_of(collection)
     for spec, config in zip(collection.tables, kind.configs_of(collection), strict=True):
         if spec.name not in parts:
             continue
         name = parts[spec.name]
-        bag, index = tables[name], indexes.get(name)
+        index = indexes.get(name)
         assert index is None or isinstance(index, HashIndex)
         facts[spec.name] = TableFacts(
             module_path=kind.table_path(path, name),
             spec=spec,
             config=config,
-            bag=bag,
             weight=collection.weight(name),
             index=index,
             index_facts=None if index is None else IndexFacts.of(index),

@@ -96,11 +96,6 @@ class FindRows(NodeModule):
         return self._operators.chosen(self._store.device)
 
     @property
-    def operators(self) -> str:
-        """The name of the target that finds rows; that of the host's if it does."""
-        return self.hash_ids.operators if self.finds_on_host else self.chosen().backend
-
-    @property
     def leaves_out_absent(self) -> bool:
         """Whether ids that read nothing are taken out of their bags, for which the host waits for the device.
 

@@ -44,11 +44,6 @@ class HashIds(NodeModule):
         """The names of the tables whose ids go through an index."""
         return self.indexes.hashed
 
-    @property
-    def operators(self) -> str:
-        """The name of the target whose operators find and insert ids; ``""`` where nothing is hashed."""
-        return self.indexes.target
-
     def forward(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor | HashedBatch:
         """``features``: raw ids, with keys in the collection's order. Returns rows in the same bags.
 

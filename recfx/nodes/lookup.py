@@ -88,11 +88,6 @@ class Lookup(NodeModule):
         self._check_shapes()
         return select_backend(self.spec(), backend, self.collection)
 
-    @property
-    def permutes_keys(self) -> bool:
-        """Whether its tables are not exactly those of the KJT, in the same order."""
-        return self._positions is not None
-
     def _check_shapes(self) -> None:
         """Check the tables' sizes, which kernels rely on: a table may have been replaced by one of another size."""
         for table in self.tables:

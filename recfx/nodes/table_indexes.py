@@ -95,16 +95,6 @@ class TableIndexes:
         return self.store.index(self._hashed[0]).row_ids.device if self._hashed else torch.device("cpu")
 
     @property
-    def target(self) -> str:
-        """The name of the target whose operators find and insert ids; ``""`` on meta, and before tables without an
-        index are taken out.
-        """
-        indexes = [self.store.indexes._modules.get(name) for name in self._hashed]
-        if not indexes or any(index is None for index in indexes) or self.on_meta:
-            return ""
-        return self._operators.chosen(self.device).backend
-
-    @property
     def operators(self) -> HashIndexOperators:
         """The target's operators that find and insert ids."""
         found: HashIndexOperators = self._operators.on(self.device)

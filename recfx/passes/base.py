@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from recfx.diagnostics import Diagnostic
@@ -25,7 +25,7 @@ class PassResult:
 
     Args:
         graph: the graph, rewritten.
-        declined: what was not rewritten, and why.
+        declined: what was not rewritten, and why; those that do not say by whom are the pass's own.
     """
 
     graph: OperatorGraph
@@ -111,8 +111,9 @@ def run_passes(
         verify_operators(graph, after=each.name)
         seconds = time.perf_counter() - started
         nodes = history.after(each.name)
+        declined = tuple(replace(why, by=why.by or each.name) for why in result.declined)
         modified = not records or nodes != records[-1].nodes
-        records.append(PassRecord(each.name, modified, nodes, result.declined, seconds))
+        records.append(PassRecord(each.name, modified, nodes, declined, seconds))
         if callback is not None:
             callback(each.name, graph)
     return Rewriting(graph, tuple(records), {node.name: reader.metas[node] for node in graph.operators})

@@ -24,9 +24,7 @@ def elide_hash(graph: OperatorGraph) -> PassResult:
             message = f"ids of table {name!r} are raw: rows beyond dense_rows need its index."
             if table.id_range is not None:
                 message += f" Its ids are {table.id_range}: {table.id_range.proof}."
-            declined.append(
-                Diagnostic("has_index", graph.collection(node).name, message, by="elide_hash", node=node.name)
-            )
+            declined.append(Diagnostic("has_index", graph.collection(node).name, message, node=node.name))
         kept = tuple(table.name for table in indexed)
         if kept == hashed:
             continue

@@ -42,7 +42,7 @@ def find_on_device(graph: OperatorGraph) -> PassResult:
             code = "found_on_host"
             message = f"no target finds rows on {collection.device}: {why or 'none has a kernel for it.'}"
         if code:
-            declined.append(Diagnostic(code, collection.name, message, by="find_on_device", node=node.name))
+            declined.append(Diagnostic(code, collection.name, message, node=node.name))
             continue
         _replace(graph, node, around, finder.backend)
     return PassResult(graph, tuple(declined))

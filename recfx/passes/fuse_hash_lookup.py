@@ -41,11 +41,11 @@ def _refusal(graph: OperatorGraph, readers: list[fx.Node]) -> Diagnostic | None:
     others = [reader.name for reader in readers if graph.kind(reader) != "lookup"]
     if others:
         message = f"{', '.join(others)} reads the rows, which one kernel for both would not write out."
-        return Diagnostic("operator_in_between", "", message, by="fuse_hash_lookup")
+        return Diagnostic("operator_in_between", "", message)
     if len(readers) != 1:
         names = ", ".join(reader.name for reader in readers)
         message = f"{names} read the rows, and each would hash the ids again."
-        return Diagnostic("several_lookups", "", message, by="fuse_hash_lookup")
+        return Diagnostic("several_lookups", "", message)
     (lookup,) = readers
     refusal = graph.served(lookup).finding_declined
     if refusal is not None:
@@ -54,7 +54,7 @@ def _refusal(graph: OperatorGraph, readers: list[fx.Node]) -> Diagnostic | None:
     if tuple(key for table in tables for key in table.embedding_names) != graph.collection(lookup).local_keys:
         names = ", ".join(table.name for table in tables)
         message = f"{lookup.name} reads tables {names} in this order, which is not that of the batch's keys."
-        return Diagnostic("keys_need_permutation", "", message, by="fuse_hash_lookup")
+        return Diagnostic("keys_need_permutation", "", message)
     return None
 
 

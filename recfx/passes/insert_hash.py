@@ -29,7 +29,6 @@ def insert_hash(graph: OperatorGraph) -> PassResult:
                 "static_table",
                 graph.collection(select).name,
                 f"table {table.name!r} is static: hashing=None.",
-                by="insert_hash",
                 node=select.name,
             )
             for select in graph.of_kind("select_features")

@@ -24,12 +24,10 @@ def split_hash_ids(graph: OperatorGraph) -> PassResult:
         counted = [table.name for table in collection.local if table.evicts or table.admits]
         if len(graph.hashing(collection.name)) > 1:
             message = "several nodes hash ids, and finding rows ahead is for one that hashes all."
-            declined.append(
-                Diagnostic("several_hash_ids", collection.name, message, by="split_hash_ids", node=node.name)
-            )
+            declined.append(Diagnostic("several_hash_ids", collection.name, message, node=node.name))
         elif counted:
             message = f"tables {counted} count every id, or evict: their ids are hashed in batch order."
-            declined.append(Diagnostic("hashed_in_turn", collection.name, message, by="split_hash_ids", node=node.name))
+            declined.append(Diagnostic("hashed_in_turn", collection.name, message, node=node.name))
         else:
             _split(graph, node)
     return PassResult(graph, tuple(declined))

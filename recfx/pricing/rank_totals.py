@@ -41,11 +41,6 @@ class StepPrice:
         times = [each.seconds for each in self.ranks]
         return max(times) * len(times) / sum(times) if sum(times) else 1.0
 
-    @property
-    def fullest(self) -> int:
-        """The resident bytes of the rank that has most."""
-        return max(each.resident_bytes for each in self.ranks)
-
 
 class _Call(NamedTuple):
     """One collective: the number of its collection, its node, its number there; and the call that sends it back."""

@@ -427,3 +427,25 @@ def test_views_are_made_anew_only_when_the_slots_were_replaced() -> None:
         assert view is not before[training]
         assert view.slot_groups is index.slot_groups
         assert index.view(training) is view
+
+
+@pytest.mark.parametrize(
+    ("config", "empty"),
+    [
+        (HashConfig(dense_rows=0), {"scores", "admission"}),
+        (HashConfig(dense_rows=0, on_full="evict"), {"admission"}),
+        (HashConfig(dense_rows=0, admit_after=2), {"scores"}),
+        (HashConfig(dense_rows=0, admit_after=2, on_full="evict"), set()),
+    ],
+)
+def test_memory_is_for_what_the_policies_need(config: HashConfig, empty: set[str]) -> None:
+    needed_for = {
+        "scores": {"row_scores", "victims", "victim_heads"},
+        "admission": {
+            "candidate_slot_groups", "candidate_side_row", "candidate_ids", "candidate_counts", "candidate_order",
+            "free_places", "oldest", "oldest_heads",
+        },
+    }  # fmt: skip
+    buffers = HashIndex(40, config=config).index_buffers()._asdict()
+    found = {name for name, buffer in buffers.items() if buffer.numel() == 0}
+    assert found == set().union(*(needed_for[policy] for policy in empty))

@@ -21,6 +21,10 @@ _IN_TRITON = (
 )
 BESIDE = {
     "passes": ["passes", "modules/test_means.py", "optim/test_settings_of_tables.py", "ir"],
+    **{
+        f"passes/{stem}.py": ["passes", "exporter/test_export.py", "exporter/test_every_format.py"]
+        for stem in ("freeze_indexes", "quantize_rows", "fuse_served_lookup")
+    },
     "passes/insert_dist.py": ["passes", "sharding/test_types.py", "sharding/test_hashed.py", "sharding/test_mixed.py"],
     "ir/exchange.py": ["passes", "sharding/test_wire.py", "sharding/test_explain.py"],
     "nodes": ["nodes", "modules", "passes", "lowering"],

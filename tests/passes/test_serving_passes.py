@@ -6,8 +6,9 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
+from torchrec import EmbeddingBagConfig, PoolingType
 
-from recfx import HashConfig
+from recfx import HashConfig, HashEmbeddingBagCollection, HashEmbeddingBagConfig
 from recfx.diagnostics import Diagnostic
 from recfx.ir.context import Served
 from recfx.ir.lookup_facts import LookupFacts
@@ -74,6 +75,28 @@ ebc_keyed_tensor = keyed_tensor(ebc_mean_divide)"""
 
 
 def test_a_mean_of_hashed_tables_alone_is_a_mean_again() -> None:
+    tables: list[EmbeddingBagConfig] = [
+        HashEmbeddingBagConfig(
+            name=name,
+            num_embeddings=8,
+            embedding_dim=4,
+            feature_names=[name],
+            pooling=PoolingType.MEAN,
+            hashing=INDEXED,
+        )
+        for name in ("t0", "t1")
+    ]
+    before = HashEmbeddingBagCollection(tables).unexpanded_graph()
+    made = run_passes(OperatorGraph(before.graph, replace(before.context, targets=Files())), export_passes())
+    assert "combine=SUM" in format_operators(made.graph)
+    assert "mean_divide" in format_operators(made.graph)
+    text = format_operators(run_passes(made, serving_passes({"": {}})).graph)
+    assert "combine=MEAN" in text
+    assert "ebc_keyed_tensor = keyed_tensor(ebc_lookup)" in text
+    assert "mean_divide" not in text
+
+
+def test_a_lookup_that_pools_a_sum_as_well_stays_a_sum() -> None:
     assert (
         served(INDEXED, ADOPTED, users=torch.float16)
         == """\
