@@ -43,7 +43,14 @@ class StepPrice:
 
 
 class _Call(NamedTuple):
-    """One collective: the number of its collection, its node, its number there; and the call that sends it back."""
+    """One collective of a node.
+
+    Args:
+        collection: the number of its collection.
+        node: the name of the node.
+        number: its number among the collectives of the node.
+        pair: the same for a call of the forward and the one of the backward that takes the opposite way.
+    """
 
     collection: int
     node: str

@@ -159,6 +159,21 @@ def test_more_samples_and_ids_take_longer_and_ranks_send_more() -> None:
     assert large.totals.wire_bytes > 7 * small.totals.wire_bytes
 
 
+def test_gradients_take_the_way_of_the_rows_back() -> None:
+    """The rank that has the table sends its rows to all, and receives their gradients from all: equally many bytes."""
+
+    def wire(dim: int, trains: bool) -> float:
+        table = EmbeddingBagConfig(name="t", num_embeddings=4096, embedding_dim=dim, feature_names=["f"])
+        model = nn.ModuleDict({"ebc": EmbeddingBagCollection([table])}).train(trains)
+        plan = plan_of(model, "ebc", 4, {"t": table_wise(1)})
+        return recfx.cost(model, ASCEND_910B, plan=plan, world_size=4).at(B=512, L=3).step.parts["wire"]
+
+    rows = wire(128, False) - wire(64, False)
+    gradients = (wire(128, True) - wire(128, False)) - (wire(64, True) - wire(64, False))
+    assert rows > 0
+    assert gradients == pytest.approx(rows, rel=1e-9)
+
+
 def test_plans_side_by_side() -> None:
     model = many_tables(8)
     spread = plan_of(model, "ebc", 4, {f"t{n}": table_wise(rank=n % 4) for n in range(8)})
