@@ -22,8 +22,7 @@ class LookedUp(NamedTuple):
     """What a forward returns: ``pooled``, float32 ``[B, sum D]``, and the rows that it read."""
 
     pooled: torch.Tensor
-    rows: torch.Tensor  # [n] int64, -1 if an id gets no gradient
-    has_absent: bool = False  # whether some may be -1
+    rows: torch.Tensor  # [n] int64, -1 if an id gets no gradient, which is for targets that take absent ids
 
 
 class Backward(Protocol):
@@ -53,16 +52,13 @@ class TrainableLookup:
     Args:
         spec: the lookup. Its weights are not kept: they may be replaced, and the old ones must then be freed.
         backward: the target's kernels.
-        takes_absent: whether they take rows of -1; otherwise such ids are left out before they are called.
         step_shared: steps tables that several lookups read in one call, see ``GradientPart.step_shared``; None: the
             target has no such kernel.
     """
 
-    def __init__(
-        self, spec: LookupSpec, backward: Backward, takes_absent: bool, step_shared: StepShared | None = None
-    ) -> None:
+    def __init__(self, spec: LookupSpec, backward: Backward, step_shared: StepShared | None = None) -> None:
         self.tables, self.pooling, self.optimizers = spec.tables, spec.combine, spec.optimizers
-        self.backward, self.takes_absent, self.step_shared = backward, takes_absent, step_shared
+        self.backward, self.step_shared = backward, step_shared
         self._once = StepOnce(spec.optimizers)
 
     def __call__(
@@ -140,7 +136,6 @@ class _TableBatchedLookup(torch.autograd.Function):
         looked_up = forward(scale)
         ctx.trainable, ctx.step, ctx.kept = trainable, step, []
         ctx.batch = TrainedBatch(weights, looked_up.rows, offsets, scale)
-        ctx.must_leave_out = looked_up.has_absent and not trainable.takes_absent
         ctx.scale_dtype = None if per_sample_weights is None else per_sample_weights.dtype
         return looked_up.pooled
 
@@ -157,14 +152,10 @@ class _TableBatchedLookup(torch.autograd.Function):
         if grad_output is None:  # there is no gradient; zeros instead would cause a step
             weights = [None] * (len(ctx.needs_input_grad) - _SCALE - 1)
             return (*[None] * _SCALE, None, *(leaf_gradients(triggers) or weights))
-        batch, present = _present(ctx.batch) if ctx.must_leave_out else (ctx.batch, None)
-        grad_output = grad_output.float().contiguous()
+        batch, grad_output = ctx.batch, grad_output.float().contiguous()
         scale_gradient = None
         if ctx.needs_input_grad[_SCALE]:  # this reads the rows, so it comes before they are updated
-            scale_gradient = trainable.backward.scale_gradient(batch, grad_output)
-            if present is not None:
-                scale_gradient = scale_gradient.new_zeros(present.shape).masked_scatter_(present, scale_gradient)
-            scale_gradient = scale_gradient.to(ctx.scale_dtype)
+            scale_gradient = trainable.backward.scale_gradient(batch, grad_output).to(ctx.scale_dtype)
         gradients: list[torch.Tensor | None]
         if trainable.optimizers[0] is None:
             gradients = _weight_gradients(trainable, batch, grad_output, ctx.needs_input_grad[_SCALE + 1 :])
@@ -172,17 +163,6 @@ class _TableBatchedLookup(torch.autograd.Function):
             leave_for_step(triggers, ctx.kept, _Part(trainable, once, batch, grad_output))
             gradients = list(leaf_gradients(triggers))
         return (*[None] * _SCALE, scale_gradient, *gradients)
-
-
-def _present(batch: TrainedBatch) -> tuple[TrainedBatch, torch.Tensor | None]:
-    """The batch without the ids that read no row, and a mask of the ids that are left; None if all are."""
-    present = batch.values >= 0
-    if bool(present.all()):
-        return batch, None
-    before = batch.offsets.new_zeros(present.numel() + 1)
-    torch.cumsum(present, 0, out=before[1:])
-    scale = None if batch.scale is None else batch.scale[present]
-    return TrainedBatch(batch.weights, batch.values[present], before[batch.offsets], scale), present
 
 
 def _weight_gradients(

@@ -22,7 +22,7 @@ from recfx.optim.rules.sgd import SGD
 def build(spec: LookupSpec) -> LookupKernel:
     """The kernel of one lookup."""
     backward = TritonBackward(spec)
-    trainable = TrainableLookup(spec, backward, takes_absent=True)
+    trainable = TrainableLookup(spec, backward)
 
     def lookup(weights: list[torch.Tensor], batch: LookupBatch) -> torch.Tensor:
         rows, offsets = batch.values.to(torch.int64).contiguous(), batch.offsets.to(torch.int64).contiguous()

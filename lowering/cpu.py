@@ -92,7 +92,7 @@ class CpuLookup:
         self._mean = spec.combine == "MEAN"
         backward = CpuBackward.of(spec)
         self._table_of_feature = backward.table_of_feature
-        self._trainable = TrainableLookup(spec, backward, takes_absent=True, step_shared=step_shared)
+        self._trainable = TrainableLookup(spec, backward, step_shared=step_shared)
         self._no_index = IndexView.none()
         self._has_moved = False
 
@@ -152,13 +152,10 @@ class CpuLookup:
         views = [view or self._no_index for view in ids_to_rows.find_views()]
         pooled, rows, absent = find_and_pool(ids, offsets, weights, tables, views, scale, keep_rows)
         absent_per_table: list[int] = absent.tolist()
-        if not training:
-            ids_to_rows.answered(absent_per_table)
-            return LookedUp(pooled, rows, has_absent=any(absent_per_table))
-        if not any(absent_per_table):
+        if not training or not any(absent_per_table):
             ids_to_rows.answered(absent_per_table)
             return LookedUp(pooled, rows)
         was_absent = rows < 0
         ids_to_rows.insert(ids, rows, absent_per_table)
         pool_again_(pooled, rows, was_absent, offsets, weights, tables, scale)
-        return LookedUp(pooled, rows, has_absent=True)
+        return LookedUp(pooled, rows)

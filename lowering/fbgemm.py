@@ -27,7 +27,7 @@ def serves(lookup: LookupFacts, chip: str | None) -> Diagnostic | None:
 def build(spec: LookupSpec) -> LookupKernel:
     """The kernel, whose constant tensors are computed once."""
     layout = Layout(spec)
-    trainable = TrainableLookup(spec, FbgemmBackward(layout), takes_absent=False)
+    trainable = TrainableLookup(spec, FbgemmBackward(layout))
 
     def lookup(weights: list[torch.Tensor], batch: LookupBatch) -> torch.Tensor:
         values, offsets = batch.values.to(torch.int64), batch.offsets.to(torch.int64)

@@ -56,7 +56,7 @@ def is_here(device: torch.device) -> Diagnostic | None:
 
 def build(spec: LookupSpec) -> LookupKernel:
     """The kernel. The host waits for the device once per batch: for where each table's ids begin."""
-    trainable = TrainableLookup(spec, AtenBackward(spec), takes_absent=False)
+    trainable = TrainableLookup(spec, AtenBackward(spec))
     layout = [(len(table.feature_names), table.embedding_dim) for table in spec.tables]
     pooling = spec.combine
 
