@@ -63,7 +63,7 @@ BESIDE = {
         "sharding/test_optimizer_settings.py",
     ],
     "pipeline": ["pipeline", "sharding/test_stock_pipeline.py", "sharding/test_end_of_data.py"],
-    "tracing": ["tracing", "conversion"],
+    "tracing": ["tracing", "verification", "conversion"],
     "planner": ["planner", "sharding/test_plan.py", "sharding/test_explain.py", "inspect"],
     "pricing": ["pricing", "planner", "inspect", "drawing/test_costs.py"],
     "kernels": ["kernels", "hashing", "lowering", "optim"],
