@@ -1,7 +1,8 @@
 """Ctrl-C that is kept until it can be raised: where other ranks can be told, and not in the middle of an exchange.
 
 A rank that left an exchange would leave the others waiting, or let them take one message for another; one that left the
-making of a process group, a part of it.
+making of a process group, a part of it; and a trace that was left while torch.fx takes back what it has patched would
+leave ``nn.Module`` patched for the whole process.
 """
 
 from __future__ import annotations
@@ -45,8 +46,12 @@ def held_interrupts() -> Iterator[None]:
     """Keep Ctrl-C until ``raise_held``, or until the end. Does nothing in other threads than the main one."""
     global _held
     handler = signal.getsignal(signal.SIGINT)
-    if _held is not None or threading.current_thread() is not threading.main_thread() or not callable(handler):
+    if threading.current_thread() is not threading.main_thread() or not callable(handler):
         yield
+        return
+    if _held is not None:
+        with interrupts(allowed=False):
+            yield
         return
     held = _held = _Held(handler)
     signal.signal(signal.SIGINT, held.on_signal)

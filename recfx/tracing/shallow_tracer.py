@@ -27,6 +27,7 @@ from torch.fx.node import map_aggregate
 
 from recfx.diagnostics import Diagnostic
 from recfx.ir.meta import SourceLocation
+from recfx.sharding.held_interrupts import held_interrupts
 from recfx.tracing.randomness import fixed_randomness
 from recfx.tracing.sample import Sample
 
@@ -159,7 +160,8 @@ def trace_graph(root: nn.Module, sample: Sample, tracer: ShallowTracer, *, infer
     """
     target, concrete = _explicit_root(root, sample)
     # Random numbers drawn while tracing become constants of the graph; the comparison, under another seed, finds them.
-    with fixed_randomness(seed=_TRACING_SEED), _raise_where_a_graph_would_forget(inference):
+    randomness, refusals = fixed_randomness(seed=_TRACING_SEED), _raise_where_a_graph_would_forget(inference)
+    with held_interrupts(), randomness, refusals:  # all of them patch what the whole process uses, torch.fx as well
         graph = tracer.trace(target, concrete_args=concrete or None)
     for node in graph.nodes:
         if node.op == "placeholder":

@@ -52,6 +52,14 @@ def until_it_is_allowed_again(reached: list[str]) -> None:
         reached.append("not reached")
 
 
+def until_it_is_no_longer_held(reached: list[str]) -> None:
+    with held_interrupts(), interrupts(allowed=True):
+        with held_interrupts():
+            ctrl_c()
+            reached.append("kept")
+        reached.append("not reached")
+
+
 def until_asked(reached: list[str]) -> None:
     with held_interrupts():
         ctrl_c()
@@ -67,6 +75,7 @@ def until_asked(reached: list[str]) -> None:
         (until_it_is_allowed, ["kept"]),
         (while_it_is_allowed, ["allowed"]),
         (until_it_is_allowed_again, ["kept"]),
+        (until_it_is_no_longer_held, ["kept"]),
         (until_asked, ["kept"]),
     ],
     ids=lambda each: getattr(each, "__name__", ""),
