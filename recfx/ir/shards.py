@@ -112,6 +112,11 @@ class CollectionSharding:
         """The ways in which pooled rows travel back, in the order in which all ranks go through them."""
         return tuple(sorted({table.way_back for table in self.tables}, key=lambda way: (way.place, way.name)))
 
+    @cached_property
+    def cuts_rows(self) -> bool:
+        """Whether some shards have only some of the rows of their table, so that ids are sent by their rows."""
+        return any(shard.piece >= 0 for table in self.tables for shard in table.filled)
+
     def on_rank(self, rank: int) -> list[Shard]:
         """The shards of one rank that have rows, in the order in which the rank receives their features."""
         return list(self._on_ranks[rank])

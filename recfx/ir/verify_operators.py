@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch import fx
 
+from recfx.ir.columns import columns_of
 from recfx.ir.node_kinds import COMBINES, NOT_COMBINED, NodeKind, ValueType
-from recfx.ir.operator_graph import OperatorGraph
+from recfx.ir.operator_graph import OperatorGraph, hop_of
 from recfx.ir.operators import kind_of
 from recfx.ir.tables import embedding_dims
 from recfx.ir.verifier import Fail, GraphVerificationError, check_inputs, check_once, linted, type_of
@@ -48,6 +49,10 @@ def verify_operators(graph: OperatorGraph, after: str) -> None:
         ),
         fail,
     )
+    for started in graph.of_kind("input_dist_start"):
+        _check_routes(graph, started, fail)
+    for started in graph.of_kind("output_dist_start"):
+        _check_way_back(graph, started, fail)
     for keyed in graph.of_kind("keyed_tensor"):
         _check_columns(graph, keyed, fail)
 
@@ -63,6 +68,32 @@ def _check_other(node: fx.Node, fail: Fail) -> None:
     ):
         called = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", node.target)
         fail(node, f"{called} is no operator; recfx.add_operator declares one")
+
+
+def _check_routes(graph: OperatorGraph, started: fx.Node, fail: Fail) -> None:
+    """Check that ids are sent by their rows if rows are cut: a shard has only some of the rows of its table."""
+    sharding = graph.collection(started).sharding
+    if sharding is None:
+        fail(started, "its collection is not sharded")
+    if sharding.cuts_rows and type_of(started.all_input_nodes[0], fail) is not ValueType.ROUTED_IDS:
+        fail(started, "rows are cut, so its ids must come from a bucketize")
+
+
+def _check_way_back(graph: OperatorGraph, started: fx.Node, fail: Fail) -> None:
+    """Check that an ``output_dist_start`` sends the columns of the shards that travel its way, each of them once."""
+    collection, way, hop = graph.collection(started), str(started.kwargs["way"]), hop_of(started)
+    sharding = collection.sharding
+    assert sharding is not None  # its attributes have been checked
+    mine = [shard.spec for shard in sharding.travelling(collection.way(way)) if shard.rank == sharding.rank]
+    wanted = collection.hops(way)[hop].columns if hop else columns_of(tuple(mine))
+    missing = Counter((each.key, each.first, each.dim) for each in wanted)
+    for node in started.args[:-1]:
+        assert isinstance(node, fx.Node)
+        missing.subtract((each.key, each.first, each.dim) for each in graph.columns(node))
+    for (key, first, dim), count in missing.items():
+        if count:
+            much = "few" if count > 0 else "many"
+            fail(started, f"it sends columns {first} to {first + dim - 1} of {key!r} by {way!r} too {much} times")
 
 
 def _check_columns(graph: OperatorGraph, keyed: fx.Node, fail: Fail) -> None:
@@ -119,6 +150,9 @@ def check_attributes(graph: OperatorGraph, node: fx.Node, kind: NodeKind, fail: 
     if "tables" in kind.attributes and not given.get("tables"):
         fail(node, f"a {kind.name} needs tables")
     if "lookup" in kind.once:
+        stored = given.get("stored", ())
+        if stored and [type(each) for each in stored] != [torch.dtype] * len(given["tables"]):
+            fail(node, f"its stored is {stored!r}, not one dtype per table: {given['tables']}")
         _check_combine(node, given.get("combine"), {known[table].embedding_dim for table in given["tables"]}, fail)
     if "way" in kind.attributes:
         ways = {} if collection.sharding is None else {way.name: way for way in collection.sharding.ways_back}

@@ -36,7 +36,7 @@ def compile_graph(
 
     Raises:
         ConversionError: ``unknown_backend``, ``backend_unusable``, ``table_shape_changed``; of passes of the user's,
-            ``malformed_graph``, ``pass_failed``, ``not_lowered``, ``operator_with_state``.
+            ``malformed_graph``, ``pass_failed``, ``not_distributed``, ``not_lowered``, ``operator_with_state``.
     """
     return _lowered(rewritten(graph, rewrites), runtime, backend)
 
@@ -49,13 +49,14 @@ def rewritten(graph: OperatorGraph | Rewriting, rewrites: Sequence[Pass] | None 
         rewrites: the passes; None: all of ``recfx.passes()``.
 
     Raises:
-        ConversionError: ``malformed_graph`` or ``pass_failed``, for passes of the user's; and those that passes raise.
+        ConversionError: ``malformed_graph``, ``pass_failed`` or ``not_distributed``, for passes of the user's; and
+            those that passes raise.
     """
     if rewrites is None:
         return run_passes(graph, passes.passes())
     done: list[str] = []
     try:
-        return run_passes(graph, rewrites, lambda name, _: done.append(name))
+        made = run_passes(graph, rewrites, lambda name, _: done.append(name))
     except RecfxError:
         raise
     except Exception as error:
@@ -69,6 +70,22 @@ def rewritten(graph: OperatorGraph | Rewriting, rewrites: Sequence[Pass] | None 
             what_to_do="mend that pass, or those before it in passes=, or move them: a pass expects the nodes of "
             "recfx.passes() that come before it.",
         ) from error
+    _refuse_own_ids(made.graph)
+    return made
+
+
+def _refuse_own_ids(graph: OperatorGraph) -> None:
+    """Refuse lookups of sharded collections that read this rank's own ids: a list of passes lacks ``insert_dist``."""
+    for lookup in graph.of_kind("lookup", "hash_lookup"):
+        if graph.collection(lookup).sharding is not None and not graph.works_on_shards(lookup):
+            raise ConversionError(
+                f"{lookup.name} reads this rank's own ids, but the collection is sharded: no node before it sends ids "
+                "to the ranks that have their rows.",
+                reason="not_distributed",
+                module_path=graph.collection(lookup).name,
+                what_to_do="let insert_dist of recfx.passes() run as well, right after expand_collection, and leave "
+                "what it adds.",
+            )
 
 
 def refuse_raw_ids(graph_module: fx.GraphModule) -> None:

@@ -70,8 +70,8 @@ class _Distribution:
 
     def distribute_ids(self) -> tuple[fx.Node, fx.Node]:
         """The ids of this rank's shards, and the dist context."""
-        are_cut = any(shard.piece >= 0 for table in self.sharding.tables for shard in table.filled)
-        started = self.add("input_dist_start", self.add("bucketize", self.ids) if are_cut else self.ids)
+        routed = self.add("bucketize", self.ids) if self.sharding.cuts_rows else self.ids
+        started = self.add("input_dist_start", routed)
         in_flight = self.graph.item(started, 0, "ids_in_flight")
         context_in_flight = self.graph.item(started, 1, "dist_context_in_flight")
         arrived = self.add("input_dist_wait", in_flight, context_in_flight)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from torch import fx, nn
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
+from torchrec.distributed.sharding_plan import construct_module_sharding_plan, row_wise, table_wise
+from torchrec.distributed.types import ShardingPlan
 from torchrec.optim import apply_optimizer_in_backward
 
 import recfx
@@ -22,6 +25,7 @@ from recfx.modules.eval_graph import make_eval_graph
 from recfx.nodes.lower_graph import OWN_MAKERS
 from recfx.passes import PassResult, Rewrite, run_passes
 from recfx.sharding.pipeline_stages import SPLIT_HASH_IDS, StagedGraph
+from tests.sharding.ranks import ranks
 
 BATCH = KeyedJaggedTensor(["f", "g"], torch.tensor([3, 0, 3, 9, 1]), lengths=torch.tensor([2, 0, 1, 1, 0, 1]))
 RAW = recfx.HashConfig(dense_rows=0)
@@ -211,6 +215,93 @@ def test_a_pass_of_recfx_that_cannot_follow_the_users_graph_later() -> None:
     with pytest.raises(recfx.ConversionError, match="pass edit raised") as caught:
         compile_again(ebc.graph_module, ebc._runtime, (Rewrite("edit", raises),))
     assert (caught.value.reason, caught.value.module_path) == ("pass_failed", "ebc")
+
+
+def exchanges_ways_back(graph: OperatorGraph) -> None:
+    other = {"row_wise": "table_wise", "table_wise": "row_wise"}
+    for node in graph.of_kind("output_dist_start"):
+        graph.change(node, way=other[str(node.kwargs["way"])])
+
+
+def stores(dtypes: list[Any], graph: OperatorGraph) -> None:
+    for node in graph.of_kind("lookup"):
+        graph.change(node, stored=tuple(dtypes))
+
+
+def without_routing(graph: OperatorGraph) -> None:
+    for node in graph.of_kind("bucketize"):
+        graph.replace(node, node.all_input_nodes[0])
+    graph.remove_unused()
+
+
+def reads_own_ids(graph: OperatorGraph) -> None:
+    (selected,) = graph.of_kind("select_features")
+    for lookup in graph.of_kind("lookup"):
+        lookup.args = (selected, *lookup.args[1:])
+
+
+def on_ranks(edit: Callable[[OperatorGraph], Any]) -> Rewrite:
+    """A pass that edits the graphs of sharded collections."""
+    return Rewrite("edit", partial(_edit_of_ranks, edit))
+
+
+def _edit_of_ranks(edit: Callable[[OperatorGraph], Any], graph: OperatorGraph) -> PassResult:
+    if any(collection.sharding is not None for collection in graph.context.collections.values()):
+        edit(graph)
+    return PassResult(graph)
+
+
+def plan() -> ShardingPlan:
+    kinds = {"a": row_wise(), "b": table_wise(rank=0)}
+    sizes = {"local_size": 2, "world_size": 2, "device_type": "cpu"}
+    return ShardingPlan({"ebc": construct_module_sharding_plan(model().ebc, kinds, **sizes)})
+
+
+@pytest.mark.parametrize(
+    ("edit", "says"),
+    [
+        (without_routing, "node ebc_input_dist_start: rows are cut, so its ids must come from a bucketize"),
+        (
+            exchanges_ways_back,
+            "node ebc_output_dist_start: it sends columns 0 to 3 of 'f' by 'row_wise' too few times",
+        ),
+        (partial(stores, ["fp16"]), "node ebc_lookup: its stored is ('fp16',), not one dtype per table: ('b',)"),
+        (
+            partial(stores, [torch.float16] * 2),
+            "node ebc_lookup: its stored is (torch.float16, torch.float16), not one",
+        ),
+    ],
+)
+def test_wrong_graphs_of_ranks(edit: Callable[[OperatorGraph], Any], says: str) -> None:
+    converted = recfx.convert(model(), passes=[*recfx.passes(), on_ranks(edit)])
+    with pytest.raises(recfx.ConversionError, match=re.escape(f"after pass edit: {says}")) as caught:
+        recfx.cost(converted, plan=plan(), world_size=2).at(8, L=3)
+    assert (caught.value.reason, caught.value.module_path) == ("malformed_graph", "ebc")
+
+
+@pytest.mark.parametrize(
+    "passes",
+    [
+        [each for each in recfx.passes() if each.name != "insert_dist"],
+        recfx.passes()[:1],
+        [*recfx.passes()[:2], on_ranks(reads_own_ids), *recfx.passes()[2:]],
+    ],
+)
+def test_lookups_of_sharded_tables_read_what_other_ranks_send(passes: Any) -> None:
+    converted = recfx.convert(model(), hashing=None, passes=passes)
+    with pytest.raises(recfx.ConversionError, match="ebc_lookup reads this rank's own ids") as caught:
+        recfx.cost(converted, plan=plan(), world_size=2).at(8, L=3)
+    assert (caught.value.reason, caught.value.module_path) == ("not_distributed", "ebc")
+    for reason in ranks(2).run(refused_on_ranks, passes):
+        assert reason == "not_distributed"
+
+
+def refused_on_ranks(rank: int, world_size: int, passes: Any) -> str:
+    try:
+        recfx.convert(model(), hashing=None, plan=plan(), passes=passes)
+    except recfx.ConversionError as error:
+        return error.reason
+    return ""
 
 
 class Name(str):
