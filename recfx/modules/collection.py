@@ -20,7 +20,6 @@ from recfx.ir.meta import SourceLocation
 from recfx.ir.operator_graph import OperatorGraph
 from recfx.ir.snapshot import PASSES_KEY
 from recfx.ir.tables import TableSpec
-from recfx.lowering.registry import WeightFacts
 from recfx.lowering.targets import TargetsHere
 from recfx.modules.compile_graph import compile_graph, context_of, refuse_raw_ids
 from recfx.modules.converted_collection import collections_of
@@ -129,7 +128,7 @@ class UnshardedCollection(WholeTables):
         # A step of the model is as many forwards of the collection as it has calls.
         self._store.in_flight.depth = (1 + BATCHES_IN_FLIGHT) * max(self.calls, 1) - 1
         self._follower = OptimizerFollower(self._store, collection, kind.tables)
-        self.not_fused, self._compared = self._follower.not_fused, self._look()
+        self.not_fused, self._compared = self._follower.not_fused, self._follower.look()
         self._compile()
 
     def _compile(self) -> None:
@@ -215,10 +214,6 @@ class UnshardedCollection(WholeTables):
             self._store.bags = value
         super().__setattr__(name, value)
 
-    def _look(self) -> tuple[list[int], list[WeightFacts]]:
-        """All that the graph was made for and that may change afterwards."""
-        return self._follower.look(), self._store.weight_facts()
-
     def _follow(self) -> None:
         """Make the graph again if an optimizer, a hook or a table is no longer what it was made for."""
         if self._graph_is_current():
@@ -227,13 +222,13 @@ class UnshardedCollection(WholeTables):
             if self._graph_is_current():
                 return
             self._follower.take_over()
-            found = self._look()
+            found = self._follower.look()
             self._compile()
             # Last, so that the next forward tries again if this fails: because of a pass of the user's, say.
             self.not_fused, self._compared = self._follower.not_fused, found
 
     def _graph_is_current(self) -> bool:
-        attached, tables = self._look()
+        attached, tables = self._follower.look()
         # The graph of a whole model names the modules of this one, whose lookups follow their tables by themselves.
         return attached == self._compared[0] and (self.graph_is_inlined or tables == self._compared[1])
 
@@ -293,7 +288,7 @@ class UnshardedCollection(WholeTables):
         # In a copy that replaces modules, the trained weights may no longer be those of the store.
         self._store.bags, self._store.indexes = kind_of(self).tables_of(self), self.hash_indexes
         self._store.own_weights()
-        self._compared = self._look()
+        self._compared = self._follower.look()
         self._compile()
 
 

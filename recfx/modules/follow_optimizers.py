@@ -9,6 +9,7 @@ from typing import Any
 from torch import nn
 
 from recfx.diagnostics import Diagnostic
+from recfx.lowering.registry import WeightFacts, facts_of_weights
 from recfx.modules.kinds import POOLED
 from recfx.nodes import TableStore
 from recfx.optim.attached import attached_to_each
@@ -60,11 +61,12 @@ class OptimizerFollower:
             if before is not None and before() is not self._store.weight(table):
                 self._aside[table] = before, self._store.optimizers.pop(table)
 
-    def look(self) -> list[int]:
-        """The ``id``s of the optimizers in backward on the tables, and which tables have gradient hooks.
+    def look(self) -> tuple[list[int], list[WeightFacts]]:
+        """The ``id``s of the optimizers in backward on the tables, with which tables have gradient hooks; and what
+        kernels are chosen for. Every forward asks, in some models for thousands of tables.
 
-        The value stays equal as long as nothing is attached or removed. Each collection keeps its own last value:
-        copies of its modules share the follower, but have their own graph to make anew.
+        The value stays equal as long as nothing is attached or removed, and no table changes. Each collection keeps its
+        own last value: copies of its modules share the follower, but have their own graph to make anew.
         """
         bags = self._store.bags
         try:
@@ -77,7 +79,7 @@ class OptimizerFollower:
         if found or self._store.optimizers or self._aside:
             found += map(id, weights)
             found += [-1 - position for position in positions_with_hooks(weights, attached)]
-        return found
+        return found, facts_of_weights(weights)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_aside": {}}

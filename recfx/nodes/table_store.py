@@ -17,7 +17,6 @@ from torch import nn
 from recfx.errors import ConversionError
 from recfx.hashing import HashIndex
 from recfx.ir.facts import TableFacts
-from recfx.lowering.registry import WeightFacts, facts_of_weights
 from recfx.nodes.forwards import Forwards
 from recfx.nodes.in_flight import BatchesInFlight
 from recfx.optim.fused_optimizer import FusedOptimizer
@@ -114,11 +113,6 @@ class TableStore:
         bags: Any = self.bags._modules
         found = [bags[table]._parameters.get("weight") for table in tables]
         return [self.weight(table) if weight is None else weight for table, weight in zip(tables, found, strict=True)]
-
-    def weight_facts(self) -> list[WeightFacts]:
-        """What a graph is made for, of every table. Every forward asks, in some models for thousands of tables."""
-        bags: Any = [bag for bag in self.bags._modules.values() if bag is not None]
-        return facts_of_weights([bag._parameters["weight"] for bag in bags])
 
     def own_weights(self) -> None:
         """Record that the fused optimizers belong to the current parameters."""
