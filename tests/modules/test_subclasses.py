@@ -102,14 +102,14 @@ class Tabled(Named):
         return self.label
 
 
-class Looks(Named):
+class Follows(Named):
     """A private method, which its own methods call, of the same name as one of a converted collection's."""
 
-    def _look(self) -> str:
+    def _follow(self) -> str:
         return self.label
 
 
-@pytest.mark.parametrize(("kind", "name"), [(Weighs, "weight"), (Tabled, "tables"), (Looks, "_look")])
+@pytest.mark.parametrize(("kind", "name"), [(Weighs, "weight"), (Tabled, "tables"), (Follows, "_follow")])
 def test_a_subclass_that_defines_what_a_converted_collection_uses(kind: type[Named], name: str) -> None:
     model = nn.ModuleDict({"ebc": kind("x")})
     with pytest.raises(recfx.ConversionError, match=f"'{name}'") as caught:
