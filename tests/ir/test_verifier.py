@@ -90,25 +90,18 @@ def test_every_declared_kind_is_tested_here() -> None:
     assert TAKES.keys() == NODE_KINDS.keys()
 
 
-@pytest.mark.parametrize(
-    ("kind", "position", "source"), [(k, p, source) for k, p in INPUTS for source in VALUES if source in TAKES[k][p]]
-)
-def test_what_may_feed_what(kind: str, position: int, source: str) -> None:
-    sources = right_sources(kind)
-    sources[position] = source
-    Chain(kind, sources).verify()
-
-
-@pytest.mark.parametrize(
-    ("kind", "position", "source"),
-    [(k, p, source) for k, p in INPUTS for source in VALUES if source not in TAKES[k][p]],
-)
-def test_what_may_not(kind: str, position: int, source: str) -> None:
-    sources = right_sources(kind)
-    sources[position] = source
-    with pytest.raises(GraphVerificationError, match=f"after pass broken: node a_{kind}_tested: a {kind} ") as caught:
-        Chain(kind, sources).verify()
-    assert "cannot be fed by" in str(caught.value) or "but has none" in str(caught.value)
+@pytest.mark.parametrize(("kind", "position"), INPUTS)
+def test_what_may_feed_what(kind: str, position: int) -> None:
+    for source in VALUES:
+        sources = right_sources(kind)
+        sources[position] = source
+        chain = Chain(kind, sources)
+        if source in TAKES[kind][position]:
+            chain.verify()
+            continue
+        where = f"after pass broken: node a_{kind}_tested: a {kind} "
+        with pytest.raises(GraphVerificationError, match=f"{where}.*(cannot be fed by|but has none)"):
+            chain.verify()
 
 
 @pytest.mark.parametrize("kind", sorted(TAKES))
