@@ -15,7 +15,7 @@ from .bag_offsets import Fault
 def bag_offsets(
     values: Tensor, bags: Tensor, are_offsets: bool, bags_per_key: list[int], rows_per_key: Tensor
 ) -> tuple[Tensor, Fault | None]:
-    """The same contract as the operator."""
+    """Has the contract of the operator."""
     offsets, found = checked_offsets(values, bags, are_offsets, bags_per_key, rows_per_key)
     return offsets, Fault.of(found)
 

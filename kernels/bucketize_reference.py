@@ -14,7 +14,7 @@ from .buckets import home_rows
 def bucketize(
     ids: Tensor, lengths: Tensor, batch_size: int, routes: Routes, weights: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """The same contract as the operator."""
+    """Has the contract of the operator."""
     check_routes(lengths.numel(), ids.numel(), batch_size, routes, weights)
     check_lengths(ids, lengths)
     by_feature = lengths.view(len(routes.row_borders), batch_size)

@@ -40,12 +40,12 @@ class IndexFacts(NamedTuple):
 
     @classmethod
     def without_index(cls) -> IndexFacts:
-        """Of a table whose ids are its rows."""
+        """The facts of a table whose ids are its rows."""
         return cls(0, -1, 0, 0, 0, 0, 0, 0, 0, 0)
 
     @classmethod
     def of(cls, view: IndexView, table: int, slots_before: int, slots: int, rows: int) -> IndexFacts:
-        """Of an index.
+        """The facts of an index.
 
         Args:
             view: the index, as eval mode reads it.

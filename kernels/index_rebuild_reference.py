@@ -22,7 +22,7 @@ from .slot_groups import find_in_groups, insert_into_groups
 
 
 def rebuild(buffers: IndexBuffers, policy: IndexPolicy) -> Rebuilt:
-    """The same contract as the operator."""
+    """Has the contract of the operator."""
     problem, row, is_candidate = _rebuild(buffers, policy).tolist()
     return Rebuilt(problem, row, bool(is_candidate))
 

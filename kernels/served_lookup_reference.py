@@ -21,7 +21,7 @@ def served_lookup(
     mean: bool = False,
     per_sample_weights: Tensor | None = None,
 ) -> Tensor:
-    """The same contract as the operator."""
+    """Has the contract of the operator."""
     batch_size = (offsets.numel() - 1) // len(table_of_feature)
     values = _values(rows, tables)
     slot_tables = slots.split([table.slots for table in tables])

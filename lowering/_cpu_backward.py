@@ -41,7 +41,7 @@ class CpuBackward:
 
     @classmethod
     def of(cls, spec: LookupSpec) -> CpuBackward:
-        """That of ``spec``, whose weights are not kept."""
+        """The backward of the lookup ``spec``, whose weights are not kept."""
         table_of_feature = [table for table, each in enumerate(spec.tables) for _ in each.feature_names]
         names = [table.name for table in spec.tables]
         return cls(names, spec.optimizers, table_of_feature, spec.combine == "MEAN")

@@ -56,7 +56,7 @@ def why_not() -> WhyNot | None:
     ) as error:  # it loads a library that was built for one torch
         message = f"fbgemm_ascend is installed, but it cannot be imported ({type(error).__name__}: {error})."
         return WhyNot("no_fbgemm_ascend", message)
-    # Of an operator without a kernel for NPUs, torch_npu has a fallback to the host, which does not count.
+    # Where an operator has no kernel for NPUs, torch_npu falls back to the host, which does not count.
     if NAME not in torch._C._dispatch_get_all_op_names() or not any(
         torch._C._dispatch_has_kernel_for_dispatch_key(NAME, key) for key in _KEYS
     ):

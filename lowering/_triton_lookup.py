@@ -102,7 +102,7 @@ class TritonBackward:
                 self.optimizers[table].step(weights[table], *of_table)
             return
         rule = self.optimizers[0].rule  # tables of one lookup have the same rule
-        # That of a table which is not stepped is not read.
+        # The state of a table that is not stepped is not read.
         is_trained = set(trained)
         with_state = [self.optimizers[table if table in is_trained else trained[0]] for table in range(len(weights))]
         states = [[optimizer.state[state.name] for optimizer in with_state] for state in rule.states]

@@ -76,7 +76,7 @@ def serves_finding(lookup: LookupFacts) -> Diagnostic | None:
 
 
 def build_finding(kernel: LookupKernel) -> FindingKernel:
-    """The same lookup from raw ids."""
+    """The form of a kernel that looks up raw ids."""
     assert isinstance(kernel, CpuLookup)
     return kernel.from_ids
 

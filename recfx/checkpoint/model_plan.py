@@ -67,7 +67,7 @@ class ModelPlan:
 
     @property
     def all_moves(self) -> dict[str, RowMove]:
-        """Of sharded tables as well."""
+        """The moves of all tables, sharded ones included."""
         sharded = {plan.table.weight: plan.move for plan in self.tables if plan.move is not None}
         return {**self.moves, **sharded}
 

@@ -35,7 +35,7 @@ class Parts:
     # The interface that DCP's planners use.
 
     def size(self) -> torch.Size:
-        """Of the whole tensor."""
+        """The size of the whole tensor."""
         return self._size
 
     def __create_chunk_list__(self) -> list[ChunkStorageMetadata]:

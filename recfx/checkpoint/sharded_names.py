@@ -34,7 +34,7 @@ class NamedTable:
 
     @property
     def name(self) -> str:
-        """Of the table."""
+        """The name of the table."""
         return self.table.table.name
 
     @property
@@ -57,7 +57,7 @@ class NamedTable:
         return self.module.sharding.local_of(self.table.table.name)
 
     def local_indexes(self) -> list[HashIndex]:
-        """Those of the shards of this rank."""
+        """The indexes of the shards of this rank."""
         if not self.table.table.has_index:
             return []
         return [self.module.store.index(shard.name) for shard in self.local()]

@@ -44,7 +44,7 @@ def _packed(data: Any) -> str:
 
 
 def _readable(data: Any) -> Any:
-    """The same, with every text as it can be read: Graphviz ends a label at a zero byte, for example."""
+    """Replace what cannot be read in each text: Graphviz ends a label at a zero byte, for example."""
     if isinstance(data, str):
         return printable(data)
     if isinstance(data, dict):

@@ -102,7 +102,7 @@ def kernels_now(graph_module: fx.GraphModule) -> dict[str, tuple[str, ...]]:
 
 
 def kernels_planned(graph: OperatorGraph, asked: str) -> dict[str, tuple[str, ...]]:
-    """The same, of a graph that is planned, with the backend that was asked for."""
+    """Which kernel would serve each lookup of a planned graph, and why, with the backend that was asked for."""
     found = {}
     for node in graph.of_kind("lookup", "hash_lookup"):
         served = graph.served(node)

@@ -17,10 +17,10 @@ from recfx.serving.pool_rows import FORMATS
 from recfx.version import __version__
 
 FORMAT_VERSION = 2
-"""Of the file. A reader refuses files of a later version. Those of version 1 have no ``content_crc32``."""
+"""The version of the file. A reader refuses files of a later one. Files of version 1 have no ``content_crc32``."""
 
 HASH_VERSION = 1
-"""Of how ids become rows: murmur3's finalizer for slots, splitmix64's for buckets; see ``recfx/kernels``."""
+"""How ids become rows, by version: murmur3's finalizer for slots, splitmix64's for buckets; see ``recfx/kernels``."""
 
 
 def make_manifest(

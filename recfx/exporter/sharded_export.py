@@ -75,7 +75,7 @@ def export_from_ranks(
 
 
 def _text(argument: Any) -> str:
-    """The same for equal arguments, whatever the order of a dict."""
+    """A text that is the same for equal arguments, whatever the order of a dict."""
     return str(dict(sorted(argument.items(), key=str)) if isinstance(argument, Mapping) else argument)
 
 

@@ -31,7 +31,7 @@ def saved_names(index: HashIndex) -> tuple[str, ...]:
 
 
 def row_aligned_names(index: HashIndex) -> tuple[str, ...]:
-    """Those of ``saved_names`` that have one value per row of the table."""
+    """The names among ``saved_names`` of buffers that have one value per row of the table."""
     return tuple(name for name in saved_names(index) if name.startswith((_ROWS, _CANDIDATES)))
 
 

@@ -27,7 +27,7 @@ class Grid:
     more: str = ""
 
     def without_empty_columns(self) -> Grid:
-        """The same, without columns that have nothing in any row."""
+        """This grid without the columns that have nothing in any row."""
         kept = [place for place in range(len(self.columns)) if any(row[place] for row in self.rows)]
         return Grid(
             self.title,

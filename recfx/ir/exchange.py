@@ -55,7 +55,7 @@ def of_ids(shards: list[Shard], world_size: int, is_weighted: bool) -> tuple[Col
 
 
 def of_sent(bags: int, ids: sympy.Expr, world_size: int, is_weighted: bool) -> tuple[Collective, ...]:
-    """The same, for so many bags per sample of this rank, and so many ids."""
+    """The collectives that send so many bags per sample of this rank, and so many ids."""
     if world_size == 1:
         return ()
     sizes = [BATCH * bags * _INT64, ids * _INT64] + ([ids * _FLOAT32] if is_weighted else [])

@@ -92,7 +92,7 @@ class NodeMeta:
     on_host: bool = False
 
     def touched(self, by: tuple[str, ...]) -> NodeMeta:
-        """The same, made or changed by these passes."""
+        """These facts about a node that these passes have made or changed."""
         return replace(self, passes=by)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> NodeMeta:

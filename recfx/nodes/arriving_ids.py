@@ -12,7 +12,7 @@ from recfx.nodes.bags import from_zero, select_bags
 
 
 class ArrivingIds(KJTAllToAllTensorsAwaitable):
-    """The same as TorchRec's, whose operators torch_npu would run on the host.
+    """Does what TorchRec's class does, but for the operators that torch_npu would run on the host.
 
     Args:
         sent: what this rank has sent, with one batch size.

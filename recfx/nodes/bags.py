@@ -117,7 +117,7 @@ def with_values(
     weights: torch.Tensor | None,
     keys: list[str] | None = None,
 ) -> KeyedJaggedTensor:
-    """The same bags with different values, weights and, if given, keys."""
+    """Put different values, weights and, if given, keys into the same bags."""
     return KeyedJaggedTensor(
         features.keys() if keys is None else keys,
         values,
@@ -129,7 +129,7 @@ def with_values(
 
 
 def as_sent(features: KeyedJaggedTensor) -> KeyedJaggedTensor:
-    """The same bags with 64-bit ids and lengths, and float32 weights."""
+    """Convert ids and lengths to 64 bits, and weights to float32."""
     values, lengths, weights = features.values(), features.lengths(), features.weights_or_none()
     if (values.dtype, lengths.dtype) == (torch.int64, torch.int64) and (
         weights is None or weights.dtype == torch.float32
@@ -147,7 +147,7 @@ def as_sent(features: KeyedJaggedTensor) -> KeyedJaggedTensor:
 
 
 def keep_ids(features: KeyedJaggedTensor, values: torch.Tensor, kept: torch.Tensor) -> KeyedJaggedTensor:
-    """The same bags with different values, without those that are not ``kept``.
+    """Put different values into the same bags, without those that are not ``kept``.
 
     Args:
         features: a KJT with one batch size.

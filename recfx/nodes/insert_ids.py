@@ -23,7 +23,7 @@ class InsertIds(NodeModule):
         self.hash_ids = hash_ids
 
     def forward(self, features: KeyedJaggedTensor, found: FoundRows | None) -> KeyedJaggedTensor:
-        """The same result and effects as ``hash_ids`` for ``features``.
+        """Return and do what ``hash_ids`` would for ``features``.
 
         The rows in ``found`` are not used if they are no longer right, in eval mode, and in a forward that activation
         checkpointing runs again.

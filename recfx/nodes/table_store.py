@@ -119,8 +119,8 @@ class TableStore:
         self._owners = {table: weakref.ref(self.weight(table)) for table in self.optimizers}
 
     def replaced(self, tables: Sequence[str], weights: Sequence[torch.Tensor]) -> list[str]:
-        """Those of ``tables`` whose fused optimizer belongs to another tensor than their one of ``weights``, which may
-        be stand-ins for the parameters. Every batch asks for all tables, in some models for thousands.
+        """Find the tables whose fused optimizer belongs to another tensor than the one in ``weights``, which may be a
+        stand-in for the parameter. Every batch asks for all tables, in some models for thousands.
         """
         owners = map(self._owners.get, tables)
         return [

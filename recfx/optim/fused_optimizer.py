@@ -255,8 +255,8 @@ class AttachedOptimizer(FusedOptimizer):
 
 
 def changed_settings(tables: Sequence[str], optimizers: Mapping[str, FusedOptimizer]) -> list[tuple[str, str]]:
-    """Those of ``tables`` whose optimizer has a ``changed_setting``, and that setting. Every batch asks for all tables,
-    in some models for thousands.
+    """Find the tables whose optimizer has a ``changed_setting``, and that setting. Every batch asks for all tables, in
+    some models for thousands.
     """
     found = [(table, optimizer) for table in tables if (optimizer := optimizers.get(table)) is not None]
     may_have = [

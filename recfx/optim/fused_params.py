@@ -18,7 +18,7 @@ from recfx.optim.rules.rule import ANY_MODE, WEIGHT_DECAY, Rule, Setting
 
 # Entries that change nothing at these values; nor does any entry at None.
 NEUTRAL: Mapping[str, tuple[Any, ...]] = {
-    # Of LARS-SGD. FBGEMM's default of 0.9 is only for that; if it is given, momentum is wanted.
+    # Only LARS-SGD has it, for which FBGEMM's default is 0.9; whoever gives that wants momentum.
     "momentum": (0, 0.0),
     "eta": (0.001,),
     "gradient_clipping": (False,),

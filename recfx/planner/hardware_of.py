@@ -96,7 +96,7 @@ def chip_of(topology: AnyTopology | Hardware | None, device: str) -> str | None:
 
 
 def of_ranks(topology: AnyTopology, world_size: int) -> AnyTopology:
-    """The same devices and links for another number of ranks; fewer ranks than a host has are all on one host."""
+    """Describe the same devices and links for other ranks; if there are fewer than a host has, they are on one host."""
     local = min(world_size, topology.local_world_size)
     if isinstance(topology, NpuTopology):
         return replace(topology, world_size=world_size, local_world_size=local)

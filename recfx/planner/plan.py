@@ -64,7 +64,7 @@ def plan(
 
 
 def plan_of_collections(model: nn.Module, topology: Topology | NpuTopology) -> ShardingPlan:
-    """That of ``plan``, without the modules that recfx does not convert: they stay as they are.
+    """The plan that ``plan`` makes, without the modules that recfx does not convert: they stay as they are.
 
     Raises:
         ConversionError: as ``plan`` does.

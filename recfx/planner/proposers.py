@@ -17,7 +17,7 @@ MOST_TABLES = 60_000
 """How many tables, counted once per proposal, a greedy proposer prices on eight ranks: 60 proposals for a thousand."""
 
 MOST_TABLES_THAT_FIT = 10 * MOST_TABLES
-"""The same, if none of these fits."""
+"""How many tables it prices if none of these proposals fits into memory."""
 
 FEWEST = 40
 """How many proposals it makes at least."""

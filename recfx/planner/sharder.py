@@ -113,7 +113,7 @@ class HashEmbeddingBagCollectionSharder(ConvertedCollectionSharder):
         return self._host_group
 
     def for_class(self, module_type: type[nn.Module]) -> HashEmbeddingBagCollectionSharder:
-        """The same for another class of converted collections."""
+        """This sharder for another class of converted collections."""
         same = copy.copy(self)
         same._module_type = module_type
         return same
@@ -166,7 +166,7 @@ class StockSharder(ConvertedCollectionSharder):
         self._stock = stock
 
     def shardable_parameters(self, module: nn.Module) -> dict[str, nn.Parameter]:
-        """The same as for the stock sharder."""
+        """The parameters that the stock sharder would shard."""
         parameters: dict[str, nn.Parameter] = self._stock.shardable_parameters(module)
         return parameters
 

@@ -69,7 +69,7 @@ class NpuTopology:
             )
 
     def as_cuda(self) -> Topology:
-        """The same pod as TorchRec can plan it: devices called ``cuda``, bandwidths in bytes per millisecond."""
+        """This pod as TorchRec can plan for it: devices called ``cuda``, bandwidths in bytes per millisecond."""
         return Topology(
             world_size=self.world_size,
             local_world_size=self.local_world_size,

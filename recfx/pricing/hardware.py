@@ -94,7 +94,7 @@ class Hardware:
 
 
 def same_for_all(value: float, source: str) -> dict[str, Constant]:
-    """The same constant for every operation."""
+    """One constant for all collective operations."""
     return dict.fromkeys(COLLECTIVES, Constant(value, source))
 
 

@@ -115,7 +115,7 @@ class PlannedCollection:
         return tuple(each.table for each in self.sharding.tables)
 
     def seen_from(self, rank: int) -> PlannedCollection:
-        """The same, as another rank sees it."""
+        """This collection as another rank sees it."""
         return replace(self, sharding=replace(self.sharding, rank=rank))
 
 

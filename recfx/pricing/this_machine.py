@@ -149,7 +149,7 @@ def _collective(speed: _Speed) -> tuple[float, float]:
 
 
 class _SpeedOfGroup:
-    """Of a group; all its ranks measure."""
+    """Measures a group; all its ranks take part."""
 
     def __init__(self, group: dist.ProcessGroup, operation: str) -> None:
         self.group, self.operation, self.ranks = group, operation, group.size()
@@ -165,7 +165,7 @@ class _SpeedOfGroup:
 
 
 class _SpeedOfThreads:
-    """Of two ranks that are threads of this process."""
+    """Measures two ranks that are threads of this process."""
 
     ranks = 2
 

@@ -73,7 +73,7 @@ class Values:
 
     @cached_property
     def symbols(self) -> Symbols:
-        """The same for formulas, which are then fast."""
+        """These values as the symbols of formulas, which are fast with plain numbers."""
         lengths = {name: float(length) for name, length in self.lengths.items()}
         if not self.sizes:
             return Symbols(self.batch, self.world, lengths.__getitem__)

@@ -49,7 +49,7 @@ class Work:
         return cls(*(total(getattr(part, each.name) for part in parts) for each in fields(cls)))
 
     def symbolic(self) -> Work:
-        """The same, with numbers as expressions."""
+        """This work with its numbers as expressions."""
         return Work(*(sympy.sympify(getattr(self, each.name)) for each in fields(self)))
 
 

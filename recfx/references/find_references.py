@@ -319,7 +319,7 @@ class Rewiring:
         return duplicate
 
     def _function(self, value: types.FunctionType) -> types.FunctionType:
-        """The same code over different variables; those of the user's own function stay as they are."""
+        """Copy a function, so that it reads other variables; those of the user's own function stay as they are."""
         closure = value.__closure__ and tuple(self._cell(cell) for cell in value.__closure__)
         defaults = value.__defaults__ and tuple(self.rewired(item) for item in value.__defaults__)
         duplicate = types.FunctionType(value.__code__, value.__globals__, value.__name__, defaults, closure)
@@ -379,7 +379,7 @@ class Rewiring:
 
 
 def rebound_method(method: types.MethodType, owner: Any, function: Any = None) -> Any:
-    """The same method of another object, which may be of a different class that has its own method of that name.
+    """Bind a method to another object, which may be of a class that has its own method of that name.
 
     Args:
         method: a bound method.

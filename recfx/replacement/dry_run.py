@@ -32,7 +32,7 @@ def as_converted(model: nn.Module) -> dict[str, UnshardedCollection]:
 
 
 def converted_by_path(discovery: Discovery) -> dict[str, UnshardedCollection]:
-    """The same, of what was found; collections whose tables cannot be converted are refused in ``discovery``."""
+    """Convert copies of what was found; collections whose tables cannot be converted are refused in ``discovery``."""
     found: dict[str, UnshardedCollection] = {}
     replacements = dry_run(discovery)
     for finding in discovery.findings:

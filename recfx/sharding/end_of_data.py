@@ -140,7 +140,7 @@ _under_way: weakref.WeakKeyDictionary[dist.ProcessGroup, CallsUnderWay] = weakre
 
 
 def calls_under_way(group: dist.ProcessGroup) -> CallsUnderWay:
-    """Those of one process group."""
+    """The calls under way in one process group."""
     if group not in _under_way:
         _under_way[group] = CallsUnderWay(group)
     return _under_way[group]

@@ -113,7 +113,7 @@ def make_local_tables(
 
 
 def _device(module: UnshardedCollection, device: torch.device | None) -> torch.device:
-    """Of the shards."""
+    """The device of the shards."""
     found = device or next(
         (weight.device for weight in kind_of(module).tables_of(module).parameters()), torch.device("cpu")
     )

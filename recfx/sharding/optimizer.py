@@ -77,7 +77,7 @@ class ShardedFusedOptimizer(KeyedOptimizer):
         """Do nothing: there are no gradients."""
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """The same as TorchRec's; whole tensors are cut.
+        """Load as TorchRec does; whole tensors are cut.
 
         Raises:
             CheckpointError: ``other_plan``, ``rows_mismatch``, ``shape_mismatch``. Nothing has changed.

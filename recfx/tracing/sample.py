@@ -42,15 +42,15 @@ class Sample:
         return any(tensor.is_meta for tensor in tensors_of((self.args, self.kwargs)))
 
     def resized(self) -> Sample | None:
-        """The same call with the first sample repeated at the end, or None if the batch size is not known."""
+        """This call with the first sample repeated at the end, or None if the batch size is not known."""
         return self._with(lambda batch_size: [*range(batch_size), 0])
 
     def first(self) -> Sample | None:
-        """The same call with the first sample alone, or None if the batch size is not known."""
+        """This call with the first sample alone, or None if the batch size is not known."""
         return self._with(lambda _: [0])
 
     def without_ids(self) -> Sample | None:
-        """The same call whose bags are empty, or None if it has no KJT."""
+        """This call with empty bags, or None if it has no KJT."""
         if _first_keyed_jagged((self.args, self.kwargs)) is None:
             return None
         args, kwargs = _changed((self.args, self.kwargs), _emptied)
@@ -145,7 +145,7 @@ def _first_keyed_jagged(value: Any) -> KeyedJaggedTensor | None:
 
 
 def _changed(value: Any, change: Callable[[Any], Any]) -> Any:
-    """The same nest with other tensors and KJTs."""
+    """Change the tensors and KJTs of a nest of containers."""
     if isinstance(value, (KeyedJaggedTensor, torch.Tensor)):
         return change(value)
     if type(value) in (list, tuple):

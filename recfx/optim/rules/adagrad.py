@@ -24,7 +24,7 @@ class Adagrad(Rule):
         step: float,
         group: Mapping[str, Any],
     ) -> torch.Tensor:
-        """The same step as ``torch.optim.Adagrad``."""
+        """Step as ``torch.optim.Adagrad`` does."""
         gradient = decayed(values, gradient, group)
         total = state["sum"].add_(gradient.square())
         return values - float(group["lr"]) * gradient / (total.sqrt() + group["eps"])

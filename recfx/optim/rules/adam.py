@@ -25,7 +25,7 @@ class Adam(Rule):
         step: float,
         group: Mapping[str, Any],
     ) -> torch.Tensor:
-        """The same step as ``torch.optim.Adam``."""
+        """Step as ``torch.optim.Adam`` does."""
         gradient = decayed(values, gradient, group)
         first, divisor = moving_averages(gradient, state, step, group)
         return values - float(group["lr"]) / (1 - group["betas"][0] ** step) * first / divisor

@@ -35,7 +35,7 @@ class LambRule(TouchedRowsRule):
         step: float,
         group: Mapping[str, Any],
     ) -> torch.Tensor:
-        """The same step as FBGEMM's, except that a step of zeros changes nothing; ``step`` counts the table's."""
+        """Step as FBGEMM does, except that a step of zeros changes nothing; ``step`` counts the table's."""
         first, divisor = moving_averages(gradient, state, step, group)
         wanted = first / (1 - group["betas"][0] ** step) / divisor
         if group["weight_decay"]:
@@ -54,7 +54,7 @@ class LambRule(TouchedRowsRule):
 
 
 class Lamb(AveragesOptimizer):
-    """The same on a plain table."""
+    """The optimizer for a table that is not fused."""
 
     @property
     def rule(self) -> Rule:

@@ -27,7 +27,7 @@ class LarsSgdRule(TouchedRowsRule):
         step: float,
         group: Mapping[str, Any],
     ) -> torch.Tensor:
-        """The same step as FBGEMM's, except that a row without gradient and weight decay has a rate of 0."""
+        """Step as FBGEMM does, except that a row without gradient and weight decay has a rate of 0."""
         decay = group["weight_decay"]
         length = values.norm(dim=1, keepdim=True)
         wanted = gradient.norm(dim=1, keepdim=True) + decay * length
@@ -49,7 +49,7 @@ class LarsSgdRule(TouchedRowsRule):
 
 
 class LarsSgd(TouchedRowsOptimizer):
-    """The same on a plain table. Defaults are FBGEMM's."""
+    """The optimizer for a table that is not fused. Its defaults are FBGEMM's."""
 
     def __init__(
         self,

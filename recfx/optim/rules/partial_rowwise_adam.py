@@ -25,7 +25,7 @@ class PartialRowWiseAdamRule(TouchedRowsRule):
         step: float,
         group: Mapping[str, Any],
     ) -> torch.Tensor:
-        """The same step as FBGEMM's; ``step`` is the number of steps of the table, not of the row."""
+        """Step as FBGEMM does; ``step`` is the number of steps of the table, not of the row."""
         rate, decay = float(group["lr"]), group["weight_decay"]
         first, divisor = moving_averages(gradient, state, step, group)
         kept = values - rate * decay * values if decay else values
@@ -44,7 +44,7 @@ class PartialRowWiseAdamRule(TouchedRowsRule):
 
 
 class PartialRowWiseAdam(AveragesOptimizer):
-    """The same on a plain table."""
+    """The optimizer for a table that is not fused."""
 
     @property
     def rule(self) -> Rule:

@@ -15,7 +15,7 @@ class PartialRowWiseLambRule(LambRule):
 
 
 class PartialRowWiseLamb(AveragesOptimizer):
-    """The same on a plain table."""
+    """The optimizer for a table that is not fused."""
 
     @property
     def rule(self) -> Rule:

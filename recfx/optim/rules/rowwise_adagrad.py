@@ -26,7 +26,7 @@ class RowWiseAdagrad(Rule):
         step: float,
         group: Mapping[str, Any],
     ) -> torch.Tensor:
-        """The same step as ``torchrec.optim.RowWiseAdagrad``."""
+        """Step as ``torchrec.optim.RowWiseAdagrad`` does."""
         gradient = decayed(values, gradient, group)
         total = state["sum"].add_(gradient.square().mean(dim=1, keepdim=True))
         return values - float(group["lr"]) * gradient / (total.sqrt() + group["eps"])

@@ -40,7 +40,7 @@ class RowWiseAdagradDecoupled(TouchedRowsRule):
 
 
 class DecoupledRowWiseAdagrad(TouchedRowsOptimizer):
-    """The same on a plain table. Defaults are FBGEMM's."""
+    """The optimizer for a table that is not fused. Its defaults are FBGEMM's."""
 
     def __init__(
         self,

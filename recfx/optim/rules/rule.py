@@ -60,7 +60,7 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "capturable": (False, True),
     "differentiable": (False,),
 }
-# Those of them that make it a different rule unless they are zero or False.
+# These settings make it a different rule, unless they are zero or False.
 WITHOUT_FUSED_FORM = ("momentum", "maximize", "lr_decay", "amsgrad", "decoupled_weight_decay", "nesterov")
 
 

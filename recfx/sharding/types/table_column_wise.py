@@ -9,6 +9,6 @@ from recfx.sharding.types._by_columns import CutByColumns
 
 @dataclass(frozen=True)
 class TableColumnWise(CutByColumns):
-    """The same as ``column_wise``: which ranks share a host matters only to the planner that chose them."""
+    """Cuts tables as ``column_wise`` does: which ranks share a host matters only to the planner that chose them."""
 
     name = "table_column_wise"
