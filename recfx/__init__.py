@@ -14,6 +14,8 @@ from recfx.conversion.convert import convert
 from recfx.conversion.trace import trace
 from recfx.conversion.trace_directory import trace_sharded
 from recfx.conversion.unconvert import unconvert
+from recfx.discovery.sample import Sample
+from recfx.discovery.verify_report import VerifyReport
 from recfx.drawing.draw import draw
 from recfx.errors import (
     CheckpointError,
@@ -42,8 +44,6 @@ from recfx.pipeline.train_pipeline import TrainPipeline
 from recfx.planner.default_sharders import sharders
 from recfx.planner.plan import plan
 from recfx.planner.torchrec_entry import AFTER_SHARDING, extend_torchrec
-from recfx.record.verify_report import VerifyReport
-from recfx.tracing.sample import Sample
 from recfx.verification.verify import verify
 from recfx.version import __version__
 

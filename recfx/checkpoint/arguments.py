@@ -8,8 +8,8 @@ from pathlib import Path
 from torch import nn
 
 from recfx.checkpoint.peers import Peers
+from recfx.discovery.wrappers import unwrap
 from recfx.errors import CheckpointError, type_of
-from recfx.record.wrappers import unwrap
 
 
 def checked_model(model: object) -> tuple[nn.Module, Peers]:

@@ -15,13 +15,13 @@ from recfx.conversion.load_guard import guard_loading
 from recfx.conversion.placement import place
 from recfx.conversion.sharding import shard_model, sharded_replacements
 from recfx.conversion.trace_directory import ConversionTrace, Stages
+from recfx.discovery.sample import Sample
 from recfx.modules.converted_collection import share_forwards
 from recfx.passes import Pass
 from recfx.replacement.decide import Request, check_request, decide, holds_ddp, named_passes
 from recfx.replacement.refusals import DEFAULT_HASHING
 from recfx.replacement.replace_collections import Hashing
 from recfx.replacement.resize_tables import TableResizing
-from recfx.tracing.sample import Sample
 
 
 def convert(

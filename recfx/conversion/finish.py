@@ -8,16 +8,16 @@ from torch import nn
 
 from recfx.conversion.whole_graph import make_whole_graph
 from recfx.discovery.classify import Finding
+from recfx.discovery.conversion_record import attach_conversion, conversion_of
+from recfx.discovery.sample import Sample
+from recfx.discovery.wrappers import unwrap
 from recfx.modules.converted_collection import ConvertedCollection
 from recfx.modules.copy_modules import replace_in_place
 from recfx.modules.whole_graph import WholeGraph
 from recfx.optim.fused_view import attach_fused_optimizer
-from recfx.record.conversion import attach_conversion, conversion_of
-from recfx.record.wrappers import unwrap
 from recfx.replacement.replace_collections import carry_references
 from recfx.sharding.collection import sharded_collections
 from recfx.sharding.data_parallel import leave_to_collections
-from recfx.tracing.sample import Sample
 
 
 def as_whole_graph(converted: nn.Module, call: Sample | None) -> nn.Module:

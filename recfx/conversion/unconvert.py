@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from recfx.conversion.load_guard import release_loading
+from recfx.discovery.conversion_record import detach_conversion
 from recfx.discovery.discover import check_module
 from recfx.errors import ConversionError
 from recfx.ir.meta import node_meta
@@ -23,7 +24,6 @@ from recfx.modules.whole_graph import WholeGraph
 from recfx.nodes.lower_graph import OWN_MAKERS
 from recfx.optim.fused_view import detach_fused_optimizer
 from recfx.optim.in_backward import attach_unfused
-from recfx.record.conversion import detach_conversion
 from recfx.sharding.collection import sharded_collections
 from recfx.sharding.unshard import gather_collections, held_ids, unsharded_collection, without_model_parallel
 

@@ -11,17 +11,17 @@ from torch import Tensor, fx, nn
 
 from recfx.conversion.inline_collections import inline_collections
 from recfx.diagnostics import Diagnostic
+from recfx.discovery.conversion_record import attach_conversion, conversion_of
 from recfx.discovery.discover import set_mode
+from recfx.discovery.sample import Sample
+from recfx.discovery.shallow_tracer import ShallowTracer, rollback_of, trace_graph
 from recfx.errors import ConversionError
 from recfx.ir import verify_graph
 from recfx.modules.carry_over import carry_hooks
 from recfx.modules.converted_collection import converted_collections
 from recfx.modules.copy_modules import copy_modules, refuse_fully_sharded
+from recfx.modules.find_references import own_modules
 from recfx.modules.whole_graph import WholeGraph, share_children
-from recfx.record.conversion import attach_conversion, conversion_of
-from recfx.references.find_references import own_modules
-from recfx.tracing.sample import Sample
-from recfx.tracing.shallow_tracer import ShallowTracer, rollback_of, trace_graph
 from recfx.verification.compare_tensors import Difference
 from recfx.verification.parity import compare_forward
 

@@ -1,1 +1,1 @@
-"""Finding the collections of any model, and saying which of them can be converted."""
+"""Finding the collections of any model, running and tracing it on a sample, and recording what was converted."""

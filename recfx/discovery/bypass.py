@@ -5,7 +5,7 @@ The converted model would go on using the original there.
 Plain attributes that refer to a collection, or to a module around one, are changed to refer to the converted one
 (``recfx.modules.copy_modules``). What is left is refused here: generators and the like, and what code reads by itself,
 such as globals. Code that reads such a place does not necessarily call the collection: its source may show that
-(``recfx.references.code_uses``), and verification, which counts calls, finds out.
+(``recfx.modules.code_uses``), and verification, which counts calls, finds out.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from torch import nn
 
 from recfx.diagnostics import Diagnostic, Severity
 from recfx.discovery.classify import CONVERTIBLE, Finding
-from recfx.references.find_references import References
-from recfx.references.object_kinds import attributes
+from recfx.modules.find_references import References
+from recfx.modules.object_kinds import attributes
 
 BYPASSED = "bypassed_collection"
 _ADVICE = (

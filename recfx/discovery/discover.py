@@ -18,16 +18,16 @@ from torch import fx, nn
 from recfx.diagnostics import Diagnostic
 from recfx.discovery.bypass import BYPASSED, find_bypassed
 from recfx.discovery.classify import CONVERTIBLE, Finding, classify
+from recfx.discovery.id_ranges import IdRanges
+from recfx.discovery.sample import Sample
+from recfx.discovery.shallow_tracer import ShallowTracer, rollback_of, source_of, trace_graph
+from recfx.discovery.wrappers import unwrap
 from recfx.errors import ConversionError, type_of
 from recfx.ir.id_range import IdRange
 from recfx.ir.meta import SourceLocation
 from recfx.modules.copy_modules import copy_modules
+from recfx.modules.find_references import own_modules
 from recfx.modules.kinds import kind_of
-from recfx.record.wrappers import unwrap
-from recfx.references.find_references import own_modules
-from recfx.tracing.id_ranges import IdRanges
-from recfx.tracing.sample import Sample
-from recfx.tracing.shallow_tracer import ShallowTracer, rollback_of, source_of, trace_graph
 
 
 @dataclass

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from recfx.discovery.classify import CONVERTED, CONVERTIBLE
+from recfx.discovery.conversion_record import Conversion, Found
 from recfx.discovery.discover import Discovery
-from recfx.record.conversion import Conversion, Found
 
 
 def recorded(discovery: Discovery, on_unsupported: str, before: Conversion | None = None) -> Conversion:

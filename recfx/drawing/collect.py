@@ -9,7 +9,10 @@ import torch.distributed as dist
 from torch import fx, nn
 
 from recfx.discovery.classify import CONVERTED, Finding
+from recfx.discovery.conversion_record import Found, conversion_of
 from recfx.discovery.discover import discover
+from recfx.discovery.shallow_tracer import source_of
+from recfx.discovery.wrappers import unwrap
 from recfx.drawing.calls import Call, find_calls
 from recfx.drawing.costs import NO_COSTS, DrawnCosts, costs_of, drawn_costs
 from recfx.drawing.drawing import CALL, DENSE, INPUT, OUTPUT, Drawing, DrawnCollection, DrawnNode, DrawnTable
@@ -25,10 +28,7 @@ from recfx.modules.kinds import KINDS, POOLED, kind_of
 from recfx.modules.whole_graph import WholeGraph
 from recfx.passes.base import BEFORE
 from recfx.pricing.hardware import Hardware
-from recfx.record.conversion import Found, conversion_of
-from recfx.record.wrappers import unwrap
 from recfx.sharding.collection import SHARDED
-from recfx.tracing.shallow_tracer import source_of
 from recfx.version import __version__
 
 

@@ -12,8 +12,10 @@ from torchrec.distributed.planner import Topology
 from torchrec.distributed.types import ShardingPlan
 
 from recfx.discovery.classify import Finding
+from recfx.discovery.conversion_record import Conversion, conversion_of
 from recfx.discovery.discover import discover
 from recfx.discovery.recorded import recorded
+from recfx.discovery.wrappers import unwrap
 from recfx.errors import DrawingError
 from recfx.inspect.cost import price_planned
 from recfx.modules.converted_collection import ConvertedCollection
@@ -26,8 +28,6 @@ from recfx.planner.topology import NpuTopology
 from recfx.pricing.cost import Cost
 from recfx.pricing.hardware import Hardware
 from recfx.pricing.values import whole_number
-from recfx.record.conversion import Conversion, conversion_of
-from recfx.record.wrappers import unwrap
 from recfx.replacement.dry_run import converted_by_path, unchanged
 from recfx.sharding.local_tables import check_optimizers
 from recfx.sharding.ranks_named import MOST_RANKS, check_plan

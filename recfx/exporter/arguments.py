@@ -19,9 +19,9 @@ from torch import nn
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 from torchrec.sparse.tensor_dict import maybe_td_to_kjt
 
+from recfx.discovery.sample import Sample
 from recfx.errors import ExportError, InputError, type_of
 from recfx.exporter.flatten_names import identifier
-from recfx.tracing.sample import Sample
 
 _RESERVED = ("self", "torch", "NoneType", "__call")
 """Names that the code of an exported program needs itself."""

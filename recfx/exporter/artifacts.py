@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from recfx.diagnostics import Diagnostic
+from recfx.discovery.sample import Sample
 from recfx.exporter.arguments import Pattern, Signature
 from recfx.exporter.buffers import Filling
 from recfx.exporter.program import Program, compile_served, programs
@@ -22,7 +23,6 @@ from recfx.exporter.traced_artifact import traced_artifacts
 from recfx.exporter.write_file import ARCHIVE_BYTES, MANIFEST, reserve
 from recfx.ir.printer import format_graph
 from recfx.serving import ATEN, NATIVE, SCRIPT, TRACED, TRITON, ServingTarget
-from recfx.tracing.sample import Sample
 
 
 class Artifact(Protocol):

@@ -28,6 +28,7 @@ from recfx.checkpoint.names import MODEL, check_names, mismatch, with_prefix
 from recfx.checkpoint.saved_folder import SavedFolder
 from recfx.checkpoint.settings import read_settings
 from recfx.conversion.convert import convert
+from recfx.discovery.sample import Sample
 from recfx.errors import CheckpointError
 from recfx.exporter.checkpoint_tables import CheckpointTable
 from recfx.exporter.compare_outputs import run_model
@@ -38,7 +39,6 @@ from recfx.modules.collection import UnshardedCollection, unsharded_collections
 from recfx.modules.converted_classes import converted_class
 from recfx.modules.copy_modules import copy_modules, copy_with_tensors
 from recfx.modules.kinds import kind_of
-from recfx.tracing.sample import Sample
 
 _Result = TypeVar("_Result")
 

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from recfx.diagnostics import Diagnostic
+from recfx.discovery.sample import Sample
 from recfx.exporter.arguments import Pattern, Signature
 from recfx.exporter.artifacts import Artifact
 from recfx.exporter.buffers import Filling
@@ -22,7 +23,6 @@ from recfx.exporter.model_copies import fresh_copy
 from recfx.exporter.returns import take_apart
 from recfx.exporter.served_collection import ServedCollection
 from recfx.modules.copy_modules import copy_modules
-from recfx.tracing.sample import Sample
 
 _Outputs = list[tuple[str, torch.Tensor]]
 

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from recfx.discovery.randomness import fixed_randomness
+from recfx.discovery.sample import Sample
 from recfx.exporter.model_copies import fresh_copy, own_buffers
-from recfx.tracing.randomness import fixed_randomness
-from recfx.tracing.sample import Sample
 from recfx.verification.compare_tensors import Difference, compare_tensors, largest_difference
 
 _SEED = 20_261_122

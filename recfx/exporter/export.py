@@ -16,6 +16,8 @@ from torch import nn
 
 from recfx.conversion.convert import convert
 from recfx.diagnostics import Diagnostic, Severity
+from recfx.discovery.sample import Sample
+from recfx.discovery.wrappers import unwrap
 from recfx.errors import ExportError, type_of
 from recfx.exporter.arguments import Pattern, Signature, signature_of
 from recfx.exporter.artifacts import FILE_FORMATS, Artifact, FileFormat
@@ -39,12 +41,10 @@ from recfx.kernels.private_files import new_file
 from recfx.modules.collection import unsharded_collections
 from recfx.modules.copy_modules import refuse_fully_sharded
 from recfx.modules.whole_graph import WholeGraph
-from recfx.record.wrappers import unwrap
 from recfx.serving import FOR_DEVICES, ServingTarget
 from recfx.serving.pool_rows import FORMATS
 from recfx.serving.triton import DEVICE_TYPES
 from recfx.sharding.held_interrupts import held_interrupts
-from recfx.tracing.sample import Sample
 
 _SHOW_PROGRESS_FROM = 2**28
 

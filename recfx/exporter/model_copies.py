@@ -16,7 +16,7 @@ from recfx.errors import ExportError
 from recfx.hooks import MODULE_HOOKS
 from recfx.modules.converted_collection import ConvertedCollection
 from recfx.modules.copy_modules import copy_modules
-from recfx.references.find_references import own_modules
+from recfx.modules.find_references import own_modules
 
 
 def fresh_copy(

@@ -13,6 +13,8 @@ import torch.distributed as dist
 from torch import nn
 from torchrec.distributed.types import LazyAwaitable
 
+from recfx.discovery.sample import Sample
+from recfx.discovery.wrappers import unwrap
 from recfx.errors import ExportError
 from recfx.exporter.compare_outputs import run_model
 from recfx.exporter.gathered_tables import gathered_tables
@@ -21,9 +23,7 @@ from recfx.exporter.ranks import Ranks
 from recfx.exporter.stand_ins import with_stand_ins
 from recfx.exporter.tables import TableSource
 from recfx.modules.copy_modules import copy_modules
-from recfx.record.wrappers import unwrap
 from recfx.sharding.collection import sharded_collections
-from recfx.tracing.sample import Sample
 
 _Result = TypeVar("_Result")
 

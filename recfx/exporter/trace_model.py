@@ -19,6 +19,8 @@ from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
 from recfx.conversion.inline_collections import inline_graph
 from recfx.diagnostics import Diagnostic
+from recfx.discovery.sample import Sample
+from recfx.discovery.shallow_tracer import ShallowTracer, rollback_of, trace_graph
 from recfx.exporter.arguments import Pattern, Signature
 from recfx.exporter.batch_proxies import BatchProxy, CopiedProxy, Features, check_read_features, features_made_by
 from recfx.exporter.compare_outputs import first_difference, run_model
@@ -27,8 +29,6 @@ from recfx.exporter.model_copies import fresh_copy, restore_buffers
 from recfx.exporter.returns import is_typed, take_apart
 from recfx.hooks import has_forward_hooks
 from recfx.modules.converted_collection import ConvertedCollection
-from recfx.tracing.sample import Sample
-from recfx.tracing.shallow_tracer import ShallowTracer, rollback_of, trace_graph
 from recfx.verification.compare_tensors import Difference
 
 _Made = TypeVar("_Made")

@@ -24,6 +24,7 @@ from torch.export import Dim, ExportedProgram
 from torch.fx import config
 
 from recfx.diagnostics import Diagnostic
+from recfx.discovery.sample import Sample
 from recfx.exporter.arguments import Pattern, Signature
 from recfx.exporter.buffers import Filling
 from recfx.exporter.compare_outputs import changed_buffer, resized
@@ -33,8 +34,7 @@ from recfx.exporter.returns import is_typed, take_apart
 from recfx.exporter.trace_model import traced_graphs, warm_copy
 from recfx.exporter.write_file import ARCHIVE_BYTES, MANIFEST, reserve
 from recfx.hooks import has_forward_hooks
-from recfx.references.find_references import own_modules
-from recfx.tracing.sample import Sample
+from recfx.modules.find_references import own_modules
 
 _LONGEST = 400  # characters of torch's messages
 

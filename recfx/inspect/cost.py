@@ -10,6 +10,7 @@ from torchrec.distributed.planner import Topology
 from torchrec.distributed.types import ShardingPlan
 
 from recfx.discovery.discover import check_module
+from recfx.discovery.wrappers import unwrap
 from recfx.errors import ConversionError, type_of
 from recfx.ir.operator_graph import lowered_from
 from recfx.modules.collection import UnshardedCollection
@@ -31,7 +32,6 @@ from recfx.pricing.planned_tables import PlannedCollection
 from recfx.pricing.this_machine import this_machine
 from recfx.pricing.values import whole_number
 from recfx.pricing.work import NodeCost
-from recfx.record.wrappers import unwrap
 from recfx.replacement.dry_run import as_converted
 from recfx.sharding.plan_paths import plan_of_collection, refuse_unknown_collections
 from recfx.sharding.ranks_named import MOST_RANKS, check_plan

@@ -13,7 +13,10 @@ from torch import nn
 
 from recfx.diagnostics import Diagnostic, Severity
 from recfx.discovery.classify import CONVERTED, CONVERTIBLE, REFUSED, Finding, classify
+from recfx.discovery.conversion_record import Found
 from recfx.discovery.discover import Discovery
+from recfx.discovery.sample import Sample
+from recfx.discovery.wrappers import unwrap
 from recfx.errors import ConversionError
 from recfx.inspect.collection_report import CollectionReport
 from recfx.inspect.describe import describe_converted, describe_other, with_reasons
@@ -26,15 +29,12 @@ from recfx.modules.collection import UnshardedCollection
 from recfx.modules.converted_classes import CONVERTED_CLASSES
 from recfx.modules.whole_graph import WholeGraph
 from recfx.passes import Pass
-from recfx.record.conversion import Found
-from recfx.record.wrappers import unwrap
 from recfx.replacement.decide import Request, check_request, decide, holds_ddp, named_passes
 from recfx.replacement.dry_run import unchanged
 from recfx.replacement.refusals import DEFAULT_HASHING
 from recfx.replacement.replace_collections import Hashing
 from recfx.replacement.resize_tables import TableResizing
 from recfx.sharding.collection import ShardedCollection
-from recfx.tracing.sample import Sample
 from recfx.version import __version__
 
 

@@ -15,12 +15,12 @@ import torch.distributed as dist
 from torch import nn
 
 from recfx.discovery.discover import check_module
+from recfx.discovery.wrappers import without_wrappers
 from recfx.errors import ConversionError, RecfxError, type_of
 from recfx.hashing import HashIndex
 from recfx.inspect.index_health import Health, IndexHealth, end_intervals
 from recfx.modules.converted_collection import ConvertedCollection, converted_collections
 from recfx.modules.kinds import kind_of
-from recfx.record.wrappers import without_wrappers
 from recfx.sharding.collection import ShardedCollection
 from recfx.sharding.ranks_agree import on_all_ranks
 

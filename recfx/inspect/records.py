@@ -9,11 +9,11 @@ from torch import nn
 
 from recfx.diagnostics import Diagnostic
 from recfx.discovery.classify import REFUSED, Finding
+from recfx.discovery.conversion_record import Conversion, Found, conversion_of
+from recfx.discovery.wrappers import unwrap, without_wrappers
 from recfx.inspect.report_data import Verification
 from recfx.modules.converted_collection import converted_collections
 from recfx.modules.whole_graph import WholeGraph
-from recfx.record.conversion import Conversion, Found, conversion_of
-from recfx.record.wrappers import unwrap, without_wrappers
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from recfx.diagnostics import Diagnostic
+from recfx.discovery.verify_report import DIFFERENT, VerifyReport
 from recfx.inspect.collection_report import CollectionReport
-from recfx.record.verify_report import DIFFERENT, VerifyReport
 
 REPORT_VERSION = "1"
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from torch import fx, nn
 
 from recfx.discovery.discover import check_module
+from recfx.discovery.wrappers import unwrap
 from recfx.errors import ConversionError
 from recfx.inspect import wording
 from recfx.ir.names import node_name
@@ -15,7 +16,6 @@ from recfx.ir.snapshot import PASSES_KEY, PassRecord
 from recfx.modules.converted_collection import converted_collections
 from recfx.modules.whole_graph import WholeGraph
 from recfx.passes.base import BEFORE
-from recfx.record.wrappers import unwrap
 
 
 def diff_steps(model_or_graph: nn.Module, first: str, second: str, *, context: int = 3) -> str:

@@ -16,8 +16,8 @@ from torch.nn.parameter import UninitializedBuffer
 
 from recfx.errors import ConversionError
 from recfx.hooks import holds_hooks
-from recfx.references.find_references import References, Rewiring, empty_copy, is_shared, rebound_method, set_attribute
-from recfx.references.object_kinds import REGISTRIES, Edge, attributes
+from recfx.modules.find_references import References, Rewiring, empty_copy, is_shared, rebound_method, set_attribute
+from recfx.modules.object_kinds import REGISTRIES, Edge, attributes
 
 
 def copy_modules(

@@ -29,6 +29,7 @@ from torchrec.distributed.planner import planners
 from torchrec.distributed.types import ModuleSharder, ShardingEnv, ShardingPlan
 from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
 
+from recfx.discovery.conversion_record import add_notes
 from recfx.errors import CheckpointError, ConversionError, RecfxError
 from recfx.modules.collection import UnshardedCollection, unsharded_collections
 from recfx.modules.converted_classes import all_converted_classes
@@ -36,7 +37,6 @@ from recfx.modules.converted_collection import converted_collections, share_forw
 from recfx.modules.kinds import KINDS, kind_of
 from recfx.planner.priced_plan import price_of
 from recfx.planner.sharder import HashEmbeddingBagCollectionSharder, StockSharder
-from recfx.record.conversion import add_notes
 from recfx.sharding.data_parallel import leave_to_collections
 from recfx.sharding.refused_hooks import hook_refused
 

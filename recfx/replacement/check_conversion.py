@@ -7,12 +7,12 @@ from torch import nn
 from recfx.diagnostics import Diagnostic
 from recfx.discovery.bypass import bypassed
 from recfx.discovery.classify import CONVERTIBLE
+from recfx.discovery.conversion_record import Conversion
 from recfx.discovery.discover import Discovery
+from recfx.discovery.sample import Sample
+from recfx.discovery.verify_report import DIFFERENT, EQUAL, REFUSED_SAMPLE, SKIPPED, VerifyReport
 from recfx.errors import ConversionError
-from recfx.record.conversion import Conversion
-from recfx.record.verify_report import DIFFERENT, EQUAL, REFUSED_SAMPLE, SKIPPED, VerifyReport
 from recfx.replacement.notes import not_verified
-from recfx.tracing.sample import Sample
 from recfx.verification.verify import verify
 
 

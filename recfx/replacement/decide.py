@@ -12,13 +12,14 @@ from torch import nn
 
 from recfx.diagnostics import Diagnostic
 from recfx.discovery.classify import CONVERTED, CONVERTIBLE, Finding
+from recfx.discovery.conversion_record import Conversion, attach_conversion, conversion_of
 from recfx.discovery.discover import Discovery, check_module, discover
 from recfx.discovery.recorded import recorded
+from recfx.discovery.sample import Sample
 from recfx.errors import ConversionError, type_of
 from recfx.modules.copy_modules import copy_modules, refuse_fully_sharded
 from recfx.modules.devices import usable_device
 from recfx.passes import Pass
-from recfx.record.conversion import Conversion, attach_conversion, conversion_of
 from recfx.replacement.check_conversion import check_conversion
 from recfx.replacement.declared_ranges import declare_id_ranges
 from recfx.replacement.notes import compile_dropped, read_but_not_called
@@ -31,7 +32,6 @@ from recfx.replacement.refusals import (
 )
 from recfx.replacement.replace_collections import Hashing, replace_collections
 from recfx.replacement.resize_tables import TableResizing
-from recfx.tracing.sample import Sample
 
 
 @dataclass(frozen=True)

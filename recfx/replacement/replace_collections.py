@@ -21,10 +21,10 @@ from recfx.modules.converted_classes import converted_class
 from recfx.modules.converted_collection import ConvertedCollection
 from recfx.modules.copy_modules import copy_modules
 from recfx.modules.kinds import kind_of
+from recfx.modules.object_kinds import attributes
 from recfx.modules.subclasses import names_taken
 from recfx.modules.table_specs import describe_tables
 from recfx.passes import Pass
-from recfx.references.object_kinds import attributes
 from recfx.replacement.resize_tables import TableResizing
 
 Hashing = HashConfig | Mapping[str, HashConfig | None] | None

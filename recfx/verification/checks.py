@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import torch
 
+from recfx.discovery.verify_report import DIFFERENT, EQUAL, Check
 from recfx.modules.collection import UnshardedCollection
 from recfx.modules.kinds import kind_of
-from recfx.record.verify_report import DIFFERENT, EQUAL, Check
 from recfx.verification.compare_tensors import compare_tensors, largest_difference
 from recfx.verification.run import COMPARED, Run
 

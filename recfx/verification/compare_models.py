@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from recfx.tracing.sample import Sample
+from recfx.discovery.sample import Sample
 from recfx.verification.run import Run
 
 Result = TypeVar("Result")

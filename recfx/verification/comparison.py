@@ -10,6 +10,17 @@ import torch
 from torch import nn
 
 from recfx.discovery.bypass import way_around
+from recfx.discovery.randomness import fixed_randomness
+from recfx.discovery.sample import Sample
+from recfx.discovery.verify_report import (
+    DIFFERENT,
+    EQUAL,
+    NOT_REPRODUCIBLE,
+    REFUSED_SAMPLE,
+    SKIPPED,
+    Check,
+    VerifyReport,
+)
 from recfx.errors import RecfxError
 from recfx.modules.collection import unsharded_collections
 from recfx.modules.copy_modules import copy_with_tensors
@@ -17,9 +28,6 @@ from recfx.modules.kinds import kind_of, standard_kind
 from recfx.modules.whole_graph import WholeGraph
 from recfx.nodes.training_checks import on_a_copy
 from recfx.optim.attached import attached_optimizers, run_in_backward
-from recfx.record.verify_report import DIFFERENT, EQUAL, NOT_REPRODUCIBLE, REFUSED_SAMPLE, SKIPPED, Check, VerifyReport
-from recfx.tracing.randomness import fixed_randomness
-from recfx.tracing.sample import Sample
 from recfx.verification.checks import Checker
 from recfx.verification.compare_models import Outcome, compare_models
 from recfx.verification.reference_model import attach_optimizers, copy_fused_state, reference_of

@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import nn
 
+from recfx.discovery.sample import clone_value
 from recfx.modules.carry_over import standard_collection
 from recfx.modules.collection import unsharded_collections
 from recfx.modules.copy_modules import copy_modules, copy_with_tensors
@@ -13,7 +14,6 @@ from recfx.modules.kinds import kind_of
 from recfx.optim.attached import attached_classes, attached_optimizers, run_in_backward
 from recfx.optim.fused_optimizer import FusedOptimizer
 from recfx.optim.in_backward import fused_optimizer_of
-from recfx.tracing.sample import clone_value
 from recfx.verification.mapped_collection import map_collection
 
 

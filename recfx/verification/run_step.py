@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from recfx.discovery.randomness import fixed_randomness
+from recfx.discovery.sample import Sample, tensors_of
 from recfx.nodes.training_checks import on_a_copy
-from recfx.tracing.randomness import fixed_randomness
-from recfx.tracing.sample import Sample, tensors_of
 from recfx.verification.run import Run
 from recfx.verification.watch_calls import counted_calls, noted_lookups
 

@@ -8,11 +8,11 @@ import torch
 from torch import nn
 
 from recfx.discovery.discover import check_module
+from recfx.discovery.sample import Sample
+from recfx.discovery.verify_report import SKIPPED, Check, VerifyReport
+from recfx.discovery.wrappers import unwrap
 from recfx.errors import ConversionError
 from recfx.modules.converted_collection import converted_collections
-from recfx.record.verify_report import SKIPPED, Check, VerifyReport
-from recfx.record.wrappers import unwrap
-from recfx.tracing.sample import Sample
 from recfx.verification.compare_models import batch_sizes
 from recfx.verification.comparison import Comparison
 

@@ -26,7 +26,7 @@ CALLBACKS: dict[tuple[str, str], str] = {
     ("recfx.passes.base", "modules"): "what runs the passes of a user tells which of them raised",
     ("recfx.nodes.forwards", "modules"): "what counts the calls of a collection is told of them by the collection",
     ("recfx.nodes.fx_leaf", "modules"): "every leaf of a trace is called through its base class",
-    ("recfx.nodes.fx_leaf", "tracing"): "the tracer that the user's forward runs under notes the call",
+    ("recfx.nodes.fx_leaf", "discovery"): "the tracer that the user's forward runs under notes the call",
     ("recfx.nodes.fx_leaf", "verification"): "hooks count the calls of collections, and note what they pool",
     ("recfx.replacement.decide", "conversion"): "the trace of a conversion records when a stage is done",
     ("recfx.lowering.cpu", "nodes"): "a batch that one kernel hashes and looks up is made by the node that hashes",

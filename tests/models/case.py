@@ -13,8 +13,8 @@ from torch import nn
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 
+from recfx.discovery.sample import Sample
 from recfx.modules.collection import HashEmbeddingBagCollection
-from recfx.tracing.sample import Sample
 
 BATCH_SIZES = (4, 7)
 

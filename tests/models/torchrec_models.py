@@ -10,7 +10,7 @@ from torchrec.models.deepfm import SimpleDeepFMNN, SimpleDeepFMNNWrapper
 from torchrec.models.dlrm import DLRM, DLRM_DCN, DLRM_Projection, DLRMTrain, DLRMWrapper
 from torchrec.models.experimental.transformerdlrm import DLRM_Transformer
 
-from recfx.tracing.sample import Sample
+from recfx.discovery.sample import Sample
 from tests.builders.batches import batch
 from tests.builders.collections import collection
 from tests.models.case import Case

@@ -12,10 +12,10 @@ from torch import nn
 from torchrec import KeyedJaggedTensor
 
 import recfx
+from recfx.discovery.sample import Sample
+from recfx.discovery.verify_report import DIFFERENT, EQUAL, NOT_REPRODUCIBLE, SKIPPED
 from recfx.modules.collection import HashEmbeddingBagCollection
 from recfx.optim.attached import attached_optimizers
-from recfx.record.verify_report import DIFFERENT, EQUAL, NOT_REPRODUCIBLE, SKIPPED
-from recfx.tracing.sample import Sample
 from recfx.verification.comparison import Comparison
 from tests.builders.batches import two_bags
 from tests.builders.collections import one_table

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from recfx.tracing.sample import Sample
+from recfx.discovery.sample import Sample
 from recfx.verification.compare_tensors import Difference
 from recfx.verification.parity import compare_forward
 

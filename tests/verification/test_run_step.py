@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from recfx.tracing.sample import Sample
+from recfx.discovery.sample import Sample
 from recfx.verification.run_step import run_step
 
 

@@ -8,8 +8,8 @@ from typing import Any
 from torch import fx
 from torch.utils._sympy.value_ranges import SymPyValueRangeAnalysis as Analysis
 
-from recfx.tracing import arithmetic_rules, moving_rules
-from recfx.tracing.call_arguments import Values
+from recfx.discovery import arithmetic_rules, moving_rules
+from recfx.discovery.call_arguments import Values
 
 Rule = Callable[[Values, fx.Node], Any]
 RULES: dict[str, Rule] = {

@@ -14,7 +14,7 @@ from torch import fx, nn
 from torch.utils._sympy.value_ranges import ValueRanges
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
-from recfx.tracing.shallow_tracer import source_of
+from recfx.discovery.shallow_tracer import source_of
 
 INT32 = ValueRanges(-(2**31), 2**31 - 1)
 INT64 = ValueRanges(-(2**63), 2**63 - 1)

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
 
 from recfx.discovery.discover import discover
+from recfx.discovery.sample import Sample
 from recfx.ir.id_range import IdRange
-from recfx.tracing.sample import Sample
 
 _REMAP = torch.tensor([40, 3, 96, 7])
 _BORDERS = torch.tensor([1.5, 2.5, 10.0])

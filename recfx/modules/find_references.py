@@ -19,9 +19,9 @@ from torch import nn
 from torch._dynamo.eval_frame import OptimizedModule
 from torchrec.modules.mc_modules import ManagedCollisionCollection, ManagedCollisionModule
 
-from recfx.references.code_reads import CodeReads, functions_of, owner_of_code, reads_of
-from recfx.references.code_uses import takes_nothing
-from recfx.references.object_kinds import (
+from recfx.modules.code_reads import CodeReads, functions_of, owner_of_code, reads_of
+from recfx.modules.code_uses import takes_nothing
+from recfx.modules.object_kinds import (
     CACHE,
     METHODS_IN_C,
     REGISTRIES,

@@ -17,7 +17,7 @@ from torch.fx._symbolic_trace import _PatchedFnSetAttr
 from torchrec import KeyedJaggedTensor
 
 import recfx
-from recfx.tracing.sample import tensors_of
+from recfx.discovery.sample import tensors_of
 from tests.builders.batches import two_bags
 from tests.builders.collections import one_table
 

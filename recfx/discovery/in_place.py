@@ -9,9 +9,9 @@ import torch
 from torch import fx, nn
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
-from recfx.tracing.call_arguments import first_of
-from recfx.tracing.operator_names import FUNCTIONS, name_of
-from recfx.tracing.range_rules import VIEWS
+from recfx.discovery.call_arguments import first_of
+from recfx.discovery.operator_names import FUNCTIONS, name_of
+from recfx.discovery.range_rules import VIEWS
 
 
 def ancestors(node: fx.Node) -> set[fx.Node]:

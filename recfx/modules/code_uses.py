@@ -15,7 +15,7 @@ from typing import Any, TypeGuard
 
 import torch
 
-from recfx.references.object_kinds import WEAK_CONTAINERS, is_users
+from recfx.modules.object_kinds import WEAK_CONTAINERS, is_users
 
 # These types exactly, so that no method of the user's runs; and not None, which may stand for what is set later.
 _CONTAINERS = (

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from tests.tracing.models_of_ids import Model, batch, extremes, range_of
+from tests.discovery.models_of_ids import Model, batch, extremes, range_of
 
 # fmt: off
 CASES: dict[str, tuple[Callable[[Any, Tensor], Any], tuple[int, int] | None]] = {

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from recfx.discovery.discover import discover
-from recfx.tracing.sample import Sample
-from tests.tracing.models_of_ids import Model, batch, extremes, range_of
+from recfx.discovery.sample import Sample
+from tests.discovery.models_of_ids import Model, batch, extremes, range_of
 
 # fmt: off
 CHANGED: dict[str, Callable[[Any, Tensor], Any]] = {

@@ -13,11 +13,11 @@ from typing import Any
 from torch import fx, nn
 from torch.utils._sympy.value_ranges import ValueRanges
 
+from recfx.discovery.in_place import ancestors, is_in_place, may_change_its_arguments, same_memory
+from recfx.discovery.known_values import INT64, Features, Ids, of_attribute, of_input, within
+from recfx.discovery.operator_names import name_of
+from recfx.discovery.range_rules import RULES
 from recfx.ir.id_range import IdRange
-from recfx.tracing.in_place import ancestors, is_in_place, may_change_its_arguments, same_memory
-from recfx.tracing.known_values import INT64, Features, Ids, of_attribute, of_input, within
-from recfx.tracing.operator_names import name_of
-from recfx.tracing.range_rules import RULES
 
 
 class IdRanges:

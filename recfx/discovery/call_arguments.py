@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 from torch import fx, nn
 
-from recfx.tracing.known_values import Ids
+from recfx.discovery.known_values import Ids
 
 
 class Values(Protocol):

@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 from recfx.diagnostics import Diagnostic
+from recfx.discovery.verify_report import VerifyReport
+from recfx.discovery.wrappers import unwrap
 from recfx.ir.meta import SourceLocation
-from recfx.record.verify_report import VerifyReport
-from recfx.record.wrappers import unwrap
 
 _ATTRIBUTE = "_recfx_conversion"
 

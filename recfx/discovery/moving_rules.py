@@ -8,8 +8,8 @@ import torch
 from torch import fx
 from torch.utils._sympy.value_ranges import ValueRanges
 
-from recfx.tracing.call_arguments import Values, first_of, operands
-from recfx.tracing.known_values import Features, Ids, Object, cast, of_input
+from recfx.discovery.call_arguments import Values, first_of, operands
+from recfx.discovery.known_values import Features, Ids, Object, cast, of_input
 
 
 def either(values: Values, node: fx.Node) -> Ids | None:

@@ -11,8 +11,8 @@ from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, JaggedTensor, K
 
 import recfx
 from recfx.discovery.discover import discover
-from recfx.tracing.sample import Sample
-from tests.tracing.models_of_ids import Model, batch, range_of
+from recfx.discovery.sample import Sample
+from tests.discovery.models_of_ids import Model, batch, range_of
 
 
 def test_the_proof_names_each_step_and_its_line() -> None:

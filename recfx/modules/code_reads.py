@@ -14,8 +14,8 @@ from typing import Any
 
 from torch import nn
 
-from recfx.references.code_uses import names_used
-from recfx.references.object_kinds import Edge, edges_of, is_atom, is_users
+from recfx.modules.code_uses import names_used
+from recfx.modules.object_kinds import Edge, edges_of, is_atom, is_users
 
 # Methods that a forward does not run.
 _SETUP = frozenset({"__init__", "__new__", "__post_init__", "__init_subclass__", "__del__", "__repr__", "__str__"})

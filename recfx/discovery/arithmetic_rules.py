@@ -14,9 +14,9 @@ from torch import fx
 from torch.utils._sympy.value_ranges import SymPyValueRangeAnalysis as Analysis
 from torch.utils._sympy.value_ranges import ValueRanges
 
-from recfx.tracing.call_arguments import Values, first_of, ids_and_constant, operands
-from recfx.tracing.known_values import INT32, INT64, Ids, Range, attribute, made, within
-from recfx.tracing.operator_names import name_of
+from recfx.discovery.call_arguments import Values, first_of, ids_and_constant, operands
+from recfx.discovery.known_values import INT32, INT64, Ids, Range, attribute, made, within
+from recfx.discovery.operator_names import name_of
 
 
 def remainder(values: Values, node: fx.Node) -> Ids | None:

@@ -1,4 +1,4 @@
-"""What Python objects refer to, kind by kind: the edges that ``recfx.references.find_references`` follows."""
+"""What Python objects refer to, kind by kind: the edges that ``recfx.modules.find_references`` follows."""
 
 from __future__ import annotations
 

@@ -1,1 +1,0 @@
-"""Following what Python objects refer to, also past the attributes of modules."""

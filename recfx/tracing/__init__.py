@@ -1,1 +1,0 @@
-"""Running and tracing a model on a sample."""
