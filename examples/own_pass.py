@@ -12,6 +12,7 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -31,12 +32,12 @@ class Clip(torch.autograd.Function):
     """Hands ``[B, D]`` values on, and limits the norm of each row of their gradient."""
 
     @staticmethod
-    def forward(ctx, pooled: torch.Tensor, max_norm: float) -> torch.Tensor:  # type: ignore[no-untyped-def, override]
+    def forward(ctx: Any, pooled: torch.Tensor, max_norm: float) -> torch.Tensor:
         ctx.max_norm = max_norm
         return pooled.view_as(pooled)
 
     @staticmethod
-    def backward(ctx, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:  # type: ignore[no-untyped-def, override]
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
         return gradient.renorm(2, 0, ctx.max_norm), None
 
 

@@ -81,9 +81,8 @@ std::string why_not_loaded(const std::string& path, const std::string& what) {
   const std::string line = what.substr(begin, what.find('\n', begin) - begin);
   if (line.starts_with("Unknown builtin op")) {
     return path + " needs operators that are not loaded (" + line +
-           "): pass the libraries that the export's report names with --library; if it names none, only Python has "
-           "them "
-           "[no_library]";
+           "): pass the libraries that the export's report names with --library; "
+           "if it names none, only Python has them [no_library]";
   }
   if (line.find("can't allocate memory") != std::string::npos) {
     return no_memory(path);
