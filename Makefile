@@ -8,7 +8,7 @@ BIN    := $(VENV)/bin
 
 # Options for single targets: make test PYTEST_FLAGS="-k discovery", make demo DEMO_FLAGS=--quick, make bench BENCH_FLAGS=--json,
 # make serve-soak SOAK_FLAGS="--minutes 1",
-# make mutants MUTANTS="passes recfx/nodes/lookup.py" MUTANTS_FLAGS="--sample 50 --seed 1 --minutes 20"
+# make mutants MUTANTS="passes recfx/runtime/lookup.py" MUTANTS_FLAGS="--sample 50 --seed 1 --minutes 20"
 PYTEST_FLAGS ?=
 DEMO_FLAGS   ?=
 BENCH_FLAGS  ?=

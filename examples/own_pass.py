@@ -23,9 +23,9 @@ import recfx
 from recfx.ir import Input, NodeKind, Stage, ValueType
 from recfx.ir.operator_graph import OperatorGraph
 from recfx.passes import Pass, PassResult
+from recfx.planner.pricing.node_facts import NodeFacts
+from recfx.planner.pricing.work import Phases, Work
 from recfx.planner.topology import npu_topology
-from recfx.pricing.node_facts import NodeFacts
-from recfx.pricing.work import Phases, Work
 
 
 class Clip(torch.autograd.Function):

@@ -8,6 +8,8 @@ without Python, and ``load`` reads it.
 """
 
 from recfx.checkpoint import load_checkpoint, save_checkpoint
+from recfx.collections.collection import HashEmbeddingBagCollection
+from recfx.collections.embedding_bag_config import HashEmbeddingBagConfig
 from recfx.conversion.add_operator import add_operator
 from recfx.conversion.averaged_model import extend_averaging
 from recfx.conversion.convert import convert
@@ -16,7 +18,6 @@ from recfx.conversion.trace_directory import trace_sharded
 from recfx.conversion.unconvert import unconvert
 from recfx.discovery.sample import Sample
 from recfx.discovery.verify_report import VerifyReport
-from recfx.drawing.draw import draw
 from recfx.errors import (
     CheckpointError,
     ConversionError,
@@ -35,10 +36,9 @@ from recfx.hashing import HashConfig, HashIndex
 from recfx.inspect import Report
 from recfx.inspect.compare_plans import compare_plans
 from recfx.inspect.cost import cost
+from recfx.inspect.drawing.draw import draw
 from recfx.inspect.explain import explain
 from recfx.inspect.monitor import Monitor, monitor
-from recfx.modules.collection import HashEmbeddingBagCollection
-from recfx.modules.embedding_bag_config import HashEmbeddingBagConfig
 from recfx.passes import PACKAGE as passes
 from recfx.pipeline.train_pipeline import TrainPipeline
 from recfx.planner.default_sharders import sharders

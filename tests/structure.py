@@ -1,4 +1,4 @@
-"""The packages of the project, in the order in which they may import each other."""
+"""The packages of the project, and the packages inside them, in the order in which they may import each other."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ LAYERS = [
     "commandline",
     "compat",
     "exporter",
+    "exporter.serving",
     "conversion",
-    "drawing",
+    "inspect.drawing",
     "inspect",
     "checkpoint",
     "pipeline",
     "planner",
+    "planner.pricing",
     "replacement",
     "verification",
     "discovery",
-    "pricing",
-    "sharding",
-    "modules",
-    "serving",
-    "nodes",
+    "collections.sharding",
+    "collections",
+    "runtime",
     "lowering",
     "optim",
     "passes",
@@ -34,3 +34,10 @@ LAYERS = [
     "version",
     "kernels",
 ]
+
+
+def layer(module: str) -> str:
+    """``collections.sharding`` for ``recfx.collections.sharding.plan``, ``ir`` for ``recfx.ir.shard``."""
+    parts = module.split(".")[1:] or ["__init__"]
+    inner = ".".join(parts[:2])
+    return inner if inner in LAYERS else parts[0]

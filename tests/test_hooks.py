@@ -9,7 +9,7 @@ from torch import nn
 
 import recfx
 from recfx import hooks
-from recfx.modules.carry_over import carry_hooks
+from recfx.collections.carry_over import carry_hooks
 
 PRODUCT = Path(recfx.__file__).parent
 

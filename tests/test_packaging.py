@@ -36,7 +36,9 @@ MODULES = {
     *(f"recfx/{path.relative_to(ROOT)}" for folder in LINKED for path in ROOT.glob(f"{folder}/**/*.py")),
 }
 
-ASSETS = {str(path.relative_to(ROOT)) for path in (ROOT / "recfx/drawing/assets").rglob("*") if path.suffix != ".pyc"}
+ASSETS = {
+    str(path.relative_to(ROOT)) for path in (ROOT / "recfx/inspect/drawing/assets").rglob("*") if path.suffix != ".pyc"
+}
 ASSETS = {name for name in ASSETS if (ROOT / name).is_file()}
 
 EXAMPLE = {str(path.relative_to(ROOT)) for path in (ROOT / "examples/serve_cpp").iterdir() if path.is_file()}
@@ -139,18 +141,18 @@ def test_holds_every_module_and_the_cpp_sources(built: Path, form: str) -> None:
     held = files(built / form)
     assert CSRC
     assert held >= MODULES | CSRC | ASSETS | {"recfx/py.typed"}
-    assert "recfx/drawing/assets/licenses/Graphviz-EPL-2.0.txt" in ASSETS
-    page_engine = "recfx/drawing/assets/viz-global.js"  # its licence is that of the bytes that were published
+    assert "recfx/inspect/drawing/assets/licenses/Graphviz-EPL-2.0.txt" in ASSETS
+    page_engine = "recfx/inspect/drawing/assets/viz-global.js"  # its licence is that of the bytes that were published
     assert (built / form / page_engine).read_bytes() == (ROOT / page_engine).read_bytes()
     assert not any(path.is_symlink() for path in (built / form).rglob("*"))
 
 
 def test_the_layout_engine_is_the_one_that_was_published() -> None:
     """Its licences, and the addresses of its sources, are those of this version."""
-    found = (ROOT / "recfx/drawing/assets/viz-global.js").read_bytes()
+    found = (ROOT / "recfx/inspect/drawing/assets/viz-global.js").read_bytes()
     assert hashlib.sha256(found).hexdigest() == "c9e0b310f9883910e01c66054b48b7ff4be3d8695141116635e72b0af152692e"
     assert found.startswith(b"/*!\nViz.js 3.31.0\n")
-    assert "@viz-js/viz, version 3.31.0" in (ROOT / "recfx/drawing/assets/licenses/README.txt").read_text()
+    assert "@viz-js/viz, version 3.31.0" in (ROOT / "recfx/inspect/drawing/assets/licenses/README.txt").read_text()
 
 
 def test_sdist_holds_the_sources_of_the_server(built: Path) -> None:
@@ -181,7 +183,8 @@ def test_wheel_has_one_import_root(built: Path, form: str) -> None:
     assert "Root-Is-Purelib: true" in (info / "WHEEL").read_text()
     assert "Apache License" in (info / "licenses/LICENSE").read_text()
     assert (
-        "Eclipse Public License" in (info / "licenses/recfx/drawing/assets/licenses/Graphviz-EPL-2.0.txt").read_text()
+        "Eclipse Public License"
+        in (info / "licenses/recfx/inspect/drawing/assets/licenses/Graphviz-EPL-2.0.txt").read_text()
     )
 
 

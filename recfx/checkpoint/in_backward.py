@@ -8,8 +8,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from recfx.checkpoint.sharded_names import sharded_parameters
-from recfx.modules.collection import unsharded_collections
-from recfx.modules.kinds import kind_of
+from recfx.collections.collection import unsharded_collections
+from recfx.collections.kinds import kind_of
 from recfx.optim.attached import attached_optimizers
 from recfx.optim.fused_optimizer import FusedOptimizer
 from recfx.optim.in_backward import fused_optimizer_of

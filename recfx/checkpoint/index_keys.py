@@ -8,13 +8,13 @@ from torch import Tensor, nn
 
 from recfx.checkpoint.names import mismatch
 from recfx.checkpoint.sharded_names import sharded_tables
+from recfx.collections.collection import UnshardedCollection
+from recfx.collections.converted_collection import collections_by_prefix
+from recfx.collections.kinds import KINDS
 from recfx.errors import CheckpointError
 from recfx.hashing.identity import IDENTITY
 from recfx.hashing.row_move import saved_names
 from recfx.hashing.state import EVERY_NAME
-from recfx.modules.collection import UnshardedCollection
-from recfx.modules.converted_collection import collections_by_prefix
-from recfx.modules.kinds import KINDS
 
 _NEEDED = ("row_ids", "row_state", IDENTITY)
 _READ_ANYWAY = 1 << 20  # small enough to read, so that the error says exactly what is wrong

@@ -30,14 +30,14 @@ from recfx.checkpoint.names import MODEL, check_names, mismatch, with_prefix
 from recfx.checkpoint.saved_folder import SavedFolder
 from recfx.checkpoint.sharded_load import IN_PLACE_BYTES, TablePlan, plan_tables
 from recfx.checkpoint.sharded_names import sharded_tables
+from recfx.collections.collection import UnshardedCollection
+from recfx.collections.converted_collection import collections_by_prefix
+from recfx.collections.fit_state import fit_state
+from recfx.collections.fit_table import saved_shape
+from recfx.collections.kinds import kind_of
 from recfx.errors import CheckpointError
 from recfx.hashing.index import HashIndex
 from recfx.hashing.row_move import RowMove
-from recfx.modules.collection import UnshardedCollection
-from recfx.modules.converted_collection import collections_by_prefix
-from recfx.modules.fit_state import fit_state
-from recfx.modules.fit_table import saved_shape
-from recfx.modules.kinds import kind_of
 
 _EXTRA_STATE = "_extra_state"  # torch's name for what modules save by themselves; it may have any shape
 _BUILD_AS_SAVED = "build the model as it was built when saving."

@@ -10,9 +10,9 @@ from torch import nn
 from torch.distributed.checkpoint.api import CheckpointException
 
 from recfx.checkpoint.disk_errors import cause_of
+from recfx.collections.sharding.model_group import group_of_model
+from recfx.collections.sharding.ranks_agree import on_all_ranks
 from recfx.errors import CheckpointError, RecfxError
-from recfx.sharding.model_group import group_of_model
-from recfx.sharding.ranks_agree import on_all_ranks
 
 _Result = TypeVar("_Result")
 

@@ -20,15 +20,15 @@ from recfx.checkpoint.names import IN_BACKWARD, MODEL, mismatch
 from recfx.checkpoint.parts import Parts
 from recfx.checkpoint.saved_folder import SavedFolder
 from recfx.checkpoint.sharded_names import NamedTable, sharded_tables
+from recfx.collections.fit_table import check_weight, saved_shape
+from recfx.collections.sharding.fit_shards import fit_slices, fit_whole_index
+from recfx.collections.sharding.state import whole_index
 from recfx.hashing.identity import IDENTITY, check_identity
 from recfx.hashing.row_move import RowMove, row_aligned_names
 from recfx.hashing.slice_counts import COUNTS, SLICE_COUNTS, STATISTICS, part_count, parts_between
 from recfx.hashing.slicing import slice_state
 from recfx.ir.shard import Shard
-from recfx.modules.fit_table import check_weight, saved_shape
 from recfx.optim.rules.rule import STEP, StateTensor
-from recfx.sharding.fit_shards import fit_slices, fit_whole_index
-from recfx.sharding.state import whole_index
 
 IN_PLACE_BYTES = 1 << 20  # smaller tensors are read into separate memory, so nothing is lost if reading fails
 

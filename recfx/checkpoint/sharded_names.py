@@ -6,14 +6,14 @@ from dataclasses import dataclass
 
 from torch import nn
 
+from recfx.collections.converted_collection import collections_by_prefix
+from recfx.collections.kinds import kind_of
+from recfx.collections.sharding.collection import ShardedCollection
+from recfx.collections.sharding.state import whole_index
 from recfx.hashing.index import HashIndex
 from recfx.hashing.row_move import saved_names
 from recfx.ir.shard import Shard
 from recfx.ir.shards import ShardedTable
-from recfx.modules.converted_collection import collections_by_prefix
-from recfx.modules.kinds import kind_of
-from recfx.sharding.collection import ShardedCollection
-from recfx.sharding.state import whole_index
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
 from torchrec.optim.warmup import WarmupOptimizer
 
 from recfx.checkpoint.names import mismatch
+from recfx.collections.sharding.optimizer import ShardedFusedOptimizer
 from recfx.optim.keyed_optimizer import FusedKeyedOptimizer
-from recfx.sharding.optimizer import ShardedFusedOptimizer
 
 BUILD_AS_SAVED = "build the optimizer as it was built when saving, or load without optimizer=."
 _FUSED = (ShardedFusedOptimizer, FusedKeyedOptimizer, EmptyFusedOptimizer)

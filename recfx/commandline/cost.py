@@ -9,7 +9,7 @@ from recfx.commandline.command import Command, Outcome, WrongUsage, add_conversi
 from recfx.commandline.factory import Made
 from recfx.commandline.ranks import add_hardware, add_ranks, topology_of
 from recfx.inspect.cost import cost
-from recfx.pricing.values import BATCH_SIZE, LENGTH
+from recfx.planner.pricing.values import BATCH_SIZE, LENGTH
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -10,7 +10,7 @@ from recfx.commandline.command import Command, Outcome, WrongUsage, add_conversi
 from recfx.commandline.factory import Made
 from recfx.commandline.ranks import add_hardware, add_ranks, topology_of
 from recfx.conversion.trace import trace
-from recfx.drawing.draw import draw
+from recfx.inspect.drawing.draw import draw
 
 DRAW_VERSION = "1"
 

@@ -6,10 +6,10 @@ import argparse
 
 from torchrec.distributed.planner import Topology
 
+from recfx.collections.sharding.ranks_named import MOST_RANKS
 from recfx.commandline.command import WrongUsage
+from recfx.planner.pricing.hardware import ASCEND_910B, H100, Hardware
 from recfx.planner.topology import NpuTopology, npu_topology
-from recfx.pricing.hardware import ASCEND_910B, H100, Hardware
-from recfx.sharding.ranks_named import MOST_RANKS
 
 _HARDWARE = {"ascend_910b": ASCEND_910B, "h100": H100}
 

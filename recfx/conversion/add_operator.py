@@ -13,8 +13,8 @@ from torch import fx, nn
 from recfx.errors import ConversionError, type_of
 from recfx.ir import operators
 from recfx.ir.node_kinds import NODE_KINDS, NodeKind, ValueType
-from recfx.nodes.lower_graph import OWN_MAKERS, Lowered
-from recfx.pricing.formulas import FORMULAS, Formula
+from recfx.planner.pricing.formulas import FORMULAS, Formula
+from recfx.runtime.lower_graph import OWN_MAKERS, Lowered
 
 _OURS = frozenset(NODE_KINDS)
 _PLAIN = (bool, int, float, str, torch.dtype, tuple)
@@ -35,8 +35,9 @@ def add_operator(kind: NodeKind, make: Callable[[Lowered], nn.Module], price: Fo
             has the tables, the columns and the size of its first input.
         make: makes the module that runs for a node, from ``of.attributes``. Its forward takes the values of the node's
             inputs. It must hold no parameters or buffers; to be exported, it must compile with ``torch.jit.script``.
-        price: what a node does, for ``recfx.cost`` and drawings: from :class:`recfx.pricing.node_facts.NodeFacts` to
-            :class:`recfx.pricing.work.Phases`. Without it, a model with such nodes has no cost.
+        price: what a node does, for ``recfx.cost`` and drawings: from
+            :class:`recfx.planner.pricing.node_facts.NodeFacts` to :class:`recfx.planner.pricing.work.Phases`.
+            Without it, a model with such nodes has no cost.
 
     Raises:
         ConversionError: ``invalid_argument``.

@@ -6,10 +6,10 @@ from typing import Any
 
 from torchrec.distributed.types import ShardingEnv
 
+from recfx.collections.sharding.ranks_named import check_plan
 from recfx.discovery.sample import Sample
 from recfx.errors import ConversionError, type_of
 from recfx.replacement.decide import sample_required
-from recfx.sharding.ranks_named import check_plan
 
 
 def check_arguments(call: Sample | None, plan: Any, env: Any, whole_graph: bool) -> None:

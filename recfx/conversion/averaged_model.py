@@ -18,10 +18,10 @@ import torch
 from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
+from recfx.collections.converted_collection import ConvertedCollection, converted_collections
 from recfx.errors import ConversionError
 from recfx.hashing import HashIndex
 from recfx.kernels.index_buffers import NEW, is_taken
-from recfx.modules.converted_collection import ConvertedCollection, converted_collections
 from recfx.planner.torchrec_entry import wrap_once
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torchrec.distributed.types import ShardingEnv, ShardingPlan
 
+from recfx.collections.converted_collection import share_forwards
 from recfx.conversion.arguments import check_arguments
 from recfx.conversion.finish import as_whole_graph, patch
 from recfx.conversion.load_guard import guard_loading
@@ -16,7 +17,6 @@ from recfx.conversion.placement import place
 from recfx.conversion.sharding import shard_model, sharded_replacements
 from recfx.conversion.trace_directory import ConversionTrace, Stages
 from recfx.discovery.sample import Sample
-from recfx.modules.converted_collection import share_forwards
 from recfx.passes import Pass
 from recfx.replacement.decide import Request, check_request, decide, holds_ddp, named_passes
 from recfx.replacement.refusals import DEFAULT_HASHING

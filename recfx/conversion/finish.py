@@ -6,18 +6,18 @@ from collections.abc import Mapping
 
 from torch import nn
 
+from recfx.collections.converted_collection import ConvertedCollection
+from recfx.collections.copy_modules import replace_in_place
+from recfx.collections.sharding.collection import sharded_collections
+from recfx.collections.sharding.data_parallel import leave_to_collections
+from recfx.collections.whole_graph import WholeGraph
 from recfx.conversion.whole_graph import make_whole_graph
 from recfx.discovery.classify import Finding
 from recfx.discovery.conversion_record import attach_conversion, conversion_of
 from recfx.discovery.sample import Sample
 from recfx.discovery.wrappers import unwrap
-from recfx.modules.converted_collection import ConvertedCollection
-from recfx.modules.copy_modules import replace_in_place
-from recfx.modules.whole_graph import WholeGraph
 from recfx.optim.fused_view import attach_fused_optimizer
 from recfx.replacement.replace_collections import carry_references
-from recfx.sharding.collection import sharded_collections
-from recfx.sharding.data_parallel import leave_to_collections
 
 
 def as_whole_graph(converted: nn.Module, call: Sample | None) -> nn.Module:

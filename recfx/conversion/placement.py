@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from recfx.modules.collection import unsharded_collections
-from recfx.modules.devices import usable_device
+from recfx.collections.collection import unsharded_collections
+from recfx.collections.devices import usable_device
 
 
 def place(converted: nn.Module, device: torch.device | str | None) -> None:

@@ -26,17 +26,17 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from recfx.collections.converted_collection import converted_collections
+from recfx.collections.whole_graph import WholeGraph
 from recfx.conversion.trace_index import index_of_all, index_page, is_index_of_all
 from recfx.discovery.wrappers import unwrap
-from recfx.drawing.draw import draw
-from recfx.drawing.write import write_text
 from recfx.errors import ConversionError, RecfxError
 from recfx.inspect import diff_steps, wording
+from recfx.inspect.drawing.draw import draw
+from recfx.inspect.drawing.write import write_text
 from recfx.inspect.explain import explain
 from recfx.inspect.step_diff import graph_texts, step_names
 from recfx.ir import format_graph
-from recfx.modules.converted_collection import converted_collections
-from recfx.modules.whole_graph import WholeGraph
 from recfx.version import __version__
 
 VARIABLE = "RECFX_TRACE"

@@ -10,22 +10,27 @@ from typing import Any
 import torch
 from torch import nn
 
+from recfx.collections.carry_over import standard_collection
+from recfx.collections.collection import UnshardedCollection, unsharded_collections
+from recfx.collections.converted_collection import ConvertedCollection
+from recfx.collections.copy_modules import copy_modules, refuse_fully_sharded
+from recfx.collections.kinds import kind_of
+from recfx.collections.sharding.collection import sharded_collections
+from recfx.collections.sharding.unshard import (
+    gather_collections,
+    held_ids,
+    unsharded_collection,
+    without_model_parallel,
+)
+from recfx.collections.whole_graph import WholeGraph
 from recfx.conversion.load_guard import release_loading
 from recfx.discovery.conversion_record import detach_conversion
 from recfx.discovery.discover import check_module
 from recfx.errors import ConversionError
 from recfx.ir.meta import node_meta
-from recfx.modules.carry_over import standard_collection
-from recfx.modules.collection import UnshardedCollection, unsharded_collections
-from recfx.modules.converted_collection import ConvertedCollection
-from recfx.modules.copy_modules import copy_modules, refuse_fully_sharded
-from recfx.modules.kinds import kind_of
-from recfx.modules.whole_graph import WholeGraph
-from recfx.nodes.lower_graph import OWN_MAKERS
 from recfx.optim.fused_view import detach_fused_optimizer
 from recfx.optim.in_backward import attach_unfused
-from recfx.sharding.collection import sharded_collections
-from recfx.sharding.unshard import gather_collections, held_ids, unsharded_collection, without_model_parallel
+from recfx.runtime.lower_graph import OWN_MAKERS
 
 _log = logging.getLogger("recfx")
 

@@ -9,6 +9,11 @@ from dataclasses import dataclass
 
 from torch import Tensor, fx, nn
 
+from recfx.collections.carry_over import carry_hooks
+from recfx.collections.converted_collection import converted_collections
+from recfx.collections.copy_modules import copy_modules, refuse_fully_sharded
+from recfx.collections.find_references import own_modules
+from recfx.collections.whole_graph import WholeGraph, share_children
 from recfx.conversion.inline_collections import inline_collections
 from recfx.diagnostics import Diagnostic
 from recfx.discovery.conversion_record import attach_conversion, conversion_of
@@ -17,11 +22,6 @@ from recfx.discovery.sample import Sample
 from recfx.discovery.shallow_tracer import ShallowTracer, rollback_of, trace_graph
 from recfx.errors import ConversionError
 from recfx.ir import verify_graph
-from recfx.modules.carry_over import carry_hooks
-from recfx.modules.converted_collection import converted_collections
-from recfx.modules.copy_modules import copy_modules, refuse_fully_sharded
-from recfx.modules.find_references import own_modules
-from recfx.modules.whole_graph import WholeGraph, share_children
 from recfx.verification.compare_tensors import Difference
 from recfx.verification.parity import compare_forward
 

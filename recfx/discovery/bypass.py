@@ -3,9 +3,9 @@
 The converted model would go on using the original there.
 
 Plain attributes that refer to a collection, or to a module around one, are changed to refer to the converted one
-(``recfx.modules.copy_modules``). What is left is refused here: generators and the like, and what code reads by itself,
-such as globals. Code that reads such a place does not necessarily call the collection: its source may show that
-(``recfx.modules.code_uses``), and verification, which counts calls, finds out.
+(``recfx.collections.copy_modules``). What is left is refused here: generators and the like, and what code reads by
+itself, such as globals. Code that reads such a place does not necessarily call the collection: its source may show that
+(``recfx.collections.code_uses``), and verification, which counts calls, finds out.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from typing import Any
 
 from torch import nn
 
+from recfx.collections.find_references import References
+from recfx.collections.object_kinds import attributes
 from recfx.diagnostics import Diagnostic, Severity
 from recfx.discovery.classify import CONVERTIBLE, Finding
-from recfx.modules.find_references import References
-from recfx.modules.object_kinds import attributes
 
 BYPASSED = "bypassed_collection"
 _ADVICE = (

@@ -25,12 +25,12 @@ from torchrec.modules.mc_embedding_modules import (
 )
 from torchrec.quant.embedding_modules import EmbeddingBagCollection as QuantEmbeddingBagCollection
 
+from recfx.collections.converted_collection import ConvertedCollection
+from recfx.collections.kinds import KINDS, standard_kind
+from recfx.collections.sharding.collection import sharded_collections
 from recfx.diagnostics import Diagnostic, Severity
 from recfx.ir.id_range import IdRange
 from recfx.ir.meta import SourceLocation
-from recfx.modules.converted_collection import ConvertedCollection
-from recfx.modules.kinds import KINDS, standard_kind
-from recfx.sharding.collection import sharded_collections
 
 CONVERTIBLE, CONVERTED, KEPT, REFUSED = "convertible", "converted", "kept", "refused"
 EMBEDDING_COLLECTION = "embedding_collection"  # kept, because its output is not pooled

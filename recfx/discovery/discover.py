@@ -15,6 +15,9 @@ from typing import Any
 import torch
 from torch import fx, nn
 
+from recfx.collections.copy_modules import copy_modules
+from recfx.collections.find_references import own_modules
+from recfx.collections.kinds import kind_of
 from recfx.diagnostics import Diagnostic
 from recfx.discovery.bypass import BYPASSED, find_bypassed
 from recfx.discovery.classify import CONVERTIBLE, Finding, classify
@@ -25,9 +28,6 @@ from recfx.discovery.wrappers import unwrap
 from recfx.errors import ConversionError, type_of
 from recfx.ir.id_range import IdRange
 from recfx.ir.meta import SourceLocation
-from recfx.modules.copy_modules import copy_modules
-from recfx.modules.find_references import own_modules
-from recfx.modules.kinds import kind_of
 
 
 @dataclass

@@ -11,7 +11,7 @@ import torch
 from torchrec.distributed.types import LazyAwaitable
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 
-from recfx.nodes.bags import select_bags
+from recfx.runtime.bags import select_bags
 
 
 class Sample:

@@ -19,10 +19,10 @@ from recfx.exporter.buffers import Filling
 from recfx.exporter.program import Program, compile_served, programs
 from recfx.exporter.returns import expressions, tensor_names
 from recfx.exporter.served_model import make_served_model
+from recfx.exporter.serving import ATEN, NATIVE, SCRIPT, TRACED, TRITON, ServingTarget
 from recfx.exporter.traced_artifact import traced_artifacts
 from recfx.exporter.write_file import ARCHIVE_BYTES, MANIFEST, reserve
 from recfx.ir.printer import format_graph
-from recfx.serving import ATEN, NATIVE, SCRIPT, TRACED, TRITON, ServingTarget
 
 
 class Artifact(Protocol):

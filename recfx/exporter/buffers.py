@@ -10,11 +10,11 @@ import torch
 from torch import fx
 
 from recfx.errors import ExportError
+from recfx.exporter.serving import FindAndPool, FindFrozenRows, PoolRows
+from recfx.exporter.serving.pool_rows import FORMATS, RowFormat
 from recfx.exporter.tables import TableSource
 from recfx.ir.tables import TableSpec
 from recfx.kernels.quantized_rows import dequantize_rows, quantize_rows
-from recfx.serving import FindAndPool, FindFrozenRows, PoolRows
-from recfx.serving.pool_rows import FORMATS, RowFormat
 from recfx.verification.compare_tensors import largest_difference
 
 

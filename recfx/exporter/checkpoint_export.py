@@ -27,6 +27,10 @@ from recfx.checkpoint.manifest import Manifest, missing
 from recfx.checkpoint.names import MODEL, check_names, mismatch, with_prefix
 from recfx.checkpoint.saved_folder import SavedFolder
 from recfx.checkpoint.settings import read_settings
+from recfx.collections.collection import UnshardedCollection, unsharded_collections
+from recfx.collections.converted_classes import converted_class
+from recfx.collections.copy_modules import copy_modules, copy_with_tensors
+from recfx.collections.kinds import kind_of
 from recfx.conversion.convert import convert
 from recfx.discovery.sample import Sample
 from recfx.errors import CheckpointError
@@ -35,10 +39,6 @@ from recfx.exporter.compare_outputs import run_model
 from recfx.exporter.model_copies import fresh_copy, sample_failed
 from recfx.exporter.stand_ins import with_stand_ins
 from recfx.hashing import HashConfig
-from recfx.modules.collection import UnshardedCollection, unsharded_collections
-from recfx.modules.converted_classes import converted_class
-from recfx.modules.copy_modules import copy_modules, copy_with_tensors
-from recfx.modules.kinds import kind_of
 
 _Result = TypeVar("_Result")
 

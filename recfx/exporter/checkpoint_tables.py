@@ -12,6 +12,7 @@ from recfx.checkpoint.disk_errors import told_as
 from recfx.checkpoint.names import MODEL, mismatch
 from recfx.checkpoint.parts import Parts
 from recfx.checkpoint.saved_folder import SavedFolder
+from recfx.collections.kinds import CollectionKind
 from recfx.errors import InputError
 from recfx.exporter.gathered_tables import empty_index
 from recfx.exporter.tables import PIECE_BYTES
@@ -19,7 +20,6 @@ from recfx.hashing import HashIndex
 from recfx.hashing.identity import IDENTITY, check_identity
 from recfx.ir.facts import FrozenIndex
 from recfx.ir.tables import TableSpec
-from recfx.modules.kinds import CollectionKind
 
 _INDEX_STATE = ("row_ids", "row_state")
 

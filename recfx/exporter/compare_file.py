@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from recfx.collections.copy_modules import copy_modules
 from recfx.diagnostics import Diagnostic
 from recfx.discovery.sample import Sample
 from recfx.exporter.arguments import Pattern, Signature
@@ -22,7 +23,6 @@ from recfx.exporter.compare_outputs import changed_buffer, first_difference, lar
 from recfx.exporter.model_copies import fresh_copy
 from recfx.exporter.returns import take_apart
 from recfx.exporter.served_collection import ServedCollection
-from recfx.modules.copy_modules import copy_modules
 
 _Outputs = list[tuple[str, torch.Tensor]]
 

@@ -18,19 +18,19 @@ import torch
 from torch import fx, nn
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 
+from recfx.collections.carry_over import carry_over
+from recfx.collections.collection import UnshardedCollection, unsharded_collections
+from recfx.collections.converted_collection import ConvertedCollection, converted_collections
+from recfx.collections.copy_modules import copy_modules
+from recfx.collections.kinds import kind_of
+from recfx.collections.whole_graph import WholeGraph
 from recfx.diagnostics import Diagnostic, Severity
 from recfx.errors import ExportError
 from recfx.exporter.quantization import stored_dtypes
 from recfx.exporter.served_collection import serve_collection
+from recfx.exporter.serving import SCRIPT, TRACED, ServingTarget
 from recfx.hooks import FORWARD_HOOKS
-from recfx.modules.carry_over import carry_over
-from recfx.modules.collection import UnshardedCollection, unsharded_collections
-from recfx.modules.converted_collection import ConvertedCollection, converted_collections
-from recfx.modules.copy_modules import copy_modules
-from recfx.modules.kinds import kind_of
-from recfx.modules.whole_graph import WholeGraph
-from recfx.nodes.fx_leaf import FxLeaf
-from recfx.serving import SCRIPT, TRACED, ServingTarget
+from recfx.runtime.fx_leaf import FxLeaf
 
 _TYPES: dict[str, type] = {
     kind.__name__: kind for kind in (torch.Tensor, KeyedJaggedTensor, JaggedTensor, KeyedTensor, int, float, bool, str)

@@ -9,14 +9,14 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from recfx.collections.collection import unsharded_collections
+from recfx.collections.find_references import own_modules
 from recfx.discovery.sample import Sample
 from recfx.exporter.arguments import signature_of
 from recfx.exporter.model_copies import detach_parameters
 from recfx.exporter.served_collection import local_tables
 from recfx.exporter.sharded_export import Sources
 from recfx.exporter.stand_ins import with_stand_ins
-from recfx.modules.collection import unsharded_collections
-from recfx.modules.find_references import own_modules
 
 
 def device_of(model: nn.Module) -> torch.device:

@@ -14,6 +14,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from recfx.collections.collection import unsharded_collections
+from recfx.collections.copy_modules import refuse_fully_sharded
+from recfx.collections.sharding.held_interrupts import held_interrupts
+from recfx.collections.whole_graph import WholeGraph
 from recfx.conversion.convert import convert
 from recfx.diagnostics import Diagnostic, Severity
 from recfx.discovery.sample import Sample
@@ -33,18 +37,14 @@ from recfx.exporter.ranks import agree, group_of
 from recfx.exporter.report import ExportReport, TableSize
 from recfx.exporter.returns import check_alike, return_pattern
 from recfx.exporter.served_collection import ServedCollection, local_tables, serve_tables
+from recfx.exporter.serving import FOR_DEVICES, ServingTarget
+from recfx.exporter.serving.pool_rows import FORMATS
+from recfx.exporter.serving.triton import DEVICE_TYPES
 from recfx.exporter.sharded_export import Sources, export_from_ranks
 from recfx.exporter.target import as_path, check_target, destination, disk_errors
 from recfx.exporter.write_file import read_in_place, write_file
 from recfx.kernels import library
 from recfx.kernels.private_files import new_file
-from recfx.modules.collection import unsharded_collections
-from recfx.modules.copy_modules import refuse_fully_sharded
-from recfx.modules.whole_graph import WholeGraph
-from recfx.serving import FOR_DEVICES, ServingTarget
-from recfx.serving.pool_rows import FORMATS
-from recfx.serving.triton import DEVICE_TYPES
-from recfx.sharding.held_interrupts import held_interrupts
 
 _SHOW_PROGRESS_FROM = 2**28
 

@@ -14,8 +14,8 @@ from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
 from recfx.exporter.arguments import Pattern, Signature
 from recfx.exporter.flatten_names import identifier
-from recfx.nodes.bags import permute_features
-from recfx.serving.named_inputs import check_lengths
+from recfx.exporter.serving.named_inputs import check_lengths
+from recfx.runtime.bags import permute_features
 
 _RESERVED = ("device", "pytree", "fx_pytree")
 """Names that the code of a program of ``torch.export`` needs itself."""

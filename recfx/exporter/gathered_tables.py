@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from recfx.collections.sharding.collection import ShardedCollection
 from recfx.exporter.ranks import Ranks
 from recfx.exporter.tables import PIECE_BYTES, TableSource
 from recfx.hashing import HashIndex
 from recfx.ir.facts import FrozenIndex
 from recfx.ir.shards import ShardedTable
 from recfx.ir.tables import TableSpec
-from recfx.sharding.collection import ShardedCollection
 
 _HeldIds = tuple[int, int]
 """How many ids a slice of an index holds, and the table's row of id -1 if it is there; otherwise -1."""

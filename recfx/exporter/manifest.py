@@ -13,7 +13,7 @@ from recfx.errors import ExportError
 from recfx.exporter.arguments import Pattern, Signature
 from recfx.exporter.returns import tensor_names
 from recfx.exporter.served_collection import ServedCollection
-from recfx.serving.pool_rows import FORMATS
+from recfx.exporter.serving.pool_rows import FORMATS
 from recfx.version import __version__
 
 FORMAT_VERSION = 2
@@ -43,7 +43,7 @@ def make_manifest(
         content: the CRC-32 of everything in the file, see ``content_checksum``.
         portable: whether the file needs only the operators of torch and FBGEMM.
         format: as for ``export``.
-        target: the name of the target of its nodes, see ``recfx/serving/targets.py``.
+        target: the name of the target of its nodes, see ``recfx/exporter/serving/targets.py``.
     """
     found = {
         "format_version": FORMAT_VERSION,

@@ -11,12 +11,12 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrize
 
+from recfx.collections.converted_collection import ConvertedCollection
+from recfx.collections.copy_modules import copy_modules
+from recfx.collections.find_references import own_modules
 from recfx.discovery.discover import set_mode
 from recfx.errors import ExportError
 from recfx.hooks import MODULE_HOOKS
-from recfx.modules.converted_collection import ConvertedCollection
-from recfx.modules.copy_modules import copy_modules
-from recfx.modules.find_references import own_modules
 
 
 def fresh_copy(

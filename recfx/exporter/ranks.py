@@ -13,14 +13,14 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from recfx.collections.sharding.collection import ShardedCollection, sharded_collections
+from recfx.collections.sharding.held_interrupts import interrupts, raise_held
+from recfx.collections.sharding.model_group import group_of_model
+from recfx.collections.sharding.ranks_agree import on_all_ranks
 from recfx.errors import ExportError, RecfxError
 from recfx.ir.shard import Shard
 from recfx.ir.shards import ShardedTable
-from recfx.nodes.dist_groups import sent_on
-from recfx.sharding.collection import ShardedCollection, sharded_collections
-from recfx.sharding.held_interrupts import interrupts, raise_held
-from recfx.sharding.model_group import group_of_model
-from recfx.sharding.ranks_agree import on_all_ranks
+from recfx.runtime.dist_groups import sent_on
 
 _Result = TypeVar("_Result")
 

@@ -8,18 +8,18 @@ from dataclasses import dataclass, replace
 import torch
 from torch import fx
 
+from recfx.collections.collection import UnshardedCollection
+from recfx.collections.compile_graph import rewritten
 from recfx.exporter.buffers import Filling, fillings_of
+from recfx.exporter.serving import SCRIPT, PoolRows, ServingTarget
+from recfx.exporter.serving.lower_served import lower_served
 from recfx.exporter.tables import LocalTable, TableSource, longest_probe
 from recfx.ir.context import CollectionContext
 from recfx.ir.facts import TableFacts
 from recfx.ir.operator_graph import OperatorGraph
 from recfx.ir.snapshot import PassRecord
 from recfx.ir.tables import TableSpec
-from recfx.modules.collection import UnshardedCollection
-from recfx.modules.compile_graph import rewritten
 from recfx.passes import Pass, export_passes, serving_passes
-from recfx.serving import SCRIPT, PoolRows, ServingTarget
-from recfx.serving.lower_served import lower_served
 
 
 @dataclass(frozen=True)

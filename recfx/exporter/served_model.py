@@ -16,7 +16,7 @@ from torch import nn
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
 from recfx.exporter.arguments import Pattern, Signature
-from recfx.serving.named_inputs import NamedFeatures, NamedJagged, NamedTensor
+from recfx.exporter.serving.named_inputs import NamedFeatures, NamedJagged, NamedTensor
 
 _TYPES = {"tensor": "torch.Tensor", "kjt": "KeyedJaggedTensor", "jagged": "JaggedTensor"}
 _numbers = itertools.count(1)

@@ -13,6 +13,8 @@ import torch.distributed as dist
 from torch import nn
 from torchrec.distributed.types import LazyAwaitable
 
+from recfx.collections.copy_modules import copy_modules
+from recfx.collections.sharding.collection import sharded_collections
 from recfx.discovery.sample import Sample
 from recfx.discovery.wrappers import unwrap
 from recfx.errors import ExportError
@@ -22,8 +24,6 @@ from recfx.exporter.model_copies import fresh_copy, sample_failed, uncounted
 from recfx.exporter.ranks import Ranks
 from recfx.exporter.stand_ins import with_stand_ins
 from recfx.exporter.tables import TableSource
-from recfx.modules.copy_modules import copy_modules
-from recfx.sharding.collection import sharded_collections
 
 _Result = TypeVar("_Result")
 

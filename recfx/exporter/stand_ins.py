@@ -11,13 +11,13 @@ from dataclasses import replace
 
 from torch import nn
 
+from recfx.collections.collection import UnshardedCollection
+from recfx.collections.converted_classes import converted_class
+from recfx.collections.converted_collection import ConvertedCollection
+from recfx.collections.copy_modules import copy_modules
+from recfx.collections.kinds import kind_of
 from recfx.hashing import HashConfig
 from recfx.ir.tables import TableSpec
-from recfx.modules.collection import UnshardedCollection
-from recfx.modules.converted_classes import converted_class
-from recfx.modules.converted_collection import ConvertedCollection
-from recfx.modules.copy_modules import copy_modules
-from recfx.modules.kinds import kind_of
 
 _ROWS = 16
 _HASHING = HashConfig(dense_rows=0, rows=_ROWS, unseen="share")

@@ -20,6 +20,8 @@ import torch.jit._script
 from torch import nn
 from torchrec.inference import modules as inference
 
+from recfx.collections.converted_collection import converted_collections
+from recfx.collections.kinds import KINDS
 from recfx.errors import ExportError
 from recfx.exporter.compiled_copy import (
     TORCH_EXPORT,
@@ -29,8 +31,6 @@ from recfx.exporter.compiled_copy import (
     holds_converted,
     trained_paths,
 )
-from recfx.modules.converted_collection import converted_collections
-from recfx.modules.kinds import KINDS
 from recfx.planner.torchrec_entry import wrap_once
 
 

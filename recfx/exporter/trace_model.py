@@ -17,6 +17,7 @@ import torch
 from torch import fx, nn
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
+from recfx.collections.converted_collection import ConvertedCollection
 from recfx.conversion.inline_collections import inline_graph
 from recfx.diagnostics import Diagnostic
 from recfx.discovery.sample import Sample
@@ -28,7 +29,6 @@ from recfx.exporter.flatten_names import flat_graph_module, identifier
 from recfx.exporter.model_copies import fresh_copy, restore_buffers
 from recfx.exporter.returns import is_typed, take_apart
 from recfx.hooks import has_forward_hooks
-from recfx.modules.converted_collection import ConvertedCollection
 from recfx.verification.compare_tensors import Difference
 
 _Made = TypeVar("_Made")

@@ -23,6 +23,7 @@ from torch import nn
 from torch.export import Dim, ExportedProgram
 from torch.fx import config
 
+from recfx.collections.find_references import own_modules
 from recfx.diagnostics import Diagnostic
 from recfx.discovery.sample import Sample
 from recfx.exporter.arguments import Pattern, Signature
@@ -34,7 +35,6 @@ from recfx.exporter.returns import is_typed, take_apart
 from recfx.exporter.trace_model import traced_graphs, warm_copy
 from recfx.exporter.write_file import ARCHIVE_BYTES, MANIFEST, reserve
 from recfx.hooks import has_forward_hooks
-from recfx.modules.find_references import own_modules
 
 _LONGEST = 400  # characters of torch's messages
 

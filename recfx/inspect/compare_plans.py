@@ -10,8 +10,8 @@ from torchrec.distributed.types import ShardingPlan
 
 from recfx.errors import ConversionError, type_of
 from recfx.inspect.cost import cost
-from recfx.pricing.comparison import PlanComparison, PlanRow
-from recfx.pricing.values import BATCH_SIZE, LENGTH
+from recfx.planner.pricing.comparison import PlanComparison, PlanRow
+from recfx.planner.pricing.values import BATCH_SIZE, LENGTH
 
 
 def compare_plans(

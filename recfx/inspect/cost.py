@@ -9,32 +9,32 @@ from torch import fx, nn
 from torchrec.distributed.planner import Topology
 from torchrec.distributed.types import ShardingPlan
 
+from recfx.collections.collection import UnshardedCollection
+from recfx.collections.converted_collection import ConvertedCollection, converted_collections
+from recfx.collections.sharding.plan_paths import plan_of_collection, refuse_unknown_collections
+from recfx.collections.sharding.ranks_named import MOST_RANKS, check_plan
+from recfx.collections.whole_graph import WholeGraph
 from recfx.discovery.discover import check_module
 from recfx.discovery.wrappers import unwrap
 from recfx.errors import ConversionError, type_of
 from recfx.ir.operator_graph import lowered_from
-from recfx.modules.collection import UnshardedCollection
-from recfx.modules.converted_collection import ConvertedCollection, converted_collections
-from recfx.modules.whole_graph import WholeGraph
 from recfx.passes import Rewriting
 from recfx.planner.hardware_of import AnyTopology, chip_of, device_of, device_of_tables, hardware_of, of_ranks
 from recfx.planner.plan import plan_of_collections as make_plan
 from recfx.planner.planned_ranks import topology_of, world_size_of
+from recfx.planner.pricing.cost import Cost
+from recfx.planner.pricing.cost_data import COST_VERSION, features_of
+from recfx.planner.pricing.graph_nodes import ModelPrices
+from recfx.planner.pricing.graph_prices import price_graph
+from recfx.planner.pricing.hardware import ASCEND_910B, H100, Hardware
+from recfx.planner.pricing.planned_graph import planned_graph
+from recfx.planner.pricing.planned_model import planned_as_sharded, planned_by
+from recfx.planner.pricing.planned_tables import PlannedCollection
+from recfx.planner.pricing.this_machine import this_machine
+from recfx.planner.pricing.values import whole_number
+from recfx.planner.pricing.work import NodeCost
 from recfx.planner.topology import NpuTopology
-from recfx.pricing.cost import Cost
-from recfx.pricing.cost_data import COST_VERSION, features_of
-from recfx.pricing.graph_nodes import ModelPrices
-from recfx.pricing.graph_prices import price_graph
-from recfx.pricing.hardware import ASCEND_910B, H100, Hardware
-from recfx.pricing.planned_graph import planned_graph
-from recfx.pricing.planned_model import planned_as_sharded, planned_by
-from recfx.pricing.planned_tables import PlannedCollection
-from recfx.pricing.this_machine import this_machine
-from recfx.pricing.values import whole_number
-from recfx.pricing.work import NodeCost
 from recfx.replacement.dry_run import as_converted
-from recfx.sharding.plan_paths import plan_of_collection, refuse_unknown_collections
-from recfx.sharding.ranks_named import MOST_RANKS, check_plan
 
 
 def cost(
@@ -59,9 +59,9 @@ def cost(
             ``recfx.trace``. A model that is not converted yet is priced as ``convert`` would convert it by default.
         topology: TorchRec's topology or an :func:`recfx.planner.topology.npu_topology`: its links and memories are what
             times are predicted for, and a model that is not sharded is priced as ``recfx.plan`` would shard it over its
-            ranks; a graph cannot be. Or a :class:`recfx.pricing.hardware.Hardware`, for times alone. Default: the
-            topology that ``plan`` was made for, if ``recfx.plan`` made it; otherwise the device of the tables. For a
-            CPU without a topology, it is this machine, measured the first time that a time is asked for.
+            ranks; a graph cannot be. Or a :class:`recfx.planner.pricing.hardware.Hardware`, for times alone. Default:
+            the topology that ``plan`` was made for, if ``recfx.plan`` made it; otherwise the device of the tables. For
+            a CPU without a topology, it is this machine, measured the first time that a time is asked for.
         plan: the plan to price, for a model that is not sharded.
         world_size: the number of ranks that ``plan`` is for. Default: those that it was made for, if
             ``recfx.plan`` made it; those of the topology; or those of a table that is on all ranks.
@@ -234,7 +234,7 @@ def _check_topology(topology: Any) -> None:
             f"topology is {type_of(topology)}.",
             reason="invalid_argument",
             what_to_do="pass a torchrec.distributed.planner.Topology, recfx.planner.topology.npu_topology(...), or one "
-            "of recfx.pricing.hardware: ASCEND_910B, H100, or a Hardware of your own numbers.",
+            "of recfx.planner.pricing.hardware: ASCEND_910B, H100, or a Hardware of your own numbers.",
         )
 
 
@@ -262,7 +262,7 @@ def _refuse_ranks(topology: object) -> None:
             f"a graph of one rank cannot be priced on {topology.world_size}: only models are planned.",
             reason="already_sharded",
             what_to_do="pass the model instead of its graph; or a topology of one rank, or one of "
-            "recfx.pricing.hardware, for the times of the graph as it is.",
+            "recfx.planner.pricing.hardware, for the times of the graph as it is.",
         )
 
 

@@ -7,6 +7,9 @@ from dataclasses import replace
 
 from torch import nn
 
+from recfx.collections.collection import UnshardedCollection
+from recfx.collections.converted_collection import ConvertedCollection
+from recfx.collections.kinds import shown_by
 from recfx.diagnostics import Diagnostic
 from recfx.inspect.collection_report import CollectionReport, NodeReport, PassReport
 from recfx.inspect.describe_tables import report_of_other_table, table_report
@@ -15,9 +18,6 @@ from recfx.inspect.reasons import type_name
 from recfx.inspect.transfer_reasons import transfer_reasons
 from recfx.ir.meta import NodeMeta, node_meta
 from recfx.ir.snapshot import PassRecord
-from recfx.modules.collection import UnshardedCollection
-from recfx.modules.converted_collection import ConvertedCollection
-from recfx.modules.kinds import shown_by
 
 
 def describe_converted(found: CollectionReport, collection: UnshardedCollection, existed: bool) -> CollectionReport:

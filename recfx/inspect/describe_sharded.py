@@ -9,6 +9,12 @@ from typing import Any
 
 import torch
 
+from recfx.collections.collection import UnshardedCollection
+from recfx.collections.kinds import kind_of
+from recfx.collections.sharding.collection import ShardedCollection
+from recfx.collections.sharding.local_tables import check_optimizers
+from recfx.collections.sharding.optimizer_settings import optimizer_settings
+from recfx.collections.sharding.plan import read_plan
 from recfx.diagnostics import Diagnostic
 from recfx.inspect.collection_report import CollectionReport
 from recfx.inspect.describe import with_graph, with_nodes, with_reasons
@@ -18,16 +24,10 @@ from recfx.inspect.sharding_reasons import collection_sharding_reasons, pipelini
 from recfx.inspect.sharding_report import ShardingReport
 from recfx.inspect.table_report import TableReport
 from recfx.ir.shards import CollectionSharding, ShardedTable
-from recfx.modules.collection import UnshardedCollection
-from recfx.modules.kinds import kind_of
 from recfx.optim.fused_optimizer import FusedOptimizer
 from recfx.planner.hardware_of import AnyTopology, chip_of, device_of, device_of_tables
-from recfx.pricing.planned_graph import planned_graph
-from recfx.pricing.planned_model import planned_of, traits_of
-from recfx.sharding.collection import ShardedCollection
-from recfx.sharding.local_tables import check_optimizers
-from recfx.sharding.optimizer_settings import optimizer_settings
-from recfx.sharding.plan import read_plan
+from recfx.planner.pricing.planned_graph import planned_graph
+from recfx.planner.pricing.planned_model import planned_of, traits_of
 
 
 def describe_sharded(found: CollectionReport, sharded: ShardedCollection, existed: bool) -> CollectionReport:

@@ -11,6 +11,10 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
+from recfx.collections.collection import UnshardedCollection
+from recfx.collections.converted_classes import CONVERTED_CLASSES
+from recfx.collections.sharding.collection import ShardedCollection
+from recfx.collections.whole_graph import WholeGraph
 from recfx.diagnostics import Diagnostic, Severity
 from recfx.discovery.classify import CONVERTED, CONVERTIBLE, REFUSED, Finding, classify
 from recfx.discovery.conversion_record import Found
@@ -25,16 +29,12 @@ from recfx.inspect.planned import PlannedSharding
 from recfx.inspect.records import Records
 from recfx.inspect.report import Report
 from recfx.inspect.report_data import REPORT_VERSION, Verification
-from recfx.modules.collection import UnshardedCollection
-from recfx.modules.converted_classes import CONVERTED_CLASSES
-from recfx.modules.whole_graph import WholeGraph
 from recfx.passes import Pass
 from recfx.replacement.decide import Request, check_request, decide, holds_ddp, named_passes
 from recfx.replacement.dry_run import unchanged
 from recfx.replacement.refusals import DEFAULT_HASHING
 from recfx.replacement.replace_collections import Hashing
 from recfx.replacement.resize_tables import TableResizing
-from recfx.sharding.collection import ShardedCollection
 from recfx.version import __version__
 
 

@@ -8,18 +8,18 @@ from dataclasses import dataclass
 from torch import nn
 from torchrec.modules.embedding_configs import BaseEmbeddingConfig
 
+from recfx.collections.converted_collection import ConvertedCollection
+from recfx.collections.kinds import kind_of
 from recfx.diagnostics import Diagnostic
 from recfx.errors import ConversionError
 from recfx.hashing import HashIndex
 from recfx.inspect.index_facts import IndexFacts
 from recfx.ir.tables import TableSpec
 from recfx.lowering.registry import select_backend
-from recfx.modules.converted_collection import ConvertedCollection
-from recfx.modules.kinds import kind_of
-from recfx.nodes import Lookup
 from recfx.optim.attached import attached_optimizers
 from recfx.optim.fused_optimizer import FusedOptimizer
 from recfx.optim.in_backward import fused_optimizer_of
+from recfx.runtime import Lookup
 
 
 @dataclass(frozen=True)

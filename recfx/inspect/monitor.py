@@ -14,15 +14,15 @@ from typing import Any, Protocol
 import torch.distributed as dist
 from torch import nn
 
+from recfx.collections.converted_collection import ConvertedCollection, converted_collections
+from recfx.collections.kinds import kind_of
+from recfx.collections.sharding.collection import ShardedCollection
+from recfx.collections.sharding.ranks_agree import on_all_ranks
 from recfx.discovery.discover import check_module
 from recfx.discovery.wrappers import without_wrappers
 from recfx.errors import ConversionError, RecfxError, type_of
 from recfx.hashing import HashIndex
 from recfx.inspect.index_health import Health, IndexHealth, end_intervals
-from recfx.modules.converted_collection import ConvertedCollection, converted_collections
-from recfx.modules.kinds import kind_of
-from recfx.sharding.collection import ShardedCollection
-from recfx.sharding.ranks_agree import on_all_ranks
 
 _NOT_IN_TAGS = re.compile(r"^/+|[^-/\w.]")  # what writers such as tensorboardX replace
 _FEWEST_GROUPS, _MOST_GROUPS = 256, 16_384

@@ -8,17 +8,17 @@ from typing import Any
 
 import torch.distributed as dist
 
+from recfx.collections.collection import UnshardedCollection
+from recfx.collections.sharding.plan_paths import plan_of_collection, refuse_unknown_collections
+from recfx.collections.sharding.ranks_named import MOST_RANKS, check_plan
 from recfx.diagnostics import Diagnostic
 from recfx.errors import ConversionError
 from recfx.inspect.collection_report import CollectionReport
 from recfx.inspect.describe import with_reasons
 from recfx.inspect.describe_sharded import with_plan
-from recfx.modules.collection import UnshardedCollection
 from recfx.planner.planned_ranks import topology_of, world_size_of
 from recfx.planner.priced_plan import price_of
-from recfx.pricing.values import whole_number
-from recfx.sharding.plan_paths import plan_of_collection, refuse_unknown_collections
-from recfx.sharding.ranks_named import MOST_RANKS, check_plan
+from recfx.planner.pricing.values import whole_number
 
 
 class PlannedSharding:

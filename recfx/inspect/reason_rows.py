@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from recfx.collections.kinds import table_in
 from recfx.diagnostics import Diagnostic, Severity
 from recfx.inspect import wording
 from recfx.inspect.names import few, groups_of, plural
 from recfx.inspect.report_data import ReportData
-from recfx.modules.kinds import table_in
 
 FILLING = ("index_nearly_full", "shared_answers", "eviction_churn", "candidates_dropped")
 """The reasons of tables that are, or soon will be, too small."""

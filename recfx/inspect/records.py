@@ -7,13 +7,13 @@ from functools import cached_property
 
 from torch import nn
 
+from recfx.collections.converted_collection import converted_collections
+from recfx.collections.whole_graph import WholeGraph
 from recfx.diagnostics import Diagnostic
 from recfx.discovery.classify import REFUSED, Finding
 from recfx.discovery.conversion_record import Conversion, Found, conversion_of
 from recfx.discovery.wrappers import unwrap, without_wrappers
 from recfx.inspect.report_data import Verification
-from recfx.modules.converted_collection import converted_collections
-from recfx.modules.whole_graph import WholeGraph
 
 
 @dataclass(frozen=True)

@@ -6,12 +6,12 @@ from collections.abc import Callable
 
 from torch import nn
 
+from recfx.collections.sharding.collection import ShardedCollection
 from recfx.diagnostics import Diagnostic, Severity
 from recfx.ir.shards import ShardedTable
 from recfx.ir.tables import TableSpec
-from recfx.nodes import SelectFeatures
 from recfx.optim.fused_optimizer import FusedOptimizer
-from recfx.sharding.collection import ShardedCollection
+from recfx.runtime import SelectFeatures
 
 UNEVEN = 1.25  # size of the largest piece, relative to the mean
 

@@ -7,14 +7,14 @@ from collections.abc import Mapping, Sequence
 
 from torch import fx, nn
 
+from recfx.collections.converted_collection import converted_collections
+from recfx.collections.whole_graph import WholeGraph
 from recfx.discovery.discover import check_module
 from recfx.discovery.wrappers import unwrap
 from recfx.errors import ConversionError
 from recfx.inspect import wording
 from recfx.ir.names import node_name
 from recfx.ir.snapshot import PASSES_KEY, PassRecord
-from recfx.modules.converted_collection import converted_collections
-from recfx.modules.whole_graph import WholeGraph
 from recfx.passes.base import BEFORE
 
 

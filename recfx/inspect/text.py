@@ -17,6 +17,7 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from recfx.collections.kinds import table_in
 from recfx.diagnostics import Severity
 from recfx.inspect import wording
 from recfx.inspect.collection_rows import collections_grid
@@ -28,7 +29,6 @@ from recfx.inspect.reason_rows import Finding, ReasonRow, matter, notes, reason_
 from recfx.inspect.report_data import ReportData
 from recfx.inspect.table_groups import sharding_grid, tables_grid, tables_of
 from recfx.ir.printable import printable
-from recfx.modules.kinds import table_in
 
 WIDTH = 120
 

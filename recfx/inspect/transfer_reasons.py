@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from recfx.collections.converted_collection import ConvertedCollection
 from recfx.diagnostics import Diagnostic
 from recfx.hashing import HashIndex
-from recfx.modules.converted_collection import ConvertedCollection
-from recfx.nodes import FindRows
-from recfx.nodes.host_copies import crosses
+from recfx.runtime import FindRows
+from recfx.runtime.host_copies import crosses
 
 
 def transfer_reasons(collection: ConvertedCollection, path: str) -> tuple[Diagnostic, ...]:

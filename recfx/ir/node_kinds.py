@@ -3,7 +3,7 @@
 Each kind is declared once, here: its inputs and outputs, how big its value is, which stage of a step it belongs to,
 whether a pipeline may do other work before it, and what passes decide about its nodes. The verifier, the
 passes, the pipeline's stages and the printer read these declarations. A new kind is one declaration and one file in
-``recfx/nodes``.
+``recfx/runtime``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What defines a sharding type: the interface that the files in ``recfx/sharding/types`` implement."""
+"""What defines a sharding type: the interface that the files in ``recfx/collections/sharding/types`` implement."""
 
 from __future__ import annotations
 

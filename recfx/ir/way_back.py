@@ -32,8 +32,8 @@ class Hop:
     """One ``output_dist_start`` with its ``output_dist_wait``, as one rank sees it.
 
     Args:
-        operation: what sends the rows, by the name that ``recfx.nodes.output_dist`` knows it by.
-        group: which ranks take part, by the name of the field of ``recfx.nodes.dist_groups.DistGroups``.
+        operation: what sends the rows, by the name that ``recfx.runtime.output_dist`` knows it by.
+        group: which ranks take part, by the name of the field of ``recfx.runtime.dist_groups.DistGroups``.
         columns: the columns that this rank sends, in order.
         samples: the symbolic number of rows that it sends.
         collectives: its collective calls in the forward and the backward, with their bytes.

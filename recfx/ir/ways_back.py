@@ -2,7 +2,7 @@
 
 ``B`` is the batch size of a rank, the same on all ranks; bytes are those of the tables' outputs. Backwards are also
 collectives, in which the modules of ``output_dist_start`` average gradients over ranks, as TorchRec's do. This is data
-alone: ``recfx.nodes.output_dist`` makes the modules.
+alone: ``recfx.runtime.output_dist`` makes the modules.
 """
 
 from __future__ import annotations

@@ -6,10 +6,10 @@ from typing import NamedTuple
 
 from torch import nn
 
-from recfx.nodes import marks
-from recfx.sharding.collection import sharded_collections
-from recfx.sharding.out_of_step import has_failed, in_step
-from recfx.sharding.ranks_agree import tell_counts
+from recfx.collections.sharding.collection import sharded_collections
+from recfx.collections.sharding.out_of_step import has_failed, in_step
+from recfx.collections.sharding.ranks_agree import tell_counts
+from recfx.runtime import marks
 
 _NAME = "recfx.TrainPipeline.progress"
 _AFTER_AN_ERROR = "recfx.TrainPipeline.progress, after a step that failed"

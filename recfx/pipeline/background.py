@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from recfx.nodes.streams import record_stream
 from recfx.pipeline.batch_paths import tensors_in
+from recfx.runtime.streams import record_stream
 
 Job = tuple[Callable[[], Any], "Future[Any]"]
 

@@ -11,11 +11,11 @@ from typing import Any
 
 from torch import fx, nn
 
+from recfx.collections.collection import UnshardedCollection, unsharded_collections
+from recfx.collections.sharding.pipeline_stages import Stages
 from recfx.ir.meta import node_meta
-from recfx.modules.collection import UnshardedCollection, unsharded_collections
 from recfx.pipeline.background import Streams, Worker
 from recfx.pipeline.prefetched_call import StartedCall
-from recfx.sharding.pipeline_stages import Stages
 
 
 def hashed_on_host(model: nn.Module) -> dict[str, UnshardedCollection]:

@@ -11,14 +11,14 @@ from typing import Any
 
 from torch import nn
 
+from recfx.collections.collection import unsharded_collections
+from recfx.collections.converted_collection import ConvertedCollection
+from recfx.collections.sharding.collection import ShardedCollection
+from recfx.collections.sharding.out_of_step import in_step
 from recfx.diagnostics import Diagnostic
-from recfx.modules.collection import unsharded_collections
-from recfx.modules.converted_collection import ConvertedCollection
 from recfx.pipeline.background import Streams, Worker
 from recfx.pipeline.hashed_ahead import HashedCall, hashed_on_host
 from recfx.pipeline.prefetched_call import KnownCall, StartedCall, sharded_modules
-from recfx.sharding.collection import ShardedCollection
-from recfx.sharding.out_of_step import in_step
 
 _log = logging.getLogger("recfx")
 

@@ -8,14 +8,14 @@ from typing import Any
 
 from torchrec.distributed.types import ShardedModule
 
+from recfx.collections.sharding.awaitables import Result
+from recfx.collections.sharding.collection import ShardedCollection
+from recfx.collections.sharding.out_of_step import in_step
+from recfx.collections.sharding.pipeline_stages import StagedGraph
 from recfx.errors import InputError
-from recfx.nodes import marks
 from recfx.pipeline.background import Streams, Worker
 from recfx.pipeline.batch_paths import Path, follow, path_in
-from recfx.sharding.awaitables import Result
-from recfx.sharding.collection import ShardedCollection
-from recfx.sharding.out_of_step import in_step
-from recfx.sharding.pipeline_stages import StagedGraph
+from recfx.runtime import marks
 
 
 class KnownCall:

@@ -11,18 +11,18 @@ import torch
 from torch import nn
 from torchrec.distributed.model_parallel import DMPCollection
 
+from recfx.collections.converted_collection import share_forwards
+from recfx.collections.devices import usable_device
+from recfx.collections.sharding.out_of_step import lost_ranks
 from recfx.discovery.discover import check_module
 from recfx.errors import ConversionError, type_of
-from recfx.modules.converted_collection import share_forwards
-from recfx.modules.devices import usable_device
-from recfx.nodes import marks
-from recfx.nodes.table_store import forwards_of
 from recfx.pipeline.agreement import Agreement, Held
 from recfx.pipeline.background import Streams
 from recfx.pipeline.batch_paths import move
 from recfx.pipeline.prefetch import CallsAhead, PipelinedCollection
 from recfx.pipeline.prefetched_call import StartedCall
-from recfx.sharding.out_of_step import lost_ranks
+from recfx.runtime import marks
+from recfx.runtime.table_store import forwards_of
 
 
 @dataclass

@@ -11,8 +11,8 @@ from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.fp_embeddingbag import FeatureProcessedEmbeddingBagCollectionSharder
 from torchrec.distributed.types import ModuleSharder, ShardingEnv
 
-from recfx.modules.converted_classes import all_converted_classes
-from recfx.modules.kinds import KINDS
+from recfx.collections.converted_classes import all_converted_classes
+from recfx.collections.kinds import KINDS
 from recfx.planner.sharder import HashEmbeddingBagCollectionSharder
 from recfx.planner.torchrec_entry import stock_defaults
 

@@ -13,10 +13,10 @@ from torchrec.distributed.planner.shard_estimators import EmbeddingPerfEstimator
 from torchrec.distributed.planner.types import ParameterConstraints, Shard, ShardingOption, Storage
 from torchrec.distributed.types import ModuleSharder
 
+from recfx.collections.converted_collection import index_of
+from recfx.collections.sharding.types import type_named, type_names
 from recfx.errors import ConversionError
 from recfx.hashing.slicing import row_cuts
-from recfx.modules.converted_collection import index_of
-from recfx.sharding.types import type_named, type_names
 
 
 class IndexStorageEstimator(EmbeddingStorageEstimator):
@@ -99,7 +99,7 @@ class OrderedEnumerator(EmbeddingEnumerator):
 
 
 def cut_between_buckets(option: ShardingOption) -> None:
-    """Give the shards of a table with an index the rows that :func:`recfx.sharding.plan.read_plan` gives them."""
+    """Give the shards of a table with an index the rows that ``read_plan`` of sharded collections gives them."""
     index = index_of(option.module[1], option.name)
     if index is None or not type_named(option.sharding_type).cuts_rows:
         return

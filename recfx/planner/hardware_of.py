@@ -11,8 +11,8 @@ from torchrec.distributed.planner.constants import INTRA_NODE_BANDWIDTH
 
 from recfx.errors import ConversionError, type_of
 from recfx.planner.placements import PRIVATE
+from recfx.planner.pricing.hardware import ASCEND_910B, CPU_HOST, H100, Constant, Hardware, same_for_all
 from recfx.planner.topology import NpuTopology
-from recfx.pricing.hardware import ASCEND_910B, CPU_HOST, H100, Constant, Hardware, same_for_all
 
 AnyTopology: TypeAlias = Topology | NpuTopology
 

@@ -9,8 +9,8 @@ from torch.distributed._shard.metadata import ShardMetadata
 from torch.distributed._shard.sharding_spec.api import EnumerableShardingSpec
 from torchrec.distributed.types import EmbeddingModuleShardingPlan, ParameterSharding, ShardingPlan
 
+from recfx.collections.sharding.placement import rank_of
 from recfx.errors import ConversionError, type_of
-from recfx.sharding.placement import rank_of
 
 PRIVATE = "privateuseone"
 

@@ -11,6 +11,8 @@ from torchrec.distributed.planner.types import ParameterConstraints, PlannerErro
 from torchrec.distributed.types import ModuleSharder, ShardingPlan
 from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
 
+from recfx.collections.sharding.collection import sharded_collections
+from recfx.collections.sharding.types import type_named
 from recfx.discovery.classify import CONVERTED, CONVERTIBLE, classify
 from recfx.errors import ConversionError
 from recfx.planner.default_sharders import torchrec_sharders
@@ -24,8 +26,6 @@ from recfx.planner.quiet import without_noise
 from recfx.planner.sharder import HashEmbeddingBagCollectionSharder, planned_types
 from recfx.planner.topology import NpuTopology
 from recfx.replacement.dry_run import as_converted
-from recfx.sharding.collection import sharded_collections
-from recfx.sharding.types import type_named
 
 
 def plan(

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from torchrec.distributed.types import ShardingPlan
 
+from recfx.collections.sharding.ranks_named import ranks_named, ranks_spanned
 from recfx.errors import ConversionError
 from recfx.planner.hardware_of import AnyTopology
 from recfx.planner.priced_plan import PricedPlan
-from recfx.sharding.ranks_named import ranks_named, ranks_spanned
 
 
 def world_size_of(plan: ShardingPlan, given: int | None = None) -> int:

@@ -12,7 +12,7 @@ from torchrec.distributed.types import ShardingPlan
 
 from recfx.diagnostics import Diagnostic
 from recfx.planner.hardware_of import AnyTopology
-from recfx.pricing.cost_text import in_time
+from recfx.planner.pricing.cost_text import in_time
 
 
 @dataclass(frozen=True)

@@ -9,16 +9,16 @@ from typing import Any, NamedTuple
 from torchrec.distributed.planner.planners import to_sharding_plan
 from torchrec.distributed.planner.types import PerfModel, ShardingOption, Topology
 
+from recfx.collections.collection import UnshardedCollection
+from recfx.collections.sharding.plan import read_plan
 from recfx.ir.shards import CollectionSharding, ShardedTable
-from recfx.modules.collection import UnshardedCollection
 from recfx.planner.priced_plan import PlanPrice, Pricing
-from recfx.pricing.hardware import Hardware
-from recfx.pricing.planned_model import planned_of, traits_of
-from recfx.pricing.planned_nodes import PlannedGraphs
-from recfx.pricing.planned_tables import PlannedTable
-from recfx.pricing.rank_totals import Batch, StepPrice, price_step
-from recfx.pricing.values import LENGTH, Values
-from recfx.sharding.plan import read_plan
+from recfx.planner.pricing.hardware import Hardware
+from recfx.planner.pricing.planned_model import planned_of, traits_of
+from recfx.planner.pricing.planned_nodes import PlannedGraphs
+from recfx.planner.pricing.planned_tables import PlannedTable
+from recfx.planner.pricing.rank_totals import Batch, StepPrice, price_step
+from recfx.planner.pricing.values import LENGTH, Values
 
 OTHERS = "others"
 """The part of a step that recfx does not price."""

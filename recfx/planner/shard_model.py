@@ -8,16 +8,16 @@ from torch import nn
 from torchrec.distributed.planner import Topology
 from torchrec.distributed.types import ShardingEnv, ShardingPlan
 
+from recfx.collections.collection import UnshardedCollection, unsharded_collections
+from recfx.collections.converted_collection import collections_by_prefix
+from recfx.collections.sharding.plan_paths import plan_of_collection, refuse_unknown_collections
+from recfx.collections.sharding.ranks_agree import on_all_ranks
+from recfx.collections.sharding.shard_collection import shard_collection
 from recfx.errors import ConversionError, RecfxError
-from recfx.modules.collection import UnshardedCollection, unsharded_collections
-from recfx.modules.converted_collection import collections_by_prefix
 from recfx.planner.placements import PRIVATE
 from recfx.planner.plan import plan_of_collections as make_plan
 from recfx.planner.planned_ranks import world_size_of
 from recfx.planner.topology import npu_topology
-from recfx.sharding.plan_paths import plan_of_collection, refuse_unknown_collections
-from recfx.sharding.ranks_agree import on_all_ranks
-from recfx.sharding.shard_collection import shard_collection
 
 
 def shard_collections(

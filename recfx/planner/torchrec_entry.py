@@ -29,16 +29,16 @@ from torchrec.distributed.planner import planners
 from torchrec.distributed.types import ModuleSharder, ShardingEnv, ShardingPlan
 from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
 
+from recfx.collections.collection import UnshardedCollection, unsharded_collections
+from recfx.collections.converted_classes import all_converted_classes
+from recfx.collections.converted_collection import converted_collections, share_forwards
+from recfx.collections.kinds import KINDS, kind_of
+from recfx.collections.sharding.data_parallel import leave_to_collections
+from recfx.collections.sharding.refused_hooks import hook_refused
 from recfx.discovery.conversion_record import add_notes
 from recfx.errors import CheckpointError, ConversionError, RecfxError
-from recfx.modules.collection import UnshardedCollection, unsharded_collections
-from recfx.modules.converted_classes import all_converted_classes
-from recfx.modules.converted_collection import converted_collections, share_forwards
-from recfx.modules.kinds import KINDS, kind_of
 from recfx.planner.priced_plan import price_of
 from recfx.planner.sharder import HashEmbeddingBagCollectionSharder, StockSharder
-from recfx.sharding.data_parallel import leave_to_collections
-from recfx.sharding.refused_hooks import hook_refused
 
 _MARK = "_recfx_extends"
 _ORDER = ("module", "env", "device", "plan", "sharders")

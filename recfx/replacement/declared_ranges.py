@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from recfx.collections.kinds import kind_of
 from recfx.discovery.classify import CONVERTIBLE
 from recfx.discovery.discover import Discovery
 from recfx.errors import ConversionError, type_of
 from recfx.hashing.config import as_integer
 from recfx.ir.id_range import IdRange
-from recfx.modules.kinds import kind_of
 
 
 def declare_id_ranges(discovery: Discovery, declared: Any) -> None:

@@ -8,11 +8,11 @@ from typing import Any
 
 from torch import nn
 
+from recfx.collections.converted_collection import ConvertedCollection
 from recfx.discovery.classify import CONVERTED, EMBEDDING_COLLECTION, KEPT, REFUSED
 from recfx.discovery.discover import Discovery
 from recfx.errors import ConversionError
 from recfx.hashing import HashConfig
-from recfx.modules.converted_collection import ConvertedCollection
 from recfx.passes import Pass
 from recfx.replacement.replace_collections import Hashing, config_for
 

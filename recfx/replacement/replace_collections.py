@@ -10,20 +10,20 @@ from typing import Any
 
 from torch import nn
 
+from recfx.collections.carry_over import carry_hooks, carry_over
+from recfx.collections.collection import OWN_NAMES, UnshardedCollection
+from recfx.collections.converted_classes import converted_class
+from recfx.collections.converted_collection import ConvertedCollection
+from recfx.collections.copy_modules import copy_modules
+from recfx.collections.kinds import kind_of
+from recfx.collections.object_kinds import attributes
+from recfx.collections.subclasses import names_taken
+from recfx.collections.table_specs import describe_tables
 from recfx.discovery.classify import Finding
 from recfx.errors import ConversionError, type_of
 from recfx.hashing import HashConfig
 from recfx.ir.id_range import IdRange
 from recfx.ir.tables import TableSpec
-from recfx.modules.carry_over import carry_hooks, carry_over
-from recfx.modules.collection import OWN_NAMES, UnshardedCollection
-from recfx.modules.converted_classes import converted_class
-from recfx.modules.converted_collection import ConvertedCollection
-from recfx.modules.copy_modules import copy_modules
-from recfx.modules.kinds import kind_of
-from recfx.modules.object_kinds import attributes
-from recfx.modules.subclasses import names_taken
-from recfx.modules.table_specs import describe_tables
 from recfx.passes import Pass
 from recfx.replacement.resize_tables import TableResizing
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import torch
 
+from recfx.collections.collection import UnshardedCollection
+from recfx.collections.kinds import kind_of
 from recfx.discovery.verify_report import DIFFERENT, EQUAL, Check
-from recfx.modules.collection import UnshardedCollection
-from recfx.modules.kinds import kind_of
 from recfx.verification.compare_tensors import compare_tensors, largest_difference
 from recfx.verification.run import COMPARED, Run
 

@@ -9,6 +9,10 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
+from recfx.collections.collection import unsharded_collections
+from recfx.collections.copy_modules import copy_with_tensors
+from recfx.collections.kinds import kind_of, standard_kind
+from recfx.collections.whole_graph import WholeGraph
 from recfx.discovery.bypass import way_around
 from recfx.discovery.randomness import fixed_randomness
 from recfx.discovery.sample import Sample
@@ -22,12 +26,8 @@ from recfx.discovery.verify_report import (
     VerifyReport,
 )
 from recfx.errors import RecfxError
-from recfx.modules.collection import unsharded_collections
-from recfx.modules.copy_modules import copy_with_tensors
-from recfx.modules.kinds import kind_of, standard_kind
-from recfx.modules.whole_graph import WholeGraph
-from recfx.nodes.training_checks import on_a_copy
 from recfx.optim.attached import attached_optimizers, run_in_backward
+from recfx.runtime.training_checks import on_a_copy
 from recfx.verification.checks import Checker
 from recfx.verification.compare_models import Outcome, compare_models
 from recfx.verification.reference_model import attach_optimizers, copy_fused_state, reference_of

@@ -13,9 +13,9 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 from torchrec.sparse.tensor_dict import maybe_td_to_kjt
 
+from recfx.collections.collection import UnshardedCollection
+from recfx.collections.kinds import POOLED, CollectionKind, kind_of
 from recfx.ir.tables import TableSpec
-from recfx.modules.collection import UnshardedCollection
-from recfx.modules.kinds import POOLED, CollectionKind, kind_of
 
 _Module = TypeVar("_Module", bound=nn.Module)
 

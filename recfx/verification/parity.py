@@ -6,10 +6,10 @@ from functools import partial
 
 from torch import nn
 
+from recfx.collections.converted_collection import converted_collections
+from recfx.collections.copy_modules import copy_with_tensors
+from recfx.collections.sharding.ranks_agree import any_rank
 from recfx.discovery.sample import Sample
-from recfx.modules.converted_collection import converted_collections
-from recfx.modules.copy_modules import copy_with_tensors
-from recfx.sharding.ranks_agree import any_rank
 from recfx.verification.compare_models import batch_sizes, compare_models
 from recfx.verification.compare_tensors import Difference, compare_tensors
 from recfx.verification.run import COMPARED, Run

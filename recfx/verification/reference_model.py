@@ -6,11 +6,11 @@ from typing import Any
 
 from torch import nn
 
+from recfx.collections.carry_over import standard_collection
+from recfx.collections.collection import unsharded_collections
+from recfx.collections.copy_modules import copy_modules, copy_with_tensors
+from recfx.collections.kinds import kind_of
 from recfx.discovery.sample import clone_value
-from recfx.modules.carry_over import standard_collection
-from recfx.modules.collection import unsharded_collections
-from recfx.modules.copy_modules import copy_modules, copy_with_tensors
-from recfx.modules.kinds import kind_of
 from recfx.optim.attached import attached_classes, attached_optimizers, run_in_backward
 from recfx.optim.fused_optimizer import FusedOptimizer
 from recfx.optim.in_backward import fused_optimizer_of

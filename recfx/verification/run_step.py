@@ -11,7 +11,7 @@ from torch import nn
 
 from recfx.discovery.randomness import fixed_randomness
 from recfx.discovery.sample import Sample, tensors_of
-from recfx.nodes.training_checks import on_a_copy
+from recfx.runtime.training_checks import on_a_copy
 from recfx.verification.run import Run
 from recfx.verification.watch_calls import counted_calls, noted_lookups
 

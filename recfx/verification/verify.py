@@ -7,12 +7,12 @@ from typing import Any
 import torch
 from torch import nn
 
+from recfx.collections.converted_collection import converted_collections
 from recfx.discovery.discover import check_module
 from recfx.discovery.sample import Sample
 from recfx.discovery.verify_report import SKIPPED, Check, VerifyReport
 from recfx.discovery.wrappers import unwrap
 from recfx.errors import ConversionError
-from recfx.modules.converted_collection import converted_collections
 from recfx.verification.compare_models import batch_sizes
 from recfx.verification.comparison import Comparison
 

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from recfx.modules.collection import UnshardedCollection
-from recfx.modules.converted_collection import ConvertedCollection
-from recfx.modules.kinds import CollectionKind, kind_of, standard_kind
-from recfx.nodes import SelectFeatures
+from recfx.collections.collection import UnshardedCollection
+from recfx.collections.converted_collection import ConvertedCollection
+from recfx.collections.kinds import CollectionKind, kind_of, standard_kind
+from recfx.runtime import SelectFeatures
 from recfx.verification.run import Run
 
 

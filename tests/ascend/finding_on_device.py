@@ -17,8 +17,8 @@ from torch.utils.checkpoint import checkpoint
 from torchrec import EmbeddingBagCollection, KeyedJaggedTensor, PoolingType
 
 import recfx
+from recfx.collections.collection import HashEmbeddingBagCollection
 from recfx.ir import format_graph
-from recfx.modules.collection import HashEmbeddingBagCollection
 from tests.builders.batches import bags
 from tests.builders.collections import table
 from tests.builders.optimizers import attach

@@ -13,10 +13,10 @@ import torch
 from torchrec import KeyedJaggedTensor
 
 import recfx
+from recfx.collections.collection import HashEmbeddingBagCollection
 from recfx.hashing import HashConfig
 from recfx.kernels.mix64 import mix64
 from recfx.kernels.slot_groups import SLOTS, home_groups
-from recfx.modules.collection import HashEmbeddingBagCollection
 from tests.bench.harness import Contestant, Result, compare, take_turns
 from tests.bench.own_process import in_own_process
 from tests.bench.random_gather import gather_slots

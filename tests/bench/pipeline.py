@@ -29,9 +29,9 @@ from torchrec.distributed.types import ShardingEnv
 from torchrec.streamable import Pipelineable
 
 import recfx
+from recfx.collections.sharding.shard_collection import shard_collection
 from recfx.kernels.mix64 import mix64
 from recfx.planner.sharder import HashEmbeddingBagCollectionSharder
-from recfx.sharding.shard_collection import shard_collection
 from tests.bench.harness import Contestant, Result, Times, compare, take_turns
 from tests.bench.setup import Ids, Setup
 from tests.bench.workload import LEARNING_RATE, OPTIMIZERS, standard_collection, with_optimizer

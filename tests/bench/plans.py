@@ -23,7 +23,7 @@ from torchrec.distributed import sharding_plan
 from torchrec.distributed.types import ShardingEnv, ShardingPlan
 
 import recfx
-from recfx.pricing.this_machine import machine_of
+from recfx.planner.pricing.this_machine import machine_of
 from tests.bench.harness import Contestant, Result, take_turns
 from tests.bench.setup import Ids, Setup
 from tests.bench.workload import OPTIMIZERS, attach, standard_collection

@@ -25,8 +25,8 @@ from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.types import ShardingEnv, ShardingPlan
 
 import recfx
+from recfx.collections.collection import HashEmbeddingBagCollection
 from recfx.kernels.mix64 import mix64
-from recfx.modules.collection import HashEmbeddingBagCollection
 from tests.bench.harness import Contestant, Result, compare, take_turns
 from tests.bench.setup import Ids, Setup
 from tests.bench.workload import OPTIMIZERS, attach, check_close, standard_collection

@@ -13,8 +13,8 @@ import torch
 import torch.distributed as dist
 
 import recfx
+from recfx.collections.collection import HashEmbeddingBagCollection
 from recfx.kernels.mix64 import mix64
-from recfx.modules.collection import HashEmbeddingBagCollection
 from tests.bench.harness import Contestant, Result, compare, take_turns
 from tests.bench.own_process import in_fresh_process
 from tests.bench.setup import SMALL_BATCH, Ids, Setup

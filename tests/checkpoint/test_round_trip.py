@@ -16,7 +16,7 @@ from torchrec.optim.keyed import KeyedOptimizerWrapper
 import recfx
 from recfx.checkpoint import model_plan
 from recfx.checkpoint.dtypes import DTYPES
-from recfx.modules.collection import unsharded_collections
+from recfx.collections.collection import unsharded_collections
 from tests.builders.optimizers import attach
 from tests.checkpoint.training import KINDS, RAW, OnePart, Training, TwoPart, assert_same, batch
 

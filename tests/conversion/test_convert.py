@@ -10,12 +10,12 @@ import torch
 from torch import nn
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
+from recfx.collections.collection import HashEmbeddingBagCollection
 from recfx.conversion.convert import convert
 from recfx.discovery.conversion_record import conversion_of
 from recfx.errors import ConversionError
 from recfx.inspect.explain import explain
 from recfx.inspect.report import Report
-from recfx.modules.collection import HashEmbeddingBagCollection
 from tests.models import ZOO, Case
 from tests.models.case import assert_agree, run, standard_collections
 

@@ -11,10 +11,10 @@ from torchrec.modules.embedding_configs import PoolingType
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
+from recfx.collections.collection import HashEmbeddingBagCollection
 from recfx.conversion.convert import convert
 from recfx.errors import TableFullError
 from recfx.hashing import HashConfig
-from recfx.modules.collection import HashEmbeddingBagCollection
 from tests.builders.collections import collection, table
 
 EXTREMES = [-(2**63), 2**63 - 1, -1, 0, 1, 2**32, -(2**31)]

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import nn
 
 import recfx
-from recfx.modules.collection import unsharded_collections
+from recfx.collections.collection import unsharded_collections
 from tests.checkpoint.training import RAW, TwoPart, assert_same, batch, collection
 
 State = dict[str, Any]

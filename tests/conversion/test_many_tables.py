@@ -17,7 +17,7 @@ from torchrec.distributed.sharding_plan import construct_module_sharding_plan, t
 from torchrec.distributed.types import ShardingEnv, ShardingPlan
 
 import recfx
-from recfx.modules.collection import unsharded_collections
+from recfx.collections.collection import unsharded_collections
 from tests.builders.optimizers import attach
 from tests.support.work import CountedName, work_of
 

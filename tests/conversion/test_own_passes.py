@@ -28,11 +28,11 @@ import recfx
 from recfx.ir import Input, NodeKind, Stage, ValueType
 from recfx.ir.operator_graph import OperatorGraph
 from recfx.ir.operator_text import format_operators, parse_operators
-from recfx.nodes import Lookup
 from recfx.passes import PassResult, Rewrite, run_passes
-from recfx.pricing.hardware import ASCEND_910B, CPU_HOST, H100, Hardware
-from recfx.pricing.node_facts import NodeFacts
-from recfx.pricing.work import Phases
+from recfx.planner.pricing.hardware import ASCEND_910B, CPU_HOST, H100, Hardware
+from recfx.planner.pricing.node_facts import NodeFacts
+from recfx.planner.pricing.work import Phases
+from recfx.runtime import Lookup
 from tests.drawing.page_data import data_of
 from tests.sharding.ranks import ranks
 from tests.support.own_operators import forgotten_afterwards

@@ -8,11 +8,11 @@ from torch import nn
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
+from recfx.collections.collection import HashEmbeddingBagCollection
 from recfx.conversion.convert import convert
 from recfx.discovery.conversion_record import conversion_of
 from recfx.errors import ConversionError, InputError
 from recfx.hashing import HashConfig
-from recfx.modules.collection import HashEmbeddingBagCollection
 from tests.builders.batches import batch
 from tests.builders.collections import collection, table, two_tables
 from tests.builders.optimizers import attach

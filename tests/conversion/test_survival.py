@@ -15,10 +15,10 @@ from torch import nn
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingBagCollectionInterface
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
+from recfx.collections.collection import HashEmbeddingBagCollection
 from recfx.conversion.convert import convert
 from recfx.errors import ConversionError
 from recfx.hashing import HashConfig
-from recfx.modules.collection import HashEmbeddingBagCollection
 from tests.builders.batches import RAW_ID, batch, raw_batch
 from tests.builders.collections import collection, table
 from tests.builders.optimizers import attach

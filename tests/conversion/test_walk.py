@@ -15,21 +15,24 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 import recfx
-from tests.structure import LAYERS
+from tests.structure import LAYERS, layer
 
 # Calls of a package by a file below it, each of a function that was handed down, and why.
 CALLBACKS: dict[tuple[str, str], str] = {
-    ("recfx.ir.printer", "nodes"): "the printer shows what the module of a node says of itself",
+    ("recfx.ir.printer", "runtime"): "the printer shows what the module of a node says of itself",
     ("recfx.ir.snapshot", "passes"): "what a graph says is read by what runs the passes",
     ("recfx.ir.operator_graph", "lowering"): "passes ask the kernel targets through the context of their graph",
     ("recfx.passes.lower", "lowering"): "so do they for operators that find ids",
-    ("recfx.passes.base", "modules"): "what runs the passes of a user tells which of them raised",
-    ("recfx.nodes.forwards", "modules"): "what counts the calls of a collection is told of them by the collection",
-    ("recfx.nodes.fx_leaf", "modules"): "every leaf of a trace is called through its base class",
-    ("recfx.nodes.fx_leaf", "discovery"): "the tracer that the user's forward runs under notes the call",
-    ("recfx.nodes.fx_leaf", "verification"): "hooks count the calls of collections, and note what they pool",
+    ("recfx.passes.base", "collections"): "what runs the passes of a user tells which of them raised",
+    (
+        "recfx.runtime.forwards",
+        "collections",
+    ): "a collection tells what counts its calls",
+    ("recfx.runtime.fx_leaf", "collections"): "every leaf of a trace is called through its base class",
+    ("recfx.runtime.fx_leaf", "discovery"): "the tracer that the user's forward runs under notes the call",
+    ("recfx.runtime.fx_leaf", "verification"): "hooks count the calls of collections, and note what they pool",
     ("recfx.replacement.decide", "conversion"): "the trace of a conversion records when a stage is done",
-    ("recfx.lowering.cpu", "nodes"): "a batch that one kernel hashes and looks up is made by the node that hashes",
+    ("recfx.lowering.cpu", "runtime"): "a batch that one kernel hashes and looks up is made by the node that hashes",
 }
 
 
@@ -81,7 +84,7 @@ class Walk:
 
 def _package(frame: FrameType) -> str | None:
     name = frame.f_globals.get("__name__", "")
-    return name.split(".")[1] if name.startswith("recfx.") else None
+    return layer(name) if name.startswith("recfx.") else None
 
 
 def _where(frame: FrameType) -> str:
@@ -102,11 +105,11 @@ def test_no_package_is_entered_from_below(case: str) -> None:
     recfx.convert(Model(), **CASES[case])  # what is imported or made once
     walk = Walk(lambda: recfx.convert(Model(), **CASES[case]))
     assert walk.entered[0] == "conversion"
-    assert {"discovery", "replacement", "modules", "passes", "nodes", "ir"} <= set(walk.entered)
+    assert {"discovery", "replacement", "collections", "passes", "runtime", "ir"} <= set(walk.entered)
     up = [
         f"{caller} calls {called}"
         for caller, callee, called in walk.calls
-        if LAYERS.index(caller.split(".")[1]) > LAYERS.index(callee) and (caller, callee) not in CALLBACKS
+        if LAYERS.index(layer(caller)) > LAYERS.index(callee) and (caller, callee) not in CALLBACKS
     ]
     assert not up, "\n".join(up)
 

@@ -16,15 +16,15 @@ from torchrec.distributed.types import ShardingPlan
 from torchrec.optim import apply_optimizer_in_backward
 
 import recfx
+from recfx.collections.compile_graph import compile_again
+from recfx.collections.eval_graph import make_eval_graph
+from recfx.collections.sharding.pipeline_stages import SPLIT_HASH_IDS, StagedGraph
 from recfx.ir import NODE_KINDS, Input, NodeKind, Stage, ValueType
 from recfx.ir.context import CollectionContext
 from recfx.ir.operator_graph import OperatorGraph
 from recfx.ir.operator_text import format_operators, parse_operators
-from recfx.modules.compile_graph import compile_again
-from recfx.modules.eval_graph import make_eval_graph
-from recfx.nodes.lower_graph import OWN_MAKERS
 from recfx.passes import PassResult, Rewrite, run_passes
-from recfx.sharding.pipeline_stages import SPLIT_HASH_IDS, StagedGraph
+from recfx.runtime.lower_graph import OWN_MAKERS
 from tests.sharding.ranks import ranks
 
 BATCH = KeyedJaggedTensor(["f", "g"], torch.tensor([3, 0, 3, 9, 1]), lengths=torch.tensor([2, 0, 1, 1, 0, 1]))

@@ -21,7 +21,7 @@ def data_of(path: Path) -> dict[str, Any]:
 
 
 def value_of(formula: Any, batch: int, ranks: int, lengths: list[float]) -> float:
-    """The value of an expression of a page (see ``recfx.drawing.costs.formula``), as its script computes it."""
+    """The value of an expression of a page (see ``recfx.inspect.drawing.costs.formula``), as its script computes it."""
     if not isinstance(formula, list):
         return float({"B": batch, "W": ranks}.get(formula, formula))
     operation, *parts = formula

@@ -8,11 +8,11 @@ import pytest
 import sympy
 
 import recfx
-from recfx.drawing.costs import TIME, costs_of, formula
-from recfx.drawing.times import time_formula
+from recfx.inspect.drawing.costs import TIME, costs_of, formula
+from recfx.inspect.drawing.times import time_formula
 from recfx.ir.meta import BATCH, WORLD, mean_length
-from recfx.pricing.hardware import H100
-from recfx.pricing.work import NOTHING
+from recfx.planner.pricing.hardware import H100
+from recfx.planner.pricing.work import NOTHING
 from tests.inspect.models import dlrm
 
 A, B = mean_length("a"), mean_length("b")

@@ -14,8 +14,8 @@ from torchrec.models.dlrm import DLRM
 
 import recfx
 from recfx import HashConfig
-from recfx.drawing.collect import collect
-from recfx.drawing.drawing import CALL, DrawnCollection, DrawnNode
+from recfx.inspect.drawing.collect import collect
+from recfx.inspect.drawing.drawing import CALL, DrawnCollection, DrawnNode
 from recfx.ir.meta import SourceLocation, node_meta
 from tests.inspect.models import batch, collection, dlrm
 from tests.passes.small_collection import ADOPTED, INDEXED

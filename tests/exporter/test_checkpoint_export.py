@@ -13,9 +13,9 @@ from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTens
 
 import recfx
 from recfx.__main__ import main
+from recfx.collections.kinds import POOLED
 from recfx.exporter import checkpoint_tables
 from recfx.ir import TableSpec
-from recfx.modules.kinds import POOLED
 from tests.exporter import factories
 from tests.exporter.hashed_models import call, trained
 from tests.sharding.cases import Case, batches, concatenate

@@ -19,11 +19,11 @@ from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.types import ShardingEnv, ShardingPlan
 
 import recfx
+from recfx.collections.sharding.shard_collection import shard_collection
 from recfx.exporter import gathered_tables, write_file
 from recfx.exporter import ranks as exporter_ranks
 from recfx.exporter.ranks import Ranks
 from recfx.exporter.report import ExportReport
-from recfx.sharding.shard_collection import shard_collection
 from tests.sharding.cases import Case, Model, batches, build, concatenate, plan_of, with_optimizer
 from tests.sharding.ranks import ranks
 from tests.sharding.stateful import ADMIT, LRU, case_of, make, train

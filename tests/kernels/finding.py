@@ -11,7 +11,7 @@ from recfx.hashing import HashConfig, HashIndex
 from recfx.ir.tables import TableSpec
 from recfx.kernels import hash_index
 from recfx.kernels.find_rows import ReadIndexes
-from recfx.nodes.index_copies import IndexCopies
+from recfx.runtime.index_copies import IndexCopies
 
 EXTREMES = [0, 1, -1, 2**31 - 1, 2**31, -(2**31), 2**63 - 1, -(2**63)]
 TABLES: list[dict[str, Any]] = [

@@ -16,9 +16,9 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 from torchrec import KeyedJaggedTensor
 
+from recfx.collections.collection import HashEmbeddingBagCollection
+from recfx.collections.embedding_bag_config import HashEmbeddingBagConfig
 from recfx.hashing import HashConfig, HashIndex
-from recfx.modules.collection import HashEmbeddingBagCollection
-from recfx.modules.embedding_bag_config import HashEmbeddingBagConfig
 
 ROWS = 20_000
 PATIENCE = 60.0  # seconds: a child that waits for nobody needs milliseconds

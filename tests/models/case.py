@@ -13,8 +13,8 @@ from torch import nn
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 
+from recfx.collections.collection import HashEmbeddingBagCollection
 from recfx.discovery.sample import Sample
-from recfx.modules.collection import HashEmbeddingBagCollection
 
 BATCH_SIZES = (4, 7)
 

@@ -24,8 +24,8 @@ from tests.mutants.mutant import Mutant
 from tests.mutants.run import LONGEST_TEST, Limits, Outcome, copy_of, preload, run_tests
 
 PACKAGES = [
-    "passes", "nodes", "hashing", "sharding", "checkpoint", "verification", "lowering", "optim", "pipeline",
-    "discovery", "exporter", "pricing", "planner", "kernels",
+    "passes", "runtime", "hashing", "collections/sharding", "checkpoint", "verification", "lowering", "optim",
+    "pipeline", "discovery", "exporter", "planner", "kernels",
 ]  # fmt: skip
 """Those that decide results; the C++ lies in ``kernels``."""
 ENOUGH = 0.9

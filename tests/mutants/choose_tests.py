@@ -20,38 +20,38 @@ _IN_TRITON = (
     "quantized_lookup",
 )
 BESIDE = {
-    "passes": ["passes", "modules/test_means.py", "optim/test_settings_of_tables.py", "ir"],
+    "passes": ["passes", "collections/test_means.py", "optim/test_settings_of_tables.py", "ir"],
     **{
         f"passes/{stem}.py": ["passes", "exporter/test_export.py", "exporter/test_every_format.py"]
         for stem in ("freeze_indexes", "quantize_rows", "fuse_served_lookup")
     },
     "passes/insert_dist.py": ["passes", "sharding/test_types.py", "sharding/test_hashed.py", "sharding/test_mixed.py"],
     "ir/exchange.py": ["passes", "sharding/test_wire.py", "sharding/test_explain.py"],
-    "nodes": ["nodes", "modules", "passes", "lowering"],
-    "nodes/input_dist.py": [
+    "runtime": ["runtime", "collections", "passes", "lowering"],
+    "runtime/input_dist.py": [
         "sharding/test_wire.py", "sharding/test_out_of_step.py", "sharding/test_corner_cases.py",
         "sharding/test_stock_pipeline.py",
     ],
-    "nodes/output_dist.py": [
+    "runtime/output_dist.py": [
         "sharding/test_types.py", "sharding/test_gradient_division.py", "sharding/test_uneven_columns.py",
         "sharding/test_wire.py", "sharding/test_corner_cases.py",
     ],
-    "nodes/dist_groups.py": ["sharding/test_dist_groups.py", "sharding/test_replicas.py", "sharding/test_types.py"],
-    "nodes/bucketize.py": ["nodes", "kernels/test_bucketize.py", "sharding/test_types.py"],
-    "nodes/snapshot_indexes.py": ["nodes", "pipeline", "modules"],
-    **{f"nodes/{stem}.py": ["ascend/npu_runtime", "nodes"] for stem in ("streams", "to_host", "host_copies")},
-    "nodes/training_checks.py": ["modules", "sharding/test_ddp.py", "planner/test_torchrec_entry.py"],
-    "hashing": ["hashing", "modules", "kernels"],
+    "runtime/dist_groups.py": ["sharding/test_dist_groups.py", "sharding/test_replicas.py", "sharding/test_types.py"],
+    "runtime/bucketize.py": ["runtime", "kernels/test_bucketize.py", "sharding/test_types.py"],
+    "runtime/snapshot_indexes.py": ["runtime", "pipeline", "collections"],
+    **{f"runtime/{stem}.py": ["ascend/npu_runtime", "runtime"] for stem in ("streams", "to_host", "host_copies")},
+    "runtime/training_checks.py": ["collections", "sharding/test_ddp.py", "planner/test_torchrec_entry.py"],
+    "hashing": ["hashing", "collections", "kernels"],
     **{f"hashing/{stem}.py": ["hashing", "sharding/test_state.py"] for stem in ("slice_counts", "slicing", "row_move")},
     "sharding": ["sharding", "planner"],
     "checkpoint": ["checkpoint", "sharding/test_checkpoint.py", "sharding/test_checkpoint_optimizers.py"],
     "verification": ["verification", "conversion"],
-    "lowering": ["lowering", "nodes/test_default_device.py", "kernels", "optim"],
+    "lowering": ["lowering", "runtime/test_default_device.py", "kernels", "optim"],
     **{
         f"lowering/{stem}.py": ["lowering/test_fbgemm_ascend.py", "ascend/npu_runtime/test_fbgemm_ascend.py"]
         for stem in ("fbgemm_ascend", "_fbgemm_ascend_operator", "_aten_backward")
     },
-    "lowering/_profiler_ranges.py": ["nodes/test_profile.py", "lowering"],
+    "lowering/_profiler_ranges.py": ["runtime/test_profile.py", "lowering"],
     "lowering/_triton_lookup.py": ["lowering/test_triton_limits.py", "ascend/test_interpreted_targets.py"],
     "optim/fused_step_op.py": ["lowering/test_triton_limits.py", "ascend/test_interpreted_targets.py"],
     **{f"optim/{rule}_triton.py": _INTERPRETED for rule in ("sgd", "adagrad", "rowwise_adagrad", "adam")},
@@ -66,10 +66,10 @@ BESIDE = {
     "planner": ["planner", "sharding/test_plan.py", "sharding/test_explain.py", "inspect"],
     "pricing": ["pricing", "planner", "inspect", "drawing/test_costs.py"],
     "kernels": ["kernels", "hashing", "lowering", "optim"],
-    "csrc": ["kernels", "hashing", "lowering", "optim", "modules"],
+    "csrc": ["kernels", "hashing", "lowering", "optim", "collections"],
     "serving": ["exporter", "kernels/test_served_lookup.py", "kernels/test_quantized_lookup.py"],
     "ir": ["ir", "passes", "inspect"],
-    "modules": ["modules", "nodes", "conversion"],
+    "collections": ["collections", "runtime", "conversion"],
     "replacement": ["replacement", "conversion"],
     "discovery": ["discovery", "verification", "inspect", "conversion"],
     "inspect": ["inspect", "commandline"],
@@ -112,7 +112,7 @@ _SHARDING = {
     "ways_back": ["test_plan", "test_wire", "test_types"],
     **{stem: ["test_plan", "test_types"] for stem in ("_by_columns", "_by_rows", "_planned", "table_wise")},
 }
-_LOADING = ["modules/test_interrupts", "modules/test_load_without_index", "sharding/test_state"]
+_LOADING = ["collections/test_interrupts", "collections/test_load_without_index", "sharding/test_state"]
 _HASHING = {
     "config": ["hashing/test_config"],
     "identity": ["hashing/test_state", "hashing/test_state_of_policies"],
@@ -142,8 +142,8 @@ LAST = (Path("tests/checkpoint/test_resume.py"), Path("tests/checkpoint/test_kil
 """They take long, and others beside them notice nearly as much."""
 
 LONG = {
-    "nodes/test_batch_fuzz.py", "nodes/test_fx_leaf.py", "modules/test_batches.py", "modules/test_interrupts.py",
-    "kernels/test_thread_safety.py",
+    "runtime/test_batch_fuzz.py", "runtime/test_fx_leaf.py",
+    "collections/test_batches.py", "collections/test_interrupts.py", "kernels/test_thread_safety.py",
     *(f"exporter/test_{name}.py" for name in ("auc", "memory", "pt2", "serve_cpp", "serve_cpp_process", "sharded")),
     "exporter/test_zoo.py",
 }  # fmt: skip
@@ -162,11 +162,14 @@ CPP = {
 
 def package_of(path: Path) -> str:
     """``lowering`` for ``lowering/cpu.py``, ``passes`` for ``recfx/passes/lower.py``, ``hooks`` for ``recfx/hooks.py``,
-    and ``csrc`` for all C++.
+    ``sharding``, which has tests of its own, for ``recfx/collections/sharding/plan.py``, and ``csrc`` for all C++.
     """
     if path.suffix != ".py":
         return path.parts[-2]
-    return Path(path.parts[1]).stem if path.parts[0] == "recfx" else path.parts[0]
+    if path.parts[0] != "recfx":
+        return path.parts[0]
+    inner = [folder for folder in path.parts[2:-1] if folder in BESIDE or Path("tests", folder).is_dir()]
+    return inner[-1] if inner else Path(path.parts[1]).stem
 
 
 def _first(path: Path) -> list[str]:

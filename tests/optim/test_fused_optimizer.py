@@ -321,7 +321,7 @@ def test_tables_with_equal_learning_rate_tensors_share_a_call(rates: tuple[float
     for parameter, rate in zip(model.parameters(), rates, strict=True):
         attach([parameter], "sgd", lr=torch.tensor(rate))
     converted = recfx.convert(model)
-    assert sum(isinstance(each, recfx.nodes.Lookup) for each in converted.modules()) == calls
+    assert sum(isinstance(each, recfx.runtime.Lookup) for each in converted.modules()) == calls
 
 
 # What it says of itself as data

@@ -12,9 +12,9 @@ from torch import nn
 from torchrec import EmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
+from recfx.collections.collection import HashEmbeddingBagCollection
 from recfx.conversion.convert import convert
-from recfx.modules.collection import HashEmbeddingBagCollection
-from recfx.nodes import Lookup
+from recfx.runtime import Lookup
 from tests.builders.collections import table
 from tests.builders.optimizers import attach
 

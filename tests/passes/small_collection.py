@@ -8,13 +8,13 @@ from torch import fx
 from torchrec import EmbeddingBagConfig, PoolingType
 
 from recfx import HashConfig, HashEmbeddingBagCollection, HashEmbeddingBagConfig
+from recfx.collections.compile_graph import compile_graph
 from recfx.ir.operator_graph import OperatorGraph
 from recfx.ir.operator_text import format_operators
 from recfx.lowering.targets import TargetsHere
-from recfx.modules.compile_graph import compile_graph
-from recfx.nodes.runtime import Runtime
 from recfx.passes import passes
 from recfx.passes.base import Rewrite, Rewriting, run_passes
+from recfx.runtime.runtime import Runtime
 
 ADOPTED = HashConfig(dense_rows=8)
 INDEXED = HashConfig(dense_rows=0)

@@ -12,19 +12,19 @@ from torchrec.distributed.types import ShardingEnv
 
 import recfx
 from recfx import HashEmbeddingBagCollection
+from recfx.collections.compile_graph import compile_graph, context_of
+from recfx.collections.sharding.local_tables import make_local_tables
+from recfx.collections.sharding.plan import read_plan
 from recfx.ir import format_graph
 from recfx.ir.context import CollectionContext
 from recfx.ir.operator_graph import OperatorGraph
 from recfx.ir.operator_text import format_operators, parse_operators
 from recfx.ir.shards import CollectionSharding
 from recfx.lowering.targets import TargetsHere
-from recfx.modules.compile_graph import compile_graph, context_of
-from recfx.nodes.dist_groups import DistGroups
-from recfx.nodes.runtime import Runtime
 from recfx.passes import passes
 from recfx.passes.base import run_passes
-from recfx.sharding.local_tables import make_local_tables
-from recfx.sharding.plan import read_plan
+from recfx.runtime.dist_groups import DistGroups
+from recfx.runtime.runtime import Runtime
 from tests.models import ZOO
 from tests.models.case import standard_collections
 from tests.sharding.cases import build, plan_of, with_optimizer

@@ -9,11 +9,11 @@ import copy
 
 import pytest
 
+from recfx.collections.eval_graph import make_eval_graph
 from recfx.ir import format_graph
 from recfx.ir.context import CollectionContext
 from recfx.kernels import launch
-from recfx.modules.eval_graph import make_eval_graph
-from recfx.nodes.runtime import Runtime
+from recfx.runtime.runtime import Runtime
 from tests.passes.small_collection import ADOPTED, INDEXED, collection, lowered, until
 
 

@@ -14,9 +14,9 @@ import recfx
 from recfx import HashConfig, HashEmbeddingBagCollection, HashEmbeddingBagConfig
 from recfx.ir import format_graph
 from recfx.ir.operator_text import format_operators
-from recfx.nodes import HashIds, HashLookup
 from recfx.passes import passes
 from recfx.passes.fuse_hash_lookup import fuse_hash_lookup
+from recfx.runtime import HashIds, HashLookup
 from tests.builders.optimizers import attach
 from tests.passes.small_collection import ADOPTED, INDEXED, after, collection, lowered, node, rewritten
 

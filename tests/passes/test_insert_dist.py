@@ -12,6 +12,10 @@ from torchrec import EmbeddingBagCollection
 from torchrec.distributed.types import ShardingEnv
 
 import recfx
+from recfx.collections.compile_graph import compile_graph, context_of
+from recfx.collections.sharding.local_tables import make_local_tables
+from recfx.collections.sharding.pipeline_stages import Prefetching, cut
+from recfx.collections.sharding.plan import read_plan
 from recfx.ir import format_graph
 from recfx.ir.find_module import find_module
 from recfx.ir.meta import BATCH, WORLD, mean_length, node_meta
@@ -21,15 +25,11 @@ from recfx.ir.operator_graph import OperatorGraph
 from recfx.ir.snapshot import PASSES_KEY
 from recfx.ir.verifier import GraphVerificationError
 from recfx.lowering.targets import TargetsHere
-from recfx.modules.compile_graph import compile_graph, context_of
-from recfx.nodes import HashIds, Lookup
-from recfx.nodes.dist_groups import DistGroups
-from recfx.nodes.runtime import Runtime
 from recfx.passes.base import run_passes
 from recfx.passes.insert_dist import insert_dist
-from recfx.sharding.local_tables import make_local_tables
-from recfx.sharding.pipeline_stages import Prefetching, cut
-from recfx.sharding.plan import read_plan
+from recfx.runtime import HashIds, Lookup
+from recfx.runtime.dist_groups import DistGroups
+from recfx.runtime.runtime import Runtime
 from tests.passes.small_collection import rewritten, until
 from tests.sharding.cases import Case, Table, plan_of
 

@@ -8,11 +8,11 @@ from torch import fx
 from torchrec import KeyedJaggedTensor
 
 from recfx import HashConfig, HashEmbeddingBagCollection
+from recfx.collections.compile_graph import compile_again
+from recfx.collections.sharding.pipeline_stages import SPLIT_HASH_IDS, Prefetching, cut
 from recfx.ir import format_graph, verify_graph
 from recfx.ir.meta import node_meta
-from recfx.modules.compile_graph import compile_again
-from recfx.nodes.runtime import Runtime
-from recfx.sharding.pipeline_stages import SPLIT_HASH_IDS, Prefetching, cut
+from recfx.runtime.runtime import Runtime
 from tests.passes.small_collection import ADOPTED, INDEXED, collection, lowered, until
 
 

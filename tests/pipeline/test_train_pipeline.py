@@ -15,9 +15,9 @@ from torch import nn
 from torchrec import KeyedJaggedTensor
 
 import recfx
-from recfx.nodes.input_dist import InputDistStart
-from recfx.nodes.insert_ids import InsertIds
-from recfx.sharding.collection import ShardedHashEmbeddingBagCollection
+from recfx.collections.sharding.collection import ShardedHashEmbeddingBagCollection
+from recfx.runtime.input_dist import InputDistStart
+from recfx.runtime.insert_ids import InsertIds
 from tests.sharding.cases import Case, Model, batches, build, with_optimizer
 from tests.sharding.pipelined import (
     CPU,

@@ -19,10 +19,10 @@ from torchrec.distributed.planner.types import ParameterConstraints
 from torchrec.distributed.types import EmbeddingModuleShardingPlan, ParameterSharding, ShardingPlan
 
 import recfx
+from recfx.collections.sharding.plan import read_plan
 from recfx.planner.enumerator import index_bytes
 from recfx.planner.placements import replace_placements
 from recfx.planner.topology import HBM_BYTES, NpuTopology, npu_topology
-from recfx.sharding.plan import read_plan
 from tests.sharding.models import PATHS, Model, collection
 from tests.support.forked_script import run_script
 

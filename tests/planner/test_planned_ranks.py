@@ -18,8 +18,8 @@ from torchrec.distributed.types import ShardingEnv, ShardingPlan
 import recfx
 from recfx.planner.default_sharders import HashEmbeddingBagCollectionSharder
 from recfx.planner.priced_plan import PricedPlan
+from recfx.planner.pricing.hardware import H100
 from recfx.planner.topology import npu_topology
-from recfx.pricing.hardware import H100
 from tests.builders.collections import tables_named
 from tests.drawing.page_data import data_of
 from tests.support.fake_group import fake_group

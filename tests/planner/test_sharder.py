@@ -25,9 +25,9 @@ from torchrec.modules.feature_processor_ import PositionWeightedModuleCollection
 from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
 
 import recfx
+from recfx.collections.sharding.types import type_names
 from recfx.planner.sharder import HashEmbeddingBagCollectionSharder
 from recfx.planner.torchrec_entry import stock_defaults
-from recfx.sharding.types import type_names
 from tests.sharding.models import PATHS, Model, Subclass, collection
 from tests.support.forkserver import forkserver
 from tests.support.ports import free_port

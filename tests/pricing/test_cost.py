@@ -20,8 +20,8 @@ from torchrec.distributed.planner import Topology
 
 import recfx
 from recfx.ir.meta import BATCH, mean_length
+from recfx.planner.pricing.hardware import ASCEND_910B, H100
 from recfx.planner.topology import npu_topology
-from recfx.pricing.hardware import ASCEND_910B, H100
 from tests.builders.batches import batch
 from tests.builders.collections import collection
 from tests.builders.optimizers import attach

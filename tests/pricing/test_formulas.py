@@ -14,7 +14,7 @@ from torchrec.distributed.types import ShardingPlan
 import recfx
 from recfx.ir import NODE_KINDS
 from recfx.ir.meta import BATCH
-from recfx.pricing.formulas import FORMULAS
+from recfx.planner.pricing.formulas import FORMULAS
 from tests.builders.collections import collection
 from tests.builders.optimizers import attach
 from tests.inspect.models import config

@@ -13,10 +13,19 @@ from torchrec.distributed.types import ShardingPlan
 
 import recfx
 from recfx.planner.hardware_of import hardware_of, of_ranks
+from recfx.planner.pricing.hardware import (
+    ASCEND_910B,
+    COLLECTIVES,
+    CPU_HOST,
+    GB,
+    H100,
+    Constant,
+    Hardware,
+    same_for_all,
+)
+from recfx.planner.pricing.this_machine import machine_of, this_machine
+from recfx.planner.pricing.times import WorkAt, seconds_of_collective, seconds_of_ranks, seconds_of_work
 from recfx.planner.topology import npu_topology
-from recfx.pricing.hardware import ASCEND_910B, COLLECTIVES, CPU_HOST, GB, H100, Constant, Hardware, same_for_all
-from recfx.pricing.this_machine import machine_of, this_machine
-from recfx.pricing.times import WorkAt, seconds_of_collective, seconds_of_ranks, seconds_of_work
 from tests.builders.collections import collection
 from tests.sharding.ranks import ranks
 

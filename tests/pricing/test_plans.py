@@ -17,9 +17,9 @@ from torchrec.distributed.sharding_plan import construct_module_sharding_plan, d
 from torchrec.distributed.types import ShardingEnv, ShardingPlan
 
 import recfx
+from recfx.planner.pricing.hardware import ASCEND_910B, CPU_HOST, H100
 from recfx.planner.sharder import HashEmbeddingBagCollectionSharder
 from recfx.planner.topology import npu_topology
-from recfx.pricing.hardware import ASCEND_910B, CPU_HOST, H100
 from tests.builders.optimizers import attach
 from tests.sharding.models import Model
 from tests.sharding.ranks import ranks

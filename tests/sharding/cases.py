@@ -19,10 +19,10 @@ from torchrec.optim import optimizers as placeholders
 from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
 import recfx
+from recfx.collections.sharding.collection import ShardedHashEmbeddingBagCollection
+from recfx.collections.sharding.shard_collection import shard_collection
 from recfx.optim.rules.rowwise_adagrad_decoupled import DecoupledRowWiseAdagrad
 from recfx.planner.sharder import HashEmbeddingBagCollectionSharder
-from recfx.sharding.collection import ShardedHashEmbeddingBagCollection
-from recfx.sharding.shard_collection import shard_collection
 from tests.builders.optimizers import attach
 
 OPTIMIZERS: dict[str, tuple[type, dict[str, Any]]] = {

@@ -17,7 +17,7 @@ from torchrec.distributed.types import ShardingEnv, ShardingPlan
 from torchrec.streamable import Pipelineable
 
 import recfx
-from recfx.sharding.collection import ShardedHashEmbeddingBagCollection
+from recfx.collections.sharding.collection import ShardedHashEmbeddingBagCollection
 from tests.sharding.cases import OPTIMIZERS, Case, Model, batches, build, plan_of, shard, with_optimizer
 
 CPU = torch.device("cpu")

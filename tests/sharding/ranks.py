@@ -17,7 +17,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from recfx.sharding import out_of_step
+from recfx.collections.sharding import out_of_step
 from tests.support.forkserver import forkserver
 
 _LONGEST_CALL = 120.0  # seconds

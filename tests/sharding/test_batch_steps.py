@@ -15,13 +15,13 @@ from torchrec.distributed.types import EmbeddingModuleShardingPlan, ShardingPlan
 from torchrec.streamable import Multistreamable
 
 import recfx
+from recfx.collections.sharding import pipeline_stages
+from recfx.collections.sharding.context import BatchContext
+from recfx.collections.sharding.out_of_step import has_failed
+from recfx.collections.sharding.pipeline_stages import Prefetching
 from recfx.errors import OutOfStepError
 from recfx.ir.operator_graph import OperatorGraph
 from recfx.passes import PassResult, Rewrite
-from recfx.sharding import pipeline_stages
-from recfx.sharding.context import BatchContext
-from recfx.sharding.out_of_step import has_failed
-from recfx.sharding.pipeline_stages import Prefetching
 from tests.sharding.cases import Case, Model, Table, batches, build, plan_of, shard
 from tests.sharding.pipelined import CPU, PIPELINES, batches_of_rank, dense_optimizer, sharded_model
 from tests.sharding.ranks import ranks

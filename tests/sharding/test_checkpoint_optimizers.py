@@ -20,8 +20,8 @@ from torchrec.optim.optimizers import in_backward_optimizer_filter
 from torchrec.optim.warmup import WarmupOptimizer, WarmupPolicy, WarmupStage
 
 import recfx
+from recfx.collections.sharding.gather import gather_tables
 from recfx.optim.fused_optimizer import FusedOptimizer
-from recfx.sharding.gather import gather_tables
 from tests.checkpoint.crafted import data_of, reseal
 from tests.sharding.cases import Case, Model, batches, build, concatenate, plan_of, with_optimizer
 from tests.sharding.ranks import ranks

@@ -10,7 +10,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 
 import recfx
-from recfx.sharding.gather import gather_tables
+from recfx.collections.sharding.gather import gather_tables
 from tests.sharding.cases import Case
 from tests.sharding.ranks import ranks
 from tests.sharding.stateful import ADMIT, LRU, assert_same, case_of, make, sharded_of, train, whole_state

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torchrec.distributed.types import ShardingEnv
 
-from recfx.nodes.dist_groups import DistGroups
+from recfx.runtime.dist_groups import DistGroups
 from tests.sharding.cases import Case, Table, check, train_sharded
 from tests.sharding.ranks import ranks
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 
-from recfx.sharding.end_of_data import calls_under_way
+from recfx.collections.sharding.end_of_data import calls_under_way
 from tests.sharding.cases import Case, Table, batches, build, shard
 from tests.sharding.ranks import ranks
 

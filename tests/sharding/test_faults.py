@@ -19,7 +19,7 @@ from torchrec import KeyedJaggedTensor
 from torchrec.distributed.types import EmbeddingModuleShardingPlan, ShardingPlan
 
 import recfx
-from recfx.sharding.collection import ShardedHashEmbeddingBagCollection
+from recfx.collections.sharding.collection import ShardedHashEmbeddingBagCollection
 from tests.sharding.cases import Case, Model, Table, batches, build, plan_of, with_optimizer
 from tests.sharding.ranks import ranks
 from tests.support.forkserver import forkserver

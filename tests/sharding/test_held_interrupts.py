@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from recfx.sharding.held_interrupts import held_interrupts, interrupts, raise_held
+from recfx.collections.sharding.held_interrupts import held_interrupts, interrupts, raise_held
 
 
 @pytest.fixture(autouse=True)

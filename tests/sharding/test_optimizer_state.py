@@ -19,8 +19,8 @@ from torchrec.optim.optimizers import in_backward_optimizer_filter
 from torchrec.optim.warmup import WarmupOptimizer, WarmupPolicy, WarmupStage
 
 import recfx
+from recfx.collections.sharding.collection import ShardedHashEmbeddingBagCollection
 from recfx.errors import CheckpointError
-from recfx.sharding.collection import ShardedHashEmbeddingBagCollection
 from tests.sharding.cases import Case, Model, batches, build, plan_of, with_optimizer
 from tests.sharding.ranks import ranks
 from tests.sharding.stateful import LRU, assert_same, case_of, make, sharded_of, train, whole_state

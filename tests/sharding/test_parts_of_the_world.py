@@ -11,8 +11,8 @@ import torch.distributed as dist
 from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 
 import recfx
+from recfx.collections.sharding.gather import gather_tables
 from recfx.errors import CheckpointError
-from recfx.sharding.gather import gather_tables
 from tests.sharding.cases import Case
 from tests.sharding.ranks import ranks
 from tests.sharding.stateful import LRU, assert_same, case_of, make, sharded_of, train, whole_state

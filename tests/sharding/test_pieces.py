@@ -11,11 +11,11 @@ from torch.distributed._shard.sharded_tensor.metadata import ShardedTensorMetada
 from torch.distributed._shard.sharded_tensor.shard import Shard as TensorShard
 
 import recfx
+from recfx.collections.sharding.pieces import make_sharded_tensor, parts_of, weight_pieces, whole_size
+from recfx.collections.sharding.plan import read_plan
+from recfx.collections.sharding.state import whole_index
 from recfx.errors import CheckpointError
 from recfx.ir.shards import ShardedTable
-from recfx.sharding.pieces import make_sharded_tensor, parts_of, weight_pieces, whole_size
-from recfx.sharding.plan import read_plan
-from recfx.sharding.state import whole_index
 from tests.sharding.cases import Case, Table, build, plan_of
 from tests.support.fake_group import fake_group
 

@@ -33,10 +33,10 @@ from torchrec.distributed.types import (
 from torchrec.modules.embedding_configs import DataType
 
 import recfx
+from recfx.collections.sharding.plan import read_plan
+from recfx.collections.sharding.shard_collection import shard_collection
 from recfx.ir.shards import ShardedTable
 from recfx.planner.sharder import HashEmbeddingBagCollectionSharder
-from recfx.sharding.plan import read_plan
-from recfx.sharding.shard_collection import shard_collection
 from tests.builders.optimizers import attach
 
 WORLD = 4

@@ -9,10 +9,10 @@ import pytest
 import torch.distributed as dist
 
 import recfx
+from recfx.collections.sharding.gather import together
+from recfx.collections.sharding.ranks_agree import any_rank, on_all_ranks, tell_counts
 from recfx.errors import OutOfStepError
-from recfx.nodes import marks
-from recfx.sharding.gather import together
-from recfx.sharding.ranks_agree import any_rank, on_all_ranks, tell_counts
+from recfx.runtime import marks
 from tests.sharding.ranks import ranks
 
 PRODUCT = Path(recfx.__file__).parent
@@ -113,4 +113,4 @@ def test_nobody_else_asks_all_ranks(collective: str) -> None:
         for path in sorted(PRODUCT.rglob("*.py"))
         if f"dist.{collective}" in path.read_text()
     ]
-    assert found == ["sharding/ranks_agree.py"]
+    assert found == ["collections/sharding/ranks_agree.py"]

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import recfx
-from recfx.sharding.collection import sharded_collections
+from recfx.collections.sharding.collection import sharded_collections
 from tests.sharding import scripts
 from tests.sharding.ranks import ranks
 

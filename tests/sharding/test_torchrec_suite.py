@@ -22,7 +22,7 @@ from torchrec.distributed.test_utils.test_model import TestSparseNN
 from torchrec.distributed.types import ShardingEnv
 
 import recfx
-from recfx.sharding.collection import ShardedHashEmbeddingBagCollection
+from recfx.collections.sharding.collection import ShardedHashEmbeddingBagCollection
 from tests.sharding.ranks import ranks
 
 # test_sharding imports two names from a package that the wheel does not have; nothing here uses them.

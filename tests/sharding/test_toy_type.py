@@ -14,9 +14,9 @@ from torchrec.distributed.planner import Topology
 from torchrec.distributed.types import ShardingPlan
 
 import recfx
-from recfx.sharding.gather import gather_tables
-from recfx.sharding.plan import read_plan
-from recfx.sharding.types import SHARDING_TYPES
+from recfx.collections.sharding.gather import gather_tables
+from recfx.collections.sharding.plan import read_plan
+from recfx.collections.sharding.types import SHARDING_TYPES
 from tests.sharding.cases import Case, Table, build, check, plan_of, train_sharded
 from tests.sharding.ranks import ranks
 from tests.sharding.stateful import assert_same, make, sharded_of, train, whole_state
@@ -105,7 +105,7 @@ def test_no_other_file_asks_for_a_type_by_name() -> None:
     found = [
         f"{path.relative_to(package)}:{node.lineno}: {node.value}"
         for path in package.rglob("*.py")
-        if path.parent != package / "sharding" / "types" and path != package / "ir" / "ways_back.py"
+        if path.parent != package / "collections" / "sharding" / "types" and path != package / "ir" / "ways_back.py"
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.Constant) and node.value in names
     ]

@@ -11,8 +11,8 @@ from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.types import ShardingPlan
 
 import recfx
+from recfx.collections.sharding.gather import gather_tables
 from recfx.errors import CheckpointError, ConversionError
-from recfx.sharding.gather import gather_tables
 from tests.sharding.cases import Case, Model, build, plan_of, with_optimizer
 from tests.sharding.ranks import ranks
 from tests.sharding.stateful import ADMIT, LRU, case_of, make, sharded_of, train

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import recfx
-from recfx.sharding.gather import gather_tables
+from recfx.collections.sharding.gather import gather_tables
 from tests.sharding.cases import Case, Table, check, train_sharded, train_whole
 from tests.sharding.ranks import ranks
 from tests.sharding.stateful import make, sharded_of, train

@@ -17,7 +17,7 @@ from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTens
 
 import recfx
 from recfx.errors import RecfxError
-from recfx.nodes.training_checks import on_a_copy
+from recfx.runtime.training_checks import on_a_copy
 from tests.builders.optimizers import attach
 from tests.support.random_batches import KEYS, ROWS, Batch, make_batch
 
@@ -245,8 +245,8 @@ def sharded(is_weighted: bool, hashing: recfx.HashConfig | None, world_size: int
     from torchrec.distributed import sharding_plan as stock
     from torchrec.distributed.types import ShardingEnv
 
+    from recfx.collections.sharding.shard_collection import shard_collection
     from recfx.planner.sharder import HashEmbeddingBagCollectionSharder
-    from recfx.sharding.shard_collection import shard_collection
 
     converted = with_sgd(recfx.convert(standard(is_weighted), hashing=hashing))
     assert isinstance(converted, recfx.HashEmbeddingBagCollection)

@@ -10,9 +10,9 @@ from torchrec.modules.embedding_configs import PoolingType
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
+from recfx.collections.collection import HashEmbeddingBagCollection
 from recfx.conversion.convert import convert
 from recfx.hashing import HashConfig
-from recfx.modules.collection import HashEmbeddingBagCollection
 from tests.builders import optimizers
 from tests.builders.collections import table
 from tests.support.per_id import Bags, Optimizer, Table

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from recfx.ir.node_kinds import NODE_KINDS
-from recfx.nodes.lower_graph import OWN_MAKERS
-from recfx.pricing.formulas import FORMULAS
+from recfx.planner.pricing.formulas import FORMULAS
+from recfx.runtime.lower_graph import OWN_MAKERS
 
 
 @contextlib.contextmanager

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 import torch
 
+from recfx.collections.collection import HashEmbeddingBagCollection
 from recfx.hashing import HashConfig
 from recfx.kernels.row_initialization import initialization_key
 from recfx.kernels.row_initialization_reference import initial_rows
-from recfx.modules.collection import HashEmbeddingBagCollection
 from tests.hashing.dictionary import Dictionary
 
 Bags = list[list[int]]

@@ -6,9 +6,9 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recfx.ir.node_kinds import Input, NodeKind, Stage, ValueType, size_of_ids
 from recfx.ir.operator_graph import OperatorGraph
-from recfx.nodes.base import NodeModule
-from recfx.nodes.lower_graph import Lowered
 from recfx.passes.base import PassResult
+from recfx.runtime.base import NodeModule
+from recfx.runtime.lower_graph import Lowered
 
 COUNT_IDS = NodeKind(
     "count_ids",

@@ -13,8 +13,8 @@ import recfx
 from recfx.ir import Input, NodeKind, Stage, ValueType
 from recfx.ir.operator_graph import OperatorGraph
 from recfx.passes import PassResult, Rewrite
-from recfx.pricing.node_facts import NodeFacts
-from recfx.pricing.work import Phases, Work
+from recfx.planner.pricing.node_facts import NodeFacts
+from recfx.planner.pricing.work import Phases, Work
 from tests.toys.count_ids import COUNT_IDS, insert_count_ids, make
 
 COUNTS = Rewrite("insert_count_ids", insert_count_ids)

@@ -12,10 +12,10 @@ from torchrec.distributed.embedding_types import BaseEmbeddingSharder
 from torchrec.modules.embedding_configs import BaseEmbeddingConfig
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
-from recfx.modules.collection import UnshardedCollection
-from recfx.modules.converted_classes import CONVERTED_CLASSES
-from recfx.modules.kinds import KINDS, CollectionKind
-from recfx.sharding.collection import SHARDED, ShardedCollection
+from recfx.collections.collection import UnshardedCollection
+from recfx.collections.converted_classes import CONVERTED_CLASSES
+from recfx.collections.kinds import KINDS, CollectionKind
+from recfx.collections.sharding.collection import SHARDED, ShardedCollection
 
 
 class StackConfig(BaseEmbeddingConfig):

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
+from recfx.collections.kinds import POOLED
 from recfx.discovery.verify_report import DIFFERENT, EQUAL, Check
-from recfx.modules.kinds import POOLED
 from recfx.verification.checks import Checker
 from recfx.verification.run import Run
 

@@ -12,9 +12,9 @@ from torch import nn
 from torchrec import KeyedJaggedTensor
 
 import recfx
+from recfx.collections.collection import HashEmbeddingBagCollection
 from recfx.discovery.sample import Sample
 from recfx.discovery.verify_report import DIFFERENT, EQUAL, NOT_REPRODUCIBLE, SKIPPED
-from recfx.modules.collection import HashEmbeddingBagCollection
 from recfx.optim.attached import attached_optimizers
 from recfx.verification.comparison import Comparison
 from tests.builders.batches import two_bags

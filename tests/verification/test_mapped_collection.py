@@ -12,8 +12,8 @@ from torch import nn
 from torchrec import EmbeddingBagCollection, KeyedJaggedTensor, PoolingType
 
 import recfx
+from recfx.collections.carry_over import standard_collection
 from recfx.discovery.verify_report import SKIPPED
-from recfx.modules.carry_over import standard_collection
 from recfx.verification.mapped_collection import map_collection
 from tests.builders.batches import bags, one_bag
 from tests.builders.collections import one_table, table

@@ -12,9 +12,9 @@ from torchrec import KeyedJaggedTensor
 from torchrec.distributed.types import ShardingEnv, ShardingPlan
 
 import recfx
+from recfx.collections.sharding.collection import ShardedHashEmbeddingBagCollection
+from recfx.collections.sharding.shard_collection import shard_collection
 from recfx.planner.placements import replace_placements
-from recfx.sharding.collection import ShardedHashEmbeddingBagCollection
-from recfx.sharding.shard_collection import shard_collection
 from tests.sharding.cases import OPTIMIZERS, Case, Model, batches, build, plan_of, taken, with_optimizer
 
 _host_groups: list[dist.ProcessGroup] = []

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import recfx
-from recfx.nodes.bags import permute_features
+from recfx.runtime.bags import permute_features
 from tests.ascend import tools
 from tests.ascend.npu_runtime import round_trips
 from tests.ascend.npu_runtime.coverage import measure

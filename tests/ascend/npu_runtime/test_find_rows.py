@@ -14,7 +14,7 @@ import recfx
 from recfx.ir import format_graph
 from recfx.ir.meta import node_meta
 from recfx.kernels import launch
-from recfx.nodes import host_copies
+from recfx.runtime import host_copies
 from tests.ascend.finding_on_device import CASES, HASHING, Pair, Place
 from tests.ascend.npu_runtime.training import DEVICE
 from tests.builders.batches import batch

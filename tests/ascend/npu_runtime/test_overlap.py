@@ -17,7 +17,7 @@ from torchrec import EmbeddingBagCollection, KeyedJaggedTensor
 
 import recfx
 from recfx.errors import MissingFeatureError
-from recfx.nodes import FindIds, HashIds, InsertIds, Lookup, ToDevice, ToHost
+from recfx.runtime import FindIds, HashIds, InsertIds, Lookup, ToDevice, ToHost
 from tests.ascend.npu_runtime.training import DEVICE
 from tests.builders.collections import table
 from tests.builders.optimizers import attach

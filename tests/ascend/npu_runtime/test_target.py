@@ -8,10 +8,10 @@ from torch import nn
 from torchrec import EmbeddingBagCollection, KeyedJaggedTensor
 
 import recfx
+from recfx.collections.collection import HashEmbeddingBagCollection
 from recfx.errors import ConversionError
 from recfx.ir import format_graph
 from recfx.kernels import launch
-from recfx.modules.collection import HashEmbeddingBagCollection
 from tests.ascend.npu_runtime.training import DEVICE, assert_close, evaluate, make_batch, state_of, step
 from tests.builders.collections import one_table, table
 from tests.checkpoint.training import KINDS, Training

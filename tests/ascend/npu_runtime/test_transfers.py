@@ -12,10 +12,10 @@ from torch import nn
 from torchrec import EmbeddingBagCollection, KeyedJaggedTensor
 
 import recfx
+from recfx.collections.collection import HashEmbeddingBagCollection
 from recfx.ir import format_graph
 from recfx.ir.meta import node_meta
-from recfx.modules.collection import HashEmbeddingBagCollection
-from recfx.nodes.host_copies import copy_to_device, copy_to_host
+from recfx.runtime.host_copies import copy_to_device, copy_to_host
 from tests.ascend.npu_runtime.training import DEVICE
 from tests.builders.batches import batch
 from tests.builders.collections import table

@@ -10,8 +10,8 @@ from torchrec.distributed.model_parallel import DataParallelWrapper
 from torchrec.distributed.model_parallel import DistributedModelParallel as TorchRecModelParallel
 from torchrec.distributed.types import ModuleSharder, ShardingEnv, ShardingPlan
 
+from recfx.collections.collection import unsharded_collections
 from recfx.errors import ConversionError, type_of
-from recfx.modules.collection import unsharded_collections
 from recfx.planner.sharder import HashEmbeddingBagCollectionSharder
 
 

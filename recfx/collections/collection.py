@@ -1,0 +1,380 @@
+"""``HashEmbeddingBagCollection``: a drop-in for the standard collection, whose forward is a graph of explicit nodes."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Any, ClassVar, get_type_hints
+
+import torch
+from torch import fx, nn
+from torchrec.modules.embedding_configs import EmbeddingBagConfig
+from torchrec.modules.embedding_modules import EmbeddingBagCollectionInterface
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
+
+from recfx.collections.compile_graph import compile_graph, context_of, refuse_raw_ids
+from recfx.collections.converted_collection import collections_of
+from recfx.collections.eval_graph import make_eval_graph
+from recfx.collections.follow_optimizers import OptimizerFollower
+from recfx.collections.kinds import POOLED, kind_of
+from recfx.collections.pooled_collection import PooledCollection
+from recfx.collections.subclasses import new_instance
+from recfx.collections.table_holder import all_held, hold
+from recfx.collections.table_specs import allocate_tables, check_config, describe_tables, physical_configs
+from recfx.collections.whole_tables import WholeTables
+from recfx.errors import ConversionError
+from recfx.hashing import HashConfig, HashIndex
+from recfx.ir.meta import SourceLocation
+from recfx.ir.operator_graph import OperatorGraph
+from recfx.ir.snapshot import PASSES_KEY
+from recfx.ir.tables import TableSpec
+from recfx.lowering.targets import TargetsHere
+from recfx.optim.fused_optimizer import FusedOptimizer
+from recfx.passes import Pass
+from recfx.runtime import TableStore
+from recfx.runtime.in_flight import BATCHES_IN_FLIGHT
+from recfx.runtime.runtime import Runtime
+from recfx.runtime.training_checks import refuse_fused_replicas
+
+
+class UnshardedCollection(WholeTables):
+    """A converted collection whose tables a rank has as a whole; base of the class of each kind.
+
+    Owns ``graph_module``, a ``torch.fx.GraphModule`` of explicit nodes, which may be another one in eval mode. Graphs
+    are made again when what they were made for is no longer so: another optimizer is attached, or a table has changed
+    its dtype, its device or its layout. If the nodes are part of a ``WholeGraph``, each lookup chooses its kernel anew.
+    """
+
+    _replacement: ClassVar[type[UnshardedCollection]]  # of the classes that stand for subclasses of the user's
+
+    @classmethod
+    def from_tables(
+        cls,
+        configs: list[Any],
+        specs: tuple[TableSpec, ...],
+        bags: nn.ModuleDict,
+        is_weighted: bool,
+        device: torch.device | str,
+        collection: str,
+        backend: str,
+        source: SourceLocation | None,
+        standard: type[nn.Module] | None = None,
+        requested: Mapping[str, HashConfig | None] = MappingProxyType({}),
+        calls: int = 1,
+        passes: tuple[Pass, ...] | None = None,
+    ) -> UnshardedCollection:
+        """A collection around tables that already exist; used by the conversion.
+
+        Args:
+            configs: the standard collection's configs.
+            specs: one description per table.
+            bags: the module that holds the rows of each table; their parameters stay the same objects.
+            is_weighted: whether batches carry per-id weights.
+            device: the standard collection's ``device``.
+            collection: fully qualified name in the model.
+            backend: kernel target of the lookups.
+            source: where the user's code calls or makes the collection.
+            standard: class of the collection that is replaced; the methods of a subclass are kept. None: TorchRec's.
+            requested: the hashing that was asked for, by table.
+            calls: how often one forward calls the collection, as far as that is known.
+            passes: the passes that make its graph; None: those of ``recfx.passes()``.
+
+        Raises:
+            ConversionError: ``unknown_backend``, ``backend_unusable``; of passes of the user's, ``malformed_graph``,
+                ``not_lowered``, ``operator_with_state``.
+        """
+        self = new_instance(cls, standard or cls._kind.standard)
+        nn.Module.__init__(self)
+        self.requested, self.calls, self.passes = dict(requested), calls, passes
+        self._assemble(configs, specs, bags, is_weighted, device, collection, backend, source)
+        for table in specs:
+            if table.custom_init_fn and table.has_index and not self.weight(table.name).is_meta:
+                self.index(table.name).mark_used()  # the rows may be trained
+        return self
+
+    def _assemble(
+        self,
+        configs: list[Any],
+        specs: tuple[TableSpec, ...],
+        bags: nn.ModuleDict,
+        is_weighted: bool,
+        device: torch.device | str,
+        collection: str,
+        backend: str,
+        source: SourceLocation | None,
+    ) -> None:
+        kind = kind_of(self)
+        setattr(self, kind.configs_attribute, physical_configs(configs, specs))
+        self._is_weighted = is_weighted
+        self._device = device
+        self.collection = collection
+        self.tables = specs
+        self.backend = backend
+        self.source = source
+        self.graph_is_inlined = False
+        setattr(self, kind.tables, bags)
+        hold(bags)
+        self._row_moves = {}
+        self.hash_indexes = nn.ModuleDict()
+        for table in specs:
+            if table.hashing is not None and table.has_index:
+                meta = "meta" if bags[table.name].weight.is_meta else "cpu"
+                index = HashIndex(table.num_embeddings, config=table.hashing, name=table.name, device=meta)
+                self.hash_indexes[table.name] = index
+        init_fns = {config.name: config.init_fn for config in configs}
+        self._store = TableStore(bags, self.hash_indexes, {}, init_fns)
+        # A step of the model is as many forwards of the collection as it has calls.
+        self._store.in_flight.depth = (1 + BATCHES_IN_FLIGHT) * max(self.calls, 1) - 1
+        self._follower = OptimizerFollower(self._store, collection, kind.tables)
+        self.not_fused, self._compared = self._follower.not_fused, self._follower.look()
+        self._compile()
+
+    def _compile(self) -> None:
+        """Make the graph from the tables. It is derived, so copies and pickles make it again."""
+        self._runtime = Runtime(self._store)
+        graph_module = compile_graph(self.unexpanded_graph(), self._runtime, self.backend, self.passes)
+        refuse_raw_ids(graph_module)
+        self.pass_records = list(graph_module.meta[PASSES_KEY])
+        eval_graph, records = make_eval_graph(graph_module, self._runtime)
+        self.pass_records += records
+        graph_module.train(self.training)  # before other threads see it: in training mode, it would insert ids
+        self.graph_module, self._graph_trains = graph_module, True
+        # Registered as well, so that modes and copies reach its modules; None if the modes have one graph.
+        self.other_graph = None if eval_graph is graph_module else eval_graph
+        self._take_graph_of_mode()
+
+    def train(self, mode: bool = True) -> UnshardedCollection:
+        """Set the mode; ``graph_module`` is that mode's graph from then on."""
+        super().train(mode)
+        self._take_graph_of_mode()
+        return self
+
+    def _take_graph_of_mode(self) -> None:
+        if self.other_graph is not None and self._graph_trains != self.training:
+            self.graph_module, self.other_graph = self.other_graph, self.graph_module
+            self._graph_trains = self.training
+
+    def graph_of(self, training: bool) -> fx.GraphModule:
+        """See ``ConvertedCollection``."""
+        return self.graph_module if self.other_graph is None or training == self._graph_trains else self.other_graph
+
+    def unexpanded_graph(self) -> OperatorGraph:
+        """The graph before the first pass, as data: input, the collection as one leaf, output."""
+        context = context_of(self.collection, self.tables, self._is_weighted, Runtime(self._store), self.source)
+        return OperatorGraph.of(context, TargetsHere(self.backend))
+
+    def _run(self, features: KeyedJaggedTensor) -> Any:
+        return self._store.forwards.call(self, self.calls, self._forward, features)
+
+    def _forward(self, features: KeyedJaggedTensor) -> Any:
+        self.begin_forward()
+        self._store.graph_fits = not self.graph_is_inlined
+        try:
+            return self.graph_module(features)
+        finally:
+            self._store.graph_fits = False
+
+    def answer_with(self, lookup: nn.Module) -> None:
+        """Let ``lookup`` answer from now on, in the place of the collection's own graph; hooks stay."""
+        self.__dict__["_run"] = lookup  # an attribute and no child, like the method
+
+    def begin_forward(self) -> None:
+        """Do what comes before the graph runs, which may be another graph afterwards.
+
+        Raises:
+            ConversionError: what was put on the collection since the conversion does not fit it.
+        """
+        self._take_graph_of_mode()  # someone may have set `training` itself
+        bags = kind_of(self).tables_of(self)
+        if not all_held(bags):
+            self._hold_bags(bags)
+        self._follow()
+        self._forget_row_moves()
+        if self._store.optimizers and self.training and torch.is_grad_enabled():
+            refuse_fused_replicas(self.collection, list(self._store.optimizers))
+
+    def _hold_bags(self, bags: nn.ModuleDict) -> None:
+        """Check bags that the user has put in place of others, one or all: they have to be plain, too.
+
+        Raises:
+            ConversionError: what ``CollectionKind.check_table`` raises; ``unsupported_bag``: one is missing.
+        """
+        kind = kind_of(self)
+        for config in getattr(self, kind.configs_attribute):
+            bag: Any = bags._modules.get(config.name)
+            kind.check_table(config, bag, self._is_weighted, self.collection)
+        hold(bags)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        # All tables at once, by the user; where modules are copied, they have their attributes without it.
+        if "_store" in self.__dict__ and name == kind_of(self).tables and isinstance(value, nn.ModuleDict):
+            self._hold_bags(value)
+            self._store.bags = value
+        super().__setattr__(name, value)
+
+    def _follow(self) -> None:
+        """Make the graph again if an optimizer, a hook or a table is no longer what it was made for."""
+        if self._graph_is_current():
+            return
+        with self._store.new_rows_lock:  # threads that serve one model come here together
+            if self._graph_is_current():
+                return
+            self._follower.take_over()
+            found = self._follower.look()
+            self._compile()
+            # Last, so that the next forward tries again if this fails: because of a pass of the user's, say.
+            self.not_fused, self._compared = self._follower.not_fused, found
+
+    def _graph_is_current(self) -> bool:
+        attached, tables = self._follower.look()
+        # The graph of a whole model names the modules of this one, whose lookups follow their tables by themselves.
+        return attached == self._compared[0] and (self.graph_is_inlined or tables == self._compared[1])
+
+    @property
+    def device(self) -> torch.device | str:
+        """The device that the collection was built for, as in the standard collection."""
+        return self._device
+
+    def fused_optimizers(self) -> dict[str, FusedOptimizer]:
+        """The optimizer of every table that is updated in the lookup's backward, by table name."""
+        self._follow()
+        return self._store.optimizers
+
+    def own_names(self) -> frozenset[str]:
+        """Attributes that belong to this class, as opposed to those that users put on a collection."""
+        kind = kind_of(self)
+        return frozenset((kind.tables, kind.configs_attribute, *OWN_NAMES))
+
+    def reset_parameters(self) -> None:
+        """Fill every table with its ``init_fn`` and forget all ids; does nothing on meta."""
+        for config in getattr(self, kind_of(self).configs_attribute):
+            weight = self._store.weight(config.name)
+            if weight.is_meta:
+                continue
+            if config.init_fn is not None:
+                config.init_fn(weight)
+            if config.name in self.hash_indexes:
+                self._store.index(config.name).reset()
+
+    def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> UnshardedCollection:
+        super()._apply(fn, recurse)
+        self._store.own_weights()  # they may be different objects now
+        weights = [self._store.weight(table.name) for table in self.tables]
+        if weights:
+            self._device = weights[0].device
+        # A named backend may not serve what the tables are now: the next forward raises the error, because a model that
+        # stops halfway through `to()` would be on two devices.
+        with contextlib.suppress(ConversionError):
+            self._follow()
+        return self
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        standard = getattr(type(self), "_standard", None)
+        if standard is None:
+            return super().__reduce_ex__(protocol)
+        return new_instance, (type(self)._replacement, standard), self.__getstate__()
+
+    def __getstate__(self) -> dict[str, Any]:
+        graphs = ("graph_module", "other_graph")
+        modules = {name: module for name, module in self._modules.items() if name not in graphs}
+        state = {**self.__dict__, "_modules": modules, "pass_records": []}
+        del state["_runtime"]  # derived, like the graphs
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        # In a copy that replaces modules, the trained weights may no longer be those of the store.
+        self._store.bags, self._store.indexes = kind_of(self).tables_of(self), self.hash_indexes
+        self._store.own_weights()
+        self._compared = self._follower.look()
+        self._compile()
+
+
+def unsharded_collections(model: nn.Module) -> dict[str, UnshardedCollection]:
+    """The unsharded converted collections of ``model``, by fully qualified name."""
+    return collections_of(model, UnshardedCollection)
+
+
+OWN_NAMES = (
+    "_is_weighted",
+    "_device",
+    "collection",
+    "tables",
+    "backend",
+    "passes",
+    "source",
+    "hash_indexes",
+    "not_fused",
+    "_store",
+    "_follower",
+    "_compared",
+    "_row_moves",
+    "requested",
+    "calls",
+    "graph_is_inlined",
+    "_attached",  # of earlier versions' pickles, like the next
+    "_graph_device",
+    "pass_records",
+    "graph_module",
+    "other_graph",
+    "_graph_trains",
+    "_runtime",
+)
+"""The attributes of an instance, besides those that its kind names."""
+
+
+class HashEmbeddingBagCollection(PooledCollection, UnshardedCollection, EmbeddingBagCollectionInterface):
+    """Pooled embeddings of raw or dense ids; input and output are those of ``torchrec.EmbeddingBagCollection``.
+
+    What its graph is, and when it is made again, is in ``UnshardedCollection``.
+    Parameters are ``embedding_bags.<table>.weight``, as in the standard collection; index state is
+    ``hash_indexes.<table>.*``.
+
+    Args:
+        tables: configs; plain ``EmbeddingBagConfig`` are hashed with ``HashConfig()``.
+        is_weighted: whether batches carry per-id weights (SUM tables only).
+        device: device of the tables; ``"meta"`` allocates nothing.
+        backend: kernel target of the lookups.
+
+    Raises:
+        ConversionError: a table or setting is not supported.
+        ValueError: two tables have the same name.
+    """
+
+    def __init__(
+        self,
+        tables: list[EmbeddingBagConfig],
+        is_weighted: bool = False,
+        device: torch.device | str | None = None,
+        *,
+        backend: str = "auto",
+    ) -> None:
+        super().__init__()
+        if not tables:
+            raise ConversionError(
+                "there are no tables.", reason="no_tables", what_to_do="pass at least one HashEmbeddingBagConfig."
+            )
+        for config in tables:
+            check_config(config, POOLED)
+        tables = [replace(config, feature_names=config.feature_names or [config.name]) for config in tables]
+        self.requested, self.calls = {config.name: getattr(config, "hashing", HashConfig()) for config in tables}, 1
+        bags = allocate_tables(POOLED, list(tables), device)
+        specs = describe_tables(POOLED, tables, bags, self.requested, is_weighted, adopt=False)
+        found: Any = next(iter(bags.values())).weight.device
+        self._assemble(tables, specs, bags, is_weighted, found, "", backend, None)
+        self.reset_parameters()
+
+    def forward(self, features: KeyedJaggedTensor) -> KeyedTensor:
+        """``features``: a KJT (or TensorDict) with at least the collection's keys, in any order.
+
+        Returns:
+            ``[B, D]`` keyed tensor, keys in the order of the tables and their features.
+        """
+        pooled: KeyedTensor = self._enter(self._run, self._run, features)
+        return pooled
+
+
+# Graphs of `torch.fx.symbolic_trace` name these types; as strings they could not be pickled.
+HashEmbeddingBagCollection.forward.__annotations__ = get_type_hints(HashEmbeddingBagCollection.forward)

@@ -1,0 +1,203 @@
+"""From a collection to its graph: context, rewrites, lowering."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from torch import fx
+
+from recfx import passes
+from recfx.errors import ConversionError, RecfxError
+from recfx.ir.context import CollectionContext
+from recfx.ir.facts import TableFacts
+from recfx.ir.meta import SourceLocation
+from recfx.ir.operator_graph import OperatorGraph, names_in
+from recfx.ir.shards import CollectionSharding
+from recfx.ir.snapshot import PASSES_KEY, PassRecord
+from recfx.ir.tables import TableSpec
+from recfx.ir.verifier import GraphVerificationError
+from recfx.passes.base import Pass, Rewriting, run_passes
+from recfx.runtime.lower_graph import lower_graph, module_of
+from recfx.runtime.runtime import Runtime
+from recfx.runtime.table_store import TableStore
+
+
+def compile_graph(
+    graph: OperatorGraph, runtime: Runtime, backend: str, rewrites: Sequence[Pass] | None = None
+) -> fx.GraphModule:
+    """The graph of a collection as it runs; its ``meta["recfx_passes"]`` has the records of the passes.
+
+    Args:
+        graph: the graph before the first pass.
+        runtime: the tables and process groups of its collection.
+        backend: ``"auto"``, or the one backend that every lookup must use.
+        rewrites: the passes; None: all of ``recfx.passes()``.
+
+    Raises:
+        ConversionError: ``unknown_backend``, ``backend_unusable``, ``table_shape_changed``; of passes of the user's,
+            ``malformed_graph``, ``pass_failed``, ``not_distributed``, ``not_lowered``, ``operator_with_state``.
+    """
+    return _lowered(rewritten(graph, rewrites), runtime, backend)
+
+
+def rewritten(graph: OperatorGraph | Rewriting, rewrites: Sequence[Pass] | None = None) -> Rewriting:
+    """What the passes make of the graph of a collection.
+
+    Args:
+        graph: the graph before the first pass; or what other passes have made, for more of them.
+        rewrites: the passes; None: all of ``recfx.passes()``.
+
+    Raises:
+        ConversionError: ``malformed_graph``, ``pass_failed`` or ``not_distributed``, for passes of the user's; and
+            those that passes raise.
+    """
+    if rewrites is None:
+        return run_passes(graph, passes.passes())
+    done: list[str] = []
+    try:
+        made = run_passes(graph, rewrites, lambda name, _: done.append(name))
+    except RecfxError:
+        raise
+    except Exception as error:
+        given = graph.graph if isinstance(graph, Rewriting) else graph
+        malformed = isinstance(error, GraphVerificationError)
+        failed = f"pass {rewrites[len(done)].name} raised {type(error).__name__}: {error}"
+        raise ConversionError(
+            f"{error if malformed else failed}.",
+            reason="malformed_graph" if malformed else "pass_failed",
+            module_path=next(iter(given.context.collections)),
+            what_to_do="mend that pass, or those before it in passes=, or move them: a pass expects the nodes of "
+            "recfx.passes() that come before it.",
+        ) from error
+    _refuse_own_ids(made.graph)
+    return made
+
+
+def _refuse_own_ids(graph: OperatorGraph) -> None:
+    """Refuse lookups of sharded collections that read this rank's own ids: a list of passes lacks ``insert_dist``."""
+    for lookup in graph.of_kind("lookup", "hash_lookup"):
+        if graph.collection(lookup).sharding is not None and not graph.works_on_shards(lookup):
+            raise ConversionError(
+                f"{lookup.name} reads this rank's own ids, but the collection is sharded: no node before it sends ids "
+                "to the ranks that have their rows.",
+                reason="not_distributed",
+                module_path=graph.collection(lookup).name,
+                what_to_do="let insert_dist of recfx.passes() run as well, right after expand_collection, and leave "
+                "what it adds.",
+            )
+
+
+def refuse_raw_ids(graph_module: fx.GraphModule) -> None:
+    """Refuse lookups that would take raw ids for rows, as they do if a list of passes lacks ``insert_hash``.
+
+    Args:
+        graph_module: what ``compile_graph`` has made.
+
+    Raises:
+        ConversionError: ``not_hashed``.
+    """
+    graph: OperatorGraph = graph_module.meta[REWRITING_KEY].graph
+    for lookup in graph.of_kind("lookup", "hash_lookup"):
+        giver = lookup
+        while "hashed" not in giver.kwargs and giver.all_input_nodes:
+            giver = giver.all_input_nodes[0]
+        hashed = names_in(giver, "hashed")
+        for table in graph.tables(lookup):
+            if table.has_index and not table.never_needs_index and table.name not in hashed:
+                raise ConversionError(
+                    f"{lookup.name} reads table {table.name!r}, but its ids are raw: no node before it hashes them.",
+                    reason="not_hashed",
+                    module_path=graph.collection(lookup).name,
+                    what_to_do="let insert_hash of recfx.passes() run as well, and leave what it adds.",
+                )
+
+
+def compile_again(
+    graph_module: fx.GraphModule, runtime: Runtime, rewrites: Sequence[Pass]
+) -> tuple[fx.GraphModule, tuple[PassRecord, ...]]:
+    """Another form of the graph of a collection: more passes, and the modules of the nodes that they leave as they are.
+
+    Args:
+        graph_module: what ``compile_graph`` has made, or a copy of it; it does not change.
+        runtime: what it was lowered from, or a copy of that.
+        rewrites: the passes.
+
+    Returns:
+        The other form, which is ``graph_module`` itself if no pass changes it; and the records of these passes.
+
+    Raises:
+        ConversionError: ``malformed_graph`` or ``pass_failed``: they cannot follow what passes of the user's left.
+    """
+    before: Rewriting = graph_module.meta[REWRITING_KEY]
+    made = rewritten(before, rewrites)
+    records = made.records[len(before.records) :]
+    if not any(record.modified for record in records):
+        return graph_module, records
+    return _lowered(made, runtime, "auto"), records
+
+
+def _lowered(made: Rewriting, runtime: Runtime, backend: str) -> fx.GraphModule:
+    graph_module = lower_graph(made.graph, made.metas, module_of, runtime, backend)
+    graph_module.meta[PASSES_KEY] = made.records
+    graph_module.meta[REWRITING_KEY] = made
+    return graph_module
+
+
+REWRITING_KEY = "recfx_rewriting"
+"""Where a graph module's ``meta`` has what it was lowered from."""
+
+
+def context_of(
+    collection: str,
+    tables: tuple[TableSpec, ...],
+    is_weighted: bool,
+    runtime: Runtime,
+    source: SourceLocation | None = None,
+    sharding: CollectionSharding | None = None,
+) -> CollectionContext:
+    """What there is to say of a collection whose tables are here.
+
+    Args:
+        collection: fully qualified name in the user's model; ``""`` for a root.
+        tables: its tables, whole, in order.
+        is_weighted: whether the batch's weights multiply the rows.
+        runtime: its tables, or shards of them, and process groups.
+        source: where the user's code creates it, if known.
+        sharding: how it is sharded; None if it is not.
+    """
+    groups = runtime.groups
+    on_host = groups is None or groups.ids_on_host
+    context = CollectionContext(collection, tables, {}, {}, is_weighted, sharding, on_host, source)
+    return context_now(context, runtime.store)
+
+
+def context_now(context: CollectionContext, store: TableStore) -> CollectionContext:
+    """The context of a collection, with what its tables are like now.
+
+    Args:
+        context: says which tables these are, and how they are sharded.
+        store: has them, or this rank's shards of them.
+
+    Raises:
+        ConversionError: ``unsupported_bag``.
+    """
+    tables, sharding = context.tables, context.sharding
+    names = {table.name: table.name for table in tables}
+    if sharding is not None:
+        names = {shard.table.name: shard.name for shard in sharding.local()}
+    facts, settings = {}, dict[object, int]()
+    kernel_groups: dict[str, int] = {}
+    for table in tables:
+        name = names.get(table.name)
+        if name is None:  # it is on other ranks
+            facts[table.name] = TableFacts(table.num_embeddings, table.embedding_dim, table.dtype, store.device.type)
+            continue
+        found = store.facts(name)
+        if sharding is not None:  # of one of its shards
+            found = replace(found, rows=table.num_embeddings, embedding_dim=table.embedding_dim)
+        facts[table.name] = found
+        optimizer = store.optimizers.get(name)
+        same = store.weight(name).device, None if optimizer is None else optimizer.settings()
+        kernel_groups[table.name] = settings.setdefault(same, len(settings))
+    return replace(context, facts=facts, kernel_groups=kernel_groups)

@@ -1,0 +1,220 @@
+"""What the unsharded and the sharded converted collection have in common."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import fx, nn
+
+from recfx.collections.kinds import CollectionKind
+from recfx.diagnostics import Diagnostic
+from recfx.errors import ConversionError
+from recfx.hashing import HashConfig, HashIndex
+from recfx.hashing.config import as_integer
+from recfx.hashing.row_move import RowMove
+from recfx.ir.meta import SourceLocation
+from recfx.ir.snapshot import PassRecord
+from recfx.ir.tables import TableSpec
+from recfx.passes import Pass
+from recfx.runtime import TableStore
+from recfx.runtime.base import opaque
+from recfx.runtime.forwards import Forwards
+from recfx.runtime.fx_leaf import FxLeaf, tracer_of_call
+from recfx.runtime.runtime import Runtime
+
+_Collection = TypeVar("_Collection", bound="ConvertedCollection")
+
+
+class ConvertedCollection(FxLeaf):
+    """A collection whose forward is a graph of explicit nodes over its tables.
+
+    Attributes:
+        is_sharded: whether this rank has only its own shards of the tables.
+        collection: fully qualified name in the model.
+        tables: the descriptions of the whole tables, in order.
+        requested: the hashing that was asked for, by table name.
+        calls: how often one forward of the model calls the collection, as far as that is known.
+        backend: kernel target of the lookups.
+        passes: the passes that make its graph, if the user named them; None: those of ``recfx.passes()``.
+        source: where the user's code calls or makes the collection.
+        not_fused: the optimizers in backward that no kernel can carry out, and why not, by table name.
+        hash_indexes: the indexes of the tables that have one.
+        graph_module: the graph that ``forward`` runs in the mode that the collection is in.
+        pass_records: what each pass did to the graph.
+    """
+
+    is_sharded: ClassVar[bool]
+    _kind: ClassVar[CollectionKind]  # ask `kind_of`, which users' attributes cannot hide
+
+    collection: str
+    tables: tuple[TableSpec, ...]
+    requested: dict[str, HashConfig | None]
+    calls: int
+    backend: str
+    passes: tuple[Pass, ...] | None = None  # of the class: earlier versions have pickled none
+    source: SourceLocation | None
+    not_fused: dict[str, Diagnostic]
+    hash_indexes: nn.ModuleDict
+    graph_module: fx.GraphModule
+    pass_records: list[PassRecord]
+
+    _is_weighted: bool
+    _store: TableStore
+    _runtime: Runtime
+    _row_moves: dict[str, RowMove]  # of the last load, for the optimizer's state
+
+    # Tables
+
+    @property
+    def store(self) -> TableStore:
+        """The weights, indexes and fused optimizers that the nodes share: of this rank's shards, if it is sharded."""
+        return self._store
+
+    @property
+    def batches_in_flight(self) -> int:
+        """For how many later forwards a batch may wait for its backward; matters for tables that evict.
+
+        For so many forwards the batch's ids keep their rows, even if the backward never comes (a skipped step). After
+        that they may lose them to new ids, and then a backward of the batch is an error. A model that accumulates the
+        losses of ``n`` forwards before one backward needs ``n - 1``. The default is 2; more if a forward of the
+        model is known to call the collection several times: then it counts these as one. Set it alike on all ranks.
+        Whether outputs are kept or dropped makes no difference.
+
+        Raises:
+            ConversionError: ``invalid_argument``, when it is set to anything but an integer from 0.
+        """
+        return self._store.in_flight.depth
+
+    @batches_in_flight.setter
+    def batches_in_flight(self, number: int) -> None:
+        depth = as_integer(number)
+        if depth is None or depth < 0:
+            raise ConversionError(
+                f"batches_in_flight is {number!r}.",
+                reason="invalid_argument",
+                module_path=self.collection,
+                what_to_do="give the number of later forwards that a batch may wait for its backward, 0 or more.",
+            )
+        self._store.in_flight.depth = depth
+        self._take_depth()
+
+    def _take_depth(self) -> None:
+        """Called when ``batches_in_flight`` has changed."""
+
+    def graph_of(self, training: bool) -> fx.GraphModule:
+        """The graph of one mode. Its modules have the same names below ``graph_module`` in either mode."""
+        return self.graph_module
+
+    def weight(self, name: str) -> nn.Parameter:
+        """The ``[rows, dim]`` parameter of a table, or of one of this rank's shards."""
+        return self._store.weight(name)
+
+    def index(self, name: str) -> HashIndex:
+        """The index of a table, or of one of this rank's shards; it must have one."""
+        return self._store.index(name)
+
+    def tables_with_index(self) -> list[str]:
+        """The names of the whole tables that have an index."""
+        return [table.name for table in self.tables if table.has_index]
+
+    def hashed_in_turn(self) -> list[str]:
+        """The tables that count every id or evict: their rows are found in the batch's own step, never earlier."""
+        return [table.name for table in self.tables if table.evicts or table.admits]
+
+    def is_weighted(self) -> bool:
+        """Whether batches carry a weight for every id."""
+        return self._is_weighted
+
+    # Ranks
+
+    @property
+    @abstractmethod
+    def process_group(self) -> dist.ProcessGroup | None:
+        """The ranks that have the collection's shards; None if it is not sharded."""
+
+    # Calls
+
+    def _enter(self, run: Callable[..., Any], compiled: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Call ``run``; a torch.fx tracer gets one leaf node, torch.compile ``compiled`` in one graph break."""
+        if torch.compiler.is_dynamo_compiling():
+            return opaque(compiled, *args, **kwargs)
+        tracer = tracer_of_call(self, args, kwargs)
+        if tracer is not None:  # the collection is the root of the trace, or the user's code calls `forward` itself
+            return self.leaf_call(tracer, args, kwargs)
+        return run(*args, **kwargs)
+
+    # State
+
+    @abstractmethod
+    def check_state(self, saved: Mapping[str, Any], prefix: str) -> None:
+        """Check whether the collection could load its part of a state; changes nothing.
+
+        Args:
+            saved: a state, which may be that of a larger model.
+            prefix: the prefix of this collection's keys in it.
+
+        Raises:
+            CheckpointError: what is wrong with the saved tables.
+        """
+
+    def note_row_moves(self, moves: Mapping[str, RowMove], *, keep: bool = False) -> None:
+        """Record where a load has put the rows of resized tables: the state of their optimizers follows later.
+
+        Args:
+            moves: by table name; tables that are not named have not moved.
+            keep: tables that are not named keep the moves that were recorded before.
+        """
+        if not keep:
+            self._row_moves = {}
+        self._row_moves.update(moves)
+
+    def _forget_row_moves(self) -> None:
+        """Note that a training step begins: optimizer state loaded from now on belongs to the rows as they are."""
+        if self._row_moves and self.training:
+            self._row_moves = {}
+
+    @abstractmethod
+    def own_names(self) -> frozenset[str]:
+        """The attributes that belong to the class, not to the user, who may have put others on the original."""
+
+
+def converted_collections(model: nn.Module) -> dict[str, ConvertedCollection]:
+    """The converted collections of ``model``, sharded or not, by fully qualified name."""
+    return {path: module for path, module in model.named_modules() if isinstance(module, ConvertedCollection)}
+
+
+def share_forwards(model: nn.Module) -> list[TableStore]:
+    """Let the converted collections of ``model`` undo a forward together that one call of them refuses.
+
+    Returns:
+        their stores, all of which have the same ``forwards`` now.
+    """
+    collections = converted_collections(model).values()
+    stores = [collection.store for collection in collections]
+    if len({id(store.forwards) for store in stores}) > 1 or any(collection.calls > 1 for collection in collections):
+        shared = next((store.forwards for store in stores if store.forwards.has_several), Forwards(has_several=True))
+        for store in stores:
+            store.forwards = shared
+    return stores
+
+
+def collections_of(model: nn.Module, kind: type[_Collection]) -> dict[str, _Collection]:
+    """The converted collections of one class, by fully qualified name; a shared one under its first name."""
+    return {path: module for path, module in model.named_modules() if isinstance(module, kind)}
+
+
+def collections_by_prefix(model: nn.Module, kind: type[_Collection]) -> list[tuple[str, _Collection]]:
+    """The collections of one class with the prefix of their keys in a state; a shared one appears under every name."""
+    modules = model.named_modules(remove_duplicate=False)
+    return [(f"{path}." * bool(path), module) for path, module in modules if isinstance(module, kind)]
+
+
+def index_of(module: nn.Module, table: str) -> HashIndex | None:
+    """The index of a table; None if ``module`` is not a converted collection or the table has no index."""
+    if not isinstance(module, ConvertedCollection) or table not in module.hash_indexes:
+        return None
+    return module.index(table)

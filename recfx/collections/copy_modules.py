@@ -1,0 +1,188 @@
+"""New modules around the same parameters and buffers: how ``convert(inplace=False)`` leaves the original alone."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import types
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
+from typing import Any
+
+from torch import nn
+from torch._dynamo.eval_frame import OptimizedModule
+from torch.distributed.fsdp import FSDPModule
+from torch.nn.parameter import UninitializedBuffer
+
+from recfx.collections.find_references import References, Rewiring, empty_copy, is_shared, rebound_method, set_attribute
+from recfx.collections.object_kinds import REGISTRIES, Edge, attributes
+from recfx.errors import ConversionError
+from recfx.hooks import holds_hooks
+
+
+def copy_modules(
+    root: nn.Module, replacements: Mapping[int, nn.Module] = MappingProxyType({})
+) -> tuple[nn.Module, dict[int, nn.Module]]:
+    """Copy every module object of ``root``, but none of its tensors.
+
+    The copy has its own training flags, hooks and other attributes. If plain attributes refer to a module of ``root``
+    (through containers, helper objects, closures, bound methods, weak references), those of the copy refer to its copy.
+    ScriptModules are shared, because there is no Python object to copy; so are managed collisions, whose buffers and
+    Python counters belong together.
+
+    Args:
+        root: the module to copy.
+        replacements: modules that take the place of some modules in the copy, by ``id`` of the original. They are taken
+            as they are, except that plain attributes that come from the original also refer to the copies.
+
+    Returns:
+        the copy of ``root``, and the copy of every module by ``id`` of the original.
+    """
+    modules, replaced = _reached(root, replacements)
+    copies: dict[int, nn.Module] = {id(module): empty_copy(module) for module in modules} | dict(replacements)
+    carried = [(copies[id(module)], list(_carried(module, copies[id(module)]))) for module in replaced]
+    owners = [(module, list(attributes(module))) for module in modules]
+    references = References(copies, [("", module, edges) for module, edges in owners + carried])
+    rewiring = Rewiring(copies, references)
+    for module, edges in owners:
+        duplicate = copies[id(module)]
+        if duplicate is module:
+            continue
+        for key, value in module.__dict__.items():
+            duplicate.__dict__[key] = _copy_registry(key, value, copies)
+        for name, value in edges:
+            set_attribute(duplicate, name, rewiring.rewired(value))
+    for replacement, edges in carried:
+        for name, value in edges:
+            set_attribute(replacement, name, rewiring.rewired(value))
+    rewiring.finish()
+    for module in [*(copies[id(module)] for module in modules), *replacements.values()]:
+        if module is not None:
+            rebind_hooks(module, rewiring.known)
+    for module in modules:
+        if isinstance(module, OptimizedModule):
+            copies[id(module)]._initialize()  # type: ignore[operator]  # compiles the copy, not the original
+    return copies[id(root)], copies
+
+
+def refuse_fully_sharded(root: nn.Module, what_to_do: str) -> None:
+    """Refuse modules on which ``fully_shard`` was called: their hooks gather the parameters of these very objects.
+
+    Args:
+        root: the module that is to be copied.
+        what_to_do: what the user can do instead.
+
+    Raises:
+        ConversionError: ``fully_sharded``.
+    """
+    for path, module in root.named_modules():
+        if isinstance(module, FSDPModule):
+            raise ConversionError(
+                "fully_shard was called on it, so that no other module object can use its parameters; but a copy of "
+                "the modules is needed here.",
+                reason="fully_sharded",
+                module_path=path,
+                what_to_do=what_to_do,
+            )
+
+
+def copy_with_tensors(root: nn.Module) -> nn.Module:
+    """A deep copy of ``root``, whose functions, bound methods and weak references also refer to the copy.
+
+    ``copy.deepcopy`` shares these, so its copy would call modules of the original.
+    """
+    uninitialized: Any = UninitializedBuffer
+    memo: dict[int, Any] = {
+        id(buffer): uninitialized(buffer.requires_grad, buffer.device, buffer.dtype)
+        for buffer in root.buffers()
+        if isinstance(buffer, UninitializedBuffer)  # deepcopy cannot copy these
+    }
+    duplicate = copy.deepcopy(root, memo)
+    copies = {id(module): memo[id(module)] for module in root.modules() if id(module) in memo}
+    _rewire(duplicate, copies, inplace=False)
+    return duplicate
+
+
+def rebind_hooks(module: nn.Module, copies: Mapping[int, Any]) -> None:
+    """Let hooks that are methods of a copied object run on its copy. The hooks stay where their handles expect them."""
+    for key, value in module.__dict__.items():
+        if holds_hooks(key) and isinstance(value, dict):
+            for number, hook in value.items():
+                value[number] = _rebound(hook, copies)
+
+
+def compiled_in_place(root: nn.Module) -> list[str]:
+    """Paths of modules on which ``Module.compile()`` was called: their copies run uncompiled."""
+    return [path for path, module in root.named_modules() if module._compiled_call_impl is not None]
+
+
+def replace_in_place(root: nn.Module, replacements: Mapping[int, nn.Module]) -> None:
+    """Put each replacement wherever ``root`` registers the original or refers to it by plain attributes."""
+    _rewire(root, replacements, inplace=True)
+
+
+def _rewire(root: nn.Module, replacements: Mapping[int, nn.Module], inplace: bool) -> None:
+    modules, replaced = _reached(root, replacements)
+    carried = [(replacements[id(module)], list(_carried(module, replacements[id(module)]))) for module in replaced]
+    owners = [(module, list(attributes(module))) for module in modules] + carried
+    references = References(replacements, [("", module, edges) for module, edges in owners])
+    rewiring = Rewiring(replacements, references, inplace)
+    for module in modules:
+        for name, child in module._modules.items():
+            if child is not None and id(child) in replacements:
+                module._modules[name] = replacements[id(child)]
+    for module, edges in owners:
+        for name, value in edges:
+            if rewiring.leads(value):
+                set_attribute(module, name, rewiring.rewired(value))
+    rewiring.finish()
+    for module, _ in owners:
+        rebind_hooks(module, rewiring.known)
+        if isinstance(module, OptimizedModule):
+            module._initialize()
+
+
+def _reached(root: nn.Module, replacements: Mapping[int, nn.Module]) -> tuple[list[nn.Module], list[nn.Module]]:
+    """Every module of ``root`` that is not inside a replaced one, and those that are replaced."""
+    reached: dict[int, nn.Module] = {}
+    replaced: dict[int, nn.Module] = {}
+    waiting = [root]
+    while waiting:
+        module = waiting.pop()
+        if id(module) in replacements:
+            replaced[id(module)] = module
+        elif id(module) not in reached:
+            reached[id(module)] = module
+            if not is_shared(module):
+                waiting += [child for child in module._modules.values() if child is not None]
+    return list(reached.values()), list(replaced.values())
+
+
+def _carried(original: nn.Module, replacement: nn.Module) -> Iterator[Edge]:
+    """Plain attributes that a replacement took over from the original."""
+    own: Any = getattr(replacement, "own_names", frozenset)()
+    for name, value in attributes(replacement):
+        if name in original.__dict__ and name not in own:
+            yield name, value
+
+
+def _copy_registry(key: str, value: Any, copies: Mapping[int, nn.Module]) -> Any:
+    if key == "_modules":
+        return {name: None if child is None else copies[id(child)] for name, child in value.items()}
+    if key == "_compiled_call_impl":
+        return None  # Module.compile() bound it to the original; see `compiled_in_place`
+    is_hooks = holds_hooks(key) and isinstance(value, dict)
+    return value.copy() if key in REGISTRIES or is_hooks else value
+
+
+def _rebound(hook: Any, copies: Mapping[int, Any]) -> Any:
+    """The hook as a method of the copy, also inside a partial. Closures stay as they are."""
+    if isinstance(hook, nn.Module):
+        return copies.get(id(hook), hook)
+    if isinstance(hook, types.MethodType) and id(hook.__self__) in copies:
+        return rebound_method(hook, copies[id(hook.__self__)])
+    if type(hook) is functools.partial:
+        arguments = [_rebound(item, copies) for item in hook.args]
+        keywords = {name: _rebound(item, copies) for name, item in hook.keywords.items()}
+        return functools.partial(_rebound(hook.func, copies), *arguments, **keywords)
+    return hook

@@ -1,0 +1,59 @@
+"""The kinds of collections that recfx converts: one file per kind, and the one list that names them all."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+from torchrec.modules.embedding_modules import EmbeddingCollectionInterface
+
+from recfx.collections.kinds.collection_kind import CollectionKind
+from recfx.collections.kinds.pooled import POOLED
+
+KINDS: list[CollectionKind] = [POOLED]
+
+# Not converted, but shown.
+_KEPT: dict[type[Any], tuple[str, str]] = {EmbeddingCollectionInterface: ("embedding_configs", "embeddings")}
+
+
+def standard_kind(module: nn.Module) -> CollectionKind | None:
+    """The kind of a standard collection, also of a subclass; None for everything else.
+
+    A converted collection that stands for a subclass of the user's is an instance of that subclass, too.
+    """
+    return next((kind for kind in KINDS if isinstance(module, kind.standard)), None)
+
+
+def kind_of(collection: nn.Module) -> CollectionKind:
+    """The kind of a standard or converted collection. Attributes that users add cannot hide it.
+
+    Raises:
+        TypeError: ``collection`` is neither.
+    """
+    found = getattr(type(collection), "_kind", None)
+    if not isinstance(found, CollectionKind):
+        found = standard_kind(collection)
+    if found is None:
+        raise TypeError(f"{type(collection).__name__} is no collection of a known kind")
+    return found
+
+
+def shown_by(module: nn.Module) -> tuple[str, str] | None:
+    """By which method and attribute a class that implements one of TorchRec's interfaces shows configs and tables.
+
+    None if it implements none of them.
+    """
+    known = {kind.interface: (kind.configs, kind.tables) for kind in KINDS} | _KEPT
+    return next((names for interface, names in known.items() if isinstance(module, interface)), None)
+
+
+def table_in(path: str) -> tuple[str, str]:
+    """The collection and the table that the path of a table's module names; the table is ``""`` if it names none."""
+    for kind in KINDS:
+        owner, found, table = path.rpartition(f"{kind.tables}.")
+        if found:
+            return owner.removesuffix("."), table
+    return path, ""
+
+
+__all__ = ["KINDS", "POOLED", "CollectionKind", "kind_of", "shown_by", "standard_kind", "table_in"]

@@ -1,0 +1,138 @@
+"""Pooled collections: ``EmbeddingBagCollection``, which sums or averages the rows of a sample's ids."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder, ShardedEmbeddingBagCollection
+from torchrec.modules.embedding_configs import (
+    EmbeddingBagConfig,
+    PoolingType,
+    data_type_to_dtype,
+    pooling_type_to_str,
+)
+from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingBagCollectionInterface
+
+from recfx.collections.kinds.collection_kind import CollectionKind
+from recfx.errors import ConversionError, type_of
+from recfx.hooks import has_call_hooks
+
+
+class PooledKind(CollectionKind):
+    """See ``CollectionKind``."""
+
+    def is_weighted(self, collection: Any) -> bool:
+        """Whether ids have weights, by which their rows are multiplied."""
+        return bool(collection.is_weighted())
+
+    def empty_like(self, converted: Any) -> EmbeddingBagCollection:
+        """A standard collection with the configs and settings of a converted one, its tables on meta."""
+        return EmbeddingBagCollection(self.configs_of(converted), converted.is_weighted(), torch.device("meta"))
+
+    def values_of(self, output: Any) -> Mapping[str, torch.Tensor]:
+        """``[B, dim]`` of each key of a ``KeyedTensor``."""
+        found: dict[str, torch.Tensor] = output.to_dict()
+        return found
+
+    def new_table(self, config: Any, rows: int, device: torch.device | str | None) -> nn.EmbeddingBag:
+        """An ``nn.EmbeddingBag`` as TorchRec makes it."""
+        return nn.EmbeddingBag(
+            rows,
+            config.embedding_dim,
+            mode=pooling_type_to_str(config.pooling),
+            device=device,
+            include_last_offset=True,
+            dtype=data_type_to_dtype(config.data_type),
+        )
+
+    def table_around(self, rows: torch.Tensor, pooling: str) -> nn.EmbeddingBag:
+        """An ``nn.EmbeddingBag`` of rows that exist."""
+        count, dim = rows.shape
+        return nn.EmbeddingBag(count, dim, mode=pooling.lower(), _weight=rows, include_last_offset=True)
+
+    def check_table(self, config: Any, table: nn.Module, is_weighted: bool, collection: str) -> nn.EmbeddingBag:
+        """``table``, if a batched lookup of its weight does the same.
+
+        Raises:
+            ConversionError: ``weighted_mean``, ``unsupported_pooling``, ``unsupported_bag``,
+                ``unsupported_bag_option``.
+        """
+        plain = _plain_bag(config, table, collection)
+        _check_options(config, plain, is_weighted, collection)
+        return plain
+
+    def pooling(self, config: Any) -> str:
+        """``"SUM"`` or ``"MEAN"``."""
+        name: str = config.pooling.name
+        return name
+
+
+POOLED = PooledKind(
+    name="pooled",
+    standard=EmbeddingBagCollection,
+    interface=EmbeddingBagCollectionInterface,
+    sharded=ShardedEmbeddingBagCollection,
+    config=EmbeddingBagConfig,
+    configs="embedding_bag_configs",
+    tables="embedding_bags",
+    holder=nn.EmbeddingBag,
+    call_arguments=frozenset(("input", "offsets", "per_sample_weights")),
+    assembled_by="keyed_tensor",
+    sharder=EmbeddingBagCollectionSharder,
+)
+"""The kind of ``EmbeddingBagCollection``."""
+
+
+def _plain_bag(config: EmbeddingBagConfig, bag: nn.Module, collection: str) -> nn.EmbeddingBag:
+    """``bag``, if nothing is lost by reading its weight without calling it."""
+    problem = ""
+    if not isinstance(bag, nn.EmbeddingBag) or type(bag).forward is not nn.EmbeddingBag.forward:
+        problem = f"is {type_of(bag)} with its own forward"
+    elif type(bag.__dict__["_parameters"].get("weight")) is not nn.Parameter:
+        problem = "has a weight that is not a plain parameter (but a parametrization, for example)"
+    elif has_call_hooks(bag):
+        problem = "has forward or backward hooks, which a batched lookup would not run"
+    elif bag.mode.upper() != config.pooling.name:
+        problem = f"pools by {bag.mode}, but its config says {config.pooling.name}"
+    if problem or not isinstance(bag, nn.EmbeddingBag):
+        raise ConversionError(
+            f"the nn.EmbeddingBag of table {config.name!r} {problem}.",
+            reason="unsupported_bag",
+            module_path=collection,
+            what_to_do="use the bags that EmbeddingBagCollection makes, and put hooks on the collection.",
+        )
+    return bag
+
+
+def _check_options(config: EmbeddingBagConfig, bag: nn.EmbeddingBag, is_weighted: bool, collection: str) -> None:
+    if config.pooling not in (PoolingType.SUM, PoolingType.MEAN):
+        raise ConversionError(
+            f"table {config.name!r} has pooling {config.pooling.name}.",
+            reason="unsupported_pooling",
+            module_path=collection,
+            what_to_do="use SUM or MEAN.",
+        )
+    if is_weighted and config.pooling is PoolingType.MEAN:
+        raise ConversionError(
+            f"table {config.name!r} is MEAN in a weighted collection, which the standard collection refuses as well.",
+            reason="weighted_mean",
+            module_path=collection,
+            what_to_do="use PoolingType.SUM, and divide the weights as you intend.",
+        )
+    options = {
+        "max_norm": (bag.max_norm, None),
+        "scale_grad_by_freq": (bag.scale_grad_by_freq, False),
+        "sparse": (bag.sparse, False),
+        "padding_idx": (bag.padding_idx, None),
+    }
+    for option, (value, neutral) in options.items():
+        if value != neutral:
+            raise ConversionError(
+                f"the nn.EmbeddingBag of table {config.name!r} has {option}={value!r}.",
+                reason="unsupported_bag_option",
+                module_path=collection,
+                what_to_do=f"leave {option} at {neutral!r}; EmbeddingBagCollection never sets it.",
+            )

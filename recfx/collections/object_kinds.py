@@ -1,0 +1,201 @@
+"""What Python objects refer to, kind by kind: the edges that ``recfx.collections.find_references`` follows."""
+
+from __future__ import annotations
+
+import collections
+import concurrent.futures
+import enum
+import functools
+import gc
+import itertools
+import queue
+import sys
+import threading
+import types
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from torch._dynamo.eval_frame import OptimizedModule
+
+from recfx.errors import type_of
+from recfx.hooks import holds_hooks
+
+REGISTRIES = ("_parameters", "_buffers", "_modules")
+
+Edge = tuple[str, Any]
+
+WEAK_REFERENCES = (weakref.ref, weakref.ProxyType, weakref.CallableProxyType)
+WEAK_CONTAINERS = (weakref.WeakSet, weakref.WeakKeyDictionary, weakref.WeakValueDictionary)
+METHODS_IN_C = (types.BuiltinMethodType, types.MethodWrapperType)
+CACHE: type[Any] = type(functools.lru_cache(lambda: None))
+# Instances of these, and of classes derived from them in Python, can be created empty and then filled.
+LAYOUTS: tuple[type[Any], ...] = (
+    object, dict, list, tuple, set, frozenset, collections.deque, collections.OrderedDict, collections.defaultdict,
+    collections.Counter, types.SimpleNamespace, collections.UserDict, collections.UserList, collections.ChainMap,
+)  # fmt: skip
+
+_ATOM_TYPES = frozenset((bool, int, float, complex, str, bytes, type(None), torch.Tensor, nn.Parameter))
+_ATOMS = (torch.Tensor, type, types.ModuleType, types.CodeType, types.FrameType, enum.Enum)
+# Objects of these packages are not searched: they hold none of the user's modules, or must not be copied. pytest holds
+# the models of running tests, and every ``assert`` that it has rewritten reads it; but no forward calls a model there.
+_OPAQUE = frozenset(
+    {"torch", "torchrec", "fbgemm_gpu", "tensordict", "numpy", "pandas", "pyarrow", "recfx", "_pytest", "builtins"}
+) | frozenset(sys.stdlib_module_names)
+# These have their own running state: a second one would not be the same.
+_ALIVE = (threading.Thread, queue.Queue, queue.SimpleQueue, concurrent.futures.Executor, concurrent.futures.Future)
+_OF_A_STARTED_THREAD = ("_target", "_args", "_kwargs")  # what it runs, once; nothing can call this through it again
+_ITERATORS = (types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType, zip, map, filter, enumerate, reversed)
+
+
+def is_atom(value: Any) -> bool:
+    """Whether ``value`` cannot refer to a module, or is not searched."""
+    return type(value) in _ATOM_TYPES or isinstance(value, _ATOMS)
+
+
+def is_users(module: object) -> bool:
+    """Whether code of that ``__module__`` belongs neither to Python nor to torch and related packages."""
+    return str(module).split(".")[0] not in _OPAQUE
+
+
+def attributes(module: nn.Module) -> Iterator[Edge]:
+    """The plain attributes of a module, by name: no registries, no hooks, and nothing that ``torch.compile`` made."""
+    if isinstance(module, OptimizedModule):
+        return
+    for name, value in module.__dict__.items():
+        if name not in REGISTRIES and name != "_compiled_call_impl" and not holds_hooks(name):
+            yield name, value
+    yield from slots(module)
+
+
+def slots(value: Any) -> Iterator[Edge]:
+    """The values in the ``__slots__`` of an object, by name."""
+    for kind in type(value).__mro__:
+        if "__slots__" in kind.__dict__:
+            for name, member in kind.__dict__.items():
+                if isinstance(member, types.MemberDescriptorType):
+                    try:
+                        yield name, member.__get__(value)
+                    except AttributeError:  # not set
+                        continue
+
+
+def set_slot(value: Any, name: str, content: Any) -> None:
+    """Fill a slot, also of a frozen dataclass."""
+    for kind in type(value).__mro__:
+        member = kind.__dict__.get(name)
+        if "__slots__" in kind.__dict__ and isinstance(member, types.MemberDescriptorType):
+            member.__set__(value, content)
+            return
+
+
+def edges_of(value: Any) -> Iterator[Edge]:
+    """What ``value`` refers to, each with how it is written in Python."""
+    kind = type(value)
+    if issubclass(kind, WEAK_REFERENCES):  # first, because a proxy claims to be the object it refers to
+        yield "()", _referent(value)
+    elif isinstance(value, nn.Module):
+        if not isinstance(value, torch.jit.ScriptModule):
+            yield from ((f".{name}", child) for name, child in attributes(value))
+            yield from ((f".{name}", child) for name, child in value._modules.items() if child is not None)
+    elif isinstance(value, types.FunctionType):
+        yield from _edges_of_function(value)
+    elif isinstance(value, types.MethodType):
+        yield from ((" -> bound to", value.__self__), ("", value.__func__))
+    elif isinstance(value, METHODS_IN_C):
+        yield " -> bound to", value.__self__
+    elif isinstance(value, functools.partial):
+        yield " -> function", value.func
+        yield from ((f" -> argument {place}", item) for place, item in enumerate(value.args))
+        yield from ((f" -> argument {name!r}", item) for name, item in value.keywords.items())
+    elif kind in WEAK_CONTAINERS:
+        yield from (("[...]", item) for item in weak_items(value))
+    elif isinstance(value, CACHE):
+        yield " -> function", value.__wrapped__
+    elif isinstance(value, types.MappingProxyType) or _is_iterator(value):
+        yield from (("[...]", item) for item in gc.get_referents(value))
+    elif is_users(kind.__module__) or isinstance(value, _ALIVE) or kind in LAYOUTS:
+        yield from _items(value)
+        yield from ((f".{name}", item) for name, item in slots(value))
+        skipped = _OF_A_STARTED_THREAD if isinstance(value, threading.Thread) and value.ident is not None else ()
+        for name, item in getattr(value, "__dict__", {}).items():
+            if name not in skipped:
+                yield f".{name}", item
+
+
+def why_fixed(value: Any) -> str:
+    """Why what ``value`` refers to can neither be changed nor copied, or ``""``."""
+    if _is_iterator(value):
+        return f"{type_of(value)}, whose variables cannot be set from outside"
+    if isinstance(value, _ALIVE):
+        return f"{type_of(value)}, of which no copy can be made"
+    if isinstance(value, functools.partial) and type(value) is not functools.partial:
+        return f"{type_of(value)}, which is a kind of functools.partial"
+    known = (nn.Module, types.FunctionType, types.MethodType, types.MappingProxyType, functools.partial, CACHE)
+    if isinstance(value, (*known, *METHODS_IN_C, *WEAK_REFERENCES, *WEAK_CONTAINERS)):
+        return ""
+    if layout_of(type(value)) is None:
+        return f"{type_of(value)}, of which no copy can be made"
+    return ""
+
+
+def layout_of(kind: type[Any]) -> type[Any] | None:
+    """Which of ``LAYOUTS`` instances of ``kind`` have; None for instances of other classes written in C."""
+    base: type[Any] | None = kind
+    while base is not None and base not in LAYOUTS:
+        if not base.__flags__ & (1 << 9):  # a class written in C
+            return None
+        base = base.__base__
+    return base
+
+
+def weak_items(value: Any) -> list[Any]:
+    """The live keys and values in a weak container."""
+    if isinstance(value, weakref.WeakSet):
+        return list(value)
+    return [item for pair in value.items() for item in pair]
+
+
+def _edges_of_function(function: types.FunctionType) -> Iterator[Edge]:
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        try:
+            yield f" -> closure variable {name!r}", cell.cell_contents
+        except ValueError:  # not set yet
+            continue
+    yield from ((" -> default argument", item) for item in function.__defaults__ or ())
+    yield from ((f" -> default argument {name!r}", item) for name, item in (function.__kwdefaults__ or {}).items())
+    yield from ((f".{name}", item) for name, item in function.__dict__.items())
+
+
+def _referent(value: Any) -> Any:
+    if isinstance(value, weakref.WeakMethod):  # every call makes a new bound method
+        return getattr(value(), "__self__", None)
+    if isinstance(value, weakref.ref):
+        return value()
+    try:
+        return value.__repr__.__self__  # a proxy answers as the object it refers to
+    except ReferenceError:
+        return None
+
+
+def _items(value: Any) -> Iterator[Edge]:
+    if not gc.is_tracked(value):  # holds only numbers and strings
+        return
+    if isinstance(value, dict):
+        yield from (("[...]", key) for key in dict.keys(value))
+        yield from ((f"[{key!r}]" if isinstance(key, (str, int)) else "[...]", item) for key, item in dict.items(value))
+        if isinstance(value, collections.defaultdict):
+            yield ".default_factory", value.default_factory
+    elif isinstance(value, (list, tuple, collections.deque)):
+        yield from ((f"[{place}]", item) for place, item in enumerate(value))
+    elif isinstance(value, (set, frozenset)):
+        yield from (("[...]", item) for item in value)
+
+
+def _is_iterator(value: Any) -> bool:
+    module = type(value).__module__
+    return isinstance(value, _ITERATORS) or (
+        module in ("builtins", itertools.__name__) and hasattr(type(value), "__next__")
+    )

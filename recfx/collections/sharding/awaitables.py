@@ -1,0 +1,71 @@
+"""What a sharded collection returns while a batch is in flight."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch.distributed as dist
+from torchrec.distributed.embedding_sharding import KJTListAwaitable, KJTListSplitsAwaitable
+from torchrec.distributed.embedding_types import KJTList
+from torchrec.distributed.types import Awaitable, LazyAwaitable
+
+from recfx.collections.sharding.context import BatchContext
+from recfx.collections.sharding.out_of_step import in_step
+from recfx.collections.sharding.pipeline_stages import Stage
+
+
+class Sending(KJTListSplitsAwaitable[BatchContext]):
+    """Sizes in flight, and then ids; other ranks wait if anything goes wrong here.
+
+    Args:
+        started: what was started, in the order of the graph.
+        ctx: the context of the batch.
+        group: the ranks that wait.
+        collection: fully qualified name, for messages.
+    """
+
+    def __init__(
+        self, started: list[Awaitable[Any]], ctx: BatchContext, group: dist.ProcessGroup, collection: str
+    ) -> None:
+        super().__init__(started, ctx)
+        self._group, self._collection = group, collection
+
+    def _wait_impl(self) -> KJTListAwaitable:
+        with in_step(self._group, self._collection):
+            return _Arriving(super()._wait_impl(), self._group, self._collection)
+
+
+class _Arriving(KJTListAwaitable):
+    def __init__(self, ids: KJTListAwaitable, group: dist.ProcessGroup, collection: str) -> None:
+        super().__init__(ids.awaitables, ids.ctx)
+        self._group, self._collection = group, collection
+
+    def _wait_impl(self) -> KJTList:
+        with in_step(self._group, self._collection):
+            return super()._wait_impl()
+
+
+class Result(LazyAwaitable[Any]):
+    """The last stage of a graph, which runs when its result is needed.
+
+    Args:
+        stage: the last stage, which has one output.
+        values: the values that it reads.
+        group: the ranks that take part.
+        collection: fully qualified name, for messages.
+
+    Attributes:
+        has_run: whether it has run.
+    """
+
+    def __init__(self, stage: Stage, values: dict[str, Any], group: dist.ProcessGroup, collection: str) -> None:
+        super().__init__()
+        self._stage, self._values, self._group, self._collection = stage, values, group, collection
+        self.has_run = False
+
+    def _wait_impl(self) -> Any:
+        with in_step(self._group, self._collection):
+            self._stage.run(self._values)
+        self.has_run = True
+        (result,) = self._stage.outputs
+        return self._values[result]

@@ -1,0 +1,218 @@
+"""TorchRec's ``ShardedModule``: the steps of one batch, which TorchRec's and recfx's pipelines call one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torchrec.distributed.embedding_sharding import KJTSplitsAllToAllMeta
+from torchrec.distributed.embedding_types import KJTList
+from torchrec.distributed.types import Awaitable, LazyAwaitable, ShardedModule
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+from recfx.collections.sharding.awaitables import Result, Sending
+from recfx.collections.sharding.context import BatchContext
+from recfx.collections.sharding.end_of_data import CallsUnderWay, calls_under_way
+from recfx.collections.sharding.out_of_step import in_step, refuse_out_of_step
+from recfx.collections.sharding.pipeline_stages import StagedGraph
+from recfx.collections.sharding.sharded_tables import ShardedTables
+from recfx.errors import ConversionError
+from recfx.optim.in_backward import positions_with_hooks
+from recfx.runtime import InputDistStart, Lookup, OutputDistStart, marks
+from recfx.runtime.dist_context import DistContext
+from recfx.runtime.in_flight import BATCHES_IN_FLIGHT
+from recfx.runtime.input_dist import Outgoing
+
+# Outputs of input_dist_start; the second inside TorchRec's pipelines, which start all collections' exchanges at once.
+_STARTED = (Awaitable, KJTSplitsAllToAllMeta)
+
+
+class BatchSteps(ShardedTables, ShardedModule[KJTList, dict[str, Any], Any, BatchContext]):
+    """The forward of a sharded collection, in steps; base of ``ShardedCollection``."""
+
+    def _cut_into_steps(self) -> None:
+        """Make the steps from the graph."""
+        self._batches = 0  # number of batches of one of TorchRec's pipelines
+        self._staged_graph = StagedGraph(self.graph_module, self._runtime)
+        # Attributes that TorchRec's pipelines, and its introduction, use.
+        modules = list(self.graph_module.modules())
+        self._input_dists = [module for module in modules if isinstance(module, InputDistStart)]
+        self._lookups = [module for module in modules if isinstance(module, Lookup)]
+        self._output_dists = [module for module in modules if isinstance(module, OutputDistStart)]
+        self._has_uninitialized_input_dist = False
+        self._take_depth()
+
+    def _take_depth(self) -> None:
+        depth = self.batches_in_flight
+        for start in self._input_dists:
+            start.agree_on("" if depth == BATCHES_IN_FLIGHT else f"batches_in_flight={depth}")
+
+    @property
+    def _staged(self) -> StagedGraph:
+        """The stages of this graph: a copy around the same tables has its own modules, with their own modes."""
+        if self._staged_graph.graph_module is not self.graph_module:
+            self._staged_graph = StagedGraph(self.graph_module, self._runtime)
+        return self._staged_graph
+
+    def forward(self, *arguments: Any, **keywords: Any) -> LazyAwaitable[Any]:
+        """Return an awaitable as TorchRec's sharded collections do; under torch.compile, the awaited output itself.
+
+        It then stays outside the compiled graphs: graphs with TorchRec's awaitables would keep the sizes of one batch.
+        """
+        result: LazyAwaitable[Any] = self._enter(self._run_steps, self._run_awaited, *arguments, **keywords)
+        return result
+
+    def _run_steps(self, *arguments: Any, **keywords: Any) -> LazyAwaitable[Any]:
+        run = super().forward
+        return self._store.forwards.call(self, self.calls, run, *arguments, **keywords)
+
+    def _run_awaited(self, *arguments: Any, **keywords: Any) -> Any:
+        return self._run_steps(*arguments, **keywords).wait()
+
+    def create_context(self) -> BatchContext:
+        """A new batch's context."""
+        return BatchContext()
+
+    def input_dist(self, ctx: BatchContext, features: KeyedJaggedTensor) -> Awaitable[Awaitable[KJTList]]:
+        """Start sending ids: the graph up to ``input_dist_start``.
+
+        A batch that does not fit the collection takes part without ids, so that all ranks learn of it; its error is
+        raised by ``compute``.
+
+        Raises:
+            OutOfStepError: an earlier step failed here when others had begun it; or another rank has no more data.
+        """
+        self._may_start()
+        values = ctx.values
+        values["features"] = features
+        stages = self._staged.in_turn
+        (selected,) = stages.send.inputs
+        try:
+            self._refuse_gradient_hooks()  # which may be on some ranks only
+            self.refuse_moved()
+            stages.select.run(values)
+        except Exception as error:
+            ctx.refused = error
+        del values["features"]
+        return self._start(ctx, values.get(selected))
+
+    def refuse(self, ctx: BatchContext, error: Exception) -> Awaitable[Awaitable[KJTList]]:
+        """Take part without a batch: ``compute`` raises ``error`` on this rank, and the other ranks refuse theirs."""
+        self._may_start()
+        ctx.refused = error
+        return self._start(ctx, None)
+
+    def _may_start(self) -> None:
+        self.refuse_out_of_step()
+        self._under_way.refuse(self)
+        self._forget_row_moves()
+
+    def _start(self, ctx: BatchContext, selected: KeyedJaggedTensor | None) -> Awaitable[Awaitable[KJTList]]:
+        sending = self._send(ctx, selected)
+        # A pipeline takes sending over after its first batch.
+        self._batches = ctx.number = 1 if self.pipeline is None else self._batches + 1
+        self._under_way.start(self, ctx)
+        return sending
+
+    def send_nothing(self, ctx: BatchContext) -> Awaitable[Awaitable[KJTList]]:
+        """Like ``input_dist``, but without a batch: ``ctx.says`` tells the other ranks why."""
+        self.refuse_out_of_step()
+        return self._send(ctx, None)
+
+    def _send(self, ctx: BatchContext, selected: KeyedJaggedTensor | None) -> Awaitable[Awaitable[KJTList]]:
+        values, send = ctx.values, self._staged.in_turn.send
+        (name,) = send.inputs
+        outgoing = {name: Outgoing(selected, ctx.says | (marks.REFUSED if ctx.refused is not None else 0))}
+        with in_step(self.groups.pooled, self.collection):
+            send.run(outgoing)
+        values.update({name: outgoing[name] for name in send.outputs})
+        started = [name for name in send.outputs if isinstance(values[name], _STARTED)]
+        ctx.sharding_contexts = [values[name] for name in send.outputs if isinstance(values[name], DistContext)]
+        return Sending([values.pop(name) for name in started], ctx, self.groups.pooled, self.collection)
+
+    def _refuse_gradient_hooks(self) -> None:
+        """Refuse gradient hooks: a fused shard has no gradient for a hook, and no dense optimizer to fall back on."""
+        fused = [self._store.weight(shard) for shard in self._store.optimizers]
+        for position in positions_with_hooks(fused):
+            table = list(self._store.optimizers)[position]
+            raise ConversionError(
+                f"a gradient hook is registered on the weight of table {table!r}, whose fused optimizer steps inside "
+                "the backward, without a gradient of the weight: the hook would never run.",
+                reason="gradient_hook",
+                module_path=self.collection,
+                what_to_do="remove the hook; a hook on the collection's output sees the pooled gradient.",
+            )
+
+    def compute(self, ctx: BatchContext, dist_input: KJTList) -> dict[str, Any]:
+        """Hash and look up what has arrived, and start sending pooled rows: up to ``output_dist_start``.
+
+        Raises:
+            InputError: the batch does not fit the collection, here or on another rank. All ranks raise it for this
+                batch; nothing was looked up, and what other collections inserted in this forward is undone.
+            ConversionError: ``gradient_hook``, also on all ranks.
+            OutOfStepError: an earlier step failed here when others had begun it; this batch's ids were sent before.
+        """
+        return self._store.forwards.call(self, self.calls, self._compute, ctx, dist_input)
+
+    def _compute(self, ctx: BatchContext, dist_input: KJTList) -> dict[str, Any]:
+        forward = self._store.forwards.now()
+        if forward is not None:  # on all ranks, whatever they hash
+            forward.changed(self._store.in_flight.restore())
+        self.refuse_out_of_step()
+        with in_step(self.groups.pooled, self.collection):
+            self._under_way.run(self, ctx)
+        wrong = ctx.refused or marks.verdict(ctx.marks, self.collection)
+        if wrong is not None:
+            raise wrong
+        with in_step(self.groups.pooled, self.collection):
+            if ctx.stages is None:
+                ctx.stages = self._staged.in_turn
+                self._arrive(ctx, dist_input)
+            ctx.stages.compute.run(ctx.values)
+        return ctx.values
+
+    def _arrive(self, ctx: BatchContext, dist_input: KJTList) -> None:
+        """Run the stage that begins with the ids that have arrived."""
+        assert ctx.stages is not None
+        values, arrive = ctx.values, ctx.stages.arrive
+        values.update(zip([name for name in arrive.inputs if name not in values], dist_input, strict=True))
+        arrive.run(values)
+
+    def output_dist(self, ctx: BatchContext, output: dict[str, Any]) -> LazyAwaitable[Any]:
+        """The rest of the graph, run when the result is needed."""
+        assert ctx.stages is not None  # since compute
+        return Result(ctx.stages.collect, output, self.groups.pooled, self.collection)
+
+    @property
+    def pipeline(self) -> object | None:
+        """What one of TorchRec's pipelines has put in place of the exchange of sizes; None if none has."""
+        return self._input_dists[0].pipeline
+
+    @property
+    def _under_way(self) -> CallsUnderWay:
+        return calls_under_way(self.groups.ids)
+
+    # Steps that recfx.TrainPipeline runs ahead
+
+    def refuse_out_of_step(self) -> None:
+        """Check that this rank may send.
+
+        Raises:
+            OutOfStepError: an earlier step failed here after other ranks had begun it.
+        """
+        refuse_out_of_step(self.groups.pooled, self.collection)
+
+    def prefetcher(self, ctx: BatchContext) -> Callable[[KJTList], None] | None:
+        """A function that finds the rows of ids that have arrived; None if rows must be found in the batch's own step.
+
+        Call this on the thread that owns the indexes; the function may run on any thread, once, before ``compute``.
+
+        Args:
+            ctx: the context of the batch.
+        """
+        prefetching = self._staged.prefetching
+        if not prefetching.is_of_use:
+            return None
+        ctx.stages = prefetching.stages
+        ctx.stages.snapshot.run(ctx.values)
+        return lambda arrived: self._arrive(ctx, arrived)

@@ -1,0 +1,163 @@
+"""The whole tables of a sharded collection, on every rank: weights, ids and optimizer state of all ranks, joined."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from recfx.collections.sharding.out_of_step import lost_ranks
+from recfx.collections.sharding.ranks_agree import on_all_ranks
+from recfx.collections.sharding.state import whole_index
+from recfx.errors import RecfxError
+from recfx.hashing.row_move import saved_names
+from recfx.hashing.slice_counts import SLICE_COUNTS, STATISTICS, parts_between
+from recfx.hashing.slicing import join_states
+from recfx.hashing.state import NOT_BY_ROW
+from recfx.ir.shard import Shard
+from recfx.ir.shards import ShardedTable
+from recfx.optim.fused_optimizer import FusedOptimizer
+from recfx.optim.rules.rule import STEP
+from recfx.runtime.dist_groups import sent_on
+
+if TYPE_CHECKING:
+    from recfx.collections.sharding.collection import ShardedCollection
+
+
+@dataclass(frozen=True)
+class WholeTable:
+    """One table; tensors on the CPU.
+
+    Args:
+        weight: ``[rows, dim]``.
+        index: the state of its index, by buffer name, with its statistics added up; empty if it has no index.
+        optimizer: kind, settings and state of its fused optimizer, if it has one.
+        requires_grad: whether the weight is trained.
+    """
+
+    weight: Tensor
+    index: dict[str, Tensor]
+    optimizer: FusedOptimizer | None
+    requires_grad: bool
+
+
+def gather_tables(module: ShardedCollection) -> dict[str, WholeTable]:
+    """Every table of the collection, by name, on every rank. Collective; it takes the memory of all tables.
+
+    If columns are cut, a state with one number per row, such as that of row-wise Adagrad, has one number per column
+    block. That of the table is their mean, weighted by columns, which is what the uncut table would have after the same
+    gradients.
+
+    Raises:
+        CheckpointError: the state that was loaded in place into some rank's index is not valid; raised on all ranks.
+    """
+    gatherer = _Gatherer(module)
+    together(gatherer.group, gatherer.prepare)
+    return {table.table.name: gatherer.gather(table) for table in module.sharding.tables}
+
+
+def together(group: dist.ProcessGroup, check: Callable[[], None]) -> None:
+    """Call ``check`` on all ranks; an error on one of them is raised on all. Collective."""
+    on_all_ranks(group, check, lambda error: error if isinstance(error, RecfxError) else None)
+
+
+class _Gatherer:
+    def __init__(self, module: ShardedCollection) -> None:
+        self.module, self.store = module, module.store
+        self.group, self.rank = module.groups.pooled, module.groups.pooled.rank()
+        self.device = sent_on(self.group)
+
+    def prepare(self) -> None:
+        """Check this rank's indexes, and make the optimizer state that is missing."""
+        for shard in self.module.sharding.local():
+            if shard.table.has_index:
+                self.store.index(shard.name).refresh()
+            if shard.name in self.store.optimizers:
+                self.store.optimizers[shard.name].prepare(self.store.weight(shard.name))
+
+    def gather(self, table: ShardedTable) -> WholeTable:
+        """One table."""
+        spec, dtype = table.table, self.module.dtypes[table.table.name]
+        weight = self._join(table, spec.embedding_dim, lambda name: self.store.weight(name), dtype)
+        index: dict[str, Tensor] = {}
+        if spec.has_index:
+            index = join_states([self._index(shard) for shard in table.slices(table.saved)])
+        optimizer = None
+        if spec.name in self.module.fused:
+            optimizer = self._optimizer(table, self.module.fused[spec.name])
+        trained = self._send(
+            table.saved[0],
+            lambda name: torch.tensor([self.store.weight(name).requires_grad], device=self.device),
+            (1,),
+            torch.uint8,
+        )
+        return WholeTable(weight, index, optimizer, bool(trained))
+
+    def _join(
+        self,
+        table: ShardedTable,
+        columns: int,
+        tensor_of: Callable[[str], Tensor],
+        dtype: torch.dtype,
+    ) -> Tensor:
+        """``[rows, columns]``, joined from the shards' parts; one column if it is a mean over columns."""
+        dim = table.table.embedding_dim
+        joined = torch.zeros(table.table.num_embeddings, columns, dtype=dtype, device="cpu")
+        for shard in table.saved:
+            width = shard.num_columns if columns == dim else 1
+            part = self._send(shard, tensor_of, (shard.num_rows, width), dtype)
+            if columns == dim:
+                shard.of(joined)[:] = part
+            else:
+                joined[slice(*shard.rows)] += part * (shard.num_columns / dim)
+        return joined
+
+    def _index(self, shard: Shard) -> dict[str, Tensor]:
+        whole = whole_index(shard.table)
+        state = {}
+        for name in saved_names(whole):
+            like: Tensor = getattr(whole, name)
+            if name == SLICE_COUNTS:  # indexes have everything in their `counts`
+                parts = parts_between(whole.config, *shard.rows)
+                state[name] = torch.zeros(len(parts), len(STATISTICS), dtype=like.dtype, device="cpu")
+                continue
+            size = tuple(like.shape) if name in NOT_BY_ROW else (shard.num_rows,)
+            state[name] = self._send(shard, partial(self._index_tensor, name), size, like.dtype)
+        return state
+
+    def _optimizer(self, table: ShardedTable, fused: FusedOptimizer) -> FusedOptimizer:
+        dim = table.table.embedding_dim
+        state: dict[str, Any] = {}
+        if fused.rule.counts_steps:
+            step = self._send(table.saved[0], partial(self._state, STEP), (1,), torch.float32)
+            state[STEP] = step[0].clone()
+        for each in fused.rule.states:
+            columns = 1 if each.per_row else dim
+            state[each.name] = self._join(table, columns, partial(self._state, each.name), torch.float32)
+        return FusedOptimizer(fused.rule, {key: value for key, value in fused.group.items() if key != "params"}, state)
+
+    def _index_tensor(self, name: str, local: str) -> Tensor:
+        tensor: Tensor = getattr(self.store.index(local), name)
+        return tensor
+
+    def _state(self, name: str, local: str) -> Tensor:
+        state: Tensor = self.store.optimizers[local].state[name]
+        return state
+
+    def _send(
+        self, shard: Shard, tensor_of: Callable[[str], Tensor], size: tuple[int, ...], dtype: torch.dtype
+    ) -> Tensor:
+        """Broadcast what one rank has to all of them."""
+        if shard.rank == self.rank:
+            own = tensor_of(shard.name).detach().reshape(size)
+            sent = own.to(self.device, dtype).clone(memory_format=torch.contiguous_format)
+        else:
+            sent = torch.empty(size, dtype=dtype, device=self.device)
+        with lost_ranks():
+            dist.broadcast(sent, dist.get_global_rank(self.group, shard.rank), group=self.group)
+        return sent.cpu()

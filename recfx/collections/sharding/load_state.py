@@ -1,0 +1,222 @@
+"""``load_state_dict`` of a sharded collection: all of it is checked and cut before any of it is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed._shard.sharded_tensor.api import ShardedTensor
+
+from recfx.collections.fit_table import first_rows, saved_shape, without_index, without_weight
+from recfx.collections.kinds import kind_of
+from recfx.collections.sharding.fit_shards import fit_slices, fit_whole_index
+from recfx.collections.sharding.pieces import parts_of, weight_pieces
+from recfx.collections.sharding.sharded_tables import ShardedTables
+from recfx.collections.sharding.state import index_pieces, whole_index
+from recfx.errors import CheckpointError, type_of
+from recfx.hashing import state
+from recfx.hashing.identity import IDENTITY, check_identity
+from recfx.hashing.row_move import RowMove, saved_names
+from recfx.hashing.slice_counts import COUNTS
+from recfx.hashing.slicing import slice_state
+from recfx.ir.shard import Shard
+from recfx.ir.shards import ShardedTable
+
+
+def load_local_state(
+    module: ShardedTables,
+    state_dict: dict[str, Any],
+    prefix: str,
+    local_metadata: dict[str, Any],
+    strict: bool,
+    missing_keys: list[str],
+    *rest: Any,
+) -> None:
+    """A load hook that replaces whole tables with this rank's shards.
+
+    Raises:
+        CheckpointError: the same as ``LocalState``. Nothing of this collection has changed.
+    """
+    planned = LocalState(module, state_dict, prefix)
+    for shard in module.sharding.local():
+        if shard.table.has_index:
+            module.index(shard.name).expect_load()
+    for key in planned.taken:
+        del state_dict[key]
+    state_dict.update(planned.local)
+    if local_metadata.get("assign_to_params_buffers"):
+        tensors = {key: value for key, value in planned.local.items() if isinstance(value, Tensor)}
+        state_dict.update({key: value.clone(memory_format=torch.contiguous_format) for key, value in tensors.items()})
+    here = {shard.table.name for shard in module.sharding.local()}
+    missing_keys.extend(key for key, table in planned.missing.items() if table not in here)
+    module.note_row_moves(planned.moves)
+
+
+def drop_shard_names(module: ShardedTables, incompatible_keys: Any) -> None:
+    """A hook after loading that reports missing keys by table."""
+    others = [shard.name for shard in module.sharding.local() if shard.name != shard.table.name]
+    tables = kind_of(module).tables
+    names = tuple(f"{part}.{name}." for name in others for part in (tables, "hash_indexes"))
+    missing: list[str] = incompatible_keys.missing_keys
+    missing[:] = [key for key in missing if not any(name in key for name in names)]
+
+
+class LocalState:
+    """What this rank takes of a state. Changes nothing.
+
+    Args:
+        module: the collection that is to load the state.
+        saved: a state of whole tensors, or with the ``ShardedTensor``s of a collection that was cut in the same way.
+        prefix: the prefix of the collection's keys in it.
+
+    Attributes:
+        taken: the keys of ``saved`` that belong to this collection's tables.
+        local: what goes to this rank's shards, by their keys.
+        missing: keys that ``saved`` lacks, and the tables they belong to.
+        moves: where the rows go of tables that have more rows now, by table.
+
+    Raises:
+        CheckpointError: ``other_plan``, ``shape_mismatch``, ``not_a_tensor``, ``torn_state``, or any other code for
+            what is wrong with an index.
+    """
+
+    def __init__(self, module: ShardedTables, saved: Mapping[str, Any], prefix: str) -> None:
+        self.module, self.saved, self.prefix = module, saved, prefix
+        self.taken: list[str] = []
+        self.local: dict[str, Any] = {}
+        self.missing: dict[str, str] = {}
+        self.moves: dict[str, RowMove] = {}
+        for table in module.sharding.tables:
+            self._take_table(table)
+
+    def _take_table(self, table: ShardedTable) -> None:
+        name = table.table.name
+        key = self.prefix + kind_of(self.module).weight_name("", name)
+        weight = self.saved.get(key)
+        if table.table.has_index:
+            self._take_index(table, weight)
+        if weight is None:
+            self.missing[key] = name
+            return
+        self.taken.append(key)
+        for shard, part in self._weights(table, weight, key).items():
+            self.local[self.prefix + kind_of(self.module).weight_name("", shard.name)] = part
+
+    # Weights
+
+    def _weights(self, table: ShardedTable, weight: Any, key: str) -> dict[Shard, Tensor]:
+        group, move, spec = self.module.groups.pooled, self.moves.get(table.table.name), table.table
+        if isinstance(weight, ShardedTensor):
+            if table.is_replicated:
+                raise _other_plan(key)
+            return {piece.shard: part for piece, part in parts_of(weight, weight_pieces(table), group, key).items()}
+        if not isinstance(weight, Tensor) or weight.is_meta:
+            raise _not_a_tensor(key, weight)
+        wanted = saved_shape(spec.num_embeddings, spec.embedding_dim, move)
+        if tuple(weight.shape) != wanted:
+            raise CheckpointError(
+                f"the saved weight is {tuple(weight.shape)}, but the table is {wanted}.",
+                reason="shape_mismatch",
+                module_path=key,
+                what_to_do="build the table as it was built when saving.",
+            )
+        return {shard: self._part(shard, weight.detach(), move) for shard in self._local(table)}
+
+    def _part(self, shard: Shard, weight: Tensor, move: RowMove | None) -> Tensor:
+        if move is None:
+            return shard.of(weight)
+        (first, end), (left, right) = shard.rows, shard.columns
+        current = self.module.weight(shard.name).detach().to(weight.device, weight.dtype, copy=True)
+        return move.within(first, end).apply(weight[:, left:right], current)
+
+    # Indexes
+
+    def _take_index(self, table: ShardedTable, weight: Any) -> None:
+        spec, whole = table.table, whole_index(table.table)
+        keys = {name: f"{self.prefix}hash_indexes.{spec.name}.{name}" for name in state.EVERY_NAME}
+        self.taken.extend(key for key in keys.values() if key in self.saved)
+        found = {name: self.saved[keys[name]] for name in saved_names(whole) if keys[name] in self.saved}
+        if not state.has_index(found):
+            self._take_absent(table, weight, keys)
+            return
+        if weight is None:
+            raise without_weight(spec.name)
+        values = [weight, *(value for name, value in found.items() if name not in state.NOT_BY_ROW)]
+        if any(isinstance(value, ShardedTensor) for value in values):
+            pieces = self._sharded_index(table, found, values)
+        else:
+            pieces = self._plain_index(table, found, weight)
+        for shard, piece in pieces.items():
+            for name, value in piece.items():
+                self.local[f"{self.prefix}hash_indexes.{shard.name}.{name}"] = value
+
+    def _take_absent(self, table: ShardedTable, weight: Any, keys: Mapping[str, str]) -> None:
+        """Empty the index if the state is that of a plain table."""
+        spec = table.table
+        for shard in self._local(table):
+            what = without_index(has_weight=weight is not None, holds_ids=self.module.index(shard.name).holds_ids)
+            self.local[f"{self.prefix}hash_indexes.{shard.name}.{state.ABSENT}"] = what
+        if weight is None:
+            self.missing.update({keys[name]: spec.name for name in saved_names(whole_index(spec))})
+        elif not isinstance(weight, ShardedTensor):
+            move = first_rows(weight, spec.num_embeddings, spec.embedding_dim)
+            if move is not None:
+                self.moves[spec.name] = move
+
+    def _plain_index(self, table: ShardedTable, found: Mapping[str, Any], weight: Any) -> dict[Shard, dict[str, Any]]:
+        pieces, move = fit_whole_index(self.module, table, found, weight)
+        if move is not None:
+            self.moves[table.table.name] = move
+        return dict(pieces)
+
+    def _sharded_index(
+        self, table: ShardedTable, found: Mapping[str, Any], values: list[Any]
+    ) -> dict[Shard, dict[str, Any]]:
+        """Check slices of an index: each rank checks its own."""
+        spec, group = table.table, self.module.groups.pooled
+        assert spec.hashing is not None
+        path = f"{self.prefix}hash_indexes.{spec.name}"
+        if table.is_replicated or not all(isinstance(value, ShardedTensor) for value in values):
+            raise _other_plan(path)
+        check_identity(spec.hashing, spec.name, found.get(IDENTITY))
+        slices: dict[tuple[int, int], dict[str, Any]] = {shard.rows: {} for shard in self._local(table)}
+        for name, value in found.items():
+            if not isinstance(value, ShardedTensor):  # the same on all ranks
+                for rows, piece in slices.items():
+                    piece.update(slice_state(spec.hashing, {name: value}, *rows))
+                continue
+            pieces = index_pieces(table, name, group.rank())
+            parts = parts_of(value, pieces, group, f"{path}.{name}")
+            if name == COUNTS and parts:
+                counts = torch.cat([parts[piece] for piece in pieces])
+                for rows, piece in slices.items():
+                    piece.update(slice_state(spec.hashing, {name: counts}, *rows))
+            elif name != COUNTS:
+                for part, tensor in parts.items():
+                    slices[part.shard.rows][name] = tensor
+        return fit_slices(self.module, table, slices)
+
+    def _local(self, table: ShardedTable) -> list[Shard]:
+        return self.module.local_shards(table.table.name)
+
+
+def _other_plan(path: str) -> CheckpointError:
+    return CheckpointError(
+        "the state is cut in a different way than this table.",
+        reason="other_plan",
+        module_path=path,
+        what_to_do="save and load with torch.distributed.checkpoint, which reshards tensors; or load a state of "
+        "plain, whole tensors.",
+    )
+
+
+def _not_a_tensor(path: str, value: object) -> CheckpointError:
+    found = "a tensor on meta" if isinstance(value, Tensor) else type_of(value)
+    return CheckpointError(
+        f"the saved weight is {found}.",
+        reason="not_a_tensor",
+        module_path=path,
+        what_to_do="load a state of tensors or ShardedTensors.",
+    )

@@ -1,0 +1,158 @@
+"""A collection's graph in stages, between which a pipeline may do other things.
+
+The node kinds declare where the graph may be cut: before ids are sent, a batch can still be refused; where the graph
+waits, something else can run; and rows are found, which only reads, one stage before they are inserted.
+
+The stages share the graph's modules and run one after the other. Values that go from one stage to a later one are named
+after the nodes that make them.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from torch import fx
+
+from recfx.collections.compile_graph import compile_again
+from recfx.ir.meta import node_meta
+from recfx.ir.node_kinds import CUTS, NODE_KINDS
+from recfx.passes.base import Rewrite
+from recfx.passes.split_hash_ids import split_hash_ids
+from recfx.runtime import SnapshotIndexes
+from recfx.runtime.runtime import Runtime
+
+SPLIT_HASH_IDS = Rewrite("split_hash_ids", split_hash_ids)
+
+# A node of this kind, and all nodes that depend on it, come after the cut with this number.
+_CUT_BEFORE = {kind: number for number, kind in enumerate(CUTS, start=1)}
+
+
+def _earliest(kind: str) -> int:
+    """The number of the first stage in which a node of this kind may run, whatever it needs.
+
+    A node comes after all cuts of earlier stages of a step. A rank without any shard of some tables has nothing to look
+    up for them; their ``output_dist_start`` must be called in its turn all the same, as all other ranks call it.
+    """
+    if kind in _CUT_BEFORE:
+        return _CUT_BEFORE[kind]
+    own = NODE_KINDS[kind].stage.value
+    return max((number for cut, number in _CUT_BEFORE.items() if NODE_KINDS[cut].stage.value < own), default=0)
+
+
+class Stage:
+    """A piece of a graph.
+
+    Args:
+        module: runs the nodes.
+        inputs: names of the values that it takes, which are nodes of the whole graph.
+        outputs: names of the values that later stages need; a stage without outputs does nothing.
+    """
+
+    def __init__(self, module: fx.GraphModule, inputs: list[str], outputs: list[str]) -> None:
+        self.module = module
+        self.inputs = inputs
+        self.outputs = outputs
+
+    def run(self, values: dict[str, Any]) -> None:
+        """Take the inputs out of ``values`` by name, and put the outputs there."""
+        if not self.outputs:
+            return
+        results = self.module(*[values[name] for name in self.inputs])
+        values.update(zip(self.outputs, results, strict=True))
+
+
+class Stages(NamedTuple):
+    """A graph, cut before each kind of ``CUTS``.
+
+    Args:
+        select: a rank's own work.
+        send: ``input_dist_start``.
+        snapshot: records what is needed before something runs on another thread.
+        arrive: waits for ids, then ``find_ids`` or ``hash_ids``.
+        compute: from ``insert_ids``, or from the lookups, to the last ``output_dist_start``.
+        collect: the rest.
+    """
+
+    select: Stage
+    send: Stage
+    snapshot: Stage
+    arrive: Stage
+    compute: Stage
+    collect: Stage
+
+
+class StagedGraph:
+    """A graph and its stages. Not a module or container, so copies of modules share it until they make their own."""
+
+    def __init__(self, graph_module: fx.GraphModule, runtime: Runtime) -> None:
+        self.graph_module, self._runtime = graph_module, runtime
+        self.in_turn = cut(graph_module)
+        self._prefetching: Prefetching | None = None
+
+    @property
+    def prefetching(self) -> Prefetching:
+        """The form of the graph that finds rows ahead; made when it is first needed."""
+        if self._prefetching is None:
+            self._prefetching = Prefetching(self.graph_module, self._runtime)
+        return self._prefetching
+
+
+class Prefetching:
+    """A graph with ``find_ids`` and ``insert_ids`` in place of nodes that find and insert at once.
+
+    Args:
+        graph_module: the original graph, which is not changed; the two share all other modules.
+        runtime: what it was lowered from.
+
+    Attributes:
+        graph_module: the graph in this form.
+        stages: of this form.
+    """
+
+    def __init__(self, graph_module: fx.GraphModule, runtime: Runtime) -> None:
+        self.graph_module, _ = compile_again(graph_module, runtime, (SPLIT_HASH_IDS,))
+        self.stages = cut(self.graph_module)
+        self._snapshots = [each for each in self.graph_module.children() if isinstance(each, SnapshotIndexes)]
+
+    @property
+    def is_of_use(self) -> bool:
+        """Whether rows may be found ahead now: there are indexes, and all of them allow it."""
+        return bool(self._snapshots) and all(each.is_of_use for each in self._snapshots)
+
+
+def cut(graph_module: fx.GraphModule) -> Stages:
+    """The stages of a graph."""
+    number_of = _number_nodes(graph_module.graph)
+    return Stages(*(_stage(graph_module, number_of, number) for number in range(len(CUTS) + 1)))
+
+
+def _number_nodes(graph: fx.Graph) -> dict[fx.Node, int]:
+    number_of: dict[fx.Node, int] = {}
+    for node in graph.nodes:
+        if node.op == "output":
+            continue
+        meta = node_meta(node)
+        own = 0 if meta is None else _earliest(meta.kind)
+        number_of[node] = max([own, *(number_of[source] for source in node.all_input_nodes)])
+    return number_of
+
+
+def _stage(graph_module: fx.GraphModule, number_of: dict[fx.Node, int], number: int) -> Stage:
+    (result,) = next(node for node in graph_module.graph.nodes if node.op == "output").all_input_nodes
+    members = [node for node, own in number_of.items() if own == number and node.op != "placeholder"]
+    taken = dict.fromkeys(
+        source
+        for node in members
+        for source in node.all_input_nodes
+        if source.op == "placeholder" or number_of[source] != number
+    )
+    graph = fx.Graph()
+    copies = {node: graph.placeholder(node.name) for node in taken}
+    for node in members:
+        copies[node] = graph.node_copy(node, copies.__getitem__)
+    given = [
+        node for node in members if node is result or any(number_of.get(user, number) > number for user in node.users)
+    ]
+    graph.output(tuple(copies[node] for node in given))
+    names = [node.name for node in taken], [node.name for node in given]
+    return Stage(fx.GraphModule(graph_module, graph), *names)

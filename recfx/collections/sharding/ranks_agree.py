@@ -1,0 +1,95 @@
+"""All ranks of a process group exchange something and then do the same: the one place where they ask each other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torchrec.distributed.dist_data import SplitsAllToAllAwaitable
+
+from recfx.collections.sharding.out_of_step import lost_ranks
+from recfx.runtime import marks
+from recfx.runtime.dist_groups import sent_on
+
+_Result = TypeVar("_Result")
+_UNREAD = 0  # of a message that is as long as others are
+
+
+def on_all_ranks(
+    group: dist.ProcessGroup | None,
+    function: Callable[[], _Result],
+    told: Callable[[BaseException], Exception | None],
+) -> list[_Result]:
+    """Call ``function`` on all ranks, and return what each of them returned. Collective; ``function`` must not be.
+
+    Args:
+        group: the process group; None for this process alone.
+        function: its error is raised on this rank, and on every rank that has no error of its own.
+        told: what the other ranks are told about an error; None: it is raised at once, and they are not told.
+
+    Raises:
+        Exception: the error of ``function`` on this rank, otherwise the one that the first failing rank has told.
+        OutOfStepError: ``rank_lost``.
+    """
+    if group is None:
+        return [function()]
+    own: BaseException | None = None
+    sent: Exception | None = None
+    result: Any = None
+    try:
+        result = function()
+    except BaseException as error:  # including Ctrl-C, because the other ranks wait for this one
+        own, sent = error, told(error)
+        if sent is None:
+            raise
+    answers: list[Any] = [None] * group.size()
+    with lost_ranks():
+        dist.all_gather_object(answers, (sent, result), group=group)
+    if own is not None:
+        raise own
+    failed = next((theirs for theirs, _ in answers if theirs is not None), None)
+    if failed is not None:
+        raise failed
+    return [each for _, each in answers]
+
+
+def any_rank(groups: Iterable[dist.ProcessGroup | None], flag: bool) -> bool:
+    """Whether ``flag`` is set on any rank of these groups. Collective, once per group; None stands for no group."""
+    for group in {id(group): group for group in groups if group is not None}.values():
+        (flag,) = any_rank_each(group, [flag])
+    return flag
+
+
+def any_rank_each(group: dist.ProcessGroup, flags: Sequence[bool]) -> list[bool]:
+    """Whether each of ``flags``, as many on all ranks, is set on any rank of the group. Collective."""
+    counts = torch.tensor(flags, dtype=torch.int64, device=sent_on(group))
+    with lost_ranks():
+        dist.all_reduce(counts, group=group)
+    return [count > 0 for count in counts.tolist()]
+
+
+def tell_counts(group: dist.ProcessGroup, first: int, second: int, mark: int, name: str) -> list[tuple[int, int]]:
+    """Two numbers of every rank, in order of the ranks. Collective.
+
+    The message has as many numbers as the one that announces a batch's ids, so a rank that is at a different call can
+    read the mark.
+
+    Args:
+        group: the process group of all ranks.
+        first, second: this rank's numbers.
+        mark: which call this is, as given by ``marks.identity``.
+        name: name of the call, for messages.
+
+    Raises:
+        OutOfStepError: ``ranks_at_different_calls``, on all ranks.
+    """
+    row = torch.tensor([first, second, _UNREAD, mark, _UNREAD], device=sent_on(group))
+    numbers = [number.expand(group.size()) for number in row]
+    with lost_ranks():
+        firsts, seconds, _, found, _ = SplitsAllToAllAwaitable(numbers, group).wait()
+    different = marks.other_calls(found, name)
+    if different is not None:
+        raise different
+    return list(zip(firsts, seconds, strict=True))

@@ -1,0 +1,110 @@
+"""``state_dict`` of a sharded collection: the keys of the unsharded one, on every rank, without any communication."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from recfx.collections.kinds import kind_of
+from recfx.collections.sharding.pieces import (
+    Piece,
+    Pieces,
+    common_pieces,
+    make_sharded_tensor,
+    own_pieces,
+    part_pieces,
+    row_pieces,
+    weight_pieces,
+)
+from recfx.collections.sharding.sharded_tables import ShardedTables
+from recfx.hashing import HashIndex
+from recfx.hashing.identity import IDENTITY, identity
+from recfx.hashing.row_move import saved_names
+from recfx.hashing.slice_counts import COUNTS, SLICE_COUNTS, STATISTICS, SliceCounts
+from recfx.ir.shards import ShardedTable
+from recfx.ir.tables import TableSpec
+
+
+def save_sharded_state(
+    module: ShardedTables, state_dict: dict[str, Any], prefix: str, local_metadata: dict[str, Any]
+) -> None:
+    """A state dict hook that replaces this rank's shards with whole tables.
+
+    Weights, and tensors of an index with one entry per row, are ``ShardedTensor``s whose local shards are views, so
+    that ``torch.distributed.checkpoint`` loads in place; replicated tensors are plain. In an index's ``counts`` the
+    number of batches is that of the table. No rank knows the statistics of the others: if the rows are cut, those of
+    all ranks are in ``slice_counts``, as they were when ``state_dict`` was called, and those in ``counts`` are 0.
+    """
+    shards = {shard.name for shard in module.sharding.local()}
+    kind = kind_of(module)
+    for start in (f"{prefix}{kind.tables}.", f"{prefix}hash_indexes."):
+        of_tables = [key for key in state_dict if key.startswith(start)]
+        for key in [key for key in of_tables if key[len(start) :].partition(".")[0] in shards]:
+            del state_dict[key]
+    for table in module.sharding.tables:
+        state_dict[prefix + kind.weight_name("", table.table.name)] = _weight(module, table)
+    for table in module.sharding.tables:
+        if table.table.has_index:
+            for name, value in _index_state(module, table).items():
+                state_dict[f"{prefix}hash_indexes.{table.table.name}.{name}"] = value
+
+
+def whole_index(table: TableSpec) -> HashIndex:
+    """The index of the whole table, on meta: its settings without its content."""
+    assert table.hashing is not None
+    return HashIndex(table.num_embeddings, config=table.hashing, name=table.name, device="meta")
+
+
+def index_pieces(table: ShardedTable, name: str, rank: int) -> Pieces:
+    """How one of an index's saved tensors is cut, seen from ``rank``; ``identity`` is not."""
+    if name == COUNTS:
+        return common_pieces(table, rank, 1, len(STATISTICS))
+    return part_pieces(table, rank) if name == SLICE_COUNTS else row_pieces(table, rank)
+
+
+def _weight(module: ShardedTables, table: ShardedTable) -> Tensor:
+    store, group = module.store, module.groups.pooled
+    if table.is_replicated:
+        return store.weight(table.table.name).detach()
+    local = [store.weight(piece.shard.name).dtype for piece in own_pieces(weight_pieces(table), group.rank())]
+    dtype = local[0] if local else module.dtypes[table.table.name]
+    return make_sharded_tensor(weight_pieces(table), lambda piece: store.weight(piece.shard.name), dtype, group)
+
+
+def _index_state(module: ShardedTables, table: ShardedTable) -> dict[str, Tensor]:
+    store, group, config = module.store, module.groups.pooled, table.table.hashing
+    assert config is not None
+    whole = whole_index(table.table)
+    counted = {} if table.is_replicated else _counted(module, table)
+    state: dict[str, Tensor] = {}
+    for name in saved_names(whole):
+        if table.is_replicated:
+            state[name] = getattr(store.index(table.table.name), name)
+        elif name == IDENTITY:
+            local = own_pieces(row_pieces(table, group.rank()), group.rank())
+            state[name] = store.index(local[0].shard.name).identity if local else identity(config, table.table.name)
+        else:
+
+            def tensor_of(piece: Piece, name: str = name) -> Tensor:
+                tensor: Tensor = getattr(store.index(piece.shard.name), name)
+                of_slice = counted.get(piece.shard.name)
+                if of_slice is not None and name == SLICE_COUNTS:
+                    return of_slice.of_parts
+                if of_slice is not None and name == COUNTS and piece.offsets != (0,):
+                    return of_slice.of_table
+                return piece.of(tensor) if name == COUNTS else tensor
+
+            pieces = index_pieces(table, name, group.rank())
+            state[name] = make_sharded_tensor(pieces, tensor_of, getattr(whole, name).dtype, group)
+    return state
+
+
+def _counted(module: ShardedTables, table: ShardedTable) -> dict[str, SliceCounts]:
+    """What this rank's slices of a table have counted, by shard; a slice that is the whole table says it itself."""
+    rank, counted = module.groups.pooled.rank(), dict[str, SliceCounts]()
+    for piece in own_pieces(row_pieces(table, rank), rank):
+        index = module.store.index(piece.shard.name)
+        if not index.policy.is_whole_table:
+            counted[piece.shard.name] = index.counts_to_save(next(iter(counted.values()), None))
+    return counted

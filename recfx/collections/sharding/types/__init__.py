@@ -1,0 +1,40 @@
+"""The sharding types: one file per type, and the one list that names them all."""
+
+from __future__ import annotations
+
+from recfx.collections.sharding.types.column_wise import ColumnWise
+from recfx.collections.sharding.types.data_parallel import DataParallel
+from recfx.collections.sharding.types.grid_shard import GridShard
+from recfx.collections.sharding.types.row_wise import RowWise
+from recfx.collections.sharding.types.table_column_wise import TableColumnWise
+from recfx.collections.sharding.types.table_row_wise import TableRowWise
+from recfx.collections.sharding.types.table_wise import TableWise
+from recfx.ir.sharding_type import ShardingType
+
+# In the order in which the planner tries equally good types.
+SHARDING_TYPES: list[ShardingType] = [
+    DataParallel(),
+    TableWise(),
+    ColumnWise(),
+    TableColumnWise(),
+    RowWise(),
+    TableRowWise(),
+    GridShard(),
+]
+
+
+def type_names() -> tuple[str, ...]:
+    """The names of all types, in their order."""
+    return tuple(each.name for each in SHARDING_TYPES)
+
+
+def type_named(name: str) -> ShardingType:
+    """The type of this name.
+
+    Raises:
+        KeyError: there is none.
+    """
+    return {each.name: each for each in SHARDING_TYPES}[name]
+
+
+__all__ = ["SHARDING_TYPES", "type_named", "type_names"]

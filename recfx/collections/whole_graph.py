@@ -1,0 +1,168 @@
+"""``WholeGraph``: a converted model that runs as graphs."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from recfx.collections.carry_over import carry_hooks
+from recfx.collections.collection import unsharded_collections
+from recfx.collections.converted_collection import converted_collections
+from recfx.errors import ConversionError
+from recfx.ir.meta import META_KEY
+from recfx.runtime.fx_leaf import tracer_of_call
+from recfx.runtime.table_store import forwards_of
+
+
+class WholeGraph(nn.Module):
+    """A converted model that runs as graphs: one for training, one for eval, over the model's own modules.
+
+    Parameters, buffers and submodules keep their names. ``train_graph`` and ``eval_graph`` are the graphs.
+
+    Args:
+        model: converted, without DDP or compile wrappers.
+        graphs: of training (True) and of eval mode (False), over the modules of ``model``.
+        entered: paths of the modules whose code is part of the graph of each mode.
+    """
+
+    def __init__(
+        self, model: nn.Module, graphs: dict[bool, fx.GraphModule], entered: dict[bool, tuple[str, ...]]
+    ) -> None:
+        super().__init__()
+        share_children(model, self)
+        # Not registered: the graphs call the modules that are registered here already.
+        self.__dict__["_graphs"] = graphs
+        self.__dict__["_entered"] = entered
+        self.__dict__["_python_model"] = model
+        for collection in unsharded_collections(model).values():
+            collection.graph_is_inlined = True  # the graphs name the modules of its nodes
+        self.__dict__["_stores"] = [collection.store for collection in converted_collections(model).values()]
+        carry_hooks(model, self)
+        self.training = model.training
+        self._take_signature()
+
+    def _take_signature(self) -> None:
+        """Give ``forward`` the arguments of the graphs, because a tracer cannot follow ``*args``."""
+        self.__class__ = _with_signature_of(self.train_graph)
+
+    @property
+    def train_graph(self) -> fx.GraphModule:
+        """The graph that runs in training mode."""
+        graph: fx.GraphModule = self.__dict__["_graphs"][True]
+        return graph
+
+    @property
+    def eval_graph(self) -> fx.GraphModule:
+        """The graph that runs in eval mode."""
+        graph: fx.GraphModule = self.__dict__["_graphs"][False]
+        return graph
+
+    @property
+    def python_model(self) -> nn.Module:
+        """The converted model that the graphs were traced from; it shares everything with them."""
+        model: nn.Module = self.__dict__["_python_model"]
+        return model
+
+    @property
+    def graph_module(self) -> fx.GraphModule:
+        """The graph of the current mode."""
+        return self.train_graph if self.training else self.eval_graph
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The original model's forward.
+
+        Raises:
+            ConversionError: ``mixed_modes``.
+        """
+        check_modes(self, self.training, self.__dict__["_entered"][self.training])
+        graph_module = self.graph_module
+        if tracer_of_call(self, args, kwargs) is not None:  # the graph is not registered, so no tracer would find it
+            return type(graph_module).forward(graph_module, *args, **kwargs)
+        if torch.compiler.is_dynamo_compiling():  # it cannot follow what is thread-local
+            return graph_module(*args, **kwargs)
+        with forwards_of(self.__dict__["_stores"]).forward():
+            return graph_module(*args, **kwargs)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return _without_state, (), self.__getstate__()
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A pickled GraphModule consists of its code; names and metadata of the nodes are pickled beside it.
+        facts = {
+            training: [(node.name, node.meta.get(META_KEY)) for node in graph_module.graph.nodes]
+            for training, graph_module in self.__dict__["_graphs"].items()
+        }
+        return {**self.__dict__, "_node_facts": facts}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        facts = state.pop("_node_facts")
+        super().__setstate__(state)
+        for training, graph_module in self.__dict__["_graphs"].items():
+            inlined = _inlined(graph_module, training)
+            # Attributes of inputs are read where they are first used, so only nodes of one make are in the same order.
+            said = [(name, {} if meta is None else {META_KEY: meta}) for name, meta in facts[training]]
+            ours, others = (iter([each for each in said if bool(each[1]) is made]) for made in (True, False))
+            for node in graph_module.graph.nodes:
+                known = inlined.get(node.target)
+                node.name, meta = next(others if known is None else ours, (node.name, {}))
+                node.meta |= (known or {}) | meta
+            graph_module.recompile()
+        self._take_signature()
+
+
+def _inlined(graph_module: fx.GraphModule, training: bool) -> dict[object, dict[str, Any]]:
+    """What the graphs of the collections say of each node that is inlined here, by what it calls."""
+    return {
+        f"{path}.graph_module.{node.target}": node.meta
+        for path, collection in converted_collections(graph_module).items()
+        for node in collection.graph_of(training).graph.nodes
+    }
+
+
+def _with_signature_of(graph_module: fx.GraphModule) -> type[WholeGraph]:
+    """``WholeGraph`` with a ``forward`` that has the same arguments as that of ``graph_module``."""
+    _, *parameters = inspect.signature(type(graph_module).forward).parameters.values()
+    scope: dict[str, Any] = {"run": WholeGraph.forward}
+    declared = []
+    for parameter in parameters:
+        if parameter.default is inspect.Parameter.empty:
+            declared.append(parameter.name)
+        else:
+            scope[f"default_of_{parameter.name}"] = parameter.default
+            declared.append(f"{parameter.name}=default_of_{parameter.name}")
+    names = ", ".join(parameter.name for parameter in parameters)
+    exec(f"def forward(self, {', '.join(declared)}):\n    return run(self, {names})", scope)
+    forward = scope["forward"]
+    forward.__doc__ = WholeGraph.forward.__doc__
+    forward.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return type("WholeGraph", (WholeGraph,), {"forward": forward, "__module__": __name__})
+
+
+def _without_state() -> WholeGraph:
+    return WholeGraph.__new__(WholeGraph)
+
+
+def check_modes(root: nn.Module, training: bool, entered: tuple[str, ...]) -> None:
+    """Refuse to run the graph of one mode if parts of the model are in the other.
+
+    Raises:
+        ConversionError: ``mixed_modes``.
+    """
+    for path in entered:
+        if root.get_submodule(path).training != training:
+            raise ConversionError(
+                f"it is in {'eval' if training else 'train'} mode, but the graph around it is for the other mode.",
+                reason="mixed_modes",
+                module_path=path,
+                what_to_do="set one mode for the whole model, or convert without whole_graph=True.",
+            )
+
+
+def share_children(model: nn.Module, other: nn.Module) -> None:
+    """Register the model's own parameters, buffers and children on ``other``, under the same names."""
+    for registry in ("_parameters", "_buffers", "_modules"):
+        other.__dict__[registry].update(model.__dict__[registry])
+    other._non_persistent_buffers_set = set(model._non_persistent_buffers_set)

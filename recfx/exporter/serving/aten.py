@@ -1,0 +1,241 @@
+"""Nodes of an exported graph in ATen alone, for devices where FBGEMM's operators are not.
+
+The host waits for the device once per batch, to check it. What it learns then, where the ids of each feature are, goes
+from node to node with the bags.
+"""
+
+import torch
+from torch import nn
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+from recfx.exporter.serving.bags import Bags, ServedNode
+from recfx.exporter.serving.find_rows import FindFrozenRows
+from recfx.exporter.serving.pool_rows import FORMATS, PoolRows
+from recfx.exporter.serving.select_bags import SelectBags
+from recfx.ir.facts import FrozenIndex
+from recfx.ir.tables import TableSpec
+from recfx.kernels.slot_table import home_slots
+
+
+class AtenSelectBags(SelectBags):
+    """``SelectBags`` without FBGEMM. Arguments: as for ``SelectBags``."""
+
+    limit_of_feature: list[int]
+
+    def __init__(self, collection: str, tables: tuple[TableSpec, ...], is_weighted: bool) -> None:
+        super().__init__(collection, tables, is_weighted)
+        self.limit_of_feature = self.limits.tolist()
+
+    def forward(self, features: KeyedJaggedTensor) -> Bags:
+        """``features``: any KJT with at least the collection's features, in any order.
+
+        Raises:
+            RuntimeError: the batch is malformed.
+        """
+        if features.variable_stride_per_key():
+            raise RuntimeError(f"{self.collection}: features of different batch sizes are not served [bad_lengths]")
+        keys = features.keys()
+        values, lengths = features.values().contiguous(), features.lengths().reshape(-1)
+        self.check_shapes(keys, values, lengths)
+        values, lengths = values.long(), lengths.long()
+        counts = self.checked_counts(keys, values, lengths)
+        weights = self.weights_of(features, values)
+        batch_size = lengths.numel() // len(keys)
+        positions = self.places(keys)
+        ends = [0]
+        for position in positions:
+            ends.append(ends[-1] + counts[position])
+        if keys != self.feature_names:
+            first = torch.tensor(positions, device=lengths.device).unsqueeze(1) * batch_size
+            bags = (first + torch.arange(batch_size, device=lengths.device)).view(-1)
+            begins = lengths.cumsum(0) - lengths
+            lengths = lengths.index_select(0, bags)
+            shifts = begins.index_select(0, bags) - (lengths.cumsum(0) - lengths)
+            take = torch.repeat_interleave(shifts, lengths, output_size=ends[-1])
+            take = take + torch.arange(ends[-1], device=lengths.device)
+            values = values.index_select(0, take)
+            if weights is not None:
+                weights = weights.index_select(0, take)
+        offsets = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
+        return Bags(values, offsets, weights, ends)
+
+    def checked_counts(self, keys: list[str], values: torch.Tensor, lengths: torch.Tensor) -> list[int]:
+        """How many ids each key has. The one place where the host waits for the device."""
+        limits = [-1 for _ in keys]  # of ids of each key: the rows of the smallest table that reads them as rows
+        for limit, place in zip(self.limit_of_feature, self.places(keys)):  # noqa: B905  TorchScript
+            if limit >= 0 and (limits[place] < 0 or limit < limits[place]):
+                limits[place] = limit
+        ids, device = values.numel(), values.device
+        if lengths.numel() == 0:
+            counts, least, most, wrong = [0 for _ in keys], 0, 0, [0 for _ in keys]
+        else:
+            per_key = lengths.view(len(keys), -1).sum(1)
+            key = torch.bucketize(torch.arange(ids, device=device), per_key.cumsum(0), right=True)
+            key = key.clamp(max=len(keys) - 1)  # lengths may be wrong
+            most_of_id = torch.tensor(limits, device=device).index_select(0, key)
+            is_wrong = (most_of_id >= 0) & ((values < 0) | (values >= most_of_id))
+            of_key = torch.zeros_like(per_key).index_add(0, key, is_wrong.long())
+            range_of = torch.stack([lengths.amin(), lengths.amax()])
+            facts: list[int] = torch.cat([range_of, per_key, of_key]).tolist()
+            least, most = facts[0], facts[1]
+            counts, wrong = facts[2 : 2 + len(keys)], facts[2 + len(keys) :]
+        if least < 0:
+            raise RuntimeError(f"{self.collection}: a length is negative [bad_lengths]")
+        if most > ids:  # the sum of such lengths may overflow
+            raise RuntimeError(f"{self.collection}: a length is {most}, but there are {ids} ids [bad_lengths]")
+        if sum(counts) != ids:
+            raise RuntimeError(
+                f"{self.collection}: the lengths add up to {sum(counts)}, but there are {ids} ids [bad_lengths]"
+            )
+        for number, name in enumerate(keys):
+            if wrong[number] > 0:
+                raise RuntimeError(
+                    f"{self.collection}: {wrong[number]} ids of feature {name} are out of range for a table of "
+                    f"{limits[number]} rows [id_out_of_range]"
+                )
+        return counts
+
+
+class AtenFindRows(FindFrozenRows):
+    """``FindFrozenRows`` without FBGEMM: as many steps as finding any id of the table takes, without waiting.
+
+    Arguments: as for ``FindFrozenRows``.
+    """
+
+    # As in the base class: TorchScript does not read the annotations of base classes.
+    shared: list[str]
+    completed: list[int]
+    side_row: list[int]
+    dense_rows: list[int]
+    share_buckets: list[int]
+    rows: list[int]
+    seed: list[int]
+    table_ends: list[int]
+    slots_before: list[int]
+    longest: list[int]
+
+    def __init__(self, tables: tuple[TableSpec, ...], indexes: dict[str, FrozenIndex]) -> None:
+        super().__init__(tables, indexes)
+        self.table_ends = self.first_feature.tolist()
+        self.slots_before = self.slot_borders.tolist()
+        self.longest = [indexes[table.name].longest_probe if table.has_index else 0 for table in tables]
+
+    def forward(self, bags: Bags) -> Bags:
+        """``bags``: ids. Returns rows in the same bags, -1 for ids without one."""
+        ends = bags.ends
+        assert ends is not None
+        parts: list[torch.Tensor] = []
+        for table, steps in enumerate(self.longest):
+            ids = bags.values[ends[self.table_ends[table]] : ends[self.table_ends[table + 1]]]
+            first, end = self.slots_before[table], self.slots_before[table + 1]
+            rows = ids if first == end else self.find(ids, self.slots[first:end], steps)
+            for number, completed in enumerate(self.completed):
+                if completed == table:
+                    rows = self.complete(number, ids, rows)
+            parts.append(rows)
+        return Bags(torch.cat(parts), bags.offsets, bags.weights, ends)
+
+    def find(self, ids: torch.Tensor, slots: torch.Tensor, steps: int) -> torch.Tensor:
+        """The row of each id of one table, -1 if it has none."""
+        position = home_slots(ids, slots.size(0))
+        rows = torch.full_like(ids, -1)
+        for _ in range(steps):
+            here = slots.index_select(0, position)
+            rows = torch.where(here[:, 0] == ids, here[:, 1], rows)
+            position = (position + 1) & (slots.size(0) - 1)
+        return rows
+
+
+class StoredRows(ServedNode):
+    """The pooled lookup of one table. TorchScript cannot look at bytes as floats, so each table has its own tensor.
+
+    Args:
+        table: the table, with the dtype of its stored rows.
+        positions: its features' positions in the collection.
+        is_mean: whether bags are divided by their lengths.
+        is_weighted: whether the weights of the ids multiply the rows.
+    """
+
+    positions: list[int]
+    rows: torch.Tensor
+    powers: torch.Tensor
+
+    def __init__(self, table: TableSpec, positions: list[int], is_mean: bool, is_weighted: bool) -> None:
+        super().__init__()
+        self.positions, self.is_mean, self.is_weighted = positions, is_mean, is_weighted
+        form = FORMATS[table.dtype]
+        self.bits, self.is_quantized, self.dim = form.bits, form.is_quantized, table.embedding_dim
+        dtype = torch.uint8 if form.is_quantized else table.dtype
+        columns = form.bytes(table.embedding_dim) if form.is_quantized else table.embedding_dim
+        self.register_buffer("rows", torch.empty(table.num_embeddings, columns, dtype=dtype))
+        self.register_buffer("powers", torch.tensor([2.0 ** (max(exponent, 1) - 25) for exponent in range(32)]))
+
+    def forward(self, bags: Bags, lengths: torch.Tensor) -> torch.Tensor:
+        """``bags``: rows of every table; ``lengths``: int64 ``[F, B]``. Returns the table's ``[B, columns]``."""
+        ends, weights, pooled = bags.ends, bags.weights, torch.jit.annotate(list[torch.Tensor], [])
+        assert ends is not None
+        samples = torch.arange(lengths.size(1), device=lengths.device)
+        for position in self.positions:
+            begin, end = ends[position], ends[position + 1]
+            rows = bags.values[begin:end]
+            found = self.gathered(rows.clamp(min=0)) * (rows >= 0).unsqueeze(1)
+            if self.is_weighted and weights is not None:
+                found = found * weights[begin:end].unsqueeze(1)
+            bag = torch.repeat_interleave(samples, lengths[position], output_size=end - begin)
+            sums = found.new_zeros([lengths.size(1), self.dim]).index_add(0, bag, found)
+            pooled.append(sums / lengths[position].clamp(min=1).unsqueeze(1) if self.is_mean else sums)
+        return torch.cat(pooled, dim=1)
+
+    def gathered(self, rows: torch.Tensor) -> torch.Tensor:
+        """``rows``: int64 ``[n]``. Returns float32 ``[n, dim]``."""
+        found = self.rows.index_select(0, rows)
+        if not self.is_quantized:
+            return found.float()
+        codes = found[:, 4:]
+        if self.bits == 4:
+            codes = torch.stack([codes & 15, codes >> 4], dim=2).flatten(1)[:, : self.dim]
+        return codes.float() * self.float16_at(found, 0) + self.float16_at(found, 2)
+
+    def float16_at(self, found: torch.Tensor, at: int) -> torch.Tensor:
+        """The float16 at a byte of each row, float32 ``[n, 1]``: finite in tables of finite rows."""
+        low, high = found[:, at].long(), found[:, at + 1].long()
+        exponent, mantissa = (high >> 2) & 31, low + ((high & 3) << 8)
+        size = (mantissa + (exponent > 0).long() * 1024).float() * self.powers.index_select(0, exponent)
+        return torch.where(high >= 128, -size, size).unsqueeze(1)
+
+
+class AtenPoolRows(PoolRows):
+    """``PoolRows`` without FBGEMM: feature by feature, rows become floats after they were gathered.
+
+    Arguments: as for ``PoolRows``.
+    """
+
+    kernel = "aten"
+
+    def __init__(
+        self, tables: tuple[TableSpec, ...], combine: str, features: tuple[str, ...], is_weighted: bool
+    ) -> None:
+        super().__init__(tables, combine, features, is_weighted)
+        self.rows = torch.empty(0, dtype=torch.uint8)
+        place = {name: number for number, name in enumerate(features)}
+        positions = [[place[name] for name in table.embedding_names] for table in tables]
+        self.stored = nn.ModuleList(
+            StoredRows(table, of_table, combine == "MEAN", is_weighted)
+            for table, of_table in zip(tables, positions, strict=True)
+        )
+
+    def parts(self) -> list[tuple[str, torch.Tensor, tuple[TableSpec, ...]]]:
+        """See ``PoolRows``."""
+        return [
+            (f"stored.{number}.rows", self.stored.get_buffer(f"{number}.rows"), (spec,))
+            for number, spec in enumerate(self.specs)
+        ]
+
+    def forward(self, bags: Bags) -> torch.Tensor:
+        """``bags``: rows of every table of the collection. Returns ``[B, sum D]``."""
+        batch_size = (bags.offsets.numel() - 1) // self.num_features
+        lengths = bags.offsets.diff().view(self.num_features, batch_size)
+        pooled: list[torch.Tensor] = []
+        for stored in self.stored:
+            pooled.append(stored(bags, lengths))
+        return torch.cat(pooled, dim=1).to(self.output_dtype)

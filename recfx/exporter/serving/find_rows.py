@@ -1,0 +1,87 @@
+"""``find_rows`` of an exported graph: the row of each id, in indexes that no longer change."""
+
+import torch
+
+from recfx.exporter.serving.bags import Bags, ServedNode
+from recfx.ir.facts import FrozenIndex
+from recfx.ir.tables import TableSpec
+from recfx.kernels.buckets import shared_rows
+
+
+class FindFrozenRows(ServedNode):
+    """Find the rows of a collection's ids; ids without a row get the answer of their table's policy.
+
+    The slots of all tables are one tensor, which ``fbgemm::pruned_hashmap_lookup`` reads. It leaves the ids of a table
+    without slots as they are, and does not find id -1.
+
+    Args:
+        tables: every table of the collection, in order.
+        indexes: the frozen index of each table that has one.
+    """
+
+    shared: list[str]
+    completed: list[int]
+    side_row: list[int]
+    dense_rows: list[int]
+    share_buckets: list[int]
+    rows: list[int]
+    seed: list[int]
+    first_feature: torch.Tensor
+    slot_borders: torch.Tensor
+    slots: torch.Tensor
+
+    def __init__(self, tables: tuple[TableSpec, ...], indexes: dict[str, FrozenIndex]) -> None:
+        super().__init__()
+        hashing = {table.name: table.hashing for table in tables if table.hashing is not None and table.has_index}
+        self.hashed = [table.name for table in tables if table.has_index]
+        self.shared = [name for name, config in hashing.items() if config.unseen == "share"]
+        self.num_features = sum(len(table.feature_names) for table in tables)
+        first_feature, slot_borders = [0], [0]
+        for table in tables:
+            first_feature.append(first_feature[-1] + len(table.feature_names))
+            slot_borders.append(slot_borders[-1] + (indexes[table.name].slots if table.has_index else 0))
+        # One list per fact, because TorchScript has no lists of objects: the tables whose answers FBGEMM does not know.
+        self.completed = []
+        self.side_row = []
+        self.dense_rows = []
+        self.share_buckets = []
+        self.rows = []
+        self.seed = []
+        for position, table in enumerate(tables):
+            if table.name not in hashing:
+                continue
+            config, side_row = hashing[table.name], indexes[table.name].side_row
+            buckets = config.buckets if config.unseen == "share" else 0
+            if side_row >= 0 or config.dense_rows > 0 or buckets > 0:
+                self.completed.append(position)
+                self.side_row.append(side_row)
+                self.dense_rows.append(config.dense_rows)
+                self.share_buckets.append(buckets)
+                self.rows.append(config.rows)
+                self.seed.append(config.seed)
+        self.register_buffer("first_feature", torch.tensor(first_feature))
+        self.register_buffer("slot_borders", torch.tensor(slot_borders))
+        self.register_buffer("slots", torch.empty(slot_borders[-1], 2, dtype=torch.int64))
+
+    def forward(self, bags: Bags) -> Bags:
+        """``bags``: ids. Returns rows in the same bags, -1 for ids without one."""
+        batch_size = (bags.offsets.numel() - 1) // self.num_features
+        borders = bags.offsets.index_select(0, self.first_feature * batch_size)
+        ids = bags.values
+        rows = torch.ops.fbgemm.pruned_hashmap_lookup(ids, borders, self.slots, self.slot_borders)
+        if len(self.completed) > 0:
+            ends: list[int] = borders.tolist()
+            for number, table in enumerate(self.completed):
+                begin, end = ends[table], ends[table + 1]
+                rows[begin:end] = self.complete(number, ids[begin:end], rows[begin:end])
+        return Bags(rows, bags.offsets, bags.weights)
+
+    def complete(self, number: int, ids: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        """The rows of one table's ids: also those of id -1, of dense ids, and the shared rows of ids without one."""
+        rows = torch.where(ids == -1, torch.full_like(rows, self.side_row[number]), rows)
+        dense_rows = self.dense_rows[number]
+        rows = torch.where((ids >= 0) & (ids < dense_rows), ids, rows)
+        if self.share_buckets[number] > 0:
+            answer = shared_rows(ids, self.rows[number], dense_rows, self.share_buckets[number], self.seed[number])
+            rows = torch.where(rows < 0, answer, rows)
+        return rows

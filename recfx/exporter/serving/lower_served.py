@@ -1,0 +1,117 @@
+"""Makes what files hold from a graph of operators: the same nodes, which call modules that torch can compile."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import fx, nn
+
+from recfx.errors import ExportError
+from recfx.exporter.serving.assemble import AssembleColumns
+from recfx.exporter.serving.bags import ServedNode
+from recfx.exporter.serving.divide_means import DivideMeans
+from recfx.exporter.serving.pool_rows import PoolRows
+from recfx.exporter.serving.targets import ServingTarget
+from recfx.ir.facts import FrozenIndex
+from recfx.ir.node_kinds import NODE_KINDS, NOT_COMBINED, ValueType
+from recfx.ir.tables import embedding_dims
+from recfx.passes.base import Rewriting
+from recfx.runtime.lower_graph import Lowered, lower_graph, make_own
+
+_POOLED = {ValueType.POOLED, ValueType.ARRIVED_POOLED, ValueType.DIVIDED}
+
+
+def lower_served(made: Rewriting, target: ServingTarget) -> fx.GraphModule:
+    """Lower the graph of one collection for a file.
+
+    Sizes come from the graph and its context; rows and slots themselves are buffers that whoever writes the file fills.
+
+    Args:
+        made: the graph after the passes for files; the facts of a table in its context have its frozen index.
+        target: which modules serve the nodes.
+
+    Raises:
+        ExportError: ``operator_not_exported``: an operator of the user's takes ids or rows.
+    """
+    graph_module = lower_graph(made.graph, made.metas, _Serving(target).module)
+    for node in graph_module.graph.nodes:
+        if node.op == "call_module" and isinstance(graph_module.get_submodule(str(node.target)), AssembleColumns):
+            node.args = ([*node.args],)  # TorchScript has no variable number of arguments
+    graph_module.recompile()
+    return graph_module
+
+
+@dataclass(frozen=True)
+class _Serving:
+    """Makes the module of each node."""
+
+    target: ServingTarget
+
+    def module(self, of: Lowered) -> nn.Module:
+        makers: dict[str, Callable[[Lowered], ServedNode]] = {
+            "select_features": self._select_features,
+            "find_rows": self._find_rows,
+            "lookup": self._lookup,
+            "hash_lookup": self._hash_lookup,
+            "mean_divide": _mean_divide,
+            "keyed_tensor": _keyed_tensor,
+        }
+        kind = of.graph.kind(of.node)
+        return makers[kind](of) if kind in makers else _own(of)
+
+    def _select_features(self, of: Lowered) -> ServedNode:
+        return self.target.select(of.collection.name, of.collection.tables, of.collection.is_weighted)
+
+    def _find_rows(self, of: Lowered) -> ServedNode:
+        return self.target.find(of.collection.tables, _indexes(of))
+
+    def _lookup(self, of: Lowered) -> ServedNode:
+        return _pool(of, self.target.pool(of.attributes["kernel"]))
+
+    def _hash_lookup(self, of: Lowered) -> ServedNode:
+        assert self.target.fused is not None
+        indexes = _indexes(of)
+        return self.target.fused(_pool(of, PoolRows), {name: indexes[name] for name in of.attributes.get("hashed", ())})
+
+
+def _pool(of: Lowered, pool: type[PoolRows]) -> PoolRows:
+    keys, combine = tuple(of.collection.keys), of.attributes["combine"]
+    if combine == NOT_COMBINED:
+        raise ExportError(
+            "files have no lookup with combine=NONE.",
+            reason="operator_not_exported",
+            module_path=of.collection.name,
+            what_to_do="convert the model without the pass that makes it, load the state, and export that.",
+        )
+    return pool(of.graph.stored(of.node), combine, keys, of.collection.is_weighted)
+
+
+def _indexes(of: Lowered) -> dict[str, FrozenIndex]:
+    """The frozen index of each table of the collection that has one, by name."""
+    return {name: facts.index for name, facts in of.collection.facts.items() if facts.index is not None}
+
+
+def _mean_divide(of: Lowered) -> ServedNode:
+    keys = tuple(of.collection.keys)
+    return DivideMeans(of.graph.tables(of.node), of.attributes["divided"], keys)
+
+
+def _keyed_tensor(of: Lowered) -> ServedNode:
+    parts = [of.graph.columns(each) for each in of.node.all_input_nodes]
+    return AssembleColumns(list(of.collection.keys), embedding_dims(of.collection.tables), parts)
+
+
+def _own(of: Lowered) -> nn.Module:
+    """The module of an operator of the user's. Ids and rows are other objects in files than in models."""
+    kind = NODE_KINDS[of.graph.kind(of.node)]
+    others = {wanted for each in kind.inputs for wanted in each.types} - _POOLED
+    if others:
+        raise ExportError(
+            f"operator {kind.name!r} takes {min(each.value for each in others)}, and files have operators of the "
+            "user's for pooled rows alone.",
+            reason="operator_not_exported",
+            module_path=of.collection.name,
+            what_to_do="convert the model without the pass that adds it, load the state, and export that.",
+        )
+    return make_own(of).module

@@ -1,0 +1,158 @@
+"""``lookup`` of an exported graph: one pooled lookup of a group of tables, whatever their rows consist of."""
+
+from typing import NamedTuple
+
+import torch
+
+from recfx.diagnostics import Diagnostic
+from recfx.exporter.serving.bags import Bags, ServedNode
+from recfx.ir.lookup_facts import LookupFacts
+from recfx.ir.tables import TableSpec
+from recfx.kernels.quantized_rows import row_bytes
+
+_HOST = 3  # fbgemm_gpu's EmbeddingLocation.HOST
+_SUM, _MEAN = 0, 1  # its PoolingMode
+_FLOAT32 = 0  # its SparseType
+
+
+class RowFormat(NamedTuple):
+    """How the rows of a table are stored.
+
+    Args:
+        name: as in ``export(quantize=)`` and in reports.
+        sparse_type: FBGEMM's number for it.
+        bits: per column.
+        is_quantized: whether each row has a scale and a bias, see ``recfx/kernels/quantized_rows.py``.
+    """
+
+    name: str
+    sparse_type: int
+    bits: int
+    is_quantized: bool = False
+
+    def columns(self, dim: int) -> int:
+        """The number of columns of a stored row; FBGEMM wants an even number of columns of 4 bits."""
+        return dim + dim % 2 if self.bits == 4 else dim
+
+    def bytes(self, dim: int) -> int:
+        """The size of a stored row."""
+        columns = self.columns(dim)
+        return row_bytes(columns, self.bits) if self.is_quantized else columns * self.bits // 8
+
+
+FORMATS: dict[torch.dtype, RowFormat] = {
+    torch.float32: RowFormat("fp32", 0, 32),
+    torch.float16: RowFormat("fp16", 1, 16),
+    torch.quint8: RowFormat("int8", 2, 8, True),
+    torch.quint4x2: RowFormat("int4", 3, 4, True),
+}
+
+
+class PoolRows(ServedNode):
+    """Pool the rows of a group of tables with FBGEMM's inference operator, which skips rows of -1.
+
+    The rows of all tables are one tensor of bytes. ``table_begins`` and ``row_bytes`` say where each table's are.
+
+    Args:
+        tables: the group, in column order; each has one of the dtypes of ``FORMATS``.
+        combine: ``"SUM"`` or ``"MEAN"``.
+        features: the output keys of the whole collection, in order.
+        is_weighted: whether the weights of the ids multiply the rows.
+    """
+
+    kernel = "fbgemm"
+    positions: list[int]
+    rows: torch.Tensor
+
+    def __init__(
+        self, tables: tuple[TableSpec, ...], combine: str, features: tuple[str, ...], is_weighted: bool
+    ) -> None:
+        super().__init__()
+        self.specs = tables
+        self.features = features
+        self.combine = combine
+        self.mode = _MEAN if combine == "MEAN" else _SUM
+        self.is_weighted = is_weighted
+        self.num_features = len(features)
+        formats = [FORMATS[table.dtype] for table in tables]
+        self.tables = [f"{table.name}:{form.name}" for table, form in zip(tables, formats, strict=True)]
+        self.row_bytes = [form.bytes(table.embedding_dim) for table, form in zip(tables, formats, strict=True)]
+        self.table_begins = [0]
+        for table, size in zip(tables, self.row_bytes, strict=True):
+            self.table_begins.append(self.table_begins[-1] + table.num_embeddings * size)
+        keys = [name for table in tables for name in table.embedding_names]
+        place = {name: number for number, name in enumerate(features)}
+        self.positions = [place[name] for name in keys]
+        self.permutes = self.positions != list(range(len(features)))
+        of_feature = [number for number, table in enumerate(tables) for _ in table.embedding_names]
+        columns = [formats[table].columns(tables[table].embedding_dim) for table in of_feature]
+        ends = torch.tensor([0, *columns]).cumsum(0)
+        self.total_columns = int(ends[-1])
+        self.most_columns = [_most(number, of_feature, formats, columns) for number in (3, 2, 1, 0)]
+        kept = [
+            column
+            for table, end in zip(of_feature, ends[:-1].tolist(), strict=True)
+            for column in range(end, end + tables[table].embedding_dim)
+        ]
+        self.drops_columns = len(kept) < self.total_columns
+        self.output_dtype = tables[0].output_dtype
+        self.register_buffer("kept_columns", torch.tensor(kept))
+        self.register_buffer("placements", torch.full((len(keys),), _HOST, dtype=torch.int32))
+        self.register_buffer("begins", torch.tensor([self.table_begins[table] for table in of_feature]))
+        sparse_types = [formats[table].sparse_type for table in of_feature]
+        self.register_buffer("sparse_types", torch.tensor(sparse_types, dtype=torch.uint8))
+        self.register_buffer("column_ends", ends.int())
+        self.register_buffer("nowhere", torch.empty(0, dtype=torch.uint8))
+        self.register_buffer("position", torch.tensor(self.positions, dtype=torch.int32))
+        self.register_buffer("rows", torch.empty(self.table_begins[-1], dtype=torch.uint8))
+
+    @classmethod
+    def declines(cls, lookup: LookupFacts) -> Diagnostic | None:
+        """Why it does not serve a lookup; None if it does.
+
+        Args:
+            lookup: the lookup, whose tables have the dtypes of stored rows.
+        """
+        return None
+
+    def parts(self) -> list[tuple[str, torch.Tensor, tuple[TableSpec, ...]]]:
+        """The buffers that hold rows: their names, and the tables in each, one behind the other."""
+        return [("rows", self.rows, self.specs)]
+
+    def forward(self, bags: Bags) -> torch.Tensor:
+        """``bags``: rows of every table of the collection. Returns ``[B, sum D]``."""
+        values, offsets, weights = bags.values, bags.offsets, bags.weights
+        if self.permutes:
+            lengths = offsets.diff().view(self.num_features, (offsets.numel() - 1) // self.num_features)
+            lengths, values, weights = torch.ops.fbgemm.permute_2D_sparse_data(
+                self.position, lengths, values, weights, None
+            )
+            offsets = torch.ops.fbgemm.asynchronous_complete_cumsum(lengths.view(-1))
+        pooled = torch.ops.fbgemm.int_nbit_split_embedding_codegen_lookup_function(
+            self.rows,
+            self.nowhere,
+            self.placements,
+            self.begins,
+            self.sparse_types,
+            self.column_ends,
+            self.total_columns,
+            0,
+            self.most_columns[0],
+            self.most_columns[1],
+            self.most_columns[2],
+            self.most_columns[3],
+            values,
+            offsets,
+            self.mode,
+            weights if self.is_weighted else None,
+            output_dtype=0,
+            row_alignment=1,
+        )
+        if self.drops_columns:
+            pooled = pooled.index_select(1, self.kept_columns)
+        return pooled.to(self.output_dtype)
+
+
+def _most(sparse_type: int, of_feature: list[int], formats: list[RowFormat], columns: list[int]) -> int:
+    pairs = zip(of_feature, columns, strict=True)
+    return max((count for table, count in pairs if formats[table].sparse_type == sparse_type), default=0)

@@ -1,0 +1,87 @@
+"""The registry of what files consist of: which module serves each node, by the kind of program that a file holds."""
+
+from dataclasses import dataclass
+
+from recfx.diagnostics import Diagnostic
+from recfx.exporter.serving.aten import AtenFindRows, AtenPoolRows, AtenSelectBags
+from recfx.exporter.serving.find_and_pool import FindAndPool
+from recfx.exporter.serving.find_rows import FindFrozenRows
+from recfx.exporter.serving.pool_rows import PoolRows
+from recfx.exporter.serving.select_bags import SelectBags
+from recfx.exporter.serving.traced import TracedFindRows, TracedSelectBags
+from recfx.exporter.serving.triton import TritonPoolRows
+from recfx.ir.context import Served
+from recfx.ir.lookup_facts import LookupFacts
+
+
+@dataclass(frozen=True)
+class ServingTarget:
+    """The modules of one kind of program; what is not named here is the same in all of them.
+
+    To passes it is what the kernel targets of a machine are for models: see ``Targets``.
+
+    Args:
+        name: of the target.
+        select: serves ``select_features``.
+        find: serves ``find_rows``.
+        pools: serve ``lookup``: the first that does not decline, and the last never does.
+        fused: serves ``find_rows`` and ``lookup`` together, if anything does.
+        counts_probes: whether it has to know the longest probe of each index.
+    """
+
+    name: str
+    select: type[SelectBags] = SelectBags
+    find: type[FindFrozenRows] = FindFrozenRows
+    pools: tuple[type[PoolRows], ...] = (PoolRows,)
+    fused: type[FindAndPool] | None = None
+    counts_probes: bool = False
+
+    def serve(self, lookup: LookupFacts, collection: str) -> Served:
+        """See ``Targets``."""
+        if self.fused is not None:
+            return Served(self.fused.kernel)
+        declined: list[Diagnostic] = []
+        for pool in self.pools:
+            refusal = pool.declines(lookup)
+            if refusal is None:
+                break
+            declined.append(refusal)
+        message = f"files of target {self.name!r} have no operator that finds ids and pools their rows."
+        return Served(pool.kernel, tuple(declined), Diagnostic("no_finding_kernel", "", message, by=self.name))
+
+    def may_name(self, backend: str) -> bool:
+        """See ``Targets``."""
+        return backend in {each.kernel for each in (self.pools if self.fused is None else (self.fused,))}
+
+    def pool(self, kernel: str) -> type[PoolRows]:
+        """What serves a ``lookup`` with this kernel."""
+        return {pool.kernel: pool for pool in self.pools}[kernel]
+
+    def find_rows(self, device: str) -> Served:
+        """See ``Targets``."""
+        return Served(self.name)
+
+    def index_operators(self, device: str) -> str:
+        """See ``Targets``: nothing is inserted into an index of a file."""
+        return ""
+
+
+SCRIPT = ServingTarget("torchscript")
+"""TorchScript on the CPU, with FBGEMM's operators."""
+
+TRACED = ServingTarget("pt2", TracedSelectBags, TracedFindRows)
+"""``torch.export`` on the CPU, with FBGEMM's operators."""
+
+NATIVE = ServingTarget("torchscript with recfx's operators", fused=FindAndPool)
+"""TorchScript on the CPU, with recfx's C++ operators."""
+
+ATEN = ServingTarget("aten", AtenSelectBags, AtenFindRows, (AtenPoolRows,), counts_probes=True)
+"""TorchScript on any device, without FBGEMM's operators."""
+
+TRITON = ServingTarget(
+    "aten with recfx's kernels", AtenSelectBags, AtenFindRows, (TritonPoolRows, AtenPoolRows), counts_probes=True
+)
+"""``ATEN``, but where recfx has a kernel in Triton for a lookup, its operator, which Python registers."""
+
+FOR_DEVICES = (ATEN, TRITON)
+"""Those whose files run on any device."""

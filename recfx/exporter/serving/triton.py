@@ -1,0 +1,89 @@
+"""``lookup`` of an exported graph for devices by recfx's kernel in Triton, which reads rows of 8-bit or 4-bit codes.
+
+Python registers its operator, so files that call it are loaded where Python, recfx and, for a device, Triton are.
+"""
+
+import torch
+
+import recfx.kernels.quantized_lookup_op  # noqa: F401  registers the operator
+from recfx.diagnostics import Diagnostic
+from recfx.exporter.serving.aten import AtenPoolRows
+from recfx.exporter.serving.bags import Bags
+from recfx.exporter.serving.pool_rows import FORMATS
+from recfx.ir.lookup_facts import LookupFacts
+from recfx.ir.tables import TableSpec
+from recfx.lowering import _triton_limits
+
+DEVICE_TYPES = ("cuda", "npu")
+"""The kinds of devices that the kernel can be compiled for."""
+
+
+class TritonPoolRows(AtenPoolRows):
+    """``PoolRows`` in one launch, for tables that all have codes of 8 bits or all have codes of 4 bits.
+
+    Arguments: as for ``PoolRows``.
+    """
+
+    kernel = "triton"
+    # As in the base class: TorchScript does not read the annotations of base classes.
+    positions: list[int]
+    dims: list[int]
+    table_of_feature: list[int]
+
+    def __init__(
+        self, tables: tuple[TableSpec, ...], combine: str, features: tuple[str, ...], is_weighted: bool
+    ) -> None:
+        super().__init__(tables, combine, features, is_weighted)
+        self.bits = FORMATS[tables[0].dtype].bits
+        self.dims = [table.embedding_dim for table in tables]
+        self.table_of_feature = [number for number, table in enumerate(tables) for _ in table.embedding_names]
+
+    @classmethod
+    def declines(cls, lookup: LookupFacts) -> Diagnostic | None:
+        """See ``PoolRows``."""
+        dtypes = {table.dtype for table in lookup.tables}
+        if len(dtypes) > 1 or not FORMATS[lookup.tables[0].dtype].is_quantized:
+            names = ", ".join(sorted(FORMATS[dtype].name for dtype in dtypes))
+            message = f"a launch takes tables of int8 or of int4, not of {names}."
+            what_to_do = "store all tables of the collection as int8, or all as int4, or leave them to ATen."
+            return Diagnostic("dtype", "", message, what_to_do, by=cls.kernel)
+        return _triton_limits.too_many_columns(cls.kernel, lookup)
+
+    def forward(self, bags: Bags) -> torch.Tensor:
+        """``bags``: rows of every table of the collection. Returns ``[B, sum D]``."""
+        rows, offsets, weights = bags.values, bags.offsets, bags.weights
+        if self.permutes:
+            ends = bags.ends
+            assert ends is not None
+            lengths = offsets.diff().view(self.num_features, (offsets.numel() - 1) // self.num_features)
+            of_rows: list[torch.Tensor] = []
+            of_weights: list[torch.Tensor] = []
+            of_lengths: list[torch.Tensor] = [lengths.new_zeros(1)]
+            for position in self.positions:
+                begin, end = ends[position], ends[position + 1]
+                of_rows.append(rows[begin:end])
+                of_lengths.append(lengths[position])
+                if weights is not None:
+                    of_weights.append(weights[begin:end])
+            rows, offsets = torch.cat(of_rows), torch.cat(of_lengths).cumsum(0)
+            if weights is not None:
+                weights = torch.cat(of_weights)
+        tables: list[torch.Tensor] = []
+        for stored in self.stored:
+            tables.append(stored.rows)  # type: ignore[arg-type]
+        pooled = torch.ops.recfx.quantized_lookup_triton(
+            rows,
+            offsets,
+            tables,
+            self.dims,
+            self.bits,
+            self.table_of_feature,
+            self.combine == "MEAN",
+            weights if self.is_weighted else None,
+        )
+        return pooled.to(self.output_dtype)
+
+
+def is_here(device: torch.device) -> Diagnostic | None:
+    """None if files with the kernel run on the device; on the CPU, its reference does."""
+    return None if device.type == "cpu" else _triton_limits.is_here("triton", device)

@@ -1,0 +1,207 @@
+"""From a model or a graph to what a picture of it shows. Looks only: nothing runs, changes or communicates."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+import torch.distributed as dist
+from torch import fx, nn
+
+from recfx.collections.converted_classes import converted_class
+from recfx.collections.converted_collection import ConvertedCollection
+from recfx.collections.kinds import KINDS, POOLED, kind_of
+from recfx.collections.sharding.collection import SHARDED
+from recfx.collections.whole_graph import WholeGraph
+from recfx.discovery.classify import CONVERTED, Finding
+from recfx.discovery.conversion_record import Found, conversion_of
+from recfx.discovery.discover import discover
+from recfx.discovery.shallow_tracer import source_of
+from recfx.discovery.wrappers import unwrap
+from recfx.errors import DrawingError
+from recfx.inspect.drawing.calls import Call, find_calls
+from recfx.inspect.drawing.costs import NO_COSTS, DrawnCosts, costs_of, drawn_costs
+from recfx.inspect.drawing.drawing import CALL, DENSE, INPUT, OUTPUT, Drawing, DrawnCollection, DrawnNode, DrawnTable
+from recfx.inspect.drawing.planned import PlannedModel
+from recfx.inspect.drawing.steps import drawn_steps, kernels_now, kernels_planned
+from recfx.inspect.drawing.tables import drawn_tables, tables_of_specs
+from recfx.ir.printer import format_node
+from recfx.ir.snapshot import PASSES_KEY, PassRecord
+from recfx.passes.base import BEFORE
+from recfx.planner.pricing.hardware import Hardware
+from recfx.version import __version__
+
+
+def collect(subject: nn.Module, hardware: Hardware | None = None, planned: PlannedModel | None = None) -> Drawing:
+    """What a picture of ``subject`` shows.
+
+    Args:
+        subject: the model or the graph.
+        hardware: what times are predicted for; without it, none are.
+        planned: what a plan would make of the model; None: it is drawn as it is.
+
+    Raises:
+        DrawingError: ``no_collection``.
+    """
+    model = unwrap(subject)
+    costs = costs_of(model, hardware) if planned is None else drawn_costs(planned.cost, hardware)
+    graph_module = model.graph_module if isinstance(model, WholeGraph) else model
+    if isinstance(graph_module, fx.GraphModule) and (own := graph_module.meta.get(PASSES_KEY)):
+        nodes, collections = _graph_of_collection(graph_module, own, costs)
+    else:
+        if planned is None:
+            findings = discover(model.python_model if isinstance(model, WholeGraph) else subject).findings
+        else:
+            findings = planned.findings
+        conversion = conversion_of(model) if planned is None else planned.conversion
+        records = {found.paths[0]: found for found in conversion.found}
+        collections = tuple(
+            _collection(finding, records.get(finding.path), costs)
+            if planned is None or finding.path not in planned.graphs
+            else _as_planned(finding, records[finding.path], planned, costs)
+            for finding in findings
+        )
+        places = {id(finding.module): position for position, finding in enumerate(findings)}
+        if isinstance(graph_module, fx.GraphModule):
+            nodes = _graph_of_model(graph_module, places, costs)
+        else:
+            nodes = ()
+        called = {node.collection for node in nodes}
+        alone = [position for position in range(len(findings)) if position not in called]
+        nodes += tuple(_lone_call(position, collections[position]) for position in alone)
+    if not collections:
+        raise DrawingError(
+            "there is no EmbeddingBagCollection in the model, so there is nothing to draw.",
+            reason="no_collection",
+            what_to_do="pass the model that holds the torchrec.EmbeddingBagCollection, or its graph.",
+        )
+    steps = tuple(dict.fromkeys(step.name for one in collections for step in one.steps))
+    if not steps:
+        costs = NO_COSTS  # of what a conversion would make, which is not drawn
+    ranks = None if planned is None else planned.cost.world_size
+    return Drawing(_title(model), _subtitle(graph_module, ranks), nodes, collections, (BEFORE, *steps), costs)
+
+
+def _title(model: nn.Module) -> str:
+    inner = model.python_model if isinstance(model, WholeGraph) else model
+    return type(inner).__name__
+
+
+def _subtitle(model: nn.Module, planned_ranks: int | None) -> str:
+    rank = ""
+    if planned_ranks is not None:
+        rank = f", rank 0 of {planned_ranks} as planned"
+    elif dist.is_available() and dist.is_initialized():
+        rank = f", rank {dist.get_rank()} of {dist.get_world_size()}"
+    return f"recfx {__version__}, torch {torch.__version__}, {'train' if model.training else 'eval'} mode{rank}"
+
+
+def _collection(finding: Finding, record: Found | None, costs: DrawnCosts) -> DrawnCollection:
+    module, source = finding.module, finding.source
+    steps: tuple[PassRecord, ...] = ()
+    graph_module = None
+    if isinstance(module, ConvertedCollection):
+        graph_module, source = module.graph_module, module.source or source
+        steps = graph_module.meta.get(PASSES_KEY, ())  # of the mode that it is in
+    kind, tables = type(module).__name__, drawn_tables(module)
+    call_sites = () if record is None else record.call_sites
+    return DrawnCollection(
+        paths=tuple(finding.paths),
+        kind=kind,
+        was=kind if record is None else record.kind,
+        status=finding.status,
+        shape=_shape(tables),
+        why="" if finding.why is None else str(finding.why),
+        device=str(getattr(module, "device", "") or ""),
+        sources=call_sites or (() if source is None else (source,)),
+        tables=tables,
+        steps=drawn_steps(steps, {} if graph_module is None else kernels_now(graph_module), costs),
+    )
+
+
+def _as_planned(finding: Finding, record: Found, planned: PlannedModel, costs: DrawnCosts) -> DrawnCollection:
+    """A collection as a plan would shard it."""
+    made = planned.graphs[finding.path]
+    context = made.graph.context.collections[finding.path]
+    tables, source = tables_of_specs(context.tables), context.source or finding.source
+    (backend,) = (each.backend for each in planned.cost.planned if each.name == finding.path)
+    return DrawnCollection(
+        paths=tuple(finding.paths),
+        kind=SHARDED[kind_of(finding.module)].__name__,
+        was=record.kind,
+        status=CONVERTED,
+        shape=_shape(tables),
+        device=context.device,
+        sources=record.call_sites or (() if source is None else (source,)),
+        tables=tables,
+        steps=drawn_steps(made.records, kernels_planned(made.graph, backend), costs),
+    )
+
+
+def _graph_of_collection(
+    graph_module: fx.GraphModule, records: tuple[PassRecord, ...], costs: DrawnCosts
+) -> tuple[tuple[DrawnNode, ...], tuple[DrawnCollection, ...]]:
+    """The graph is that of one collection itself."""
+    metas = [node.meta for node in records[-1].nodes if node.meta is not None]
+    path = metas[0].collection if metas else ""
+    source = metas[0].source if metas else None
+    tables, made = drawn_tables(graph_module), {meta.kind for meta in metas}
+    kind = next((each for each in KINDS if each.assembled_by in made), POOLED)
+    one = DrawnCollection(
+        paths=(path,),
+        kind=converted_class(kind).__name__,
+        was="collection",  # the graph does not know
+        status=CONVERTED,
+        shape=_shape(tables),
+        device=metas[0].device if metas else "",
+        sources=() if source is None else (source,),
+        tables=tables,
+        steps=drawn_steps(records, kernels_now(graph_module), costs),
+    )
+    return (_lone_call(0, one),), (one,)
+
+
+def _shape(tables: tuple[DrawnTable, ...]) -> str:
+    """The shape of what is pooled from ``tables``; ``""`` if they are not pooled."""
+    if not tables or not all(table.pooling for table in tables):
+        return ""
+    return f"[B, {sum(table.dim * len(table.features) for table in tables)}]"
+
+
+def _lone_call(position: int, one: DrawnCollection) -> DrawnNode:
+    source = one.sources[0] if one.sources else None
+    return DrawnNode(one.path.replace(".", "_") or "ebc", CALL, one.path, source=source, collection=position)
+
+
+def _graph_of_model(
+    graph_module: fx.GraphModule, places: Mapping[int, int], costs: DrawnCosts
+) -> tuple[DrawnNode, ...]:
+    """The graph of a model around its collections, whose nodes are put together again, one call each."""
+    calls = find_calls(graph_module, places)
+    inside: dict[fx.Node, Call] = {node: call for call in calls for node in call.nodes}
+    nodes: list[DrawnNode] = []
+    done: set[int] = set()
+    for node in graph_module.graph.nodes:
+        call = inside.get(node)
+        if call is None:
+            nodes.append(_outer_node(graph_module, node, inside, costs))
+        elif id(call) not in done:
+            done.add(id(call))
+            inputs = tuple(dict.fromkeys(_name(source, inside) for source in call.inputs))
+            line = f"{call.name} = {call.path}({', '.join(inputs)})"
+            nodes.append(DrawnNode(call.name, CALL, line, inputs, source=call.source, collection=call.collection))
+    return tuple(nodes)
+
+
+def _outer_node(
+    graph_module: fx.GraphModule, node: fx.Node, inside: Mapping[fx.Node, Call], costs: DrawnCosts
+) -> DrawnNode:
+    kind = {"placeholder": INPUT, "output": OUTPUT}.get(node.op, DENSE)
+    inputs = tuple(dict.fromkeys(_name(source, inside) for source in node.all_input_nodes))
+    line, source = format_node(graph_module, node), source_of(node)
+    return DrawnNode(node.name, kind, line, inputs, cost=costs.place("", node.name), source=source)
+
+
+def _name(node: fx.Node, inside: Mapping[fx.Node, Call]) -> str:
+    call = inside.get(node)
+    return node.name if call is None else call.name

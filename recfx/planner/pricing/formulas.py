@@ -1,0 +1,251 @@
+"""What each kind of node does, one function per kind. ``FORMULAS`` names them all; a kind without one is an error.
+
+The formulas count what must be moved: each id and each length once, a row per id, each pooled value once. Work that
+depends on the order of a batch's keys is counted as if they had to be put into order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from recfx.errors import ConversionError
+from recfx.planner.pricing.node_facts import NodeFacts, TableLoad
+from recfx.planner.pricing.work import Phases, Work
+
+ID_BYTES, LENGTH_BYTES, WEIGHT_BYTES, POOLED_BYTES = 8, 8, 4, 4
+# A find reads one group of four slots, which is one line of the cache: at most four of nine slots of an index are
+# filled, so that an id is nearly always in its first group.
+PROBE_BYTES = 64
+# The operations of a fused step per element: the square, its sum, the root, the division, the update.
+STEP_FLOPS = 6
+
+Formula = Callable[[NodeFacts], Phases]
+
+
+def _batch_bytes(facts: NodeFacts, bags: Any | None = None) -> Any:
+    """Ids, weights and lengths."""
+    per_id = ID_BYTES + (WEIGHT_BYTES if facts.is_weighted else 0)
+    return per_id * facts.ids + LENGTH_BYTES * (facts.bags if bags is None else bags)
+
+
+def select_features(facts: NodeFacts) -> Phases:
+    """Reads the ids once to check them, and once to put them into order."""
+    size = _batch_bytes(facts)
+    return Phases(Work(read_bytes=size + ID_BYTES * facts.ids, written_bytes=size))
+
+
+def bucketize(facts: NodeFacts) -> Phases:
+    """Reads the ids once to count them by rank, and once to send them there."""
+    size = _batch_bytes(facts)
+    return Phases(Work(read_bytes=size + ID_BYTES * facts.ids, written_bytes=_batch_bytes(facts, facts.sent_bags)))
+
+
+def input_dist_start(facts: NodeFacts) -> Phases:
+    """Puts bags into the order of ranks, if they are not in that order yet."""
+    if not facts.moves:
+        return Phases(Work())
+    size = _batch_bytes(facts, facts.sent_bags)
+    return Phases(Work(read_bytes=size, written_bytes=size))
+
+
+def input_dist_wait(facts: NodeFacts) -> Phases:
+    """Puts what has arrived into the order of features."""
+    size = _batch_bytes(facts)
+    return Phases(Work(read_bytes=size, written_bytes=size))
+
+
+def snapshot_indexes(facts: NodeFacts) -> Phases:
+    """Takes references."""
+    return Phases(Work())
+
+
+def to_host(facts: NodeFacts) -> Phases:
+    """Copies ids and lengths."""
+    return Phases(Work(copied_bytes=_batch_bytes(facts)))
+
+
+def to_device(facts: NodeFacts) -> Phases:
+    """Copies rows and lengths."""
+    return Phases(Work(copied_bytes=_batch_bytes(facts)))
+
+
+def hash_ids(facts: NodeFacts) -> Phases:
+    """Finds each id's slot; a table that evicts or admits also counts the id."""
+    return Phases(Work.total([_once(_find, table, facts.trains) for table in facts.tables]))
+
+
+def find_ids(facts: NodeFacts) -> Phases:
+    """Finds each id's slot."""
+    return Phases(Work.total([_once(_find, table, False) for table in facts.tables]))
+
+
+def insert_ids(facts: NodeFacts) -> Phases:
+    """Reads what was found, and writes the rows; few ids are new."""
+    rows = ID_BYTES * facts.ids
+    counted = [_count(table) for table in facts.tables]
+    return Phases(Work(read_bytes=2 * rows, written_bytes=rows) + Work.total(counted))
+
+
+def find_rows(facts: NodeFacts) -> Phases:
+    """Finds each id's slot in a copy of the index."""
+    return find_ids(facts)
+
+
+def lookup(facts: NodeFacts) -> Phases:
+    """Reads a row per id, and writes a sum per bag; the backward reads the gradients and steps the rows."""
+    forward = Work.total([_once(_pool, table, facts.is_weighted) for table in facts.tables])
+    if not facts.trains:
+        return Phases(forward)
+    return Phases(forward, Work.total([_once(_backward, table) for table in facts.tables if table.is_trained]))
+
+
+def hash_lookup(facts: NodeFacts) -> Phases:
+    """Both, without writing rows out and reading them again."""
+    found, pooled = hash_ids(facts), lookup(facts)
+    rows = ID_BYTES * facts.ids
+    return Phases(found.forward + pooled.forward + Work(read_bytes=-rows, written_bytes=-rows), pooled.backward)
+
+
+def output_dist_start(facts: NodeFacts) -> Phases:
+    """Joins the parts, and puts them into the order in which they are sent; the backward averages over ranks."""
+    copies = (1 if facts.parts > 1 else 0) + 1
+    size = facts.value_bytes
+    forward = Work(read_bytes=copies * size, written_bytes=copies * size)
+    return Phases(forward, Work(size * copies, size * copies, flops=size / POOLED_BYTES) if facts.trains else Work())
+
+
+def output_dist_wait(facts: NodeFacts) -> Phases:
+    """Puts what has arrived into the order of samples."""
+    return _copy(facts)
+
+
+def mean_divide(facts: NodeFacts) -> Phases:
+    """Divides each value."""
+    work = Work(facts.value_bytes + LENGTH_BYTES * facts.bags, facts.value_bytes, facts.value_bytes / POOLED_BYTES)
+    return Phases(work, work if facts.trains else Work())
+
+
+def keyed_tensor(facts: NodeFacts) -> Phases:
+    """Puts ranges of columns into order, row by row; a single range is only renamed."""
+    if facts.ranges < 2:
+        return Phases(Work())
+    work = Work(facts.value_bytes, facts.value_bytes, copied_ranges=facts.rows * facts.ranges)
+    return Phases(work, work if facts.trains else Work())
+
+
+def collection(facts: NodeFacts) -> Phases:
+    """A collection that is not expanded: its lookups."""
+    return lookup(facts)
+
+
+FORMULAS: dict[str, Formula] = {
+    formula.__name__: formula
+    for formula in (
+        collection,
+        select_features,
+        bucketize,
+        input_dist_start,
+        snapshot_indexes,
+        input_dist_wait,
+        to_host,
+        hash_ids,
+        find_ids,
+        insert_ids,
+        find_rows,
+        to_device,
+        lookup,
+        hash_lookup,
+        output_dist_start,
+        output_dist_wait,
+        mean_divide,
+        keyed_tensor,
+    )
+}
+
+
+def formula_of(kind: str) -> Formula:
+    """The formula of a kind of node.
+
+    Raises:
+        ConversionError: ``kind_without_cost``.
+    """
+    found = FORMULAS.get(kind)
+    if found is None:
+        raise ConversionError(
+            f"nodes of kind {kind!r} have no formula for their cost.",
+            reason="kind_without_cost",
+            what_to_do="pass price= to recfx.add_operator.",
+        )
+    return found
+
+
+def _once(formula: Callable[..., Work], table: TableLoad, *options: bool) -> Work:
+    """The work that one table is; a load that many ranks or plans share is asked once."""
+    found = table.known.get((formula, options))
+    if found is None:
+        found = table.known[formula, options] = formula(table, *options)
+    return found
+
+
+def _copy(facts: NodeFacts) -> Phases:
+    work = Work(facts.value_bytes, facts.value_bytes)
+    return Phases(work, work if facts.trains else Work())
+
+
+def _find(table: TableLoad, counts: bool) -> Work:
+    rows = ID_BYTES * table.ids
+    if not table.spec.has_index:
+        return Work(read_bytes=rows, written_bytes=rows)
+    read = rows + PROBE_BYTES * table.ids
+    found = Work(read_bytes=read, written_bytes=rows, index_accesses=table.ids, indexes=1)
+    return found + _count(table) if counts else found
+
+
+def _count(table: TableLoad) -> Work:
+    """The scores of rows, or the sightings of candidates."""
+    if not (table.spec.evicts or table.spec.admits):
+        return Work()
+    return Work(8 * table.ids, 8 * table.ids, index_accesses=table.ids)
+
+
+def _pool(table: TableLoad, is_weighted: bool) -> Work:
+    per_id = ID_BYTES + table.row_bytes + (WEIGHT_BYTES if is_weighted else 0)
+    dim = table.spec.embedding_dim
+    return Work(
+        read_bytes=per_id * table.ids + LENGTH_BYTES * table.bags,
+        written_bytes=table.spec.output_dtype.itemsize * dim * table.bags,
+        flops=dim * (2 if is_weighted else 1) * table.ids,
+        random_accesses=table.ids,
+        tables=1,
+    )
+
+
+def _backward(table: TableLoad) -> Work:
+    """A fused step reads gradients in the order of the sorted ids: the time for that is part of ``sort_per_id``.
+
+    The ids of a bag have the same gradient, which is read from memory once, and from a cache for all others.
+    """
+    dim = table.spec.embedding_dim
+    gradients = table.spec.output_dtype.itemsize * dim * table.bags
+    if table.rule is None:
+        # A gradient of the whole table, which is cleared before the rows are added up.
+        whole = table.row_bytes * table.spec.num_embeddings
+        return Work(
+            read_bytes=(ID_BYTES + table.row_bytes) * table.ids + gradients,
+            written_bytes=whole + table.row_bytes * table.ids,
+            flops=dim * table.ids,
+            random_accesses=table.ids,
+            tables=1,
+        )
+    touched = table.distinct_rows
+    states = 1 if table.state_row_bytes else 0
+    kept = table.row_bytes + table.state_row_bytes
+    return Work(
+        read_bytes=ID_BYTES * table.ids + gradients + kept * touched,
+        written_bytes=kept * touched,
+        flops=dim * table.ids + STEP_FLOPS * dim * touched,
+        random_accesses=(1 + states) * touched,
+        sorted_ids=table.ids,
+        tables=1,
+    )

@@ -1,0 +1,143 @@
+"""What the formulas know about one node: its tables with the ids that reach them, its bags, and its value."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import sympy
+
+from recfx.ir.meta import Collective
+from recfx.ir.tables import TableSpec
+from recfx.optim.rules.rule import Rule
+from recfx.planner.pricing.symbols import SYMBOLS, Symbols, total
+from recfx.planner.pricing.work import NO_RESIDENT, Resident
+
+
+@dataclass(frozen=True, eq=False)
+class TableLoad:
+    """One table, or one shard of a table, with what a batch does to it on its rank.
+
+    Sizes of batches are expressions or numbers, and so is everything that follows from them.
+
+    Args:
+        spec: the table or the shard.
+        ids: the number of ids that are looked up in it.
+        samples: the number of samples whose bags it pools.
+        row_bytes: bytes of one row.
+        rule: the fused optimizer that trains it; None if the backward returns a gradient, or if it is not trained.
+        is_trained: whether the backward reaches it.
+        known: what formulas have found out about it.
+    """
+
+    spec: TableSpec
+    ids: Any
+    samples: Any
+    row_bytes: int
+    rule: Rule | None = None
+    is_trained: bool = True
+    known: dict[Any, Any] = field(default_factory=dict)
+
+    @cached_property
+    def bags(self) -> Any:
+        """The number of bags."""
+        return self.samples * len(self.spec.feature_names)
+
+    @cached_property
+    def distinct_rows(self) -> Any:
+        """An upper bound of the rows that a batch touches."""
+        if not isinstance(self.ids, sympy.Basic):
+            return min(self.ids, self.spec.num_embeddings)
+        # Not evaluated: sympy would try to compare the symbols.
+        return sympy.Min(self.ids, sympy.Integer(self.spec.num_embeddings), evaluate=False)
+
+    @cached_property
+    def state_row_bytes(self) -> int:
+        """Bytes of the fused optimizer's state of one row."""
+        states = () if self.rule is None else self.rule.states
+        return sum(4 * state.shape(1, self.spec.embedding_dim)[1] for state in states)
+
+    @classmethod
+    def of(
+        cls,
+        spec: TableSpec,
+        rows_of_table: int,
+        row_bytes: int,
+        rule: Rule | None = None,
+        is_trained: bool = True,
+        symbols: Symbols = SYMBOLS,
+    ) -> TableLoad:
+        """The load of a table, or of a shard, which gets the ids of all ranks.
+
+        Args:
+            spec: the table or the shard.
+            rows_of_table: the rows of the whole table; all rows are equally likely.
+            row_bytes: bytes of one row.
+            rule: its fused optimizer.
+            is_trained: whether the backward reaches it.
+            symbols: of the batch.
+        """
+        samples = symbols.everybody if spec.shard_of else symbols.batch
+        length = symbols.arriving if spec.shard_of else symbols.length
+        lengths = total(length(feature) for feature in spec.feature_names)
+        ids = (
+            samples * lengths * sympy.Rational(spec.num_embeddings, rows_of_table)
+            if symbols is SYMBOLS
+            else (samples * lengths * spec.num_embeddings / rows_of_table)
+        )
+        return cls(spec, ids, samples, row_bytes, rule, is_trained)
+
+
+@dataclass(frozen=True)
+class NodeFacts:
+    """One node.
+
+    Args:
+        kind: its kind.
+        tables: those that it works on; whole tables before ids are exchanged, this rank's shards afterwards.
+        ids: the number of ids that it takes.
+        bags: the number of bags that they are in.
+        sent_bags: the number of bags that leave it, if it copies bags to several ranks.
+        value_bytes: bytes of its value, if that is pooled rows.
+        is_weighted: whether ids carry weights.
+        parts: the number of its inputs that hold pooled rows.
+        ranges: the number of ranges of columns that it puts into order; 1 if they are in order.
+        rows: the number of rows that it puts into order.
+        moves: whether it puts bags into another order.
+        trains: whether the step has a backward.
+    """
+
+    kind: str
+    tables: tuple[TableLoad, ...] = ()
+    ids: Any = 0
+    bags: Any = 0
+    sent_bags: Any = 0
+    value_bytes: Any = 0
+    is_weighted: bool = False
+    parts: int = 1
+    ranges: int = 1
+    rows: Any = 0
+    moves: bool = True
+    trains: bool = True
+
+
+@dataclass(frozen=True)
+class PlannedNode:
+    """One node of a rank that need not be there.
+
+    Args:
+        name: as in the graph.
+        tables: the names of the tables that it works on.
+        facts: what the formulas know of it.
+        collectives: its collective calls.
+        resident: what it keeps.
+        on_host: whether it runs on the host of the device that has the tables.
+    """
+
+    name: str
+    tables: tuple[str, ...]
+    facts: NodeFacts
+    collectives: tuple[Collective, ...] = ()
+    resident: Resident = NO_RESIDENT
+    on_host: bool = False

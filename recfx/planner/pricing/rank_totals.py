@@ -1,0 +1,178 @@
+"""What every rank of a sharded model costs in numbers, and how long the ranks need together."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+from recfx.ir.node_kinds import NODE_KINDS, Stage
+from recfx.planner.pricing.formulas import formula_of
+from recfx.planner.pricing.hardware import Hardware
+from recfx.planner.pricing.node_facts import PlannedNode
+from recfx.planner.pricing.node_price import Totals, seconds_of_call, work_at
+from recfx.planner.pricing.planned_nodes import PlannedGraphs
+from recfx.planner.pricing.times import seconds_of_ranks, seconds_of_work
+from recfx.planner.pricing.uneven import calls_of
+from recfx.planner.pricing.values import Values
+
+IDS, TABLES, OUTPUT, WIRE, DENSE = "ids", "tables", "output", "wire", "dense"
+"""The parts of a step: before ids are exchanged; hashing and lookups; after pooled rows have arrived; the collectives;
+and what recfx did not make."""
+
+
+@dataclass(frozen=True)
+class StepPrice:
+    """All ranks, in numbers.
+
+    Args:
+        ranks: the totals of every rank; their seconds do not count waiting for other ranks.
+        seconds: the predicted time of a step, in which ranks wait for each other at every collective.
+        parts: how it is made up, by part of a step.
+    """
+
+    ranks: tuple[Totals, ...]
+    seconds: float
+    parts: dict[str, float]
+
+    @property
+    def imbalance(self) -> float:
+        """The time of the slowest rank over the mean of all ranks, 1 if all are equal."""
+        times = [each.seconds for each in self.ranks]
+        return max(times) * len(times) / sum(times) if sum(times) else 1.0
+
+
+class _Call(NamedTuple):
+    """One collective of a node.
+
+    Args:
+        collection: the number of its collection.
+        node: the name of the node.
+        number: its number among the collectives of the node.
+        pair: the same for a call of the forward and the one of the backward that takes the opposite way.
+    """
+
+    collection: int
+    node: str
+    number: int
+    pair: str
+
+
+@dataclass
+class _Rank:
+    """One rank: its totals, the times between collectives, and those of the collectives by node and operation."""
+
+    totals: Totals
+    between: dict[tuple[int, str, int], float] = field(default_factory=dict)
+    calls: dict[_Call, float] = field(default_factory=dict)
+
+
+class Batch(NamedTuple):
+    """What ranks do: those of all ranks alike, or of one.
+
+    Args:
+        collections: the graphs, made with the numbers of ``values``.
+        values: the batch.
+        rest: what else the rank has and does.
+    """
+
+    collections: Sequence[PlannedGraphs]
+    values: Values
+    rest: Totals | None = None
+
+
+def price_step(batches: Sequence[Batch], hardware: Hardware, *, with_residents: bool = True) -> StepPrice:
+    """The price of one step on all ranks.
+
+    Args:
+        batches: one for all ranks, or one for each.
+        hardware: of the ranks.
+        with_residents: whether to find out what every rank keeps.
+    """
+    world = max((each.world_size for each in batches[0].collections), default=1)
+    known: dict[Hashable, _Rank] = {}
+    ranks: list[_Rank] = []
+    totals = []
+    for rank in range(world):
+        collections, values, rest = batches[rank if len(batches) > 1 else 0]
+        kind = (rank if len(batches) > 1 else 0, *(each.kind_of_rank(rank) for each in collections))
+        if kind not in known:
+            known[kind] = _price_rank(collections, rank, values, hardware)
+        ranks.append(known[kind])
+        own = known[kind].totals
+        for each in collections if with_residents else ():  # ranks that do the same may keep indexes of different sizes
+            own = replace(own, resident=own.resident + each.resident(rank))
+        totals.append(own if rest is None else own.plus(rest))
+    parts = dict.fromkeys((IDS, TABLES, OUTPUT, WIRE), 0.0)
+    if batches[0].rest is not None:
+        parts[DENSE] = max(each.rest.seconds for each in batches if each.rest is not None)
+    # Ranks of one kind take equally long, so one of each will do, unless it matters how many wait.
+    working = ranks if hardware.speed_alone.value != 1 else list(known.values())
+    for part in dict.fromkeys(key for each in known.values() for key in each.between):
+        parts[part[1]] += seconds_of_ranks([each.between.get(part, 0.0) for each in working], hardware)
+    parts[WIRE] += _on_the_wire(ranks, hardware, world)
+    return StepPrice(tuple(totals), sum(parts.values()), parts)
+
+
+def _on_the_wire(ranks: list[_Rank], hardware: Hardware, world: int) -> float:
+    """The seconds of all collectives, each of which ends when the last rank has what it needs."""
+    calls = dict.fromkeys(call for rank in ranks for call in rank.calls)
+    if _share_a_memory(hardware, world):
+        return sum(sum(rank.calls.get(call, 0.0) for rank in ranks) / len(ranks) for call in calls)
+    slowest: dict[tuple[int, str, str], float] = {}  # what one rank sends in the forward it receives in the backward
+    for call in calls:
+        pair = (call.collection, call.node, call.pair)
+        slowest[pair] = max(slowest.get(pair, 0.0), *(rank.calls.get(call, 0.0) for rank in ranks))
+    return sum(slowest[call.collection, call.node, call.pair] for call in calls)
+
+
+def _price_rank(collections: Sequence[PlannedGraphs], rank: int, values: Values, hardware: Hardware) -> _Rank:
+    found = _Rank(Totals())
+    for number, graphs in enumerate(collections):
+        calls = graphs.planned.calls
+        for node in graphs.nodes(rank):
+            phases = formula_of(node.facts.kind)(node.facts)
+            for backward, work in enumerate((phases.forward, phases.backward)):
+                size = work_at(work, values)
+                seconds = calls * seconds_of_work(size, hardware, node.on_host) if any(size) else 0.0
+                key = (number, _part(node.facts.kind), backward)
+                found.between[key] = found.between.get(key, 0.0) + seconds
+                found.totals = found.totals.plus(
+                    Totals(calls * size.read_bytes, calls * size.written_bytes, calls * size.flops, seconds=seconds)
+                )
+            _add_calls(found, number, node, values, hardware, calls)
+    return found
+
+
+def _add_calls(found: _Rank, number: int, node: PlannedNode, values: Values, hardware: Hardware, calls: int) -> None:
+    """Add a node's collectives. An all-to-all ends when the rank that receives most has received it."""
+    arriving = 1.0 if _share_a_memory(hardware, values.world) else _arriving(node, values)
+    for place, call in enumerate(calls_of(node.facts.kind, node.collectives, values)):
+        passed = call.passed_bytes
+        seconds = calls * seconds_of_call(call._replace(passed_bytes=passed * arriving), hardware)
+        paired = node.facts.kind == "output_dist_start"
+        found.calls[_Call(number, node.name, place, call.operation if paired else str(place))] = seconds
+        found.totals = found.totals.plus(Totals(wire_bytes=calls * passed, seconds=seconds))
+
+
+def _share_a_memory(hardware: Hardware, world: int) -> bool:
+    """Whether all that ranks send goes through the memory of one host, so that it does not matter who sends it."""
+    return hardware.links_are_shared and world <= hardware.ranks_per_host
+
+
+def _arriving(node: PlannedNode, values: Values) -> float:
+    """How much more ids arrive than are sent, if they do."""
+    facts = node.facts
+    if facts.kind != "input_dist_wait" or not node.collectives:
+        return 1.0
+    passed = sum(call.passed_bytes for call in calls_of(facts.kind, node.collectives, values))
+    per_id = 8 + (4 if facts.is_weighted else 0)
+    arriving = per_id * values.number(facts.ids) + 8 * values.number(facts.bags)
+    return max(1.0, arriving / passed) if passed else 1.0
+
+
+def _part(kind: str) -> str:
+    stage = NODE_KINDS[kind].stage
+    if stage in (Stage.SELECT, Stage.INPUT_DIST):
+        return IDS
+    return OUTPUT if stage is Stage.ASSEMBLE or kind == "output_dist_wait" else TABLES

@@ -1,0 +1,104 @@
+"""Bytes that stay in memory between steps, counted once however many nodes share them."""
+
+from __future__ import annotations
+
+import functools
+import math
+
+import torch
+from torch import nn
+
+from recfx.hashing import HashIndex, ResolvedHashConfig
+from recfx.ir.facts import TableFacts
+from recfx.ir.tables import TableSpec
+from recfx.optim.rules import rule_named
+from recfx.optim.rules.rule import Rule
+from recfx.planner.pricing.work import NO_RESIDENT, Resident
+from recfx.runtime import TableStore
+
+_STEP_BYTES = 4  # the number of steps is one float32
+
+
+class Residents:
+    """Counts what tables keep, as their facts tell it. Tensors that are here are counted once.
+
+    The store that a method takes has the tables that are here; None if none are.
+    """
+
+    def __init__(self) -> None:
+        self._seen: set[int] = set()
+
+    def of_table(self, table: TableSpec, facts: TableFacts, store: TableStore | None) -> Resident:
+        """The weights and the optimizer state of a table, or of a shard."""
+        if store is not None and not self._is_new(store.weight(table.name)):
+            return NO_RESIDENT
+        return _planned_table(table, facts.dtype, rule_of(facts))
+
+    def of_index(self, table: TableSpec, store: TableStore | None) -> Resident:
+        """The index of a table, or of a shard."""
+        if store is None or table.name not in store.indexes:
+            return Resident(index=_planned_index(table))
+        buffers = store.index(table.name).buffers()  # one that was loaded may keep more than a new one
+        return Resident(index=sum(tensor_bytes(buffer) for buffer in buffers if self._is_new(buffer)))
+
+    def of_dense(self, module: nn.Module) -> Resident:
+        """The parameters and buffers of ``module`` that were not counted yet."""
+        tensors = [*module.parameters(), *module.buffers()]
+        return Resident(weights=sum(tensor_bytes(tensor) for tensor in tensors if self._is_new(tensor)))
+
+    def _is_new(self, counted: object) -> bool:
+        if id(counted) in self._seen:
+            return False
+        self._seen.add(id(counted))
+        return True
+
+
+def tensor_bytes(tensor: torch.Tensor) -> int:
+    """Bytes of a tensor's elements."""
+    return tensor.numel() * tensor.element_size()
+
+
+def bytes_of_index(index: HashIndex) -> int:
+    """Bytes of all tensors of an index, which may be on meta."""
+    return sum(tensor_bytes(buffer) for buffer in index.buffers())
+
+
+def planned_resident(table: TableSpec, dtype: torch.dtype, rule: Rule | None) -> Resident:
+    """What a table, or a shard of one, would keep.
+
+    Args:
+        table: the table or the shard.
+        dtype: of its rows.
+        rule: that of its fused optimizer, if it has one.
+    """
+    return _planned_table(table, dtype, rule) + Resident(index=_planned_index(table))
+
+
+def _planned_table(table: TableSpec, dtype: torch.dtype, rule: Rule | None) -> Resident:
+    rows, columns = table.num_embeddings, table.embedding_dim
+    state = 0 if rule is None else state_bytes(rule, rows, columns)
+    return Resident(weights=rows * columns * dtype.itemsize, optimizer=state)
+
+
+def _planned_index(table: TableSpec) -> int:
+    config, first = table.hashing, table.first_row
+    if config is None or not table.has_index:
+        return 0
+    return planned_index_bytes(config, first, first + table.num_embeddings)
+
+
+def rule_of(facts: TableFacts) -> Rule | None:
+    """The rule of a table's fused optimizer, if it has one."""
+    return None if facts.optimizer is None else rule_named(facts.optimizer.rule)
+
+
+@functools.lru_cache(maxsize=4096)
+def planned_index_bytes(config: ResolvedHashConfig, first_row: int, end_row: int) -> int:
+    """Bytes that the index of some rows of a table would take."""
+    return bytes_of_index(HashIndex(config.rows, config=config, device="meta", row_begin=first_row, row_end=end_row))
+
+
+def state_bytes(rule: Rule, rows: int, dim: int) -> int:
+    """Bytes of a fused optimizer's state after its first step."""
+    tensors = sum(4 * math.prod(state.shape(rows, dim)) for state in rule.states)
+    return tensors + (_STEP_BYTES if rule.counts_steps else 0)

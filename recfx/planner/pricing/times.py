@@ -1,0 +1,105 @@
+"""Predicts times: how long the work of a node takes on some hardware, and how long its collectives take."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from recfx.planner.pricing.hardware import Hardware
+
+
+class WorkAt(NamedTuple):
+    """The fields of :class:`recfx.planner.pricing.work.Work` as numbers."""
+
+    read_bytes: float
+    written_bytes: float
+    flops: float
+    random_accesses: float
+    index_accesses: float
+    copied_bytes: float
+    sorted_ids: float
+    tables: float
+    indexes: float
+    copied_ranges: float
+
+
+def seconds_of_work(work: WorkAt, hardware: Hardware, on_host: bool = False) -> float:
+    """Memory, arithmetic and misses one after the other, and the overhead of a node, of its tables and indexes.
+
+    Args:
+        work: of one phase.
+        hardware: where it runs.
+        on_host: whether it runs beside the device that has the tables, on its host.
+    """
+    bandwidth = hardware.host_memory_bandwidth if on_host else hardware.memory_bandwidth
+    miss = hardware.host_random_access if on_host else hardware.random_access
+    # A host has both its tables and its indexes in one memory, but an index does more per access than a table.
+    has_indexes = on_host or hardware.host_memory_bandwidth == hardware.memory_bandwidth
+    index_miss = hardware.host_random_access if has_indexes else hardware.random_access
+    return (
+        hardware.node_overhead.value
+        + (work.read_bytes + work.written_bytes) / bandwidth.value
+        + work.random_accesses * miss.value
+        + work.index_accesses * index_miss.value
+        + work.flops / hardware.flops.value
+        + work.copied_bytes / hardware.copy_bandwidth.value
+        + work.sorted_ids * hardware.sort_per_id.value
+        + work.tables * hardware.table_overhead.value
+        + work.indexes * hardware.index_overhead.value
+        + work.copied_ranges * hardware.range_overhead.value
+    )
+
+
+def seconds_of_collective(
+    operation: str, passed_bytes: float, ranks: int, hardware: Hardware, *, across_hosts: bool = False
+) -> float:
+    """How long a collective takes after all ranks have come to it.
+
+    A rank keeps its own part. Of the rest, an all-to-all sends what other hosts need over the network. The other
+    operations do so only once per host, because the ranks of a host first add up their parts, or share what arrived. An
+    all-reduce is a reduce-scatter and an all-gather.
+
+    Args:
+        operation: as in :class:`recfx.ir.meta.Collective`.
+        passed_bytes: what this rank passes to the call.
+        ranks: how many take part.
+        hardware: of the ranks.
+        across_hosts: whether the ranks are on a host each.
+    """
+    if ranks <= 1:
+        return 0.0
+    local = 1 if across_hosts else min(ranks, hardware.ranks_per_host)
+    hosts = math.ceil(ranks / local)
+    link, network = hardware.link_bandwidth[operation].value, hardware.network_bandwidth.value
+    whole = passed_bytes * ranks if operation == "all_gather" else passed_bytes
+    inside, outside = whole * (local - 1) / ranks, whole * (ranks - local) / ranks
+    if operation != "all_to_all":
+        rounds = 2 if operation == "all_reduce" else 1
+        inside, outside = rounds * whole * (local - 1) / local, rounds * whole / local * (hosts - 1) / hosts
+    return hardware.collective_latency[operation].value + max(inside / link, outside / network)
+
+
+def seconds_of_ranks(seconds: Sequence[float], hardware: Hardware) -> float:
+    """How long ranks need that begin together, until the last one has done its part.
+
+    On a host whose ranks share a memory, those that still work get faster as others wait.
+
+    Args:
+        seconds: what each rank needs while all ranks of its host work.
+        hardware: of the ranks.
+    """
+    if hardware.speed_alone.value == 1:
+        return max(seconds)
+    local = hardware.ranks_per_host
+    hosts = (seconds[begin : begin + local] for begin in range(0, len(seconds), local))
+    return max(_seconds_of_host(sorted(host), hardware.speed_alone.value) for host in hosts)
+
+
+def _seconds_of_host(ascending: Sequence[float], speed_alone: float) -> float:
+    passed = done = 0.0
+    for waiting, seconds in enumerate(ascending):
+        share = waiting / (len(ascending) - 1) if waiting else 0.0
+        passed += (seconds - done) / (1 + share * (speed_alone - 1))
+        done = seconds
+    return passed

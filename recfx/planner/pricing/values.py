@@ -1,0 +1,178 @@
+"""Numbers for the symbols of expressions: the batch of a rank, the number of ranks, the lengths of features."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from fractions import Fraction
+from functools import cached_property
+from numbers import Integral, Rational, Real
+from typing import Any
+
+import sympy
+
+from recfx.errors import InputError
+from recfx.ir.meta import BATCH, WORLD, mean_length
+from recfx.planner.pricing.symbols import Symbols
+from recfx.planner.pricing.work import plain_number
+
+BATCH_SIZE, LENGTH = 512, 1
+"""What TorchRec's planner assumes of a batch of which nothing is known: samples per rank, and ids per bag."""
+
+
+class Values:
+    """Evaluates expressions, each of them once.
+
+    Args:
+        batch: samples per rank.
+        world: the number of ranks.
+        lengths: the mean number of ids per sample, for all features or by feature.
+        features: the features that there are.
+
+    Attributes:
+        sizes: the batch sizes of all ranks, if every rank has its own; otherwise empty.
+        rank: the rank whose numbers these are, if every rank has its own.
+
+    Raises:
+        InputError: ``invalid_argument``, ``missing_feature``.
+    """
+
+    def __init__(self, batch: Any, world: Any, lengths: Any, features: Iterable[str]) -> None:
+        self.batch, self.world = whole_number(batch, "B"), whole_number(world, "W")
+        self.lengths = _lengths(lengths, features)
+        self.sizes: tuple[int, ...] = ()
+        self.rank = 0
+        self._mean_lengths: dict[str, float] = {}
+        self._known: dict[sympy.Expr, int | float] = {}
+
+    @classmethod
+    def of_ranks(cls, batches: Any, lengths: Any, features: Iterable[str], world: int) -> list[Values]:
+        """The values of every rank.
+
+        Args:
+            batches: the batch size of each rank, which may be 0; or one for all.
+            lengths: those of each rank, as for this class; or one of these for all.
+            features: the features that there are.
+            world: the number of ranks.
+
+        Raises:
+            InputError: ``invalid_argument``, ``missing_feature``.
+        """
+        names = list(dict.fromkeys(features))
+        sizes = tuple(whole_number(each, "B", 0) for each in _one_per_rank(batches, "B", world))
+        everybody = sum(sizes)
+        found = []
+        for rank, each in enumerate(_one_per_rank(lengths, "L", world)):
+            values = cls(1, world, each, names)
+            values.batch, values.sizes, values.rank = sizes[rank], sizes, rank
+            found.append(values)
+        for name in names if everybody else ():
+            ids = sum(values.batch * values.lengths[name] for values in found)
+            for values in found:
+                values._mean_lengths[name] = float(ids / everybody)
+        return found
+
+    @cached_property
+    def symbols(self) -> Symbols:
+        """These values as the symbols of formulas, which are fast with plain numbers."""
+        lengths = {name: float(length) for name, length in self.lengths.items()}
+        if not self.sizes:
+            return Symbols(self.batch, self.world, lengths.__getitem__)
+        of_all = self._mean_lengths or lengths
+        return Symbols(self.batch, self.world, lengths.__getitem__, sum(self.sizes), of_all.__getitem__)
+
+    def per_sample(self, expression: sympy.Expr) -> int | float:
+        """The value for batches of one sample, of an expression without lengths."""
+        return plain_number(expression.xreplace({BATCH: sympy.Integer(1), WORLD: sympy.Integer(self.world)}))
+
+    def number(self, expression: Any) -> int | float:
+        """The value of an expression: an ``int`` if it is whole."""
+        if not isinstance(expression, sympy.Basic):
+            number: int | float = expression
+            return number
+        found = self._known.get(expression)
+        if found is None:
+            # Everybody's samples are W * B in expressions, and so become their number, whatever B is on this rank.
+            samples = sympy.Integer(self.symbols.everybody)
+            per_rank = expression.xreplace({WORLD: samples / BATCH}) if self.sizes else expression
+            found = self._known[expression] = plain_number(per_rank.xreplace(self._symbols))
+        return found
+
+    @cached_property
+    def _symbols(self) -> dict[sympy.Basic, sympy.Basic]:
+        return {
+            BATCH: sympy.Integer(self.batch),
+            WORLD: sympy.Integer(self.world),
+            **{mean_length(name): sympy.Rational(length) for name, length in self.lengths.items()},
+        }
+
+
+def whole_number(value: Any, name: str, least: int = 1, most: int | None = None) -> int:
+    """A number that the user has passed.
+
+    Args:
+        value: what was passed.
+        name: of the argument.
+        least: the least number that is allowed.
+        most: the largest number that is allowed; None if there is none.
+
+    Raises:
+        InputError: ``invalid_argument``.
+    """
+    is_whole = isinstance(value, (Integral, sympy.Integer)) and not isinstance(value, bool)
+    if not is_whole or value < least or (most is not None and value > most):
+        above = "" if most is None else f", and not above {most:,},"
+        raise InputError(
+            f"{name} is {value!r}.",
+            reason="invalid_argument",
+            what_to_do=f"pass a whole number that is not below {least}{above} for {name}.",
+        )
+    return int(value)
+
+
+def is_per_rank(value: Any) -> bool:
+    """Whether it is a list with one entry per rank."""
+    return isinstance(value, (list, tuple))
+
+
+def _one_per_rank(value: Any, name: str, world: int) -> Sequence[Any]:
+    if not is_per_rank(value):
+        return [value] * world
+    if len(value) != world:
+        raise InputError(
+            f"{name} has {len(value)} entries, but there {'is' if world == 1 else 'are'} {world} "
+            f"rank{'' if world == 1 else 's'}.",
+            reason="invalid_argument",
+            what_to_do=f"pass one {name} for all ranks, or a list with one for each of them.",
+        )
+    found: Sequence[Any] = value
+    return found
+
+
+def _lengths(given: Any, features: Iterable[str]) -> dict[str, Fraction]:
+    names = list(dict.fromkeys(features))
+    lengths = given if isinstance(given, Mapping) else dict.fromkeys(names, given)
+    missing = [name for name in names if name not in lengths]
+    if missing:
+        raise InputError(
+            f"L has no mean length for feature {missing[0]!r}"
+            + (f" and {len(missing) - 1} more." if len(missing) > 1 else "."),
+            reason="missing_feature",
+            what_to_do="pass one number for all features, or a number for each of them.",
+        )
+    return {name: _length(lengths[name], name) for name in names}
+
+
+def _length(value: Any, feature: str) -> Fraction:
+    try:
+        # A mean is a ratio of small numbers, which a float only rounds.
+        is_exact = isinstance(value, (Rational, sympy.Rational))
+        length = Fraction(value) if is_exact else Fraction(float(value)).limit_denominator(10**9)
+    except (TypeError, ValueError, OverflowError):
+        length = Fraction(-1)
+    if isinstance(value, (bool, str)) or not isinstance(value, (Real, sympy.Rational)) or length < 0:
+        raise InputError(
+            f"the mean length of feature {feature!r} is {value!r}.",
+            reason="invalid_argument",
+            what_to_do="pass a number that is not below 0.",
+        )
+    return length

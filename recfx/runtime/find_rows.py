@@ -1,0 +1,167 @@
+"""``find_rows``: the rows of ids in indexes that are only read, where the ids and the tables are.
+
+It stands in graphs of eval mode for collections whose tables are on a device. It reads copies of the indexes there, so
+that neither ids nor rows go through the host, and the host does not wait for the device.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+from recfx.kernels.find_rows import ReadIndexes
+from recfx.lowering.operators import FIND_ROWS, ChosenOperators, OperatorsByDevice
+from recfx.runtime.bags import keep_ids, with_values
+from recfx.runtime.base import NodeModule
+from recfx.runtime.counts_on_device import CountsOnDevice
+from recfx.runtime.hash_ids import HashedBatch, HashIds, answers_are_rows
+from recfx.runtime.host_copies import HOST, copy_bags_to_device
+from recfx.runtime.in_flight import BatchInFlight
+from recfx.runtime.index_copies import IndexCopies
+from recfx.runtime.lookup import Lookup
+from recfx.runtime.to_device import ToDevice
+from recfx.runtime.to_host import ToHost
+
+
+class Found(NamedTuple):
+    """What was found for a batch.
+
+    Args:
+        rows: a KJT of rows in the bags of the ids; -1 where an id reads nothing.
+        seen: int64 ``[tables]``, the number of ids of each table.
+        absent: int64 ``[tables]``, how many of them have no row of their own.
+    """
+
+    rows: KeyedJaggedTensor
+    seen: torch.Tensor
+    absent: torch.Tensor
+
+
+def found_in(features: KeyedJaggedTensor, indexes: ReadIndexes, last_features: torch.Tensor, operators: Any) -> Found:
+    """Find the rows of a batch, without waiting for the device.
+
+    Args:
+        features: raw ids, with keys in the order of the tables.
+        indexes: those of all tables, on the device of the ids.
+        last_features: int64 ``[tables]``, the position of each table's last feature; on that device.
+        operators: those of family ``find_rows`` for that device.
+    """
+    ids = features.values().to(torch.int64).contiguous()
+    if features.stride() == 0:
+        ends = torch.zeros_like(last_features)
+    else:
+        of_features = features.offsets()[features.stride() :: features.stride()]
+        ends = of_features.index_select(0, last_features).to(torch.int64)
+    rows, absent = operators.find_rows(ids, ends, indexes)
+    seen = torch.diff(ends, prepend=ends.new_zeros(1))
+    return Found(with_values(features, rows, features.weights_or_none()), seen, absent)
+
+
+class FindRows(NodeModule):
+    """Find the rows of one collection's ids in copies of its indexes, which follow the indexes.
+
+    The nodes that it stands for run instead in training mode, and where copies cannot serve: the tables or the batch
+    have moved to a device without a kernel, or other processes may write to the indexes.
+
+    Args:
+        hash_ids: hashes on the host; its indexes are copied.
+        to_host: the node before it, if there is one.
+        to_device: the node after it, if there is one.
+        lookups: the nodes that read the rows.
+    """
+
+    def __init__(
+        self, hash_ids: HashIds, to_host: ToHost | None, to_device: ToDevice | None, lookups: tuple[Lookup, ...]
+    ) -> None:
+        super().__init__()
+        self.hash_ids, self.to_host, self.to_device = hash_ids, to_host, to_device
+        self._lookups, self._store = lookups, lookups[0].store
+        self._operators = OperatorsByDevice(FIND_ROWS)
+        indexes = hash_ids.indexes
+        self.copies = IndexCopies(indexes.tables, indexes.by_table, lambda: indexes.operators)
+        self._counts = CountsOnDevice()
+        self._some_read_nothing = not all(
+            answers_are_rows(table, training=False) for table in indexes.tables if table.has_index
+        )
+
+    @property
+    def hashed(self) -> tuple[str, ...]:
+        """The names of the tables whose ids go through an index."""
+        return self.hash_ids.hashed
+
+    def chosen(self) -> ChosenOperators:
+        """The target that finds rows where the tables are now."""
+        return self._operators.chosen(self._store.device)
+
+    @property
+    def leaves_out_absent(self) -> bool:
+        """Whether ids that read nothing are taken out of their bags, for which the host waits for the device.
+
+        Targets whose kernels take rows of -1 do without.
+        """
+        return self._some_read_nothing and not all(lookup.takes_absent for lookup in self._lookups)
+
+    @property
+    def finds_on_host(self) -> str:
+        """Why the nodes that this one stands for run in eval mode as well, as a sentence; ``""`` if they do not."""
+        device = self._store.device
+        if device.type == "meta":
+            return "there is nothing to find on meta."
+        if self.chosen().backend == "reference":
+            return f"no target finds rows on {device.type}."
+        shared = [index.name for index in self.hash_ids.indexes.by_table() if index is not None and index.is_shared]
+        if shared:
+            return f"other processes may write to the index of table {shared[0]!r}, which is in shared memory."
+        return ""
+
+    def train(self, mode: bool = True) -> FindRows:
+        """Set the mode; training mode frees the copies' memory, because it changes the indexes anyway."""
+        super().train(mode)
+        if mode:
+            self.copies.forget()
+        return self
+
+    def forward(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor | HashedBatch:
+        """``features``: raw ids, with keys in the collection's order.
+
+        Returns:
+            Rows in the same bags, on the device of the tables: what ``to_host``, ``hash_ids`` and ``to_device`` return
+            in eval mode, except that ids that read nothing remain as rows of -1 if the lookups take them. If any table
+            evicts, it returns the rows and the batch in flight, as ``hash_ids`` does.
+
+        Raises:
+            The errors of ``HashIds.forward``.
+        """
+        device, found_on = self._store.device, features.values().device
+        if self.training or (found_on != device and found_on.type not in HOST) or self.finds_on_host:
+            return self._as_on_host(features)
+        indexes = self.hash_ids.indexes
+        if not indexes.begin(features, training=False):
+            return (features, None) if indexes.evicts else features
+        if found_on != device:
+            features = copy_bags_to_device(features, device)
+        copies = self.copies.on(device)
+        found = found_in(features, copies.indexes, copies.last_features, self.chosen().operators)
+        self._counts.add(indexes.by_table(), found.seen, found.absent)
+        rows, values = found.rows, found.rows.values()
+        if self.leaves_out_absent:
+            rows = keep_ids(rows, values, values != -1)
+        if not indexes.evicts:
+            return rows
+        return rows, self._in_flight(features, values) if torch.is_grad_enabled() else None
+
+    def _in_flight(self, features: KeyedJaggedTensor, rows: torch.Tensor) -> BatchInFlight | None:
+        """Keep the rows of a batch whose backward will train them, although it is one of eval mode: this waits."""
+        indexes = self.hash_ids.indexes
+        batch = indexes.start()
+        indexes.finish(batch, indexes.segments(features), rows.cpu(), training=False)
+        return batch
+
+    def _as_on_host(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor | HashedBatch:
+        ids = features if self.to_host is None else self.to_host(features)
+        hashed = self.hash_ids(ids)
+        rows, *in_flight = hashed if self.hash_ids.indexes.evicts else (hashed,)
+        rows = rows if self.to_device is None else self.to_device(rows)
+        return (rows, *in_flight) if in_flight else rows

@@ -1,0 +1,99 @@
+"""``hash_ids``: maps raw 64-bit ids to rows, through each table's index.
+
+It follows its own mode: training finds or inserts, eval only finds. Ids that the policy answers with zeros are removed
+from their bags here, so that no kernel ever sees a row that does not exist; ``mean_divide`` still counts them.
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import torch
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+from recfx.ir.tables import TableSpec
+from recfx.runtime.bags import keep_ids, with_values
+from recfx.runtime.base import NodeModule
+from recfx.runtime.in_flight import BatchInFlight
+from recfx.runtime.replays import is_replay
+from recfx.runtime.segments import Segment
+from recfx.runtime.table_indexes import TableIndexes
+
+HashedBatch: TypeAlias = tuple[KeyedJaggedTensor, BatchInFlight | None]
+"""Rows in the bags of the ids; and the batch in flight, if its rows must be kept until its backward has run."""
+
+
+class HashIds(NodeModule):
+    """Hash the ids of one collection's tables.
+
+    Args:
+        indexes: the indexes of the tables.
+    """
+
+    def __init__(self, indexes: TableIndexes) -> None:
+        super().__init__()
+        self.indexes = indexes
+
+    @property
+    def collection(self) -> str:
+        """Fully qualified name of the collection, for messages."""
+        return self.indexes.collection
+
+    @property
+    def hashed(self) -> tuple[str, ...]:
+        """The names of the tables whose ids go through an index."""
+        return self.indexes.hashed
+
+    def forward(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor | HashedBatch:
+        """``features``: raw ids, with keys in the collection's order. Returns rows in the same bags.
+
+        A value below -1 stands for row ``-value - 2``, which is read but not trained: the shared row of an id that is
+        not admitted. If any table evicts, it returns the rows and the batch in flight, which the lookups tell when
+        their backwards have run.
+
+        Raises:
+            TableFullError: a bucket has no row left; no table has changed.
+            ConversionError: training without sharding on several ranks (``unsharded_hash_table``), or training a table
+                that evicts without a fused optimizer (``evict_needs_fused_optimizer``).
+            InputError: ``replayed_ids_evicted``, ``replayed_ids_absent``, ``replayed_rows_renewed`` or
+                ``replayed_rows_unknown``, in a forward that activation checkpointing runs again; ``init_fn_failed`` if
+                a table's own ``init_fn`` cannot refill rows.
+        """
+        begun = self.indexes.begin(features, self.training)
+        hashed = hash_batch(self.indexes, features, self.training) if begun else (features, None)
+        return hashed if self.indexes.evicts else hashed[0]
+
+
+def hash_batch(indexes: TableIndexes, features: KeyedJaggedTensor, training: bool) -> HashedBatch:
+    """Hash a whole batch at once, after ``indexes.begin``. The errors are those of ``HashIds.forward``."""
+    segments = indexes.segments(features)
+    ids = features.values().to(indexes.device, torch.int64)
+    batch = None
+    if training and is_replay():
+        rows = indexes.find_again(ids, segments)
+    elif training:
+        batch = indexes.start()
+        rows = indexes.find_or_insert(ids, segments)
+        indexes.finish(batch, segments, rows, training)
+    else:
+        rows = indexes.find(ids, segments)
+        if torch.is_grad_enabled():  # its backward trains these rows nevertheless
+            batch = indexes.start()
+            indexes.finish(batch, segments, rows, training)
+    return _in_bags(features, rows, segments, training), batch
+
+
+def _in_bags(
+    features: KeyedJaggedTensor, rows: torch.Tensor, segments: list[Segment], training: bool
+) -> KeyedJaggedTensor:
+    rows = rows.to(features.values().device)
+    bags_are_elsewhere = features.offsets().device != rows.device  # `to_device` takes ids out of them
+    if bags_are_elsewhere or all(answers_are_rows(segment.table, training) for segment in segments):
+        return with_values(features, rows, features.weights_or_none())
+    return keep_ids(features, rows, rows != -1)
+
+
+def answers_are_rows(table: TableSpec, training: bool) -> bool:
+    """Whether every id of the table reads some row, so that no id is removed from its bag."""
+    assert table.hashing is not None
+    return table.hashing.unseen == "share" or (training and not table.admits)

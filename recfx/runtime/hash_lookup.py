@@ -1,0 +1,90 @@
+"""``hash_lookup``: ``hash_ids`` and the ``lookup`` after it in one kernel, which finds rows while it pools them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+from recfx.kernels.pooled_lookup import IndexView
+from recfx.runtime.base import NodeModule
+from recfx.runtime.hash_ids import HashIds, hash_batch
+from recfx.runtime.lookup import Lookup
+from recfx.runtime.replays import is_replay
+from recfx.runtime.table_indexes import TableIndexes
+
+
+class HashLookup(NodeModule):
+    """Pool the rows of raw ids.
+
+    If one kernel cannot do that, the node runs ``hash_ids`` and ``lookup`` one after the other, with the same result
+    bit for bit. This is the case if the tables have moved to a target without such a kernel; in training, if a table
+    counts every id (eviction, admission); in a forward that activation checkpointing runs again; inside torch.func; and
+    if tables evict and a backward may follow in eval mode.
+
+    Args:
+        hash_ids: the first step.
+        lookup: the second step, which reads the tables in the order of the KJT's keys.
+    """
+
+    def __init__(self, hash_ids: HashIds, lookup: Lookup) -> None:
+        super().__init__()
+        self.hash_ids = hash_ids
+        self.lookup = lookup
+
+    @property
+    def two_steps(self) -> str:
+        """When the node always runs in two steps: ``""``, ``"in_training"`` or ``"always"``."""
+        if self.lookup.kernel and not self.lookup.has_finding_kernel:
+            return "always"
+        return "in_training" if self.hash_ids.indexes.counts_every_id else ""
+
+    @property
+    def now(self) -> dict[str, str]:
+        """See ``Lookup.now``."""
+        return self.lookup.now | ({"two_steps": self.two_steps} if self.two_steps else {})
+
+    def forward(self, features: KeyedJaggedTensor) -> torch.Tensor:
+        """``features``: raw ids, with keys in the collection's order. Returns float32 ``[B, sum D]``.
+
+        Raises:
+            The errors of ``HashIds.forward`` and ``Lookup.forward``.
+        """
+        indexes, training = self.hash_ids.indexes, self.hash_ids.training
+        if self._must_hash_first(training):
+            hashed = self.hash_ids(features)
+            return self._pool(*(hashed if indexes.evicts else (hashed,)))
+        if not indexes.begin(features, training):
+            return self._pool(features)
+        pooled = self.lookup.pool_ids(features, _RowsOfBatch(indexes, features, training))
+        return self._pool(*hash_batch(indexes, features, training)) if pooled is None else pooled
+
+    def _must_hash_first(self, training: bool) -> bool:
+        """Whether more than finding rows must be done: ids are counted, or rows must be kept for a backward."""
+        if training:
+            return self.hash_ids.indexes.counts_every_id or is_replay()
+        return self.hash_ids.indexes.evicts and torch.is_grad_enabled()
+
+    def _pool(self, *hashed: object) -> torch.Tensor:
+        pooled: torch.Tensor = self.lookup(*hashed)
+        return pooled
+
+
+class _RowsOfBatch:
+    """The indexes for one batch, in the form that kernels that find rows use (``IdsToRows`` in the registry)."""
+
+    def __init__(self, indexes: TableIndexes, features: KeyedJaggedTensor, training: bool) -> None:
+        self._indexes, self._features, self.training = indexes, features, training
+
+    def find_views(self) -> Sequence[IndexView | None]:
+        return self._indexes.find_views(self.training)
+
+    def insert(self, ids: torch.Tensor, rows: torch.Tensor, absent_per_table: list[int]) -> None:
+        self._indexes.insert_absent(self._features, ids, rows)
+
+    def answered(self, absent_per_table: list[int]) -> None:
+        if self.training:
+            self._indexes.count_resident(self._features)
+        else:
+            self._indexes.count_answered(self._features, absent_per_table)

@@ -1,0 +1,142 @@
+"""Copies of a collection's indexes on a device, for finding rows there."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+from typing import Any
+
+import torch
+
+from recfx.hashing import HashIndex
+from recfx.ir.tables import TableSpec
+from recfx.kernels.find_rows import IndexFacts, ReadIndexes
+from recfx.kernels.host import HashIndexOperators
+from recfx.runtime.host_copies import pins
+from recfx.runtime.streams import record_stream
+
+
+class IndexCopies:
+    """Copies that are made when they are first needed, and again after an index has changed. Threads may use them.
+
+    Args:
+        tables: every table of the collection, in the KJT's order.
+        indexes: returns the index of each table; None for tables without one.
+        operators: returns the operators of the indexes' host.
+    """
+
+    def __init__(
+        self,
+        tables: tuple[TableSpec, ...],
+        indexes: Callable[[], Sequence[HashIndex | None]],
+        operators: Callable[[], HashIndexOperators],
+    ) -> None:
+        self._indexes, self._operators = indexes, operators
+        features = [len(table.embedding_names) for table in tables]
+        self._last_features = [end - 1 for end in accumulate(features)]
+        self._copy: _Copy | None = None
+        self._lock = threading.Lock()
+
+    def on(self, device: torch.device) -> _Copy:
+        """Copies on ``device`` that the current stream may read, of the indexes as they are now.
+
+        Raises:
+            CheckpointError: an index was written from outside, and its state is invalid.
+        """
+        indexes = self._indexes()
+        for index in indexes:
+            if index is not None:
+                index.refresh()
+        # Before the slots are read: if something changes from here on, the next batch copies again.
+        versions = [None if index is None else index.map_version for index in indexes]
+        with self._lock:
+            copy = self._copy
+            if copy is None or copy.device != device or copy.versions != versions:
+                self._copy = None  # two copies at once may not fit
+                copy = self._copy = _Copy(device, versions, self._read(indexes, device), self._last_features)
+        copy.use()
+        return copy
+
+    def forget(self) -> None:
+        """Free the copies' memory until they are needed again."""
+        with self._lock:
+            self._copy = None
+
+    @property
+    def bytes(self) -> int:
+        """What the copies take, once they have been made; some bytes per table are left out."""
+        return sum(16 * index.slot_count for index in self._indexes() if index is not None)
+
+    def _read(self, indexes: Sequence[HashIndex | None], device: torch.device) -> ReadIndexes:
+        present = [index for index in indexes if index is not None]
+        views = [index.view() for index in present]
+        slot_counts = [index.slot_count for index in present]
+        ends = [0, *accumulate(slot_counts)]
+        facts, numbers = [], iter(range(len(present)))
+        for index in indexes:
+            if index is None:
+                facts.append(IndexFacts.without_index())
+                continue
+            number = next(numbers)
+            rows = index.row_end - index.row_begin
+            facts.append(IndexFacts.of(views[number], number, ends[number], slot_counts[number], rows))
+        pinned = pins(device.type)
+        slots = torch.empty(ends[-1], 2, dtype=torch.int64, device="cpu", pin_memory=pinned)
+        side_rows = torch.empty(len(present), dtype=torch.int64, device="cpu", pin_memory=pinned)
+        self._operators().slot_tables_(
+            slots,
+            side_rows,
+            slot_counts,
+            [index.row_ids for index in present],
+            [index.row_state for index in present],
+            [index.lock for index in present],
+        )
+        return ReadIndexes(slots, side_rows, torch.tensor(facts, dtype=torch.int64, device="cpu", pin_memory=pinned))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {key: value for key, value in self.__dict__.items() if key not in ("_copy", "_lock")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._copy, self._lock = None, threading.Lock()
+
+
+class _Copy:
+    """One state of the indexes, on one device.
+
+    Args:
+        device: the device.
+        versions: ``HashIndex.map_version`` of each table's index; None for tables without one.
+        on_host: that state, in memory that the device reads by itself.
+        last_features: the position of the last feature of each table.
+
+    Attributes:
+        indexes: the indexes, as operators that find rows read them.
+        last_features: int64 ``[tables]``.
+    """
+
+    def __init__(
+        self, device: torch.device, versions: list[Any], on_host: ReadIndexes, last_features: list[int]
+    ) -> None:
+        self.device, self.versions = device, versions
+        with torch.inference_mode(False):
+            self.indexes = ReadIndexes(*(tensor.to(device, non_blocking=True) for tensor in on_host))
+            self.last_features = torch.tensor(last_features).to(device)
+        self._made: Any = None  # the stream that copies, and an event after it
+        if pins(device.type):
+            module = torch.get_device_module(device)
+            stream, event = module.current_stream(device), module.Event()
+            event.record(stream)
+            self._made = (stream, event)
+
+    def use(self) -> None:
+        """Let the current stream wait for the copies, and keep their memory until it has read them."""
+        if self._made is None:
+            return
+        stream, event = self._made
+        current = torch.get_device_module(self.device).current_stream(self.device)
+        if current != stream:
+            current.wait_event(event)
+            for tensor in (*self.indexes, self.last_features):
+                record_stream(tensor, current)

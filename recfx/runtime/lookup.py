@@ -1,0 +1,349 @@
+"""``lookup``: one table-batched pooled lookup of a group of tables."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+from recfx.errors import ConversionError, InputError
+from recfx.ir.key_order import KeyOrder
+from recfx.ir.tables import TableSpec
+from recfx.lowering import reference
+from recfx.lowering.registry import (
+    Choice,
+    IdsToRows,
+    LookupBatch,
+    LookupKernel,
+    LookupSpec,
+    select_backend,
+)
+from recfx.optim.fused_optimizer import changed_settings
+from recfx.optim.in_backward import hooks_on_step, positions_with_hooks
+from recfx.runtime.bags import keep_ids, permute_features
+from recfx.runtime.base import NodeModule
+from recfx.runtime.in_flight import BatchInFlight
+from recfx.runtime.removed_rows import guard_backward
+from recfx.runtime.table_store import TableStore
+
+
+class Lookup(NodeModule):
+    """Pool the rows of a group of tables.
+
+    Args:
+        collection: fully qualified name of the collection, for messages.
+        tables: the group, in column order.
+        combine: ``"SUM"`` or ``"MEAN"``, as the kernel pools (SUM if ``mean_divide`` follows).
+        features: the output keys of the whole collection, in the order of the KJT's keys.
+        is_weighted: whether the KJT's weights multiply the rows.
+        store: the store that holds the weights.
+        backend: ``"auto"``, or the name of the backend to use.
+    """
+
+    def __init__(
+        self,
+        collection: str,
+        tables: tuple[TableSpec, ...],
+        combine: str,
+        features: tuple[str, ...],
+        is_weighted: bool,
+        store: TableStore,
+        backend: str = "auto",
+    ) -> None:
+        super().__init__()
+        self.collection = collection
+        self.tables = tables
+        self.combine = combine
+        self.features = KeyOrder.of(features)
+        self.is_weighted = is_weighted
+        self.backend = backend
+        self.store = store
+        wanted = [name for table in tables for name in table.embedding_names]
+        self._keys, self._names = wanted, [table.name for table in tables]
+        positions = self.features.positions
+        self._positions = None if tuple(wanted) == features else [positions[name] for name in wanted]
+        self._indexed = [table.name for table in tables if table.has_index]
+        self._may_read_untrained = any(_may_read_untrained(table) for table in tables)
+        self._choice: Choice | None = None
+        self._reading: tuple[Choice, LookupKernel] | None = None
+
+    def choose_kernel(self, decided: str = "") -> Choice:
+        """Choose the kernel for the tables as they are now (device, dtype, optimizer).
+
+        Args:
+            decided: the backend that the graph names; ``""`` if it names none.
+
+        Raises:
+            ConversionError: the backend named by the user, or by the graph, cannot serve this lookup; or
+                ``table_shape_changed``.
+        """
+        choice = self.select(self.backend)
+        self._choice = choice if decided in ("", choice.backend) else self.select(decided)
+        return self._choice
+
+    def select(self, backend: str) -> Choice:
+        """What ``choose_kernel`` would choose with this backend, with the same errors; nothing changes."""
+        self._check_shapes()
+        return select_backend(self.spec(), backend, self.collection)
+
+    def _check_shapes(self) -> None:
+        """Check the tables' sizes, which kernels rely on: a table may have been replaced by one of another size."""
+        for table in self.tables:
+            wanted, found = (table.num_embeddings, table.embedding_dim), tuple(self.store.weight(table.name).shape)
+            if found != wanted:
+                raise ConversionError(
+                    f"the weight of table {table.name!r} has shape {found}, but the table was converted with {wanted}.",
+                    reason="table_shape_changed",
+                    module_path=self.collection,
+                    what_to_do="load weights of the same shape, or convert again.",
+                )
+
+    @property
+    def dtype(self) -> torch.dtype | None:
+        """The dtype of the tables' rows; None if a parameter is missing."""
+        table = self.tables[0]
+        bag = self.store.bags._modules.get(table.name)
+        if bag is None:  # the table is on another rank, and insert_dist has not run yet
+            return table.dtype
+        parameter = bag._parameters.get("weight")
+        return None if parameter is None else parameter.dtype
+
+    @property
+    def optimizer(self) -> str:
+        """The optimizer that updates the rows inside the backward; ``""`` if the backward returns gradients."""
+        found = self.store.optimizers.get(self.tables[0].name)
+        return "" if found is None else found.rule.name
+
+    @property
+    def kernel(self) -> str:
+        """The backend whose kernel was chosen for the tables as they are now; ``""`` if the next call chooses one."""
+        choice = self._choice
+        if choice is None:
+            return ""
+        bags = [self.store.bags[table.name] for table in self.tables]
+        weights: list[torch.Tensor] = [found for bag in bags if (found := bag._parameters.get("weight")) is not None]
+        return "" if choice.stale(weights) else choice.backend
+
+    @property
+    def now(self) -> dict[str, str]:
+        """What the graph says of it, as it is now: those of shards and of whole graphs stay when tables change."""
+        dtype = str(self.dtype).removeprefix("torch.")
+        found = {"dtype": dtype, "optimizer": self.optimizer, "kernel": self.kernel}
+        return {name: value for name, value in found.items() if value}
+
+    def spec(self) -> LookupSpec:
+        """What a backend must know to decide whether it can serve this lookup."""
+        return LookupSpec(
+            tables=self.tables,
+            combine=self.combine,
+            is_weighted=self.is_weighted,
+            weights=[self.store.weight(table.name) for table in self.tables],
+            optimizers=[self.store.optimizers.get(table.name) for table in self.tables],
+        )
+
+    def register_optim_state_tracker_fn(self, record_fn: object) -> None:
+        """Raise a ``ConversionError``, ``torchrec_hook_not_called``: TorchRec's trackers register it on lookups."""
+        raise ConversionError(
+            "register_optim_state_tracker_fn: a tracker would be told of no optimizer state.",
+            reason="torchrec_hook_not_called",
+            module_path=self.collection,
+            what_to_do="read the state from the collection's fused_optimizer; or leave the collection unconverted.",
+        )
+
+    @property
+    def optim_state_tracker_fn(self) -> None:
+        """None. Setting anything else raises a ``ConversionError``, ``torchrec_hook_not_called``."""
+        return None
+
+    @optim_state_tracker_fn.setter
+    def optim_state_tracker_fn(self, record_fn: object) -> None:
+        if record_fn is not None:
+            self.register_optim_state_tracker_fn(record_fn)
+
+    def forward(self, features: KeyedJaggedTensor, in_flight: BatchInFlight | None = None) -> torch.Tensor:
+        """``features``: rows of every table of the collection, as ``hash_ids`` returns them.
+
+        Args:
+            features: the rows.
+            in_flight: the batch, if its rows must be kept until its backwards have run.
+
+        Returns:
+            ``[B, sum D]`` float32.
+        """
+        output = self._pool_rows(features)
+        self._guard(output)
+        if in_flight is not None:
+            in_flight.watch(output)
+        return output
+
+    def _guard(self, output: torch.Tensor) -> None:
+        if self._indexed and output.grad_fn is not None:
+            indexes = self.store.indexes_of(self._indexed)
+            guard_backward(output, indexes, self.collection, self.store.forwards.now())
+
+    def _pool_rows(self, features: KeyedJaggedTensor) -> torch.Tensor:
+        device = self.store.weight(self.tables[0].name).device
+        found = features.values().device
+        if found.type == "cpu" and device.type != "cpu":  # hashed on the host, looked up elsewhere
+            features.offsets()  # computed on the host, and copied along
+            features = features.to(device)
+        elif found != device:
+            what_to_do = "pass a batch with data; for shapes alone, put the model on meta as well."
+            if not features.values().is_meta:
+                what_to_do = f"move the batch to {device}, or leave it on the CPU; or move the model to {found}."
+            raise InputError(
+                f"the batch is on {found}, but table {self.tables[0].name!r} is on {device}.",
+                reason="several_devices",
+                module_path=self.collection,
+                what_to_do=what_to_do,
+            )
+        if self._positions is not None:
+            features = permute_features(features, self._positions, self._keys)
+        if self._may_read_untrained and not features.values().is_meta and bool((features.values() < -1).any()):
+            return self._pool_partly_trained(features)
+        return self._pool(features)
+
+    def _pool(self, features: KeyedJaggedTensor) -> torch.Tensor:
+        weights, choice = self._kernel()
+        kernel = self._plain_kernel() if _inside_torch_func() else choice.kernel
+        return kernel(weights, self._batch(features))
+
+    def _plain_kernel(self) -> LookupKernel:
+        """A kernel of torch's own operators, without a fused step, for torch.func, which returns gradients."""
+        spec = self.spec()
+        return reference.build(replace(spec, optimizers=[None] * len(spec.weights)))
+
+    @property
+    def has_finding_kernel(self) -> bool:
+        """Whether the chosen kernel can find rows itself."""
+        return self._choice is not None and self._choice.finding is not None
+
+    @property
+    def takes_absent(self) -> bool:
+        """Whether rows may be -1, which add nothing to their bags.
+
+        Raises:
+            ConversionError: no backend can serve the tables as they are now.
+        """
+        return self._kernel()[1].takes_absent and not _inside_torch_func()
+
+    def pool_ids(self, features: KeyedJaggedTensor, ids_to_rows: IdsToRows) -> torch.Tensor | None:
+        """Like ``forward``, but from raw ids, with a kernel that finds their rows itself; for lookups that do not
+        permute keys.
+
+        Args:
+            features: raw ids of every table of the collection.
+            ids_to_rows: the indexes for this batch.
+
+        Returns:
+            float32 ``[B, sum D]``; None if there is no such kernel for the tables as they are now, or it must not run.
+        """
+        weights, choice = self._kernel()
+        if choice.finding is None or _inside_torch_func():
+            return None
+        output = choice.finding(weights, self._batch(features), ids_to_rows)
+        self._guard(output)
+        return output
+
+    def _kernel(self) -> tuple[list[torch.Tensor], Choice]:
+        choice = self._choice
+        weights = self.store.weights(self._names)
+        fits = self.store.graph_fits
+        # Lookups of shards and of whole graphs choose again by themselves: their graphs stay as they are.
+        if choice is None or (not fits and choice.stale(weights)):
+            choice = self.choose_kernel()
+        if self.store.optimizers:
+            if not fits:
+                self._refuse_hooks(weights)
+            if torch.is_grad_enabled():
+                self._refuse_changed_settings()
+                self._refuse_other_tensors(weights)
+        return weights, choice
+
+    def _refuse_hooks(self, weights: list[torch.Tensor]) -> None:
+        """Raise for hooks: a collection switches to the dense optimizer before this; shards and whole graphs cannot."""
+        for position in positions_with_hooks(weights):
+            table = self.tables[position].name
+            if table in self.store.optimizers:
+                raise ConversionError(
+                    f"table {table!r}: {hooks_on_step(weights[position])}, but it has a fused optimizer, which steps "
+                    "inside the backward, without a gradient of the weight and without step(): it would never run.",
+                    reason="gradient_hook",
+                    module_path=self.collection,
+                    what_to_do="remove the hook, or register it before the conversion (unsharded); a hook on the "
+                    "collection's output sees the pooled gradient.",
+                )
+
+    def _refuse_changed_settings(self) -> None:
+        for table, changed in changed_settings(self._names, self.store.optimizers):
+            raise ConversionError(
+                f"the optimizer of table {table!r} was given {changed} after the conversion, which has no fused form.",
+                reason="optimizer_setting_changed",
+                module_path=self.collection,
+                what_to_do="leave it at its default; or unconvert the model, which trains by the dense optimizer.",
+            )
+
+    def _refuse_other_tensors(self, weights: list[torch.Tensor]) -> None:
+        """Raise if a tensor replaces a parameter; as with hooks, a collection switches to the dense lookup before."""
+        for table in self.store.replaced(self._names, weights):
+            raise ConversionError(
+                f"another tensor has replaced the weight of table {table!r} (through torch.func's "
+                "functional_call, say), but the optimizer in backward belongs to the parameter.",
+                reason="fused_weight_replaced",
+                module_path=self.collection,
+                what_to_do="convert without whole_graph=True, where such a tensor gets its gradient as usual.",
+            )
+
+    def _batch(self, features: KeyedJaggedTensor) -> LookupBatch:
+        return LookupBatch(
+            values=features.values(),
+            offsets=features.offsets(),
+            per_sample_weights=features.weights() if self.is_weighted else None,
+            batch_size=features.stride(),
+        )
+
+    def _pool_partly_trained(self, features: KeyedJaggedTensor) -> torch.Tensor:
+        """Values below -1 are rows that are read but not trained; per-sample weights still get their gradients."""
+        values, untrained = features.values(), features.values() < -1
+        weights = features.weights_or_none()
+        if weights is None or not (weights.requires_grad and torch.is_grad_enabled()):
+            with torch.no_grad():
+                read = self._pool(keep_ids(features, -values - 2, untrained))
+            return self._pool(keep_ids(features, values, ~untrained)) + read
+        kernel, untouched = self._reading_kernel()
+        read = kernel(untouched, self._batch(keep_ids(features, -values - 2, untrained)))
+        return self._pool(keep_ids(features, values, ~untrained)) + read
+
+    def _reading_kernel(self) -> tuple[LookupKernel, list[torch.Tensor]]:
+        """A kernel of the chosen target that steps no optimizer, and the weights to call it with, which get no
+        gradient.
+        """
+        weights, choice = self._kernel()
+        untouched = [weight.detach() for weight in weights]
+        if _inside_torch_func():
+            return self._plain_kernel(), untouched
+        if self._reading is None or self._reading[0] is not choice:
+            spec = replace(self.spec(), weights=untouched, optimizers=[None] * len(untouched))
+            self._reading = (choice, select_backend(spec, choice.backend, self.collection).kernel)
+        return self._reading[1], untouched
+
+    def __getstate__(self) -> dict[str, object]:
+        # The kernel depends on the tables, so a copy chooses its own.
+        return {**self.__dict__, "_choice": None, "_reading": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        if "pooling" in state:  # of earlier versions
+            state = {**state, "combine": state["pooling"]}
+            del state["pooling"]
+        super().__setstate__(state)
+
+
+def _inside_torch_func() -> bool:
+    """Whether this runs inside torch.func.grad, vjp etc., where tensors are wrappers and have no memory addresses."""
+    return torch._C._functorch.maybe_current_level() is not None
+
+
+def _may_read_untrained(table: TableSpec) -> bool:
+    return table.admits and table.hashing is not None and table.hashing.unseen == "share"

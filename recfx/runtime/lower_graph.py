@@ -1,0 +1,288 @@
+"""Makes what runs from a graph of operators: the same nodes, each of which calls a module.
+
+This is the one place where a graph meets tables, process groups and kernels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+
+from torch import fx, nn
+
+from recfx.errors import ConversionError
+from recfx.ir.context import CollectionContext
+from recfx.ir.meta import NodeMeta, annotate
+from recfx.ir.names import node_name
+from recfx.ir.operator_graph import OPERATOR_KEY, Operator, OperatorGraph, hop_of, names_in
+from recfx.ir.shards import CollectionSharding
+from recfx.ir.tables import embedding_dims
+from recfx.kernels.bucketize import Routes
+from recfx.runtime.base import NodeModule
+from recfx.runtime.bucketize import Bucketize
+from recfx.runtime.dist_groups import DistGroups, sent_on
+from recfx.runtime.find_ids import FindIds
+from recfx.runtime.find_rows import FindRows
+from recfx.runtime.hash_ids import HashIds
+from recfx.runtime.hash_lookup import HashLookup
+from recfx.runtime.input_dist import InputDistStart, InputDistWait
+from recfx.runtime.insert_ids import InsertIds
+from recfx.runtime.keyed_tensor import AssembleKeyedTensor
+from recfx.runtime.lookup import Lookup
+from recfx.runtime.mean_divide import MeanDivide
+from recfx.runtime.output_dist import STARTS, OutputDistStart, OutputDistWait
+from recfx.runtime.own_node import OwnNode
+from recfx.runtime.runtime import Runtime
+from recfx.runtime.select_features import SelectFeatures
+from recfx.runtime.snapshot_indexes import SnapshotIndexes
+from recfx.runtime.table_indexes import TableIndexes
+from recfx.runtime.to_device import ToDevice
+from recfx.runtime.to_host import ToHost
+
+
+def lower_graph(
+    graph: OperatorGraph,
+    metas: Mapping[str, NodeMeta],
+    make: Callable[[Lowered], nn.Module],
+    runtime: Runtime | None = None,
+    backend: str = "auto",
+) -> fx.GraphModule:
+    """Lower the graph of one collection.
+
+    Args:
+        graph: the graph, after the last rewrite.
+        metas: the metadata of its nodes, by name.
+        make: makes the module of a node: ``module_of``, for models.
+        runtime: what the modules work on; nodes that it has a module for call that. None: for what needs nothing live.
+        backend: ``"auto"``, or the one backend that every lookup must use.
+
+    Returns:
+        A graph module whose nodes have the names, the order and the metadata of ``graph``.
+
+    Raises:
+        ConversionError: ``backend_unusable``, ``table_shape_changed``, ``not_lowered``, ``operator_with_state``.
+    """
+    root, lowered, known = nn.Module(), fx.Graph(), dict[fx.Node, fx.Node]()
+    numbers: dict[str, int] = {}
+    for node in graph.graph.nodes:
+        if node.name not in metas:
+            known[node] = lowered.node_copy(node, known.__getitem__)
+            continue
+        kind = graph.kind(node)
+        number = numbers[kind] = numbers.get(kind, -1) + 1
+        target = f"{kind}_{number}" if number else kind
+        module = None if runtime is None else runtime.module(node.name)
+        if module is None:
+            module = make(Lowered(graph, node, graph.collection(node), runtime, backend))
+            if hasattr(module, "label"):
+                module.label = node.name
+            if runtime is not None:
+                runtime.add(node.name, kind, module)
+        root.add_module(target, module)
+        inputs = fx.map_arg(node.args, known.__getitem__)
+        known[node] = lowered.create_node("call_module", target, inputs, {}, name=node.name)
+        annotate(known[node], metas[node.name])
+        known[node].meta[OPERATOR_KEY] = Operator(graph, node)
+    graph_module = fx.GraphModule(root, lowered)
+    graph_module.meta["recfx_numbers"] = numbers
+    return graph_module
+
+
+def module_of(of: Lowered) -> NodeModule:
+    """What runs for a node in a model.
+
+    Raises:
+        ConversionError: ``backend_unusable``, ``table_shape_changed``, ``not_lowered``, ``operator_with_state``.
+    """
+    kind = of.graph.kind(of.node)
+    return MAKERS[kind](of) if kind in MAKERS else make_own(of)
+
+
+def make_own(of: Lowered) -> OwnNode:
+    """What runs for a node of an operator of the user's: a module that calls the user's.
+
+    Raises:
+        ConversionError: ``not_lowered``, ``operator_with_state``.
+    """
+    kind = of.graph.kind(of.node)
+    if kind not in OWN_MAKERS:
+        raise ConversionError(
+            f"no module runs {of.node.name}, because nothing lowers nodes of kind {kind!r}.",
+            reason="not_lowered",
+            module_path=of.collection.name,
+            what_to_do="let the passes of recfx.passes() run as well; or call recfx.add_operator with make=.",
+        )
+    return OwnNode(OWN_MAKERS[kind](of), of.collection.name, kind)
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """A node, and everything that its module is made from."""
+
+    graph: OperatorGraph
+    node: fx.Node
+    collection: CollectionContext
+    given: Runtime | None
+    backend: str
+
+    @property
+    def runtime(self) -> Runtime:
+        """What the module works on."""
+        assert self.given is not None  # see ``lower_graph``
+        return self.given
+
+    @property
+    def attributes(self) -> dict[str, Any]:
+        """The node's attributes that are set, by name."""
+        return {name: value for name, value in self.node.kwargs.items() if name != "collection"}
+
+    @property
+    def sharding(self) -> CollectionSharding:
+        assert self.collection.sharding is not None  # the verifier refuses such nodes elsewhere
+        return self.collection.sharding
+
+    @property
+    def groups(self) -> DistGroups:
+        assert self.runtime.groups is not None
+        return self.runtime.groups
+
+
+def _select_features(of: Lowered) -> SelectFeatures:
+    collection = of.collection
+    module = SelectFeatures(collection.name, collection.tables, collection.is_weighted)
+    if collection.sharding is not None:
+        module.prepare_to_send(of.sharding.world_size, collection.ids_on_host)
+    if any(of.graph.kind(user) == "to_host" and user.kwargs.get("with_bags") for user in of.node.users):
+        module.leave_on_device()
+    return module
+
+
+def _bucketize(of: Lowered) -> Bucketize:
+    cut = [table for table in of.sharding.tables for _ in table.table.embedding_names]
+    indexed = [each.table.hashing if each.table.has_index else None for each in cut]
+    routes = Routes(
+        row_borders=[each.row_borders() for each in cut],
+        rows=[each.table.num_embeddings for each in cut],
+        dense_rows=[0 if config is None else config.dense_rows for config in indexed],
+        buckets=[0 if config is None else config.buckets for config in indexed],
+        seeds=[0 if config is None else config.seed for config in indexed],
+        sources=_sources(of),
+        pieces=[shard.piece for shard in of.sharding.by_rank() for _ in shard.table.embedding_names],
+    )
+    return Bucketize(routes, list(of.collection.sent_keys))
+
+
+def _input_dist_start(of: Lowered) -> InputDistStart:
+    collection, sharding, group = of.collection, of.sharding, of.groups.ids
+    by_rank = [sharding.on_rank(rank) for rank in range(sharding.world_size)]
+    splits = [sum(len(shard.table.embedding_names) for shard in shards) for shards in by_rank]
+    positions = _sources(of) if of.graph.puts_keys_into_order(of.node) else None
+    is_weighted = collection.is_weighted and sharding.world_size > 1
+    return InputDistStart(
+        group, splits, positions, list(collection.sent_keys), collection.name, sent_on(group), is_weighted
+    )
+
+
+def _sources(of: Lowered) -> list[int]:
+    """The position of each key that arrives somewhere, among those of the selected ids."""
+    positions = of.collection.keys.positions
+    return [positions[name] for shard in of.sharding.by_rank() for name in shard.table.embedding_names]
+
+
+def _indexes_in_use(of: Lowered) -> HashIds:
+    """The module that hashes in the form of the graph that trains, whose indexes and counts a node shares."""
+    (hash_ids,) = of.runtime.of("hash_ids")
+    return cast("HashIds", hash_ids)
+
+
+def _find_rows(of: Lowered) -> FindRows:
+    to_host, to_device, lookups = (of.runtime.of(kind) for kind in ("to_host", "to_device", "lookup"))
+    return FindRows(
+        _indexes_in_use(of),
+        cast("ToHost | None", next(iter(to_host), None)),
+        cast("ToDevice | None", next(iter(to_device), None)),
+        cast("tuple[Lookup, ...]", tuple(lookups)),
+    )
+
+
+def _hash_ids(of: Lowered) -> HashIds:
+    collection, hashed = of.collection, names_in(of.node, "hashed")
+    is_sharded = any(table.shard_of for table in collection.local)
+    is_alone = len(of.graph.hashing(collection.name)) == 1
+    evicting = [table.name for table in collection.local if table.evicts]
+    if evicting and not is_alone:
+        raise ConversionError(
+            f"several nodes hash ids, but table {evicting[0]!r} evicts: the ids of all tables must be hashed together, "
+            "because the rows of a batch are kept together.",
+            reason="several_hash_ids",
+            module_path=collection.name,
+            what_to_do="let the operator take the ids of all tables; or leave it out.",
+        )
+    indexes = TableIndexes(collection.name, collection.local, hashed, of.runtime.store, is_sharded, is_alone)
+    return HashIds(indexes)
+
+
+def _lookup(of: Lowered) -> Lookup:
+    fused = of.runtime.of("hash_lookup")
+    if fused and not of.graph.of_kind("hash_lookup"):  # another form of the graph does in one step what two do here
+        return cast("HashLookup", fused[0]).lookup
+    collection, combine = of.collection, str(of.node.kwargs["combine"])
+    tables, keys = of.graph.tables(of.node), collection.local_keys
+    module = Lookup(collection.name, tables, combine, keys, collection.is_weighted, of.runtime.store, of.backend)
+    if "kernel" in of.node.kwargs:
+        module.choose_kernel(str(of.node.kwargs["kernel"]))
+    return module
+
+
+def _hash_lookup(of: Lowered) -> HashLookup:
+    hash_ids, lookup = _hash_ids(of), _lookup(of)
+    for module, kind in ((hash_ids, "hash_ids"), (lookup, "lookup")):
+        module.label = node_name(of.collection.name, kind)
+        of.runtime.add(f"{of.node.name}.{kind}", kind, module)
+    return HashLookup(hash_ids, lookup)
+
+
+def _output_dist_start(of: Lowered) -> OutputDistStart:
+    way, number = str(of.node.kwargs["way"]), hop_of(of.node)
+    hop = of.collection.hops(way)[number]
+    parts = [of.graph.columns(each) for each in of.node.all_input_nodes[:-1]]
+    module = STARTS[hop.operation].of(hop, of.groups, parts, of.runtime.store.device)
+    module.way, module.hop = way, number
+    module.late_backwards = of.runtime.late_backwards
+    return module
+
+
+def _mean_divide(of: Lowered) -> MeanDivide:
+    divided, keys = names_in(of.node, "divided"), of.collection.keys
+    return MeanDivide(of.graph.tables(of.node), divided, keys, of.graph.columns(of.node))
+
+
+def _keyed_tensor(of: Lowered) -> AssembleKeyedTensor:
+    parts = [of.graph.columns(each) for each in of.node.all_input_nodes]
+    return AssembleKeyedTensor(list(of.collection.keys), embedding_dims(of.collection.tables), parts)
+
+
+MAKERS: dict[str, Callable[[Lowered], NodeModule]] = {
+    "select_features": _select_features,
+    "bucketize": _bucketize,
+    "input_dist_start": _input_dist_start,
+    "input_dist_wait": lambda of: InputDistWait(),
+    "to_host": lambda of: ToHost(with_bags=bool(of.node.kwargs.get("with_bags"))),
+    "hash_ids": _hash_ids,
+    "snapshot_indexes": lambda of: SnapshotIndexes(_indexes_in_use(of)),
+    "find_ids": lambda of: FindIds(_indexes_in_use(of)),
+    "insert_ids": lambda of: InsertIds(_indexes_in_use(of)),
+    "find_rows": _find_rows,
+    "to_device": lambda of: ToDevice(of.runtime.store),
+    "lookup": _lookup,
+    "hash_lookup": _hash_lookup,
+    "output_dist_start": _output_dist_start,
+    "output_dist_wait": lambda of: OutputDistWait(),
+    "mean_divide": _mean_divide,
+    "keyed_tensor": _keyed_tensor,
+}
+"""What makes the module of each kind of node. A new kind is one line."""
+
+OWN_MAKERS: dict[str, Callable[[Lowered], nn.Module]] = {}
+"""What makes the module of each operator that the user has declared with ``recfx.add_operator``."""

@@ -1,0 +1,53 @@
+"""``mean_divide``: completes a MEAN whose lookup ran as SUM."""
+
+from __future__ import annotations
+
+import torch
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+from recfx.ir.columns import Columns
+from recfx.ir.key_order import KeyOrder
+from recfx.ir.tables import TableSpec
+from recfx.runtime.base import NodeModule
+
+
+class MeanDivide(NodeModule):
+    """Divide the columns of MEAN features by ``max(length, 1)``.
+
+    The length is that of the bag before hashing: an id without a row still counts.
+
+    Args:
+        tables: the tables whose columns these are.
+        divided: the names of those that are MEAN.
+        features: the output keys of the whole collection, in the order of the KJT's keys.
+        columns: the columns of the input, in order.
+    """
+
+    def __init__(
+        self, tables: tuple[TableSpec, ...], divided: tuple[str, ...], features: tuple[str, ...], columns: list[Columns]
+    ) -> None:
+        super().__init__()
+        self.divided = divided
+        self.features = KeyOrder.of(features)
+        by_length = set(divided)
+        keys = {name for table in tables if table.name in by_length for name in table.embedding_names}
+        self._widths: list[int] = []
+        self._positions: list[int] = []  # in the KJT; -1 if not divided
+        for each in columns:
+            position = self.features.positions[each.key] if each.key in keys else -1
+            if position < 0 and self._positions and self._positions[-1] < 0:
+                self._widths[-1] += each.dim
+            else:
+                self._widths.append(each.dim)
+                self._positions.append(position)
+
+    def forward(self, pooled: torch.Tensor, features: KeyedJaggedTensor) -> torch.Tensor:
+        """``pooled``: ``[B, sum D]``; ``features``: the ids as selected, before hashing. Returns ``[B, sum D]``."""
+        batch_size = features.stride()
+        lengths = features.lengths().view(len(self.features), batch_size)
+        divisors = lengths.clamp(min=1).to(pooled.device, pooled.dtype)
+        parts = [
+            part if position < 0 else part / divisors[position].unsqueeze(1)
+            for part, position in zip(pooled.split(self._widths, dim=1), self._positions, strict=True)
+        ]
+        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)

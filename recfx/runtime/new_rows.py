@@ -1,0 +1,174 @@
+"""Initialises rows that get a new id: their weights, and their state in an optimizer.
+
+An index marks the rows that it gives out (``NEW`` and ``RENEWED`` in ``recfx.kernels.index_buffers``), and the marks
+are removed when the rows are initialised. An interruption in between (Ctrl-C, a signal handler that exits, an error)
+leaves marked rows behind; these are initialised before the index is next read. Initialising rows twice changes nothing.
+"""
+
+from __future__ import annotations
+
+from itertools import accumulate
+from typing import Any, NamedTuple
+
+import torch
+
+from recfx.errors import InputError
+from recfx.ir.tables import TableSpec
+from recfx.kernels.index_buffers import NEW, is_uninitialized
+from recfx.kernels.row_initialization import initialization_key
+from recfx.lowering.operators import HASH_INDEX, ROW_INITIALIZATION, OperatorsByDevice
+from recfx.runtime.insertions import Insertion
+from recfx.runtime.table_store import TableStore
+
+
+class GivenRows(NamedTuple):
+    """Rows of one table that were given to new ids.
+
+    Args:
+        table: the table.
+        rows: int64 ``[n]``, all distinct.
+        are_renewed: bool ``[n]``, which of them have been used before.
+    """
+
+    table: TableSpec
+    rows: torch.Tensor
+    are_renewed: torch.Tensor
+
+
+class NewRows:
+    """Initialises new rows of one collection's tables.
+
+    Args:
+        collection: fully qualified name of the collection, for messages.
+        tables: those of its tables that have an index.
+        store: the store that holds the indexes, weights and optimizers.
+    """
+
+    def __init__(self, collection: str, tables: tuple[TableSpec, ...], store: TableStore) -> None:
+        # The graph is first made for whole tables, and a rank may have no shard of some of them.
+        self._tables = tuple(table for table in tables if table.name in store.indexes)
+        self._collection, self._store = collection, store
+        self._keys: dict[tuple[str, int], int] = {}
+        self._operators, self._index_operators = OperatorsByDevice(ROW_INITIALIZATION), OperatorsByDevice(HASH_INDEX)
+        self._attach()
+
+    def _attach(self) -> None:
+        for table in self._tables:
+            self._store.index(table.name).initialized_by(self)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._attach()  # copied and unpickled indexes do not have an initializer
+
+    def initialize_left(self) -> None:
+        """Initialise the rows that are still marked. Only one thread does this at a time.
+
+        Raises:
+            InputError: as in ``initialize``.
+        """
+        with self._store.new_rows_lock:
+            left = []
+            for table in self._tables:
+                index = self._store.index(table.name)
+                if index.has_uninitialized_rows:
+                    rows = torch.nonzero(is_uninitialized(index.row_state)).squeeze(1)
+                    left.append(GivenRows(table, rows, index.row_state[rows] != NEW))
+            self.initialize(left)
+
+    def initialize(self, given: list[GivenRows], insertion: Insertion | None = None) -> None:
+        """Write the initial weights for the ids that now have these rows, and reset the optimizers' state.
+
+        Tables whose weights are on the meta device are skipped for now.
+
+        Args:
+            given: the rows.
+            insertion: what gave out the rows, if it is undone when this fails.
+
+        Raises:
+            InputError: ``init_fn_failed`` if a table's own ``init_fn`` cannot fill some rows. Unless the
+                insertion is undone, the ids of these rows lose them again; ids that were evicted for them remain
+                evicted. All other rows are initialised.
+        """
+        given = [each for each in given if each.rows.numel() > 0 and not self._store.weight(each.table.name).is_meta]
+        failed: InputError | None = None
+        for each in given:
+            optimizer = self._store.optimizers.get(each.table.name)
+            if insertion is not None:  # right before they are written, when they will be in the cache
+                insertion.keep_rows(each.table.name, each.rows)
+            if optimizer is not None:
+                optimizer.reset_rows(each.rows)
+            if not each.table.custom_init_fn:
+                self._write_initial(each.table, each.rows)
+        for each in given:  # user code comes last, because it may fail
+            if each.table.custom_init_fn:
+                failed = self._fill_again(each, insertion is not None) or failed
+        self._mark_initialized(given)
+        if failed is not None:
+            raise failed
+
+    def _mark_initialized(self, given: list[GivenRows]) -> None:
+        if not given:
+            return
+        indexes = [self._store.index(each.table.name) for each in given]
+        ends = list(accumulate(each.rows.numel() for each in given))
+        self._index_operators.on(indexes[0].row_ids.device).mark_initialized(
+            [index.buffers_as_they_are() for index in indexes],
+            [index.policy for index in indexes],
+            torch.cat([each.rows for each in given]),
+            [0, *ends[:-1]],
+            ends,
+        )
+        for index in indexes:
+            index.written()
+
+    def _write_initial(self, table: TableSpec, rows: torch.Tensor) -> None:
+        assert table.hashing is not None
+        named = (table.table_name, table.hashing.seed)
+        if named not in self._keys:
+            self._keys[named] = initialization_key(*named)
+        ids, weight = self._store.index(table.name).row_ids[rows], self._store.weight(table.name)
+        low, high = table.weight_init_min, table.weight_init_max
+        initialize_rows = self._operators.on(weight.device).initialize_rows
+        initialize_rows(weight, rows, ids, self._keys[named], low, high, table.first_column)
+
+    def _fill_again(self, given: GivenRows, will_be_undone: bool) -> InputError | None:
+        """Refill rows that have been used: the table's own ``init_fn`` filled every row once, when the table was built.
+
+        Returns:
+            The error if it cannot fill them, in which case the rows are given back, now or by the caller; otherwise
+            None.
+        """
+        rows = given.rows[given.are_renewed]
+        if rows.numel() == 0:
+            return None
+        name, weight = given.table.name, self._store.weight(given.table.name).data
+        init_fn = self._store.init_fns[name]
+        assert init_fn is not None
+        filled = torch.empty(rows.numel(), weight.shape[1], dtype=weight.dtype, device=weight.device)
+        try:
+            init_fn(filled)
+        except Exception as error:  # raised by user code
+            if not will_be_undone:
+                self._give_back(given)
+            return self._failed(given, error)
+        weight.index_copy_(0, rows.to(weight.device), filled)
+        return None
+
+    def _give_back(self, given: GivenRows) -> None:
+        """Take rows that cannot be filled away from their ids again."""
+        index, rows = self._store.index(given.table.name), given.rows[given.are_renewed]
+        index.removals += 1
+        self._index_operators.on(rows.device).erase(index.row_ids[rows], index.buffers_as_they_are(), index.policy)
+        index.written()
+        index.number_state()
+
+    def _failed(self, given: GivenRows, error: Exception) -> InputError:
+        failed = InputError(
+            f"init_fn of table {given.table.name!r} cannot fill {int(given.are_renewed.sum())} rows "
+            f"({type(error).__name__}: {error}).",
+            reason="init_fn_failed",
+            module_path=self._collection,
+            what_to_do="rows that are used again are filled together: let init_fn take any number of rows.",
+        )
+        failed.__cause__ = error
+        return failed

@@ -1,0 +1,298 @@
+"""``output_dist_start`` and ``output_dist_wait``: pooled rows travel back to the ranks whose samples they are.
+
+There is one class per operation: ``AllToAll`` (a rank has complete sums for its columns), ``ReduceScatter`` (every rank
+has a part of every sum), ``CrossHost`` (the second hop of rows that are cut within hosts) and ``OwnBatch`` (every rank
+has pooled the samples of all ranks). A table's sharding type decides which of them its pooled rows take. The backwards
+are collectives as well, and average gradients over ranks like TorchRec's.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any, ClassVar, Protocol
+
+import torch
+import torch.distributed as dist
+from torchrec.distributed.comm_ops import get_gradient_division
+from torchrec.distributed.dist_data import PooledEmbeddingsAllToAll, PooledEmbeddingsReduceScatter
+from torchrec.distributed.types import Awaitable, NoWait
+
+from recfx.ir.columns import Columns, total_dim
+from recfx.ir.way_back import Hop
+from recfx.runtime.base import NodeModule
+from recfx.runtime.column_order import ColumnOrder
+from recfx.runtime.dist_context import DistContext
+from recfx.runtime.dist_groups import DistGroups
+
+
+class BackwardWatch(Protocol):
+    """Refuses backwards of a sharded collection that come too late, on all ranks or on none."""
+
+    def refuse_replay(self, context: DistContext) -> None:
+        """Call this before an ``output_dist_start`` of the forward that is under way. Collective if activation
+        checkpointing runs it again.
+
+        Args:
+            context: of its batch.
+
+        Raises:
+            InputError: on all ranks, if the forward cannot be run again on any of them.
+        """
+
+    def watch(self, started: Awaitable[torch.Tensor], context: DistContext, training: bool) -> Awaitable[torch.Tensor]:
+        """What ``started``, an ``output_dist_start`` of the forward that is under way, gives.
+
+        Args:
+            started: its result is watched.
+            context: of its batch.
+            training: whether the forward may evict ids.
+        """
+
+
+class OutputDistStart(NodeModule, ABC):
+    """Join the pooled columns of this rank and start sending them.
+
+    Args:
+        group: the ranks that take part.
+        columns: the columns that this rank sends, in order.
+        parts: the columns of each input, in order; those of ``columns`` that no part has are zeros.
+        device: where a rank without inputs creates what it sends; the group's backend may support no other device.
+
+    Attributes:
+        operation: what it does in one word, as in ``Hop.operation``.
+        way: the name of the way back that this is a part of.
+        hop: the number of its hop.
+    """
+
+    operation: ClassVar[str]
+    way = ""
+    hop = 0
+
+    def __init__(
+        self, group: dist.ProcessGroup, columns: list[Columns], parts: list[list[Columns]], device: torch.device
+    ) -> None:
+        super().__init__()
+        self.group = group
+        self.columns = columns
+        self.device = device
+        self.late_backwards: BackwardWatch | None = None  # if any table of the collection has an index
+        self.take_parts(parts)
+
+    @classmethod
+    @abstractmethod
+    def of(cls, hop: Hop, groups: DistGroups, parts: list[list[Columns]], device: torch.device) -> OutputDistStart:
+        """The module that sends what ``hop`` says; ``parts`` and ``device`` are those of the class."""
+
+    def take_parts(self, parts: list[list[Columns]]) -> None:
+        """Change which columns the inputs hold."""
+        self.parts, self._join = parts, ColumnOrder(parts, self.columns)
+
+    @abstractmethod
+    def send(self, pooled: torch.Tensor, sizes: list[int]) -> Awaitable[torch.Tensor]:
+        """``pooled``: ``[sum of sizes, D']``; ``sizes``: batch size of each rank of the group."""
+
+    def sizes(self, context: DistContext) -> list[int]:
+        """Batch size of each rank of the group."""
+        return context.batch_size_per_rank
+
+    def forward(self, *arguments: Any) -> Awaitable[torch.Tensor]:
+        """``arguments``: one ``[B', D]`` tensor per part, then the ``DistContext``."""
+        *pooled, context = arguments
+        if self.late_backwards is not None:
+            self.late_backwards.refuse_replay(context)
+        sizes = self.sizes(context)
+        joined = self._join(pooled, sum(sizes), self.device)
+        if torch.is_grad_enabled() and not joined.requires_grad:
+            joined.requires_grad_()  # nothing is trained here, but every rank joins the backward's collective
+        sent = self.send(joined, sizes)
+        return sent if self.late_backwards is None else self.late_backwards.watch(sent, context, self.training)
+
+
+class AllToAll(OutputDistStart):
+    """Every rank sends its columns, and receives the columns of all ranks for its own samples.
+
+    Args:
+        group, columns, parts, device: see above.
+        dim_per_rank: the number of columns that each rank sends.
+    """
+
+    operation = "all_to_all"
+
+    def __init__(
+        self,
+        group: dist.ProcessGroup,
+        columns: list[Columns],
+        parts: list[list[Columns]],
+        device: torch.device,
+        dim_per_rank: list[int],
+    ) -> None:
+        super().__init__(group, columns, parts, device)
+        self._dim_per_rank = dim_per_rank
+        self._dist = _all_to_all(group, dim_per_rank)
+
+    @classmethod
+    def of(cls, hop: Hop, groups: DistGroups, parts: list[list[Columns]], device: torch.device) -> AllToAll:
+        """See the base class."""
+        return cls(getattr(groups, hop.group), list(hop.columns), parts, device, list(hop.dims))
+
+    def send(self, pooled: torch.Tensor, sizes: list[int]) -> Awaitable[torch.Tensor]:
+        """Returns ``[B, sum of dim_per_rank]``."""
+        sent: Awaitable[torch.Tensor] = self._dist(pooled, sizes)
+        return sent
+
+
+class ReduceScatter(OutputDistStart):
+    """Every rank sends a part of the same columns, and receives their sums for its own samples.
+
+    If batches differ in size, it runs an all-to-all, and a sum in the order of ranks. That takes the same number of
+    bytes, but more copies (in torchrec 1.8.0, gloo has no backward for a reduce-scatter of uneven sizes).
+
+    Args:
+        group, columns, parts, device: see above.
+        hosts: 1; or the number of hosts, if the group is that of one host: its rank ``i`` takes the samples of rank
+            ``i`` of every host, in the order of hosts.
+    """
+
+    operation = "reduce_scatter"
+
+    def __init__(
+        self,
+        group: dist.ProcessGroup,
+        columns: list[Columns],
+        parts: list[list[Columns]],
+        device: torch.device,
+        hosts: int = 1,
+    ) -> None:
+        super().__init__(group, columns, parts, device)
+        self.hosts = hosts
+        self._dist = PooledEmbeddingsReduceScatter(group)
+        self._uneven = _all_to_all(group, [total_dim(columns)] * group.size())
+
+    @classmethod
+    def of(cls, hop: Hop, groups: DistGroups, parts: list[list[Columns]], device: torch.device) -> ReduceScatter:
+        """See the base class."""
+        return cls(getattr(groups, hop.group), list(hop.columns), parts, device, hop.hosts)
+
+    def send(self, pooled: torch.Tensor, sizes: list[int]) -> Awaitable[torch.Tensor]:
+        """Returns ``[B, D']``; with ``hosts``, for the samples of this rank's counterparts."""
+        ranks = self.group.size()
+        if self.hosts > 1:
+            by_rank = pooled.split(sizes)
+            pooled = torch.cat([by_rank[host * ranks + rank] for rank in range(ranks) for host in range(self.hosts)])
+            sizes = [sum(sizes[rank::ranks]) for rank in range(ranks)]
+        if ranks == 1 or not self.columns:  # no columns: no rank of the group has any
+            return NoWait(pooled)
+        if len(set(sizes)) > 1:
+            return _SumOverRanks(self._uneven(pooled, sizes), ranks)
+        sent: Awaitable[torch.Tensor] = self._dist(pooled, sizes)
+        return sent
+
+
+class CrossHost(AllToAll):
+    """The second hop of rows that are cut within hosts: the columns of all hosts for this rank's samples.
+
+    Args:
+        group: this rank's counterparts on all hosts.
+        columns, parts, device, dim_per_rank: as in ``AllToAll``, but by host.
+        local_rank: the number of this rank on its host.
+        local_size: the number of ranks per host.
+    """
+
+    operation = "cross_host"
+
+    def __init__(
+        self,
+        group: dist.ProcessGroup,
+        columns: list[Columns],
+        parts: list[list[Columns]],
+        device: torch.device,
+        dim_per_rank: list[int],
+        local_rank: int,
+        local_size: int,
+    ) -> None:
+        super().__init__(group, columns, parts, device, dim_per_rank)
+        self._local_rank, self._local_size = local_rank, local_size
+        self._local = slice(local_rank, None, local_size)
+
+    @classmethod
+    def of(cls, hop: Hop, groups: DistGroups, parts: list[list[Columns]], device: torch.device) -> CrossHost:
+        """See the base class."""
+        group, columns, dims = getattr(groups, hop.group), list(hop.columns), list(hop.dims)
+        return cls(group, columns, parts, device, dims, groups.intra.rank(), groups.intra.size())
+
+    def sizes(self, context: DistContext) -> list[int]:
+        """The batch sizes of this rank's counterparts."""
+        return context.batch_size_per_rank[self._local]
+
+
+class OwnBatch(OutputDistStart):
+    """Takes this rank's samples out of all. Nothing is sent, but the backward gathers the gradients of all ranks."""
+
+    operation = "own_batch"
+
+    @classmethod
+    def of(cls, hop: Hop, groups: DistGroups, parts: list[list[Columns]], device: torch.device) -> OwnBatch:
+        """See the base class."""
+        return cls(getattr(groups, hop.group), list(hop.columns), parts, device)
+
+    def send(self, pooled: torch.Tensor, sizes: list[int]) -> Awaitable[torch.Tensor]:
+        """Returns ``[B, D']``."""
+        if len(sizes) == 1:
+            return NoWait(pooled)
+        own: torch.Tensor = _OwnRows.apply(pooled, self.group, sizes)
+        return NoWait(own)
+
+
+STARTS: dict[str, type[OutputDistStart]] = {
+    each.operation: each for each in (AllToAll, ReduceScatter, CrossHost, OwnBatch)
+}
+"""The modules of ``output_dist_start``, by operation."""
+
+
+class OutputDistWait(NodeModule):
+    """Wait for the pooled rows of this rank's samples."""
+
+    def forward(self, started: Awaitable[torch.Tensor]) -> torch.Tensor:
+        """Returns ``[B, D']``."""
+        return started.wait()
+
+
+def _all_to_all(group: dist.ProcessGroup, dim_per_rank: Sequence[int]) -> PooledEmbeddingsAllToAll:
+    # This is the device of two buffers that torchrec 1.8.0 passes around and never reads: they need no elements.
+    module = PooledEmbeddingsAllToAll(group, list(dim_per_rank), torch.device("cpu"))
+    module._non_persistent_buffers_set.update(module._buffers)  # otherwise they would be in the state_dict
+    module._buffers.update({name: torch.empty(0, dtype=torch.int32) for name in module._buffers})
+    return module
+
+
+class _SumOverRanks(Awaitable[torch.Tensor]):
+    """Receives ``[B, ranks * D']`` and sums it to ``[B, D']``."""
+
+    def __init__(self, parts: Awaitable[torch.Tensor], ranks: int) -> None:
+        super().__init__()
+        self._parts, self._ranks = parts, ranks
+
+    def _wait_impl(self) -> torch.Tensor:
+        parts = self._parts.wait()
+        return parts.view(parts.shape[0], self._ranks, parts.shape[1] // self._ranks).sum(1)
+
+
+class _OwnRows(torch.autograd.Function):
+    """Rows of this rank's samples; backward gathers the gradients of all ranks."""
+
+    @staticmethod
+    def forward(ctx: Any, pooled: torch.Tensor, group: dist.ProcessGroup, sizes: list[int]) -> torch.Tensor:
+        ctx.group, ctx.sizes = group, sizes
+        begin = sum(sizes[: group.rank()])
+        return pooled[begin : begin + sizes[group.rank()]].clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        # All-gather only takes equal sizes.
+        padded = gradient.new_zeros(max(ctx.sizes), gradient.shape[1])
+        padded[: gradient.shape[0]] = gradient
+        gathered = [torch.empty_like(padded) for _ in ctx.sizes]
+        dist.all_gather(gathered, padded, group=ctx.group)
+        everybody = torch.cat([rows[:size] for rows, size in zip(gathered, ctx.sizes, strict=True)])
+        return everybody / len(ctx.sizes) if get_gradient_division() else everybody, None, None

@@ -1,0 +1,189 @@
+"""``select_features``: puts the batch's keys into the collection's order, by name, and checks the batch.
+
+Later nodes rely on what leaves this node: keys in output order (``feature@table`` if a feature reads several tables),
+one batch size, offsets that ascend from 0 to the number of ids, 64-bit or 32-bit ids, weights only if the collection is
+weighted, and ids in range for tables without an index.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import NamedTuple
+
+import torch
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+from recfx.errors import IdRangeError, InputError, MissingFeatureError
+from recfx.ir.tables import TableSpec
+from recfx.runtime.bags import as_sent, expanded, permute_features, with_values
+from recfx.runtime.base import NodeModule
+from recfx.runtime.batch_checks import BatchChecks
+from recfx.runtime.inverse_indices import InverseIndices
+
+# Batches usually have one of a few orders of keys, each of which is computed once. The limit keeps memory bounded if
+# every batch has a different order.
+_MOST_ORDERS = 16
+
+
+class _KeyOrder(NamedTuple):
+    """How a batch's keys relate to the features of the collection."""
+
+    positions: list[int]  # of the collection's features in the keys
+    is_same: bool  # the keys are those features, in that order
+    rows_per_key: torch.Tensor  # int64 [keys]: ids must be below this; -1 if any id is valid
+
+
+class SelectFeatures(NodeModule):
+    """Select, order and check the features of one collection.
+
+    Args:
+        collection: fully qualified name of the collection, for messages.
+        tables: its tables, in order.
+        is_weighted: whether the lookups use the batch's weights.
+    """
+
+    def __init__(self, collection: str, tables: tuple[TableSpec, ...], is_weighted: bool) -> None:
+        super().__init__()
+        self.collection = collection
+        self.tables = tables
+        self.is_weighted = is_weighted
+        self.feature_names = [feature for table in tables for feature in table.feature_names]
+        self.keys = [name for table in tables for name in table.embedding_names]
+        self._checks = BatchChecks(collection, is_weighted)
+        self._inverse = InverseIndices(collection, self.feature_names)
+        self._is_sent = self._on_host = self._weights_are_sent = False
+        self._orders: OrderedDict[tuple[str, ...], _KeyOrder] = OrderedDict()
+        self.has_expanded = False  # whether any batch had different batch sizes per feature; for the report
+
+    def prepare_to_send(self, world_size: int, on_host: bool) -> None:
+        """Prepare for sending ids to other ranks: they are converted to one type, whatever type the batch has.
+
+        Ranks that sent different types would misread each other.
+
+        Args:
+            world_size: the number of ranks.
+            on_host: whether ids are sent and hashed on the host, whatever device the batch is on.
+        """
+        self._is_sent, self._on_host = True, on_host
+        self._weights_are_sent = self.is_weighted and world_size > 1
+
+    def leave_on_device(self) -> None:
+        """Leave it to a ``to_host`` node to copy ids that are sent on the host."""
+        self._on_host = False
+
+    def forward(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
+        """Select from any KJT (or TensorDict) that holds the keys; returns ``[F]`` keys in the collection's order.
+
+        Raises:
+            MissingFeatureError: a key is absent.
+            IdTypeError: ids are not integers, or are unsigned integers of more than 8 bits.
+            IdRangeError: an id of a table without an index is not one of its rows.
+            InputError: as in ``BatchChecks.checked`` and ``InverseIndices``; also if weights require a gradient, which
+                other ranks do not send back, or if a batch on meta is to be sent.
+        """
+        features = self._checks.as_keyed_jagged(features)
+        order = self._order_of(features.keys())
+        named_inverse = features.inverse_indices_or_none()
+        checked = self._checks.checked(
+            features, order.rows_per_key, lambda id_, key: self._out_of_range(id_, key, order)
+        )
+        if self._is_sent:
+            self._check_sent(checked)
+        if named_inverse is not None or features.variable_stride_per_key():
+            selected = self._expand(checked, order.positions, named_inverse)
+        elif not order.is_same:
+            selected = permute_features(checked, order.positions, self.keys)
+        elif checked.keys() == self.keys:
+            selected = checked
+        else:
+            selected = with_values(checked, checked.values(), checked.weights_or_none(), self.keys)
+        if not self._is_sent:
+            return selected
+        if self._on_host and selected.values().device.type != "cpu":
+            selected = selected.to(torch.device("cpu"))
+        return as_sent(selected)
+
+    def _check_sent(self, checked: KeyedJaggedTensor) -> None:
+        if checked.values().is_meta:
+            raise InputError(
+                "the batch is on meta, so it has no ids to send to other ranks.",
+                reason="several_devices",
+                module_path=self.collection,
+                what_to_do="pass a batch with data; shapes alone are computed by the unsharded collection.",
+            )
+        if self._weights_are_sent and torch.is_grad_enabled() and checked.weights().requires_grad:
+            raise InputError(
+                "the batch's weights require a gradient, but other ranks do not send one back.",
+                reason="weights_require_grad",
+                module_path=self.collection,
+                what_to_do="detach the weights if nothing behind them is trained; else leave the collection unsharded.",
+            )
+
+    def _order_of(self, keys: list[str]) -> _KeyOrder:
+        cache_key = tuple(keys)
+        order = self._orders.get(cache_key)
+        if order is None:
+            position_of = {key: position for position, key in enumerate(keys)}
+            missing = [name for name in self.feature_names if name not in position_of]
+            if missing:
+                raise MissingFeatureError(
+                    f"the batch lacks feature {missing[0]!r}"
+                    + (f" and {len(missing) - 1} more" if len(missing) > 1 else "")
+                    + f"; it has {keys}.",
+                    reason="missing_feature",
+                    module_path=self.collection,
+                    what_to_do="give the batch every feature of the collection, if need be as empty bags.",
+                )
+            positions = [position_of[name] for name in self.feature_names]
+            rows = [-1] * len(keys)
+            for position, limit in zip(positions, self._row_limits(), strict=True):
+                if limit >= 0:  # a feature may read several tables
+                    rows[position] = limit if rows[position] < 0 else min(rows[position], limit)
+            rows_per_key = torch.tensor(rows, device="cpu")
+            order = _KeyOrder(positions, positions == list(range(len(keys))), rows_per_key)
+            self._orders[cache_key] = order
+            if len(self._orders) > _MOST_ORDERS:
+                self._orders.popitem(last=False)  # the least recently used one
+        else:
+            self._orders.move_to_end(cache_key)
+        return order
+
+    def _row_limits(self) -> list[int]:
+        """Per feature, the number of rows of its table; -1 if an index takes any id."""
+        return [table.row_limit for table in self.tables for _ in table.feature_names]
+
+    def _expand(
+        self, features: KeyedJaggedTensor, positions: list[int], named_inverse: tuple[list[str], torch.Tensor] | None
+    ) -> KeyedJaggedTensor:
+        """Expand each feature's bags to the full batch, according to its inverse indices."""
+        batch_sizes = features.stride_per_key()
+        inverse = self._inverse.of_features(named_inverse, [batch_sizes[position] for position in positions], features)
+        self.has_expanded = True
+        return expanded(features, positions, batch_sizes, inverse, self.keys)
+
+    def _out_of_range(self, id_: int, key: int, order: _KeyOrder) -> IdRangeError:
+        limits = self._row_limits()
+        feature = next(
+            feature
+            for feature, position in enumerate(order.positions)
+            if position == key and limits[feature] >= 0 and not 0 <= id_ < limits[feature]
+        )
+        table = next(table for table in self.tables if self.keys[feature] in table.embedding_names)
+        if table.never_needs_index:
+            return IdRangeError(
+                f"id {id_} of feature {self.feature_names[feature]!r} is out of range for table {table.name!r}, whose "
+                f"index was left out because its ids were known to be {table.id_range}: "
+                f"{'' if table.id_range is None else table.id_range.proof}.",
+                reason="id_out_of_range",
+                module_path=self.collection,
+                what_to_do="convert again, with a sample of the model as it is now, and with id_ranges that hold; or "
+                "convert without a sample.",
+            )
+        return IdRangeError(
+            f"id {id_} of feature {self.feature_names[feature]!r} is out of range for table "
+            f"{table.name!r}, whose rows are 0 to {table.num_embeddings - 1}.",
+            reason="id_out_of_range",
+            module_path=self.collection,
+            what_to_do="map ids below the table's rows; for raw ids convert with "
+            "hashing=recfx.HashConfig(dense_rows=0), or with rows= beyond the table's.",
+        )

@@ -1,0 +1,351 @@
+"""What the nodes that hash share: the indexes of one collection's tables, and the state of their batches."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import accumulate
+
+import torch
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+from recfx.errors import InputError, TableFullError
+from recfx.hashing import HashIndex
+from recfx.hashing.many_indexes import buffers_named, views_of
+from recfx.ir.tables import TableSpec
+from recfx.kernels.host import HashIndexOperators
+from recfx.kernels.index_buffers import NEVER_USED
+from recfx.kernels.pooled_lookup import IndexView
+from recfx.lowering.operators import HASH_INDEX, OperatorsByDevice
+from recfx.runtime import replay_errors
+from recfx.runtime.answers import answer_unseen
+from recfx.runtime.forwards import Forward
+from recfx.runtime.in_flight import BatchInFlight
+from recfx.runtime.insertions import Insertion
+from recfx.runtime.new_rows import GivenRows, NewRows
+from recfx.runtime.replays import Answers, Replays
+from recfx.runtime.segments import Segment, find_rows
+from recfx.runtime.table_store import TableStore
+from recfx.runtime.training_checks import check_fused, refuse_replicas
+
+
+class TableIndexes:
+    """The indexes of one collection's tables: finds, inserts and counts the ids of one batch after the other.
+
+    It is not a module, because the node decides in which mode a batch is hashed.
+
+    Args:
+        collection: fully qualified name of the collection, for messages.
+        tables: every table of the collection, in the KJT's order.
+        hashed: the names of those whose ids go through an index; ids of other tables are passed on unchanged.
+        store: the store that holds the indexes and weights.
+        is_alone: whether no other node of the collection hashes ids.
+        sharded: whether the ids come from ``input_dist``. Then no other rank gives out rows of these shards, or all
+            ranks give out the same rows.
+
+    Attributes:
+        counts_every_id: whether any table scores or counts every id. Then each batch is hashed as a whole, in batch
+            order.
+        evicts: whether any table takes rows away from ids.
+    """
+
+    def __init__(
+        self,
+        collection: str,
+        tables: tuple[TableSpec, ...],
+        hashed: tuple[str, ...],
+        store: TableStore,
+        sharded: bool = False,
+        is_alone: bool = True,
+    ) -> None:
+        self.collection = collection
+        self.tables = tables
+        self.hashed = hashed
+        self.store = store
+        self._sharded, self._is_alone = sharded, is_alone
+        self._operators = OperatorsByDevice(HASH_INDEX)
+        self._new_rows = NewRows(collection, tuple(table for table in tables if table.has_index), store)
+        self._replays = Replays()
+        self._evicting = [table for table in tables if table.evicts]
+        self.evicts = bool(self._evicting)
+        self.counts_every_id = any(table.evicts or table.admits for table in tables)
+
+    @property
+    def hashed(self) -> tuple[str, ...]:
+        """The names of the tables whose ids go through an index."""
+        return self._hashed
+
+    @hashed.setter
+    def hashed(self, names: tuple[str, ...]) -> None:
+        self._hashed, self._is_hashed = names, frozenset(names)
+        last_keys = list(accumulate(len(table.embedding_names) for table in self.tables))
+        self._keys_of_hashed = [
+            (table, last - len(table.embedding_names), last)
+            for table, last in zip(self.tables, last_keys, strict=True)
+            if table.name in self._is_hashed
+        ]
+        self._names_in_order = [table.name for table, *_ in self._keys_of_hashed]
+
+    def index(self, table: str) -> HashIndex:
+        """The index of a table that has one."""
+        return self.store.index(table)
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the indexes, on which ids must be to be found."""
+        return self.store.index(self._hashed[0]).row_ids.device if self._hashed else torch.device("cpu")
+
+    @property
+    def operators(self) -> HashIndexOperators:
+        """The target's operators that find and insert ids."""
+        found: HashIndexOperators = self._operators.on(self.device)
+        return found
+
+    @property
+    def on_meta(self) -> bool:
+        """Whether the indexes are on meta, and hold nothing."""
+        return bool(self._hashed) and self.store.index(self._hashed[0]).row_ids.is_meta
+
+    def begin(self, features: KeyedJaggedTensor, training: bool) -> bool:
+        """Call before hashing a batch: checks the mode, and initialises rows that an earlier batch left uninitialised.
+
+        Returns:
+            Whether there is anything to hash; there is not on meta.
+
+        Raises:
+            ConversionError: ``unsharded_hash_table``, ``evict_needs_fused_optimizer``.
+            InputError: ``init_fn_failed``.
+        """
+        if training:
+            if not self._sharded:
+                refuse_replicas(self.collection, self.hashed)
+            check_fused(self.collection, self._evicting, self.store)
+        if features.values().is_meta or self.on_meta:
+            return False
+        if self.hashed and self.operators.any_nonzero(buffers_named("uninitialized", self._all())):
+            self._new_rows.initialize_left()
+        return True
+
+    def segments(self, features: KeyedJaggedTensor) -> list[Segment]:
+        """Where the ids of each hashed table begin and end."""
+        borders = features.offset_per_key()
+        return [Segment(table, borders[first], borders[last]) for table, first, last in self._keys_of_hashed]
+
+    def find_views(self, training: bool) -> list[IndexView | None]:
+        """The index of each table of the collection; None for tables without one."""
+        views = views_of(self._all(), training)
+        if len(views) == len(self.tables):
+            return [*views]
+        of_table = dict(zip(self._names_in_order, views, strict=True))
+        return [of_table.get(table.name) for table in self.tables]
+
+    def by_table(self) -> list[HashIndex | None]:
+        """The index of each table of the collection; None for tables without one."""
+        return [self.store.index(table.name) if table.name in self._is_hashed else None for table in self.tables]
+
+    def _all(self) -> list[HashIndex]:
+        """The indexes, in the order of the tables."""
+        return self.store.indexes_of(self._names_in_order)
+
+    def _indexes(self, segments: list[Segment]) -> list[HashIndex]:
+        return self.store.indexes_of([segment.table.name for segment in segments])
+
+    # Training
+
+    def find_or_insert(self, ids: torch.Tensor, segments: list[Segment]) -> torch.Tensor:
+        """The rows of a training batch, after ``start``; new ones are initialised. If a table is full, nothing changes.
+
+        If a later node, or another collection of the model, may refuse the batch, what changes is noted.
+
+        Raises:
+            TableFullError: a bucket has no row left.
+            InputError: ``init_fn_failed``.
+        """
+        indexes, operators, forward = self._indexes(segments), self.operators, self._forward()
+        with self.store.new_rows_lock:
+            batch = (
+                ids,
+                [segment.begin for segment in segments],
+                [segment.end for segment in segments],
+                [index.index_buffers() for index in indexes],
+                [index.policy for index in indexes],
+                [self.store.in_flight.of_table(segment.table.name) for segment in segments],
+            )
+            record = None if forward is None else operators.find_or_insert_undoably(*batch)
+            inserted = operators.find_or_insert(*batch) if record is None else record.inserted
+            for index in indexes:
+                index.written()
+            report = inserted.report.tolist()
+            for index, (_, full_bucket) in zip(indexes, report, strict=True):
+                if full_bucket >= 0:
+                    error = index.full_error(full_bucket)
+                    raise TableFullError.of(replace(error.diagnostic, path=self.collection))
+            insertion = None
+            if forward is not None and record is not None:
+                insertion = Insertion(self.store, operators, record, ids, segments)
+                forward.changed(insertion.undo)
+            counts = [count for count, _ in report]
+            are_renewed = inserted.states_before != NEVER_USED
+            given = zip(segments, inserted.new_rows.split(counts), are_renewed.split(counts), strict=True)
+            new_rows = [GivenRows(segment.table, rows, renewed) for segment, rows, renewed in given]
+            self._new_rows.initialize(new_rows, insertion)
+        if self.counts_every_id:
+            self._replays.remember(ids, inserted.rows, lambda: self._owners(inserted.rows, segments))
+        return inserted.rows
+
+    def insert_absent(self, features: KeyedJaggedTensor, ids: torch.Tensor, rows: torch.Tensor) -> None:
+        """Give rows to the ids of a training batch that have none, and fill them in; the other ids are counted.
+
+        Args:
+            features: the batch.
+            ids: its ids, int64 ``[n]``, on the CPU.
+            rows: int64 ``[n]``, -1 if an id has none; completed in place.
+        """
+        segments = self.segments(features)
+        absent = torch.nonzero(rows < 0).squeeze(1)
+        edges = [edge for segment in segments for edge in (segment.begin, segment.end)]
+        borders = torch.searchsorted(absent, torch.tensor(edges, device="cpu")).tolist()
+        found = [
+            segment._replace(begin=begin, end=end)
+            for segment, begin, end in zip(segments, borders[::2], borders[1::2], strict=True)
+        ]
+        rows[absent] = self.find_or_insert(ids[absent], found)
+        resident = [
+            (segment.end - segment.begin) - (new.end - new.begin) for segment, new in zip(segments, found, strict=True)
+        ]
+        self._count_found(resident, batches=0)  # find_or_insert has already counted the batch
+
+    def count_resident(self, features: KeyedJaggedTensor) -> None:
+        """Count a training batch in which all ids already had rows."""
+        borders = features.offset_per_key()
+        found = [borders[last] - borders[first] for _, first, last in self._keys_of_hashed]
+        self._count_found(found, batches=1)
+
+    def _count_found(self, found: list[int], batches: int) -> None:
+        # The first two counts of an index are the batches and the ids seen.
+        counts, operators, forward = buffers_named("counts", self._all()), self.operators, self._forward()
+        amounts = [amount for count in found for amount in (batches, count)]
+        operators.add_counts(counts, amounts)
+        if forward is not None:
+            forward.changed(lambda: operators.add_counts(counts, [-amount for amount in amounts]))
+
+    def _forward(self) -> Forward | None:
+        """The forward whose changes may have to be undone; None if nobody else can refuse what this node has hashed."""
+        forwards = self.store.forwards
+        return None if self._is_alone and not forwards.has_several else forwards.now()
+
+    def start(self) -> BatchInFlight | None:
+        """Begin a forward in which ids may be evicted, or that a backward may follow; ``finish`` ends it.
+
+        Returns:
+            The batch; None if no table evicts, or if no backward follows.
+        """
+        if not self._evicting:
+            return None
+        in_flight, forward = self.store.in_flight, self._forward()
+        if forward is not None:
+            forward.changed(in_flight.restore())
+        in_flight.begin()
+        if not torch.is_grad_enabled():
+            in_flight.latest = None
+            return None
+        trained = [table for table in self._evicting if self.store.weight(table.name).requires_grad]
+        tables = [(table, self.store.index(table.name)) for table in trained]
+        batch = in_flight.latest = BatchInFlight(self.collection, in_flight.kept_until, tables)
+        return batch
+
+    def finish(self, batch: BatchInFlight | None, segments: list[Segment], rows: torch.Tensor, training: bool) -> None:
+        """Keep the rows of a batch from now on. Sharded collections count the forward as rows are sent."""
+        if batch is not None:
+            batch.keep({segment.table.name: rows[segment.begin : segment.end] for segment in segments}, training)
+            self.store.in_flight.add(batch)
+        if not self._sharded:
+            self.store.in_flight.turn += 1
+
+    # Forwards that are run again
+
+    def find_again(self, ids: torch.Tensor, segments: list[Segment]) -> torch.Tensor:
+        """The rows that a training batch had in the forward that activation checkpointing now runs again.
+
+        Nothing is inserted or counted. In a sharded collection the error is left for ``output_dist_start``, where all
+        ranks raise it, and any rows are returned.
+
+        Raises:
+            InputError: ``replayed_ids_absent``, ``replayed_ids_evicted``, ``replayed_rows_renewed``,
+                ``replayed_rows_unknown``.
+        """
+        try:
+            return self._found_again(ids, segments)
+        except InputError as error:
+            if not self._sharded:
+                raise
+            self.store.in_flight.refused_replay = error
+            return torch.zeros_like(ids)
+
+    def _found_again(self, ids: torch.Tensor, segments: list[Segment]) -> torch.Tensor:
+        first = self._replays.answers(ids) if self.counts_every_id else None
+        if first is not None:
+            self._check_owners(first, segments)
+            return first.rows
+        rows, counts = self._find(ids, segments)
+        for segment, absent in zip(segments, counts, strict=True):
+            if segment.table.admits and segment.end > segment.begin:
+                raise replay_errors.unknown(self.collection, segment.table)
+            if absent > 0:
+                if segment.table.hashing is None or segment.table.hashing.on_full != "share":
+                    raise replay_errors.lost(self.collection, segment.table)
+                stretch = slice(segment.begin, segment.end)
+                shared = self.store.index(segment.table.name).shared_rows(ids[stretch])
+                rows[stretch] = torch.where(rows[stretch] < 0, shared, rows[stretch])
+        return rows
+
+    def _owners(self, rows: torch.Tensor, segments: list[Segment]) -> torch.Tensor:
+        """The ids that have these rows of a training batch now, int64 ``[n]``; -1 for rows without an id."""
+        owners = torch.full_like(rows, -1)
+        for segment in segments:
+            stretch = slice(segment.begin, segment.end)
+            row_ids = self.store.index(segment.table.name).index_buffers().row_ids
+            read = torch.where(rows[stretch] < -1, -rows[stretch] - 2, rows[stretch])
+            owners[stretch] = torch.where(read >= 0, row_ids[read.clamp(min=0)], -1)
+        return owners
+
+    def _check_owners(self, first: Answers, segments: list[Segment]) -> None:
+        """Check that no row that the first run read has gone to another id, whose weights it would hold."""
+        differ = self._owners(first.rows, segments) != first.owners
+        for segment in segments:
+            stretch = slice(segment.begin, segment.end)
+            if bool((differ[stretch] & (first.rows[stretch] >= 0)).any()):
+                raise replay_errors.lost(self.collection, segment.table)
+            if bool(differ[stretch].any()):
+                raise replay_errors.renewed(self.collection, segment.table)
+
+    # Eval
+
+    def find(self, ids: torch.Tensor, segments: list[Segment]) -> torch.Tensor:
+        """The rows of all tables, or the policy's answers for ids that have none. Nothing is inserted."""
+        rows, counts = self._find(ids, segments)
+        for segment, count in zip(segments, counts, strict=True):
+            if count > 0:
+                stretch = slice(segment.begin, segment.end)
+                rows[stretch] = answer_unseen(self.store.index(segment.table.name), ids[stretch], rows[stretch])
+        self._count_answers(segments, counts)
+        return rows
+
+    def _find(self, ids: torch.Tensor, segments: list[Segment]) -> tuple[torch.Tensor, list[int]]:
+        """The rows, -1 for ids that have none; and the number of these per table."""
+        indexes = self._indexes(segments)
+        buffers = [index.index_buffers() for index in indexes]
+        rows, absent = find_rows(self.operators, ids, segments, buffers, [index.policy for index in indexes])
+        return rows, absent.tolist()
+
+    def count_answered(self, features: KeyedJaggedTensor, absent_per_table: list[int]) -> None:
+        """Count the answers of eval mode, given the number of ids without a row for each table of the collection."""
+        absent = dict(zip([table.name for table in self.tables], absent_per_table, strict=True))
+        segments = self.segments(features)
+        self._count_answers(segments, [absent[segment.table.name] for segment in segments])
+
+    def _count_answers(self, segments: list[Segment], absent: list[int]) -> None:
+        indexes = self._indexes(segments)
+        amounts: list[int] = []
+        for segment, count in zip(segments, absent, strict=True):
+            amounts += [segment.end - segment.begin, count]
+        self.operators.add_counts([index.eval_counts for index in indexes], amounts)

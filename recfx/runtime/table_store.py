@@ -1,0 +1,151 @@
+"""What the nodes of one collection share: its weights, its indexes, its fused optimizers and its batches in flight.
+
+The collection registers the modules, so that every parameter and buffer has one name; nodes do not register them.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from recfx.errors import ConversionError
+from recfx.hashing import HashIndex
+from recfx.ir.facts import TableFacts
+from recfx.optim.fused_optimizer import FusedOptimizer
+from recfx.runtime.forwards import Forwards
+from recfx.runtime.in_flight import BatchesInFlight
+
+
+class TableStore:
+    """Weights, indexes and fused optimizers of one collection, by table name.
+
+    Args:
+        bags: one ``nn.EmbeddingBag`` per table; its ``weight`` is the table's ``[rows, dim]`` parameter.
+        indexes: a :class:`HashIndex` for every table that has one.
+        optimizers: the fused optimizer of every table that has one.
+        init_fns: the function that fills a table's rows, by table; None if the table does not have its own.
+        device: the device to report if there are no tables, as on a rank without shards.
+
+    Attributes:
+        in_flight: the batches whose rows must keep their ids.
+        forwards: what the forward under way has changed, in the collections of one model together.
+        graph_fits: whether the forward under way has compared the tables with what its graph was made for. Then no
+            weight with a fused optimizer has a hook, and the kernels of all lookups still serve their tables.
+    """
+
+    def __init__(
+        self,
+        bags: nn.ModuleDict,
+        indexes: nn.ModuleDict,
+        optimizers: dict[str, FusedOptimizer],
+        init_fns: dict[str, Callable[[torch.Tensor], object] | None],
+        device: torch.device | None = None,
+    ) -> None:
+        self.bags = bags
+        self.indexes = indexes
+        self.optimizers = optimizers
+        self.init_fns = init_fns
+        self.in_flight = BatchesInFlight()
+        self._owners: dict[str, weakref.ref[nn.Parameter]] = {}
+        self._lock, self._process = threading.RLock(), os.getpid()
+        self.forwards = Forwards()
+        self.graph_fits = False
+        self._without_tables = device or torch.device("cpu")
+
+    @property
+    def new_rows_lock(self) -> Any:  # threading.RLock, which is not a type
+        """A lock to hold while rows are given out and initialised, lest another thread initialise them as well."""
+        if self._process != os.getpid():  # in a forked child, the thread that held it does not exist
+            self._lock, self._process = threading.RLock(), os.getpid()
+        return self._lock
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {key: value for key, value in self.__dict__.items() if key not in ("_lock", "_owners")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update({"in_flight": BatchesInFlight(), **state})  # pickles of earlier versions lack it
+        self._owners, self.graph_fits = {}, False  # a copy has its own parameters
+        self._lock, self._process = threading.RLock(), os.getpid()
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the tables."""
+        # Only the first table is read: every node calls this, so reading all tables would be quadratic.
+        bag = next((bag for bag in self.bags._modules.values() if bag is not None), None)
+        found = None if bag is None else bag._parameters["weight"]
+        return self._without_tables if found is None else found.device
+
+    def weight(self, table: str) -> nn.Parameter:
+        """The table's ``[rows, dim]`` parameter.
+
+        Raises:
+            ConversionError: ``unsupported_bag``: it is no longer a parameter.
+        """
+        # Read from the module each time, because `to_empty` replaces the object.
+        bag = self.bags._modules.get(table)
+        weight = None if bag is None else bag._parameters.get("weight")
+        if weight is None:
+            raise ConversionError(
+                f"the nn.EmbeddingBag of table {table!r} has no parameter `weight` any more: something replaced it "
+                "(pruning or weight normalization, say).",
+                reason="unsupported_bag",
+                what_to_do="remove it again; to keep it, leave this collection unconverted.",
+            )
+        return weight
+
+    def facts(self, table: str) -> TableFacts:
+        """What kernels are chosen by: the table, as it is now, as data."""
+        weight, optimizer = self.weight(table), self.optimizers.get(table)
+        facts = None if optimizer is None else optimizer.facts
+        rows, dim = weight.shape
+        return TableFacts(
+            rows, dim, weight.dtype, weight.device.type, weight.is_contiguous(), facts, weight.requires_grad
+        )
+
+    def weights(self, tables: Sequence[str]) -> list[torch.Tensor]:
+        """``weight`` of each of ``tables``. Every batch asks for all of them, in some models for thousands."""
+        bags: Any = self.bags._modules
+        found = [bags[table]._parameters.get("weight") for table in tables]
+        return [self.weight(table) if weight is None else weight for table, weight in zip(tables, found, strict=True)]
+
+    def own_weights(self) -> None:
+        """Record that the fused optimizers belong to the current parameters."""
+        self._owners = {table: weakref.ref(self.weight(table)) for table in self.optimizers}
+
+    def replaced(self, tables: Sequence[str], weights: Sequence[torch.Tensor]) -> list[str]:
+        """Find the tables whose fused optimizer belongs to another tensor than the one in ``weights``, which may be a
+        stand-in for the parameter. Every batch asks for all tables, in some models for thousands.
+        """
+        owners = map(self._owners.get, tables)
+        return [
+            table
+            for table, owner, weight in zip(tables, owners, weights, strict=True)
+            if owner is not None and owner() is not weight and table in self.optimizers
+        ]
+
+    def owner(self, table: str) -> weakref.ref[nn.Parameter] | None:
+        """The parameter that the fused optimizer of ``table`` belongs to; None if it has never been read."""
+        return self._owners.get(table)
+
+    def indexes_of(self, tables: Sequence[str]) -> list[HashIndex]:
+        """The indexes of ``tables``. Every batch asks for all of them, in some models for thousands."""
+        found: Any = self.indexes._modules
+        return [found[table] for table in tables]
+
+    def index(self, table: str) -> HashIndex:
+        """The table's index."""
+        index = self.indexes._modules.get(table)
+        if not isinstance(index, HashIndex):
+            raise KeyError(f"table {table!r} has no index: {'its ids are rows' if table in self.bags else 'unknown'}")
+        return index
+
+
+def forwards_of(stores: Sequence[TableStore]) -> Forwards:
+    """The forwards that the collections of a model share."""
+    return stores[0].forwards if stores else Forwards()

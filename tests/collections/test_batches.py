@@ -1,0 +1,220 @@
+"""Every kind of batch: converted, a collection answers and learns as the standard, unsharded one does."""
+
+from __future__ import annotations
+
+import copy
+
+import hypothesis.strategies as st
+import pytest
+import torch
+from hypothesis import given, settings
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+from recfx.conversion.convert import convert
+from recfx.hashing import HashConfig
+from tests.builders.batches import batch
+from tests.collections.as_standard import SUM, TABLES, assert_same, each_backend, each_hashing, standard
+
+
+@each_backend
+@pytest.mark.parametrize("tables", ["sum_and_mean", "several_features", "shared_features"])
+@pytest.mark.parametrize(
+    "keys",
+    [
+        ("f3", "f1", "f2"),
+        ("f1", "other", "f2", "f3"),
+        ("other", "f3", "f2", "more", "f1"),
+    ],
+    ids=["another_order", "excess", "both"],
+)
+@pytest.mark.parametrize("is_weighted", [False, True], ids=["unweighted", "weighted"])
+def test_features_are_selected_by_name(backend: str, tables: str, keys: tuple[str, ...], is_weighted: bool) -> None:
+    made = TABLES[tables]()
+    for config in made:
+        config.pooling = SUM if is_weighted else config.pooling
+    oracle = standard(made, is_weighted)
+    converted = convert(copy.deepcopy(oracle), backend=backend)
+    features = batch(6, keys, weighted=is_weighted)
+    if is_weighted:
+        features.weights().requires_grad_()
+    assert_same(oracle, converted, features)
+    assert_same(oracle, converted, batch(3, keys[::-1], weighted=is_weighted))  # the order may change from call to call
+
+
+@each_backend
+@pytest.mark.parametrize("ids", [torch.int32, torch.int64])
+@pytest.mark.parametrize("offsets", [torch.int32, torch.int64])
+@pytest.mark.parametrize("form", ["lengths", "offsets", "both"])
+def test_integer_types(backend: str, ids: torch.dtype, offsets: torch.dtype, form: str) -> None:
+    oracle = standard(TABLES["shared_features"]())
+    converted = convert(copy.deepcopy(oracle), backend=backend)
+    same = batch(6, ("f2", "f3", "f1"))
+    features = KeyedJaggedTensor(
+        same.keys(),
+        same.values().to(ids),
+        lengths=None if form == "offsets" else same.lengths().to(offsets),
+        offsets=None if form == "lengths" else same.offsets().to(offsets),
+    )
+    assert_same(oracle, converted, features, expected=same)
+
+
+@each_backend
+@each_hashing
+@pytest.mark.parametrize("tables", ["sum_and_mean", "shared_features"])
+@pytest.mark.parametrize(
+    "lengths",
+    [[0, 0, 0, 0, 0, 0], [0, 0, 3, 1, 0, 2], [2, 1, 0, 0, 1, 1], [1, 2, 1, 0, 0, 0], [0, 0, 0, 0, 0, 9]],
+    ids=["nothing", "first_feature", "middle_feature", "last_feature", "one_bag_only"],
+)
+def test_empty_features(backend: str, hashing: HashConfig | None, tables: str, lengths: list[int]) -> None:
+    """A batch of two samples in which whole features have no id."""
+    oracle = standard(TABLES[tables]())
+    converted = convert(copy.deepcopy(oracle), hashing=hashing, backend=backend)
+    features = KeyedJaggedTensor(
+        ["f1", "f2", "f3"], torch.randint(0, 20, (sum(lengths),)), lengths=torch.tensor(lengths)
+    )
+    assert_same(oracle, converted, features)
+
+
+@each_backend
+@pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
+@pytest.mark.parametrize("hashing", [HashConfig(), None, HashConfig(dense_rows=0)], ids=["dense", "static", "hashed"])
+@pytest.mark.parametrize("tables", ["sum_and_mean", "shared_features"])
+@pytest.mark.parametrize("keys", [("f1", "f2", "f3"), ("f3", "other", "f2", "f1")], ids=["in_order", "permuted"])
+def test_a_batch_of_no_samples(
+    backend: str, training: bool, hashing: HashConfig | None, tables: str, keys: tuple[str, ...]
+) -> None:
+    """The standard collection fails on it (``to_dict`` of a batch without lengths), so the answer is spelled out."""
+    oracle = standard(TABLES[tables]())
+    converted = convert(copy.deepcopy(oracle), hashing=hashing, backend=backend).train(training)
+    features = KeyedJaggedTensor(
+        list(keys), torch.empty(0, dtype=torch.int64), lengths=torch.empty(0, dtype=torch.int64), stride=0
+    )
+    pooled = converted(features)
+    wanted = oracle(batch(1))
+    assert pooled.keys() == wanted.keys()
+    assert pooled.values().shape == (0, wanted.values().shape[1])
+    assert pooled.values().dtype == torch.float32
+    pooled.values().sum().backward()
+    for weight in converted.parameters():
+        assert weight.grad is None or not weight.grad.any()
+
+
+@each_backend
+@pytest.mark.parametrize("tables", ["sum_and_mean", "several_features", "shared_features"])
+@pytest.mark.parametrize("keys", [("f1", "f2", "f3"), ("f3", "other", "f1", "f2")], ids=["in_order", "permuted"])
+def test_variable_batch_per_feature(backend: str, tables: str, keys: tuple[str, ...]) -> None:
+    oracle = standard(TABLES[tables]())
+    converted = convert(copy.deepcopy(oracle), backend=backend)
+    strides = [2, 5, 3, 4][: len(keys)]
+    lengths = torch.randint(0, 4, (sum(strides),))
+    inverse = torch.stack([torch.randint(0, stride, (6,)) for stride in strides])
+
+    def features() -> KeyedJaggedTensor:
+        return KeyedJaggedTensor(
+            list(keys),
+            torch.arange(int(lengths.sum())) % 20,
+            lengths=lengths,
+            stride_per_key_per_rank=[[stride] for stride in strides],
+            inverse_indices=(list(keys), inverse),
+        )
+
+    assert_same(oracle, converted, features(), expected=features())
+
+
+def test_inverse_indices_in_another_order_than_the_keys() -> None:
+    oracle = standard(TABLES["sum"]())
+    converted = convert(copy.deepcopy(oracle))
+    keys, strides = ["f1", "f2", "f3"], [3, 3, 3]
+    features = KeyedJaggedTensor(
+        keys,
+        torch.arange(9),
+        lengths=torch.ones(9, dtype=torch.int64),
+        stride_per_key_per_rank=[[stride] for stride in strides],
+        inverse_indices=(["f3", "f1", "f2"], torch.tensor([[0, 0, 1, 2], [2, 1, 0, 0], [1, 1, 1, 2]])),
+    )
+    assert_same(oracle, converted, features)
+
+
+# Random batches
+
+
+@st.composite
+def jagged(draw: st.DrawFn) -> KeyedJaggedTensor:
+    """A batch of f1, f2 and f3, in any order, with others between them; as lengths or offsets, weighted or not."""
+    keys = draw(st.permutations(["f1", "f2", "f3", *draw(st.lists(st.sampled_from("xyz"), unique=True))]))
+    batch_size = draw(st.integers(1, 6))
+    bags = len(keys) * batch_size
+    lengths = torch.tensor(draw(st.lists(st.integers(0, 5), min_size=bags, max_size=bags)))
+    dtype = draw(st.sampled_from([torch.int32, torch.int64]))
+    total = int(lengths.sum())
+    values = torch.tensor(draw(st.lists(st.integers(0, 19), min_size=total, max_size=total)), dtype=dtype)
+    weights = torch.rand(total)
+    weights.requires_grad_(draw(st.booleans()))
+    offsets = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
+    by_offsets = draw(st.booleans())
+    return KeyedJaggedTensor(
+        list(keys),
+        values,
+        weights,
+        lengths=None if by_offsets else lengths,
+        offsets=offsets if by_offsets else None,
+        stride=batch_size,
+    )
+
+
+@each_backend
+@given(features=jagged())
+@settings(max_examples=15)
+def test_random_batches(backend: str, features: KeyedJaggedTensor) -> None:
+    for is_weighted in (False, True):
+        tables = TABLES["shared_features"]()
+        for config in tables:
+            config.pooling = SUM if is_weighted else config.pooling
+        oracle = standard(tables, is_weighted)
+        assert_same(oracle, convert(copy.deepcopy(oracle), backend=backend), features)
+
+
+@each_backend
+@given(features=jagged())
+@settings(max_examples=15)
+def test_random_batches_through_the_index(backend: str, features: KeyedJaggedTensor) -> None:
+    """Fed the rows that its index gave to the ids, the standard collection answers and learns the same."""
+    tables = TABLES["shared_features"]()
+    hashed = convert(standard(tables), hashing=HashConfig(dense_rows=0, rows=64), backend=backend)
+    raw = KeyedJaggedTensor(
+        features.keys(),
+        features.values().to(torch.int64) * (2**58 + 1) - 2**62,
+        features.weights_or_none(),
+        lengths=features.lengths(),
+        stride=features.stride(),
+    )
+    hashed(raw)  # gives out the rows
+    for config in tables:
+        config.num_embeddings = 64
+    for one in tables:
+        # Ids of one table have other rows than those of the next: one table at a time.
+        ids, rows = hashed.hash_indexes[one.name].items()
+        row_of = dict(zip(ids.tolist(), rows.tolist(), strict=True))
+        oracle = standard([one])
+        with torch.no_grad():
+            oracle.embedding_bags[one.name].weight.copy_(hashed.embedding_bags[one.name].weight)
+        alone = raw.permute([raw.keys().index(name) for name in one.feature_names])
+        rows_of_batch = torch.tensor([row_of[i] for i in alone.values().tolist()], dtype=torch.int64)
+        mapped = KeyedJaggedTensor(alone.keys(), rows_of_batch, lengths=alone.lengths(), stride=alone.stride())
+        wanted = oracle(mapped)
+        found = hashed(raw).to_dict()
+        for name in one.feature_names:
+            key = name if name in found else f"{name}@{one.name}"
+            torch.testing.assert_close(found[key], wanted[name], rtol=1e-5, atol=1e-6)
+        wanted.values().square().sum().backward()
+        hashed.zero_grad()
+        own = hashed(raw).to_dict()
+        keys = [name if name in own else f"{name}@{one.name}" for name in one.feature_names]
+        torch.cat([own[key] for key in keys], dim=1).square().sum().backward()
+        torch.testing.assert_close(
+            hashed.embedding_bags[one.name].weight.grad,
+            oracle.embedding_bags[one.name].weight.grad,
+            rtol=1e-5,
+            atol=1e-6,
+        )

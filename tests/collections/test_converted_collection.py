@@ -1,0 +1,111 @@
+"""The common base of the converted collections: one look-up, one public store, and no either-or elsewhere."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
+from torchrec.distributed.types import ShardingEnv
+
+import recfx
+from recfx.collections.collection import HashEmbeddingBagCollection, unsharded_collections
+from recfx.collections.converted_collection import (
+    ConvertedCollection,
+    collections_by_prefix,
+    converted_collections,
+    index_of,
+)
+from recfx.collections.sharding.collection import ShardedHashEmbeddingBagCollection, sharded_collections
+from recfx.collections.sharding.shard_collection import shard_collection
+from tests.sharding.ranks import ranks
+
+PRODUCT = Path(recfx.__file__).parent
+
+
+class TwoKinds(nn.Module):
+    """One sharded and one unsharded collection; the unsharded one stands under two names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.whole = _collection("whole")
+        self.again = self.whole
+
+
+def _collection(table: str) -> HashEmbeddingBagCollection:
+    config = recfx.HashEmbeddingBagConfig(num_embeddings=64, embedding_dim=4, name=table, feature_names=[table])
+    return HashEmbeddingBagCollection([config])
+
+
+def both_kinds(rank: int, world_size: int) -> dict[str, object]:
+    env = ShardingEnv.from_process_group(torch.distributed.group.WORLD)
+    model, cut = TwoKinds(), _collection("cut")
+    planner = EmbeddingShardingPlanner(topology=Topology(world_size=world_size, compute_device="cpu"))
+    plan = planner.collective_plan(nn.ModuleDict({"cut": cut}), recfx.sharders(), env.process_group)
+    model.cut = shard_collection(cut, plan.plan["cut"], env)
+    sharded, whole = model.cut, model.whole
+    return {
+        "all": list(converted_collections(model)),
+        "unsharded": list(unsharded_collections(model)),
+        "sharded": list(sharded_collections(model)),
+        "names": [prefix for prefix, _ in collections_by_prefix(model, HashEmbeddingBagCollection)],
+        "kinds": [each.is_sharded for each in converted_collections(model).values()],
+        "groups": [whole.process_group is None, sharded.process_group is env.process_group],
+        "tables": [whole.tables_with_index(), sharded.tables_with_index()],
+        "stores": [
+            each.store.weight(name) is each.weight(name)
+            for each in (whole, sharded)
+            for name in each.embedding_bags
+        ],
+    }  # fmt: skip
+
+
+def test_both_kinds_are_found_by_path_and_answer_alike() -> None:
+    for found in ranks(1).run(both_kinds):
+        assert found == {
+            "all": ["whole", "cut"],
+            "unsharded": ["whole"],
+            "sharded": ["cut"],
+            "names": ["whole.", "again."],
+            "kinds": [False, True],
+            "groups": [True, True],
+            "tables": [["whole"], ["cut"]],
+            "stores": [True, True],
+        }
+
+
+def test_the_index_of_any_module() -> None:
+    collection = _collection("whole")
+    assert index_of(collection, "whole") is collection.index("whole")
+    assert index_of(collection, "other") is None
+    assert index_of(nn.Linear(1, 1), "whole") is None
+
+
+def test_the_store_is_read_only() -> None:
+    collection = _collection("whole")
+    with pytest.raises(AttributeError):
+        collection.store = collection.store  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("kind", [HashEmbeddingBagCollection, ShardedHashEmbeddingBagCollection])
+def test_both_kinds_have_one_base(kind: type[ConvertedCollection]) -> None:
+    assert issubclass(kind, ConvertedCollection)
+
+
+# What was done in many places before there was a base: naming both classes, or reading the store past its name.
+@pytest.mark.parametrize(
+    "pattern",
+    [r"isinstance\([^)]*\bHashEmbeddingBagCollection, ShardedHashEmbeddingBagCollection", r"(?<!\bself)\._store\b"],
+    ids=["either-or", "private store"],
+)
+def test_nothing_goes_past_the_base(pattern: str) -> None:
+    found = [
+        f"{path.relative_to(PRODUCT)}: {line.strip()}"
+        for path in sorted(PRODUCT.rglob("*.py"))
+        for line in path.read_text().splitlines()
+        if re.search(pattern, line)
+    ]
+    assert not found, "\n".join(found)

@@ -1,0 +1,63 @@
+"""Collections take over what is attached to their weights, each for the graph that it runs itself."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import pytest
+import torch
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+import recfx
+from recfx.collections.collection import HashEmbeddingBagCollection
+from recfx.collections.copy_modules import copy_modules
+from recfx.runtime import Lookup
+from tests.builders.optimizers import attach
+
+BATCH = KeyedJaggedTensor(["a", "b"], torch.tensor([1, 2, 3]), lengths=torch.tensor([1, 1, 0, 1]))
+
+
+def collection() -> HashEmbeddingBagCollection:
+    tables = [
+        recfx.HashEmbeddingBagConfig(num_embeddings=8, embedding_dim=4, name=name, feature_names=[name])
+        for name in ("a", "b")
+    ]
+    return HashEmbeddingBagCollection(tables)
+
+
+def lookups(module: torch.nn.Module) -> int:
+    return sum(isinstance(part, Lookup) for part in module.modules())
+
+
+def step(module: torch.nn.Module) -> None:
+    module(BATCH).values().sum().backward()
+
+
+@pytest.mark.parametrize("first", ["original", "copy"])
+def test_copies_around_the_same_weights_make_their_own_graphs_anew(first: str) -> None:
+    original = collection()
+    duplicate, _ = copy_modules(original)
+    assert lookups(original) == lookups(duplicate) == 1
+    attach([original.weight("a")], torch.optim.SGD, lr=1.0)
+    both = (original, duplicate) if first == "original" else (duplicate, original)
+    for module in both:
+        before = original.weight("a").detach().clone()
+        step(module)
+        assert lookups(module) == 2, "one lookup would step both tables, or none"
+        assert not torch.equal(original.weight("a"), before)
+        assert original.weight("b").grad is not None
+        original.weight("b").grad = None
+
+
+@pytest.mark.parametrize("duplicated", [copy.deepcopy, lambda each: pickle.loads(pickle.dumps(each))])
+def test_a_copy_keeps_its_optimizers_and_follows_its_own_weights(duplicated: object) -> None:
+    original = collection()
+    attach([original.weight("a")], torch.optim.SGD, lr=1.0)
+    step(original)
+    assert callable(duplicated)
+    duplicate = duplicated(original)
+    assert list(duplicate.fused_optimizers()) == ["a"]
+    attach([duplicate.weight("b")], torch.optim.SGD, lr=1.0)
+    step(duplicate)
+    assert (sorted(duplicate.fused_optimizers()), sorted(original.fused_optimizers())) == (["a", "b"], ["a"])

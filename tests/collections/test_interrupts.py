@@ -1,0 +1,343 @@
+"""Training that is interrupted anywhere: no id ever has another id's weights or optimizer state."""
+
+from __future__ import annotations
+
+import copy
+import io
+import threading
+from collections.abc import Callable
+from typing import cast
+
+import pytest
+import torch
+from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
+
+import recfx
+from recfx.collections.collection import HashEmbeddingBagCollection
+from recfx.errors import CheckpointError, InputError
+from recfx.kernels import library
+from recfx.kernels.index_buffers import is_uninitialized
+from recfx.kernels.row_initialization import initialization_key
+from recfx.kernels.row_initialization_reference import initial_rows
+from tests.builders.optimizers import attach
+from tests.support.interrupts import interrupt, places
+
+LR, EPS, DIM, ROWS, FILL = 0.1, 1e-2, 3, 12, 0.25
+PLAIN = {"first": recfx.HashConfig(dense_rows=0), "second": recfx.HashConfig(dense_rows=0, seed=5)}
+COUNTING = {
+    "first": recfx.HashConfig(dense_rows=0, on_full="evict"),
+    "second": recfx.HashConfig(dense_rows=0, on_full="evict", evict="lfu", admit_after=2),
+}
+OLD, GONE = [101, -7, 2**40, 5, 6, 7], [101, -7, 2**40, 5]
+BATCH, LATER = [201, 5, 203, 204, 205, 6], [301, 302, 5, 201, 303]
+
+
+def fill(weight: torch.Tensor) -> None:
+    weight.data.fill_(FILL)
+
+
+class Trained:
+    """A collection in which every id of a batch gets a gradient of ones; Adagrad in backward."""
+
+    def __init__(
+        self,
+        hashing: dict[str, recfx.HashConfig],
+        init_fns: dict[str, Callable[[torch.Tensor], object]] | None = None,
+        backend: str = "auto",
+    ) -> None:
+        self.hashing, self.init_fns = hashing, init_fns or {}
+        tables = [
+            EmbeddingBagConfig(
+                name=name,
+                num_embeddings=ROWS,
+                embedding_dim=DIM,
+                feature_names=[name],
+                init_fn=self.init_fns.get(name),  # type: ignore[arg-type]
+            )
+            for name in hashing
+        ]
+        torch.manual_seed(0)
+        standard = EmbeddingBagCollection(tables)
+        attach(standard, torch.optim.Adagrad, lr=LR, eps=EPS)
+        converted = recfx.convert(standard, hashing=hashing, backend=backend)
+        self.collection = cast(HashEmbeddingBagCollection, converted)
+
+    def batch(self, ids: list[int]) -> KeyedJaggedTensor:
+        names = [table.name for table in self.collection.tables]
+        lengths = torch.tensor([2, len(ids) - 2] * len(names))
+        return KeyedJaggedTensor(names, torch.tensor(ids * len(names)), lengths=lengths)
+
+    def step(self, ids: list[int]) -> None:
+        self.collection.train()
+        self.collection(self.batch(ids)).values().sum().backward()
+
+    def evaluate(self, ids: list[int]) -> None:
+        with torch.no_grad():
+            self.collection.eval()(self.batch(ids))
+
+    def marked(self) -> int:
+        """Rows that wait for their weights."""
+        states = [self.collection.index(name).row_state for name in self.collection.hash_indexes]
+        return sum(int(is_uninitialized(state).sum()) for state in states)
+
+    def expected(self, table: str, ids: torch.Tensor, steps: torch.Tensor) -> torch.Tensor:
+        """The weights of ids that have been trained so often."""
+        spec = next(each for each in self.collection.tables if each.name == table)
+        assert spec.hashing is not None
+        key = initialization_key(table, spec.hashing.seed)
+        rows = initial_rows(ids, DIM, key, spec.weight_init_min, spec.weight_init_max)
+        rows = torch.full_like(rows, FILL) if table in self.init_fns else rows
+        for step in range(1, int(steps.sum()) + 1):
+            rows = torch.where((steps >= step).unsqueeze(1), rows - LR / (step**0.5 + EPS), rows)
+        return rows
+
+    def check(self, batches: list[list[int]]) -> None:
+        """Every id has weights and state of an id that was in some of these batches, and began as new ids do."""
+        for table in self.collection.tables:
+            index = self.collection.index(table.name)
+            ids, rows = index.items()
+            assert index.find(ids).tolist() == rows.tolist()
+            optimizer = self.collection.fused_optimizers()[table.name]
+            total = optimizer.state["sum"][rows]
+            steps = total[:, 0].round().long()
+            torch.testing.assert_close(total, steps.float().unsqueeze(1).expand_as(total))
+            for id_, count in zip(ids.tolist(), steps.tolist(), strict=True):
+                assert count <= sum(id_ in batch for batch in batches), (table.name, id_)
+            found = self.collection.weight(table.name).detach()[rows]
+            torch.testing.assert_close(found, self.expected(table.name, ids, steps), rtol=1e-5, atol=1e-6)
+
+
+def prepared(trained: Trained) -> Trained:
+    """The next new ids get rows that other ids have trained."""
+    trained.step(OLD)
+    trained.step(OLD)
+    for name in trained.collection.hash_indexes:
+        trained.collection.index(name).erase(torch.tensor(GONE))
+    return trained
+
+
+def afterwards(trained: Trained, way: int) -> Trained:
+    """What users do after Ctrl-C; several ways, by number."""
+    if way == 0:  # go on training
+        trained.step(LATER)
+        trained.step(LATER)
+    elif way == 1:
+        trained.evaluate(LATER)
+        assert trained.marked() == 0, "eval mode reads what is not initialised"
+    elif way == 2:  # save, and load into another process
+        file = io.BytesIO()
+        torch.save(
+            {"model": trained.collection.state_dict(), "sum": trained.collection.fused_optimizer.state_dict()}, file
+        )
+        file.seek(0)
+        saved = torch.load(file)
+        trained.step(LATER)  # the other one is not changed by it
+        other = Trained(trained.hashing, trained.init_fns)
+        other.collection.load_state_dict(saved["model"])
+        other.collection.fused_optimizer.load_state_dict(saved["sum"])
+        trained = other
+        trained.step(LATER)
+    elif way == 3:
+        trained.collection = copy.deepcopy(trained.collection)
+        trained.step(LATER)
+    elif way == 4:
+        _, mapping = recfx.unconvert(trained.collection, with_mapping=True)  # type: ignore[misc]
+        assert trained.marked() == 0, "the standard collection has the weights of others"
+        assert set(mapping) == set(trained.collection.hash_indexes)
+    return trained
+
+
+WAYS = 6  # the last one: look at it as it is
+STRIDE = 5  # some of the places: they are many
+
+KINDS: dict[str, Callable[[], Trained]] = {
+    "ids are found in the lookup": lambda: Trained(PLAIN, backend="cpu"),
+    "rows are looked up": lambda: Trained(PLAIN, backend="fbgemm"),
+    "ids are counted and evicted": lambda: Trained(COUNTING),
+    "init_fn": lambda: Trained(PLAIN, {"second": fill}),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_step_is_interrupted_anywhere(kind: str) -> None:
+    start = prepared(KINDS[kind]())
+    uninterrupted = copy.deepcopy(start)
+    count = places(lambda: uninterrupted.step(BATCH))
+    uninterrupted.check([OLD, OLD, BATCH])
+    assert count > 100
+    left = 0
+    for at in range(1 + list(KINDS).index(kind), count + 1, STRIDE):
+        trained = copy.deepcopy(start)
+        interrupt(lambda trained=trained: trained.step(BATCH), at, SystemExit if at % 2 else KeyboardInterrupt)  # type: ignore[misc]
+        left += trained.marked() > 0
+        afterwards(trained, at // STRIDE % WAYS).check([OLD, OLD, BATCH, LATER, LATER])
+        assert all(int(trained.collection.index(name).lock) == 0 for name in PLAIN)
+    assert left > 0, "no interrupt came between insertion and initialisation"
+
+
+def test_the_references_are_interrupted_anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(library, "_loaded", False)
+    start = prepared(Trained(COUNTING, backend="reference"))
+    uninterrupted = copy.deepcopy(start)
+    # The forward alone: the reference of a step is several calls of torch, and writes its state before the weights.
+    for at in range(1, places(lambda: uninterrupted.collection(uninterrupted.batch(BATCH))) + 1, 2 * STRIDE):
+        trained = copy.deepcopy(start)
+        interrupt(lambda trained=trained: trained.collection(trained.batch(BATCH)), at)  # type: ignore[misc]
+        afterwards(trained, at % 2).check([OLD, OLD, BATCH, LATER, LATER])
+
+
+def test_ids_that_users_insert_themselves_are_initialised() -> None:
+    trained = prepared(Trained(PLAIN))
+    trained.collection.index("first").find_or_insert(torch.tensor(BATCH))
+    assert trained.marked() == 0
+    trained.check([OLD, OLD])
+
+
+def test_weights_that_users_write_for_ids_they_inserted_stay() -> None:
+    trained = prepared(Trained(PLAIN))
+    ids, pretrained = torch.tensor(BATCH), torch.arange(len(BATCH) * DIM, dtype=torch.float32).view(-1, DIM)
+    rows = trained.collection.index("first").find_or_insert(ids)
+    with torch.no_grad():
+        trained.collection.weight("first")[rows] = pretrained
+    trained.evaluate(BATCH)
+    assert torch.equal(trained.collection.weight("first")[rows], pretrained)
+
+
+def test_rows_are_given_back_where_init_fn_fails() -> None:
+    fails = [False]
+
+    def sometimes(weight: torch.Tensor) -> None:
+        if fails[0]:
+            raise MemoryError("none left")
+        fill(weight)
+
+    trained = prepared(Trained(PLAIN, {"first": sometimes, "second": fill}))
+    fails[0] = True
+    with pytest.raises(InputError, match=r"\[init_fn_failed\] .*'first' cannot fill 5 rows .*none left") as caught:
+        trained.step(BATCH)
+    assert isinstance(caught.value.__cause__, MemoryError)
+    assert trained.marked() == 0
+    trained.check([OLD, OLD])
+    assert (trained.collection.index("second").find(torch.tensor(BATCH)) >= 0).all(), "the other table was filled"
+    assert (trained.collection.index("first").find(torch.tensor([*GONE, 201])) < 0).all()
+    fails[0] = False
+    trained.step(BATCH)
+    trained.check([OLD, OLD, BATCH])
+
+
+def test_init_fn_is_interrupted() -> None:
+    interrupts: list[type[BaseException]] = []
+
+    def slow(weight: torch.Tensor) -> None:
+        if interrupts:
+            raise interrupts.pop()
+        fill(weight)
+
+    trained = prepared(Trained(PLAIN, {"second": slow}))
+    interrupts.append(KeyboardInterrupt)
+    with pytest.raises(KeyboardInterrupt):
+        trained.step(BATCH)
+    assert trained.marked() > 0
+    trained.step(LATER)
+    trained.check([OLD, OLD, LATER])
+
+
+def test_a_forward_hook_raises() -> None:
+    trained = prepared(Trained(PLAIN))
+
+    def fail(*arguments: object) -> None:
+        raise RuntimeError("a hook")
+
+    handle = trained.collection.register_forward_hook(fail)
+    with pytest.raises(RuntimeError, match="a hook"):
+        trained.step(BATCH)
+    handle.remove()
+    trained.check([OLD, OLD])
+    trained.step(LATER)
+    trained.check([OLD, OLD, LATER])
+
+
+def test_erasing_is_interrupted_anywhere() -> None:
+    start = Trained(PLAIN)
+    start.step(OLD)
+    uninterrupted = copy.deepcopy(start).collection.index("first")
+    count = places(lambda: uninterrupted.erase(torch.tensor(GONE)))
+    for at in range(1, count + 1):
+        trained = copy.deepcopy(start)
+        index = trained.collection.index("first")
+        output = trained.collection.train()(trained.batch(OLD)).values().sum()
+        interrupt(lambda index=index: index.erase(torch.tensor(GONE)), at)  # type: ignore[misc]
+        if len(index) < len(OLD):
+            with pytest.raises(InputError, match="backward_after_removal"):
+                output.backward()
+        trained.step(LATER)
+        trained.check([OLD, LATER])
+
+
+def test_loading_is_interrupted_anywhere() -> None:
+    start, other = prepared(Trained(PLAIN)), Trained(PLAIN)
+    other.step(LATER)
+    saved = other.collection.state_dict()
+    before = copy.deepcopy(start)
+    refused = 0
+    for at in range(1, places(lambda: before.collection.load_state_dict(saved)) + 1, 2):
+        trained = copy.deepcopy(start)
+        interrupt(lambda trained=trained: trained.collection.load_state_dict(saved), at)  # type: ignore[misc]
+        try:
+            trained.evaluate(OLD)
+        except CheckpointError:
+            refused += 1
+            with pytest.raises(CheckpointError, match="load_interrupted"):
+                trained.step(OLD)
+            trained.collection.load_state_dict(saved)
+        for name in PLAIN:
+            index, weight = trained.collection.index(name), trained.collection.weight(name)
+            ids, rows = index.items()
+            model = start if set(ids.tolist()) == set(start.collection.index(name).items()[0].tolist()) else other
+            wanted = model.collection.weight(name)[model.collection.index(name).find(ids)]
+            assert torch.equal(weight[rows], wanted), "the rows of one state, the index of the other"
+    assert refused > 0
+
+
+@pytest.mark.parametrize("again", ["reset_parameters", "to_empty"])
+def test_a_collection_that_was_half_loaded_can_begin_anew(again: str) -> None:
+    trained = prepared(Trained(PLAIN))
+    trained.collection.index("first").expect_load()
+    with pytest.raises(CheckpointError, match=r"\[load_interrupted\] first: .*load the state again"):
+        trained.collection.state_dict()
+    trained.collection.to_empty(device="cpu") if again == "to_empty" else trained.collection.reset_parameters()
+    assert len(trained.collection.index("first")) == 0
+    trained.collection.state_dict()
+
+
+def test_threads_do_not_initialise_each_others_rows() -> None:
+    trained = prepared(Trained(PLAIN))
+    trained.collection.train()
+    output = trained.collection(trained.batch(BATCH)).values().sum()
+    stop, errors = threading.Event(), []
+
+    def evaluate() -> None:
+        reader = copy.copy(trained.collection.index("first"))
+        while not stop.is_set():
+            try:
+                trained.collection.index("first").items()
+                reader.find(torch.tensor(OLD))
+            except Exception as error:
+                errors.append(error)
+                return
+
+    thread = threading.Thread(target=evaluate)
+    thread.start()
+    output.backward()
+    for first in range(0, 40, 4):
+        for name in PLAIN:
+            trained.collection.index(name).erase(trained.collection.index(name).items()[0])
+        trained.step(list(range(1000 + first, 1004 + first)))
+        steps = trained.collection.fused_optimizers()["first"].state["sum"][
+            trained.collection.index("first").items()[1]
+        ]
+        assert torch.equal(steps, torch.ones_like(steps)), "a row was initialised after it was trained"
+    stop.set()
+    thread.join(60)
+    assert not thread.is_alive()
+    assert not errors

@@ -1,0 +1,64 @@
+"""Ids in transit are put in the order of features as TorchRec puts them."""
+
+from __future__ import annotations
+
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+import torch.distributed as dist
+from torchrec.distributed.dist_data import _get_recat
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+from recfx.runtime import input_dist
+from recfx.runtime.arriving_ids import in_order_of_features
+from tests.builders.batches import batch
+from tests.sharding.ranks import ranks
+
+KEYS = ["f0", "f1", "f2"]
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("strides", [[2, 2], [4, 1, 3], [0, 2], [0, 0], [5]], ids=str)
+@pytest.mark.parametrize("keys", [[], ["f0"], KEYS], ids=len)
+def test_equals_torchrec(keys: list[str], strides: list[int], weighted: bool) -> None:
+    draw = torch.Generator().manual_seed(len(keys))
+    lengths = torch.randint(0, 4, (len(keys) * sum(strides),), generator=draw)
+    values = torch.randperm(int(lengths.sum()), generator=draw)
+    weights = torch.rand(values.numel(), generator=draw) if weighted else None
+    found = in_order_of_features(keys, lengths, values, weights, strides)
+    expected = KeyedJaggedTensor.dist_init(
+        keys=keys,
+        tensors=[lengths, values, *([] if weights is None else [weights])],
+        variable_stride_per_key=False,
+        num_workers=len(strides),
+        recat=_get_recat(len(keys), len(strides), batch_size_per_rank=strides),
+        stride_per_rank=strides,
+    )
+    assert (found.keys(), found.stride()) == (expected.keys(), expected.stride())
+    for name in ("values", "lengths", "weights_or_none"):
+        torch.testing.assert_close(getattr(found, name)(), getattr(expected, name)(), rtol=0, atol=0)
+    assert found.offsets().tolist() == [0, *expected.lengths().cumsum(0).tolist()]
+
+
+def exchanged(rank: int, world_size: int, weighted: bool, fbgemm_permutes_on: tuple[str, ...]) -> tuple[str, Any, Any]:
+    """What puts the ids in order that rank 0 receives of one feature and rank 1 of two; and these ids."""
+    assert dist.group.WORLD is not None
+    torch.manual_seed(rank)
+    send = input_dist.InputDistStart(dist.group.WORLD, [1, 2], None, KEYS, is_weighted=weighted)
+    with mock.patch.object(input_dist, "FBGEMM_PERMUTES_ON", fbgemm_permutes_on):
+        started, _ = send(batch(2 + rank, KEYS, weighted=weighted))
+        arriving = started.wait()
+        ids = arriving.wait()
+    tensors = ids.values(), ids.lengths(), ids.weights_or_none()
+    return type(arriving).__name__, (ids.keys(), ids.stride()), tensors
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_devices_with_fbgemm_and_others_receive_the_same_ids(weighted: bool) -> None:
+    found, expected = (ranks(2).run(exchanged, weighted, devices) for devices in ((), ("cpu",)))
+    for ours, of_torchrec in zip(found, expected, strict=True):
+        assert (ours[0], of_torchrec[0]) == ("ArrivingIds", "KJTAllToAllTensorsAwaitable")
+        assert ours[1] == of_torchrec[1]
+        torch.testing.assert_close(ours[2], of_torchrec[2], rtol=0, atol=0)

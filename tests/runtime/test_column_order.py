@@ -1,0 +1,97 @@
+"""Pooled parts whose columns are joined in a given order: what stays together, what is missing, and on which device."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from recfx.ir.columns import Columns
+from recfx.runtime.column_order import ColumnOrder
+
+CPU = torch.device("cpu")
+A, B, C, D = Columns("a", 0, 1), Columns("b", 0, 2), Columns("c", 0, 3), Columns("d", 0, 4)
+
+
+def part_of(*columns: Columns) -> torch.Tensor:
+    """Two samples; the hundreds name the key, the tens the sample, the units the column."""
+    return torch.cat(
+        [
+            torch.tensor([[100 * "abcd".index(each.key) + 10 * row + i for i in range(each.dim)] for row in range(2)])
+            for each in columns
+        ],
+        dim=1,
+    ).float()
+
+
+@pytest.mark.parametrize(
+    ("parts", "wanted", "pieces"),
+    [
+        ([[A, B], [C, D]], [A, B, C, D], 2),
+        ([[C, D], [A, B]], [A, B, C, D], 2),
+        ([[A, C], [B, D]], [A, B, C, D], 4),
+        ([[B, A], [C]], [A, B, C], 3),
+        ([[A, B, D], [C]], [A, B, C, D], 3),
+        ([[A, C, D], [B]], [A, B, C, D], 3),
+        ([[D, A, B, C]], [A, B, C, D], 2),
+        ([[A], [B], [C, D]], [D, B, A, C], 4),
+    ],
+)
+def test_columns_that_stay_adjacent_are_one_piece(
+    parts: list[list[Columns]], wanted: list[Columns], pieces: int
+) -> None:
+    tensors = [part_of(*part).requires_grad_() for part in parts]
+    joined = ColumnOrder(parts, wanted)(tensors, 2, CPU)
+    assert joined.tolist() == part_of(*wanted).tolist()
+    assert len(joined.grad_fn.next_functions) == pieces  # type: ignore[union-attr]
+    joined.sum().backward()
+    assert all((tensor.grad == 1).all() for tensor in tensors)  # type: ignore[union-attr]
+
+
+def test_a_part_that_is_in_order_is_not_copied() -> None:
+    part = part_of(A, B, C)
+    assert ColumnOrder([[A, B, C]], [A, B, C])([part], 2, CPU) is part
+
+
+@pytest.mark.parametrize(
+    ("parts", "wanted", "pieces"),
+    [
+        ([[B]], [A, B, C, D], 3),
+        ([[C]], [A, B, C], 2),
+        ([[A], [D]], [A, B, C, D], 3),
+        ([[A, D]], [A, B, C, D], 3),
+        ([[B], [D]], [A, B, C, D], 4),
+    ],
+)
+def test_columns_that_no_part_holds_are_zeros(parts: list[list[Columns]], wanted: list[Columns], pieces: int) -> None:
+    tensors = [part_of(*part).requires_grad_() for part in parts]
+    joined = ColumnOrder(parts, wanted)(tensors, 2, CPU)
+    held = {columns for part in parts for columns in part}
+    blocks = [part_of(each) if each in held else torch.zeros(2, each.dim) for each in wanted]
+    assert joined.tolist() == torch.cat(blocks, dim=1).tolist()
+    assert len(joined.grad_fn.next_functions) == pieces  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float64])
+def test_zeros_are_of_the_type_of_the_parts(dtype: torch.dtype) -> None:
+    assert ColumnOrder([[A]], [A, B])([part_of(A).to(dtype)], 2, CPU).dtype == dtype
+
+
+@pytest.mark.parametrize(
+    ("wanted", "dtype"),
+    [
+        ([], torch.float32),
+        ([Columns("f", 0, 4)], torch.float32),
+        ([Columns("f", 0, 4, torch.float16)], torch.float16),
+        ([Columns("f", 0, 4, torch.float16), Columns("g", 0, 4)], torch.float32),
+    ],
+)
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_what_a_rank_without_shards_sends_is_on_its_device(
+    wanted: list[Columns], dtype: torch.dtype, device: str
+) -> None:
+    sent = ColumnOrder([], wanted)((), 3, torch.device(device))
+    assert (sent.device.type, sent.dtype, tuple(sent.shape)) == (device, dtype, (3, 4 * len(wanted)))
+
+
+def test_samples_that_nobody_has_columns_of() -> None:
+    assert ColumnOrder([[]], [])([torch.zeros(2, 0)], 2, CPU).shape == (2, 0)

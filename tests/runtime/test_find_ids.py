@@ -1,0 +1,110 @@
+"""``snapshot_indexes``, ``find_ids`` and ``insert_ids``: what is found ahead, and when it is used."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torchrec import KeyedJaggedTensor
+
+from recfx import HashConfig, HashEmbeddingBagCollection, HashEmbeddingBagConfig
+from recfx.runtime import FindIds, HashIds, InsertIds, SnapshotIndexes
+from recfx.runtime.find_ids import FoundRows
+from tests.builders.batches import one_bag
+
+
+def nodes(
+    **config: object,
+) -> tuple[HashEmbeddingBagCollection, HashIds, Callable[[list[int]], tuple[KeyedJaggedTensor, FoundRows]]]:
+    """A collection of one table, its ``hash_ids``, and what finds the rows of a batch."""
+    hashing = HashConfig(dense_rows=0, **config)  # type: ignore[arg-type]
+    table = HashEmbeddingBagConfig(name="t", num_embeddings=8, embedding_dim=4, feature_names=["f"], hashing=hashing)
+    converted = HashEmbeddingBagCollection([table])
+    (hash_ids,) = [module for module in converted.graph_module.modules() if isinstance(module, HashIds)]
+
+    def find(ids: list[int]) -> tuple[KeyedJaggedTensor, FoundRows]:
+        features = one_bag(*ids)
+        return features, FindIds(hash_ids)(features, SnapshotIndexes(hash_ids)())
+
+    return converted, hash_ids, find
+
+
+def test_finding_changes_and_counts_nothing() -> None:
+    converted, _, find = nodes()
+    converted(one_bag(5, 6))
+    before = {name: value.clone() for name, value in converted.state_dict().items()}
+    _, found = find([6, 7, 5])
+    assert found.rows.tolist() == [1, -1, 0]
+    assert all(torch.equal(value, before[name]) for name, value in converted.state_dict().items())
+
+
+def test_what_was_inserted_meanwhile_changes_no_row_that_was_found() -> None:
+    converted, hash_ids, find = nodes()
+    converted(one_bag(5, 6))
+    features, found = find([6, 7, 5])
+    converted(one_bag(9, 7))
+    rows = InsertIds(hash_ids)(features, found)
+    assert rows.values().tolist() == [1, 3, 0]
+    assert converted.index("t").counters["batches"] == 3
+    assert converted.index("t").counters["ids_seen"] == 7
+
+
+@pytest.mark.parametrize(("ids", "rows"), [([7], [2]), ([7, 6], [2, 1]), ([5, 7], [0, 2]), ([6, 5], [1, 0]), ([], [])])
+def test_ids_without_a_row_get_one_and_every_batch_counts(ids: list[int], rows: list[int]) -> None:
+    converted, hash_ids, find = nodes()
+    converted(one_bag(5, 6))
+    assert InsertIds(hash_ids)(*find(ids)).values().tolist() == rows
+    counters = converted.index("t").counters
+    assert (counters["batches"], counters["ids_seen"], counters["inserted"]) == (2, 2 + len(ids), 2 + ids.count(7))
+
+
+@pytest.mark.parametrize("change", ["erase", "load", "eval"])
+def test_what_is_not_right_any_more_is_hashed_in_turn(change: str) -> None:
+    converted, hash_ids, find = nodes()
+    converted(one_bag(5, 6))
+    saved = {name: value.clone() for name, value in converted.state_dict().items()}
+    converted(one_bag(7))
+    features, found = find([7, 6])
+    insert = InsertIds(hash_ids)
+    if change == "erase":
+        converted.index("t").erase(torch.tensor([7]))
+        converted(one_bag(8))  # takes the row
+        assert insert(features, found).values().tolist() == [3, 1]
+    elif change == "load":
+        converted.load_state_dict(saved)
+        converted(one_bag(8))
+        assert insert(features, found).values().tolist() == [3, 1]
+    else:
+        converted.eval()
+        found.rows.fill_(-1)
+        assert insert(features, found).values().tolist() == [2, 1]
+        assert converted.index("t").counters["batches"] == 2
+
+
+@pytest.mark.parametrize(
+    ("config", "training", "of_use"),
+    [
+        ({}, True, True),
+        ({}, False, False),
+        ({"on_full": "share"}, True, True),
+        ({"on_full": "evict"}, True, False),
+        ({"admit_after": 2}, True, False),
+    ],
+)
+def test_when_finding_ahead_is_of_use(config: dict[str, object], training: bool, of_use: bool) -> None:
+    converted, hash_ids, _ = nodes(**config)
+    converted.train(training)
+    assert SnapshotIndexes(hash_ids).is_of_use is of_use
+
+
+def test_on_meta_nothing_is_found() -> None:
+    converted, hash_ids, _ = nodes()
+    features = one_bag(1, 2).to(torch.device("meta"))
+    converted.to("meta")
+    assert not SnapshotIndexes(hash_ids).is_of_use
+    snapshot = SnapshotIndexes(hash_ids)()
+    assert snapshot is None
+    found = FindIds(hash_ids)(features, snapshot)
+    assert found is None
+    assert InsertIds(hash_ids)(features, found) is features

@@ -1,0 +1,347 @@
+"""Under every torch.fx tracer a converted collection, and each node of its graph, is one leaf call."""
+
+from __future__ import annotations
+
+import copy
+import io
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torchrec.fx
+from torch import fx, nn
+from torchrec import EmbeddingBagCollection, KeyedJaggedTensor
+from torchrec.distributed.test_utils.test_model import ModelInput
+from torchrec.distributed.train_pipeline import TrainPipelineBase, TrainPipelineSparseDist
+
+import recfx
+from recfx.collections.collection import unsharded_collections
+from tests.builders.batches import batch
+from tests.builders.collections import collection
+from tests.models import ZOO, Case
+from tests.models.case import BATCH_SIZES, run
+
+Trace = Callable[[nn.Module], fx.GraphModule]
+TRACERS: list[Trace] = [torch.fx.symbolic_trace, torchrec.fx.symbolic_trace]
+RAW = recfx.HashConfig(dense_rows=0)
+
+# What no tracer can follow in the standard model either: loops over proxies, control flow on data, `len`, wrappers.
+UNTRACEABLE = {
+    "branches_on_data", "branches_on_data_below_the_root", "builds_from_jagged", "ddp", "preprocessing",
+    "preprocessing_collections", "preprocessing_inline", "preprocessing_module", "python_keyword", "regrouped",
+    "sparse_nn_negatives", "sparse_nn_negatives_with_parameters", "sparse_nn_over_large", "sparse_nn_over_regroup",
+    "sparse_nn_position_weighted", "torch_compile", "variadic", "variadic_by_name", "optional_arguments",
+    "optional_arguments_absent", "hooks",
+}  # fmt: skip
+# What they follow in the converted model alone: their graph of the standard collection does not run on these batches.
+CONVERTED_ALONE = {"tensor_dict_input"}
+TRACEABLE = [case for case in ZOO if case.name not in UNTRACEABLE]
+
+
+def trained(graph: nn.Module, model: nn.Module, case: Case, size: int) -> tuple[list[torch.Tensor], dict[str, Any]]:
+    """Outputs of the graph, and the gradients that they give to the model that was traced."""
+    model.zero_grad(set_to_none=True)
+    outputs = run(graph, case.sample(size), backward=True)
+    return outputs, {name: parameter.grad for name, parameter in model.named_parameters()}
+
+
+def assert_same_training(model: nn.Module, reference: nn.Module, case: Case, trace: Trace) -> None:
+    """The graph of ``model`` against that of ``reference``, or against itself where that has none that runs."""
+    for training in (True, False):
+        model.train(training)
+        reference.train(training)
+        torch.manual_seed(4)  # random numbers that are drawn outside of modules are constants of a graph
+        graph = trace(model)
+        torch.manual_seed(4)
+        expected = reference if case.name in CONVERTED_ALONE else trace(reference)
+        calls = {str(node.target) for node in graph.graph.nodes if node.op == "call_module"}
+        for path in unsharded_collections(model):
+            assert not any(call.startswith(f"{path or 'embedding_bag_collection'}.") for call in calls)
+        for size in BATCH_SIZES:
+            wanted, gradients = trained(expected, reference, case, size)
+            found, ours = trained(graph, model, case, size)
+            assert len(found) == len(wanted)
+            for one, other in zip(found, wanted, strict=True):
+                assert one.requires_grad == other.requires_grad
+                torch.testing.assert_close(one, other, rtol=case.rtol, atol=case.atol)
+            assert ours.keys() == gradients.keys()
+            for name in set(ours) - set(case.skip_gradients):
+                one, other = ours[name], gradients[name]
+                if one is None or other is None:  # of a table that no id came of, there may be zeros or nothing
+                    assert not any(gradient is not None and gradient.any() for gradient in (one, other)), name
+                else:
+                    torch.testing.assert_close(one, other, rtol=case.rtol, atol=case.atol, msg=name)
+
+
+class Tower(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.ebc = collection()
+        self.linear = nn.Linear(24, 2)
+
+    def forward(self, features: KeyedJaggedTensor) -> torch.Tensor:
+        return self.linear(self.ebc(features).values())
+
+
+# As without postponed annotations, which torch.fx cannot pickle.
+Tower.forward.__annotations__ = {"features": KeyedJaggedTensor, "return": torch.Tensor}
+
+
+def converted_tower() -> nn.Module:
+    return recfx.convert(Tower())
+
+
+def pickled(model: fx.GraphModule) -> fx.GraphModule:
+    stream = io.BytesIO()
+    torch.save(model, stream)
+    stream.seek(0)
+    loaded: fx.GraphModule = torch.load(stream, weights_only=False)
+    return loaded
+
+
+@pytest.mark.parametrize("trace", TRACERS, ids=["torch", "torchrec"])
+@pytest.mark.parametrize("again", [copy.deepcopy, pickled, "retrace"], ids=["deepcopy", "pickle", "retrace"])
+@pytest.mark.parametrize("build", [converted_tower, lambda: recfx.convert(collection())], ids=["below", "root"])
+def test_a_graph_is_copied_pickled_and_traced_again(build: Any, again: Any, trace: Trace) -> None:
+    model = build()
+    graph = trace(model)
+    graph.graph.lint()
+    other = trace(graph) if again == "retrace" else again(graph)
+    features = batch(4)
+    (wanted, found) = (one(features) for one in (model, other))
+    if isinstance(wanted, torch.Tensor):
+        assert torch.equal(found, wanted)
+    else:
+        assert torch.equal(found.values(), wanted.values())
+    assert [node.op for node in other.graph.nodes] == [node.op for node in graph.graph.nodes]
+
+
+def test_the_node_has_the_path_and_the_class_of_the_collection() -> None:
+    (node,) = torch.fx.symbolic_trace(converted_tower()).graph.find_nodes(op="call_module", target="ebc")
+    assert [entry[0] for entry in node.meta["nn_module_stack"].values()] == ["ebc"]
+
+
+@pytest.mark.parametrize("trace", TRACERS, ids=["torch", "torchrec"])
+def test_hooks_are_traced_as_those_of_the_standard_collection(trace: Trace) -> None:
+    """They run with proxies, while tracing, and not again with the graph."""
+    features = batch(4)
+    outputs = []
+    for convert in (False, True):
+        torch.manual_seed(0)
+        model: nn.Module = Tower()
+        if convert:
+            model = recfx.convert(model)
+        seen: list[type] = []
+        ebc: Any = model.get_submodule("ebc")
+        ebc.register_forward_pre_hook(lambda module, args, seen=seen: seen.append(type(args[0])))
+        ebc.register_forward_hook(lambda module, args, output, seen=seen: seen.append(type(output)))
+        ebc.register_forward_hook(lambda module, args, output: Doubled(output))
+        graph = trace(model)
+        assert seen == [fx.Proxy, fx.Proxy]
+        outputs.append(graph(features))
+        assert seen == [fx.Proxy, fx.Proxy]
+        torch.testing.assert_close(outputs[-1], model(features))
+    torch.testing.assert_close(outputs[1], outputs[0], rtol=1e-5, atol=1e-6)
+
+
+class Doubled:
+    def __init__(self, keyed: Any) -> None:
+        self.keyed = keyed
+
+    def values(self) -> Any:
+        return self.keyed.values() * 2
+
+
+class ByKeyword(Tower):
+    def forward(self, features: KeyedJaggedTensor) -> torch.Tensor:
+        return self.linear(self.ebc(features=features).values())
+
+
+class CallsForward(Tower):
+    def forward(self, features: KeyedJaggedTensor) -> torch.Tensor:
+        return self.linear(self.ebc.forward(features).values())
+
+
+class FromTensors(Tower):
+    """Makes the batch inside, of proxies."""
+
+    def forward(self, features: KeyedJaggedTensor) -> torch.Tensor:
+        made = KeyedJaggedTensor(["f1", "f2", "f3"], features.values(), lengths=features.lengths())
+        return self.linear(self.ebc(made).values())
+
+
+class Catalogue(Tower):
+    """Its ids are a buffer: no argument of the collection is a proxy."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        features = batch(4)
+        self.register_buffer("ids", features.values())
+        self.register_buffer("lengths", features.lengths())
+
+    def forward(self, features: KeyedJaggedTensor) -> torch.Tensor:
+        made = KeyedJaggedTensor(["f1", "f2", "f3"], self.ids, lengths=self.lengths)
+        return self.linear(self.ebc(made).values()) + features.values().sum()
+
+
+class Twice(Tower):
+    def forward(self, features: KeyedJaggedTensor) -> torch.Tensor:
+        return self.linear(self.ebc(features).values()) + self.linear(self.ebc(features).values())
+
+
+@pytest.mark.parametrize("trace", TRACERS, ids=["torch", "torchrec"])
+@pytest.mark.parametrize("kind", [ByKeyword, CallsForward, FromTensors, Catalogue, Twice])
+def test_every_way_to_call_the_collection(kind: type[Tower], trace: Trace) -> None:
+    torch.manual_seed(0)
+    plain = kind()
+    model = recfx.convert(copy.deepcopy(plain))
+    graph = trace(model)
+    assert graph.graph.find_nodes(op="call_module", target="ebc")
+    case = Case("tower", kind, lambda size: recfx.Sample(batch(size)))
+    for _ in range(2):
+        wanted, gradients = trained(plain, plain, case, 4)
+        found, ours = trained(graph, model, case, 4)
+        torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-6)
+        for name, gradient in gradients.items():
+            torch.testing.assert_close(ours[name], gradient, rtol=1e-5, atol=1e-6)
+        for one in (plain, model):
+            torch.optim.SGD(one.parameters(), lr=0.1).step()
+
+
+class EntersAll(fx.Tracer):
+    """Has no leaves."""
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        return isinstance(m, nn.Linear)
+
+
+class LeavesAll(fx.Tracer):
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("tracer", [EntersAll, LeavesAll])
+def test_a_tracer_with_rules_of_its_own(tracer: type[fx.Tracer]) -> None:
+    model = converted_tower()
+    graph = fx.GraphModule(model, tracer().trace(model))
+    calls = [str(node.target) for node in graph.graph.nodes if node.op == "call_module"]
+    assert calls == ["ebc", "linear"]
+    features = batch(4)
+    assert torch.equal(graph(features), model(features))
+
+
+@pytest.mark.parametrize("mode", [True, False], ids=["train", "eval"])
+@pytest.mark.parametrize("trace", TRACERS, ids=["torch", "torchrec"])
+def test_a_whole_graph_is_traced_node_by_node(trace: Trace, mode: bool) -> None:
+    model = recfx.convert(Tower(), sample=(batch(4),), whole_graph=True).train(mode)
+    graph = trace(model)
+    assert any("lookup" in str(node.target) for node in graph.graph.nodes)
+    features = batch(3)
+    assert torch.equal(graph(features), model(features))
+
+
+def test_the_graph_inside_a_collection_is_traced_node_by_node() -> None:
+    ebc: Any = recfx.convert(collection())
+    graph = torch.fx.symbolic_trace(ebc.graph_module)
+    assert len(graph.graph.nodes) == len(ebc.graph_module.graph.nodes)
+    features = batch(4)
+    assert torch.equal(graph(features).values(), ebc(features).values())
+
+
+class Trains(nn.Module):
+    """As TorchRec's pipelines want it: the loss, and predictions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tower = Tower()
+
+    def forward(self, call: ModelInput) -> tuple[torch.Tensor, torch.Tensor]:
+        predicted = self.tower(call.idlist_features)
+        return (predicted - 1).square().mean(), predicted.detach()
+
+
+def inputs() -> list[ModelInput]:
+    torch.manual_seed(7)
+    return [ModelInput(torch.rand(4, 2), batch(4), None, torch.rand(4)) for _ in range(4)]
+
+
+@pytest.mark.parametrize("pipeline", [TrainPipelineBase, TrainPipelineSparseDist])
+@pytest.mark.parametrize("hashing", ["adopted", "static", "hashed"])
+def test_torchrecs_pipelines_around_an_unsharded_model(pipeline: Any, hashing: str) -> None:
+    torch.manual_seed(0)
+    plain = Trains()
+    requested: Any = {"adopted": recfx.HashConfig(), "static": None, "hashed": RAW}[hashing]
+    model = recfx.convert(copy.deepcopy(plain), hashing=requested)
+    reference = plain if hashing != "hashed" else copy.deepcopy(model)
+    outputs = {}
+    for name, one, kind in (("plain", reference, TrainPipelineBase), ("converted", model, pipeline)):
+        optimizer = torch.optim.Adagrad(one.parameters(), lr=0.1)
+        progress = kind(one, optimizer, torch.device("cpu"))
+        batches = iter(inputs())
+        outputs[name] = [progress.progress(batches) for _ in range(4)]
+    torch.testing.assert_close(outputs["converted"], outputs["plain"], rtol=1e-5, atol=1e-6)
+    for found, wanted in zip(model.parameters(), reference.parameters(), strict=True):
+        torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-6)
+
+
+def test_a_subclass_of_the_collection_is_a_leaf() -> None:
+    class Own(EmbeddingBagCollection):
+        pass
+
+    plain = Own(collection().embedding_bag_configs())
+    graph = torch.fx.symbolic_trace(nn.Sequential(recfx.convert(plain)))
+    assert [str(node.target) for node in graph.graph.nodes if node.op == "call_module"] == ["0"]
+
+
+def test_a_graph_of_one_collection_is_not_scripted() -> None:
+    model = converted_tower().eval()
+    with pytest.raises(recfx.ConversionError, match=r"recfx\.export.*unconvert") as caught:
+        torch.jit.script(recfx.trace(model.ebc, (batch(4),)))
+    assert (caught.value.reason, caught.value.module_path) == ("not_scriptable", "ebc")
+
+
+# The models of the zoo, at last, because they take long
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("trace", TRACERS, ids=["torch", "torchrec"])
+@pytest.mark.parametrize("case", TRACEABLE, ids=lambda case: case.name)
+def test_the_graph_of_a_converted_model_is_that_of_the_standard_one(case: Case, trace: Trace) -> None:
+    with case.around():
+        model = case.model()
+        assert_same_training(recfx.convert(copy.deepcopy(model)), model, case, trace)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("case", TRACEABLE, ids=lambda case: case.name)
+def test_the_graph_of_a_static_model_is_that_of_the_standard_one(case: Case) -> None:
+    with case.around():
+        model = case.model()
+        assert_same_training(recfx.convert(copy.deepcopy(model), hashing=None), model, case, torchrec.fx.symbolic_trace)
+
+
+HASHED = ("dlrm", "deep_fm", "dlrm_train_dcn", "sparse_nn", "tower_sparse_nn", "root_is_the_collection")
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("case", [case for case in ZOO if case.name in HASHED], ids=lambda case: case.name)
+def test_the_graph_of_a_hashed_model_gives_ids_the_same_rows(case: Case) -> None:
+    model = recfx.convert(case.model(), hashing=RAW)
+    reference = copy.deepcopy(model)
+    for training in (True, False):
+        model.train(training)
+        reference.train(training)
+        graph = torchrec.fx.symbolic_trace(model)
+        for size in BATCH_SIZES:
+            wanted, gradients = trained(reference, reference, case, size)
+            found, ours = trained(graph, model, case, size)
+            for one, other in zip(found, wanted, strict=True):
+                assert torch.equal(one, other)
+            for name, gradient in gradients.items():
+                assert (gradient is None) == (ours[name] is None)
+                assert gradient is None or torch.equal(ours[name], gradient)
+
+
+def test_the_zoo_has_these_cases() -> None:
+    assert {case.name for case in ZOO} > UNTRACEABLE | CONVERTED_ALONE | set(HASHED)

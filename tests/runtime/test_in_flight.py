@@ -1,0 +1,99 @@
+"""Batches in flight: how long each keeps its rows."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from recfx.errors import InputError
+from recfx.hashing import HashConfig, HashIndex
+from recfx.ir.tables import TableSpec
+from recfx.kernels.hash_index import InFlight
+from recfx.kernels.index_buffers import BATCHES, EVICTED
+from recfx.runtime.in_flight import BatchesInFlight, BatchInFlight
+
+INDEXES = {name: HashIndex(8, config=HashConfig(on_full="evict"), name=name) for name in "tu"}
+
+
+def batch(number: int = 1, kept_until: int = 2, tables: str = "tu") -> BatchInFlight:
+    """A batch that its indexes count as this one."""
+    for name in tables:
+        INDEXES[name].counts[BATCHES] = number
+    return BatchInFlight("ebc", kept_until, [(spec(name), INDEXES[name]) for name in tables])
+
+
+def spec(name: str) -> TableSpec:
+    return TableSpec(name, (name,), (name,), 8, 4, "SUM", INDEXES[name].config, 0.0, 0.0)
+
+
+def output() -> tuple[torch.Tensor, torch.Tensor]:
+    weight = torch.ones(3, requires_grad=True)
+    return weight, weight * 2
+
+
+def test_a_batch_is_over_when_all_its_lookups_have_run_their_backward() -> None:
+    one = batch()
+    one.keep({"t": torch.tensor([0])}, training=True)
+    (_, first), (_, second), (_, third) = output(), output(), output()
+    one.watch(first)
+    one.watch(second)
+    one.watch(third)
+    one.watch(torch.ones(3))  # nothing to wait for
+    third.sum().backward()
+    second.sum().backward(retain_graph=True)
+    assert one.keeps_rows
+    second.sum().backward()  # the same one again
+    assert one.keeps_rows
+    assert one.rows_kept("t") is not None
+    first.sum().backward()
+    assert not one.keeps_rows
+    assert one.rows_kept("t") is None
+
+
+def test_a_second_backward_is_refused_once_ids_were_evicted() -> None:
+    one = batch()
+    one.keep({"t": torch.tensor([0])}, training=True)
+    weight, values = output()
+    one.watch(values)
+    loss = values.sum()
+    INDEXES["t"].counts[EVICTED] += 1  # what goes before the first backward took no row of this batch
+    for _ in range(2):
+        loss.backward(retain_graph=True)
+    assert one.lost() == []
+    INDEXES["t"].counts[EVICTED] += 1
+    assert one.lost() == ["t"]
+    with pytest.raises(InputError, match=r"tables \['t'\]") as caught:
+        loss.backward()
+    assert caught.value.reason == "backward_after_eviction"
+    assert caught.value.module_path == "ebc"
+    assert caught.value.what_to_do
+    assert weight.grad is not None
+    assert weight.grad.tolist() == [4.0, 4.0, 4.0]
+
+
+def test_rows_that_must_keep_their_ids() -> None:
+    batches = BatchesInFlight()
+    nothing, empty = InFlight.nothing(), batches.of_table("t")
+    assert (empty.oldest, empty.oldest_listed) == (nothing.oldest, nothing.oldest_listed)
+    assert empty.rows.tolist() == []
+    kept = [(9, {"t": [8, 6], "u": [1]}), (7, {"t": [3], "u": [2]}), (1, {"u": [4]}), (2, {"t": [7], "u": [7]})]
+    for number, rows in kept:
+        one = batch(number, kept_until=number)
+        one.keep({name: torch.tensor(values) for name, values in rows.items()}, training=True)
+        batches.add(one)
+    one.end()
+    found = batches.of_table("t")
+    assert (found.oldest, found.oldest_listed) == (nothing.oldest, 7)
+    assert sorted(found.rows.tolist()) == [3, 6, 8]
+    assert batches.of_table("u").oldest_listed == 1
+    assert batches.of_table("v").rows.tolist() == []
+    batches.turn = 7
+    batches.begin()
+    assert sorted(batches.of_table("t").rows.tolist()) == [3, 6, 8]
+    assert batches.of_table("u").rows.tolist() == [1, 2], "number 1 was kept until forward 1"
+    batches.turn = 8
+    batches.begin()
+    assert sorted(batches.of_table("t").rows.tolist()) == [6, 8]
+    batches.turn = 10
+    batches.begin()
+    assert batches.of_table("t").oldest_listed == nothing.oldest_listed

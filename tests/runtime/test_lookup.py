@@ -1,0 +1,129 @@
+"""``lookup``: what it refuses to train, with which words, and that copies choose their own kernel."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import recfx
+from recfx.errors import ConversionError, InputError
+from recfx.runtime import Lookup
+from tests.builders.batches import one_bag
+from tests.builders.collections import one_table
+from tests.builders.optimizers import attach
+
+
+def lookup_of(optimizer: str = "sgd") -> tuple[Lookup, nn.Parameter]:
+    """The lookup of an adopted table that was called once, and its weight."""
+    model = nn.ModuleDict({"ebc": one_table()})
+    if optimizer:
+        attach(model, optimizer)
+    ebc: Any = recfx.convert(model)["ebc"]
+    (lookup,) = [module for module in ebc.graph_module.modules() if isinstance(module, Lookup)]
+    lookup(one_bag(1, 2))
+    return lookup, ebc.weight("t")
+
+
+def hook(lookup: Lookup, weight: nn.Parameter) -> None:
+    weight.register_post_accumulate_grad_hook(lambda parameter: None)
+
+
+def another_tensor(lookup: Lookup, weight: nn.Parameter) -> None:
+    lookup.store.own_weights()
+    lookup.store.bags["t"].weight = nn.Parameter(weight.detach().clone())
+
+
+def decay(lookup: Lookup, weight: nn.Parameter) -> None:
+    lookup.store.optimizers["t"].group["maximize"] = True
+
+
+def another_shape(lookup: Lookup, weight: nn.Parameter) -> None:
+    lookup.store.bags["t"].weight = nn.Parameter(torch.zeros(9, 4))
+
+
+@pytest.mark.parametrize(
+    ("change", "reason", "words", "without_grad"),
+    [
+        (hook, "gradient_hook", "table 't': .*it would never run", True),
+        (another_tensor, "fused_weight_replaced", "replaced the weight of table 't'", False),
+        (decay, "optimizer_setting_changed", "table 't' was given maximize=True", False),
+        (
+            another_shape,
+            "table_shape_changed",
+            r"'t' has shape \(9, 4\), but the table was converted with \(10, 4\)",
+            True,
+        ),
+    ],
+)
+def test_what_changed_after_the_conversion_is_refused(
+    change: Callable[[Lookup, nn.Parameter], None], reason: str, words: str, without_grad: bool
+) -> None:
+    lookup, weight = lookup_of()
+    change(lookup, weight)
+    with pytest.raises(ConversionError, match=words) as caught:
+        lookup(one_bag(1, 2))
+    assert (caught.value.reason, caught.value.module_path) == (reason, "ebc")
+    with torch.no_grad():
+        if without_grad:
+            with pytest.raises(ConversionError):
+                lookup(one_bag(1, 2))
+        else:
+            assert lookup(one_bag(1, 2)).shape == (1, 4)
+
+
+def test_a_hook_on_a_table_without_a_fused_optimizer_is_its_own_affair() -> None:
+    lookup, weight = lookup_of("")
+    hook(lookup, weight)
+    assert lookup(one_bag(1, 2)).shape == (1, 4)
+
+
+def test_a_batch_on_meta_needs_tables_on_meta() -> None:
+    lookup, _ = lookup_of("")
+    with pytest.raises(InputError, match="table 't' is on cpu") as caught:
+        lookup(one_bag(1).to(torch.device("meta")))
+    assert (caught.value.reason, caught.value.module_path) == ("several_devices", "ebc")
+    lookup.store.bags.to("meta")
+    for device in ("cpu", "meta"):
+        assert lookup(one_bag(1).to(torch.device(device))).is_meta
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))])
+def test_copies_choose_their_own_kernel(copied: Callable[[Lookup], Lookup]) -> None:
+    lookup, _ = lookup_of("")
+    assert (lookup.kernel, lookup.has_finding_kernel) == ("cpu", True)
+    other = copied(lookup)
+    assert (other.kernel, other.has_finding_kernel) == ("", False)
+    assert torch.equal(other(one_bag(1, 2)), lookup(one_bag(1, 2)))
+    assert other.kernel == "cpu"
+
+
+def test_a_kernel_is_chosen_again_for_tables_of_another_type() -> None:
+    lookup, _ = lookup_of("")
+    lookup.store.bags.to(torch.float64)
+    assert (lookup.kernel, lookup.dtype) == ("", torch.float64)
+    assert lookup(one_bag(1, 2)).shape == (1, 4)
+    assert lookup.kernel == "reference"
+    lookup.store.bags["t"]._parameters["weight"] = None
+    assert lookup.dtype is None
+
+
+def test_what_a_graph_prints_of_a_table_on_another_rank_is_its_description() -> None:
+    lookup, _ = lookup_of("adagrad")
+    table = replace(lookup.tables[0], name="elsewhere", dtype=torch.float16)
+    other = Lookup("ebc", (table,), "SUM", ("f",), False, lookup.store)
+    assert (other.dtype, other.optimizer, other.kernel) == (torch.float16, "", "")
+    assert (lookup.dtype, lookup.optimizer) == (torch.float32, "adagrad")
+
+
+def test_a_batch_of_shapes_alone_for_a_model_with_data() -> None:
+    converted = recfx.convert(one_table(), hashing=None)
+    with pytest.raises(InputError, match="pass a batch with data; for shapes alone") as caught:
+        converted(one_bag(1, 2).to(torch.device("meta")))
+    assert caught.value.reason == "several_devices"

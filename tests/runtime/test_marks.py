@@ -1,0 +1,82 @@
+"""Marks: which call they identify, and what all ranks conclude from the same ones."""
+
+from __future__ import annotations
+
+import pytest
+
+from recfx.errors import OutOfStepError
+from recfx.runtime import marks
+from recfx.runtime.marks import AHEAD, ENDED, LAST, REFUSED
+
+USER = marks.identity("user", ["f1"], [1, 0])
+ITEM = marks.identity("item", ["f2"], [0, 1])
+ROOT = marks.identity("", ["f3"], [1, 1])
+
+
+def test_a_mark_fits_its_message_and_is_the_same_in_every_process() -> None:
+    assert len({USER, ITEM, ROOT, marks.identity("user", ["f2"], [1, 0]), marks.identity("user", ["f1"], [0, 1])}) == 5
+    assert marks.identity("user", ["f1"], [1, 0]) == USER
+    for mark in (USER, ITEM, ROOT):
+        assert 0 < mark < 2**62
+        assert mark & 0xFF == 0, "the bits of what a rank says are free"
+    assert sorted([REFUSED, LAST, ENDED, AHEAD]) == [1, 2, 4, 8]
+
+
+def test_who_has_set_a_bit() -> None:
+    said = [USER, USER | REFUSED, USER | REFUSED | LAST, USER | AHEAD]
+    assert [marks.any_of(said, bit) for bit in (REFUSED, LAST, ENDED, AHEAD)] == [True, True, False, True]
+    assert [marks.ranks_with(said, bit) for bit in (REFUSED, LAST, ENDED, AHEAD)] == [[1, 2], [2], [], [3]]
+
+
+@pytest.mark.parametrize("says", [0, REFUSED, LAST, ENDED, REFUSED | LAST | ENDED])
+def test_what_a_rank_says_of_its_batch_is_no_other_call(says: int) -> None:
+    assert marks.other_calls([USER, USER | says], "user") is None
+
+
+@pytest.mark.parametrize(
+    ("other", "words"),
+    [
+        (ITEM, "rank 0 calls 'user'; rank 1 calls 'item'."),
+        (ROOT | LAST, "rank 0 calls 'user'; rank 1 calls the collection of feature 'f3'."),
+        (USER | AHEAD, "rank 0 calls 'user'; rank 1 calls 'user' ahead of its step."),
+        (12345 << 8, "rank 0 calls 'user'; rank 1 is at a call that this rank does not know."),
+    ],
+)
+def test_different_calls_are_named(other: int, words: str) -> None:
+    for found in (marks.other_calls([USER, other], "user"), marks.verdict([USER, other | REFUSED], "user")):
+        assert isinstance(found, OutOfStepError)
+        assert (found.reason, found.module_path) == ("ranks_at_different_calls", "user")
+        assert f"ranks are at different calls: {words} No ids were sent" in str(found)
+        assert found.what_to_do
+
+
+@pytest.mark.parametrize(
+    ("says", "reason", "words"),
+    [
+        ([0, LAST], None, ""),
+        ([0, 0, REFUSED], "refused_on_another_rank", "rank 2 refused this step's batch"),
+        ([REFUSED, 0, REFUSED], "refused_on_another_rank", "ranks 0, 2 refused this step's batch"),
+        ([REFUSED, ENDED], "data_ended", "the data of rank 1 ended, while"),
+        ([ENDED, 0, ENDED], "data_ended", "the data of ranks 0, 2 ended, while"),
+    ],
+)
+def test_the_verdict_of_all_ranks(says: list[int], reason: str | None, words: str) -> None:
+    found = marks.verdict([USER | each for each in says], "user")
+    if reason is None:
+        assert found is None
+        return
+    assert found is not None
+    assert (found.reason, found.module_path) == (reason, "user")
+    assert words in str(found)
+    assert found.what_to_do
+
+
+def test_errors_of_the_data() -> None:
+    ended = marks.data_ended([1], after=" after 7 batches")
+    assert (ended.reason, ended.module_path) == ("data_ended", "")
+    assert "the data of rank 1 ended after 7 batches, while other ranks" in str(ended)
+    failed = marks.data_failed([0, 3])
+    assert (failed.reason, failed.module_path) == ("data_failed_on_another_rank", "")
+    assert "the iterator of ranks 0, 3 failed" in str(failed)
+    assert failed.what_to_do
+    assert ended.what_to_do

@@ -1,0 +1,208 @@
+"""``select_features``: keys in the collection's order, whatever the batch's; ids in range; what may be sent."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
+
+import recfx
+from recfx.errors import IdRangeError, MissingFeatureError
+from recfx.runtime import SelectFeatures
+from tests.builders.batches import bags
+from tests.builders.collections import one_table
+
+IDS = {"a": [1, 2], "b": [3], "c": [0, 4, 5], "unused": [99, 98]}
+
+
+def batch(keys: str | list[str]) -> KeyedJaggedTensor:
+    """One sample; each feature has the same ids whatever the order."""
+    return bags({key: [IDS[key]] for key in keys})
+
+
+@pytest.mark.parametrize("hashing", [None, recfx.HashConfig(dense_rows=0)], ids=["adopted", "hashed"])
+def test_batches_of_several_key_orders(hashing: recfx.HashConfig | None) -> None:
+    plain = EmbeddingBagCollection(
+        [
+            EmbeddingBagConfig(name="t", num_embeddings=10, embedding_dim=4, feature_names=["a", "b"]),
+            EmbeddingBagConfig(name="u", num_embeddings=10, embedding_dim=2, feature_names=["c"]),
+        ]
+    )
+    converted = recfx.convert(plain, hashing=hashing)
+    first = ["a", "b", "c"]
+    wanted = (converted if hashing else plain)(batch(first))
+    for keys in (first, ["c", "a", "b"], first, ["b", "unused", "c", "a"], ["c", "a", "b"], first):
+        found = converted(batch(keys))
+        assert found.keys() == wanted.keys() == first
+        torch.testing.assert_close(found.values(), wanted.values(), rtol=1e-6, atol=1e-6)
+    assert not torch.equal(wanted["a"], wanted["b"])
+
+
+def test_orders_of_the_same_length_are_told_apart() -> None:
+    node = SelectFeatures("", recfx.convert(_two()).tables, False)
+    for keys in (["a", "b"], ["b", "a"], ["a", "b"]):
+        selected = node(batch(keys))
+        assert selected.keys() == ["a", "b"]
+        assert selected.values().tolist() == IDS["a"] + IDS["b"]
+        assert selected.lengths().tolist() == [2, 1]
+
+
+def test_ever_new_orders_do_not_pile_up() -> None:
+    """Neither here nor in what is kept per order; one that keeps coming is worked out once."""
+    node = SelectFeatures("", recfx.convert(_two()).tables, False)
+    usual = ["a", "b"]
+    node(batch(usual))
+    (worked_out,) = node._orders.values()
+    for number in range(100):
+        excess = [f"excess_{number}", "b", "a"]
+        values = torch.tensor([7, *IDS["b"], *IDS["a"]])
+        assert node(KeyedJaggedTensor(excess, values, lengths=torch.tensor([1, 1, 2]))).values().tolist() == [1, 2, 3]
+        assert node(batch(usual)).values().tolist() == [1, 2, 3]
+    assert len(node._orders) == 16
+    assert node._orders[tuple(usual)] is worked_out
+
+
+def _two() -> EmbeddingBagCollection:
+    return one_table(["a", "b"])
+
+
+# What leaves the node
+
+
+def node_of(*tables: tuple[str, list[str], int], is_weighted: bool = False, **hashing: Any) -> SelectFeatures:
+    """Of tables by name, features and rows, adopted unless ``hashing`` says otherwise."""
+    configs = [
+        EmbeddingBagConfig(name=n, num_embeddings=max(r, 1), embedding_dim=4, feature_names=f) for n, f, r in tables
+    ]
+    specs = recfx.convert(EmbeddingBagCollection(configs), hashing=recfx.HashConfig(**hashing)).tables
+    return SelectFeatures(
+        "ebc",
+        tuple(replace(spec, num_embeddings=rows) for spec, (_, _, rows) in zip(specs, tables, strict=True)),
+        is_weighted,
+    )
+
+
+def test_a_feature_of_several_tables_has_the_name_of_each() -> None:
+    node = node_of(("t", ["a"], 10), ("u", ["a"], 10))
+    selected = node(bags({"a": [[1, 2], [3]]}))
+    assert selected.keys() == ["a@t", "a@u"]
+    assert (selected.values().tolist(), selected.lengths().tolist()) == ([1, 2, 3] * 2, [2, 1] * 2)
+    single = node_of(("t", ["a"], 10), ("u", ["b"], 10))
+    assert single(bags({"a": [[1]], "b": [[2]]})).keys() == ["a", "b"]
+
+
+def test_inverse_indices_expand_features_of_one_batch_size_too() -> None:
+    node = node_of(("t", ["a", "b"], 10))
+    assert not node.has_expanded
+    given = KeyedJaggedTensor(
+        ["a", "b"],
+        torch.tensor([1, 2, 3]),
+        lengths=torch.tensor([1, 0, 1, 1]),
+        inverse_indices=(["a", "b"], torch.tensor([[1, 0, 0], [0, 0, 1]])),
+    )
+    selected = node(given)
+    assert (selected.values().tolist(), selected.lengths().tolist()) == ([1, 1, 2, 2, 3], [0, 1, 1, 1, 1, 1])
+    assert node.has_expanded
+
+
+@pytest.mark.parametrize(
+    ("rows", "ids", "wrong", "table"),
+    [
+        ((5, 8), [4, 4], None, ""),
+        ((5, 8), [4, 5], 5, "t"),
+        ((8, 5), [4, 5], 5, "u"),
+        ((8, 5), [4, 8], 8, "t"),
+        ((8, 5), [-1, 3], -1, "t"),
+        ((0, 5), [0], 0, "t"),
+        ((5, 0), [0], 0, "u"),
+    ],
+)
+def test_an_id_must_be_a_row_of_every_table_that_its_feature_reads(
+    rows: tuple[int, int], ids: list[int], wrong: int | None, table: str
+) -> None:
+    node = node_of(("t", ["a"], rows[0]), ("u", ["b", "a"], rows[1]))
+    batch = bags({"unused": [[99, -5]], "b": [[]], "a": [ids]})
+    if wrong is None:
+        assert node(batch).values().tolist() == ids * 2
+        return
+    with pytest.raises(IdRangeError) as caught:
+        node(batch)
+    limit = dict(zip("tu", rows, strict=True))[table] - 1
+    assert f"id {wrong} of feature 'a' is out of range for table '{table}', whose rows are 0 to {limit}." in str(
+        caught.value
+    )
+    assert (caught.value.reason, caught.value.module_path) == ("id_out_of_range", "ebc")
+    assert "HashConfig(dense_rows=0)" in caught.value.what_to_do
+
+
+def test_any_id_is_a_row_where_there_is_an_index() -> None:
+    ids = [2**62, -(2**62), 0, 1]
+    assert node_of(("t", ["a"], 2), dense_rows=0)(bags({"a": [ids]})).values().tolist() == ids
+
+
+@pytest.mark.parametrize(("present", "words"), [("b", "feature 'a' and 1 more; it"), ("bc", "feature 'a'; it")])
+def test_features_that_are_missing(present: str, words: str) -> None:
+    node = node_of(("t", ["a", "b"], 10), ("u", ["c"], 10))
+    with pytest.raises(MissingFeatureError, match=words) as caught:
+        node(bags({key: [[1]] for key in present}))
+    assert (caught.value.reason, caught.value.module_path) == ("missing_feature", "ebc")
+
+
+# What is sent to other ranks
+
+
+def small(weights: bool = False, requires_grad: bool = False) -> KeyedJaggedTensor:
+    scale = torch.ones(2, dtype=torch.float64, requires_grad=requires_grad) if weights else None
+    return KeyedJaggedTensor(["a"], torch.tensor([1, 2], dtype=torch.int32), scale, lengths=torch.tensor([2]).int())
+
+
+def test_what_stays_on_its_rank_keeps_its_type() -> None:
+    selected = node_of(("t", ["a"], 10), is_weighted=True)(small(weights=True))
+    found = selected.values().dtype, selected.lengths().dtype, selected.weights().dtype
+    assert found == (torch.int32, torch.int32, torch.float64)
+
+
+@pytest.mark.parametrize("on_host", [True, False])
+def test_what_is_sent_has_one_type(on_host: bool) -> None:
+    node = node_of(("t", ["a"], 10), is_weighted=True)
+    node.prepare_to_send(2, on_host)
+    selected = node(small(weights=True))
+    found = selected.values().dtype, selected.lengths().dtype, selected.weights().dtype
+    assert found == (torch.int64, torch.int64, torch.float32)
+
+
+def test_a_batch_on_meta_is_not_sent() -> None:
+    node = node_of(("t", ["a"], 10))
+    meta = small().to(torch.device("meta"))
+    assert node(meta).values().is_meta
+    node.prepare_to_send(1, on_host=True)
+    with pytest.raises(recfx.InputError, match="no ids to send") as caught:
+        node(meta)
+    assert (caught.value.reason, caught.value.module_path) == ("several_devices", "ebc")
+
+
+@pytest.mark.parametrize(
+    ("world_size", "is_weighted", "requires_grad", "grad_mode", "is_refused"),
+    [
+        (2, True, True, True, True),
+        (1, True, True, True, False),
+        (2, False, True, True, False),
+        (2, True, False, True, False),
+        (2, True, True, False, False),
+    ],
+)
+def test_weights_that_other_ranks_would_send_no_gradient_for(
+    world_size: int, is_weighted: bool, requires_grad: bool, grad_mode: bool, is_refused: bool
+) -> None:
+    node = node_of(("t", ["a"], 10), is_weighted=is_weighted)
+    node.prepare_to_send(world_size, on_host=True)
+    with torch.set_grad_enabled(grad_mode):
+        if not is_refused:
+            assert node(small(True, requires_grad)).values().tolist() == [1, 2]
+            return
+        with pytest.raises(recfx.InputError) as caught:
+            node(small(True, requires_grad))
+    assert (caught.value.reason, caught.value.module_path) == ("weights_require_grad", "ebc")
