@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from recfx.diagnostics import Diagnostic
+from recfx.errors import Diagnostic
 from recfx.ir.lookup_facts import LookupFacts
 from recfx.lowering._fbgemm_rules import FBGEMM_RULES
 from recfx.optim.rules import rule_named

@@ -6,7 +6,7 @@ from types import ModuleType
 
 import torch
 
-from recfx.diagnostics import Diagnostic
+from recfx.errors import Diagnostic
 from recfx.ir.lookup_facts import LookupFacts
 from recfx.kernels import bucketize_op, find_rows_op, launch, tiling
 from recfx.optim.fused_step_op import triton_module

@@ -15,8 +15,7 @@ from typing import Any
 
 import torch
 
-from recfx.diagnostics import Diagnostic
-from recfx.errors import ConversionError
+from recfx.errors import ConversionError, Diagnostic
 from recfx.lowering import registry
 
 

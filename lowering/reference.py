@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.autograd.function import once_differentiable
 
-from recfx.diagnostics import Diagnostic
+from recfx.errors import Diagnostic
 from recfx.ir.lookup_facts import LookupFacts
 from recfx.kernels import (
     bag_offsets_reference,

@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from recfx.diagnostics import Diagnostic
-from recfx.errors import ConversionError
+from recfx.errors import ConversionError, Diagnostic
 from recfx.ir.context import Served
 from recfx.ir.facts import TableFacts
 from recfx.ir.lookup_facts import LookupFacts

@@ -6,7 +6,7 @@ from types import ModuleType
 
 import torch
 
-from recfx.diagnostics import Diagnostic
+from recfx.errors import Diagnostic
 from recfx.ir.lookup_facts import LookupFacts
 from recfx.lowering import _triton_limits, _triton_lookup
 from recfx.lowering.operators import FIND_ROWS

@@ -28,9 +28,7 @@ LAYERS = [
     "passes",
     "ir",
     "hashing",
-    "hooks",
     "errors",
-    "diagnostics",
     "version",
     "kernels",
 ]

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, Dataset
 
 import recfx
 from recfx import errors
-from recfx.diagnostics import Diagnostic, Severity
+from recfx.errors import Diagnostic, Severity
 
 ROOT = Path(__file__).resolve().parents[1]
 KINDS = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, errors.RecfxError)]

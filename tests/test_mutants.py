@@ -96,7 +96,7 @@ def test_faults_in_python_leave_a_module_that_differs(tmp_path: Path) -> None:
 
 
 def test_a_sample_is_that_of_its_seed_and_of_no_line_twice() -> None:
-    files = [Path("recfx/hooks.py"), Path("recfx/planner/pricing/work.py"), Path("kernels/csrc/new_ids.h")]
+    files = [Path("recfx/runtime/hooks.py"), Path("recfx/planner/pricing/work.py"), Path("kernels/csrc/new_ids.h")]
     drawn = [[(each.path, each.line, each.change) for each in sample(files, 12, seed)] for seed in (1, 1, 2)]
     assert drawn[0] == drawn[1] != drawn[2]
     assert len(drawn[0]) == len({place[:2] for place in drawn[0]}) == 12

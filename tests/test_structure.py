@@ -140,7 +140,7 @@ def test_passes_know_nothing_of_what_lives() -> None:
     """No store, process group, device or kernel, and no module."""
     for name, path in MODULES.items():
         if name.startswith("recfx.passes."):
-            assert {layer(imported) for imported in IMPORTS[name]} <= {"passes", "ir", "diagnostics"}, name
+            assert {layer(imported) for imported in IMPORTS[name]} <= {"passes", "ir", "errors"}, name
             given = {alias.name for each in _statements_in(path) for alias in each.names}
             assert not given & {"nn", "torch.nn", "torch.distributed"}, name
 

@@ -8,7 +8,7 @@ from recfx.collections.collection import UnshardedCollection
 from recfx.collections.copy_modules import copy_modules
 from recfx.collections.kinds import kind_of
 from recfx.collections.table_holder import release
-from recfx.hooks import MODULE_HOOKS
+from recfx.runtime.hooks import MODULE_HOOKS
 
 
 def carry_hooks(source: nn.Module, replacement: nn.Module) -> None:

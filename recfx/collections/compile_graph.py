@@ -14,10 +14,10 @@ from recfx.ir.facts import TableFacts
 from recfx.ir.meta import SourceLocation
 from recfx.ir.operator_graph import OperatorGraph, names_in
 from recfx.ir.shards import CollectionSharding
-from recfx.ir.snapshot import PASSES_KEY, PassRecord
+from recfx.ir.snapshot import PASSES_KEY, PassRecord, Rewriting
 from recfx.ir.tables import TableSpec
 from recfx.ir.verifier import GraphVerificationError
-from recfx.passes.base import Pass, Rewriting, run_passes
+from recfx.passes.base import Pass, run_passes
 from recfx.runtime.lower_graph import lower_graph, module_of
 from recfx.runtime.runtime import Runtime
 from recfx.runtime.table_store import TableStore

@@ -11,8 +11,7 @@ import torch.distributed as dist
 from torch import fx, nn
 
 from recfx.collections.kinds import CollectionKind
-from recfx.diagnostics import Diagnostic
-from recfx.errors import ConversionError
+from recfx.errors import ConversionError, Diagnostic
 from recfx.hashing import HashConfig, HashIndex
 from recfx.hashing.config import as_integer
 from recfx.hashing.row_move import RowMove

@@ -17,7 +17,7 @@ from torch.nn.parameter import UninitializedBuffer
 from recfx.collections.find_references import References, Rewiring, empty_copy, is_shared, rebound_method, set_attribute
 from recfx.collections.object_kinds import REGISTRIES, Edge, attributes
 from recfx.errors import ConversionError
-from recfx.hooks import holds_hooks
+from recfx.runtime.hooks import holds_hooks
 
 
 def copy_modules(

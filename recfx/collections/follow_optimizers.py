@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from recfx.collections.kinds import POOLED
-from recfx.diagnostics import Diagnostic
+from recfx.errors import Diagnostic
 from recfx.lowering.registry import WeightFacts, facts_of_weights
 from recfx.optim.attached import attached_to_each
 from recfx.optim.fused_optimizer import FusedOptimizer

@@ -21,7 +21,7 @@ from torch import nn
 from torch._dynamo.eval_frame import OptimizedModule
 
 from recfx.errors import type_of
-from recfx.hooks import holds_hooks
+from recfx.runtime.hooks import holds_hooks
 
 REGISTRIES = ("_parameters", "_buffers", "_modules")
 

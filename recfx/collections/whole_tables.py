@@ -11,9 +11,9 @@ from torchrec.optim.keyed import KeyedOptimizer
 from recfx.collections.converted_collection import ConvertedCollection
 from recfx.collections.fit_state import fit_state, fit_weights
 from recfx.collections.kinds import kind_of
-from recfx.hooks import load_hooks, without_load_hooks
 from recfx.optim.fused_optimizer import FusedOptimizer
 from recfx.optim.keyed_optimizer import FusedKeyedOptimizer
+from recfx.runtime.hooks import load_hooks, without_load_hooks
 
 
 class WholeTables(ConvertedCollection):

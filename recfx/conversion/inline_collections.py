@@ -8,8 +8,8 @@ from torch import fx
 
 from recfx.collections.converted_collection import ConvertedCollection
 from recfx.discovery.shallow_tracer import source_of
-from recfx.hooks import has_forward_hooks
 from recfx.ir.meta import SourceLocation, annotate, node_meta
+from recfx.runtime.hooks import has_forward_hooks
 
 
 def inline_collections(graph_module: fx.GraphModule, training: bool) -> None:

@@ -15,12 +15,11 @@ from recfx.collections.copy_modules import copy_modules, refuse_fully_sharded
 from recfx.collections.find_references import own_modules
 from recfx.collections.whole_graph import WholeGraph, share_children
 from recfx.conversion.inline_collections import inline_collections
-from recfx.diagnostics import Diagnostic
 from recfx.discovery.conversion_record import attach_conversion, conversion_of
 from recfx.discovery.discover import set_mode
 from recfx.discovery.sample import Sample
 from recfx.discovery.shallow_tracer import ShallowTracer, rollback_of, trace_graph
-from recfx.errors import ConversionError
+from recfx.errors import ConversionError, Diagnostic
 from recfx.ir import verify_graph
 from recfx.verification.compare_tensors import Difference
 from recfx.verification.parity import compare_forward

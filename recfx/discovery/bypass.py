@@ -17,8 +17,8 @@ from torch import nn
 
 from recfx.collections.find_references import References
 from recfx.collections.object_kinds import attributes
-from recfx.diagnostics import Diagnostic, Severity
 from recfx.discovery.classify import CONVERTIBLE, Finding
+from recfx.errors import Diagnostic, Severity
 
 BYPASSED = "bypassed_collection"
 _ADVICE = (

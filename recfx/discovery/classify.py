@@ -28,7 +28,7 @@ from torchrec.quant.embedding_modules import EmbeddingBagCollection as QuantEmbe
 from recfx.collections.converted_collection import ConvertedCollection
 from recfx.collections.kinds import KINDS, standard_kind
 from recfx.collections.sharding.collection import sharded_collections
-from recfx.diagnostics import Diagnostic, Severity
+from recfx.errors import Diagnostic, Severity
 from recfx.ir.id_range import IdRange
 from recfx.ir.meta import SourceLocation
 

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from recfx.diagnostics import Diagnostic
 from recfx.discovery.verify_report import VerifyReport
 from recfx.discovery.wrappers import unwrap
+from recfx.errors import Diagnostic
 from recfx.ir.meta import SourceLocation
 
 _ATTRIBUTE = "_recfx_conversion"

@@ -18,14 +18,13 @@ from torch import fx, nn
 from recfx.collections.copy_modules import copy_modules
 from recfx.collections.find_references import own_modules
 from recfx.collections.kinds import kind_of
-from recfx.diagnostics import Diagnostic
 from recfx.discovery.bypass import BYPASSED, find_bypassed
 from recfx.discovery.classify import CONVERTIBLE, Finding, classify
 from recfx.discovery.id_ranges import IdRanges
 from recfx.discovery.sample import Sample
 from recfx.discovery.shallow_tracer import ShallowTracer, rollback_of, source_of, trace_graph
 from recfx.discovery.wrappers import unwrap
-from recfx.errors import ConversionError, type_of
+from recfx.errors import ConversionError, Diagnostic, type_of
 from recfx.ir.id_range import IdRange
 from recfx.ir.meta import SourceLocation
 

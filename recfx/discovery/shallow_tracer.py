@@ -26,9 +26,9 @@ from torch import fx, nn
 from torch.fx.node import map_aggregate
 
 from recfx.collections.sharding.held_interrupts import held_interrupts
-from recfx.diagnostics import Diagnostic
 from recfx.discovery.randomness import fixed_randomness
 from recfx.discovery.sample import Sample
+from recfx.errors import Diagnostic
 from recfx.ir.meta import SourceLocation
 
 _TRACING_SEED = 20_260_101

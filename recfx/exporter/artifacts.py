@@ -12,8 +12,8 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from recfx.diagnostics import Diagnostic
 from recfx.discovery.sample import Sample
+from recfx.errors import Diagnostic
 from recfx.exporter.arguments import Pattern, Signature
 from recfx.exporter.buffers import Filling
 from recfx.exporter.program import Program, compile_served, programs

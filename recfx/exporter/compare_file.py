@@ -14,8 +14,8 @@ import torch
 from torch import nn
 
 from recfx.collections.copy_modules import copy_modules
-from recfx.diagnostics import Diagnostic
 from recfx.discovery.sample import Sample
+from recfx.errors import Diagnostic
 from recfx.exporter.arguments import Pattern, Signature
 from recfx.exporter.artifacts import Artifact
 from recfx.exporter.buffers import Filling

@@ -24,13 +24,12 @@ from recfx.collections.converted_collection import ConvertedCollection, converte
 from recfx.collections.copy_modules import copy_modules
 from recfx.collections.kinds import kind_of
 from recfx.collections.whole_graph import WholeGraph
-from recfx.diagnostics import Diagnostic, Severity
-from recfx.errors import ExportError
+from recfx.errors import Diagnostic, ExportError, Severity
 from recfx.exporter.quantization import stored_dtypes
 from recfx.exporter.served_collection import serve_collection
 from recfx.exporter.serving import SCRIPT, TRACED, ServingTarget
-from recfx.hooks import FORWARD_HOOKS
 from recfx.runtime.fx_leaf import FxLeaf
+from recfx.runtime.hooks import FORWARD_HOOKS
 
 _TYPES: dict[str, type] = {
     kind.__name__: kind for kind in (torch.Tensor, KeyedJaggedTensor, JaggedTensor, KeyedTensor, int, float, bool, str)

@@ -19,10 +19,9 @@ from recfx.collections.copy_modules import refuse_fully_sharded
 from recfx.collections.sharding.held_interrupts import held_interrupts
 from recfx.collections.whole_graph import WholeGraph
 from recfx.conversion.convert import convert
-from recfx.diagnostics import Diagnostic, Severity
 from recfx.discovery.sample import Sample
 from recfx.discovery.wrappers import unwrap
-from recfx.errors import ExportError, type_of
+from recfx.errors import Diagnostic, ExportError, Severity, type_of
 from recfx.exporter.arguments import Pattern, Signature, signature_of
 from recfx.exporter.artifacts import FILE_FORMATS, Artifact, FileFormat
 from recfx.exporter.buffers import Filling

@@ -16,7 +16,7 @@ from recfx.collections.copy_modules import copy_modules
 from recfx.collections.find_references import own_modules
 from recfx.discovery.discover import set_mode
 from recfx.errors import ExportError
-from recfx.hooks import MODULE_HOOKS
+from recfx.runtime.hooks import MODULE_HOOKS
 
 
 def fresh_copy(

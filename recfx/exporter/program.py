@@ -21,14 +21,14 @@ from torch.jit._recursive import create_script_module, infer_methods_to_compile
 from torch.jit._script import call_prepare_scriptable_func
 
 from recfx.collections.find_references import own_modules
-from recfx.diagnostics import Diagnostic, Severity
 from recfx.discovery.sample import Sample
+from recfx.errors import Diagnostic, Severity
 from recfx.exporter.arguments import Pattern, Signature
 from recfx.exporter.model_copies import detach_parameters, fold_parametrizations, fresh_copy, strip_hooks
 from recfx.exporter.returns import is_typed
 from recfx.exporter.serving import ServedNode
 from recfx.exporter.trace_model import PATHS, ROLLBACKS, WayFailed, Ways, each_way, trace_model, warm_copy
-from recfx.hooks import has_forward_hooks
+from recfx.runtime.hooks import has_forward_hooks
 
 
 @dataclass(frozen=True)

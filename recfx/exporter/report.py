@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from recfx.diagnostics import Diagnostic
+from recfx.errors import Diagnostic
 from recfx.ir.snapshot import PassRecord
 
 

@@ -22,6 +22,7 @@ from torchrec.inference import modules as inference
 
 from recfx.collections.converted_collection import converted_collections
 from recfx.collections.kinds import KINDS
+from recfx.collections.wrap_once import wrap_once
 from recfx.errors import ExportError
 from recfx.exporter.compiled_copy import (
     TORCH_EXPORT,
@@ -31,7 +32,6 @@ from recfx.exporter.compiled_copy import (
     holds_converted,
     trained_paths,
 )
-from recfx.planner.torchrec_entry import wrap_once
 
 
 def extend_torch() -> None:

@@ -19,16 +19,16 @@ from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
 from recfx.collections.converted_collection import ConvertedCollection
 from recfx.conversion.inline_collections import inline_graph
-from recfx.diagnostics import Diagnostic
 from recfx.discovery.sample import Sample
 from recfx.discovery.shallow_tracer import ShallowTracer, rollback_of, trace_graph
+from recfx.errors import Diagnostic
 from recfx.exporter.arguments import Pattern, Signature
 from recfx.exporter.batch_proxies import BatchProxy, CopiedProxy, Features, check_read_features, features_made_by
 from recfx.exporter.compare_outputs import first_difference, run_model
 from recfx.exporter.flatten_names import flat_graph_module, identifier
 from recfx.exporter.model_copies import fresh_copy, restore_buffers
 from recfx.exporter.returns import is_typed, take_apart
-from recfx.hooks import has_forward_hooks
+from recfx.runtime.hooks import has_forward_hooks
 from recfx.verification.compare_tensors import Difference
 
 _Made = TypeVar("_Made")

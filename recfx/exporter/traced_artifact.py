@@ -24,8 +24,8 @@ from torch.export import Dim, ExportedProgram
 from torch.fx import config
 
 from recfx.collections.find_references import own_modules
-from recfx.diagnostics import Diagnostic
 from recfx.discovery.sample import Sample
+from recfx.errors import Diagnostic
 from recfx.exporter.arguments import Pattern, Signature
 from recfx.exporter.buffers import Filling
 from recfx.exporter.compare_outputs import changed_buffer, resized
@@ -34,7 +34,7 @@ from recfx.exporter.model_copies import detach_parameters, fresh_copy
 from recfx.exporter.returns import is_typed, take_apart
 from recfx.exporter.trace_model import traced_graphs, warm_copy
 from recfx.exporter.write_file import ARCHIVE_BYTES, MANIFEST, reserve
-from recfx.hooks import has_forward_hooks
+from recfx.runtime.hooks import has_forward_hooks
 
 _LONGEST = 400  # characters of torch's messages
 

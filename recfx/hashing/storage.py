@@ -18,7 +18,6 @@ from recfx.hashing import state
 from recfx.hashing.config import ResolvedHashConfig
 from recfx.hashing.identity import IDENTITY, identity
 from recfx.hashing.slice_counts import SLICE_COUNTS, STATISTICS, SliceCounts, parts_between
-from recfx.hooks import load_hooks
 from recfx.kernels import forks
 from recfx.kernels.index_buffers import COUNTERS, IndexBuffers, IndexPolicy, is_taken
 
@@ -424,7 +423,7 @@ class IndexStorage(nn.Module):
         A state without an index is that of a plain table: it makes this index empty, unless the collection around it
         says otherwise (``state.ABSENT``).
         """
-        for hook in load_hooks(self).values():
+        for hook in self._load_state_dict_pre_hooks.values():
             hook(state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs)
         saved = {key.removeprefix(prefix): value for key, value in state_dict.items() if key.startswith(prefix)}
         if_absent = saved.pop(state.ABSENT, None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from recfx.diagnostics import Diagnostic, Severity
+from recfx.errors import Diagnostic, Severity
 from recfx.hashing import HashConfig
 from recfx.inspect import capacity
 from recfx.inspect.facts import TableFacts

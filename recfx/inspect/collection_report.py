@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import sympy
 
-from recfx.diagnostics import Diagnostic
+from recfx.errors import Diagnostic
 from recfx.inspect.table_report import TableReport
 
 

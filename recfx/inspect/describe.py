@@ -10,7 +10,7 @@ from torch import nn
 from recfx.collections.collection import UnshardedCollection
 from recfx.collections.converted_collection import ConvertedCollection
 from recfx.collections.kinds import shown_by
-from recfx.diagnostics import Diagnostic
+from recfx.errors import Diagnostic
 from recfx.inspect.collection_report import CollectionReport, NodeReport, PassReport
 from recfx.inspect.describe_tables import report_of_other_table, table_report
 from recfx.inspect.facts import table_facts

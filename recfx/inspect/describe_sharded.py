@@ -15,7 +15,7 @@ from recfx.collections.sharding.collection import ShardedCollection
 from recfx.collections.sharding.local_tables import check_optimizers
 from recfx.collections.sharding.optimizer_settings import optimizer_settings
 from recfx.collections.sharding.plan import read_plan
-from recfx.diagnostics import Diagnostic
+from recfx.errors import Diagnostic
 from recfx.inspect.collection_report import CollectionReport
 from recfx.inspect.describe import with_graph, with_nodes, with_reasons
 from recfx.inspect.describe_tables import report_of_table_elsewhere, table_report

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torchrec.modules.embedding_configs import DATA_TYPE_NUM_BITS, BaseEmbeddingConfig
 
-from recfx.diagnostics import Diagnostic
+from recfx.errors import Diagnostic
 from recfx.hashing import ResolvedHashConfig
 from recfx.inspect import capacity
 from recfx.inspect.facts import TableFacts

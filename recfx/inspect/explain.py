@@ -15,13 +15,12 @@ from recfx.collections.collection import UnshardedCollection
 from recfx.collections.converted_classes import CONVERTED_CLASSES
 from recfx.collections.sharding.collection import ShardedCollection
 from recfx.collections.whole_graph import WholeGraph
-from recfx.diagnostics import Diagnostic, Severity
 from recfx.discovery.classify import CONVERTED, CONVERTIBLE, REFUSED, Finding, classify
 from recfx.discovery.conversion_record import Found
 from recfx.discovery.discover import Discovery
 from recfx.discovery.sample import Sample
 from recfx.discovery.wrappers import unwrap
-from recfx.errors import ConversionError
+from recfx.errors import ConversionError, Diagnostic, Severity
 from recfx.inspect.collection_report import CollectionReport
 from recfx.inspect.describe import describe_converted, describe_other, with_reasons
 from recfx.inspect.describe_sharded import describe_sharded

@@ -10,8 +10,7 @@ from torchrec.modules.embedding_configs import BaseEmbeddingConfig
 
 from recfx.collections.converted_collection import ConvertedCollection
 from recfx.collections.kinds import kind_of
-from recfx.diagnostics import Diagnostic
-from recfx.errors import ConversionError
+from recfx.errors import ConversionError, Diagnostic
 from recfx.hashing import HashIndex
 from recfx.inspect.index_facts import IndexFacts
 from recfx.ir.tables import TableSpec

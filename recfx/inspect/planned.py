@@ -11,8 +11,7 @@ import torch.distributed as dist
 from recfx.collections.collection import UnshardedCollection
 from recfx.collections.sharding.plan_paths import plan_of_collection, refuse_unknown_collections
 from recfx.collections.sharding.ranks_named import MOST_RANKS, check_plan
-from recfx.diagnostics import Diagnostic
-from recfx.errors import ConversionError
+from recfx.errors import ConversionError, Diagnostic
 from recfx.inspect.collection_report import CollectionReport
 from recfx.inspect.describe import with_reasons
 from recfx.inspect.describe_sharded import with_plan

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from recfx.collections.kinds import table_in
-from recfx.diagnostics import Diagnostic, Severity
+from recfx.errors import Diagnostic, Severity
 from recfx.inspect import wording
 from recfx.inspect.names import few, groups_of, plural
 from recfx.inspect.report_data import ReportData

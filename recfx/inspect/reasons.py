@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from torchrec.modules.embedding_configs import data_type_to_dtype
 
-from recfx.diagnostics import Diagnostic, Severity
+from recfx.errors import Diagnostic, Severity
 from recfx.inspect.capacity_reasons import index_reasons
 from recfx.inspect.facts import TableFacts
 from recfx.kernels import launch

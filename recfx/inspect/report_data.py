@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from recfx.diagnostics import Diagnostic
 from recfx.discovery.verify_report import DIFFERENT, VerifyReport
+from recfx.errors import Diagnostic
 from recfx.inspect.collection_report import CollectionReport
 
 REPORT_VERSION = "1"

@@ -8,7 +8,7 @@ from typing import Any
 
 import sympy
 
-from recfx.diagnostics import Diagnostic
+from recfx.errors import Diagnostic
 from recfx.inspect.collection_report import CollectionReport
 from recfx.inspect.report_data import ReportData
 from recfx.inspect.table_report import HashingReport

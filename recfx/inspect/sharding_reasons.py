@@ -7,7 +7,7 @@ from collections.abc import Callable
 from torch import nn
 
 from recfx.collections.sharding.collection import ShardedCollection
-from recfx.diagnostics import Diagnostic, Severity
+from recfx.errors import Diagnostic, Severity
 from recfx.ir.shards import ShardedTable
 from recfx.ir.tables import TableSpec
 from recfx.optim.fused_optimizer import FusedOptimizer

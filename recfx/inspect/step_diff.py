@@ -14,8 +14,7 @@ from recfx.discovery.wrappers import unwrap
 from recfx.errors import ConversionError
 from recfx.inspect import wording
 from recfx.ir.names import node_name
-from recfx.ir.snapshot import PASSES_KEY, PassRecord
-from recfx.passes.base import BEFORE
+from recfx.ir.snapshot import BEFORE, PASSES_KEY, PassRecord
 
 
 def diff_steps(model_or_graph: nn.Module, first: str, second: str, *, context: int = 3) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from recfx.diagnostics import Diagnostic
+from recfx.errors import Diagnostic
 from recfx.inspect.sharding_report import ShardingReport
 
 

@@ -18,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from recfx.collections.kinds import table_in
-from recfx.diagnostics import Severity
+from recfx.errors import Severity
 from recfx.inspect import wording
 from recfx.inspect.collection_rows import collections_grid
 from recfx.inspect.grid import Grid

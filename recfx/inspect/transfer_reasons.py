@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from recfx.collections.converted_collection import ConvertedCollection
-from recfx.diagnostics import Diagnostic
+from recfx.errors import Diagnostic
 from recfx.hashing import HashIndex
 from recfx.runtime import FindRows
 from recfx.runtime.host_copies import crosses

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Protocol
 
-from recfx.diagnostics import Diagnostic
+from recfx.errors import Diagnostic
 from recfx.ir.facts import TableFacts
 from recfx.ir.key_order import KeyOrder
 from recfx.ir.lookup_facts import LookupFacts

@@ -5,15 +5,16 @@ Comparing the nodes before and after a pass also tells which nodes the pass has 
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from torch import fx
 
-from recfx.diagnostics import Diagnostic
+from recfx.errors import Diagnostic
 from recfx.ir.meta import NodeMeta
 from recfx.ir.node_kinds import NODE_KINDS
+from recfx.ir.operator_graph import OperatorGraph
 from recfx.ir.printer import format_meta
 
 
@@ -71,8 +72,29 @@ class PassRecord:
         return self  # it is frozen, so copies of a model share it
 
 
+BEFORE = "before"
+"""The name of the step before the first pass; every other step has the name of its pass."""
+
 PASSES_KEY = "recfx_passes"
 """Where a graph module's ``meta`` has the records of the passes that made it."""
+
+
+@dataclass(frozen=True)
+class Rewriting:
+    """What passes have made of a graph.
+
+    Args:
+        graph: the graph after the last one.
+        records: what each of them did.
+        metas: the metadata of the graph's nodes, by name.
+    """
+
+    graph: OperatorGraph
+    records: tuple[PassRecord, ...]
+    metas: Mapping[str, NodeMeta]
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Rewriting:
+        return self  # nothing edits it, so copies of a model share it
 
 
 class Readable(Protocol):

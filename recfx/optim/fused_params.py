@@ -10,8 +10,7 @@ from fbgemm_gpu.split_embedding_configs import EmbOptimType, SparseType
 from fbgemm_gpu.split_table_batched_embeddings_ops_common import BoundsCheckMode, CacheAlgorithm
 from fbgemm_gpu.split_table_batched_embeddings_ops_training import WeightDecayMode
 
-from recfx.diagnostics import Diagnostic, Severity
-from recfx.errors import ConversionError
+from recfx.errors import ConversionError, Diagnostic, Severity
 from recfx.optim.fused_optimizer import FusedOptimizer
 from recfx.optim.rules import RULES, known_settings, rule_of_type
 from recfx.optim.rules.rule import ANY_MODE, WEIGHT_DECAY, Rule, Setting

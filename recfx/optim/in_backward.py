@@ -11,8 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from recfx.diagnostics import Diagnostic, Severity
-from recfx.errors import ConversionError
+from recfx.errors import ConversionError, Diagnostic, Severity
 from recfx.optim.attached import (
     attached_classes,
     attached_optimizers,

@@ -12,7 +12,7 @@ from typing import cast
 
 import torch
 
-from recfx.ir.snapshot import PassRecord
+from recfx.ir.snapshot import PassRecord, Rewriting
 from recfx.passes import (
     batch_lookups,
     elide_hash,
@@ -25,7 +25,7 @@ from recfx.passes import (
     insert_transfers,
     lower,
 )
-from recfx.passes.base import Pass, PassResult, Rewrite, Rewriting, run_passes
+from recfx.passes.base import Pass, PassResult, Rewrite, run_passes
 from recfx.passes.quantize_rows import QuantizeRows
 
 

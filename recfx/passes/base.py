@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Protocol
 
-from recfx.diagnostics import Diagnostic
-from recfx.ir.meta import NodeMeta
+from recfx.errors import Diagnostic
 from recfx.ir.operator_graph import OperatorGraph
-from recfx.ir.snapshot import GraphHistory, PassRecord
+from recfx.ir.snapshot import BEFORE, GraphHistory, PassRecord, Rewriting
 from recfx.ir.verifier import GraphVerificationError
 from recfx.ir.verify_operators import verify_operators
 from recfx.passes.read_operators import ReadOperators
-
-BEFORE = "before"
-"""The name of the step before the first pass; every other step has the name of its pass."""
 
 
 @dataclass(frozen=True)
@@ -56,24 +52,6 @@ class Rewrite:
 
     name: str
     call: Callable[[OperatorGraph], PassResult]
-
-
-@dataclass(frozen=True)
-class Rewriting:
-    """What passes have made.
-
-    Args:
-        graph: the graph after the last one.
-        records: what each of them did.
-        metas: the metadata of the graph's nodes, by name.
-    """
-
-    graph: OperatorGraph
-    records: tuple[PassRecord, ...]
-    metas: Mapping[str, NodeMeta]
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Rewriting:
-        return self  # nothing edits it, so copies of a model share it
 
 
 def run_passes(

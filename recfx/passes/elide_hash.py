@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from torch import fx
 
-from recfx.diagnostics import Diagnostic
+from recfx.errors import Diagnostic
 from recfx.ir.operator_graph import OperatorGraph, names_in
 from recfx.passes.base import PassResult
 

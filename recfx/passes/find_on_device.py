@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from torch import fx
 
-from recfx.diagnostics import Diagnostic
+from recfx.errors import Diagnostic
 from recfx.ir.operator_graph import OperatorGraph, names_in
 from recfx.passes.base import PassResult
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from torch import fx
 
-from recfx.diagnostics import Diagnostic
+from recfx.errors import Diagnostic
 from recfx.ir.operator_graph import OperatorGraph
 from recfx.passes.base import PassResult
 

@@ -15,7 +15,7 @@ from recfx.collections.collection import unsharded_collections
 from recfx.collections.converted_collection import ConvertedCollection
 from recfx.collections.sharding.collection import ShardedCollection
 from recfx.collections.sharding.out_of_step import in_step
-from recfx.diagnostics import Diagnostic
+from recfx.errors import Diagnostic
 from recfx.pipeline.background import Streams, Worker
 from recfx.pipeline.hashed_ahead import HashedCall, hashed_on_host
 from recfx.pipeline.prefetched_call import KnownCall, StartedCall, sharded_modules

@@ -10,7 +10,7 @@ from typing import Any
 
 from torchrec.distributed.types import ShardingPlan
 
-from recfx.diagnostics import Diagnostic
+from recfx.errors import Diagnostic
 from recfx.planner.hardware_of import AnyTopology
 from recfx.planner.pricing.cost_text import in_time
 

@@ -35,12 +35,12 @@ from recfx.collections.converted_collection import converted_collections, share_
 from recfx.collections.kinds import KINDS, kind_of
 from recfx.collections.sharding.data_parallel import leave_to_collections
 from recfx.collections.sharding.refused_hooks import hook_refused
+from recfx.collections.wrap_once import wrap_once
 from recfx.discovery.conversion_record import add_notes
 from recfx.errors import CheckpointError, ConversionError, RecfxError
 from recfx.planner.priced_plan import price_of
 from recfx.planner.sharder import HashEmbeddingBagCollectionSharder, StockSharder
 
-_MARK = "_recfx_extends"
 _ORDER = ("module", "env", "device", "plan", "sharders")
 _ORDER_OF_PLAN = ("self", "module", "sharders")
 
@@ -373,13 +373,3 @@ def _name_unconvert(original: Callable[..., Any]) -> Callable[..., Any]:
 def stock_defaults() -> Sharders:
     """TorchRec's own default sharders, without those of recfx."""
     return list(inspect.unwrap(sharding_plan.get_default_sharders)())
-
-
-def wrap_once(owner: Any, name: str, extend: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
-    """Replace a function of ``owner`` with what ``extend`` makes of it, unless that was done before."""
-    original = getattr(owner, name)
-    if getattr(original, _MARK, False):
-        return
-    extended = extend(original)
-    setattr(extended, _MARK, True)
-    setattr(owner, name, extended)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from torch import nn
 
-from recfx.diagnostics import Diagnostic
 from recfx.discovery.bypass import bypassed
 from recfx.discovery.classify import CONVERTIBLE
 from recfx.discovery.conversion_record import Conversion
 from recfx.discovery.discover import Discovery
 from recfx.discovery.sample import Sample
 from recfx.discovery.verify_report import DIFFERENT, EQUAL, REFUSED_SAMPLE, SKIPPED, VerifyReport
-from recfx.errors import ConversionError
+from recfx.errors import ConversionError, Diagnostic
 from recfx.replacement.notes import not_verified
 from recfx.verification.verify import verify
 

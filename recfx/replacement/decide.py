@@ -12,13 +12,12 @@ from torch import nn
 
 from recfx.collections.copy_modules import copy_modules, refuse_fully_sharded
 from recfx.collections.devices import usable_device
-from recfx.diagnostics import Diagnostic
 from recfx.discovery.classify import CONVERTED, CONVERTIBLE, Finding
 from recfx.discovery.conversion_record import Conversion, attach_conversion, conversion_of
 from recfx.discovery.discover import Discovery, check_module, discover
 from recfx.discovery.recorded import recorded
 from recfx.discovery.sample import Sample
-from recfx.errors import ConversionError, type_of
+from recfx.errors import ConversionError, Diagnostic, type_of
 from recfx.passes import Pass
 from recfx.replacement.check_conversion import check_conversion
 from recfx.replacement.declared_ranges import declare_id_ranges

@@ -7,10 +7,10 @@ from torch.nn.parameter import UninitializedParameter
 
 from recfx.collections.copy_modules import compiled_in_place
 from recfx.collections.sharding.collection import sharded_collections
-from recfx.diagnostics import Diagnostic
 from recfx.discovery.classify import CONVERTIBLE
 from recfx.discovery.discover import Discovery
 from recfx.discovery.sample import Sample
+from recfx.errors import Diagnostic
 
 # Verification holds up to three copies of the parameters plus gradients: larger models are verified only on request.
 MOST_BYTES_VERIFIED = 2 * 2**30

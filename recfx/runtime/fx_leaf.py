@@ -13,7 +13,7 @@ from torch.fx import _symbolic_trace
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recfx.errors import ConversionError, type_of
-from recfx.hooks import has_forward_hooks
+from recfx.runtime.hooks import has_forward_hooks
 
 
 class FxLeaf(nn.Module):

@@ -1,6 +1,6 @@
 """What the next trace of a model does differently, after one has failed."""
 
-from recfx.diagnostics import Diagnostic
+from recfx.errors import Diagnostic
 from recfx.exporter.trace_model import WayFailed, Ways
 
 

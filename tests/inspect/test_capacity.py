@@ -19,7 +19,7 @@ from recfx import (
     HashIndex,
     TableFullError,
 )
-from recfx.diagnostics import Diagnostic
+from recfx.errors import Diagnostic
 from recfx.inspect import HashingReport, TableReport
 from recfx.inspect.explain import explain
 from tests.builders.optimizers import attach

@@ -11,7 +11,7 @@ from torch import nn
 from torchrec import EmbeddingBagCollection, EmbeddingCollection, EmbeddingConfig
 
 from recfx import ConversionError, HashConfig, HashEmbeddingBagCollection, convert, plan
-from recfx.diagnostics import Diagnostic
+from recfx.errors import Diagnostic
 from recfx.inspect import HashingReport
 from recfx.inspect.explain import explain
 from recfx.planner.topology import npu_topology

@@ -9,7 +9,7 @@ import pytest
 from torch import nn
 
 from recfx import HashConfig, convert
-from recfx.diagnostics import Diagnostic, Severity
+from recfx.errors import Diagnostic, Severity
 from recfx.inspect import (
     REPORT_VERSION,
     HashingReport,

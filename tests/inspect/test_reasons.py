@@ -15,7 +15,7 @@ from torchrec import EmbeddingBagCollection
 from torchrec.modules.embedding_configs import DataType
 
 from recfx import HashConfig, convert
-from recfx.diagnostics import Diagnostic
+from recfx.errors import Diagnostic
 from recfx.inspect.explain import explain
 from tests.builders.optimizers import attach
 from tests.inspect.models import Wrapped, batch, collection, config

@@ -14,7 +14,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 import recfx
 from recfx.commandline.main import main
-from recfx.diagnostics import Severity
+from recfx.errors import Severity
 from tests.builders.batches import batch
 from tests.builders.collections import collection
 from tests.builders.optimizers import attach

@@ -16,7 +16,7 @@ from torchrec import EmbeddingBagCollection, KeyedJaggedTensor
 from torchrec.modules.embedding_configs import PoolingType
 
 from recfx import ConversionError, HashConfig, convert
-from recfx.diagnostics import Diagnostic, Severity
+from recfx.errors import Diagnostic, Severity
 from recfx.inspect import Report, wording
 from recfx.inspect.explain import explain
 from recfx.inspect.index_columns import INDEX_COLUMNS

@@ -12,7 +12,7 @@ import torch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 import recfx
-from recfx.diagnostics import Diagnostic
+from recfx.errors import Diagnostic
 from recfx.ir import format_graph
 from recfx.kernels import bag_offsets, bag_offsets_reference, bucketize_op, find_rows_op, launch, library
 from recfx.lowering import operators, registry

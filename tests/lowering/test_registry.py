@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 import pytest
 import torch
 
-from recfx.diagnostics import Diagnostic
+from recfx.errors import Diagnostic
 from recfx.hashing import HashConfig
 from recfx.ir import TableSpec
 from recfx.ir.facts import OptimizerFacts, TableFacts

@@ -73,9 +73,7 @@ BESIDE = {
     "replacement": ["replacement", "conversion"],
     "discovery": ["discovery", "verification", "inspect", "conversion"],
     "inspect": ["inspect", "commandline"],
-    "errors": ["checkpoint/test_refusals.py", "conversion/test_refusals.py"],
-    "diagnostics": ["test_diagnostics.py", "test_reason_codes.py"],
-    "hooks": ["test_hooks.py"],
+    "errors": ["test_diagnostics.py", "checkpoint/test_refusals.py", "conversion/test_refusals.py"],
     "version": ["test_packaging.py"],
     "__init__": ["test_structure.py", "test_packaging.py"],
     "__main__": ["commandline"],
@@ -161,7 +159,7 @@ CPP = {
 
 
 def package_of(path: Path) -> str:
-    """``lowering`` for ``lowering/cpu.py``, ``passes`` for ``recfx/passes/lower.py``, ``hooks`` for ``recfx/hooks.py``,
+    """``lowering`` for ``lowering/cpu.py``, ``ir`` for ``recfx/ir/shard.py``, ``errors`` for ``recfx/errors.py``,
     ``sharding``, which has tests of its own, for ``recfx/collections/sharding/plan.py``, and ``csrc`` for all C++.
     """
     if path.suffix != ".py":

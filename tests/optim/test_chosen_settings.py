@@ -12,7 +12,7 @@ from torchrec.optim import optimizers as placeholders
 from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
 import recfx
-from recfx.diagnostics import Diagnostic
+from recfx.errors import Diagnostic
 from recfx.optim.attached import attached_classes, attached_optimizers
 from recfx.optim.fused_optimizer import FusedOptimizer
 from recfx.optim.in_backward import fused_optimizer_of

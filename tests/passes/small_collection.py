@@ -11,9 +11,10 @@ from recfx import HashConfig, HashEmbeddingBagCollection, HashEmbeddingBagConfig
 from recfx.collections.compile_graph import compile_graph
 from recfx.ir.operator_graph import OperatorGraph
 from recfx.ir.operator_text import format_operators
+from recfx.ir.snapshot import Rewriting
 from recfx.lowering.targets import TargetsHere
 from recfx.passes import passes
-from recfx.passes.base import Rewrite, Rewriting, run_passes
+from recfx.passes.base import Rewrite, run_passes
 from recfx.runtime.runtime import Runtime
 
 ADOPTED = HashConfig(dense_rows=8)

@@ -9,13 +9,14 @@ import torch
 from torchrec import EmbeddingBagConfig, PoolingType
 
 from recfx import HashConfig, HashEmbeddingBagCollection, HashEmbeddingBagConfig
-from recfx.diagnostics import Diagnostic
+from recfx.errors import Diagnostic
 from recfx.ir.context import Served
 from recfx.ir.lookup_facts import LookupFacts
 from recfx.ir.operator_graph import OperatorGraph
 from recfx.ir.operator_text import format_operators, parse_operators
+from recfx.ir.snapshot import Rewriting
 from recfx.passes import export_passes, passes, serving_passes
-from recfx.passes.base import Rewriting, run_passes
+from recfx.passes.base import run_passes
 from tests.passes.small_collection import ADOPTED, INDEXED, collection
 
 EVICTS = HashConfig(dense_rows=0, on_full="evict")

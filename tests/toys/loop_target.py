@@ -6,7 +6,7 @@ import itertools
 
 import torch
 
-from recfx.diagnostics import Diagnostic
+from recfx.errors import Diagnostic
 from recfx.ir.lookup_facts import LookupFacts
 from recfx.lowering.registry import LookupBatch, LookupKernel, LookupSpec
 

@@ -18,7 +18,7 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection, Embedding
 
 from recfx.collections.kinds.collection_kind import CollectionKind
 from recfx.errors import ConversionError, type_of
-from recfx.hooks import has_call_hooks
+from recfx.runtime.hooks import has_call_hooks
 
 
 class PooledKind(CollectionKind):

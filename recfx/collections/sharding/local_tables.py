@@ -14,8 +14,7 @@ from recfx.collections.collection import UnshardedCollection
 from recfx.collections.kinds import kind_of
 from recfx.collections.sharding.optimizer_settings import optimizer_settings
 from recfx.collections.table_holder import hold
-from recfx.diagnostics import Diagnostic
-from recfx.errors import ConversionError
+from recfx.errors import ConversionError, Diagnostic
 from recfx.hashing import HashIndex
 from recfx.hashing.slicing import slice_state
 from recfx.ir.shard import Shard

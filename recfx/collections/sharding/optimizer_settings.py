@@ -10,7 +10,7 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import WeightDecayMo
 
 from recfx.collections.collection import UnshardedCollection
 from recfx.collections.kinds import kind_of
-from recfx.diagnostics import Diagnostic
+from recfx.errors import Diagnostic
 from recfx.ir.shards import CollectionSharding, ShardedTable
 from recfx.optim.fused_optimizer import FusedOptimizer
 from recfx.optim.fused_params import fused_optimizer_from_params, optimizer_from_params, weight_decay_left_out

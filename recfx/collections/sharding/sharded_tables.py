@@ -11,8 +11,7 @@ from recfx.collections.collection import UnshardedCollection
 from recfx.collections.converted_collection import ConvertedCollection
 from recfx.collections.kinds import kind_of
 from recfx.collections.sharding.local_tables import LocalTables
-from recfx.diagnostics import Diagnostic
-from recfx.errors import ConversionError
+from recfx.errors import ConversionError, Diagnostic
 from recfx.ir.shard import Shard
 from recfx.ir.shards import CollectionSharding
 from recfx.optim.fused_optimizer import FusedOptimizer

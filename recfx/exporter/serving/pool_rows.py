@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import torch
 
-from recfx.diagnostics import Diagnostic
+from recfx.errors import Diagnostic
 from recfx.exporter.serving.bags import Bags, ServedNode
 from recfx.ir.lookup_facts import LookupFacts
 from recfx.ir.tables import TableSpec

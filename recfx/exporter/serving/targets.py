@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from recfx.diagnostics import Diagnostic
+from recfx.errors import Diagnostic
 from recfx.exporter.serving.aten import AtenFindRows, AtenPoolRows, AtenSelectBags
 from recfx.exporter.serving.find_and_pool import FindAndPool
 from recfx.exporter.serving.find_rows import FindFrozenRows

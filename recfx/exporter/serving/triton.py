@@ -6,7 +6,7 @@ Python registers its operator, so files that call it are loaded where Python, re
 import torch
 
 import recfx.kernels.quantized_lookup_op  # noqa: F401  registers the operator
-from recfx.diagnostics import Diagnostic
+from recfx.errors import Diagnostic
 from recfx.exporter.serving.aten import AtenPoolRows
 from recfx.exporter.serving.bags import Bags
 from recfx.exporter.serving.pool_rows import FORMATS

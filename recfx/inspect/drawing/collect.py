@@ -26,8 +26,7 @@ from recfx.inspect.drawing.planned import PlannedModel
 from recfx.inspect.drawing.steps import drawn_steps, kernels_now, kernels_planned
 from recfx.inspect.drawing.tables import drawn_tables, tables_of_specs
 from recfx.ir.printer import format_node
-from recfx.ir.snapshot import PASSES_KEY, PassRecord
-from recfx.passes.base import BEFORE
+from recfx.ir.snapshot import BEFORE, PASSES_KEY, PassRecord
 from recfx.planner.pricing.hardware import Hardware
 from recfx.version import __version__
 

@@ -7,7 +7,7 @@ import re
 from recfx.inspect.drawing.drawing import Drawing
 from recfx.inspect.drawing.view import Box, View, cut, view_of
 from recfx.ir.printable import printable
-from recfx.passes.base import BEFORE
+from recfx.ir.snapshot import BEFORE
 
 COLOURS = {
     "select": "#cfe3f5",

@@ -8,8 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import sympy
 from torch import fx
 
-from recfx.diagnostics import Diagnostic
-from recfx.errors import ConversionError
+from recfx.errors import ConversionError, Diagnostic
 from recfx.inspect import wording
 from recfx.inspect.drawing.costs import NO_COSTS, DrawnCosts
 from recfx.inspect.drawing.drawing import ITEM, DrawnNode, DrawnStep

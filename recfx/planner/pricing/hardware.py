@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import NamedTuple
 
-from recfx.kernels import tiling
-
 GB = 10**9
 
 COLLECTIVES = ("all_to_all", "reduce_scatter", "all_gather", "all_reduce")
@@ -126,7 +124,7 @@ ASCEND_910B = Hardware(
     network_bandwidth=Constant(25 * GB, _SHEET_910B + ": one 200 Gbit/s RoCE port per device"),
     collective_latency=same_for_all(30e-6, _CALL),
     device="npu",
-    chip=tiling.ASCEND_910B.name,
+    chip="Ascend910B3",
 )
 
 H100 = Hardware(

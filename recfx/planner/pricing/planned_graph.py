@@ -8,8 +8,8 @@ from recfx.collections.compile_graph import rewritten
 from recfx.ir.context import CollectionContext
 from recfx.ir.facts import TableFacts
 from recfx.ir.operator_graph import OperatorGraph
+from recfx.ir.snapshot import Rewriting
 from recfx.lowering.targets import PlannedTargets
-from recfx.passes.base import Rewriting
 from recfx.planner.pricing.planned_tables import PlannedCollection, exchanges_ids_on_host
 
 

@@ -19,10 +19,10 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
 from recfx.collections.converted_collection import ConvertedCollection, converted_collections
+from recfx.collections.wrap_once import wrap_once
 from recfx.errors import ConversionError
 from recfx.hashing import HashIndex
 from recfx.kernels.index_buffers import NEW, is_taken
-from recfx.planner.torchrec_entry import wrap_once
 
 
 def extend_averaging() -> None:
