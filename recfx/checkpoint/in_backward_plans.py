@@ -7,11 +7,10 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from recfx.checkpoint.in_backward import optimizers_in_backward
-from recfx.checkpoint.in_backward_plan import ATTACH_AS_SAVED, BackwardPlan
-from recfx.checkpoint.names import IN_BACKWARD, check_names, mismatch
+from recfx.checkpoint.contents import IN_BACKWARD, check_names, mismatch
+from recfx.checkpoint.in_backward import ATTACH_AS_SAVED, BackwardPlan, optimizers_in_backward
 from recfx.checkpoint.sharded_load import ShardedBackwardPlan
-from recfx.checkpoint.sharded_names import sharded_tables
+from recfx.checkpoint.table_names import sharded_tables
 from recfx.hashing.row_move import RowMove
 
 

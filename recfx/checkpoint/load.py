@@ -14,21 +14,25 @@ from torch import Tensor, nn
 from torchrec.optim.warmup import WarmupOptimizer
 
 from recfx.checkpoint import storage
-from recfx.checkpoint.arguments import checked_directory, checked_model
-from recfx.checkpoint.directory import locked
-from recfx.checkpoint.disk_errors import told_as
-from recfx.checkpoint.in_backward_plan import BackwardPlan
+from recfx.checkpoint.contents import OPTIMIZER, mismatch
+from recfx.checkpoint.directory import locked, told_as
+from recfx.checkpoint.in_backward import BackwardPlan
 from recfx.checkpoint.in_backward_plans import plan_in_backward
 from recfx.checkpoint.manifest import Manifest, missing
 from recfx.checkpoint.model_plan import ModelPlan, plan_model, refused_as
-from recfx.checkpoint.names import OPTIMIZER, mismatch
-from recfx.checkpoint.ordinary import load_state, rebuild_state, unwrap_optimizer
-from recfx.checkpoint.peers import Peers
+from recfx.checkpoint.ordinary import (
+    BUILD_AS_SAVED,
+    load_state,
+    load_warm_ups,
+    plan_warm_ups,
+    rebuild_state,
+    unwrap_optimizer,
+)
+from recfx.checkpoint.peers import Peers, checked_directory, checked_model
 from recfx.checkpoint.saved_folder import SavedFolder
 from recfx.checkpoint.settings import read_settings
 from recfx.checkpoint.sharded_load import read_rows
-from recfx.checkpoint.sharded_names import NamedTable
-from recfx.checkpoint.wrapped_optimizers import BUILD_AS_SAVED, load_warm_ups, plan_warm_ups
+from recfx.checkpoint.table_names import NamedTable
 from recfx.hashing.row_move import RowMove
 from recfx.ir.shard import Shard
 

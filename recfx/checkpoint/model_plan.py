@@ -17,19 +17,18 @@ from typing import Any
 from torch import Tensor, nn
 
 from recfx.checkpoint import storage
-from recfx.checkpoint.dtypes import check_initialised, check_loadable
-from recfx.checkpoint.index_keys import (
+from recfx.checkpoint.contents import MODEL, check_initialised, check_loadable, check_names, mismatch, with_prefix
+from recfx.checkpoint.saved_folder import SavedFolder
+from recfx.checkpoint.sharded_load import IN_PLACE_BYTES, TablePlan, plan_tables
+from recfx.checkpoint.table_names import (
     check_index_sizes,
     check_same_tables_have_indexes,
     optional_keys,
     sharded_table_prefixes,
+    sharded_tables,
     table_prefixes,
     without_unused,
 )
-from recfx.checkpoint.names import MODEL, check_names, mismatch, with_prefix
-from recfx.checkpoint.saved_folder import SavedFolder
-from recfx.checkpoint.sharded_load import IN_PLACE_BYTES, TablePlan, plan_tables
-from recfx.checkpoint.sharded_names import sharded_tables
 from recfx.collections.collection import UnshardedCollection
 from recfx.collections.converted_collection import collections_by_prefix
 from recfx.collections.fit_state import fit_state

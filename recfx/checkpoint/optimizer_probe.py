@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from recfx.checkpoint.names import mismatch
+from recfx.checkpoint.contents import mismatch
 from recfx.errors import with_article
 
 ELEMENTWISE = (

@@ -16,7 +16,7 @@ import numpy
 import torch
 from torch import Tensor
 
-from recfx.checkpoint.dtypes import DTYPES, NAMES
+from recfx.checkpoint.contents import DTYPES, NAMES
 
 
 def encode(value: object) -> bytes:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint.metadata import Metadata
 
 from recfx.checkpoint import storage
-from recfx.checkpoint.arguments import checked_directory, checked_model
+from recfx.checkpoint.contents import IN_BACKWARD, MODEL, OPTIMIZER, SETTINGS, check_initialised, check_storable
 from recfx.checkpoint.directory import (
     MANIFEST,
     check_writable,
@@ -22,19 +22,22 @@ from recfx.checkpoint.directory import (
     make_directory,
     new_names,
     remove_leftovers,
+    told_as,
 )
-from recfx.checkpoint.disk_errors import told_as
-from recfx.checkpoint.dtypes import check_initialised, check_storable
 from recfx.checkpoint.in_backward import optimizers_in_backward
 from recfx.checkpoint.manifest import Manifest, is_foreign
-from recfx.checkpoint.names import IN_BACKWARD, MODEL, OPTIMIZER, SETTINGS
-from recfx.checkpoint.ordinary import DescribedOptimizer, describe_optimizer, join_described, unwrap_optimizer
-from recfx.checkpoint.parts import Parts
-from recfx.checkpoint.peers import Peers
+from recfx.checkpoint.ordinary import (
+    DescribedOptimizer,
+    describe_optimizer,
+    join_described,
+    unwrap_optimizer,
+    warm_up_states,
+)
+from recfx.checkpoint.peers import Peers, checked_directory, checked_model
 from recfx.checkpoint.settings import pack_settings
-from recfx.checkpoint.sharded_names import sharded_tables
 from recfx.checkpoint.sharded_save import joined_counts, tables_contents, tables_in_backward
-from recfx.checkpoint.wrapped_optimizers import warm_up_states
+from recfx.checkpoint.storage import Parts
+from recfx.checkpoint.table_names import sharded_tables
 from recfx.errors import CheckpointError
 
 

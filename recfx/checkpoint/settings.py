@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from recfx.checkpoint import plain_data, storage
+from recfx.checkpoint.contents import SETTINGS, mismatch
 from recfx.checkpoint.manifest import torn
-from recfx.checkpoint.names import SETTINGS, mismatch
 from recfx.checkpoint.optimizer_probe import ELEMENTWISE, state_after_a_step
 from recfx.checkpoint.saved_folder import SavedFolder
 from recfx.errors import CheckpointError, type_of

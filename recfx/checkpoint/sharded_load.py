@@ -13,20 +13,17 @@ import torch
 from torch import Tensor, nn
 
 from recfx.checkpoint import storage
-from recfx.checkpoint.in_backward import BackwardOptimizer
-from recfx.checkpoint.in_backward_plan import BackwardPlan
-from recfx.checkpoint.index_keys import check_index_sizes
-from recfx.checkpoint.names import IN_BACKWARD, MODEL, mismatch
-from recfx.checkpoint.parts import Parts
+from recfx.checkpoint.contents import IN_BACKWARD, MODEL, mismatch
+from recfx.checkpoint.in_backward import BackwardOptimizer, BackwardPlan
 from recfx.checkpoint.saved_folder import SavedFolder
-from recfx.checkpoint.sharded_names import NamedTable, sharded_tables
+from recfx.checkpoint.storage import Parts
+from recfx.checkpoint.table_names import NamedTable, check_index_sizes, sharded_tables
 from recfx.collections.fit_table import check_weight, saved_shape
 from recfx.collections.sharding.fit_shards import fit_slices, fit_whole_index
 from recfx.collections.sharding.state import whole_index
 from recfx.hashing.identity import IDENTITY, check_identity
 from recfx.hashing.row_move import RowMove, row_aligned_names
-from recfx.hashing.slice_counts import COUNTS, SLICE_COUNTS, STATISTICS, part_count, parts_between
-from recfx.hashing.slicing import slice_state
+from recfx.hashing.slices import COUNTS, SLICE_COUNTS, STATISTICS, part_count, parts_between, slice_state
 from recfx.ir.shard import Shard
 from recfx.optim.rules.rule import STEP, StateTensor
 

@@ -9,13 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from recfx.checkpoint.names import IN_BACKWARD, MODEL
-from recfx.checkpoint.parts import Parts
-from recfx.checkpoint.sharded_names import NamedTable, sharded_tables
+from recfx.checkpoint.contents import IN_BACKWARD, MODEL
+from recfx.checkpoint.storage import Parts
+from recfx.checkpoint.table_names import NamedTable, sharded_tables
 from recfx.hashing.identity import IDENTITY, identity
 from recfx.hashing.index import HashIndex
-from recfx.hashing.slice_counts import COUNTS, SLICE_COUNTS, STATISTICS, part_count, parts_between
-from recfx.hashing.slicing import join_states
+from recfx.hashing.slices import COUNTS, SLICE_COUNTS, STATISTICS, join_states, part_count, parts_between
 from recfx.kernels.index_buffers import BATCHES
 from recfx.optim.rules.rule import STEP
 

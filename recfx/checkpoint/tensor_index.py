@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from recfx.checkpoint.dtypes import DTYPES, NAMES
+from recfx.checkpoint.contents import DTYPES, NAMES
 
 INDEX = "tensors.json"
 _MOST_DIMENSIONS = 64

@@ -16,7 +16,7 @@ from recfx.discovery.classify import Finding
 from recfx.discovery.conversion_record import attach_conversion, conversion_of
 from recfx.discovery.sample import Sample
 from recfx.discovery.wrappers import unwrap
-from recfx.optim.fused_view import attach_fused_optimizer
+from recfx.optim.keyed_optimizer import attach_fused_optimizer
 from recfx.replacement.replace_collections import carry_references
 
 

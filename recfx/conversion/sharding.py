@@ -12,7 +12,7 @@ from recfx.collections.collection import unsharded_collections
 from recfx.collections.copy_modules import copy_modules, replace_in_place
 from recfx.collections.sharding.data_parallel import leave_to_collections
 from recfx.discovery.conversion_record import add_notes, attach_conversion, conversion_of
-from recfx.optim.fused_view import attach_fused_optimizer
+from recfx.optim.keyed_optimizer import attach_fused_optimizer
 from recfx.planner.priced_plan import price_of
 from recfx.planner.shard_model import environment, plan_for, shard_collections
 

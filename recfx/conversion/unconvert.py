@@ -28,8 +28,8 @@ from recfx.discovery.conversion_record import detach_conversion
 from recfx.discovery.discover import check_module
 from recfx.errors import ConversionError
 from recfx.ir.meta import node_meta
-from recfx.optim.fused_view import detach_fused_optimizer
 from recfx.optim.in_backward import attach_unfused
+from recfx.optim.keyed_optimizer import detach_fused_optimizer
 from recfx.runtime.lower_graph import OWN_MAKERS
 
 _log = logging.getLogger("recfx")

@@ -19,14 +19,13 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from torchrec.sparse.tensor_dict import maybe_td_to_kjt
 
 from recfx.checkpoint import storage
-from recfx.checkpoint.arguments import checked_directory, checked_model
-from recfx.checkpoint.directory import locked
-from recfx.checkpoint.disk_errors import told_as
-from recfx.checkpoint.index_keys import check_same_tables_have_indexes, optional_keys, table_prefixes
+from recfx.checkpoint.contents import MODEL, check_names, mismatch, with_prefix
+from recfx.checkpoint.directory import locked, told_as
 from recfx.checkpoint.manifest import Manifest, missing
-from recfx.checkpoint.names import MODEL, check_names, mismatch, with_prefix
+from recfx.checkpoint.peers import checked_directory, checked_model
 from recfx.checkpoint.saved_folder import SavedFolder
 from recfx.checkpoint.settings import read_settings
+from recfx.checkpoint.table_names import check_same_tables_have_indexes, optional_keys, table_prefixes
 from recfx.collections.collection import UnshardedCollection, unsharded_collections
 from recfx.collections.converted_classes import converted_class
 from recfx.collections.copy_modules import copy_modules, copy_with_tensors

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from recfx.checkpoint import storage
-from recfx.checkpoint.disk_errors import told_as
-from recfx.checkpoint.names import MODEL, mismatch
-from recfx.checkpoint.parts import Parts
+from recfx.checkpoint.contents import MODEL, mismatch
+from recfx.checkpoint.directory import told_as
 from recfx.checkpoint.saved_folder import SavedFolder
+from recfx.checkpoint.storage import Parts
 from recfx.collections.kinds import CollectionKind
 from recfx.errors import InputError
 from recfx.exporter.gathered_tables import empty_index

@@ -7,7 +7,6 @@ from torch import Tensor
 
 from recfx.errors import CheckpointError
 from recfx.hashing.config import ResolvedHashConfig
-from recfx.hashing.state_errors import torn
 from recfx.kernels.row_initialization import initialization_key
 
 IDENTITY = "identity"
@@ -71,3 +70,10 @@ def _refuse_averaged(config: ResolvedHashConfig, name: str, saved: object) -> No
             what_to_do="average with torch.optim.swa_utils.AveragedModel, which follows the ids; or average only the "
             "floating-point tensors of a state, and copy the others.",
         )
+
+
+def torn(message: str, name: str) -> CheckpointError:
+    """A ``torn_state`` error: something is missing, does not fit the rest, or is impossible."""
+    return CheckpointError(
+        message, reason="torn_state", module_path=name, what_to_do="The saved state is damaged: use another one."
+    )

@@ -67,7 +67,7 @@ class HashIndex(IndexStorage):
     An index may hold a slice of its table's rows, as it does on each rank if a table is sharded by rows. Its tensors
     are then as long as the slice, and all rows that it takes or returns are relative to the slice: a table's row minus
     ``row_begin``. Since buckets are independent of each other, it gives the slice's ids the same rows as an index of
-    the whole table would. See ``recfx/hashing/slicing.py`` for where slices may be cut, and for their states. ``find``
+    the whole table would. See ``recfx/hashing/slices.py`` for where slices may be cut, and for their states. ``find``
     returns -1 for ids of other slices.
 
     Threads: any number of threads may call ``find``, ``answer``, ``find_or_insert``, ``insert`` and ``erase``. Readers
@@ -492,5 +492,5 @@ def _check_slice(policy: IndexPolicy, name: str) -> None:
         reason="invalid_hash_config",
         module_path=name,
         what_to_do="A slice has at least one row, and its borders are among the dense rows or where a bucket begins; "
-        "recfx.hashing.slicing.row_cuts returns such borders.",
+        "recfx.hashing.slices.row_cuts returns such borders.",
     )

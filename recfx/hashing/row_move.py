@@ -160,5 +160,5 @@ def _refuse_other_slices(ids: Tensor, bucket: Tensor, policy: IndexPolicy, name:
             f"rows {policy.row_begin} to {policy.row_end} of the table have other buckets.",
             reason="wrong_bucket",
             module_path=name,
-            what_to_do="Fit the state of the whole table, and slice it afterwards (recfx.hashing.slicing).",
+            what_to_do="Fit the state of the whole table, and slice it afterwards (recfx.hashing.slices).",
         )

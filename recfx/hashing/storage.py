@@ -17,7 +17,7 @@ from recfx.errors import CheckpointError
 from recfx.hashing import state
 from recfx.hashing.config import ResolvedHashConfig
 from recfx.hashing.identity import IDENTITY, identity
-from recfx.hashing.slice_counts import SLICE_COUNTS, STATISTICS, SliceCounts, parts_between
+from recfx.hashing.slices import SLICE_COUNTS, STATISTICS, SliceCounts, parts_between
 from recfx.kernels import forks
 from recfx.kernels.index_buffers import COUNTERS, IndexBuffers, IndexPolicy, is_taken
 

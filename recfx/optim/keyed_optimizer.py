@@ -1,4 +1,7 @@
-"""TorchRec's view of the fused optimizers, which also loads state that was saved when the table had fewer rows."""
+"""TorchRec's views of the fused optimizers: of one collection, and of a whole model.
+
+That of a collection also loads state that was saved when the table had fewer rows.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,9 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torchrec.optim.keyed import KeyedOptimizer
+from torch import nn
+from torchrec.optim.fused import FusedOptimizerModule
+from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizer
 
 from recfx.errors import CheckpointError
 from recfx.hashing.row_move import RowMove
@@ -120,3 +125,43 @@ class FusedKeyedOptimizer(KeyedOptimizer):
                 what_to_do="load the model's state from the same checkpoint first, then the optimizer's, then train.",
             )
         return move.apply(saved, torch.full_like(current, self._starts[name][key]))
+
+
+_ATTRIBUTE = "fused_optimizer"
+
+
+class ModelFusedOptimizer(CombinedOptimizer):
+    """The fused optimizers of all sharded collections of a model, under TorchRec's names.
+
+    Args:
+        collections: the sharded collections, by fully qualified name in the model.
+    """
+
+    def __init__(self, collections: Mapping[str, FusedOptimizerModule]) -> None:
+        self._collections = dict(collections)
+        super().__init__([(path, module.fused_optimizer) for path, module in self._collections.items()])
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> ModelFusedOptimizer:
+        """The fused optimizers of the copied model."""
+        return ModelFusedOptimizer({path: copy.deepcopy(module, memo) for path, module in self._collections.items()})
+
+    def __reduce__(self) -> Any:
+        return ModelFusedOptimizer, (self._collections,)
+
+
+def attach_fused_optimizer(model: nn.Module) -> None:
+    """Give ``model`` the attribute that scripts written for ``DistributedModelParallel`` use.
+
+    A model that has an attribute of that name keeps it.
+    """
+    if isinstance(model.__dict__.get(_ATTRIBUTE), ModelFusedOptimizer):
+        del model.__dict__[_ATTRIBUTE]
+    if not hasattr(model, _ATTRIBUTE):
+        collections = {path: each for path, each in model.named_modules() if isinstance(each, FusedOptimizerModule)}
+        model.__dict__[_ATTRIBUTE] = ModelFusedOptimizer(collections)
+
+
+def detach_fused_optimizer(model: nn.Module) -> None:
+    """Remove the attribute, because the model now has different collections."""
+    if isinstance(model.__dict__.get(_ATTRIBUTE), ModelFusedOptimizer):
+        del model.__dict__[_ATTRIBUTE]

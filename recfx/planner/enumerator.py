@@ -16,7 +16,7 @@ from torchrec.distributed.types import ModuleSharder
 from recfx.collections.converted_collection import index_of
 from recfx.collections.sharding.types import type_named, type_names
 from recfx.errors import ConversionError
-from recfx.hashing.slicing import row_cuts
+from recfx.hashing.slices import row_cuts
 
 
 class IndexStorageEstimator(EmbeddingStorageEstimator):

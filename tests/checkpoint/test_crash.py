@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,9 @@ from recfx.checkpoint import directory as checkpoint_directory
 from recfx.checkpoint import manifest as manifest_module
 from recfx.checkpoint import storage
 from recfx.checkpoint.manifest import Manifest
+from tests.checkpoint import killed_writer
 from tests.checkpoint.training import OnePart, Training, assert_same
+from tests.support.forked_script import run_script
 
 
 def test_everything_is_on_the_disk_before_the_switch_and_the_switch_before_the_deletion(
@@ -269,3 +272,22 @@ def test_a_second_writer_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         assert caught.value.reason == "checkpoint_busy"
     with checkpoint_directory.locked(tmp_path, shared=True):
         training.load(tmp_path)
+
+
+def test_a_killed_writer_leaves_the_old_or_the_new_checkpoint(tmp_path: Path) -> None:
+    directory = tmp_path / "checkpoint"
+    (tmp_path / "bystander").write_text("untouched")
+    result = run_script(Path(killed_writer.__file__), str(directory))
+    assert result.returncode == 0, result.stderr
+    attempts = [tuple(map(int, line.split())) for line in result.stdout.splitlines()]
+    current = 0
+    outcomes = set()
+    for number, (attempt, status, version) in enumerate(attempts, start=1):
+        assert attempt == number
+        assert version in (current, attempt)
+        outcomes.add((status, version == attempt))
+        current = version
+    assert outcomes == {(-signal.SIGKILL, False), (-signal.SIGKILL, True), (0, True)}
+    assert len(attempts) > 100
+    assert sorted(os.listdir(tmp_path)) == ["bystander", "checkpoint"]
+    assert sorted(os.listdir(directory)) == ["checkpoint.json", Manifest.read(directory).data], "leftovers are cleaned"

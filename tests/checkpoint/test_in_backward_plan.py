@@ -15,8 +15,7 @@ from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
 import recfx
 from recfx.checkpoint import plain_data, save, storage
-from recfx.checkpoint.in_backward import BackwardOptimizer, optimizers_in_backward
-from recfx.checkpoint.in_backward_plan import BackwardPlan
+from recfx.checkpoint.in_backward import BackwardOptimizer, BackwardPlan, optimizers_in_backward
 from recfx.optim.fused_optimizer import FusedOptimizer
 from tests.builders.batches import one_bag
 from tests.builders.collections import one_table

@@ -7,7 +7,7 @@ from torch import nn
 from torch.distributed.checkpoint.api import CheckpointException
 
 import recfx
-from recfx.checkpoint.disk_errors import cause_of
+from recfx.checkpoint.directory import cause_of
 from recfx.checkpoint.peers import Peers, _as_sent
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from collections import OrderedDict
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,10 +17,13 @@ from torchrec.optim.keyed import KeyedOptimizerWrapper
 
 import recfx
 from recfx.checkpoint import model_plan
-from recfx.checkpoint.dtypes import DTYPES
+from recfx.checkpoint.contents import DTYPES
 from recfx.collections.collection import unsharded_collections
 from tests.builders.optimizers import attach
-from tests.checkpoint.training import KINDS, RAW, OnePart, Training, TwoPart, assert_same, batch
+from tests.checkpoint import resume_worker
+from tests.checkpoint.resume_worker import STEPS
+from tests.checkpoint.training import CONFIGS, KINDS, RAW, OnePart, Training, TwoPart, assert_same, batch
+from tests.support.forked_script import run_script
 
 DERIVED = (".slot_groups",)  # may be laid out in another order
 
@@ -315,3 +320,71 @@ def test_a_state_that_was_not_there_yet_starts_anew(tmp_path: Path) -> None:
     for collection in unsharded_collections(trained.model).values():
         for fused in collection.fused_optimizers().values():
             assert bool((fused.state["sum"] == start).all())
+
+
+POLICIES = {
+    "error": recfx.HashConfig(dense_rows=0, buckets=4),
+    "share": recfx.HashConfig(dense_rows=0, buckets=4, on_full="share"),
+    "lru": recfx.HashConfig(dense_rows=0, buckets=4, on_full="evict"),
+    "lfu": recfx.HashConfig(dense_rows=0, buckets=4, on_full="evict", evict="lfu"),
+    "admit": recfx.HashConfig(dense_rows=0, buckets=4, admit_after=2),
+    "lru_admit": recfx.HashConfig(dense_rows=0, buckets=4, on_full="evict", admit_after=3),
+}
+CHANGES = [
+    ("error", "lru"), ("error", "lfu"), ("lru", "share"), ("lru", "error"), ("lfu", "lru"), ("lru", "lfu"),
+    ("error", "admit"), ("admit", "error"), ("admit", "lru_admit"), ("lru_admit", "share"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("rows", [300, 400])
+@pytest.mark.parametrize(("source", "target"), CHANGES)
+def test_one_policy_becomes_another(tmp_path: Path, source: str, target: str, rows: int) -> None:
+    saved = Training.build(hashing=POLICIES[source], model_class=OnePart)
+    saved.steps(0, 3)
+    saved.save(tmp_path)
+    left, right = (Training.build(hashing=POLICIES[target], model_class=OnePart, seed=3, rows=rows) for _ in range(2))
+    left.steps(5, 6)
+    right.steps(5, 6)
+    left.load(tmp_path)
+    right.model.load_state_dict(copy.deepcopy(saved.model.state_dict()), strict=False)
+    assert_same(dict(left.model.state_dict()), dict(right.model.state_dict()))
+    assert len(left.model.first.index("a")) == len(saved.model.first.index("a")) > 0
+    left.steps(3, 5)
+
+
+CASES = [(kind, config) for kind in KINDS for config in CONFIGS]
+Run = tuple[dict[str, Any], list[float], dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Run, Run]]:
+    """By case: state at the save, losses after it and state at the end; here without a stop, and resumed elsewhere."""
+    folder = tmp_path_factory.mktemp("resume")
+    here: dict[str, Run] = {}
+    for kind, config in CASES:
+        training = Training.build(kind, CONFIGS[config])
+        training.steps(0, STEPS)
+        for attached in training.user_optimizers.values():  # a schedule
+            attached.param_groups[0]["lr"] *= 0.5
+        before = training.everything()
+        training.save(folder / f"{kind}-{config}")
+        assert_same(training.everything(), before)
+        losses = training.steps(STEPS, 2 * STEPS)
+        here[f"{kind}-{config}"] = before, losses, training.everything()
+    run_script(Path(resume_worker.__file__), str(folder), str(torch.get_num_threads())).check_returncode()
+    return {case: (run, torch.load(folder / f"{case}.pt", weights_only=False)) for case, run in here.items()}
+
+
+@pytest.mark.parametrize(("kind", "config"), CASES)
+def test_resumed_training_is_the_same_to_the_bit(runs: dict[str, tuple[Run, Run]], kind: str, config: str) -> None:
+    (before, losses, after), (loaded, resumed_losses, resumed) = runs[f"{kind}-{config}"]
+    assert_same(loaded, {**before, **{name: loaded[name] for name in _not_saved(before)}})
+    assert resumed_losses == losses
+    assert_same(resumed, {**after, **{name: resumed[name] for name in _not_saved(after)}})
+    moved = [name for name in after if name.startswith("model.") and not torch.equal(before[name], after[name])]
+    assert {"model.first.embedding_bags.a.weight", "model.first.hash_indexes.a.row_ids"} <= set(moved)
+
+
+def _not_saved(state: dict[str, Any]) -> list[str]:
+    """The slot table may be laid out in another order, and counts start anew; both hold the same ids."""
+    return [name for name in state if name.endswith((".slot_groups",))]

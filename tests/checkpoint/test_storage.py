@@ -16,8 +16,8 @@ import torch
 import recfx
 from recfx.checkpoint import saved_folder, storage
 from recfx.checkpoint.manifest import Manifest
-from recfx.checkpoint.parts import Parts
 from recfx.checkpoint.saved_folder import SavedFolder
+from recfx.checkpoint.storage import Parts
 
 TENSORS = {
     "scalar": torch.tensor(3.5),

@@ -11,7 +11,7 @@ import torch
 from recfx.errors import CheckpointError
 from recfx.hashing import HashConfig, HashIndex, state
 from recfx.hashing.row_move import RowMove, fit_rows
-from recfx.hashing.slicing import join_states, row_cuts, slice_state
+from recfx.hashing.slices import join_states, row_cuts, slice_state
 from recfx.hashing.usable_share import expected_room, usable_share
 
 IDS = torch.arange(-300, 300) * 1_000_003

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recfx.hashing import HashConfig, HashIndex
-from recfx.hashing.slicing import row_cuts
+from recfx.hashing.slices import row_cuts
 from recfx.kernels import bucketize_reference, library
 from recfx.kernels.bucketize import WHOLE, Routes, bucketize
 from tests.kernels.routes import batches, cut_equally

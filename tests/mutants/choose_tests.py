@@ -42,7 +42,7 @@ BESIDE = {
     **{f"runtime/{stem}.py": ["ascend/npu_runtime", "runtime"] for stem in ("streams", "to_host", "host_copies")},
     "runtime/training_checks.py": ["collections", "sharding/test_ddp.py", "planner/test_torchrec_entry.py"],
     "hashing": ["hashing", "collections", "kernels"],
-    **{f"hashing/{stem}.py": ["hashing", "sharding/test_state.py"] for stem in ("slice_counts", "slicing", "row_move")},
+    **{f"hashing/{stem}.py": ["hashing", "sharding/test_state.py"] for stem in ("slices", "row_move")},
     "sharding": ["sharding", "planner"],
     "checkpoint": ["checkpoint", "sharding/test_checkpoint.py", "sharding/test_checkpoint_optimizers.py"],
     "verification": ["verification", "conversion"],
@@ -116,9 +116,8 @@ _HASHING = {
     "identity": ["hashing/test_state", "hashing/test_state_of_policies"],
     "index": ["hashing/test_holds", "hashing/test_index", "hashing/test_meta", "hashing/test_state_of_policies"],
     "row_move": ["hashing/test_row_move", "hashing/test_holds", "hashing/test_slices"],
-    "slicing": ["hashing/test_holds", "hashing/test_slices"],
+    "slices": ["hashing/test_holds", "hashing/test_slices"],
     "state": ["hashing/test_holds", "hashing/test_state", "hashing/test_state_of_policies", "hashing/test_index"],
-    "state_errors": ["hashing/test_state", "hashing/test_state_of_policies"],
     "storage": ["hashing/test_holds", "hashing/test_state", "hashing/test_index", "hashing/test_threads", *_LOADING],
     "usable_share": ["hashing/test_usable_share"],
 }
@@ -129,14 +128,15 @@ for _stem in ("awaitables", "batch_steps", "pipeline_stages"):
     FIRST[f"sharding/{_stem}.py"].append("pipeline/test_train_pipeline.py")
 FIRST["sharding/sharded_tables.py"].append("ascend/npu_runtime/test_sharded.py")
 _CHECKPOINT = {
-    **{name: ["sharding/test_checkpoint.py"] for name in ("sharded_load", "sharded_save", "sharded_names", "parts")},
+    **{name: ["sharding/test_checkpoint.py"] for name in ("sharded_load", "sharded_save", "table_names")},
     "peers": ["sharding/test_checkpoint.py"],
+    "storage": ["checkpoint/test_storage.py", "sharding/test_checkpoint.py"],
     "load": ["sharding/test_checkpoint_optimizers.py", "checkpoint/test_refusals.py"],
     "ordinary": ["checkpoint/test_ordinary.py", "sharding/test_checkpoint_optimizers.py"],
-    "save": [f"checkpoint/test_{name}.py" for name in ("crash", "disk_errors", "refusals")],
+    "save": [f"checkpoint/test_{name}.py" for name in ("crash", "directory", "refusals")],
 }
 FIRST.update({f"checkpoint/{stem}.py": files for stem, files in _CHECKPOINT.items()})
-LAST = (Path("tests/checkpoint/test_resume.py"), Path("tests/checkpoint/test_killed_writer.py"))
+LAST = (Path("tests/checkpoint/test_round_trip.py"), Path("tests/checkpoint/test_crash.py"))
 """They take long, and others beside them notice nearly as much."""
 
 LONG = {

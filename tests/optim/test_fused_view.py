@@ -13,7 +13,7 @@ from torch import nn
 from torchrec.optim.fused import FusedOptimizerModule
 from torchrec.optim.keyed import KeyedOptimizer
 
-from recfx.optim.fused_view import ModelFusedOptimizer, attach_fused_optimizer, detach_fused_optimizer
+from recfx.optim.keyed_optimizer import ModelFusedOptimizer, attach_fused_optimizer, detach_fused_optimizer
 
 
 class Part(nn.Module, FusedOptimizerModule):

@@ -11,7 +11,7 @@ import torch
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 
 import recfx
-from recfx.checkpoint.sharded_names import sharded_tables
+from recfx.checkpoint.table_names import sharded_tables
 from recfx.errors import CheckpointError
 from tests.checkpoint.crafted import data_of, pickles, reseal
 from tests.sharding.cases import Case

@@ -11,7 +11,7 @@ from recfx.collections.fit_table import fit_index
 from recfx.collections.sharding.sharded_tables import ShardedTables
 from recfx.collections.sharding.state import whole_index
 from recfx.hashing.row_move import RowMove, check_saved_index
-from recfx.hashing.slicing import slice_state
+from recfx.hashing.slices import slice_state
 from recfx.ir.shard import Shard
 from recfx.ir.shards import ShardedTable
 from recfx.kernels.index_buffers import FREED, NEVER_USED

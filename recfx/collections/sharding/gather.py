@@ -16,8 +16,7 @@ from recfx.collections.sharding.ranks_agree import on_all_ranks
 from recfx.collections.sharding.state import whole_index
 from recfx.errors import RecfxError
 from recfx.hashing.row_move import saved_names
-from recfx.hashing.slice_counts import SLICE_COUNTS, STATISTICS, parts_between
-from recfx.hashing.slicing import join_states
+from recfx.hashing.slices import SLICE_COUNTS, STATISTICS, join_states, parts_between
 from recfx.hashing.state import NOT_BY_ROW
 from recfx.ir.shard import Shard
 from recfx.ir.shards import ShardedTable

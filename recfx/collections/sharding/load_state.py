@@ -19,8 +19,7 @@ from recfx.errors import CheckpointError, type_of
 from recfx.hashing import state
 from recfx.hashing.identity import IDENTITY, check_identity
 from recfx.hashing.row_move import RowMove, saved_names
-from recfx.hashing.slice_counts import COUNTS
-from recfx.hashing.slicing import slice_state
+from recfx.hashing.slices import COUNTS, slice_state
 from recfx.ir.shard import Shard
 from recfx.ir.shards import ShardedTable
 

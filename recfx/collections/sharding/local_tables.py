@@ -16,7 +16,7 @@ from recfx.collections.sharding.optimizer_settings import optimizer_settings
 from recfx.collections.table_holder import hold
 from recfx.errors import ConversionError, Diagnostic
 from recfx.hashing import HashIndex
-from recfx.hashing.slicing import slice_state
+from recfx.hashing.slices import slice_state
 from recfx.ir.shard import Shard
 from recfx.ir.shards import CollectionSharding
 from recfx.optim.attached import set_attached

@@ -22,7 +22,7 @@ from torch.distributed._shard.sharded_tensor.shard import Shard as TensorShard
 
 from recfx.collections.sharding.placement import rank_of
 from recfx.errors import CheckpointError
-from recfx.hashing.slice_counts import STATISTICS, parts_between
+from recfx.hashing.slices import STATISTICS, parts_between
 from recfx.ir.shard import Shard
 from recfx.ir.shards import ShardedTable
 

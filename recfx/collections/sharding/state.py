@@ -21,7 +21,7 @@ from recfx.collections.sharding.sharded_tables import ShardedTables
 from recfx.hashing import HashIndex
 from recfx.hashing.identity import IDENTITY, identity
 from recfx.hashing.row_move import saved_names
-from recfx.hashing.slice_counts import COUNTS, SLICE_COUNTS, STATISTICS, SliceCounts
+from recfx.hashing.slices import COUNTS, SLICE_COUNTS, STATISTICS, SliceCounts
 from recfx.ir.shards import ShardedTable
 from recfx.ir.tables import TableSpec
 

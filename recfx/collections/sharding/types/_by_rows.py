@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from recfx.collections.sharding.types._planned import column_blocks, planned_shards, row_borders, wrong
-from recfx.hashing.slicing import row_cuts
+from recfx.hashing.slices import row_cuts
 from recfx.ir.shard import Shard
 from recfx.ir.sharding_type import TablePlan
 from recfx.ir.way_back import WayBack
