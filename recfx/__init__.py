@@ -9,8 +9,7 @@ without Python, and ``load`` reads it.
 
 from recfx.checkpoint import load_checkpoint, save_checkpoint
 from recfx.collections.averaged_model import extend_averaging
-from recfx.collections.collection import HashEmbeddingBagCollection
-from recfx.collections.embedding_bag_config import HashEmbeddingBagConfig
+from recfx.collections.pooled import HashEmbeddingBagCollection, HashEmbeddingBagConfig
 from recfx.conversion.add_operator import add_operator
 from recfx.conversion.convert import convert
 from recfx.conversion.trace import trace

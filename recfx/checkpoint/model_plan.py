@@ -31,9 +31,9 @@ from recfx.checkpoint.table_names import (
 )
 from recfx.collections.collection import UnshardedCollection
 from recfx.collections.converted_collection import collections_by_prefix
-from recfx.collections.fit_state import fit_state
 from recfx.collections.fit_table import saved_shape
 from recfx.collections.kinds import kind_of
+from recfx.collections.whole_tables import fit_state
 from recfx.errors import CheckpointError
 from recfx.hashing.index import HashIndex
 from recfx.hashing.row_move import RowMove

@@ -15,8 +15,7 @@ from torch import nn
 from torch.distributed.checkpoint.api import CheckpointException
 
 from recfx.checkpoint.directory import cause_of
-from recfx.collections.sharding.model_group import group_of_model
-from recfx.collections.sharding.ranks_agree import on_all_ranks
+from recfx.collections.sharding.ranks_agree import group_of_model, on_all_ranks
 from recfx.discovery.wrappers import unwrap
 from recfx.errors import CheckpointError, RecfxError, type_of
 

@@ -19,7 +19,7 @@ from recfx.checkpoint.saved_folder import SavedFolder
 from recfx.checkpoint.storage import Parts
 from recfx.checkpoint.table_names import NamedTable, check_index_sizes, sharded_tables
 from recfx.collections.fit_table import check_weight, saved_shape
-from recfx.collections.sharding.fit_shards import fit_slices, fit_whole_index
+from recfx.collections.sharding.load_state import fit_slices, fit_whole_index
 from recfx.collections.sharding.state import whole_index
 from recfx.hashing.identity import IDENTITY, check_identity
 from recfx.hashing.row_move import RowMove, row_aligned_names

@@ -1,28 +1,22 @@
-"""``HashEmbeddingBagCollection``: a drop-in for the standard collection, whose forward is a graph of explicit nodes."""
+"""The unsharded converted collection: a drop-in for the standard one, whose forward is a graph of explicit nodes."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
-from typing import Any, ClassVar, get_type_hints
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import fx, nn
-from torchrec.modules.embedding_configs import EmbeddingBagConfig
-from torchrec.modules.embedding_modules import EmbeddingBagCollectionInterface
-from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from recfx.collections.compile_graph import compile_graph, context_of, refuse_raw_ids
+from recfx.collections.compile_graph import compile_graph, context_of, make_eval_graph, refuse_raw_ids
 from recfx.collections.converted_collection import collections_of
-from recfx.collections.eval_graph import make_eval_graph
 from recfx.collections.follow_optimizers import OptimizerFollower
-from recfx.collections.kinds import POOLED, kind_of
-from recfx.collections.pooled_collection import PooledCollection
-from recfx.collections.subclasses import new_instance
+from recfx.collections.kinds import kind_of
 from recfx.collections.table_holder import all_held, hold
-from recfx.collections.table_specs import allocate_tables, check_config, describe_tables, physical_configs
+from recfx.collections.table_specs import physical_configs
 from recfx.collections.whole_tables import WholeTables
 from recfx.errors import ConversionError
 from recfx.hashing import HashConfig, HashIndex
@@ -37,6 +31,57 @@ from recfx.runtime import TableStore
 from recfx.runtime.in_flight import BATCHES_IN_FLIGHT
 from recfx.runtime.runtime import Runtime
 from recfx.runtime.training_checks import refuse_fused_replicas
+
+Replacement = TypeVar("Replacement")
+
+_classes: dict[tuple[type[Any], type[Any]], type[Any]] = {}
+
+
+def class_for(replacement: type[Any], standard: type[nn.Module]) -> type[Any]:
+    """``replacement`` itself for the standard collection; for a subclass of it, a class that has its methods too.
+
+    Public methods that the subclass overrides win over those of ``replacement``. ``forward`` is never one of them,
+    because a subclass with its own forward is not converted.
+    """
+    of_torchrec = replacement._kind.standard
+    if standard is of_torchrec:
+        return replacement
+    if (replacement, standard) in _classes:  # one class per pair, or copies would be of a different class
+        return _classes[replacement, standard]
+    overrides: dict[str, Any] = {"_standard": standard, "_replacement": replacement}
+    for base in reversed(standard.__mro__[: standard.__mro__.index(of_torchrec)]):
+        for name, value in base.__dict__.items():
+            if hasattr(replacement, name) and not name.startswith("_"):
+                overrides[name] = value
+    _classes[replacement, standard] = type(standard.__name__, (replacement, standard), overrides)
+    return _classes[replacement, standard]
+
+
+def names_taken(replacement: type[Any], standard: type[nn.Module], instance_names: Iterable[str]) -> list[str]:
+    """What a subclass of the standard collection defines although ``replacement`` uses the name for its own.
+
+    Args:
+        replacement: the class that is to stand for it.
+        standard: the subclass.
+        instance_names: the attributes of an instance of ``replacement``.
+    """
+    of_torchrec, own = replacement._kind.standard, set(instance_names)
+    bases = standard.__mro__[: standard.__mro__.index(of_torchrec)]
+    defined = {
+        name for base in bases for name in vars(base) if not (name.startswith("__") or hasattr(of_torchrec, name))
+    }
+    return sorted(name for name in defined if name in own or hasattr(replacement, name))
+
+
+def classes_made_for(replacement: type[Any]) -> list[type[Any]]:
+    """The classes that stand for subclasses of the standard collection, made so far in this process."""
+    return [made for (kind, _), made in _classes.items() if kind is replacement]
+
+
+def new_instance(replacement: type[Replacement], standard: type[nn.Module]) -> Replacement:
+    """An instance without state, from which pickles and copies start: the class cannot be found by its name."""
+    kind: type[Replacement] = class_for(replacement, standard)
+    return kind.__new__(kind)
 
 
 class UnshardedCollection(WholeTables):
@@ -323,58 +368,3 @@ OWN_NAMES = (
     "_runtime",
 )
 """The attributes of an instance, besides those that its kind names."""
-
-
-class HashEmbeddingBagCollection(PooledCollection, UnshardedCollection, EmbeddingBagCollectionInterface):
-    """Pooled embeddings of raw or dense ids; input and output are those of ``torchrec.EmbeddingBagCollection``.
-
-    What its graph is, and when it is made again, is in ``UnshardedCollection``.
-    Parameters are ``embedding_bags.<table>.weight``, as in the standard collection; index state is
-    ``hash_indexes.<table>.*``.
-
-    Args:
-        tables: configs; plain ``EmbeddingBagConfig`` are hashed with ``HashConfig()``.
-        is_weighted: whether batches carry per-id weights (SUM tables only).
-        device: device of the tables; ``"meta"`` allocates nothing.
-        backend: kernel target of the lookups.
-
-    Raises:
-        ConversionError: a table or setting is not supported.
-        ValueError: two tables have the same name.
-    """
-
-    def __init__(
-        self,
-        tables: list[EmbeddingBagConfig],
-        is_weighted: bool = False,
-        device: torch.device | str | None = None,
-        *,
-        backend: str = "auto",
-    ) -> None:
-        super().__init__()
-        if not tables:
-            raise ConversionError(
-                "there are no tables.", reason="no_tables", what_to_do="pass at least one HashEmbeddingBagConfig."
-            )
-        for config in tables:
-            check_config(config, POOLED)
-        tables = [replace(config, feature_names=config.feature_names or [config.name]) for config in tables]
-        self.requested, self.calls = {config.name: getattr(config, "hashing", HashConfig()) for config in tables}, 1
-        bags = allocate_tables(POOLED, list(tables), device)
-        specs = describe_tables(POOLED, tables, bags, self.requested, is_weighted, adopt=False)
-        found: Any = next(iter(bags.values())).weight.device
-        self._assemble(tables, specs, bags, is_weighted, found, "", backend, None)
-        self.reset_parameters()
-
-    def forward(self, features: KeyedJaggedTensor) -> KeyedTensor:
-        """``features``: a KJT (or TensorDict) with at least the collection's keys, in any order.
-
-        Returns:
-            ``[B, D]`` keyed tensor, keys in the order of the tables and their features.
-        """
-        pooled: KeyedTensor = self._enter(self._run, self._run, features)
-        return pooled
-
-
-# Graphs of `torch.fx.symbolic_trace` name these types; as strings they could not be pickled.
-HashEmbeddingBagCollection.forward.__annotations__ = get_type_hints(HashEmbeddingBagCollection.forward)

@@ -17,7 +17,8 @@ from recfx.ir.shards import CollectionSharding
 from recfx.ir.snapshot import PASSES_KEY, PassRecord, Rewriting
 from recfx.ir.tables import TableSpec
 from recfx.ir.verifier import GraphVerificationError
-from recfx.passes.base import Pass, run_passes
+from recfx.passes.base import Pass, Rewrite, run_passes
+from recfx.passes.find_on_device import find_on_device
 from recfx.runtime.lower_graph import lower_graph, module_of
 from recfx.runtime.runtime import Runtime
 from recfx.runtime.table_store import TableStore
@@ -201,3 +202,27 @@ def context_now(context: CollectionContext, store: TableStore) -> CollectionCont
         same = store.weight(name).device, None if optimizer is None else optimizer.settings()
         kernel_groups[table.name] = settings.setdefault(same, len(settings))
     return replace(context, facts=facts, kernel_groups=kernel_groups)
+
+
+FIND_ON_DEVICE = Rewrite("find_on_device", find_on_device)
+
+
+def make_eval_graph(train_graph: fx.GraphModule, runtime: Runtime) -> tuple[fx.GraphModule, list[PassRecord]]:
+    """The graph of eval mode, and what the passes did that made it.
+
+    Args:
+        train_graph: the collection's graph, after the last pass.
+        runtime: what it was lowered from.
+
+    Returns:
+        The graph, which is ``train_graph`` itself if the modes do not differ. Otherwise the two share their modules,
+        and either has all of them, under the same names: graphs of whole models name modules of either.
+    """
+    eval_graph, records = compile_again(train_graph, runtime, (FIND_ON_DEVICE,))
+    if eval_graph is train_graph:
+        return train_graph, [record for record in records if record.declined]
+    for one, other in ((train_graph, eval_graph), (eval_graph, train_graph)):
+        for name, module in one.named_children():
+            if name not in other._modules:
+                other.add_submodule(name, module)
+    return eval_graph, list(records)

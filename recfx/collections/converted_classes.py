@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from recfx.collections.collection import HashEmbeddingBagCollection, UnshardedCollection
+from recfx.collections.collection import UnshardedCollection, classes_made_for
 from recfx.collections.kinds import POOLED, CollectionKind
-from recfx.collections.subclasses import classes_made_for
+from recfx.collections.pooled import HashEmbeddingBagCollection
 
 CONVERTED_CLASSES: dict[CollectionKind, type[UnshardedCollection]] = {POOLED: HashEmbeddingBagCollection}
 

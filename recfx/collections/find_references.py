@@ -19,8 +19,7 @@ from torch import nn
 from torch._dynamo.eval_frame import OptimizedModule
 from torchrec.modules.mc_modules import ManagedCollisionCollection, ManagedCollisionModule
 
-from recfx.collections.code_reads import CodeReads, functions_of, owner_of_code, reads_of
-from recfx.collections.code_uses import takes_nothing
+from recfx.collections.code_reads import CodeReads, functions_of, owner_of_code, reads_of, takes_nothing
 from recfx.collections.object_kinds import (
     CACHE,
     METHODS_IN_C,

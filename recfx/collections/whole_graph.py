@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from recfx.collections.carry_over import carry_hooks
 from recfx.collections.collection import unsharded_collections
 from recfx.collections.converted_collection import converted_collections
+from recfx.collections.copy_modules import carry_hooks
 from recfx.errors import ConversionError
 from recfx.ir.meta import META_KEY
 from recfx.runtime.fx_leaf import tracer_of_call

@@ -6,7 +6,7 @@ import argparse
 
 from torchrec.distributed.planner import Topology
 
-from recfx.collections.sharding.ranks_named import MOST_RANKS
+from recfx.collections.sharding.whole_plan import MOST_RANKS
 from recfx.commandline.command import WrongUsage
 from recfx.planner.pricing.hardware import ASCEND_910B, H100, Hardware
 from recfx.planner.topology import NpuTopology, npu_topology

@@ -6,7 +6,7 @@ from typing import Any
 
 from torchrec.distributed.types import ShardingEnv
 
-from recfx.collections.sharding.ranks_named import check_plan
+from recfx.collections.sharding.whole_plan import check_plan
 from recfx.discovery.sample import Sample
 from recfx.errors import ConversionError, type_of
 from recfx.replacement.decide import sample_required

@@ -8,8 +8,7 @@ from torch import nn
 
 from recfx.collections.converted_collection import ConvertedCollection
 from recfx.collections.copy_modules import replace_in_place
-from recfx.collections.sharding.collection import sharded_collections
-from recfx.collections.sharding.data_parallel import leave_to_collections
+from recfx.collections.sharding.collection import leave_to_collections, sharded_collections
 from recfx.collections.whole_graph import WholeGraph
 from recfx.conversion.whole_graph import make_whole_graph
 from recfx.discovery.classify import Finding

@@ -10,7 +10,7 @@ from torchrec.distributed.types import ShardingEnv, ShardingPlan
 
 from recfx.collections.collection import unsharded_collections
 from recfx.collections.copy_modules import copy_modules, replace_in_place
-from recfx.collections.sharding.data_parallel import leave_to_collections
+from recfx.collections.sharding.collection import leave_to_collections
 from recfx.discovery.conversion_record import add_notes, attach_conversion, conversion_of
 from recfx.optim.keyed_optimizer import attach_fused_optimizer
 from recfx.planner.priced_plan import price_of

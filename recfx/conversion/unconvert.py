@@ -10,13 +10,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from recfx.collections.carry_over import standard_collection
 from recfx.collections.collection import UnshardedCollection, unsharded_collections
 from recfx.collections.converted_collection import ConvertedCollection
-from recfx.collections.copy_modules import copy_modules, refuse_fully_sharded
+from recfx.collections.copy_modules import copy_modules, refuse_fully_sharded, standard_collection
 from recfx.collections.kinds import kind_of
 from recfx.collections.sharding.collection import sharded_collections
-from recfx.collections.sharding.unshard import (
+from recfx.collections.sharding.gather import (
     gather_collections,
     held_ids,
     unsharded_collection,

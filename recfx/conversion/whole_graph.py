@@ -9,9 +9,8 @@ from dataclasses import dataclass
 
 from torch import Tensor, fx, nn
 
-from recfx.collections.carry_over import carry_hooks
 from recfx.collections.converted_collection import converted_collections
-from recfx.collections.copy_modules import copy_modules, refuse_fully_sharded
+from recfx.collections.copy_modules import carry_hooks, copy_modules, refuse_fully_sharded
 from recfx.collections.find_references import own_modules
 from recfx.collections.whole_graph import WholeGraph, share_children
 from recfx.conversion.inline_collections import inline_collections

@@ -5,7 +5,7 @@ The converted model would go on using the original there.
 Plain attributes that refer to a collection, or to a module around one, are changed to refer to the converted one
 (``recfx.collections.copy_modules``). What is left is refused here: generators and the like, and what code reads by
 itself, such as globals. Code that reads such a place does not necessarily call the collection: its source may show that
-(``recfx.collections.code_uses``), and verification, which counts calls, finds out.
+(``recfx.collections.code_reads``), and verification, which counts calls, finds out.
 """
 
 from __future__ import annotations

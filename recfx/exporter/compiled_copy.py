@@ -18,10 +18,9 @@ import torch
 from torch import fx, nn
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 
-from recfx.collections.carry_over import carry_over
 from recfx.collections.collection import UnshardedCollection, unsharded_collections
 from recfx.collections.converted_collection import ConvertedCollection, converted_collections
-from recfx.collections.copy_modules import copy_modules
+from recfx.collections.copy_modules import carry_over, copy_modules
 from recfx.collections.kinds import kind_of
 from recfx.collections.whole_graph import WholeGraph
 from recfx.errors import Diagnostic, ExportError, Severity

@@ -15,8 +15,7 @@ from torch import nn
 
 from recfx.collections.sharding.collection import ShardedCollection, sharded_collections
 from recfx.collections.sharding.held_interrupts import interrupts, raise_held
-from recfx.collections.sharding.model_group import group_of_model
-from recfx.collections.sharding.ranks_agree import on_all_ranks
+from recfx.collections.sharding.ranks_agree import group_of_model, on_all_ranks
 from recfx.errors import ExportError, RecfxError
 from recfx.ir.shard import Shard
 from recfx.ir.shards import ShardedTable

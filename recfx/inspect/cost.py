@@ -11,8 +11,12 @@ from torchrec.distributed.types import ShardingPlan
 
 from recfx.collections.collection import UnshardedCollection
 from recfx.collections.converted_collection import ConvertedCollection, converted_collections
-from recfx.collections.sharding.plan_paths import plan_of_collection, refuse_unknown_collections
-from recfx.collections.sharding.ranks_named import MOST_RANKS, check_plan
+from recfx.collections.sharding.whole_plan import (
+    MOST_RANKS,
+    check_plan,
+    plan_of_collection,
+    refuse_unknown_collections,
+)
 from recfx.collections.whole_graph import WholeGraph
 from recfx.discovery.discover import check_module
 from recfx.discovery.wrappers import unwrap

@@ -9,8 +9,12 @@ from typing import Any
 import torch.distributed as dist
 
 from recfx.collections.collection import UnshardedCollection
-from recfx.collections.sharding.plan_paths import plan_of_collection, refuse_unknown_collections
-from recfx.collections.sharding.ranks_named import MOST_RANKS, check_plan
+from recfx.collections.sharding.whole_plan import (
+    MOST_RANKS,
+    check_plan,
+    plan_of_collection,
+    refuse_unknown_collections,
+)
 from recfx.errors import ConversionError, Diagnostic
 from recfx.inspect.collection_report import CollectionReport
 from recfx.inspect.describe import with_reasons

@@ -17,8 +17,7 @@ from recfx.collections.sharding.collection import ShardedCollection
 from recfx.collections.sharding.out_of_step import in_step
 from recfx.errors import Diagnostic
 from recfx.pipeline.background import Streams, Worker
-from recfx.pipeline.hashed_ahead import HashedCall, hashed_on_host
-from recfx.pipeline.prefetched_call import KnownCall, StartedCall, sharded_modules
+from recfx.pipeline.prefetched_call import HashedCall, KnownCall, StartedCall, hashed_on_host, sharded_modules
 
 _log = logging.getLogger("recfx")
 

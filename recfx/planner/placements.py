@@ -9,7 +9,7 @@ from torch.distributed._shard.metadata import ShardMetadata
 from torch.distributed._shard.sharding_spec.api import EnumerableShardingSpec
 from torchrec.distributed.types import EmbeddingModuleShardingPlan, ParameterSharding, ShardingPlan
 
-from recfx.collections.sharding.placement import rank_of
+from recfx.collections.sharding.whole_plan import rank_of
 from recfx.errors import ConversionError, type_of
 
 PRIVATE = "privateuseone"

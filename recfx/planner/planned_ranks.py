@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torchrec.distributed.types import ShardingPlan
 
-from recfx.collections.sharding.ranks_named import ranks_named, ranks_spanned
+from recfx.collections.sharding.whole_plan import ranks_named, ranks_spanned
 from recfx.errors import ConversionError
 from recfx.planner.hardware_of import AnyTopology
 from recfx.planner.priced_plan import PricedPlan

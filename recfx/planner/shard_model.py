@@ -10,9 +10,9 @@ from torchrec.distributed.types import ShardingEnv, ShardingPlan
 
 from recfx.collections.collection import UnshardedCollection, unsharded_collections
 from recfx.collections.converted_collection import collections_by_prefix
-from recfx.collections.sharding.plan_paths import plan_of_collection, refuse_unknown_collections
+from recfx.collections.sharding.collection import shard_collection
 from recfx.collections.sharding.ranks_agree import on_all_ranks
-from recfx.collections.sharding.shard_collection import shard_collection
+from recfx.collections.sharding.whole_plan import plan_of_collection, refuse_unknown_collections
 from recfx.errors import ConversionError, RecfxError
 from recfx.planner.placements import PRIVATE
 from recfx.planner.plan import plan_of_collections as make_plan

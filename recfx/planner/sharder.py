@@ -17,10 +17,11 @@ from torchrec.distributed.types import (
     ShardingEnv,
 )
 
-from recfx.collections.collection import HashEmbeddingBagCollection, UnshardedCollection
+from recfx.collections.collection import UnshardedCollection
 from recfx.collections.kinds import kind_of
+from recfx.collections.pooled import HashEmbeddingBagCollection
+from recfx.collections.sharding.collection import shard_collection
 from recfx.collections.sharding.plan import KERNELS
-from recfx.collections.sharding.shard_collection import shard_collection
 from recfx.collections.sharding.types import SHARDING_TYPES, type_named, type_names
 from recfx.errors import ConversionError, type_of
 from recfx.optim.fused_params import fused_optimizer_from_params
@@ -52,7 +53,7 @@ class ConvertedCollectionSharder(BaseEmbeddingSharder[UnshardedCollection], ABC)
 
     @abstractmethod
     def options(self) -> dict[str, Any]:
-        """Further arguments of :func:`recfx.collections.sharding.shard_collection.shard_collection`."""
+        """Further arguments of :func:`recfx.collections.sharding.collection.shard_collection`."""
 
     def shard(
         self,

@@ -33,8 +33,7 @@ from recfx.collections.collection import UnshardedCollection, unsharded_collecti
 from recfx.collections.converted_classes import all_converted_classes
 from recfx.collections.converted_collection import converted_collections, share_forwards
 from recfx.collections.kinds import KINDS, kind_of
-from recfx.collections.sharding.data_parallel import leave_to_collections
-from recfx.collections.sharding.refused_hooks import hook_refused
+from recfx.collections.sharding.collection import hook_refused, leave_to_collections
 from recfx.collections.wrap_once import wrap_once
 from recfx.discovery.conversion_record import add_notes
 from recfx.errors import CheckpointError, ConversionError, RecfxError

@@ -6,9 +6,8 @@ from typing import Any
 
 from torch import nn
 
-from recfx.collections.carry_over import standard_collection
 from recfx.collections.collection import unsharded_collections
-from recfx.collections.copy_modules import copy_modules, copy_with_tensors
+from recfx.collections.copy_modules import copy_modules, copy_with_tensors, standard_collection
 from recfx.collections.kinds import kind_of
 from recfx.discovery.sample import clone_value
 from recfx.optim.attached import attached_classes, attached_optimizers, run_in_backward

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 import torch
 
 import recfx
-from recfx.collections.collection import HashEmbeddingBagCollection
+from recfx.collections.pooled import HashEmbeddingBagCollection
 from tests.bench.harness import Contestant, Result, compare, take_turns
 from tests.bench.random_gather import sum_rows
 from tests.bench.setup import DISTRIBUTIONS, Ids, Setup

@@ -13,7 +13,7 @@ import torch
 from torchrec import KeyedJaggedTensor
 
 import recfx
-from recfx.collections.collection import HashEmbeddingBagCollection
+from recfx.collections.pooled import HashEmbeddingBagCollection
 from recfx.hashing import HashConfig
 from recfx.kernels.mix64 import mix64
 from recfx.kernels.slot_groups import SLOTS, home_groups

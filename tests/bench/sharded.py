@@ -25,7 +25,7 @@ from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.types import ShardingEnv, ShardingPlan
 
 import recfx
-from recfx.collections.collection import HashEmbeddingBagCollection
+from recfx.collections.pooled import HashEmbeddingBagCollection
 from recfx.kernels.mix64 import mix64
 from tests.bench.harness import Contestant, Result, compare, take_turns
 from tests.bench.setup import Ids, Setup

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 import recfx
-from recfx.collections.collection import HashEmbeddingBagCollection
+from recfx.collections.pooled import HashEmbeddingBagCollection
 from recfx.kernels.mix64 import mix64
 from tests.bench.harness import Contestant, Result, compare, take_turns
 from tests.bench.own_process import in_fresh_process

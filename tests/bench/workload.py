@@ -14,7 +14,7 @@ from torch.distributed.optim import _apply_optimizer_in_backward as apply_optimi
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, PoolingType
 from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
-from recfx.collections.collection import HashEmbeddingBagCollection
+from recfx.collections.pooled import HashEmbeddingBagCollection
 from recfx.kernels.mix64 import mix64
 from tests.bench.setup import Setup
 

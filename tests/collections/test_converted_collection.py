@@ -12,15 +12,19 @@ from torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
 from torchrec.distributed.types import ShardingEnv
 
 import recfx
-from recfx.collections.collection import HashEmbeddingBagCollection, unsharded_collections
+from recfx.collections.collection import unsharded_collections
 from recfx.collections.converted_collection import (
     ConvertedCollection,
     collections_by_prefix,
     converted_collections,
     index_of,
 )
-from recfx.collections.sharding.collection import ShardedHashEmbeddingBagCollection, sharded_collections
-from recfx.collections.sharding.shard_collection import shard_collection
+from recfx.collections.pooled import HashEmbeddingBagCollection
+from recfx.collections.sharding.collection import (
+    ShardedHashEmbeddingBagCollection,
+    shard_collection,
+    sharded_collections,
+)
 from tests.sharding.ranks import ranks
 
 PRODUCT = Path(recfx.__file__).parent

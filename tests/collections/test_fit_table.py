@@ -108,4 +108,4 @@ def test_nobody_else_decides_what_fits() -> None:
         for path in PRODUCT.rglob("*.py")
         if re.search(r"(?<!def )\b(fit_rows|check_saved_index|RowMove\.keep_first|is_strict)\(", path.read_text())
     }
-    assert found == {"collections/fit_table.py", "collections/sharding/fit_shards.py"}
+    assert found == {"collections/fit_table.py", "collections/sharding/load_state.py"}

@@ -10,8 +10,8 @@ import torch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 import recfx
-from recfx.collections.collection import HashEmbeddingBagCollection
 from recfx.collections.copy_modules import copy_modules
+from recfx.collections.pooled import HashEmbeddingBagCollection
 from recfx.runtime import Lookup
 from tests.builders.optimizers import attach
 

@@ -16,8 +16,8 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 import recfx
-from recfx.collections.collection import HashEmbeddingBagCollection
 from recfx.collections.compile_graph import REWRITING_KEY
+from recfx.collections.pooled import HashEmbeddingBagCollection
 from recfx.ir import format_graph
 from tests.builders.optimizers import attach
 

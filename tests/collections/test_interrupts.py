@@ -13,7 +13,7 @@ import torch
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
 
 import recfx
-from recfx.collections.collection import HashEmbeddingBagCollection
+from recfx.collections.pooled import HashEmbeddingBagCollection
 from recfx.errors import CheckpointError, InputError
 from recfx.kernels import library
 from recfx.kernels.index_buffers import is_uninitialized

@@ -182,9 +182,7 @@ _POOLED_NAMES = {
 }
 _ABOUT_POOLED_ONES = {
     "collections/kinds/pooled.py": "the kind",
-    "collections/pooled_collection.py": "what converted ones show",
-    "collections/collection.py": "the class that users build",
-    "collections/embedding_bag_config.py": "its config",
+    "collections/pooled.py": "the class and the config that users build",
     "verification/mapped_collection.py": "the reference of hashed ones",
     "discovery/classify.py": "the quantized one, which is refused",
     "inspect/collection_rows.py": "the class that reports need not name",

@@ -19,7 +19,7 @@ from torchrec.modules.mc_modules import (
 )
 
 import recfx
-from recfx.collections.collection import HashEmbeddingBagCollection
+from recfx.collections.pooled import HashEmbeddingBagCollection
 from tests.builders.batches import batch
 from tests.builders.collections import collection, table
 

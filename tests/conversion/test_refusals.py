@@ -8,7 +8,7 @@ from torch import nn
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from recfx.collections.collection import HashEmbeddingBagCollection
+from recfx.collections.pooled import HashEmbeddingBagCollection
 from recfx.conversion.convert import convert
 from recfx.discovery.conversion_record import conversion_of
 from recfx.errors import ConversionError, InputError

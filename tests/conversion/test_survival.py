@@ -15,7 +15,7 @@ from torch import nn
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingBagCollectionInterface
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
-from recfx.collections.collection import HashEmbeddingBagCollection
+from recfx.collections.pooled import HashEmbeddingBagCollection
 from recfx.conversion.convert import convert
 from recfx.errors import ConversionError
 from recfx.hashing import HashConfig

@@ -16,8 +16,7 @@ from torchrec.distributed.types import ShardingPlan
 from torchrec.optim import apply_optimizer_in_backward
 
 import recfx
-from recfx.collections.compile_graph import compile_again
-from recfx.collections.eval_graph import make_eval_graph
+from recfx.collections.compile_graph import compile_again, make_eval_graph
 from recfx.collections.sharding.pipeline_stages import SPLIT_HASH_IDS, StagedGraph
 from recfx.ir import NODE_KINDS, Input, NodeKind, Stage, ValueType
 from recfx.ir.context import CollectionContext

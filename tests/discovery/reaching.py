@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torchrec import EmbeddingBagCollection, KeyedJaggedTensor
 
-from recfx.collections.collection import HashEmbeddingBagCollection
+from recfx.collections.pooled import HashEmbeddingBagCollection
 from tests.builders.batches import batch
 from tests.builders.collections import collection
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import recfx
-from recfx.collections.collection import HashEmbeddingBagCollection
+from recfx.collections.pooled import HashEmbeddingBagCollection
 from tests.builders.batches import batch
 
 FILE = """

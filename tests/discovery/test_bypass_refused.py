@@ -13,7 +13,7 @@ from torch import nn
 from torchrec import EmbeddingBagCollection, KeyedJaggedTensor
 
 import recfx
-from recfx.collections.collection import HashEmbeddingBagCollection
+from recfx.collections.pooled import HashEmbeddingBagCollection
 from tests.builders.batches import batch
 from tests.builders.collections import collection
 from tests.discovery.reaching import TARGETS, Helper, Reaching

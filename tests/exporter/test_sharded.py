@@ -19,7 +19,7 @@ from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.types import ShardingEnv, ShardingPlan
 
 import recfx
-from recfx.collections.sharding.shard_collection import shard_collection
+from recfx.collections.sharding.collection import shard_collection
 from recfx.exporter import gathered_tables, write_file
 from recfx.exporter import ranks as exporter_ranks
 from recfx.exporter.ranks import Ranks

@@ -16,8 +16,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 from torchrec import KeyedJaggedTensor
 
-from recfx.collections.collection import HashEmbeddingBagCollection
-from recfx.collections.embedding_bag_config import HashEmbeddingBagConfig
+from recfx.collections.pooled import HashEmbeddingBagCollection, HashEmbeddingBagConfig
 from recfx.hashing import HashConfig, HashIndex
 
 ROWS = 20_000

@@ -13,7 +13,7 @@ from torch import nn
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 
-from recfx.collections.collection import HashEmbeddingBagCollection
+from recfx.collections.pooled import HashEmbeddingBagCollection
 from recfx.discovery.sample import Sample
 
 BATCH_SIZES = (4, 7)

@@ -13,8 +13,8 @@ from torchrec.distributed.types import ShardingEnv
 import recfx
 from recfx import HashEmbeddingBagCollection
 from recfx.collections.compile_graph import compile_graph, context_of
-from recfx.collections.sharding.local_tables import make_local_tables
 from recfx.collections.sharding.plan import read_plan
+from recfx.collections.sharding.sharded_tables import make_local_tables
 from recfx.ir import format_graph
 from recfx.ir.context import CollectionContext
 from recfx.ir.operator_graph import OperatorGraph

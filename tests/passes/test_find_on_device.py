@@ -9,7 +9,7 @@ import copy
 
 import pytest
 
-from recfx.collections.eval_graph import make_eval_graph
+from recfx.collections.compile_graph import make_eval_graph
 from recfx.ir import format_graph
 from recfx.ir.context import CollectionContext
 from recfx.kernels import launch

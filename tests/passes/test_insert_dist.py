@@ -13,9 +13,9 @@ from torchrec.distributed.types import ShardingEnv
 
 import recfx
 from recfx.collections.compile_graph import compile_graph, context_of
-from recfx.collections.sharding.local_tables import make_local_tables
 from recfx.collections.sharding.pipeline_stages import Prefetching, cut
 from recfx.collections.sharding.plan import read_plan
+from recfx.collections.sharding.sharded_tables import make_local_tables
 from recfx.ir import format_graph
 from recfx.ir.find_module import find_module
 from recfx.ir.meta import BATCH, WORLD, mean_length, node_meta

@@ -1,7 +1,7 @@
 from torchrec import EmbeddingBagConfig, PoolingType
 
 from recfx import HashConfig, HashEmbeddingBagConfig
-from recfx.collections.collection import HashEmbeddingBagCollection
+from recfx.collections.pooled import HashEmbeddingBagCollection
 from tests.passes.small_collection import ADOPTED, INDEXED, after, collection, node, rewritten
 
 

@@ -8,7 +8,7 @@ import pytest
 from torch import nn
 
 import recfx
-from recfx.collections.carry_over import carry_hooks
+from recfx.collections.copy_modules import carry_hooks
 from recfx.runtime import hooks
 
 PRODUCT = Path(recfx.__file__).parent

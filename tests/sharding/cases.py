@@ -19,8 +19,7 @@ from torchrec.optim import optimizers as placeholders
 from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
 import recfx
-from recfx.collections.sharding.collection import ShardedHashEmbeddingBagCollection
-from recfx.collections.sharding.shard_collection import shard_collection
+from recfx.collections.sharding.collection import ShardedHashEmbeddingBagCollection, shard_collection
 from recfx.optim.rules.rowwise_adagrad_decoupled import DecoupledRowWiseAdagrad
 from recfx.planner.sharder import HashEmbeddingBagCollectionSharder
 from tests.builders.optimizers import attach

@@ -12,9 +12,8 @@ from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 from torchrec.distributed.types import ShardingEnv
 
 import recfx
-from recfx.collections.sharding.collection import ShardedHashEmbeddingBagCollection
+from recfx.collections.sharding.collection import ShardedHashEmbeddingBagCollection, shard_collection
 from recfx.collections.sharding.gather import gather_tables
-from recfx.collections.sharding.shard_collection import shard_collection
 from tests.sharding.cases import OPTIMIZERS, Case, Model, Table, batches, build, concatenate, plan_of, with_optimizer
 
 LRU = recfx.HashConfig(dense_rows=0, rows=80, buckets=4, on_full="evict")

@@ -16,7 +16,7 @@ from torchrec.streamable import Multistreamable
 
 import recfx
 from recfx.collections.sharding import pipeline_stages
-from recfx.collections.sharding.context import BatchContext
+from recfx.collections.sharding.awaitables import BatchContext
 from recfx.collections.sharding.out_of_step import has_failed
 from recfx.collections.sharding.pipeline_stages import Prefetching
 from recfx.errors import OutOfStepError

@@ -12,9 +12,11 @@ from torch import nn
 from torchrec.distributed.types import ShardingEnv
 
 import recfx
-from recfx.collections.sharding.collection import ShardedHashEmbeddingBagCollection
-from recfx.collections.sharding.data_parallel import leave_to_collections
-from recfx.collections.sharding.shard_collection import shard_collection
+from recfx.collections.sharding.collection import (
+    ShardedHashEmbeddingBagCollection,
+    leave_to_collections,
+    shard_collection,
+)
 from recfx.runtime import InputDistStart, Lookup, OutputDistStart
 from tests.sharding.cases import Case, Table, build, plan_of, with_optimizer
 from tests.support.fake_group import fake_group

@@ -13,8 +13,7 @@ from torchrec import KeyedJaggedTensor
 from torchrec.distributed.types import ShardingEnv
 
 import recfx
-from recfx.collections.sharding.collection import ShardedHashEmbeddingBagCollection
-from recfx.collections.sharding.shard_collection import shard_collection
+from recfx.collections.sharding.collection import ShardedHashEmbeddingBagCollection, shard_collection
 from tests.sharding.cases import Case, Table, build, plan_of
 from tests.sharding.ranks import ranks
 

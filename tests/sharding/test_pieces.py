@@ -11,9 +11,8 @@ from torch.distributed._shard.sharded_tensor.metadata import ShardedTensorMetada
 from torch.distributed._shard.sharded_tensor.shard import Shard as TensorShard
 
 import recfx
-from recfx.collections.sharding.pieces import make_sharded_tensor, parts_of, weight_pieces, whole_size
 from recfx.collections.sharding.plan import read_plan
-from recfx.collections.sharding.state import whole_index
+from recfx.collections.sharding.state import make_sharded_tensor, parts_of, weight_pieces, whole_index, whole_size
 from recfx.errors import CheckpointError
 from recfx.ir.shards import ShardedTable
 from tests.sharding.cases import Case, Table, build, plan_of

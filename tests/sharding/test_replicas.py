@@ -10,7 +10,7 @@ from torchrec import EmbeddingBagCollection
 from torchrec.distributed.types import ShardingEnv
 
 import recfx
-from recfx.collections.sharding.shard_collection import shard_collection
+from recfx.collections.sharding.collection import shard_collection
 from tests.sharding.cases import Case, Table, batches, build, plan_of, with_optimizer
 from tests.sharding.ranks import ranks
 

@@ -13,8 +13,7 @@ from torchrec.distributed.types import ShardingEnv
 from torchrec.modules.embedding_configs import DataType, EmbeddingBagConfig
 
 import recfx
-from recfx.collections.sharding.collection import ShardedHashEmbeddingBagCollection
-from recfx.collections.sharding.shard_collection import shard_collection
+from recfx.collections.sharding.collection import ShardedHashEmbeddingBagCollection, shard_collection
 from tests.builders.optimizers import attach
 from tests.sharding.cases import Case, Model, Table, build, plan_of
 from tests.sharding.ranks import ranks

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
-from recfx.collections.collection import HashEmbeddingBagCollection
+from recfx.collections.pooled import HashEmbeddingBagCollection
 from recfx.hashing import HashConfig
 from recfx.kernels.row_initialization import initialization_key
 from recfx.kernels.row_initialization_reference import initial_rows

@@ -12,7 +12,7 @@ from torch import nn
 from torchrec import KeyedJaggedTensor
 
 import recfx
-from recfx.collections.collection import HashEmbeddingBagCollection
+from recfx.collections.pooled import HashEmbeddingBagCollection
 from recfx.discovery.sample import Sample
 from recfx.discovery.verify_report import DIFFERENT, EQUAL, NOT_REPRODUCIBLE, SKIPPED
 from recfx.optim.attached import attached_optimizers

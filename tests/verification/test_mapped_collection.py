@@ -12,7 +12,7 @@ from torch import nn
 from torchrec import EmbeddingBagCollection, KeyedJaggedTensor, PoolingType
 
 import recfx
-from recfx.collections.carry_over import standard_collection
+from recfx.collections.copy_modules import standard_collection
 from recfx.discovery.verify_report import SKIPPED
 from recfx.verification.mapped_collection import map_collection
 from tests.builders.batches import bags, one_bag

@@ -7,7 +7,7 @@ from torch import nn
 from torchrec import EmbeddingBagCollection, KeyedJaggedTensor
 
 import recfx
-from recfx.collections.collection import HashEmbeddingBagCollection
+from recfx.collections.pooled import HashEmbeddingBagCollection
 from recfx.verification.run import Run
 from recfx.verification.watch_calls import counted_calls, noted_lookups
 from tests.builders.batches import bags

@@ -10,8 +10,7 @@ from torchrec.distributed.embedding_types import KJTList
 from torchrec.distributed.types import Awaitable, LazyAwaitable, ShardedModule
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from recfx.collections.sharding.awaitables import Result, Sending
-from recfx.collections.sharding.context import BatchContext
+from recfx.collections.sharding.awaitables import BatchContext, Result, Sending
 from recfx.collections.sharding.end_of_data import CallsUnderWay, calls_under_way
 from recfx.collections.sharding.out_of_step import in_step, refuse_out_of_step
 from recfx.collections.sharding.pipeline_stages import StagedGraph

@@ -6,7 +6,10 @@ import copy
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import torch
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torchrec.distributed.types import ParameterSharding, ShardingEnv
 from torchrec.optim.fused import FusedOptimizerModule
 from torchrec.optim.keyed import KeyedOptimizer
 
@@ -15,20 +18,72 @@ from recfx.collections.compile_graph import compile_graph, context_of, refuse_ra
 from recfx.collections.converted_classes import converted_class
 from recfx.collections.converted_collection import collections_of
 from recfx.collections.kinds import POOLED, CollectionKind, kind_of
-from recfx.collections.pooled_collection import PooledCollection
+from recfx.collections.pooled import PooledCollection
 from recfx.collections.sharding.batch_steps import BatchSteps
 from recfx.collections.sharding.late_backwards import LateBackwards
 from recfx.collections.sharding.load_state import LocalState, drop_shard_names, load_local_state
-from recfx.collections.sharding.local_tables import LocalTables
 from recfx.collections.sharding.optimizer import ShardedFusedOptimizer
-from recfx.collections.sharding.refused_hooks import RefusedHooks
+from recfx.collections.sharding.plan import read_plan
+from recfx.collections.sharding.sharded_tables import LocalTables, make_local_tables
 from recfx.collections.sharding.state import save_sharded_state
+from recfx.errors import ConversionError
 from recfx.ir.operator_graph import OperatorGraph
 from recfx.ir.shards import CollectionSharding
 from recfx.ir.snapshot import PASSES_KEY
 from recfx.lowering.targets import TargetsHere
 from recfx.runtime.dist_groups import DistGroups
 from recfx.runtime.runtime import Runtime
+
+
+def hook_refused(what: str, path: str) -> ConversionError:
+    """The error for a tool that waits for what a sharded collection does not call.
+
+    Args:
+        what: the tool, as the beginning of a sentence.
+        path: fully qualified name of the collection.
+    """
+    return ConversionError(
+        f"{what} would be told of no lookup: a sharded collection of recfx runs a graph of its own kernels, without "
+        "TorchRec's lookup modules and their hooks.",
+        reason="torchrec_hook_not_called",
+        module_path=path,
+        what_to_do="leave the collections that it is for unconverted, so that TorchRec shards them; or compare "
+        "state_dict() before and after, where fused tables move only the rows that batches use.",
+    )
+
+
+class RefusedHooks:
+    """The hooks by which TorchRec's trackers learn of lookups; base of ``ShardedCollection``."""
+
+    collection: str
+
+    def register_post_lookup_tracker_fn(self, record_fn: Any) -> None:
+        """Raises a ``ConversionError``, ``torchrec_hook_not_called``."""
+        raise hook_refused("register_post_lookup_tracker_fn: a tracker", self.collection)
+
+    def register_post_odist_tracker_fn(self, record_fn: Any) -> None:
+        """Raises a ``ConversionError``, ``torchrec_hook_not_called``."""
+        raise hook_refused("register_post_odist_tracker_fn: a tracker", self.collection)
+
+    @property
+    def post_lookup_tracker_fn(self) -> None:
+        """None. Setting anything else raises a ``ConversionError``, ``torchrec_hook_not_called``."""
+        return None
+
+    @post_lookup_tracker_fn.setter
+    def post_lookup_tracker_fn(self, record_fn: Any) -> None:
+        if record_fn is not None:
+            self.register_post_lookup_tracker_fn(record_fn)
+
+    @property
+    def post_odist_tracker_fn(self) -> None:
+        """None. Setting anything else raises a ``ConversionError``, ``torchrec_hook_not_called``."""
+        return None
+
+    @post_odist_tracker_fn.setter
+    def post_odist_tracker_fn(self, record_fn: Any) -> None:
+        if record_fn is not None:
+            self.register_post_odist_tracker_fn(record_fn)
 
 
 class ShardedCollection(BatchSteps, RefusedHooks, FusedOptimizerModule):
@@ -113,3 +168,55 @@ SHARDED: dict[CollectionKind, type[ShardedCollection]] = {POOLED: ShardedHashEmb
 def sharded_collections(model: nn.Module) -> dict[str, ShardedCollection]:
     """The sharded collections of ``model``, by fully qualified name."""
     return collections_of(model, ShardedCollection)
+
+
+def leave_to_collections(model: nn.Module) -> None:
+    """Let a ``DistributedDataParallel`` around ``model``, or any part of it, leave sharded tables alone."""
+    for parent in model.modules():
+        ignored = {
+            name
+            for path, module in sharded_collections(parent).items()
+            for name, _ in [*module.named_parameters(path), *module.named_buffers(path)]
+        }
+        if ignored:
+            ignored.update(getattr(parent, "_ddp_params_and_buffers_to_ignore", ()))
+            DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(parent, sorted(ignored))
+
+
+def shard_collection(
+    module: UnshardedCollection,
+    plan: Mapping[str, ParameterSharding],
+    env: ShardingEnv,
+    device: torch.device | None = None,
+    *,
+    fused_params: Mapping[str, Any] | None = None,
+    host_group: torch.distributed.ProcessGroup | None = None,
+    dense_as_torchrec: bool = False,
+    path: str = "",
+) -> ShardedCollection:
+    """Shard a converted collection; every rank calls it with the same plan.
+
+    Weights, ids and the state of fused optimizers stay: each rank keeps its shards of what its own ``module`` holds,
+    and replicas of data-parallel tables become those of rank 0. ``module`` itself is not changed.
+
+    Args:
+        module: the collection; tables on meta are allocated on ``device`` and initialised.
+        plan: the sharding of each table.
+        env: an environment with a process group.
+        device: device of the shards; None for that of the tables (the CPU if they are on ``meta``).
+        fused_params: settings of fused optimizers that the tables do not have themselves, in the format of TorchRec's
+            sharders. On compute kernel ``fused`` a table always has a fused optimizer: FBGEMM's SGD if nothing else.
+        dense_as_torchrec: on compute kernel ``dense`` a table has no fused optimizer, whatever is attached to it.
+        host_group: the process group for ids, if it is not that of ``env``.
+        path: fully qualified name of the collection in the model.
+
+    Raises:
+        ConversionError: the same as ``read_plan``; ``unsupported_fused_param``, ``no_process_group``.
+    """
+    path = path or module.collection
+    sharding = read_plan(module.tables, plan, env.rank, env.world_size, path)
+    groups = DistGroups.of(env, sharding.local_size, host_group)
+    local = make_local_tables(
+        module, sharding, groups.pooled, device, fused_params, dense_as_torchrec=dense_as_torchrec
+    )
+    return SHARDED[kind_of(module)](module, sharding, groups, local)

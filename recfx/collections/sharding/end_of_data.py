@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Protocol
 import torch.distributed as dist
 from torchrec.distributed.embedding_sharding import FusedKJTListSplitsAwaitable
 
-from recfx.collections.sharding.context import BatchContext
+from recfx.collections.sharding.awaitables import BatchContext
 from recfx.errors import OutOfStepError
 from recfx.runtime import marks
 from recfx.runtime.dist_context import DistContext

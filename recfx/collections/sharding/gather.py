@@ -1,4 +1,4 @@
-"""The whole tables of a sharded collection, on every rank: weights, ids and optimizer state of all ranks, joined."""
+"""The whole tables of a sharded collection, on every rank, and the standard collection made of them."""
 
 from __future__ import annotations
 
@@ -26,6 +26,17 @@ from recfx.runtime.dist_groups import sent_on
 
 if TYPE_CHECKING:
     from recfx.collections.sharding.collection import ShardedCollection
+
+
+from typing import cast
+
+from torch import nn
+from torchrec.distributed.model_parallel import DistributedModelParallel, get_unwrapped_module
+
+from recfx.collections.kinds import kind_of
+from recfx.collections.sharding.collection import ShardedCollection, sharded_collections
+from recfx.kernels.index_buffers import is_taken
+from recfx.optim.in_backward import attach_unfused
 
 
 @dataclass(frozen=True)
@@ -160,3 +171,33 @@ class _Gatherer:
         with lost_ranks():
             dist.broadcast(sent, dist.get_global_rank(self.group, shard.rank), group=self.group)
         return sent.cpu()
+
+
+def without_model_parallel(model: nn.Module) -> nn.Module:
+    """The model inside ``DistributedModelParallel``, if it is inside one."""
+    return get_unwrapped_module(model) if isinstance(model, DistributedModelParallel) else model
+
+
+def gather_collections(model: nn.Module) -> dict[str, dict[str, WholeTable]]:
+    """The whole tables of every sharded collection, by its name and theirs, on every rank. Collective."""
+    return {path: gather_tables(module) for path, module in sharded_collections(model).items()}
+
+
+def held_ids(table: WholeTable) -> tuple[Tensor, Tensor]:
+    """The ids of a table and their rows, int64 ``[n]`` each, by row."""
+    rows = torch.nonzero(is_taken(table.index["row_state"])).squeeze(1)
+    return table.index["row_ids"][rows], rows
+
+
+def unsharded_collection(module: ShardedCollection, tables: dict[str, WholeTable]) -> nn.Module:
+    """An unsharded collection of whole tables on the CPU, their fused optimizers attached in dense form."""
+    kind = kind_of(module)
+    standard = kind.empty_like(module)
+    holders: Any = kind.tables_of(standard)
+    for name, table in tables.items():
+        holders[name].weight = nn.Parameter(table.weight, requires_grad=table.requires_grad)
+        if table.optimizer is not None:
+            attach_unfused(holders[name].weight, table.optimizer)
+    standard._device = torch.device("cpu")
+    standard.train(module.training)
+    return cast(nn.Module, standard)

@@ -10,8 +10,8 @@ from torchrec.distributed.embedding_types import EmbeddingComputeKernel
 from torchrec.distributed.types import CacheParams, ParameterSharding
 from torchrec.modules.embedding_configs import DataType
 
-from recfx.collections.sharding.plan_errors import plan_error, table_error
 from recfx.collections.sharding.types import type_named, type_names
+from recfx.collections.sharding.whole_plan import plan_error, table_error
 from recfx.errors import type_of
 from recfx.ir.shard import name_shards
 from recfx.ir.sharding_type import TablePlan

@@ -7,9 +7,13 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
+from torch import nn
 from torchrec.distributed.dist_data import SplitsAllToAllAwaitable
+from torchrec.distributed.types import ShardedModule
 
+from recfx.collections.converted_collection import ConvertedCollection
 from recfx.collections.sharding.out_of_step import lost_ranks
+from recfx.errors import RecfxError, type_of
 from recfx.runtime import marks
 from recfx.runtime.dist_groups import sent_on
 
@@ -93,3 +97,38 @@ def tell_counts(group: dist.ProcessGroup, first: int, second: int, mark: int, na
     if different is not None:
         raise different
     return list(zip(firsts, seconds, strict=True))
+
+
+def group_of_model(
+    model: nn.Module, error: type[RecfxError], *, if_several: str, if_sharded_alone: str
+) -> dist.ProcessGroup | None:
+    """The process group of a model's collections; None if nothing is sharded.
+
+    Args:
+        model: the model, without wrappers.
+        error: the error to raise.
+        if_several: what users can do if collections are in different groups.
+        if_sharded_alone: what they can do if TorchRec alone has sharded something.
+
+    Raises:
+        RecfxError: ``several_process_groups``, ``model_is_sharded``, as ``error``.
+    """
+    group: dist.ProcessGroup | None = None
+    for path, module in model.named_modules():
+        if isinstance(module, ConvertedCollection) and module.is_sharded:
+            if group is not None and group is not module.process_group:
+                raise error(
+                    "the collection is in a different process group than the previous one.",
+                    reason="several_process_groups",
+                    module_path=path,
+                    what_to_do=if_several,
+                )
+            group = module.process_group
+        elif isinstance(module, ShardedModule):
+            raise error(
+                f"{type_of(module)} is sharded by TorchRec alone.",
+                reason="model_is_sharded",
+                module_path=path,
+                what_to_do=if_sharded_alone,
+            )
+    return group

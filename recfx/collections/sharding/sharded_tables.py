@@ -2,21 +2,171 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
+from torch import nn
+from torchrec.optim.fused import EmptyFusedOptimizer
 
 from recfx.collections.collection import UnshardedCollection
 from recfx.collections.converted_collection import ConvertedCollection
 from recfx.collections.kinds import kind_of
-from recfx.collections.sharding.local_tables import LocalTables
+from recfx.collections.sharding.optimizer_settings import optimizer_settings
+from recfx.collections.table_holder import hold
 from recfx.errors import ConversionError, Diagnostic
+from recfx.hashing import HashIndex
+from recfx.hashing.slices import slice_state
 from recfx.ir.shard import Shard
 from recfx.ir.shards import CollectionSharding
+from recfx.optim.attached import set_attached
 from recfx.optim.fused_optimizer import FusedOptimizer
-from recfx.runtime.dist_groups import DistGroups
+from recfx.runtime import TableStore
+from recfx.runtime.dist_groups import DistGroups, replicate
 from recfx.runtime.host_copies import crosses
+
+
+class LocalTables(NamedTuple):
+    """The modules of one rank's shards, by shard name, and what the rank knows about all tables, by table name.
+
+    Args:
+        bags: the shards' weights.
+        indexes: the shards' indexes.
+        store: both, and the shards' fused optimizers.
+        fused: rule and settings of every table's fused optimizer; its shards share the ``group`` but not the state.
+        dtypes: dtypes of the tables' weights.
+        taken: choices about the tables' optimizers that the user did not spell out.
+    """
+
+    bags: nn.ModuleDict
+    indexes: nn.ModuleDict
+    store: TableStore
+    fused: dict[str, FusedOptimizer]
+    dtypes: dict[str, torch.dtype]
+    taken: dict[str, tuple[Diagnostic, ...]]
+
+
+def make_local_tables(
+    module: UnshardedCollection,
+    sharding: CollectionSharding,
+    group: dist.ProcessGroup,
+    device: torch.device | None,
+    fused_params: Mapping[str, Any] | None,
+    *,
+    dense_as_torchrec: bool,
+) -> LocalTables:
+    """Cut this rank's shards out of ``module``, which stays as it is. Collective: replicas become those of rank 0.
+
+    Args:
+        module: the collection with whole tables.
+        sharding: which shards are here.
+        group: the process group of all ranks.
+        device: device of the shards; None for that of ``module``'s tables.
+        fused_params: settings for the fused optimizers, as in :func:`optimizer_settings`.
+        dense_as_torchrec: as in :func:`optimizer_settings`.
+
+    Raises:
+        ConversionError: ``unsupported_fused_param``; an optimizer in backward that has no fused form.
+    """
+    kind = kind_of(module)
+    init_fns = {config.name: config.init_fn for config in kind.configs_of(module)}
+    bags, indexes = nn.ModuleDict(), nn.ModuleDict()
+    local = sharding.local()
+    store = TableStore(
+        bags, indexes, {}, {shard.name: init_fns[shard.table.name] for shard in local}, _device(module, device)
+    )
+    store.in_flight.depth = module.batches_in_flight
+    check_optimizers(module)
+    for table in module.hash_indexes:
+        module.index(table).refresh()  # before weights are copied, because it may initialise some
+    settings_of = optimizer_settings(module, sharding, fused_params, dense_as_torchrec=dense_as_torchrec)
+    fused = settings_of.fused
+    states = module.fused_optimizers()
+    leaders: dict[tuple[str, tuple[int, int]], HashIndex] = {}
+    for shard in local:
+        sharded = sharding.named(shard.table.name)
+        weight = module.weight(shard.table.name)
+        rows = _rows(shard, weight, init_fns[shard.table.name], device)
+        bags[shard.name] = kind.table_around(rows, shard.table.pooling).requires_grad_(weight.requires_grad)
+        if sharded.is_replicated:
+            replicate(store.weight(shard.name), group)
+        if shard.table.has_index:
+            index = indexes[shard.name] = _index(shard, module, sharded.is_replicated, group)
+            leader = leaders.setdefault((shard.table.name, shard.rows), index)
+            if leader is not index:
+                index.follow(leader)
+        if shard.table.name in fused:
+            settings, old = fused[shard.table.name], states.get(shard.table.name)
+            state = {} if old is None else {name: _state_part(value, shard) for name, value in old.state.items()}
+            optimizer = store.optimizers[shard.name] = FusedOptimizer(
+                settings.rule, settings.group, state, shard=kind.weight_name(module.collection, shard.table.name)
+            )
+            if sharded.is_replicated:
+                optimizer.prepare(store.weight(shard.name))
+                for name in optimizer.rule.saved_states.values():
+                    replicate(optimizer.state[name], group)
+            # TorchRec's in_backward_optimizer_filter looks for this attribute.
+            set_attached(store.weight(shard.name), [EmptyFusedOptimizer()])
+    hold(bags)
+    dtypes = {table.name: module.weight(table.name).dtype for table in module.tables}
+    return LocalTables(bags, indexes, store, fused, dtypes, settings_of.taken)
+
+
+def _device(module: UnshardedCollection, device: torch.device | None) -> torch.device:
+    """The device of the shards."""
+    found = device or next(
+        (weight.device for weight in kind_of(module).tables_of(module).parameters()), torch.device("cpu")
+    )
+    return torch.device("cpu") if found.type == "meta" else found
+
+
+def _rows(shard: Shard, weight: torch.Tensor, init_fn: Any, device: torch.device | None) -> torch.Tensor:
+    if not weight.is_meta:
+        return shard.of(weight.detach()).to(device or weight.device, copy=True, memory_format=torch.contiguous_format)
+    made = torch.empty(shard.num_rows, shard.num_columns, dtype=weight.dtype, device=device or "cpu")
+    init_fn(made)
+    return made
+
+
+def _index(shard: Shard, module: UnshardedCollection, replicated: bool, group: dist.ProcessGroup) -> HashIndex:
+    """The shard's part of the table's index, with the ids that it holds."""
+    config, (first, end) = shard.table.hashing, shard.rows
+    assert config is not None
+    whole = module.index(shard.table.name)
+    index = HashIndex(config.rows, config=config, name=shard.table.name, device="cpu", row_begin=first, row_end=end)
+    if not whole.slot_groups.is_meta:
+        state = slice_state(config, whole.state_dict(), first, end)
+        if replicated:
+            for name in sorted(state):
+                state[name] = state[name].clone()
+                replicate(state[name], group)
+        index.load_state_dict(state)
+    return index
+
+
+def check_optimizers(module: UnshardedCollection) -> None:
+    """Refuse optimizers in backward without a fused form, which would stay behind on the whole table.
+
+    Raises:
+        ConversionError: the code for which the optimizer has none.
+    """
+    module.fused_optimizers()  # takes over optimizers that were attached since the conversion
+    for table, why in module.not_fused.items():
+        raise ConversionError(
+            f"the optimizer in backward of table {table!r} cannot be sharded: {why.message}",
+            reason=why.code,
+            module_path=module.collection,
+            what_to_do=why.what_to_do,
+        )
+
+
+def _state_part(value: Any, shard: Shard) -> Any:
+    if not isinstance(value, torch.Tensor) or value.dim() == 0:
+        return value.clone() if isinstance(value, torch.Tensor) else value
+    part = shard.of(value) if value.shape[1] == shard.table.embedding_dim else value[slice(*shard.rows)]
+    return part.clone(memory_format=torch.contiguous_format)
 
 
 class ShardedTables(ConvertedCollection):

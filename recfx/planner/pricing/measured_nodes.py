@@ -13,8 +13,7 @@ import torch
 from torch import fx, nn
 from torchrec import KeyedJaggedTensor
 
-from recfx.collections.collection import HashEmbeddingBagCollection
-from recfx.collections.embedding_bag_config import HashEmbeddingBagConfig
+from recfx.collections.pooled import HashEmbeddingBagCollection, HashEmbeddingBagConfig
 from recfx.hashing import HashConfig
 from recfx.ir.meta import node_meta
 from recfx.optim.attached import run_in_backward

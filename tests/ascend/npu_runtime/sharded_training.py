@@ -12,8 +12,7 @@ from torchrec import KeyedJaggedTensor
 from torchrec.distributed.types import ShardingEnv, ShardingPlan
 
 import recfx
-from recfx.collections.sharding.collection import ShardedHashEmbeddingBagCollection
-from recfx.collections.sharding.shard_collection import shard_collection
+from recfx.collections.sharding.collection import ShardedHashEmbeddingBagCollection, shard_collection
 from recfx.planner.placements import replace_placements
 from tests.sharding.cases import OPTIMIZERS, Case, Model, batches, build, plan_of, taken, with_optimizer
 

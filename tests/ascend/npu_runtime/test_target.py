@@ -8,7 +8,7 @@ from torch import nn
 from torchrec import EmbeddingBagCollection, KeyedJaggedTensor
 
 import recfx
-from recfx.collections.collection import HashEmbeddingBagCollection
+from recfx.collections.pooled import HashEmbeddingBagCollection
 from recfx.errors import ConversionError
 from recfx.ir import format_graph
 from recfx.kernels import launch

@@ -1,14 +1,10 @@
-"""The sharding types: one file per type, and the one list that names them all."""
+"""The sharding types, and the one list that names them all."""
 
 from __future__ import annotations
 
-from recfx.collections.sharding.types.column_wise import ColumnWise
+from recfx.collections.sharding.types.by_columns import ColumnWise, TableColumnWise, TableWise
+from recfx.collections.sharding.types.by_rows import GridShard, RowWise, TableRowWise
 from recfx.collections.sharding.types.data_parallel import DataParallel
-from recfx.collections.sharding.types.grid_shard import GridShard
-from recfx.collections.sharding.types.row_wise import RowWise
-from recfx.collections.sharding.types.table_column_wise import TableColumnWise
-from recfx.collections.sharding.types.table_row_wise import TableRowWise
-from recfx.collections.sharding.types.table_wise import TableWise
 from recfx.ir.sharding_type import ShardingType
 
 # In the order in which the planner tries equally good types.

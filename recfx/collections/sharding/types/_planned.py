@@ -8,8 +8,7 @@ from typing import Any, NamedTuple
 
 from torchrec.distributed.types import EnumerableShardingSpec, ShardMetadata
 
-from recfx.collections.sharding.placement import rank_of
-from recfx.collections.sharding.plan_errors import table_error
+from recfx.collections.sharding.whole_plan import rank_of, table_error
 from recfx.errors import ConversionError
 from recfx.ir.sharding_type import TablePlan
 

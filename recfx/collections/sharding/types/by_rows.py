@@ -1,11 +1,13 @@
-"""What the types that cut rows have in common."""
+"""The types that cut rows: ``row_wise``, ``table_row_wise`` and ``grid_shard``."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 from recfx.collections.sharding.types._planned import column_blocks, planned_shards, row_borders, wrong
 from recfx.hashing.slices import row_cuts
 from recfx.ir.shard import Shard
-from recfx.ir.sharding_type import TablePlan
+from recfx.ir.sharding_type import Cut, ShardingType, TablePlan
 from recfx.ir.way_back import WayBack
 from recfx.ir.ways_back import AllToAllBack, ReduceScatterBack, TwoHops
 
@@ -49,3 +51,36 @@ def back_from_hosts(plan: TablePlan, shards: list[Shard]) -> WayBack:
     if local_size == plan.world_size:
         return ReduceScatterBack()
     return AllToAllBack() if local_size == 1 else TwoHops(local_size)
+
+
+@dataclass(frozen=True)
+class RowWise(ShardingType):
+    """Each rank sums what it has of a bag; the sums are added up on the way back."""
+
+    name = "row_wise"
+    cuts_rows = True
+
+    def cut(self, plan: TablePlan) -> Cut:
+        """One piece of the rows per rank."""
+        shards, planned = cut_rows(plan)
+        return Cut(shards, ReduceScatterBack(), planned)
+
+
+@dataclass(frozen=True)
+class TableRowWise(ShardingType):
+    """The ranks of the host first add up their sums, and then send them to the other hosts."""
+
+    name = "table_row_wise"
+    cuts_rows = True
+
+    def cut(self, plan: TablePlan) -> Cut:
+        """One piece of the rows per rank of the host."""
+        shards, planned = cut_rows(plan)
+        return Cut(shards, back_from_hosts(plan, shards), planned)
+
+
+@dataclass(frozen=True)
+class GridShard(TableRowWise):
+    """Each block of columns is sharded as ``table_row_wise`` shards the whole table."""
+
+    name = "grid_shard"
