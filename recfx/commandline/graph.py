@@ -7,8 +7,8 @@ import json
 
 from recfx.commandline.command import Command, Outcome, WrongUsage, add_conversion, add_json, converted
 from recfx.commandline.factory import Made
-from recfx.inspect.collection_report import CollectionReport
 from recfx.inspect.explain import explain
+from recfx.inspect.report_data import CollectionReport
 from recfx.inspect.step_diff import diff_steps
 from recfx.inspect.wording import name_of
 

@@ -1,11 +1,9 @@
 """What was, or would be, done to a model: the conversion report."""
 
-from recfx.inspect.collection_report import CollectionReport, NodeReport, PassReport
 from recfx.inspect.report import Report
-from recfx.inspect.report_data import REPORT_VERSION, Verification
-from recfx.inspect.sharding_report import ShardingReport, ShardReport
+from recfx.inspect.report_data import REPORT_VERSION, CollectionReport, NodeReport, PassReport, Verification
 from recfx.inspect.step_diff import diff_steps
-from recfx.inspect.table_report import HashingReport, TableReport
+from recfx.inspect.table_report import HashingReport, ShardingReport, ShardReport, TableReport
 
 __all__ = [
     "REPORT_VERSION",

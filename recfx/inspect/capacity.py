@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 
 from recfx.hashing.usable_share import rows_for
-from recfx.inspect.index_facts import IndexFacts
+from recfx.inspect.facts import IndexFacts
 
 NEARLY_FULL = 0.8  # share of the expected ids; at an even pace, a quarter of the batches so far still fit
 COMFORTABLE = 0.7  # share of the usable rows that may be taken in an index of the suggested size

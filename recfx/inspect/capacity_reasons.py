@@ -7,8 +7,7 @@ from collections.abc import Callable
 from recfx.errors import Diagnostic, Severity
 from recfx.hashing import HashConfig
 from recfx.inspect import capacity
-from recfx.inspect.facts import TableFacts
-from recfx.inspect.index_facts import IndexFacts
+from recfx.inspect.facts import IndexFacts, TableFacts
 from recfx.optim.fused_optimizer import FusedOptimizer
 from recfx.optim.rules import class_names
 

@@ -16,13 +16,11 @@ from recfx.collections.sharding.optimizer_settings import optimizer_settings
 from recfx.collections.sharding.plan import read_plan
 from recfx.collections.sharding.sharded_tables import check_optimizers
 from recfx.errors import Diagnostic
-from recfx.inspect.collection_report import CollectionReport
-from recfx.inspect.describe import with_graph, with_nodes, with_reasons
-from recfx.inspect.describe_tables import report_of_table_elsewhere, table_report
+from recfx.inspect.collection_reasons import collection_sharding_reasons, pipelining_reasons, sharding_reasons
+from recfx.inspect.describe import report_of_table_elsewhere, table_report, with_graph, with_nodes, with_reasons
 from recfx.inspect.facts import table_facts
-from recfx.inspect.sharding_reasons import collection_sharding_reasons, pipelining_reasons, sharding_reasons
-from recfx.inspect.sharding_report import ShardingReport
-from recfx.inspect.table_report import TableReport
+from recfx.inspect.report_data import CollectionReport
+from recfx.inspect.table_report import ShardingReport, TableReport
 from recfx.ir.shards import CollectionSharding, ShardedTable
 from recfx.optim.fused_optimizer import FusedOptimizer
 from recfx.planner.hardware_of import AnyTopology, chip_of, device_of, device_of_tables

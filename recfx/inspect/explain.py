@@ -21,13 +21,12 @@ from recfx.discovery.discover import Discovery
 from recfx.discovery.sample import Sample
 from recfx.discovery.wrappers import unwrap
 from recfx.errors import ConversionError, Diagnostic, Severity
-from recfx.inspect.collection_report import CollectionReport
 from recfx.inspect.describe import describe_converted, describe_other, with_reasons
 from recfx.inspect.describe_sharded import describe_sharded
 from recfx.inspect.planned import PlannedSharding
 from recfx.inspect.records import Records
 from recfx.inspect.report import Report
-from recfx.inspect.report_data import REPORT_VERSION, Verification
+from recfx.inspect.report_data import REPORT_VERSION, CollectionReport, Verification
 from recfx.passes import Pass
 from recfx.replacement.decide import Request, check_request, decide, holds_ddp, named_passes
 from recfx.replacement.dry_run import unchanged

@@ -10,17 +10,29 @@ from collections.abc import Collection, Iterable
 from html import escape as escape_html
 
 from recfx.inspect import wording
-from recfx.inspect.collection_report import CollectionReport
-from recfx.inspect.collection_rows import collections_grid, totals
-from recfx.inspect.grid import LISTS_EACH, Grid
-from recfx.inspect.index_columns import INDEX_COLUMNS, filling_grid, has_index, index_row
-from recfx.inspect.names import plural
+from recfx.inspect.collection_rows import (
+    LISTS_EACH,
+    SHARDING_COLUMNS,
+    Grid,
+    collections_grid,
+    sharding_row,
+    sharding_title,
+    totals,
+)
 from recfx.inspect.node_rows import LEGEND
 from recfx.inspect.reason_rows import ReasonRow, codes_of, holds_for, matter, notes, reason_rows
-from recfx.inspect.report_data import ReportData
-from recfx.inspect.sharding_columns import SHARDING_COLUMNS, sharding_row, sharding_title
-from recfx.inspect.table_groups import sharding_grid, tables_grid, tables_of
+from recfx.inspect.report_data import CollectionReport, ReportData
+from recfx.inspect.sections import (
+    INDEX_COLUMNS,
+    filling_grid,
+    has_index,
+    index_row,
+    sharding_grid,
+    tables_grid,
+    tables_of,
+)
 from recfx.inspect.table_report import TableReport
+from recfx.inspect.wording import plural
 from recfx.ir.printable import printable
 
 _STYLE = """

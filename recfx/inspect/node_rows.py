@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Hashable
 
 from recfx.inspect import wording
-from recfx.inspect.collection_report import CollectionReport
-from recfx.inspect.grid import Grid
-from recfx.inspect.names import groups_of, plural
+from recfx.inspect.collection_rows import Grid
+from recfx.inspect.report_data import CollectionReport
+from recfx.inspect.wording import groups_of, plural
 
 _COLUMNS = ("node", "shape", "bytes", "kernel", "made by")
 _MOST_NODES = 24

@@ -16,9 +16,9 @@ from recfx.collections.sharding.whole_plan import (
     refuse_unknown_collections,
 )
 from recfx.errors import ConversionError, Diagnostic
-from recfx.inspect.collection_report import CollectionReport
 from recfx.inspect.describe import with_reasons
 from recfx.inspect.describe_sharded import with_plan
+from recfx.inspect.report_data import CollectionReport
 from recfx.planner.planned_ranks import topology_of, world_size_of
 from recfx.planner.priced_plan import price_of
 from recfx.planner.pricing.values import whole_number

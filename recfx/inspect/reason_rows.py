@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from recfx.collections.kinds import table_in
 from recfx.errors import Diagnostic, Severity
 from recfx.inspect import wording
-from recfx.inspect.names import few, groups_of, plural
 from recfx.inspect.report_data import ReportData
+from recfx.inspect.wording import few, groups_of, plural
 
 FILLING = ("index_nearly_full", "shared_answers", "eviction_churn", "candidates_dropped")
 """The reasons of tables that are, or soon will be, too small."""

@@ -4,9 +4,94 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import sympy
+
 from recfx.discovery.verify_report import DIFFERENT, VerifyReport
 from recfx.errors import Diagnostic
-from recfx.inspect.collection_report import CollectionReport
+from recfx.inspect.table_report import TableReport
+
+
+@dataclass(frozen=True)
+class NodeReport:
+    """One node of a collection's graph: see :class:`recfx.ir.NodeMeta`. ``shape`` and ``bytes`` are symbolic."""
+
+    name: str
+    kind: str
+    tables: tuple[str, ...]
+    made_by: str
+    shape: tuple[sympy.Expr, ...]
+    dtype: str
+    bytes: sympy.Expr
+    device: str
+    kernel: str
+
+
+@dataclass(frozen=True)
+class PassReport:
+    """One pass: whether it changed the graph, and the graph after the pass as text."""
+
+    name: str
+    modified: bool
+    graph: str
+
+
+@dataclass(frozen=True)
+class CollectionReport:
+    """One collection.
+
+    Args:
+        paths: every fully qualified name it has; ``""`` is the root.
+        kind: name of its class before conversion.
+        status: ``"converted"``, ``"convertible"`` (before conversion), ``"kept"`` or ``"refused"``.
+        why: the reason why it is kept or refused; None if it is neither.
+        found: ``"traced"`` (a call of it was seen), ``"walked"`` (calls were not traced, or could not be), or
+            ``"never called"``.
+        file: where the user's code calls it, or where the class that holds it is defined; ``""`` if unknown.
+        line: the line in that file; 0 if unknown.
+        is_weighted: whether batches carry per-id weights; None if the collection does not say.
+        device: as the collection states it.
+        tables: its tables, in order.
+        nodes: the nodes of the final graph.
+        passes: the passes, in the order in which they ran.
+        declined: what passes and backends did not do, and why.
+        reasons: those of :attr:`Report.reasons` that are about it or its tables.
+    """
+
+    paths: tuple[str, ...]
+    kind: str
+    status: str
+    why: Diagnostic | None = None
+    found: str = "walked"
+    file: str = ""
+    line: int = 0
+    is_weighted: bool | None = None
+    device: str = ""
+    tables: tuple[TableReport, ...] = ()
+    nodes: tuple[NodeReport, ...] = ()
+    passes: tuple[PassReport, ...] = ()
+    declined: tuple[Diagnostic, ...] = ()
+    reasons: tuple[Diagnostic, ...] = ()
+
+    @property
+    def path(self) -> str:
+        """The first name."""
+        return self.paths[0]
+
+    @property
+    def reason(self) -> str:
+        """Reason code if it is kept or refused; otherwise ``""``."""
+        return "" if self.why is None else self.why.code
+
+    @property
+    def message(self) -> str:
+        """Why it is kept or refused; otherwise ``""``."""
+        return "" if self.why is None else self.why.message
+
+    @property
+    def what_to_do(self) -> str:
+        """What the user can change about that."""
+        return "" if self.why is None else self.why.what_to_do
+
 
 REPORT_VERSION = "1"
 

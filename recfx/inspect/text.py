@@ -20,14 +20,12 @@ from rich.text import Text
 from recfx.collections.kinds import table_in
 from recfx.errors import Severity
 from recfx.inspect import wording
-from recfx.inspect.collection_rows import collections_grid
-from recfx.inspect.grid import Grid
-from recfx.inspect.index_columns import filling_grid
-from recfx.inspect.names import few
+from recfx.inspect.collection_rows import Grid, collections_grid
 from recfx.inspect.node_rows import LEGEND, node_grids
 from recfx.inspect.reason_rows import Finding, ReasonRow, matter, notes, reason_rows
 from recfx.inspect.report_data import ReportData
-from recfx.inspect.table_groups import sharding_grid, tables_grid, tables_of
+from recfx.inspect.sections import filling_grid, sharding_grid, tables_grid, tables_of
+from recfx.inspect.wording import few
 from recfx.ir.printable import printable
 
 WIDTH = 120

@@ -8,8 +8,7 @@ import pytest
 import sympy
 
 import recfx
-from recfx.inspect.drawing.costs import TIME, costs_of, formula
-from recfx.inspect.drawing.times import time_formula
+from recfx.inspect.drawing.costs import TIME, costs_of, formula, time_formula
 from recfx.ir.meta import BATCH, WORLD, mean_length
 from recfx.planner.pricing.hardware import H100
 from recfx.planner.pricing.work import NOTHING

@@ -19,8 +19,8 @@ from recfx.inspect import (
     Verification,
 )
 from recfx.inspect.explain import explain
+from recfx.inspect.report import plain
 from recfx.inspect.report_data import ReportData
-from recfx.inspect.report_json import plain
 from tests.inspect.balanced import Balanced
 from tests.inspect.models import collection, dlrm, towers
 

@@ -12,11 +12,10 @@ from torchrec.distributed.types import ShardingPlan
 from recfx.discovery.discover import check_module
 from recfx.errors import DrawingError
 from recfx.inspect.drawing.collect import collect
-from recfx.inspect.drawing.dot import render_dot
+from recfx.inspect.drawing.dot import render_dot, render_svg
 from recfx.inspect.drawing.drawing import Drawing
 from recfx.inspect.drawing.html import render_html
 from recfx.inspect.drawing.planned import as_planned
-from recfx.inspect.drawing.svg import render_svg
 from recfx.inspect.drawing.write import as_path, write_text
 from recfx.planner.pricing.hardware import Hardware
 from recfx.planner.topology import NpuTopology

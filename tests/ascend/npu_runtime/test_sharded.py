@@ -7,7 +7,7 @@ import torch
 from torchrec.optim.optimizers import in_backward_optimizer_filter
 
 from recfx.errors import RecfxError
-from recfx.inspect.transfer_reasons import transfer_reasons
+from recfx.inspect.collection_reasons import transfer_reasons
 from recfx.ir import format_graph
 from tests.ascend.npu_runtime.sharded_training import model_on_npus, train_on_npus
 from tests.sharding.cases import Case, Table, batches, check, train_sharded, train_whole
