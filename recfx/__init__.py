@@ -40,8 +40,8 @@ from recfx.inspect.explain import explain
 from recfx.inspect.monitor import Monitor, monitor
 from recfx.passes import PACKAGE as passes
 from recfx.pipeline.train_pipeline import TrainPipeline
-from recfx.planner.default_sharders import sharders
 from recfx.planner.plan import plan
+from recfx.planner.sharder import sharders
 from recfx.planner.torchrec_entry import AFTER_SHARDING, extend_torchrec
 from recfx.verification.verify import verify
 from recfx.version import __version__

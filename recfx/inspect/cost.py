@@ -23,21 +23,17 @@ from recfx.discovery.wrappers import unwrap
 from recfx.errors import ConversionError, type_of
 from recfx.ir.operator_graph import lowered_from
 from recfx.passes import Rewriting
-from recfx.planner.hardware_of import AnyTopology, chip_of, device_of, device_of_tables, hardware_of, of_ranks
 from recfx.planner.plan import plan_of_collections as make_plan
-from recfx.planner.planned_ranks import topology_of, world_size_of
+from recfx.planner.priced_plan import topology_of, world_size_of
 from recfx.planner.pricing.cost import Cost
 from recfx.planner.pricing.cost_data import COST_VERSION, features_of
-from recfx.planner.pricing.graph_nodes import ModelPrices
-from recfx.planner.pricing.graph_prices import price_graph
+from recfx.planner.pricing.graph_prices import ModelPrices, price_graph
 from recfx.planner.pricing.hardware import ASCEND_910B, H100, Hardware
-from recfx.planner.pricing.planned_graph import planned_graph
-from recfx.planner.pricing.planned_model import planned_as_sharded, planned_by
-from recfx.planner.pricing.planned_tables import PlannedCollection
+from recfx.planner.pricing.planned_collection import PlannedCollection, planned_as_sharded, planned_by, planned_graph
 from recfx.planner.pricing.this_machine import this_machine
 from recfx.planner.pricing.values import whole_number
 from recfx.planner.pricing.work import NodeCost
-from recfx.planner.topology import NpuTopology
+from recfx.planner.topology import AnyTopology, NpuTopology, chip_of, device_of, device_of_tables, hardware_of, of_ranks
 from recfx.replacement.dry_run import as_converted
 
 

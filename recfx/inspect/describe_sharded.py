@@ -23,9 +23,8 @@ from recfx.inspect.report_data import CollectionReport
 from recfx.inspect.table_report import ShardingReport, TableReport
 from recfx.ir.shards import CollectionSharding, ShardedTable
 from recfx.optim.fused_optimizer import FusedOptimizer
-from recfx.planner.hardware_of import AnyTopology, chip_of, device_of, device_of_tables
-from recfx.planner.pricing.planned_graph import planned_graph
-from recfx.planner.pricing.planned_model import planned_of, traits_of
+from recfx.planner.pricing.planned_collection import planned_graph, planned_of, traits_of
+from recfx.planner.topology import AnyTopology, chip_of, device_of, device_of_tables
 
 
 def describe_sharded(found: CollectionReport, sharded: ShardedCollection, existed: bool) -> CollectionReport:

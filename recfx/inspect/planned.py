@@ -19,8 +19,7 @@ from recfx.errors import ConversionError, Diagnostic
 from recfx.inspect.describe import with_reasons
 from recfx.inspect.describe_sharded import with_plan
 from recfx.inspect.report_data import CollectionReport
-from recfx.planner.planned_ranks import topology_of, world_size_of
-from recfx.planner.priced_plan import price_of
+from recfx.planner.priced_plan import price_of, topology_of, world_size_of
 from recfx.planner.pricing.values import whole_number
 
 

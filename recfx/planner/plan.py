@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+import logging
+import threading
+import warnings
+from collections.abc import Iterator, Mapping
 
 from torch import nn
 from torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
@@ -15,17 +19,49 @@ from recfx.collections.sharding.collection import sharded_collections
 from recfx.collections.sharding.types import type_named
 from recfx.discovery.classify import CONVERTED, CONVERTIBLE, classify
 from recfx.errors import ConversionError
-from recfx.planner.default_sharders import torchrec_sharders
 from recfx.planner.enumerator import OrderedEnumerator
-from recfx.planner.hardware_of import check_topology, device_of, hardware_of
 from recfx.planner.placements import replace_placements
 from recfx.planner.priced_plan import PricedPlan
 from recfx.planner.priced_proposals import PricedProposals
 from recfx.planner.proposers import MOST_TABLES_THAT_FIT, left_out, proposers
-from recfx.planner.quiet import without_noise
-from recfx.planner.sharder import HashEmbeddingBagCollectionSharder, planned_types
-from recfx.planner.topology import NpuTopology
+from recfx.planner.sharder import HashEmbeddingBagCollectionSharder, planned_types, torchrec_sharders
+from recfx.planner.topology import NpuTopology, check_topology, device_of, hardware_of
 from recfx.replacement.dry_run import as_converted
+
+_LOGGED = {
+    "": "Sharding spec not found for ",  # of every data-parallel table, which has none
+    "torchrec.distributed.planner.storage_reservations": "There is a known issue with TorchRec's dense tensor size",
+}
+"""The beginning of each message, by the name of its logger."""
+
+_WARNED = "HeuristicalStorageReservation is known to cause issues"  # it is the planner's own default
+
+
+@contextlib.contextmanager
+def without_noise() -> Iterator[None]:
+    """Inside, this thread logs none of ``_LOGGED``; everything else is logged as outside."""
+    thread, root = threading.get_ident(), logging.getLogger()
+
+    def is_wanted(record: logging.LogRecord) -> bool:
+        noise = _LOGGED["" if record.name == "root" else record.name]
+        return record.thread != thread or not record.getMessage().startswith(noise)
+
+    # Logging to the root logger configures it if it has no handler, for good.
+    handler = logging.lastResort if not root.handlers else None
+    loggers = [logging.getLogger(name) for name in _LOGGED]
+    if handler is not None:
+        root.addHandler(handler)
+    for logger in loggers:
+        logger.addFilter(is_wanted)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", _WARNED, FutureWarning)
+            yield
+    finally:
+        for logger in loggers:
+            logger.removeFilter(is_wanted)
+        if handler is not None:
+            root.removeHandler(handler)
 
 
 def plan(

@@ -1,4 +1,4 @@
-"""A plan with its price, and with that of the plan that came second."""
+"""A plan that knows its price, the plan that came second, and the ranks and the hardware that it was made for."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from typing import Any
 
 from torchrec.distributed.types import ShardingPlan
 
-from recfx.errors import Diagnostic
-from recfx.planner.hardware_of import AnyTopology
+from recfx.collections.sharding.whole_plan import ranks_named, ranks_spanned
+from recfx.errors import ConversionError, Diagnostic
 from recfx.planner.pricing.cost_text import in_time
+from recfx.planner.topology import AnyTopology
 
 
 @dataclass(frozen=True)
@@ -133,3 +134,37 @@ def price_of(plan: ShardingPlan | None) -> list[Diagnostic]:
 def _tables(plan: Mapping[str, Any]) -> dict[str, dict[str, object]]:
     """The tables of a plan, each with a copy of what the plan says about it."""
     return {path: {name: copy.copy(each) for name, each in tables.items()} for path, tables in plan.items()}
+
+
+def world_size_of(plan: ShardingPlan, given: int | None = None) -> int:
+    """The number of ranks of a plan.
+
+    Args:
+        plan: a plan. One of ``recfx.plan`` knows its ranks; of another, tables that are on all ranks tell.
+        given: the number of ranks, if the user says so.
+
+    Raises:
+        ConversionError: ``plan_rank``: the plan was made for another number of ranks; ``unknown_world_size``: neither
+            the plan nor the user says it.
+    """
+    own = plan.world_size if isinstance(plan, PricedPlan) else None
+    if own is not None and given not in (None, own):
+        raise ConversionError(
+            f"the plan was made for {own:,} rank{'' if own == 1 else 's'}, not for {given:,}.",
+            reason="plan_rank",
+            what_to_do="make a plan for as many ranks as there are: recfx.plan(model, topology).",
+        )
+    found = own or given or ranks_spanned(plan)
+    if found is None:
+        named = ranks_named(plan)
+        raise ConversionError(
+            f"no table of the plan is on all ranks, so it may be for {named:,} ranks or for more.",
+            reason="unknown_world_size",
+            what_to_do="pass world_size=, or a topology; a plan of recfx.plan knows its ranks.",
+        )
+    return found
+
+
+def topology_of(plan: ShardingPlan | None) -> AnyTopology | None:
+    """The topology that a plan was made for; None if it is not recfx's own."""
+    return plan.topology if isinstance(plan, PricedPlan) else None

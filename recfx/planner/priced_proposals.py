@@ -14,9 +14,8 @@ from recfx.collections.sharding.plan import read_plan
 from recfx.ir.shards import CollectionSharding, ShardedTable
 from recfx.planner.priced_plan import PlanPrice, Pricing
 from recfx.planner.pricing.hardware import Hardware
-from recfx.planner.pricing.planned_model import planned_of, traits_of
+from recfx.planner.pricing.planned_collection import PlannedTable, planned_of, traits_of
 from recfx.planner.pricing.planned_nodes import PlannedGraphs
-from recfx.planner.pricing.planned_tables import PlannedTable
 from recfx.planner.pricing.rank_totals import Batch, StepPrice, price_step
 from recfx.planner.pricing.values import LENGTH, Values
 

@@ -16,7 +16,7 @@ from recfx.collections.sharding.whole_plan import plan_of_collection, refuse_unk
 from recfx.errors import ConversionError, RecfxError
 from recfx.planner.placements import PRIVATE
 from recfx.planner.plan import plan_of_collections as make_plan
-from recfx.planner.planned_ranks import world_size_of
+from recfx.planner.priced_plan import world_size_of
 from recfx.planner.topology import npu_topology
 
 

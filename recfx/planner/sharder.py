@@ -1,8 +1,12 @@
-"""What TorchRec asks about a converted collection: which tables can be sharded, how, and the sharding itself."""
+"""What TorchRec asks about a converted collection: which tables can be sharded, how, and the sharding itself.
+
+``recfx.sharders`` lists these sharders, and TorchRec's own for everything else in a model.
+"""
 
 from __future__ import annotations
 
 import copy
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any
@@ -10,21 +14,29 @@ from typing import Any
 import torch
 from torch import nn
 from torch.distributed import ProcessGroup
+from torchrec.distributed import sharding_plan
+from torchrec.distributed.embedding import EmbeddingCollectionSharder
 from torchrec.distributed.embedding_types import BaseEmbeddingSharder
+from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from torchrec.distributed.fp_embeddingbag import FeatureProcessedEmbeddingBagCollectionSharder
 from torchrec.distributed.types import (
     EmbeddingModuleShardingPlan,
+    ModuleSharder,
     ShardedModule,
     ShardingEnv,
 )
 
 from recfx.collections.collection import UnshardedCollection
-from recfx.collections.kinds import kind_of
+from recfx.collections.converted_classes import all_converted_classes
+from recfx.collections.kinds import KINDS, kind_of
 from recfx.collections.pooled import HashEmbeddingBagCollection
 from recfx.collections.sharding.collection import shard_collection
 from recfx.collections.sharding.plan import KERNELS
 from recfx.collections.sharding.types import SHARDING_TYPES, type_named, type_names
 from recfx.errors import ConversionError, type_of
 from recfx.optim.fused_params import fused_optimizer_from_params
+
+Sharders = list[ModuleSharder[nn.Module]]
 
 DEVICES = frozenset({"cpu", "cuda", "npu", "meta"})
 
@@ -208,3 +220,56 @@ def _group_of(host_env: ShardingEnv | None) -> ProcessGroup | None:
             what_to_do="make it with ShardingEnv.from_process_group(dist.new_group(backend='gloo')).",
         )
     return group
+
+
+def stock_defaults() -> Sharders:
+    """TorchRec's own default sharders, without those of recfx."""
+    return list(inspect.unwrap(sharding_plan.get_default_sharders)())
+
+
+def sharders(
+    host_env: ShardingEnv | None = None, fused_params: Mapping[str, Any] | None = None
+) -> list[ModuleSharder[nn.Module]]:
+    """Sharders for TorchRec's planners and ``DistributedModelParallel``, with everything that recfx can do.
+
+    Without them, or with sharders of TorchRec's own, converted collections are sharded as TorchRec would shard the
+    standard ones; these add row-wise types on CPUs, ``host_env``, and fused optimizers of data-parallel tables.
+
+    TorchRec looks sharders up by a module's exact class. A converted subclass of ``EmbeddingBagCollection`` has a class
+    that the conversion made, so there is one sharder per class made so far; those of classes that are made later are
+    added when the list is used.
+
+    Args:
+        host_env: environment over a gloo group that sends the ids, if the model's own group is hccl or nccl.
+        fused_params: optimizer for the tables that have none in backward, in TorchRec's format: ``optimizer``,
+            ``learning_rate``, ``eps``, ``beta1``, ``beta2``, ``weight_decay``. It also applies to collections that were
+            not converted.
+
+    Returns:
+        recfx's sharders, followed by ``torchrec.distributed.sharding_plan.get_default_sharders()``.
+
+    Raises:
+        ConversionError: ``unsupported_fused_param``, ``host_env_without_group``.
+    """
+    ours = [
+        HashEmbeddingBagCollectionSharder(fused_params, host_env=host_env, module_type=module_type)
+        for kind in KINDS
+        for module_type in all_converted_classes(kind)
+    ]
+    return [*ours, *torchrec_sharders(fused_params)]
+
+
+def torchrec_sharders(fused_params: Mapping[str, Any] | None = None) -> list[ModuleSharder[nn.Module]]:
+    """TorchRec's default sharders, with ``fused_params`` for those that train."""
+
+    def params() -> dict[str, Any] | None:
+        return dict(fused_params) if fused_params else None  # TorchRec keeps the dict and may write into it
+
+    replaced: dict[type[Any], ModuleSharder[nn.Module]] = {
+        EmbeddingBagCollectionSharder: EmbeddingBagCollectionSharder(params()),
+        EmbeddingCollectionSharder: EmbeddingCollectionSharder(params()),
+        FeatureProcessedEmbeddingBagCollectionSharder: FeatureProcessedEmbeddingBagCollectionSharder(
+            EmbeddingBagCollectionSharder(params())
+        ),
+    }
+    return [replaced.get(type(sharder), sharder) for sharder in stock_defaults()]

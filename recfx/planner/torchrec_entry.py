@@ -38,15 +38,13 @@ from recfx.collections.wrap_once import wrap_once
 from recfx.discovery.conversion_record import add_notes
 from recfx.errors import CheckpointError, ConversionError, RecfxError
 from recfx.planner.priced_plan import price_of
-from recfx.planner.sharder import HashEmbeddingBagCollectionSharder, StockSharder
+from recfx.planner.sharder import HashEmbeddingBagCollectionSharder, Sharders, StockSharder, stock_defaults
 
 _ORDER = ("module", "env", "device", "plan", "sharders")
 _ORDER_OF_PLAN = ("self", "module", "sharders")
 
 AFTER_SHARDING: list[Callable[[nn.Module], None]] = []
 """Called with each ``DistributedModelParallel`` that has sharded converted collections."""
-
-Sharders = list[ModuleSharder[nn.Module]]
 
 
 def extend_torchrec() -> None:
@@ -367,8 +365,3 @@ def _name_unconvert(original: Callable[..., Any]) -> Callable[..., Any]:
             ) from error
 
     return extended
-
-
-def stock_defaults() -> Sharders:
-    """TorchRec's own default sharders, without those of recfx."""
-    return list(inspect.unwrap(sharding_plan.get_default_sharders)())

@@ -27,9 +27,8 @@ from torchrec.distributed.types import ShardingEnv, ShardingPlan
 import recfx
 from recfx.errors import ConversionError, DrawingError, InputError
 from recfx.inspect.drawing.costs import TIME
-from recfx.planner.hardware_of import hardware_of
 from recfx.planner.pricing.hardware import ASCEND_910B, CPU_HOST, H100
-from recfx.planner.topology import NpuTopology, npu_topology
+from recfx.planner.topology import NpuTopology, hardware_of, npu_topology
 from tests.builders.collections import tables_named
 from tests.drawing.page_data import data_of, value_of
 from tests.inspect.models import dlrm

@@ -16,9 +16,9 @@ from torchrec.distributed.sharding_plan import construct_module_sharding_plan, d
 from torchrec.distributed.types import ShardingEnv, ShardingPlan
 
 import recfx
-from recfx.planner.default_sharders import HashEmbeddingBagCollectionSharder
 from recfx.planner.priced_plan import PricedPlan
 from recfx.planner.pricing.hardware import H100
+from recfx.planner.sharder import HashEmbeddingBagCollectionSharder
 from recfx.planner.topology import npu_topology
 from tests.builders.collections import tables_named
 from tests.drawing.page_data import data_of

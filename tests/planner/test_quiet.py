@@ -10,7 +10,7 @@ import warnings
 
 import pytest
 
-from recfx.planner.quiet import without_noise
+from recfx.planner.plan import without_noise
 
 _SCRIPT = """
 import logging, sys, tempfile

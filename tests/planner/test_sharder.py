@@ -26,8 +26,7 @@ from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCo
 
 import recfx
 from recfx.collections.sharding.types import type_names
-from recfx.planner.sharder import HashEmbeddingBagCollectionSharder
-from recfx.planner.torchrec_entry import stock_defaults
+from recfx.planner.sharder import HashEmbeddingBagCollectionSharder, stock_defaults
 from tests.sharding.models import PATHS, Model, Subclass, collection
 from tests.support.forkserver import forkserver
 from tests.support.ports import free_port

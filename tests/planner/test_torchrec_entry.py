@@ -28,7 +28,8 @@ from torchrec.optim.optimizers import in_backward_optimizer_filter
 
 import recfx
 from recfx.collections.sharding.collection import ShardedHashEmbeddingBagCollection, sharded_collections
-from recfx.planner.torchrec_entry import extend_torchrec, sharders_for, stock_defaults
+from recfx.planner.sharder import stock_defaults
+from recfx.planner.torchrec_entry import extend_torchrec, sharders_for
 from tests.builders.optimizers import attach
 from tests.sharding.cases import Case, Model, Table, batches, build
 from tests.sharding.ranks import ranks

@@ -10,12 +10,9 @@ import recfx
 from recfx import HashEmbeddingBagCollection
 from recfx.planner.pricing.formulas import formula_of
 from recfx.planner.pricing.graph_prices import price_graph
-from recfx.planner.pricing.node_price import work_at
-from recfx.planner.pricing.planned_graph import planned_graph
-from recfx.planner.pricing.planned_model import planned_by
+from recfx.planner.pricing.node_price import calls_of, work_at
+from recfx.planner.pricing.planned_collection import PlannedCollection, planned_by, planned_graph
 from recfx.planner.pricing.planned_nodes import PlannedGraphs
-from recfx.planner.pricing.planned_tables import PlannedCollection
-from recfx.planner.pricing.uneven import calls_of
 from recfx.planner.pricing.values import Values
 from tests.sharding.cases import Case, build, plan_of, with_optimizer
 from tests.sharding.pipelined_cases import CASES

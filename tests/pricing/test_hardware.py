@@ -12,7 +12,6 @@ from torchrec.distributed.sharding_plan import construct_module_sharding_plan, t
 from torchrec.distributed.types import ShardingPlan
 
 import recfx
-from recfx.planner.hardware_of import hardware_of, of_ranks
 from recfx.planner.pricing.hardware import (
     ASCEND_910B,
     COLLECTIVES,
@@ -25,7 +24,7 @@ from recfx.planner.pricing.hardware import (
 )
 from recfx.planner.pricing.this_machine import machine_of, this_machine
 from recfx.planner.pricing.times import WorkAt, seconds_of_collective, seconds_of_ranks, seconds_of_work
-from recfx.planner.topology import npu_topology
+from recfx.planner.topology import hardware_of, npu_topology, of_ranks
 from tests.builders.collections import collection
 from tests.sharding.ranks import ranks
 

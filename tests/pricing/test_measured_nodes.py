@@ -7,7 +7,7 @@ import torch
 
 from recfx.hashing import HashConfig
 from recfx.ir import format_graph
-from recfx.planner.pricing.measured_nodes import _Measured
+from recfx.planner.pricing.this_machine import _Measured
 
 
 @pytest.mark.parametrize("dense_rows", [64, 0])

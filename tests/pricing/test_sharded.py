@@ -20,8 +20,7 @@ import recfx
 from recfx.collections.sharding.collection import ShardedHashEmbeddingBagCollection
 from recfx.planner.pricing.graph_prices import price_graph
 from recfx.planner.pricing.hardware import CPU_HOST, H100
-from recfx.planner.pricing.planned_graph import planned_graph
-from recfx.planner.pricing.planned_model import planned_as_sharded
+from recfx.planner.pricing.planned_collection import planned_as_sharded, planned_graph
 from recfx.planner.pricing.work import Work
 from tests.sharding.cases import OPTIMIZERS, Case, Model, batches, build, plan_of, shard, with_optimizer
 from tests.sharding.ranks import ranks

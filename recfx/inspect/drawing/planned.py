@@ -23,13 +23,12 @@ from recfx.discovery.wrappers import unwrap
 from recfx.errors import DrawingError
 from recfx.inspect.cost import price_planned
 from recfx.passes import Rewriting
-from recfx.planner.hardware_of import check_topology, hardware_of
 from recfx.planner.plan import plan_of_collections as make_plan
-from recfx.planner.planned_ranks import topology_of, world_size_of
+from recfx.planner.priced_plan import topology_of, world_size_of
 from recfx.planner.pricing.cost import Cost
 from recfx.planner.pricing.hardware import Hardware
 from recfx.planner.pricing.values import whole_number
-from recfx.planner.topology import NpuTopology
+from recfx.planner.topology import NpuTopology, check_topology, hardware_of
 from recfx.replacement.dry_run import converted_by_path, unchanged
 
 
@@ -64,7 +63,7 @@ def as_planned(
         model_or_graph: a model that is not sharded.
         topology: what ``recfx.plan`` plans for, without a plan; or hardware that the plan is for.
         plan: the plan.
-        world_size: the number of ranks that ``plan`` is for; see :func:`recfx.planner.planned_ranks.world_size_of`.
+        world_size: the number of ranks that ``plan`` is for; see :func:`recfx.planner.priced_plan.world_size_of`.
 
     Raises:
         DrawingError: ``invalid_argument``, ``already_sharded``.

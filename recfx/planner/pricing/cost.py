@@ -11,7 +11,7 @@ from recfx.planner.pricing.comparison import Sweep
 from recfx.planner.pricing.cost_data import CostAtData, CostData
 from recfx.planner.pricing.cost_json import cost_at_json, cost_json
 from recfx.planner.pricing.cost_text import cost_at_text, cost_text
-from recfx.planner.pricing.graph_nodes import DENSE
+from recfx.planner.pricing.graph_prices import DENSE
 from recfx.planner.pricing.hardware import Hardware
 from recfx.planner.pricing.node_price import Totals, price
 from recfx.planner.pricing.planned_nodes import PlannedGraphs

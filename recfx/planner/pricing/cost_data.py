@@ -11,7 +11,7 @@ import sympy
 
 from recfx.planner.pricing.hardware import Hardware
 from recfx.planner.pricing.node_price import NodePrice, Totals
-from recfx.planner.pricing.planned_tables import PlannedCollection
+from recfx.planner.pricing.planned_collection import PlannedCollection
 from recfx.planner.pricing.rank_totals import StepPrice
 from recfx.planner.pricing.work import NodeCost, Resident
 

@@ -1,18 +1,48 @@
-"""What the formulas know about one node: its tables with the ids that reach them, its bags, and its value."""
+"""What the formulas know about one node: the batch, the tables with the ids that reach them, the bags, the value."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import sympy
 
-from recfx.ir.meta import Collective
+from recfx.ir.meta import BATCH, WORLD, Collective, mean_length
 from recfx.ir.tables import TableSpec
 from recfx.optim.rules.rule import Rule
-from recfx.planner.pricing.symbols import SYMBOLS, Symbols, total
-from recfx.planner.pricing.work import NO_RESIDENT, Resident
+from recfx.planner.pricing.work import NO_RESIDENT, Resident, total
+
+
+class Symbols(NamedTuple):
+    """Either symbols or numbers; formulas do not care which.
+
+    Args:
+        batch: samples per rank.
+        world: the number of ranks.
+        length: gives the mean number of ids per sample of a feature.
+        samples_of_all: the samples of all ranks, if that is not ``world`` times ``batch``.
+        length_of_all: gives the mean over all ranks, if that is another one.
+    """
+
+    batch: Any
+    world: Any
+    length: Callable[[str], Any]
+    samples_of_all: Any = None
+    length_of_all: Callable[[str], Any] | None = None
+
+    @property
+    def everybody(self) -> Any:
+        """The samples of all ranks."""
+        return self.world * self.batch if self.samples_of_all is None else self.samples_of_all
+
+    def arriving(self, feature: str) -> Any:
+        """The mean number of ids per sample of all ranks."""
+        return (self.length_of_all or self.length)(feature)
+
+
+SYMBOLS = Symbols(BATCH, WORLD, mean_length)
 
 
 @dataclass(frozen=True, eq=False)

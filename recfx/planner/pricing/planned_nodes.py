@@ -24,11 +24,14 @@ from recfx.ir.tables import TableSpec, embedding_names, output_dtype
 from recfx.ir.way_back import HopSize, WayBack, World
 from recfx.lowering.registry import select_planned
 from recfx.planner.pricing.graph_prices import nodes_of
-from recfx.planner.pricing.node_facts import NodeFacts, PlannedNode, TableLoad
-from recfx.planner.pricing.planned_graph import planned_graph
-from recfx.planner.pricing.planned_tables import PlannedCollection, PlannedTable, exchanges_ids_on_host
-from recfx.planner.pricing.symbols import Symbols, total
-from recfx.planner.pricing.work import NO_RESIDENT, Resident
+from recfx.planner.pricing.node_facts import NodeFacts, PlannedNode, Symbols, TableLoad
+from recfx.planner.pricing.planned_collection import (
+    PlannedCollection,
+    PlannedTable,
+    exchanges_ids_on_host,
+    planned_graph,
+)
+from recfx.planner.pricing.work import NO_RESIDENT, Resident, total
 from recfx.runtime.keyed_tensor import keyed_order
 
 

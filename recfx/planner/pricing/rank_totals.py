@@ -10,10 +10,9 @@ from recfx.ir.node_kinds import NODE_KINDS, Stage
 from recfx.planner.pricing.formulas import formula_of
 from recfx.planner.pricing.hardware import Hardware
 from recfx.planner.pricing.node_facts import PlannedNode
-from recfx.planner.pricing.node_price import Totals, seconds_of_call, work_at
+from recfx.planner.pricing.node_price import Totals, calls_of, seconds_of_call, work_at
 from recfx.planner.pricing.planned_nodes import PlannedGraphs
 from recfx.planner.pricing.times import seconds_of_ranks, seconds_of_work
-from recfx.planner.pricing.uneven import calls_of
 from recfx.planner.pricing.values import Values
 
 IDS, TABLES, OUTPUT, WIRE, DENSE = "ids", "tables", "output", "wire", "dense"

@@ -12,7 +12,7 @@ import sympy
 
 from recfx.errors import InputError
 from recfx.ir.meta import BATCH, WORLD, mean_length
-from recfx.planner.pricing.symbols import Symbols
+from recfx.planner.pricing.node_facts import Symbols
 from recfx.planner.pricing.work import plain_number
 
 BATCH_SIZE, LENGTH = 512, 1

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
 import sympy
 
 from recfx.ir.meta import Collective
-from recfx.planner.pricing.symbols import total
 
 
 @dataclass(frozen=True)
@@ -162,3 +161,11 @@ def plain_number(value: Any) -> int | float:
     """A number of sympy's as Python's: an ``int`` if it is whole."""
     number = float(value)
     return int(value) if number.is_integer() else number
+
+
+def total(terms: Iterable[Any]) -> Any:
+    """The sum of expressions or of numbers; a sum of many expressions, one by one, would take quadratic time."""
+    found = list(terms)
+    if any(isinstance(term, sympy.Basic) for term in found):
+        return sympy.Add(*found)
+    return sum(found)

@@ -7,7 +7,7 @@ from torch import nn
 from torchrec.distributed.types import ModuleSharder, ShardingEnv
 
 from recfx.errors import ConversionError, type_of
-from recfx.planner.default_sharders import sharders
+from recfx.planner.sharder import sharders
 
 _HOW = "pass ShardingEnv.from_process_group(dist.new_group(backend='gloo'))."
 
