@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from recfx.errors import Diagnostic
-from recfx.ir.lookup_facts import LookupFacts
+from recfx.ir.facts import LookupFacts
 from recfx.lowering._fbgemm_rules import FBGEMM_RULES
 from recfx.optim.rules import rule_named
 

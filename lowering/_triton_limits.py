@@ -7,7 +7,7 @@ from types import ModuleType
 import torch
 
 from recfx.errors import Diagnostic
-from recfx.ir.lookup_facts import LookupFacts
+from recfx.ir.facts import LookupFacts
 from recfx.kernels import bucketize_op, find_rows_op, launch, tiling
 from recfx.optim.fused_step_op import triton_module
 from recfx.optim.rules import rule_named

@@ -11,7 +11,7 @@ from types import ModuleType
 import torch
 
 from recfx.errors import Diagnostic
-from recfx.ir.lookup_facts import LookupFacts
+from recfx.ir.facts import LookupFacts
 from recfx.kernels import bag_offsets, bucketize, fused_step, hash_index, library, row_initialization
 from recfx.kernels.huge_pages import move_to_huge_pages
 from recfx.kernels.pooled_lookup import IndexView, find_and_pool, pool_again_, pooled_lookup

@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 
 from recfx.errors import Diagnostic
-from recfx.ir.lookup_facts import LookupFacts
+from recfx.ir.facts import LookupFacts
 from recfx.lowering import _fbgemm_limits
 from recfx.lowering._fbgemm_backward import FbgemmBackward
 from recfx.lowering._fbgemm_layout import Layout

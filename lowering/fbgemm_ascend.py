@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 
 from recfx.errors import Diagnostic
-from recfx.ir.lookup_facts import LookupFacts
+from recfx.ir.facts import LookupFacts
 from recfx.lowering import _fbgemm_ascend_operator as operator
 from recfx.lowering._aten_backward import AtenBackward
 from recfx.lowering._trainable_lookup import LookedUp, TrainableLookup

@@ -7,7 +7,7 @@ from types import ModuleType
 import torch
 
 from recfx.errors import Diagnostic
-from recfx.ir.lookup_facts import LookupFacts
+from recfx.ir.facts import LookupFacts
 from recfx.lowering import _triton_limits, _triton_lookup
 from recfx.lowering.registry import LookupKernel, LookupSpec
 

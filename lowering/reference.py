@@ -11,7 +11,7 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from recfx.errors import Diagnostic
-from recfx.ir.lookup_facts import LookupFacts
+from recfx.ir.facts import LookupFacts
 from recfx.kernels import (
     bag_offsets_reference,
     bucketize_reference,

@@ -20,8 +20,7 @@ import torch
 
 from recfx.errors import ConversionError, Diagnostic
 from recfx.ir.context import Served
-from recfx.ir.facts import TableFacts
-from recfx.ir.lookup_facts import LookupFacts
+from recfx.ir.facts import LookupFacts, TableFacts
 from recfx.kernels import launch
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from recfx.ir.context import Served
-from recfx.ir.lookup_facts import LookupFacts
+from recfx.ir.facts import LookupFacts
 from recfx.lowering.operators import FIND_ROWS, HASH_INDEX, planned_operators, select_operators
 from recfx.lowering.registry import choose_backend, select_planned
 

@@ -29,7 +29,7 @@ from recfx.optim.fused_optimizer import FusedOptimizer
 from recfx.passes import Pass
 from recfx.runtime import TableStore
 from recfx.runtime.in_flight import BATCHES_IN_FLIGHT
-from recfx.runtime.runtime import Runtime
+from recfx.runtime.lower_graph import Runtime
 from recfx.runtime.training_checks import refuse_fused_replicas
 
 Replacement = TypeVar("Replacement")

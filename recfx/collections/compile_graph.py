@@ -19,8 +19,7 @@ from recfx.ir.tables import TableSpec
 from recfx.ir.verifier import GraphVerificationError
 from recfx.passes.base import Pass, Rewrite, run_passes
 from recfx.passes.find_on_device import find_on_device
-from recfx.runtime.lower_graph import lower_graph, module_of
-from recfx.runtime.runtime import Runtime
+from recfx.runtime.lower_graph import Runtime, lower_graph, module_of
 from recfx.runtime.table_store import TableStore
 
 

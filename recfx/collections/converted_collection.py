@@ -20,10 +20,9 @@ from recfx.ir.snapshot import PassRecord
 from recfx.ir.tables import TableSpec
 from recfx.passes import Pass
 from recfx.runtime import TableStore
-from recfx.runtime.base import opaque
+from recfx.runtime.base import FxLeaf, opaque, tracer_of_call
 from recfx.runtime.forwards import Forwards
-from recfx.runtime.fx_leaf import FxLeaf, tracer_of_call
-from recfx.runtime.runtime import Runtime
+from recfx.runtime.lower_graph import Runtime
 
 _Collection = TypeVar("_Collection", bound="ConvertedCollection")
 

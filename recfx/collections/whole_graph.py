@@ -13,7 +13,7 @@ from recfx.collections.converted_collection import converted_collections
 from recfx.collections.copy_modules import carry_hooks
 from recfx.errors import ConversionError
 from recfx.ir.meta import META_KEY
-from recfx.runtime.fx_leaf import tracer_of_call
+from recfx.runtime.base import tracer_of_call
 from recfx.runtime.table_store import forwards_of
 
 

@@ -29,8 +29,8 @@ from recfx.collections.converted_collection import ConvertedCollection
 from recfx.collections.kinds import KINDS, standard_kind
 from recfx.collections.sharding.collection import sharded_collections
 from recfx.errors import Diagnostic, Severity
-from recfx.ir.id_range import IdRange
 from recfx.ir.meta import SourceLocation
+from recfx.ir.tables import IdRange
 
 CONVERTIBLE, CONVERTED, KEPT, REFUSED = "convertible", "converted", "kept", "refused"
 EMBEDDING_COLLECTION = "embedding_collection"  # kept, because its output is not pooled

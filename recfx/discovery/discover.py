@@ -25,8 +25,8 @@ from recfx.discovery.sample import Sample
 from recfx.discovery.shallow_tracer import ShallowTracer, rollback_of, source_of, trace_graph
 from recfx.discovery.wrappers import unwrap
 from recfx.errors import ConversionError, Diagnostic, type_of
-from recfx.ir.id_range import IdRange
 from recfx.ir.meta import SourceLocation
+from recfx.ir.tables import IdRange
 
 
 @dataclass

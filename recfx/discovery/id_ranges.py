@@ -17,7 +17,7 @@ from recfx.discovery.in_place import ancestors, is_in_place, may_change_its_argu
 from recfx.discovery.known_values import INT64, Features, Ids, of_attribute, of_input, within
 from recfx.discovery.operator_names import name_of
 from recfx.discovery.range_rules import RULES
-from recfx.ir.id_range import IdRange
+from recfx.ir.tables import IdRange
 
 
 class IdRanges:

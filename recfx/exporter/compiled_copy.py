@@ -27,7 +27,7 @@ from recfx.errors import Diagnostic, ExportError, Severity
 from recfx.exporter.quantization import stored_dtypes
 from recfx.exporter.served_collection import serve_collection
 from recfx.exporter.serving import SCRIPT, TRACED, ServingTarget
-from recfx.runtime.fx_leaf import FxLeaf
+from recfx.runtime.base import FxLeaf
 from recfx.runtime.hooks import FORWARD_HOOKS
 
 _TYPES: dict[str, type] = {

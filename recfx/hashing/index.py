@@ -106,7 +106,7 @@ class HashIndex(IndexStorage):
         _check_slice(policy, name)
         super().__init__(resolved, policy, name, device)
         self._views: tuple[IndexView, IndexView] | None = None
-        self.removals = 0  # how often ids have lost rows to erase() or insert(): see recfx/runtime/removed_rows.py
+        self.removals = 0  # how often ids have lost rows to erase() or insert(): see recfx/runtime/forwards.py
 
     @property
     def row_begin(self) -> int:

@@ -14,7 +14,7 @@ from recfx.ir.shards import ShardedTable
 from recfx.ir.tables import TableSpec
 from recfx.optim.fused_optimizer import FusedOptimizer
 from recfx.runtime import FindRows, SelectFeatures
-from recfx.runtime.host_copies import crosses
+from recfx.runtime.transfers import crosses
 
 UNEVEN = 1.25  # size of the largest piece, relative to the mean
 

@@ -33,7 +33,7 @@ from recfx.inspect.sections import (
 )
 from recfx.inspect.table_report import TableReport
 from recfx.inspect.wording import plural
-from recfx.ir.printable import printable
+from recfx.ir.names import printable
 
 _STYLE = """
 :root { color-scheme: light dark; --text: #1c1c1c; --page: #fff; --line: #ccc; --head: #f2f2f2; --code: #f7f7f7;

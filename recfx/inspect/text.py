@@ -26,7 +26,7 @@ from recfx.inspect.reason_rows import Finding, ReasonRow, matter, notes, reason_
 from recfx.inspect.report_data import ReportData
 from recfx.inspect.sections import filling_grid, sharding_grid, tables_grid, tables_of
 from recfx.inspect.wording import few
-from recfx.ir.printable import printable
+from recfx.ir.names import printable
 
 WIDTH = 120
 

@@ -12,7 +12,7 @@ import sympy
 
 from recfx.inspect.report_data import CollectionReport, ReportData
 from recfx.inspect.table_report import HashingReport, TableReport
-from recfx.ir.printable import printable
+from recfx.ir.names import printable
 
 _Item = TypeVar("_Item")
 

@@ -11,13 +11,11 @@ from functools import cached_property
 from typing import Protocol
 
 from recfx.errors import Diagnostic
-from recfx.ir.facts import TableFacts
-from recfx.ir.key_order import KeyOrder
-from recfx.ir.lookup_facts import LookupFacts
+from recfx.ir.facts import LookupFacts, TableFacts
 from recfx.ir.meta import SourceLocation
 from recfx.ir.shards import CollectionSharding
-from recfx.ir.tables import TableSpec, embedding_names
-from recfx.ir.way_back import Hop, WayBack
+from recfx.ir.tables import KeyOrder, TableSpec, embedding_names
+from recfx.ir.ways_back import Hop, WayBack
 
 _HOST = ("", "cpu", "meta")  # devices from which the host, where indexes are, reads ids without a copy
 

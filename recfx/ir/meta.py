@@ -7,7 +7,7 @@ from typing import Any
 
 import sympy
 import torch
-from torch import fx
+from torch import fx, nn
 
 META_KEY = "recfx"
 
@@ -109,3 +109,13 @@ def node_meta(node: fx.Node) -> NodeMeta | None:
     """The metadata of ``node``; None for a node that recfx did not make."""
     meta = node.meta.get(META_KEY)
     return meta if isinstance(meta, NodeMeta) else None
+
+
+def find_module(graph_module: fx.GraphModule, node: fx.Node) -> nn.Module | None:
+    """The module that ``node`` calls, of any class; None if it does not call one."""
+    if node.op != "call_module":
+        return None
+    try:
+        return graph_module.get_submodule(str(node.target))
+    except AttributeError:
+        return None

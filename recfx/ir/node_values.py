@@ -5,12 +5,61 @@ from __future__ import annotations
 import sympy
 from torch import fx
 
-from recfx.ir import exchange
-from recfx.ir.columns import total_dim
-from recfx.ir.meta import BATCH, WORLD, Collective, NodeMeta
+from recfx.ir.meta import BATCH, WORLD, Collective, NodeMeta, mean_length
 from recfx.ir.node_kinds import NODE_KINDS, NOT_COMBINED, Size, Stage, ValueType, size_of_ids, size_of_unpooled
 from recfx.ir.operator_graph import OperatorGraph, hop_of, source_of
-from recfx.ir.tables import output_dtype
+from recfx.ir.shard import Shard
+from recfx.ir.tables import output_dtype, total_dim
+
+_INT64, _FLOAT32 = 8, 4
+
+
+def sent_ids(shards: list[Shard]) -> sympy.Expr:
+    """The ids that a rank sends to these shards. Cutting a table's rows into pieces does not change their number."""
+    features = [feature for shard in _whole(shards) for feature in shard.table.feature_names]
+    return BATCH * sympy.Add(*map(mean_length, features))
+
+
+def _whole(shards: list[Shard]) -> list[Shard]:
+    """One shard for every time that a table's ids are sent: the first of the pieces of each block of columns."""
+    seen: set[tuple[str, tuple[int, int]]] = set()
+    found = []
+    for shard in shards:
+        block = (shard.table.name, shard.columns)
+        if shard.piece < 0 or block not in seen:
+            found.append(shard)
+        seen.add(block)
+    return found
+
+
+def arriving_ids(shards: list[Shard]) -> sympy.Expr:
+    """The ids that all ranks send to these shards of one rank, if all rows are equally likely."""
+    terms = []
+    for shard in shards:
+        share = sympy.Rational(shard.num_rows, shard.table.num_embeddings)
+        terms += [share * mean_length(feature) for feature in shard.table.feature_names]
+    return WORLD * BATCH * sympy.Add(*terms)
+
+
+def of_splits(world_size: int) -> tuple[Collective, ...]:
+    """``input_dist_start``: the sizes of lengths, ids and weights that follow, a mark, and the batch size."""
+    if world_size == 1:
+        return ()
+    return (Collective("all_to_all", sympy.Integer(5 * world_size * _INT64)),)
+
+
+def of_ids(shards: list[Shard], world_size: int, is_weighted: bool) -> tuple[Collective, ...]:
+    """``input_dist_wait``: lengths and ids, and weights if there are any."""
+    bags = sum(len(shard.table.feature_names) for shard in shards)
+    return of_sent(bags, sent_ids(shards), world_size, is_weighted)
+
+
+def of_sent(bags: int, ids: sympy.Expr, world_size: int, is_weighted: bool) -> tuple[Collective, ...]:
+    """The collectives that send so many bags per sample of this rank, and so many ids."""
+    if world_size == 1:
+        return ()
+    sizes = [BATCH * bags * _INT64, ids * _INT64] + ([ids * _FLOAT32] if is_weighted else [])
+    return tuple(Collective("all_to_all", size) for size in sizes)
 
 
 def size_of(graph: OperatorGraph, node: fx.Node) -> Size:
@@ -24,9 +73,9 @@ def size_of(graph: OperatorGraph, node: fx.Node) -> Size:
     if collection.sharding is None:
         return Size(usual, dtype)
     if kind in ("bucketize", "input_dist_start"):
-        return Size((exchange.sent_ids(collection.sharding.by_rank()),), dtype)
+        return Size((sent_ids(collection.sharding.by_rank()),), dtype)
     if NODE_KINDS[kind].size is size_of_ids and graph.works_on_shards(node):
-        return Size((exchange.arriving_ids(collection.sharding.local()),), dtype)
+        return Size((arriving_ids(collection.sharding.local()),), dtype)
     if kind == "output_dist_start":
         hop = collection.hops(str(node.kwargs["way"]))[hop_of(node)]
         return Size((hop.samples, sympy.Integer(total_dim(list(hop.columns)))), output_dtype(tables))
@@ -48,7 +97,7 @@ def _ids_of(graph: OperatorGraph, lookup: fx.Node) -> sympy.Expr:
     if sharding is None or not graph.works_on_shards(lookup):
         return size_of_ids(tables).shape[0]
     names = {table.name for table in tables}
-    return exchange.arriving_ids([shard for shard in sharding.local() if shard.name in names])
+    return arriving_ids([shard for shard in sharding.local() if shard.name in names])
 
 
 def collectives_of(graph: OperatorGraph, node: fx.Node) -> tuple[Collective, ...]:
@@ -58,9 +107,9 @@ def collectives_of(graph: OperatorGraph, node: fx.Node) -> tuple[Collective, ...
     if sharding is None:
         return ()
     if kind == "input_dist_start":
-        return exchange.of_splits(sharding.world_size)
+        return of_splits(sharding.world_size)
     if kind == "input_dist_wait":
-        return exchange.of_ids(sharding.by_rank(), sharding.world_size, collection.is_weighted)
+        return of_ids(sharding.by_rank(), sharding.world_size, collection.is_weighted)
     if kind == "output_dist_start":
         return collection.hops(str(node.kwargs["way"]))[hop_of(node)].collectives
     return ()

@@ -11,13 +11,12 @@ from typing import Any, NamedTuple
 from torch import fx
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from recfx.ir.columns import Columns, columns_of
 from recfx.ir.context import CollectionContext, Context, Served, Targets
-from recfx.ir.lookup_facts import LookupFacts
+from recfx.ir.facts import LookupFacts
 from recfx.ir.names import node_name
 from recfx.ir.node_kinds import NODE_KINDS
 from recfx.ir.operators import kind_of, operator_of
-from recfx.ir.tables import TableSpec
+from recfx.ir.tables import Columns, TableSpec, columns_of
 
 
 @dataclass(eq=False)

@@ -1,16 +1,225 @@
-"""The stable text of a graph: the same graph always prints the same, so that tests can compare it with golden text."""
+"""The stable text of a graph, and back: the same graph always prints the same, so that tests can compare texts.
+
+One node per line, with its attributes in braces. Facts that follow from the context and change what runs (the dtype and
+the optimizer of a lookup, the operation of a way back) are printed along, and checked when the text is read:
+``parse_operators(format_operators(graph), graph.context) == graph``.
+"""
 
 from __future__ import annotations
 
+import ast
 import operator
+import re
+from collections.abc import Mapping
+from typing import Any, NoReturn
 
 from torch import fx
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from recfx.ir.find_module import find_module
-from recfx.ir.meta import NodeMeta, node_meta
-from recfx.ir.operator_graph import OperatorGraph, lowered_from
-from recfx.ir.operator_text import attributes_of, format_operators, format_values
-from recfx.ir.printable import printable
+from recfx.errors import InputError
+from recfx.ir.context import Context
+from recfx.ir.meta import NodeMeta, find_module, node_meta
+from recfx.ir.names import PLAIN, WORDS, node_name, printable, quoted
+from recfx.ir.node_kinds import NODE_KINDS
+from recfx.ir.operator_graph import OperatorGraph, hop_of, lowered_from, names_in
+from recfx.ir.operators import kind_of, operator_of
+from recfx.ir.verifier import GraphVerificationError, check_attributes, verify_operators
+
+_NODE = re.compile(r"(?P<name>\w+) = (?P<kind>\w+)\((?P<inputs>[\w, ]*)\)(?: \{(?P<attributes>.*)\})?")
+_ITEM = re.compile(r"(?P<name>\w+) = (?P<node>\w+)\[(?P<number>\d+)\]")
+_TOKEN = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"|[\[\],=]|[^\s\[\],=]+|\s+")
+_DERIVED = ("is_weighted", "dtype", "optimizer", "operation", "two_steps")
+
+
+def format_operators(graph: OperatorGraph) -> str:
+    """The text of a graph."""
+    return "\n".join(_line(graph, node) for node in graph.graph.nodes)
+
+
+def parse_operators(text: str, context: Context) -> OperatorGraph:
+    """The graph whose text this is.
+
+    Args:
+        text: as ``format_operators`` prints it.
+        context: what the graph is about.
+
+    Raises:
+        InputError: ``not_a_graph``: a line cannot be read, a fact contradicts the context, or the graph is malformed.
+    """
+    graph = OperatorGraph(fx.Graph(), context)
+    known: dict[str, fx.Node] = {}
+    for number, line in enumerate(text.splitlines(), start=1):
+        try:
+            _read(graph, line, known)
+        except (KeyError, ValueError, SyntaxError) as error:
+            raise _no_graph(f"line {number} is no node of it ({error}): {line!r}") from error
+    if not any(node.op == "output" for node in graph.graph.nodes):
+        raise _no_graph("it returns nothing")
+    try:
+        verify_operators(graph, after="reading")
+    except GraphVerificationError as error:
+        raise _no_graph(str(error)) from error
+    return graph
+
+
+def _no_graph(why: str) -> InputError:
+    return InputError(
+        f"the text is not that of a graph: {why}.",
+        reason="not_a_graph",
+        what_to_do="print the graph again; one node per line.",
+    )
+
+
+def _fail(node: fx.Node, rule: str) -> NoReturn:
+    raise ValueError(rule)
+
+
+def _line(graph: OperatorGraph, node: fx.Node) -> str:
+    return call_text(graph, node) + attributes_text(graph, node)
+
+
+def call_text(graph: OperatorGraph, node: fx.Node) -> str:
+    """The line of one node, without its attributes."""
+    if node.op == "placeholder":
+        return f"{node.name} = input"
+    if node.op == "output":
+        return f"return {node.all_input_nodes[0].name}"
+    if node.target is operator.getitem:
+        return f"{node.name} = {node.all_input_nodes[0].name}[{node.args[1]}]"
+    return f"{node.name} = {graph.kind(node)}({', '.join(map(str, node.args))})"
+
+
+def attributes_text(graph: OperatorGraph, node: fx.Node) -> str:
+    """The attributes of a node and the facts that are printed along, in braces; ``""`` if there are none."""
+    return format_values(attributes_of(graph, node))
+
+
+def format_values(values: Mapping[str, Any]) -> str:
+    """Named values, in braces; ``""`` if there are none."""
+    shown = [name if value is True else f"{name}={_value(value)}" for name, value in values.items()]
+    return f" {{{', '.join(shown)}}}" if shown else ""
+
+
+def attributes_of(graph: OperatorGraph, node: fx.Node) -> dict[str, Any]:
+    """The attributes of a node and the facts that are printed along, in the order of the declaration."""
+    kind = kind_of(node)
+    if kind is None:
+        return {}
+    several = len(graph.context.collections) > 1
+    facts = {name: value for name, value in _facts(graph, node).items() if value}
+    attributes = {name: node.kwargs[name] for name in kind.attributes if name in node.kwargs}
+    last = {name: found.pop(name) for found in (attributes, facts) for name in ("kernel", "two_steps") if name in found}
+    return ({"collection": node.kwargs["collection"]} if several else {}) | attributes | facts | last
+
+
+def _facts(graph: OperatorGraph, node: fx.Node) -> dict[str, Any]:
+    kind, collection = graph.kind(node), graph.collection(node)
+    if kind == "select_features":
+        return {"is_weighted": collection.is_weighted}
+    if kind == "output_dist_start":
+        return {"operation": collection.hops(str(node.kwargs["way"]))[hop_of(node)].operation}
+    if kind in ("lookup", "hash_lookup"):
+        (first,) = graph.named(node, names_in(node, "tables")[:1])
+        facts = collection.facts_of(first)
+        optimizer = "" if facts.optimizer is None else facts.optimizer.rule
+        changes = kind == "hash_lookup" and not node.kwargs.get("frozen")
+        counts = changes and any(table.evicts or table.admits for table in graph.tables(node))
+        dtype = "" if "stored" in node.kwargs else str(facts.dtype).removeprefix("torch.")
+        found = {"is_weighted": collection.is_weighted, "dtype": dtype, "optimizer": optimizer}
+        return found | {"two_steps": "in_training" if counts else ""}
+    return {}
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, tuple):
+        return f"[{', '.join(map(_value, value))}]"
+    if isinstance(value, str):
+        return quoted(value)
+    return repr(value)
+
+
+def _read(graph: OperatorGraph, line: str, known: dict[str, fx.Node]) -> None:
+    nodes = graph.graph
+    if line.startswith("return "):
+        nodes.output(known[line.removeprefix("return ")])
+        return
+    if line.endswith(" = input"):
+        name = line.removesuffix(" = input")
+        _know(known, name, nodes.create_node("placeholder", name, type_expr=KeyedJaggedTensor, name=name))
+        return
+    item = _ITEM.fullmatch(line)
+    if item is not None:
+        name, arguments = item["name"], (known[item["node"]], int(item["number"]))
+        _know(known, name, nodes.create_node("call_function", operator.getitem, arguments, {}, name=name))
+        return
+    found = _NODE.fullmatch(line)
+    if found is None:
+        raise ValueError("it has another form")
+    kind, given = NODE_KINDS[found["kind"]], _attributes(found["attributes"] or "")
+    collection = given.pop("collection", None) or _collection(graph.context, found["name"], kind.name)
+    facts = {name: given.pop(name) for name in _DERIVED if name in given and name not in kind.attributes}
+    inputs = tuple(known[name] for name in found["inputs"].split(", ") if name)
+    attributes = {"collection": collection, **given}
+    node = nodes.create_node("call_function", operator_of(kind.name), inputs, attributes, name=found["name"])
+    _know(known, found["name"], node)
+    check_attributes(graph, node, kind, _fail)
+    by_context = {name: value for name, value in _facts(graph, node).items() if value}
+    for name in dict.fromkeys([*facts, *by_context]):
+        value = by_context.get(name, "")
+        if facts.get(name, "") != value:
+            raise ValueError(f"its {name} is {value or 'not set'} by the context")
+
+
+def _know(known: dict[str, fx.Node], name: str, node: fx.Node) -> None:
+    if node.name != name:  # torch.fx has changed it
+        raise ValueError(f"no node, or another one, can be called {name!r}")
+    known[name] = node
+
+
+def _collection(context: Context, name: str, kind: str) -> str:
+    for collection in context.collections:
+        if re.fullmatch(rf"{re.escape(node_name(collection, kind))}(_\d+)?", name):
+            return collection
+    raise ValueError("the context has no such collection")
+
+
+def _attributes(text: str) -> dict[str, Any]:
+    """``tables=[a, b], combine=SUM, is_weighted`` as a dict."""
+    tokens = [token for token in _TOKEN.findall(text) if not token.isspace()]
+    found: dict[str, Any] = {}
+    position = 0
+    while position < len(tokens):
+        name, position = tokens[position], position + 1
+        found[name] = True
+        if tokens[position : position + 1] == ["="]:
+            found[name], position = _parse_value(tokens, position + 1)
+        if tokens[position : position + 1] not in ([], [","]):
+            raise ValueError(f"{tokens[position]!r} is not expected")
+        position += 1
+    return found
+
+
+def _parse_value(tokens: list[str], position: int) -> tuple[Any, int]:
+    if position >= len(tokens):
+        raise ValueError("a value is missing")
+    token = tokens[position]
+    if token != "[":
+        return _single(token), position + 1
+    values: list[Any] = []
+    position += 1
+    while position < len(tokens) and tokens[position] != "]":
+        if tokens[position] != ",":
+            values.append(_single(tokens[position]))
+        position += 1
+    if position == len(tokens):
+        raise ValueError("a list does not end")
+    return tuple(values), position + 1
+
+
+def _single(token: str) -> Any:
+    if token in WORDS:
+        return WORDS[token]
+    return token if PLAIN.fullmatch(token) else ast.literal_eval(token)
 
 
 def format_graph(graph_module: fx.GraphModule | OperatorGraph, *, with_meta: bool = False) -> str:

@@ -8,8 +8,7 @@ from functools import cached_property
 
 from torch import Tensor
 
-from recfx.ir.columns import Columns, columns_of
-from recfx.ir.tables import TableSpec
+from recfx.ir.tables import Columns, TableSpec, columns_of
 
 
 @dataclass(frozen=True)

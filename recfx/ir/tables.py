@@ -1,18 +1,57 @@
-"""What the compiler knows about a table: a frozen description that nodes and passes share."""
+"""What the compiler knows about a table, as frozen data: its description, its range of ids, its output columns."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from recfx.ir.id_range import IdRange
-
 if TYPE_CHECKING:
     from recfx.hashing import ResolvedHashConfig
+
+
+class KeyOrder(tuple[str, ...]):
+    """A tuple of keys that finds the position of a key without a search.
+
+    Before lookups are batched, each table has its own node. A search per node would make the conversion quadratic.
+    """
+
+    @classmethod
+    def of(cls, keys: Iterable[str]) -> KeyOrder:
+        """A ``KeyOrder`` of ``keys``, or ``keys`` itself if it already is one, to share the computed positions."""
+        return keys if isinstance(keys, KeyOrder) else cls(keys)
+
+    @cached_property
+    def positions(self) -> Mapping[str, int]:
+        """The position of each key; if a key appears twice, its first position."""
+        return {key: position for position, key in reversed(list(enumerate(self)))}
+
+
+@dataclass(frozen=True)
+class IdRange:
+    """All ids of a feature, as they reach its collection, are in this range.
+
+    Args:
+        lower: the lowest id that may come.
+        upper: the highest one.
+        proof: why, in words: what the model does to its ids, and where; or that the user has declared it.
+    """
+
+    lower: int
+    upper: int
+    proof: str
+
+    def __str__(self) -> str:
+        return f"{self.lower} to {self.upper}"
+
+    def __or__(self, other: IdRange) -> IdRange:
+        """The range of ids that are in one or the other."""
+        proof = self.proof if other.proof in self.proof else f"{self.proof}; {other.proof}"
+        return IdRange(min(self.lower, other.lower), max(self.upper, other.upper), proof)
 
 
 @dataclass(frozen=True)
@@ -118,3 +157,38 @@ def output_dtype(tables: Iterable[TableSpec]) -> torch.dtype:
     """The dtype of a tensor that has the columns of all ``tables``; float32 if there are no tables."""
     dtypes = {table.output_dtype for table in tables}
     return functools.reduce(torch.promote_types, dtypes) if dtypes else torch.float32
+
+
+class Columns(NamedTuple):
+    """Adjacent columns of one output key.
+
+    Args:
+        key: the key, ``feature`` or ``feature@table``.
+        first: the first of these columns within the key.
+        dim: the number of columns.
+        dtype: the dtype of pooled values.
+    """
+
+    key: str
+    first: int
+    dim: int
+    dtype: torch.dtype = torch.float32
+
+
+def columns_of(tables: tuple[TableSpec, ...]) -> list[Columns]:
+    """The columns of output keys that lookups of ``tables`` (or of shards of tables) produce, in order."""
+    return [
+        Columns(key, table.first_column, table.embedding_dim, table.output_dtype)
+        for table in tables
+        for key in table.output_keys
+    ]
+
+
+def total_dim(columns: list[Columns]) -> int:
+    """The number of columns of a tensor that holds ``columns``."""
+    return sum(each.dim for each in columns)
+
+
+def total_bytes(columns: Iterable[Columns]) -> int:
+    """The bytes of one row of a tensor that holds ``columns``."""
+    return sum(each.dim * each.dtype.itemsize for each in columns)

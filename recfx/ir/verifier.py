@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import operator
+from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any, NoReturn
 
+import torch
 from torch import fx, nn
 
 from recfx.ir.meta import node_meta
-from recfx.ir.node_kinds import NODE_KINDS, NOT_COMBINED, NodeKind, ValueType
+from recfx.ir.node_kinds import COMBINES, NODE_KINDS, NOT_COMBINED, NodeKind, ValueType
+from recfx.ir.operator_graph import OperatorGraph, hop_of
 from recfx.ir.operators import kind_of
+from recfx.ir.tables import columns_of, embedding_dims
 
 
 class GraphVerificationError(AssertionError):
@@ -152,3 +156,150 @@ def _call_of(lookup: fx.Node) -> str:
             return str(users[0].name)
         users = list(users[0].users)
     return ""
+
+
+_SINGLE = (bool, int, float, str, torch.dtype)
+_OF_TABLES = ("tables", "hashed", "divided")
+"""The attributes that hold names of tables, which may be objects of a class of the user's that is a string."""
+
+
+def verify_operators(graph: OperatorGraph, after: str) -> None:
+    """Check that ``graph`` is well formed, with its attributes; arguments and errors are those of ``verify_graph``."""
+    fail = linted(graph.graph, after)
+    for op, name in (("placeholder", "inputs"), ("output", "outputs")):
+        found = sum(node.op == op for node in graph.graph.nodes)
+        if found != 1:
+            raise GraphVerificationError(f"after pass {after}: the graph has {found} {name}, not one")
+    for node in graph.graph.nodes:
+        kind = kind_of(node)
+        if kind is None:
+            _check_other(node, fail)
+            continue
+        if not node.users:
+            fail(node, f"nothing uses this {kind.name}")
+        check_attributes(graph, node, kind, fail)
+        if not all(isinstance(each, fx.Node) for each in node.args):
+            fail(node, "its inputs must be nodes, one by one; what else it needs are attributes")
+        if kind.like_input and not node.args:
+            fail(node, f"a {kind.name} is like its first input, but has none")
+        check_inputs(node, kind, fail)
+    check_once(
+        (
+            (node, kind, str(node.kwargs["collection"]), tuple(table.name for table in graph.tables(node)))
+            for node in graph.graph.nodes
+            if (kind := kind_of(node)) is not None
+        ),
+        fail,
+    )
+    for started in graph.of_kind("input_dist_start"):
+        _check_routes(graph, started, fail)
+    for started in graph.of_kind("output_dist_start"):
+        _check_way_back(graph, started, fail)
+    for keyed in graph.of_kind("keyed_tensor"):
+        _check_columns(graph, keyed, fail)
+
+
+def _check_other(node: fx.Node, fail: Fail) -> None:
+    """Check a node that calls no operator: it is the input, the output, or one of the values of an operator."""
+    if node.op == "output":
+        (result,) = node.args
+        if not isinstance(result, fx.Node) or type_of(result, fail) is not ValueType.KEYED_TENSOR:
+            fail(node, f"the graph must return {ValueType.KEYED_TENSOR.value}, not {result}")
+    elif node.op != "placeholder" and not (
+        node.target is operator.getitem and isinstance(node.args[0], fx.Node) and kind_of(node.args[0])
+    ):
+        called = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", node.target)
+        fail(node, f"{called} is no operator; recfx.add_operator declares one")
+
+
+def _check_routes(graph: OperatorGraph, started: fx.Node, fail: Fail) -> None:
+    """Check that ids are sent by their rows if rows are cut: a shard has only some of the rows of its table."""
+    sharding = graph.collection(started).sharding
+    if sharding is None:
+        fail(started, "its collection is not sharded")
+    if sharding.cuts_rows and type_of(started.all_input_nodes[0], fail) is not ValueType.ROUTED_IDS:
+        fail(started, "rows are cut, so its ids must come from a bucketize")
+
+
+def _check_way_back(graph: OperatorGraph, started: fx.Node, fail: Fail) -> None:
+    """Check that an ``output_dist_start`` sends the columns of the shards that travel its way, each of them once."""
+    collection, way, hop = graph.collection(started), str(started.kwargs["way"]), hop_of(started)
+    sharding = collection.sharding
+    assert sharding is not None  # its attributes have been checked
+    mine = [shard.spec for shard in sharding.travelling(collection.way(way)) if shard.rank == sharding.rank]
+    wanted = collection.hops(way)[hop].columns if hop else columns_of(tuple(mine))
+    missing = Counter((each.key, each.first, each.dim) for each in wanted)
+    for node in started.args[:-1]:
+        assert isinstance(node, fx.Node)
+        missing.subtract((each.key, each.first, each.dim) for each in graph.columns(node))
+    for (key, first, dim), count in missing.items():
+        if count:
+            much = "few" if count > 0 else "many"
+            fail(started, f"it sends columns {first} to {first + dim - 1} of {key!r} by {way!r} too {much} times")
+
+
+def _check_columns(graph: OperatorGraph, keyed: fx.Node, fail: Fail) -> None:
+    """Check that a ``keyed_tensor`` takes all columns of its collection, each of them once."""
+    collection, missing = graph.collection(keyed), Counter[str]()
+    missing.update(dict(zip(collection.keys, embedding_dims(collection.tables), strict=True)))
+    for node in keyed.args:
+        assert isinstance(node, fx.Node)
+        for columns in graph.columns(node):
+            missing[columns.key] -= columns.dim
+    for key, count in missing.items():
+        if count:
+            fail(keyed, f"it takes {abs(count)} columns of {key!r} too {'few' if count > 0 else 'many'}")
+
+
+def _check_combine(node: fx.Node, combine: object, dims: set[int], fail: Fail) -> None:
+    """Check what a lookup makes of its rows; ``dims`` are the numbers of columns of its tables."""
+    if combine not in COMBINES:
+        fail(node, f"its combine is {combine!r}, none of {COMBINES}")
+    if combine == NOT_COMBINED and len(dims) > 1:
+        fail(node, f"its tables have {sorted(dims)} columns, but rows that are not combined need the same number")
+
+
+def check_attributes(graph: OperatorGraph, node: fx.Node, kind: NodeKind, fail: Fail) -> None:
+    """Check that a node's attributes are declared, are plain values, and name what its collection has.
+
+    Args:
+        graph: its graph, as far as it exists.
+        node: the node, whose inputs exist.
+        kind: its kind.
+        fail: raises the error.
+    """
+    given: dict[str, Any] = dict(node.kwargs)
+    collection = graph.context.collections.get(given.pop("collection", None))
+    if collection is None:
+        fail(node, f"the graph is about no collection {node.kwargs.get('collection')!r}")
+    for name, value in given.items():
+        wanted = kind.attributes.get(name)
+        if wanted is None:
+            fail(node, f"a {kind.name} has no attribute {name!r}")
+        if not isinstance(value, wanted) or not all(
+            type(each) in _SINGLE or (name in _OF_TABLES and isinstance(each, str))
+            for each in (value if isinstance(value, tuple) else (value,))
+        ):
+            fail(node, f"its {name} is {value!r}, not a {wanted.__name__} of plain values")
+    named = [name for name in _OF_TABLES if name in given]
+    known = collection.by_name(graph.works_on_shards(node)) if named else {}
+    for name in named:
+        missing = [table for table in given[name] if table not in known]
+        if missing:
+            fail(node, f"its {name} has {missing[0]!r}, which is none of its collection's here")
+        if name == "hashed" and not all(known[table].has_index for table in given[name]):
+            fail(node, f"its hashed has a table without an index: {given[name]}")
+    if "tables" in kind.attributes and not given.get("tables"):
+        fail(node, f"a {kind.name} needs tables")
+    if "lookup" in kind.once:
+        stored = given.get("stored", ())
+        if stored and [type(each) for each in stored] != [torch.dtype] * len(given["tables"]):
+            fail(node, f"its stored is {stored!r}, not one dtype per table: {given['tables']}")
+        _check_combine(node, given.get("combine"), {known[table].embedding_dim for table in given["tables"]}, fail)
+    if "way" in kind.attributes:
+        ways = {} if collection.sharding is None else {way.name: way for way in collection.sharding.ways_back}
+        way, hop = given.get("way", ""), given.get("hop", 0)
+        if way not in ways:
+            fail(node, f"{way!r} is no way back of the collection")
+        if not 0 <= hop < ways[way].hop_count:
+            fail(node, f"way back {way!r} has no hop {hop}")

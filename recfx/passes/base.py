@@ -10,8 +10,7 @@ from typing import Protocol
 from recfx.errors import Diagnostic
 from recfx.ir.operator_graph import OperatorGraph
 from recfx.ir.snapshot import BEFORE, GraphHistory, PassRecord, Rewriting
-from recfx.ir.verifier import GraphVerificationError
-from recfx.ir.verify_operators import verify_operators
+from recfx.ir.verifier import GraphVerificationError, verify_operators
 from recfx.passes.read_operators import ReadOperators
 
 

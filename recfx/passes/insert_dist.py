@@ -17,7 +17,7 @@ from recfx.ir.node_kinds import NOT_COMBINED
 from recfx.ir.operator_graph import OperatorGraph
 from recfx.ir.shards import CollectionSharding
 from recfx.ir.verifier import GraphVerificationError
-from recfx.ir.way_back import WayBack
+from recfx.ir.ways_back import WayBack
 from recfx.passes.base import PassResult
 
 

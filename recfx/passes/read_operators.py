@@ -10,7 +10,7 @@ from torch import fx
 from recfx.ir.meta import NodeMeta
 from recfx.ir.node_values import device_of, meta_of_value
 from recfx.ir.operator_graph import OperatorGraph
-from recfx.ir.operator_text import attributes_text, call_text
+from recfx.ir.printer import attributes_text, call_text
 from recfx.ir.snapshot import work_of
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from recfx.pipeline.batch_paths import tensors_in
-from recfx.runtime.streams import record_stream
+from recfx.runtime.transfers import record_stream
 
 Job = tuple[Callable[[], Any], "Future[Any]"]
 

@@ -10,7 +10,7 @@ from recfx.discovery.classify import CONVERTIBLE
 from recfx.discovery.discover import Discovery
 from recfx.errors import ConversionError, type_of
 from recfx.hashing.config import as_integer
-from recfx.ir.id_range import IdRange
+from recfx.ir.tables import IdRange
 
 
 def declare_id_ranges(discovery: Discovery, declared: Any) -> None:

@@ -20,8 +20,7 @@ from recfx.collections.table_specs import describe_tables
 from recfx.discovery.classify import Finding
 from recfx.errors import ConversionError, type_of
 from recfx.hashing import HashConfig
-from recfx.ir.id_range import IdRange
-from recfx.ir.tables import TableSpec
+from recfx.ir.tables import IdRange, TableSpec
 from recfx.passes import Pass
 from recfx.replacement.resize_tables import TableResizing
 

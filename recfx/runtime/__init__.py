@@ -1,21 +1,17 @@
 """The modules that the nodes of the graph call, one file per node kind."""
 
-from recfx.runtime.bucketize import Bucketize
-from recfx.runtime.find_ids import FindIds
+from recfx.runtime.find_ids import FindIds, InsertIds, SnapshotIndexes
 from recfx.runtime.find_rows import FindRows
 from recfx.runtime.hash_ids import HashIds
 from recfx.runtime.hash_lookup import HashLookup
-from recfx.runtime.input_dist import InputDistStart, InputDistWait
-from recfx.runtime.insert_ids import InsertIds
+from recfx.runtime.input_dist import Bucketize, InputDistStart, InputDistWait
 from recfx.runtime.keyed_tensor import AssembleKeyedTensor
 from recfx.runtime.lookup import Lookup
 from recfx.runtime.mean_divide import MeanDivide
 from recfx.runtime.output_dist import OutputDistStart, OutputDistWait
 from recfx.runtime.select_features import SelectFeatures
-from recfx.runtime.snapshot_indexes import SnapshotIndexes
 from recfx.runtime.table_store import TableStore
-from recfx.runtime.to_device import ToDevice
-from recfx.runtime.to_host import ToHost
+from recfx.runtime.transfers import ToDevice, ToHost
 
 __all__ = [
     "AssembleKeyedTensor",

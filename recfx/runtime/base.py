@@ -1,14 +1,100 @@
-"""What the modules of all nodes have in common: a name, which profiles show as well."""
+"""What the modules of all nodes have in common: tracers take them as leaves, and profiles show their names.
+
+What a node does depends on the batch (kernels, indexes, autograd functions), so it cannot be traced into.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
+from torch import fx, nn
+from torch.fx import _symbolic_trace
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
+from recfx.errors import ConversionError, type_of
 from recfx.lowering._profiler_ranges import forward_range, is_profiling
-from recfx.runtime.fx_leaf import FxLeaf
+from recfx.runtime.hooks import has_forward_hooks
+
+
+class FxLeaf(nn.Module):
+    """Base of the modules that become one ``call_module`` node: converted collections and the nodes of their graphs."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Like ``nn.Module``'s; if a torch.fx tracer calls it, it becomes one node of the graph."""
+        if torch.compiler.is_dynamo_compiling():
+            return super().__call__(*args, **kwargs)
+        tracer = tracer_of_call(self, args, kwargs)
+        if tracer is None:
+            return super().__call__(*args, **kwargs)
+
+        def entered(*args: Any, **kwargs: Any) -> Any:
+            if has_forward_hooks(self):  # hooks then become part of the graph, as for every module that a tracer enters
+                return self._call_impl(*args, **kwargs)
+            return self.leaf_call(tracer, args, kwargs)
+
+        # Via the tracer, which records the call, and calls `entered` if the module is not a leaf by the tracer's own
+        # rules.
+        return tracer.call_module(self, entered, *_as_nodes(tracer, args, kwargs))
+
+    def __prepare_scriptable__(self) -> NoReturn:
+        """Called by ``torch.jit.script`` for a node outside of its collection; models are compiled as copies.
+
+        Raises:
+            ConversionError: ``not_scriptable``.
+        """
+        raise ConversionError(
+            f"{type_of(self)} cannot be compiled by torch.jit.script: its kernels are chosen in Python.",
+            reason="not_scriptable",
+            module_path=str(getattr(self, "collection", "")),
+            what_to_do="call recfx.export(model, path, sample); or script the whole converted model, or "
+            "recfx.unconvert(model), which has TorchRec's own collections.",
+        )
+
+    def leaf_call(self, tracer: fx.Tracer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> fx.Proxy:
+        """The node that runs this module's ``forward`` in the tracer's graph."""
+        path = tracer.path_of_module(self) or self.path_of_root()
+        args, kwargs = _as_nodes(tracer, args, kwargs)
+        if has_forward_hooks(self):  # calling the module would run them too
+            module = tracer.create_proxy("get_attr", path, (), {})
+            return tracer.create_proxy("call_method", "forward", (module, *args), kwargs)
+        return tracer.create_proxy("call_module", path, args, kwargs)
+
+    def path_of_root(self) -> str:
+        """The name under which a graph calls this module if it is itself the root of the trace.
+
+        Raises:
+            RuntimeError: the module has no such name.
+        """
+        raise RuntimeError(f"{type_of(self)} cannot be the root of a trace")
+
+
+def tracer_of_call(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> fx.Tracer | None:
+    """The torch.fx tracer that makes this call of ``module``; None outside tracing."""
+    for value in (*args, *kwargs.values()):
+        if isinstance(value, fx.Proxy) and isinstance(value.tracer, fx.Tracer):
+            return value.tracer
+    if not _symbolic_trace.is_fx_symbolic_tracing():
+        return None
+    # A batch of buffers or constants is not a proxy, but a tracer returns parameters as proxies.
+    for owner in module.modules():
+        for name in owner._parameters:
+            tracer = getattr(getattr(owner, name), "tracer", None)
+            return tracer if isinstance(tracer, fx.Tracer) else None
+    return None
+
+
+def _as_nodes(tracer: fx.Tracer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], Any]:
+    """The arguments, with every batch that is a constant of the trace rebuilt from its tensors."""
+
+    def expressed(value: Any) -> Any:
+        if type(value) is not KeyedJaggedTensor:
+            return value
+        made = value.keys(), value.values(), value.weights_or_none(), value.lengths()
+        return tracer.create_proxy("call_function", KeyedJaggedTensor, made, {"stride": value.stride()})
+
+    return tuple(expressed(value) for value in args), {name: expressed(value) for name, value in kwargs.items()}
 
 
 @torch.compiler.disable(

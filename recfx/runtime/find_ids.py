@@ -1,18 +1,82 @@
-"""``find_ids``: finds the rows that a batch's ids already have. It only reads, so it may run before the batch's step.
+"""``snapshot_indexes``, ``find_ids`` and ``insert_ids``: hashing in steps; a pipeline runs the first two ahead.
 
-Insertions in the meantime do not make the result wrong; ``insert_ids`` does the rest in batch order. So nothing with a
-visible effect happens before a batch's step.
+Finding the rows that ids already have only reads, so it may run before the batch's step, on another thread. Insertions
+in the meantime do not make the result wrong; ``insert_ids`` does the rest in batch order. Nothing with a visible effect
+happens before a batch's step.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
+from recfx.hashing import HashIndex
+from recfx.kernels.index_buffers import IndexBuffers
+from recfx.runtime.bags import with_values
 from recfx.runtime.base import NodeModule
-from recfx.runtime.hash_ids import HashIds
-from recfx.runtime.segments import find_rows
-from recfx.runtime.snapshot_indexes import IndexSnapshot
+from recfx.runtime.hash_ids import HashIds, hash_batch
+from recfx.runtime.replays import is_replay
+
+
+class IndexSnapshot:
+    """Views of the indexes' tensors, and the state that they were in.
+
+    Later insertions are visible in the views but do not change any row that was found; erasing, evicting and loading
+    do.
+
+    Args:
+        indexes: the indexes by table name.
+    """
+
+    def __init__(self, indexes: dict[str, HashIndex]) -> None:
+        self.indexes = indexes
+        self.buffers: dict[str, IndexBuffers] = {name: index.index_buffers() for name, index in indexes.items()}
+        self._stamps = [_stamp(index) for index in indexes.values()]
+
+    @property
+    def holds(self) -> bool:
+        """Whether the snapshot still holds: no id has lost its row since, and no other state has been loaded."""
+        return [_stamp(index) for index in self.indexes.values()] == self._stamps
+
+
+class SnapshotIndexes(NodeModule):
+    """Take a snapshot, on the thread that owns the indexes.
+
+    Args:
+        hash_ids: the node whose indexes and mode this node uses.
+    """
+
+    def __init__(self, hash_ids: HashIds) -> None:
+        super().__init__()
+        self.hash_ids = hash_ids
+
+    def forward(self) -> IndexSnapshot | None:
+        """Returns None on meta."""
+        indexes = self.hash_ids.indexes
+        return None if indexes.on_meta else IndexSnapshot({name: indexes.index(name) for name in indexes.hashed})
+
+    @property
+    def is_of_use(self) -> bool:
+        """Whether rows may be found now, on any thread, for a batch that is hashed later.
+
+        They may not in eval mode, which counts what it answers, or if every id is counted, or if ids may lose their
+        rows.
+        """
+        indexes = self.hash_ids.indexes
+        if indexes.counts_every_id or not self.hash_ids.training or not indexes.operators.FINDS_ON_ANY_THREAD:
+            return False
+        return not any(indexes.index(name).slot_groups.is_meta for name in indexes.hashed)
+
+
+def _stamp(index: HashIndex) -> tuple[Any, ...]:
+    # Inserting does not change these; erasing, loading, moving and undoing an insertion do.
+    buffers = index._buffers
+    row_ids, row_state = buffers["row_ids"], buffers["row_state"]
+    assert row_ids is not None
+    assert row_state is not None
+    return index.state_number, index.removals, id(row_ids), row_ids._version, row_state._version
 
 
 class FoundRows:
@@ -53,6 +117,43 @@ class FindIds(NodeModule):
         ids = features.values().to(self.hash_ids.indexes.device, torch.int64)
         names = [segment.table.name for segment in segments]
         policies = [snapshot.indexes[name].policy for name in names]
-        operators = self.hash_ids.indexes.operators
-        rows, _ = find_rows(operators, ids, segments, [snapshot.buffers[name] for name in names], policies)
+        buffers = [snapshot.buffers[name] for name in names]
+        rows, _ = self.hash_ids.indexes.find_in(buffers, policies, ids, segments)
         return FoundRows(ids, rows, snapshot)
+
+
+class InsertIds(NodeModule):
+    """Insert the ids that have no row. None of the tables evicts or admits ids: ``split_hash_ids`` leaves those whole.
+
+    Args:
+        hash_ids: the node that this node is a part of, and whose mode it follows.
+    """
+
+    def __init__(self, hash_ids: HashIds) -> None:
+        super().__init__()
+        self.hash_ids = hash_ids
+
+    def forward(self, features: KeyedJaggedTensor, found: FoundRows | None) -> KeyedJaggedTensor:
+        """Return and do what ``hash_ids`` would for ``features``.
+
+        The rows in ``found`` are not used if they are no longer right, in eval mode, and in a forward that activation
+        checkpointing runs again.
+
+        Raises:
+            The errors of ``HashIds.forward``.
+        """
+        indexes, training = self.hash_ids.indexes, self.hash_ids.training
+        if not indexes.begin(features, training):
+            return features
+        if found is not None and training and not is_replay() and found.are_right:
+            return self.insert_absent(features, found)
+        return hash_batch(indexes, features, training)[0]
+
+    def insert_absent(self, features: KeyedJaggedTensor, found: FoundRows) -> KeyedJaggedTensor:
+        """The rows in ``found``, completed for the ids that have none."""
+        rows = found.rows
+        if bool((rows == -1).any()):
+            self.hash_ids.indexes.insert_absent(features, found.ids, rows)
+        else:
+            self.hash_ids.indexes.count_resident(features)
+        return with_values(features, rows.to(features.values().device), features.weights_or_none())

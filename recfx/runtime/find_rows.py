@@ -15,14 +15,11 @@ from recfx.kernels.find_rows import ReadIndexes
 from recfx.lowering.operators import FIND_ROWS, ChosenOperators, OperatorsByDevice
 from recfx.runtime.bags import keep_ids, with_values
 from recfx.runtime.base import NodeModule
-from recfx.runtime.counts_on_device import CountsOnDevice
 from recfx.runtime.hash_ids import HashedBatch, HashIds, answers_are_rows
-from recfx.runtime.host_copies import HOST, copy_bags_to_device
 from recfx.runtime.in_flight import BatchInFlight
-from recfx.runtime.index_copies import IndexCopies
+from recfx.runtime.index_copies import CountsOnDevice, IndexCopies
 from recfx.runtime.lookup import Lookup
-from recfx.runtime.to_device import ToDevice
-from recfx.runtime.to_host import ToHost
+from recfx.runtime.transfers import HOST, ToDevice, ToHost, copy_bags_to_device
 
 
 class Found(NamedTuple):

@@ -15,8 +15,8 @@ from recfx.ir.tables import TableSpec
 from recfx.runtime.bags import keep_ids, with_values
 from recfx.runtime.base import NodeModule
 from recfx.runtime.in_flight import BatchInFlight
+from recfx.runtime.new_rows import Segment
 from recfx.runtime.replays import is_replay
-from recfx.runtime.segments import Segment
 from recfx.runtime.table_indexes import TableIndexes
 
 HashedBatch: TypeAlias = tuple[KeyedJaggedTensor, BatchInFlight | None]

@@ -1,28 +1,123 @@
-"""``input_dist_start`` and ``input_dist_wait``: ids travel to the ranks whose shards they read.
+"""``bucketize``, ``input_dist_start`` and ``input_dist_wait``: ids travel to the ranks whose shards they read.
 
-There is one all-to-all for all tables of a collection, whatever their sharding types are: each rank receives the
-features of its shards, one after the other. A feature is sent once for each shard that reads it, so the features of a
-replicated table go to every rank. Sizes are sent first, together with each rank's mark (see ``marks``).
+If rows are cut, ``bucketize`` first sends each id to the rank that owns its row or its bucket of rows. There is one
+all-to-all for all tables of a collection, whatever their sharding types are: each rank receives the features of its
+shards, one after the other. A feature is sent once for each shard that reads it, so the features of a replicated table
+go to every rank. Sizes are sent first, together with each rank's mark (see ``marks``).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TypeAlias
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
 
 import torch
 import torch.distributed as dist
 from torchrec.distributed.dist_data import KJTAllToAll, KJTAllToAllSplitsAwaitable, KJTAllToAllTensorsAwaitable
-from torchrec.distributed.embedding_sharding import KJTSplitsAllToAllMeta
+from torchrec.distributed.embedding_sharding import EmbeddingShardingContext, KJTSplitsAllToAllMeta
 from torchrec.distributed.train_pipeline.runtime_forwards import KJTAllToAllForward
 from torchrec.distributed.types import Awaitable
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
+from recfx.kernels.bucketize import Routes
+from recfx.lowering.operators import BUCKETIZE, OperatorsByDevice
 from recfx.runtime import marks
-from recfx.runtime.arriving_ids import ArrivingIds
-from recfx.runtime.bags import FBGEMM_PERMUTES_ON, permute_features
+from recfx.runtime.bags import FBGEMM_PERMUTES_ON, from_zero, permute_features, select_bags
 from recfx.runtime.base import NodeModule
-from recfx.runtime.dist_context import DistContext
+
+
+class Bucketize(NodeModule):
+    """Copy each feature to the ranks of its shards; if rows are cut, each id goes to only one of them.
+
+    Args:
+        routes: one per output key, rank by rank: see ``recfx.kernels.bucketize``.
+        keys: the names of the output keys.
+    """
+
+    def __init__(self, routes: Routes, keys: list[str]) -> None:
+        super().__init__()
+        self.routes = routes
+        self.keys = keys
+        self._operators = OperatorsByDevice(BUCKETIZE)
+
+    def forward(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
+        """``features``: as selected. Returns rows of the shard if a table has no index, otherwise raw ids."""
+        weights = features.weights_or_none()
+        bucketize = self._operators.on(features.values().device).bucketize
+        values, lengths, weights = bucketize(
+            features.values(), features.lengths(), features.stride(), self.routes, weights
+        )
+        return KeyedJaggedTensor(self.keys, values, weights, lengths=lengths, stride=features.stride())
+
+
+@dataclass
+class DistContext(EmbeddingShardingContext):
+    """The context of one collection and one batch. ``batch_size_per_rank`` is known once ids have arrived.
+
+    TorchRec's pipelines wait for the ids themselves, and then fill it in like ``input_dist_wait``.
+
+    Attributes:
+        output_splits: the marks of all ranks (see ``marks``). TorchRec's awaitables fill in an attribute of this name.
+        backward: called before each backward of the batch, if tables evict (see ``late_backwards``).
+        asked: whether the ranks have told each other that the forward, which is a replay, can be run again.
+    """
+
+    output_splits: list[int] = field(default_factory=list)
+    backward: Callable[..., None] | None = None
+    asked: bool = False
+
+
+class ArrivingIds(KJTAllToAllTensorsAwaitable):
+    """Does what TorchRec's class does, but for the operators that torch_npu would run on the host.
+
+    Args:
+        sent: what this rank has sent, with one batch size.
+        stride_per_rank: the batch size of each rank.
+        arguments: those of TorchRec's class.
+    """
+
+    def __init__(self, *, sent: KeyedJaggedTensor, stride_per_rank: list[int], **arguments: Any) -> None:
+        # Without batch sizes, TorchRec does not expand the order of features to one of bags, which is FBGEMM's part.
+        super().__init__(input=sent, stride_per_rank=None, stagger=1, **arguments)
+        self._stride_per_rank = stride_per_rank
+
+    def _wait_impl(self) -> KeyedJaggedTensor:
+        for awaitable in self._awaitables:
+            awaitable.wait()
+        lengths, values, *weights = self._output_tensors
+        return in_order_of_features(self._keys, lengths, values, weights[0] if weights else None, self._stride_per_rank)
+
+
+def in_order_of_features(
+    keys: list[str],
+    lengths: torch.Tensor,
+    values: torch.Tensor,
+    weights: torch.Tensor | None,
+    stride_per_rank: list[int],
+) -> KeyedJaggedTensor:
+    """Reorder ids that came rank by rank; the host does not wait for the device.
+
+    Args:
+        keys: the ``F`` features.
+        lengths: int64 ``[F * B]``, ordered by rank, feature and sample; ``B`` is the sum of ``stride_per_rank``.
+        values: ``[n]``, in the same order.
+        weights: ``[n]``, or None.
+        stride_per_rank: the batch size of each rank.
+
+    Returns:
+        A KJT ordered by feature, rank and sample, with offsets.
+    """
+    features, batch = len(keys), sum(stride_per_rank)
+    arrived = KeyedJaggedTensor(
+        ["arrived"], values, weights, lengths=lengths, offsets=from_zero(lengths), stride=lengths.numel()
+    )
+    positions = torch.arange(features * batch, device=values.device)
+    by_rank = positions.split([features * stride for stride in stride_per_rank])
+    bags = torch.cat([each.view(features, -1) for each in by_rank if each.numel()] or [positions], dim=-1).view(-1)
+    values, lengths, offsets, weights = select_bags(arrived, bags, weights, values.numel())
+    return KeyedJaggedTensor(keys, values, weights, lengths=lengths, offsets=offsets, stride=batch)
+
 
 Started: TypeAlias = Awaitable[KJTAllToAllTensorsAwaitable]
 

@@ -9,8 +9,7 @@ import torch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recfx.errors import ConversionError, InputError
-from recfx.ir.key_order import KeyOrder
-from recfx.ir.tables import TableSpec
+from recfx.ir.tables import KeyOrder, TableSpec
 from recfx.lowering import reference
 from recfx.lowering.registry import (
     Choice,
@@ -24,8 +23,8 @@ from recfx.optim.fused_optimizer import changed_settings
 from recfx.optim.in_backward import hooks_on_step, positions_with_hooks
 from recfx.runtime.bags import keep_ids, permute_features
 from recfx.runtime.base import NodeModule
+from recfx.runtime.forwards import guard_backward
 from recfx.runtime.in_flight import BatchInFlight
-from recfx.runtime.removed_rows import guard_backward
 from recfx.runtime.table_store import TableStore
 
 

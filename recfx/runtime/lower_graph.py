@@ -5,13 +5,14 @@ This is the one place where a graph meets tables, process groups and kernels.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
 from torch import fx, nn
 
-from recfx.errors import ConversionError
+from recfx.errors import ConversionError, type_of
 from recfx.ir.context import CollectionContext
 from recfx.ir.meta import NodeMeta, annotate
 from recfx.ir.names import node_name
@@ -20,25 +21,95 @@ from recfx.ir.shards import CollectionSharding
 from recfx.ir.tables import embedding_dims
 from recfx.kernels.bucketize import Routes
 from recfx.runtime.base import NodeModule
-from recfx.runtime.bucketize import Bucketize
 from recfx.runtime.dist_groups import DistGroups, sent_on
-from recfx.runtime.find_ids import FindIds
+from recfx.runtime.find_ids import FindIds, InsertIds, SnapshotIndexes
 from recfx.runtime.find_rows import FindRows
 from recfx.runtime.hash_ids import HashIds
 from recfx.runtime.hash_lookup import HashLookup
-from recfx.runtime.input_dist import InputDistStart, InputDistWait
-from recfx.runtime.insert_ids import InsertIds
+from recfx.runtime.input_dist import Bucketize, InputDistStart, InputDistWait
 from recfx.runtime.keyed_tensor import AssembleKeyedTensor
 from recfx.runtime.lookup import Lookup
 from recfx.runtime.mean_divide import MeanDivide
-from recfx.runtime.output_dist import STARTS, OutputDistStart, OutputDistWait
-from recfx.runtime.own_node import OwnNode
-from recfx.runtime.runtime import Runtime
+from recfx.runtime.output_dist import STARTS, BackwardWatch, OutputDistStart, OutputDistWait
 from recfx.runtime.select_features import SelectFeatures
-from recfx.runtime.snapshot_indexes import SnapshotIndexes
 from recfx.runtime.table_indexes import TableIndexes
-from recfx.runtime.to_device import ToDevice
-from recfx.runtime.to_host import ToHost
+from recfx.runtime.table_store import TableStore
+from recfx.runtime.transfers import ToDevice, ToHost
+
+
+class Runtime:
+    """What a collection's graphs for training, for evaluation and for prefetching are all lowered from.
+
+    It keeps the modules that were made for the first of them, so that nodes of the others share their state.
+
+    Args:
+        store: weights, indexes, fused optimizers and batches in flight.
+        groups: the process groups of a sharded collection.
+        late_backwards: refuses backwards of a sharded collection in which tables have indexes, if they come too late.
+    """
+
+    def __init__(
+        self, store: TableStore, groups: DistGroups | None = None, late_backwards: BackwardWatch | None = None
+    ) -> None:
+        self.store = store
+        self.groups = groups
+        self.late_backwards = late_backwards
+        self._made: dict[str, tuple[str, nn.Module]] = {}
+
+    def add(self, name: str, kind: str, module: nn.Module) -> None:
+        """Keep what runs for a node, or for a part of a node.
+
+        Args:
+            name: of the node.
+            kind: of the node, or of the node that the part would be by itself.
+            module: what runs for it.
+        """
+        self._made[name] = kind, module
+
+    def module(self, name: str) -> nn.Module | None:
+        """What runs for the node of this name; None if nothing was made for it yet."""
+        return self._made[name][1] if name in self._made else None
+
+    def of(self, kind: str) -> list[nn.Module]:
+        """What runs for the nodes of this kind, in the order of the nodes."""
+        return [module for own, module in self._made.values() if own == kind]
+
+
+class OwnNode(NodeModule):
+    """Runs the user's module as a node.
+
+    Args:
+        module: the user's. Graphs are made again at any time, so it must hold no parameters or buffers.
+        collection: fully qualified name of the collection, for messages.
+        kind: of the node.
+
+    Raises:
+        ConversionError: ``operator_with_state``, ``not_lowered``.
+    """
+
+    def __init__(self, module: nn.Module, collection: str, kind: str) -> None:
+        super().__init__()
+        if not isinstance(module, nn.Module):
+            raise ConversionError(
+                f"the function that makes what runs for {kind!r} returned {type_of(module)}.",
+                reason="not_lowered",
+                module_path=collection,
+                what_to_do="return an nn.Module from make=, whose forward takes the inputs of the node.",
+            )
+        state = next(itertools.chain(module.named_parameters(), module.named_buffers()), None)
+        if state is not None:
+            raise ConversionError(
+                f"the module of {kind!r} has a parameter or buffer {state[0]!r}, but graphs are no state: they are "
+                "made again when an optimizer is attached, and checkpoints do not have them.",
+                reason="operator_with_state",
+                module_path=collection,
+                what_to_do="keep what is learned in the model itself, and let the operator do without.",
+            )
+        self.module = module
+
+    def forward(self, *inputs: Any) -> Any:
+        """See the user's module."""
+        return self.module(*inputs)
 
 
 def lower_graph(

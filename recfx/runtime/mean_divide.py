@@ -5,9 +5,7 @@ from __future__ import annotations
 import torch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from recfx.ir.columns import Columns
-from recfx.ir.key_order import KeyOrder
-from recfx.ir.tables import TableSpec
+from recfx.ir.tables import Columns, KeyOrder, TableSpec
 from recfx.runtime.base import NodeModule
 
 

@@ -18,12 +18,12 @@ from torchrec.distributed.comm_ops import get_gradient_division
 from torchrec.distributed.dist_data import PooledEmbeddingsAllToAll, PooledEmbeddingsReduceScatter
 from torchrec.distributed.types import Awaitable, NoWait
 
-from recfx.ir.columns import Columns, total_dim
-from recfx.ir.way_back import Hop
+from recfx.ir.tables import Columns, total_dim
+from recfx.ir.ways_back import Hop
 from recfx.runtime.base import NodeModule
-from recfx.runtime.column_order import ColumnOrder
-from recfx.runtime.dist_context import DistContext
 from recfx.runtime.dist_groups import DistGroups
+from recfx.runtime.input_dist import DistContext
+from recfx.runtime.keyed_tensor import ColumnOrder
 
 
 class BackwardWatch(Protocol):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import accumulate
 
@@ -13,17 +14,13 @@ from recfx.hashing import HashIndex
 from recfx.hashing.many_indexes import buffers_named, views_of
 from recfx.ir.tables import TableSpec
 from recfx.kernels.host import HashIndexOperators
-from recfx.kernels.index_buffers import NEVER_USED
+from recfx.kernels.index_buffers import NEVER_USED, IndexBuffers, IndexPolicy
 from recfx.kernels.pooled_lookup import IndexView
 from recfx.lowering.operators import HASH_INDEX, OperatorsByDevice
-from recfx.runtime import replay_errors
-from recfx.runtime.answers import answer_unseen
 from recfx.runtime.forwards import Forward
 from recfx.runtime.in_flight import BatchInFlight
-from recfx.runtime.insertions import Insertion
-from recfx.runtime.new_rows import GivenRows, NewRows
-from recfx.runtime.replays import Answers, Replays
-from recfx.runtime.segments import Segment, find_rows
+from recfx.runtime.new_rows import GivenRows, Insertion, NewRows, Segment
+from recfx.runtime.replays import Answers, Replays, replayed_ids_lost, replayed_rows_renewed, replayed_rows_unknown
 from recfx.runtime.table_store import TableStore
 from recfx.runtime.training_checks import check_fused, refuse_replicas
 
@@ -289,14 +286,18 @@ class TableIndexes:
         rows, counts = self._find(ids, segments)
         for segment, absent in zip(segments, counts, strict=True):
             if segment.table.admits and segment.end > segment.begin:
-                raise replay_errors.unknown(self.collection, segment.table)
+                raise replayed_rows_unknown(self.collection, segment.table)
             if absent > 0:
                 if segment.table.hashing is None or segment.table.hashing.on_full != "share":
-                    raise replay_errors.lost(self.collection, segment.table)
-                stretch = slice(segment.begin, segment.end)
-                shared = self.store.index(segment.table.name).shared_rows(ids[stretch])
-                rows[stretch] = torch.where(rows[stretch] < 0, shared, rows[stretch])
+                    raise replayed_ids_lost(self.collection, segment.table)
+                self._share_rows(self.store.index(segment.table.name), ids, rows, segment)
         return rows
+
+    @staticmethod
+    def _share_rows(index: HashIndex, ids: torch.Tensor, rows: torch.Tensor, segment: Segment) -> None:
+        """Let the ids of one table that have no row share one, in place."""
+        stretch = slice(segment.begin, segment.end)
+        rows[stretch] = torch.where(rows[stretch] < 0, index.shared_rows(ids[stretch]), rows[stretch])
 
     def _owners(self, rows: torch.Tensor, segments: list[Segment]) -> torch.Tensor:
         """The ids that have these rows of a training batch now, int64 ``[n]``; -1 for rows without an id."""
@@ -314,9 +315,9 @@ class TableIndexes:
         for segment in segments:
             stretch = slice(segment.begin, segment.end)
             if bool((differ[stretch] & (first.rows[stretch] >= 0)).any()):
-                raise replay_errors.lost(self.collection, segment.table)
+                raise replayed_ids_lost(self.collection, segment.table)
             if bool(differ[stretch].any()):
-                raise replay_errors.renewed(self.collection, segment.table)
+                raise replayed_rows_renewed(self.collection, segment.table)
 
     # Eval
 
@@ -324,9 +325,9 @@ class TableIndexes:
         """The rows of all tables, or the policy's answers for ids that have none. Nothing is inserted."""
         rows, counts = self._find(ids, segments)
         for segment, count in zip(segments, counts, strict=True):
-            if count > 0:
-                stretch = slice(segment.begin, segment.end)
-                rows[stretch] = answer_unseen(self.store.index(segment.table.name), ids[stretch], rows[stretch])
+            index = self.store.index(segment.table.name)
+            if count > 0 and index.config.unseen == "share":
+                self._share_rows(index, ids, rows, segment)
         self._count_answers(segments, counts)
         return rows
 
@@ -334,8 +335,32 @@ class TableIndexes:
         """The rows, -1 for ids that have none; and the number of these per table."""
         indexes = self._indexes(segments)
         buffers = [index.index_buffers() for index in indexes]
-        rows, absent = find_rows(self.operators, ids, segments, buffers, [index.policy for index in indexes])
+        rows, absent = self.find_in(buffers, [index.policy for index in indexes], ids, segments)
         return rows, absent.tolist()
+
+    def find_in(
+        self,
+        buffers: Sequence[IndexBuffers],
+        policies: Sequence[IndexPolicy],
+        ids: torch.Tensor,
+        segments: Sequence[Segment],
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Find the rows of a batch in these buffers, one per segment; only reads.
+
+        Returns:
+            rows: int64 ``[n]``, -1 if a table does not hold the id.
+            absent: int64 ``[tables]``, the number of such ids per table.
+        """
+        return self.operators.find_tables(
+            ids,
+            [segment.begin for segment in segments],
+            [segment.end for segment in segments],
+            [each.slot_groups for each in buffers],
+            [each.side_row for each in buffers],
+            [each.lock for each in buffers],
+            [policy.own_dense_rows for policy in policies],
+            [policy.row_begin for policy in policies],
+        )
 
     def count_answered(self, features: KeyedJaggedTensor, absent_per_table: list[int]) -> None:
         """Count the answers of eval mode, given the number of ids without a row for each table of the collection."""

@@ -27,7 +27,7 @@ from torchrec.optim import apply_optimizer_in_backward
 import recfx
 from recfx.ir import Input, NodeKind, Stage, ValueType
 from recfx.ir.operator_graph import OperatorGraph
-from recfx.ir.operator_text import format_operators, parse_operators
+from recfx.ir.printer import format_operators, parse_operators
 from recfx.passes import PassResult, Rewrite, run_passes
 from recfx.planner.pricing.hardware import ASCEND_910B, CPU_HOST, H100, Hardware
 from recfx.planner.pricing.node_facts import NodeFacts

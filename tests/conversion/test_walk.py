@@ -28,9 +28,9 @@ CALLBACKS: dict[tuple[str, str], str] = {
         "recfx.runtime.forwards",
         "collections",
     ): "a collection tells what counts its calls",
-    ("recfx.runtime.fx_leaf", "collections"): "every leaf of a trace is called through its base class",
-    ("recfx.runtime.fx_leaf", "discovery"): "the tracer that the user's forward runs under notes the call",
-    ("recfx.runtime.fx_leaf", "verification"): "hooks count the calls of collections, and note what they pool",
+    ("recfx.runtime.base", "collections"): "every leaf of a trace is called through its base class",
+    ("recfx.runtime.base", "discovery"): "the tracer that the user's forward runs under notes the call",
+    ("recfx.runtime.base", "verification"): "hooks count the calls of collections, and note what they pool",
     ("recfx.replacement.decide", "conversion"): "the trace of a conversion records when a stage is done",
     ("recfx.lowering.cpu", "runtime"): "a batch that one kernel hashes and looks up is made by the node that hashes",
 }

@@ -21,7 +21,7 @@ from recfx.collections.sharding.pipeline_stages import SPLIT_HASH_IDS, StagedGra
 from recfx.ir import NODE_KINDS, Input, NodeKind, Stage, ValueType
 from recfx.ir.context import CollectionContext
 from recfx.ir.operator_graph import OperatorGraph
-from recfx.ir.operator_text import format_operators, parse_operators
+from recfx.ir.printer import format_operators, parse_operators
 from recfx.passes import PassResult, Rewrite, run_passes
 from recfx.runtime.lower_graph import OWN_MAKERS
 from tests.sharding.ranks import ranks

@@ -11,7 +11,7 @@ from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTens
 
 from recfx.discovery.discover import discover
 from recfx.discovery.sample import Sample
-from recfx.ir.id_range import IdRange
+from recfx.ir.tables import IdRange
 
 _REMAP = torch.tensor([40, 3, 96, 7])
 _BORDERS = torch.tensor([1.5, 2.5, 10.0])

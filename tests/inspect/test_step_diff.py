@@ -10,7 +10,7 @@ from torch import nn
 import recfx
 from recfx.inspect import diff_steps
 from recfx.inspect.step_diff import text_before
-from recfx.ir.operator_text import format_operators
+from recfx.ir.printer import format_operators
 from tests.inspect.models import Wrapped, collection, dlrm
 from tests.passes.small_collection import ADOPTED, INDEXED
 from tests.passes.small_collection import collection as small_collection

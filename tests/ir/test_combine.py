@@ -10,15 +10,13 @@ import torch
 from torchrec import PoolingType
 
 import recfx
-from recfx.ir.facts import TableFacts
-from recfx.ir.lookup_facts import LookupFacts
+from recfx.ir.facts import LookupFacts, TableFacts
 from recfx.ir.meta import BATCH, mean_length
 from recfx.ir.node_kinds import COMBINES, NODE_KINDS, NOT_COMBINED, Input, NodeKind, Stage, ValueType
 from recfx.ir.node_values import size_of
 from recfx.ir.operator_graph import OperatorGraph
-from recfx.ir.operator_text import format_operators, parse_operators
-from recfx.ir.verifier import GraphVerificationError
-from recfx.ir.verify_operators import verify_operators
+from recfx.ir.printer import format_operators, parse_operators
+from recfx.ir.verifier import GraphVerificationError, verify_operators
 from recfx.lowering.registry import BACKENDS, choose_backend
 from recfx.passes.base import PassResult, Rewrite, run_passes
 from tests.passes.small_collection import INDEXED, collection, rewritten, unexpanded, until

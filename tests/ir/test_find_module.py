@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from recfx.ir.find_module import find_module
+from recfx.ir.meta import find_module
 from recfx.runtime import Lookup
 from tests.passes.small_collection import INDEXED, collection, lowered, until
 

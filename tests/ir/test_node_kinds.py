@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from recfx.ir.columns import columns_of, total_bytes
 from recfx.ir.node_kinds import CUTS, NODE_KINDS, ValueType
-from recfx.ir.tables import TableSpec
+from recfx.ir.tables import TableSpec, columns_of, total_bytes
 
 
 def test_the_cuts_are_in_the_order_of_the_stages() -> None:

@@ -11,7 +11,7 @@ from torch import fx
 
 from recfx import InputError
 from recfx.ir import operators
-from recfx.ir.operator_text import format_operators, parse_operators
+from recfx.ir.printer import format_operators, parse_operators
 from tests.passes.small_collection import ADOPTED, INDEXED, collection, rewritten
 
 

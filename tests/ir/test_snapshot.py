@@ -10,7 +10,7 @@ import pytest
 from recfx.ir import format_graph
 from recfx.ir.meta import node_meta
 from recfx.ir.operator_graph import OperatorGraph
-from recfx.ir.operator_text import format_operators
+from recfx.ir.printer import format_operators
 from recfx.ir.snapshot import PASSES_KEY
 from recfx.passes import PassResult, Rewrite, passes
 from recfx.passes.base import run_passes

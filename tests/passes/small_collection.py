@@ -10,12 +10,12 @@ from torchrec import EmbeddingBagConfig, PoolingType
 from recfx import HashConfig, HashEmbeddingBagCollection, HashEmbeddingBagConfig
 from recfx.collections.compile_graph import compile_graph
 from recfx.ir.operator_graph import OperatorGraph
-from recfx.ir.operator_text import format_operators
+from recfx.ir.printer import format_operators
 from recfx.ir.snapshot import Rewriting
 from recfx.lowering.targets import TargetsHere
 from recfx.passes import passes
 from recfx.passes.base import Rewrite, run_passes
-from recfx.runtime.runtime import Runtime
+from recfx.runtime.lower_graph import Runtime
 
 ADOPTED = HashConfig(dense_rows=8)
 INDEXED = HashConfig(dense_rows=0)

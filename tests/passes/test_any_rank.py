@@ -18,13 +18,13 @@ from recfx.collections.sharding.sharded_tables import make_local_tables
 from recfx.ir import format_graph
 from recfx.ir.context import CollectionContext
 from recfx.ir.operator_graph import OperatorGraph
-from recfx.ir.operator_text import format_operators, parse_operators
+from recfx.ir.printer import format_operators, parse_operators
 from recfx.ir.shards import CollectionSharding
 from recfx.lowering.targets import TargetsHere
 from recfx.passes import passes
 from recfx.passes.base import run_passes
 from recfx.runtime.dist_groups import DistGroups
-from recfx.runtime.runtime import Runtime
+from recfx.runtime.lower_graph import Runtime
 from tests.models import ZOO
 from tests.models.case import standard_collections
 from tests.sharding.cases import build, plan_of, with_optimizer

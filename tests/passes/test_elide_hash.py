@@ -1,5 +1,5 @@
 from recfx import HashConfig, HashEmbeddingBagCollection
-from recfx.ir.id_range import IdRange
+from recfx.ir.tables import IdRange
 from tests.passes.small_collection import ADOPTED, INDEXED, after, collection, node, rewritten
 
 PARTLY_DENSE = HashConfig(dense_rows=4)

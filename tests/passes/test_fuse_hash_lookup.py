@@ -13,7 +13,7 @@ from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTens
 import recfx
 from recfx import HashConfig, HashEmbeddingBagCollection, HashEmbeddingBagConfig
 from recfx.ir import format_graph
-from recfx.ir.operator_text import format_operators
+from recfx.ir.printer import format_operators
 from recfx.passes import passes
 from recfx.passes.fuse_hash_lookup import fuse_hash_lookup
 from recfx.runtime import HashIds, HashLookup

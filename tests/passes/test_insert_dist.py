@@ -17,8 +17,7 @@ from recfx.collections.sharding.pipeline_stages import Prefetching, cut
 from recfx.collections.sharding.plan import read_plan
 from recfx.collections.sharding.sharded_tables import make_local_tables
 from recfx.ir import format_graph
-from recfx.ir.find_module import find_module
-from recfx.ir.meta import BATCH, WORLD, mean_length, node_meta
+from recfx.ir.meta import BATCH, WORLD, find_module, mean_length, node_meta
 from recfx.ir.node_kinds import NOT_COMBINED
 from recfx.ir.node_values import size_of
 from recfx.ir.operator_graph import OperatorGraph
@@ -29,7 +28,7 @@ from recfx.passes.base import run_passes
 from recfx.passes.insert_dist import insert_dist
 from recfx.runtime import HashIds, Lookup
 from recfx.runtime.dist_groups import DistGroups
-from recfx.runtime.runtime import Runtime
+from recfx.runtime.lower_graph import Runtime
 from tests.passes.small_collection import rewritten, until
 from tests.sharding.cases import Case, Table, plan_of
 

@@ -11,9 +11,9 @@ from torchrec import EmbeddingBagConfig, PoolingType
 from recfx import HashConfig, HashEmbeddingBagCollection, HashEmbeddingBagConfig
 from recfx.errors import Diagnostic
 from recfx.ir.context import Served
-from recfx.ir.lookup_facts import LookupFacts
+from recfx.ir.facts import LookupFacts
 from recfx.ir.operator_graph import OperatorGraph
-from recfx.ir.operator_text import format_operators, parse_operators
+from recfx.ir.printer import format_operators, parse_operators
 from recfx.ir.snapshot import Rewriting
 from recfx.passes import export_passes, passes, serving_passes
 from recfx.passes.base import run_passes

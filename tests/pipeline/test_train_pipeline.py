@@ -16,8 +16,8 @@ from torchrec import KeyedJaggedTensor
 
 import recfx
 from recfx.collections.sharding.collection import ShardedHashEmbeddingBagCollection
+from recfx.runtime.find_ids import InsertIds
 from recfx.runtime.input_dist import InputDistStart
-from recfx.runtime.insert_ids import InsertIds
 from tests.sharding.cases import Case, Model, batches, build, with_optimizer
 from tests.sharding.pipelined import (
     CPU,

@@ -12,7 +12,7 @@ from torchrec.distributed.dist_data import _get_recat
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recfx.runtime import input_dist
-from recfx.runtime.arriving_ids import in_order_of_features
+from recfx.runtime.input_dist import in_order_of_features
 from tests.builders.batches import batch
 from tests.sharding.ranks import ranks
 

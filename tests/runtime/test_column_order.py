@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from recfx.ir.columns import Columns
-from recfx.runtime.column_order import ColumnOrder
+from recfx.ir.tables import Columns
+from recfx.runtime.keyed_tensor import ColumnOrder
 
 CPU = torch.device("cpu")
 A, B, C, D = Columns("a", 0, 1), Columns("b", 0, 2), Columns("c", 0, 3), Columns("d", 0, 4)

@@ -17,7 +17,7 @@ import recfx
 from recfx import HashConfig
 from recfx.collections.converted_collection import converted_collections
 from recfx.errors import InputError, RecfxError, TableFullError
-from recfx.runtime.snapshot_indexes import IndexSnapshot
+from recfx.runtime.find_ids import IndexSnapshot
 from tests.builders.batches import bags
 from tests.builders.collections import table
 from tests.builders.optimizers import attach

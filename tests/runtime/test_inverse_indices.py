@@ -9,7 +9,7 @@ import torch
 from torchrec import KeyedJaggedTensor
 
 from recfx.errors import InputError
-from recfx.runtime.inverse_indices import InverseIndices
+from recfx.runtime.select_features import InverseIndices
 
 CHECKS = InverseIndices("ebc", ["b@t", "a"])
 SIZES = [3, 2]  # of b and a

@@ -8,8 +8,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torchrec.modules.embedding_configs import PoolingType
 
 import recfx
-from recfx.ir.columns import columns_of
-from recfx.ir.tables import TableSpec
+from recfx.ir.tables import TableSpec, columns_of
 from recfx.runtime import MeanDivide
 from tests.builders.batches import bags
 from tests.builders.collections import table

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from recfx.ir.shard import Shard
-from recfx.ir.sharding_type import Cut, ShardingType, TablePlan
+from recfx.ir.shards import Cut, ShardingType, TablePlan
 from recfx.ir.ways_back import AllToAllBack
 
 

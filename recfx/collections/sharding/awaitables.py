@@ -14,8 +14,8 @@ from torchrec.streamable import Multistreamable
 
 from recfx.collections.sharding.out_of_step import in_step
 from recfx.collections.sharding.pipeline_stages import Stage, Stages
-from recfx.runtime.dist_context import DistContext
-from recfx.runtime.streams import record_stream
+from recfx.runtime.input_dist import DistContext
+from recfx.runtime.transfers import record_stream
 
 
 @dataclass

@@ -18,9 +18,8 @@ from recfx.collections.sharding.sharded_tables import ShardedTables
 from recfx.errors import ConversionError
 from recfx.optim.in_backward import positions_with_hooks
 from recfx.runtime import InputDistStart, Lookup, OutputDistStart, marks
-from recfx.runtime.dist_context import DistContext
 from recfx.runtime.in_flight import BATCHES_IN_FLIGHT
-from recfx.runtime.input_dist import Outgoing
+from recfx.runtime.input_dist import DistContext, Outgoing
 
 # Outputs of input_dist_start; the second inside TorchRec's pipelines, which start all collections' exchanges at once.
 _STARTED = (Awaitable, KJTSplitsAllToAllMeta)

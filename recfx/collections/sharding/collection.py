@@ -32,7 +32,7 @@ from recfx.ir.shards import CollectionSharding
 from recfx.ir.snapshot import PASSES_KEY
 from recfx.lowering.targets import TargetsHere
 from recfx.runtime.dist_groups import DistGroups
-from recfx.runtime.runtime import Runtime
+from recfx.runtime.lower_graph import Runtime
 
 
 def hook_refused(what: str, path: str) -> ConversionError:

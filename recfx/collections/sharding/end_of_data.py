@@ -18,7 +18,7 @@ from torchrec.distributed.embedding_sharding import FusedKJTListSplitsAwaitable
 from recfx.collections.sharding.awaitables import BatchContext
 from recfx.errors import OutOfStepError
 from recfx.runtime import marks
-from recfx.runtime.dist_context import DistContext
+from recfx.runtime.input_dist import DistContext
 
 _log = logging.getLogger("recfx")
 

@@ -17,10 +17,9 @@ import torch.distributed as dist
 from torchrec.distributed.types import Awaitable
 
 from recfx.collections.sharding.ranks_agree import any_rank_each
-from recfx.runtime import replay_errors
-from recfx.runtime.dist_context import DistContext
 from recfx.runtime.in_flight import BatchesInFlight, BatchInFlight, backward_after_eviction
-from recfx.runtime.replays import is_replay
+from recfx.runtime.input_dist import DistContext
+from recfx.runtime.replays import REASONS, is_replay, replayed_elsewhere
 
 
 class LateBackwards:
@@ -69,10 +68,10 @@ class LateBackwards:
             return
         context.asked = True
         own, self._in_flight.refused_replay = self._in_flight.refused_replay, None
-        flags = [own is not None and own.reason == reason for reason in replay_errors.REASONS]
+        flags = [own is not None and own.reason == reason for reason in REASONS]
         refused = any_rank_each(self._group, flags)
         if own is None and any(refused):
-            own = replay_errors.elsewhere(self._collection, replay_errors.REASONS[refused.index(True)])
+            own = replayed_elsewhere(self._collection, REASONS[refused.index(True)])
         if own is not None:
             own.by_all_ranks = True
             raise own

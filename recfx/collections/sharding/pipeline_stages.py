@@ -19,7 +19,7 @@ from recfx.ir.node_kinds import CUTS, NODE_KINDS
 from recfx.passes.base import Rewrite
 from recfx.passes.split_hash_ids import split_hash_ids
 from recfx.runtime import SnapshotIndexes
-from recfx.runtime.runtime import Runtime
+from recfx.runtime.lower_graph import Runtime
 
 SPLIT_HASH_IDS = Rewrite("split_hash_ids", split_hash_ids)
 

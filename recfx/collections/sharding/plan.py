@@ -14,8 +14,7 @@ from recfx.collections.sharding.types import type_named, type_names
 from recfx.collections.sharding.whole_plan import plan_error, table_error
 from recfx.errors import type_of
 from recfx.ir.shard import name_shards
-from recfx.ir.sharding_type import TablePlan
-from recfx.ir.shards import CollectionSharding, ShardedTable
+from recfx.ir.shards import CollectionSharding, ShardedTable, TablePlan
 from recfx.ir.tables import TableSpec
 from recfx.optim.fused_params import NEUTRAL
 

@@ -25,7 +25,7 @@ from recfx.optim.attached import set_attached
 from recfx.optim.fused_optimizer import FusedOptimizer
 from recfx.runtime import TableStore
 from recfx.runtime.dist_groups import DistGroups, replicate
-from recfx.runtime.host_copies import crosses
+from recfx.runtime.transfers import crosses
 
 
 class LocalTables(NamedTuple):

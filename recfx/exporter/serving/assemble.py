@@ -4,7 +4,7 @@ import torch
 from torchrec.sparse.jagged_tensor import KeyedTensor
 
 from recfx.exporter.serving.bags import ServedNode
-from recfx.ir.columns import Columns
+from recfx.ir.tables import Columns
 
 
 class AssembleColumns(ServedNode):

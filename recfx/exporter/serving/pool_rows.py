@@ -6,7 +6,7 @@ import torch
 
 from recfx.errors import Diagnostic
 from recfx.exporter.serving.bags import Bags, ServedNode
-from recfx.ir.lookup_facts import LookupFacts
+from recfx.ir.facts import LookupFacts
 from recfx.ir.tables import TableSpec
 from recfx.kernels.quantized_rows import row_bytes
 

@@ -11,7 +11,7 @@ from recfx.exporter.serving.select_bags import SelectBags
 from recfx.exporter.serving.traced import TracedFindRows, TracedSelectBags
 from recfx.exporter.serving.triton import TritonPoolRows
 from recfx.ir.context import Served
-from recfx.ir.lookup_facts import LookupFacts
+from recfx.ir.facts import LookupFacts
 
 
 @dataclass(frozen=True)

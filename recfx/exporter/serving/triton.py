@@ -10,7 +10,7 @@ from recfx.errors import Diagnostic
 from recfx.exporter.serving.aten import AtenPoolRows
 from recfx.exporter.serving.bags import Bags
 from recfx.exporter.serving.pool_rows import FORMATS
-from recfx.ir.lookup_facts import LookupFacts
+from recfx.ir.facts import LookupFacts
 from recfx.ir.tables import TableSpec
 from recfx.lowering import _triton_limits
 

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from torch import fx
 
 from recfx.discovery.shallow_tracer import source_of
-from recfx.ir.find_module import find_module
-from recfx.ir.meta import SourceLocation, node_meta
+from recfx.ir.meta import SourceLocation, find_module, node_meta
 from recfx.ir.node_kinds import NODE_KINDS
 
 

@@ -12,7 +12,7 @@ from recfx.errors import DrawingError
 from recfx.inspect.drawing.assets import viz_js
 from recfx.inspect.drawing.drawing import Drawing
 from recfx.inspect.drawing.view import Box, View, cut, view_of
-from recfx.ir.printable import printable
+from recfx.ir.names import printable
 from recfx.ir.snapshot import BEFORE
 
 COLOURS = {

@@ -15,8 +15,7 @@ from recfx.inspect.drawing.assets import read, viz_js
 from recfx.inspect.drawing.drawing import Drawing, DrawnCollection, DrawnNode, DrawnStep, DrawnTable
 from recfx.inspect.drawing.view import EXPANDED_UP_TO, LONGEST_LABEL, STACK_FROM
 from recfx.ir.meta import Collective, SourceLocation
-from recfx.ir.names import node_name
-from recfx.ir.printable import printable
+from recfx.ir.names import node_name, printable
 from recfx.planner.pricing.values import BATCH_SIZE, LENGTH
 
 

@@ -12,8 +12,7 @@ from recfx.errors import ConversionError, Diagnostic
 from recfx.inspect import wording
 from recfx.inspect.drawing.costs import NO_COSTS, DrawnCosts
 from recfx.inspect.drawing.drawing import ITEM, DrawnNode, DrawnStep
-from recfx.ir.find_module import find_module
-from recfx.ir.meta import NodeMeta
+from recfx.ir.meta import NodeMeta, find_module
 from recfx.ir.operator_graph import OperatorGraph
 from recfx.ir.snapshot import NodeSnapshot, PassRecord
 from recfx.runtime import HashLookup, Lookup

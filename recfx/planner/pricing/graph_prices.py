@@ -14,8 +14,7 @@ from torch import fx, nn
 
 from recfx.collections.compile_graph import context_now
 from recfx.ir.context import CollectionContext
-from recfx.ir.find_module import find_module
-from recfx.ir.meta import BATCH, Collective, NodeMeta
+from recfx.ir.meta import BATCH, Collective, NodeMeta, find_module
 from recfx.ir.node_kinds import NODE_KINDS, NodeKind, ValueType
 from recfx.ir.node_values import meta_of_value
 from recfx.ir.operator_graph import OperatorGraph, lowered_from

@@ -22,11 +22,11 @@ from recfx.ir.context import CollectionContext
 from recfx.ir.facts import TableFacts
 from recfx.ir.meta import SourceLocation
 from recfx.ir.operator_graph import OperatorGraph
-from recfx.ir.sent_rows import SentRows
 from recfx.ir.shard import Shard
 from recfx.ir.shards import CollectionSharding, ShardedTable
 from recfx.ir.snapshot import Rewriting
 from recfx.ir.tables import TableSpec
+from recfx.ir.ways_back import SentRows
 from recfx.lowering.targets import PlannedTargets
 from recfx.optim.fused_optimizer import FusedOptimizer
 from recfx.passes import Pass

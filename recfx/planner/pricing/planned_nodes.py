@@ -13,15 +13,13 @@ from typing import Any
 
 import sympy
 
-from recfx.ir import exchange
-from recfx.ir.facts import TableFacts
-from recfx.ir.lookup_facts import LookupFacts
+from recfx.ir.facts import LookupFacts, TableFacts
 from recfx.ir.meta import BATCH, WORLD, Collective, mean_length
 from recfx.ir.names import node_name
-from recfx.ir.sent_rows import SentRows
+from recfx.ir.node_values import of_sent, of_splits
 from recfx.ir.shard import Shard
 from recfx.ir.tables import TableSpec, embedding_names, output_dtype
-from recfx.ir.way_back import HopSize, WayBack, World
+from recfx.ir.ways_back import HopSize, SentRows, WayBack, World
 from recfx.lowering.registry import select_planned
 from recfx.planner.pricing.graph_prices import nodes_of
 from recfx.planner.pricing.node_facts import NodeFacts, PlannedNode, Symbols, TableLoad
@@ -147,8 +145,8 @@ class PlannedGraphs:
     @cached_property
     def _exchange(self) -> tuple[tuple[Collective, ...], tuple[Collective, ...]]:
         ids = self.sent_ids if isinstance(self.symbols.batch, sympy.Basic) else self._sent_ids
-        sent = exchange.of_sent(self.sent_bags, ids, self.world_size, self.planned.is_weighted)
-        return exchange.of_splits(self.world_size), sent
+        sent = of_sent(self.sent_bags, ids, self.world_size, self.planned.is_weighted)
+        return of_splits(self.world_size), sent
 
     # One rank
 

@@ -14,7 +14,7 @@ import recfx
 from recfx.ir import format_graph
 from recfx.ir.meta import node_meta
 from recfx.kernels import launch
-from recfx.runtime import host_copies
+from recfx.runtime import transfers
 from tests.ascend.finding_on_device import CASES, HASHING, Pair, Place
 from tests.ascend.npu_runtime.training import DEVICE
 from tests.builders.batches import batch
@@ -112,8 +112,8 @@ def test_no_batch_goes_to_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
     pair.train(0)
     pair.compare()
     copied: list[str] = []
-    monkeypatch.setattr(host_copies, "copy_to_host", lambda *_: copied.append("to host"))
-    monkeypatch.setattr(host_copies, "copy_to_device", lambda *_: copied.append("to device"))
+    monkeypatch.setattr(transfers, "copy_to_host", lambda *_: copied.append("to host"))
+    monkeypatch.setattr(transfers, "copy_to_device", lambda *_: copied.append("to device"))
     with torch.no_grad():
         pair.there.eval()(pair.batch(5, 30).to(torch.device(DEVICE)))
     assert not copied

@@ -15,7 +15,7 @@ import recfx
 from recfx.collections.pooled import HashEmbeddingBagCollection
 from recfx.ir import format_graph
 from recfx.ir.meta import node_meta
-from recfx.runtime.host_copies import copy_to_device, copy_to_host
+from recfx.runtime.transfers import copy_to_device, copy_to_host
 from tests.ascend.npu_runtime.training import DEVICE
 from tests.builders.batches import batch
 from tests.builders.collections import table

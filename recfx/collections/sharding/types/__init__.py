@@ -5,7 +5,7 @@ from __future__ import annotations
 from recfx.collections.sharding.types.by_columns import ColumnWise, TableColumnWise, TableWise
 from recfx.collections.sharding.types.by_rows import GridShard, RowWise, TableRowWise
 from recfx.collections.sharding.types.data_parallel import DataParallel
-from recfx.ir.sharding_type import ShardingType
+from recfx.ir.shards import ShardingType
 
 # In the order in which the planner tries equally good types.
 SHARDING_TYPES: list[ShardingType] = [

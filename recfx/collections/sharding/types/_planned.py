@@ -10,7 +10,7 @@ from torchrec.distributed.types import EnumerableShardingSpec, ShardMetadata
 
 from recfx.collections.sharding.whole_plan import rank_of, table_error
 from recfx.errors import ConversionError
-from recfx.ir.sharding_type import TablePlan
+from recfx.ir.shards import TablePlan
 
 
 class PlannedShard(NamedTuple):

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from recfx.collections.sharding.types._planned import column_blocks, planned_shards, row_borders, wrong
 from recfx.hashing.slices import row_cuts
 from recfx.ir.shard import Shard
-from recfx.ir.sharding_type import Cut, ShardingType, TablePlan
-from recfx.ir.way_back import WayBack
-from recfx.ir.ways_back import AllToAllBack, ReduceScatterBack, TwoHops
+from recfx.ir.shards import Cut, ShardingType, TablePlan
+from recfx.ir.ways_back import AllToAllBack, ReduceScatterBack, TwoHops, WayBack
 
 
 def cut_rows(plan: TablePlan) -> tuple[list[Shard], tuple[int, ...]]:

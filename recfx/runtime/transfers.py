@@ -1,0 +1,195 @@
+"""``to_host`` and ``to_device``: copies between a device, where tables are, and the host, where ids are hashed.
+
+They go through pinned memory, which the device reads and writes by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import torch
+from torchrec.distributed.embedding_types import KJTList
+from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
+
+from recfx.runtime.bags import keep_ids_at, with_values
+from recfx.runtime.base import NodeModule
+from recfx.runtime.table_store import TableStore
+
+
+def record_stream(value: Any, stream: Any) -> None:
+    """Keep the memory of ``value`` for ``stream``. What is on the host needs no keeping, and torch refuses it there.
+
+    Args:
+        value: a tensor, a jagged or keyed tensor, a list of them, or anything else with ``record_stream``.
+        stream: of an accelerator.
+    """
+    if isinstance(value, KJTList):
+        for each in value:
+            record_stream(each, stream)
+        return
+    if isinstance(value, torch.Tensor):
+        if value.device.type != "cpu":
+            value.record_stream(stream)
+    elif isinstance(value, (KeyedJaggedTensor, JaggedTensor)):
+        # Each by itself: ids may be on the host while their bags are on the device.
+        parts = (value.values(), value.weights_or_none(), value.lengths_or_none(), value.offsets_or_none())
+        for part in parts:
+            if part is not None:
+                record_stream(part, stream)
+    elif not isinstance(value, KeyedTensor) or value.device().type != "cpu":
+        value.record_stream(stream)
+
+
+HOST = ("cpu", "meta")
+"""Types of devices from and to which nothing has to be copied for the host."""
+
+
+def crosses(tables: torch.device, indexes: torch.device) -> bool:
+    """Whether ids and rows have to be copied between the devices of the tables and of their indexes."""
+    return tables.type not in HOST and indexes.type == "cpu"
+
+
+@cache
+def pins(device_type: str) -> bool:
+    """Whether memory of the host can be pinned for devices of this type, and their streams record events."""
+    found = torch.accelerator.current_accelerator(check_available=True)
+    if found is None or found.type != device_type:  # memory is pinned for the accelerator of the process
+        return False
+    return hasattr(torch.get_device_module(device_type), "current_stream")
+
+
+def copy_to_host(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Copies of tensors of one device, in the same order, which the host may read.
+
+    All copies are started on the current stream; then the host waits for these copies, and for nothing that other
+    streams do.
+    """
+    device = tensors[0].device
+    if not pins(device.type):
+        return [tensor.cpu() for tensor in tensors]
+    copies = [torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=True) for tensor in tensors]
+    for copy, tensor in zip(copies, tensors, strict=True):
+        copy.copy_(tensor.detach(), non_blocking=True)
+    module = torch.get_device_module(device)
+    copied = module.Event()
+    copied.record(module.current_stream(device))
+    copied.synchronize()
+    return copies
+
+
+def copy_bags_to_device(features: KeyedJaggedTensor, device: torch.device) -> KeyedJaggedTensor:
+    """A copy on ``device`` of a KJT of the host; see ``copy_to_device``."""
+    weights = features.weights_or_none()
+    return KeyedJaggedTensor(
+        features.keys(),
+        copy_to_device(features.values(), device),
+        None if weights is None else copy_to_device(weights, device),
+        lengths=copy_to_device(features.lengths(), device),
+        offsets=copy_to_device(features.offsets(), device),
+        stride=features.stride(),
+    )
+
+
+def copy_to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """A copy on ``device`` of a tensor of the host, which is started on the current stream but not waited for."""
+    if tensor.device.type != "cpu" or tensor.requires_grad or tensor.numel() == 0 or not pins(device.type):
+        return tensor.to(device)
+    # torch keeps pinned memory until the stream has read it, even if nothing refers to it any more.
+    pinned = tensor if tensor.is_pinned() else tensor.pin_memory()
+    return pinned.to(device, non_blocking=True)
+
+
+class ToHost(NodeModule):
+    """Copy ids into pinned memory, and wait until they are there.
+
+    Args:
+        with_bags: whether the lengths of the bags and the weights of the ids are copied as well, because ranks exchange
+            them on the host; otherwise they stay on the device.
+    """
+
+    def __init__(self, with_bags: bool = False) -> None:
+        super().__init__()
+        self.with_bags = with_bags
+
+    def forward(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
+        """``features``: ids, with one batch size. Returns int64 ids in the same bags; a batch that is on the host (or
+        on meta) is returned as it is.
+        """
+        if features.values().device.type in HOST:
+            return features
+        return _all_of(features) if self.with_bags else _ids_of(features)
+
+
+def _ids_of(features: KeyedJaggedTensor) -> KeyedJaggedTensor:
+    """Only the ids, and how many each key has, on the host."""
+    copied, stride = [features.values().long()], features.stride()
+    length_per_key = features.length_per_key_or_none()
+    if length_per_key is None and features.variable_stride_per_key():
+        length_per_key = features.length_per_key()
+    elif length_per_key is None and stride == 0:
+        length_per_key = [0] * len(features.keys())
+    elif length_per_key is None:
+        copied.append(features.offsets()[::stride])
+    ids, *borders = copy_to_host(copied)
+    if borders:
+        length_per_key = borders[0].diff().tolist()
+    return KeyedJaggedTensor(
+        features.keys(),
+        ids,
+        features.weights_or_none(),
+        lengths=features.lengths(),
+        offsets=features.offsets(),
+        stride=stride,
+        length_per_key=length_per_key,
+    )
+
+
+def _all_of(features: KeyedJaggedTensor) -> KeyedJaggedTensor:
+    weights = features.weights_or_none()
+    if weights is not None and weights.requires_grad:  # the copy gets its gradient
+        ids, lengths = copy_to_host([features.values(), features.lengths()])
+        weights = weights.to(torch.device("cpu"))
+    elif weights is not None:
+        ids, lengths, weights = copy_to_host([features.values(), features.lengths(), weights])
+    else:
+        ids, lengths = copy_to_host([features.values(), features.lengths()])
+    return KeyedJaggedTensor(features.keys(), ids, weights, lengths=lengths, stride=features.stride())
+
+
+class ToDevice(NodeModule):
+    """Copy rows from pinned memory, without waiting for the device.
+
+    Args:
+        store: the store of the tables.
+    """
+
+    def __init__(self, store: TableStore) -> None:
+        super().__init__()
+        self.store = store
+
+    def forward(self, rows: KeyedJaggedTensor) -> KeyedJaggedTensor:
+        """``rows``: rows on the host; their bags and weights may be on the host or on the device.
+
+        Returns:
+            All of them on the device of the tables. Rows that are -1, in bags on the device, are taken out of them.
+        """
+        device, values = self.store.device, rows.values()
+        if values.device.type != "cpu" or device.type in HOST:
+            return rows
+        weights = rows.weights_or_none()
+        if rows.offsets().device.type == "cpu":
+            return copy_bags_to_device(rows, device)
+        kept = values != -1
+        if bool(kept.all()):
+            return with_values(rows, copy_to_device(values, device), weights)
+        before = torch.zeros(values.numel() + 1, dtype=torch.int64, device="cpu")
+        torch.cumsum(kept, 0, out=before[1:])
+        positions = torch.nonzero(kept).squeeze(1)
+        return keep_ids_at(
+            rows,
+            copy_to_device(values[positions], device),
+            copy_to_device(before, device),
+            None if weights is None else weights.index_select(0, copy_to_device(positions, device)),
+        )
