@@ -27,7 +27,7 @@ XDIST := -n $(JOBS) --maxprocesses=4 --dist=loadfile --no-loadscope-reorder
 QUICK := $(addprefix tests/,test_structure.py test_reason_codes.py ir passes hashing optim tracing inspect verification) \
          $(addprefix --ignore=tests/,hashing/test_index_properties.py hashing/test_slices.py commandline/test_process.py)
 
-CPP_SOURCES   := $(addsuffix /*.cpp,kernels/csrc examples/serve_cpp tests/exporter tests/kernels) $(addsuffix /*.h,kernels/csrc examples/serve_cpp)
+CPP_SOURCES   := $(addsuffix /*.cpp,kernels/csrc/* examples/serve_cpp tests/exporter tests/kernels) $(addsuffix /*.h,kernels/csrc/* examples/serve_cpp)
 STAND_IN      := .packaging/fbgemm-gpu
 INSTALL_cpu   := ./$(STAND_IN) -e '.[cpu,dev]'
 INSTALL_npu   := ./$(STAND_IN) -e '.[npu,dev]'
@@ -141,7 +141,7 @@ $(INSTALLED): pyproject.toml $(STAND_IN)/pyproject.toml
 	@mv $@.part $@
 
 # The library is cached by the content of its sources; compiling it here only keeps the first import from waiting.
-$(LIBRARY_BUILT): $(INSTALLED) kernels/library.py $(wildcard kernels/csrc/*.cpp kernels/csrc/*.h)
+$(LIBRARY_BUILT): $(INSTALLED) kernels/build/library.py $(wildcard kernels/csrc/*/*)
 	@$(call say,"compiling the C++ library (about a minute)")
 	@$(BIN)/python -m recfx.kernels
 	@touch $@

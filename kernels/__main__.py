@@ -2,6 +2,6 @@
 
 import sys
 
-from recfx.kernels.library import main
+from recfx.kernels.build.library import main
 
 sys.exit(main())

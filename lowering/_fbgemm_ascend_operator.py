@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 import torch
 
-from recfx.lowering._fbgemm_layout import POOLING
-from recfx.lowering._fbgemm_rules import FLOAT32
+from recfx.lowering.fbgemm.layout import POOLING
+from recfx.lowering.fbgemm.rules import FLOAT32
 
 NAME = "fbgemm::split_embedding_codegen_forward_unweighted_cuda"
 _REQUIRED = (

@@ -12,13 +12,18 @@ import torch
 
 from recfx.errors import Diagnostic
 from recfx.ir.facts import LookupFacts
-from recfx.kernels import bag_offsets, bucketize, fused_step, hash_index, library, row_initialization
-from recfx.kernels.huge_pages import move_to_huge_pages
-from recfx.kernels.pooled_lookup import IndexView, find_and_pool, pool_again_, pooled_lookup
-from recfx.lowering._cpu_backward import CpuBackward
-from recfx.lowering._cpu_shared_step import step_shared
-from recfx.lowering._trainable_lookup import LookedUp, TrainableLookup
+from recfx.kernels.build import library
+from recfx.kernels.build.huge_pages import move_to_huge_pages
+from recfx.kernels.index import hash_index
+from recfx.kernels.index.index_buffers import IndexView
+from recfx.kernels.lookup import bag_offsets
+from recfx.kernels.lookup.pooled_lookup import find_and_pool, pool_again_, pooled_lookup
+from recfx.kernels.route import bucketize
+from recfx.kernels.step import fused_step, row_initialization
 from recfx.lowering.registry import FindingKernel, IdsToRows, LookupBatch, LookupKernel, LookupSpec
+from recfx.lowering.step.cpu_backward import CpuBackward
+from recfx.lowering.step.cpu_shared_step import step_shared
+from recfx.lowering.step.trainable_lookup import LookedUp, TrainableLookup
 
 
 def serves(lookup: LookupFacts, chip: str | None) -> Diagnostic | None:

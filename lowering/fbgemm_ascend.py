@@ -12,9 +12,9 @@ import torch
 from recfx.errors import Diagnostic
 from recfx.ir.facts import LookupFacts
 from recfx.lowering import _fbgemm_ascend_operator as operator
-from recfx.lowering._aten_backward import AtenBackward
-from recfx.lowering._trainable_lookup import LookedUp, TrainableLookup
 from recfx.lowering.registry import LookupBatch, LookupKernel, LookupSpec
+from recfx.lowering.step.aten_backward import AtenBackward
+from recfx.lowering.step.trainable_lookup import LookedUp, TrainableLookup
 
 _MULTIPLE = 8  # columns: rows are copied in units of 32 bytes
 _DIM = 1024  # the widest row of recfx's own kernels; the package names no limit of this operator

@@ -12,17 +12,14 @@ from torch.autograd.function import once_differentiable
 
 from recfx.errors import Diagnostic
 from recfx.ir.facts import LookupFacts
-from recfx.kernels import (
-    bag_offsets_reference,
-    bucketize_reference,
-    find_rows_reference,
-    hash_index_reference,
-    row_initialization_reference,
-)
-from recfx.kernels.embedding_bag import embedding_bag, per_sample_weight_gradients, row_gradients
-from recfx.lowering._profiler_ranges import BACKWARD, later_range
-from recfx.lowering._step_once import StepOnce, Triggers, leaf_gradients, leave_for_step, leaves, step_by_weight
+from recfx.kernels.index import find_rows_reference, hash_index_reference
+from recfx.kernels.lookup import bag_offsets_reference
+from recfx.kernels.lookup.embedding_bag import embedding_bag, per_sample_weight_gradients, row_gradients
+from recfx.kernels.route import bucketize_reference
+from recfx.kernels.step import row_initialization_reference
 from recfx.lowering.registry import LookupBatch, LookupKernel, LookupSpec
+from recfx.lowering.step.profiler_ranges import BACKWARD, later_range
+from recfx.lowering.step.step_once import StepOnce, Triggers, leaf_gradients, leave_for_step, leaves, step_by_weight
 
 
 def serves(lookup: LookupFacts, chip: str | None) -> Diagnostic | None:

@@ -21,11 +21,11 @@ import torch
 from recfx.errors import ConversionError, Diagnostic
 from recfx.ir.context import Served
 from recfx.ir.facts import LookupFacts, TableFacts
-from recfx.kernels import launch
+from recfx.kernels.build import launch
 
 if TYPE_CHECKING:
     from recfx.ir.tables import TableSpec
-    from recfx.kernels.pooled_lookup import IndexView
+    from recfx.kernels.index.index_buffers import IndexView
 
 
 @dataclass(frozen=True)
@@ -221,8 +221,8 @@ class Backend:
 # In order of preference.
 BACKENDS: tuple[Backend, ...] = (
     Backend("cpu", "recfx.lowering.cpu", serves_on=("cpu",), finds_ids=True, takes_absent=True),
-    Backend("fbgemm", "recfx.lowering.fbgemm", serves_on=("cpu",)),
-    Backend("triton", "recfx.lowering.triton", ("cuda",), serves_on=("cuda", "cpu"), takes_absent=True),
+    Backend("fbgemm", "recfx.lowering.fbgemm.target", serves_on=("cpu",)),
+    Backend("triton", "recfx.lowering.triton.target", ("cuda",), serves_on=("cuda", "cpu"), takes_absent=True),
     Backend("npu", "recfx.lowering.npu", ("npu",), serves_on=("npu",), takes_absent=True),
     Backend("fbgemm_ascend", "recfx.lowering.fbgemm_ascend", ("npu",), serves_on=("npu",)),
     Backend("reference", "recfx.lowering.reference"),

@@ -31,6 +31,11 @@ LAYERS = [
     "errors",
     "version",
     "kernels",
+    "kernels.lookup",
+    "kernels.step",
+    "kernels.route",
+    "kernels.index",
+    "kernels.build",
 ]
 
 

@@ -77,7 +77,7 @@ def test_what_needs_a_device_says_so(
 
 def test_sizes_and_times_of_a_cuda_device(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without one: which sizes are measured, and in which order the device is asked for a time."""
-    from recfx.kernels import launch
+    from recfx.kernels.build import launch
     from tests.bench.triton import on_device
 
     asked: list[str] = []

@@ -83,7 +83,7 @@ def test_every_cpp_source_with_functions_has_mutants_each_in_one_place() -> None
     assert len(sources) > 50
     without = {path.name for path in sources if not cpp.mutants_of(path)}
     assert without <= {"dense_ids.h", "forks.h", "kept_memory.h", "library.cpp", "rule.h", "clones.h"}
-    for mutant in cpp.mutants_of(Path("kernels/csrc/new_ids.h")):
+    for mutant in cpp.mutants_of(Path("kernels/csrc/index/new_ids.h")):
         assert mutant.source != mutant.original
         assert mutant.difference.count("@@") == 2
 
@@ -96,7 +96,11 @@ def test_faults_in_python_leave_a_module_that_differs(tmp_path: Path) -> None:
 
 
 def test_a_sample_is_that_of_its_seed_and_of_no_line_twice() -> None:
-    files = [Path("recfx/runtime/hooks.py"), Path("recfx/planner/pricing/work.py"), Path("kernels/csrc/new_ids.h")]
+    files = [
+        Path("recfx/runtime/hooks.py"),
+        Path("recfx/planner/pricing/work.py"),
+        Path("kernels/csrc/index/new_ids.h"),
+    ]
     drawn = [[(each.path, each.line, each.change) for each in sample(files, 12, seed)] for seed in (1, 1, 2)]
     assert drawn[0] == drawn[1] != drawn[2]
     assert len(drawn[0]) == len({place[:2] for place in drawn[0]}) == 12
@@ -107,18 +111,23 @@ def test_a_sample_is_that_of_its_seed_and_of_no_line_twice() -> None:
 
 def test_every_file_of_the_product_is_judged_by_tests_that_are_there() -> None:
     files = [path for name in ("recfx", "lowering", "kernels") for path in files_of(name)]
-    assert {Path("recfx/errors.py"), Path("lowering/cpu.py"), Path("kernels/csrc/mix64.h")} <= set(files)
+    assert {Path("recfx/errors.py"), Path("lowering/cpu.py"), Path("kernels/csrc/index/mix64.h")} <= set(files)
     for path in files:
         judges = files_that_judge(path)
         assert judges, path
         assert [each for each in judges if not Path(each).is_file()] == [], path
-    assert files_that_judge(Path("kernels/csrc/new_ids.h"))[0] == "tests/kernels/test_hash_index.py"
+    assert files_that_judge(Path("kernels/csrc/index/new_ids.h"))[0] == "tests/kernels/test_hash_index.py"
     assert files_that_judge(Path("recfx/discovery/in_place.py"))[0] == "tests/discovery/test_in_place.py"
 
 
 def test_the_default_draws_from_all_that_decides_results() -> None:
     files = {path for name in PACKAGES for path in files_of(name)}
-    for named in ("recfx/exporter/load.py", "recfx/planner/plan.py", "kernels/buckets.py", "kernels/csrc/pool.h"):
+    for named in (
+        "recfx/exporter/load.py",
+        "recfx/planner/plan.py",
+        "kernels/index/buckets.py",
+        "kernels/csrc/lookup/pool.h",
+    ):
         assert Path(named) in files
 
 

@@ -29,7 +29,7 @@ DESCRIPTION = Path(".packaging/description.md")
 LINKED = ("kernels", "lowering")
 
 CSRC = {
-    f"recfx/{path.relative_to(ROOT)}" for pattern in ("*.cpp", "*.h") for path in ROOT.glob(f"kernels/csrc/{pattern}")
+    f"recfx/{path.relative_to(ROOT)}" for pattern in ("*.cpp", "*.h") for path in ROOT.glob(f"kernels/csrc/*/{pattern}")
 }
 MODULES = {
     *(str(path.relative_to(ROOT)) for path in ROOT.glob("recfx/**/*.py")),
@@ -67,7 +67,8 @@ for place, root in zip(sys.argv[1::2], sys.argv[2::2]):
         import recfx, recfx.kernels, recfx.lowering
         for module in (recfx, recfx.kernels, recfx.lowering):
             assert module.__file__.startswith(root + os.sep), (place, module.__file__)
-        assert any(name.endswith(".cpp") for name in os.listdir(os.path.join(recfx.kernels.__path__[0], "csrc")))
+        sources = os.path.join(recfx.kernels.__path__[0], "csrc", "index")
+        assert any(name.endswith(".cpp") for name in os.listdir(sources))
         for name in ("kernels", "lowering"):
             try:
                 __import__(name)
@@ -91,7 +92,7 @@ def run_python(script: str, *arguments: str | Path, cwd: Path) -> str:
 
 
 def copy_sources(target: Path) -> Path:
-    skip = shutil.ignore_patterns("__pycache__", "build", "*.egg-info")
+    skip = shutil.ignore_patterns("__pycache__", "*.egg-info")
     target.mkdir()
     for name in ("recfx", *LINKED, STAND_IN, "examples/serve_cpp"):
         shutil.copytree(ROOT / name, target / name, symlinks=True, ignore=skip)

@@ -79,13 +79,13 @@ IMPORTS = {name: _imports(name, path, _statements_in(path), MODULES) - {name} fo
 @pytest.mark.parametrize(
     ("name", "file", "text", "expected"),
     [
-        ("recfx.kernels.a", "a.py", "from .library import load", {"recfx.kernels.library"}),
-        ("recfx.kernels.a", "a.py", "def f():\n    from . import library", {"recfx.kernels.library"}),
+        ("recfx.kernels.a", "a.py", "from .build.library import load", {"recfx.kernels.build.library"}),
+        ("recfx.kernels.a", "a.py", "def f():\n    from .build import library", {"recfx.kernels.build.library"}),
         ("recfx.kernels.a", "a.py", "from . import nothing", {"recfx.kernels"}),
         ("recfx.kernels.a", "a.py", "from ..ir import meta", {"recfx.ir.meta"}),
-        ("recfx.kernels", "__init__.py", "from .library import load", {"recfx.kernels.library"}),
+        ("recfx.kernels", "__init__.py", "from .build.library import load", {"recfx.kernels.build.library"}),
         ("recfx.kernels", "__init__.py", "from ..lowering.cpu import build", {"recfx.lowering.cpu"}),
-        ("recfx.ir.a", "a.py", "import kernels.library, torch", {"recfx.kernels.library"}),
+        ("recfx.ir.a", "a.py", "import kernels.build.library, torch", {"recfx.kernels.build.library"}),
         ("recfx.ir.a", "a.py", "from lowering import cpu", {"recfx.lowering.cpu"}),
         ("recfx.ir.a", "a.py", "from recfx import kernels, convert", {"recfx.kernels", "recfx"}),
     ],

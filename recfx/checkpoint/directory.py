@@ -20,7 +20,7 @@ from pathlib import Path
 from torch.distributed.checkpoint.api import CheckpointException
 
 from recfx.errors import CheckpointError
-from recfx.kernels.private_files import sync_directory
+from recfx.kernels.build.private_files import sync_directory
 
 MANIFEST = "checkpoint.json"
 DATA_NAME = re.compile(r"data-[0-9a-f]{16}")

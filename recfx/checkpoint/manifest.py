@@ -20,7 +20,7 @@ from pathlib import Path
 
 from recfx.checkpoint.directory import DATA_NAME, MANIFEST, write_durably
 from recfx.errors import CheckpointError
-from recfx.kernels.private_files import sync_directory
+from recfx.kernels.build.private_files import sync_directory
 
 _VERSION = 2  # 1 had no tensors.json: it could only be read by unpickling
 _CHUNK = 1 << 22

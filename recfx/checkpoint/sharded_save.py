@@ -15,7 +15,7 @@ from recfx.checkpoint.table_names import NamedTable, sharded_tables
 from recfx.hashing.identity import IDENTITY, identity
 from recfx.hashing.index import HashIndex
 from recfx.hashing.slices import COUNTS, SLICE_COUNTS, STATISTICS, join_states, part_count, parts_between
-from recfx.kernels.index_buffers import BATCHES
+from recfx.kernels.index.index_buffers import BATCHES
 from recfx.optim.rules.rule import STEP
 
 

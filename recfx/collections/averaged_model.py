@@ -22,7 +22,7 @@ from recfx.collections.converted_collection import ConvertedCollection, converte
 from recfx.collections.wrap_once import wrap_once
 from recfx.errors import ConversionError
 from recfx.hashing import HashIndex
-from recfx.kernels.index_buffers import NEW, is_taken
+from recfx.kernels.index.index_buffers import NEW, is_taken
 
 
 def extend_averaging() -> None:

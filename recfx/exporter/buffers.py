@@ -14,7 +14,7 @@ from recfx.exporter.serving import FindAndPool, FindFrozenRows, PoolRows
 from recfx.exporter.serving.pool_rows import FORMATS, RowFormat
 from recfx.exporter.tables import TableSource
 from recfx.ir.tables import TableSpec
-from recfx.kernels.quantized_rows import dequantize_rows, quantize_rows
+from recfx.kernels.lookup.quantized_rows import dequantize_rows, quantize_rows
 from recfx.verification.compare_tensors import largest_difference
 
 

@@ -42,8 +42,8 @@ from recfx.exporter.serving.triton import DEVICE_TYPES
 from recfx.exporter.sharded_export import Sources, export_from_ranks
 from recfx.exporter.target import as_path, check_target, destination, disk_errors
 from recfx.exporter.write_file import read_in_place, write_file
-from recfx.kernels import library
-from recfx.kernels.private_files import new_file
+from recfx.kernels.build import library
+from recfx.kernels.build.private_files import new_file
 
 _SHOW_PROGRESS_FROM = 2**28
 

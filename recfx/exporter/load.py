@@ -24,7 +24,7 @@ from recfx.exporter.returns import put_together
 from recfx.exporter.serving import FOR_DEVICES, TRITON, triton
 from recfx.exporter.target import as_path
 from recfx.exporter.write_file import MANIFEST_RECORD, memory_of
-from recfx.kernels import library
+from recfx.kernels.build import library
 
 _TOLD = re.compile(r"(builtins\.)?(RuntimeError: )?(?P<message>.*?) *\[(?P<reason>[a-z_]+)\]")
 """The last line of an error that a file's own check raises."""

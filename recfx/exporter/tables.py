@@ -11,7 +11,7 @@ import torch
 from recfx.hashing import HashIndex
 from recfx.ir.facts import FrozenIndex
 from recfx.ir.tables import TableSpec
-from recfx.kernels.slot_table import home_slots
+from recfx.kernels.index.slot_table import home_slots
 
 PIECE_BYTES = 2**22
 """The size of a piece, in bytes of the source; quantizing it takes several times as much."""

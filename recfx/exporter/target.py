@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from recfx.errors import ExportError
-from recfx.kernels.private_files import new_file
+from recfx.kernels.build.private_files import new_file
 
 
 def as_path(path: object) -> Path:

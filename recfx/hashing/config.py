@@ -9,7 +9,7 @@ from typing import Literal, SupportsIndex
 from torch import Tensor
 
 from recfx.errors import ConversionError
-from recfx.kernels.index_buffers import IndexPolicy
+from recfx.kernels.index.index_buffers import IndexPolicy
 
 # Every language that computes bucket borders multiplies a number of buckets by a number of rows in an int64.
 MOST_ROWS = 2**40

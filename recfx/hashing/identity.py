@@ -7,7 +7,7 @@ from torch import Tensor
 
 from recfx.errors import CheckpointError
 from recfx.hashing.config import ResolvedHashConfig
-from recfx.kernels.row_initialization import initialization_key
+from recfx.kernels.step.row_initialization import initialization_key
 
 IDENTITY = "identity"
 _ROUNDING = 1e-5  # relative; digests of two tables are never so near

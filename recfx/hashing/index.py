@@ -10,12 +10,20 @@ from torch import Tensor
 from recfx.errors import ConversionError, IdTypeError, InputError, TableFullError, type_of
 from recfx.hashing.config import HashConfig, ResolvedHashConfig, as_integer
 from recfx.hashing.storage import EVAL_COUNTERS, IndexStorage
-from recfx.kernels import buckets, host
-from recfx.kernels.hash_index import InFlight
-from recfx.kernels.index_buffers import COUNTERS, FREED, INSERTED, NEVER_USED, TAKEN, IndexPolicy, is_taken
-from recfx.kernels.pooled_lookup import IndexView
-from recfx.kernels.slot_groups import longest_probe
-from recfx.kernels.slot_table import slot_count
+from recfx.kernels.index import buckets, host
+from recfx.kernels.index.hash_index import InFlight
+from recfx.kernels.index.index_buffers import (
+    COUNTERS,
+    FREED,
+    INSERTED,
+    NEVER_USED,
+    TAKEN,
+    IndexPolicy,
+    IndexView,
+    is_taken,
+)
+from recfx.kernels.index.slot_groups import longest_probe
+from recfx.kernels.index.slot_table import slot_count
 
 _DEFAULT_CONFIG = HashConfig()
 
@@ -309,7 +317,7 @@ class HashIndex(IndexStorage):
         return len(self.policy.rows_of(bucket))
 
     def view(self, training: bool = False) -> IndexView:
-        """What a lookup that finds rows itself needs: see ``recfx.kernels.pooled_lookup``.
+        """What a lookup that finds rows itself needs: see ``recfx.kernels.lookup.pooled_lookup``.
 
         Args:
             training: ids without a row get one afterwards, so meanwhile they do not share one.
@@ -343,7 +351,7 @@ class HashIndex(IndexStorage):
         """The slot table int64 ``[slots, 2]`` of (id, row), and the row of id -1, int64 ``[1]``: new tensors.
 
         This is the form of an index that is only read: ``fbgemm::pruned_hashmap_lookup`` can read the slot table; see
-        ``recfx/kernels/slot_table.py``.
+        ``recfx/kernels/index/slot_table.py``.
         """
         buffers, slots = self.index_buffers(), self.slot_count
         made = torch.empty(slots, 2, dtype=torch.int64, device="cpu"), torch.empty(1, dtype=torch.int64, device="cpu")

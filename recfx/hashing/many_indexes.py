@@ -10,8 +10,8 @@ from torch import Tensor
 
 from recfx.hashing.index import HashIndex
 from recfx.hashing.storage import are_as_noted
-from recfx.kernels import forks
-from recfx.kernels.pooled_lookup import IndexView
+from recfx.kernels.build import forks
+from recfx.kernels.index.index_buffers import IndexView
 
 
 def buffers_named(name: str, indexes: Sequence[HashIndex]) -> list[Tensor]:

@@ -17,8 +17,8 @@ from recfx.errors import CheckpointError
 from recfx.hashing import state
 from recfx.hashing.identity import IDENTITY, check_identity
 from recfx.hashing.index import HashIndex
-from recfx.kernels import buckets
-from recfx.kernels.index_buffers import FREED, NEVER_USED, IndexPolicy
+from recfx.kernels.index import buckets
+from recfx.kernels.index.index_buffers import FREED, NEVER_USED, IndexPolicy
 
 # Prefixes of the buffers with one value per row: that of the id that has the row, or of the candidate at that place.
 _ROWS, _CANDIDATES = "row_", "candidate_"

@@ -20,8 +20,8 @@ from torch import Tensor
 
 from recfx.hashing.config import ResolvedHashConfig
 from recfx.hashing.identity import IDENTITY, torn
-from recfx.kernels.buckets import bucket_begin, bucket_from
-from recfx.kernels.index_buffers import BATCHES, COUNTERS
+from recfx.kernels.index.buckets import bucket_begin, bucket_from
+from recfx.kernels.index.index_buffers import BATCHES, COUNTERS
 
 COUNTS, SLICE_COUNTS = "counts", "slice_counts"
 STATISTICS = COUNTERS[BATCHES + 1 :]  # the number of batches is that of the table in every slice

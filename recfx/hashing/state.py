@@ -11,9 +11,9 @@ from recfx.errors import CheckpointError
 from recfx.hashing.config import ResolvedHashConfig
 from recfx.hashing.identity import IDENTITY, check_identity, torn
 from recfx.hashing.slices import SLICE_COUNTS, checked_sums, parts_between
-from recfx.kernels import host, index_rebuild
-from recfx.kernels.huge_pages import advise_huge_pages
-from recfx.kernels.index_buffers import (
+from recfx.kernels.build.huge_pages import advise_huge_pages
+from recfx.kernels.index import host, index_rebuild
+from recfx.kernels.index.index_buffers import (
     BATCH_BITS,
     BATCHES,
     COUNTERS,
@@ -25,7 +25,7 @@ from recfx.kernels.index_buffers import (
     choose_seeds,
     is_taken,
 )
-from recfx.kernels.index_rebuild import NO_PROBLEM, Rebuilt
+from recfx.kernels.index.index_rebuild import NO_PROBLEM, Rebuilt
 
 EVERY_NAME = (*STATE, SLICE_COUNTS, IDENTITY)
 """The names of everything that any index may have saved."""

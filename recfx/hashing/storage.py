@@ -18,8 +18,8 @@ from recfx.hashing import state
 from recfx.hashing.config import ResolvedHashConfig
 from recfx.hashing.identity import IDENTITY, identity
 from recfx.hashing.slices import SLICE_COUNTS, STATISTICS, SliceCounts, parts_between
-from recfx.kernels import forks
-from recfx.kernels.index_buffers import COUNTERS, IndexBuffers, IndexPolicy, is_taken
+from recfx.kernels.build import forks
+from recfx.kernels.index.index_buffers import COUNTERS, IndexBuffers, IndexPolicy, is_taken
 
 EVAL_COUNTERS = ("ids_seen", "unseen_answers")
 # Whoever writes to these from outside has written a state, or has damaged what the operators follow without a check.
@@ -140,7 +140,7 @@ class IndexStorage(nn.Module):
         return cell is not None and not cell.is_meta and bool(cell.item())
 
     def index_buffers(self) -> IndexBuffers:
-        """The tensors as the operators in ``recfx.kernels.hash_index`` take them: views, not copies.
+        """The tensors as the operators in ``recfx.kernels.index.hash_index`` take them: views, not copies.
 
         Raises:
             CheckpointError: ``row_ids`` was written from outside (torch.distributed.checkpoint loads in place), and the

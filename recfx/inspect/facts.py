@@ -16,8 +16,8 @@ from recfx.hashing import HashIndex, Occupancy, ResolvedHashConfig
 from recfx.hashing.storage import EVAL_COUNTERS
 from recfx.hashing.usable_share import expected_room, usable_share
 from recfx.ir.tables import TableSpec
-from recfx.kernels.buckets import bucket_begins
-from recfx.kernels.index_buffers import COUNTERS, IndexBuffers
+from recfx.kernels.index.buckets import bucket_begins
+from recfx.kernels.index.index_buffers import COUNTERS, IndexBuffers
 from recfx.lowering.registry import select_backend
 from recfx.optim.attached import attached_optimizers
 from recfx.optim.fused_optimizer import FusedOptimizer

@@ -16,8 +16,8 @@ from torch import Tensor
 from recfx.hashing import HashIndex
 from recfx.hashing.many_indexes import buffers_named
 from recfx.hashing.storage import EVAL_COUNTERS
-from recfx.kernels.index_buffers import COUNTERS
-from recfx.kernels.slot_groups import longest_probe
+from recfx.kernels.index.index_buffers import COUNTERS
+from recfx.kernels.index.slot_groups import longest_probe
 
 
 class IndexHealth:

@@ -13,7 +13,7 @@ from torchrec.modules.embedding_configs import data_type_to_dtype
 from recfx.errors import Diagnostic, Severity
 from recfx.inspect.capacity_reasons import index_reasons
 from recfx.inspect.facts import TableFacts
-from recfx.kernels import launch
+from recfx.kernels.build import launch
 from recfx.optim.fused_optimizer import FusedOptimizer
 from recfx.optim.fused_params import weight_decay_left_out
 

@@ -29,7 +29,7 @@ class FrozenIndex:
     """What is known of a table's index that no longer changes; its policy is in the table's ``TableSpec.hashing``.
 
     Args:
-        slots: the number of slots of its slot table, see ``recfx/kernels/slot_table.py``.
+        slots: the number of slots of its slot table, see ``recfx/kernels/index/slot_table.py``.
         side_row: the row of id -1, which slots cannot hold; -1 if it has none.
         longest_probe: the most slots that finding one of its ids reads; 0 if nobody has counted.
     """

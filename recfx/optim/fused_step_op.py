@@ -1,4 +1,4 @@
-"""``kernels/fused_optimizer_triton.py`` as the operator ``recfx::fused_step_triton_``: one step of a rule."""
+"""``kernels/step/fused_optimizer_triton.py`` as the operator ``recfx::fused_step_triton_``: one step of a rule."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor
 
-from recfx.kernels import launch, tiling
-from recfx.kernels.table_layout import layout_of, starts
+from recfx.kernels.build import launch, tiling
+from recfx.kernels.lookup.table_layout import layout_of, starts
 from recfx.optim.rules import RULES
 from recfx.optim.rules.rule import TRITON_NUMBERS, Rule, StepNumbers
 
@@ -55,7 +55,7 @@ def fused_step_triton_(
         first_is_per_row: whether the first state is ``[rows, 1]``.
         numbers: ``StepNumbers``.
     """
-    from recfx.kernels.fused_optimizer_triton import recfx_fused_step, recfx_fused_step_of_borders
+    from recfx.kernels.step.fused_optimizer_triton import recfx_fused_step, recfx_fused_step_of_borders
 
     if rows.numel() == 0:
         return

@@ -14,7 +14,7 @@ from torch.fx import _symbolic_trace
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recfx.errors import ConversionError, type_of
-from recfx.lowering._profiler_ranges import forward_range, is_profiling
+from recfx.lowering.step.profiler_ranges import forward_range, is_profiling
 from recfx.runtime.hooks import has_forward_hooks
 
 

@@ -16,7 +16,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from torchrec.sparse.tensor_dict import maybe_td_to_kjt
 
 from recfx.errors import IdRangeError, IdTypeError, InputError, type_of
-from recfx.kernels.bag_offsets import NEGATIVE_LENGTH, OUT_OF_RANGE, Fault
+from recfx.kernels.lookup.bag_offsets import NEGATIVE_LENGTH, OUT_OF_RANGE, Fault
 from recfx.lowering.operators import BAG_OFFSETS, OperatorsByDevice
 
 _IDS = (torch.int64, torch.int32)

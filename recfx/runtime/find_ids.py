@@ -13,7 +13,7 @@ import torch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recfx.hashing import HashIndex
-from recfx.kernels.index_buffers import IndexBuffers
+from recfx.kernels.index.index_buffers import IndexBuffers
 from recfx.runtime.bags import with_values
 from recfx.runtime.base import NodeModule
 from recfx.runtime.hash_ids import HashIds, hash_batch

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from recfx.kernels.find_rows import ReadIndexes
+from recfx.kernels.index.find_rows import ReadIndexes
 from recfx.lowering.operators import FIND_ROWS, ChosenOperators, OperatorsByDevice
 from recfx.runtime.bags import keep_ids, with_values
 from recfx.runtime.base import NodeModule

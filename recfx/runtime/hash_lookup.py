@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from recfx.kernels.pooled_lookup import IndexView
+from recfx.kernels.index.index_buffers import IndexView
 from recfx.runtime.base import NodeModule
 from recfx.runtime.hash_ids import HashIds, hash_batch
 from recfx.runtime.lookup import Lookup

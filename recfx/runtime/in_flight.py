@@ -17,8 +17,8 @@ import torch
 from recfx.errors import InputError
 from recfx.hashing import HashIndex
 from recfx.ir.tables import TableSpec
-from recfx.kernels.hash_index import InFlight
-from recfx.kernels.index_buffers import BATCHES, EVICTED
+from recfx.kernels.index.hash_index import InFlight
+from recfx.kernels.index.index_buffers import BATCHES, EVICTED
 
 BATCHES_IN_FLIGHT = 2
 """For how many later forwards a batch keeps its rows by default. TorchRec's pipelines need one."""

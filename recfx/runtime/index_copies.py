@@ -12,9 +12,9 @@ import torch
 
 from recfx.hashing import HashIndex
 from recfx.ir.tables import TableSpec
-from recfx.kernels import host
-from recfx.kernels.find_rows import IndexFacts, ReadIndexes
-from recfx.kernels.host import HashIndexOperators
+from recfx.kernels.index import host
+from recfx.kernels.index.find_rows import IndexFacts, ReadIndexes
+from recfx.kernels.index.host import HashIndexOperators
 from recfx.runtime.transfers import HOST, pins, record_stream
 
 

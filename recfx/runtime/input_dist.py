@@ -20,7 +20,7 @@ from torchrec.distributed.train_pipeline.runtime_forwards import KJTAllToAllForw
 from torchrec.distributed.types import Awaitable
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from recfx.kernels.bucketize import Routes
+from recfx.kernels.route.bucketize import Routes
 from recfx.lowering.operators import BUCKETIZE, OperatorsByDevice
 from recfx.runtime import marks
 from recfx.runtime.bags import FBGEMM_PERMUTES_ON, from_zero, permute_features, select_bags
@@ -31,7 +31,7 @@ class Bucketize(NodeModule):
     """Copy each feature to the ranks of its shards; if rows are cut, each id goes to only one of them.
 
     Args:
-        routes: one per output key, rank by rank: see ``recfx.kernels.bucketize``.
+        routes: one per output key, rank by rank: see ``recfx.kernels.route.bucketize``.
         keys: the names of the output keys.
     """
 

@@ -19,7 +19,7 @@ from recfx.ir.names import node_name
 from recfx.ir.operator_graph import OPERATOR_KEY, Operator, OperatorGraph, hop_of, names_in
 from recfx.ir.shards import CollectionSharding
 from recfx.ir.tables import embedding_dims
-from recfx.kernels.bucketize import Routes
+from recfx.kernels.route.bucketize import Routes
 from recfx.runtime.base import NodeModule
 from recfx.runtime.dist_groups import DistGroups, sent_on
 from recfx.runtime.find_ids import FindIds, InsertIds, SnapshotIndexes

@@ -1,8 +1,9 @@
 """Rows that are given to new ids: they are initialised, and a batch that is refused gives them back.
 
-An index marks the rows that it gives out (``NEW`` and ``RENEWED`` in ``recfx.kernels.index_buffers``), and the marks
-are removed when the rows are initialised. An interruption in between (Ctrl-C, a signal handler that exits, an error)
-leaves marked rows behind; these are initialised before the index is next read. Initialising rows twice changes nothing.
+An index marks the rows that it gives out (``NEW`` and ``RENEWED`` in ``recfx.kernels.index.index_buffers``), and the
+marks are removed when the rows are initialised. An interruption in between (Ctrl-C, a signal handler that exits, an
+error) leaves marked rows behind; these are initialised before the index is next read. Initialising rows twice changes
+nothing.
 """
 
 from __future__ import annotations
@@ -16,10 +17,10 @@ import torch
 from recfx.errors import InputError
 from recfx.hashing import HashIndex
 from recfx.ir.tables import TableSpec
-from recfx.kernels.hash_index import UndoRecord
-from recfx.kernels.host import HashIndexOperators
-from recfx.kernels.index_buffers import BATCHES, NEW, is_uninitialized
-from recfx.kernels.row_initialization import initialization_key
+from recfx.kernels.index.hash_index import UndoRecord
+from recfx.kernels.index.host import HashIndexOperators
+from recfx.kernels.index.index_buffers import BATCHES, NEW, is_uninitialized
+from recfx.kernels.step.row_initialization import initialization_key
 from recfx.lowering.operators import HASH_INDEX, ROW_INITIALIZATION, OperatorsByDevice
 from recfx.runtime.table_store import TableStore
 

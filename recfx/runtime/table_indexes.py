@@ -13,9 +13,8 @@ from recfx.errors import InputError, TableFullError
 from recfx.hashing import HashIndex
 from recfx.hashing.many_indexes import buffers_named, views_of
 from recfx.ir.tables import TableSpec
-from recfx.kernels.host import HashIndexOperators
-from recfx.kernels.index_buffers import NEVER_USED, IndexBuffers, IndexPolicy
-from recfx.kernels.pooled_lookup import IndexView
+from recfx.kernels.index.host import HashIndexOperators
+from recfx.kernels.index.index_buffers import NEVER_USED, IndexBuffers, IndexPolicy, IndexView
 from recfx.lowering.operators import HASH_INDEX, OperatorsByDevice
 from recfx.runtime.forwards import Forward
 from recfx.runtime.in_flight import BatchInFlight

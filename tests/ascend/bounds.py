@@ -16,7 +16,7 @@ from functools import reduce
 from operator import or_
 from pathlib import Path
 
-from recfx.kernels.tiling import ASCEND_910B, SMALLEST_BLOCK, RuleNeeds, refusal, ub_bytes
+from recfx.kernels.build.tiling import ASCEND_910B, SMALLEST_BLOCK, RuleNeeds, refusal, ub_bytes
 from recfx.optim.rules import RULES
 from tests.ascend import tools
 from tests.ascend.hivm import UnifiedBufferOverflow, compile_to_hivm

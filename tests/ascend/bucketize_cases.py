@@ -7,9 +7,9 @@ from itertools import accumulate, chain
 
 import torch
 
-from recfx.kernels import bucketize_reference
-from recfx.kernels.bucketize import WHOLE, Routes
-from recfx.kernels.mix64 import mix64_integer
+from recfx.kernels.index.mix64 import mix64_integer
+from recfx.kernels.route import bucketize_reference
+from recfx.kernels.route.bucketize import WHOLE, Routes
 from tests.ascend.kernel_case import Call, KernelCase, Place
 
 _PROGRAMS = 7
@@ -41,7 +41,7 @@ def _counts(block: int) -> KernelCase:
         "no bags": partial(_count_call, pieces=most, batch_size=0),
         "ids out of range": partial(_count_call, pieces=most, batch_size=5, outside=True),
     }
-    kernel = "recfx.kernels.bucketize_triton:recfx_bucket_counts"
+    kernel = "recfx.kernels.route.bucketize_triton:recfx_bucket_counts"
     return KernelCase(f"bucket_counts-block_{block}", kernel, _COUNTS, {"BLOCK_W": block}, calls, programs=_PROGRAMS)
 
 
@@ -55,7 +55,7 @@ def _scatter(weighted: int, dtype: str) -> KernelCase:
     }
     signature = _SCATTER | {"weights_ptr": f"*{dtype}", "new_weights_ptr": f"*{dtype}"}
     name = "-".join(["bucket_scatter", *["weighted"] * weighted, dtype])
-    kernel = "recfx.kernels.bucketize_triton:recfx_bucket_scatter"
+    kernel = "recfx.kernels.route.bucketize_triton:recfx_bucket_scatter"
     return KernelCase(name, kernel, signature, {"WEIGHTED": bool(weighted)}, calls, programs=_PROGRAMS)
 
 

@@ -7,10 +7,10 @@ from functools import partial
 
 import torch
 
-from recfx.kernels import pooled_lookup_reference
-from recfx.kernels.mix64 import mix64_integer
-from recfx.kernels.slot_groups import SLOTS, group_count, insert_into_groups
-from recfx.kernels.slot_table import insert_into_slots, slot_count
+from recfx.kernels.index.mix64 import mix64_integer
+from recfx.kernels.index.slot_groups import SLOTS, group_count, insert_into_groups
+from recfx.kernels.index.slot_table import insert_into_slots, slot_count
+from recfx.kernels.lookup import pooled_lookup_reference
 from tests.ascend.kernel_case import Call, KernelCase, Place
 
 _PROGRAMS = 5
@@ -53,7 +53,7 @@ def cases() -> list[KernelCase]:
         "no ids": partial(_call, most=0),
         "one table": partial(_call, most=40, tables=_TABLES[:1]),
     }
-    kernel = "recfx.kernels.find_rows_triton:recfx_find_rows"
+    kernel = "recfx.kernels.index.find_rows_triton:recfx_find_rows"
     return [KernelCase("find_rows", kernel, _SIGNATURE, {}, calls, programs=_PROGRAMS)]
 
 

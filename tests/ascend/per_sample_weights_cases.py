@@ -28,7 +28,7 @@ def _case(dtype: str, block: int) -> KernelCase:
         "several tables": partial(_call, dtype=dtype, dims=dims, batch_size=9),
         "empty bags": partial(_call, dtype=dtype, dims=dims, batch_size=3, longest=0),
     }
-    kernel = "recfx.kernels.per_sample_weights_triton:recfx_per_sample_weight_gradients"
+    kernel = "recfx.kernels.lookup.per_sample_weights_triton:recfx_per_sample_weight_gradients"
     return KernelCase(
         f"per_sample_weight_gradients-{dtype}-block_{block}", kernel, signature, {"BLOCK_D": block}, calls
     )

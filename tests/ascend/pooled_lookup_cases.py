@@ -6,10 +6,10 @@ from functools import partial
 
 import torch
 
-from recfx.kernels import pooled_lookup_reference
+from recfx.kernels.lookup import pooled_lookup_reference
 from tests.ascend.kernel_case import Call, KernelCase, Place
 
-_KERNEL = "recfx.kernels.pooled_lookup_triton:recfx_pooled_lookup"
+_KERNEL = "recfx.kernels.lookup.pooled_lookup_triton:recfx_pooled_lookup"
 _DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 

@@ -6,11 +6,11 @@ from functools import partial
 
 import torch
 
-from recfx.kernels.quantized_lookup_reference import quantized_lookup
-from recfx.kernels.quantized_rows import quantize_rows
+from recfx.kernels.lookup.quantized_lookup_reference import quantized_lookup
+from recfx.kernels.lookup.quantized_rows import quantize_rows
 from tests.ascend.kernel_case import Call, KernelCase, Place
 
-_KERNEL = "recfx.kernels.quantized_lookup_triton:recfx_quantized_lookup"
+_KERNEL = "recfx.kernels.lookup.quantized_lookup_triton:recfx_quantized_lookup"
 _DTYPES = {"fp32": torch.float32, "fp16": torch.float16}
 
 

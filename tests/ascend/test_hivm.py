@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from recfx.kernels.tiling import CHIPS
+from recfx.kernels.build.tiling import CHIPS
 from tests.ascend import bounds, tools
 from tests.ascend.bounds import Bound, misfit, subject_of
 from tests.ascend.cases import BY_NAME, CASES

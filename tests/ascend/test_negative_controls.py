@@ -10,8 +10,8 @@ from functools import cache, partial
 import pytest
 import torch
 
-from recfx.kernels import tiling
-from recfx.kernels.tiling import ASCEND_910B, refusal
+from recfx.kernels.build import tiling
+from recfx.kernels.build.tiling import ASCEND_910B, refusal
 from recfx.optim.rules.adam import ADAM
 from tests.ascend import bounds, tools
 from tests.ascend.cases import CASES as EVERY_CASE

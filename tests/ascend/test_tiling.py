@@ -1,4 +1,4 @@
-"""The tiling tables of ``recfx.kernels.tiling`` against what Ascend's compiler was seen to need, and against itself."""
+"""The tiling tables of ``recfx.kernels.build.tiling`` against what Ascend's compiler needs, and against themselves."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from functools import cache
 
 import pytest
 
-from recfx.kernels.tiling import ASCEND_910B, NEEDS
+from recfx.kernels.build.tiling import ASCEND_910B, NEEDS
 from recfx.optim.fused_step_op import rules_in_triton
 from tests.ascend import bounds, tools
 from tests.ascend.bounds import BLOCKS, Subject, forms, most, needed, refused, subject_of

@@ -14,7 +14,7 @@ from itertools import groupby
 
 import pytest
 
-from recfx.kernels.tiling import ASCEND_910B
+from recfx.kernels.build.tiling import ASCEND_910B
 from tests.ascend import bounds, tools
 from tests.ascend.bounds import BLOCKS, Subject, most, refused, subject_of
 from tests.ascend.cases import CASES

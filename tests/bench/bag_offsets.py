@@ -6,8 +6,9 @@ from collections.abc import Iterator
 
 import torch
 
-from recfx.kernels import bag_offsets_reference, library
-from recfx.kernels.bag_offsets import bag_offsets
+from recfx.kernels.build import library
+from recfx.kernels.lookup import bag_offsets_reference
+from recfx.kernels.lookup.bag_offsets import bag_offsets
 from tests.bench.harness import Contestant, Result, compare, take_turns
 from tests.bench.setup import Ids, Setup
 

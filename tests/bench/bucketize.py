@@ -6,8 +6,9 @@ from collections.abc import Iterator
 
 import torch
 
-from recfx.kernels import bucketize_reference, library
-from recfx.kernels.bucketize import Routes, bucketize
+from recfx.kernels.build import library
+from recfx.kernels.route import bucketize_reference
+from recfx.kernels.route.bucketize import Routes, bucketize
 from tests.bench.harness import Contestant, Result, compare, take_turns
 from tests.bench.setup import Ids, Setup
 

@@ -28,7 +28,7 @@ from torchrec.inference.modules import (
 )
 
 import recfx
-from recfx.kernels.mix64 import mix64
+from recfx.kernels.index.mix64 import mix64
 from tests.bench.harness import Contestant, Result, compare, take_turns
 from tests.bench.setup import DISTRIBUTIONS, Ids, Setup
 from tests.bench.workload import fill_with_ids, standard_collection

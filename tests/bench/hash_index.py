@@ -24,11 +24,11 @@ from torchrec.modules.mc_modules import DistanceLFU_EvictionPolicy, MCHManagedCo
 from torchrec.sparse.jagged_tensor import JaggedTensor
 
 from recfx.hashing import HashConfig, HashIndex
-from recfx.kernels import host
-from recfx.kernels.huge_pages import advise_huge_pages
-from recfx.kernels.index_buffers import IndexBuffers
-from recfx.kernels.mix64 import mix64
-from recfx.kernels.slot_groups import SLOTS
+from recfx.kernels.build.huge_pages import advise_huge_pages
+from recfx.kernels.index import host
+from recfx.kernels.index.index_buffers import IndexBuffers
+from recfx.kernels.index.mix64 import mix64
+from recfx.kernels.index.slot_groups import SLOTS
 from tests.bench.harness import Contestant, Result, Times, compare, take_turns
 from tests.bench.random_gather import add_one, gather_slots
 from tests.bench.setup import DISTRIBUTIONS, POWER_LAW_EXPONENT, Setup

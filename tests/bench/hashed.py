@@ -15,8 +15,8 @@ from torchrec import KeyedJaggedTensor
 import recfx
 from recfx.collections.pooled import HashEmbeddingBagCollection
 from recfx.hashing import HashConfig
-from recfx.kernels.mix64 import mix64
-from recfx.kernels.slot_groups import SLOTS, home_groups
+from recfx.kernels.index.mix64 import mix64
+from recfx.kernels.index.slot_groups import SLOTS, home_groups
 from tests.bench.harness import Contestant, Result, compare, take_turns
 from tests.bench.own_process import in_own_process
 from tests.bench.random_gather import gather_slots

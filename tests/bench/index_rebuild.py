@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import torch
 
 from recfx.hashing import HashConfig, HashIndex
-from recfx.kernels import library
-from recfx.kernels.index_rebuild import NO_PROBLEM, rebuild
-from recfx.kernels.mix64 import mix64
+from recfx.kernels.build import library
+from recfx.kernels.index.index_rebuild import NO_PROBLEM, rebuild
+from recfx.kernels.index.mix64 import mix64
 from tests.bench.harness import Contestant, Result, compare, take_turns
 from tests.bench.setup import Setup
 

@@ -30,7 +30,7 @@ from torchrec.streamable import Pipelineable
 
 import recfx
 from recfx.collections.sharding.collection import shard_collection
-from recfx.kernels.mix64 import mix64
+from recfx.kernels.index.mix64 import mix64
 from recfx.planner.sharder import HashEmbeddingBagCollectionSharder
 from tests.bench.harness import Contestant, Result, Times, compare, take_turns
 from tests.bench.setup import Ids, Setup

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import torch
 from torch.nn import functional
 
-from recfx.kernels import library
-from recfx.kernels.pooled_lookup import pooled_lookup
+from recfx.kernels.build import library
+from recfx.kernels.lookup.pooled_lookup import pooled_lookup
 from tests.bench.harness import Contestant, Result, compare, take_turns
 from tests.bench.setup import DISTRIBUTIONS, Ids, Setup
 from tests.bench.workload import OPTIMIZERS, check_close, standard_collection, table_batched, table_weights

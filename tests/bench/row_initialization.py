@@ -6,9 +6,10 @@ from collections.abc import Iterator
 
 import torch
 
-from recfx.kernels import library, row_initialization_reference
-from recfx.kernels.mix64 import mix64
-from recfx.kernels.row_initialization import initialization_key, initialize_rows
+from recfx.kernels.build import library
+from recfx.kernels.index.mix64 import mix64
+from recfx.kernels.step import row_initialization_reference
+from recfx.kernels.step.row_initialization import initialization_key, initialize_rows
 from tests.bench.harness import Contestant, Result, compare, take_turns
 from tests.bench.setup import Setup
 

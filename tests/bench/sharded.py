@@ -26,7 +26,7 @@ from torchrec.distributed.types import ShardingEnv, ShardingPlan
 
 import recfx
 from recfx.collections.pooled import HashEmbeddingBagCollection
-from recfx.kernels.mix64 import mix64
+from recfx.kernels.index.mix64 import mix64
 from tests.bench.harness import Contestant, Result, compare, take_turns
 from tests.bench.setup import Ids, Setup
 from tests.bench.workload import OPTIMIZERS, attach, check_close, standard_collection

@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 import recfx
 from recfx.collections.pooled import HashEmbeddingBagCollection
-from recfx.kernels.mix64 import mix64
+from recfx.kernels.index.mix64 import mix64
 from tests.bench.harness import Contestant, Result, compare, take_turns
 from tests.bench.own_process import in_fresh_process
 from tests.bench.setup import SMALL_BATCH, Ids, Setup

@@ -15,7 +15,7 @@ from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, PoolingType
 from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
 from recfx.collections.pooled import HashEmbeddingBagCollection
-from recfx.kernels.mix64 import mix64
+from recfx.kernels.index.mix64 import mix64
 from tests.bench.setup import Setup
 
 LEARNING_RATE = 0.0625

@@ -18,7 +18,7 @@ import recfx
 from recfx.checkpoint import directory as checkpoint_directory
 from recfx.checkpoint import manifest, model_plan, save, storage
 from recfx.checkpoint.directory import check_writable, locked, make_directory, remove_leftovers
-from recfx.kernels.private_files import sync_directory
+from recfx.kernels.build.private_files import sync_directory
 from tests.checkpoint.training import OnePart, Training, assert_same
 
 OLD, KEPT = "data-0123456789abcdef", "data-fedcba9876543210"

@@ -18,8 +18,8 @@ from torchrec import KeyedJaggedTensor, KeyedTensor
 import recfx
 from recfx.exporter import buffers, write_file
 from recfx.exporter.serving.named_inputs import NamedJagged
-from recfx.kernels import library
-from recfx.kernels.quantized_rows import dequantize_rows, quantize_rows
+from recfx.kernels.build import library
+from recfx.kernels.lookup.quantized_rows import dequantize_rows, quantize_rows
 from tests.exporter.hashed_models import HASHING, HashedModel, by_name, call, trained
 from tests.support.forked_script import run_script
 

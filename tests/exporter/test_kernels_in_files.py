@@ -16,7 +16,7 @@ from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTens
 
 import recfx
 from recfx.exporter import load
-from recfx.kernels import launch
+from recfx.kernels.build import launch
 from tests.exporter.hashed_models import call, trained
 
 KEYS = ["a", "b", "c", "d", "e"]

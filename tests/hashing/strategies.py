@@ -10,7 +10,7 @@ import torch
 from hypothesis import strategies as st
 
 from recfx.hashing import HashConfig, HashIndex
-from recfx.kernels import library
+from recfx.kernels.build import library
 
 EXTREMES = [-(2**63), 2**63 - 1, -1, 2**32, -2]
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from recfx.errors import TableFullError
 from recfx.hashing import HashConfig, HashIndex
-from recfx.kernels import hash_index, host
+from recfx.kernels.index import hash_index, host
 from tests.hashing.dictionary import Dictionary
 from tests.hashing.strategies import CROWD, IDS, assert_same_state, configurations, operators, state_of
 

@@ -8,8 +8,8 @@ import torch
 from recfx.errors import CheckpointError
 from recfx.hashing import HashConfig, HashIndex
 from recfx.hashing.many_indexes import views_of
-from recfx.kernels import slot_groups
-from recfx.kernels.pooled_lookup import IndexView
+from recfx.kernels.index import slot_groups
+from recfx.kernels.index.index_buffers import IndexView
 
 RAW = HashConfig(dense_rows=0)
 

@@ -11,7 +11,7 @@ import torch
 
 from recfx.errors import TableFullError
 from recfx.hashing import HashConfig, HashIndex
-from recfx.kernels import host
+from recfx.kernels.index import host
 
 
 def filled() -> HashIndex:

@@ -10,8 +10,8 @@ import torch
 from recfx.errors import CheckpointError
 from recfx.hashing import HashConfig, HashIndex
 from recfx.hashing.row_move import check_saved_index, fit_rows
-from recfx.kernels.buckets import bucket_begin, bucket_of
-from recfx.kernels.index_buffers import FREED, NEVER_USED, TAKEN
+from recfx.kernels.index.buckets import bucket_begin, bucket_of
+from recfx.kernels.index.index_buffers import FREED, NEVER_USED, TAKEN
 
 
 def index_of(rows: int, buckets: int, dense_rows: int = 0, seed: int = 0) -> HashIndex:

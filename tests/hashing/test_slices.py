@@ -14,8 +14,8 @@ from recfx.errors import CheckpointError, ConversionError, InputError, TableFull
 from recfx.hashing import HashConfig, HashIndex, ResolvedHashConfig
 from recfx.hashing.row_move import check_saved_index, fit_rows
 from recfx.hashing.slices import SLICE_COUNTS, folded, join_states, row_cuts, slice_state, spread
-from recfx.kernels import hash_index
-from recfx.kernels.pooled_lookup import find_and_pool
+from recfx.kernels.index import hash_index
+from recfx.kernels.lookup.pooled_lookup import find_and_pool
 from tests.hashing.strategies import CROWD, IDS, assert_same_state, configurations, operators, state_of
 
 State = dict[str, torch.Tensor]

@@ -17,7 +17,7 @@ from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTens
 
 import recfx
 from recfx.inspect.index_health import IndexHealth
-from recfx.kernels import slot_groups
+from recfx.kernels.index import slot_groups
 from tests.builders.optimizers import attach
 from tests.inspect.models import Towers, Wrapped, collection, config, dlrm
 

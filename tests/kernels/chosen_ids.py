@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from recfx.kernels.mix64 import to_int64
+from recfx.kernels.index.mix64 import to_int64
 
 
 def unshifted(mixed: torch.Tensor, shift: int) -> torch.Tensor:

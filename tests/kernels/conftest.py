@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from recfx.kernels import library
+from recfx.kernels.build import library
 
 
 @pytest.fixture(scope="package", autouse=True)

@@ -9,8 +9,8 @@ import torch
 
 from recfx.hashing import HashConfig, HashIndex
 from recfx.ir.tables import TableSpec
-from recfx.kernels import hash_index
-from recfx.kernels.find_rows import ReadIndexes
+from recfx.kernels.index import hash_index
+from recfx.kernels.index.find_rows import ReadIndexes
 from recfx.runtime.index_copies import IndexCopies
 
 EXTREMES = [0, 1, -1, 2**31 - 1, 2**31, -(2**31), 2**63 - 1, -(2**63)]

@@ -12,9 +12,9 @@
 #include <thread>
 #include <vector>
 
-#include "find_in_groups.h"
-#include "index_lock.h"
-#include "table_batch.h"
+#include "index/find_in_groups.h"
+#include "index/index_lock.h"
+#include "index/table_batch.h"
 
 using namespace recfx;
 

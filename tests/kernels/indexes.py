@@ -8,9 +8,10 @@ import torch
 
 from recfx.hashing import HashConfig
 from recfx.hashing.state import empty_buffers
-from recfx.kernels import hash_index, index_rebuild, library
-from recfx.kernels.host import HashIndexOperators
-from recfx.kernels.index_buffers import STATE, TAKEN, IndexBuffers, IndexPolicy
+from recfx.kernels.build import library
+from recfx.kernels.index import hash_index, index_rebuild
+from recfx.kernels.index.host import HashIndexOperators
+from recfx.kernels.index.index_buffers import STATE, TAKEN, IndexBuffers, IndexPolicy
 
 NOTHING_IN_FLIGHT = 2**62
 SEED = -(2**62) - 1

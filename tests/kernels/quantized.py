@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from hypothesis import strategies as st
 
-from recfx.kernels.quantized_rows import quantize_rows
+from recfx.kernels.lookup.quantized_rows import quantize_rows
 
 
 @st.composite

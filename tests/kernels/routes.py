@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from hypothesis import strategies as st
 
-from recfx.kernels.bucketize import Routes
+from recfx.kernels.route.bucketize import Routes
 
 INT64 = st.integers(-(2**63), 2**63 - 1)
 

@@ -12,11 +12,11 @@
 #include <thread>
 #include <vector>
 
-#include "adam_rule.h"
-#include "partial_rowwise_lamb_rule.h"
-#include "rowwise_adagrad_rule.h"
-#include "sgd_rule.h"
-#include "step_rows.h"
+#include "step/adam_rule.h"
+#include "step/partial_rowwise_lamb_rule.h"
+#include "step/rowwise_adagrad_rule.h"
+#include "step/sgd_rule.h"
+#include "step/step_rows.h"
 
 namespace {
 

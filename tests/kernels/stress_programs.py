@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from recfx.kernels import library
+from recfx.kernels.build import library
 
-HEADERS = Path(library.__file__).resolve().parent / "csrc"
+HEADERS = Path(library.__file__).resolve().parents[1] / "csrc"
 
 
 def build(name: str, sanitizer: str, folder: Path) -> list[str]:

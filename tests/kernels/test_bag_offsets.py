@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from recfx.kernels import library
-from recfx.kernels.bag_offsets import (
+from recfx.kernels.build import library
+from recfx.kernels.lookup.bag_offsets import (
     NEGATIVE_LENGTH,
     NOTHING,
     OUT_OF_RANGE,
@@ -18,7 +18,7 @@ from recfx.kernels.bag_offsets import (
     Fault,
     bag_offsets,
 )
-from recfx.kernels.bag_offsets_reference import checked_offsets
+from recfx.kernels.lookup.bag_offsets_reference import checked_offsets
 
 FAR = [2**40, 1 - 2**40, 2**63 - 1, -(2**63), 2**62, 2**31 - 1, -(2**31)]
 

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 
 from recfx.hashing import HashConfig, HashIndex
 from recfx.hashing.slices import row_cuts
-from recfx.kernels import bucketize_reference, library
-from recfx.kernels.bucketize import WHOLE, Routes, bucketize
+from recfx.kernels.build import library
+from recfx.kernels.route import bucketize_reference
+from recfx.kernels.route.bucketize import WHOLE, Routes, bucketize
 from tests.kernels.routes import batches, cut_equally
 
 

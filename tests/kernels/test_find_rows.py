@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from recfx.hashing import HashConfig, HashIndex
-from recfx.kernels import hash_index, hash_index_reference
-from recfx.kernels.find_rows import IndexFacts, ReadIndexes
-from recfx.kernels.find_rows_reference import find_rows
+from recfx.kernels.index import hash_index, hash_index_reference
+from recfx.kernels.index.find_rows import IndexFacts, ReadIndexes
+from recfx.kernels.index.find_rows_reference import find_rows
 from tests.kernels.finding import EXTREMES, TABLES, copies_of, filled
 
 

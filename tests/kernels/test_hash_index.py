@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recfx.hashing import HashConfig, HashIndex
-from recfx.kernels import hash_index, index_rebuild, index_rebuild_reference
-from recfx.kernels import hash_index_reference as reference
-from recfx.kernels.buckets import bucket_of
-from recfx.kernels.host import HashIndexOperators
-from recfx.kernels.index_buffers import EVICTED, STATE, IndexBuffers, IndexPolicy
+from recfx.kernels.index import hash_index, index_rebuild, index_rebuild_reference
+from recfx.kernels.index import hash_index_reference as reference
+from recfx.kernels.index.buckets import bucket_of
+from recfx.kernels.index.host import HashIndexOperators
+from recfx.kernels.index.index_buffers import EVICTED, STATE, IndexBuffers, IndexPolicy
 from tests.kernels.chosen_ids import of_one_bucket, of_one_slot
 from tests.kernels.indexes import assert_same, assert_sound, copy_of, empty, insert
 

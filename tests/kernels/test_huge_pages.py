@@ -6,8 +6,8 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from recfx.hashing import HashIndex
-from recfx.kernels import huge_pages
-from recfx.kernels.huge_pages import LEAST_BYTES, advise_huge_pages
+from recfx.kernels.build import huge_pages
+from recfx.kernels.build.huge_pages import LEAST_BYTES, advise_huge_pages
 from recfx.optim.fused_optimizer import FusedOptimizer
 from recfx.optim.rules.adagrad import ADAGRAD
 

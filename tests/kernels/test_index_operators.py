@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from recfx.kernels import buckets
-from recfx.kernels import hash_index_reference as reference
-from recfx.kernels.index_buffers import IndexBuffers, flat
+from recfx.kernels.index import buckets
+from recfx.kernels.index import hash_index_reference as reference
+from recfx.kernels.index.index_buffers import IndexBuffers, flat
 from tests.kernels.indexes import NOTHING_IN_FLIGHT, copy_of, empty, insert
 
 KINDS: list[dict[str, Any]] = [

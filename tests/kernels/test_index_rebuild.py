@@ -8,8 +8,9 @@ from types import ModuleType
 import pytest
 import torch
 
-from recfx.kernels import hash_index, hash_index_reference, host, index_rebuild, index_rebuild_reference, library
-from recfx.kernels.index_buffers import IndexBuffers, IndexPolicy
+from recfx.kernels.build import library
+from recfx.kernels.index import hash_index, hash_index_reference, host, index_rebuild, index_rebuild_reference
+from recfx.kernels.index.index_buffers import IndexBuffers, IndexPolicy
 from tests.kernels.indexes import SEED, assert_same, assert_sound, copy_of, empty, insert
 
 Damage = Callable[[IndexBuffers], object]

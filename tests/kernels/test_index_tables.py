@@ -9,9 +9,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recfx.kernels import hash_index
-from recfx.kernels import hash_index_reference as reference
-from recfx.kernels.index_buffers import STATE, IndexBuffers, IndexPolicy
+from recfx.kernels.index import hash_index
+from recfx.kernels.index import hash_index_reference as reference
+from recfx.kernels.index.index_buffers import STATE, IndexBuffers, IndexPolicy
 from tests.kernels.indexes import NOTHING_IN_FLIGHT, assert_same, assert_sound, copy_of, empty, insert
 
 KINDS: list[dict[str, Any]] = [

@@ -12,14 +12,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from recfx.kernels import library
-from recfx.kernels.private_files import UnsafeError
+from recfx.kernels.build import library
+from recfx.kernels.build.private_files import UnsafeError
 from tests.support.forked_script import run_script
 
 FALLBACK_SCRIPT = """
 import logging, sys, torch
 from recfx.hashing import HashIndex
-from recfx.kernels import library
+from recfx.kernels.build import library
 index = HashIndex(10)
 assert index.insert(torch.tensor([7, -1, 7]))[0].tolist() == [0, 1, 0]
 assert index.find(torch.tensor([-1, 8])).tolist() == [1, -1]
@@ -43,7 +43,7 @@ def test_name_follows_sources_and_flags(monkeypatch: pytest.MonkeyPatch, tmp_pat
     before = library._digest()
     assert library._digest() == before
     (tmp_path / "one.cpp").write_text("int x;")
-    monkeypatch.setattr(library, "_SOURCES", tmp_path)
+    monkeypatch.setattr(library, "SOURCES", tmp_path)
     changed = library._digest()
     (tmp_path / "one.cpp").write_text("int y;")
     assert len({before, changed, library._digest()}) == 3
@@ -63,7 +63,7 @@ def tiny_sources(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     sources = tmp_path / "csrc"
     sources.mkdir()
     (sources / "one.cpp").write_text('extern "C" int recfx_one() { return 1; }')
-    monkeypatch.setattr(library, "_SOURCES", sources)
+    monkeypatch.setattr(library, "SOURCES", sources)
     monkeypatch.setenv("RECFX_BUILD_DIR", str(tmp_path / "build"))
     return sources
 
@@ -314,8 +314,8 @@ def test_what_a_killed_process_left_goes(tiny_sources: Path) -> None:
 
 def test_processes_that_build_at_once(tiny_sources: Path) -> None:
     script = (
-        "import pathlib, sys; from recfx.kernels import library;"
-        "library._SOURCES = pathlib.Path(sys.argv[1]); print(library.build())"
+        "import pathlib, sys; from recfx.kernels.build import library;"
+        "library.SOURCES = pathlib.Path(sys.argv[1]); print(library.build())"
     )
     with ThreadPoolExecutor(2) as pool:
         finished = list(pool.map(lambda _: run_script(script, str(tiny_sources), environment=os.environ), range(2)))

@@ -2,7 +2,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recfx.kernels.mix64 import mix64, mix64_integer, mixed_modulo, to_int64
+from recfx.kernels.index.mix64 import mix64, mix64_integer, mixed_modulo, to_int64
 from tests.kernels.chosen_ids import mix64_inverse, of_one_bucket
 
 INT64 = st.integers(-(2**63), 2**63 - 1)

@@ -7,8 +7,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recfx.kernels import library, per_sample_weights_reference
-from recfx.kernels.per_sample_weights import per_sample_weight_gradients
+from recfx.kernels.build import library
+from recfx.kernels.lookup import per_sample_weights_reference
+from recfx.kernels.lookup.per_sample_weights import per_sample_weight_gradients
 
 assert library.load(), library.why_not()
 DIMS = st.sampled_from([1, 3, 15, 16, 17, 20, 32, 64, 100, 130])

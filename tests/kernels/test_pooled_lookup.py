@@ -10,8 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recfx.hashing import HashConfig, HashIndex
-from recfx.kernels import library, pooled_lookup_reference
-from recfx.kernels.pooled_lookup import IndexView, find_and_pool, pool_again_, pooled_lookup
+from recfx.kernels.build import library
+from recfx.kernels.index.index_buffers import IndexView
+from recfx.kernels.lookup import pooled_lookup_reference
+from recfx.kernels.lookup.pooled_lookup import find_and_pool, pool_again_, pooled_lookup
 
 assert library.load(), library.why_not()
 DIMS = st.sampled_from([1, 3, 4, 7, 16, 20, 33, 64, 100, 128, 200])

@@ -16,8 +16,8 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_inference import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recfx.kernels.quantized_lookup_reference import quantized_lookup
-from recfx.kernels.quantized_rows import BITS, dequantize_rows, quantize_rows, row_bytes
+from recfx.kernels.lookup.quantized_lookup_reference import quantized_lookup
+from recfx.kernels.lookup.quantized_rows import BITS, dequantize_rows, quantize_rows, row_bytes
 from tests.kernels.quantized import lookups
 
 TYPES = {8: SparseType.INT8, 4: SparseType.INT4}

@@ -6,10 +6,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recfx.kernels import library, row_initialization, row_initialization_reference
-from recfx.kernels.mix64 import mix64_integer, to_int64
-from recfx.kernels.row_initialization import initialization_key, initialize_rows
-from recfx.kernels.row_initialization_reference import initial_rows
+from recfx.kernels.build import library
+from recfx.kernels.index.mix64 import mix64_integer, to_int64
+from recfx.kernels.step import row_initialization, row_initialization_reference
+from recfx.kernels.step.row_initialization import initialization_key, initialize_rows
+from recfx.kernels.step.row_initialization_reference import initial_rows
 
 INT64 = st.integers(-(2**63), 2**63 - 1)
 KEY = initialization_key("table", 0)

@@ -10,10 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recfx.hashing import HashConfig, HashIndex
-from recfx.kernels import library, served_lookup_reference
-from recfx.kernels.quantized_rows import quantize_rows
-from recfx.kernels.served_lookup import ServedTable, served_lookup
-from recfx.kernels.slot_table import insert_into_slots
+from recfx.kernels.build import library
+from recfx.kernels.index.slot_table import insert_into_slots
+from recfx.kernels.lookup import served_lookup_reference
+from recfx.kernels.lookup.quantized_rows import quantize_rows
+from recfx.kernels.lookup.served_lookup import ServedTable, served_lookup
 
 assert library.load(), library.why_not()
 COLUMNS = st.sampled_from([1, 2, 3, 4, 7, 16, 20, 33, 64, 100, 128, 200, 260])

@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recfx.hashing import HashConfig, HashIndex
-from recfx.kernels import free_rows, hash_index, host, slot_groups
-from recfx.kernels.hash_index import InFlight
-from recfx.kernels.index_buffers import allocate_buffers
+from recfx.kernels.index import free_rows, hash_index, host, slot_groups
+from recfx.kernels.index.hash_index import InFlight
+from recfx.kernels.index.index_buffers import allocate_buffers
 from tests.kernels.chosen_ids import of_one_slot
 
 INT64 = st.integers(-(2**63), 2**63 - 1)

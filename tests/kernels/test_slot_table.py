@@ -6,8 +6,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recfx.kernels import hash_index, hash_index_reference, library, slot_table
-from recfx.kernels.host import HashIndexOperators
+from recfx.kernels.build import library
+from recfx.kernels.index import hash_index, hash_index_reference, slot_table
+from recfx.kernels.index.host import HashIndexOperators
 from tests.kernels.chosen_ids import of_one_slot, slot_hash_inverse
 
 INT64 = st.integers(-(2**63), 2**63 - 1)

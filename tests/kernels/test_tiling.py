@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from recfx.kernels import tiling
-from recfx.kernels.tiling import (
+from recfx.kernels.build import tiling
+from recfx.kernels.build.tiling import (
     ASCEND_910B,
     CHIPS,
     Need,

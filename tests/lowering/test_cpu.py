@@ -13,10 +13,11 @@ from torch import nn
 from recfx.errors import ConversionError, IdRangeError
 from recfx.hashing import HashConfig, HashIndex
 from recfx.ir import TableSpec
-from recfx.kernels import library
-from recfx.kernels.fused_step import fused_step_
-from recfx.kernels.pooled_lookup import IndexView
-from recfx.lowering import BACKENDS, LookupBatch, LookupSpec, _cpu_backward, cpu, reference, select_backend
+from recfx.kernels.build import library
+from recfx.kernels.index.index_buffers import IndexView
+from recfx.kernels.step.fused_step import fused_step_
+from recfx.lowering import BACKENDS, LookupBatch, LookupSpec, cpu, reference, select_backend
+from recfx.lowering.step import cpu_backward
 from recfx.optim.fused_optimizer import FusedOptimizer
 from recfx.optim.rules import RULES
 from tests.support.interrupts import interrupt, places
@@ -378,7 +379,7 @@ def test_an_interrupted_step_is_counted_if_it_was_taken(monkeypatch: pytest.Monk
         built, optimizers, step = trained()
         before = [weight.detach().clone() for weight in built.ours]
         if at is None:
-            monkeypatch.setattr(_cpu_backward, "fused_step_", interrupted_afterwards)
+            monkeypatch.setattr(cpu_backward, "fused_step_", interrupted_afterwards)
             with pytest.raises(KeyboardInterrupt):
                 step()
         else:

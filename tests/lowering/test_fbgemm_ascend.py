@@ -14,11 +14,11 @@ import torch
 
 from recfx.hashing import HashConfig
 from recfx.ir import TableSpec
-from recfx.kernels.pooled_lookup_reference import pooled_lookup
+from recfx.kernels.lookup.pooled_lookup_reference import pooled_lookup
 from recfx.lowering import BACKENDS, LookupSpec
 from recfx.lowering import _fbgemm_ascend_operator as operator
-from recfx.lowering._aten_backward import AtenBackward
-from recfx.lowering._trained_batch import TrainedBatch
+from recfx.lowering.step.aten_backward import AtenBackward
+from recfx.lowering.step.trained_batch import TrainedBatch
 
 (TARGET,) = (backend for backend in BACKENDS if backend.name == "fbgemm_ascend")
 

@@ -14,7 +14,10 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 import recfx
 from recfx.errors import Diagnostic
 from recfx.ir import format_graph
-from recfx.kernels import bag_offsets, bag_offsets_reference, bucketize_op, find_rows_op, launch, library
+from recfx.kernels.build import launch, library
+from recfx.kernels.index import find_rows_op
+from recfx.kernels.lookup import bag_offsets, bag_offsets_reference
+from recfx.kernels.route import bucketize_op
 from recfx.lowering import operators, registry
 from recfx.lowering.operators import (
     BAG_OFFSETS,

@@ -12,7 +12,7 @@ from recfx.errors import Diagnostic
 from recfx.hashing import HashConfig
 from recfx.ir import TableSpec
 from recfx.ir.facts import OptimizerFacts, TableFacts
-from recfx.kernels import launch, library, tiling
+from recfx.kernels.build import launch, library, tiling
 from recfx.lowering import BACKENDS, LookupFacts, LookupSpec, select_backend, select_planned
 from recfx.lowering import _fbgemm_ascend_operator as ascend_operator
 from recfx.lowering.registry import Backend

@@ -24,8 +24,8 @@ from torchrec import (
 from torchrec.modules.embedding_configs import PoolingType
 
 import recfx
-from recfx.lowering import _step_once
-from recfx.lowering._step_once import Trigger
+from recfx.lowering.step import step_once
+from recfx.lowering.step.step_once import Trigger
 from recfx.optim.attached import attached_optimizers
 from tests.builders.optimizers import OPTIMIZERS, attach
 
@@ -343,7 +343,7 @@ def _only_in_cpp(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*arguments: object) -> None:
         raise AssertionError("a weight was stepped in ATen")
 
-    monkeypatch.setattr(_step_once, "step_by_weight", refuse)
+    monkeypatch.setattr(step_once, "step_by_weight", refuse)
 
 
 @pytest.mark.usefixtures("_only_in_cpp")
@@ -577,7 +577,7 @@ def test_a_graph_that_is_kept_keeps_no_batch_of_a_step_that_was_taken(readers: l
 
 def left_parts() -> int:
     """How many parts are waiting, or were not freed."""
-    return sum(type(one) is _step_once._Left and one.part is not None for one in gc.get_objects())
+    return sum(type(one) is step_once._Left and one.part is not None for one in gc.get_objects())
 
 
 @pytest.mark.parametrize("backend", ["auto", "reference"])

@@ -18,8 +18,9 @@ from torch.utils._pytree import tree_leaves
 from recfx.errors import ConversionError, IdRangeError
 from recfx.hashing import HashConfig
 from recfx.ir import TableSpec
-from recfx.kernels import library
-from recfx.lowering import BACKENDS, LookupBatch, LookupSpec, cpu, fbgemm, reference, select_backend
+from recfx.kernels.build import library
+from recfx.lowering import BACKENDS, LookupBatch, LookupSpec, cpu, reference, select_backend
+from recfx.lowering.fbgemm import target as fbgemm
 from recfx.optim.fused_optimizer import FusedOptimizer
 from recfx.optim.rules import RULES
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from recfx.lowering._to_the_end import to_the_end
+from recfx.lowering.step.to_the_end import to_the_end
 
 
 class Work:

@@ -18,10 +18,14 @@ import recfx
 from recfx.errors import ConversionError
 from recfx.hashing import HashConfig
 from recfx.ir import TableSpec
-from recfx.kernels import bucketize_op, find_rows_op, launch, tiling
-from recfx.lowering import LookupSpec, _triton_limits, npu, select_backend, triton
+from recfx.kernels.build import launch, tiling
+from recfx.kernels.index import find_rows_op
+from recfx.kernels.route import bucketize_op
+from recfx.lowering import LookupSpec, npu, select_backend
 from recfx.lowering.operators import BUCKETIZE, FIND_ROWS, HASH_INDEX, select_operators
 from recfx.lowering.registry import BACKENDS
+from recfx.lowering.triton import limits as triton_limits
+from recfx.lowering.triton import target as triton
 from recfx.optim.fused_optimizer import FusedOptimizer
 from recfx.optim.rules.adam import ADAM
 from recfx.optim.rules.lamb import LAMB
@@ -220,7 +224,7 @@ def test_of_a_lookup_without_optimizer_the_step_that_gives_gradients_has_to_fit(
 
 def test_a_rule_whose_step_was_never_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     rule = replace(ADAM, step_need=None, border_need=None)
-    monkeypatch.setattr(_triton_limits, "rule_named", {"adam": rule}.get)
+    monkeypatch.setattr(triton_limits, "rule_named", {"adam": rule}.get)
     decline = on_npu("Ascend910B3", monkeypatch)
     found = decline(spec(optimizers=[FusedOptimizer(rule, {"lr": 0.1})] * 2))
     assert found.code == "unified_buffer"

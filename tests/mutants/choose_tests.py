@@ -50,13 +50,13 @@ BESIDE = {
         f"lowering/{stem}.py": ["lowering/test_fbgemm_ascend.py", "ascend/npu_runtime/test_fbgemm_ascend.py"]
         for stem in ("fbgemm_ascend", "_fbgemm_ascend_operator", "_aten_backward")
     },
-    "lowering/_profiler_ranges.py": ["runtime/test_profile.py", "lowering"],
-    "lowering/_triton_lookup.py": ["lowering/test_triton_limits.py", "ascend/test_interpreted_targets.py"],
+    "lowering/profiler_ranges.py": ["runtime/test_profile.py", "lowering"],
+    "lowering/lookup.py": ["lowering/test_triton_limits.py", "ascend/test_interpreted_targets.py"],
     "optim/fused_step_op.py": ["lowering/test_triton_limits.py", "ascend/test_interpreted_targets.py"],
     **{f"optim/{rule}_triton.py": _INTERPRETED for rule in ("sgd", "adagrad", "rowwise_adagrad", "adam")},
     **{f"kernels/{stem}_triton.py": _INTERPRETED[::-1] for stem in _IN_TRITON},
     **{f"kernels/{stem}_op.py": _INTERPRETED for stem in _IN_TRITON},
-    "kernels/launch.py": ["lowering/test_triton_limits.py", "kernels/test_tiling.py", *_INTERPRETED],
+    "kernels/build/launch.py": ["lowering/test_triton_limits.py", "kernels/test_tiling.py", *_INTERPRETED],
     "optim": [
         "optim", "kernels/test_fused_step.py", "lowering", "sharding/test_optimizer_state.py",
         "sharding/test_optimizer_settings.py",
@@ -161,7 +161,7 @@ def package_of(path: Path) -> str:
     ``sharding``, which has tests of its own, for ``recfx/collections/sharding/plan.py``, and ``csrc`` for all C++.
     """
     if path.suffix != ".py":
-        return path.parts[-2]
+        return "csrc"
     if path.parts[0] != "recfx":
         return path.parts[0]
     inner = [folder for folder in path.parts[2:-1] if folder in BESIDE or Path("tests", folder).is_dir()]
@@ -172,7 +172,7 @@ def _first(path: Path) -> list[str]:
     """Places below ``tests/`` that come before all others."""
     if path.suffix == ".py":
         return FIRST.get(f"{package_of(path)}/{path.name}", [])
-    sources = [source for source in sorted(path.parent.glob("*.cpp")) if path in included_by(source)]
+    sources = [source for source in sorted(Path("kernels/csrc").rglob("*.cpp")) if path in included_by(source)]
     own = [f"kernels/test_{stem}.py" for stem in (path.stem, *(source.stem for source in sources))]
     return [
         *(each for each in own if Path("tests", each).exists()),

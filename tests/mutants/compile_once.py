@@ -24,7 +24,8 @@ def included_by(source: Path) -> list[Path]:
         path = left.pop()
         if path not in found and path.exists():
             found.append(path)
-            left += [path.parent / name for name in _INCLUDE.findall(path.read_text())]
+            folders = (path.parent, path.parent.parent)  # its own, and that of all sources
+            left += [folder / name for name in _INCLUDE.findall(path.read_text()) for folder in folders]
     return sorted(found)
 
 

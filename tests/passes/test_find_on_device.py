@@ -12,7 +12,7 @@ import pytest
 from recfx.collections.compile_graph import make_eval_graph
 from recfx.ir import format_graph
 from recfx.ir.context import CollectionContext
-from recfx.kernels import launch
+from recfx.kernels.build import launch
 from recfx.runtime.lower_graph import Runtime
 from tests.passes.small_collection import ADOPTED, INDEXED, collection, lowered, until
 

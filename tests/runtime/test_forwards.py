@@ -285,7 +285,7 @@ def test_an_index_that_was_changed_meanwhile_stays(recwarn: pytest.WarningsRecor
 
 
 def test_one_collection_alone_notes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("recfx.kernels.hash_index.find_or_insert_undoably", None)
+    monkeypatch.setattr("recfx.kernels.index.hash_index.find_or_insert_undoably", None)
     plain = Model().first
     attach(plain, "adagrad")
     converted = recfx.convert(plain, hashing=LRU)

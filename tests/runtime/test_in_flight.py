@@ -8,8 +8,8 @@ import torch
 from recfx.errors import InputError
 from recfx.hashing import HashConfig, HashIndex
 from recfx.ir.tables import TableSpec
-from recfx.kernels.hash_index import InFlight
-from recfx.kernels.index_buffers import BATCHES, EVICTED
+from recfx.kernels.index.hash_index import InFlight
+from recfx.kernels.index.index_buffers import BATCHES, EVICTED
 from recfx.runtime.in_flight import BatchesInFlight, BatchInFlight
 
 INDEXES = {name: HashIndex(8, config=HashConfig(on_full="evict"), name=name) for name in "tu"}

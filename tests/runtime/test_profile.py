@@ -8,7 +8,7 @@ from torch.profiler import ProfilerActivity, profile
 from torchrec import KeyedJaggedTensor
 
 import recfx
-from recfx.lowering import _profiler_ranges
+from recfx.lowering.step import profiler_ranges
 from tests.builders.batches import one_bag
 from tests.builders.collections import one_table
 from tests.builders.optimizers import attach
@@ -63,4 +63,4 @@ def test_there_are_no_ranges_without_a_profiler(monkeypatch: pytest.MonkeyPatch)
     converted = recfx.convert(model)
     monkeypatch.setattr(torch.profiler, "record_function", lambda name: pytest.fail(f"a range {name}"))
     converted(one_bag(1, 2)).sum().backward()
-    assert _profiler_ranges.running_node() == ""
+    assert profiler_ranges.running_node() == ""

@@ -65,7 +65,7 @@ def go_on(rank: int, world_size: int, case: Case, folder: str) -> dict[str, torc
 
 def test_training_goes_on_as_if_it_had_not_stopped(tmp_path: Path) -> None:
     found = ranks(2).run(go_on, case_of("mixed"), str(tmp_path))[0]
-    evicted = recfx.kernels.index_buffers.COUNTERS.index("evicted")
+    evicted = recfx.kernels.index.index_buffers.COUNTERS.index("evicted")
     assert int(found["a.index.counts"][evicted]) > 0
 
 
@@ -115,7 +115,7 @@ def more_rows(rank: int, world_size: int, case: Case, folder: str, weights: dict
     for table, by_id in weights.items():
         ids, rows = found[f"{table}.index.row_ids"], found[f"{table}.weight"]
         states = found[f"{table}.optimizer.sum"]
-        taken = found[f"{table}.index.row_state"] == recfx.kernels.index_buffers.TAKEN
+        taken = found[f"{table}.index.row_state"] == recfx.kernels.index.index_buffers.TAKEN
         assert bool((states[~taken] == 0.5).all())  # the rows that other ids had here start anew
         for row in torch.nonzero(taken).flatten():
             weight, state = by_id.pop(int(ids[row]))

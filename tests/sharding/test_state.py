@@ -20,7 +20,7 @@ from recfx.collections.sharding.collection import shard_collection
 from recfx.collections.sharding.gather import gather_tables
 from recfx.conversion.load_guard import guard_loading
 from recfx.errors import CheckpointError
-from recfx.kernels.index_buffers import FREED
+from recfx.kernels.index.index_buffers import FREED
 from tests.sharding.cases import Case, batches, build, plan_of
 from tests.sharding.ranks import ranks
 from tests.sharding.stateful import (

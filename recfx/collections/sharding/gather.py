@@ -35,7 +35,7 @@ from torchrec.distributed.model_parallel import DistributedModelParallel, get_un
 
 from recfx.collections.kinds import kind_of
 from recfx.collections.sharding.collection import ShardedCollection, sharded_collections
-from recfx.kernels.index_buffers import is_taken
+from recfx.kernels.index.index_buffers import is_taken
 from recfx.optim.in_backward import attach_unfused
 
 

@@ -20,7 +20,7 @@ from recfx.hashing.row_move import RowMove, check_saved_index, saved_names
 from recfx.hashing.slices import COUNTS, slice_state
 from recfx.ir.shard import Shard
 from recfx.ir.shards import ShardedTable
-from recfx.kernels.index_buffers import FREED, NEVER_USED
+from recfx.kernels.index.index_buffers import FREED, NEVER_USED
 
 
 def fit_whole_index(

@@ -14,7 +14,7 @@ from recfx.exporter.serving.pool_rows import FORMATS, PoolRows
 from recfx.exporter.serving.select_bags import SelectBags
 from recfx.ir.facts import FrozenIndex
 from recfx.ir.tables import TableSpec
-from recfx.kernels.slot_table import home_slots
+from recfx.kernels.index.slot_table import home_slots
 
 
 class AtenSelectBags(SelectBags):

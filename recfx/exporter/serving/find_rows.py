@@ -5,7 +5,7 @@ import torch
 from recfx.exporter.serving.bags import Bags, ServedNode
 from recfx.ir.facts import FrozenIndex
 from recfx.ir.tables import TableSpec
-from recfx.kernels.buckets import shared_rows
+from recfx.kernels.index.buckets import shared_rows
 
 
 class FindFrozenRows(ServedNode):

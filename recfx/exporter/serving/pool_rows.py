@@ -8,7 +8,7 @@ from recfx.errors import Diagnostic
 from recfx.exporter.serving.bags import Bags, ServedNode
 from recfx.ir.facts import LookupFacts
 from recfx.ir.tables import TableSpec
-from recfx.kernels.quantized_rows import row_bytes
+from recfx.kernels.lookup.quantized_rows import row_bytes
 
 _HOST = 3  # fbgemm_gpu's EmbeddingLocation.HOST
 _SUM, _MEAN = 0, 1  # its PoolingMode
@@ -22,7 +22,7 @@ class RowFormat(NamedTuple):
         name: as in ``export(quantize=)`` and in reports.
         sparse_type: FBGEMM's number for it.
         bits: per column.
-        is_quantized: whether each row has a scale and a bias, see ``recfx/kernels/quantized_rows.py``.
+        is_quantized: whether each row has a scale and a bias, see ``recfx/kernels/lookup/quantized_rows.py``.
     """
 
     name: str

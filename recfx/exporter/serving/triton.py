@@ -5,14 +5,14 @@ Python registers its operator, so files that call it are loaded where Python, re
 
 import torch
 
-import recfx.kernels.quantized_lookup_op  # noqa: F401  registers the operator
+import recfx.kernels.lookup.quantized_lookup_op  # noqa: F401  registers the operator
 from recfx.errors import Diagnostic
 from recfx.exporter.serving.aten import AtenPoolRows
 from recfx.exporter.serving.bags import Bags
 from recfx.exporter.serving.pool_rows import FORMATS
 from recfx.ir.facts import LookupFacts
 from recfx.ir.tables import TableSpec
-from recfx.lowering import _triton_limits
+from recfx.lowering.triton import limits as triton_limits
 
 DEVICE_TYPES = ("cuda", "npu")
 """The kinds of devices that the kernel can be compiled for."""
@@ -47,7 +47,7 @@ class TritonPoolRows(AtenPoolRows):
             message = f"a launch takes tables of int8 or of int4, not of {names}."
             what_to_do = "store all tables of the collection as int8, or all as int4, or leave them to ATen."
             return Diagnostic("dtype", "", message, what_to_do, by=cls.kernel)
-        return _triton_limits.too_many_columns(cls.kernel, lookup)
+        return triton_limits.too_many_columns(cls.kernel, lookup)
 
     def forward(self, bags: Bags) -> torch.Tensor:
         """``bags``: rows of every table of the collection. Returns ``[B, sum D]``."""
@@ -86,4 +86,4 @@ class TritonPoolRows(AtenPoolRows):
 
 def is_here(device: torch.device) -> Diagnostic | None:
     """None if files with the kernel run on the device; on the CPU, its reference does."""
-    return None if device.type == "cpu" else _triton_limits.is_here("triton", device)
+    return None if device.type == "cpu" else triton_limits.is_here("triton", device)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from recfx.errors import DrawingError
-from recfx.kernels.private_files import new_file
+from recfx.kernels.build.private_files import new_file
 
 
 def as_path(path: object) -> Path:

@@ -9,7 +9,7 @@ import torch
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from torchrec.optim.optimizers import Adagrad as TorchRecAdagrad
 
-from recfx.kernels.tiling import Need
+from recfx.kernels.build.tiling import Need
 from recfx.optim.rules.rule import EPS, LEARNING_RATE, WEIGHT_DECAY, Rule, StateTensor, decayed
 
 

@@ -9,7 +9,7 @@ import torch
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from torchrec.optim.optimizers import Adam as TorchRecAdam
 
-from recfx.kernels.tiling import Need
+from recfx.kernels.build.tiling import Need
 from recfx.optim.rules.averages import average_numbers, moving_averages
 from recfx.optim.rules.rule import BETAS, EPS, LEARNING_RATE, WEIGHT_DECAY, Rule, StateTensor, StepNumbers, decayed
 

@@ -17,7 +17,7 @@ import torch
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from fbgemm_gpu.split_table_batched_embeddings_ops_training import WeightDecayMode
 
-from recfx.kernels.tiling import Need, RuleNeeds
+from recfx.kernels.build.tiling import Need, RuleNeeds
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 
-from recfx.kernels import bucketize_reference
-from recfx.kernels.bucketize import WHOLE, Routes
-from recfx.kernels.bucketize_op import bucketize, bucketize_triton
+from recfx.kernels.route import bucketize_reference
+from recfx.kernels.route.bucketize import WHOLE, Routes
+from recfx.kernels.route.bucketize_op import bucketize, bucketize_triton
 from tests.kernels.routes import batches
 
 ROUTES = Routes([[], [0, 4, 10]], [0, 0], [0, 10], [0, 0], [0, 0], [0, 1, 1, 1], [WHOLE, 0, 1, 0])

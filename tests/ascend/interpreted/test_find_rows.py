@@ -9,10 +9,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recfx.kernels import find_rows_reference
-from recfx.kernels import find_rows_triton as kernel
-from recfx.kernels.find_rows import IndexFacts
-from recfx.kernels.find_rows_op import find_rows, find_rows_triton
+from recfx.kernels.index import find_rows_reference
+from recfx.kernels.index import find_rows_triton as kernel
+from recfx.kernels.index.find_rows import IndexFacts
+from recfx.kernels.index.find_rows_op import find_rows, find_rows_triton
 from tests.kernels.finding import EXTREMES, TABLES, copies_of, filled
 
 INDEXES = [*(filled(number) for number in range(len(TABLES))), None]

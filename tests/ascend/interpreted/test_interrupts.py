@@ -13,8 +13,8 @@ from torch import nn
 from torchrec import KeyedJaggedTensor
 
 import recfx
-from recfx.kernels import launch
-from recfx.lowering import _triton_lookup
+from recfx.kernels.build import launch
+from recfx.lowering.triton import lookup as triton_lookup
 from tests.builders.collections import collection
 from tests.builders.optimizers import attach
 from tests.support.interrupts import interrupt, places
@@ -101,7 +101,7 @@ def test_an_error_in_a_step_is_raised_and_counts_no_step(monkeypatch: pytest.Mon
     def fail(*arguments: Any) -> None:
         raise MemoryError("none left")
 
-    monkeypatch.setattr(_triton_lookup, "fused_step_triton_", fail)
+    monkeypatch.setattr(triton_lookup, "fused_step_triton_", fail)
     with pytest.raises(MemoryError, match="none left"):
         step(model)
     for name, found in state_of(model).items():

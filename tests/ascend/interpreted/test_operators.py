@@ -10,18 +10,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from recfx.kernels import launch
-from recfx.kernels.bucketize import Routes
-from recfx.kernels.bucketize_op import bucketize
-from recfx.kernels.find_rows import IndexFacts, ReadIndexes
-from recfx.kernels.find_rows_op import find_rows
-from recfx.kernels.per_sample_weights_op import per_sample_weight_gradients_triton
-from recfx.kernels.per_sample_weights_reference import per_sample_weight_gradients
-from recfx.kernels.pooled_lookup_op import pooled_lookup_triton
-from recfx.kernels.pooled_lookup_reference import pooled_lookup
-from recfx.kernels.quantized_lookup_op import quantized_lookup_triton
-from recfx.kernels.quantized_rows import quantize_rows
-from recfx.lowering._trained_batch import TrainedBatch, gradients_of_table
+from recfx.kernels.build import launch
+from recfx.kernels.index.find_rows import IndexFacts, ReadIndexes
+from recfx.kernels.index.find_rows_op import find_rows
+from recfx.kernels.lookup.per_sample_weights_op import per_sample_weight_gradients_triton
+from recfx.kernels.lookup.per_sample_weights_reference import per_sample_weight_gradients
+from recfx.kernels.lookup.pooled_lookup_op import pooled_lookup_triton
+from recfx.kernels.lookup.pooled_lookup_reference import pooled_lookup
+from recfx.kernels.lookup.quantized_lookup_op import quantized_lookup_triton
+from recfx.kernels.lookup.quantized_rows import quantize_rows
+from recfx.kernels.route.bucketize import Routes
+from recfx.kernels.route.bucketize_op import bucketize
+from recfx.lowering.step.trained_batch import TrainedBatch, gradients_of_table
 from recfx.optim.fused_optimizer import FusedOptimizer
 from recfx.optim.fused_step_op import fused_step_triton_, rules_in_triton, triton_module
 from recfx.optim.rules.rule import STEP, Rule

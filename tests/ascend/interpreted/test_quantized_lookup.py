@@ -7,9 +7,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recfx.kernels.quantized_lookup_op import quantized_lookup_triton
-from recfx.kernels.quantized_lookup_reference import quantized_lookup
-from recfx.kernels.quantized_rows import BITS, quantize_rows
+from recfx.kernels.lookup.quantized_lookup_op import quantized_lookup_triton
+from recfx.kernels.lookup.quantized_lookup_reference import quantized_lookup
+from recfx.kernels.lookup.quantized_rows import BITS, quantize_rows
 from tests.kernels.quantized import lookups
 
 

@@ -14,8 +14,10 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from recfx.kernels import bucketize_op, find_rows_op, launch
-from recfx.lowering import _triton_lookup
+from recfx.kernels.build import launch
+from recfx.kernels.index import find_rows_op
+from recfx.kernels.route import bucketize_op
+from recfx.lowering.triton import lookup as triton_lookup
 from tests.ascend.npu_runtime.round_trips import COPY, FALLBACK, INSIDE, WAITS, Meeting, Moment, Occasion
 from tests.ascend.tools import ROOT
 
@@ -116,9 +118,9 @@ def launching_nothing() -> Iterator[None]:
     kernels are called as the functions that they are, because no dispatch mode sees what runs inside an operator.
     """
     operators = (
-        (_triton_lookup, "pooled_lookup_triton"),
-        (_triton_lookup, "per_sample_weight_gradients_triton"),
-        (_triton_lookup, "fused_step_triton_"),
+        (triton_lookup, "pooled_lookup_triton"),
+        (triton_lookup, "per_sample_weight_gradients_triton"),
+        (triton_lookup, "fused_step_triton_"),
         (bucketize_op, "bucketize_triton"),
         (find_rows_op, "find_rows_triton"),
     )

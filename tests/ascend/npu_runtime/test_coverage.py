@@ -79,7 +79,7 @@ def test_an_eval_forward_waits_once_to_check_its_batch(hashing: recfx.HashConfig
             model(features)
             recorder.now = None
     found = Counter(each.where for each in recorder.calls.elements())
-    assert found == {"recfx/kernels/bag_offsets.py": 1}
+    assert found == {"recfx/kernels/lookup/bag_offsets.py": 1}
 
 
 def test_features_are_selected_without_fbgemm() -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import recfx
-from recfx.kernels import launch
+from recfx.kernels.build import launch
 from tests.ascend.npu_runtime.recorder import Recorder
 from tests.ascend.npu_runtime.round_trips import COPY, Meeting, Moment
 from tests.ascend.npu_runtime.training import DEVICE

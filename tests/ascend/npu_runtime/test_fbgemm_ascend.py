@@ -18,7 +18,7 @@ from torchrec import KeyedJaggedTensor
 import recfx
 from recfx.errors import ConversionError
 from recfx.ir import format_graph
-from recfx.kernels import launch
+from recfx.kernels.build import launch
 from recfx.lowering import _fbgemm_ascend_operator as operator
 from tests.ascend.npu_runtime.training import DEVICE
 from tests.builders.collections import collection, one_table

@@ -13,7 +13,7 @@ from torchrec import EmbeddingBagCollection
 import recfx
 from recfx.ir import format_graph
 from recfx.ir.meta import node_meta
-from recfx.kernels import launch
+from recfx.kernels.build import launch
 from recfx.runtime import transfers
 from tests.ascend.finding_on_device import CASES, HASHING, Pair, Place
 from tests.ascend.npu_runtime.training import DEVICE

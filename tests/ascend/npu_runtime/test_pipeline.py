@@ -12,7 +12,7 @@ from torchrec import KeyedJaggedTensor
 
 import recfx
 from recfx.ir import format_graph
-from recfx.kernels import launch
+from recfx.kernels.build import launch
 from tests.ascend.npu_runtime.training import DEVICE, assert_close, evaluate, make_batch, state_of, step
 from tests.checkpoint.training import Training
 

@@ -11,7 +11,7 @@ import recfx
 from recfx.collections.pooled import HashEmbeddingBagCollection
 from recfx.errors import ConversionError
 from recfx.ir import format_graph
-from recfx.kernels import launch
+from recfx.kernels.build import launch
 from tests.ascend.npu_runtime.training import DEVICE, assert_close, evaluate, make_batch, state_of, step
 from tests.builders.collections import one_table, table
 from tests.checkpoint.training import KINDS, Training

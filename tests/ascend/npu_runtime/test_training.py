@@ -9,7 +9,7 @@ import torch
 from torchrec import EmbeddingBagCollection, PoolingType
 
 import recfx
-from recfx.kernels.index_buffers import COUNTERS
+from recfx.kernels.index.index_buffers import COUNTERS
 from tests.ascend.npu_runtime.training import DEVICE, assert_close, evaluate, make_batch, state_of, step, train
 from tests.builders.batches import batch
 from tests.builders.collections import table

@@ -9,20 +9,21 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recfx.kernels import bucketize_reference, find_rows_reference
-from recfx.kernels.bucketize import Routes
-from recfx.kernels.bucketize_op import bucketize
-from recfx.kernels.find_rows import IndexFacts, ReadIndexes
-from recfx.kernels.find_rows_op import find_rows
-from recfx.kernels.per_sample_weights_op import per_sample_weight_gradients_triton
-from recfx.kernels.per_sample_weights_reference import per_sample_weight_gradients
-from recfx.kernels.pooled_lookup import IndexView
-from recfx.kernels.pooled_lookup_op import pooled_lookup_triton
-from recfx.kernels.pooled_lookup_reference import pooled_lookup
-from recfx.kernels.quantized_lookup_op import quantized_lookup_triton
-from recfx.kernels.quantized_lookup_reference import quantized_lookup
-from recfx.kernels.quantized_rows import BITS
-from recfx.kernels.slot_table import insert_into_slots, slot_count
+from recfx.kernels.index import find_rows_reference
+from recfx.kernels.index.find_rows import IndexFacts, ReadIndexes
+from recfx.kernels.index.find_rows_op import find_rows
+from recfx.kernels.index.index_buffers import IndexView
+from recfx.kernels.index.slot_table import insert_into_slots, slot_count
+from recfx.kernels.lookup.per_sample_weights_op import per_sample_weight_gradients_triton
+from recfx.kernels.lookup.per_sample_weights_reference import per_sample_weight_gradients
+from recfx.kernels.lookup.pooled_lookup_op import pooled_lookup_triton
+from recfx.kernels.lookup.pooled_lookup_reference import pooled_lookup
+from recfx.kernels.lookup.quantized_lookup_op import quantized_lookup_triton
+from recfx.kernels.lookup.quantized_lookup_reference import quantized_lookup
+from recfx.kernels.lookup.quantized_rows import BITS
+from recfx.kernels.route import bucketize_reference
+from recfx.kernels.route.bucketize import Routes
+from recfx.kernels.route.bucketize_op import bucketize
 from recfx.optim.fused_step_op import fused_step_triton_, rules_in_triton, triton_module
 from recfx.optim.rules import RULES
 from recfx.optim.rules.rule import Rule

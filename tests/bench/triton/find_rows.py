@@ -13,10 +13,10 @@ from itertools import accumulate
 
 import torch
 
-from recfx.kernels.find_rows import IndexFacts, ReadIndexes
-from recfx.kernels.find_rows_op import find_rows
-from recfx.kernels.mix64 import mix64
-from recfx.kernels.slot_table import insert_into_slots, slot_count
+from recfx.kernels.index.find_rows import IndexFacts, ReadIndexes
+from recfx.kernels.index.find_rows_op import find_rows
+from recfx.kernels.index.mix64 import mix64
+from recfx.kernels.index.slot_table import insert_into_slots, slot_count
 from tests.bench.harness import Contestant, Result
 from tests.bench.setup import DISTRIBUTIONS, Setup
 from tests.bench.triton.on_device import FBGEMM, OURS, Workload, has_fbgemm, race, sized

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from recfx.kernels import launch
+from recfx.kernels.build import launch
 from tests.bench.harness import CannotRun, Clock, Contestant, Result, compare, take_turns, wall_clock
 from tests.bench.setup import QUICK, Ids, Setup
 from tests.support import without_torchrec

@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator
 import torch
 from torch.nn import functional
 
-from recfx.kernels.quantized_lookup_op import quantized_lookup_triton
-from recfx.kernels.quantized_rows import BITS, dequantize_rows, quantize_rows
+from recfx.kernels.lookup.quantized_lookup_op import quantized_lookup_triton
+from recfx.kernels.lookup.quantized_rows import BITS, dequantize_rows, quantize_rows
 from tests.bench.harness import Contestant, Result
 from tests.bench.setup import DISTRIBUTIONS, Setup
 from tests.bench.triton.on_device import FBGEMM, OURS, Workload, has_fbgemm, race, sized

@@ -1,0 +1,95 @@
+"""Where kernels in Triton can be launched, and in how many programs."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import threading
+from typing import Any
+
+import torch
+
+from recfx.kernels.build import tiling
+
+SIMULATED = "RECFX_SIMULATED_KERNELS"
+"""Set to 1 where ``npu`` devices are simulated: what would be launched there is computed by its reference."""
+
+_INTERPRETED_PROGRAMS = 3  # any number gives the same results; several show it
+_PROGRAMS_PER_MULTIPROCESSOR = 32
+_interpreter = threading.RLock()  # Triton's interpreter keeps the program's number, and more, in global variables
+
+
+def simulated(device: torch.device) -> bool:
+    """Whether kernels for ``device`` are replaced by their references."""
+    return device.type == "npu" and os.environ.get(SIMULATED) == "1"
+
+
+def is_by_reference(device: torch.device) -> bool:
+    """Whether an operator of files computes by its reference: files also run on the CPU, which launches no kernels."""
+    return simulated(device) or (device.type == "cpu" and os.environ.get("TRITON_INTERPRET") != "1")
+
+
+def why_not(device: torch.device) -> str:
+    """Why no kernel can be launched on ``device``, as a sentence; ``""`` if kernels can be launched."""
+    if simulated(device):
+        return ""
+    if device.type not in ("cpu", "cuda", "npu"):
+        return f"there are no kernels in Triton for {device.type}."
+    if importlib.util.find_spec("triton") is None:
+        package = "triton-ascend" if device.type == "npu" else "triton"
+        return f"Triton is not installed: pip install {package}."
+    if device.type == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
+        return "on the CPU, kernels in Triton only run in its interpreter (TRITON_INTERPRET=1)."
+    try:
+        import triton
+        from triton.backends import backends
+    except (ImportError, AttributeError, OSError) as error:
+        return f"Triton is installed, but it cannot be imported ({type(error).__name__}: {error})."
+    if device.type == "cpu":
+        if isinstance(triton.language.zeros, triton.JITFunction):
+            return (
+                "TRITON_INTERPRET=1 was set after Triton had been imported, which torch does, too: set it before the "
+                "process starts."
+            )
+        return ""
+    wanted = {"cuda": "nvidia", "npu": "ascend"}[device.type]
+    if wanted in backends:
+        return ""
+    advice = " For NPUs it is triton-ascend, which replaces triton." if wanted == "ascend" else ""
+    return f"the installed Triton cannot compile for {device.type}, only for {', '.join(sorted(backends))}.{advice}"
+
+
+def chip_of(device: torch.device) -> tiling.Chip | None:
+    """The limits of an NPU; None for other devices, whose compilers and drivers have none that matter here.
+
+    Raises:
+        ValueError: there is no tiling table for the chip.
+    """
+    name = chip_name(device)
+    return None if name is None else tiling.chip_named(name)
+
+
+def chip_name(device: torch.device) -> str | None:
+    """What the driver calls an NPU; None for other devices, and for simulated NPUs, which have no chip to fit."""
+    if device.type != "npu" or simulated(device):
+        return None
+    return str(torch.get_device_module(device).get_device_name(device))
+
+
+def programs(device: torch.device, work: int) -> int:
+    """How many programs share ``work`` equal pieces; at least one."""
+    chip = chip_of(device)
+    if chip is not None:
+        return tiling.programs(chip, work)
+    most = _INTERPRETED_PROGRAMS
+    if device.type == "cuda":
+        most = torch.cuda.get_device_properties(device).multi_processor_count * _PROGRAMS_PER_MULTIPROCESSOR
+    return max(1, min(work, most))
+
+
+def launch(kernel: Any, number: int, tensor: torch.Tensor, *arguments: Any, **constants: Any) -> None:
+    """Launch ``kernel`` in ``number`` programs on the device of ``tensor``, its first argument. Threads may call it."""
+    device = tensor.device
+    on_device = _interpreter if device.type == "cpu" else torch.get_device_module(device).device(device)
+    with on_device:
+        kernel[(number,)](tensor, *arguments, **constants)

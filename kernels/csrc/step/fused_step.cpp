@@ -1,0 +1,223 @@
+// One step of a rule for all tables of a pooled lookup. Contract: kernels/step/fused_step.py.
+// Determinism: one thread sums the gradients of each row, in the order of the batch.
+#include <ATen/core/Tensor.h>
+#include <torch/library.h>
+
+#include <cstdint>
+#include <limits>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "build/tasks.h"
+#include "index/checks.h"
+#include "lookup/lookup_checks.h"
+#include "step/adagrad_rule.h"
+#include "step/adam_rule.h"
+#include "step/lamb_rule.h"
+#include "step/lars_sgd_rule.h"
+#include "step/partial_rowwise_adam_rule.h"
+#include "step/partial_rowwise_lamb_rule.h"
+#include "step/rowwise_adagrad_decoupled_rule.h"
+#include "step/rowwise_adagrad_rule.h"
+#include "step/sgd_rule.h"
+#include "step/step_rows.h"
+
+namespace recfx {
+namespace {
+
+using OptionalTensor = std::optional<at::Tensor>;
+constexpr size_t kNumbers = sizeof(StepNumbers) / sizeof(float);
+
+struct StepArguments {
+  const int64_t* rows;
+  const int64_t* offsets;
+  const float* scale;  // null: no per-sample weights
+  const at::Tensor& gradients;
+  at::TensorList weights;
+  at::TensorList first;
+  at::TensorList second;
+  const std::vector<GroupedTable>& tables;
+  const std::vector<std::vector<int64_t>>& first_columns;  // per table and feature
+  at::ArrayRef<double> numbers;
+  int64_t batch_size;
+  bool mean;
+};
+
+StepNumbers numbers_of(at::ArrayRef<double> numbers, int64_t table) {
+  const double* of_table = numbers.data() + table * static_cast<int64_t>(kNumbers);
+  const auto number = [&](int64_t k) { return static_cast<float>(of_table[k]); };
+  return {number(0), number(1), number(2), number(3), number(4), number(5), number(6), number(7), number(8), number(9)};
+}
+
+template <typename Rule, typename weight_t, typename position_t>
+void step_tables(const StepArguments& given) {
+  const auto scale_of = [&](int64_t position, int64_t length) {
+    return given.mean ? 1.0F / static_cast<float>(length) : given.scale[position];
+  };
+  RowGroups<position_t, decltype(scale_of)> groups(
+      given.rows, given.offsets, given.batch_size, given.tables, scale_of, at::get_num_threads(),
+      [](int64_t ids, int64_t count, const auto& run) { run_tasks(ids, count, run); });
+  if (groups.beyond()) {
+    const auto [table, row] = *groups.beyond();
+    refuse_row("fused_step_", row, table, given.tables[table].rows);
+  }
+  std::vector<SteppedTable<weight_t>> tables;
+  int64_t widest = 1;
+  for (size_t t = 0; t < given.tables.size(); ++t) {
+    const int64_t dim = given.weights[t].size(1);
+    widest = std::max(widest, dim);
+    const bool is_stepped = !given.tables[t].features.empty();
+    tables.push_back({static_cast<weight_t*>(given.weights[t].data_ptr()),
+                      is_stepped && Rule::kFirst != RowState::kNone ? given.first[t].data_ptr<float>() : nullptr,
+                      is_stepped && Rule::kSecond != RowState::kNone ? given.second[t].data_ptr<float>() : nullptr, dim,
+                      given.gradients.const_data_ptr<float>(), given.gradients.size(1), given.batch_size,
+                      given.first_columns[t].data(), given.first_columns[t].size() == 1,
+                      numbers_of(given.numbers, static_cast<int64_t>(t))});
+  }
+  static const auto step = best_step_rows<Rule, position_t, weight_t>();
+  const int64_t count = static_cast<int64_t>(groups.groups().size());
+  run_tasks_with_space(groups.positions(), count, kStepSpace * widest, [&](int64_t k, float* space) {
+    const PositionGroup& group = groups.groups()[k];
+    step(tables[group.table], group.first_row, groups.sorted(group), space);
+  });
+}
+
+template <typename Rule, typename weight_t>
+void step_positions(const StepArguments& given) {
+  if (given.mean || given.scale != nullptr) {
+    step_tables<Rule, weight_t, ScaledPosition>(given);
+  } else {
+    step_tables<Rule, weight_t, Position>(given);
+  }
+}
+
+template <typename Rule>
+void step_weights(const StepArguments& given) {
+  switch (given.weights[0].scalar_type()) {
+    case at::kFloat:
+      return step_positions<Rule, float>(given);
+    case at::kHalf:
+      return step_positions<Rule, uint16_t>(given);
+    default:
+      return step_positions<Rule, BFloat16>(given);
+  }
+}
+
+void check_states(const char* name, at::TensorList states, const StepArguments& given, RowState kind) {
+  const at::TensorList weights = given.weights;
+  const bool is_there = kind != RowState::kNone, per_row = kind == RowState::kPerRow;
+  TORCH_CHECK(states.size() == (is_there ? weights.size() : 0), "recfx::fused_step_: the rule needs ",
+              is_there ? weights.size() : 0, " ", name, " states, got ", states.size());
+  for (size_t t = 0; t < states.size(); ++t) {
+    if (given.tables[t].features.empty()) {
+      continue;
+    }
+    TORCH_CHECK(states[t].device().is_cpu() && states[t].scalar_type() == at::kFloat && states[t].is_contiguous() &&
+                    states[t].numel() == weights[t].size(0) * (per_row ? 1 : weights[t].size(1)),
+                "recfx::fused_step_: the ", name, " state of table ", t, " must be contiguous float32 [rows, ",
+                per_row ? "1" : "dim", "] on the CPU");
+  }
+}
+
+template <typename Rule>
+void check_and_step(const StepArguments& given) {
+  check_states("first", given.first, given, Rule::kFirst);
+  check_states("second", given.second, given, Rule::kSecond);
+  step_weights<Rule>(given);
+}
+
+struct RuleOnTables {
+  const char* name;
+  void (*step)(const StepArguments&);
+};
+
+template <typename Rule>
+constexpr RuleOnTables rule_on_tables() {
+  return {Rule::kName, &check_and_step<Rule>};
+}
+
+constexpr RuleOnTables kRules[] = {rule_on_tables<SgdRule>(),
+                                   rule_on_tables<AdagradRule>(),
+                                   rule_on_tables<RowWiseAdagradRule>(),
+                                   rule_on_tables<RowWiseAdagradDecoupledRule>(),
+                                   rule_on_tables<AdamRule>(),
+                                   rule_on_tables<PartialRowWiseAdamRule>(),
+                                   rule_on_tables<LambRule>(),
+                                   rule_on_tables<PartialRowWiseLambRule>(),
+                                   rule_on_tables<LarsSgdRule>()};
+
+std::vector<std::string> fused_step_rules() {
+  std::vector<std::string> names;
+  for (const RuleOnTables& rule : kRules) {
+    names.emplace_back(rule.name);
+  }
+  return names;
+}
+
+void fused_step_(const at::Tensor& rows, const at::Tensor& offsets, const at::Tensor& gradients, at::TensorList weights,
+                 at::TensorList first, at::TensorList second, at::IntArrayRef table_of_feature,
+                 c10::List<bool> is_stepped, c10::string_view rule, at::ArrayRef<double> numbers, bool mean,
+                 const OptionalTensor& per_sample_weights, const OptionalTensor& step_counts) {
+  const at::Tensor rows_contiguous = rows.contiguous(), offsets_contiguous = offsets.contiguous();
+  const int64_t* row_data = int64_data(rows_contiguous, "rows");
+  const int64_t* offset_data = int64_data(offsets_contiguous, "offsets");
+  const auto features = static_cast<int64_t>(table_of_feature.size());
+  const int64_t batch_size = checked_batch_size(offsets_contiguous, features, rows.numel());
+  constexpr int64_t kMost = std::numeric_limits<uint32_t>::max();
+  TORCH_CHECK(rows.numel() <= kMost && offsets.numel() <= kMost, "recfx::fused_step_: a batch has at most ", kMost,
+              " ids and bags");
+  check_weights(weights);
+  TORCH_CHECK(is_stepped.size() == weights.size() && numbers.size() == kNumbers * weights.size(),
+              "recfx::fused_step_ needs one entry per table in is_stepped, and ", kNumbers, " in numbers");
+  const std::vector<int64_t> all_columns = checked_columns(weights, table_of_feature);
+  check_gradients(gradients, batch_size, all_columns.back());
+  std::vector<GroupedTable> tables;
+  for (const at::Tensor& weight : weights) {
+    tables.push_back({weight.size(0), {}});
+  }
+  std::vector<std::vector<int64_t>> first_columns(weights.size());
+  for (int64_t feature = 0; feature < features; ++feature) {
+    const int64_t table = table_of_feature[feature];
+    if (is_stepped.get(table)) {
+      tables[table].features.push_back(feature);
+      first_columns[table].push_back(all_columns[feature]);
+    }
+  }
+  at::Tensor scale;
+  if (per_sample_weights.has_value()) {
+    check_per_sample_weights(*per_sample_weights, rows.numel(), mean);
+    scale = per_sample_weights->contiguous();
+  }
+  const StepArguments given{row_data,  offset_data, scale.defined() ? scale.const_data_ptr<float>() : nullptr,
+                            gradients, weights,     first,
+                            second,    tables,      first_columns,
+                            numbers,   batch_size,  mean};
+  const auto found =
+      std::find_if(std::begin(kRules), std::end(kRules), [&](const RuleOnTables& each) { return rule == each.name; });
+  TORCH_CHECK(found != std::end(kRules), "recfx::fused_step_ has no rule ", rule);
+  if (step_counts.has_value()) {
+    TORCH_CHECK(step_counts->device().is_cpu() && step_counts->scalar_type() == at::kFloat &&
+                    step_counts->is_contiguous() && step_counts->dim() == 1 &&
+                    step_counts->numel() == static_cast<int64_t>(weights.size()),
+                "recfx::fused_step_: step_counts must be contiguous float32 [", weights.size(), "] on the CPU");
+  }
+  found->step(given);
+  for (size_t t = 0; step_counts.has_value() && t < weights.size(); ++t) {
+    step_counts->data_ptr<float>()[t] += is_stepped.get(t) ? 1.0F : 0.0F;
+  }
+}
+
+}  // namespace
+
+TORCH_LIBRARY_FRAGMENT(recfx, library) {
+  library.def(
+      "fused_step_(Tensor rows, Tensor offsets, Tensor gradients, Tensor(a!)[] weights, Tensor(b!)[] first_states, "
+      "Tensor(c!)[] second_states, int[] table_of_feature, bool[] is_stepped, str rule, float[] numbers, bool mean, "
+      "Tensor? per_sample_weights, Tensor(d!)? step_counts) -> ()");
+  library.def("fused_step_rules() -> str[]", fused_step_rules);
+}
+
+TORCH_LIBRARY_IMPL(recfx, CPU, library) { library.impl("fused_step_", fused_step_); }
+
+}  // namespace recfx

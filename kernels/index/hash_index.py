@@ -1,0 +1,319 @@
+"""Operators of the hash index: which row of a table belongs to which raw 64-bit id.
+
+Each function calls the C++ operator of the same name (``torch.ops.recfx.*``, ``csrc/index/hash_index.cpp``);
+``library.load()`` must have been called first. ``hash_index_reference.py`` implements the same contracts. All tensors
+are on the CPU. ``index_buffers.py`` describes the tensors of an index.
+
+An id ``0 <= id < dense_rows`` is its own row and is in no index. Every other id belongs to one bucket and takes the
+bucket's lowest free row. An index holds all rows of its table, or a slice of them (see ``IndexPolicy``); its row
+numbers are then relative to the slice.
+
+Readers of one index may run at the same time; a writer runs alone: ``find`` and ``find_tables`` wait for a running
+``find_or_insert`` or ``erase``, and the other way round. The C++ operators hold the lock; the references may only be
+called from one thread at a time.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from recfx.kernels.build import library
+from recfx.kernels.index.index_buffers import COUNTERS, IndexBuffers, IndexPolicy, flat
+
+FINDS_ON_ANY_THREAD = True
+"""Whether one thread may call ``find_tables`` while another inserts into the same indexes."""
+
+_LATER_THAN_ANY = 2**62  # a batch number
+
+
+class InFlight(NamedTuple):
+    """Rows of one table that must keep their ids.
+
+    Args:
+        oldest: all rows that are used by batches from this number on.
+        rows: int64, the individual rows that earlier batches use, in any order; repeats and negative numbers are
+            allowed.
+        oldest_listed: the number of the oldest of these earlier batches.
+    """
+
+    oldest: int
+    rows: Tensor
+    oldest_listed: int
+
+    @classmethod
+    def since(cls, oldest: int) -> InFlight:
+        """All rows that are used by batches from number ``oldest`` on."""
+        return cls(oldest, torch.empty(0, dtype=torch.int64, device="cpu"), _LATER_THAN_ANY)
+
+    @classmethod
+    def nothing(cls) -> InFlight:
+        """Only the rows of the batch itself must keep their ids."""
+        return cls.since(_LATER_THAN_ANY)
+
+
+class Inserted(NamedTuple):
+    """What ``find_or_insert`` returns."""
+
+    rows: Tensor
+    new_rows: Tensor
+    states_before: Tensor
+    ids_before: Tensor
+    report: Tensor
+
+
+class UndoRecord(NamedTuple):
+    """What ``undo_insert`` needs to take one batch back. Only the operators that made it understand the tensors."""
+
+    inserted: Inserted
+    tensors: tuple[Tensor, ...]
+
+
+def find(
+    ids: Tensor,
+    slot_groups: Tensor,
+    side_row: Tensor,
+    dense_rows: int,
+    lock: Tensor | None = None,
+    dense_begin: int = 0,
+) -> Tensor:
+    """The row of each id, -1 if it has none. Only reads, on all threads.
+
+    Args:
+        ids: int64 ``[n]``.
+        slot_groups, side_row: see ``IndexBuffers``.
+        dense_rows: how many rows of the slice are dense; they come first.
+        lock: the lock of the index; None if nothing writes to the index any more.
+        dense_begin: the id of the first dense row; the ids of the others follow.
+
+    Returns:
+        int64 ``[n]``.
+    """
+    return torch.ops.recfx.find(ids, slot_groups, side_row, dense_rows, lock, dense_begin)
+
+
+def find_tables(
+    ids: Tensor,
+    begins: list[int],
+    ends: list[int],
+    slot_groups: list[Tensor],
+    side_rows: list[Tensor],
+    locks: list[Tensor],
+    dense_rows: list[int],
+    dense_begins: list[int] | None = None,
+) -> tuple[Tensor, Tensor]:
+    """``find`` for several tables at once, each with its own range of ``ids``. Waits for writers of these tables.
+
+    Args:
+        ids: int64 ``[n]``.
+        begins, ends: where the ids of each table begin and end; ids outside every range are returned unchanged.
+        slot_groups, side_rows, locks, dense_rows, dense_begins: one per table; if ``dense_begins`` is None, all are 0.
+
+    Returns:
+        rows: int64 ``[n]``, -1 if the table does not hold the id.
+        absent: int64 ``[tables]``, the number of such ids per table.
+    """
+    return torch.ops.recfx.find_tables(ids, begins, ends, slot_groups, side_rows, locks, dense_rows, dense_begins)
+
+
+def slot_tables_(
+    all_slots: Tensor,
+    all_side_rows: Tensor,
+    slot_counts: list[int],
+    row_ids: list[Tensor],
+    row_states: list[Tensor],
+    locks: list[Tensor],
+) -> None:
+    """Write several indexes as slot tables (``slot_table.py``), one after the other, as they are between two changes.
+
+    Equal states give equal tables, whatever happened to the indexes before.
+
+    Args:
+        all_slots: int64 ``[slots of all tables, 2]``, filled.
+        all_side_rows: int64 ``[tables]``, filled: the rows of id -1.
+        slot_counts: the slots of each table, a power of two and more than it has ids.
+        row_ids, row_states, locks: one per table. Waits for writers of these tables.
+    """
+    torch.ops.recfx.slot_tables_(all_slots, all_side_rows, slot_counts, row_ids, row_states, locks)
+
+
+def find_or_insert(
+    ids: Tensor,
+    begins: list[int],
+    ends: list[int],
+    buffers: list[IndexBuffers],
+    policies: list[IndexPolicy],
+    in_flight: list[InFlight],
+) -> Inserted:
+    """Take several tables through one training batch, each with its own range of ``ids``: all tables, or none.
+
+    Ids without a row are handled in the order in which they first appear. With ``admit_after > 1``, an id's sightings
+    in this batch are added to its earlier ones, and below ``admit_after`` it remains a candidate. Any other id gets the
+    lowest free row of its bucket, and if ``IndexPolicy.mark_new`` is set, that row becomes ``NEW`` or ``RENEWED``. If
+    the bucket has no free row, ``on_full`` decides: evict the lowest row, by (score, ``mix64(id)``), that no batch in
+    flight uses; answer with a row of the bucket chosen by hash; or change nothing in any table and name the bucket in
+    ``report``. The result does not depend on the number of threads. The cost is linear in the number of ids, and
+    nothing as large as a table is allocated (the reference, however, reads whole buckets).
+
+    Args:
+        ids: int64 ``[n]``.
+        begins, ends: where the ids of each table begin and end; ids outside every range are returned unchanged.
+        buffers, policies: one per table.
+        in_flight: one per table; rows of this batch keep their ids in any case.
+
+    Returns:
+        rows: int64 ``[n]``; -1 for an id that is not admitted and reads zeros, ``-row - 2`` for one that reads a shared
+            row without training it. All are -1 if a bucket is full.
+        new_rows: int64, the rows that were given out, table by table, in the order in which they were given out.
+        states_before: uint8, one per new row: its state before (``TAKEN``, never ``NEW`` or ``RENEWED``, if it was
+            evicted).
+        ids_before: int64, one per new row: the id that it was taken from, if it was evicted.
+        report: int64 ``[tables, 2]``: how many rows each table gave out, and which of its buckets is full, by the
+            table's numbering (-1 if none is).
+
+    Raises:
+        RuntimeError: an id belongs to a different slice of its table; nothing has changed.
+    """
+    arguments = _batch_arguments(buffers, policies, in_flight)
+    return Inserted(*torch.ops.recfx.find_or_insert(ids, begins, ends, *arguments))
+
+
+def _batch_arguments(
+    buffers: list[IndexBuffers], policies: list[IndexPolicy], in_flight: list[InFlight]
+) -> tuple[object, ...]:
+    oldest, listed, oldest_listed = map(list, zip(*in_flight, strict=True)) if in_flight else ([], [], [])
+    return flat(buffers), flat(policies), oldest, listed, oldest_listed
+
+
+def find_or_insert_undoably(
+    ids: Tensor,
+    begins: list[int],
+    ends: list[int],
+    buffers: list[IndexBuffers],
+    policies: list[IndexPolicy],
+    in_flight: list[InFlight],
+) -> UndoRecord:
+    """``find_or_insert``, with what it takes to undo it. Its size is that of the batch."""
+    arguments = _batch_arguments(buffers, policies, in_flight)
+    results = torch.ops.recfx.find_or_insert_undoably(ids, begins, ends, *arguments)
+    return UndoRecord(Inserted(*results[:5]), tuple(results[5:]))
+
+
+def undo_insert(
+    record: UndoRecord, begins: list[int], ends: list[int], buffers: list[IndexBuffers], policies: list[IndexPolicy]
+) -> None:
+    """Take back a batch that went through ``find_or_insert_undoably``: all tables are as they were before.
+
+    What the indexes hold is equal bit for bit; weights are the caller's. The batch must be the last one that changed
+    these indexes and has not been undone, and must not have found a bucket full.
+
+    Args:
+        record: what that call returned.
+        begins, ends, buffers, policies: as in that call.
+
+    Raises:
+        RuntimeError: the record does not fit the indexes; nothing has changed.
+    """
+    rows, *given = record.inserted
+    torch.ops.recfx.undo_insert(rows, begins, ends, flat(buffers), flat(policies), *given, *record.tensors)
+
+
+def add_counts(counts: list[Tensor], amounts: list[int]) -> None:
+    """Add to the counts of several tables at once.
+
+    Args:
+        counts: one int64 ``[k]`` per table.
+        amounts: what to add to the first numbers of each table, table by table; as many for each.
+    """
+    torch.ops.recfx.add_counts(counts, amounts)
+
+
+def any_nonzero(cells: list[Tensor]) -> bool:
+    """Whether any of several tables' numbers is not 0.
+
+    Args:
+        cells: int64 ``[1]`` each.
+    """
+    return bool(torch.ops.recfx.any_nonzero(cells))
+
+
+def mark_initialized(
+    buffers: list[IndexBuffers], policies: list[IndexPolicy], rows: Tensor, begins: list[int], ends: list[int]
+) -> None:
+    """Record that rows which ``find_or_insert`` marked (``IndexPolicy.mark_new``) now hold the weights of their ids.
+
+    Works on all tables at once. Rows that are not marked stay as they are.
+
+    Args:
+        buffers, policies: one per table.
+        rows: int64 ``[n]``.
+        begins, ends: where the rows of each table begin and end.
+    """
+    torch.ops.recfx.mark_initialized(flat(buffers), flat(policies), rows, begins, ends)
+
+
+def erase(ids: Tensor, buffers: IndexBuffers, policy: IndexPolicy) -> Tensor:
+    """Free the rows of these ids, and forget their sightings; ids below ``dense_rows`` are left alone.
+
+    Returns:
+        int64 ``[n]``: the row that each id had, -1 if it had none (or appears earlier in ``ids``).
+    """
+    return torch.ops.recfx.erase(ids, list(buffers), list(policy))
+
+
+@library.when_loaded
+def _register_fakes() -> None:
+    """Shapes and dtypes of what the operators return; they depend only on the ids."""
+
+    @torch.library.register_fake("recfx::find")
+    def _find(ids: Tensor, *rest: object) -> Tensor:
+        return torch.empty_like(ids, memory_format=torch.contiguous_format)
+
+    @torch.library.register_fake("recfx::find_tables")
+    def _find_tables(ids: Tensor, begins: list[int], *rest: object) -> tuple[Tensor, Tensor]:
+        return torch.empty_like(ids, memory_format=torch.contiguous_format), ids.new_empty(len(begins))
+
+    @torch.library.register_fake("recfx::slot_tables_")
+    def _slot_tables(*arguments: object) -> None:
+        return None
+
+    @torch.library.register_fake("recfx::find_or_insert")
+    def _find_or_insert(ids: Tensor, begins: list[int], *rest: object) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        count = torch.library.get_ctx().new_dynamic_size()
+        new_rows, ids_before = ids.new_empty(count), ids.new_empty(count)
+        states_before = torch.empty(count, dtype=torch.uint8, device=ids.device)
+        rows = torch.empty_like(ids, memory_format=torch.contiguous_format)
+        return rows, new_rows, states_before, ids_before, ids.new_empty(len(begins), 2)
+
+    @torch.library.register_fake("recfx::find_or_insert_undoably")
+    def _find_or_insert_undoably(
+        ids: Tensor, begins: list[int], ends: list[int], buffers: list[Tensor], policies: list[int], *rest: object
+    ) -> tuple[Tensor, ...]:
+        evicts = any(
+            scores.numel() for scores in buffers[IndexBuffers._fields.index("row_scores") :: len(IndexBuffers._fields)]
+        )
+        changes = torch.library.get_ctx().new_dynamic_size()
+        of_undo = ids.new_empty(ids.numel() if evicts else 0), ids.new_empty(changes, 5)
+        return *_find_or_insert(ids, begins), *of_undo, ids.new_empty(len(begins), len(COUNTERS))
+
+    @torch.library.register_fake("recfx::undo_insert")
+    def _undo_insert(*arguments: object) -> None:
+        return None
+
+    @torch.library.register_fake("recfx::add_counts")
+    def _add_counts(counts: list[Tensor], amounts: list[int]) -> None:
+        return None
+
+    @torch.library.register_fake("recfx::any_nonzero")
+    def _any_nonzero(cells: list[Tensor]) -> Tensor:
+        return cells[0].new_empty((), dtype=torch.bool)
+
+    @torch.library.register_fake("recfx::mark_initialized")
+    def _mark_initialized(buffers: list[Tensor], *rest: object) -> None:
+        return None
+
+    @torch.library.register_fake("recfx::erase")
+    def _erase(ids: Tensor, *rest: object) -> Tensor:
+        return torch.empty_like(ids, memory_format=torch.contiguous_format)

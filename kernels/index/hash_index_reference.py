@@ -1,0 +1,435 @@
+"""The operators of ``hash_index.py`` in ATen and Python: their definition, and the fallback if nothing can be compiled.
+
+``find`` is pure ATen. The operators that change an index are written to be read: they first decide everything and then
+change everything, so that a full table changes nothing. They change copies of the buffers, which a single operator then
+copies back, so that an exception in the middle (Ctrl-C, say) leaves all tables as they were.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from recfx.kernels.index.buckets import bucket_of, home_rows, shared_rows
+from recfx.kernels.index.free_rows import update_free_rows
+from recfx.kernels.index.hash_index import InFlight, Inserted, UndoRecord
+from recfx.kernels.index.index_buffers import (
+    BATCH_BITS,
+    BATCHES,
+    EVICTED,
+    FREED,
+    IDS_SEEN,
+    INSERTED,
+    MOST_SIGHTINGS,
+    NEVER_USED,
+    NEW,
+    NEW_ID_BITS,
+    RENEWED,
+    SHARED_ANSWERS,
+    TAKEN,
+    UNSEEN_ANSWERS,
+    IndexBuffers,
+    IndexPolicy,
+    is_taken,
+    is_uninitialized,
+)
+from recfx.kernels.index.mix64 import mix64
+from recfx.kernels.index.slot_groups import erase_from_groups, find_in_groups, insert_into_groups
+from recfx.kernels.index.slot_table import insert_into_slots
+
+FINDS_ON_ANY_THREAD = False
+"""These references may only be called from one thread at a time."""
+
+
+def find(
+    ids: Tensor,
+    slot_groups: Tensor,
+    side_row: Tensor,
+    dense_rows: int,
+    lock: Tensor | None = None,
+    dense_begin: int = 0,
+) -> Tensor:
+    """``find`` in ATen. Scriptable."""
+    is_dense = (ids >= dense_begin) & (ids < dense_begin + dense_rows)
+    return torch.where(is_dense, ids - dense_begin, find_in_groups(ids, slot_groups, side_row))
+
+
+def find_tables(
+    ids: Tensor,
+    begins: list[int],
+    ends: list[int],
+    slot_groups: list[Tensor],
+    side_rows: list[Tensor],
+    locks: list[Tensor],
+    dense_rows: list[int],
+    dense_begins: list[int] | None = None,
+) -> tuple[Tensor, Tensor]:
+    """``find_tables`` in ATen. Scriptable."""
+    rows = ids.clone()
+    absent = torch.zeros(len(begins), dtype=torch.int64)
+    for table in range(len(begins)):
+        begin, end = begins[table], ends[table]
+        first = 0 if dense_begins is None else dense_begins[table]
+        rows[begin:end] = find(ids[begin:end], slot_groups[table], side_rows[table], dense_rows[table], None, first)
+        absent[table] = (rows[begin:end] < 0).sum()
+    return rows, absent
+
+
+def slot_tables_(
+    all_slots: Tensor,
+    all_side_rows: Tensor,
+    slot_counts: list[int],
+    row_ids: list[Tensor],
+    row_states: list[Tensor],
+    locks: list[Tensor],
+) -> None:
+    """``slot_tables_`` in ATen."""
+    all_slots.fill_(-1)
+    all_side_rows.fill_(-1)
+    slots, side_rows = all_slots.split(slot_counts), all_side_rows.split(1)
+    for table, (ids, states) in enumerate(zip(row_ids, row_states, strict=True)):
+        rows = torch.nonzero(is_taken(states)).squeeze(1)
+        insert_into_slots(ids[rows], rows, slots[table], side_rows[table])
+
+
+@dataclass
+class _Candidate:
+    place: int
+    sightings: int
+    order: int
+
+
+@dataclass
+class _NewId:
+    """An id of the batch that has no row."""
+
+    id: int
+    bucket: int
+    sightings: int = 0  # in this batch
+    before: _Candidate | None = None
+    answer: int = -1
+    row: int = -1  # of its own
+
+    @property
+    def total(self) -> int:
+        return self.sightings + (0 if self.before is None else self.before.sightings)
+
+
+@dataclass
+class _Plan:
+    """What a batch will do to one table."""
+
+    rows: Tensor
+    found: Tensor
+    new_ids: list[_NewId]
+    evicted: dict[int, int] = field(default_factory=dict)  # row -> id that loses it
+    full_bucket: int = -1
+    shared_answers: int = 0
+    unseen_answers: int = 0
+
+
+def find_or_insert(
+    ids: Tensor,
+    begins: list[int],
+    ends: list[int],
+    buffers: list[IndexBuffers],
+    policies: list[IndexPolicy],
+    in_flight: list[InFlight],
+) -> Inserted:
+    """``find_or_insert``."""
+    plans = [
+        _plan(ids[begin:end], index, policy, held.oldest, held.rows)
+        for begin, end, index, policy, held in zip(begins, ends, buffers, policies, in_flight, strict=True)
+    ]
+    report = torch.tensor(
+        [[sum(new.row >= 0 for new in plan.new_ids), plan.full_bucket] for plan in plans], dtype=torch.int64
+    ).view(-1, 2)
+    rows = ids.clone()
+    if any(plan.full_bucket >= 0 for plan in plans):
+        nothing = ids.new_empty(0)
+        return Inserted(rows.fill_(-1), nothing, nothing.to(torch.uint8), nothing, report)
+    new_rows, states_before, ids_before = [], [], []
+    changed = [_copy(index) for index in buffers]
+    for begin, end, plan, index, policy in zip(begins, ends, plans, changed, policies, strict=True):
+        for new in plan.new_ids:
+            if new.row >= 0:
+                new_rows.append(new.row)
+                states_before.append(TAKEN if new.row in plan.evicted else int(index.row_state[new.row]))
+                ids_before.append(plan.evicted.get(new.row, -1))
+        _apply(plan, index, policy)
+        rows[begin:end] = plan.rows
+    inserted = Inserted(
+        rows,
+        ids.new_tensor(new_rows),
+        torch.tensor(states_before, dtype=torch.uint8),
+        ids.new_tensor(ids_before),
+        report,
+    )
+    _copy_back(changed, buffers)
+    return inserted
+
+
+def find_or_insert_undoably(
+    ids: Tensor,
+    begins: list[int],
+    ends: list[int],
+    buffers: list[IndexBuffers],
+    policies: list[IndexPolicy],
+    in_flight: list[InFlight],
+) -> UndoRecord:
+    """``find_or_insert_undoably``, by copies of everything."""
+    before = _without_lock([_copy(index) for index in buffers])
+    return UndoRecord(find_or_insert(ids, begins, ends, buffers, policies, in_flight), tuple(before))
+
+
+def undo_insert(
+    record: UndoRecord, begins: list[int], ends: list[int], buffers: list[IndexBuffers], policies: list[IndexPolicy]
+) -> None:
+    """``undo_insert``."""
+    torch._foreach_copy_(_without_lock(buffers), list(record.tensors))
+
+
+def _copy(index: IndexBuffers) -> IndexBuffers:
+    return IndexBuffers(*(tensor.clone() for tensor in index))
+
+
+def _copy_back(changed: list[IndexBuffers], buffers: list[IndexBuffers]) -> None:
+    """Copy everything back in one operator, which nothing can interrupt."""
+    torch._foreach_copy_(_without_lock(buffers), _without_lock(changed))
+
+
+def _without_lock(buffers: list[IndexBuffers]) -> list[Tensor]:
+    return [tensor for index in buffers for name, tensor in index._asdict().items() if name != "lock"]
+
+
+def any_nonzero(cells: list[Tensor]) -> bool:
+    """``any_nonzero``."""
+    return any(bool(cell.item()) for cell in cells)
+
+
+def mark_initialized(
+    buffers: list[IndexBuffers], policies: list[IndexPolicy], rows: Tensor, begins: list[int], ends: list[int]
+) -> None:
+    """``mark_initialized``."""
+    changed = [_copy(index) for index in buffers]
+    for index, begin, end in zip(changed, begins, ends, strict=True):
+        mine = rows[begin:end]
+        mine = mine[is_uninitialized(index.row_state[mine])]
+        index.row_state[mine] = TAKEN
+        index.uninitialized.sub_(mine.numel())
+    _copy_back(changed, buffers)
+
+
+def _plan(
+    ids: Tensor, index: IndexBuffers, policy: IndexPolicy, oldest_in_flight: int, rows_in_flight: Tensor
+) -> _Plan:
+    rows = find(ids, index.slot_groups, index.side_row, policy.own_dense_rows, None, policy.row_begin)
+    _refuse_foreign(ids[rows < 0], policy)
+    candidates = _candidates(index, policy)
+    by_id: dict[int, _NewId] = {}
+    missing = torch.nonzero(rows < 0).squeeze(1)
+    missing_ids = ids[missing].tolist()
+    buckets = bucket_of(ids[missing], policy.buckets, policy.seed).tolist()
+    for id_, bucket in zip(missing_ids, buckets, strict=True):
+        by_id.setdefault(id_, _NewId(id_, bucket, before=candidates.get(id_))).sightings += 1
+    plan = _Plan(rows, rows[rows >= policy.own_dense_rows], list(by_id.values()))
+    free: dict[int, Iterator[int]] = {}
+    victims: dict[int, Iterator[int]] = {}
+    in_flight = min(oldest_in_flight, int(index.counts[BATCHES]) + 1)
+    for new in plan.new_ids:
+        if new.total < policy.admit_after:
+            new.answer = -_shared_row(new.id, policy) - 2 if policy.unseen == 1 else -1
+            plan.unseen_answers += new.sightings
+            continue
+        if new.bucket not in free:
+            free[new.bucket] = iter(_free_rows(new.bucket, index, policy))
+        new.row = next(free[new.bucket], -1)
+        if new.row < 0 and policy.evicts:
+            if new.bucket not in victims:
+                victims[new.bucket] = iter(
+                    _victims(new.bucket, index, policy, torch.cat([plan.found, rows_in_flight]), in_flight)
+                )
+            new.row = next(victims[new.bucket], -1)
+            if new.row >= 0:
+                plan.evicted[new.row] = int(index.row_ids[new.row])
+        new.answer = new.row
+        if new.row < 0 and policy.on_full == 1:
+            new.answer = _shared_row(new.id, policy)
+            plan.shared_answers += new.sightings
+        elif new.row < 0:
+            plan.full_bucket = new.bucket
+            return plan
+    rows[missing] = ids.new_tensor([by_id[id_].answer for id_ in missing_ids])
+    return plan
+
+
+def _candidates(index: IndexBuffers, policy: IndexPolicy) -> dict[int, _Candidate]:
+    if not policy.admits:
+        return {}
+    places = torch.nonzero(index.candidate_counts).squeeze(1)
+    described = zip(
+        index.candidate_ids[places].tolist(),
+        places.tolist(),
+        index.candidate_counts[places].tolist(),
+        index.candidate_order[places].tolist(),
+        strict=True,
+    )
+    return {id_: _Candidate(place, sightings, order) for id_, place, sightings, order in described}
+
+
+def _refuse_foreign(absent: Tensor, policy: IndexPolicy) -> None:
+    home = home_rows(absent, policy.rows, policy.dense_rows, policy.buckets, policy.seed)
+    foreign = absent[(home < policy.row_begin) | (home >= policy.row_end)]
+    if foreign.numel() > 0:
+        raise RuntimeError(
+            f"recfx: find_or_insert: id {int(foreign[0])} belongs to another slice of the table than rows "
+            f"{policy.row_begin} to {policy.row_end}"
+        )
+
+
+def _rows_of(bucket: int, policy: IndexPolicy) -> tuple[int, int]:
+    rows = policy.rows_of(bucket)
+    return rows.start, rows.stop
+
+
+def _shared_row(id_: int, policy: IndexPolicy) -> int:
+    row = shared_rows(torch.tensor([id_]), policy.rows, policy.dense_rows, policy.buckets, policy.seed)
+    return int(row) - policy.row_begin
+
+
+def _free_rows(bucket: int, index: IndexBuffers, policy: IndexPolicy) -> list[int]:
+    begin, end = _rows_of(bucket, policy)
+    free: list[int] = (begin + torch.nonzero(~is_taken(index.row_state[begin:end])).squeeze(1)).tolist()
+    return free
+
+
+def _victims(bucket: int, index: IndexBuffers, policy: IndexPolicy, kept: Tensor, in_flight: int) -> list[int]:
+    """The rows of the bucket that may be evicted, in the order in which they are evicted."""
+    begin, end = _rows_of(bucket, policy)
+    scores, is_lfu = index.row_scores[begin:end], policy.evict == 1
+    last_batch = scores & (2**BATCH_BITS - 1) if is_lfu else scores
+    may_go = is_taken(index.row_state[begin:end]) & (last_batch < in_flight)
+    rows = begin + torch.nonzero(may_go).squeeze(1)
+    rows = rows[~torch.isin(rows, kept)]
+    scores = index.row_scores[rows] >> BATCH_BITS if is_lfu else index.row_scores[rows]
+    order = sorted(zip(scores.tolist(), mix64(index.row_ids[rows]).tolist(), rows.tolist(), strict=True))
+    return [row for _, _, row in order]
+
+
+def _apply(plan: _Plan, index: IndexBuffers, policy: IndexPolicy) -> None:
+    batch = int(index.counts[BATCHES]) + 1
+    for id_ in plan.evicted.values():
+        erase_from_groups(id_, index.slot_groups, index.side_row)
+    inserted = [new for new in plan.new_ids if new.row >= 0]
+    ids = index.row_ids.new_tensor([new.id for new in inserted])
+    rows = index.row_ids.new_tensor([new.row for new in inserted])
+    insert_into_groups(ids, rows, index.slot_groups, index.side_row)
+    index.row_ids[rows] = ids
+    before = index.row_state[rows]
+    index.row_state[rows] = (
+        torch.where(before == NEVER_USED, NEW, RENEWED).to(torch.uint8) if policy.mark_new else TAKEN
+    )
+    index.uninitialized.add_(rows.numel() * policy.mark_new - is_uninitialized(before).sum())
+    update_free_rows(index.free_rows, index.row_state, rows, policy.own_dense_rows)
+    for new in inserted:
+        index.bucket_taken[new.bucket - policy.own_buckets.start] += new.row not in plan.evicted
+    index.victim_heads.fill_(-1)  # the C++ operators start their searches again
+    index.oldest_heads.fill_(-1)
+    if policy.evicts:
+        _touch(plan, index, policy, batch)
+    if policy.admits:
+        _update_candidates(plan, index, policy, batch)
+    index.counts[BATCHES] += 1
+    index.counts[IDS_SEEN] += plan.rows.numel()
+    index.counts[INSERTED] += len(inserted)
+    index.counts[EVICTED] += len(plan.evicted)
+    index.counts[SHARED_ANSWERS] += plan.shared_answers
+    index.counts[UNSEEN_ANSWERS] += plan.unseen_answers
+
+
+def _touch(plan: _Plan, index: IndexBuffers, policy: IndexPolicy, batch: int) -> None:
+    rows, times = torch.unique(plan.found, return_counts=True)
+    new_rows = rows.new_tensor([new.row for new in plan.new_ids if new.row >= 0])
+    if policy.evict == 0:
+        index.row_scores[rows] = batch
+        index.row_scores[new_rows] = batch
+        return
+    totals = rows.new_tensor([new.total for new in plan.new_ids if new.row >= 0])
+    sightings = (index.row_scores[rows] >> BATCH_BITS) + times
+    index.row_scores[rows] = (sightings.clamp(max=MOST_SIGHTINGS) << BATCH_BITS) + batch
+    index.row_scores[new_rows] = (totals.clamp(max=MOST_SIGHTINGS) << BATCH_BITS) + batch
+
+
+def _update_candidates(plan: _Plan, index: IndexBuffers, policy: IndexPolicy, batch: int) -> None:
+    for new in plan.new_ids:
+        if new.before is not None and new.row >= 0:
+            _free_place(new.before.place, index, policy)
+        elif new.before is not None:
+            index.candidate_counts[new.before.place] = min(new.total, policy.admit_after)
+    numbers: Counter[int] = Counter()  # new candidates per bucket so far
+    for new in plan.new_ids:
+        if new.before is not None or new.row >= 0:
+            continue
+        begin, end = _rows_of(new.bucket, policy)
+        counts = index.candidate_counts[begin:end]
+        if bool((counts > 0).all()):
+            _free_place(begin + int(index.candidate_order[begin:end].argmin()), index, policy)
+        place = begin + int((counts == 0).to(torch.uint8).argmax())
+        index.candidate_ids[place] = new.id
+        index.candidate_counts[place] = min(new.sightings, policy.admit_after)
+        index.candidate_order[place] = (batch << NEW_ID_BITS) + numbers[new.bucket]
+        numbers[new.bucket] += 1
+        _update_free_places(index, policy, place)
+        insert_into_groups(
+            ids=index.row_ids.new_tensor([new.id]),
+            rows=index.row_ids.new_tensor([place]),
+            slot_groups=index.candidate_slot_groups,
+            side_row=index.candidate_side_row,
+        )
+
+
+def _free_place(place: int, index: IndexBuffers, policy: IndexPolicy) -> None:
+    erase_from_groups(int(index.candidate_ids[place]), index.candidate_slot_groups, index.candidate_side_row)
+    index.candidate_ids[place] = -1
+    index.candidate_counts[place] = 0
+    index.candidate_order[place] = 0
+    _update_free_places(index, policy, place)
+
+
+def _update_free_places(index: IndexBuffers, policy: IndexPolicy, place: int) -> None:
+    in_use = (index.candidate_counts > 0).to(torch.uint8)
+    changed = index.row_ids.new_tensor([place])
+    update_free_rows(index.free_places, in_use, changed, policy.own_dense_rows)
+
+
+def add_counts(counts: list[Tensor], amounts: list[int]) -> None:
+    """``add_counts``."""
+    for each, amount in zip(counts, torch.tensor(amounts).view(len(counts), -1), strict=True):
+        each[: len(amount)] += amount
+
+
+def erase(ids: Tensor, buffers: IndexBuffers, policy: IndexPolicy) -> Tensor:
+    """``erase``, one id at a time."""
+    index = _copy(buffers)
+    candidates = _candidates(index, policy)
+    rows = []
+    for id_ in ids.tolist():
+        rows.append(-1 if 0 <= id_ < policy.dense_rows else erase_from_groups(id_, index.slot_groups, index.side_row))
+        if id_ in candidates:
+            _free_place(candidates.pop(id_).place, index, policy)
+    answer = ids.new_tensor(rows)
+    freed = answer[answer >= 0]
+    index.row_ids[freed] = -1
+    index.uninitialized.sub_(is_uninitialized(index.row_state[freed]).sum())
+    index.row_state[freed] = FREED
+    if policy.evicts:
+        index.row_scores[freed] = 0
+    update_free_rows(index.free_rows, index.row_state, freed, policy.own_dense_rows)
+    own = bucket_of(ids[answer >= 0], policy.buckets, policy.seed) - policy.own_buckets.start
+    index.bucket_taken.sub_(torch.bincount(own, minlength=len(policy.own_buckets)))
+    _copy_back([index], [buffers])
+    return answer

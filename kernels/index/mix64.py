@@ -1,0 +1,55 @@
+"""splitmix64's finalizer on signed 64-bit integers: the hash behind buckets, shared rows and initial weights.
+
+``csrc/index/mix64.h`` has the same function. ATen has no unsigned 64-bit shift, so shifts are masked; products wrap
+around. The constants deliberately differ from those of the slot table's hash: otherwise the ids of one bucket would
+cluster there.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def _finalize(z: Tensor) -> Tensor:
+    # TorchScript cannot read global constants; these are 0xbf58476d1ce4e5b9 and 0x94d049bb133111eb.
+    z = (z ^ ((z >> 30) & 0x3FFFFFFFF)) * -4658895280553007687
+    z = (z ^ ((z >> 27) & 0x1FFFFFFFFF)) * -7723592293110705685
+    return z ^ ((z >> 31) & 0x1FFFFFFFF)
+
+
+def mix64(ids: Tensor, seed: int = 0) -> Tensor:
+    """Mix each id: the finalizer of ``id ^ finalizer(seed)``; for seed 0, this is the finalizer of ``id``. Scriptable.
+
+    Args:
+        ids: int64, any shape.
+        seed: any int64.
+
+    Returns:
+        int64, the shape of ``ids``.
+    """
+    if seed == 0:
+        return _finalize(ids)
+    mixed_seed = _finalize(torch.full([1], seed, dtype=torch.int64, device=ids.device))
+    return _finalize(ids ^ mixed_seed)
+
+
+def mix64_integer(value: int) -> int:
+    """``mix64`` of one Python integer (any int64) without a tensor."""
+    mask = 0xFFFFFFFFFFFFFFFF
+    z = value & mask
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & mask
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & mask
+    z ^= z >> 31
+    return to_int64(z)
+
+
+def to_int64(value: int) -> int:
+    """The int64 with the same low 64 bits as ``value``."""
+    value &= 0xFFFFFFFFFFFFFFFF
+    return value - 2**64 if value >= 2**63 else value
+
+
+def mixed_modulo(ids: Tensor, pieces: int, seed: int = 0) -> Tensor:
+    """A piece in ``[0, pieces)`` for each id: ``(mix64(ids, seed) & INT64_MAX) % pieces``. Scriptable."""
+    return torch.remainder(mix64(ids, seed) & 0x7FFFFFFFFFFFFFFF, pieces)

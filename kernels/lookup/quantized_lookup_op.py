@@ -1,0 +1,96 @@
+"""``quantized_lookup_triton.py`` as the operator ``recfx::quantized_lookup_triton``."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from recfx.kernels.build import launch, tiling
+from recfx.kernels.lookup.quantized_lookup_reference import quantized_lookup
+from recfx.kernels.lookup.table_layout import layout_of_shapes, starts
+
+
+@torch.library.custom_op("recfx::quantized_lookup_triton", mutates_args=())
+def quantized_lookup_triton(
+    rows: Tensor,
+    offsets: Tensor,
+    tables: list[Tensor],
+    dims: list[int],
+    bits: int,
+    table_of_feature: list[int],
+    mean: bool,
+    per_sample_weights: Tensor | None,
+) -> Tensor:
+    """Pool the dequantized rows of every bag, in one launch; on the CPU without Triton's interpreter, in ATen.
+
+    Args:
+        rows: int64 ``[n]``; -1 adds nothing.
+        offsets: int64 ``[F * B + 1]``.
+        tables: contiguous uint8 ``[rows, row_bytes]``, as ``quantized_rows.py`` lays rows out, on one device. If all
+            begin at even addresses and have even ``row_bytes``, scale and bias are read whole and not byte by byte.
+        dims: the columns of each table, at most 1,024.
+        bits: per code, 8 or 4, of all tables.
+        table_of_feature: the position of each feature's table.
+        mean: divide each sum by the bag's length, which counts rows of -1.
+        per_sample_weights: float32 ``[n]``, or None.
+
+    Returns:
+        float32 ``[B, sum of the features' dims]``, computed in float32 in the order of the rows.
+    """
+    if launch.is_by_reference(rows.device):
+        return quantized_lookup(rows, offsets, tables, dims, bits, table_of_feature, mean, per_sample_weights)
+    from recfx.kernels.lookup.quantized_lookup_triton import recfx_quantized_lookup
+
+    shapes = tuple((table.shape[0], dim) for table, dim in zip(tables, dims, strict=True))
+    layout = layout_of_shapes(rows.device, shapes, tuple(table_of_feature))
+    bags = offsets.numel() - 1
+    batch_size = bags // len(table_of_feature)
+    pooled = torch.empty(batch_size, layout.columns, dtype=torch.float32, device=rows.device)
+    if bags == 0:
+        return pooled
+    is_even = all((table.data_ptr() | table.shape[1]) % 2 == 0 for table in tables)
+    first = tables[0].view(-1)
+    launch.launch(
+        recfx_quantized_lookup,
+        launch.programs(rows.device, bags),
+        rows,
+        offsets,
+        pooled if per_sample_weights is None else per_sample_weights,  # not read
+        first.view(torch.int8),
+        first.view(torch.float16) if is_even else pooled,  # not read
+        starts(tables, table_of_feature),
+        _row_bytes(rows.device, tuple(tables[table].shape[1] for table in table_of_feature)),
+        layout.first_columns,
+        pooled,
+        bags,
+        batch_size,
+        layout.columns,
+        BLOCK_D=tiling.block_of(layout.largest_dim),
+        BITS=bits,
+        EVEN=is_even,
+        WEIGHTED=per_sample_weights is not None,
+        MEAN=mean,
+    )
+    return pooled
+
+
+@lru_cache(maxsize=4096)
+def _row_bytes(device: torch.device, of_features: tuple[int, ...]) -> Tensor:
+    return torch.tensor(of_features, dtype=torch.int32, device=device)
+
+
+@quantized_lookup_triton.register_fake
+def _(
+    rows: Tensor,
+    offsets: Tensor,
+    tables: list[Tensor],
+    dims: list[int],
+    bits: int,
+    table_of_feature: list[int],
+    mean: bool,
+    per_sample_weights: Tensor | None,
+) -> Tensor:
+    columns = sum(dims[table] for table in table_of_feature)
+    return rows.new_empty((offsets.numel() - 1) // len(table_of_feature), columns, dtype=torch.float32)

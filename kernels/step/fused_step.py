@@ -1,0 +1,74 @@
+"""One step of an optimizer's rule for all tables of a pooled lookup, on the CPU.
+
+``fused_step_`` calls the C++ operator of the same name (``csrc/step/fused_step.cpp``); ``library.load()`` must have
+been called first. Its reference is ``fused_optimizer.py`` with a rule's ``update``, table by table.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from recfx.kernels.build import library
+
+_RULE = "_rule.h"
+
+
+@cache
+def rules() -> frozenset[str]:
+    """The names of the rules that the operator has, each in ``csrc/step/<name>_rule.h``; it need not be built here."""
+    return frozenset(path.name.removesuffix(_RULE) for path in (library.SOURCES / "step").glob(f"*{_RULE}"))
+
+
+def fused_step_(
+    rows: Tensor,
+    offsets: Tensor,
+    gradients: Tensor,
+    weights: list[Tensor],
+    first_states: list[Tensor],
+    second_states: list[Tensor],
+    table_of_feature: list[int],
+    is_stepped: list[bool],
+    rule: str,
+    numbers: list[float],
+    mean: bool = False,
+    per_sample_weights: Tensor | None = None,
+    step_counts: Tensor | None = None,
+) -> None:
+    """Step the rows that a batch looked up, in place, once each. Arithmetic is float32, rounded to the table's dtype.
+
+    The gradients of a row are summed in the order of the batch: results do not depend on the number of threads.
+
+    Args:
+        rows: int64 ``[n]``; rows of -1 get no gradient.
+        offsets, table_of_feature: as for ``pooled_lookup``.
+        gradients: contiguous float32 ``[B, sum of the features' dims]``, of the lookup's output.
+        weights: contiguous ``[rows, dim]``, all float32, float16 or bfloat16.
+        first_states: contiguous float32 ``[rows, dim]``, or ``[rows, 1]`` if the rule is row-wise, one per table; those
+            of tables that are not stepped are not read. Empty if the rule has none.
+        second_states: likewise, ``[rows, dim]``.
+        is_stepped: of each table; the others are left alone.
+        rule: one of ``rules()``.
+        numbers: ten per table, one table after the other: ``StepNumbers`` of ``recfx.optim.rules``.
+        mean: whether the lookup divided sums by the lengths of bags; not with ``per_sample_weights``.
+        per_sample_weights: float32 ``[n]``, or None.
+        step_counts: contiguous float32 ``[tables]``, or None: those of tables that are stepped are one more afterwards.
+            The operator does this because Ctrl-C may come between two calls, but not inside of one.
+
+    Raises:
+        IndexError: a row is beyond the end of its table. Nothing has changed then.
+        RuntimeError: another argument is wrong, or there is no memory for the step. Nothing has changed then.
+    """
+    torch.ops.recfx.fused_step_(
+        rows, offsets, gradients, weights, first_states, second_states, table_of_feature, is_stepped, rule, numbers,
+        mean, per_sample_weights, step_counts,
+    )  # fmt: skip
+
+
+@library.when_loaded
+def _register_fakes() -> None:
+    @torch.library.register_fake("recfx::fused_step_")
+    def _fused_step(*arguments: object) -> None:
+        return None

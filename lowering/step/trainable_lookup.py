@@ -1,0 +1,177 @@
+"""The autograd function of targets whose kernels take all tables at once: any forward, with the target's backward.
+
+A fused step waits until the backward pass has reached every lookup of the table. The function keeps the tables alive
+until its backward has run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch.autograd.function import once_differentiable
+
+from recfx.lowering.registry import LookupSpec
+from recfx.lowering.step.profiler_ranges import BACKWARD, later_range
+from recfx.lowering.step.step_once import StepOnce, Triggers, leaf_gradients, leave_for_step, leaves
+from recfx.lowering.step.trained_batch import TrainedBatch, gradients_of_table, joined
+
+
+class LookedUp(NamedTuple):
+    """What a forward returns: ``pooled``, float32 ``[B, sum D]``, and the rows that it read."""
+
+    pooled: torch.Tensor
+    rows: torch.Tensor  # [n] int64, -1 if an id gets no gradient, which is for targets that take absent ids
+
+
+class Backward(Protocol):
+    """A target's backward kernels. Gradients of the output are float32 ``[B, sum D]``, contiguous."""
+
+    def scale_gradient(self, batch: TrainedBatch, grad_output: torch.Tensor) -> torch.Tensor:
+        """The gradient of the per-sample weights, float32 ``[n]``."""
+
+    def weight_gradients(
+        self, batch: TrainedBatch, grad_output: torch.Tensor, wanted: Sequence[bool]
+    ) -> list[torch.Tensor | None]:
+        """The gradients of the tables that are ``wanted``, float32 ``[rows, dim]``; None, and no work, for others."""
+
+    def step(self, batch: TrainedBatch, grad_output: torch.Tensor) -> None:
+        """Take one step of the fused optimizers of all tables that are trained."""
+
+
+PartsOfTables = Sequence[tuple[Any, tuple[int, ...]]]
+StepShared = Callable[[PartsOfTables], bool]
+Forward = Callable[[torch.Tensor | None], LookedUp]
+_SCALE = 5  # position of the per-sample weights in the arguments of the autograd function
+
+
+class TrainableLookup:
+    """Makes a forward trainable.
+
+    Args:
+        spec: the lookup. Its weights are not kept: they may be replaced, and the old ones must then be freed.
+        backward: the target's kernels.
+        step_shared: steps tables that several lookups read in one call, see ``GradientPart.step_shared``; None: the
+            target has no such kernel.
+    """
+
+    def __init__(self, spec: LookupSpec, backward: Backward, step_shared: StepShared | None = None) -> None:
+        self.tables, self.pooling, self.optimizers = spec.tables, spec.combine, spec.optimizers
+        self.backward, self.step_shared = backward, step_shared
+        self._once = StepOnce(spec.optimizers)
+
+    def __call__(
+        self,
+        weights: list[torch.Tensor],
+        offsets: torch.Tensor,
+        per_sample_weights: torch.Tensor | None,
+        forward: Forward,
+    ) -> torch.Tensor:
+        """Returns what ``forward`` pools: float32 ``[B, sum D]``, differentiable.
+
+        Args:
+            weights: the tables' ``[rows, dim]`` tensors.
+            offsets: ``[F * B + 1]`` int64.
+            per_sample_weights: ``[n]``, or None; they receive gradients.
+            forward: called once, without autograd, with the per-sample weights as float32.
+        """
+        arguments: list[torch.Tensor] = []
+        triggers: Triggers = []
+        if torch.is_grad_enabled():
+            self._once.note_node()
+            if self.optimizers[0] is None:
+                arguments = list(weights)
+            elif any(weight.requires_grad for weight in weights):
+                triggers = self._once.triggers(weights)
+                arguments = leaves(triggers)
+        output: torch.Tensor = _TableBatchedLookup.apply(
+            self, (self._once, triggers), weights, offsets, forward, per_sample_weights, *arguments
+        )
+        return output
+
+
+class _Part:
+    """What one backward contributes to a fused step."""
+
+    def __init__(
+        self, trainable: TrainableLookup, lookup: StepOnce, batch: TrainedBatch, grad_output: torch.Tensor
+    ) -> None:
+        self.trainable, self.lookup, self.batch, self.grad_output = trainable, lookup, batch, grad_output
+        self.weights: list[torch.Tensor] = batch.weights
+        self.optimizers: Sequence[Any] = trainable.optimizers
+
+    def of_table(self, table: int) -> tuple[torch.Tensor, torch.Tensor]:
+        trainable = self.trainable
+        return gradients_of_table(self.batch, self.grad_output, trainable.tables, trainable.pooling, table)
+
+    def step_with(self, parts: Sequence[_Part]) -> None:
+        features = sum(len(table.feature_names) for table in self.trainable.tables)
+        batch = joined([part.batch for part in parts], features)
+        gradients = [part.grad_output for part in parts]
+        self.trainable.backward.step(batch, gradients[0] if len(gradients) == 1 else torch.cat(gradients))
+
+    def step_shared(self, parts: PartsOfTables) -> bool:
+        step = self.trainable.step_shared
+        return step is not None and step(parts)
+
+
+class _TableBatchedLookup(torch.autograd.Function):
+    """Its backward returns gradients for ``weight.grad``, or runs the fused optimizer's step."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        trainable: TrainableLookup,
+        step: tuple[StepOnce, Triggers],
+        weights: list[torch.Tensor],
+        offsets: torch.Tensor,
+        forward: Forward,
+        per_sample_weights: torch.Tensor | None,
+        *arguments: torch.Tensor,
+    ) -> torch.Tensor:
+        # FBGEMM's kernels take an undefined tensor (None in Python) for "no weights", but would read an empty one.
+        ctx.set_materialize_grads(False)
+        scale = None if per_sample_weights is None else per_sample_weights.detach().float()
+        looked_up = forward(scale)
+        ctx.trainable, ctx.step, ctx.kept = trainable, step, []
+        ctx.batch = TrainedBatch(weights, looked_up.rows, offsets, scale)
+        ctx.scale_dtype = None if per_sample_weights is None else per_sample_weights.dtype
+        return looked_up.pooled
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_output: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+        with later_range(ctx.step[0].node, BACKWARD):
+            return _TableBatchedLookup._backward(ctx, grad_output)
+
+    @staticmethod
+    def _backward(ctx: Any, grad_output: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+        trainable: TrainableLookup = ctx.trainable
+        once, triggers = ctx.step
+        if grad_output is None:  # there is no gradient; zeros instead would cause a step
+            weights = [None] * (len(ctx.needs_input_grad) - _SCALE - 1)
+            return (*[None] * _SCALE, None, *(leaf_gradients(triggers) or weights))
+        batch, grad_output = ctx.batch, grad_output.float().contiguous()
+        scale_gradient = None
+        if ctx.needs_input_grad[_SCALE]:  # this reads the rows, so it comes before they are updated
+            scale_gradient = trainable.backward.scale_gradient(batch, grad_output).to(ctx.scale_dtype)
+        gradients: list[torch.Tensor | None]
+        if trainable.optimizers[0] is None:
+            gradients = _weight_gradients(trainable, batch, grad_output, ctx.needs_input_grad[_SCALE + 1 :])
+        else:
+            leave_for_step(triggers, ctx.kept, _Part(trainable, once, batch, grad_output))
+            gradients = list(leaf_gradients(triggers))
+        return (*[None] * _SCALE, scale_gradient, *gradients)
+
+
+def _weight_gradients(
+    trainable: TrainableLookup, batch: TrainedBatch, grad_output: torch.Tensor, wanted: tuple[bool, ...]
+) -> list[torch.Tensor | None]:
+    if not any(wanted):
+        return [None] * len(wanted)
+    gradients = trainable.backward.weight_gradients(batch, grad_output, wanted)
+    return [
+        None if gradient is None else gradient.to(weight.dtype)
+        for gradient, weight in zip(gradients, batch.weights, strict=True)
+    ]

@@ -1,0 +1,106 @@
+"""What the kernels in Triton can serve: the limits of every target that uses them."""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+import torch
+
+from recfx.errors import Diagnostic
+from recfx.ir.facts import LookupFacts
+from recfx.kernels.build import launch, tiling
+from recfx.kernels.index import find_rows_op
+from recfx.kernels.route import bucketize_op
+from recfx.optim.fused_step_op import triton_module
+from recfx.optim.rules import rule_named
+from recfx.optim.rules.sgd import SGD
+
+_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+_DIM = 1024  # the widest row that the kernels are checked with
+_COUNT = 2**31 - 1  # bags and output columns are numbered in int32
+
+
+def serves(by: str, lookup: LookupFacts, chip: str | None) -> Diagnostic | None:
+    """None if there are kernels in Triton for the lookup.
+
+    Args:
+        by: the name of the target that asks.
+        lookup: the lookup.
+        chip: the name of an NPU that they have to fit; None if there is none.
+    """
+
+    def refuse(reason: str, message: str) -> Diagnostic:
+        return Diagnostic(reason, "", message, by=by)
+
+    if len(lookup.dtypes) != 1 or not lookup.dtypes <= set(_DTYPES):
+        names = ", ".join(sorted(str(dtype) for dtype in lookup.dtypes))
+        return refuse("dtype", f"a launch takes tables of float32, of float16 or of bfloat16, not of {names}.")
+    if not lookup.is_contiguous:
+        return refuse("not_contiguous", "a table's rows are not contiguous.")
+    too_wide = too_many_columns(by, lookup)
+    if too_wide is not None:
+        return too_wide
+    rules = []
+    for name in dict.fromkeys(optimizer.rule for optimizer in lookup.optimizers):
+        rule = rule_named(name)
+        if rule is None or not triton_module(rule):
+            return refuse("optimizer", f"there is no step of {name} in Triton.")
+        rules.append(rule)
+    if chip is None:
+        return None
+    try:
+        limits = tiling.chip_named(chip)
+    except ValueError as error:
+        return refuse("no_tiling_table", f"{error}.")
+    widest = max(table.embedding_dim for table in lookup.tables)
+    block, size = tiling.block_of(widest), lookup.facts[0].dtype.itemsize
+    kernels: list[tuple[str, tiling.RuleNeeds | None]] = [
+        ("recfx_pooled_lookup", None),
+        ("recfx_per_sample_weight_gradients", None),
+    ]
+    for rule in rules or [SGD]:  # whose step gives the gradient of the weights
+        if rule.needs is None:
+            return refuse("unified_buffer", f"the unified buffer that a step of {rule.name} takes was never measured.")
+        kernels += [("recfx_fused_step", rule.needs), ("recfx_fused_step_of_borders", rule.needs)]
+    for kernel, needs in kernels:
+        too_large = tiling.refusal(limits, kernel, block, size, needs)
+        if too_large:
+            return refuse("unified_buffer", too_large)
+    return None
+
+
+def too_many_columns(by: str, lookup: LookupFacts) -> Diagnostic | None:
+    """None if the kernels can number the columns of the lookup.
+
+    Args:
+        by: the name of the target that asks.
+        lookup: the lookup.
+    """
+    widest = max(lookup.tables, key=lambda table: table.embedding_dim)
+    message = ""
+    if widest.embedding_dim > _DIM:
+        message = f"the kernels take rows of up to {_DIM} columns, table {widest.name!r} has {widest.embedding_dim}."
+    elif sum(table.embedding_dim * len(table.feature_names) for table in lookup.tables) > _COUNT:
+        message = f"the kernels number output columns up to {_COUNT}."
+    return Diagnostic("too_many_columns", "", message, by=by) if message else None
+
+
+def is_here(by: str, device: torch.device) -> Diagnostic | None:
+    """None if Triton has a compiler for the device, and the kernels a tiling table for its chip.
+
+    Args:
+        by: the name of the target that asks.
+        device: where kernels would be launched.
+    """
+    why_not = launch.why_not(device)
+    if why_not:
+        return Diagnostic("no_triton", "", why_not, by=by)
+    try:
+        launch.chip_of(device)
+    except ValueError as error:
+        return Diagnostic("no_tiling_table", "", f"{error}.", by=by)
+    return None
+
+
+OPERATORS: dict[str, ModuleType] = {"bucketize": bucketize_op, "find_rows": find_rows_op}
+"""Routing ids, and finding their rows in indexes that are only read, have kernels in Triton."""

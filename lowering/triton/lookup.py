@@ -1,0 +1,154 @@
+"""Lookups by the kernels in Triton, forward and backward, for the targets ``triton`` and ``npu``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+import torch
+
+from recfx.kernels.build import launch
+from recfx.kernels.lookup.per_sample_weights_op import per_sample_weight_gradients_triton
+from recfx.kernels.lookup.pooled_lookup_op import pooled_lookup_triton
+from recfx.lowering.registry import LookupBatch, LookupKernel, LookupSpec
+from recfx.lowering.step.to_the_end import to_the_end
+from recfx.lowering.step.trainable_lookup import LookedUp, TrainableLookup
+from recfx.lowering.step.trained_batch import TrainedBatch, gradients_of_table
+from recfx.optim.fused_step_op import fused_step_triton_, triton_module
+from recfx.optim.rules.rule import STEP, StepNumbers
+from recfx.optim.rules.sgd import SGD
+
+
+def build(spec: LookupSpec) -> LookupKernel:
+    """The kernel of one lookup."""
+    backward = TritonBackward(spec)
+    trainable = TrainableLookup(spec, backward)
+
+    def lookup(weights: list[torch.Tensor], batch: LookupBatch) -> torch.Tensor:
+        rows, offsets = batch.values.to(torch.int64).contiguous(), batch.offsets.to(torch.int64).contiguous()
+        tables = [weight.detach() for weight in weights]
+
+        def forward(scale: torch.Tensor | None) -> LookedUp:
+            scale = None if scale is None else scale.contiguous()
+            pooled = pooled_lookup_triton(rows, offsets, tables, backward.table_of_feature, backward.mean, scale)
+            return LookedUp(pooled, rows)
+
+        return trainable(weights, offsets, batch.per_sample_weights, forward)
+
+    return lookup
+
+
+class TritonBackward:
+    """The backward of one lookup.
+
+    Args:
+        spec: the lookup. Its weights are not kept.
+    """
+
+    def __init__(self, spec: LookupSpec) -> None:
+        self.tables, self.optimizers, self.pooling = spec.tables, spec.optimizers, spec.combine
+        self.table_of_feature = [table for table, each in enumerate(spec.tables) for _ in each.feature_names]
+        self.mean = spec.combine == "MEAN"
+
+    def scale_gradient(self, batch: TrainedBatch, grad_output: torch.Tensor) -> torch.Tensor:
+        """See ``Backward``."""
+        tables = [weight.detach() for weight in batch.weights]
+        found: torch.Tensor = per_sample_weight_gradients_triton(
+            batch.values, batch.offsets, grad_output, tables, self.table_of_feature
+        )
+        return found
+
+    def weight_gradients(
+        self, batch: TrainedBatch, grad_output: torch.Tensor, wanted: Sequence[bool]
+    ) -> list[torch.Tensor | None]:
+        """See ``Backward``. A step of SGD from zero with learning rate -1 is the gradient."""
+        nothing = torch.zeros(1, dtype=torch.float32, device=grad_output.device)
+        totals = [
+            # The kernel leaves tables alone that are not stepped; of those, it takes the shape.
+            torch.zeros(weight.shape, dtype=torch.float32, device=weight.device)
+            if want
+            else nothing.expand(weight.shape)
+            for weight, want in zip(batch.weights, wanted, strict=True)
+        ]
+        if launch.simulated(grad_output.device):
+            for table, total in enumerate(totals):
+                if wanted[table]:
+                    total.index_add_(0, *gradients_of_table(batch, grad_output, self.tables, self.pooling, table))
+        else:
+            self._launch(batch, grad_output, totals, ([], []), list(wanted), triton_module(SGD), StepNumbers(-1.0))
+        return [total if want else None for total, want in zip(totals, wanted, strict=True)]
+
+    def step(self, batch: TrainedBatch, grad_output: torch.Tensor) -> None:
+        """See ``Backward``. Tables whose numbers are equal are stepped in one launch; frozen ones need no state.
+
+        Ctrl-C comes before the step or after it: on another device, autograd calls it in a thread of its own.
+        """
+        step = partial(self._step, batch, grad_output)
+        if grad_output.device.type == "cpu":  # in the interpreter
+            to_the_end(step)
+        else:
+            step()
+
+    def _step(self, batch: TrainedBatch, grad_output: torch.Tensor) -> None:
+        weights = [weight.data for weight in batch.weights]  # a step is not an edit that autograd should see
+        trained = [table for table, weight in enumerate(batch.weights) if weight.requires_grad]
+        if not trained:
+            return
+        for table in trained:
+            self.optimizers[table].prepare(batch.weights[table])
+        if launch.simulated(grad_output.device):
+            for table in trained:
+                of_table = gradients_of_table(batch, grad_output, self.tables, self.pooling, table)
+                self.optimizers[table].step(weights[table], *of_table)
+            return
+        rule = self.optimizers[0].rule  # tables of one lookup have the same rule
+        # The state of a table that is not stepped is not read.
+        is_trained = set(trained)
+        with_state = [self.optimizers[table if table in is_trained else trained[0]] for table in range(len(weights))]
+        states = [[optimizer.state[state.name] for optimizer in with_state] for state in rule.states]
+        first, second = (*states, [], [])[:2]
+        alike: dict[StepNumbers, list[int]] = {}
+        for table in trained:
+            alike.setdefault(self._numbers(table), []).append(table)
+        for numbers, tables in alike.items():
+            of_launch = set(tables)
+            is_stepped = [table in of_launch for table in range(len(weights))]
+            module = triton_module(rule)
+            self._launch(batch, grad_output, weights, (first, second), is_stepped, module, numbers, rule.has_row_state)
+            if rule.counts_steps:  # a launch that raises has not begun
+                for table in tables:
+                    self.optimizers[table].state[STEP] += 1
+
+    def _numbers(self, table: int) -> StepNumbers:
+        """The numbers of the next step of one table."""
+        optimizer, step = self.optimizers[table], 0.0
+        if optimizer.rule.counts_steps:
+            step = float(optimizer.state[STEP]) + 1
+        numbers: StepNumbers = optimizer.rule.step_numbers(step, optimizer.group)
+        return numbers
+
+    def _launch(
+        self,
+        batch: TrainedBatch,
+        grad_output: torch.Tensor,
+        weights: list[torch.Tensor],
+        states: tuple[list[torch.Tensor], list[torch.Tensor]],
+        is_stepped: list[bool],
+        rule_module: str,
+        numbers: StepNumbers,
+        first_is_per_row: bool = False,
+    ) -> None:
+        fused_step_triton_(
+            batch.values,
+            batch.offsets,
+            grad_output,
+            weights,
+            *states,
+            self.table_of_feature,
+            is_stepped,
+            rule_module,
+            first_is_per_row,
+            list(numbers),
+            self.mean,
+            batch.scale,
+        )
