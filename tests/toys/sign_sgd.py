@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from recfx.optim.rules.rule import LEARNING_RATE, Rule, Setting, StateTensor
+from recfx.optim.rules.rule import LEARNING_RATE, Group, Rule, Setting, State, StateTensor
 
 
 class SignSGD(torch.optim.Optimizer):
@@ -30,14 +30,7 @@ class SignSGD(torch.optim.Optimizer):
 class SignSgd(Rule):
     """The same on touched rows; the others have no gradient, so the two do not differ."""
 
-    def update(
-        self,
-        values: torch.Tensor,
-        gradient: torch.Tensor,
-        state: dict[str, torch.Tensor],
-        step: float,
-        group: Mapping[str, Any],
-    ) -> torch.Tensor:
+    def update(self, values: Tensor, gradient: Tensor, state: State, step: float, group: Group) -> Tensor:
         seen = state["seen"].add_(gradient.abs())
         return values - group["lr"] * gradient.sign() / (group["floor"] + seen)
 

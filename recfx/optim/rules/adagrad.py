@@ -2,28 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import torch
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
+from torch import Tensor
 from torchrec.optim.optimizers import Adagrad as TorchRecAdagrad
 
 from recfx.kernels.build.tiling import Need
-from recfx.optim.rules.rule import EPS, LEARNING_RATE, WEIGHT_DECAY, Rule, StateTensor, decayed
+from recfx.optim.rules.rule import EPS, LEARNING_RATE, WEIGHT_DECAY, Group, Rule, State, StateTensor, decayed
 
 
 class Adagrad(Rule):
     """``sum += gradient ** 2; weight -= lr * gradient / (sqrt(sum) + eps)``."""
 
-    def update(
-        self,
-        values: torch.Tensor,
-        gradient: torch.Tensor,
-        state: dict[str, torch.Tensor],
-        step: float,
-        group: Mapping[str, Any],
-    ) -> torch.Tensor:
+    def update(self, values: Tensor, gradient: Tensor, state: State, step: float, group: Group) -> Tensor:
         """Step as ``torch.optim.Adagrad`` does."""
         gradient = decayed(values, gradient, group)
         total = state["sum"].add_(gradient.square())

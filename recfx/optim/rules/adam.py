@@ -1,43 +1,87 @@
-"""Adam. Its bias correction uses the number of steps of the table, not of the row."""
+"""Adam, and the moving averages of its family. Their correction counts the steps of the table, not of the row."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import torch
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
+from torch import Tensor
 from torchrec.optim.optimizers import Adam as TorchRecAdam
 
 from recfx.kernels.build.tiling import Need
-from recfx.optim.rules.averages import average_numbers, moving_averages
-from recfx.optim.rules.rule import BETAS, EPS, LEARNING_RATE, WEIGHT_DECAY, Rule, StateTensor, StepNumbers, decayed
+from recfx.optim.rules.rule import (
+    BETAS,
+    EPS,
+    LEARNING_RATE,
+    WEIGHT_DECAY,
+    Group,
+    Rule,
+    State,
+    StateTensor,
+    StepNumbers,
+    decayed,
+)
+
+AVERAGES = (StateTensor("exp_avg", "momentum1"), StateTensor("exp_avg_sq", "exp_avg_sq"))
+"""A moving average of the gradients, and one of their squares."""
+ROWWISE_AVERAGES = (StateTensor("exp_avg", "momentum1"), StateTensor("exp_avg_sq", "exp_avg_sq", per_row=True))
+"""A moving average of the gradients, and one of the mean of each row's squares."""
+
+
+def moving_averages(gradient: Tensor, state: State, step: float, group: Group) -> tuple[Tensor, Tensor]:
+    """Bring both averages up to date, in place.
+
+    Args:
+        gradient: ``[n, dim]``.
+        state: ``exp_avg`` ``[n, dim]``, and ``exp_avg_sq`` of the same shape, or ``[n, 1]`` for the mean per row.
+        step: the number of steps of the table, including this one.
+        group: the settings.
+
+    Returns:
+        the average of the gradients, not corrected for its start at zero, and what it is divided by.
+    """
+    first_beta, second_beta = group["betas"]
+    first, second = state["exp_avg"], state["exp_avg_sq"]
+    first.lerp_(gradient, 1 - first_beta)
+    if second.shape == gradient.shape:
+        second.mul_(second_beta).addcmul_(gradient, gradient, value=1 - second_beta)
+    else:
+        second.mul_(second_beta).add_(gradient.square().mean(dim=1, keepdim=True), alpha=1 - second_beta)
+    return first, second.sqrt() / (1 - second_beta**step) ** 0.5 + group["eps"]
+
+
+def average_numbers(step: float, group: Group) -> StepNumbers:
+    """The learning rate, ``eps`` and the numbers of both averages; arguments as for ``Rule.step_numbers``.
+
+    The betas are subtracted from one here: float32 would lose digits.
+    """
+    first_beta, second_beta = group["betas"]
+    return StepNumbers(
+        learning_rate=float(group["lr"]),
+        eps=float(group["eps"]),
+        first_share=1 - first_beta,
+        second_beta=second_beta,
+        second_share=1 - second_beta,
+        second_correction=(1 - second_beta**step) ** 0.5,
+    )
 
 
 class Adam(Rule):
     """Adam with two moving averages per element, which do not change while no batch touches the row."""
 
-    def update(
-        self,
-        values: torch.Tensor,
-        gradient: torch.Tensor,
-        state: dict[str, torch.Tensor],
-        step: float,
-        group: Mapping[str, Any],
-    ) -> torch.Tensor:
+    def update(self, values: Tensor, gradient: Tensor, state: State, step: float, group: Group) -> Tensor:
         """Step as ``torch.optim.Adam`` does."""
         gradient = decayed(values, gradient, group)
         first, divisor = moving_averages(gradient, state, step, group)
         return values - float(group["lr"]) / (1 - group["betas"][0] ** step) * first / divisor
 
-    def step_numbers(self, step: float, group: Mapping[str, Any]) -> StepNumbers:
+    def step_numbers(self, step: float, group: Group) -> StepNumbers:
         """The learning rate is divided by the correction of the first average."""
         rate = float(group["lr"]) / (1 - group["betas"][0] ** step)
         return average_numbers(step, group)._replace(
             learning_rate=rate, weight_decay=float(group.get("weight_decay", 0))
         )
 
-    def unlike_dense(self, group: Mapping[str, Any]) -> str:
+    def unlike_dense(self, group: Group) -> str:
         """Never empty: the averages of dense Adam keep changing a row that no batch touches."""
         return self.label
 
@@ -49,7 +93,7 @@ ADAM = Adam(
     placeholders=(TorchRecAdam,),
     fused_types=(EmbOptimType.ADAM,),
     settings=(LEARNING_RATE, EPS, BETAS, WEIGHT_DECAY),
-    states=(StateTensor("exp_avg", "momentum1"), StateTensor("exp_avg_sq", "exp_avg_sq")),
+    states=AVERAGES,
     counts_steps=True,
     saves_step=True,
     decay_in_fused_params="FBGEMM's Adam subtracts it from the weights (AdamW), recfx's adds it to the gradient: leave "

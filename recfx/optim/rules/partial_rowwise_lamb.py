@@ -1,26 +1,22 @@
-"""Partial row-wise LAMB: LAMB whose divisor is one number per row."""
+"""Partial row-wise LAMB: LAMB whose divisor is one number per row, which the shape of its second state asks for."""
 
 from __future__ import annotations
 
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from torchrec.optim.optimizers import PartialRowWiseLAMB as TorchRecPartialRowWiseLAMB
 
-from recfx.optim.rules.averages import AveragesOptimizer
+from recfx.optim.rules.adam import ROWWISE_AVERAGES
 from recfx.optim.rules.lamb import LambRule
-from recfx.optim.rules.rule import ANY_MODE, BETAS, EPS, LEARNING_RATE, WEIGHT_DECAY, Rule, StateTensor
+from recfx.optim.rules.rule import ANY_MODE, BETAS, EPS, LEARNING_RATE, WEIGHT_DECAY
+from recfx.optim.rules.touched_rows import TouchedRowsOptimizer
 
 
 class PartialRowWiseLambRule(LambRule):
-    """LAMB with the mean of each row's squared gradient, which the shape of its second state asks for."""
+    """LAMB with the mean of each row's squared gradient."""
 
 
-class PartialRowWiseLamb(AveragesOptimizer):
+class PartialRowWiseLamb(TouchedRowsOptimizer):
     """The optimizer for a table that is not fused."""
-
-    @property
-    def rule(self) -> Rule:
-        """Itself."""
-        return PARTIAL_ROWWISE_LAMB
 
 
 PARTIAL_ROWWISE_LAMB = PartialRowWiseLambRule(
@@ -30,11 +26,9 @@ PARTIAL_ROWWISE_LAMB = PartialRowWiseLambRule(
     placeholders=(TorchRecPartialRowWiseLAMB,),
     fused_types=(EmbOptimType.PARTIAL_ROWWISE_LAMB,),
     settings=(LEARNING_RATE, EPS, BETAS, WEIGHT_DECAY),
-    states=(
-        StateTensor("exp_avg", "momentum1"),
-        StateTensor("exp_avg_sq", "exp_avg_sq", per_row=True),
-    ),
+    states=ROWWISE_AVERAGES,
     counts_steps=True,
     saves_step=True,
     decay_modes=ANY_MODE,
+    when_cut=("scales the step of each row by norms over {blocks}", "Adam"),
 )

@@ -116,6 +116,11 @@ class StepNumbers(NamedTuple):
 TRITON_NUMBERS = 7
 
 
+State = dict[str, torch.Tensor]
+"""The states of some rows, ``[n, dim]`` or ``[n, 1]``, by the names of the states."""
+Group = Mapping[str, Any]
+"""The settings of an optimizer, by name: its parameter group."""
+
 ANY_MODE = (WeightDecayMode.NONE, WeightDecayMode.L2, WeightDecayMode.DECOUPLE)
 """Those that FBGEMM takes without further arguments, all of which mean the same to a rule that reads none."""
 
@@ -143,6 +148,8 @@ class Rule(ABC):
         variants: the rules that its ``fused_types`` mean with other values.
         step_need: the unified buffer of an NPU that ``recfx_fused_step`` takes with it; None: it was never measured.
         border_need: likewise, of ``recfx_fused_step_of_borders``.
+        when_cut: if cutting columns changes training: what the rule does in ``{blocks}``, which the sentence names, and
+            the rule that does not.
         neutral: arguments of its classes that no other rule has, with the values that change nothing; all other values
             are refused.
     """
@@ -162,23 +169,19 @@ class Rule(ABC):
     variants: Mapping[WeightDecayMode, Rule] = field(default_factory=dict)
     step_need: Need | None = None
     border_need: Need | None = None
+    when_cut: tuple[str, str] | None = None
     neutral: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
 
     @abstractmethod
     def update(
-        self,
-        values: torch.Tensor,
-        gradient: torch.Tensor,
-        state: dict[str, torch.Tensor],
-        step: float,
-        group: Mapping[str, Any],
+        self, values: torch.Tensor, gradient: torch.Tensor, state: State, step: float, group: Group
     ) -> torch.Tensor:
         """Step the rows that a batch touched, in float32. This is the reference for every kernel.
 
         Args:
             values: ``[n, dim]``, the weights of the rows.
             gradient: ``[n, dim]``, the gradient of each row, summed over the batch.
-            state: ``[n, dim]`` or ``[n, 1]``, by the names of the states; changed in place.
+            state: the states of the rows; changed in place.
             step: the number of steps, including this one; 0 for rules that do not count steps.
             group: the settings.
 
@@ -193,7 +196,7 @@ class Rule(ABC):
             return None
         return RuleNeeds(self.name, self.step_need, self.border_need)
 
-    def step_numbers(self, step: float, group: Mapping[str, Any]) -> StepNumbers:
+    def step_numbers(self, step: float, group: Group) -> StepNumbers:
         """The numbers of a step for kernels; arguments as for ``update``."""
         return StepNumbers(float(group["lr"]), float(group.get("weight_decay", 0)), float(group.get("eps", 0)))
 
@@ -248,11 +251,11 @@ class Rule(ABC):
         """The state of that name in ``torch.optim``; None for ``step`` and for any other name."""
         return next((state for state in self.states if state.name == name), None)
 
-    def start(self, name: str, group: Mapping[str, Any]) -> float:
+    def start(self, name: str, group: Group) -> float:
         """The value of a row's state ``name`` before the row's first step; 0 if the rule has no such state."""
         return 0.0 if self.state_named(name) is None else float(group.get(self.start_setting, 0.0))
 
-    def unlike_dense(self, group: Mapping[str, Any]) -> str:
+    def unlike_dense(self, group: Group) -> str:
         """The rule's description, if the dense rule changes rows that a batch did not touch; otherwise empty."""
         weight_decay = group.get("weight_decay", 0)
         return f"{self.name} with weight_decay={weight_decay:g}" if weight_decay else ""
@@ -263,24 +266,21 @@ class Rule(ABC):
         Args:
             blocks: the number of blocks that the table's columns are cut into, at least two.
         """
-        return None
+        if self.when_cut is None:
+            return None
+        what, instead = self.when_cut
+        what = what.format(blocks=f"each of the {blocks} column blocks")
+        return (
+            f"{self.label} {what}. TorchRec's does the same, but the uncut table would train differently.",
+            f"use {instead}, or do not cut columns, if training must not depend on the plan.",
+        )
 
     def __reduce__(self) -> str:
         # Copying and unpickling give the constant itself.
         return self.name.upper()
 
 
-def decayed(values: torch.Tensor, gradient: torch.Tensor, group: Mapping[str, Any]) -> torch.Tensor:
+def decayed(values: torch.Tensor, gradient: torch.Tensor, group: Group) -> torch.Tensor:
     """The gradient with weight decay as in ``torch.optim``: added to the gradient, not subtracted from the weights."""
     weight_decay = group.get("weight_decay", 0)
     return gradient + weight_decay * values if weight_decay else gradient
-
-
-def scaled_to_weights(values: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
-    """Each row of ``wanted``, a step, as long as the row of weights that it is for; a step of zeros stays one.
-
-    FBGEMM divides zero by zero then, and the row becomes NaN.
-    """
-    length = wanted.norm(dim=1, keepdim=True)
-    ratio = values.norm(dim=1, keepdim=True) / length
-    return torch.where(length == 0, 0.0, ratio) * wanted

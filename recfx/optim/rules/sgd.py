@@ -2,29 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import torch
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
+from torch import Tensor
 from torchrec.optim.optimizers import SGD as TorchRecSGD
 
 from recfx.kernels.build.tiling import Need
-from recfx.optim.rules.rule import LEARNING_RATE, WEIGHT_DECAY, Rule, decayed
+from recfx.optim.rules.rule import LEARNING_RATE, WEIGHT_DECAY, Group, Rule, State, decayed
 
 
 class Sgd(Rule):
     """``weight -= lr * gradient``."""
 
-    def update(
-        self,
-        values: torch.Tensor,
-        gradient: torch.Tensor,
-        state: dict[str, torch.Tensor],
-        step: float,
-        group: Mapping[str, Any],
-    ) -> torch.Tensor:
-        """As ``torch.optim.SGD``."""
+    def update(self, values: Tensor, gradient: Tensor, state: State, step: float, group: Group) -> Tensor:
+        """Step as ``torch.optim.SGD`` does."""
         return values - float(group["lr"]) * decayed(values, gradient, group)
 
 

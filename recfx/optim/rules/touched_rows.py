@@ -6,47 +6,49 @@ what a fused optimizer becomes when its table is plain again.
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from recfx.optim.rules.rule import STEP, Rule
+from recfx.optim.rules.rule import STEP, Group, Rule
 
 
+@dataclass(frozen=True, eq=False)
 class TouchedRowsRule(Rule):
-    """A rule whose dense form is a ``TouchedRowsOptimizer``."""
+    """A rule whose ``dense_class`` is a ``TouchedRowsOptimizer`` of its own."""
 
-    def unlike_dense(self, group: Mapping[str, Any]) -> str:
+    def __post_init__(self) -> None:
+        dense_class: Any = self.dense_class
+        dense_class.rule = self
+
+    def unlike_dense(self, group: Group) -> str:
         """Always empty: both leave rows alone that a batch did not touch."""
         return ""
 
-    def cut_columns(self, what_is_cut: str, blocks: int, instead: str) -> tuple[str, str]:
-        """What ``when_columns_are_cut`` returns if each block of columns is trained as if it were a row.
-
-        Args:
-            what_is_cut: what the rule does in each block, as in "keeps one number per row in".
-            blocks: the number of blocks.
-            instead: the rule that does not.
-        """
-        message = (
-            f"{self.label} {what_is_cut} each of the {blocks} column blocks. "
-            "TorchRec's does the same, but the uncut table would train differently."
-        )
-        return message, f"use {instead}, or do not cut columns, if training must not depend on the plan."
-
 
 class TouchedRowsOptimizer(torch.optim.Optimizer):
-    """Steps the rows whose gradient is not zero, as the rule does it; all other rows and their state stay as they are.
+    """Steps the rows whose gradient is not zero, as its rule does; all other rows and their state stay as they are.
 
-    The parameters are tables ``[rows, dim]``.
+    Args:
+        params: tables ``[rows, dim]``, or groups of them.
+        settings: the settings that the rule reads, by name; those that are not given have FBGEMM's defaults.
+
+    Raises:
+        TypeError: the rule has no setting of that name.
     """
 
-    @property
-    @abstractmethod
-    def rule(self) -> Rule:
-        """What a step does."""
+    rule: Rule
+    """What a step does."""
+
+    def __init__(self, params: Any, **settings: Any) -> None:
+        defaults = {setting.name: setting.default for setting in self.rule.settings}
+        if self.rule.start_setting:
+            defaults[self.rule.start_setting] = 0.0
+        if unknown := settings.keys() - defaults.keys():
+            raise TypeError(f"{type(self).__name__} has no setting {min(unknown)!r}, but {', '.join(defaults)}")
+        super().__init__(params, {**defaults, **settings})
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -77,8 +79,8 @@ class TouchedRowsOptimizer(torch.optim.Optimizer):
             step = float(state[STEP])
         rows = gradient.ne(0).any(dim=1).nonzero().squeeze(1)
         exact = torch.promote_types(weight.dtype, torch.float32)
-        held = {each.name: state[each.name][rows].to(exact) for each in rule.states}
-        stepped = rule.update(weight[rows].to(exact), gradient[rows].to(exact), held, step, group)
+        row_states = {each.name: state[each.name][rows].to(exact) for each in rule.states}
+        stepped = rule.update(weight[rows].to(exact), gradient[rows].to(exact), row_states, step, group)
         weight[rows] = stepped.to(weight.dtype)
-        for name, value in held.items():
+        for name, value in row_states.items():
             state[name][rows] = value.to(state[name].dtype)
