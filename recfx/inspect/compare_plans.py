@@ -10,7 +10,7 @@ from torchrec.distributed.types import ShardingPlan
 
 from recfx.errors import ConversionError, type_of
 from recfx.inspect.cost import cost
-from recfx.planner.pricing.comparison import PlanComparison, PlanRow
+from recfx.planner.pricing.cost import PlanComparison, PlanRow
 from recfx.planner.pricing.values import BATCH_SIZE, LENGTH
 
 

@@ -25,8 +25,7 @@ from recfx.ir.operator_graph import lowered_from
 from recfx.passes import Rewriting
 from recfx.planner.plan import plan_of_collections as make_plan
 from recfx.planner.priced_plan import topology_of, world_size_of
-from recfx.planner.pricing.cost import Cost
-from recfx.planner.pricing.cost_data import COST_VERSION, features_of
+from recfx.planner.pricing.cost import COST_VERSION, Cost, features_of
 from recfx.planner.pricing.graph_prices import ModelPrices, price_graph
 from recfx.planner.pricing.hardware import ASCEND_910B, H100, Hardware
 from recfx.planner.pricing.planned_collection import PlannedCollection, planned_as_sharded, planned_by, planned_graph

@@ -1,39 +1,158 @@
-"""``Cost``: what a model costs per step, as expressions; and ``CostAt``, the same in numbers."""
+"""A step's cost: in expressions (``Cost``), in numbers (``CostAt``), and several of these side by side."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
+import sympy
+
 from recfx.errors import ConversionError, InputError
-from recfx.planner.pricing.comparison import Sweep
-from recfx.planner.pricing.cost_data import CostAtData, CostData
-from recfx.planner.pricing.cost_json import cost_at_json, cost_json
-from recfx.planner.pricing.cost_text import cost_at_text, cost_text
+from recfx.planner.pricing.cost_text import aligned, in_bytes, in_time, plain, shortened
 from recfx.planner.pricing.graph_prices import DENSE
 from recfx.planner.pricing.hardware import Hardware
-from recfx.planner.pricing.node_price import Totals, price
+from recfx.planner.pricing.node_price import NodePrice, Totals, price
+from recfx.planner.pricing.planned_collection import PlannedCollection
 from recfx.planner.pricing.planned_nodes import PlannedGraphs
-from recfx.planner.pricing.rank_totals import Batch, price_step
+from recfx.planner.pricing.rank_totals import Batch, StepPrice, price_step
 from recfx.planner.pricing.values import BATCH_SIZE, LENGTH, Values, is_per_rank
+from recfx.planner.pricing.work import NodeCost, Resident
+
+COST_VERSION = "1"
+COMPARISON_VERSION = "1"
 
 
 @dataclass(frozen=True)
-class CostAt(CostAtData):
-    """The cost of a step in numbers. ``str()`` is a table for a terminal. The base class has the fields."""
+class CostAt:
+    """The cost of a step in numbers. ``str()`` is a table for a terminal.
+
+    Args:
+        version: the version of this schema.
+        batch: samples per rank.
+        world_size: the number of ranks.
+        rank: the rank whose nodes these are.
+        lengths: the mean number of ids per sample, by feature.
+        hardware: what the times are predicted for.
+        nodes: every node, in order.
+        step: all ranks, if the model is sharded.
+        batches: the samples of each rank, if a number was given for each; otherwise empty.
+    """
+
+    version: str
+    batch: int
+    world_size: int
+    rank: int
+    lengths: Mapping[str, float]
+    hardware: Hardware
+    nodes: tuple[NodePrice, ...]
+    step: StepPrice | None = None
+    batches: tuple[int, ...] = ()
+
+    @cached_property
+    def totals(self) -> Totals:
+        """The sums over all nodes of this rank."""
+        return Totals.of(self.nodes)
+
+    @property
+    def seconds(self) -> float:
+        """The predicted time of a step; if there are several ranks, with their waiting for each other."""
+        return self.totals.seconds if self.step is None else self.step.seconds
+
+    @property
+    def ranks(self) -> tuple[Totals, ...]:
+        """The totals of every rank."""
+        return (self.totals,) if self.step is None else self.step.ranks
+
+    @property
+    def imbalance(self) -> float:
+        """The time of the slowest rank over the mean of all ranks, 1 if all are equal."""
+        return 1.0 if self.step is None else self.step.imbalance
 
     def __str__(self) -> str:
-        return cost_at_text(self)
+        rows = [["node", "kind", "read", "written", "flops", "wire", "resident", "time"]]
+        rows += [[node.name, node.kind, *_numbers(node)] for node in self.nodes]
+        rows.append(["total", "", *_numbers(self.totals)])
+        batch = f"B={self.batch}" + (f" of {self.batches}" if self.batches else "")
+        heading = (
+            f"{_rank(self.rank, self.world_size)}{batch}, times predicted for {self.hardware.name}; "
+            "wire is what the rank passes to collectives"
+        )
+        return "\n".join([heading, *aligned(rows)])
 
     def to_json(self) -> str:
         """Everything, with the totals; keys are in the order of the fields."""
-        return cost_at_json(self)
+        return json.dumps(plain(self) | {"totals": plain(self.totals)}, indent=2)
 
 
 @dataclass(frozen=True)
-class Cost(CostData):
-    """What each node of a model costs per step. ``str()`` is for a terminal. The base class has the fields."""
+class Cost:
+    """What each node of a model costs per step on one rank, in ``B``, ``W`` and ``L_<feature>``; ``str()`` is a table.
+
+    Args:
+        version: the version of this schema; it changes when a field changes its meaning or is removed.
+        nodes: every node, in order.
+        features: the features of all collections.
+        world_size: the number of ranks.
+        rank: the rank whose nodes these are.
+        trains: whether a step has a backward.
+        device: the type of the device that has the tables.
+        hardware_of: gives the hardware that times are predicted for; only asked when a time is.
+        planned: the sharded collections, on all ranks.
+        again: gives the cost of the same model on another number of ranks, if it is not sharded already.
+    """
+
+    version: str
+    nodes: tuple[NodeCost, ...]
+    features: tuple[str, ...]
+    world_size: int
+    rank: int
+    trains: bool
+    device: str
+    hardware_of: Callable[[], Hardware]
+    planned: tuple[PlannedCollection, ...] = ()
+    again: Callable[[int], Cost] | None = None
+
+    @property
+    def read_bytes(self) -> sympy.Expr:
+        """Bytes read from memory per step."""
+        return sympy.Add(*(node.read_bytes for node in self.nodes))
+
+    @property
+    def written_bytes(self) -> sympy.Expr:
+        """Bytes written to memory per step."""
+        return sympy.Add(*(node.written_bytes for node in self.nodes))
+
+    @property
+    def flops(self) -> sympy.Expr:
+        """Floating-point operations per step."""
+        return sympy.Add(*(node.flops for node in self.nodes))
+
+    @property
+    def wire_bytes(self) -> sympy.Expr:
+        """Bytes that this rank passes to collectives per step, its own part included."""
+        return sympy.Add(*(node.wire_bytes for node in self.nodes))
+
+    @property
+    def resident(self) -> Resident:
+        """Bytes that stay in this rank's memory between steps."""
+        return sum((node.resident for node in self.nodes), Resident())
+
+    @property
+    def resident_bytes(self) -> int:
+        """Their sum."""
+        return self.resident.total
+
+    def node(self, name: str) -> NodeCost:
+        """The node of this name.
+
+        Raises:
+            KeyError: there is none.
+        """
+        return {node.name: node for node in self.nodes}[name]
 
     def at(self, B: int | Sequence[int] = BATCH_SIZE, W: int | None = None, L: Any = LENGTH) -> CostAt:
         """The cost in numbers.
@@ -96,12 +215,141 @@ class Cost(CostData):
                 reason="already_sharded",
                 what_to_do="pass the model before it is sharded, with a topology.",
             )
-        found: Cost = self.again(world_size)
-        return found
+        return self.again(world_size)
 
     def __str__(self) -> str:
-        return cost_text(self)
+        lines = [f"{_rank(self.rank, self.world_size)}{'training' if self.trains else 'eval'} step"]
+        for node in self.nodes:
+            lines.append(f"{node.name}  ({node.kind})")
+            facts = {
+                "reads": shortened(node.read_bytes),
+                "writes": shortened(node.written_bytes),
+                "flops": shortened(node.flops),
+                "wire": shortened(node.wire_bytes),
+                "resident": in_bytes(node.resident_bytes) if node.resident_bytes else "0",
+            }
+            lines += [f"  {name:<9}{value}" for name, value in facts.items() if value != "0"]
+        lines.append(f"resident in all: {in_bytes(self.resident_bytes)}; .at(B=..., L=...) gives numbers and times")
+        return "\n".join(lines)
 
     def to_json(self) -> str:
         """Everything; keys are in the order of the fields, and expressions are text."""
-        return cost_json(self)
+        names = ("version", "rank", "world_size", "trains", "device", "features", "nodes")
+        return json.dumps({name: plain(getattr(self, name)) for name in names}, indent=2)
+
+
+def features_of(nodes: Sequence[NodeCost], planned: Sequence[PlannedCollection] = ()) -> tuple[str, ...]:
+    """The features whose lengths the cost depends on, in alphabetical order.
+
+    Args:
+        nodes: of one rank.
+        planned: the sharded collections, on all ranks.
+    """
+    symbols: set[sympy.Basic] = set()
+    for node in nodes:
+        for expression in (node.read_bytes, *(each.bytes for each in node.collectives)):
+            symbols |= expression.free_symbols
+    found = {str(symbol)[2:] for symbol in symbols if str(symbol).startswith("L_")}
+    found |= {name for each in planned for table in each.tables for name in table.feature_names}
+    return tuple(sorted(found))
+
+
+@dataclass(frozen=True)
+class PlanRow:
+    """One plan.
+
+    Args:
+        name: as given.
+        types: the sharding type of every table, by ``<collection>.<table>``.
+        cost: what it costs.
+    """
+
+    name: str
+    types: Mapping[str, str]
+    cost: CostAt
+
+
+@dataclass(frozen=True)
+class PlanComparison:
+    """Several plans for one model, in the order given. ``str()`` is a table for a terminal."""
+
+    rows: tuple[PlanRow, ...]
+
+    @property
+    def best(self) -> PlanRow:
+        """The plan with the shortest predicted step."""
+        return min(self.rows, key=lambda row: row.cost.seconds)
+
+    def __iter__(self) -> Iterator[PlanRow]:
+        return iter(self.rows)
+
+    def __str__(self) -> str:
+        best = self.best
+        lines = [["", "plan", *_HEADS, "tables"]]
+        for row in self.rows:
+            counts = ", ".join(f"{count} {kind}" for kind, count in Counter(row.types.values()).most_common())
+            lines.append(["*" if row is best else "", row.name, *_cells(row.cost), counts])
+        return "\n".join([_heading(best.cost), *aligned(lines)])
+
+    def to_json(self) -> str:
+        """Every plan with its types and totals; keys are in a fixed order."""
+        rows = [{"name": row.name, "types": dict(row.types), **_totals(row.cost)} for row in self.rows]
+        return json.dumps({"version": COMPARISON_VERSION, "best": self.best.name, "plans": rows}, indent=2)
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """One model on several numbers of ranks, each with the cheapest plan. ``str()`` is a table for a terminal."""
+
+    rows: tuple[CostAt, ...]
+
+    def __iter__(self) -> Iterator[CostAt]:
+        return iter(self.rows)
+
+    def __str__(self) -> str:
+        lines = [list(_HEADS), *(_cells(row) for row in self.rows)]
+        return "\n".join([_heading(self.rows[0]), *aligned(lines, left=0)])
+
+    def to_json(self) -> str:
+        """Every number of ranks with its totals; keys are in a fixed order."""
+        rows = [_totals(row) for row in self.rows]
+        return json.dumps({"version": COMPARISON_VERSION, "sweep": rows}, indent=2)
+
+
+_HEADS = ("ranks", "step", "ids", "tables", "output", "wire", "sent by a rank", "fullest rank", "imbalance")
+
+
+def _heading(cost: CostAt) -> str:
+    return f"B={cost.batch} per rank, times predicted for {cost.hardware.name}"
+
+
+def _totals(cost: CostAt) -> dict[str, object]:
+    return {
+        "world_size": cost.world_size,
+        "seconds": cost.seconds,
+        "parts": {} if cost.step is None else cost.step.parts,
+        "wire_bytes": max(rank.wire_bytes for rank in cost.ranks),
+        "resident_bytes": max(rank.resident_bytes for rank in cost.ranks),
+        "imbalance": cost.imbalance,
+    }
+
+
+def _cells(cost: CostAt) -> list[str]:
+    parts = {} if cost.step is None else cost.step.parts
+    return [
+        str(cost.world_size),
+        in_time(cost.seconds),
+        *(in_time(parts[name]) if name in parts else "" for name in ("ids", "tables", "output", "wire")),
+        in_bytes(max(rank.wire_bytes for rank in cost.ranks)),
+        in_bytes(max(rank.resident_bytes for rank in cost.ranks)),
+        f"{cost.imbalance:.2f}",
+    ]
+
+
+def _rank(rank: int, world_size: int) -> str:
+    return "" if world_size == 1 else f"rank {rank} of {world_size}, "
+
+
+def _numbers(node: NodePrice | Totals) -> list[str]:
+    sizes = [in_bytes(node.read_bytes), in_bytes(node.written_bytes), f"{node.flops:.3g}"]
+    return [*sizes, in_bytes(node.wire_bytes), in_bytes(node.resident_bytes), in_time(node.seconds)]

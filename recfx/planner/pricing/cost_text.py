@@ -1,48 +1,17 @@
-"""Costs as text for a terminal."""
+"""Numbers, expressions and tables as text for a terminal, and data for JSON."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from typing import Any
 
 import sympy
-
-from recfx.planner.pricing.cost_data import CostAtData, CostData
-from recfx.planner.pricing.node_price import NodePrice, Totals
 
 _MOST_TERMS = 6
 
 
-def cost_text(cost: CostData) -> str:
-    """One line per node, with its expressions."""
-    lines = [_where(cost.rank, cost.world_size) + f"{'training' if cost.trains else 'eval'} step"]
-    for node in cost.nodes:
-        lines.append(f"{node.name}  ({node.kind})")
-        facts = {
-            "reads": shortened(node.read_bytes),
-            "writes": shortened(node.written_bytes),
-            "flops": shortened(node.flops),
-            "wire": shortened(node.wire_bytes),
-            "resident": in_bytes(node.resident_bytes) if node.resident_bytes else "0",
-        }
-        lines += [f"  {name:<9}{value}" for name, value in facts.items() if value != "0"]
-    lines.append(f"resident in all: {in_bytes(cost.resident_bytes)}; .at(B=..., L=...) gives numbers and times")
-    return "\n".join(lines)
-
-
-def cost_at_text(cost: CostAtData) -> str:
-    """A table with one row per node, and the totals."""
-    rows = [["node", "kind", "read", "written", "flops", "wire", "resident", "time"]]
-    rows += [[node.name, node.kind, *_numbers(node)] for node in cost.nodes]
-    rows.append(["total", "", *_numbers(cost.totals)])
-    batch = f"B={cost.batch}" + (f" of {cost.batches}" if cost.batches else "")
-    lines = [
-        _where(cost.rank, cost.world_size)
-        + f"{batch}, times predicted for {cost.hardware.name}; wire is what the rank passes to collectives"
-    ]
-    return "\n".join([*lines, *table(rows)])
-
-
-def table(rows: Sequence[Sequence[str]], left: int = 2) -> list[str]:
+def aligned(rows: Sequence[Sequence[str]], left: int = 2) -> list[str]:
     """Rows with columns of equal width; the first ``left`` columns begin at the left, the others end at the right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [
@@ -85,10 +54,15 @@ def _cut(*terms: sympy.Expr) -> sympy.Expr:
     return sympy.Symbol(f"({shown} + {len(terms) - _MOST_TERMS} more)")
 
 
-def _where(rank: int, world_size: int) -> str:
-    return "" if world_size == 1 else f"rank {rank} of {world_size}, "
-
-
-def _numbers(node: NodePrice | Totals) -> list[str]:
-    sizes = [in_bytes(node.read_bytes), in_bytes(node.written_bytes), f"{node.flops:.3g}"]
-    return [*sizes, in_bytes(node.wire_bytes), in_bytes(node.resident_bytes), in_time(node.seconds)]
+def plain(value: Any) -> Any:
+    """Dicts, lists and scalars; fields that are functions are left out."""
+    if hasattr(value, "_asdict"):
+        return {key: plain(item) for key, item in value._asdict().items()}
+    if is_dataclass(value):
+        named = {each.name: getattr(value, each.name) for each in fields(value)}
+        return {name: plain(found) for name, found in named.items() if not callable(found)}
+    if isinstance(value, Mapping):
+        return {key: plain(item) for key, item in value.items()}
+    if isinstance(value, (tuple, list)):
+        return [plain(item) for item in value]
+    return str(value) if isinstance(value, sympy.Basic) else value
