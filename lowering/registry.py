@@ -224,7 +224,6 @@ BACKENDS: tuple[Backend, ...] = (
     Backend("fbgemm", "recfx.lowering.fbgemm.target", serves_on=("cpu",)),
     Backend("triton", "recfx.lowering.triton.target", ("cuda",), serves_on=("cuda", "cpu"), takes_absent=True),
     Backend("npu", "recfx.lowering.npu", ("npu",), serves_on=("npu",), takes_absent=True),
-    Backend("fbgemm_ascend", "recfx.lowering.fbgemm_ascend", ("npu",), serves_on=("npu",)),
     Backend("reference", "recfx.lowering.reference"),
 )
 

@@ -44,7 +44,7 @@ def kernel_fallback(table: TableFacts) -> Diagnostic | None:
 
 def simulated_kernels(table: TableFacts) -> Diagnostic | None:
     """The kernels of the target are not launched, because the device is a simulated one."""
-    if table.kernel.name not in ("npu", "fbgemm_ascend") or not launch.simulated(table.weight.device):
+    if table.kernel.name != "npu" or not launch.simulated(table.weight.device):
         return None
     message = f"{launch.SIMULATED} is set: references compute on the CPU what its kernels would compute on an NPU."
     return Diagnostic("simulated_kernels", table.module_path, message, "unset it on a real NPU.", Severity.WARNING)

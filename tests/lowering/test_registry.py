@@ -14,7 +14,6 @@ from recfx.ir import TableSpec
 from recfx.ir.facts import OptimizerFacts, TableFacts
 from recfx.kernels.build import launch, library, tiling
 from recfx.lowering import BACKENDS, LookupFacts, LookupSpec, select_backend, select_planned
-from recfx.lowering import _fbgemm_ascend_operator as ascend_operator
 from recfx.lowering.registry import Backend
 from recfx.optim.fused_optimizer import FusedOptimizer
 from recfx.optim.rules import RULES
@@ -63,7 +62,6 @@ def nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
     for module, names in (
         (library, ("load", "why_not")),
         (launch, ("why_not", "simulated", "chip_name", "chip_of")),
-        (ascend_operator, ("why_not",)),
         (torch, ("get_device_module", "empty", "zeros")),
     ):
         for name in names:
@@ -72,38 +70,32 @@ def nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
 
 # By backend, in the order of BACKENDS: what it declines, if anything.
 SERVED = [
-    pytest.param(planned("cpu"), None, "- - - device device -", id="cpu"),
-    pytest.param(planned("cuda"), None, "device device - device device -", id="cuda"),
-    pytest.param(planned("npu"), None, "device device device - - -", id="npu"),
-    pytest.param(planned("npu", 1024), "Ascend910B3", "device device device - - -", id="chip"),
-    pytest.param(planned("npu", 12), "Ascend910B3", "device device device - unaligned_columns -", id="12"),
-    pytest.param(planned("npu"), "Ascend310P3", "device device device no_tiling_table chip -", id="other chip"),
-    pytest.param(planned("npu"), "Ascend950DT", "device device device no_tiling_table - -", id="newer chip"),
+    pytest.param(planned("cpu"), None, "- - - device -", id="cpu"),
+    pytest.param(planned("cuda"), None, "device device - device -", id="cuda"),
+    pytest.param(planned("npu"), None, "device device device - -", id="npu"),
+    pytest.param(planned("npu", 1024), "Ascend910B3", "device device device - -", id="chip"),
+    pytest.param(planned("npu", 12), "Ascend910B3", "device device device - -", id="12"),
+    pytest.param(planned("npu"), "Ascend310P3", "device device device no_tiling_table -", id="other chip"),
+    pytest.param(planned("npu"), "Ascend950DT", "device device device no_tiling_table -", id="newer chip"),
+    pytest.param(planned("npu", is_weighted=True), "Ascend910B3", "device device device - -", id="weighted"),
+    pytest.param(planned("npu", rows=0), None, "device device device - -", id="no rows on an npu"),
+    pytest.param(planned("cpu", optimizer=OptimizerFacts("lamb")), None, "- optimizer optimizer device -", id="lamb"),
     pytest.param(
-        planned("npu", is_weighted=True), "Ascend910B3", "device device device - per_sample_weights -", id="weighted"
-    ),
-    pytest.param(planned("npu", rows=0), None, "device device device - empty_table -", id="no rows on an npu"),
-    pytest.param(
-        planned("cpu", optimizer=OptimizerFacts("lamb")), None, "- optimizer optimizer device device -", id="lamb"
-    ),
-    pytest.param(
-        planned("cpu", optimizer=OptimizerFacts("toy")), None, "optimizer optimizer optimizer device device -", id="toy"
+        planned("cpu", optimizer=OptimizerFacts("toy")), None, "optimizer optimizer optimizer device -", id="toy"
     ),
     pytest.param(
         planned("cpu", optimizer=OptimizerFacts("sgd", (("weight_decay", 0.1),))),
         None,
-        "- weight_decay - device device -",
+        "- weight_decay - device -",
         id="weight_decay",
     ),
-    pytest.param(planned("cuda", rows=2**40), None, "device device - device device -", id="many rows on cuda"),
-    pytest.param(planned("cpu", rows=2**40), None, "- too_many_rows - device device -", id="many rows"),
+    pytest.param(planned("cuda", rows=2**40), None, "device device - device -", id="many rows on cuda"),
+    pytest.param(planned("cpu", rows=2**40), None, "- too_many_rows - device -", id="many rows"),
     pytest.param(
-        planned("cuda", 1032, dtype=torch.float16), None, "device device too_many_columns device device -", id="1032"
+        planned("cuda", 1032, dtype=torch.float16), None, "device device too_many_columns device -", id="1032"
     ),
-    pytest.param(planned("cuda", dtype=torch.float64), None, "device device dtype device device -", id="float64"),
-    pytest.param(
-        planned("npu", is_contiguous=False), None, "device device device not_contiguous not_contiguous -", id="strided"
-    ),
+    pytest.param(planned("cuda", dtype=torch.float64), None, "device device dtype device -", id="float64"),
+    pytest.param(planned("npu", is_contiguous=False), None, "device device device not_contiguous -", id="strided"),
 ]
 
 
@@ -125,26 +117,24 @@ def code(refusal: Diagnostic | None) -> str:
 
 # What each backend declined when one question was both, with the C++ library and without Triton.
 DECLINED = [
-    pytest.param(live(), "- - no_triton device device -", id="float32"),
-    pytest.param(live(torch.float16), "- - no_triton device device -", id="float16"),
-    pytest.param(live(torch.bfloat16), "- dtype no_triton device device -", id="bfloat16"),
-    pytest.param(live(torch.float64), "dtype dtype no_triton device device -", id="float64"),
-    pytest.param(live(contiguous=False), "not_contiguous not_contiguous no_triton device device -", id="strided"),
-    pytest.param(live(size=(0, 8)), "- empty_table no_triton device device -", id="no rows"),
-    pytest.param(live(size=(1, 1025)), "- - no_triton device device -", id="1025"),
-    pytest.param(live(weighted=True), "- - no_triton device device -", id="weighted"),
-    pytest.param(live(device="meta"), "device device device device device -", id="meta"),
-    pytest.param(live(torch.float64, device="meta"), "device device device device device -", id="float64 on meta"),
-    pytest.param(live(optimizer=("sgd", {"lr": 0.1})), "- - no_triton device device -", id="sgd"),
+    pytest.param(live(), "- - no_triton device -", id="float32"),
+    pytest.param(live(torch.float16), "- - no_triton device -", id="float16"),
+    pytest.param(live(torch.bfloat16), "- dtype no_triton device -", id="bfloat16"),
+    pytest.param(live(torch.float64), "dtype dtype no_triton device -", id="float64"),
+    pytest.param(live(contiguous=False), "not_contiguous not_contiguous no_triton device -", id="strided"),
+    pytest.param(live(size=(0, 8)), "- empty_table no_triton device -", id="no rows"),
+    pytest.param(live(size=(1, 1025)), "- - no_triton device -", id="1025"),
+    pytest.param(live(weighted=True), "- - no_triton device -", id="weighted"),
+    pytest.param(live(device="meta"), "device device device device -", id="meta"),
+    pytest.param(live(torch.float64, device="meta"), "device device device device -", id="float64 on meta"),
+    pytest.param(live(optimizer=("sgd", {"lr": 0.1})), "- - no_triton device -", id="sgd"),
     pytest.param(
         live(optimizer=("sgd", {"lr": 0.1, "weight_decay": 0.1})),
-        "- weight_decay no_triton device device -",
+        "- weight_decay no_triton device -",
         id="decay",
     ),
-    pytest.param(live(optimizer=("adam", {"lr": 0.1})), "- optimizer no_triton device device -", id="adam"),
-    pytest.param(
-        live(torch.bfloat16, ("lamb", {"lr": 0.1})), "- dtype no_triton device device -", id="lamb in bfloat16"
-    ),
+    pytest.param(live(optimizer=("adam", {"lr": 0.1})), "- optimizer no_triton device -", id="adam"),
+    pytest.param(live(torch.bfloat16, ("lamb", {"lr": 0.1})), "- dtype no_triton device -", id="lamb in bfloat16"),
 ]
 
 
@@ -188,7 +178,6 @@ def test_facts_of_a_lookup_are_those_of_its_tables() -> None:
         (planned("cuda", dtype=torch.float64), "triton", None, "", [("triton", "dtype")]),
         (planned("npu"), "auto", "Ascend910B1", "npu", [("cpu", "device"), ("fbgemm", "device")]),
         (planned("npu"), "npu", "Ascend950DT", "", [("npu", "no_tiling_table")]),
-        (planned("npu"), "fbgemm_ascend", "Ascend950DT", "fbgemm_ascend", []),
         (planned("cpu"), "triton", None, "triton", []),
         (planned("cpu"), "nobody", None, "", []),
     ],

@@ -151,7 +151,7 @@ def test_automatic_choice_passes_over_targets_for_other_devices() -> None:
     choice = select_backend(spec(dtype=torch.float64), "auto", "")
     assert choice.backend == "reference"
     assert {each.by for each in choice.declined} == {"cpu", "fbgemm"}
-    assert [target.name for target in BACKENDS if target.device_types] == ["triton", "npu", "fbgemm_ascend"]
+    assert [target.name for target in BACKENDS if target.device_types] == ["triton", "npu"]
 
 
 class Npu(NamedTuple):

@@ -46,10 +46,6 @@ BESIDE = {
     "checkpoint": ["checkpoint", "sharding/test_checkpoint.py", "sharding/test_checkpoint_optimizers.py"],
     "verification": ["verification", "conversion"],
     "lowering": ["lowering", "runtime/test_default_device.py", "kernels", "optim"],
-    **{
-        f"lowering/{stem}.py": ["lowering/test_fbgemm_ascend.py", "ascend/npu_runtime/test_fbgemm_ascend.py"]
-        for stem in ("fbgemm_ascend", "_fbgemm_ascend_operator", "_aten_backward")
-    },
     "lowering/profiler_ranges.py": ["runtime/test_profile.py", "lowering"],
     "lowering/lookup.py": ["lowering/test_triton_limits.py", "ascend/test_interpreted_targets.py"],
     "optim/fused_step_op.py": ["lowering/test_triton_limits.py", "ascend/test_interpreted_targets.py"],
