@@ -6,32 +6,13 @@ each single table, node and pass is folded up below, by collection.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from html import escape as escape_html
 
 from recfx.inspect import wording
-from recfx.inspect.collection_rows import (
-    LISTS_EACH,
-    SHARDING_COLUMNS,
-    Grid,
-    collections_grid,
-    sharding_row,
-    sharding_title,
-    totals,
-)
-from recfx.inspect.node_rows import LEGEND
-from recfx.inspect.reason_rows import ReasonRow, codes_of, holds_for, matter, notes, reason_rows
+from recfx.inspect.reason_rows import ReasonRow, holds_for, matter, notes, reason_rows
 from recfx.inspect.report_data import CollectionReport, ReportData
-from recfx.inspect.sections import (
-    INDEX_COLUMNS,
-    filling_grid,
-    has_index,
-    index_row,
-    sharding_grid,
-    tables_grid,
-    tables_of,
-)
-from recfx.inspect.table_report import TableReport
+from recfx.inspect.sections import LISTS_EACH, Grid, declined, details, overview, totals
 from recfx.inspect.wording import plural
 from recfx.ir.names import printable
 
@@ -60,19 +41,12 @@ tr.warning td:nth-child(-n+2) { color: var(--warning); font-weight: 600; }
 """
 
 _REASON_COLUMNS = ("severity", "code", "holds for", "message", "what to do")
-_TABLE_COLUMNS = (
-    "table", "features", "rows", "dim", "pooling", "type", "device", "size",
-    "hashing", "kernel", "passed over", "optimizer", "reasons",
-)  # fmt: skip
-_FORECAST_COLUMNS = ("usable", "room", "batches until full", "suggested rows")
-_NUMBERS = frozenset(("rows", "dim", "size", *INDEX_COLUMNS[1:], *_FORECAST_COLUMNS))
-_NODE_COLUMNS = ("node", "kind", "shape", "bytes", "type", "device", "kernel", "made by")
 
 
 def render_html(report: ReportData) -> str:
     """The whole page."""
     title = wording.headline(report)
-    rows, tables = reason_rows(report), tables_of(report.collections)
+    rows = reason_rows(report)
     parts = [
         "<!DOCTYPE html>",
         '<html lang="en"><head><meta charset="utf-8">',
@@ -84,13 +58,8 @@ def render_html(report: ReportData) -> str:
     if found := matter(rows):
         parts += ["<h2>Refusals and warnings</h2>", _reasons(found)]
     parts.append(f"<h2>Verification</h2>{_pre(report.verification.text)}")
-    grids = [filling_grid(tables), collections_grid(report.collections) if report.collections else None]
-    grids += [tables_grid(tables) if tables else None, sharding_grid(tables)]
-    for grid in grids:
-        if grid is not None:
-            parts += [f"<h2>{escape(_below(grid.title))}</h2>", _grid(grid)]
-            if grid.more:
-                parts.append(f"<p>{escape(_below(grid.more))}</p>")
+    for grid in overview(report.collections):
+        parts += [f"<h2>{escape(_below(grid.title))}</h2>", *_grid(grid)]
     if found := notes(rows):
         parts += ["<h2>Notes</h2>", _reasons(found)]
     if report.collections:
@@ -153,76 +122,23 @@ def _folded(summary: str, lines: list[str]) -> str:
 def _details(collection: CollectionReport) -> list[str]:
     names = " = ".join(map(wording.name_of, collection.paths))
     parts = [f"<details><summary>{escape(f'{names}: {collection.status}, {totals(collection.tables)}')}</summary>"]
-    where = f"{collection.file}:{collection.line}" if collection.file else "unknown"
-    facts = (collection.kind, collection.found, where, collection.reason, collection.message, collection.what_to_do)
-    parts.append(_table(("class", "found", "where", "reason", "message", "what to do"), [facts]))
-    if collection.tables:
-        parts.append(_table(_TABLE_COLUMNS, _table_rows(collection)))
-    if title := sharding_title(collection.tables):
-        parts.append(f"<h3>{escape(title)}</h3>")
-        sharded = [table for table in collection.tables if table.sharding is not None]
-        parts.append(_table(SHARDING_COLUMNS, (sharding_row(table, most=64) for table in sharded)))
-    if indexed := [table for table in collection.tables if has_index(table)]:
-        columns = (*INDEX_COLUMNS, *_FORECAST_COLUMNS)
-        parts.append(
-            _table(columns, ((*index_row(table, "{:,}".format), *_forecast_cells(table)) for table in indexed))
-        )
-    if collection.nodes:
-        rows = (
-            (
-                node.name, node.kind, wording.shape(node.shape), wording.expression(node.bytes),
-                node.dtype, node.device, node.kernel, node.made_by,
-            )
-            for node in collection.nodes
-        )  # fmt: skip
-        parts += [_table(_NODE_COLUMNS, rows), f"<p>{escape(LEGEND)}</p>"]
+    for grid in details(collection):
+        parts += [f"<h3>{escape(grid.title)}</h3>"] if grid.title else []
+        parts += _grid(grid)
     for one in collection.passes:
         changed = "" if one.modified else " (no change)"
         parts.append(f"<details><summary>graph after {escape(one.name)}{changed}</summary>{_pre(one.graph)}</details>")
     if collection.declined:
-        found = [(one.by, one.code, one.message, one.node) for one in collection.declined]
-        parts.append(f"<details><summary>declined: {len(found):,}</summary>")
-        parts.append(_table(("by", "reason", "message", "node"), found) + "</details>")
+        parts.append(f"<details><summary>declined: {len(collection.declined):,}</summary>")
+        parts += [*_grid(declined(collection)), "</details>"]
     return [*parts, "</details>"]
 
 
-def _table_rows(collection: CollectionReport) -> Iterable[tuple[str, ...]]:
-    for one in collection.tables:
-        yield (
-            one.name,
-            ", ".join(one.features),
-            f"{one.rows:,}",
-            str(one.dim),
-            one.pooling,
-            one.dtype,
-            one.device,
-            wording.size(one.bytes),
-            wording.hashing(one.hashing, wording.is_here(one)),
-            one.kernel,
-            " ".join(f"{declined.by}: {declined.message}" for declined in one.kernels_passed_over),
-            one.optimizer,
-            codes_of(one.reasons),
-        )
-
-
-def _forecast_cells(table: TableReport) -> tuple[str, ...]:
-    found = table.hashing
-    assert found is not None
-    numbers = (found.room, found.batches_until_full, found.suggested_rows)
-    usable = "" if found.usable_share is None else wording.share(found.usable_share)
-    return usable, *("" if number is None else f"{number:,}" for number in numbers)
-
-
-def _grid(grid: Grid) -> str:
-    return _table(grid.columns, grid.rows, grid.numbers)
-
-
-def _table(columns: tuple[str, ...], rows: Iterable[tuple[str, ...]], numbers: Collection[str] = _NUMBERS) -> str:
-    """A table of texts, without columns that have nothing in any row."""
-    grid = Grid("", columns, tuple(rows), frozenset(numbers)).without_empty_columns()
-    right = [column in numbers for column in grid.columns]
-    cells = ("".join(map(_cell, row, right)) for row in grid.rows)
-    return _frame(grid.columns, [f"<tr>{row}</tr>" for row in cells], grid.numbers)
+def _grid(grid: Grid) -> list[str]:
+    numbers = [column in grid.numbers for column in grid.columns]
+    lines = [f"<tr>{''.join(map(_cell, row, numbers))}</tr>" for row in grid.rows]
+    below = [f"<p>{escape(_below(grid.more))}</p>"] if grid.more else []
+    return [_frame(grid.columns, lines, grid.numbers), *below]
 
 
 def _cell(text: str, number: bool) -> str:

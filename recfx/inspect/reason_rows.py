@@ -6,13 +6,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from recfx.collections.kinds import table_in
-from recfx.errors import Diagnostic, Severity
+from recfx.errors import Severity
 from recfx.inspect import wording
 from recfx.inspect.report_data import ReportData
+from recfx.inspect.sections import FILLING
 from recfx.inspect.wording import few, groups_of, plural
-
-FILLING = ("index_nearly_full", "shared_answers", "eviction_churn", "candidates_dropped")
-"""The reasons of tables that are, or soon will be, too small."""
 
 _MOST_NAMES = 4
 _MOST_COLLECTIONS = 3
@@ -112,8 +110,3 @@ def matter(rows: Iterable[ReasonRow]) -> list[ReasonRow]:
 def notes(rows: Iterable[ReasonRow]) -> list[ReasonRow]:
     """What is only worth knowing."""
     return [row for row in rows if row.severity == Severity.INFO]
-
-
-def codes_of(reasons: Iterable[Diagnostic]) -> str:
-    """The codes, each once."""
-    return ", ".join(dict.fromkeys(reason.code for reason in reasons))

@@ -1,101 +1,232 @@
-"""What the indexes of a model have counted, and which of them fill up, as tables: for text and HTML."""
+"""The tables of a report, for text and HTML: what is listed, in which columns, and which like items share a line."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple, TypeVar
 
+from recfx.errors import Diagnostic
 from recfx.inspect import wording
-from recfx.inspect.collection_rows import FEW, LISTS_EACH, SHARDING_COLUMNS, Grid, sharding_row, sharding_title, totals
-from recfx.inspect.reason_rows import FILLING
-from recfx.inspect.report_data import CollectionReport
-from recfx.inspect.table_report import HashingReport, TableReport
+from recfx.inspect.report_data import CollectionReport, NodeReport
+from recfx.inspect.table_report import HashingReport, ShardingReport, ShardReport, TableReport
 from recfx.inspect.wording import few, groups_of, plural, runs_of
 
-_COLUMNS = (
-    "table", "collection", "features", "rows", "dim", "pooling", "type", "size", "hashing", "ids held", "kernel",
-    "optimizer",
-)  # fmt: skip
-_NUMBERS = frozenset(("rows", "dim", "size"))
-_USUAL_TYPE = "float32"  # groups of such tables need no column for it
+FEW = 12  # up to this many collections or tables have a line each
+FILLING = ("index_nearly_full", "shared_answers", "eviction_churn", "candidates_dropped")
+"""The reasons of tables that are, or soon will be, too small."""
+LISTS_EACH = 'tables="all" lists each'
+"""What a title or ``more`` says of what is left out; the page, which leaves nothing out, says something else."""
+LEGEND = "B: batch size; W: ranks; L_f: mean number of ids of feature f per sample"
+
+_FULLEST, _MOST_NODES, _MOST_GRAPHS = 5, 24, 3
+_USUAL_CLASS, _USUAL_TYPE = "EmbeddingBagCollection", "float32"  # where there is nothing else, no column says so
+
+_Item = TypeVar("_Item")
 
 
 @dataclass(frozen=True)
-class TableOf:
+class Grid:
+    """One table of the report.
+
+    Args:
+        title: what it shows, in one line.
+        columns: their names; the first names the row.
+        rows: cells, one per column. Cells never contain line breaks.
+        numbers: names of the columns that are aligned on the right.
+        more: a line below, such as for what was left out.
+    """
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    numbers: frozenset[str] = frozenset()
+    more: str = ""
+
+    @classmethod
+    def of(
+        cls,
+        title: str,
+        items: Iterable[_Item],
+        columns: Mapping[str, Callable[[_Item], str]],
+        numbers: Iterable[str] = (),
+        more: str = "",
+    ) -> Grid:
+        """A row per item and a column per name, without the columns that have nothing in any row."""
+        rows = [tuple(cell(item) for cell in columns.values()) for item in items]
+        kept = [place for place in range(len(columns)) if any(row[place] for row in rows)]
+        names = tuple(columns)
+        cells = tuple(tuple(row[place] for place in kept) for row in rows)
+        return cls(title, tuple(names[place] for place in kept), cells, frozenset(numbers), more)
+
+
+class TableOf(NamedTuple):
     """A table, and the collection that it is in."""
 
     collection: CollectionReport
     table: TableReport
 
+    @property
+    def hash_index(self) -> HashingReport:
+        """The index of a table that has one with data."""
+        assert self.table.index is not None
+        return self.table.index
 
-def tables_of(collections: Iterable[CollectionReport]) -> list[TableOf]:
-    """All tables, in the order of the model."""
-    return [TableOf(collection, table) for collection in collections for table in collection.tables]
 
-
-def tables_grid(tables: list[TableOf], every: bool = False) -> Grid:
-    """All tables.
+def overview(collections: tuple[CollectionReport, ...], every: bool = False) -> list[Grid]:
+    """The indexes that fill up, then all collections, all tables, and where the parts of sharded tables are.
 
     Args:
-        tables: those of the report.
+        collections: those of the report.
         every: a line for each, however many there are.
     """
+    tables = [TableOf(collection, table) for collection in collections for table in collection.tables]
+    grids = [
+        _filling(tables, every),
+        _collections(collections, every) if collections else None,
+        _tables(tables, every) if tables else None,
+        _sharding([table for _, table in tables], every),
+    ]
+    return [grid for grid in grids if grid is not None]
+
+
+def node_grids(collections: tuple[CollectionReport, ...], every: bool = False) -> tuple[list[Grid], str]:
+    """The nodes of each kind of graph, and a line about those that are left out.
+
+    Args:
+        collections: those of the report.
+        every: the nodes of each collection, however many there are.
+    """
+    described = [one for one in collections if one.nodes]
+    alike = groups_of(described, lambda one: tuple((node.kind, node.made_by, node.kernel) for node in one.nodes))
+    groups = [[one] for one in described] if every else alike
+    shown = groups if every else groups[:_MOST_GRAPHS]
+    rest = sum(len(group) for group in groups[len(shown) :])
+    more = f"... and {plural(rest, 'more collection')} with other nodes ({LISTS_EACH})" if rest else ""
+    return [_nodes(group, every) for group in shown], more
+
+
+def details(collection: CollectionReport) -> list[Grid]:
+    """Everything about one collection: each of its tables, indexes and nodes by itself."""
+    sharded = [table for table in collection.tables if table.sharding is not None]
+    indexes = [TableOf(collection, table) for table in collection.tables if table.index is not None]
+    grids = [
+        Grid.of("", [collection], _COLLECTION_FACTS),
+        Grid.of("", collection.tables, _TABLE_FACTS, ("rows", "dim", "size")),
+        Grid.of(_sharding_title(sharded), [[table] for table in sharded], _sharding_columns(most=64)),
+        Grid.of("", indexes, _INDEX_FACTS, list(_INDEX_FACTS)[1:]),
+        Grid.of("", collection.nodes, _NODE_FACTS, more=LEGEND),
+    ]
+    return [grid for grid in grids if grid.rows]
+
+
+def declined(collection: CollectionReport) -> Grid:
+    """What passes and kernel targets did not do, and why."""
+    columns: dict[str, Callable[[Diagnostic], str]] = {
+        "by": lambda one: one.by,
+        "reason": lambda one: one.code,
+        "message": lambda one: one.message,
+        "node": lambda one: one.node,
+    }
+    return Grid.of("", collection.declined, columns)
+
+
+def totals(tables: Iterable[TableReport]) -> str:
+    """``26 tables, 1.6 MiB on cpu``."""
+    tables = tuple(tables)
+    devices = sorted({table.device for table in tables if table.device})
+    place = f" on {', '.join(devices)}" if devices else ""
+    return f"{plural(len(tables), 'table')}, {_size(tables)}{place}"
+
+
+# --- collections
+
+_COLLECTION_FACTS: dict[str, Callable[[CollectionReport], str]] = {
+    "class": lambda one: one.kind,
+    "found": lambda one: one.found,
+    "where": lambda one: f"{one.file}:{one.line}" if one.file else "unknown",
+    "reason": lambda one: one.reason,
+    "message": lambda one: one.message,
+    "what to do": lambda one: one.what_to_do,
+}
+
+
+def _collections(collections: tuple[CollectionReport, ...], every: bool) -> Grid:
+    alike = groups_of(collections, lambda one: (one.kind, one.status, one.reason, one.found))
+    groups = [[one] for one in collections] if every or len(collections) <= FEW else alike
+    usual = all(one.kind == _USUAL_CLASS for one in collections)
+    columns: dict[str, Callable[[list[CollectionReport]], str]] = {
+        "collection": _names_of_collections,
+        "class": lambda group: "" if usual else group[0].kind,
+        "status": lambda group: ": ".join(filter(None, (group[0].status, group[0].reason))),
+        "found": lambda group: group[0].found,
+        "tables": lambda group: f"{sum(len(one.tables) for one in group):,}",
+        "size": lambda group: _size(table for one in group for table in one.tables),
+        "where": _places,
+    }
+    return Grid.of("Collections", groups, columns, ("tables", "size"))
+
+
+def _names_of_collections(group: list[CollectionReport]) -> str:
+    names = [" = ".join(map(wording.name_of, one.paths)) for one in group]
+    return names[0] if len(group) == 1 else f"{len(group):,}: {few(names, 3)}"
+
+
+def _places(group: list[CollectionReport]) -> str:
+    places = list(dict.fromkeys(place for one in group if (place := wording.place(one))))
+    return places[0] if len(places) == 1 else plural(len(places), "place") if places else ""
+
+
+def _size(tables: Iterable[TableReport]) -> str:
+    return wording.size(sum(table.bytes for table in tables))
+
+
+# --- tables
+
+_TABLE_FACTS: dict[str, Callable[[TableReport], str]] = {
+    "table": lambda table: table.name,
+    "features": lambda table: ", ".join(table.features),
+    "rows": lambda table: f"{table.rows:,}",
+    "dim": lambda table: str(table.dim),
+    "pooling": lambda table: table.pooling,
+    "type": lambda table: table.dtype,
+    "device": lambda table: table.device,
+    "size": lambda table: wording.size(table.bytes),
+    "hashing": wording.hashing,
+    "kernel": lambda table: table.kernel,
+    "passed over": lambda table: " ".join(f"{each.by}: {each.message}" for each in table.kernels_passed_over),
+    "optimizer": lambda table: table.optimizer,
+    "reasons": lambda table: ", ".join(dict.fromkeys(reason.code for reason in table.reasons)),
+}
+
+
+def _tables(tables: list[TableOf], every: bool) -> Grid:
     single = every or len(tables) <= FEW
-    groups = [[one] for one in tables] if single else groups_of(tables, _key)
-    title = f"Tables: {totals(one.table for one in tables)}"
+    groups = [[one] for one in tables] if single else groups_of(tables, _what_tables_share)
+    title = f"Tables: {totals(table for _, table in tables)}"
     if len(groups) < len(tables):
         title += f", in {plural(len(groups), 'group')} of like ones ({LISTS_EACH})"
-    several = len({one.collection.paths for one in tables}) > 1
-    usual_type = not single and all(one.table.dtype == _USUAL_TYPE for one in tables)
-    rows = tuple(_row(group, several, single, usual_type) for group in groups)
-    return Grid(title, _COLUMNS, rows, _NUMBERS).without_empty_columns()
+    several = len({collection.paths for collection, _ in tables}) > 1
+    usual = not single and all(table.dtype == _USUAL_TYPE for _, table in tables)
+    columns: dict[str, Callable[[list[TableOf]], str]] = {
+        "table": lambda group: _names([table for _, table in group]),
+        "collection": lambda group: few(_owners(group), 1) if several else "",
+        "features": lambda group: wording.listed(group[0].table.features, 2) if single else "",
+        "rows": lambda group: wording.between(table.rows for _, table in group),
+        "dim": lambda group: str(group[0].table.dim),
+        "pooling": lambda group: group[0].table.pooling,
+        "type": lambda group: "" if usual else group[0].table.dtype,
+        "size": lambda group: _size(table for _, table in group),
+        "hashing": lambda group: wording.rules(group[0].table.hashing),
+        "ids held": lambda group: wording.held([table for _, table in group]),
+        "kernel": lambda group: group[0].table.kernel,
+        "optimizer": lambda group: group[0].table.optimizer.removeprefix("none: ").removeprefix("gradients to "),
+    }
+    return Grid.of(title, groups, columns, ("rows", "dim", "size"))
 
 
-def sharding_grid(tables: list[TableOf], every: bool = False) -> Grid | None:
-    """Where the parts of sharded tables are; None if no table is sharded."""
-    sharded = [one.table for one in tables if one.table.sharding is not None]
-    if not sharded:
-        return None
-    single = every or len(sharded) <= FEW
-    groups = [[one] for one in sharded] if single else groups_of(sharded, _sharding_key)
-    rows = tuple(sharding_row(group[0]) if len(group) == 1 else _sharding_group(group) for group in groups)
-    return Grid(
-        f"Where they are: {sharding_title(sharded)}; {_weights_by_rank(sharded)}",
-        SHARDING_COLUMNS,
-        rows,
-        frozenset(SHARDING_COLUMNS[-3:]),
-    )
-
-
-def names_of(tables: list[TableReport]) -> str:
-    """``table_0``, ``26: table_0..25``, or ``500 like table_0``."""
-    runs = runs_of([table.name for table in tables])
-    if len(tables) == 1:
-        return tables[0].name
-    return f"{len(tables):,}: {runs[0][0]}" if len(runs) == 1 else f"{len(tables):,} like {tables[0].name}"
-
-
-def _row(group: list[TableOf], several_collections: bool, with_features: bool, usual_type: bool) -> tuple[str, ...]:
-    first, tables = group[0].table, [one.table for one in group]
-    owners = list(dict.fromkeys(wording.name_of(one.collection.path) for one in group))
-    return (
-        names_of(tables),
-        "" if not several_collections else few(owners, 1),
-        wording.listed(first.features, 2) if with_features else "",
-        wording.between([table.rows for table in tables]),
-        str(first.dim),
-        first.pooling,
-        "" if usual_type else first.dtype,
-        wording.size(sum(table.bytes for table in tables)),
-        wording.rules(first.hashing),
-        wording.held(tables),
-        first.kernel,
-        wording.optimizer(first),
-    )
-
-
-def _key(one: TableOf) -> Hashable:
-    """What like tables have in common; how they are sharded is in a table of its own."""
+def _what_tables_share(one: TableOf) -> Hashable:
+    """What the tables of a group have in common; how they are sharded is in a table of its own."""
     table = one.table
     return (
         table.dim, table.pooling, table.dtype, table.device, wording.rules(table.hashing), table.kernel,
@@ -103,31 +234,182 @@ def _key(one: TableOf) -> Hashable:
     )  # fmt: skip
 
 
-def _sharding_key(table: TableReport) -> Hashable:
-    found = table.sharding
-    return None if found is None else (found.sharding_type, found.compute_kernel, found.bytes_here > 0)
+def _names(tables: list[TableReport]) -> str:
+    """``table_0``, ``26: table_0..25``, or ``500 like table_0``."""
+    runs = runs_of([table.name for table in tables])
+    if len(tables) == 1:
+        return tables[0].name
+    return f"{len(tables):,}: {runs[0][0]}" if len(runs) == 1 else f"{len(tables):,} like {tables[0].name}"
 
 
-def _sharding_group(tables: list[TableReport]) -> tuple[str, ...]:
-    found = [table.sharding for table in tables if table.sharding is not None]
-    ranks = sorted({shard.rank for one in found for shard in one.shards if shard.bytes})
-    return (
-        names_of(tables),
-        found[0].sharding_type,
-        found[0].compute_kernel,
-        found[0].travels,
-        "every rank" if found[0].is_replicated else f"ranks {few([str(rank) for rank in ranks], 4)}",
-        wording.between([one.rows_here for one in found]),
-        wording.between([one.columns_here for one in found]),
-        wording.size(sum(one.bytes_here for one in found)),
+def _owners(group: list[TableOf]) -> list[str]:
+    return list(dict.fromkeys(wording.name_of(collection.path) for collection, _ in group))
+
+
+# --- indexes
+
+_INDEX_FACTS: dict[str, Callable[[TableOf], str]] = {
+    "table": lambda one: one.table.name,
+    "batches": lambda one: f"{one.hash_index.count('batches'):,}",
+    "ids seen": lambda one: f"{one.hash_index.count('ids_seen'):,}",
+    "inserted": lambda one: f"{one.hash_index.count('inserted'):,}",
+    "evicted": lambda one: f"{one.hash_index.count('evicted'):,}",
+    "shared": lambda one: f"{one.hash_index.count('shared_answers'):,}",
+    "unseen": lambda one: f"{one.hash_index.count('unseen_answers'):,}",
+    "waiting": lambda one: _number(one.hash_index.candidates),
+    "worst bucket": lambda one: _worst_bucket(one.hash_index),
+    "probe": lambda one: str(one.hash_index.longest_probe),
+    "bytes/row": lambda one: _bytes_per_row(one.hash_index),
+    "usable": lambda one: "" if one.hash_index.usable_share is None else wording.share(one.hash_index.usable_share),
+    "room": lambda one: _number(one.hash_index.room),
+    "batches until full": lambda one: _number(one.hash_index.batches_until_full),
+    "suggested rows": lambda one: _number(one.hash_index.suggested_rows),
+}
+
+
+def _filling(tables: list[TableOf], every: bool) -> Grid | None:
+    """The indexes that have counted something, the fullest first; None if there are none."""
+    counting = [
+        one for one in tables if one.table.index is not None and any(count for _, count in one.hash_index.counters)
+    ]
+    if not counting:
+        return None
+    ordered = sorted(
+        counting, key=lambda one: (_fills(one), one.hash_index.worst_bucket_occupancy or 0.0), reverse=True
     )
+    fullest = min(max(sum(map(_fills, counting)), _FULLEST), FEW)
+    shown = ordered if every or len(ordered) <= FEW else ordered[:fullest]
+    several = len({collection.paths for collection, _ in tables}) > 1
+    columns: dict[str, Callable[[TableOf], str]] = {
+        "table": lambda one: one.table.name,
+        "collection": lambda one: wording.name_of(one.collection.path) if several else "",
+        "ids held": lambda one: wording.count(one.hash_index.ids_held or 0),
+        "full": lambda one: wording.share(one.hash_index.occupancy or 0.0),
+        "worst bucket": lambda one: _worst_bucket(one.hash_index),
+        "fits": lambda one: (
+            "" if one.hash_index.room is None or one.hash_index.evict else wording.count(one.hash_index.room)
+        ),
+        "full in": lambda one: _batches(one.hash_index.batches_until_full),
+        "suggested": lambda one: _number(one.hash_index.suggested_rows),
+        "seen": lambda one: wording.count(one.hash_index.count("ids_seen")),
+        "evicted": lambda one: wording.count(one.hash_index.count("evicted")),
+        "shared": lambda one: wording.count(one.hash_index.count("shared_answers")),
+        "unseen": lambda one: wording.count(one.hash_index.count("unseen_answers")),
+        "waiting": lambda one: "" if one.hash_index.candidates is None else wording.count(one.hash_index.candidates),
+        "probe": lambda one: str(one.hash_index.longest_probe) if every else "",
+        "bytes/row": lambda one: _bytes_per_row(one.hash_index) if every else "",
+    }
+    numbers = [name for name in columns if name not in ("table", "collection", "worst bucket")]
+    rest = len(ordered) - len(shown)
+    more = f"... and {rest:,} more, none of them fuller ({LISTS_EACH})" if rest else ""
+    return Grid.of(f"Indexes, the fullest first: {_what_happens(counting)}", shown, columns, numbers, more)
+
+
+def _what_happens(counting: list[TableOf]) -> str:
+    """What happens in how many of the tables: ``1 table fills up, 5 tables evict ids``."""
+    codes = [{reason.code for reason in one.table.reasons} for one in counting]
+    counts = {
+        ("fills up", "fill up"): sum("index_nearly_full" in each for each in codes),
+        ("shares rows", "share rows"): sum("shared_answers" in each for each in codes),
+        ("evicts ids", "evict ids"): sum(one.hash_index.count("evicted") > 0 for one in counting),
+        ("forgets ids that wait", "forget ids that wait"): sum("candidates_dropped" in each for each in codes),
+    }
+    told = [f"{plural(count, 'table')} {words[count > 1]}" for words, count in counts.items() if count]
+    return ", ".join(told) or "none fills up"
+
+
+def _fills(one: TableOf) -> bool:
+    return any(reason.code in FILLING for reason in one.table.reasons)
+
+
+def _number(number: int | None) -> str:
+    return "" if number is None else f"{number:,}"
+
+
+def _batches(number: int | None) -> str:
+    return "" if number is None else f"{wording.count(number)} {'batch' if number == 1 else 'batches'}"
+
+
+def _bytes_per_row(index: HashingReport) -> str:
+    return f"{(index.index_bytes or 0) / (index.rows_here or 1):.1f}"
+
+
+def _worst_bucket(index: HashingReport) -> str:
+    if index.worst_bucket is None:
+        return ""
+    return f"{index.worst_bucket}: {wording.share(index.worst_bucket_occupancy or 0.0)}"
+
+
+# --- shards
+
+
+def _sharding(tables: list[TableReport], every: bool) -> Grid | None:
+    """Where the parts of sharded tables are; None if no table is sharded."""
+    sharded = [table for table in tables if table.sharding is not None]
+    if not sharded:
+        return None
+    alike = groups_of(sharded, _what_sharded_tables_share)
+    groups = [[table] for table in sharded] if every or len(sharded) <= FEW else alike
+    columns = _sharding_columns(most=3)
+    title = f"Where they are: {_sharding_title(sharded)}; {_weights_by_rank(sharded)}"
+    return Grid.of(title, groups, columns, ("rows here", "columns here", "size here"))
+
+
+def _sharding_columns(most: int) -> dict[str, Callable[[list[TableReport]], str]]:
+    """The columns for groups of tables that are sharded alike; ``most`` shards of a single table are written out."""
+    return {
+        "table": _names,
+        "sharding": lambda group: _shardings(group)[0].sharding_type,
+        "kernel": lambda group: _shardings(group)[0].compute_kernel,
+        "pooled rows": lambda group: _shardings(group)[0].travels,
+        "where": lambda group: _where(group, most),
+        "rows here": lambda group: wording.between(one.rows_here for one in _shardings(group)),
+        "columns here": lambda group: wording.between(one.columns_here for one in _shardings(group)),
+        "size here": lambda group: wording.size(sum(one.bytes_here for one in _shardings(group))),
+    }
+
+
+def _shardings(tables: list[TableReport]) -> list[ShardingReport]:
+    return [table.sharding for table in tables if table.sharding is not None]
+
+
+def _what_sharded_tables_share(table: TableReport) -> Hashable:
+    (sharding,) = _shardings([table])
+    return sharding.sharding_type, sharding.compute_kernel, sharding.bytes_here > 0
+
+
+def _sharding_title(tables: list[TableReport]) -> str:
+    """Whose view this is; ``""`` without tables."""
+    return "".join(
+        f"sharding, as rank {sharding.rank} of {sharding.world_size} sees it" for sharding in _shardings(tables[:1])
+    )
+
+
+def _where(group: list[TableReport], most: int) -> str:
+    shardings = _shardings(group)
+    if shardings[0].is_replicated:
+        return "every rank"
+    if len(group) == 1:
+        return wording.listed(tuple(_shard(group[0], shard) for shard in shardings[0].shards), most)
+    ranks = sorted({shard.rank for one in shardings for shard in one.shards if shard.bytes})
+    return f"ranks {few([str(rank) for rank in ranks], 4)}"
+
+
+def _shard(table: TableReport, shard: ShardReport) -> str:
+    """``1: rows 10-19, columns 0-3``; a dimension that is not cut is left out."""
+    (first, end), (left, right) = shard.rows, shard.columns
+    if first == end:
+        return f"{shard.rank}: nothing"
+    parts = [] if end - first == table.rows else [f"rows {first:,}-{end - 1:,}"]
+    parts += [] if right - left == table.dim else [f"columns {left}-{right - 1}"]
+    return f"{shard.rank}: {' of '.join(parts[::-1]) or 'all'}"
 
 
 def _weights_by_rank(tables: list[TableReport]) -> str:
     """How evenly the weights lie on the ranks."""
-    found = [table.sharding for table in tables if table.sharding is not None]
-    sizes = dict.fromkeys(range(found[0].world_size), 0)
-    for shard in (shard for one in found for shard in one.shards):
+    shardings = _shardings(tables)
+    sizes = dict.fromkeys(range(shardings[0].world_size), 0)
+    for shard in (shard for one in shardings for shard in one.shards):
         sizes[shard.rank] = sizes.get(shard.rank, 0) + shard.bytes
     least, most = min(sizes.values()), max(sizes.values())
     if least == most:
@@ -136,124 +418,24 @@ def _weights_by_rank(tables: list[TableReport]) -> str:
     return f"{wording.size(least)} to {wording.size(most)} of weights per rank, most on rank {few(where, 3)}"
 
 
-_COUNTERS = ("batches", "ids_seen", "inserted", "evicted", "shared_answers", "unseen_answers")
+# --- nodes
 
-INDEX_COLUMNS = (
-    "table", "batches", "ids seen", "inserted", "evicted", "shared", "unseen", "waiting",
-    "worst bucket", "probe", "bytes/row",
-)  # fmt: skip
-_FILLING_COLUMNS = (
-    "table", "collection", "ids held", "full", "worst bucket", "fits", "full in", "suggested", "seen", "evicted",
-    "shared", "unseen", "waiting", "probe", "bytes/row",
-)  # fmt: skip
-
-_FULLEST = 5
-
-
-def has_index(table: TableReport) -> bool:
-    """Whether the table has an index that holds data."""
-    return table.hashing is not None and table.hashing.ids_held is not None
+_NODE_FACTS: dict[str, Callable[[NodeReport], str]] = {
+    "node": lambda node: node.name,
+    "kind": lambda node: node.kind,
+    "shape": lambda node: wording.shape(node.shape),
+    "bytes": lambda node: wording.expression(node.bytes),
+    "type": lambda node: node.dtype,
+    "device": lambda node: node.device,
+    "kernel": lambda node: node.kernel,
+    "made by": lambda node: node.made_by,
+}
 
 
-def filling_grid(tables: list[TableOf], every: bool = False) -> Grid | None:
-    """The indexes that have counted something, the fullest first; None if there are none.
-
-    Args:
-        tables: those of the report.
-        every: all of them, however many there are.
-    """
-    found = [one for one in tables if _counted(one.table)]
-    if not found:
-        return None
-    ordered = sorted(found, key=_urgency, reverse=True)
-    filling = sum(_fills(one.table) for one in found)
-    shown = ordered if every or len(ordered) <= FEW else ordered[: min(max(filling, _FULLEST), FEW)]
-    several = len({one.collection.paths for one in tables}) > 1
-    rest = len(ordered) - len(shown)
-    return Grid(
-        f"Indexes, the fullest first: {_in_words([one.table for one in found])}",
-        _FILLING_COLUMNS,
-        tuple(_filling_row(one, several, every) for one in shown),
-        frozenset(_FILLING_COLUMNS[2:]) - {"worst bucket"},
-        f"... and {rest:,} more, none of them fuller ({LISTS_EACH})" if rest else "",
-    ).without_empty_columns()
-
-
-def index_row(table: TableReport, count: Callable[[int], str]) -> tuple[str, ...]:
-    """The cells of one table that has an index, under ``INDEX_COLUMNS``.
-
-    Args:
-        table: a table that has an index.
-        count: formats a number.
-    """
-    found = table.hashing
-    assert found is not None
-    counters = dict(found.counters)
-    return (
-        table.name,
-        *(count(counters[name]) for name in _COUNTERS),
-        "" if found.candidates is None else count(found.candidates),
-        _worst_bucket(found),
-        f"{found.longest_probe}",
-        f"{(found.index_bytes or 0) / (found.rows_here or 1):.1f}",
-    )
-
-
-def _counted(table: TableReport) -> bool:
-    return has_index(table) and table.hashing is not None and any(count for _, count in table.hashing.counters)
-
-
-def _in_words(tables: list[TableReport]) -> str:
-    """What happens in how many of the tables: ``1 table fills up, 5 tables evict ids``."""
-    happens = {
-        ("fills up", "fill up"): lambda table: _has_reason(table, "index_nearly_full"),
-        ("shares rows", "share rows"): lambda table: _has_reason(table, "shared_answers"),
-        ("evicts ids", "evict ids"): lambda table: _count(table, "evicted") > 0,
-        ("forgets ids that wait", "forget ids that wait"): lambda table: _has_reason(table, "candidates_dropped"),
-    }
-    counts = {words: sum(map(is_so, tables)) for words, is_so in happens.items()}
-    found = [f"{plural(count, 'table')} {words[count > 1]}" for words, count in counts.items() if count]
-    return ", ".join(found) or "none fills up"
-
-
-def _has_reason(table: TableReport, code: str) -> bool:
-    return any(reason.code == code for reason in table.reasons)
-
-
-def _count(table: TableReport, counter: str) -> int:
-    return 0 if table.hashing is None else dict(table.hashing.counters)[counter]
-
-
-def _fills(table: TableReport) -> bool:
-    return any(reason.code in FILLING for reason in table.reasons)
-
-
-def _urgency(one: TableOf) -> tuple[bool, float]:
-    found = one.table.hashing
-    assert found is not None
-    return _fills(one.table), found.worst_bucket_occupancy or 0.0
-
-
-def _filling_row(one: TableOf, several_collections: bool, every: bool) -> tuple[str, ...]:
-    found = one.table.hashing
-    assert found is not None
-    counters = dict(found.counters)
-    left = found.batches_until_full
-    return (
-        one.table.name,
-        wording.name_of(one.collection.path) if several_collections else "",
-        wording.count(found.ids_held or 0),
-        wording.share(found.occupancy or 0.0),
-        _worst_bucket(found),
-        "" if found.room is None or found.evict else wording.count(found.room),
-        "" if left is None else f"{wording.count(left)} {'batch' if left == 1 else 'batches'}",
-        "" if found.suggested_rows is None else f"{found.suggested_rows:,}",
-        *(wording.count(counters[name]) for name in ("ids_seen", "evicted", "shared_answers", "unseen_answers")),
-        "" if found.candidates is None else wording.count(found.candidates),
-        *(index_row(one.table, wording.count)[-2:] if every else ("", "")),
-    )
-
-
-def _worst_bucket(found: HashingReport) -> str:
-    assert found.worst_bucket_occupancy is not None
-    return "" if found.worst_bucket is None else f"{found.worst_bucket}: {wording.share(found.worst_bucket_occupancy)}"
+def _nodes(group: list[CollectionReport], every: bool) -> Grid:
+    one = group[0]
+    nodes = one.nodes if every else one.nodes[:_MOST_NODES]
+    alike = f" ({plural(len(group) - 1, 'more collection')} with the same nodes)" if len(group) > 1 else ""
+    more = f"... and {len(one.nodes) - len(nodes):,} more nodes" if len(nodes) < len(one.nodes) else ""
+    columns = {name: _NODE_FACTS[name] for name in ("node", "shape", "bytes", "kernel", "made by")}
+    return Grid.of(f"Nodes of {wording.name_of(one.path)}{alike}", nodes, columns, more=more)

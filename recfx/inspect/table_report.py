@@ -138,6 +138,10 @@ class HashingReport:
     suggested_rows: int | None = None
     rows_here: int | None = None
 
+    def count(self, counter: str) -> int:
+        """One of the counters; 0 without an index that holds data."""
+        return dict(self.counters).get(counter, 0)
+
 
 @dataclass(frozen=True)
 class TableReport:
@@ -180,3 +184,13 @@ class TableReport:
     custom_init_fn: bool = False
     reasons: tuple[Diagnostic, ...] = ()
     sharding: ShardingReport | None = None
+
+    @property
+    def index(self) -> HashingReport | None:
+        """``hashing``, if the table has an index that holds data."""
+        return None if self.hashing is None or self.hashing.ids_held is None else self.hashing
+
+    @property
+    def is_here(self) -> bool:
+        """Whether this rank has any part of it."""
+        return self.sharding is None or self.sharding.bytes_here > 0

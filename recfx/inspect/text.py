@@ -20,11 +20,9 @@ from rich.text import Text
 from recfx.collections.kinds import table_in
 from recfx.errors import Severity
 from recfx.inspect import wording
-from recfx.inspect.collection_rows import Grid, collections_grid
-from recfx.inspect.node_rows import LEGEND, node_grids
 from recfx.inspect.reason_rows import Finding, ReasonRow, matter, notes, reason_rows
 from recfx.inspect.report_data import ReportData
-from recfx.inspect.sections import filling_grid, sharding_grid, tables_grid, tables_of
+from recfx.inspect.sections import LEGEND, Grid, node_grids, overview
 from recfx.inspect.wording import few
 from recfx.ir.names import printable
 
@@ -75,17 +73,8 @@ def render(report: ReportData, every: bool, width: int, lines: box.Box = box.SIM
     yield Text(f"verification: {_verification(report, every)}")
     for row in matter(rows):
         yield from _reason(row, width, every)
-    tables = tables_of(report.collections)
-    filling, sharded = filling_grid(tables, every), sharding_grid(tables, every)
     graphs, more = node_grids(report.collections, every)
-    sections = [filling] if filling is not None else []
-    if report.collections:
-        sections.append(collections_grid(report.collections, every))
-    if tables:
-        sections.append(tables_grid(tables, every))
-    if sharded is not None:
-        sections.append(sharded)
-    for section in [*sections, *graphs]:
+    for section in [*overview(report.collections, every), *graphs]:
         yield from _grid(section, width, lines)
     if more:
         yield Text(f"\n{more}")

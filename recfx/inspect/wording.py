@@ -129,15 +129,15 @@ def share(part: float) -> str:
     return f"{100 * part:.1f}%"
 
 
-def hashing(found: HashingReport | None, here: bool = True) -> str:
-    """How ids become rows, in one line; ``here``: whether this rank has any part of the table."""
+def hashing(table: TableReport) -> str:
+    """How ids become rows, in one line, with what its index has counted."""
+    found, index = table.hashing, table.index
     if found is None or found.mode != "index":
         return "" if found is None else found.mode
-    dense = _dense(found)
-    if found.ids_held is None or found.occupancy is None or found.worst_bucket_occupancy is None:
-        return f"index{dense}, {'not allocated' if here else 'on other ranks'}"
-    worst = f", worst bucket {share(found.worst_bucket_occupancy)}" if (found.buckets or 1) > 1 else ""
-    return f"index{dense}: {found.ids_held:,} ids, {share(found.occupancy)}{worst}{_rules(found)}"
+    if index is None or index.occupancy is None or index.worst_bucket_occupancy is None:
+        return f"index{_dense(found)}, {'not allocated' if table.is_here else 'on other ranks'}"
+    worst = f", worst bucket {share(index.worst_bucket_occupancy)}" if (index.buckets or 1) > 1 else ""
+    return f"index{_dense(index)}: {index.ids_held:,} ids, {share(index.occupancy)}{worst}{_rules(index)}"
 
 
 def rules(found: HashingReport | None) -> str:
@@ -154,7 +154,7 @@ def held(tables: Sequence[TableReport]) -> str:
     if not found:
         return ""
     if not shares:
-        return "not allocated" if any(is_here(table) for table in tables) else "on other ranks"
+        return "not allocated" if any(table.is_here for table in tables) else "on other ranks"
     ids = count(sum(one.ids_held or 0 for one in found))
     least, most = f"{100 * shares[0]:.0f}", f"{100 * shares[-1]:.0f}"
     return f"{ids}, {share(shares[0])}" if len(shares) == 1 or least == most else f"{ids}, {least}-{most}%"
@@ -164,16 +164,6 @@ def between(numbers: Iterable[int]) -> str:
     """``1,000``, or ``100-1,099``."""
     numbers = sorted(numbers)
     return f"{numbers[0]:,}" if numbers[0] == numbers[-1] else f"{numbers[0]:,}-{numbers[-1]:,}"
-
-
-def is_here(table: TableReport) -> bool:
-    """Whether this rank has any part of the table."""
-    return table.sharding is None or table.sharding.bytes_here > 0
-
-
-def optimizer(table: TableReport) -> str:
-    """What updates the table; short if the model's own optimizer does."""
-    return table.optimizer.removeprefix("none: ").removeprefix("gradients to ")
 
 
 def expression(value: sympy.Expr) -> str:

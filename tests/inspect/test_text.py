@@ -19,7 +19,6 @@ from recfx import ConversionError, HashConfig, convert
 from recfx.errors import Diagnostic, Severity
 from recfx.inspect import Report, wording
 from recfx.inspect.explain import explain
-from recfx.inspect.sections import INDEX_COLUMNS
 from recfx.inspect.text import WIDTH
 from recfx.inspect.wording import few
 from tests.builders.optimizers import attach
@@ -228,7 +227,8 @@ def test_the_rules_and_counts_of_an_index() -> None:
     model = convert(Wrapped(collection(1)), hashing=rules)
     page = explain(model).to_html()
     assert "index: 0 ids, 0.0%, evict lfu, admit after 3, unseen share" in page
-    for name in (*INDEX_COLUMNS, "usable", "room", "batches until full", "suggested rows"):
+    counted = ("batches", "ids seen", "inserted", "evicted", "shared", "unseen", "waiting", "worst bucket", "probe")
+    for name in ("table", *counted, "bytes/row", "usable", "room", "batches until full", "suggested rows"):
         known = name not in ("batches until full", "suggested rows")  # no batch yet: no column for them
         assert bool(re.search(rf"<th [^>]*>{re.escape(name)}</th>", page)) is known
     assert '<td class="number">100.0%</td><td class="number">100</td></tr>' in page
