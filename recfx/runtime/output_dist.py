@@ -172,7 +172,7 @@ class ReduceScatter(OutputDistStart):
     @classmethod
     def of(cls, hop: Hop, groups: DistGroups, parts: list[list[Columns]], device: torch.device) -> ReduceScatter:
         """See the base class."""
-        return cls(getattr(groups, hop.group), list(hop.columns), parts, device, hop.hosts)
+        return cls(getattr(groups, hop.group), list(hop.columns), parts, device, len(hop.dims))
 
     def send(self, pooled: torch.Tensor, sizes: list[int]) -> Awaitable[torch.Tensor]:
         """Returns ``[B, D']``; with ``hosts``, for the samples of this rank's counterparts."""

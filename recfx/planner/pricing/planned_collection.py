@@ -68,7 +68,7 @@ class PlannedTable:
     def __init__(self, sharded: ShardedTable, traits: TableTraits, world_size: int, symbols: Symbols) -> None:
         self.table, self.way, self.traits = sharded.table, sharded.way_back, traits
         self.shards = sharded.filled
-        self.rows = SentRows.of(self.shards, world_size, self.way.local_size)
+        self.rows = SentRows.of(self.shards, self.way.ranks_per_sender(world_size), world_size)
         self.is_cut = any(shard.piece >= 0 for shard in self.shards)
         blocks = {shard.columns for shard in self.shards}
         self.times_sent = len(blocks) if self.is_cut else len(self.shards)

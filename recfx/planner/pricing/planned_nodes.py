@@ -202,7 +202,7 @@ class _Way:
 
     def hops(self, world: World) -> tuple[HopSize, ...]:
         """What a rank sends."""
-        return self.way.hop_sizes(self.rows, self.shards, world)
+        return self.way.hop_sizes(self.rows, world)
 
 
 class _Rank:
