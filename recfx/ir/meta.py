@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import sympy
@@ -90,10 +90,6 @@ class NodeMeta:
     collectives: tuple[Collective, ...] = ()
     passes: tuple[str, ...] = ()
     on_host: bool = False
-
-    def touched(self, by: tuple[str, ...]) -> NodeMeta:
-        """These facts about a node that these passes have made or changed."""
-        return replace(self, passes=by)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> NodeMeta:
         return self  # it is frozen, so copies of a graph share it

@@ -33,7 +33,7 @@ _DERIVED = ("is_weighted", "dtype", "optimizer", "operation", "two_steps")
 
 def format_operators(graph: OperatorGraph) -> str:
     """The text of a graph."""
-    return "\n".join(_line(graph, node) for node in graph.graph.nodes)
+    return "\n".join(format_call(node) + attributes_text(graph, node) for node in graph.graph.nodes)
 
 
 def parse_operators(text: str, context: Context) -> OperatorGraph:
@@ -72,21 +72,6 @@ def _no_graph(why: str) -> InputError:
 
 def _fail(node: fx.Node, rule: str) -> NoReturn:
     raise ValueError(rule)
-
-
-def _line(graph: OperatorGraph, node: fx.Node) -> str:
-    return call_text(graph, node) + attributes_text(graph, node)
-
-
-def call_text(graph: OperatorGraph, node: fx.Node) -> str:
-    """The line of one node, without its attributes."""
-    if node.op == "placeholder":
-        return f"{node.name} = input"
-    if node.op == "output":
-        return f"return {node.all_input_nodes[0].name}"
-    if node.target is operator.getitem:
-        return f"{node.name} = {node.all_input_nodes[0].name}[{node.args[1]}]"
-    return f"{node.name} = {graph.kind(node)}({', '.join(map(str, node.args))})"
 
 
 def attributes_text(graph: OperatorGraph, node: fx.Node) -> str:
@@ -252,23 +237,24 @@ def format_node(graph_module: fx.GraphModule, node: fx.Node) -> str:
 
 
 def format_call(node: fx.Node) -> str:
-    """The line of one node, without the attributes of its module."""
+    """The line of one node of any graph, without its attributes."""
     if node.op == "placeholder":
         return f"{node.name} = input"
     if node.op == "output":
         return f"return {_format_argument(node.args[0])}"
-    arguments = ", ".join(
-        [_format_argument(argument) for argument in node.args]
-        + [f"{key}={_format_argument(value)}" for key, value in node.kwargs.items()]
-    )
     if node.op == "get_attr":
         return f"{node.name} = {node.target}"
+    arguments = [_format_argument(argument) for argument in node.args]
     if node.target is operator.getitem:
-        return f"{node.name} = {_format_argument(node.args[0])}[{_format_argument(node.args[1])}]"
-    meta = node_meta(node)
-    target = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", str(node.target))
-    called = meta.kind if meta is not None else f"{node.op}[{target}]"
-    return f"{node.name} = {called}({arguments})"
+        return f"{node.name} = {arguments[0]}[{arguments[1]}]"
+    kind, meta = kind_of(node), node_meta(node)
+    if kind is not None:
+        called = kind.name  # its keywords are attributes
+    else:
+        target = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", str(node.target))
+        called = meta.kind if meta is not None else f"{node.op}[{target}]"
+        arguments += [f"{key}={_format_argument(value)}" for key, value in node.kwargs.items()]
+    return f"{node.name} = {called}({', '.join(arguments)})"
 
 
 def format_attributes(graph_module: fx.GraphModule, node: fx.Node) -> str:

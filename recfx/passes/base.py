@@ -9,9 +9,9 @@ from typing import Protocol
 
 from recfx.errors import Diagnostic
 from recfx.ir.operator_graph import OperatorGraph
-from recfx.ir.snapshot import BEFORE, GraphHistory, PassRecord, Rewriting
+from recfx.ir.snapshot import BEFORE, PassRecord, Rewriting
 from recfx.ir.verifier import GraphVerificationError, verify_operators
-from recfx.passes.read_operators import ReadOperators
+from recfx.passes.history import GraphHistory
 
 
 @dataclass(frozen=True)
@@ -73,8 +73,7 @@ def run_passes(
     if not earlier.records:
         verify_operators(earlier.graph, after=BEFORE)
     graph = earlier.graph.copy()
-    reader = ReadOperators(graph, earlier.metas)
-    history = GraphHistory(reader, [record.name for record in earlier.records])
+    history = GraphHistory(graph, earlier.metas, [record.name for record in earlier.records])
     records = list(earlier.records)
     for each in passes:
         started, context = time.perf_counter(), graph.context
@@ -83,14 +82,14 @@ def run_passes(
             raise GraphVerificationError(f"after pass {each.name}: it returned {result!r}, no PassResult")
         if result.graph.context != context:
             raise GraphVerificationError(f"after pass {each.name}: it changed the context of the graph")
-        graph = reader.graph = result.graph
+        graph = result.graph
         graph.renumber()
         verify_operators(graph, after=each.name)
         seconds = time.perf_counter() - started
-        nodes = history.after(each.name)
+        nodes = history.after(graph, each.name)
         declined = tuple(replace(why, by=why.by or each.name) for why in result.declined)
         modified = not records or nodes != records[-1].nodes
         records.append(PassRecord(each.name, modified, nodes, declined, seconds))
         if callback is not None:
             callback(each.name, graph)
-    return Rewriting(graph, tuple(records), {node.name: reader.metas[node] for node in graph.operators})
+    return Rewriting(graph, tuple(records), history.metas)
