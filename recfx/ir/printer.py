@@ -2,7 +2,7 @@
 
 One node per line, with its attributes in braces. Facts that follow from the context and change what runs (the dtype and
 the optimizer of a lookup, the operation of a way back) are printed along, and checked when the text is read:
-``parse_operators(format_operators(graph), graph.context) == graph``.
+``parse_graph(format_graph(graph), graph.context) == graph``.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from recfx.ir.names import PLAIN, WORDS, node_name, printable, quoted
 from recfx.ir.node_kinds import NODE_KINDS
 from recfx.ir.operator_graph import OperatorGraph, hop_of, lowered_from, names_in
 from recfx.ir.operators import kind_of, operator_of
-from recfx.ir.verifier import GraphVerificationError, check_attributes, verify_operators
+from recfx.ir.verifier import GraphVerificationError, check_attributes, verify_graph
 
 _NODE = re.compile(r"(?P<name>\w+) = (?P<kind>\w+)\((?P<inputs>[\w, ]*)\)(?: \{(?P<attributes>.*)\})?")
 _ITEM = re.compile(r"(?P<name>\w+) = (?P<node>\w+)\[(?P<number>\d+)\]")
@@ -31,58 +31,79 @@ _TOKEN = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"|[\[\],=]|[^\s\[\],=
 _DERIVED = ("is_weighted", "dtype", "optimizer", "operation", "two_steps")
 
 
-def format_operators(graph: OperatorGraph) -> str:
-    """The text of a graph."""
-    return "\n".join(format_call(node) + attributes_text(graph, node) for node in graph.graph.nodes)
-
-
-def parse_operators(text: str, context: Context) -> OperatorGraph:
-    """The graph whose text this is.
+def format_graph(graph: fx.GraphModule | OperatorGraph, *, with_meta: bool = False) -> str:
+    """Print a graph with one node per line, each with those settings that change what runs, in braces.
 
     Args:
-        text: as ``format_operators`` prints it.
-        context: what the graph is about.
-
-    Raises:
-        InputError: ``not_a_graph``: a line cannot be read, a fact contradicts the context, or the graph is malformed.
+        graph: any graph, or one that is data.
+        with_meta: for a graph that runs, add tables, symbolic shape, bytes and the pass that made each node.
     """
-    graph = OperatorGraph(fx.Graph(), context)
-    known: dict[str, fx.Node] = {}
-    for number, line in enumerate(text.splitlines(), start=1):
-        try:
-            _read(graph, line, known)
-        except (KeyError, ValueError, SyntaxError) as error:
-            raise _no_graph(f"line {number} is no node of it ({error}): {line!r}") from error
-    if not any(node.op == "output" for node in graph.graph.nodes):
-        raise _no_graph("it returns nothing")
-    try:
-        verify_operators(graph, after="reading")
-    except GraphVerificationError as error:
-        raise _no_graph(str(error)) from error
-    return graph
+    lines = []
+    for node in graph.graph.nodes:
+        if isinstance(graph, OperatorGraph):
+            lines.append(format_call(node) + attributes_text(graph, node))
+        else:
+            lines.append(format_node(graph, node) + (format_meta(node_meta(node)) if with_meta else ""))
+    return "\n".join(lines)
 
 
-def _no_graph(why: str) -> InputError:
-    return InputError(
-        f"the text is not that of a graph: {why}.",
-        reason="not_a_graph",
-        what_to_do="print the graph again; one node per line.",
-    )
+def format_meta(meta: NodeMeta | None) -> str:
+    """What a line says of the node's metadata, as a comment."""
+    if meta is None:
+        return ""
+    shape = ", ".join(str(size) for size in meta.shape)
+    return printable(f"  # tables={','.join(meta.tables)} shape=[{shape}] bytes={meta.bytes} by={meta.made_by}")
 
 
-def _fail(node: fx.Node, rule: str) -> NoReturn:
-    raise ValueError(rule)
+def format_node(graph_module: fx.GraphModule, node: fx.Node) -> str:
+    """The line of one node of a graph that runs, without its metadata.
+
+    It has the attributes of the operator that the node was made from. Behind them stands what its module does
+    otherwise by now: see ``Lookup.now``.
+    """
+    call, made_from = format_call(node), lowered_from(node)
+    if made_from is None:
+        return call
+    said, now = attributes_of(*made_from), getattr(find_module(graph_module, node), "now", {})
+    changed = {name: value for name, value in now.items() if value != said.get(name, "")}
+    return call + _in_braces(said) + (f"  # now{_in_braces(changed)}" if changed else "")
+
+
+def format_call(node: fx.Node) -> str:
+    """The line of one node of any graph, without its attributes."""
+    if node.op == "placeholder":
+        return f"{node.name} = input"
+    if node.op == "output":
+        return f"return {_format_argument(node.args[0])}"
+    if node.op == "get_attr":
+        return f"{node.name} = {node.target}"
+    arguments = [_format_argument(argument) for argument in node.args]
+    if node.target is operator.getitem:
+        return f"{node.name} = {arguments[0]}[{arguments[1]}]"
+    kind, meta = kind_of(node), node_meta(node)
+    if kind is not None:
+        called = kind.name  # its keywords are attributes
+    else:
+        target = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", str(node.target))
+        called = meta.kind if meta is not None else f"{node.op}[{target}]"
+        arguments += [f"{key}={_format_argument(value)}" for key, value in node.kwargs.items()]
+    return f"{node.name} = {called}({', '.join(arguments)})"
+
+
+def _format_argument(argument: object) -> str:
+    if isinstance(argument, fx.Node):
+        return argument.name
+    if isinstance(argument, (list, tuple)):
+        inner = ", ".join(_format_argument(item) for item in argument)
+        return f"[{inner}]" if isinstance(argument, list) else f"({inner})"
+    if isinstance(argument, dict):
+        return "{" + ", ".join(f"{key!r}: {_format_argument(value)}" for key, value in argument.items()) + "}"
+    return repr(argument)
 
 
 def attributes_text(graph: OperatorGraph, node: fx.Node) -> str:
     """The attributes of a node and the facts that are printed along, in braces; ``""`` if there are none."""
-    return format_values(attributes_of(graph, node))
-
-
-def format_values(values: Mapping[str, Any]) -> str:
-    """Named values, in braces; ``""`` if there are none."""
-    shown = [name if value is True else f"{name}={_value(value)}" for name, value in values.items()]
-    return f" {{{', '.join(shown)}}}" if shown else ""
+    return _in_braces(attributes_of(graph, node))
 
 
 def attributes_of(graph: OperatorGraph, node: fx.Node) -> dict[str, Any]:
@@ -115,12 +136,58 @@ def _facts(graph: OperatorGraph, node: fx.Node) -> dict[str, Any]:
     return {}
 
 
+def _in_braces(values: Mapping[str, Any]) -> str:
+    shown = [name if value is True else f"{name}={_value(value)}" for name, value in values.items()]
+    return f" {{{', '.join(shown)}}}" if shown else ""
+
+
 def _value(value: Any) -> str:
     if isinstance(value, tuple):
         return f"[{', '.join(map(_value, value))}]"
     if isinstance(value, str):
         return quoted(value)
     return repr(value)
+
+
+# Reading
+
+
+def parse_graph(text: str, context: Context) -> OperatorGraph:
+    """The graph whose text this is.
+
+    Args:
+        text: as ``format_graph`` prints it.
+        context: what the graph is about.
+
+    Raises:
+        InputError: ``not_a_graph``: a line cannot be read, a fact contradicts the context, or the graph is malformed.
+    """
+    graph = OperatorGraph(fx.Graph(), context)
+    known: dict[str, fx.Node] = {}
+    for number, line in enumerate(text.splitlines(), start=1):
+        try:
+            _read(graph, line, known)
+        except (KeyError, ValueError, SyntaxError) as error:
+            raise _no_graph(f"line {number} is no node of it ({error}): {line!r}") from error
+    if not any(node.op == "output" for node in graph.graph.nodes):
+        raise _no_graph("it returns nothing")
+    try:
+        verify_graph(graph, after="reading")
+    except GraphVerificationError as error:
+        raise _no_graph(str(error)) from error
+    return graph
+
+
+def _no_graph(why: str) -> InputError:
+    return InputError(
+        f"the text is not that of a graph: {why}.",
+        reason="not_a_graph",
+        what_to_do="print the graph again; one node per line.",
+    )
+
+
+def _fail(node: fx.Node, rule: str) -> NoReturn:
+    raise ValueError(rule)
 
 
 def _read(graph: OperatorGraph, line: str, known: dict[str, fx.Node]) -> None:
@@ -205,77 +272,3 @@ def _single(token: str) -> Any:
     if token in WORDS:
         return WORDS[token]
     return token if PLAIN.fullmatch(token) else ast.literal_eval(token)
-
-
-def format_graph(graph_module: fx.GraphModule | OperatorGraph, *, with_meta: bool = False) -> str:
-    """Print a graph with one node per line, each with those settings of its module that change what runs, in braces.
-
-    Args:
-        graph_module: any graph, or one that is data.
-        with_meta: for a graph that runs, add tables, symbolic shape, bytes and the pass that made each node.
-    """
-    if isinstance(graph_module, OperatorGraph):
-        return format_operators(graph_module)
-    lines = []
-    for node in graph_module.graph.nodes:
-        line = format_node(graph_module, node)
-        lines.append(line + format_meta(node_meta(node)) if with_meta else line)
-    return "\n".join(lines)
-
-
-def format_meta(meta: NodeMeta | None) -> str:
-    """What a line says of the node's metadata, as a comment."""
-    if meta is None:
-        return ""
-    shape = ", ".join(str(size) for size in meta.shape)
-    return printable(f"  # tables={','.join(meta.tables)} shape=[{shape}] bytes={meta.bytes} by={meta.made_by}")
-
-
-def format_node(graph_module: fx.GraphModule, node: fx.Node) -> str:
-    """The line of one node, without its metadata."""
-    return format_call(node) + format_attributes(graph_module, node)
-
-
-def format_call(node: fx.Node) -> str:
-    """The line of one node of any graph, without its attributes."""
-    if node.op == "placeholder":
-        return f"{node.name} = input"
-    if node.op == "output":
-        return f"return {_format_argument(node.args[0])}"
-    if node.op == "get_attr":
-        return f"{node.name} = {node.target}"
-    arguments = [_format_argument(argument) for argument in node.args]
-    if node.target is operator.getitem:
-        return f"{node.name} = {arguments[0]}[{arguments[1]}]"
-    kind, meta = kind_of(node), node_meta(node)
-    if kind is not None:
-        called = kind.name  # its keywords are attributes
-    else:
-        target = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", str(node.target))
-        called = meta.kind if meta is not None else f"{node.op}[{target}]"
-        arguments += [f"{key}={_format_argument(value)}" for key, value in node.kwargs.items()]
-    return f"{node.name} = {called}({', '.join(arguments)})"
-
-
-def format_attributes(graph_module: fx.GraphModule, node: fx.Node) -> str:
-    """The attributes of the operator that a node was made from, in braces, with the facts that change what runs.
-
-    Behind them stands what its module does otherwise by now: see ``Lookup.now``.
-    """
-    made_from = lowered_from(node)
-    if made_from is None:
-        return ""
-    said, now = attributes_of(*made_from), getattr(find_module(graph_module, node), "now", {})
-    changed = {name: value for name, value in now.items() if value != said.get(name, "")}
-    return format_values(said) + (f"  # now{format_values(changed)}" if changed else "")
-
-
-def _format_argument(argument: object) -> str:
-    if isinstance(argument, fx.Node):
-        return argument.name
-    if isinstance(argument, (list, tuple)):
-        inner = ", ".join(_format_argument(item) for item in argument)
-        return f"[{inner}]" if isinstance(argument, list) else f"({inner})"
-    if isinstance(argument, dict):
-        return "{" + ", ".join(f"{key!r}: {_format_argument(value)}" for key, value in argument.items()) + "}"
-    return repr(argument)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import operator
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
 import torch
-from torch import fx, nn
+from torch import fx
 
-from recfx.ir.meta import node_meta
+from recfx.ir.meta import find_module, node_meta
 from recfx.ir.node_kinds import COMBINES, NODE_KINDS, NOT_COMBINED, NodeKind, ValueType
 from recfx.ir.operator_graph import OperatorGraph, hop_of
 from recfx.ir.operators import kind_of
@@ -24,53 +24,74 @@ class GraphVerificationError(AssertionError):
 Fail = Callable[[fx.Node, str], NoReturn]
 
 
-def verify_graph(graph_module: fx.GraphModule, after: str) -> None:
-    """Check that ``graph_module`` is well formed: nodes fit the declarations of their kinds, tables are looked up once.
+def verify_graph(graph: fx.GraphModule | OperatorGraph, after: str) -> None:
+    """Check that a graph is well formed: nodes fit the declarations of their kinds, tables are looked up once.
+
+    Of a graph that is data, attributes are checked as well, and that all columns arrive.
 
     Args:
-        graph_module: the graph that a pass has just left.
+        graph: the graph that a pass has just left.
         after: the name of that pass.
 
     Raises:
         GraphVerificationError: the graph is malformed. The message names the pass, the node and the rule that it
             breaks.
     """
-    fail = linted(graph_module.graph, after)
-    for node in graph_module.graph.nodes:
-        if node.op == "call_module":
-            _check_module_exists(graph_module, node, fail)
-        meta = node_meta(node)
-        if meta is None:
-            continue
-        kind = NODE_KINDS.get(meta.kind)
-        if kind is None:
-            fail(node, f"{meta.kind!r} is not a declared node kind")
-        if not node.users:
-            fail(node, f"nothing uses this {kind.name}")
-        check_inputs(node, kind, fail)
-    known = [(node, meta) for node in graph_module.graph.nodes if (meta := node_meta(node)) is not None]
-    check_once(((node, NODE_KINDS[meta.kind], meta.collection, meta.tables) for node, meta in known), fail)
-
-
-def linted(graph: fx.Graph, after: str) -> Fail:
-    """Let torch.fx check the graph that a pass has left; returns what raises the error if a rule is broken."""
 
     def fail(node: fx.Node, rule: str) -> NoReturn:
         raise GraphVerificationError(f"after pass {after}: node {node.name}: {rule}")
 
     try:
-        graph.lint()
+        graph.graph.lint()
     except Exception as error:
         raise GraphVerificationError(f"after pass {after}: {error}") from error
-    return fail
+    operators = graph if isinstance(graph, OperatorGraph) else None
+    if operators is not None:
+        for op, name in (("placeholder", "inputs"), ("output", "outputs")):
+            count = sum(node.op == op for node in graph.graph.nodes)
+            if count != 1:
+                raise GraphVerificationError(f"after pass {after}: the graph has {count} {name}, not one")
+    kinds: dict[fx.Node, NodeKind] = {}
+    for node in graph.graph.nodes:
+        kind = _kind_of_call(graph, node, fail) if isinstance(graph, fx.GraphModule) else kind_of(node)
+        if kind is not None:
+            kinds[node] = kind
+            if not node.users:
+                fail(node, f"nothing uses this {kind.name}")
+            if operators is not None:
+                _check_operator(operators, node, kind, fail)
+            _check_inputs(node, kind, fail)
+        elif operators is not None:
+            _check_other(node, fail)
+    _check_once(graph, kinds, fail)
+    if operators is not None:
+        _check_places(operators, fail)
 
 
-def check_inputs(node: fx.Node, kind: NodeKind, fail: Fail) -> None:
+def _kind_of_call(graph_module: fx.GraphModule, node: fx.Node, fail: Fail) -> NodeKind | None:
+    """The kind of a node that calls a module; None for nodes that recfx did not make."""
+    if node.op == "call_module" and find_module(graph_module, node) is None:
+        fail(node, f"no module at {node.target!r}")
+    meta = node_meta(node)
+    if meta is not None and meta.kind not in NODE_KINDS:
+        fail(node, f"{meta.kind!r} is not a declared node kind")
+    return None if meta is None else NODE_KINDS[meta.kind]
+
+
+def _check_operator(graph: OperatorGraph, node: fx.Node, kind: NodeKind, fail: Fail) -> None:
+    check_attributes(graph, node, kind, fail)
+    if not all(isinstance(each, fx.Node) for each in node.args):
+        fail(node, "its inputs must be nodes, one by one; what else it needs are attributes")
+    if kind.like_input and not node.args:
+        fail(node, f"a {kind.name} is like its first input, but has none")
+
+
+def _check_inputs(node: fx.Node, kind: NodeKind, fail: Fail) -> None:
     """Check that each input has a type that the kind declares at its position, and that none is missing."""
     sources: list[Any] = []
     for argument in node.args:  # attributes are keywords
         sources += argument if isinstance(argument, list) else [argument]  # in exported graphs, parts are a list
-    found: list[tuple[fx.Node, ValueType | None]] = [(source, type_of(source, fail)) for source in sources]
+    found: list[tuple[fx.Node, ValueType | None]] = [(source, _type_of(source, fail)) for source in sources]
     position = 0
     for wanted in kind.inputs:
         begin = position
@@ -94,7 +115,7 @@ def _refuse(
     fail(node, f"a {kind.name} cannot be fed by {source.name}, {what}{wanted}")
 
 
-def type_of(value: fx.Node, fail: Fail) -> ValueType | None:
+def _type_of(value: fx.Node, fail: Fail) -> ValueType | None:
     """The type of a value, by the declaration of the kind that produces it; None for values of foreign nodes."""
     if value.op == "placeholder":
         return ValueType.BATCH
@@ -111,7 +132,7 @@ def type_of(value: fx.Node, fail: Fail) -> ValueType | None:
         fail(value, f"a {kind.name} has no item {item}")
     if giver.kwargs.get("combine") == NOT_COMBINED:
         return ValueType.UNPOOLED
-    return type_of(giver.all_input_nodes[0], fail) if kind.like_input else kind.outputs[item or 0]
+    return _type_of(giver.all_input_nodes[0], fail) if kind.like_input else kind.outputs[item or 0]
 
 
 def _declared(node: fx.Node) -> NodeKind | None:
@@ -120,24 +141,16 @@ def _declared(node: fx.Node) -> NodeKind | None:
     return kind_of(node) if meta is None else NODE_KINDS.get(meta.kind)
 
 
-def _check_module_exists(graph_module: fx.GraphModule, node: fx.Node, fail: Fail) -> None:
-    try:
-        module = graph_module.get_submodule(str(node.target))
-    except AttributeError:
-        module = None
-    if not isinstance(module, nn.Module):
-        fail(node, f"no module at {node.target!r}")
-
-
-def check_once(nodes: Iterable[tuple[fx.Node, NodeKind, str, tuple[str, ...]]], fail: Fail) -> None:
-    """Check that every table is looked up once per call of the collection, and hashed once.
-
-    Args:
-        nodes: each with its kind, its collection and the names of its tables.
-        fail: raises the error.
-    """
+def _check_once(graph: fx.GraphModule | OperatorGraph, kinds: Mapping[fx.Node, NodeKind], fail: Fail) -> None:
+    """Check that every table is looked up once per call of the collection, and hashed once."""
     seen: dict[tuple[str, str, str], str] = {}
-    for node, kind, collection, tables in nodes:
+    for node, kind in kinds.items():
+        if isinstance(graph, OperatorGraph):
+            collection, tables = str(node.kwargs["collection"]), tuple(table.name for table in graph.tables(node))
+        else:
+            meta = node_meta(node)
+            assert meta is not None  # its kind is known
+            collection, tables = meta.collection, meta.tables
         for done in kind.once:
             call = _call_of(node) if done == "lookup" else str(node.all_input_nodes[0].name)
             for table in tables:
@@ -163,47 +176,11 @@ _OF_TABLES = ("tables", "hashed", "divided")
 """The attributes that hold names of tables, which may be objects of a class of the user's that is a string."""
 
 
-def verify_operators(graph: OperatorGraph, after: str) -> None:
-    """Check that ``graph`` is well formed, with its attributes; arguments and errors are those of ``verify_graph``."""
-    fail = linted(graph.graph, after)
-    for op, name in (("placeholder", "inputs"), ("output", "outputs")):
-        found = sum(node.op == op for node in graph.graph.nodes)
-        if found != 1:
-            raise GraphVerificationError(f"after pass {after}: the graph has {found} {name}, not one")
-    for node in graph.graph.nodes:
-        kind = kind_of(node)
-        if kind is None:
-            _check_other(node, fail)
-            continue
-        if not node.users:
-            fail(node, f"nothing uses this {kind.name}")
-        check_attributes(graph, node, kind, fail)
-        if not all(isinstance(each, fx.Node) for each in node.args):
-            fail(node, "its inputs must be nodes, one by one; what else it needs are attributes")
-        if kind.like_input and not node.args:
-            fail(node, f"a {kind.name} is like its first input, but has none")
-        check_inputs(node, kind, fail)
-    check_once(
-        (
-            (node, kind, str(node.kwargs["collection"]), tuple(table.name for table in graph.tables(node)))
-            for node in graph.graph.nodes
-            if (kind := kind_of(node)) is not None
-        ),
-        fail,
-    )
-    for started in graph.of_kind("input_dist_start"):
-        _check_routes(graph, started, fail)
-    for started in graph.of_kind("output_dist_start"):
-        _check_way_back(graph, started, fail)
-    for keyed in graph.of_kind("keyed_tensor"):
-        _check_columns(graph, keyed, fail)
-
-
 def _check_other(node: fx.Node, fail: Fail) -> None:
     """Check a node that calls no operator: it is the input, the output, or one of the values of an operator."""
     if node.op == "output":
         (result,) = node.args
-        if not isinstance(result, fx.Node) or type_of(result, fail) is not ValueType.KEYED_TENSOR:
+        if not isinstance(result, fx.Node) or _type_of(result, fail) is not ValueType.KEYED_TENSOR:
             fail(node, f"the graph must return {ValueType.KEYED_TENSOR.value}, not {result}")
     elif node.op != "placeholder" and not (
         node.target is operator.getitem and isinstance(node.args[0], fx.Node) and kind_of(node.args[0])
@@ -212,12 +189,22 @@ def _check_other(node: fx.Node, fail: Fail) -> None:
         fail(node, f"{called} is no operator; recfx.add_operator declares one")
 
 
+def _check_places(graph: OperatorGraph, fail: Fail) -> None:
+    """Check that ids and columns arrive where they belong."""
+    for started in graph.of_kind("input_dist_start"):
+        _check_routes(graph, started, fail)
+    for started in graph.of_kind("output_dist_start"):
+        _check_way_back(graph, started, fail)
+    for keyed in graph.of_kind("keyed_tensor"):
+        _check_columns(graph, keyed, fail)
+
+
 def _check_routes(graph: OperatorGraph, started: fx.Node, fail: Fail) -> None:
     """Check that ids are sent by their rows if rows are cut: a shard has only some of the rows of its table."""
     sharding = graph.collection(started).sharding
     if sharding is None:
         fail(started, "its collection is not sharded")
-    if sharding.cuts_rows and type_of(started.all_input_nodes[0], fail) is not ValueType.ROUTED_IDS:
+    if sharding.cuts_rows and _type_of(started.all_input_nodes[0], fail) is not ValueType.ROUTED_IDS:
         fail(started, "rows are cut, so its ids must come from a bucketize")
 
 

@@ -10,7 +10,7 @@ from typing import Protocol
 from recfx.errors import Diagnostic
 from recfx.ir.operator_graph import OperatorGraph
 from recfx.ir.snapshot import BEFORE, PassRecord, Rewriting
-from recfx.ir.verifier import GraphVerificationError, verify_operators
+from recfx.ir.verifier import GraphVerificationError, verify_graph
 from recfx.passes.history import GraphHistory
 
 
@@ -71,7 +71,7 @@ def run_passes(
     """
     earlier = graph if isinstance(graph, Rewriting) else Rewriting(graph, (), {})
     if not earlier.records:
-        verify_operators(earlier.graph, after=BEFORE)
+        verify_graph(earlier.graph, after=BEFORE)
     graph = earlier.graph.copy()
     history = GraphHistory(graph, earlier.metas, [record.name for record in earlier.records])
     records = list(earlier.records)
@@ -84,7 +84,7 @@ def run_passes(
             raise GraphVerificationError(f"after pass {each.name}: it changed the context of the graph")
         graph = result.graph
         graph.renumber()
-        verify_operators(graph, after=each.name)
+        verify_graph(graph, after=each.name)
         seconds = time.perf_counter() - started
         nodes = history.after(graph, each.name)
         declined = tuple(replace(why, by=why.by or each.name) for why in result.declined)

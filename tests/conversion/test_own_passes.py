@@ -27,7 +27,7 @@ from torchrec.optim import apply_optimizer_in_backward
 import recfx
 from recfx.ir import Input, NodeKind, Stage, ValueType
 from recfx.ir.operator_graph import OperatorGraph
-from recfx.ir.printer import format_operators, parse_operators
+from recfx.ir.printer import format_graph, parse_graph
 from recfx.passes import PassResult, Rewrite, run_passes
 from recfx.planner.pricing.hardware import ASCEND_910B, CPU_HOST, H100, Hardware
 from recfx.planner.pricing.node_facts import NodeFacts
@@ -93,7 +93,7 @@ def test_the_graph_shows_it_and_its_text_is_read_back() -> None:
     assert "count_ids" not in text["expand_collection"]
     assert "count_ids" in text["lower"]
     graph = run_passes(converted.unexpanded_graph(), converted.passes).graph
-    assert parse_operators(format_operators(graph), graph.context) == graph
+    assert parse_graph(format_graph(graph), graph.context) == graph
 
 
 VALUES = NodeKind(
@@ -128,7 +128,7 @@ def test_attributes_of_every_type_are_read_back(values: dict[str, Any]) -> None:
     graph = run_passes(graph, [*recfx.passes(), Rewrite("insert", insert)]).graph
     (node,) = graph.of_kind("with_values")
     assert {name: node.kwargs[name] for name in values} == values
-    again = parse_operators(format_operators(graph), graph.context)
+    again = parse_graph(format_graph(graph), graph.context)
     assert again == graph
     (same,) = again.of_kind("with_values")
     assert [type(each) for each in same.kwargs["many"]] == [type(each) for each in values["many"]]  # type: ignore[union-attr]

@@ -10,7 +10,7 @@ from torch import nn
 import recfx
 from recfx.inspect import diff_steps
 from recfx.inspect.step_diff import text_before
-from recfx.ir.printer import format_operators
+from recfx.ir.printer import format_graph
 from tests.inspect.models import Wrapped, collection, dlrm
 from tests.passes.small_collection import ADOPTED, INDEXED
 from tests.passes.small_collection import collection as small_collection
@@ -92,8 +92,8 @@ def test_one_section_per_collection() -> None:
 
 def test_the_text_before_is_that_of_the_graph() -> None:
     converted = recfx.convert(nn.ModuleDict({"a": collection()}))
-    assert text_before("a") == format_operators(converted["a"].unexpanded_graph())
-    assert text_before("") == format_operators(small_collection(INDEXED, INDEXED).unexpanded_graph())
+    assert text_before("a") == format_graph(converted["a"].unexpanded_graph())
+    assert text_before("") == format_graph(small_collection(INDEXED, INDEXED).unexpanded_graph())
 
 
 def test_graphs_and_whole_graphs() -> None:

@@ -15,8 +15,8 @@ from recfx.ir.meta import BATCH, mean_length
 from recfx.ir.node_kinds import COMBINES, NODE_KINDS, NOT_COMBINED, Input, NodeKind, Stage, ValueType
 from recfx.ir.node_values import size_of
 from recfx.ir.operator_graph import OperatorGraph
-from recfx.ir.printer import format_operators, parse_operators
-from recfx.ir.verifier import GraphVerificationError, verify_operators
+from recfx.ir.printer import format_graph, parse_graph
+from recfx.ir.verifier import GraphVerificationError, verify_graph
 from recfx.lowering.registry import BACKENDS, choose_backend
 from recfx.passes.base import PassResult, Rewrite, run_passes
 from tests.passes.small_collection import INDEXED, collection, rewritten, unexpanded, until
@@ -58,10 +58,10 @@ def made(*more: str) -> OperatorGraph:
 
 def test_it_is_printed_read_back_and_hashed() -> None:
     graph = made("insert_hash")
-    text = format_operators(graph)
+    text = format_graph(graph)
     assert "ebc_lookup = lookup(ebc_hash_ids) {tables=[users], combine=NONE, dtype=float32}" in text
     assert "mean_divide" not in text
-    assert parse_operators(text, graph.context) == graph
+    assert parse_graph(text, graph.context) == graph
 
 
 def test_its_value_has_a_row_for_each_id() -> None:
@@ -79,11 +79,11 @@ def test_only_what_takes_rows_takes_them() -> None:
     for lookup in graph.of_kind("lookup"):
         graph.change(lookup, combine=NOT_COMBINED)
     with pytest.raises(GraphVerificationError, match="a keyed_tensor cannot be fed by ebc_lookup, a row for each id"):
-        verify_operators(graph, after="edit")
+        verify_graph(graph, after="edit")
     graph = made()
     graph.change(graph.of_kind("lookup")[0], combine="SUM")
     with pytest.raises(GraphVerificationError, match="a dict_of_rows cannot be fed by ebc_lookup, pooled rows"):
-        verify_operators(graph, after="edit")
+        verify_graph(graph, after="edit")
 
 
 def test_its_tables_have_the_same_number_of_columns() -> None:
@@ -99,7 +99,7 @@ def test_its_tables_have_the_same_number_of_columns() -> None:
     rows.args = (first,)
     graph.graph.erase_node(second)
     with pytest.raises(GraphVerificationError, match=r"its tables have \[4, 8\] columns"):
-        verify_operators(graph, after="edit")
+        verify_graph(graph, after="edit")
 
 
 def facts(combine: str) -> LookupFacts:

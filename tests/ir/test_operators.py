@@ -11,7 +11,7 @@ from torch import fx
 
 from recfx import InputError
 from recfx.ir import operators
-from recfx.ir.printer import format_operators, parse_operators
+from recfx.ir.printer import format_graph, parse_graph
 from tests.passes.small_collection import ADOPTED, INDEXED, collection, rewritten
 
 
@@ -31,7 +31,7 @@ def test_an_operator_does_not_run_but_leaves_itself_in_a_trace() -> None:
 def test_a_graph_can_be_pickled() -> None:
     graph = rewritten(collection(INDEXED, ADOPTED), "lower").graph
     loaded = pickle.loads(pickle.dumps(graph))
-    assert format_operators(loaded) == format_operators(graph)
+    assert format_graph(loaded) == format_graph(graph)
     assert loaded == graph
 
 
@@ -64,15 +64,15 @@ def test_a_graph_can_be_pickled() -> None:
 )
 def test_text_that_is_no_graph(old: str, new: str, why: str) -> None:
     graph = rewritten(collection(ADOPTED, INDEXED), "lower").graph
-    text = format_operators(graph)
+    text = format_graph(graph)
     assert old in text
     with pytest.raises(InputError, match="not_a_graph") as caught:
-        parse_operators(text.replace(old, new, 1), graph.context)
+        parse_graph(text.replace(old, new, 1), graph.context)
     assert why in str(caught.value)
 
 
 def test_text_that_was_changed_at_random_is_a_graph_or_is_refused() -> None:
-    texts = [format_operators(rewritten(collection(INDEXED, ADOPTED), name).graph) for name in ("insert_hash", "lower")]
+    texts = [format_graph(rewritten(collection(INDEXED, ADOPTED), name).graph) for name in ("insert_hash", "lower")]
     context = rewritten(collection(INDEXED, ADOPTED), "lower").graph.context
     draw, pieces = random.Random(0), ["", "[", "]", "=", ",", " ", "'", "1", "users", "\n", "}"]
     for _ in range(400):
@@ -81,7 +81,7 @@ def test_text_that_was_changed_at_random_is_a_graph_or_is_refused() -> None:
             place = draw.randrange(len(letters))
             letters[place : place + draw.randint(0, 6)] = draw.choice(pieces)
         try:
-            graph = parse_operators("".join(letters), context)
+            graph = parse_graph("".join(letters), context)
         except InputError:
             continue
-        assert parse_operators(format_operators(graph), context) == graph
+        assert parse_graph(format_graph(graph), context) == graph

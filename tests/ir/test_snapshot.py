@@ -10,7 +10,6 @@ import pytest
 from recfx.ir import format_graph
 from recfx.ir.meta import node_meta
 from recfx.ir.operator_graph import OperatorGraph
-from recfx.ir.printer import format_operators
 from recfx.ir.snapshot import PASSES_KEY
 from recfx.passes import PassResult, Rewrite, passes
 from recfx.passes.base import run_passes
@@ -53,7 +52,7 @@ def test_a_node_is_touched_if_it_is_another_one_afterwards(
 def test_records_hold_the_graph_as_it_was() -> None:
     texts: list[str] = []
     graph = collection(INDEXED, ADOPTED).unexpanded_graph()
-    made = run_passes(graph, passes(), lambda _, graph: texts.append(format_operators(graph)))
+    made = run_passes(graph, passes(), lambda _, graph: texts.append(format_graph(graph)))
     assert [record.text for record in made.records] == texts
     graph_module = collection(INDEXED, ADOPTED).graph_module
     assert made.records[-1].text_with_meta == format_graph(graph_module, with_meta=True)
@@ -75,7 +74,7 @@ def test_nodes_that_a_pass_leaves_alone_are_shared() -> None:
 def test_a_later_run_goes_on_where_the_earlier_one_has_ended() -> None:
     """As for the graph of eval mode, which is made from that of training."""
     before = rewritten(collection(INDEXED, INDEXED), "insert_hash")
-    text = format_operators(before.graph)
+    text = format_graph(before.graph)
     made = run_passes(before, [Rewrite("expand_again", pooling), Rewrite("moved", moved)])
     assert [record.name for record in made.records] == [
         "expand_collection", "insert_dist", "insert_hash", "expand_again", "moved",
@@ -83,4 +82,4 @@ def test_a_later_run_goes_on_where_the_earlier_one_has_ended() -> None:
     assert made.records[:3] == before.records
     assert made.metas["ebc_lookup_1"].passes == ("expand_collection", "insert_hash", "moved")
     assert made.metas["ebc_select_features"] == before.metas["ebc_select_features"]
-    assert format_operators(before.graph) == text
+    assert format_graph(before.graph) == text

@@ -10,7 +10,7 @@ from torchrec import EmbeddingBagConfig, PoolingType
 from recfx import HashConfig, HashEmbeddingBagCollection, HashEmbeddingBagConfig
 from recfx.collections.compile_graph import compile_graph
 from recfx.ir.operator_graph import OperatorGraph
-from recfx.ir.printer import format_operators
+from recfx.ir.printer import format_graph
 from recfx.ir.snapshot import Rewriting
 from recfx.lowering.targets import TargetsHere
 from recfx.passes import passes
@@ -64,7 +64,7 @@ def after(name: str, converted: HashEmbeddingBagCollection) -> tuple[OperatorGra
     made = rewritten(converted, name)
     last = made.records[-1]
     assert last.name == name
-    return made.graph, format_operators(made.graph), last.modified, [declined.code for declined in last.declined]
+    return made.graph, format_graph(made.graph), last.modified, [declined.code for declined in last.declined]
 
 
 def node(graph: OperatorGraph, name: str) -> fx.Node:

@@ -15,10 +15,9 @@ from recfx import HashEmbeddingBagCollection
 from recfx.collections.compile_graph import compile_graph, context_of
 from recfx.collections.sharding.plan import read_plan
 from recfx.collections.sharding.sharded_tables import make_local_tables
-from recfx.ir import format_graph
+from recfx.ir import format_graph, parse_graph
 from recfx.ir.context import CollectionContext
 from recfx.ir.operator_graph import OperatorGraph
-from recfx.ir.printer import format_operators, parse_operators
 from recfx.ir.shards import CollectionSharding
 from recfx.lowering.targets import TargetsHere
 from recfx.passes import passes
@@ -51,8 +50,8 @@ def texts(of: CollectionContext) -> list[str]:
     found: list[str] = []
 
     def note(_: str, graph: OperatorGraph) -> None:
-        found.append(format_operators(graph))
-        assert parse_operators(found[-1], graph.context) == graph
+        found.append(format_graph(graph))
+        assert parse_graph(found[-1], graph.context) == graph
 
     run_passes(OperatorGraph.of(of, TargetsHere()), passes(), note)
     return found

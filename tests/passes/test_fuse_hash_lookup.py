@@ -13,7 +13,6 @@ from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTens
 import recfx
 from recfx import HashConfig, HashEmbeddingBagCollection, HashEmbeddingBagConfig
 from recfx.ir import format_graph
-from recfx.ir.printer import format_operators
 from recfx.passes import passes
 from recfx.passes.fuse_hash_lookup import fuse_hash_lookup
 from recfx.runtime import HashIds, HashLookup
@@ -89,7 +88,7 @@ def test_a_target_without_a_finding_kernel(backend: str) -> None:
     assert (declined.by, declined.code, declined.node) == (backend, "no_finding_kernel", "ebc_hash_ids")
     assert (
         f"lookup(ebc_hash_ids) {{tables=[users, ads], combine=SUM, dtype=float32, kernel={backend}}}"
-        in format_operators(made.graph)
+        in format_graph(made.graph)
     )
 
 

@@ -13,7 +13,7 @@ from recfx.errors import Diagnostic
 from recfx.ir.context import Served
 from recfx.ir.facts import LookupFacts
 from recfx.ir.operator_graph import OperatorGraph
-from recfx.ir.printer import format_operators, parse_operators
+from recfx.ir.printer import format_graph, parse_graph
 from recfx.ir.snapshot import Rewriting
 from recfx.passes import export_passes, passes, serving_passes
 from recfx.passes.base import run_passes
@@ -52,8 +52,8 @@ def made_by(targets: Files, first: HashConfig, second: HashConfig, **dtypes: tor
 def served(first: HashConfig, second: HashConfig, *, fuses: bool = False, **dtypes: torch.dtype) -> str:
     """The text after the passes; it is read back as the same graph."""
     made = made_by(Files(("users", "ads") if fuses else ()), first, second, **dtypes)
-    text = format_operators(made.graph)
-    assert parse_operators(text, made.graph.context) == made.graph
+    text = format_graph(made.graph)
+    assert parse_graph(text, made.graph.context) == made.graph
     return "\n".join(line for line in text.splitlines() if "lookup" in line or "find" in line or "divide" in line)
 
 
@@ -89,9 +89,9 @@ def test_a_mean_of_hashed_tables_alone_is_a_mean_again() -> None:
     ]
     before = HashEmbeddingBagCollection(tables).unexpanded_graph()
     made = run_passes(OperatorGraph(before.graph, replace(before.context, targets=Files())), export_passes())
-    assert "combine=SUM" in format_operators(made.graph)
-    assert "mean_divide" in format_operators(made.graph)
-    text = format_operators(run_passes(made, serving_passes({"": {}})).graph)
+    assert "combine=SUM" in format_graph(made.graph)
+    assert "mean_divide" in format_graph(made.graph)
+    text = format_graph(run_passes(made, serving_passes({"": {}})).graph)
     assert "combine=MEAN" in text
     assert "ebc_keyed_tensor = keyed_tensor(ebc_lookup)" in text
     assert "mean_divide" not in text
