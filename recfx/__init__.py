@@ -11,12 +11,10 @@ from recfx.checkpoint import load_checkpoint, save_checkpoint
 from recfx.collections.averaged_model import extend_averaging
 from recfx.collections.pooled import HashEmbeddingBagCollection, HashEmbeddingBagConfig
 from recfx.conversion.add_operator import add_operator
-from recfx.conversion.convert import convert
+from recfx.conversion.convert import OBSERVERS, convert
 from recfx.conversion.trace import trace
-from recfx.conversion.trace_directory import trace_sharded
 from recfx.conversion.unconvert import unconvert
 from recfx.discovery.sample import Sample
-from recfx.discovery.verify_report import VerifyReport
 from recfx.errors import (
     CheckpointError,
     ConversionError,
@@ -36,6 +34,7 @@ from recfx.inspect import Report
 from recfx.inspect.compare_plans import compare_plans
 from recfx.inspect.cost import cost
 from recfx.inspect.drawing.draw import draw
+from recfx.inspect.drawing.trace_directory import ConversionTrace, trace_sharded
 from recfx.inspect.explain import explain
 from recfx.inspect.monitor import Monitor, monitor
 from recfx.passes import PACKAGE as passes
@@ -44,13 +43,15 @@ from recfx.planner.plan import plan
 from recfx.planner.sharder import sharders
 from recfx.planner.torchrec_entry import AFTER_SHARDING, extend_torchrec
 from recfx.verification.verify import verify
+from recfx.verification.verify_report import VerifyReport
 from recfx.version import __version__
 
 extend_torchrec()  # DistributedModelParallel(recfx.convert(model)) shards what was converted, as it does without recfx
-AFTER_SHARDING.append(trace_sharded)  # what RECFX_TRACE asks for
+OBSERVERS.append(ConversionTrace.begin)  # what RECFX_TRACE asks for
+AFTER_SHARDING.append(trace_sharded)
 extend_torch()  # torch.jit.script compiles what was converted
 extend_averaging()  # torch's AveragedModel follows the ids of hashed tables
-del AFTER_SHARDING, extend_averaging, extend_torch, extend_torchrec, trace_sharded
+del AFTER_SHARDING, OBSERVERS, ConversionTrace, extend_averaging, extend_torch, extend_torchrec, trace_sharded
 
 __all__ = [
     "CheckpointError",

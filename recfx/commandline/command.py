@@ -11,8 +11,8 @@ from torch import nn
 
 from recfx.commandline.factory import Made
 from recfx.conversion.convert import convert
+from recfx.conversion.refusals import DEFAULT_HASHING
 from recfx.hashing import HashConfig
-from recfx.replacement.refusals import DEFAULT_HASHING
 
 # Exit statuses. Besides these, 130 after Ctrl-C and 141 if nothing reads the output any more, as usual in a shell.
 DONE, NOT_OK, NO_MODEL = 0, 1, 2

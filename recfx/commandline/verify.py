@@ -9,8 +9,8 @@ from dataclasses import asdict
 from recfx.collections.converted_collection import converted_collections
 from recfx.commandline.command import DONE, NOT_OK, Command, Outcome, WrongUsage, add_conversion, add_json, converted
 from recfx.commandline.factory import Made
-from recfx.discovery.verify_report import VerifyReport
 from recfx.verification.verify import verify
+from recfx.verification.verify_report import VerifyReport
 
 VERIFY_VERSION = "1"
 

@@ -2,26 +2,59 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Protocol
 
 import torch
 from torch import nn
 from torchrec.distributed.types import ShardingEnv, ShardingPlan
 
 from recfx.collections.converted_collection import share_forwards
-from recfx.conversion.arguments import check_arguments
-from recfx.conversion.finish import as_whole_graph, patch
+from recfx.collections.sharding.whole_plan import check_plan
+from recfx.conversion.decide import Request, check_request, decide, holds_ddp, named_passes, sample_required
+from recfx.conversion.finish import as_whole_graph, patch, place, shard_model, sharded_replacements
 from recfx.conversion.load_guard import guard_loading
-from recfx.conversion.placement import place
-from recfx.conversion.sharding import shard_model, sharded_replacements
-from recfx.conversion.trace_directory import ConversionTrace, Stages
+from recfx.conversion.refusals import DEFAULT_HASHING
+from recfx.conversion.replacement.replace_collections import Hashing
+from recfx.conversion.replacement.resize_tables import TableResizing
 from recfx.discovery.sample import Sample
+from recfx.errors import ConversionError, type_of
 from recfx.passes import Pass
-from recfx.replacement.decide import Request, check_request, decide, holds_ddp, named_passes
-from recfx.replacement.refusals import DEFAULT_HASHING
-from recfx.replacement.replace_collections import Hashing
-from recfx.replacement.resize_tables import TableResizing
+
+
+class Observer(Protocol):
+    """What is told of one conversion."""
+
+    def done(self, stage: str) -> None:
+        """A stage has ended."""
+
+    def failure(self, error: BaseException) -> None:
+        """The conversion has failed."""
+
+    def result(self, converted: nn.Module) -> None:
+        """The conversion has succeeded."""
+
+
+OBSERVERS: list[Callable[[nn.Module], Observer | None]] = []
+"""Each is called with the model at the beginning of a conversion."""
+
+
+def check_arguments(call: Sample | None, plan: Any, env: Any, whole_graph: bool) -> None:
+    """Check the arguments of ``convert`` that say more than what becomes of each collection; ``call`` is the sample.
+
+    Raises:
+        ConversionError: ``invalid_argument``, ``sample_required``.
+    """
+    if plan is not None:
+        check_plan(plan)
+    if env is not None and not isinstance(env, ShardingEnv):
+        raise ConversionError(
+            f"env is {type_of(env)}.",
+            reason="invalid_argument",
+            what_to_do="pass torchrec.distributed.types.ShardingEnv.from_process_group(group).",
+        )
+    if call is None and whole_graph:
+        raise sample_required("whole_graph")
 
 
 def convert(
@@ -81,18 +114,23 @@ def convert(
     Raises:
         ConversionError: with a reason code; the model is as it was.
     """
-    trace, stages = ConversionTrace.begin(model), Stages()
+    observers = [observer for observe in OBSERVERS if (observer := observe(model)) is not None]
+
+    def done(stage: str) -> None:
+        for observer in observers:
+            observer.done(stage)
+
     try:
         converted = _convert(
             model, sample, hashing, plan, env, device, backend, whole_graph, verify, inplace, on_unsupported, id_ranges,
-            passes, stages,
+            passes, done,
         )  # fmt: skip
     except BaseException as error:
-        if trace is not None:
-            trace.failure(error, stages)
+        for observer in observers:
+            observer.failure(error)
         raise
-    if trace is not None:
-        trace.result(converted, stages)
+    for observer in observers:
+        observer.result(converted)
     return converted
 
 
@@ -110,7 +148,7 @@ def _convert(
     on_unsupported: str,
     id_ranges: Mapping[str, tuple[int, int]] | None,
     passes: Iterable[Pass] | None,
-    stages: Stages,
+    done: Callable[[str], None],
 ) -> nn.Module:
     call = None if sample is None else Sample.of(sample)
     sharded = plan is not None or env is not None
@@ -119,14 +157,14 @@ def _convert(
     check_request(model, call, asked)
     check_arguments(call, plan, env, whole_graph)
     with TableResizing(under_ddp=holds_ddp(model)) as resizing:
-        decision = decide(model, call, asked, resizing, done=stages.done)
+        decision = decide(model, call, asked, resizing, done=done)
         converted = model if decision.converted is None else decision.converted
         replacements = decision.replacements
         if sharded:
             before, in_place = converted, inplace and decision.converted is None
             converted = shard_model(converted, plan, env, device, in_place)
             replacements = sharded_replacements(replacements, before, converted)
-            stages.done("shard, and run the passes")
+            done("shard, and run the passes")
         place(converted, device)
         guard_loading(converted)
         share_forwards(converted)
@@ -136,5 +174,5 @@ def _convert(
             converted = patch(model, converted, replacements, decision.discovery.findings)
             guard_loading(converted)
         resizing.keep()
-        stages.done("make a whole graph" if whole_graph else "place, and patch")
+        done("make a whole graph" if whole_graph else "place, and patch")
     return converted

@@ -23,7 +23,7 @@ from recfx.collections.sharding.gather import (
 )
 from recfx.collections.whole_graph import WholeGraph
 from recfx.conversion.load_guard import release_loading
-from recfx.discovery.conversion_record import detach_conversion
+from recfx.conversion.replacement.conversion_record import detach_conversion
 from recfx.discovery.discover import check_module
 from recfx.errors import ConversionError
 from recfx.ir.meta import node_meta

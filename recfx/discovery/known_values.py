@@ -5,6 +5,7 @@ What a ``state_dict`` may replace has no known range.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,8 +14,6 @@ import torch
 from torch import fx, nn
 from torch.utils._sympy.value_ranges import ValueRanges
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
-
-from recfx.discovery.shallow_tracer import source_of
 
 INT32 = ValueRanges(-(2**31), 2**31 - 1)
 INT64 = ValueRanges(-(2**63), 2**63 - 1)
@@ -54,15 +53,25 @@ class Object:
     value: Any
 
 
-def made(before: Ids, after: Range, what: str, node: fx.Node) -> Ids:
-    """The value of a rule that narrows or moves a range, with what it did and where."""
-    site = source_of(node)
-    return replace(before, range=after, why=(*before.why, f"{what} ({site})" if site else what))
+KNOWN = (Ids, Features, Object)
+UNKNOWN = Object(None)
 
 
 def within(inner: Range, outer: Range) -> bool:
     """Whether the inner range is part of the outer one."""
     return bool(outer.lower <= inner.lower and inner.upper <= outer.upper)
+
+
+def fits(range: Range, is_int64: bool) -> bool:
+    """Whether results in this range fit into their type; otherwise, they may wrap around."""
+    return within(range, INT64 if is_int64 else INT32)
+
+
+def ids_of(value: Any) -> Ids | None:
+    """What is known of an operand, which may be a number."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return Ids(ValueRanges.wrap(value), (), True)
+    return value if isinstance(value, Ids) else None
 
 
 def cast(given: Any, dtype: torch.dtype) -> Any:
@@ -72,8 +81,7 @@ def cast(given: Any, dtype: torch.dtype) -> Any:
     if dtype == torch.int64:
         return replace(given, is_int64=True)
     if dtype == torch.int32:
-        fits = within(given.range, INT32)  # otherwise it wraps around
-        return replace(given, is_int64=False) if fits else Ids(INT32, ("int32",), False)
+        return replace(given, is_int64=False) if fits(given.range, False) else Ids(INT32, ("int32",), False)
     return None
 
 
@@ -96,28 +104,28 @@ def attribute(root: nn.Module, node: Any) -> torch.Tensor | None:
     """The tensor that a ``get_attr`` node reads."""
     if not isinstance(node, fx.Node) or node.op != "get_attr":
         return None
-    found: Any = root
-    for part in str(node.target).split("."):
-        found = getattr(found, part, None)
-    return found if isinstance(found, torch.Tensor) else None
+    value = _attribute_at(root, str(node.target))
+    return value if isinstance(value, torch.Tensor) else None
 
 
-def of_attribute(root: nn.Module, path: str) -> Ids | None:
+def _attribute_at(root: Any, path: str) -> Any:
+    return functools.reduce(lambda holder, name: getattr(holder, name, None), path.split("."), root)
+
+
+def of_attribute(root: nn.Module, node: fx.Node) -> Ids | None:
     """What is known of a tensor of the model: its values, unless a ``state_dict`` may replace them."""
-    owner, _, name = path.rpartition(".")
-    holder: Any = root
-    for part in owner.split(".") if owner else ():
-        holder = getattr(holder, part, None)
-    found = getattr(holder, name, None)
-    if not isinstance(found, torch.Tensor) or not _is_integer(found):
+    tensor = attribute(root, node)
+    if tensor is None or not _is_integer(tensor):
         return None
-    if found.is_meta or not found.numel() or _is_in_state_dict(holder, name):
-        return Ids(INT64, (), found.dtype == torch.int64)
-    lower, upper = (int(each) for each in torch.aminmax(found))
-    return Ids(ValueRanges(lower, upper), (f"values of {path}",), found.dtype == torch.int64)
+    if tensor.is_meta or not tensor.numel() or _is_in_state_dict(root, str(node.target)):
+        return Ids(INT64, (), tensor.dtype == torch.int64)
+    lower, upper = (int(bound) for bound in torch.aminmax(tensor))
+    return Ids(ValueRanges(lower, upper), (f"values of {node.target}",), tensor.dtype == torch.int64)
 
 
-def _is_in_state_dict(module: Any, name: str) -> bool:
+def _is_in_state_dict(root: nn.Module, path: str) -> bool:
+    holder, _, name = path.rpartition(".")
+    module = _attribute_at(root, holder) if holder else root
     if not isinstance(module, nn.Module):
         return False
     return name in module._parameters or name in module._buffers.keys() - module._non_persistent_buffers_set

@@ -26,8 +26,7 @@ from torch import fx, nn
 from torch.fx.node import map_aggregate
 
 from recfx.collections.sharding.held_interrupts import held_interrupts
-from recfx.discovery.randomness import fixed_randomness
-from recfx.discovery.sample import Sample
+from recfx.discovery.sample import Sample, fixed_randomness
 from recfx.errors import Diagnostic
 from recfx.ir.meta import SourceLocation
 

@@ -15,7 +15,7 @@ from recfx.exporter.serving.pool_rows import FORMATS, RowFormat
 from recfx.exporter.tables import TableSource
 from recfx.ir.tables import TableSpec
 from recfx.kernels.lookup.quantized_rows import dequantize_rows, quantize_rows
-from recfx.verification.compare_tensors import largest_difference
+from recfx.verification.compare_models import largest_difference
 
 
 @dataclass(frozen=True)

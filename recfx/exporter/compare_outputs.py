@@ -8,10 +8,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from recfx.discovery.randomness import fixed_randomness
-from recfx.discovery.sample import Sample
+from recfx.discovery.sample import Sample, fixed_randomness
 from recfx.exporter.model_copies import fresh_copy, own_buffers
-from recfx.verification.compare_tensors import Difference, compare_tensors, largest_difference
+from recfx.verification.compare_models import Difference, compare_tensors, largest_difference
 
 _SEED = 20_261_122
 _BIGGER, _ONE = "a bigger batch", "a batch of one"

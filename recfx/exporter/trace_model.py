@@ -18,7 +18,7 @@ from torch import fx, nn
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
 from recfx.collections.converted_collection import ConvertedCollection
-from recfx.conversion.inline_collections import inline_graph
+from recfx.conversion.whole_graph import inline_graph
 from recfx.discovery.sample import Sample
 from recfx.discovery.shallow_tracer import ShallowTracer, rollback_of, trace_graph
 from recfx.errors import Diagnostic
@@ -29,7 +29,7 @@ from recfx.exporter.flatten_names import flat_graph_module, identifier
 from recfx.exporter.model_copies import fresh_copy, restore_buffers
 from recfx.exporter.returns import is_typed, take_apart
 from recfx.runtime.hooks import has_forward_hooks
-from recfx.verification.compare_tensors import Difference
+from recfx.verification.compare_models import Difference
 
 _Made = TypeVar("_Made")
 

@@ -15,8 +15,13 @@ from recfx.collections.collection import UnshardedCollection
 from recfx.collections.converted_classes import CONVERTED_CLASSES
 from recfx.collections.sharding.collection import ShardedCollection
 from recfx.collections.whole_graph import WholeGraph
+from recfx.conversion.decide import Request, check_request, decide, holds_ddp, named_passes
+from recfx.conversion.refusals import DEFAULT_HASHING
+from recfx.conversion.replacement.conversion_record import Found
+from recfx.conversion.replacement.dry_run import unchanged
+from recfx.conversion.replacement.replace_collections import Hashing
+from recfx.conversion.replacement.resize_tables import TableResizing
 from recfx.discovery.classify import CONVERTED, CONVERTIBLE, REFUSED, Finding, classify
-from recfx.discovery.conversion_record import Found
 from recfx.discovery.discover import Discovery
 from recfx.discovery.sample import Sample
 from recfx.discovery.wrappers import unwrap
@@ -28,11 +33,6 @@ from recfx.inspect.records import Records
 from recfx.inspect.report import Report
 from recfx.inspect.report_data import REPORT_VERSION, CollectionReport, Verification
 from recfx.passes import Pass
-from recfx.replacement.decide import Request, check_request, decide, holds_ddp, named_passes
-from recfx.replacement.dry_run import unchanged
-from recfx.replacement.refusals import DEFAULT_HASHING
-from recfx.replacement.replace_collections import Hashing
-from recfx.replacement.resize_tables import TableResizing
 from recfx.version import __version__
 
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import sympy
 
-from recfx.discovery.verify_report import DIFFERENT, VerifyReport
 from recfx.errors import Diagnostic
 from recfx.inspect.table_report import TableReport
+from recfx.verification.verify_report import DIFFERENT, VerifyReport
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCo
 
 from recfx.collections.sharding.collection import sharded_collections
 from recfx.collections.sharding.types import type_named
+from recfx.conversion.replacement.dry_run import as_converted
 from recfx.discovery.classify import CONVERTED, CONVERTIBLE, classify
 from recfx.errors import ConversionError
 from recfx.planner.enumerator import OrderedEnumerator
@@ -26,7 +27,6 @@ from recfx.planner.priced_proposals import PricedProposals
 from recfx.planner.proposers import MOST_TABLES_THAT_FIT, left_out, proposers
 from recfx.planner.sharder import HashEmbeddingBagCollectionSharder, planned_types, torchrec_sharders
 from recfx.planner.topology import NpuTopology, check_topology, device_of, hardware_of
-from recfx.replacement.dry_run import as_converted
 
 _LOGGED = {
     "": "Sharding spec not found for ",  # of every data-parallel table, which has none

@@ -9,9 +9,9 @@ import torch
 
 from recfx.collections.collection import UnshardedCollection
 from recfx.collections.kinds import kind_of
-from recfx.discovery.verify_report import DIFFERENT, EQUAL, Check
-from recfx.verification.compare_tensors import compare_tensors, largest_difference
-from recfx.verification.run import COMPARED, Run
+from recfx.verification.compare_models import compare_tensors, largest_difference
+from recfx.verification.run_step import COMPARED, Run
+from recfx.verification.verify_report import DIFFERENT, EQUAL, Check
 
 
 @dataclass(frozen=True)

@@ -2,18 +2,146 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar
 
+import torch
 from torch import nn
+from torchrec.modules.embedding_modules import EmbeddingBagCollection
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
+from torchrec.sparse.tensor_dict import maybe_td_to_kjt
 
-from recfx.collections.collection import unsharded_collections
+from recfx.collections.collection import UnshardedCollection, unsharded_collections
 from recfx.collections.copy_modules import copy_modules, copy_with_tensors, standard_collection
-from recfx.collections.kinds import kind_of
+from recfx.collections.kinds import POOLED, CollectionKind, kind_of
 from recfx.discovery.sample import clone_value
+from recfx.ir.tables import TableSpec
 from recfx.optim.attached import attached_classes, attached_optimizers, run_in_backward
 from recfx.optim.fused_optimizer import FusedOptimizer
 from recfx.optim.in_backward import fused_optimizer_of
-from recfx.verification.mapped_collection import map_collection
+
+_Module = TypeVar("_Module", bound=nn.Module)
+
+
+def map_collection(standard: Any, hashed: UnshardedCollection) -> None:
+    """Let a standard collection take the ids of a hashed one, over copies of its tables.
+
+    Its class becomes a subclass, and its parameters stay the same objects; so methods, attributes, hooks, the device
+    and whatever else reads a table are those of the original.
+
+    Args:
+        standard: a copy of the collection that was converted; it changes.
+        hashed: its conversion; items are read at every call.
+    """
+    standard.__dict__["hashed"] = hashed  # no child
+    kind = kind_of(hashed)
+    mapped_collection, mapped_table = _MAPPED[kind]
+    setattr(standard, kind.configs_attribute, kind.configs_of(hashed))
+    for table in hashed.tables:
+        holder: Any = kind.tables_of(standard)[table.name]
+        weight = hashed.weight(table.name)
+        holder.num_embeddings = table.num_embeddings
+        holder.weight.data = weight.detach().clone()
+        holder.weight.requires_grad_(weight.requires_grad)
+        if table.has_index:
+            holder.reads_copies = table.admits and table.hashing is not None and table.hashing.unseen == "share"
+            _mix_in(mapped_table, holder)
+    _mix_in(mapped_collection, standard)
+
+
+def _mix_in(mixin: type[_Module], module: _Module) -> None:
+    kind = type(module)
+    module.__class__ = mixin if kind in mixin.__bases__ else type(kind.__name__, (mixin, kind), {})
+
+
+class MappedBag(nn.EmbeddingBag):
+    """A table with a row of zeros after its own, for ids without a row.
+
+    With ``reads_copies``, a copy of all rows follows: an id that is not admitted reads one without training it.
+    """
+
+    reads_copies: bool
+
+    def forward(
+        self, input: torch.Tensor, offsets: torch.Tensor | None = None, per_sample_weights: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Pool as ``nn.EmbeddingBag`` does."""
+        rows = [self.weight, self.weight.new_zeros(1, self.embedding_dim)]
+        return nn.functional.embedding_bag(
+            input,
+            torch.cat([*rows, self.weight.detach()] if self.reads_copies else rows),
+            offsets,
+            mode=self.mode,
+            per_sample_weights=per_sample_weights,
+            include_last_offset=self.include_last_offset,
+        )
+
+
+class MappedCollection(EmbeddingBagCollection):
+    """A pooled collection; see :func:`map_collection`, which is the way to make one."""
+
+    hashed: UnshardedCollection
+
+    def forward(self, features: KeyedJaggedTensor) -> KeyedTensor:
+        """Map the ids of every feature, then pool as the standard collection does."""
+        features = maybe_td_to_kjt(features, None)
+        by_feature = features.to_dict()
+        strides = dict(zip(features.keys(), features.stride_per_key(), strict=True))
+        names, values, lengths, weights, key_strides = [], [], [], [], []
+        for table in self.hashed.tables:
+            names.append(list(table.embedding_names))  # one key per table, because each maps ids differently
+            for feature in table.feature_names:
+                jagged = by_feature[feature]
+                values.append(self._map(table, jagged.values().to(torch.int64)))
+                lengths.append(jagged.lengths())
+                key_strides.append([strides[feature]])
+                if self.is_weighted():
+                    weights.append(jagged.weights())
+        variable = features.variable_stride_per_key()
+        mapped = KeyedJaggedTensor(
+            [name for of_table in names for name in of_table],
+            torch.cat(values),
+            torch.cat(weights) if weights else None,
+            lengths=torch.cat(lengths),
+            stride=None if variable else features.stride(),
+            stride_per_key_per_rank=key_strides if variable else None,
+            inverse_indices=features.inverse_indices_or_none(),
+        )
+        renamed = object.__new__(EmbeddingBagCollection)
+        renamed.__dict__ = {**self.__dict__, "_feature_names": names}
+        return EmbeddingBagCollection.forward(renamed, mapped)
+
+    def _map(self, table: TableSpec, ids: torch.Tensor) -> torch.Tensor:
+        if not table.has_index:
+            return ids
+        assert table.hashing is not None
+        index: Any = self.hashed.hash_indexes[table.name]
+        held, rows = (each.to(ids.device) for each in index.items())
+        order = held.argsort()
+        held, rows = held[order], rows[order]
+        place = torch.searchsorted(held, ids).clamp(max=max(held.numel() - 1, 0))
+        known = held[place] == ids if held.numel() else torch.zeros_like(ids, dtype=torch.bool)
+        found = rows[place] if held.numel() else torch.zeros_like(ids)
+        mapped = torch.where(known, found, self._map_absent(table, index, ids))
+        dense = (ids >= 0) & (ids < table.hashing.dense_rows)
+        return torch.where(dense, ids, mapped)
+
+    def _map_absent(self, table: TableSpec, index: Any, ids: torch.Tensor) -> torch.Tensor:
+        config, zeros = table.hashing, torch.full_like(ids, table.num_embeddings)
+        assert config is not None
+        shared = index.shared_rows(ids)
+        unseen = shared if config.unseen == "share" else zeros
+        if not self.hashed.training:
+            return unseen
+        full = shared if config.on_full == "share" else zeros
+        if not config.admits:
+            return full
+        candidates, sightings = (each.to(ids.device) for each in index.candidates())
+        admitted = torch.isin(ids, candidates[sightings >= config.admit_after])
+        return torch.where(admitted, full, shared + zeros + 1 if config.unseen == "share" else zeros)
+
+
+_MAPPED: dict[CollectionKind, tuple[type[nn.Module], type[nn.Module]]] = {POOLED: (MappedCollection, MappedBag)}
+"""The classes of a collection and of its tables with an index, by kind."""
 
 
 def reference_of(original: nn.Module, converted: nn.Module) -> nn.Module:

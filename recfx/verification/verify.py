@@ -2,19 +2,237 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import replace
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
+from recfx.collections.collection import unsharded_collections
 from recfx.collections.converted_collection import converted_collections
+from recfx.collections.copy_modules import copy_with_tensors
+from recfx.collections.kinds import kind_of, standard_kind
+from recfx.collections.whole_graph import WholeGraph
+from recfx.discovery.bypass import way_around
 from recfx.discovery.discover import check_module
-from recfx.discovery.sample import Sample
-from recfx.discovery.verify_report import SKIPPED, Check, VerifyReport
+from recfx.discovery.sample import Sample, fixed_randomness
 from recfx.discovery.wrappers import unwrap
-from recfx.errors import ConversionError
-from recfx.verification.compare_models import batch_sizes
-from recfx.verification.comparison import Comparison
+from recfx.errors import ConversionError, RecfxError
+from recfx.optim.attached import attached_optimizers, run_in_backward
+from recfx.runtime.training_checks import on_a_copy
+from recfx.verification.checks import Checker
+from recfx.verification.compare_models import Outcome, batch_sizes, compare_models
+from recfx.verification.reference_model import attach_optimizers, copy_fused_state, reference_of
+from recfx.verification.run_step import LEARNING_RATE, Run, run_step
+from recfx.verification.verify_report import (
+    DIFFERENT,
+    EQUAL,
+    NOT_REPRODUCIBLE,
+    REFUSED_SAMPLE,
+    SKIPPED,
+    Check,
+    VerifyReport,
+)
+
+
+class _Compared(NamedTuple):
+    """The comparison of two steps.
+
+    Args:
+        checks: what was found.
+        whole_step: False if a forward called the original model's collections, so that nothing else was run.
+    """
+
+    checks: list[Check]
+    whole_step: bool
+
+
+class Comparison:
+    """Collects the results; only copies of the models are run, so the models are never changed.
+
+    Args:
+        original: with standard collections.
+        converted: what ``convert`` made of it.
+        rtol: relative tolerance.
+        atol: absolute tolerance.
+    """
+
+    def __init__(self, original: nn.Module, converted: nn.Module, rtol: float, atol: float) -> None:
+        self.original, self.converted = original, converted
+        self.checks: list[Check] = []
+        self.tables: dict[str, dict[str, dict[str, float]]] = {}
+        self.collections = unsharded_collections(converted)
+        self.originals = {
+            path: module for path, module in original.named_modules() if standard_kind(module) is not None
+        }
+        fused = {
+            kind_of(collection).weight_name(path, table): optimizer
+            for path, collection in self.collections.items()
+            for table, optimizer in collection.fused_optimizers().items()
+        }
+        self.fused = set(fused)
+        # Only here may rows that the batch did not use differ: the dense rule updates them, the fused one does not.
+        masked = frozenset(name for name, optimizer in fused.items() if optimizer.differs_from_dense_rule)
+        counts_calls = not isinstance(converted, WholeGraph)  # a graph leaves out calls whose results are not used
+        self.checker = Checker(self.collections, masked, rtol, atol, counts_calls, self._way_around)
+
+    def report(self) -> VerifyReport:
+        """What was found."""
+        return VerifyReport(tuple(self.checks), self.tables, self.checker.rtol, self.checker.atol)
+
+    def check_indexes(self) -> None:
+        """Every index must find what it lists: the reference model knows only the listing."""
+        for path, collection in self.collections.items():
+            for table in collection.hash_indexes:
+                ids, rows = collection.index(table).items()
+                wrong = int((collection.index(table).find(ids) != rows).sum())
+                if wrong:
+                    message = f"{wrong} of {ids.numel()} ids are found in another row than items() lists"
+                    where = f"{path + '.' if path else ''}{table}"
+                    self.checks.append(Check("", "", "index", where, DIFFERENT, float("inf"), message))
+
+    def skip(self, mode: str, batch: str, where: str, message: str) -> None:
+        """Record that nothing was compared."""
+        self.checks.append(Check(mode, batch, "run", where, SKIPPED, message=message))
+
+    def compare(self, mode: str, batch: str, call: Sample) -> None:
+        """Run the reference model and the converted model, each on copies, and compare."""
+        training = mode == "train"
+        try:
+            subject = copy_with_tensors(self.converted).train(training)
+            attach_optimizers(self.converted, subject, skip=self.fused)
+            self._attach_missing(subject)
+        except Exception as error:  # whatever the user's modules raise when they are copied
+            self.skip(mode, batch, "copy", f"the model cannot be copied ({type(error).__name__}: {error})")
+            return
+        if training and self._has_index() and self._admits_between_calls():
+            self.skip(mode, batch, "hash_ids", "one forward calls a collection several times, and ids may be admitted "
+                      "between the calls, which the standard collection cannot reproduce")  # fmt: skip
+            return
+        hashed, failure = self._hash_sample(call) if training and self._has_index() else (subject, None)
+        kept = copy_with_tensors(hashed) if self._has_index() and not training else hashed  # its state before the step
+
+        def actual() -> Run:
+            if failure is not None:
+                raise failure
+            return run_step(subject, call, training, self.originals)
+
+        outcome = compare_models(
+            partial(self._run_reference, hashed, call, training),
+            actual,
+            partial(self._checks, mode, batch),
+            _names_of_different,
+            again=partial(self._run_reference, kept, call, training),
+        )
+        if outcome.expected_error is not None:
+            why = outcome.expected_error
+            message = f"the original raises {type(why).__name__}: {why}"
+            self.skip(mode, batch, "original", message + self._advice(subject, call, training))
+            return
+        if outcome.actual_error is not None:
+            self.checks.append(_refused_or_failed(mode, batch, outcome.actual_error))
+            return
+        self._note(mode, batch, outcome)
+
+    def _note(self, mode: str, batch: str, outcome: Outcome[_Compared]) -> None:
+        wanted, found, unsteady = outcome.wanted, outcome.found, outcome.unsteady or frozenset()
+        assert wanted is not None
+        assert found is not None
+        assert outcome.result is not None
+        checks = outcome.result.checks
+        self.checks += [
+            replace(check, status=NOT_REPRODUCIBLE, message="the original differs from itself under one seed")
+            if check.status == DIFFERENT and (check.what, check.where) in unsteady
+            else check
+            for check in checks
+        ]
+        self.checker.note_tables(wanted, found, self.tables)
+
+    def _checks(self, mode: str, batch: str, wanted: Run, found: Run) -> _Compared:
+        if not (wanted.originals or found.originals):
+            return _Compared(self.checker.of_runs(mode, batch, wanted, found), whole_step=True)
+        calls = [check for check in self.checker.of_calls(mode, batch, wanted, found) if check.status != EQUAL]
+        called = min(wanted.originals | found.originals)
+        message = f"a copy of the model still calls {called!r} of the model itself"
+        checks = calls or [Check(mode, batch, "run", "copy", SKIPPED, message=message)]
+        return _Compared(checks, whole_step=False)
+
+    def _hash_sample(self, call: Sample) -> tuple[nn.Module, Exception | None]:
+        """A copy of the converted model in which the sample's ids are hashed, and the error if that failed.
+
+        Nothing else of a training step has been run on it: the reference model needs the rows that the step will use.
+        """
+        hashed = copy_with_tensors(self.converted).train()
+        hashed_call = call.clone()
+        try:
+            with fixed_randomness(), torch.no_grad(), on_a_copy():
+                hashed(*hashed_call.args, **hashed_call.kwargs)
+        except Exception as error:  # the caller compares it with what the original does
+            return self.converted, error
+        return hashed, None
+
+    def _admits_between_calls(self) -> bool:
+        return any(
+            table.admits and collection.calls > 1
+            for collection in self.collections.values()
+            for table in collection.tables
+        )
+
+    def _attach_missing(self, model: nn.Module) -> None:
+        """Attach SGD to evicting tables without an optimizer in backward, because they cannot train without one."""
+        for path, collection in self.collections.items():
+            for table in collection.tables:
+                name = kind_of(collection).weight_name(path, table.name)
+                weight = model.get_parameter(name)
+                if table.evicts and name not in self.fused and weight.requires_grad and not attached_optimizers(weight):
+                    run_in_backward(torch.optim.SGD, weight, {"lr": LEARNING_RATE})
+
+    def _advice(self, subject: nn.Module, call: Sample, training: bool) -> str:
+        """The error of the converted model if the original fails: it says what to do about a wrong batch."""
+        try:
+            run_step(subject, call, training)
+        except RecfxError as error:
+            return f" The converted model: {error}"
+        except Exception as error:
+            return f" The converted model raises {type(error).__name__}."
+        return ""
+
+    def _has_index(self) -> bool:
+        return any(len(collection.hash_indexes) for collection in self.collections.values())
+
+    def _run_reference(self, subject: nn.Module, call: Sample, training: bool) -> Run:
+        """One step of the original; with an index, over copies of the tables of ``subject``, which stays as it is."""
+        reference = reference_of(self.original, subject)
+        attach_optimizers(self.original, reference, skip=set())
+        self._attach_missing(reference)
+        if self._has_index():
+            copy_fused_state(subject, reference)
+        return run_step(reference, call, training, self.originals)
+
+    def _way_around(self) -> str:
+        """How the converted model reaches the original collections, or modules that hold them."""
+        holders = [
+            module
+            for module in self.original.modules()
+            if any(standard_kind(inside) is not None for inside in module.modules())
+        ]
+        return way_around(self.converted, holders)
+
+
+def _names_of_different(compared: _Compared) -> list[tuple[str, str]]:
+    """The values that a second step of the original can tell more about."""
+    if not compared.whole_step:
+        return []
+    return [(check.what, check.where) for check in compared.checks if check.status == DIFFERENT]
+
+
+def _refused_or_failed(mode: str, batch: str, error: Exception) -> Check:
+    if isinstance(error, RecfxError):  # such as a full table; the message says what to do
+        return Check(mode, batch, "run", REFUSED_SAMPLE, DIFFERENT, float("inf"), str(error))
+    message = f"raises {type(error).__name__}: {error}"
+    return Check(mode, batch, "run", "converted", DIFFERENT, float("inf"), message)
+
 
 # Tables below float32 are pooled in another precision by the standard collection.
 _TOLERANCE = {torch.float16: 1e-2, torch.bfloat16: 2e-2}

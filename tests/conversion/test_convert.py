@@ -12,7 +12,7 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
 from recfx.collections.pooled import HashEmbeddingBagCollection
 from recfx.conversion.convert import convert
-from recfx.discovery.conversion_record import conversion_of
+from recfx.conversion.replacement.conversion_record import conversion_of
 from recfx.errors import ConversionError
 from recfx.inspect.explain import explain
 from recfx.inspect.report import Report

@@ -10,7 +10,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recfx.collections.pooled import HashEmbeddingBagCollection
 from recfx.conversion.convert import convert
-from recfx.discovery.conversion_record import conversion_of
+from recfx.conversion.replacement.conversion_record import conversion_of
 from recfx.errors import ConversionError, InputError
 from recfx.hashing import HashConfig
 from tests.builders.batches import batch

@@ -24,14 +24,11 @@ CALLBACKS: dict[tuple[str, str], str] = {
     ("recfx.ir.operator_graph", "lowering"): "passes ask the kernel targets through the context of their graph",
     ("recfx.passes.lower", "lowering"): "so do they for operators that find ids",
     ("recfx.passes.base", "collections"): "what runs the passes of a user tells which of them raised",
-    (
-        "recfx.runtime.forwards",
-        "collections",
-    ): "a collection tells what counts its calls",
+    ("recfx.runtime.forwards", "collections"): "a collection tells what counts its calls",
     ("recfx.runtime.base", "collections"): "every leaf of a trace is called through its base class",
     ("recfx.runtime.base", "discovery"): "the tracer that the user's forward runs under notes the call",
     ("recfx.runtime.base", "verification"): "hooks count the calls of collections, and note what they pool",
-    ("recfx.replacement.decide", "conversion"): "the trace of a conversion records when a stage is done",
+    ("recfx.conversion.convert", "inspect.drawing"): "what RECFX_TRACE asks for observes each conversion",
     ("recfx.lowering.cpu", "runtime"): "a batch that one kernel hashes and looks up is made by the node that hashes",
 }
 
@@ -105,7 +102,7 @@ def test_no_package_is_entered_from_below(case: str) -> None:
     recfx.convert(Model(), **CASES[case])  # what is imported or made once
     walk = Walk(lambda: recfx.convert(Model(), **CASES[case]))
     assert walk.entered[0] == "conversion"
-    assert {"discovery", "replacement", "collections", "passes", "runtime", "ir"} <= set(walk.entered)
+    assert {"discovery", "conversion.replacement", "collections", "passes", "runtime", "ir"} <= set(walk.entered)
     up = [
         f"{caller} calls {called}"
         for caller, callee, called in walk.calls

@@ -10,7 +10,7 @@ from torch import nn
 from torchrec import EmbeddingBagCollection, KeyedJaggedTensor
 
 import recfx
-from recfx.discovery.verify_report import SKIPPED
+from recfx.verification.verify_report import SKIPPED
 from tests.builders.batches import two_bags
 from tests.builders.collections import table
 

@@ -8,7 +8,7 @@ import numpy
 import pytest
 import torch
 
-from recfx.discovery.randomness import fixed_randomness
+from recfx.discovery.sample import fixed_randomness
 
 
 def numbers() -> tuple[float, float, float]:

@@ -65,7 +65,7 @@ BESIDE = {
     "serving": ["exporter", "kernels/test_served_lookup.py", "kernels/test_quantized_lookup.py"],
     "ir": ["ir", "passes", "inspect"],
     "collections": ["collections", "runtime", "conversion"],
-    "replacement": ["replacement", "conversion"],
+    "replacement": ["conversion"],
     "discovery": ["discovery", "verification", "inspect", "conversion"],
     "inspect": ["inspect", "commandline"],
     "errors": ["test_diagnostics.py", "checkpoint/test_refusals.py", "conversion/test_refusals.py"],

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from recfx.collections.kinds import POOLED
-from recfx.discovery.verify_report import DIFFERENT, EQUAL, Check
 from recfx.verification.checks import Checker
-from recfx.verification.run import Run
+from recfx.verification.run_step import Run
+from recfx.verification.verify_report import DIFFERENT, EQUAL, Check
 
 TABLE = "ebc.embedding_bags.t.weight"
 VALUE = torch.arange(6.0).view(3, 2)

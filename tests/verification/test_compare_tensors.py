@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from recfx.verification.compare_tensors import Difference, compare_tensors, largest_difference
+from recfx.verification.compare_models import Difference, compare_tensors, largest_difference
 
 NAN, INF = math.nan, math.inf
 

@@ -14,9 +14,9 @@ from torchrec import KeyedJaggedTensor
 import recfx
 from recfx.collections.pooled import HashEmbeddingBagCollection
 from recfx.discovery.sample import Sample
-from recfx.discovery.verify_report import DIFFERENT, EQUAL, NOT_REPRODUCIBLE, SKIPPED
 from recfx.optim.attached import attached_optimizers
-from recfx.verification.comparison import Comparison
+from recfx.verification.verify import Comparison
+from recfx.verification.verify_report import DIFFERENT, EQUAL, NOT_REPRODUCIBLE, SKIPPED
 from tests.builders.batches import two_bags
 from tests.builders.collections import one_table
 from tests.builders.optimizers import attach

@@ -13,8 +13,8 @@ from torchrec import EmbeddingBagCollection, KeyedJaggedTensor, PoolingType
 
 import recfx
 from recfx.collections.copy_modules import standard_collection
-from recfx.discovery.verify_report import SKIPPED
-from recfx.verification.mapped_collection import map_collection
+from recfx.verification.reference_model import map_collection
+from recfx.verification.verify_report import SKIPPED
 from tests.builders.batches import bags, one_bag
 from tests.builders.collections import one_table, table
 

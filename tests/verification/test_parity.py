@@ -9,8 +9,7 @@ import torch
 from torch import nn
 
 from recfx.discovery.sample import Sample
-from recfx.verification.compare_tensors import Difference
-from recfx.verification.parity import compare_forward
+from recfx.verification.compare_models import Difference, compare_forward
 
 GENERATOR = torch.Generator()
 

@@ -12,8 +12,7 @@ from torchrec.optim import optimizers as placeholders
 
 import recfx
 from recfx.optim.attached import attached_optimizers
-from recfx.verification.mapped_collection import MappedCollection
-from recfx.verification.reference_model import attach_optimizers, copy_fused_state, reference_of
+from recfx.verification.reference_model import MappedCollection, attach_optimizers, copy_fused_state, reference_of
 from tests.builders.batches import two_bags
 from tests.builders.collections import one_table
 from tests.builders.optimizers import attach

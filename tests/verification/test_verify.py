@@ -14,8 +14,8 @@ from torch import nn
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor, KeyedTensor
 
 import recfx
-from recfx.discovery.randomness import fixed_randomness
-from recfx.discovery.verify_report import DIFFERENT, EQUAL, NOT_REPRODUCIBLE, SKIPPED
+from recfx.discovery.sample import fixed_randomness
+from recfx.verification.verify_report import DIFFERENT, EQUAL, NOT_REPRODUCIBLE, SKIPPED
 from tests.builders.batches import two_bags
 from tests.builders.collections import one_table
 from tests.builders.optimizers import attach

@@ -8,8 +8,7 @@ from torchrec import EmbeddingBagCollection, KeyedJaggedTensor
 
 import recfx
 from recfx.collections.pooled import HashEmbeddingBagCollection
-from recfx.verification.run import Run
-from recfx.verification.watch_calls import counted_calls, noted_lookups
+from recfx.verification.run_step import Run, counted_calls, noted_lookups
 from tests.builders.batches import bags
 from tests.builders.collections import collection, one_table
 

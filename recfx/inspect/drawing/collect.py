@@ -14,8 +14,8 @@ from recfx.collections.converted_collection import ConvertedCollection
 from recfx.collections.kinds import KINDS, POOLED, kind_of, shown_by
 from recfx.collections.sharding.collection import SHARDED
 from recfx.collections.whole_graph import WholeGraph
+from recfx.conversion.replacement.conversion_record import Found, conversion_of
 from recfx.discovery.classify import CONVERTED, Finding
-from recfx.discovery.conversion_record import Found, conversion_of
 from recfx.discovery.discover import discover
 from recfx.discovery.shallow_tracer import source_of
 from recfx.discovery.wrappers import unwrap

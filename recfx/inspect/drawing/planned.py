@@ -15,10 +15,10 @@ from recfx.collections.converted_collection import ConvertedCollection
 from recfx.collections.sharding.sharded_tables import check_optimizers
 from recfx.collections.sharding.whole_plan import MOST_RANKS, check_plan
 from recfx.collections.whole_graph import WholeGraph
+from recfx.conversion.replacement.conversion_record import Conversion, conversion_of, recorded
+from recfx.conversion.replacement.dry_run import converted_by_path, unchanged
 from recfx.discovery.classify import Finding
-from recfx.discovery.conversion_record import Conversion, conversion_of
 from recfx.discovery.discover import discover
-from recfx.discovery.recorded import recorded
 from recfx.discovery.wrappers import unwrap
 from recfx.errors import DrawingError
 from recfx.inspect.cost import price_planned
@@ -29,7 +29,6 @@ from recfx.planner.pricing.cost import Cost
 from recfx.planner.pricing.hardware import Hardware
 from recfx.planner.pricing.values import whole_number
 from recfx.planner.topology import NpuTopology, check_topology, hardware_of
-from recfx.replacement.dry_run import converted_by_path, unchanged
 
 
 @dataclass(frozen=True)

@@ -9,12 +9,12 @@ from typing import Any
 from torch import nn
 
 from recfx.collections.converted_collection import ConvertedCollection
+from recfx.conversion.replacement.replace_collections import Hashing, config_for
 from recfx.discovery.classify import CONVERTED, EMBEDDING_COLLECTION, KEPT, REFUSED
 from recfx.discovery.discover import Discovery
 from recfx.errors import ConversionError
 from recfx.hashing import HashConfig
 from recfx.passes import Pass
-from recfx.replacement.replace_collections import Hashing, config_for
 
 DEFAULT_HASHING = HashConfig()
 """The default of ``hashing=``, told apart by identity: an equal config from the user counts as a request."""

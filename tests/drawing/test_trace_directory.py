@@ -21,8 +21,8 @@ from torchrec.distributed.types import EmbeddingModuleShardingPlan, ShardingPlan
 
 import recfx
 from recfx import HashConfig
-from recfx.conversion import trace_directory
-from recfx.conversion.trace_directory import TraceWarning
+from recfx.inspect.drawing import trace_directory
+from recfx.inspect.drawing.trace_directory import TraceWarning
 from tests.inspect.balanced import Balanced
 from tests.inspect.models import Wrapped, batch, collection, dlrm
 from tests.sharding.cases import Case, Model, Table, build, plan_of

@@ -12,25 +12,23 @@ from torch import nn
 
 from recfx.collections.copy_modules import copy_modules, refuse_fully_sharded
 from recfx.collections.devices import usable_device
-from recfx.discovery.classify import CONVERTED, CONVERTIBLE, Finding
-from recfx.discovery.conversion_record import Conversion, attach_conversion, conversion_of
-from recfx.discovery.discover import Discovery, check_module, discover
-from recfx.discovery.recorded import recorded
-from recfx.discovery.sample import Sample
-from recfx.errors import ConversionError, Diagnostic, type_of
-from recfx.passes import Pass
-from recfx.replacement.check_conversion import check_conversion
-from recfx.replacement.declared_ranges import declare_id_ranges
-from recfx.replacement.notes import compile_dropped, read_but_not_called
-from recfx.replacement.refusals import (
+from recfx.conversion.check_conversion import check_conversion, compile_dropped, read_but_not_called
+from recfx.conversion.declared_ranges import declare_id_ranges
+from recfx.conversion.refusals import (
     DEFAULT_HASHING,
     refuse_other_request,
     refuse_raw_ids_of_kept,
     refuse_sharded,
     refuse_unsupported,
 )
-from recfx.replacement.replace_collections import Hashing, replace_collections
-from recfx.replacement.resize_tables import TableResizing
+from recfx.conversion.replacement.conversion_record import Conversion, attach_conversion, conversion_of, recorded
+from recfx.conversion.replacement.replace_collections import Hashing, replace_collections
+from recfx.conversion.replacement.resize_tables import TableResizing
+from recfx.discovery.classify import CONVERTED, CONVERTIBLE, Finding
+from recfx.discovery.discover import Discovery, check_module, discover
+from recfx.discovery.sample import Sample
+from recfx.errors import ConversionError, Diagnostic, type_of
+from recfx.passes import Pass
 
 
 @dataclass(frozen=True)

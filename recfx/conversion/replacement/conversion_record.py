@@ -9,10 +9,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from recfx.discovery.verify_report import VerifyReport
+from recfx.discovery.classify import CONVERTED, CONVERTIBLE
+from recfx.discovery.discover import Discovery
 from recfx.discovery.wrappers import unwrap
 from recfx.errors import Diagnostic
 from recfx.ir.meta import SourceLocation
+from recfx.verification.verify_report import VerifyReport
 
 _ATTRIBUTE = "_recfx_conversion"
 
@@ -71,3 +73,23 @@ def conversion_of(model: nn.Module) -> Conversion:
     """The record that is attached to the model; an empty one for collections that were built directly."""
     found: Any = unwrap(model).__dict__.get(_ATTRIBUTE)
     return found if isinstance(found, Conversion) else Conversion([], [], "error")
+
+
+def recorded(discovery: Discovery, on_unsupported: str, before: Conversion | None = None) -> Conversion:
+    """The record of ``discovery``; collections that were converted ``before`` keep the records they have."""
+    earlier = {} if before is None else {record.paths[0]: record for record in before.found}
+    found = [
+        earlier[finding.path]
+        if finding.status == CONVERTED and finding.path in earlier
+        else Found(
+            tuple(finding.paths),
+            type(finding.module).__name__,
+            "converted" if finding.status == CONVERTIBLE else finding.status,
+            finding.why,
+            finding.found,
+            finding.source,
+            finding.call_sites,
+        )
+        for finding in discovery.findings
+    ]
+    return Conversion(found, list(discovery.rollbacks), on_unsupported)

@@ -18,9 +18,11 @@ import re
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from html import escape
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import torch
 import torch.distributed as dist
@@ -28,7 +30,6 @@ from torch import nn
 
 from recfx.collections.converted_collection import converted_collections
 from recfx.collections.whole_graph import WholeGraph
-from recfx.conversion.trace_index import index_of_all, index_page, is_index_of_all
 from recfx.discovery.wrappers import unwrap
 from recfx.errors import ConversionError, RecfxError
 from recfx.inspect import diff_steps, wording
@@ -38,6 +39,72 @@ from recfx.inspect.explain import explain
 from recfx.inspect.step_diff import graph_texts, step_names
 from recfx.ir import format_graph
 from recfx.version import __version__
+
+_CONVERSIONS = "Conversions"
+_STYLE = """
+:root { color-scheme: light dark; }
+body { font: 15px/1.5 system-ui, sans-serif; margin: 2em auto; max-width: 60em; padding: 0 1em; }
+table { border-collapse: collapse; margin: .5em 0 1.5em; }
+th, td { border: 1px solid #999; padding: .2em .6em; text-align: left; }
+td.number { text-align: right; }
+"""
+
+
+def index_page(
+    title: str,
+    outcome: str,
+    versions: Mapping[str, object],
+    seconds: Mapping[str, float],
+    files: Sequence[tuple[str, str]],
+) -> str:
+    """The page of one conversion.
+
+    Args:
+        title: the name of its folder.
+        outcome: how it ended.
+        versions: what it ran under.
+        seconds: the times of its stages.
+        files: name and description of each file in the folder.
+    """
+    total = sum(seconds.values())
+    times = "".join(
+        f'<tr><td>{escape(name)}</td><td class="number">{took:.3f}</td></tr>' for name, took in seconds.items()
+    )
+    parts = [f"<h1>{escape(title)}: {escape(outcome)}</h1>"]
+    parts.append(f"<p>{escape(', '.join(f'{name} {value}' for name, value in versions.items()))}</p>")
+    rows = "".join(f"<tr><td>{_link(name)}</td><td>{escape(what)}</td></tr>" for name, what in files)
+    parts.append(f"<h2>Files</h2><table><tr><th>file</th><th>what is in it</th></tr>{rows}</table>")
+    if times:
+        parts.append(f"<h2>Times: {total:.3f} s</h2><table><tr><th>stage</th><th>seconds</th></tr>{times}</table>")
+    parts.append("<p>There are no weights and no ids in these files.</p>")
+    return _page(title, parts)
+
+
+def index_of_all(folders: Sequence[str]) -> str:
+    """The page above the folders of all conversions."""
+    rows = "".join(f"<li>{_link(f'{folder}/index.html', folder)}</li>" for folder in folders)
+    return _page(_CONVERSIONS, [f"<h1>{_CONVERSIONS}</h1><ul>{rows}</ul>"])
+
+
+def is_index_of_all(page: str) -> bool:
+    """Whether it is a page of ``index_of_all``, and not one that someone else has written."""
+    return page.startswith(_head(_CONVERSIONS))
+
+
+def _link(path: str, text: str = "") -> str:
+    return f'<a href="{escape(quote(path))}">{escape(text or path)}</a>'
+
+
+def _page(title: str, parts: Sequence[str]) -> str:
+    return f"{_head(title)}<style>{_STYLE}</style></head><body>\n" + "\n".join(parts) + "\n</body></html>\n"
+
+
+def _head(title: str) -> str:
+    return (
+        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><meta name="generator" content="recfx">'
+        f"<title>{escape(title)}</title>"
+    )
+
 
 VARIABLE = "RECFX_TRACE"
 
@@ -51,20 +118,6 @@ class TraceWarning(UserWarning):
     """The trace of a conversion could not be written; the conversion itself is not affected."""
 
 
-class Stages:
-    """The times of the stages of a conversion."""
-
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
-        self._since = time.perf_counter()
-
-    def done(self, name: str) -> None:
-        """Count the time since the last stage ended for the stage ``name``."""
-        now = time.perf_counter()
-        self.seconds[name] = self.seconds.get(name, 0.0) + now - self._since
-        self._since = now
-
-
 class ConversionTrace:
     """The folder of one conversion.
 
@@ -75,6 +128,8 @@ class ConversionTrace:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.files: list[tuple[str, str]] = []
+        self.seconds: dict[str, float] = {}  # of each stage
+        self._since = time.perf_counter()
 
     @classmethod
     def begin(cls, model: nn.Module) -> ConversionTrace | None:
@@ -92,7 +147,13 @@ class ConversionTrace:
             _warn(f"{VARIABLE}={directory} cannot be written ({why}): nothing is traced")
             return None
 
-    def result(self, converted: nn.Module, stages: Stages) -> None:
+    def done(self, stage: str) -> None:
+        """Count the time since the last stage ended for this one."""
+        now = time.perf_counter()
+        self.seconds[stage] = self.seconds.get(stage, 0.0) + now - self._since
+        self._since = now
+
+    def result(self, converted: nn.Module) -> None:
         """Write what the conversion made."""
         with self._warning():
             report = without_quotes(explain(converted))
@@ -107,14 +168,14 @@ class ConversionTrace:
                 self._passes(converted, steps)
             for name, text in _whole_graphs(converted).items():
                 self._write(name, text, "the graph of the whole model in that mode")
-            self._finish(converted, stages, "converted")
+            self._finish(converted, "converted")
 
-    def failure(self, error: BaseException, stages: Stages) -> None:
+    def failure(self, error: BaseException) -> None:
         """Write why there is no result."""
         with self._warning():
             self._write("error.txt", _error_text(error), "why the conversion failed")
             reason = f" ({error.reason})" if isinstance(error, RecfxError) else ""
-            self._finish(None, stages, f"failed: {type(error).__name__}{reason}")
+            self._finish(None, f"failed: {type(error).__name__}{reason}")
 
     def _passes(self, converted: nn.Module, steps: tuple[str, ...]) -> None:
         (self.folder / "passes").mkdir()
@@ -125,12 +186,12 @@ class ConversionTrace:
             if number and (changed := diff_steps(converted, steps[number - 1], step)):
                 self._write(f"passes/{number:02d}-{step}.diff", changed, f"what {step} changed")
 
-    def _finish(self, converted: nn.Module | None, stages: Stages, outcome: str) -> None:
-        times = {"stages": stages.seconds, "passes": {} if converted is None else _pass_seconds(converted)}
+    def _finish(self, converted: nn.Module | None, outcome: str) -> None:
+        times = {"stages": self.seconds, "passes": {} if converted is None else _pass_seconds(converted)}
         self._write("timings.json", json.dumps(times, indent=2) + "\n", "seconds of each stage, and of each pass")
         versions = _versions()
         self._write("versions.json", json.dumps(versions, indent=2) + "\n", "versions, and the rank")
-        page = index_page(self.folder.name, outcome, versions, stages.seconds, self.files)
+        page = index_page(self.folder.name, outcome, versions, self.seconds, self.files)
         self._write("index.html", page, "")
         _list_all(self.folder.parent)
 
@@ -154,7 +215,7 @@ def trace_sharded(model: nn.Module) -> None:
     """Trace the graphs of a model that TorchRec's ``DistributedModelParallel`` has just sharded."""
     trace = ConversionTrace.begin(unwrap(model))
     if trace is not None:
-        trace.result(model, Stages())
+        trace.result(model)
 
 
 def _error_text(error: BaseException) -> str:
