@@ -4,24 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torchrec.optim.warmup import WarmupOptimizer
 
 from recfx.checkpoint import storage
-from recfx.checkpoint.contents import OPTIMIZER, mismatch
 from recfx.checkpoint.directory import locked, told_as
-from recfx.checkpoint.in_backward import BackwardPlan
-from recfx.checkpoint.in_backward_plans import plan_in_backward
+from recfx.checkpoint.in_backward import BackwardPlan, plan_in_backward
 from recfx.checkpoint.manifest import Manifest, missing
 from recfx.checkpoint.model_plan import ModelPlan, plan_model, refused_as
 from recfx.checkpoint.ordinary import (
-    BUILD_AS_SAVED,
     load_state,
     load_warm_ups,
     plan_warm_ups,
@@ -31,10 +28,6 @@ from recfx.checkpoint.ordinary import (
 from recfx.checkpoint.peers import Peers, checked_directory, checked_model
 from recfx.checkpoint.saved_folder import SavedFolder
 from recfx.checkpoint.settings import read_settings
-from recfx.checkpoint.sharded_load import read_rows
-from recfx.checkpoint.table_names import NamedTable
-from recfx.hashing.row_move import RowMove
-from recfx.ir.shard import Shard
 
 
 def load_checkpoint(
@@ -173,56 +166,8 @@ def _plan(root: nn.Module, folder: SavedFolder, optimizer: torch.optim.Optimizer
     inner = None if optimizer is None else unwrap_optimizer(optimizer)
     rebuilt = None
     if optimizer is not None and inner is not None:
-        rebuilt = optimizer, _ordinary(root, inner, folder, described, settings["optimizer"], moves)
+        rebuilt = optimizer, rebuild_state(inner, root, folder, described, settings["optimizer"], moves)
     warm_ups = [] if optimizer is None else plan_warm_ups(optimizer, settings["warm_ups"])
     for each in backward:
         each.prepare()
     return _Plans(plan, backward, rebuilt, warm_ups)
-
-
-def _ordinary(
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    folder: SavedFolder,
-    described: Mapping[str, Tensor],
-    saved: Mapping[str, Any] | None,
-    moves: Mapping[str, RowMove],
-) -> dict[str, Any]:
-    if saved is None:
-        raise mismatch(
-            "the checkpoint was saved without optimizer=.",
-            module_path="optimizer",
-            what_to_do="load it without optimizer= as well.",
-        )
-    moved = {name for name in described for weight in moves if name.startswith(f"{OPTIMIZER}{weight}.")}
-    if moved:
-        raise mismatch(
-            f"{min(moved)} has one entry per row of its table, and the table has more rows now.",
-            module_path="optimizer",
-            what_to_do="load without optimizer=; only fused optimizers follow their table's rows.",
-        )
-
-    def shape_of(name: str) -> Tensor:
-        if OPTIMIZER + name not in described:
-            raise mismatch(
-                f"the checkpoint lacks its state {name!a}.", module_path="optimizer", what_to_do=BUILD_AS_SAVED
-            )
-        return described[OPTIMIZER + name]
-
-    def read(name: str, where: tuple[NamedTable, Shard] | None) -> Tensor:
-        full_name, tensor = OPTIMIZER + name, shape_of(name)
-        if where is None or tensor.dim() == 0:
-            return storage.read(folder, {full_name: tensor})[full_name]
-        shard, rows, dim = where[1], where[0].table.table.num_embeddings, where[0].table.table.embedding_dim
-        if tuple(tensor.shape) not in ((rows, dim), (rows, 1)):
-            raise mismatch(
-                f"the state {name!a} was saved as {tuple(tensor.shape)}, but the table is {(rows, dim)}.",
-                module_path="optimizer",
-                what_to_do=BUILD_AS_SAVED,
-            )
-        (first, end), (left, right) = shard.rows, shard.columns if tensor.shape[1] == dim else (0, tensor.shape[1])
-        part = torch.empty(end - first, right - left, dtype=tensor.dtype, device="cpu")
-        read_rows(folder, full_name, tensor, shard, None, part, left)
-        return part
-
-    return rebuild_state(optimizer, model, saved, read, shape_of)

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from recfx.checkpoint import storage
 from recfx.checkpoint.contents import MODEL, check_initialised, check_loadable, check_names, mismatch, with_prefix
 from recfx.checkpoint.saved_folder import SavedFolder
-from recfx.checkpoint.sharded_load import IN_PLACE_BYTES, TablePlan, plan_tables
+from recfx.checkpoint.sharded import IN_PLACE_BYTES, TablePlan, plan_tables
 from recfx.checkpoint.table_names import (
     check_index_sizes,
     check_same_tables_have_indexes,

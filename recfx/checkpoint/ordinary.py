@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -17,44 +17,41 @@ from torchrec.optim.fused import EmptyFusedOptimizer
 from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizer, KeyedOptimizerWrapper
 from torchrec.optim.warmup import WarmupOptimizer
 
-from recfx.checkpoint.contents import mismatch
-from recfx.checkpoint.settings import NOT_SETTINGS, check_settings_fit, check_state_fits
+from recfx.checkpoint import storage
+from recfx.checkpoint.contents import OPTIMIZER, mismatch
+from recfx.checkpoint.optimizer_fits import NOT_SETTINGS, check_settings_fit, check_state_fits
+from recfx.checkpoint.saved_folder import SavedFolder
+from recfx.checkpoint.sharded import read_rows
 from recfx.checkpoint.storage import Parts
 from recfx.checkpoint.table_names import NamedTable, sharded_parameters, sharded_tables
 from recfx.collections.sharding.optimizer import ShardedFusedOptimizer
 from recfx.errors import CheckpointError, type_of, with_article
+from recfx.hashing.row_move import RowMove
 from recfx.ir.shard import Shard
 from recfx.optim.keyed_optimizer import FusedKeyedOptimizer
 
-BUILD_AS_SAVED = "build the optimizer as it was built when saving, or load without optimizer=."
 _FUSED = (ShardedFusedOptimizer, FusedKeyedOptimizer, EmptyFusedOptimizer)
 _AROUND_ONE = (KeyedOptimizerWrapper, WarmupOptimizer, GradientClippingOptimizer)
 
 
-def wrappers_around_one(optimizer: object) -> list[Any]:
-    """The wrappers of a single optimizer, from the outermost to the innermost; not those that users derived."""
-    return [each for _, each in _everything(optimizer) if type(each) in _AROUND_ONE]
-
-
-def not_fused(optimizer: object) -> list[Any]:
-    """The innermost optimizers, without the fused ones, which are saved with the model."""
-    inside = (CombinedOptimizer, *_FUSED)
-    return [
-        each for _, each in _everything(optimizer) if not isinstance(each, inside) and type(each) not in _AROUND_ONE
-    ]
-
-
-def _everything(optimizer: Any, place: str = "") -> Iterator[tuple[str, Any]]:
+def _unwrapped(optimizer: Any, place: str = "") -> Iterator[tuple[str, Any]]:
+    """The optimizer, and all optimizers inside it, from the outermost to the innermost, with their places."""
     yield place, optimizer
     if isinstance(optimizer, CombinedOptimizer):
-        for number, (_, each) in enumerate(optimizer.optimizers):
-            yield from _everything(each, f"{place}.{number}" if place else f"{number}")
-    elif type(optimizer) in _AROUND_ONE:
-        yield from _everything(optimizer._optimizer, f"{place}.inner" if place else "inner")
+        for number, (_, inner) in enumerate(optimizer.optimizers):
+            yield from _unwrapped(inner, f"{place}.{number}" if place else f"{number}")
+    elif type(optimizer) in _AROUND_ONE:  # not in classes that users derived from them
+        yield from _unwrapped(optimizer._optimizer, f"{place}.inner" if place else "inner")
+
+
+def _not_fused(optimizer: object) -> list[Any]:
+    """The innermost optimizers, without the fused ones, which are saved with the model."""
+    optimizers = [inner for _, inner in _unwrapped(optimizer) if type(inner) not in _AROUND_ONE]
+    return [inner for inner in optimizers if not isinstance(inner, (CombinedOptimizer, *_FUSED))]
 
 
 def _warm_ups(optimizer: object) -> dict[str, WarmupOptimizer]:
-    return {place: each for place, each in _everything(optimizer) if isinstance(each, WarmupOptimizer)}
+    return {place: inner for place, inner in _unwrapped(optimizer) if isinstance(inner, WarmupOptimizer)}
 
 
 def warm_up_states(optimizer: object) -> dict[str, list[int]]:
@@ -68,21 +65,14 @@ def plan_warm_ups(optimizer: object, saved: Mapping[str, Any]) -> list[tuple[War
     Raises:
         CheckpointError: ``checkpoint_mismatch``.
     """
-    found = _warm_ups(optimizer)
-    if found.keys() != saved.keys():
-        raise mismatch(
-            f"warm-ups were saved at {sorted(saved)} of optimizer=, here they are at {sorted(found)}.",
-            module_path="optimizer",
-            what_to_do=BUILD_AS_SAVED,
-        )
-    for place, each in found.items():
-        if saved[place][1] >= len(each._stages):
-            raise mismatch(
-                f"a warm-up was saved in its stage {saved[place][1]}, but here it has {len(each._stages)}.",
-                module_path="optimizer",
-                what_to_do=BUILD_AS_SAVED,
-            )
-    return [(each, saved[place]) for place, each in found.items()]
+    warm_ups = _warm_ups(optimizer)
+    if warm_ups.keys() != saved.keys():
+        raise _mismatch(f"warm-ups were saved at {sorted(saved)} of optimizer=, here they are at {sorted(warm_ups)}.")
+    for place, warm_up in warm_ups.items():
+        stage, stages = saved[place][1], len(warm_up._stages)
+        if stage >= stages:
+            raise _mismatch(f"a warm-up was saved in its stage {stage}, but here it has {stages}.")
+    return [(warm_up, saved[place]) for place, warm_up in warm_ups.items()]
 
 
 def load_warm_ups(planned: list[tuple[WarmupOptimizer, list[int]]]) -> None:
@@ -90,6 +80,61 @@ def load_warm_ups(planned: list[tuple[WarmupOptimizer, list[int]]]) -> None:
     for each, (steps, stage) in reversed(planned):
         each.state[each._warmup_param] = {"warmup": torch.tensor([steps, stage], dtype=torch.long, device="cpu")}
         each._set_lr(steps, stage)
+
+
+def unwrap_optimizer(optimizer: Any) -> torch.optim.Optimizer | None:
+    """The ``torch.optim`` optimizer inside TorchRec's wrappers and ``CombinedOptimizer``.
+
+    None if there are only fused ones, which are saved with the model.
+
+    Raises:
+        CheckpointError: ``optimizer_not_supported``.
+    """
+    optimizers = _not_fused(optimizer)
+    if not optimizers:
+        return None
+    if len(optimizers) > 1:
+        raise _not_supported(f"optimizer= has {len(optimizers)} optimizers that are not fused.")
+    (inner,) = optimizers
+    if not isinstance(inner, torch.optim.Optimizer) or isinstance(inner, KeyedOptimizer):
+        raise _not_supported(f"optimizer= is {type_of(inner)}.")
+    return inner
+
+
+def _not_supported(
+    message: str, what_to_do: str = "pass a torch.optim.Optimizer; fused optimizers are saved with the model."
+) -> CheckpointError:
+    return CheckpointError(message, reason="optimizer_not_supported", what_to_do=what_to_do)
+
+
+def _mismatch(
+    message: str, what_to_do: str = "build the optimizer as it was built when saving, or load without optimizer=."
+) -> CheckpointError:
+    return mismatch(message, module_path="optimizer", what_to_do=what_to_do)
+
+
+def load_state(optimizer: Any, state: dict[str, Any]) -> Callable[[], None]:
+    """``load_state_dict`` of the result of ``rebuild_state``: all or nothing.
+
+    Returns:
+        a function that undoes it.
+    """
+    (inner,) = _not_fused(optimizer)
+    wrappers = [wrapper for _, wrapper in _unwrapped(optimizer) if type(wrapper) in _AROUND_ONE]
+    before = [(each, each.state, each.param_groups) for each in (inner, *wrappers)]
+
+    def undo() -> None:
+        for each, state, groups in before:
+            each.state, each.param_groups = state, groups
+
+    try:
+        inner.load_state_dict(state)
+    except BaseException:
+        undo()
+        raise
+    for each in reversed(wrappers):  # torch has replaced the objects that they know
+        each.state, each.param_groups = each._optimizer.state, each._optimizer.param_groups
+    return undo
 
 
 @dataclass
@@ -107,54 +152,24 @@ class DescribedOptimizer:
     values: dict[str, Any]
 
 
-def unwrap_optimizer(optimizer: Any) -> torch.optim.Optimizer | None:
-    """The ``torch.optim`` optimizer inside TorchRec's wrappers and ``CombinedOptimizer``.
+class _Stepped(NamedTuple):
+    """A parameter that an optimizer updates; its name is ``#<number>`` if the model lacks it."""
 
-    None if there are only fused ones, which are saved with the model.
-
-    Raises:
-        CheckpointError: ``optimizer_not_supported``.
-    """
-    found = not_fused(optimizer)
-    if not found:
-        return None
-    if len(found) > 1:
-        raise _not_supported(f"optimizer= has {len(found)} optimizers that are not fused.")
-    (inner,) = found
-    if not isinstance(inner, torch.optim.Optimizer) or isinstance(inner, KeyedOptimizer):
-        raise _not_supported(f"optimizer= is {type_of(inner)}.")
-    return inner
+    parameter: Tensor
+    name: str
+    shard: tuple[NamedTable, Shard] | None
 
 
-def _not_supported(message: str) -> CheckpointError:
-    return CheckpointError(
-        message,
-        reason="optimizer_not_supported",
-        what_to_do="pass a torch.optim.Optimizer; fused optimizers are saved with the model.",
-    )
-
-
-def load_state(optimizer: Any, state: dict[str, Any]) -> Callable[[], None]:
-    """``load_state_dict`` of the result of ``rebuild_state``: all or nothing.
-
-    Returns:
-        a function that undoes it.
-    """
-    (inner,), wrappers = not_fused(optimizer), wrappers_around_one(optimizer)
-    before = [(each, each.state, each.param_groups) for each in (inner, *wrappers)]
-
-    def undo() -> None:
-        for each, state, groups in before:
-            each.state, each.param_groups = state, groups
-
-    try:
-        inner.load_state_dict(state)
-    except BaseException:
-        undo()
-        raise
-    for each in reversed(wrappers):  # torch has replaced the objects that they know
-        each.state, each.param_groups = each._optimizer.state, each._optimizer.param_groups
-    return undo
+def _stepped(optimizer: torch.optim.Optimizer, model: nn.Module) -> list[_Stepped]:
+    """The parameters of all groups, in the order in which ``state_dict`` numbers them."""
+    known = {id(parameter): name for name, parameter in model.named_parameters()}
+    sharded = sharded_parameters(model)
+    stepped = []
+    for number, parameter in enumerate(parameter for group in optimizer.param_groups for parameter in group["params"]):
+        shard = sharded.get(id(parameter))
+        name = known.get(id(parameter), f"#{number}") if shard is None else shard[0].weight
+        stepped.append(_Stepped(parameter, name, shard))
+    return stepped
 
 
 def describe_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module) -> DescribedOptimizer:
@@ -164,32 +179,31 @@ def describe_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module) -> De
         CheckpointError: ``optimizer_not_supported``: it steps parameters that are not in ``model``, or has a state of
             a sharded table that is not cut as the table is.
     """
-    names, where = _names(optimizer, model)
-    foreign = [number for number, name in enumerate(names) if name == f"#{number}"]
+    stepped = _stepped(optimizer, model)
+    foreign = [number for number, each in enumerate(stepped) if each.name == f"#{number}"]
     if foreign:
-        raise CheckpointError(
+        raise _not_supported(
             f"optimizer= updates {len(foreign)} parameters that the model lacks; the first is its number {foreign[0]}.",
-            reason="optimizer_not_supported",
-            what_to_do="pass an optimizer of parameters of this model; save other optimizers with torch.save.",
+            "pass an optimizer of parameters of this model; save other optimizers with torch.save.",
         )
     saved = _state_dict(optimizer)
-    found = DescribedOptimizer({}, {}, {})
+    described = DescribedOptimizer({}, {}, {})
     values: dict[str, dict[str, Any]] = {}
     for number, state in saved["state"].items():
-        name = names[number]
-        values[name] = {"values": {}, "tensors": []}
-        for key, value in state.items():
-            if not isinstance(value, Tensor):
-                values[name]["values"][key] = value
-                continue
-            values[name]["tensors"].append(key)
-            if where[number] is None:
-                found.tensors[f"{name}.{key}"] = value.detach()
+        _, name, shard = stepped[number]
+        tensors = {key: value.detach() for key, value in state.items() if isinstance(value, Tensor)}
+        others = {key: value for key, value in state.items() if key not in tensors}
+        values[name] = {"values": others, "tensors": list(tensors)}
+        for key, tensor in tensors.items():
+            if shard is None:
+                described.tensors[f"{name}.{key}"] = tensor
             else:
-                _add_part(found.sharded, f"{name}.{key}", value, *where[number])
-    groups = [{**group, "params": [names[number] for number in group["params"]]} for group in saved["param_groups"]]
-    found.values = {"kind": type(optimizer).__name__, "groups": groups, "state": values}
-    return found
+                _add_part(described.sharded, f"{name}.{key}", tensor, *shard)
+    groups = [
+        {**group, "params": [stepped[number].name for number in group["params"]]} for group in saved["param_groups"]
+    ]
+    described.values = {"kind": type(optimizer).__name__, "groups": groups, "state": values}
+    return described
 
 
 def _state_dict(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
@@ -209,7 +223,7 @@ def _add_part(tensors: dict[str, Tensor | Parts], name: str, value: Tensor, tabl
         return
     if size == ():
         if table.table.saved[0] == shard:
-            tensors[name] = value.detach()
+            tensors[name] = value
         return
     parts = tensors.setdefault(name, Parts(size))
     assert isinstance(parts, Parts)
@@ -242,9 +256,8 @@ def join_described(described: list[dict[str, Any]], model: nn.Module) -> dict[st
     if any(len(each["groups"]) != len(first["groups"]) for each in described):
         raise _not_supported("optimizer= does not have the same number of groups on all ranks.")
     state: dict[str, Any] = {}
-    for each in described:
-        for name, values in each["state"].items():
-            state.setdefault(name, values)
+    for each in reversed(described):
+        state.update(each["state"])
     tables = {table.weight for table in sharded_tables(model)}
     groups, any_order = [], False
     order = {name: place for place, name in enumerate(model.state_dict())}
@@ -261,67 +274,89 @@ def join_described(described: list[dict[str, Any]], model: nn.Module) -> dict[st
 def rebuild_state(
     optimizer: torch.optim.Optimizer,
     model: nn.Module,
-    described: Mapping[str, Any],
-    read: Callable[[str, tuple[NamedTable, Shard] | None], Tensor],
-    shape_of: Callable[[str], Tensor],
+    folder: SavedFolder,
+    described: Mapping[str, Tensor],
+    saved: Mapping[str, Any] | None,
+    moves: Mapping[str, RowMove],
 ) -> dict[str, Any]:
     """The ``state_dict`` for ``optimizer``, checked against its parameters. Changes nothing.
 
     Args:
         optimizer: the optimizer that is to load the state.
         model: the model whose parameters it updates.
-        described: what was saved besides tensors.
-        read: returns a saved tensor by ``<parameter>.<state>``, or a shard's part of it.
-        shape_of: returns shape and dtype of a saved tensor, so that a tensor that does not fit is not even read.
+        folder: the data folder.
+        described: shapes and dtypes of everything that is saved, so that a tensor that does not fit is not even read.
+        saved: what was saved besides tensors; None if the checkpoint has no optimizer.
+        moves: the moves of tables that have more rows than saved, by weight name.
 
     Raises:
         CheckpointError: ``checkpoint_mismatch``.
     """
-    names, where = _names(optimizer, model)
-    if described["kind"] != type(optimizer).__name__:
-        raise mismatch(
-            f"the saved optimizer is {with_article(described['kind'])}, this one is {type_of(optimizer)}.",
-            module_path="optimizer",
-            what_to_do=BUILD_AS_SAVED,
+    if saved is None:
+        raise _mismatch("the checkpoint was saved without optimizer=.", "load it without optimizer= as well.")
+    moved = {name for name in described for weight in moves if name.startswith(f"{OPTIMIZER}{weight}.")}
+    if moved:
+        raise _mismatch(
+            f"{min(moved)} has one entry per row of its table, and the table has more rows now.",
+            "load without optimizer=; only fused optimizers follow their table's rows.",
         )
-    saved_groups = [group["params"] for group in described["groups"]]
-    ordered = iter(names)
-    groups = [[next(ordered) for _ in group["params"]] for group in optimizer.param_groups]
-    if not _same_groups(saved_groups, groups, described, model):
-        raise mismatch(
-            f"the saved optimizer updates {saved_groups}, this one updates {groups}.",
-            module_path="optimizer",
-            what_to_do=BUILD_AS_SAVED,
-        )
-    for saved, current in zip(described["groups"], optimizer.param_groups, strict=True):
-        check_settings_fit(saved, current, "optimizer")
-    numbered = iter(range(len(names)))
-    rebuilt = [
-        {
-            **{key: value for key, value in group.items() if key in optimizer.defaults},  # settings not in `saved`
-            **{key: value for key, value in saved.items() if key not in NOT_SETTINGS},
-            "params": [next(numbered) for _ in group["params"]],
-        }
-        for saved, group in zip(described["groups"], optimizer.param_groups, strict=True)
-    ]
+    if saved["kind"] != type(optimizer).__name__:
+        raise _mismatch(f"the saved optimizer is {with_article(saved['kind'])}, this one is {type_of(optimizer)}.")
+    stepped = _stepped(optimizer, model)
+    numbers = iter(range(len(stepped)))
+    numbered = [[next(numbers) for _ in group["params"]] for group in optimizer.param_groups]
+    groups = [[stepped[number].name for number in group] for group in numbered]
+    saved_groups = [group["params"] for group in saved["groups"]]
+    if not _same_groups(saved_groups, groups, saved, model):
+        raise _mismatch(f"the saved optimizer updates {saved_groups}, this one updates {groups}.")
+    rebuilt: list[dict[str, Any]] = []
     state: dict[int, dict[str, Any]] = {}
-    stepped = [
-        (parameter, settings)
-        for group, settings in zip(optimizer.param_groups, rebuilt, strict=True)
-        for parameter in group["params"]
-    ]
-    for number, (name, of) in enumerate(zip(names, where, strict=True)):
-        saved = described["state"].get(name)
-        if saved is None:
-            continue
-        parameter, settings = stepped[number]
-        whole = of is None
-        tensors = {key: shape_of(f"{name}.{key}") if whole else read(f"{name}.{key}", of) for key in saved["tensors"]}
-        check_state_fits(tensors, saved["values"], parameter, type(optimizer), settings, name)
-        if whole:
-            tensors = {key: read(f"{name}.{key}", None) for key in tensors}
-        state[number] = {**saved["values"], **tensors}
+    for saved_group, group, group_numbers in zip(saved["groups"], optimizer.param_groups, numbered, strict=True):
+        check_settings_fit(saved_group, group, "optimizer")
+        settings = {key: value for key, value in group.items() if key in optimizer.defaults}  # some may not be saved
+        settings.update({key: value for key, value in saved_group.items() if key not in NOT_SETTINGS})
+        rebuilt.append({**settings, "params": group_numbers})
+        for number in group_numbers:
+            if (entry := saved["state"].get(stepped[number].name)) is not None:
+                tensors = _read_state(folder, described, stepped[number], entry, type(optimizer), settings)
+                state[number] = {**entry["values"], **tensors}
     return {"state": state, "param_groups": rebuilt}
+
+
+def _read_state(
+    folder: SavedFolder,
+    described: Mapping[str, Tensor],
+    stepped: _Stepped,
+    entry: Mapping[str, Any],
+    optimizer: type,
+    settings: Mapping[str, Any],
+) -> dict[str, Tensor]:
+    """The tensors of the state of one parameter; of a shard, its part of them."""
+    tensors = {key: described.get(f"{OPTIMIZER}{stepped.name}.{key}") for key in entry["tensors"]}
+    state: dict[str, Tensor] = {}
+    for key, tensor in tensors.items():
+        if tensor is None:
+            raise _mismatch(f"the checkpoint lacks its state {f'{stepped.name}.{key}'!a}.")
+        state[key] = (
+            tensor if stepped.shard is None else _read_part(folder, f"{stepped.name}.{key}", tensor, *stepped.shard)
+        )
+    check_state_fits(state, entry["values"], stepped.parameter, optimizer, settings, stepped.name)
+    if stepped.shard is not None:
+        return state
+    read = storage.read(folder, {f"{OPTIMIZER}{stepped.name}.{key}": tensor for key, tensor in state.items()})
+    return dict(zip(state, read.values(), strict=True))
+
+
+def _read_part(folder: SavedFolder, name: str, tensor: Tensor, table: NamedTable, shard: Shard) -> Tensor:
+    if tensor.dim() == 0:
+        return storage.read(folder, {OPTIMIZER + name: tensor})[OPTIMIZER + name]
+    rows, dim = table.table.table.num_embeddings, table.table.table.embedding_dim
+    if tuple(tensor.shape) not in ((rows, dim), (rows, 1)):
+        raise _mismatch(f"the state {name!a} was saved as {tuple(tensor.shape)}, but the table is {(rows, dim)}.")
+    (first, end), (left, right) = shard.rows, shard.columns if tensor.shape[1] == dim else (0, tensor.shape[1])
+    part = torch.empty(end - first, right - left, dtype=tensor.dtype, device="cpu")
+    read_rows(folder, OPTIMIZER + name, tensor, shard, None, part, left)
+    return part
 
 
 def _same_groups(
@@ -334,15 +369,3 @@ def _same_groups(
     if not described.get("any_order") and not names.intersection(table.weight for table in tables):
         return saved == groups
     return [set(group) - elsewhere for group in saved] == [set(group) for group in groups]
-
-
-def _names(
-    optimizer: torch.optim.Optimizer, model: nn.Module
-) -> tuple[list[str], list[tuple[NamedTable, Shard] | None]]:
-    """A name for every parameter of the optimizer, in its order, and the shard that it is, if it is one."""
-    known = {id(parameter): name for name, parameter in model.named_parameters()}
-    sharded = sharded_parameters(model)
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    where = [sharded.get(id(parameter)) for parameter in parameters]
-    names = [known.get(id(parameter), f"#{number}") for number, parameter in enumerate(parameters)]
-    return [name if of is None else of[0].weight for name, of in zip(names, where, strict=True)], where

@@ -35,7 +35,7 @@ from recfx.checkpoint.ordinary import (
 )
 from recfx.checkpoint.peers import Peers, checked_directory, checked_model
 from recfx.checkpoint.settings import pack_settings
-from recfx.checkpoint.sharded_save import joined_counts, tables_contents, tables_in_backward
+from recfx.checkpoint.sharded import joined_counts, tables_contents
 from recfx.checkpoint.storage import Parts
 from recfx.checkpoint.table_names import sharded_tables
 from recfx.errors import CheckpointError
@@ -184,16 +184,9 @@ def _common(model: nn.Module, own: _Own, described: list[dict[str, Any]]) -> tup
     tensors = {MODEL + name: value.detach() for name, value in own.state.items() if isinstance(value, Tensor)}
     extra_state = {name: value for name, value in own.state.items() if not isinstance(value, Tensor)}
     in_backward = {}
-    for found in optimizers_in_backward(model):
-        for key, tensor in found.tensors().items():
-            tensors[f"{IN_BACKWARD}{found.name}.{key}"] = tensor
-        in_backward[found.name] = {
-            "kind": found.kind,
-            "settings": found.settings(),
-            "values": found.values(),
-            "tensors": list(found.tensors()),
-        }
-    in_backward.update(tables_in_backward(model))
+    for optimizer in optimizers_in_backward(model):
+        tensors.update({f"{IN_BACKWARD}{optimizer.name}.{key}": value for key, value in optimizer.tensors().items()})
+        in_backward[optimizer.name] = optimizer.described()
     if own.optimizer is not None:
         tensors.update({OPTIMIZER + name: tensor for name, tensor in own.optimizer.tensors.items()})
     for name, tensor in tensors.items():

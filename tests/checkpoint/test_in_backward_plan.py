@@ -64,7 +64,9 @@ def all_state(model: nn.Module) -> dict[str, Any]:
     """Weights, and settings and state of all optimizers, copied."""
     found: dict[str, Any] = dict(model.state_dict())
     for each in optimizers_in_backward(model):
-        found.update({f"{each.name}.{key}": value for key, value in {**each.settings(), **each.state}.items()})
+        found.update(
+            {f"{each.name}.{key}": value for key, value in {**each.described()["settings"], **each.state}.items()}
+        )
     return {name: value.clone() if isinstance(value, torch.Tensor) else value for name, value in found.items()}
 
 
@@ -328,7 +330,7 @@ def test_state_goes_to_the_device_of_its_parameter(monkeypatch: pytest.MonkeyPat
     parameter = nn.Parameter(torch.empty(2, 3, device="meta"))
     state: dict[str, Any] = {"gone": 1, "kept": torch.zeros(2, 3, dtype=torch.float64), "other": torch.zeros(5)}
     kept = state["kept"]
-    optimizer = BackwardOptimizer("w", None, parameter, {"lr": 0.1}, state, None, torch.optim.Adam)
+    optimizer = BackwardOptimizer("w", parameter, {"lr": 0.1}, state, None, torch.optim.Adam)
     tensors = {name: torch.empty(2, 3, device="meta") for name in ("moment", "kept", "other")}
     tensors["step"] = torch.empty((), device="meta")
     saved = {"settings": {"lr": 0.5}, "values": {"count": 7}}

@@ -15,7 +15,8 @@ from torch import optim
 
 import recfx
 from recfx.checkpoint import plain_data, settings, storage
-from recfx.checkpoint.settings import check_settings_fit, check_state_fits, is_number, pack_settings, read_settings
+from recfx.checkpoint.optimizer_fits import check_settings_fit, check_state_fits, is_number
+from recfx.checkpoint.settings import pack_settings, read_settings
 
 VALID: dict[str, Any] = {
     "extra_state": {"head._extra_state": {"any": (1, 2)}},

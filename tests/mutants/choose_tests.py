@@ -122,7 +122,7 @@ for _stem in ("awaitables", "batch_steps", "pipeline_stages"):
     FIRST[f"sharding/{_stem}.py"].append("pipeline/test_train_pipeline.py")
 FIRST["sharding/sharded_tables.py"].append("ascend/npu_runtime/test_sharded.py")
 _CHECKPOINT = {
-    **{name: ["sharding/test_checkpoint.py"] for name in ("sharded_load", "sharded_save", "table_names")},
+    **{name: ["sharding/test_checkpoint.py"] for name in ("sharded", "table_names")},
     "peers": ["sharding/test_checkpoint.py"],
     "storage": ["checkpoint/test_storage.py", "sharding/test_checkpoint.py"],
     "load": ["sharding/test_checkpoint_optimizers.py", "checkpoint/test_refusals.py"],

@@ -152,7 +152,7 @@ def interrupted(rank: int, world_size: int, case: Case, folder: str) -> dict[str
         raise KeyboardInterrupt
 
     if rank == 1:
-        patch.setattr("recfx.checkpoint.sharded_load.TablePlan.carry_out", fail)
+        patch.setattr("recfx.checkpoint.sharded.TablePlan.carry_out", fail)
     try:
         with pytest.raises(KeyboardInterrupt if rank == 1 else CheckpointError):
             recfx.load_checkpoint(model, folder)
@@ -237,7 +237,7 @@ def test_what_is_wrong_changes_nothing_on_any_rank(tmp_path: Path) -> None:
 def fails_to_plan(rank: int, world_size: int, case: Case, folder: str) -> str:
     with pytest.MonkeyPatch.context() as patch:
         if rank == 1:
-            patch.setattr("recfx.checkpoint.sharded_load._check_weight", lambda plan: 1 // 0)
+            patch.setattr("recfx.checkpoint.sharded._check_weight", lambda plan: 1 // 0)
         model = make(case, world_size, seed=5)
         before = tables_of(model)
         with pytest.raises((CheckpointError, ZeroDivisionError)) as caught:

@@ -1,31 +1,132 @@
-"""Loads a checkpoint into sharded tables: each rank checks and reads its own rows and columns.
+"""The sharded tables of a checkpoint: each rank saves, checks and loads its own rows and columns.
 
-If a table has more rows than it was saved with, every rank reads its whole index, because ids move. No rank ever holds
-whole weights or optimizer state.
+They are saved as parts of whole tensors, under the names of an unsharded model. If a table has more rows than it was
+saved with, every rank reads its whole index, because ids move. No rank ever holds whole weights or optimizer state.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from recfx.checkpoint import storage
 from recfx.checkpoint.contents import IN_BACKWARD, MODEL, mismatch
-from recfx.checkpoint.in_backward import BackwardOptimizer, BackwardPlan
 from recfx.checkpoint.saved_folder import SavedFolder
 from recfx.checkpoint.storage import Parts
 from recfx.checkpoint.table_names import NamedTable, check_index_sizes, sharded_tables
 from recfx.collections.fit_table import check_weight, saved_shape
 from recfx.collections.sharding.load_state import fit_slices, fit_whole_index
 from recfx.collections.sharding.state import whole_index
-from recfx.hashing.identity import IDENTITY, check_identity
+from recfx.hashing.identity import IDENTITY, check_identity, identity
+from recfx.hashing.index import HashIndex
 from recfx.hashing.row_move import RowMove, row_aligned_names
-from recfx.hashing.slices import COUNTS, SLICE_COUNTS, STATISTICS, part_count, parts_between, slice_state
+from recfx.hashing.slices import COUNTS, SLICE_COUNTS, STATISTICS, join_states, part_count, parts_between, slice_state
 from recfx.ir.shard import Shard
-from recfx.optim.rules.rule import STEP, StateTensor
+from recfx.kernels.index.index_buffers import BATCHES
+from recfx.optim.rules.rule import STEP
+
+
+def tables_contents(model: nn.Module) -> tuple[dict[str, Tensor | Parts], dict[str, list[Tensor]]]:
+    """This rank's parts of all sharded tables, and the ``counts`` of its slices, which have yet to be joined.
+
+    Raises:
+        CheckpointError: the state that was loaded in place into an index is not valid.
+    """
+    tensors: dict[str, Tensor | Parts] = {}
+    counts: dict[str, list[Tensor]] = {}
+    for table in sharded_tables(model):
+        _prepare(table)
+        tensors[MODEL + table.weight] = _parts(
+            table, (table.table.table.num_embeddings, table.table.table.embedding_dim), table.module.store.weight
+        )
+        if table.table.table.has_index:
+            _index(table, tensors, counts)
+        if table.first and table.name in table.module.fused:
+            _optimizer(table, tensors)
+    return tensors, counts
+
+
+def joined_counts(found: Sequence[dict[str, list[Tensor]]]) -> dict[str, Tensor]:
+    """The tables' ``counts`` from those of all ranks."""
+    slices: dict[str, list[dict[str, Tensor]]] = {}
+    for each in found:
+        for name, values in each.items():
+            slices.setdefault(name, []).extend({COUNTS: value} for value in values)
+    return {name: join_states(states)[COUNTS] for name, states in slices.items()}
+
+
+def _prepare(table: NamedTable) -> None:
+    store = table.module.store
+    for shard in table.local():
+        if shard.table.has_index:
+            store.index(shard.name).refresh()
+        if shard.name in store.optimizers:
+            store.optimizers[shard.name].prepare(store.weight(shard.name))
+
+
+def _parts(table: NamedTable, size: tuple[int, ...], tensor_of: Any, blocks: Sequence[tuple[int, int]] = ()) -> Parts:
+    """This rank's parts of a tensor cut like the weight or, with ``blocks``, of one with a number per row and block."""
+    parts = Parts(size)
+    for shard in table.own_saved_shards():
+        row, column = shard.rows[0], shard.columns[0]
+        if blocks:
+            row, column = table.table.stacked_row(shard), 0
+        parts.put((row, column), tensor_of(shard.name))
+    return parts
+
+
+def _index(table: NamedTable, tensors: dict[str, Tensor | Parts], counts: dict[str, list[Tensor]]) -> None:
+    store, spec = table.module.store, table.table.table
+    assert spec.hashing is not None
+    for name, key in table.index_keys().items():
+        slices = table.own_saved_slices()
+        if name == IDENTITY:
+            if table.is_first_shard_here():
+                tensors[MODEL + key] = identity(spec.hashing, spec.name)
+        elif name == COUNTS:
+            counts[MODEL + key] = [_counts(store.index(shard.name)) for shard in slices]
+        elif name == SLICE_COUNTS:
+            parts = tensors[MODEL + key] = Parts((part_count(spec.hashing), len(STATISTICS)))
+            for shard in slices:
+                index = store.index(shard.name)
+                own = index.slice_counts if index.policy.is_whole_table else index.counts_to_save().of_parts
+                parts.put((parts_between(spec.hashing, *shard.rows).start, 0), own)
+        else:
+            parts = tensors[MODEL + key] = Parts((spec.num_embeddings,))
+            for shard in slices:
+                parts.put((shard.rows[0],), getattr(store.index(shard.name), name))
+
+
+def _counts(index: HashIndex) -> Tensor:
+    """What an index says about the whole table: a slice of it knows only the number of batches."""
+    counts = index.counts.clone()
+    if not index.policy.is_whole_table:
+        counts[BATCHES + 1 :] = 0
+    return counts
+
+
+def _optimizer(table: NamedTable, tensors: dict[str, Tensor | Parts]) -> None:
+    store, spec = table.module.store, table.table.table
+    rule = table.module.fused[table.name].rule
+    for each in rule.states:
+
+        def tensor_of(local: str, name: str = each.name) -> Tensor:
+            state: Tensor = store.optimizers[local].state[name]
+            return state.view(state.shape[0], math.prod(state.shape[1:]))
+
+        rows = spec.num_embeddings
+        blocks = table.table.column_blocks if each.per_row else ()
+        size = (len(blocks) * rows, 1) if blocks else (rows, spec.embedding_dim)
+        tensors[f"{IN_BACKWARD}{table.weight}.{each.name}"] = _parts(table, size, tensor_of, blocks)
+    if rule.counts_steps and table.is_first_shard_here():
+        step = store.optimizers[table.table.saved[0].name].state[STEP]
+        tensors[f"{IN_BACKWARD}{table.weight}.{STEP}"] = torch.as_tensor(step).detach().reshape(())
+
 
 IN_PLACE_BYTES = 1 << 20  # smaller tensors are read into separate memory, so nothing is lost if reading fails
 
@@ -148,75 +249,6 @@ def _plan_index(plan: TablePlan, folder: SavedFolder, saved: Mapping[str, Tensor
                 storage.read_into(folder, {MODEL + keys[name]: Parts(tuple(described.shape)).put(offsets, target)})
                 slices[shard.rows][name] = target
     plan.indexes = {shard.name: piece for shard, piece in fit_slices(table.module, table.table, slices).items()}
-
-
-class ShardedBackwardPlan(BackwardPlan):
-    """What is to be done to the fused optimizer of one sharded table."""
-
-    table: NamedTable
-
-    @classmethod
-    def of(
-        cls, table: NamedTable, saved: Mapping[str, object], tensors: dict[str, Tensor], move: RowMove | None
-    ) -> ShardedBackwardPlan:
-        """The plan; ``table`` has a fused optimizer."""
-        plan = cls(describe_table(table), saved, tensors, move)
-        plan.table = table
-        return plan
-
-    def prepare(self) -> None:
-        """Allocate the state of the shards' optimizers, before anything is changed."""
-        store = self.table.module.store
-        for shard in self.table.local():
-            store.optimizers[shard.name].prepare(store.weight(shard.name))
-
-    def carry_out(self, folder: SavedFolder) -> None:
-        """Load."""
-        store = self.table.module.store
-        for shard in self.table.local():
-            fused = store.optimizers[shard.name]
-            for state in fused.rule.states:
-                target = fused.state[state.name].detach()
-                if self.move is not None or state.name not in self.tensors:
-                    target.fill_(fused.start(state.name))
-                if state.name in self.tensors:
-                    self._read_state(folder, state, shard, target)
-            if fused.rule.counts_steps:
-                fused.state[STEP].fill_(self._step(folder))
-        self.load_settings()
-
-    def _step(self, folder: SavedFolder) -> float:
-        if STEP in self.tensors:
-            name = f"{IN_BACKWARD}{self.optimizer.name}.{STEP}"
-            return float(storage.read(folder, {name: self.tensors[STEP]})[name])
-        return float(self.saved["values"].get(STEP) or 0.0)
-
-    def _read_state(self, folder: SavedFolder, state: StateTensor, shard: Shard, target: Tensor) -> None:
-        name, described = f"{IN_BACKWARD}{self.optimizer.name}.{state.name}", self.tensors[state.name]
-        if not state.per_row:
-            return read_rows(folder, name, described, shard, self.move, target, shard.columns[0])
-        dim = self.table.table.table.embedding_dim
-        blocks = [tuple(block) for block in self.saved.get("blocks") or [(0, dim)]]
-        rows = described.shape[0] // len(blocks)
-        if shard.columns in blocks:
-            begin = blocks.index(shard.columns) * rows
-            return read_rows(folder, name, described, shard, self.move, target, 0, begin)
-        if len(blocks) == 1:
-            return read_rows(folder, name, described, shard, self.move, target, 0)
-        mean, part = torch.zeros_like(target), torch.empty_like(target)
-        for number, (left, right) in enumerate(blocks):
-            part.copy_(target)  # keeps rows for which nothing was saved
-            read_rows(folder, name, described, shard, self.move, part, 0, number * rows)
-            mean += part * ((right - left) / dim)
-        target.copy_(mean)
-        return None
-
-
-def describe_table(table: NamedTable) -> BackwardOptimizer:
-    """The fused optimizer of a sharded table as that of the whole table, without its state, which is elsewhere."""
-    fused, spec = table.module.fused[table.name], table.table.table
-    weight = nn.Parameter(torch.empty(spec.num_embeddings, spec.embedding_dim, device="meta"))
-    return BackwardOptimizer(table.weight, fused.rule, weight, fused.group, {}, fused)
 
 
 def read_rows(

@@ -9,7 +9,7 @@ import torch
 from torch import optim
 
 import recfx
-from recfx.checkpoint.optimizer_probe import ELEMENTWISE, state_after_a_step
+from recfx.checkpoint.optimizer_fits import ELEMENTWISE, state_after_a_step
 
 MATRIX = torch.ones(5, 3)
 
