@@ -11,7 +11,7 @@ from torch import nn
 
 from recfx.commandline.factory import Made
 from recfx.conversion.convert import convert
-from recfx.conversion.refusals import DEFAULT_HASHING
+from recfx.conversion.request import DEFAULT_HASHING
 from recfx.hashing import HashConfig
 
 # Exit statuses. Besides these, 130 after Ctrl-C and 141 if nothing reads the output any more, as usual in a shell.

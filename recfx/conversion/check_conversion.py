@@ -8,6 +8,7 @@ from torch.nn.parameter import UninitializedParameter
 from recfx.collections.copy_modules import compiled_in_place
 from recfx.collections.sharding.collection import sharded_collections
 from recfx.conversion.replacement.conversion_record import Conversion
+from recfx.conversion.request import Request
 from recfx.discovery.bypass import bypassed
 from recfx.discovery.classify import CONVERTIBLE
 from recfx.discovery.discover import Discovery
@@ -43,66 +44,75 @@ def read_but_not_called(discovery: Discovery) -> list[Diagnostic]:
     ]
 
 
-def not_verified(model: nn.Module, call: Sample | None, asked: bool) -> list[Diagnostic]:
-    """Models that are not compared: they are on meta, or sharded, or too large to copy unless the user asks for it."""
-    if (call is not None and call.on_meta()) or any(parameter.is_meta for parameter in model.parameters()):
-        message = "the model is on the meta device, where nothing can be computed."
-        return [Diagnostic("verification_skipped", "", message, "call recfx.verify once the model is on a device.")]
-    for path in sharded_collections(model):
-        message = "the model holds sharded collections, of which each rank has only a part."
-        return [Diagnostic("verification_skipped", path, message, "convert all collections before any is sharded.")]
-    size = sum(
-        parameter.numel() * parameter.element_size()
-        for parameter in model.parameters()
-        if not isinstance(parameter, UninitializedParameter)
-    )
-    if asked or size <= MOST_BYTES_VERIFIED:
-        return []
-    message = f"the parameters take {size / 2**30:.1f} GiB, and verification works on copies of them."
-    what_to_do = "pass verify=True to convert, or verify a model with smaller tables."
-    return [Diagnostic("verification_skipped", "", message, what_to_do)]
-
-
 def check_conversion(
-    model: nn.Module,
-    converted: nn.Module,
-    call: Sample | None,
-    conversion: Conversion,
-    discovery: Discovery,
-    *,
-    asked: bool,
+    model: nn.Module, converted: nn.Module, asked: Request, conversion: Conversion, discovery: Discovery
 ) -> list[Diagnostic]:
     """Compare the converted model with the original, and return the notes of the report.
 
     Args:
         model: the original.
         converted: its conversion, not sharded yet.
-        call: the sample.
+        asked: the request, which has a sample.
         conversion: the record to which the report of the comparison is added.
         discovery: what was found in the model.
-        asked: whether the user asked for the comparison, however large the model is.
 
     Raises:
         ConversionError: ``sample_failed``, ``verification_failed``, or the code of a call that bypasses the modules.
     """
-    notes = not_verified(model, call, asked) or _compare(model, converted, call, conversion, discovery)
-    return notes + _cleared_of_bypass(discovery, conversion)
-
-
-def _compare(
-    model: nn.Module, converted: nn.Module, call: Sample | None, conversion: Conversion, discovery: Discovery
-) -> list[Diagnostic]:
-    """Compare the two models; if that is not possible, the notes say why."""
-    assert call is not None
-    report = conversion.verification = verify(model, converted, call)
-    _refuse_suspected(discovery, report)
-    refused = [check.message for check in report.of(DIFFERENT) if check.where == REFUSED_SAMPLE]
-    if refused:
-        raise ConversionError(
-            f"the converted model cannot be called with the sample: {refused[0]}",
-            reason="sample_failed",
-            what_to_do="follow the advice above, or convert without a sample.",
+    skipped = _why_not_verified(model, asked.call, bool(asked.verify))
+    if skipped is None:
+        assert asked.call is not None
+        report = conversion.verification = verify(model, converted, asked.call)
+        skipped = _judge(report, discovery)
+    else:
+        _refuse_suspected(discovery, None)
+    cleared = [
+        Diagnostic(
+            "bypass_not_called",
+            finding.path,
+            "the sample calls it only through the model's modules, but other inputs might not: "
+            f"{finding.suspected.message}",
+            "let the model reach it through attributes of its modules only.",
         )
+        for finding in discovery.of(CONVERTIBLE)
+        if finding.suspected is not None
+    ]
+    return cleared if skipped is None else [skipped, *cleared]
+
+
+def _why_not_verified(model: nn.Module, call: Sample | None, whatever_its_size: bool) -> Diagnostic | None:
+    """Models that are not compared: they are on meta, or sharded, or too large to copy unless the user asks for it."""
+
+    def skipped(message: str, what_to_do: str, path: str = "") -> Diagnostic:
+        return Diagnostic("verification_skipped", path, message, what_to_do)
+
+    if (call is not None and call.on_meta()) or any(parameter.is_meta for parameter in model.parameters()):
+        message = "the model is on the meta device, where nothing can be computed."
+        return skipped(message, "call recfx.verify once the model is on a device.")
+    for path in sharded_collections(model):
+        message = "the model holds sharded collections, of which each rank has only a part."
+        return skipped(message, "convert all collections before any is sharded.", path)
+    size = sum(
+        parameter.numel() * parameter.element_size()
+        for parameter in model.parameters()
+        if not isinstance(parameter, UninitializedParameter)
+    )
+    if whatever_its_size or size <= MOST_BYTES_VERIFIED:
+        return None
+    message = f"the parameters take {size / 2**30:.1f} GiB, and verification works on copies of them."
+    return skipped(message, "pass verify=True to convert, or verify a model with smaller tables.")
+
+
+def _judge(report: VerifyReport, discovery: Discovery) -> Diagnostic | None:
+    """Refuse a conversion that differs from the original; if nothing could be compared, the note says why."""
+    _refuse_suspected(discovery, report)
+    for check in report.of(DIFFERENT):
+        if check.where == REFUSED_SAMPLE:
+            raise ConversionError(
+                f"the converted model cannot be called with the sample: {check.message}",
+                reason="sample_failed",
+                what_to_do="follow the advice above, or convert without a sample.",
+            )
     for check in report.of(DIFFERENT):
         if check.what == "calls":
             raise ConversionError.of(bypassed(check.where, check.message))
@@ -112,17 +122,16 @@ def _compare(
             reason="verification_failed",
             what_to_do="please report this, with the model; verify=False converts without the check.",
         )
-    skipped = report.of(SKIPPED)
-    if report.ok or not skipped:
-        return []
-    first = skipped[0]
+    if report.ok or not report.of(SKIPPED):
+        return None
+    first = report.of(SKIPPED)[0]
     if first.where == "original":
         raise ConversionError(
             f"the model cannot be called with the sample: {first.message}",
             reason="sample_failed",
             what_to_do="pass one call of the model that works, or verify=False.",
         )
-    return [Diagnostic("verification_skipped", "", first.message, "compare outputs yourself.")]
+    return Diagnostic("verification_skipped", "", first.message, "compare outputs yourself.")
 
 
 def _refuse_suspected(discovery: Discovery, report: VerifyReport | None) -> None:
@@ -136,20 +145,3 @@ def _refuse_suspected(discovery: Discovery, report: VerifyReport | None) -> None
         }  # fmt: skip
         if finding.suspected is not None and (report is None or not report.ok or counted != {"train", "eval"}):
             raise ConversionError.of(finding.suspected)
-
-
-def _cleared_of_bypass(discovery: Discovery, conversion: Conversion) -> list[Diagnostic]:
-    """One note per collection that verification has cleared; without verification they are refused."""
-    if conversion.verification is None:
-        _refuse_suspected(discovery, None)
-    return [
-        Diagnostic(
-            "bypass_not_called",
-            finding.path,
-            "the sample calls it only through the model's modules, but other inputs might not: "
-            f"{finding.suspected.message}",
-            "let the model reach it through attributes of its modules only.",
-        )
-        for finding in discovery.of(CONVERTIBLE)
-        if finding.suspected is not None
-    ]

@@ -10,15 +10,13 @@ from torch import nn
 from torchrec.distributed.types import ShardingEnv, ShardingPlan
 
 from recfx.collections.converted_collection import share_forwards
-from recfx.collections.sharding.whole_plan import check_plan
-from recfx.conversion.decide import Request, check_request, decide, holds_ddp, named_passes, sample_required
+from recfx.conversion.decide import decide
 from recfx.conversion.finish import as_whole_graph, patch, place, shard_model, sharded_replacements
 from recfx.conversion.load_guard import guard_loading
-from recfx.conversion.refusals import DEFAULT_HASHING
 from recfx.conversion.replacement.replace_collections import Hashing
 from recfx.conversion.replacement.resize_tables import TableResizing
+from recfx.conversion.request import DEFAULT_HASHING, Request, named_passes
 from recfx.discovery.sample import Sample
-from recfx.errors import ConversionError, type_of
 from recfx.passes import Pass
 
 
@@ -37,24 +35,6 @@ class Observer(Protocol):
 
 OBSERVERS: list[Callable[[nn.Module], Observer | None]] = []
 """Each is called with the model at the beginning of a conversion."""
-
-
-def check_arguments(call: Sample | None, plan: Any, env: Any, whole_graph: bool) -> None:
-    """Check the arguments of ``convert`` that say more than what becomes of each collection; ``call`` is the sample.
-
-    Raises:
-        ConversionError: ``invalid_argument``, ``sample_required``.
-    """
-    if plan is not None:
-        check_plan(plan)
-    if env is not None and not isinstance(env, ShardingEnv):
-        raise ConversionError(
-            f"env is {type_of(env)}.",
-            reason="invalid_argument",
-            what_to_do="pass torchrec.distributed.types.ShardingEnv.from_process_group(group).",
-        )
-    if call is None and whole_graph:
-        raise sample_required("whole_graph")
 
 
 def convert(
@@ -121,10 +101,12 @@ def convert(
             observer.done(stage)
 
     try:
-        converted = _convert(
-            model, sample, hashing, plan, env, device, backend, whole_graph, verify, inplace, on_unsupported, id_ranges,
-            passes, done,
+        call = None if sample is None else Sample.of(sample)
+        asked = Request(
+            call, hashing, plan, env, device, backend, whole_graph, verify, inplace, on_unsupported, id_ranges,
+            named_passes(passes),
         )  # fmt: skip
+        converted = _convert(model, asked, done)
     except BaseException as error:
         for observer in observers:
             observer.failure(error)
@@ -134,45 +116,25 @@ def convert(
     return converted
 
 
-def _convert(
-    model: nn.Module,
-    sample: Any,
-    hashing: Hashing,
-    plan: ShardingPlan | None,
-    env: ShardingEnv | None,
-    device: torch.device | str | None,
-    backend: str,
-    whole_graph: bool,
-    verify: bool | None,
-    inplace: bool,
-    on_unsupported: str,
-    id_ranges: Mapping[str, tuple[int, int]] | None,
-    passes: Iterable[Pass] | None,
-    done: Callable[[str], None],
-) -> nn.Module:
-    call = None if sample is None else Sample.of(sample)
-    sharded = plan is not None or env is not None
-    own = named_passes(passes)
-    asked = Request(hashing, backend, device, verify, inplace, on_unsupported, id_ranges, own, shards=sharded)
-    check_request(model, call, asked)
-    check_arguments(call, plan, env, whole_graph)
-    with TableResizing(under_ddp=holds_ddp(model)) as resizing:
-        decision = decide(model, call, asked, resizing, done=done)
+def _convert(model: nn.Module, asked: Request, done: Callable[[str], None]) -> nn.Module:
+    asked.check(model)
+    with TableResizing(model) as resizing:
+        decision = decide(model, asked, resizing, done=done)
         converted = model if decision.converted is None else decision.converted
         replacements = decision.replacements
-        if sharded:
-            before, in_place = converted, inplace and decision.converted is None
-            converted = shard_model(converted, plan, env, device, in_place)
+        if asked.shards:
+            before, in_place = converted, asked.inplace and decision.converted is None
+            converted = shard_model(converted, asked.plan, asked.env, asked.device, in_place)
             replacements = sharded_replacements(replacements, before, converted)
             done("shard, and run the passes")
-        place(converted, device)
+        place(converted, asked.device)
         guard_loading(converted)
         share_forwards(converted)
-        if whole_graph:
-            converted = as_whole_graph(converted, call)
-        elif inplace and decision.converted is not None:
+        if asked.whole_graph:
+            converted = as_whole_graph(converted, asked.call)
+        elif asked.inplace and decision.converted is not None:
             converted = patch(model, converted, replacements, decision.discovery.findings)
             guard_loading(converted)
         resizing.keep()
-        done("make a whole graph" if whole_graph else "place, and patch")
+        done("make a whole graph" if asked.whole_graph else "place, and patch")
     return converted

@@ -3,56 +3,25 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-import torch
 from torch import nn
 
+from recfx.collections.converted_collection import ConvertedCollection
 from recfx.collections.copy_modules import copy_modules, refuse_fully_sharded
 from recfx.collections.devices import usable_device
+from recfx.collections.kinds import kind_of
 from recfx.conversion.check_conversion import check_conversion, compile_dropped, read_but_not_called
-from recfx.conversion.declared_ranges import declare_id_ranges
-from recfx.conversion.refusals import (
-    DEFAULT_HASHING,
-    refuse_other_request,
-    refuse_raw_ids_of_kept,
-    refuse_sharded,
-    refuse_unsupported,
-)
 from recfx.conversion.replacement.conversion_record import Conversion, attach_conversion, conversion_of, recorded
-from recfx.conversion.replacement.replace_collections import Hashing, replace_collections
+from recfx.conversion.replacement.replace_collections import config_for, replace_collections
 from recfx.conversion.replacement.resize_tables import TableResizing
-from recfx.discovery.classify import CONVERTED, CONVERTIBLE, Finding
-from recfx.discovery.discover import Discovery, check_module, discover
-from recfx.discovery.sample import Sample
-from recfx.errors import ConversionError, Diagnostic, type_of
-from recfx.passes import Pass
-
-
-@dataclass(frozen=True)
-class Request:
-    """What the user asks for. The fields are the arguments of ``convert``.
-
-    Args:
-        shards: whether there is a plan, or an environment to make one for.
-    """
-
-    hashing: Hashing = DEFAULT_HASHING
-    backend: str = "auto"
-    device: torch.device | str | None = None
-    verify: bool | None = None
-    inplace: bool = False
-    on_unsupported: str = "error"
-    id_ranges: Mapping[str, tuple[int, int]] | None = None
-    passes: tuple[Pass, ...] | None = None
-    shards: bool = False
-
-    @property
-    def keeps(self) -> bool:
-        """Whether collections that cannot be converted stay as they are."""
-        return self.on_unsupported == "keep"
+from recfx.conversion.request import DEFAULT_HASHING, Request, declared_ranges
+from recfx.discovery.classify import CONVERTED, CONVERTIBLE, EMBEDDING_COLLECTION, KEPT, REFUSED, Finding
+from recfx.discovery.discover import Discovery, discover
+from recfx.errors import ConversionError, Diagnostic
+from recfx.ir.tables import IdRange
 
 
 @dataclass
@@ -76,7 +45,6 @@ class Decision:
 
 def decide(
     model: nn.Module,
-    call: Sample | None,
     asked: Request,
     resizing: TableResizing,
     *,
@@ -87,9 +55,8 @@ def decide(
     """What becomes of ``model``, which does not change, except for tables that ``resizing`` gives more rows.
 
     Args:
-        model: any module; it has been through ``check_request``.
-        call: one call of it. With it, the result is compared with the original as ``asked.verify`` says.
-        asked: what the user asks for.
+        model: any module.
+        asked: what the user asks for; it has been checked.
         resizing: takes the rows back, unless its caller keeps them.
         raises: raise the first refusal, instead of listing all.
         kept_before: why an earlier conversion kept a collection that could be converted by default.
@@ -98,8 +65,7 @@ def decide(
     Raises:
         ConversionError: ``invalid_argument``; and, with ``raises``, everything that is refused.
     """
-    verified = call is not None if asked.verify is None else asked.verify
-    discovery = discover(model, call, calls_are_counted=verified and not asked.keeps)
+    discovery = discover(model, asked.call, calls_are_counted=asked.verifies and not asked.keeps)
     if kept_before is not None:
         for finding in discovery.of(CONVERTIBLE):
             if (why := kept_before(finding)) is not None:
@@ -119,16 +85,16 @@ def decide(
         with refusals():
             usable_device(asked.device)
     with refusals():
-        declare_id_ranges(discovery, asked.id_ranges)
+        _declare_id_ranges(discovery, asked)
     with refusals():
-        refuse_unsupported(discovery, asked.on_unsupported)
+        _refuse_unsupported(discovery, asked.on_unsupported)
     if asked.shards:
         with refusals():
-            refuse_sharded(discovery)
+            _refuse_sharded(discovery)
     done("discover")
     if discovery.of(CONVERTED) and not discovery.of(CONVERTIBLE):
         with refusals():
-            refuse_other_request(discovery, asked.hashing, asked.backend, asked.passes)
+            _refuse_other_request(discovery, asked)
             if asked.shards:
                 _refuse_to_copy(model, asked)
         return decision
@@ -142,36 +108,22 @@ def decide(
             passes=asked.passes,
         )
         if not asked.keeps and not isinstance(asked.hashing, Mapping):
-            refuse_raw_ids_of_kept(discovery, decision.replacements)
+            _refuse_raw_ids_of_kept(discovery, decision.replacements)
         if not decision.refusals:
-            refuse_unsupported(discovery, asked.on_unsupported)  # of whose tables it turned out now
+            _refuse_unsupported(discovery, asked.on_unsupported)  # of whose tables it turned out now
     if decision.refusals:
         return decision
     with refusals():
-        _convert(decision, model, call, asked, verified, done)
+        _refuse_to_copy(model, asked)
+        decision.converted, _ = copy_modules(model, decision.replacements)
+        done("replace, and run the passes")
+        conversion = decision.conversion = recorded(discovery, asked.on_unsupported, before=conversion_of(model))
+        conversion.notes += compile_dropped(model, asked.inplace) + read_but_not_called(discovery)
+        attach_conversion(decision.converted, conversion)
+        if asked.verifies:
+            conversion.notes += check_conversion(model, decision.converted, asked, conversion, discovery)
+            done("verify")
     return decision
-
-
-def _convert(
-    decision: Decision,
-    model: nn.Module,
-    call: Sample | None,
-    asked: Request,
-    verified: bool,
-    done: Callable[[str], None],
-) -> None:
-    """Put the replacements into a copy of the modules, and compare that with the original."""
-    _refuse_to_copy(model, asked)
-    decision.converted, _ = copy_modules(model, decision.replacements)
-    done("replace, and run the passes")
-    conversion = decision.conversion = recorded(decision.discovery, asked.on_unsupported, before=conversion_of(model))
-    conversion.notes += compile_dropped(model, asked.inplace) + read_but_not_called(decision.discovery)
-    attach_conversion(decision.converted, conversion)
-    if verified:
-        conversion.notes += check_conversion(
-            model, decision.converted, call, conversion, decision.discovery, asked=bool(asked.verify)
-        )
-        done("verify")
 
 
 def _refuse_to_copy(model: nn.Module, asked: Request) -> None:
@@ -179,56 +131,108 @@ def _refuse_to_copy(model: nn.Module, asked: Request) -> None:
         refuse_fully_sharded(model, "call recfx.convert first and fully_shard afterwards; or pass inplace=True.")
 
 
-def named_passes(given: Any) -> tuple[Pass, ...] | None:
-    """The passes that a user names, in order; None if there are none named.
+def _declare_id_ranges(discovery: Discovery, asked: Request) -> None:
+    """Add the declared ``id_ranges`` to the findings. Where the trace knows more, its range is narrowed by them.
 
     Raises:
-        ConversionError: ``invalid_argument``.
+        ConversionError: ``invalid_argument``; ``unknown_feature``: no convertible collection reads it.
     """
-    if given is None:
-        return None
-    found = tuple(given) if isinstance(given, Iterable) else (given,)
-    wrong = [each for each in found if not (isinstance(getattr(each, "name", None), str) and _has_call(each))]
-    if wrong or not isinstance(given, Iterable):
+    if asked.id_ranges is None:
+        return
+    ranges = declared_ranges(asked.id_ranges)
+    read = set()
+    for finding in discovery.of(CONVERTIBLE):
+        configs = kind_of(finding.module).configs_of(finding.module)
+        features = {feature for config in configs for feature in config.feature_names}
+        read |= features
+        for feature in features & ranges.keys():
+            finding.id_ranges[feature] = _narrowed(finding.id_ranges.get(feature), ranges[feature])
+    if unknown := sorted(ranges.keys() - read):
         raise ConversionError(
-            f"{'passes has' if isinstance(given, Iterable) else 'passes is'} {type_of((wrong or found)[0])}.",
-            reason="invalid_argument",
-            what_to_do="pass [*recfx.passes(), mine], where mine has a name and a method call(graph) that returns a "
-            "recfx.passes.PassResult; for a function: recfx.passes.Rewrite(name, function).",
+            f"id_ranges names feature {unknown[0]!r}, which no collection that can be converted reads.",
+            reason="unknown_feature",
+            what_to_do=f"name features of their tables: {', '.join(sorted(read)[:8])}{', ...' * (len(read) > 8)}.",
         )
-    return found
 
 
-def _has_call(value: object) -> bool:
-    return not isinstance(value, type) and callable(getattr(value, "call", None))
+def _narrowed(traced: IdRange | None, declared: IdRange) -> IdRange:
+    if traced is None or traced.upper < declared.lower or declared.upper < traced.lower:
+        return declared
+    if declared.lower <= traced.lower and traced.upper <= declared.upper:
+        return traced
+    lower, upper = max(traced.lower, declared.lower), min(traced.upper, declared.upper)
+    return IdRange(lower, upper, f"{traced.proof}; {declared.proof}")
 
 
-def check_request(model: Any, call: Sample | None, asked: Request) -> None:
-    """Refuse what is no model or no request.
-
-    Raises:
-        ConversionError: ``invalid_argument``, ``sample_required``.
-    """
-    check_module(model)
-    if asked.on_unsupported not in ("error", "keep"):
+def _refuse_unsupported(discovery: Discovery, on_unsupported: str) -> None:
+    """Refuse a collection that cannot be converted, unless the user wants it kept, and a model without collections."""
+    refused = discovery.of(REFUSED)
+    if refused and on_unsupported == "error":
+        first = refused[0]
+        others = f" ({len(refused) - 1} more cannot be converted either)" if len(refused) > 1 else ""
+        assert first.why is not None
+        raise ConversionError.of(replace(first.why, message=first.why.message + others))
+    if not discovery.findings:
         raise ConversionError(
-            f"on_unsupported is {asked.on_unsupported!r}.",
-            reason="invalid_argument",
-            what_to_do="use 'error' or 'keep'.",
+            "there is no EmbeddingBagCollection in the model.",
+            reason="no_collection",
+            what_to_do="pass the model that holds the torchrec.EmbeddingBagCollection, before it is scripted, "
+            "traced or exported.",
         )
-    if call is None and asked.verify:
-        raise sample_required("verify")
 
 
-def sample_required(argument: str) -> ConversionError:
-    """The error for an argument that needs a sample."""
-    return ConversionError(
-        f"{argument}=True needs a sample.",
-        reason="sample_required",
-        what_to_do="pass sample=(inputs, ...), one call of the model.",
-    )
+def _refuse_raw_ids_of_kept(discovery: Discovery, replacements: Mapping[int, nn.Module]) -> None:
+    """Refuse raw ids for the whole model if some collections stay as they are: these would take the ids for rows."""
+    collections = [each for each in replacements.values() if isinstance(each, ConvertedCollection)]
+    raw = [table for collection in collections for table in collection.tables_with_index()]
+    for finding in discovery.of(KEPT):
+        if raw and finding.reason == EMBEDDING_COLLECTION:
+            configs: list[Any] = getattr(finding.module, "embedding_configs", list)()
+            names = ", ".join(repr(config.name) for config in configs) or "its tables"
+            raise ConversionError(
+                f"hashing= makes the whole model take raw ids, but {type(finding.module).__name__} is not converted: "
+                f"its tables ({names}) would take them for rows.",
+                reason="raw_ids_of_kept_tables",
+                module_path=finding.path,
+                what_to_do=f"name the tables, hashing={{{raw[0]!r}: HashConfig(...)}}; or, if the kept tables get "
+                "row numbers anyway, pass on_unsupported='keep'.",
+            )
 
 
-def holds_ddp(model: nn.Module) -> bool:
-    """Whether a DistributedDataParallel has already made its gradient buckets."""
-    return any(isinstance(module, nn.parallel.DistributedDataParallel) for module in model.modules())
+def _refuse_other_request(discovery: Discovery, asked: Request) -> None:
+    """Converting twice is a no-op; asking for something different the second time is an error."""
+    for finding in discovery.of(CONVERTED):
+        converted: Any = finding.module  # sharded ones remember the request too
+        other = [
+            table
+            for table, requested in converted.requested.items()
+            if asked.hashing is not DEFAULT_HASHING and config_for(table, asked.hashing) != requested
+        ]
+        if other:
+            what = f"a different hashing of table {other[0]!r}"
+        elif asked.backend not in ("auto", converted.backend):
+            what = f"backend {asked.backend!r}"
+        elif asked.passes is not None and asked.passes != converted.passes:
+            what = "other passes"
+        else:
+            what = ""
+        if what:
+            raise ConversionError(
+                f"the collection is already converted, and this call asks for {what}.",
+                reason="already_converted",
+                module_path=finding.path,
+                what_to_do="call recfx.unconvert first, then convert as you want it.",
+            )
+
+
+def _refuse_sharded(discovery: Discovery) -> None:
+    """Refuse to shard again: a rank has only its own shards, from which no other plan can be made."""
+    for finding in discovery.of(CONVERTED):
+        if isinstance(finding.module, ConvertedCollection) and finding.module.is_sharded:
+            raise ConversionError(
+                "the collection is sharded already.",
+                reason="already_sharded",
+                module_path=finding.path,
+                what_to_do="leave out plan= and env=; for a different plan, build the model anew, convert it with that "
+                "plan, and load the state of this one.",
+            )

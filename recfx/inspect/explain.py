@@ -15,12 +15,12 @@ from recfx.collections.collection import UnshardedCollection
 from recfx.collections.converted_classes import CONVERTED_CLASSES
 from recfx.collections.sharding.collection import ShardedCollection
 from recfx.collections.whole_graph import WholeGraph
-from recfx.conversion.decide import Request, check_request, decide, holds_ddp, named_passes
-from recfx.conversion.refusals import DEFAULT_HASHING
+from recfx.conversion.decide import decide
 from recfx.conversion.replacement.conversion_record import Found
 from recfx.conversion.replacement.dry_run import unchanged
 from recfx.conversion.replacement.replace_collections import Hashing
 from recfx.conversion.replacement.resize_tables import TableResizing
+from recfx.conversion.request import DEFAULT_HASHING, Request, named_passes
 from recfx.discovery.classify import CONVERTED, CONVERTIBLE, REFUSED, Finding, classify
 from recfx.discovery.discover import Discovery
 from recfx.discovery.sample import Sample
@@ -79,17 +79,17 @@ def explain(
         InputError: ``invalid_argument``: ``world_size`` is no number of ranks.
     """
     asked = Request(
+        None if sample is None else Sample.of(sample),
         hashing,
-        backend,
-        device,
-        verify,
+        plan,
+        device=device,
+        backend=backend,
+        verify=verify,
         on_unsupported=on_unsupported,
         id_ranges=id_ranges,
         passes=named_passes(passes),
-        shards=plan is not None,
     )
-    call = None if sample is None else Sample.of(sample)
-    check_request(model, call, asked)
+    asked.check(model)
     if tables not in ("groups", "all"):
         raise ConversionError(
             f"tables={tables!r} is neither 'groups' nor 'all'.",
@@ -100,11 +100,11 @@ def explain(
     model = _holder(model)
     records = Records.of(model)
     if not _is_to_be_traced(model, records):
-        call = None
-    with unchanged(model), TableResizing(under_ddp=holds_ddp(model)) as resizing:
+        asked = replace(asked, call=None)
+    with unchanged(model), TableResizing(model) as resizing:
         # It was kept with the hashing requested then; the default hashing might not be refused.
         kept = records.kept if hashing is DEFAULT_HASHING else None
-        decision = decide(model, call, asked, resizing, raises=False, kept_before=kept)
+        decision = decide(model, asked, resizing, raises=False, kept_before=kept)
         discovery, replacements = decision.discovery, decision.replacements
         for finding in discovery.of(REFUSED) if asked.keeps else ():
             assert finding.why is not None

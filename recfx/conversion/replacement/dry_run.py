@@ -16,30 +16,22 @@ from recfx.hashing import HashConfig
 from recfx.optim.attached import attached_optimizers
 
 
-def dry_run(discovery: Discovery) -> dict[int, nn.Module]:
-    """What the convertible collections would become: converted ones around their parameters, by ``id`` of the original.
-
-    Collections whose tables cannot be converted are refused in ``discovery``.
-    """
-    with TableResizing() as resizing:
-        return replace_collections(discovery.of(CONVERTIBLE), HashConfig(), "auto", resizing, keep_refused=True)
-
-
 def as_converted(model: nn.Module) -> dict[str, UnshardedCollection]:
     """Every unsharded collection of ``model`` that is converted or can be, as converted, by each of its paths."""
     with unchanged(model):
-        return converted_by_path(discover(model))
+        return converted_by_path(model, discover(model))
 
 
-def converted_by_path(discovery: Discovery) -> dict[str, UnshardedCollection]:
+def converted_by_path(model: nn.Module, discovery: Discovery) -> dict[str, UnshardedCollection]:
     """Convert copies of what was found; collections whose tables cannot be converted are refused in ``discovery``."""
-    found: dict[str, UnshardedCollection] = {}
-    replacements = dry_run(discovery)
+    with TableResizing(model) as resizing:
+        replacements = replace_collections(discovery.of(CONVERTIBLE), HashConfig(), "auto", resizing, keep_refused=True)
+    collections: dict[str, UnshardedCollection] = {}
     for finding in discovery.findings:
         collection = replacements.get(id(finding.module), finding.module)
         if isinstance(collection, UnshardedCollection) and finding.status in (CONVERTIBLE, CONVERTED):
-            found |= dict.fromkeys(finding.paths, collection)
-    return found
+            collections |= dict.fromkeys(finding.paths, collection)
+    return collections
 
 
 @contextlib.contextmanager

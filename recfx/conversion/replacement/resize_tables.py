@@ -17,11 +17,11 @@ class TableResizing:
     """Gives tables more rows, and takes them away again if the conversion fails.
 
     Args:
-        under_ddp: whether the model is, or holds, a DistributedDataParallel.
+        model: the model that is converted.
     """
 
-    def __init__(self, under_ddp: bool = False) -> None:
-        self._under_ddp = under_ddp
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
         self._optimizers: list[torch.optim.Optimizer] | None = None
         self._old: list[tuple[nn.Parameter, torch.Tensor, torch.Tensor | None]] = []
 
@@ -40,7 +40,7 @@ class TableResizing:
             ConversionError: ``optimizer_holds_state``, ``wrapped_in_ddp``.
         """
         table = config.name
-        if self._under_ddp:
+        if _holds_ddp(self._model):
             raise ConversionError(
                 f"table {table!r} is to have {rows} rows instead of {weight.shape[0]}, but "
                 "DistributedDataParallel has already made its gradient buckets.",
@@ -103,6 +103,10 @@ class TableResizing:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.undo()
+
+
+def _holds_ddp(model: nn.Module) -> bool:
+    return any(isinstance(module, nn.parallel.DistributedDataParallel) for module in model.modules())
 
 
 def _append_rows(data: torch.Tensor, rows: int) -> torch.Tensor:

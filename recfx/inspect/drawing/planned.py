@@ -75,7 +75,7 @@ def as_planned(
     _check(model, given, plan, ranks)
     with unchanged(model):
         discovery = discover(model)
-        converted = converted_by_path(discovery)
+        converted = converted_by_path(model, discovery)
     if plan is None:
         assert given is not None  # one of them is given
         plan = make_plan(model, given)

@@ -1,0 +1,135 @@
+"""What the user asks ``convert`` for, and what is wrong with it whatever the model holds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torchrec.distributed.types import ShardingEnv, ShardingPlan
+
+from recfx.collections.sharding.whole_plan import check_plan
+from recfx.conversion.replacement.replace_collections import Hashing
+from recfx.discovery.discover import check_module
+from recfx.discovery.sample import Sample
+from recfx.errors import ConversionError, type_of
+from recfx.hashing import HashConfig
+from recfx.hashing.config import as_integer
+from recfx.ir.tables import IdRange
+from recfx.passes import Pass
+
+DEFAULT_HASHING = HashConfig()
+"""The default of ``hashing=``, told apart by identity: an equal config from the user counts as a request."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """The arguments of ``convert``, which explains them.
+
+    Args:
+        call: the sample.
+        passes: as :func:`named_passes` returns them.
+    """
+
+    call: Sample | None = None
+    hashing: Hashing = DEFAULT_HASHING
+    plan: ShardingPlan | None = None
+    env: ShardingEnv | None = None
+    device: torch.device | str | None = None
+    backend: str = "auto"
+    whole_graph: bool = False
+    verify: bool | None = None
+    inplace: bool = False
+    on_unsupported: str = "error"
+    id_ranges: Mapping[str, tuple[int, int]] | None = None
+    passes: tuple[Pass, ...] | None = None
+
+    @property
+    def keeps(self) -> bool:
+        """Whether collections that cannot be converted stay as they are."""
+        return self.on_unsupported == "keep"
+
+    @property
+    def shards(self) -> bool:
+        """Whether there is a plan, or an environment to make one for."""
+        return self.plan is not None or self.env is not None
+
+    @property
+    def verifies(self) -> bool:
+        """Whether the result is compared with the original, unless it is too large."""
+        return self.call is not None if self.verify is None else self.verify
+
+    def check(self, model: Any) -> None:
+        """Refuse arguments that are none, and a ``model`` that is no module.
+
+        Raises:
+            ConversionError: ``invalid_argument``, ``sample_required``.
+        """
+        check_module(model)
+        if self.on_unsupported not in ("error", "keep"):
+            raise _invalid(f"on_unsupported is {self.on_unsupported!r}.", "use 'error' or 'keep'.")
+        if self.plan is not None:
+            check_plan(self.plan)
+        if self.env is not None and not isinstance(self.env, ShardingEnv):
+            raise _invalid(
+                f"env is {type_of(self.env)}.",
+                "pass torchrec.distributed.types.ShardingEnv.from_process_group(group).",
+            )
+        for argument, needs_sample in (("verify", self.verify), ("whole_graph", self.whole_graph)):
+            if needs_sample and self.call is None:
+                raise ConversionError(
+                    f"{argument}=True needs a sample.",
+                    reason="sample_required",
+                    what_to_do="pass sample=(inputs, ...), one call of the model.",
+                )
+
+
+def named_passes(given: Any) -> tuple[Pass, ...] | None:
+    """The passes that a user names, in order; None if there are none named.
+
+    Raises:
+        ConversionError: ``invalid_argument``.
+    """
+    if given is None:
+        return None
+    passes = tuple(given) if isinstance(given, Iterable) else (given,)
+    wrong = [one for one in passes if not (isinstance(getattr(one, "name", None), str) and _has_call(one))]
+    if wrong or not isinstance(given, Iterable):
+        raise _invalid(
+            f"{'passes has' if isinstance(given, Iterable) else 'passes is'} {type_of((wrong or passes)[0])}.",
+            "pass [*recfx.passes(), mine], where mine has a name and a method call(graph) that returns a "
+            "recfx.passes.PassResult; for a function: recfx.passes.Rewrite(name, function).",
+        )
+    return passes
+
+
+def _has_call(value: object) -> bool:
+    return not isinstance(value, type) and callable(getattr(value, "call", None))
+
+
+def declared_ranges(declared: Any) -> dict[str, IdRange]:
+    """The ``id_ranges`` of ``convert``, by feature.
+
+    Raises:
+        ConversionError: ``invalid_argument``.
+    """
+    what_to_do = "pass a dict from features to their lowest and highest id: {'user': (0, 999)}."
+    if not isinstance(declared, Mapping):
+        raise _invalid(f"id_ranges is {type_of(declared)}.", what_to_do)
+    ranges = {}
+    for feature, given in declared.items():
+        bounds = [as_integer(bound) for bound in given] if isinstance(given, (tuple, list)) else []
+        if not isinstance(feature, str) or len(bounds) != 2 or None in bounds:
+            raise _invalid(f"id_ranges has {feature!r}: {given!r}.", what_to_do)
+        lower, upper = bounds
+        assert lower is not None
+        assert upper is not None
+        if lower > upper:
+            raise _invalid(f"id_ranges has {feature!r}: {given!r}, whose lowest id is above the highest.", what_to_do)
+        ranges[feature] = IdRange(lower, upper, f"declared for feature {feature!r}")
+    return ranges
+
+
+def _invalid(message: str, what_to_do: str) -> ConversionError:
+    return ConversionError(message, reason="invalid_argument", what_to_do=what_to_do)
