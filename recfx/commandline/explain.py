@@ -7,7 +7,7 @@ from pathlib import Path
 
 from recfx.commandline.command import DONE, NOT_OK, Command, Outcome, add_conversion, add_json, request
 from recfx.commandline.factory import Made
-from recfx.inspect.drawing.write import write_text
+from recfx.inspect.drawing.draw import write_text
 from recfx.inspect.explain import explain
 
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
-from torch import nn
+from torch import fx, nn
 from torchrec.modules.embedding_configs import DATA_TYPE_NUM_BITS, BaseEmbeddingConfig
 
 from recfx.collections.collection import UnshardedCollection
@@ -22,14 +21,37 @@ from recfx.inspect.reasons import table_reasons, type_name
 from recfx.inspect.report_data import CollectionReport, NodeReport, PassReport
 from recfx.inspect.table_report import HashingReport, TableReport
 from recfx.ir.meta import NodeMeta, node_meta
+from recfx.ir.operator_graph import lowered_from
 from recfx.ir.snapshot import PassRecord
 from recfx.ir.tables import TableSpec
 from recfx.optim.fused_optimizer import FusedOptimizer
 
 
-def table_report(facts: TableFacts) -> TableReport:
-    """A table of a converted collection, or this rank's part of one."""
-    spec, weight = facts.spec, facts.weight
+def declared_tables(module: nn.Module) -> tuple[TableReport, ...]:
+    """The tables of a collection, or of the graph of a converted one, as they are declared: no weight is looked at.
+
+    None if it does not say which tables it has.
+    """
+    if isinstance(module, ConvertedCollection):
+        return tuple(map(declared_table, module.tables))
+    if isinstance(module, fx.GraphModule):
+        operators = filter(None, map(lowered_from, module.graph.nodes))
+        specs = next((one.graph.collection(one.node).tables for one in operators), ())
+        return tuple(map(declared_table, specs))
+    names = shown_by(module)
+    try:
+        return () if names is None else tuple(_table_of_config(config, None) for config in getattr(module, names[0])())
+    except Exception:  # a foreign class may implement none of this; then there is less to show
+        return ()
+
+
+def declared_table(spec: TableSpec, dtype: torch.dtype | None = None) -> TableReport:
+    """A table of a converted collection without what its weight and its index show.
+
+    Args:
+        spec: the compiler's description.
+        dtype: the dtype of its weight, if that is not the one of the description.
+    """
     return TableReport(
         name=spec.name,
         features=spec.feature_names,
@@ -37,28 +59,7 @@ def table_report(facts: TableFacts) -> TableReport:
         rows=spec.num_embeddings,
         dim=spec.embedding_dim,
         pooling=spec.pooling,
-        dtype=type_name(weight.dtype),
-        device=str(weight.device),
-        bytes=weight.numel() * weight.element_size(),
-        hashing=hashing_report(spec.hashing, facts.index_facts),
-        kernel=facts.kernel.name,
-        kernels_passed_over=facts.kernel.passed_over,
-        optimizer=_optimizer(facts),
-        custom_init_fn=spec.custom_init_fn,
-        reasons=table_reasons(facts),
-    )
-
-
-def report_of_table_elsewhere(spec: TableSpec, dtype: torch.dtype) -> TableReport:
-    """A table of a sharded collection of which this rank has no part."""
-    return TableReport(
-        name=spec.name,
-        features=spec.feature_names,
-        embedding_names=spec.embedding_names,
-        rows=spec.num_embeddings,
-        dim=spec.embedding_dim,
-        pooling=spec.pooling,
-        dtype=type_name(dtype),
+        dtype=type_name(dtype or spec.dtype),
         device="",
         bytes=0,
         hashing=hashing_report(spec.hashing, None),
@@ -66,14 +67,23 @@ def report_of_table_elsewhere(spec: TableSpec, dtype: torch.dtype) -> TableRepor
     )
 
 
-def report_of_other_table(config: BaseEmbeddingConfig, modules: Any) -> TableReport:
-    """A table of a collection that was not converted.
+def table_report(facts: TableFacts) -> TableReport:
+    """A table of a converted collection, or this rank's part of one."""
+    weight = facts.weight
+    return replace(
+        declared_table(facts.spec, weight.dtype),
+        device=str(weight.device),
+        bytes=weight.numel() * weight.element_size(),
+        hashing=hashing_report(facts.spec.hashing, facts.index_facts),
+        kernel=facts.kernel.name,
+        kernels_passed_over=facts.kernel.passed_over,
+        optimizer=_optimizer(facts),
+        reasons=table_reasons(facts),
+    )
 
-    Args:
-        config: the config of the table.
-        modules: the modules that hold the weights, by table name, if the collection has any.
-    """
-    weight = getattr(dict(modules.items()).get(config.name), "weight", None)
+
+def _table_of_config(config: BaseEmbeddingConfig, weight: object) -> TableReport:
+    """A table of a collection that was not converted; the weight is looked at if it is a parameter."""
     bits = DATA_TYPE_NUM_BITS[config.data_type]
     dtype, device, size = config.data_type.name, "", config.num_embeddings * config.embedding_dim * bits // 8
     if isinstance(weight, nn.Parameter):
@@ -98,7 +108,7 @@ def hashing_report(config: ResolvedHashConfig | None, index: IndexFacts | None) 
         return HashingReport("static")
     if not config.has_index:
         return HashingReport("adopted", rows=config.rows, dense_rows=config.dense_rows)
-    found = HashingReport(
+    settings = HashingReport(
         "index",
         rows=config.rows,
         dense_rows=config.dense_rows,
@@ -109,14 +119,11 @@ def hashing_report(config: ResolvedHashConfig | None, index: IndexFacts | None) 
         unseen=config.unseen,
         seed=config.seed,
     )
-    return found if index is None else _with_counts(found, index)
-
-
-def _with_counts(found: HashingReport, index: IndexFacts) -> HashingReport:
-    """Add the fields that only an index with data fills."""
+    if index is None:
+        return settings
     occupancy = index.occupancy
     return replace(
-        found,
+        settings,
         ids_held=occupancy.taken,
         occupancy=occupancy.taken / max(occupancy.rows, 1),
         worst_bucket=occupancy.worst_bucket if index.buckets else None,
@@ -171,8 +178,10 @@ def describe_other(found: CollectionReport, collection: nn.Module) -> Collection
         asked = getattr(collection, "is_weighted", None)  # sequences have no such thing
         is_weighted = asked() if callable(asked) else None
         device = str(getattr(collection, "device", "") or "")
-        modules = getattr(collection, holder, {})
-        tables = tuple(report_of_other_table(config, modules) for config in configs)
+        modules = dict(getattr(collection, holder, {}).items())
+        tables = tuple(
+            _table_of_config(config, getattr(modules.get(config.name), "weight", None)) for config in configs
+        )
     except Exception:  # a foreign class may implement none of this; then the report has less to show
         return found
     return replace(found, is_weighted=is_weighted, device=device, tables=tables)

@@ -17,7 +17,7 @@ from recfx.collections.sharding.plan import read_plan
 from recfx.collections.sharding.sharded_tables import check_optimizers
 from recfx.errors import Diagnostic
 from recfx.inspect.collection_reasons import collection_sharding_reasons, pipelining_reasons, sharding_reasons
-from recfx.inspect.describe import report_of_table_elsewhere, table_report, with_graph, with_nodes, with_reasons
+from recfx.inspect.describe import declared_table, table_report, with_graph, with_nodes, with_reasons
 from recfx.inspect.facts import table_facts
 from recfx.inspect.report_data import CollectionReport
 from recfx.inspect.table_report import ShardingReport, TableReport
@@ -39,9 +39,7 @@ def describe_sharded(found: CollectionReport, sharded: ShardedCollection, existe
     tables = []
     for table in sharded.sharding.tables:
         name = table.table.name
-        report = (
-            table_report(facts[name]) if name in facts else report_of_table_elsewhere(table.table, sharded.dtypes[name])
-        )
+        report = table_report(facts[name]) if name in facts else declared_table(table.table, sharded.dtypes[name])
         optimizer = sharded.store.optimizers.get(own.get(name, ""))
         tables.append(_with_sharding(report, table, optimizer, sharded.sharding, path_of(name), sharded.taken))
     described = replace(

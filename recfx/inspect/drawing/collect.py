@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -11,7 +10,7 @@ from torch import fx, nn
 
 from recfx.collections.converted_classes import converted_class
 from recfx.collections.converted_collection import ConvertedCollection
-from recfx.collections.kinds import KINDS, POOLED, kind_of, shown_by
+from recfx.collections.kinds import KINDS, POOLED, kind_of
 from recfx.collections.sharding.collection import SHARDED
 from recfx.collections.whole_graph import WholeGraph
 from recfx.conversion.replacement.conversion_record import Found, conversion_of
@@ -19,65 +18,19 @@ from recfx.discovery.classify import CONVERTED, Finding
 from recfx.discovery.discover import discover
 from recfx.discovery.shallow_tracer import source_of
 from recfx.discovery.wrappers import unwrap
-from recfx.errors import DrawingError
+from recfx.errors import ConversionError, Diagnostic, DrawingError
+from recfx.inspect.describe import declared_table, declared_tables
 from recfx.inspect.drawing.calls import Call, find_calls
 from recfx.inspect.drawing.costs import NO_COSTS, DrawnCosts, costs_of, drawn_costs
-from recfx.inspect.drawing.drawing import CALL, DENSE, INPUT, OUTPUT, Drawing, DrawnCollection, DrawnNode, DrawnTable
+from recfx.inspect.drawing.drawing import CALL, DENSE, INPUT, OUTPUT, Drawing, DrawnCollection, DrawnNode, drawn_steps
 from recfx.inspect.drawing.planned import PlannedModel
-from recfx.inspect.drawing.steps import drawn_steps, kernels_now, kernels_planned
-from recfx.ir.operator_graph import lowered_from
+from recfx.ir.meta import find_module
+from recfx.ir.operator_graph import OperatorGraph
 from recfx.ir.printer import format_node
 from recfx.ir.snapshot import BEFORE, PASSES_KEY, PassRecord
-from recfx.ir.tables import TableSpec
 from recfx.planner.pricing.hardware import Hardware
+from recfx.runtime import HashLookup, Lookup
 from recfx.version import __version__
-
-
-def tables_of_specs(specs: Iterable[TableSpec]) -> tuple[DrawnTable, ...]:
-    """The tables of a collection that is converted, or planned."""
-    return tuple(map(_of_spec, specs))
-
-
-def drawn_tables(module: nn.Module) -> tuple[DrawnTable, ...]:
-    """The tables, in order; none if the module does not say.
-
-    Args:
-        module: a collection, or the graph of a converted one.
-    """
-    if isinstance(module, ConvertedCollection):
-        return tables_of_specs(module.tables)
-    if isinstance(module, fx.GraphModule):
-        operators = (lowered_from(node) for node in module.graph.nodes)
-        one = next((each for each in operators if each is not None), None)
-        return () if one is None else tables_of_specs(one.graph.collection(one.node).tables)
-    names = shown_by(module)
-    if names is None:
-        return ()
-    try:
-        return tuple(_of_config(config) for config in getattr(module, names[0])())
-    except Exception:  # a foreign class may implement none of this; then the picture has less to show
-        return ()
-
-
-def _of_spec(spec: TableSpec) -> DrawnTable:
-    hashing = "static" if spec.hashing is None else "index" if spec.has_index else "adopted"
-    dtype = str(spec.dtype).removeprefix("torch.")
-    return DrawnTable(
-        spec.name, spec.feature_names, spec.num_embeddings, spec.embedding_dim, spec.pooling, dtype, hashing
-    )
-
-
-def _of_config(config: Any) -> DrawnTable:
-    pooling = getattr(config, "pooling", None)
-    return DrawnTable(
-        config.name,
-        tuple(config.feature_names),
-        config.num_embeddings,
-        config.embedding_dim,
-        "" if pooling is None else pooling.name,
-        config.data_type.name,
-        "",
-    )
 
 
 def collect(subject: nn.Module, hardware: Hardware | None = None, planned: PlannedModel | None = None) -> Drawing:
@@ -151,19 +104,18 @@ def _collection(finding: Finding, record: Found | None, costs: DrawnCosts) -> Dr
     if isinstance(module, ConvertedCollection):
         graph_module, source = module.graph_module, module.source or source
         steps = graph_module.meta.get(PASSES_KEY, ())  # of the mode that it is in
-    kind, tables = type(module).__name__, drawn_tables(module)
+    kind, tables = type(module).__name__, declared_tables(module)
     call_sites = () if record is None else record.call_sites
     return DrawnCollection(
         paths=tuple(finding.paths),
         kind=kind,
         was=kind if record is None else record.kind,
         status=finding.status,
-        shape=_shape(tables),
         why="" if finding.why is None else str(finding.why),
         device=str(getattr(module, "device", "") or ""),
         sources=call_sites or (() if source is None else (source,)),
         tables=tables,
-        steps=drawn_steps(steps, {} if graph_module is None else kernels_now(graph_module), costs),
+        steps=drawn_steps(steps, tables, {} if graph_module is None else kernels_now(graph_module), costs),
     )
 
 
@@ -171,18 +123,17 @@ def _as_planned(finding: Finding, record: Found, planned: PlannedModel, costs: D
     """A collection as a plan would shard it."""
     made = planned.graphs[finding.path]
     context = made.graph.context.collections[finding.path]
-    tables, source = tables_of_specs(context.tables), context.source or finding.source
+    tables, source = tuple(map(declared_table, context.tables)), context.source or finding.source
     (backend,) = (each.backend for each in planned.cost.planned if each.name == finding.path)
     return DrawnCollection(
         paths=tuple(finding.paths),
         kind=SHARDED[kind_of(finding.module)].__name__,
         was=record.kind,
         status=CONVERTED,
-        shape=_shape(tables),
         device=context.device,
         sources=record.call_sites or (() if source is None else (source,)),
         tables=tables,
-        steps=drawn_steps(made.records, kernels_planned(made.graph, backend), costs),
+        steps=drawn_steps(made.records, tables, kernels_planned(made.graph, backend), costs),
     )
 
 
@@ -193,27 +144,19 @@ def _graph_of_collection(
     metas = [node.meta for node in records[-1].nodes if node.meta is not None]
     path = metas[0].collection if metas else ""
     source = metas[0].source if metas else None
-    tables, made = drawn_tables(graph_module), {meta.kind for meta in metas}
+    tables, made = declared_tables(graph_module), {meta.kind for meta in metas}
     kind = next((each for each in KINDS if each.assembled_by in made), POOLED)
     one = DrawnCollection(
         paths=(path,),
         kind=converted_class(kind).__name__,
         was="collection",  # the graph does not know
         status=CONVERTED,
-        shape=_shape(tables),
         device=metas[0].device if metas else "",
         sources=() if source is None else (source,),
         tables=tables,
-        steps=drawn_steps(records, kernels_now(graph_module), costs),
+        steps=drawn_steps(records, tables, kernels_now(graph_module), costs),
     )
     return (_lone_call(0, one),), (one,)
-
-
-def _shape(tables: tuple[DrawnTable, ...]) -> str:
-    """The shape of what is pooled from ``tables``; ``""`` if they are not pooled."""
-    if not tables or not all(table.pooling for table in tables):
-        return ""
-    return f"[B, {sum(table.dim * len(table.features) for table in tables)}]"
 
 
 def _lone_call(position: int, one: DrawnCollection) -> DrawnNode:
@@ -253,3 +196,35 @@ def _outer_node(
 def _name(node: fx.Node, inside: Mapping[fx.Node, Call]) -> str:
     call = inside.get(node)
     return node.name if call is None else call.name
+
+
+def kernels_now(graph_module: fx.GraphModule) -> dict[str, tuple[str, ...]]:
+    """Which kernel serves each lookup of a graph now, and why, by name of the node."""
+    found = {}
+    for node in graph_module.graph.nodes:
+        module = find_module(graph_module, node)
+        lookup = module.lookup if isinstance(module, HashLookup) else module
+        if isinstance(lookup, Lookup):
+            try:
+                choice = lookup.select(lookup.backend)
+                found[node.name] = _why(choice.backend, choice.declined, lookup.backend)
+            except ConversionError as error:
+                found[node.name] = (f"none: {error.diagnostic.message}",)
+    return found
+
+
+def kernels_planned(graph: OperatorGraph, asked: str) -> dict[str, tuple[str, ...]]:
+    """Which kernel would serve each lookup of a planned graph, and why, with the backend that was asked for."""
+    found = {}
+    for node in graph.of_kind("lookup", "hash_lookup"):
+        served = graph.served(node)
+        found[node.name] = _why(served.backend, served.declined, asked)
+    return found
+
+
+def _why(backend: str, declined: Iterable[Diagnostic], asked: str) -> tuple[str, ...]:
+    why_not = tuple(f"not {each.by}: {each.message}" for each in declined)
+    if not backend:
+        return (f"none: backend {asked!r} was asked for", *why_not)
+    reason = "the backend that was asked for" if asked != "auto" else "the first that can serve these tables"
+    return (f"{backend}: {reason}", *why_not)

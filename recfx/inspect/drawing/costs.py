@@ -73,19 +73,9 @@ TIME = "predicted time"
 _OPERATIONS: dict[type, str] = {sympy.Add: "+", sympy.Mul: "*", sympy.Pow: "^", sympy.Min: "min", sympy.Max: "max"}
 
 
-@dataclass(frozen=True)
-class DrawnAmount:
-    """One thing that a node costs.
-
-    Args:
-        name: see ``AMOUNTS``.
-        text: the expression; of a time, the hardware.
-        formula: the same as data, see :func:`formula`; None if it has an operation that is not known here.
-    """
-
-    name: str
-    text: str
-    formula: Any
+Amount = tuple[str, str, Any]
+"""One thing that a node costs: what it is called; the expression, or the hardware that a time is predicted for; and the
+same as data, see :func:`formula`, or None if that has no word for one of its operations."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +93,7 @@ class DrawnCosts:
         device: the type of device that the hardware is, if it is known.
     """
 
-    nodes: tuple[tuple[str, tuple[DrawnAmount, ...]], ...] = ()
+    nodes: tuple[tuple[str, tuple[Amount, ...]], ...] = ()
     places: Mapping[tuple[str, str], int] = field(default_factory=dict)
     features: tuple[str, ...] = ()
     world_size: int = 1
@@ -150,10 +140,7 @@ def drawn_costs(found: Cost, hardware: Hardware | None = None, no_times: str = "
     hardware = None if no_times else hardware
     lengths = {mean_length(feature): place for place, feature in enumerate(found.features)}
     return DrawnCosts(
-        nodes=tuple(
-            (node.collection, (*_time(node, hardware, found.world_size, lengths), *_amounts(node, lengths)))
-            for node in found.nodes
-        ),
+        nodes=tuple((node.collection, _amounts(node, hardware, found.world_size, lengths)) for node in found.nodes),
         places={(node.collection, node.name): place for place, node in enumerate(found.nodes)},
         features=tuple(found.features),
         world_size=found.world_size,
@@ -181,22 +168,17 @@ def _has_indexes_on_meta(module: nn.Module) -> bool:
     return any(each.table.has_index for each in module.sharding.tables)
 
 
-def _time(
+def _amounts(
     node: NodeCost, hardware: Hardware | None, world_size: int, lengths: Mapping[sympy.Symbol, int]
-) -> tuple[DrawnAmount, ...]:
-    if hardware is None:
-        return ()
-    found = time_formula(node, hardware, world_size, lambda value: formula(value, lengths))
-    return () if found == 0 else (DrawnAmount(TIME, f"on {hardware.name}", found),)
-
-
-def _amounts(node: NodeCost, lengths: Mapping[sympy.Symbol, int]) -> tuple[DrawnAmount, ...]:
-    found = {name: sympy.sympify(getattr(node, attribute)) for attribute, name in AMOUNTS.items()}
-    return tuple(
-        DrawnAmount(name, wording.expression(value), formula(value, lengths))
-        for name, value in found.items()
-        if value != 0
-    )
+) -> tuple[Amount, ...]:
+    amounts: list[Amount] = []
+    if hardware is not None:
+        seconds = time_formula(node, hardware, world_size, lambda value: formula(value, lengths))
+        amounts += [] if seconds == 0 else [(TIME, f"on {hardware.name}", seconds)]
+    for attribute, name in AMOUNTS.items():
+        value = sympy.sympify(getattr(node, attribute))
+        amounts += [] if value == 0 else [(name, wording.expression(value), formula(value, lengths))]
+    return tuple(amounts)
 
 
 def formula(value: sympy.Expr, lengths: Mapping[sympy.Symbol, int]) -> Any:

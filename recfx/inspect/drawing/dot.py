@@ -1,15 +1,12 @@
-"""A drawing as text in Graphviz's DOT language: before and after, one beside the other."""
+"""A drawing as text in Graphviz's DOT language, before and after, one beside the other; and as SVG, by Graphviz."""
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 import subprocess
-from typing import Any
 
 from recfx.errors import DrawingError
-from recfx.inspect.drawing.assets import viz_js
 from recfx.inspect.drawing.drawing import Drawing
 from recfx.inspect.drawing.view import Box, View, cut, view_of
 from recfx.ir.names import printable
@@ -24,6 +21,8 @@ COLOURS = {
     "io": "#ffffff",
 }
 """The colour of each stage; black text is readable on all of them."""
+
+_LONGEST = 120.0  # seconds that a layout may take
 
 
 def render_dot(drawing: Drawing) -> str:
@@ -72,59 +71,18 @@ def _escaped(text: str) -> str:
     return entities.replace("\\", "\\\\").replace('"', '\\"')
 
 
-# What viz-global.js expects around it, as far as a layout needs it. V8 alone has none of this.
-_SURROUNDINGS = """
-globalThis.window = globalThis;
-globalThis.location = { href: "" };
-globalThis.performance = { now: () => 0 };
-globalThis.URL = class { constructor(path) { this.href = path; } };
-globalThis.crypto = { getRandomValues: (array) => array };
-globalThis.TextDecoder = class {
-  decode(bytes) {
-    let text = "";
-    for (const byte of bytes) text += String.fromCharCode(byte);
-    return decodeURIComponent(escape(text));
-  }
-};
-"""
-_LONGEST = 120.0  # seconds
-
-
 def render_svg(dot: str) -> str:
-    """The picture that Graphviz makes of DOT text.
+    """The picture that Graphviz's own program makes of DOT text.
 
     Raises:
         DrawingError: ``no_graphviz``, ``graphviz_failed``.
     """
-    try:
-        from py_mini_racer import MiniRacer
-    except ImportError:
-        return _by_program(dot)
-    return _by_engine(MiniRacer, dot)
-
-
-def _by_engine(engine: Any, dot: str) -> str:
-    context = engine()
-    try:
-        context.eval(_SURROUNDINGS)
-        context.eval(viz_js())
-        context.eval("Viz.instance().then((viz) => { globalThis.viz = viz; })").get(timeout=_LONGEST)
-        found = context.eval(f"viz.renderString({json.dumps(dot)}, {{ format: 'svg' }})", timeout_sec=_LONGEST)
-    except Exception as error:  # whatever the engine raises for an error of Graphviz's
-        raise _failed(str(error)) from error
-    finally:
-        context.close()
-    return str(found)
-
-
-def _by_program(dot: str) -> str:
     program = shutil.which("dot")
     if program is None:
         raise DrawingError(
-            "an SVG file needs Graphviz, which is not on this machine.",
+            "an SVG file needs Graphviz's program dot, which is not on this machine.",
             reason="no_graphviz",
-            what_to_do="pip install mini-racer, which runs the copy of Graphviz that recfx has; or install Graphviz "
-            "(apt-get install graphviz); or draw a .html or .dot file.",
+            what_to_do="install Graphviz (apt-get install graphviz), or draw a .html file, which needs nothing.",
         )
     try:
         done = subprocess.run(

@@ -1,9 +1,11 @@
-"""``recfx.draw``: a picture of a model's graphs, before and after conversion."""
+"""``recfx.draw``: a picture of a model's graphs, before and after conversion, as a file."""
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 from torch import nn
 from torchrec.distributed.planner import Topology
@@ -16,9 +18,58 @@ from recfx.inspect.drawing.dot import render_dot, render_svg
 from recfx.inspect.drawing.drawing import Drawing
 from recfx.inspect.drawing.html import render_html
 from recfx.inspect.drawing.planned import as_planned
-from recfx.inspect.drawing.write import as_path, write_text
+from recfx.kernels.build.private_files import new_file
 from recfx.planner.pricing.hardware import Hardware
 from recfx.planner.topology import NpuTopology
+
+
+def as_path(path: object) -> Path:
+    """The path of a file.
+
+    Raises:
+        DrawingError: ``invalid_argument``.
+    """
+    found = os.fspath(path) if isinstance(path, os.PathLike) else path
+    if not isinstance(found, str) or not found or "\0" in found:
+        raise DrawingError(
+            f"path is {path!r}, which cannot be the name of a file.",
+            reason="invalid_argument",
+            what_to_do="pass the path of the file, as a str or a pathlib.Path.",
+        )
+    return Path(found)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file, replacing one that exists in one step; a symbolic link stays.
+
+    Raises:
+        DrawingError: ``cannot_write``. A file that was there before is as it was.
+    """
+    if not path.parent.is_dir():
+        raise _cannot_write(path, f"there is no directory {path.parent}")
+    with _disk_errors(path):
+        place = Path(os.path.realpath(path))
+        if place.is_dir() or (place.exists() and not place.is_file()):
+            raise _cannot_write(path, "it is not a regular file")
+        with new_file(place) as file:
+            file.path.write_text(text, encoding="utf-8", errors="backslashreplace", newline="\n")
+            file.put_in_place()
+
+
+@contextlib.contextmanager
+def _disk_errors(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise _cannot_write(path, error.strerror or str(error)) from error
+
+
+def _cannot_write(path: Path, what: str) -> DrawingError:
+    return DrawingError(
+        f"{path} cannot be written: {what}. A file that was there before is as it was.",
+        reason="cannot_write",
+        what_to_do="pass the path of a file in a directory that exists, with room for it, where you may write.",
+    )
 
 
 def draw(
@@ -40,7 +91,7 @@ def draw(
             whole model, each collection is drawn by itself; one that is not converted is drawn as it is.
         path: the file, which is replaced if it exists. Its ending is the format: ``.html`` is one page that needs no
             network, with every pass, what is known of each node, and a search; ``.svg`` a picture of before and after,
-            which needs Graphviz or ``mini-racer``; ``.dot`` the same as Graphviz's text.
+            which needs Graphviz's program ``dot``; ``.dot`` the same as Graphviz's text.
         topology: draws a model that is not sharded as rank 0 would have it if ``recfx.plan`` sharded it over the ranks
             of this topology, which need not be there: one of TorchRec's, or ``recfx.planner.topology.npu_topology``.
             Nodes and kernels are those of its devices, as if all that kernels need were installed. A page also predicts

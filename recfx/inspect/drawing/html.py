@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import base64
-import dataclasses
+import functools
 import gzip
 import json
 import re
+from collections.abc import Callable
 from html import escape
 from typing import Any
 
 from recfx.inspect import wording
 from recfx.inspect.drawing.assets import read, viz_js
-from recfx.inspect.drawing.drawing import Drawing, DrawnCollection, DrawnNode, DrawnStep, DrawnTable
+from recfx.inspect.drawing.drawing import Drawing, DrawnNode
 from recfx.inspect.drawing.view import EXPANDED_UP_TO, LONGEST_LABEL, STACK_FROM
-from recfx.ir.meta import Collective, SourceLocation
-from recfx.ir.names import node_name, printable
+from recfx.inspect.table_report import TableReport
+from recfx.ir.meta import SourceLocation
+from recfx.ir.names import printable
 from recfx.planner.pricing.values import BATCH_SIZE, LENGTH
 
 
@@ -25,7 +27,7 @@ def render_html(drawing: Drawing) -> str:
         "TITLE": escape(printable(drawing.title)),
         "SUBTITLE": escape(printable(drawing.subtitle)),
         "STYLE": read("page.css"),
-        "DATA": _packed(_Records().page(drawing)),
+        "DATA": _packed(page_data(drawing)),
         "ENGINE": viz_js(),
         "SCRIPT": read("page.js"),
     }
@@ -51,87 +53,52 @@ def _readable(data: Any) -> Any:
     return [_readable(each) for each in data] if isinstance(data, (list, tuple)) else data
 
 
-class _Records:
-    """Each node once, however many steps it is the same in."""
+def page_data(drawing: Drawing) -> dict[str, Any]:
+    """What the script of the page reads: each node once, however many steps it is the same in."""
+    nodes: dict[DrawnNode, int] = {}
+    source_text = functools.cache(_place)  # of many nodes
 
-    def __init__(self) -> None:
-        self.nodes: list[dict[str, Any]] = []
-        self.places: dict[tuple[int, DrawnNode], int] = {}
-        self.sources: dict[SourceLocation, str] = {}
+    def place_of(node: DrawnNode) -> int:
+        return nodes.setdefault(node, len(nodes))
 
-    def page(self, drawing: Drawing) -> dict[str, Any]:
-        collections = [self.collection(number, one) for number, one in enumerate(drawing.collections)]
-        outer = [self.record(-1, node, {}) for node in drawing.nodes]
-        return {
-            "title": drawing.title,
-            "steps": drawing.steps,
-            "stackFrom": STACK_FROM,
-            "expandedUpTo": EXPANDED_UP_TO,
-            "longest": LONGEST_LABEL,
-            "nodes": self.nodes,
-            "outer": outer,
-            "collections": collections,
-            "costs": _costs(drawing),
-        }
-
-    def collection(self, number: int, one: DrawnCollection) -> dict[str, Any]:
-        positions = {table.name: position for position, table in enumerate(one.tables)}
-        return {
+    collections = [
+        {
             "paths": one.paths,
-            "prefix": node_name(one.path, ""),
+            "prefix": one.prefix,
             "kind": one.kind,
             "was": one.was,
             "shape": one.shape,
             "status": one.status,
             "why": one.why,
             "device": one.device,
-            "sources": [_place(source) for source in one.sources],
+            "sources": [source_text(source) for source in one.sources],
             "tables": [_table(table) for table in one.tables],
-            "steps": [self.step(number, step, positions) for step in one.steps],
+            "steps": [vars(step) | {"nodes": [place_of(node) for node in step.nodes]} for step in one.steps],
         }
-
-    def step(self, number: int, step: DrawnStep, positions: dict[str, int]) -> dict[str, Any]:
-        return {
-            "name": step.name,
-            "modified": step.modified,
-            "nodes": [self.record(number, node, positions) for node in step.nodes],
-            "giver": step.giver,
-            "input": step.input,
-            "declined": step.declined,
-        }
-
-    def record(self, number: int, node: DrawnNode, positions: dict[str, int]) -> int:
-        key = (number, node)
-        if key not in self.places:
-            self.places[key] = len(self.nodes)
-            self.nodes.append(_node(node, positions) | self.source(node.source))
-        return self.places[key]
-
-    def source(self, source: SourceLocation | None) -> dict[str, str]:
-        if source is None:
-            return {}
-        if source not in self.sources:
-            self.sources[source] = _place(source)
-        return {"source": self.sources[source]}
+        for one in drawing.collections
+    ]
+    outer = [place_of(node) for node in drawing.nodes]
+    return {
+        "title": drawing.title,
+        "steps": drawing.steps,
+        "stackFrom": STACK_FROM,
+        "expandedUpTo": EXPANDED_UP_TO,
+        "longest": LONGEST_LABEL,
+        "nodes": [_node(node, source_text) for node in nodes],
+        "outer": outer,
+        "collections": collections,
+        "costs": _costs(drawing),
+    }
 
 
-def _node(node: DrawnNode, positions: dict[str, int]) -> dict[str, Any]:
-    """The fields that say something, but the source."""
-    names = [each.name for each in dataclasses.fields(node) if each.name not in ("source", "collection")]
-    fields: dict[str, Any] = {name: getattr(node, name) for name in names}
-    fields["stage"] = node.stage
-    fields["collectives"] = [_collective(each) for each in node.collectives]
-    # A shard is called after its table.
-    fields["tables"] = [
-        positions.get(name, positions.get(name.rpartition("@")[0], -1)) for name in node.tables
-    ]  # fmt: skip
-    if node.collection >= 0:
-        fields["collection"] = node.collection
-    if node.cost < 0:
-        del fields["cost"]
+def _node(node: DrawnNode, source_text: Callable[[SourceLocation], str]) -> dict[str, Any]:
+    """The fields that say something."""
+    fields = vars(node) | {"stage": node.stage, "source": "" if node.source is None else source_text(node.source)}
+    for name in ("collection", "cost"):
+        fields[name] = fields[name] if fields[name] >= 0 else ""
     if len(node.line) > 500:
         fields["line"] = f"{node.line[:400]} ... {node.line[-80:]}"
-    return {name: value for name, value in fields.items() if value not in ("", (), [])}
+    return {name: value for name, value in fields.items() if value not in ("", ())}
 
 
 def _costs(drawing: Drawing) -> dict[str, Any]:
@@ -139,11 +106,7 @@ def _costs(drawing: Drawing) -> dict[str, Any]:
     positions = {path: place for place, one in enumerate(drawing.collections) for path in one.paths}
     return {
         "nodes": [
-            {
-                "collection": positions.get(collection, -1),
-                "amounts": [[amount.name, amount.text, amount.formula] for amount in amounts],
-            }
-            for collection, amounts in costs.nodes
+            {"collection": positions.get(collection, -1), "amounts": amounts} for collection, amounts in costs.nodes
         ],
         "features": costs.features,
         "W": costs.world_size,
@@ -160,9 +123,6 @@ def _place(source: SourceLocation) -> str:
     return place if source.called_from is None else f"{place}, called from {_place(source.called_from)}"
 
 
-def _collective(one: Collective) -> str:
-    return f"{one.operation} of {wording.expression(one.bytes)} bytes{', in the backward' if one.backward else ''}"
-
-
-def _table(table: DrawnTable) -> list[Any]:
-    return [table.name, table.features, table.rows, table.dim, table.pooling, table.dtype, table.hashing]
+def _table(table: TableReport) -> list[Any]:
+    hashing = "" if table.hashing is None else table.hashing.mode
+    return [table.name, table.features, table.rows, table.dim, table.pooling, table.dtype, hashing]

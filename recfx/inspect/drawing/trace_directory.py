@@ -33,8 +33,7 @@ from recfx.collections.whole_graph import WholeGraph
 from recfx.discovery.wrappers import unwrap
 from recfx.errors import ConversionError, RecfxError
 from recfx.inspect import diff_steps, wording
-from recfx.inspect.drawing.draw import draw
-from recfx.inspect.drawing.write import write_text
+from recfx.inspect.drawing.draw import draw, write_text
 from recfx.inspect.explain import explain
 from recfx.inspect.step_diff import graph_texts, step_names
 from recfx.ir import format_graph

@@ -1,10 +1,14 @@
-"""The boxes and arrows of one step: what is collapsed is one box, and many like nodes are one stack."""
+"""The boxes and arrows of one step: what is collapsed is one box, and many like nodes are one stack.
+
+The script of the page makes the same ones, in which collections and stacks open and close.
+"""
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
+from recfx.inspect import wording
 from recfx.inspect.drawing.drawing import (
     CALL,
     DENSE,
@@ -16,20 +20,17 @@ from recfx.inspect.drawing.drawing import (
     DrawnNode,
     DrawnStep,
 )
-from recfx.ir.names import node_name
+from recfx.inspect.wording import plural
 
 STACK_FROM = 6
-"""So many like nodes of a collection are drawn as one stack."""
-
+"""From this number on, like nodes of a collection are drawn as one stack."""
 EXPANDED_UP_TO = 60
 """If there are more boxes than this, collections are drawn as one box each."""
-
-
 LONGEST_LABEL = 60
 """Longer lines of a box, and longer labels, are cut in the middle."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class Box:
     """One box.
 
@@ -46,144 +47,131 @@ class Box:
     cluster: str = ""
 
 
-@dataclass
 class View:
-    """What is drawn.
+    """What is drawn of one step.
 
     Args:
+        drawing: the whole drawing.
+        step: the name of the step.
+        collapse: draw each collection as one box.
+
+    Attributes:
         boxes: by name.
         arrows: from box to box, with a label.
         clusters: the title of each collection that is not collapsed, by the name of its call.
-        lone: the first and the last box of each collection that is not collapsed and that no arrow reaches.
     """
 
-    boxes: dict[str, Box] = field(default_factory=dict)
-    arrows: dict[tuple[str, str], str] = field(default_factory=dict)
-    clusters: dict[str, str] = field(default_factory=dict)
-    lone: list[tuple[str, str]] = field(default_factory=list)
-
-    def add(self, box: Box) -> None:
-        self.boxes[box.name] = box
+    def __init__(self, drawing: Drawing, step: str, collapse: bool) -> None:
+        self.boxes: dict[str, Box] = {}
+        self.arrows: dict[tuple[str, str], str] = {}
+        self.clusters: dict[str, str] = {}
+        self._lone: list[tuple[str, str]] = []  # the first and the last box of each cluster that no arrow reaches
+        self._takers: dict[str, list[str]] = {}  # the boxes that take the inputs of a call
+        self._givers: dict[str, tuple[str, str]] = {}  # the box that gives a call's value, and the value's shape
+        stack_of = _outer_stacks(drawing.nodes)
+        for node in drawing.nodes:
+            if node.kind == CALL:
+                self._add_call(drawing, node, step, collapse)
+            elif node.name in stack_of:
+                first, count = stack_of[node.name]
+                self._givers[node.name], self._takers[node.name] = (first, ""), [first]
+                if node.name == first:
+                    self._add(first, (_times(count, _short(node)),), node.stage)
+            else:
+                self._add(node.name, (_short(node),), node.stage)
+        for node in drawing.nodes:
+            for source in node.inputs:
+                tail, label = self._givers.get(source, (source, ""))
+                for head in self._takers.get(node.name, [node.name]):
+                    self.arrows.setdefault((tail, head), label)
 
     def columns(self) -> list[tuple[str, str]]:
         """What no arrow reaches would all stand side by side: invisible arrows that put it into columns."""
         reached = {name for arrow in self.arrows for name in arrow}
         boxes = [(name, name) for name, box in self.boxes.items() if not box.cluster and name not in reached]
-        found = []
-        for alone, height in ((boxes, 3.0), (self.lone, 0.4)):
+        arrows = []
+        for alone, height in ((boxes, 3.0), (self._lone, 0.4)):
             across = max(2, round((len(alone) / height) ** 0.5))
-            found += [(above[1], below[0]) for above, below in zip(alone, alone[across:], strict=False)]
-        return found
+            arrows += [(above[1], below[0]) for above, below in zip(alone, alone[across:], strict=False)]
+        return arrows
+
+    def _add(self, name: str, lines: tuple[str, ...], stage: str, cluster: str = "") -> None:
+        self.boxes.setdefault(name, Box(name, lines, stage, cluster))
+
+    def _add_call(self, drawing: Drawing, call: DrawnNode, step: str, collapse: bool) -> None:
+        collection = drawing.collections[call.collection]
+        graph = collection.at(step, drawing.steps)
+        tables = plural(len(collection.tables), "table")
+        if graph is not None and graph.nodes and not collapse:
+            self.clusters[call.name] = collection.label
+            lone = not call.inputs and not any(call.name in other.inputs for other in drawing.nodes)
+            self._add_nodes(call, collection, graph, lone)
+            return
+        lines = (collection.was, collection.label, tables)
+        if graph is not None:
+            lines = (collection.label, tables, plural(sum(node.kind != ITEM for node in graph.nodes), "node"))
+        self._add(call.name, lines, "lookup")
+        self._givers[call.name] = (call.name, collection.shape)
+
+    def _add_nodes(self, call: DrawnNode, collection: DrawnCollection, graph: DrawnStep, lone: bool) -> None:
+        """The nodes of a collection; if it is alone, with a box for what it takes and one for what it gives."""
+        items = {node.name: node for node in graph.nodes if node.kind == ITEM}
+        nodes = [node for node in graph.nodes if node.kind != ITEM]
+        box_of = _stacks(call.name, nodes)
+        for node in nodes:
+            name, count = box_of[node.name]
+            tables = (plural(len(node.tables), "table"),) if count == 1 else ()
+            kernel = (f"kernel {node.kernel}",) if node.kernel else ()
+            self._add(name, (_times(count, node.kind), *tables, *kernel), node.stage, call.name)
+        entry, leave = f"{call.name}/{graph.input}", f"{call.name}/output"
+        if lone:
+            self._add(entry, ("features",), "io", call.name)
+        shapes = {node.name: node.shape for node in nodes}
+        takers = []
+        for node in nodes:
+            head = box_of[node.name][0]
+            for taken in node.inputs:
+                source = items[taken].inputs[0] if taken in items else taken
+                if source == graph.input:
+                    takers.append(head)
+                    if lone:
+                        self.arrows.setdefault((entry, head), "")
+                else:
+                    item = taken.removeprefix(collection.prefix) if taken in items else ""
+                    self.arrows.setdefault((box_of[source][0], head), item or shapes.get(source, ""))
+        self._takers[call.name] = list(dict.fromkeys(takers))
+        if graph.giver not in box_of:
+            return
+        giver, shape = box_of[graph.giver][0], shapes.get(graph.giver, "")
+        self._givers[call.name] = (giver, shape)
+        if lone:
+            self._add(leave, ("KeyedTensor",), "io", call.name)
+            self.arrows[giver, leave] = shape
+            self._lone.append((entry, leave))
 
 
 def view_of(drawing: Drawing, step: str) -> View:
     """The view of one step. Collections are collapsed if there would be too many boxes otherwise."""
-    expanded = _View(drawing, step, collapse=False).view
-    return expanded if len(expanded.boxes) <= EXPANDED_UP_TO else _View(drawing, step, collapse=True).view
-
-
-class _View:
-    def __init__(self, drawing: Drawing, step: str, collapse: bool) -> None:
-        self.drawing, self.step, self.collapse = drawing, step, collapse
-        self.view = View()
-        self.takers: dict[str, list[str]] = {}  # the boxes that take the inputs of a call
-        self.givers: dict[str, tuple[str, str]] = {}  # the box that gives a call's value, and the value's shape
-        stack_of = _outer_stacks(drawing.nodes)
-        for node in drawing.nodes:
-            if node.kind == CALL:
-                self.add_call(node)
-            elif node.name in stack_of:
-                first, count = stack_of[node.name]
-                self.givers[node.name], self.takers[node.name] = (first, ""), [first]
-                if node.name == first:
-                    self.view.add(Box(first, (_count(count, _short(node), times=True),), node.stage))
-            else:
-                self.view.add(Box(node.name, (_short(node),), node.stage))
-        for node in drawing.nodes:
-            for source in node.inputs:
-                tail, label = self.givers.get(source, (source, ""))
-                for head in self.takers.get(node.name, [node.name]):
-                    self.view.arrows.setdefault((tail, head), label)
-
-    def add_call(self, call: DrawnNode) -> None:
-        one = self.drawing.collections[call.collection]
-        found = one.at(self.step, self.drawing.steps)
-        if found is None or self.collapse or not found.nodes:
-            lines = [one.label, _count(len(one.tables), "table")]
-            if found is None:
-                lines.insert(0, one.was)
-            else:
-                lines.append(_count(sum(node.kind != ITEM for node in found.nodes), "node"))
-            self.view.add(Box(call.name, tuple(lines), "lookup"))
-            self.givers[call.name] = (call.name, one.shape)
-            return
-        self.view.clusters[call.name] = one.label
-        self.add_nodes(call, one, found)
-
-    def add_nodes(self, call: DrawnNode, one: DrawnCollection, step: DrawnStep) -> None:
-        items = {node.name: node for node in step.nodes if node.kind == ITEM}
-        box_of = _stacks(call.name, step)
-        for node in step.nodes:
-            if node.kind == ITEM:
-                continue
-            name, count = box_of[node.name]
-            first = _count(count, node.kind, times=True)
-            lines = [first, _count(len(node.tables), "table")] if count == 1 else [first]
-            if node.kernel:
-                lines.append(f"kernel {node.kernel}")
-            if name not in self.view.boxes:
-                self.view.add(Box(name, tuple(lines), node.stage, call.name))
-        lone = not call.inputs and not any(call.name in other.inputs for other in self.drawing.nodes)
-        entry = f"{call.name}/{step.input}"
-        if lone:
-            self.view.add(Box(entry, ("features",), "io", call.name))
-        shapes = {node.name: node.shape for node in step.nodes}
-        for node in step.nodes:
-            if node.kind == ITEM:
-                continue
-            head = box_of[node.name][0]
-            for given in node.inputs:
-                source, label = given, ""
-                if given in items:
-                    source, label = items[given].inputs[0], _item_label(items[given], one)
-                if source == step.input:
-                    self.takers.setdefault(call.name, []).append(head)
-                    if lone:
-                        self.view.arrows.setdefault((entry, head), "")
-                else:
-                    self.view.arrows.setdefault((box_of[source][0], head), label or shapes.get(source, ""))
-        self.takers[call.name] = list(dict.fromkeys(self.takers.get(call.name, ())))
-        if step.giver in box_of:
-            self.givers[call.name] = (box_of[step.giver][0], shapes.get(step.giver, ""))
-        if lone and step.giver in box_of:
-            leave = f"{call.name}/output"
-            self.view.add(Box(leave, ("KeyedTensor",), "io", call.name))
-            self.view.arrows[(box_of[step.giver][0], leave)] = shapes.get(step.giver, "")
-            self.view.lone.append((entry, leave))
+    expanded = View(drawing, step, collapse=False)
+    return expanded if len(expanded.boxes) <= EXPANDED_UP_TO else View(drawing, step, collapse=True)
 
 
 def _outer_stacks(nodes: tuple[DrawnNode, ...]) -> dict[str, tuple[str, int]]:
     """For nodes of the model that do alike things with the same inputs, such as to take out one feature each: the first
     of them, and how many they are.
     """
-    groups: dict[tuple[str, ...], list[str]] = {}
-    for node in nodes:
-        if node.kind == DENSE:
-            groups.setdefault((re.sub(r"'[^']*'|\d+", "", _short(node)), *node.inputs), []).append(node.name)
-    return {name: (names[0], len(names)) for names in groups.values() if len(names) >= STACK_FROM for name in names}
+    dense = [node for node in nodes if node.kind == DENSE]
+    alike = wording.groups_of(dense, lambda node: (re.sub(r"'[^']*'|\d+", "", _short(node)), *node.inputs))
+    return {node.name: (group[0].name, len(group)) for group in alike if len(group) >= STACK_FROM for node in group}
 
 
-def _stacks(call: str, step: DrawnStep) -> dict[str, tuple[str, int]]:
+def _stacks(call: str, nodes: list[DrawnNode]) -> dict[str, tuple[str, int]]:
     """The box of each node, and how many nodes are in it."""
-    groups: dict[tuple[str, str], list[str]] = {}
-    for node in step.nodes:
-        if node.kind != ITEM:
-            groups.setdefault((node.kind, node.kernel), []).append(node.name)
-    return {
-        name: (f"{call}/{names[0]}", len(names)) if len(names) >= STACK_FROM else (f"{call}/{name}", 1)
-        for names in groups.values()
-        for name in names
-    }
+    boxes: dict[str, tuple[str, int]] = {}
+    for group in wording.groups_of(nodes, lambda node: (node.kind, node.kernel)):
+        stack = (f"{call}/{group[0].name}", len(group))
+        boxes |= {node.name: stack if len(group) >= STACK_FROM else (f"{call}/{node.name}", 1) for node in group}
+    return boxes
 
 
 def _short(node: DrawnNode) -> str:
@@ -193,14 +181,8 @@ def _short(node: DrawnNode) -> str:
     return re.sub(r"^call_\w+\[(.*)\]$", r"\1", called) or node.name
 
 
-def _item_label(item: DrawnNode, one: DrawnCollection) -> str:
-    return item.name.removeprefix(node_name(one.path, ""))
-
-
-def _count(number: int, word: str, times: bool = False) -> str:
-    if times:
-        return word if number == 1 else f"{number:,} x {word}"
-    return f"{number:,} {word}{'' if number == 1 else 's'}"
+def _times(count: int, word: str) -> str:
+    return word if count == 1 else f"{count:,} x {word}"
 
 
 def cut(text: str) -> str:
