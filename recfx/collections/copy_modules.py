@@ -15,9 +15,10 @@ from torch.distributed.fsdp import FSDPModule
 from torch.nn.parameter import UninitializedBuffer
 
 from recfx.collections.collection import UnshardedCollection
-from recfx.collections.find_references import References, Rewiring, empty_copy, is_shared, rebound_method, set_attribute
+from recfx.collections.find_references import References
 from recfx.collections.kinds import kind_of
-from recfx.collections.object_kinds import REGISTRIES, Edge, attributes
+from recfx.collections.object_kinds import REGISTRIES, Edge, attributes, empty_copy, is_shared, set_attribute
+from recfx.collections.rewiring import Rewiring, rebound_method
 from recfx.collections.table_holder import release
 from recfx.errors import ConversionError
 from recfx.runtime.hooks import MODULE_HOOKS, holds_hooks
@@ -43,28 +44,11 @@ def copy_modules(
     """
     modules, replaced = _reached(root, replacements)
     copies: dict[int, nn.Module] = {id(module): empty_copy(module) for module in modules} | dict(replacements)
-    carried = [(copies[id(module)], list(_carried(module, copies[id(module)]))) for module in replaced]
-    owners = [(module, list(attributes(module))) for module in modules]
-    references = References(copies, [("", module, edges) for module, edges in owners + carried])
-    rewiring = Rewiring(copies, references)
-    for module, edges in owners:
-        duplicate = copies[id(module)]
-        if duplicate is module:
-            continue
-        for key, value in module.__dict__.items():
-            duplicate.__dict__[key] = _copy_registry(key, value, copies)
-        for name, value in edges:
-            set_attribute(duplicate, name, rewiring.rewired(value))
-    for replacement, edges in carried:
-        for name, value in edges:
-            set_attribute(replacement, name, rewiring.rewired(value))
-    rewiring.finish()
-    for module in [*(copies[id(module)] for module in modules), *replacements.values()]:
-        if module is not None:
-            rebind_hooks(module, rewiring.known)
     for module in modules:
-        if isinstance(module, OptimizedModule):
-            copies[id(module)]._initialize()  # type: ignore[operator]  # compiles the copy, not the original
+        if copies[id(module)] is not module:
+            for key, value in module.__dict__.items():
+                copies[id(module)].__dict__[key] = _copy_registry(key, value, copies)
+    _redirect(modules, replaced, copies, inplace=False, containers=True)
     return copies[id(root)], copies
 
 
@@ -126,23 +110,46 @@ def replace_in_place(root: nn.Module, replacements: Mapping[int, nn.Module]) -> 
 
 def _rewire(root: nn.Module, replacements: Mapping[int, nn.Module], inplace: bool) -> None:
     modules, replaced = _reached(root, replacements)
-    carried = [(replacements[id(module)], list(_carried(module, replacements[id(module)]))) for module in replaced]
-    owners = [(module, list(attributes(module))) for module in modules] + carried
-    references = References(replacements, [("", module, edges) for module, edges in owners])
-    rewiring = Rewiring(replacements, references, inplace)
     for module in modules:
         for name, child in module._modules.items():
             if child is not None and id(child) in replacements:
                 module._modules[name] = replacements[id(child)]
-    for module, edges in owners:
+    _redirect(modules, replaced, replacements, inplace, containers=False)
+
+
+def _redirect(
+    modules: list[nn.Module],
+    replaced: list[nn.Module],
+    others: Mapping[int, nn.Module],
+    inplace: bool,
+    containers: bool,
+) -> None:
+    """Let plain attributes and hooks refer to other modules.
+
+    Args:
+        modules: the modules that have the attributes. Their copies get them, if ``others`` has copies.
+        replaced: modules whose replacements have taken over attributes.
+        others: the copy or replacement of each module, by ``id`` of the original.
+        inplace: as for ``Rewiring``.
+        containers: also copy plain containers that refer to none of these modules.
+    """
+    owners = [(module, others.get(id(module), module), list(attributes(module))) for module in modules]
+    for module in replaced:
+        replacement = others[id(module)]
+        owners.append((replacement, replacement, list(_carried(module, replacement))))
+    references = References(others, [("", owner, edges) for owner, _, edges in owners])
+    rewiring = Rewiring(others, references, inplace)
+    for owner, target, edges in owners:
+        if target is owner and id(owner) in others:  # the copy shares it with the original
+            continue
         for name, value in edges:
-            if rewiring.leads(value):
-                set_attribute(module, name, rewiring.rewired(value))
+            if containers or rewiring.leads(value):
+                set_attribute(target, name, rewiring.rewired(value))
     rewiring.finish()
-    for module, _ in owners:
-        rebind_hooks(module, rewiring.known)
-        if isinstance(module, OptimizedModule):
-            module._initialize()
+    for _, target, _ in owners:
+        rebind_hooks(target, rewiring.known)
+        if isinstance(target, OptimizedModule):
+            target._initialize()  # compiles the copy, not the original
 
 
 def _reached(root: nn.Module, replacements: Mapping[int, nn.Module]) -> tuple[list[nn.Module], list[nn.Module]]:

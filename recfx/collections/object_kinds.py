@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch._dynamo.eval_frame import OptimizedModule
+from torchrec.modules.mc_modules import ManagedCollisionCollection, ManagedCollisionModule
 
 from recfx.errors import type_of
 from recfx.runtime.hooks import holds_hooks
@@ -89,6 +90,37 @@ def set_slot(value: Any, name: str, content: Any) -> None:
         if "__slots__" in kind.__dict__ and isinstance(member, types.MemberDescriptorType):
             member.__set__(value, content)
             return
+
+
+def set_attribute(module: nn.Module, name: str, value: Any) -> None:
+    """Set a plain attribute, in ``__dict__`` or in a slot."""
+    if any(name in kind.__dict__ and "__slots__" in kind.__dict__ for kind in type(module).__mro__):
+        set_slot(module, name, value)
+    else:
+        module.__dict__[name] = value
+
+
+def is_shared(module: nn.Module) -> bool:
+    """Whether a module is never copied: ScriptModules, and managed collisions.
+
+    Managed collisions keep what they have seen partly in buffers and partly in Python numbers: a copy that shares the
+    buffers but counts by itself would corrupt them.
+    """
+    return isinstance(module, (torch.jit.ScriptModule, ManagedCollisionCollection, ManagedCollisionModule))
+
+
+def own_modules(root: nn.Module) -> list[nn.Module]:
+    """The modules of a copy that it does not share with the original."""
+    shared = {id(inside) for module in root.modules() if is_shared(module) for inside in module.modules()}
+    return [module for module in root.modules() if id(module) not in shared]
+
+
+def empty_copy(module: nn.Module) -> nn.Module:
+    """An empty module object of the same class."""
+    if is_shared(module):
+        return module
+    # Not __new__ of the class: that of GraphModule makes a new class for each instance.
+    return object.__new__(type(module))
 
 
 def edges_of(value: Any) -> Iterator[Edge]:

@@ -11,7 +11,7 @@ from torch import Tensor, fx, nn
 
 from recfx.collections.converted_collection import ConvertedCollection, converted_collections
 from recfx.collections.copy_modules import carry_hooks, copy_modules, refuse_fully_sharded
-from recfx.collections.find_references import own_modules
+from recfx.collections.object_kinds import own_modules
 from recfx.collections.whole_graph import WholeGraph, share_children
 from recfx.conversion.replacement.conversion_record import attach_conversion, conversion_of
 from recfx.discovery.discover import set_mode

@@ -16,8 +16,8 @@ import torch
 from torch import fx, nn
 
 from recfx.collections.copy_modules import copy_modules
-from recfx.collections.find_references import own_modules
 from recfx.collections.kinds import kind_of
+from recfx.collections.object_kinds import own_modules
 from recfx.discovery.bypass import BYPASSED, find_bypassed
 from recfx.discovery.classify import CONVERTIBLE, Finding, classify
 from recfx.discovery.id_ranges import IdRanges

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from recfx.collections.collection import unsharded_collections
-from recfx.collections.find_references import own_modules
+from recfx.collections.object_kinds import own_modules
 from recfx.discovery.sample import Sample
 from recfx.exporter.arguments import signature_of
 from recfx.exporter.model_copies import detach_parameters

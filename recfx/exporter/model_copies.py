@@ -13,7 +13,7 @@ from torch.nn.utils import parametrize
 
 from recfx.collections.converted_collection import ConvertedCollection
 from recfx.collections.copy_modules import copy_modules
-from recfx.collections.find_references import own_modules
+from recfx.collections.object_kinds import own_modules
 from recfx.discovery.discover import set_mode
 from recfx.errors import ExportError
 from recfx.runtime.hooks import MODULE_HOOKS

@@ -20,7 +20,7 @@ from torch import fx, nn
 from torch.jit._recursive import create_script_module, infer_methods_to_compile
 from torch.jit._script import call_prepare_scriptable_func
 
-from recfx.collections.find_references import own_modules
+from recfx.collections.object_kinds import own_modules
 from recfx.discovery.sample import Sample
 from recfx.errors import Diagnostic, Severity
 from recfx.exporter.arguments import Pattern, Signature

@@ -23,7 +23,7 @@ from torch import nn
 from torch.export import Dim, ExportedProgram
 from torch.fx import config
 
-from recfx.collections.find_references import own_modules
+from recfx.collections.object_kinds import own_modules
 from recfx.discovery.sample import Sample
 from recfx.errors import Diagnostic
 from recfx.exporter.arguments import Pattern, Signature

@@ -12,9 +12,8 @@ import torch
 from recfx.collections.collection import UnshardedCollection
 from recfx.collections.kinds import kind_of
 from recfx.collections.sharding.collection import ShardedCollection
-from recfx.collections.sharding.optimizer_settings import optimizer_settings
+from recfx.collections.sharding.optimizer_settings import check_optimizers, optimizer_settings
 from recfx.collections.sharding.plan import read_plan
-from recfx.collections.sharding.sharded_tables import check_optimizers
 from recfx.errors import Diagnostic
 from recfx.inspect.collection_reasons import collection_sharding_reasons, pipelining_reasons, sharding_reasons
 from recfx.inspect.describe import declared_table, table_report, with_graph, with_nodes, with_reasons

@@ -20,12 +20,12 @@ _IN_TRITON = (
     "quantized_lookup",
 )
 BESIDE = {
-    "passes": ["passes", "collections/test_means.py", "optim/test_settings_of_tables.py", "ir"],
+    "passes": ["passes", "collections/test_kinds_of_tables.py", "optim/test_settings_of_tables.py", "ir"],
     **{
         f"passes/{stem}.py": ["passes", "exporter/test_export.py", "exporter/test_every_format.py"]
         for stem in ("freeze_indexes", "quantize_rows", "fuse_served_lookup")
     },
-    "passes/insert_dist.py": ["passes", "sharding/test_types.py", "sharding/test_hashed.py", "sharding/test_mixed.py"],
+    "passes/insert_dist.py": ["passes", "sharding/test_types.py"],
     "ir/node_values.py": ["passes", "sharding/test_wire.py", "sharding/test_explain.py"],
     "runtime": ["runtime", "collections", "passes", "lowering"],
     "runtime/input_dist.py": [
@@ -33,10 +33,12 @@ BESIDE = {
         "sharding/test_stock_pipeline.py", "sharding/test_types.py", "runtime", "kernels/test_bucketize.py",
     ],
     "runtime/output_dist.py": [
-        "sharding/test_types.py", "sharding/test_gradient_division.py", "sharding/test_uneven_columns.py",
+        "sharding/test_types.py", "sharding/test_uneven_columns.py",
         "sharding/test_wire.py", "sharding/test_corner_cases.py",
     ],
-    "runtime/dist_groups.py": ["sharding/test_dist_groups.py", "sharding/test_replicas.py", "sharding/test_types.py"],
+    "runtime/dist_groups.py": [
+        "sharding/test_dist_groups.py", "sharding/test_shard_trained.py", "sharding/test_types.py",
+    ],
     "runtime/find_ids.py": ["runtime", "pipeline", "collections"],
     "runtime/transfers.py": ["ascend/npu_runtime", "runtime"],
     "runtime/training_checks.py": ["collections", "sharding/test_ddp.py", "planner/test_torchrec_entry.py"],
@@ -57,7 +59,7 @@ BESIDE = {
         "optim", "kernels/test_fused_step.py", "lowering", "sharding/test_optimizer_state.py",
         "sharding/test_optimizer_settings.py",
     ],
-    "pipeline": ["pipeline", "sharding/test_stock_pipeline.py", "sharding/test_end_of_data.py"],
+    "pipeline": ["pipeline", "sharding/test_stock_pipeline.py", "sharding/test_batch_steps.py"],
     "planner": ["planner", "sharding/test_plan.py", "sharding/test_explain.py", "inspect"],
     "pricing": ["pricing", "planner", "inspect", "drawing/test_costs.py"],
     "kernels": ["kernels", "hashing", "lowering", "optim"],
@@ -76,11 +78,11 @@ BESIDE = {
 """Folders and files below ``tests/`` for packages and files; other packages have the folder of their name."""
 
 _SHARDING = {
-    "awaitables": ["test_batch_steps", "test_end_of_data", "test_stock_pipeline", "test_types"],
-    "batch_steps": ["test_batch_steps", "test_end_of_data", "test_stock_pipeline", "test_step_once"],
+    "awaitables": ["test_batch_steps", "test_stock_pipeline", "test_types"],
+    "batch_steps": ["test_batch_steps", "test_stock_pipeline", "test_step_once"],
     "collection": ["test_copies", "test_state", "test_explain", "test_ddp", "test_plan", "test_optimizer_settings"],
     "data_parallel": ["test_plan", "test_types"],
-    "end_of_data": ["test_end_of_data", "test_stock_pipeline"],
+    "end_of_data": ["test_batch_steps", "test_stock_pipeline"],
     "gather": ["test_unconvert", "test_uneven_columns", "test_parts_of_the_world"],
     "held_interrupts": ["test_held_interrupts"],
     "late_backwards": ["test_histories"],
@@ -95,7 +97,6 @@ _SHARDING = {
         "test_state",
         "test_explain",
         "test_shard_trained",
-        "test_replicas",
         "test_optimizer_state",
         "test_step_once",
     ],

@@ -13,8 +13,9 @@ from torchrec.distributed.types import ShardingEnv
 import recfx
 from recfx import HashEmbeddingBagCollection
 from recfx.collections.compile_graph import compile_graph, context_of
+from recfx.collections.sharding.optimizer_settings import optimizer_settings
 from recfx.collections.sharding.plan import read_plan
-from recfx.collections.sharding.sharded_tables import make_local_tables
+from recfx.collections.sharding.sharded_tables import cut_tables
 from recfx.ir import format_graph, parse_graph
 from recfx.ir.context import CollectionContext
 from recfx.ir.operator_graph import OperatorGraph
@@ -27,8 +28,7 @@ from recfx.runtime.lower_graph import Runtime
 from tests.models import ZOO
 from tests.models.case import standard_collections
 from tests.sharding.cases import build, plan_of, with_optimizer
-from tests.sharding.pipelined_cases import CASES
-from tests.sharding.typical_cases import TYPES, hashed_case, random_case
+from tests.sharding.typical_cases import CASES, TYPES, hashed_case, random_case
 
 WORLD_SIZE = 4
 
@@ -92,7 +92,8 @@ def test_sharded(name: str) -> None:
         dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=WORLD_SIZE)
         try:
             groups = DistGroups.of(ShardingEnv.from_process_group(dist.group.WORLD), sharding.local_size)
-            store = make_local_tables(converted, sharding, groups.pooled, None, None, dense_as_torchrec=False).store
+            settings = optimizer_settings(converted, sharding, None, dense_as_torchrec=False)
+            store = cut_tables(converted, sharding, groups.pooled, None, settings.fused)
             runtime = Runtime(store, groups)
             real = context_of("", converted.tables, case.is_weighted, runtime, None, sharding)
             graph_module = compile_graph(OperatorGraph.of(real, TargetsHere()), runtime, "auto")

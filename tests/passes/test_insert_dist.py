@@ -13,9 +13,10 @@ from torchrec.distributed.types import ShardingEnv
 
 import recfx
 from recfx.collections.compile_graph import compile_graph, context_of
+from recfx.collections.sharding.optimizer_settings import optimizer_settings
 from recfx.collections.sharding.pipeline_stages import Prefetching, cut
 from recfx.collections.sharding.plan import read_plan
-from recfx.collections.sharding.sharded_tables import make_local_tables
+from recfx.collections.sharding.sharded_tables import cut_tables
 from recfx.ir import format_graph
 from recfx.ir.meta import BATCH, WORLD, find_module, mean_length, node_meta
 from recfx.ir.node_kinds import NOT_COMBINED
@@ -55,7 +56,8 @@ def compiled(
     assert isinstance(converted, recfx.HashEmbeddingBagCollection)
     sharding = read_plan(converted.tables, plan_of(case, converted, WORLD_SIZE), 1, WORLD_SIZE)
     groups = DistGroups.of(ShardingEnv.from_process_group(dist.group.WORLD), sharding.local_size)
-    store = make_local_tables(converted, sharding, groups.pooled, None, None, dense_as_torchrec=False).store
+    settings = optimizer_settings(converted, sharding, None, dense_as_torchrec=False)
+    store = cut_tables(converted, sharding, groups.pooled, None, settings.fused)
     runtime = Runtime(store, groups)
     context = context_of("", converted.tables, False, runtime, None, sharding)
     return compile_graph(OperatorGraph.of(context, TargetsHere()), runtime, "auto", until(after)), runtime

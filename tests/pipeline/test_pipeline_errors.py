@@ -288,8 +288,7 @@ def one_rank_leaves_out_what_is_not_ahead(rank: int, world_size: int, wrong: str
     )
 
 
-@pytest.mark.parametrize("training", [True, False])
-@pytest.mark.parametrize("wrong", ["raises", "leaves out"])
+@pytest.mark.parametrize(("wrong", "training"), [("raises", True), ("raises", False), ("leaves out", True)])
 def test_a_collection_that_is_not_ahead_and_that_one_rank_alone_leaves_out(wrong: str, training: bool) -> None:
     """The sizes of its ids are not taken for the ids of the next batch, with which gloo would end the process."""
     for answers in ranks(2).run(one_rank_leaves_out_what_is_not_ahead, wrong, training):
@@ -421,8 +420,16 @@ def data_of_two_lengths(
 COUNTED = Case(TABLES, hashing=recfx.HashConfig(dense_rows=0, rows=24, on_full="evict", admit_after=2), raw_ids=40)
 
 
-@pytest.mark.parametrize("case", [FITS, SENT, COUNTED], ids=["hashed", "static", "hashed_in_turn"])
-@pytest.mark.parametrize("lengths", [(0, 1), (1, 0), (1, 2), (2, 1), (5, 2), (3, 4), (4, 3), (6, 3)])
+LENGTHS = [(0, 1), (1, 0), (1, 2), (2, 1), (5, 2), (3, 4), (4, 3), (6, 3)]
+
+
+@pytest.mark.parametrize(
+    ("case", "lengths"),
+    [
+        *(((FITS, SENT, COUNTED)[number % 3], lengths) for number, lengths in enumerate(LENGTHS)),
+        *((case, lengths) for case, lengths in [(SENT, (5, 2)), (COUNTED, (3, 4)), (FITS, (4, 3))]),
+    ],
+)
 def test_data_of_two_lengths_trains_what_both_ranks_have_and_ends_with_one_error(
     lengths: tuple[int, int], case: Case
 ) -> None:
@@ -530,8 +537,10 @@ def six_steps(driver: Any, source: Iterator[Any]) -> list[str]:
     return answers
 
 
-@pytest.mark.parametrize("kind", ["row_wise", "table_wise"])
-@pytest.mark.parametrize(("where", "training"), [("before", True), ("after", True), ("before", False)])
+@pytest.mark.parametrize(
+    ("kind", "where", "training"),
+    [("row_wise", "before", True), ("table_wise", "after", True), ("table_wise", "before", False)],
+)
 def test_own_code_that_fails_on_one_rank_ends_both_in_the_same_step(kind: str, where: str, training: bool) -> None:
     """The pooled rows of the next step are not taken for gradients, or for pooled rows, of this one."""
     case = Case((Table("a", 11, 8, ("f0",), "SUM", (kind, 0)[: 1 + (kind == "table_wise")]),))

@@ -32,10 +32,9 @@ from tests.sharding.pipelined import (
     train,
     what_is_left,
 )
-from tests.sharding.pipelined_cases import CASES as STOCK_CASES
-from tests.sharding.pipelined_cases import MIXED
 from tests.sharding.ranks import ranks
-from tests.sharding.typical_cases import hashed_case
+from tests.sharding.typical_cases import CASES as STOCK_CASES
+from tests.sharding.typical_cases import MIXED, hashed_case
 
 CASES = {
     **STOCK_CASES,
@@ -54,8 +53,10 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("form", ["alone", "wrapped", "two"])
-@pytest.mark.parametrize("name", CASES)
+FORMS = ("alone", "wrapped", "two")
+
+
+@pytest.mark.parametrize(("name", "form"), [(name, FORMS[number % 3]) for number, name in enumerate(CASES)])
 def test_changes_no_bit(name: str, form: str) -> None:
     expected = ranks(2).run(train, CASES[name], "loop", form, "ttttttt")
     assert_same(ranks(2).run(train, CASES[name], "recfx", form, "ttttttt"), expected)
@@ -84,8 +85,13 @@ def test_changes_no_bit_where_the_worker_is_ahead_on_some_ranks(world_size: int)
     assert_same(ranks(world_size).run(train_unevenly, case, "recfx"), expected)
 
 
-@pytest.mark.parametrize("modes", ["t", "tt", "ttette", "e"])
-@pytest.mark.parametrize("name", ["mixed", "hashed_error", "hashed_share", "hashed_lfu_admit"])
+@pytest.mark.parametrize(
+    ("name", "modes"),
+    [
+        *((name, "ttette") for name in ("mixed", "hashed_error", "hashed_share", "hashed_lfu_admit")),
+        ("mixed", "t"), ("hashed_error", "tt"), ("hashed_share", "t"), ("hashed_lfu_admit", "e"),
+    ],
+)  # fmt: skip
 def test_changes_no_bit_where_steps_in_eval_mode_come_between(name: str, modes: str) -> None:
     expected = ranks(2).run(train, CASES[name], "loop", "two", modes)
     assert_same(ranks(2).run(train, CASES[name], "recfx", "two", modes), expected)

@@ -15,8 +15,7 @@ from recfx.planner.pricing.planned_collection import PlannedCollection, planned_
 from recfx.planner.pricing.planned_nodes import PlannedGraphs
 from recfx.planner.pricing.values import Values
 from tests.sharding.cases import Case, build, plan_of, with_optimizer
-from tests.sharding.pipelined_cases import CASES
-from tests.sharding.typical_cases import TYPES, hashed_case, one_type, random_case
+from tests.sharding.typical_cases import CASES, TYPES, hashed_case, one_type, random_case
 
 WORLD_SIZE = 4
 RAW = recfx.HashConfig(dense_rows=0, rows=64, buckets=5)

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import nn
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor, PoolingType
 from torchrec.distributed import sharding_plan as stock
-from torchrec.distributed.types import ParameterSharding, ShardingEnv
+from torchrec.distributed.types import EmbeddingModuleShardingPlan, ParameterSharding, ShardingEnv, ShardingPlan
 from torchrec.optim import optimizers as placeholders
 from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
@@ -218,6 +218,32 @@ def shard(case: Case, standard: nn.Module, world_size: int) -> ShardedHashEmbedd
     return shard_collection(converted, plan, ShardingEnv.from_process_group(dist.group.WORLD))
 
 
+def model_and_plan(case: Case, world_size: int) -> tuple[Model, ShardingPlan]:
+    """The converted model of a case, and its plan."""
+    standard, width = build(case)
+    torch.manual_seed(1)
+    model = recfx.convert(Model(standard, width), hashing=case.hashing)
+    assert isinstance(model, Model)
+    with_optimizer(case, model.sparse)
+    return model, ShardingPlan({"sparse": EmbeddingModuleShardingPlan(plan_of(case, model.sparse, world_size))})
+
+
+def sharded_model(case: Case, world_size: int) -> Model:
+    """The model of a case, sharded by ``recfx.convert``."""
+    model, plan = model_and_plan(case, world_size)
+    sharded = recfx.convert(model, plan=plan)
+    assert isinstance(sharded, Model)
+    return sharded
+
+
+def shards_of(sparse: ShardedHashEmbeddingBagCollection) -> list[tuple[str, Any, Any, torch.Tensor]]:
+    """Table, rows, columns and weights of each of this rank's shards."""
+    return [
+        (shard.table.name, shard.rows, shard.columns, sparse.weight(shard.name).detach().clone())
+        for shard in sparse.sharding.local()
+    ]
+
+
 def train_sharded(rank: int, world_size: int, case: Case, steps: int = 3) -> dict[str, Any]:
     """Train on this rank; what it has pooled at every step, its shards, and the layer over them."""
     standard, width = build(case)
@@ -235,10 +261,6 @@ def train_sharded(rank: int, world_size: int, case: Case, steps: int = 3) -> dic
         loss.backward()
         optimizer.step()
         pooled.append(found)
-    shards = [
-        (each.table.name, each.rows, each.columns, model.sparse.store.weight(each.name).detach().clone())
-        for each in model.sparse.sharding.local()
-    ]
     indexes = {
         each.table.name: (
             each.rows,
@@ -247,7 +269,12 @@ def train_sharded(rank: int, world_size: int, case: Case, steps: int = 3) -> dic
         for each in model.sparse.sharding.local()
         if each.name in model.sparse.hash_indexes
     }
-    return {"pooled": pooled, "shards": shards, "over": model.over.module.weight.detach(), "indexes": indexes}
+    return {
+        "pooled": pooled,
+        "shards": shards_of(model.sparse),
+        "over": model.over.module.weight.detach(),
+        "indexes": indexes,
+    }
 
 
 def train_unsharded(case: Case, world_size: int, steps: int = 3) -> dict[str, Any]:

@@ -13,12 +13,12 @@ from torch import nn
 from torchrec import KeyedJaggedTensor
 from torchrec.distributed import DistributedModelParallel
 from torchrec.distributed.train_pipeline import TrainPipelineBase, TrainPipelineSparseDist
-from torchrec.distributed.types import ShardingEnv, ShardingPlan
+from torchrec.distributed.types import ShardingEnv
 from torchrec.streamable import Pipelineable
 
 import recfx
 from recfx.collections.sharding.collection import ShardedHashEmbeddingBagCollection
-from tests.sharding.cases import OPTIMIZERS, Case, Model, batches, build, plan_of, shard, with_optimizer
+from tests.sharding.cases import OPTIMIZERS, Case, Model, batches, build, model_and_plan, shard, shards_of
 
 CPU = torch.device("cpu")
 
@@ -85,6 +85,10 @@ def sharded_model(case: Case, world_size: int, form: str) -> nn.Module:
         form: ``"alone"``: the collection is sharded by itself; ``"wrapped"``: by ``DistributedModelParallel``;
             ``"two"``: of two collections.
     """
+    if form == "wrapped":
+        converted, plan = model_and_plan(case, world_size)
+        env = ShardingEnv.from_process_group(dist.group.WORLD)
+        return DistributedModelParallel(converted, env=env, plan=plan, sharders=recfx.sharders(), device=CPU)
     standard, width = build(case)
     torch.manual_seed(1)
     if form == "two":
@@ -92,16 +96,6 @@ def sharded_model(case: Case, world_size: int, form: str) -> nn.Module:
         model.over = nn.parallel.DistributedDataParallel(model.over)
         return model
     model = Model(standard, width)
-    if form == "wrapped":
-        model.sparse = with_optimizer(case, recfx.convert(standard, hashing=case.hashing))
-        plan: Any = plan_of(case, model.sparse, world_size)
-        return DistributedModelParallel(
-            model,
-            env=ShardingEnv.from_process_group(dist.group.WORLD),
-            plan=ShardingPlan({"sparse": plan}),
-            sharders=recfx.sharders(),
-            device=CPU,
-        )
     model.sparse = shard(case, standard, world_size)
     model.over = nn.parallel.DistributedDataParallel(model.over)
     return model
@@ -150,14 +144,10 @@ def train(
     with pytest.raises(StopIteration):
         driver.progress(source)
     sparse = collections(model)
-    shards = [
-        (each.table.name, each.rows, each.columns, sparse[0].store.weight(each.name).detach().clone())
-        for each in sparse[0].sharding.local()
-    ]
     over = next(p for name, p in model.named_parameters() if "over." in name and name.endswith("weight"))
     return {
         "pooled": pooled,
-        "shards": shards,
+        "shards": shards_of(sparse[0]),
         "over": over.detach(),
         "left": what_is_left(model),
         "forwards": [type(each.forward).__name__ for each in sparse],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import logging
 from typing import Any
 
@@ -11,18 +12,19 @@ import torch
 from torch import nn
 from torchrec import KeyedJaggedTensor
 from torchrec.distributed.train_pipeline.train_pipelines import EvalPipelineSparseDist
-from torchrec.distributed.types import EmbeddingModuleShardingPlan, ShardingPlan
 from torchrec.streamable import Multistreamable
 
 import recfx
 from recfx.collections.sharding import pipeline_stages
 from recfx.collections.sharding.awaitables import BatchContext
+from recfx.collections.sharding.end_of_data import calls_under_way
 from recfx.collections.sharding.out_of_step import has_failed
 from recfx.collections.sharding.pipeline_stages import Prefetching
 from recfx.errors import OutOfStepError
 from recfx.ir.operator_graph import OperatorGraph
 from recfx.passes import PassResult, Rewrite
-from tests.sharding.cases import Case, Model, Table, batches, build, plan_of, shard
+from tests.sharding.cases import Case, Table, batches, build, shard
+from tests.sharding.cases import sharded_model as sharded_parts
 from tests.sharding.pipelined import CPU, PIPELINES, batches_of_rank, dense_optimizer, sharded_model
 from tests.sharding.ranks import ranks
 from tests.support.fake_group import fake_group
@@ -34,10 +36,7 @@ CASE = Case(
 
 def fails_between(rank: int, world_size: int, case: Case) -> list[str]:
     """Two batches are sent; the first one's lookup fails."""
-    standard, width = build(case)
-    model = recfx.convert(Model(standard, width))
-    plan = ShardingPlan({"sparse": EmbeddingModuleShardingPlan(plan_of(case, model.sparse, world_size))})
-    module: Any = recfx.convert(model, plan=plan).sparse
+    module: Any = sharded_parts(case, world_size).sparse
     calls = []
     for step in batches(case, world_size, 2):
         context = module.create_context()
@@ -199,3 +198,30 @@ def test_batches_are_counted_from_the_first_of_the_pipeline(between: str) -> Non
 
 def test_data_of_equal_lengths_ends_without_a_word() -> None:
     assert ranks(2).run(train_until, (2, 2), "another model") == [(2, "", [])] * 2
+
+
+ROWS = Case((Table("rows", 24, 8, ("f0",), "SUM", ("row_wise",)),))
+
+
+def kept_after_batches(rank: int, world_size: int) -> list[tuple[int, int]]:
+    """How many calls are kept once each batch was started, and once it has run; the third batch is discarded."""
+    module = shard(ROWS, build(ROWS)[0], world_size)
+    under_way, kept, contexts = calls_under_way(module.groups.ids), [], []
+    gc.collect()  # what the tests before have left goes with the first batch
+    for number, step in enumerate(batches(ROWS, world_size, 4)):
+        context = module.create_context()
+        arrived = module.input_dist(context, step[rank]).wait().wait()
+        started = len(under_way._started)
+        if number == 2:
+            del context, arrived
+            gc.collect()
+        else:
+            contexts.append(context)  # as a pipeline may keep it
+            module.compute_and_output_dist(context, arrived).values()
+        kept.append((started, len(under_way._started)))
+    return kept[1:]
+
+
+def test_a_call_that_has_run_or_was_discarded_is_not_kept() -> None:
+    """What was discarded goes when the next one runs."""
+    assert ranks(2).run(kept_after_batches) == [[(1, 0), (1, 1), (2, 0)]] * 2

@@ -68,10 +68,11 @@ def test_any_number_of_ranks_loads_what_any_number_saved(
         saved[name] = ranks(world_size).run(save, case(plan, world_size), str(tmp_path / name))[0]
         assert_same(saved[name], saved["plain"], exact=False)
     targets = [(2, "columns"), (3, "mixed"), (2, "replicas"), (3, "rows")]
+    turned = {"adagrad": 0, "adam": 1}[optimizer] + (hashing is None)  # so that each is loaded by several
     for number, (name, expected) in enumerate(saved.items()):
-        for world_size, plan in targets[number % 2 :: 2]:
-            for found in ranks(world_size).run(load, case(plan, world_size), str(tmp_path / name)):
-                assert_same(found, expected)
+        world_size, plan = targets[(number + turned) % 4]
+        for found in ranks(world_size).run(load, case(plan, world_size), str(tmp_path / name)):
+            assert_same(found, expected)
         again = make(case("tables", 0), 0, seed=5)
         load_into(again, str(tmp_path / name))
         assert_same(whole_state(again), expected)

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 from torch.distributed.fsdp import fully_shard
-from torchrec.distributed.types import EmbeddingModuleShardingPlan, ShardingPlan
 
 import recfx
-from tests.sharding.cases import OPTIMIZERS, Case, Model, Table, batches, build, check, plan_of, with_optimizer
+from tests.sharding.cases import (
+    OPTIMIZERS,
+    Case,
+    Model,
+    Table,
+    batches,
+    build,
+    check,
+    model_and_plan,
+    sharded_model,
+    shards_of,
+)
 from tests.sharding.ranks import ranks
 
 TABLES = (
@@ -34,12 +43,7 @@ class Around(nn.Module):
 
 
 def train(rank: int, world_size: int, case: Case, around: bool = False) -> dict[str, Any]:
-    standard, width = build(case)
-    torch.manual_seed(1)
-    model = Model(with_optimizer(case, standard), width)
-    converted = recfx.convert(model)
-    plan = ShardingPlan({"sparse": EmbeddingModuleShardingPlan(plan_of(case, converted.sparse, world_size))})
-    sharded = recfx.convert(converted, plan=plan)
+    sharded: Any = sharded_model(case, world_size)
     replicas = nn.parallel.DistributedDataParallel(Around(sharded) if around else sharded)
     synchronized = {id(parameter) for parameter in replicas._module_parameters}
     assert synchronized == {id(parameter) for parameter in sharded.over.parameters()}
@@ -53,11 +57,7 @@ def train(rank: int, world_size: int, case: Case, around: bool = False) -> dict[
         loss.backward()
         optimizer.step()
         pooled.append(found)
-    shards = [
-        (each.table.name, each.rows, each.columns, sharded.sparse.store.weight(each.name).detach().clone())
-        for each in sharded.sparse.sharding.local()
-    ]
-    return {"pooled": pooled, "shards": shards, "over": sharded.over.weight.detach()}
+    return {"pooled": pooled, "shards": shards_of(sharded.sparse), "over": sharded.over.weight.detach()}
 
 
 @pytest.mark.parametrize("kernel", ["fused", "dense"])
@@ -103,10 +103,8 @@ def test_fsdp_after_the_conversion_and_before_one_in_place() -> None:
 
 def refused_after_fsdp(rank: int, world_size: int) -> list[tuple[str, str, str]]:
     case = Case(TABLES)
-    standard, width = build(case)
-    model: Any = Model(standard, width)
-    converted: Any = recfx.convert(copy.deepcopy(model))
-    plan = ShardingPlan({"sparse": EmbeddingModuleShardingPlan(plan_of(case, converted.sparse, world_size))})
+    model: Any = Model(*build(case))
+    converted, plan = model_and_plan(case, world_size)
     fully_shard(model.over)
     fully_shard(converted.over)
     assert recfx.convert(converted) is converted

@@ -18,7 +18,7 @@ from torchrec.distributed.types import EmbeddingModuleShardingPlan, ShardingPlan
 import recfx
 from recfx.inspect import Report, ShardingReport, ShardReport
 from tests.inspect.balanced import Balanced
-from tests.sharding.cases import Case, Model, Table, batches, build, plan_of, with_optimizer
+from tests.sharding.cases import Case, Model, Table, batches, build, model_and_plan, plan_of, with_optimizer
 from tests.sharding.ranks import ranks
 
 TABLES = (
@@ -30,12 +30,6 @@ TABLES = (
 RAW = Case(TABLES, optimizer="rowwise_adagrad", hashing=recfx.HashConfig(dense_rows=0, buckets=3), raw_ids=20)
 DENSE = Case(TABLES, kernel="dense")
 NODES = ("bucketize", "input_dist_start", "input_dist_wait", "hash_ids", "lookup", "output_dist_start")
-
-
-def model_and_plan(case: Case, world_size: int) -> tuple[nn.Module, ShardingPlan]:
-    standard, width = build(case)
-    model = recfx.convert(Model(with_optimizer(case, standard), width), hashing=case.hashing)
-    return model, ShardingPlan({"sparse": EmbeddingModuleShardingPlan(plan_of(case, model.sparse, world_size))})
 
 
 def explained(rank: int, world_size: int, case: Case, wrapping: str) -> dict[str, Any]:

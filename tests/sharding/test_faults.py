@@ -16,15 +16,14 @@ import pytest
 import torch
 import torch.distributed as dist
 from torchrec import KeyedJaggedTensor
-from torchrec.distributed.types import EmbeddingModuleShardingPlan, ShardingPlan
 
 import recfx
 from recfx.collections.sharding.collection import ShardedHashEmbeddingBagCollection
-from tests.sharding.cases import Case, Model, Table, batches, build, plan_of, with_optimizer
+from tests.sharding.cases import Case, Model, Table, batches, sharded_model
 from tests.sharding.ranks import ranks
 from tests.support.forkserver import forkserver
 
-TIMEOUT = 6.0  # of the groups, in seconds
+TIMEOUT = 4.0  # of the groups, in seconds
 SLACK = 10.0  # for a busy machine
 CASE = Case(
     (Table("rows", 40, 8, ("f0",), "SUM", ("row_wise",)), Table("whole", 40, 8, ("f1",), "MEAN", ("table_wise", 0))),
@@ -32,16 +31,6 @@ CASE = Case(
     raw_ids=12,
     optimizer="adagrad",
 )
-
-
-def sharded_model(case: Case, world_size: int) -> Model:
-    standard, width = build(case)
-    torch.manual_seed(1)
-    model = recfx.convert(Model(with_optimizer(case, standard), width), hashing=case.hashing)
-    plan = plan_of(case, model.sparse, world_size)
-    sharded = recfx.convert(model, plan=ShardingPlan({"sparse": EmbeddingModuleShardingPlan(plan)}))
-    assert isinstance(sharded, Model)
-    return sharded
 
 
 def local_tensors(model: Model) -> dict[str, Any]:

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 from torchrec import KeyedJaggedTensor
-from torchrec.distributed.types import EmbeddingModuleShardingPlan, ShardingPlan
 
 import recfx
 from recfx.collections.sharding import out_of_step
@@ -16,7 +15,7 @@ from recfx.collections.sharding.collection import ShardedHashEmbeddingBagCollect
 from recfx.collections.sharding.gather import gather_tables
 from recfx.kernels.step.row_initialization import initialization_key
 from recfx.kernels.step.row_initialization_reference import initial_rows
-from tests.sharding.cases import Case, Model, Table, build, plan_of, with_optimizer
+from tests.sharding.cases import Case, Table, sharded_model
 from tests.sharding.ranks import ranks
 from tests.support.interrupts import interrupt, places
 
@@ -62,10 +61,7 @@ def check(collection: ShardedHashEmbeddingBagCollection, most_steps: int) -> Non
 
 
 def interrupted_anywhere(rank: int, world_size: int, case: Case) -> int:
-    standard, width = build(case)
-    model = recfx.convert(Model(with_optimizer(case, standard), width), hashing=case.hashing)
-    plan = plan_of(case, model.sparse, world_size)
-    start = recfx.convert(model, plan=ShardingPlan({"sparse": EmbeddingModuleShardingPlan(plan)})).sparse
+    start: Any = sharded_model(case, world_size).sparse
     step(start, OLD)
     step(start, OLD)
     for index in start.hash_indexes.values():

@@ -18,7 +18,6 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_common import (
     MultiPassPrefetchConfig,
 )
 from torch import nn
-from torch.testing._internal.distributed.fake_pg import FakeStore
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig
 from torchrec.distributed import sharding_plan as stock
 from torchrec.distributed.types import (
@@ -38,6 +37,7 @@ from recfx.collections.sharding.plan import read_plan
 from recfx.ir.shards import ShardedTable
 from recfx.planner.sharder import HashEmbeddingBagCollectionSharder
 from tests.builders.optimizers import attach
+from tests.support.fake_group import fake_group
 
 WORLD = 4
 RAW = recfx.HashConfig(dense_rows=0, buckets=4)
@@ -46,9 +46,8 @@ Change = Callable[[dict[str, ParameterSharding]], None]
 
 @pytest.fixture
 def four_ranks() -> Iterator[None]:
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=WORLD)
-    yield
-    dist.destroy_process_group()
+    with fake_group(0, WORLD):
+        yield
 
 
 class Model(nn.Module):

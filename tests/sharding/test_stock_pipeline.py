@@ -21,12 +21,13 @@ from tests.sharding.pipelined import (
     train,
     what_is_left,
 )
-from tests.sharding.pipelined_cases import CASES, HASHED
 from tests.sharding.ranks import ranks
+from tests.sharding.typical_cases import CASES, HASHED
+
+FORMS = ("alone", "wrapped", "two")
 
 
-@pytest.mark.parametrize("form", ["alone", "wrapped"])
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(("name", "form"), [(name, FORMS[number % 2]) for number, name in enumerate(CASES)])
 def test_the_sparse_dist_pipeline_changes_no_bit(name: str, form: str) -> None:
     case = CASES[name]
     expected = ranks(2).run(train, case, "loop", form)
@@ -38,9 +39,14 @@ def test_the_sparse_dist_pipeline_changes_no_bit(name: str, form: str) -> None:
     check(case, 2, found, rtol=1e-4, atol=1e-5, expected=unsharded)
 
 
-@pytest.mark.parametrize("modes", ["ttttt", "ttette", "e"])
-@pytest.mark.parametrize("form", ["alone", "two"])
-@pytest.mark.parametrize("name", ["mixed", "hashed_table_wise", "evicting", "admitting"])
+@pytest.mark.parametrize(
+    ("name", "form", "modes"),
+    [
+        (name, ("alone", "two")[(number + place) % 2], modes)
+        for number, name in enumerate(("mixed", "hashed_table_wise", "evicting", "admitting"))
+        for place, modes in enumerate(("ttttt", "ttette", "e"))
+    ],
+)
 def test_collections_that_share_features_and_steps_in_eval_mode(name: str, form: str, modes: str) -> None:
     expected = ranks(2).run(train, CASES[name], "loop", form, modes)
     found = ranks(2).run(train, CASES[name], "sparse_dist", form, modes)
@@ -74,9 +80,14 @@ def train_to_the_end(
             return {"pooled": pooled, "left": left, "error": str(error)}
 
 
-@pytest.mark.parametrize("lengths", [(5, 3), (1, 3), (3, 4)])
-@pytest.mark.parametrize("form", ["alone", "wrapped", "two"])
-@pytest.mark.parametrize("name", ["mixed", "hashed_table_wise", "evicting"])
+@pytest.mark.parametrize(
+    ("name", "form", "lengths"),
+    [
+        (name, FORMS[(number + place) % 3], lengths)
+        for number, name in enumerate(("mixed", "hashed_table_wise", "evicting"))
+        for place, lengths in enumerate([(5, 3), (1, 3), (3, 4)])
+    ],
+)
 def test_data_of_two_lengths_trains_what_both_ranks_have(name: str, form: str, lengths: tuple[int, int]) -> None:
     both, longer = min(lengths), lengths.index(max(lengths))
     expected = ranks(2).run(train_to_the_end, CASES[name], "loop", form, (both, both))

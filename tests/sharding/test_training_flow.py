@@ -8,16 +8,15 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from torch import nn
 from torch.distributed.optim import _apply_optimizer_in_backward
 from torchrec.distributed.model_parallel import DistributedModelParallel
-from torchrec.distributed.types import ShardingEnv, ShardingPlan
+from torchrec.distributed.types import EmbeddingModuleShardingPlan, ShardingEnv, ShardingPlan
 from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
 from torchrec.optim.optimizers import in_backward_optimizer_filter
 
 import recfx
 from tests.builders.optimizers import attach
-from tests.sharding.cases import Case, Model, Table, batches, build, concatenate, plan_of, shard
+from tests.sharding.cases import Case, Model, Table, batches, build, concatenate, plan_of, shard, shards_of
 from tests.sharding.ranks import ranks
 
 CASE = Case(
@@ -37,7 +36,7 @@ def parallel_model(case: Case, world_size: int) -> tuple[DistributedModelParalle
     torch.manual_seed(1)
     model = recfx.convert(Model(standard, width))
     attach(model.sparse, torch.optim.SGD, lr=1.0)
-    plan = ShardingPlan({"sparse": _module_plan(case, model.sparse, world_size)})
+    plan = ShardingPlan({"sparse": EmbeddingModuleShardingPlan(plan_of(case, model.sparse, world_size))})
     wrapped = DistributedModelParallel(
         model,
         env=ShardingEnv.from_process_group(dist.group.WORLD),
@@ -49,12 +48,6 @@ def parallel_model(case: Case, world_size: int) -> tuple[DistributedModelParalle
         dict(in_backward_optimizer_filter(wrapped.named_parameters())), lambda params: torch.optim.SGD(params, lr=1.0)
     )
     return wrapped, CombinedOptimizer([wrapped.fused_optimizer, dense])
-
-
-def _module_plan(case: Case, collection: nn.Module, world_size: int) -> Any:
-    from torchrec.distributed.types import EmbeddingModuleShardingPlan
-
-    return EmbeddingModuleShardingPlan(plan_of(case, collection, world_size))
 
 
 def train_with_schedule(rank: int, world_size: int, case: Case) -> list[torch.Tensor]:
@@ -130,11 +123,7 @@ def accumulate(rank: int, world_size: int, case: Case) -> list[tuple[str, Any, A
     for loss in losses:
         loss.backward()
     optimizer.step()
-    store = model.sparse.store
-    return [
-        (each.table.name, each.rows, each.columns, store.weight(each.name).detach())
-        for each in model.sparse.sharding.local()
-    ]
+    return shards_of(model.sparse)
 
 
 def test_gradients_add_up_over_batches() -> None:

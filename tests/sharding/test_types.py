@@ -1,12 +1,16 @@
-"""Every sharding type, alone and mixed, against the unsharded standard model."""
+"""Every sharding type, alone and mixed, static and hashed in every way, against the unsharded model."""
 
 from __future__ import annotations
 
-import pytest
+import copy
 
-from tests.sharding.cases import check, train_sharded
+import pytest
+import torch
+from torchrec.distributed.comm_ops import get_gradient_division, set_gradient_division
+
+from tests.sharding.cases import Case, batches, build, check, shard, train_sharded, train_whole
 from tests.sharding.ranks import ranks
-from tests.sharding.typical_cases import TYPES, one_type
+from tests.sharding.typical_cases import CONFIGS, TYPES, hashed_case, one_type, random_case
 
 
 @pytest.mark.parametrize("world_size", [2, 4])
@@ -14,3 +18,79 @@ from tests.sharding.typical_cases import TYPES, one_type
 def test_a_type_alone_equals_the_unsharded_model(kind: str, world_size: int) -> None:
     case = one_type(kind, local_size=2 if world_size == 4 else 0)
     check(case, world_size, ranks(world_size).run(train_sharded, case))
+
+
+@pytest.mark.parametrize("number", range(6))
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_a_random_mixed_plan_equals_the_unsharded_model(number: int, world_size: int) -> None:
+    case = random_case(number + 100 * world_size, world_size)
+    check(case, world_size, ranks(world_size).run(train_sharded, case), rtol=1e-4, atol=1e-5)
+
+
+def check_hashed(case: Case, world_size: int, steps: int) -> None:
+    answers = ranks(world_size).run(train_sharded, case, steps)
+    expected, converted = train_whole(case, world_size, steps)
+    check(case, world_size, answers, rtol=1e-4, atol=1e-5, expected=expected)
+    for answer in answers:
+        for table, ((first, end), state) in answer["indexes"].items():
+            for name, whole in converted.index(table).state_dict().items():
+                if name not in ("counts", "slice_counts", "identity"):
+                    assert torch.equal(state[name], whole[first:end]), f"{name} of table {table}"
+            assert int(state["counts"][0]) == steps
+
+
+BY_COLUMNS = ["column_wise", "grid_shard", "table_column_wise"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "config", "world_size"),
+    [
+        (kind, config, (2, 4)[(number + place) % 2])
+        for number, kind in enumerate(sorted(set(TYPES) - {*BY_COLUMNS}))
+        for place, config in enumerate(sorted(CONFIGS))
+    ],
+)
+def test_a_hashed_type_equals_one_rank(kind: str, config: str, world_size: int) -> None:
+    check_hashed(hashed_case(kind, config, local_size=2 if world_size == 4 else 0, sizes=(3, 5)), world_size, 6)
+
+
+@pytest.mark.parametrize(
+    ("kind", "config"),
+    [
+        (BY_COLUMNS[(place + more) % 3], config)
+        for place, config in enumerate(sorted(CONFIGS))
+        for more in range(1 + place % 2)
+    ],
+)
+def test_column_shards_of_a_hashed_table_agree(kind: str, config: str) -> None:
+    # Adagrad: row-wise Adagrad keeps its state by column block, which is another rule.
+    case = hashed_case(kind, config, local_size=2, sizes=(3, 5))
+    check_hashed(Case(**{**case.__dict__, "optimizer": "adagrad"}), 4, 6)
+
+
+def moved(rank: int, world_size: int, case: Case, division: bool) -> list[tuple[str, torch.Tensor]]:
+    """How far one step of SGD moves this rank's shards."""
+    before = get_gradient_division()
+    set_gradient_division(division)
+    try:
+        standard, _ = build(case)
+        sharded = shard(case, standard, world_size)
+        own = [(each.name, sharded._store.weight(each.name)) for each in sharded.sharding.local()]
+        old = copy.deepcopy([weight.detach() for _, weight in own])
+        values = sharded(batches(case, world_size, 1)[0][rank]).values()
+        (values * torch.linspace(-1, 2, values.numel()).view_as(values)).sum().backward()
+        return [(name, weight.detach() - start) for (name, weight), start in zip(own, old, strict=True)]
+    finally:
+        set_gradient_division(before)
+
+
+@pytest.mark.parametrize("kind", sorted(TYPES))
+def test_one_step(kind: str) -> None:
+    world_size = 2
+    case = one_type(kind)
+    averaged, summed = (ranks(world_size).run(moved, case, division) for division in (True, False))
+    for one, other in zip(averaged, summed, strict=True):
+        assert [name for name, _ in one] == [name for name, _ in other]
+        for (_, by_mean), (_, by_sum) in zip(one, other, strict=True):
+            torch.testing.assert_close(by_sum, by_mean * world_size, rtol=1e-5, atol=1e-6)
+    assert any(bool(change.any()) for answer in averaged for _, change in answer)

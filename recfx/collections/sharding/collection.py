@@ -23,8 +23,8 @@ from recfx.collections.sharding.batch_steps import BatchSteps
 from recfx.collections.sharding.late_backwards import LateBackwards
 from recfx.collections.sharding.load_state import LocalState, drop_shard_names, load_local_state
 from recfx.collections.sharding.optimizer import ShardedFusedOptimizer
+from recfx.collections.sharding.optimizer_settings import OptimizerSettings, check_optimizers, optimizer_settings
 from recfx.collections.sharding.plan import read_plan
-from recfx.collections.sharding.sharded_tables import LocalTables, make_local_tables
 from recfx.collections.sharding.state import save_sharded_state
 from recfx.errors import ConversionError
 from recfx.ir.operator_graph import OperatorGraph
@@ -52,41 +52,17 @@ def hook_refused(what: str, path: str) -> ConversionError:
     )
 
 
-class RefusedHooks:
-    """The hooks by which TorchRec's trackers learn of lookups; base of ``ShardedCollection``."""
+def _refused_tracker(register: str) -> property:
+    """The attribute that holds what ``register`` would register: it stays None."""
 
-    collection: str
-
-    def register_post_lookup_tracker_fn(self, record_fn: Any) -> None:
-        """Raises a ``ConversionError``, ``torchrec_hook_not_called``."""
-        raise hook_refused("register_post_lookup_tracker_fn: a tracker", self.collection)
-
-    def register_post_odist_tracker_fn(self, record_fn: Any) -> None:
-        """Raises a ``ConversionError``, ``torchrec_hook_not_called``."""
-        raise hook_refused("register_post_odist_tracker_fn: a tracker", self.collection)
-
-    @property
-    def post_lookup_tracker_fn(self) -> None:
-        """None. Setting anything else raises a ``ConversionError``, ``torchrec_hook_not_called``."""
-        return None
-
-    @post_lookup_tracker_fn.setter
-    def post_lookup_tracker_fn(self, record_fn: Any) -> None:
+    def refuse(self: ShardedCollection, record_fn: Any) -> None:
         if record_fn is not None:
-            self.register_post_lookup_tracker_fn(record_fn)
+            getattr(self, register)(record_fn)
 
-    @property
-    def post_odist_tracker_fn(self) -> None:
-        """None. Setting anything else raises a ``ConversionError``, ``torchrec_hook_not_called``."""
-        return None
-
-    @post_odist_tracker_fn.setter
-    def post_odist_tracker_fn(self, record_fn: Any) -> None:
-        if record_fn is not None:
-            self.register_post_odist_tracker_fn(record_fn)
+    return property(lambda self: None, refuse, doc="None. Setting anything else raises an error, as registering does.")
 
 
-class ShardedCollection(BatchSteps, RefusedHooks, FusedOptimizerModule):
+class ShardedCollection(BatchSteps, FusedOptimizerModule):
     """A collection on several ranks; base of the class of each kind.
 
     Input and output are those of the unsharded collection, for this rank's batch; ``forward`` returns a
@@ -104,10 +80,11 @@ class ShardedCollection(BatchSteps, RefusedHooks, FusedOptimizerModule):
         unsharded: UnshardedCollection,
         sharding: CollectionSharding,
         groups: DistGroups,
-        local: LocalTables,
+        device: torch.device | None,
+        settings: OptimizerSettings,
     ) -> None:
         super().__init__()
-        self.take_tables(unsharded, sharding, groups, local)
+        self.take_tables(unsharded, sharding, groups, device, settings)
         evicting = [each.table.name for each in sharding.tables if each.table.evicts]
         late_backwards = LateBackwards(self.collection, groups.pooled, evicting, self._store.in_flight)
         is_hashed = any(each.table.has_index for each in sharding.tables)
@@ -136,13 +113,22 @@ class ShardedCollection(BatchSteps, RefusedHooks, FusedOptimizerModule):
     @property
     def fused_optimizer(self) -> KeyedOptimizer:
         """State and settings of the fused optimizers, under TorchRec's names and as ``ShardedTensor``s."""
-        return ShardedFusedOptimizer(
-            self.sharding, self._store, self.fused, self.groups.pooled, self._row_moves, kind_of(self)
-        )
+        return ShardedFusedOptimizer(self)
 
     def check_state(self, saved: Mapping[str, Any], prefix: str) -> None:
         """Check whether this rank could load its part of a state; see the base class for arguments and errors."""
         LocalState(self, saved, prefix)
+
+    def register_post_lookup_tracker_fn(self, record_fn: Any) -> None:
+        """Raises a ``ConversionError``, ``torchrec_hook_not_called``."""
+        raise hook_refused("register_post_lookup_tracker_fn: a tracker", self.collection)
+
+    def register_post_odist_tracker_fn(self, record_fn: Any) -> None:
+        """Raises a ``ConversionError``, ``torchrec_hook_not_called``."""
+        raise hook_refused("register_post_odist_tracker_fn: a tracker", self.collection)
+
+    post_lookup_tracker_fn = _refused_tracker("register_post_lookup_tracker_fn")
+    post_odist_tracker_fn = _refused_tracker("register_post_odist_tracker_fn")
 
     def own_names(self) -> frozenset[str]:
         """All attributes: what users put on a collection stays with the unsharded one."""
@@ -211,12 +197,12 @@ def shard_collection(
         path: fully qualified name of the collection in the model.
 
     Raises:
-        ConversionError: the same as ``read_plan``; ``unsupported_fused_param``, ``no_process_group``.
+        ConversionError: the same as ``read_plan``; ``unsupported_fused_param``, ``no_process_group``; an optimizer in
+            backward that has no fused form.
     """
     path = path or module.collection
     sharding = read_plan(module.tables, plan, env.rank, env.world_size, path)
     groups = DistGroups.of(env, sharding.local_size, host_group)
-    local = make_local_tables(
-        module, sharding, groups.pooled, device, fused_params, dense_as_torchrec=dense_as_torchrec
-    )
-    return SHARDED[kind_of(module)](module, sharding, groups, local)
+    check_optimizers(module)
+    settings = optimizer_settings(module, sharding, fused_params, dense_as_torchrec=dense_as_torchrec)
+    return SHARDED[kind_of(module)](module, sharding, groups, device, settings)

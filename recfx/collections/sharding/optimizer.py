@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Mapping
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 from torchrec.optim.keyed import KeyedOptimizer
 
-from recfx.collections.kinds import CollectionKind
+from recfx.collections.kinds import kind_of
+from recfx.collections.sharding.sharded_tables import ShardedTables
 from recfx.collections.sharding.state import (
     Piece,
-    Pieces,
     common_pieces,
     make_sharded_tensor,
     own_pieces,
@@ -25,39 +23,33 @@ from recfx.collections.sharding.state import (
     whole_size,
 )
 from recfx.errors import CheckpointError, type_of
-from recfx.hashing.row_move import RowMove
-from recfx.ir.shards import CollectionSharding, ShardedTable
-from recfx.optim.fused_optimizer import FusedOptimizer
+from recfx.ir.shards import ShardedTable
 from recfx.optim.keyed_optimizer import present_names, with_wrappers
 from recfx.optim.rules.rule import STEP
-from recfx.runtime import TableStore
 
 
 class SavedState:
     """What TorchRec's ``KeyedOptimizer`` holds for a state, whose ``state_dict`` and ``load_state_dict`` it calls.
 
     Args:
-        name: ``<table>.momentum1`` and so on.
+        module: the collection.
         table: the table that the state belongs to.
-        pieces: how the whole is cut.
-        tensor_of: the tensor that the kernels use for one of this rank's pieces.
-        group: the process group of all ranks.
-        move: where the table's rows are, if its weight was loaded from fewer rows.
-        fused: rule and settings of the optimizer.
+        state: its name in the rule: ``momentum1`` and so on.
     """
 
-    def __init__(
-        self,
-        name: str,
-        table: ShardedTable,
-        pieces: Pieces,
-        tensor_of: Callable[[Piece], Tensor],
-        group: dist.ProcessGroup,
-        move: RowMove | None,
-        fused: FusedOptimizer,
-    ) -> None:
-        self._name, self._table, self._pieces, self._tensor_of = name, table, pieces, tensor_of
-        self._group, self._move, self._fused = group, move, fused
+    def __init__(self, module: ShardedTables, table: ShardedTable, state: str) -> None:
+        self._module, self._table, self._state = module, table, state
+        self._name = f"{table.table.name}.{state}"
+        self._group, self._fused = module.groups.pooled, module.fused[table.table.name]
+        if state == STEP:
+            self._pieces = common_pieces(table, self._group.rank(), 1)
+        else:
+            per_row = state in self._fused.rule.one_dimensional
+            self._pieces = stacked_pieces(table) if per_row else weight_pieces(table)
+
+    def _tensor_of(self, piece: Piece) -> Tensor:
+        """The tensor that the kernels use for one of this rank's pieces."""
+        return self._module.store.optimizers[piece.shard.name].named_state()[self._state]
 
     def state_dict(self) -> Tensor:
         """A ``ShardedTensor`` of views; a plain tensor if the table is replicated."""
@@ -105,18 +97,15 @@ class SavedState:
                 f"the saved state has {saved.numel()} numbers, but here are {wanted[0]}: one per row and column block.",
                 f"{self._fused.rule.label} cannot change the number of column blocks; load without the optimizer.",
             )
-        if (
-            self._move is None
-            or saved.dim() != len(wanted)
-            or (self._move.saved_rows, *wanted[1:]) != tuple(saved.shape)
-        ):
+        move = self._module._row_moves.get(self._table.table.name)  # if the weight was loaded from fewer rows
+        if move is None or (move.saved_rows, *wanted[1:]) != tuple(saved.shape):
             raise self._error(
                 "rows_mismatch",
                 f"the saved optimizer state is {tuple(saved.shape)}, but the table needs {wanted}.",
                 "load the model's state of the same moment first, and the optimizer's before any training step.",
             )
-        start = self._fused.starts()[self._name.rpartition(".")[2]]
-        return self._move.apply(saved, torch.full(wanted, start, dtype=saved.dtype, device=saved.device))
+        start = self._fused.starts()[self._state]
+        return move.apply(saved, torch.full(wanted, start, dtype=saved.dtype, device=saved.device))
 
     def _error(self, reason: str, message: str, what_to_do: str) -> CheckpointError:
         return CheckpointError(message, reason=reason, module_path=self._name, what_to_do=what_to_do)
@@ -130,31 +119,24 @@ class ShardedFusedOptimizer(KeyedOptimizer):
     that the kernels read, one per table.
 
     Args:
-        sharding: the sharding of the collection.
-        store: this rank's shards.
-        fused: rule and settings of each table's optimizer.
-        group: the process group of all ranks.
-        moves: the row moves of tables whose weights were loaded from fewer rows, by table.
-        kind: of the collection.
+        module: the collection.
     """
 
-    def __init__(
-        self,
-        sharding: CollectionSharding,
-        store: TableStore,
-        fused: Mapping[str, FusedOptimizer],
-        group: dist.ProcessGroup,
-        moves: Mapping[str, RowMove],
-        kind: CollectionKind,
-    ) -> None:
-        self._kind = kind
-        self._sharding, self._store, self._fused, self._group, self._moves = sharding, store, fused, group, moves
-        for shard in sharding.local():
-            if shard.name in store.optimizers:
-                store.optimizers[shard.name].prepare(store.weight(shard.name))
-        params = {kind.weight_name("", table): self._parameter(table) for table in fused}
+    def __init__(self, module: ShardedTables) -> None:
+        self._module, self._kind = module, kind_of(module)
+        for shard in module.sharding.local():
+            if shard.name in module.store.optimizers:
+                module.store.optimizers[shard.name].prepare(module.weight(shard.name))
+        self._saved = {
+            table: {
+                f"{table}.{state}": SavedState(module, module.sharding.named(table), state)
+                for state in fused.rule.saved_states
+            }
+            for table, fused in module.fused.items()
+        }
+        params = {self._kind.weight_name("", table): self._parameter(table) for table in module.fused}
         self._all_states: dict[Any, Any] = {}
-        super().__init__(params, {}, [fused[table].group for table in fused])
+        super().__init__(params, {}, [fused.group for fused in module.fused.values()])
 
     @property
     def state(self) -> dict[Any, Any]:
@@ -162,8 +144,8 @@ class ShardedFusedOptimizer(KeyedOptimizer):
 
         It is always the same dict, in which TorchRec's ``WarmupOptimizer`` keeps a state of its own.
         """
-        parameters = {table: self.params[self._kind.weight_name("", table)] for table in self._fused}
-        self._all_states.update({parameter: self._states(table) for table, parameter in parameters.items()})
+        for table, states in self._saved.items():
+            self._all_states[self.params[self._kind.weight_name("", table)]] = states
         return self._all_states
 
     @state.setter
@@ -195,39 +177,18 @@ class ShardedFusedOptimizer(KeyedOptimizer):
             super().load_state_dict({**state_dict, "state": found})
 
     def post_load_state_dict(self) -> None:
-        """Several shards of a table on one rank count the same steps."""
-        for table, fused in self._fused.items():
+        """Let several shards of a table on one rank count the same steps."""
+        for table, fused in self._module.fused.items():
             if fused.rule.saves_step:
-                steps = self._steps(table)
-                for step in steps:
-                    step.copy_(steps[0])
-
-    def _steps(self, table: str) -> list[Tensor]:
-        return [self._store.optimizers[shard.name].state[STEP] for shard in self._sharding.local_of(table)]
+                optimizers = [self._module.store.optimizers[shard.name] for shard in self._module.local_shards(table)]
+                for optimizer in optimizers:
+                    optimizer.state[STEP].copy_(optimizers[0].state[STEP])
 
     def _parameter(self, table: str) -> Tensor:
         """What represents the table in TorchRec's dicts: its first shard here, or a tensor without rows."""
-        group = self._fused[table].group
-        local = [shard.name for shard in self._sharding.local_of(table)]
+        group = self._module.fused[table].group
+        local = [shard.name for shard in self._module.local_shards(table)]
         known: list[Tensor] = group.get("params", [])
-        parameter = self._store.weight(local[0]) if local else known[0] if known else torch.empty(0)
+        parameter = self._module.weight(local[0]) if local else known[0] if known else torch.empty(0)
         group["params"] = [parameter]
         return parameter
-
-    def _states(self, table: str) -> dict[str, SavedState]:
-        sharded, fused = self._sharding.named(table), self._fused[table]
-        return {f"{table}.{name}": self._saved_state(sharded, fused, name) for name in fused.rule.saved_states}
-
-    def _saved_state(self, table: ShardedTable, fused: FusedOptimizer, name: str) -> SavedState:
-        rank = self._group.rank()
-        if name == STEP:
-            pieces = common_pieces(table, rank, 1)
-        else:
-            pieces = stacked_pieces(table) if name in fused.rule.one_dimensional else weight_pieces(table)
-        return SavedState(
-            f"{table.table.name}.{name}", table, pieces, partial(self._tensor, name), self._group,
-            self._moves.get(table.table.name), fused,
-        )  # fmt: skip
-
-    def _tensor(self, name: str, piece: Piece) -> Tensor:
-        return self._store.optimizers[piece.shard.name].named_state()[name]

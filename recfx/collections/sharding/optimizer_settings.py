@@ -10,7 +10,7 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import WeightDecayMo
 
 from recfx.collections.collection import UnshardedCollection
 from recfx.collections.kinds import kind_of
-from recfx.errors import Diagnostic
+from recfx.errors import ConversionError, Diagnostic
 from recfx.ir.shards import CollectionSharding, ShardedTable
 from recfx.optim.fused_optimizer import FusedOptimizer
 from recfx.optim.fused_params import fused_optimizer_from_params, optimizer_from_params, weight_decay_left_out
@@ -71,6 +71,22 @@ def optimizer_settings(
         if taken:
             found.taken[name] = taken
     return found
+
+
+def check_optimizers(module: UnshardedCollection) -> None:
+    """Refuse optimizers in backward without a fused form, which would stay behind on the whole table.
+
+    Raises:
+        ConversionError: the code for which the optimizer has none.
+    """
+    module.fused_optimizers()  # takes over optimizers that were attached since the conversion
+    for table, why in module.not_fused.items():
+        raise ConversionError(
+            f"the optimizer in backward of table {table!r} cannot be sharded: {why.message}",
+            reason=why.code,
+            module_path=module.collection,
+            what_to_do=why.what_to_do,
+        )
 
 
 def _fused(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -14,7 +14,7 @@ from torchrec.optim.fused import EmptyFusedOptimizer
 from recfx.collections.collection import UnshardedCollection
 from recfx.collections.converted_collection import ConvertedCollection
 from recfx.collections.kinds import kind_of
-from recfx.collections.sharding.optimizer_settings import optimizer_settings
+from recfx.collections.sharding.optimizer_settings import OptimizerSettings
 from recfx.collections.table_holder import hold
 from recfx.errors import ConversionError, Diagnostic
 from recfx.hashing import HashIndex
@@ -28,47 +28,23 @@ from recfx.runtime.dist_groups import DistGroups, replicate
 from recfx.runtime.transfers import crosses
 
 
-class LocalTables(NamedTuple):
-    """The modules of one rank's shards, by shard name, and what the rank knows about all tables, by table name.
-
-    Args:
-        bags: the shards' weights.
-        indexes: the shards' indexes.
-        store: both, and the shards' fused optimizers.
-        fused: rule and settings of every table's fused optimizer; its shards share the ``group`` but not the state.
-        dtypes: dtypes of the tables' weights.
-        taken: choices about the tables' optimizers that the user did not spell out.
-    """
-
-    bags: nn.ModuleDict
-    indexes: nn.ModuleDict
-    store: TableStore
-    fused: dict[str, FusedOptimizer]
-    dtypes: dict[str, torch.dtype]
-    taken: dict[str, tuple[Diagnostic, ...]]
-
-
-def make_local_tables(
+def cut_tables(
     module: UnshardedCollection,
     sharding: CollectionSharding,
     group: dist.ProcessGroup,
     device: torch.device | None,
-    fused_params: Mapping[str, Any] | None,
-    *,
-    dense_as_torchrec: bool,
-) -> LocalTables:
-    """Cut this rank's shards out of ``module``, which stays as it is. Collective: replicas become those of rank 0.
+    fused: Mapping[str, FusedOptimizer],
+) -> TableStore:
+    """The weights, indexes and fused optimizers of this rank's shards, by the shards' names.
+
+    ``module`` stays as it is. Collective: replicas become those of rank 0.
 
     Args:
         module: the collection with whole tables.
         sharding: which shards are here.
         group: the process group of all ranks.
         device: device of the shards; None for that of ``module``'s tables.
-        fused_params: settings for the fused optimizers, as in :func:`optimizer_settings`.
-        dense_as_torchrec: as in :func:`optimizer_settings`.
-
-    Raises:
-        ConversionError: ``unsupported_fused_param``; an optimizer in backward that has no fused form.
+        fused: rule and settings of every table's fused optimizer; its shards share the ``group`` but not the state.
     """
     kind = kind_of(module)
     init_fns = {config.name: config.init_fn for config in kind.configs_of(module)}
@@ -78,11 +54,8 @@ def make_local_tables(
         bags, indexes, {}, {shard.name: init_fns[shard.table.name] for shard in local}, _device(module, device)
     )
     store.in_flight.depth = module.batches_in_flight
-    check_optimizers(module)
     for table in module.hash_indexes:
         module.index(table).refresh()  # before weights are copied, because it may initialise some
-    settings_of = optimizer_settings(module, sharding, fused_params, dense_as_torchrec=dense_as_torchrec)
-    fused = settings_of.fused
     states = module.fused_optimizers()
     leaders: dict[tuple[str, tuple[int, int]], HashIndex] = {}
     for shard in local:
@@ -110,8 +83,7 @@ def make_local_tables(
             # TorchRec's in_backward_optimizer_filter looks for this attribute.
             set_attached(store.weight(shard.name), [EmptyFusedOptimizer()])
     hold(bags)
-    dtypes = {table.name: module.weight(table.name).dtype for table in module.tables}
-    return LocalTables(bags, indexes, store, fused, dtypes, settings_of.taken)
+    return store
 
 
 def _device(module: UnshardedCollection, device: torch.device | None) -> torch.device:
@@ -146,22 +118,6 @@ def _index(shard: Shard, module: UnshardedCollection, replicated: bool, group: d
     return index
 
 
-def check_optimizers(module: UnshardedCollection) -> None:
-    """Refuse optimizers in backward without a fused form, which would stay behind on the whole table.
-
-    Raises:
-        ConversionError: the code for which the optimizer has none.
-    """
-    module.fused_optimizers()  # takes over optimizers that were attached since the conversion
-    for table, why in module.not_fused.items():
-        raise ConversionError(
-            f"the optimizer in backward of table {table!r} cannot be sharded: {why.message}",
-            reason=why.code,
-            module_path=module.collection,
-            what_to_do=why.what_to_do,
-        )
-
-
 def _state_part(value: Any, shard: Shard) -> Any:
     if not isinstance(value, torch.Tensor) or value.dim() == 0:
         return value.clone() if isinstance(value, torch.Tensor) else value
@@ -194,23 +150,26 @@ class ShardedTables(ConvertedCollection):
         unsharded: UnshardedCollection,
         sharding: CollectionSharding,
         groups: DistGroups,
-        local: LocalTables,
+        device: torch.device | None,
+        settings: OptimizerSettings,
     ) -> None:
-        """Become the sharded form of ``unsharded``, with this rank's part of its tables."""
+        """Become the sharded form of ``unsharded``, with this rank's part of its tables. Collective."""
         self.collection, self.backend, self.source = unsharded.collection, unsharded.backend, unsharded.source
         self.requested, self.calls, self.passes = dict(unsharded.requested), unsharded.calls, unsharded.passes
         kind = kind_of(self)
         setattr(self, kind.configs_attribute, kind.configs_of(unsharded))
-        setattr(self, kind.tables, local.bags)
+        self._store = cut_tables(unsharded, sharding, groups.pooled, device, settings.fused)
+        setattr(self, kind.tables, self._store.bags)
         self._is_weighted = unsharded.is_weighted()
         self.tables = tuple(replace(table, id_range=None) for table in unsharded.tables)  # as in the sharding
         self.sharding, self.groups = sharding, groups
         self.not_fused = dict(unsharded.not_fused)
-        self.hash_indexes, self._store = local.indexes, local.store
-        self.fused, self.dtypes, self.taken = local.fused, local.dtypes, local.taken
+        self.hash_indexes = self._store.indexes
+        self.fused, self.taken = settings.fused, settings.taken
+        self.dtypes = {table.name: unsharded.weight(table.name).dtype for table in unsharded.tables}
         self._store.forwards = unsharded.store.forwards
         self._row_moves = {}
-        self._made_on = local.store.device
+        self._made_on = self._store.device
 
     def refuse_moved(self) -> None:
         """Refuse to run after the tables were moved between the host and another device.

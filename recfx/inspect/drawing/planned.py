@@ -12,7 +12,7 @@ from torchrec.distributed.planner import Topology
 from torchrec.distributed.types import ShardingPlan
 
 from recfx.collections.converted_collection import ConvertedCollection
-from recfx.collections.sharding.sharded_tables import check_optimizers
+from recfx.collections.sharding.optimizer_settings import check_optimizers
 from recfx.collections.sharding.whole_plan import MOST_RANKS, check_plan
 from recfx.collections.whole_graph import WholeGraph
 from recfx.conversion.replacement.conversion_record import Conversion, conversion_of, recorded
