@@ -7,8 +7,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from recfx.errors import ConversionError, IdTypeError, InputError, TableFullError, type_of
-from recfx.hashing.config import HashConfig, ResolvedHashConfig, as_integer
+from recfx.errors import InputError, TableFullError
+from recfx.hashing.arguments import check_ids, checked_arguments
+from recfx.hashing.config import HashConfig, ResolvedHashConfig
 from recfx.hashing.storage import EVAL_COUNTERS, IndexStorage
 from recfx.kernels.index import buckets, host
 from recfx.kernels.index.hash_index import InFlight
@@ -18,7 +19,6 @@ from recfx.kernels.index.index_buffers import (
     INSERTED,
     NEVER_USED,
     TAKEN,
-    IndexPolicy,
     IndexView,
     is_taken,
 )
@@ -104,14 +104,7 @@ class HashIndex(IndexStorage):
         row_begin: int = 0,
         row_end: int | None = None,
     ) -> None:
-        _check_arguments(config, name)
-        resolved = config if isinstance(config, ResolvedHashConfig) else config.resolve(rows, False, name)
-        _check_supported(resolved, rows, name)
-        begin, end = _row_number("row_begin", row_begin, name), resolved.rows
-        if row_end is not None:
-            end = _row_number("row_end", row_end, name)
-        policy = resolved.policy._replace(row_begin=begin, row_end=end)
-        _check_slice(policy, name)
+        resolved, policy = checked_arguments(rows, config, name, row_begin, row_end)
         super().__init__(resolved, policy, name, device)
         self._views: tuple[IndexView, IndexView] | None = None
         self.removals = 0  # how often ids have lost rows to erase() or insert(): see recfx/runtime/forwards.py
@@ -130,7 +123,7 @@ class HashIndex(IndexStorage):
 
     def find(self, ids: Tensor) -> Tensor:
         """The row of each id, -1 if it has none. Changes and counts nothing."""
-        self._check_ids(ids)
+        check_ids(ids, self.name, on_meta=self.slot_groups.is_meta)
         if ids.is_meta:
             return torch.empty_like(ids, dtype=torch.int64)
         cpu_ids, buffers, policy = ids.to("cpu", torch.int64), self.index_buffers(), self.policy
@@ -154,12 +147,18 @@ class HashIndex(IndexStorage):
                 the bucket. The index is unchanged.
             InputError: ``foreign_id``: an id belongs to another slice of the table. The index is unchanged.
         """
-        self._check_ids(ids)
+        check_ids(ids, self.name, on_meta=self.slot_groups.is_meta)
         if ids.is_meta:
             nothing = ids.new_empty(0, dtype=torch.int64)
             return Inserted(torch.empty_like(ids, dtype=torch.int64), nothing, nothing)
         cpu_ids = ids.to("cpu", torch.int64)
-        self._refuse_foreign(cpu_ids)
+        if not self.policy.is_whole_table and (foreign := cpu_ids[~self.holds(cpu_ids)]).numel() > 0:
+            raise InputError(
+                f"Id {int(foreign[0])} does not belong to rows {self.row_begin} to {self.row_end} of the table.",
+                reason="foreign_id",
+                module_path=self.name,
+                what_to_do="give each slice of the table only its own ids: HashIndex.holds tells which these are.",
+            )
         buffers = self.index_buffers()
         self.removals += 1  # before anything is removed: Ctrl-C may come right after
         inserted = host.hash_index().find_or_insert(
@@ -208,7 +207,7 @@ class HashIndex(IndexStorage):
         Returns:
             int64 ``[n]``: the row that each id had, -1 if it had none or appears earlier in ``ids``.
         """
-        self._check_ids(ids)
+        check_ids(ids, self.name, on_meta=self.slot_groups.is_meta)
         if ids.is_meta:
             return torch.empty_like(ids, dtype=torch.int64)
         buffers = self.index_buffers()
@@ -370,55 +369,6 @@ class HashIndex(IndexStorage):
 
     # Checks and errors
 
-    def _check_ids(self, ids: Tensor) -> None:
-        if not isinstance(ids, Tensor):
-            raise IdTypeError(
-                f"Ids must be a tensor, got {type(ids).__name__}.",
-                reason="wrong_id_dtype",
-                module_path=self.name,
-                what_to_do="pass torch.tensor(ids, dtype=torch.int64).",
-            )
-        if ids.layout != torch.strided:
-            raise InputError(
-                f"Ids must be a dense tensor, got one of layout {ids.layout}.",
-                reason="wrong_id_layout",
-                module_path=self.name,
-                what_to_do="pass the ids themselves: ids.values() of a sparse or a jagged tensor.",
-            )
-        if ids.dtype not in (torch.int64, torch.int32):
-            raise IdTypeError(
-                f"Ids must be int64 or int32, got {ids.dtype}.",
-                reason="wrong_id_dtype",
-                module_path=self.name,
-                what_to_do="convert them with .to(torch.int64).",
-            )
-        if ids.dim() != 1:
-            raise InputError(
-                f"Ids must be [n], got {list(ids.shape)}.",
-                reason="wrong_id_shape",
-                module_path=self.name,
-                what_to_do="flatten them with .reshape(-1).",
-            )
-        if self.slot_groups.is_meta and not ids.is_meta:
-            raise InputError(
-                "The index is on the meta device, where it holds no ids, but was asked for the rows of ids.",
-                reason="index_on_meta",
-                module_path=self.name,
-                what_to_do="call to_empty(device='cpu') on the model first, and load its state if it has one.",
-            )
-
-    def _refuse_foreign(self, ids: Tensor) -> None:
-        if self.policy.is_whole_table:
-            return
-        foreign = ids[~self.holds(ids)]
-        if foreign.numel() > 0:
-            raise InputError(
-                f"Id {int(foreign[0])} does not belong to rows {self.row_begin} to {self.row_end} of the table.",
-                reason="foreign_id",
-                module_path=self.name,
-                what_to_do="give each slice of the table only its own ids: HashIndex.holds tells which these are.",
-            )
-
     def full_error(self, bucket: int) -> TableFullError:
         """The error that says which bucket is full, and what to do."""
         capacity = self.bucket_rows(bucket)
@@ -445,60 +395,3 @@ class HashIndex(IndexStorage):
 def _no_ids() -> Tensor:
     """The content of an index on meta."""
     return torch.empty(0, dtype=torch.int64, device="cpu")
-
-
-def _check_arguments(config: object, name: object) -> None:
-    if not isinstance(config, (HashConfig, ResolvedHashConfig)):
-        raise ConversionError(
-            f"config is {type_of(config)}.",
-            reason="invalid_argument",
-            module_path=str(name),
-            what_to_do="pass a recfx.HashConfig.",
-        )
-    if not isinstance(name, str):
-        raise ConversionError(
-            f"name is {type_of(name)}.", reason="invalid_argument", what_to_do="pass the table's name."
-        )
-
-
-def _row_number(argument: str, value: object, name: str) -> int:
-    row = as_integer(value)
-    if row is None:
-        raise ConversionError(
-            f"{argument} is {value!r}.",
-            reason="invalid_hash_config",
-            module_path=name,
-            what_to_do=f"{argument} must be a row of the table, an integer.",
-        )
-    return row
-
-
-def _check_supported(config: ResolvedHashConfig, rows: int, name: str) -> None:
-    if config.rows != rows:
-        raise ConversionError(
-            f"HashConfig.rows is {config.rows}, but the index is built with {rows} rows.",
-            reason="invalid_hash_config",
-            module_path=name,
-            what_to_do="Give the number of rows once.",
-        )
-    if not config.has_index:
-        raise ConversionError(
-            f"HashConfig.dense_rows is {config.dense_rows}, all rows of the table: there is nothing to index.",
-            reason="invalid_hash_config",
-            module_path=name,
-            what_to_do="Give fewer dense_rows (0 for raw ids), or more rows.",
-        )
-
-
-def _check_slice(policy: IndexPolicy, name: str) -> None:
-    begin, end = policy.row_begin, policy.row_end
-    if 0 <= begin < end <= policy.rows and policy.may_be_border(begin) and policy.may_be_border(end):
-        return
-    raise ConversionError(
-        f"Rows {begin} to {end} are not a slice of a table of {policy.rows} rows, {policy.dense_rows} of them dense, "
-        f"with {policy.buckets} buckets.",
-        reason="invalid_hash_config",
-        module_path=name,
-        what_to_do="A slice has at least one row, and its borders are among the dense rows or where a bucket begins; "
-        "recfx.hashing.slices.row_cuts returns such borders.",
-    )

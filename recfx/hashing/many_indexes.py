@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from recfx.hashing.index import HashIndex
-from recfx.hashing.storage import are_as_noted
+from recfx.hashing.storage import watched
 from recfx.kernels.build import forks
 from recfx.kernels.index.index_buffers import IndexView
 
@@ -33,5 +33,19 @@ def views_of(indexes: Sequence[HashIndex], training: bool) -> list[IndexView]:
     slot_groups = buffers_named("slot_groups", indexes)
     return [
         views[training] if as_noted and views is not None and views[0].slot_groups is groups else index.view(training)
-        for index, views, groups, as_noted in zip(indexes, kept, slot_groups, are_as_noted(indexes), strict=True)
+        for index, views, groups, as_noted in zip(indexes, kept, slot_groups, _are_as_noted(indexes), strict=True)
     ]
+
+
+def _are_as_noted(indexes: Sequence[HashIndex]) -> list[bool]:
+    """``is_as_noted`` of each index. Every batch asks for all of them, in some models for thousands."""
+    try:
+        return [
+            attributes["_leader"] is None
+            and not attributes["_expects_load"]
+            and attributes["_versions"] == (ids._version, state._version, groups._version, side._version)
+            for attributes in map(vars, indexes)
+            for ids, state, groups, side in (watched(attributes["_buffers"]),)
+        ]
+    except RuntimeError:  # inference tensors have no versions
+        return [index.is_as_noted() for index in indexes]

@@ -23,7 +23,7 @@ from recfx.kernels.index.index_buffers import COUNTERS, IndexBuffers, IndexPolic
 
 EVAL_COUNTERS = ("ids_seen", "unseen_answers")
 # Whoever writes to these from outside has written a state, or has damaged what the operators follow without a check.
-_watched = operator.itemgetter("row_ids", "row_state", "slot_groups", "side_row")
+watched = operator.itemgetter("row_ids", "row_state", "slot_groups", "side_row")
 _fresh_number = itertools.count(1)
 
 
@@ -75,6 +75,11 @@ class IndexStorage(nn.Module):
     identity: Tensor
     eval_counts: Tensor
     slice_counts: Tensor
+    _leader: IndexStorage | None
+    adopted: Adopted
+    """Since when, and from which counts on, the index has counted without a break."""
+    state_number: int
+    """Changes whenever ``number_state`` is called; different in copies of the index."""
 
     def __init__(
         self, config: ResolvedHashConfig, policy: IndexPolicy, name: str, device: torch.device | str | None
@@ -93,14 +98,15 @@ class IndexStorage(nn.Module):
         self.register_buffer(IDENTITY, identity(config, name).to(buffers.slot_groups.device))
         for key, tensor in self._zero_counts(buffers.slot_groups.device).items():
             self.register_buffer(key, tensor, persistent=key in saved)
-        # Not registered as submodules, because they are part of the model elsewhere.
-        self.__dict__["_leader"], self.__dict__["_followers"] = None, []
-        self.__dict__["_initializer"], self.__dict__["_expects_load"] = None, False
-        self.__dict__["_counts_elsewhere"] = {}
-        self.__dict__["_adopted"] = Adopted(0, (0,) * len(COUNTERS))
-        self.__dict__["_sharded_counts"] = None
+        self.__dict__["_leader"] = None  # not a submodule, because it is part of the model elsewhere
+        self._followers: list[IndexStorage] = []
+        self._initializer: weakref.ref[RowInitializer] | None = None
+        self._expects_load = False
+        self._counts_elsewhere: dict[int, CountsElsewhere] = {}
+        self._sharded_counts: SliceCounts | None = None
+        self.adopted = Adopted(0, (0,) * len(COUNTERS))
         self.number_state()
-        self._note_versions()
+        self.written()
 
     def follow(self, leader: IndexStorage) -> None:
         """Become a copy of ``leader``: whatever is loaded into it from outside is copied here as well.
@@ -108,21 +114,20 @@ class IndexStorage(nn.Module):
         The column shards of a table on one rank have one index each, only one of which is saved.
         """
         self.__dict__["_leader"] = leader
-        leader.__dict__["_followers"].append(self)
+        leader._followers.append(self)
 
     def expect_load(self) -> None:
         """Announce a load of the table's weights, followed by this index; until then the index cannot be read."""
-        self.__dict__["_expects_load"] = True
+        self._expects_load = True
 
     @contextlib.contextmanager
     def readable(self) -> Iterator[None]:
         """A context in which the index can be read even if it expects a load, by the code that is about to load it."""
-        before = self.__dict__.get("_expects_load", False)
-        self.__dict__["_expects_load"] = False
+        before, self._expects_load = self._expects_load, False
         try:
             yield
         finally:
-            self.__dict__["_expects_load"] = before
+            self._expects_load = before
 
     def initialized_by(self, initializer: RowInitializer) -> None:
         """From now on, mark new rows; ``initializer`` gives them their weights and removes the marks.
@@ -131,7 +136,7 @@ class IndexStorage(nn.Module):
         does not keep it alive, and copies of the index do not have it; the marks are part of the state.
         """
         self.policy = self.policy._replace(mark_new=1)
-        self.__dict__["_initializer"] = weakref.ref(initializer)
+        self._initializer = weakref.ref(initializer)
 
     @property
     def has_uninitialized_rows(self) -> bool:
@@ -173,7 +178,7 @@ class IndexStorage(nn.Module):
         if torch.compiler.is_compiling():
             return
         forks.use_one_thread_in_child()
-        if self.__dict__.get("_expects_load"):
+        if self._expects_load:
             raise CheckpointError(
                 "load_state_dict was interrupted: the rows may be those of the saved state, but the index is not.",
                 reason="load_interrupted",
@@ -184,24 +189,25 @@ class IndexStorage(nn.Module):
             self._initialize_left()
 
     def _initialize_left(self) -> None:
-        if self.has_uninitialized_rows and self.__dict__["_initializer"] is not None:
-            initializer = self.__dict__["_initializer"]()
+        if self.has_uninitialized_rows and self._initializer is not None:
+            initializer = self._initializer()
             if initializer is not None:
                 initializer.initialize_left()
 
     def is_as_noted(self) -> bool:
         """Whether ``notice_changes`` would find nothing."""
-        held = self.__dict__
-        return not held.get("_expects_load") and held["_leader"] is None and self._versions == self._current_versions()
+        return not self._expects_load and self._leader is None and self._versions == self._current_versions()
 
     def _notice_written_state(self) -> bool:
         """Returns whether there was one."""
-        leader: IndexStorage | None = self.__dict__["_leader"]
-        has_changed = leader is not None and leader._notice_written_state()
-        if self._versions != self._current_versions():
-            self._adopt_written_state()
-            return True
-        return has_changed
+        has_changed = self._leader is not None and self._leader._notice_written_state()
+        if self._versions == self._current_versions():
+            return has_changed
+        own = {key: self._buffers[key] for key in state.state_names(self.config)}
+        if self._sharded_counts is not None:
+            own.update(self._sharded_counts.loaded())
+        self._fill(state.buffers_from_state(self.config, self.policy, self.name, own), self._followers)
+        return True
 
     def holds_ids(self) -> bool:
         """Whether any id has a row or is counted, even in an invalid state that was written from outside."""
@@ -209,12 +215,6 @@ class IndexStorage(nn.Module):
             return False
         candidate_counts: Any = self._buffers["candidate_counts"]
         return bool(is_taken(self.row_state).any()) or bool(candidate_counts.any())
-
-    @property
-    def adopted(self) -> Adopted:
-        """Since when, and from which counts on, the index has counted without a break."""
-        adopted: Adopted = self.__dict__["_adopted"]
-        return adopted
 
     # Copies elsewhere
 
@@ -225,23 +225,16 @@ class IndexStorage(nn.Module):
 
     def number_state(self) -> None:
         """Record, after the fact, that ids have lost their rows, or that another state has taken the place of this."""
-        self.__dict__["_state_number"] = next(_fresh_number)
-
-    @property
-    def state_number(self) -> int:
-        """Changes whenever ``number_state`` is called; different in copies of the index."""
-        number: int = self.__dict__["_state_number"]
-        return number
+        self.state_number = next(_fresh_number)
 
     def counted_elsewhere(self, counts: CountsElsewhere) -> None:
         """From now on, ``fold_eval_counts`` adds these counts, once. The index keeps them alive until then."""
-        self.__dict__["_counts_elsewhere"][id(counts)] = counts
+        self._counts_elsewhere[id(counts)] = counts
 
     def fold_eval_counts(self) -> Tensor:
         """``eval_counts``, with what is still counted elsewhere; this waits for the devices that count."""
-        elsewhere: dict[int, CountsElsewhere] = self.__dict__["_counts_elsewhere"]
-        while elsewhere:
-            elsewhere.popitem()[1].fold()
+        while self._counts_elsewhere:
+            self._counts_elsewhere.popitem()[1].fold()
         return self.eval_counts
 
     def counts_to_save(self, first: SliceCounts | None = None) -> SliceCounts:
@@ -250,12 +243,10 @@ class IndexStorage(nn.Module):
         Args:
             first: what this returned for the first slice of the table on this rank, if this is another one.
         """
-        sharded: SliceCounts | None = self.__dict__["_sharded_counts"]
-        if sharded is None:
-            sharded = SliceCounts(self.config, self.policy.row_begin, self.policy.row_end)
-            self.__dict__["_sharded_counts"] = sharded
-        sharded.take(self.counts, first)
-        return sharded
+        if self._sharded_counts is None:
+            self._sharded_counts = SliceCounts(self.config, self.policy.row_begin, self.policy.row_end)
+        self._sharded_counts.take(self.counts, first)
+        return self._sharded_counts
 
     def take_state(self, buffers: IndexBuffers) -> None:
         """Take over the state of another index of the same rows of the same table; counts of eval mode begin at 0."""
@@ -265,40 +256,20 @@ class IndexStorage(nn.Module):
         """Forget all ids and all counts."""
         self._fill(state.empty_buffers(self.policy))
 
-    def written(self) -> None:
-        """Record that the index's own operators changed its state, so everything derived from it is up to date."""
-        self._note_versions()
-
     # Changes from outside
 
     def _current_versions(self) -> tuple[int, ...]:
         buffers: Any = self._buffers
         try:
-            return tuple([each._version for each in _watched(buffers)])
+            return tuple([each._version for each in watched(buffers)])
         except RuntimeError:  # inference tensors have no versions
             return ()
 
-    def _note_versions(self) -> None:
+    def written(self) -> None:
+        """Record that the index's own operators changed its state, so everything derived from it is up to date."""
         # ATen operators increment the version of a tensor that they write; the C++ operators do not.
         if not torch.compiler.is_compiling():
             self._versions = self._current_versions()
-
-    def _adopt_written_state(self) -> None:
-        own = {key: self._buffers[key] for key in state.state_names(self.config)}
-        sharded: SliceCounts | None = self.__dict__["_sharded_counts"]
-        if sharded is not None:
-            own.update(sharded.loaded())
-        buffers = state.buffers_from_state(self.config, self.policy, self.name, own)
-        followers: list[IndexStorage] = self.__dict__["_followers"]
-        self._fill(buffers, followers)
-
-    def _warn_of_forgetting(self) -> None:
-        warnings.warn(
-            f"table {self.name!r}: the state has the table's weight but no index, so the index forgets its "
-            f"{int(is_taken(self.row_state).sum())} ids. Load a state with the index's keys, or, if this is intended, "
-            "call the index's reset() first. To keep the index, load with strict=False.",
-            stacklevel=3,
-        )
 
     # Moving and copying
 
@@ -329,10 +300,7 @@ class IndexStorage(nn.Module):
         own = {IDENTITY: identity(self.config, self.name).to(device), **self._zero_counts(device)}
         self.fold_eval_counts()  # lest they be added to the new counts
         self._buffers.update({**buffers._asdict(), **own})  # in one step, which nothing can interrupt
-        self.number_state()
         self._note_adopted()
-        self.__dict__["_expects_load"] = False
-        self._note_versions()
 
     def _fill(self, buffers: IndexBuffers, followers: Sequence[IndexStorage] = ()) -> None:
         # In place, because other modules may share these tensors; in one operator, so that Ctrl-C cannot leave it half
@@ -346,16 +314,17 @@ class IndexStorage(nn.Module):
             index.number_state()  # before and after: whoever copies meanwhile has neither state
         torch._foreach_copy_(targets, [*sources.values()] * len(indexes))
         for index in indexes:
-            index.number_state()
             index._note_adopted()
-            index.__dict__["_expects_load"] = False
-            index._note_versions()
 
     def _note_adopted(self) -> None:
-        if self.__dict__["_sharded_counts"] is not None:
-            self.__dict__["_sharded_counts"].note()
+        """Note that another state has taken the place of the index's own."""
+        self.number_state()
+        if self._sharded_counts is not None:
+            self._sharded_counts.note()
         counts = (0,) * len(COUNTERS) if self.counts.is_meta else tuple(self.counts.tolist())
-        self.__dict__["_adopted"] = Adopted(self.adopted.times + 1, counts)
+        self.adopted = Adopted(self.adopted.times + 1, counts)
+        self._expects_load = False
+        self.written()
 
     def _zero_counts(self, device: torch.device) -> dict[str, Tensor]:
         """The counts that do not belong to ``IndexBuffers``."""
@@ -374,32 +343,15 @@ class IndexStorage(nn.Module):
     def __setstate__(self, saved: dict[str, Any]) -> None:
         super().__setstate__(saved)
         self._buffers = dict(self._buffers)  # copy.copy shares the dict
-        # Earlier versions did not have what is set here if it is missing.
-        self._buffers.setdefault(SLICE_COUNTS, self._zero_counts(self.row_ids.device)[SLICE_COUNTS])
-        self.__dict__.setdefault("_adopted", Adopted(0, (0,) * len(COUNTERS)))
-        self.__dict__.setdefault("_sharded_counts", None)
         for key, tensor in self._buffers.items():  # torch.load(map_location=...) may have moved them
             if tensor is not None and not tensor.is_meta:
                 self._buffers[key] = tensor.cpu()
-        if not self._buffers.keys() >= set(IndexBuffers._fields) or self.side_row.numel() < 2:
-            self._derive_again()
         if not self.lock.is_meta and not self.lock.is_shared():
             # A new lock: the original may be held, or may even be this very tensor (copy.copy), and will then be
             # released.
             self._buffers["lock"] = torch.zeros_like(self.lock)
         self.number_state()
-        self._note_versions()
-
-    def _derive_again(self) -> None:
-        """Replace what an earlier version of recfx derived from the state, and pickled in another form."""
-        saved = {key: self._buffers.get(key) for key in state.state_names(self.config)}
-        if any(tensor is not None and tensor.is_meta for tensor in saved.values()):
-            buffers = state.allocate(self.policy, "meta")
-        else:
-            buffers = state.buffers_from_state(self.config, self.policy, self.name, saved)
-        others = {key: self._buffers[key] for key in (IDENTITY, SLICE_COUNTS, "eval_counts")}
-        self._buffers = {**buffers._asdict(), **others}
-        self._non_persistent_buffers_set = self._buffers.keys() - set(state.state_names(self.config))
+        self.written()
 
     # Saving and loading
 
@@ -431,33 +383,24 @@ class IndexStorage(nn.Module):
         if not state.has_index(saved):
             if if_absent == state.KEEP:
                 missing_keys.extend(prefix + key for key in state.state_names(self.config))
-                self.__dict__["_expects_load"] = False
+                self._expects_load = False
                 return
             if if_absent == state.FORGET and self.holds_ids():
-                self._warn_of_forgetting()
+                warnings.warn(
+                    f"table {self.name!r}: the state has the table's weight but no index, so the index forgets its "
+                    f"{int(is_taken(self.row_state).sum())} ids. Load a state with the index's keys, or, if this is "
+                    "intended, call the index's reset() first. To keep the index, load with strict=False.",
+                    stacklevel=2,
+                )
         buffers = state.buffers_from_state(self.config, self.policy, self.name, saved)
         if not self.slot_groups.is_meta:
             self._fill(buffers)
         elif local_metadata.get("assign_to_params_buffers", False):
             self._replace(buffers)
         else:
-            self.__dict__["_expects_load"] = False
+            self._expects_load = False
             warnings.warn(
                 f"{prefix or self.name}: the index is on the meta device, so loading is a no-op. Did you mean to pass "
                 "assign=True, or to call to_empty() first?",
                 stacklevel=2,
             )
-
-
-def are_as_noted(indexes: Sequence[IndexStorage]) -> list[bool]:
-    """``is_as_noted`` of each index. Every batch asks for all of them, in some models for thousands."""
-    try:
-        return [
-            held["_leader"] is None
-            and not held.get("_expects_load")
-            and held["_versions"] == (ids._version, state._version, groups._version, side._version)
-            for held in map(vars, indexes)
-            for ids, state, groups, side in (_watched(held["_buffers"]),)
-        ]
-    except RuntimeError:  # inference tensors have no versions
-        return [index.is_as_noted() for index in indexes]

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from recfx.errors import CheckpointError, ConversionError, IdTypeError, InputError, RecfxError, TableFullError
+from recfx.errors import ConversionError, IdTypeError, InputError, RecfxError, TableFullError
 from recfx.hashing import HashConfig, HashIndex
 
 
@@ -238,52 +238,6 @@ def test_copies() -> None:
         other.insert(torch.tensor([71]))
         assert len(other) == len(index) + 1
         assert other.slot_groups.device.type == "cpu"
-
-
-FORMER = {"slot_groups": "slots", "candidate_slot_groups": "candidate_slots"}
-
-
-def unseeded_pickle(index: HashIndex) -> dict[str, Any]:
-    """What an index was pickled as when its slot groups had no seed."""
-    pickled = copy.deepcopy(index).__getstate__()
-    for name in ("side_row", "candidate_side_row"):
-        pickled["_buffers"][name] = pickled["_buffers"][name][:1]
-    pickled["_buffers"]["slot_groups"] = pickled["_buffers"]["slot_groups"].flip(0)  # ids had other homes
-    return pickled
-
-
-def former_pickle(index: HashIndex) -> dict[str, Any]:
-    """What an index was pickled as when it had one slot table."""
-    pickled = copy.deepcopy(index).__getstate__()
-    pickled["_buffers"] = {FORMER.get(key, key): value for key, value in pickled["_buffers"].items()}
-    pickled["_non_persistent_buffers_set"] = {FORMER.get(key, key) for key in pickled["_non_persistent_buffers_set"]}
-    return pickled
-
-
-@pytest.mark.parametrize("pickled_as", [former_pickle, unseeded_pickle])
-@pytest.mark.parametrize("config", [{}, {"on_full": "evict", "admit_after": 2}])
-def test_a_former_pickle(config: dict[str, Any], pickled_as: Callable[[HashIndex], dict[str, Any]]) -> None:
-    index = HashIndex(40, config=HashConfig(**config))
-    index.insert(torch.tensor([70, 70, -1, -1, 5]))
-    former = HashIndex.__new__(HashIndex)
-    former.__setstate__(pickled_as(index))
-    assert_equal(former, index)
-    assert former.state_dict().keys() == index.state_dict().keys()
-    assert dict(former.named_buffers()).keys() == dict(index.named_buffers()).keys()
-    ids = torch.tensor([71, 71, 5, -1])
-    assert former.insert(ids).rows.tolist() == index.insert(ids).rows.tolist()
-
-
-def test_a_former_pickle_on_meta_and_one_that_is_damaged() -> None:
-    for pickled_as in (former_pickle, unseeded_pickle):
-        on_meta = HashIndex.__new__(HashIndex)
-        on_meta.__setstate__(pickled_as(HashIndex(40, device="meta")))
-        assert on_meta.slot_groups.is_meta
-        assert on_meta.side_row.shape == (2,)
-    pickled = former_pickle(filled())
-    pickled["_buffers"]["row_ids"][:2] = 70
-    with pytest.raises(CheckpointError):
-        HashIndex.__new__(HashIndex).__setstate__(pickled)
 
 
 @pytest.mark.parametrize(("name", "garbage"), [("slot_groups", 10**9), ("slot_groups", 0), ("side_row", 10**9)])

@@ -107,6 +107,7 @@ _SHARDING = {
 }
 _LOADING = ["collections/test_interrupts", "collections/test_load_without_index", "sharding/test_state"]
 _HASHING = {
+    "arguments": ["hashing/test_index", "hashing/test_slices", "hashing/test_meta"],
     "config": ["hashing/test_config"],
     "identity": ["hashing/test_state", "hashing/test_state_of_policies"],
     "index": ["hashing/test_holds", "hashing/test_index", "hashing/test_meta", "hashing/test_state_of_policies"],
