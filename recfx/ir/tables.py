@@ -184,7 +184,7 @@ def columns_of(tables: tuple[TableSpec, ...]) -> list[Columns]:
     ]
 
 
-def total_dim(columns: list[Columns]) -> int:
+def total_dim(columns: Iterable[Columns]) -> int:
     """The number of columns of a tensor that holds ``columns``."""
     return sum(each.dim for each in columns)
 

@@ -101,11 +101,7 @@ class AssembleKeyedTensor(NodeModule):
         super().__init__()
         self.keys = keys
         self.dims = dims
-        self.take_parts(parts)
-
-    def take_parts(self, parts: list[list[Columns]]) -> None:
-        """Change which columns the inputs hold."""
-        self.parts, self.order = parts, keyed_order(self.keys, parts)
+        self.order = keyed_order(keys, parts)
 
     def forward(self, *pooled: torch.Tensor) -> KeyedTensor:
         """``pooled``: one ``[B, sum D]`` tensor per input. Returns the ``[B, D]`` keyed tensor."""

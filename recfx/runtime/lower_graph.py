@@ -315,13 +315,9 @@ def _hash_lookup(of: Lowered) -> HashLookup:
 
 
 def _output_dist_start(of: Lowered) -> OutputDistStart:
-    way, number = str(of.node.kwargs["way"]), hop_of(of.node)
-    hop = of.collection.hops(way)[number]
+    hop = of.collection.hops(str(of.node.kwargs["way"]))[hop_of(of.node)]
     parts = [of.graph.columns(each) for each in of.node.all_input_nodes[:-1]]
-    module = STARTS[hop.operation].of(hop, of.groups, parts, of.runtime.store.device)
-    module.way, module.hop = way, number
-    module.late_backwards = of.runtime.late_backwards
-    return module
+    return STARTS[hop.operation](hop, of.groups, parts, of.runtime.store.device, of.runtime.late_backwards)
 
 
 def _mean_divide(of: Lowered) -> MeanDivide:

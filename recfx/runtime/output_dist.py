@@ -54,43 +54,35 @@ class OutputDistStart(NodeModule, ABC):
     """Join the pooled columns of this rank and start sending them.
 
     Args:
-        group: the ranks that take part.
-        columns: the columns that this rank sends, in order.
-        parts: the columns of each input, in order; those of ``columns`` that no part has are zeros.
+        hop: what is sent, and in which group.
+        groups: the process groups of the collection.
+        parts: the columns of each input, in order; those of the hop that no part has are zeros.
         device: where a rank without inputs creates what it sends; the group's backend may support no other device.
+        late_backwards: refuses backwards that come too late, if any table of the collection has an index.
 
     Attributes:
         operation: what it does in one word, as in ``Hop.operation``.
-        way: the name of the way back that this is a part of.
-        hop: the number of its hop.
+        group: the ranks that take part.
     """
 
     operation: ClassVar[str]
-    way = ""
-    hop = 0
 
     def __init__(
-        self, group: dist.ProcessGroup, columns: list[Columns], parts: list[list[Columns]], device: torch.device
+        self,
+        hop: Hop,
+        groups: DistGroups,
+        parts: list[list[Columns]],
+        device: torch.device,
+        late_backwards: BackwardWatch | None = None,
     ) -> None:
         super().__init__()
-        self.group = group
-        self.columns = columns
-        self.device = device
-        self.late_backwards: BackwardWatch | None = None  # if any table of the collection has an index
-        self.take_parts(parts)
-
-    @classmethod
-    @abstractmethod
-    def of(cls, hop: Hop, groups: DistGroups, parts: list[list[Columns]], device: torch.device) -> OutputDistStart:
-        """The module that sends what ``hop`` says; ``parts`` and ``device`` are those of the class."""
-
-    def take_parts(self, parts: list[list[Columns]]) -> None:
-        """Change which columns the inputs hold."""
-        self.parts, self._join = parts, ColumnOrder(parts, self.columns)
+        self.group: dist.ProcessGroup = getattr(groups, hop.group)
+        self.device, self.late_backwards = device, late_backwards
+        self._join = ColumnOrder(parts, list(hop.columns))
 
     @abstractmethod
     def send(self, pooled: torch.Tensor, sizes: list[int]) -> Awaitable[torch.Tensor]:
-        """``pooled``: ``[sum of sizes, D']``; ``sizes``: batch size of each rank of the group."""
+        """Send ``pooled``, ``[sum of sizes, D']``; ``sizes`` are the batch sizes of the ranks of the group."""
 
     def sizes(self, context: DistContext) -> list[int]:
         """Batch size of each rank of the group."""
@@ -110,34 +102,16 @@ class OutputDistStart(NodeModule, ABC):
 
 
 class AllToAll(OutputDistStart):
-    """Every rank sends its columns, and receives the columns of all ranks for its own samples.
-
-    Args:
-        group, columns, parts, device: see above.
-        dim_per_rank: the number of columns that each rank sends.
-    """
+    """Every rank sends its columns, and receives the columns of all ranks for its own samples."""
 
     operation = "all_to_all"
 
-    def __init__(
-        self,
-        group: dist.ProcessGroup,
-        columns: list[Columns],
-        parts: list[list[Columns]],
-        device: torch.device,
-        dim_per_rank: list[int],
-    ) -> None:
-        super().__init__(group, columns, parts, device)
-        self._dim_per_rank = dim_per_rank
-        self._dist = _all_to_all(group, dim_per_rank)
-
-    @classmethod
-    def of(cls, hop: Hop, groups: DistGroups, parts: list[list[Columns]], device: torch.device) -> AllToAll:
-        """See the base class."""
-        return cls(getattr(groups, hop.group), list(hop.columns), parts, device, list(hop.dims))
+    def __init__(self, hop: Hop, *arguments: Any) -> None:
+        super().__init__(hop, *arguments)
+        self._dist = _all_to_all(self.group, hop.dims)
 
     def send(self, pooled: torch.Tensor, sizes: list[int]) -> Awaitable[torch.Tensor]:
-        """Returns ``[B, sum of dim_per_rank]``."""
+        """Returns ``[B, sum of the columns of all ranks]``."""
         sent: Awaitable[torch.Tensor] = self._dist(pooled, sizes)
         return sent
 
@@ -145,43 +119,27 @@ class AllToAll(OutputDistStart):
 class ReduceScatter(OutputDistStart):
     """Every rank sends a part of the same columns, and receives their sums for its own samples.
 
-    If batches differ in size, it runs an all-to-all, and a sum in the order of ranks. That takes the same number of
-    bytes, but more copies (in torchrec 1.8.0, gloo has no backward for a reduce-scatter of uneven sizes).
-
-    Args:
-        group, columns, parts, device: see above.
-        hosts: 1; or the number of hosts, if the group is that of one host: its rank ``i`` takes the samples of rank
-            ``i`` of every host, in the order of hosts.
+    If the group is that of one host, its rank ``i`` takes the samples of rank ``i`` of every host, in the order of
+    hosts. If batches differ in size, it runs an all-to-all, and a sum in the order of ranks. That takes the same number
+    of bytes, but more copies (in torchrec 1.8.0, gloo has no backward for a reduce-scatter of uneven sizes).
     """
 
     operation = "reduce_scatter"
 
-    def __init__(
-        self,
-        group: dist.ProcessGroup,
-        columns: list[Columns],
-        parts: list[list[Columns]],
-        device: torch.device,
-        hosts: int = 1,
-    ) -> None:
-        super().__init__(group, columns, parts, device)
-        self.hosts = hosts
-        self._dist = PooledEmbeddingsReduceScatter(group)
-        self._uneven = _all_to_all(group, [total_dim(columns)] * group.size())
-
-    @classmethod
-    def of(cls, hop: Hop, groups: DistGroups, parts: list[list[Columns]], device: torch.device) -> ReduceScatter:
-        """See the base class."""
-        return cls(getattr(groups, hop.group), list(hop.columns), parts, device, len(hop.dims))
+    def __init__(self, hop: Hop, *arguments: Any) -> None:
+        super().__init__(hop, *arguments)
+        self._hosts, self._sends_columns = len(hop.dims), bool(hop.columns)  # one sender: all ranks, or a host
+        self._dist = PooledEmbeddingsReduceScatter(self.group)
+        self._uneven = _all_to_all(self.group, [total_dim(hop.columns)] * self.group.size())
 
     def send(self, pooled: torch.Tensor, sizes: list[int]) -> Awaitable[torch.Tensor]:
-        """Returns ``[B, D']``; with ``hosts``, for the samples of this rank's counterparts."""
+        """Returns ``[B, D']``; in the group of a host, for the samples of this rank's counterparts."""
         ranks = self.group.size()
-        if self.hosts > 1:
+        if self._hosts > 1:
             by_rank = pooled.split(sizes)
-            pooled = torch.cat([by_rank[host * ranks + rank] for rank in range(ranks) for host in range(self.hosts)])
+            pooled = torch.cat([by_rank[host * ranks + rank] for rank in range(ranks) for host in range(self._hosts)])
             sizes = [sum(sizes[rank::ranks]) for rank in range(ranks)]
-        if ranks == 1 or not self.columns:  # no columns: no rank of the group has any
+        if ranks == 1 or not self._sends_columns:  # no columns: no rank of the group has any
             return NoWait(pooled)
         if len(set(sizes)) > 1:
             return _SumOverRanks(self._uneven(pooled, sizes), ranks)
@@ -190,51 +148,23 @@ class ReduceScatter(OutputDistStart):
 
 
 class CrossHost(AllToAll):
-    """The second hop of rows that are cut within hosts: the columns of all hosts for this rank's samples.
-
-    Args:
-        group: this rank's counterparts on all hosts.
-        columns, parts, device, dim_per_rank: as in ``AllToAll``, but by host.
-        local_rank: the number of this rank on its host.
-        local_size: the number of ranks per host.
-    """
+    """The second hop of rows that are cut within hosts: the columns of all hosts for this rank's samples."""
 
     operation = "cross_host"
 
-    def __init__(
-        self,
-        group: dist.ProcessGroup,
-        columns: list[Columns],
-        parts: list[list[Columns]],
-        device: torch.device,
-        dim_per_rank: list[int],
-        local_rank: int,
-        local_size: int,
-    ) -> None:
-        super().__init__(group, columns, parts, device, dim_per_rank)
-        self._local_rank, self._local_size = local_rank, local_size
-        self._local = slice(local_rank, None, local_size)
-
-    @classmethod
-    def of(cls, hop: Hop, groups: DistGroups, parts: list[list[Columns]], device: torch.device) -> CrossHost:
-        """See the base class."""
-        group, columns, dims = getattr(groups, hop.group), list(hop.columns), list(hop.dims)
-        return cls(group, columns, parts, device, dims, groups.intra.rank(), groups.intra.size())
+    def __init__(self, hop: Hop, groups: DistGroups, *arguments: Any) -> None:
+        super().__init__(hop, groups, *arguments)
+        self._counterparts = slice(groups.intra.rank(), None, groups.intra.size())
 
     def sizes(self, context: DistContext) -> list[int]:
-        """The batch sizes of this rank's counterparts."""
-        return context.batch_size_per_rank[self._local]
+        """The batch sizes of this rank's counterparts on all hosts."""
+        return context.batch_size_per_rank[self._counterparts]
 
 
 class OwnBatch(OutputDistStart):
     """Takes this rank's samples out of all. Nothing is sent, but the backward gathers the gradients of all ranks."""
 
     operation = "own_batch"
-
-    @classmethod
-    def of(cls, hop: Hop, groups: DistGroups, parts: list[list[Columns]], device: torch.device) -> OwnBatch:
-        """See the base class."""
-        return cls(getattr(groups, hop.group), list(hop.columns), parts, device)
 
     def send(self, pooled: torch.Tensor, sizes: list[int]) -> Awaitable[torch.Tensor]:
         """Returns ``[B, D']``."""
