@@ -77,8 +77,8 @@ def size_of(graph: OperatorGraph, node: fx.Node) -> Size:
     if NODE_KINDS[kind].size is size_of_ids and graph.works_on_shards(node):
         return Size((arriving_ids(collection.sharding.local()),), dtype)
     if kind == "output_dist_start":
-        hop = collection.hops(str(node.kwargs["way"]))[hop_of(node)]
-        return Size((hop.samples, sympy.Integer(total_dim(list(hop.columns)))), output_dtype(tables))
+        hop = graph.hop(node)
+        return Size((hop.samples, sympy.Integer(total_dim(hop.columns))), output_dtype(tables))
     if kind == "output_dist_wait":
         start = node.all_input_nodes[0]
         hops, hop_number = collection.hops(str(start.kwargs["way"])), hop_of(start) + 1
@@ -111,7 +111,7 @@ def collectives_of(graph: OperatorGraph, node: fx.Node) -> tuple[Collective, ...
     if kind == "input_dist_wait":
         return of_ids(sharding.by_rank(), sharding.world_size, collection.is_weighted)
     if kind == "output_dist_start":
-        return collection.hops(str(node.kwargs["way"]))[hop_of(node)].collectives
+        return graph.hop(node).collectives
     return ()
 
 

@@ -17,6 +17,7 @@ from recfx.ir.names import node_name
 from recfx.ir.node_kinds import NODE_KINDS
 from recfx.ir.operators import kind_of, operator_of
 from recfx.ir.tables import Columns, TableSpec, columns_of
+from recfx.ir.ways_back import Hop
 
 
 @dataclass(eq=False)
@@ -36,10 +37,10 @@ class OperatorGraph:
     @classmethod
     def of(cls, collection: CollectionContext, targets: Targets) -> OperatorGraph:
         """The graph of one collection before the first pass: input, the collection as one leaf, output."""
-        found = cls(fx.Graph(), Context({collection.name: collection}, targets))
-        features = found.graph.create_node("placeholder", "features", type_expr=KeyedJaggedTensor, name="features")
-        found.graph.output(found.add("collection", (features,), collection.name))
-        return found
+        whole = cls(fx.Graph(), Context({collection.name: collection}, targets))
+        features = whole.graph.create_node("placeholder", "features", type_expr=KeyedJaggedTensor, name="features")
+        whole.graph.output(whole.add("collection", (features,), collection.name))
+        return whole
 
     def copy(self) -> OperatorGraph:
         """A copy of the graph, which may be edited."""
@@ -60,8 +61,8 @@ class OperatorGraph:
 
     def kind(self, node: fx.Node) -> str:
         """The name of a node's kind; ``""`` if it is not an operator."""
-        found = kind_of(node)
-        return "" if found is None else found.name
+        kind = kind_of(node)
+        return "" if kind is None else kind.name
 
     def collection(self, node: fx.Node) -> CollectionContext:
         """The collection that an operator's node belongs to."""
@@ -105,11 +106,19 @@ class OperatorGraph:
         if kind == "output_dist_wait":
             start, sharding = source_of(node), collection.sharding
             assert sharding is not None
-            way, hop = collection.way(str(start.kwargs["way"])), hop_of(start)
-            if hop + 1 < way.hop_count:
-                return list(collection.hops(way.name)[hop + 1].columns)
-            return way.arriving(sharding.travelling(way), sharding.world)
+            way = collection.way(str(start.kwargs["way"]))
+            following = collection.hops(way.name)[hop_of(start) + 1 :]
+            return list(following[0].columns) if following else way.arriving(sharding.travelling(way), sharding.world)
         raise ValueError(f"{node.name}: a {kind} holds no pooled rows")
+
+    def hop(self, start: fx.Node) -> Hop:
+        """What an ``output_dist_start`` sends."""
+        return self.collection(start).hops(str(start.kwargs["way"]))[hop_of(start)]
+
+    def first_value(self, node: fx.Node) -> fx.Node:
+        """The first value of a node that may return several: an item of it, or the node itself."""
+        items = [user for user in node.users if user.target is operator.getitem and user.args[1] == 0]
+        return items[0] if items else node
 
     def puts_keys_into_order(self, start: fx.Node) -> bool:
         """Whether an ``input_dist_start`` has to: routed ids have their order already, as all keys of one rank may."""
@@ -132,8 +141,8 @@ class OperatorGraph:
         """Which backend serves a ``lookup`` or ``hash_lookup``; see ``Targets.serve`` for errors."""
         tables, collection = self.stored(lookup), self.collection(lookup)
         facts = tuple(collection.facts_of(table) for table in tables)
-        wanted = LookupFacts(tables, str(lookup.kwargs["combine"]), collection.is_weighted, facts)
-        return self.context.targets.serve(wanted, collection.name)
+        as_data = LookupFacts(tables, str(lookup.kwargs["combine"]), collection.is_weighted, facts)
+        return self.context.targets.serve(as_data, collection.name)
 
     # Editing
 
@@ -177,9 +186,9 @@ class OperatorGraph:
         for node in self.graph.nodes:
             if node.op != "call_function":
                 continue
-            name = node.name if self.kind(node) else re.sub(r"_\d+$", "", node.name)
-            if self.kind(node):
-                name = node_name(str(node.kwargs.get("collection", "")), self.kind(node))
+            kind, name = self.kind(node), re.sub(r"_\d+$", "", node.name)
+            if kind:
+                name = node_name(str(node.kwargs.get("collection", "")), kind)
             number = used[name] = used.get(name, -1) + 1
             node.name = f"{name}_{number}" if number else name
 
@@ -206,22 +215,27 @@ class Operator(NamedTuple):
 
 def lowered_from(node: fx.Node) -> Operator | None:
     """The operator that a node was made from, in whichever graph it is now; None if it was not made from one."""
-    found = node.meta.get(OPERATOR_KEY)
-    return found if isinstance(found, Operator) else None
+    operator = node.meta.get(OPERATOR_KEY)
+    return operator if isinstance(operator, Operator) else None
 
 
 def names_in(node: fx.Node, attribute: str) -> tuple[str, ...]:
     """The names of tables that an attribute of a node holds, in order; none if it is not set."""
-    found = node.kwargs.get(attribute, ())
-    assert isinstance(found, tuple)  # the verifier has seen to it
-    return found
+    names = node.kwargs.get(attribute, ())
+    assert isinstance(names, tuple)  # the verifier has seen to it
+    return names
+
+
+def attributes_in(node: fx.Node) -> dict[str, Any]:
+    """The attributes of a node that are set, by name, without its collection."""
+    return {name: value for name, value in node.kwargs.items() if name != "collection"}
 
 
 def hop_of(start: fx.Node) -> int:
     """The number of the hop of an ``output_dist_start``, from 0."""
-    found = start.kwargs.get("hop", 0)
-    assert isinstance(found, int)
-    return found
+    hop = start.kwargs.get("hop", 0)
+    assert isinstance(hop, int)
+    return hop
 
 
 def _set(attributes: Mapping[str, Any]) -> dict[str, Any]:
@@ -230,5 +244,5 @@ def _set(attributes: Mapping[str, Any]) -> dict[str, Any]:
 
 def source_of(node: fx.Node) -> fx.Node:
     """The operator that gives a node's first input, or an item of it."""
-    found = node.all_input_nodes[0]
-    return found.all_input_nodes[0] if found.target is operator.getitem else found
+    source = node.all_input_nodes[0]
+    return source.all_input_nodes[0] if source.target is operator.getitem else source

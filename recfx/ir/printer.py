@@ -21,7 +21,7 @@ from recfx.ir.context import Context
 from recfx.ir.meta import NodeMeta, find_module, node_meta
 from recfx.ir.names import PLAIN, WORDS, node_name, printable, quoted
 from recfx.ir.node_kinds import NODE_KINDS
-from recfx.ir.operator_graph import OperatorGraph, hop_of, lowered_from, names_in
+from recfx.ir.operator_graph import OperatorGraph, lowered_from, names_in
 from recfx.ir.operators import kind_of, operator_of
 from recfx.ir.verifier import GraphVerificationError, check_attributes, verify_graph
 
@@ -123,7 +123,7 @@ def _facts(graph: OperatorGraph, node: fx.Node) -> dict[str, Any]:
     if kind == "select_features":
         return {"is_weighted": collection.is_weighted}
     if kind == "output_dist_start":
-        return {"operation": collection.hops(str(node.kwargs["way"]))[hop_of(node)].operation}
+        return {"operation": graph.hop(node).operation}
     if kind in ("lookup", "hash_lookup"):
         (first,) = graph.named(node, names_in(node, "tables")[:1])
         facts = collection.facts_of(first)

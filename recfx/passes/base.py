@@ -7,8 +7,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+from torch import fx
+
 from recfx.errors import Diagnostic
-from recfx.ir.operator_graph import OperatorGraph
+from recfx.ir.operator_graph import OperatorGraph, names_in
 from recfx.ir.snapshot import BEFORE, PassRecord, Rewriting
 from recfx.ir.verifier import GraphVerificationError, verify_graph
 from recfx.passes.history import GraphHistory
@@ -93,3 +95,21 @@ def run_passes(
         if callback is not None:
             callback(each.name, graph)
     return Rewriting(graph, tuple(records), history.metas)
+
+
+def restore_means(graph: OperatorGraph, still_hashed: tuple[str, ...] = ()) -> None:
+    """Let lookups whose means are divided afterwards, and no longer need to be, pool means themselves.
+
+    Pooled rows that have arrived from several ranks must stay sums.
+    """
+    restored: dict[fx.Node, fx.Node] = {}
+    for node in graph.of_kind("mean_divide"):
+        pooled, divided = node.all_input_nodes[0], names_in(node, "divided")
+        if graph.kind(pooled) != "lookup" or set(divided) & set(still_hashed):
+            continue
+        if all(table.name in divided for table in graph.tables(pooled)):
+            graph.change(pooled, combine="MEAN")
+            restored[node] = pooled
+    graph.replace_all(restored)
+    for node in restored:
+        graph.graph.erase_node(node)

@@ -7,11 +7,9 @@ table left, and turns a MEAN that ran as SUM because of hashing back into a MEAN
 
 from __future__ import annotations
 
-from torch import fx
-
 from recfx.errors import Diagnostic
 from recfx.ir.operator_graph import OperatorGraph, names_in
-from recfx.passes.base import PassResult
+from recfx.passes.base import PassResult, restore_means
 
 
 def elide_hash(graph: OperatorGraph) -> PassResult:
@@ -35,19 +33,3 @@ def elide_hash(graph: OperatorGraph) -> PassResult:
             node.replace_all_uses_with(node.all_input_nodes[0])
             graph.graph.erase_node(node)
     return PassResult(graph, tuple(declined))
-
-
-def restore_means(graph: OperatorGraph, still_hashed: tuple[str, ...]) -> None:
-    """Let lookups whose means are divided afterwards, and no longer need to be, pool means themselves.
-
-    Pooled rows that have arrived from several ranks must stay sums.
-    """
-    restored: dict[fx.Node, fx.Node] = {}
-    for node in graph.of_kind("mean_divide"):
-        pooled = node.all_input_nodes[0]
-        if graph.kind(pooled) == "lookup" and not set(names_in(node, "divided")) & set(still_hashed):
-            graph.change(pooled, combine="MEAN")
-            restored[node] = pooled
-    graph.replace_all(restored)
-    for node in restored:
-        graph.graph.erase_node(node)

@@ -12,20 +12,14 @@ import operator
 from torch import fx
 
 from recfx.ir.operator_graph import OperatorGraph, names_in
-from recfx.passes.base import PassResult
+from recfx.passes.base import PassResult, restore_means
 
 
 def freeze_indexes(graph: OperatorGraph) -> PassResult:
     """Replace ``hash_ids`` and what follows from it."""
     for node in graph.of_kind("hash_ids"):
         _freeze(graph, node)
-    restored: dict[fx.Node, fx.Node] = {}
-    for node in graph.of_kind("mean_divide"):
-        pooled, divided = node.all_input_nodes[0], names_in(node, "divided")
-        if graph.kind(pooled) == "lookup" and all(table.name in divided for table in graph.tables(pooled)):
-            graph.change(pooled, combine="MEAN")
-            restored[node] = pooled
-    graph.replace_all(restored)
+    restore_means(graph)
     graph.remove_unused()
     return PassResult(graph)
 
@@ -34,15 +28,8 @@ def _freeze(graph: OperatorGraph, node: fx.Node) -> None:
     with graph.graph.inserting_before(node):
         hashed, collection = names_in(node, "hashed"), graph.collection(node).name
         rows = graph.add("find_rows", tuple(node.all_input_nodes), collection, hashed=hashed, frozen=True)
-    in_flight = []
-    for user in list(node.users):
-        if user.target is not operator.getitem:
-            continue
-        if user.args[1] == 0:
-            user.replace_all_uses_with(rows)
-        else:
-            in_flight.append(user)
-    for item in in_flight:
-        for lookup in list(item.users):
-            lookup.args = tuple(each for each in lookup.args if each is not item)
+    graph.replace(graph.first_value(node), rows)
+    for in_flight in [user for user in node.users if user.target is operator.getitem and user.args[1] == 1]:
+        for lookup in list(in_flight.users):
+            lookup.args = tuple(each for each in lookup.args if each is not in_flight)
     graph.replace(node, rows)

@@ -13,7 +13,7 @@ from dataclasses import replace
 from torch import fx
 
 from recfx.errors import Diagnostic
-from recfx.ir.operator_graph import OperatorGraph, names_in
+from recfx.ir.operator_graph import OperatorGraph, attributes_in, names_in
 from recfx.passes.base import PassResult
 
 
@@ -28,10 +28,11 @@ def fuse_hash_lookup(graph: OperatorGraph) -> PassResult:
             continue
         (lookup,) = readers
         collection = graph.collection(lookup).name
-        attributes = {name: value for name, value in lookup.kwargs.items() if name != "collection"}
         with graph.graph.inserting_before(lookup):
             hashed = names_in(node, "hashed")
-            fused = graph.add("hash_lookup", tuple(node.all_input_nodes), collection, hashed=hashed, **attributes)
+            fused = graph.add(
+                "hash_lookup", tuple(node.all_input_nodes), collection, hashed=hashed, **attributes_in(lookup)
+            )
         graph.replace(lookup, fused)
         graph.remove_unused()
     return PassResult(graph, tuple(declined))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from recfx.ir.operator_graph import OperatorGraph, names_in
+from recfx.ir.operator_graph import OperatorGraph, attributes_in, names_in
 from recfx.passes.base import PassResult
 
 
@@ -25,12 +25,11 @@ def fuse_served_lookup(graph: OperatorGraph) -> PassResult:
     for node in graph.of_kind("lookup"):
         ids = rows = node.all_input_nodes[0]
         hashed: tuple[str, ...] = ()
-        attributes = {name: value for name, value in node.kwargs.items() if name != "collection"}
         if graph.kind(rows) == "find_rows":
             ids, known = rows.all_input_nodes[0], names_in(rows, "hashed")
             hashed = tuple(name for name in names_in(node, "tables") if name in known)
         with graph.graph.inserting_before(node):
-            attributes |= {"hashed": hashed, "frozen": bool(hashed)}
+            attributes = attributes_in(node) | {"hashed": hashed, "frozen": bool(hashed)}
             fused = graph.add("hash_lookup", (ids,), graph.collection(node).name, **attributes)
         graph.replace(node, fused)
         graph.graph.erase_node(node)

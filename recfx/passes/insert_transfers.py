@@ -7,8 +7,6 @@ host, they are copied before they are sent. The pass leaves a collection alone w
 
 from __future__ import annotations
 
-import operator
-
 from torch import fx
 
 from recfx.ir.operator_graph import OperatorGraph
@@ -27,8 +25,7 @@ def insert_transfers(graph: OperatorGraph) -> PassResult:
             (ids,) = hash_ids.all_input_nodes
             with graph.graph.inserting_before(hash_ids):
                 hash_ids.args = (graph.add("to_host", (ids,), collection.name),)
-        items = [user for user in hash_ids.users if user.target is operator.getitem and user.args[1] == 0]
-        (rows,) = items or [hash_ids]
+        rows = graph.first_value(hash_ids)
         with graph.graph.inserting_after(rows):
             graph.replace(rows, graph.add("to_device", (rows,), collection.name))
     return PassResult(graph)

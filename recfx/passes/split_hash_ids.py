@@ -9,7 +9,7 @@ from __future__ import annotations
 from torch import fx
 
 from recfx.errors import Diagnostic
-from recfx.ir.operator_graph import OperatorGraph
+from recfx.ir.operator_graph import OperatorGraph, attributes_in
 from recfx.passes.base import PassResult
 
 
@@ -35,13 +35,13 @@ def split_hash_ids(graph: OperatorGraph) -> PassResult:
 
 def _split(graph: OperatorGraph, node: fx.Node) -> None:
     collection, (ids,) = graph.collection(node).name, node.all_input_nodes
-    given = {name: value for name, value in node.kwargs.items() if name != "collection"}
-    hashing = {name: given.pop(name) for name in ("hashed", "operators") if name in given}
+    of_lookup = attributes_in(node)
+    hashing = {name: of_lookup.pop(name) for name in ("hashed", "operators") if name in of_lookup}
     with graph.graph.inserting_before(node):
         snapshot = graph.add("snapshot_indexes", (), collection)
         found = graph.add("find_ids", (ids, snapshot), collection, **hashing)
         last = graph.add("insert_ids", (ids, found), collection, **hashing)
         if graph.kind(node) == "hash_lookup":
-            last = graph.add("lookup", (last,), collection, **given)
+            last = graph.add("lookup", (last,), collection, **of_lookup)
     graph.replace(node, last)
     graph.graph.erase_node(node)

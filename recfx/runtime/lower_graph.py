@@ -16,7 +16,7 @@ from recfx.errors import ConversionError, type_of
 from recfx.ir.context import CollectionContext
 from recfx.ir.meta import NodeMeta, annotate
 from recfx.ir.names import node_name
-from recfx.ir.operator_graph import OPERATOR_KEY, Operator, OperatorGraph, hop_of, names_in
+from recfx.ir.operator_graph import OPERATOR_KEY, Operator, OperatorGraph, attributes_in, names_in
 from recfx.ir.shards import CollectionSharding
 from recfx.ir.tables import embedding_dims
 from recfx.kernels.route.bucketize import Routes
@@ -206,7 +206,7 @@ class Lowered:
     @property
     def attributes(self) -> dict[str, Any]:
         """The node's attributes that are set, by name."""
-        return {name: value for name, value in self.node.kwargs.items() if name != "collection"}
+        return attributes_in(self.node)
 
     @property
     def sharding(self) -> CollectionSharding:
@@ -315,7 +315,7 @@ def _hash_lookup(of: Lowered) -> HashLookup:
 
 
 def _output_dist_start(of: Lowered) -> OutputDistStart:
-    hop = of.collection.hops(str(of.node.kwargs["way"]))[hop_of(of.node)]
+    hop = of.graph.hop(of.node)
     parts = [of.graph.columns(each) for each in of.node.all_input_nodes[:-1]]
     return STARTS[hop.operation](hop, of.groups, parts, of.runtime.store.device, of.runtime.late_backwards)
 
