@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import copy
 import inspect
-from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any
 
@@ -19,12 +18,7 @@ from torchrec.distributed.embedding import EmbeddingCollectionSharder
 from torchrec.distributed.embedding_types import BaseEmbeddingSharder
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.fp_embeddingbag import FeatureProcessedEmbeddingBagCollectionSharder
-from torchrec.distributed.types import (
-    EmbeddingModuleShardingPlan,
-    ModuleSharder,
-    ShardedModule,
-    ShardingEnv,
-)
+from torchrec.distributed.types import EmbeddingModuleShardingPlan, ModuleSharder, ShardedModule, ShardingEnv
 
 from recfx.collections.collection import UnshardedCollection
 from recfx.collections.converted_classes import all_converted_classes
@@ -38,198 +32,10 @@ from recfx.optim.fused_params import fused_optimizer_from_params
 
 Sharders = list[ModuleSharder[nn.Module]]
 
-DEVICES = frozenset({"cpu", "cuda", "npu", "meta"})
+_DEVICES = frozenset({"cpu", "cuda", "npu", "meta"})
 
 
-def planned_types() -> tuple[str, ...]:
-    """The sharding types that TorchRec's planner can enumerate."""
-    return tuple(each.name for each in SHARDING_TYPES if each.is_planned)
-
-
-class ConvertedCollectionSharder(BaseEmbeddingSharder[UnshardedCollection], ABC):
-    """What both sharders of converted collections have in common: the sharding itself.
-
-    Args:
-        fused_params: TorchRec's dict; a table that has an optimizer in backward keeps that optimizer.
-        module_type: class of the collections; TorchRec looks sharders up by it, and a converted subclass has its own.
-    """
-
-    def __init__(self, fused_params: dict[str, Any] | None, module_type: type[nn.Module]) -> None:
-        super().__init__(fused_params=fused_params)
-        self._module_type = module_type
-
-    @property
-    def module_type(self) -> type[nn.Module]:
-        """The class whose instances this shards; not its subclasses."""
-        return self._module_type
-
-    @abstractmethod
-    def options(self) -> dict[str, Any]:
-        """Further arguments of :func:`recfx.collections.sharding.collection.shard_collection`."""
-
-    def shard(
-        self,
-        module: nn.Module,
-        params: EmbeddingModuleShardingPlan,
-        env: ShardingEnv,
-        device: torch.device | None = None,
-        module_fqn: str | None = None,
-    ) -> ShardedModule[Any, Any, Any, Any]:
-        """Shard one converted collection.
-
-        Args:
-            module: the collection.
-            params: how each table is sharded, by table name.
-            env: the environment whose process group has the ranks of ``params``.
-            device: where this rank's tables go.
-            module_fqn: the collection's fully qualified name.
-
-        Raises:
-            ConversionError: ``not_converted``, and the codes of sharding itself.
-        """
-        path = module_fqn or ""
-        converted = _converted(module, path)
-        sharded: ShardedModule[Any, Any, Any, Any] = shard_collection(
-            converted, params, env, device, fused_params=self.fused_params, path=path, **self.options()
-        )
-        return sharded
-
-
-class HashEmbeddingBagCollectionSharder(ConvertedCollectionSharder):
-    """Sharder of converted collections, for TorchRec's planners and ``DistributedModelParallel``.
-
-    Args:
-        fused_params: TorchRec's dict, see :func:`recfx.optim.fused_params.fused_optimizer_from_params`; used if a table
-            has no optimizer in backward. None or empty: no fused optimizer.
-        host_env: an environment with a gloo group, which sends the ids if the model's own group (hccl, nccl) cannot.
-        module_type: class of the collections; TorchRec looks sharders up by it, and a converted subclass has its own.
-
-    Raises:
-        ConversionError: ``unsupported_fused_param``, ``host_env_without_group``.
-    """
-
-    def __init__(
-        self,
-        fused_params: Mapping[str, Any] | None = None,
-        *,
-        host_env: ShardingEnv | None = None,
-        module_type: type[nn.Module] = HashEmbeddingBagCollection,
-    ) -> None:
-        if fused_params:
-            fused_optimizer_from_params(fused_params)  # raise here rather than on every rank in the middle of sharding
-        super().__init__(dict(fused_params) if fused_params else None, module_type)
-        self._host_group = _group_of(host_env)
-
-    @property
-    def host_group(self) -> ProcessGroup | None:
-        """The environment whose group sends the ids, if that is not the model's own group."""
-        return self._host_group
-
-    def for_class(self, module_type: type[nn.Module]) -> HashEmbeddingBagCollectionSharder:
-        """This sharder for another class of converted collections."""
-        same = copy.copy(self)
-        same._module_type = module_type
-        return same
-
-    def shardable_parameters(self, module: nn.Module) -> dict[str, nn.Parameter]:
-        """The ``[rows, dim]`` parameter of every table, by table name."""
-        tables: Any = kind_of(module).tables_of(module)
-        return {table: holder.weight for table, holder in tables.items()}
-
-    def sharding_types(self, compute_device_type: str) -> list[str]:
-        """All seven types, with row-wise ones also on CPUs (TorchRec's own sharder offers these only on CUDA)."""
-        return list(planned_types()) if compute_device_type in DEVICES else []
-
-    def compute_kernels(self, sharding_type: str, compute_device_type: str) -> list[str]:
-        """``dense`` for data parallel tables, as TorchRec's planner counts them; otherwise ``fused`` and ``dense``.
-
-        Stock planners never choose ``dense`` for other types, because they refuse such a plan as invalid. Plans that
-        were made in other ways may have it.
-        """
-        return list(type_named(sharding_type).kernels)
-
-    def options(self) -> dict[str, Any]:
-        """The process group that sends the ids."""
-        return {"host_group": self._host_group}
-
-
-class StockSharder(ConvertedCollectionSharder):
-    """Shards converted collections as one of TorchRec's sharders would shard the standard ones.
-
-    It offers those types and kernels of that sharder that recfx supports. On kernel ``dense`` it leaves a table to the
-    script's ordinary optimizer, whatever is attached to it, so a plain TorchRec script trains the same model.
-
-    Args:
-        stock: TorchRec's sharder, or a subclass of it.
-        module_type: class of the collections.
-
-    Raises:
-        ConversionError: ``quantized_communication``.
-    """
-
-    def __init__(self, stock: BaseEmbeddingSharder[Any], module_type: type[nn.Module]) -> None:
-        if stock.qcomm_codecs_registry:
-            raise ConversionError(
-                f"the {type(stock).__name__} quantizes what ranks send (qcomm_codecs_registry), which converted "
-                "collections do not.",
-                reason="quantized_communication",
-                what_to_do="leave out qcomm_codecs_registry: rows are then sent in the tables' own precision.",
-            )
-        super().__init__(stock.fused_params, module_type)
-        self._stock = stock
-
-    def shardable_parameters(self, module: nn.Module) -> dict[str, nn.Parameter]:
-        """The parameters that the stock sharder would shard."""
-        parameters: dict[str, nn.Parameter] = self._stock.shardable_parameters(module)
-        return parameters
-
-    def sharding_types(self, compute_device_type: str) -> list[str]:
-        """The types of the stock sharder."""
-        return [kind for kind in self._stock.sharding_types(compute_device_type) if kind in type_names()]
-
-    def compute_kernels(self, sharding_type: str, compute_device_type: str) -> list[str]:
-        """Those kernels of the stock sharder that recfx supports."""
-        return [
-            kernel for kernel in self._stock.compute_kernels(sharding_type, compute_device_type) if kernel in KERNELS
-        ]
-
-    def options(self) -> dict[str, Any]:
-        """Treat kernel ``dense`` as TorchRec does."""
-        return {"dense_as_torchrec": True}
-
-
-def _converted(module: nn.Module, path: str | None) -> UnshardedCollection:
-    if isinstance(module, UnshardedCollection):
-        return module
-    raise ConversionError(
-        f"{type_of(module)} is not a converted collection.",
-        reason="not_converted",
-        module_path=path or "",
-        what_to_do="convert the model with recfx.convert first.",
-    )
-
-
-def _group_of(host_env: ShardingEnv | None) -> ProcessGroup | None:
-    if host_env is None:
-        return None
-    group: ProcessGroup | None = host_env.process_group
-    if group is None:
-        raise ConversionError(
-            "host_env has no process group.",
-            reason="host_env_without_group",
-            what_to_do="make it with ShardingEnv.from_process_group(dist.new_group(backend='gloo')).",
-        )
-    return group
-
-
-def stock_defaults() -> Sharders:
-    """TorchRec's own default sharders, without those of recfx."""
-    return list(inspect.unwrap(sharding_plan.get_default_sharders)())
-
-
-def sharders(
-    host_env: ShardingEnv | None = None, fused_params: Mapping[str, Any] | None = None
-) -> list[ModuleSharder[nn.Module]]:
+def sharders(host_env: ShardingEnv | None = None, fused_params: Mapping[str, Any] | None = None) -> Sharders:
     """Sharders for TorchRec's planners and ``DistributedModelParallel``, with everything that recfx can do.
 
     Without them, or with sharders of TorchRec's own, converted collections are sharded as TorchRec would shard the
@@ -259,17 +65,180 @@ def sharders(
     return [*ours, *torchrec_sharders(fused_params)]
 
 
-def torchrec_sharders(fused_params: Mapping[str, Any] | None = None) -> list[ModuleSharder[nn.Module]]:
+def torchrec_sharders(fused_params: Mapping[str, Any] | None = None) -> Sharders:
     """TorchRec's default sharders, with ``fused_params`` for those that train."""
 
-    def params() -> dict[str, Any] | None:
-        return dict(fused_params) if fused_params else None  # TorchRec keeps the dict and may write into it
+    def bags() -> EmbeddingBagCollectionSharder:
+        return EmbeddingBagCollectionSharder(_copied(fused_params))
 
     replaced: dict[type[Any], ModuleSharder[nn.Module]] = {
-        EmbeddingBagCollectionSharder: EmbeddingBagCollectionSharder(params()),
-        EmbeddingCollectionSharder: EmbeddingCollectionSharder(params()),
-        FeatureProcessedEmbeddingBagCollectionSharder: FeatureProcessedEmbeddingBagCollectionSharder(
-            EmbeddingBagCollectionSharder(params())
-        ),
+        EmbeddingBagCollectionSharder: bags(),
+        EmbeddingCollectionSharder: EmbeddingCollectionSharder(_copied(fused_params)),
+        FeatureProcessedEmbeddingBagCollectionSharder: FeatureProcessedEmbeddingBagCollectionSharder(bags()),
     }
     return [replaced.get(type(sharder), sharder) for sharder in stock_defaults()]
+
+
+def stock_defaults() -> Sharders:
+    """TorchRec's own default sharders, without those of recfx."""
+    return list(inspect.unwrap(sharding_plan.get_default_sharders)())
+
+
+def planned_types() -> tuple[str, ...]:
+    """The sharding types that TorchRec's planner can enumerate."""
+    return tuple(sharding_type.name for sharding_type in SHARDING_TYPES if sharding_type.is_planned)
+
+
+class ConvertedCollectionSharder(BaseEmbeddingSharder[UnshardedCollection]):
+    """What both sharders of converted collections have in common: the sharding itself.
+
+    Args:
+        fused_params: TorchRec's dict; a table that has an optimizer in backward keeps that optimizer.
+        module_type: class of the collections; TorchRec looks sharders up by it, and a converted subclass has its own.
+        options: further arguments of :func:`recfx.collections.sharding.collection.shard_collection`.
+    """
+
+    def __init__(self, fused_params: dict[str, Any] | None, module_type: type[nn.Module], **options: Any) -> None:
+        super().__init__(fused_params=fused_params)
+        self._module_type, self._options = module_type, options
+
+    @property
+    def module_type(self) -> type[nn.Module]:
+        """The class whose instances this shards; not its subclasses."""
+        return self._module_type
+
+    def shard(
+        self,
+        module: nn.Module,
+        params: EmbeddingModuleShardingPlan,
+        env: ShardingEnv,
+        device: torch.device | None = None,
+        module_fqn: str | None = None,
+    ) -> ShardedModule[Any, Any, Any, Any]:
+        """Shard one converted collection.
+
+        Args:
+            module: the collection.
+            params: how each table is sharded, by table name.
+            env: the environment whose process group has the ranks of ``params``.
+            device: where this rank's tables go.
+            module_fqn: the collection's fully qualified name.
+
+        Raises:
+            ConversionError: ``not_converted``, and the codes of sharding itself.
+        """
+        path = module_fqn or ""
+        if not isinstance(module, UnshardedCollection):
+            raise ConversionError(
+                f"{type_of(module)} is not a converted collection.",
+                reason="not_converted",
+                module_path=path,
+                what_to_do="convert the model with recfx.convert first.",
+            )
+        sharded: ShardedModule[Any, Any, Any, Any] = shard_collection(
+            module, params, env, device, fused_params=self.fused_params, path=path, **self._options
+        )
+        return sharded
+
+
+class HashEmbeddingBagCollectionSharder(ConvertedCollectionSharder):
+    """Sharder of converted collections, for TorchRec's planners and ``DistributedModelParallel``.
+
+    Args:
+        fused_params: TorchRec's dict, see :func:`recfx.optim.fused_params.fused_optimizer_from_params`; used if a table
+            has no optimizer in backward. None or empty: no fused optimizer.
+        host_env: an environment with a gloo group, which sends the ids if the model's own group (hccl, nccl) cannot.
+        module_type: class of the collections; TorchRec looks sharders up by it, and a converted subclass has its own.
+
+    Attributes:
+        host_group: the group of ``host_env``.
+
+    Raises:
+        ConversionError: ``unsupported_fused_param``, ``host_env_without_group``.
+    """
+
+    def __init__(
+        self,
+        fused_params: Mapping[str, Any] | None = None,
+        *,
+        host_env: ShardingEnv | None = None,
+        module_type: type[nn.Module] = HashEmbeddingBagCollection,
+    ) -> None:
+        if fused_params:
+            fused_optimizer_from_params(fused_params)  # raise here rather than on every rank in the middle of sharding
+        self.host_group: ProcessGroup | None = None if host_env is None else host_env.process_group
+        if host_env is not None and self.host_group is None:
+            raise ConversionError(
+                "host_env has no process group.",
+                reason="host_env_without_group",
+                what_to_do="make it with ShardingEnv.from_process_group(dist.new_group(backend='gloo')).",
+            )
+        super().__init__(_copied(fused_params), module_type, host_group=self.host_group)
+
+    def for_class(self, module_type: type[nn.Module]) -> HashEmbeddingBagCollectionSharder:
+        """This sharder for another class of converted collections."""
+        same = copy.copy(self)
+        same._module_type = module_type
+        return same
+
+    def shardable_parameters(self, module: nn.Module) -> dict[str, nn.Parameter]:
+        """The ``[rows, dim]`` parameter of every table, by table name."""
+        tables: Any = kind_of(module).tables_of(module)
+        return {table: holder.weight for table, holder in tables.items()}
+
+    def sharding_types(self, compute_device_type: str) -> list[str]:
+        """All seven types, with row-wise ones also on CPUs (TorchRec's own sharder offers these only on CUDA)."""
+        return list(planned_types()) if compute_device_type in _DEVICES else []
+
+    def compute_kernels(self, sharding_type: str, compute_device_type: str) -> list[str]:
+        """``dense`` for data parallel tables, as TorchRec's planner counts them; otherwise ``fused`` and ``dense``.
+
+        Stock planners never choose ``dense`` for other types, because they refuse such a plan as invalid. Plans that
+        were made in other ways may have it.
+        """
+        return list(type_named(sharding_type).kernels)
+
+
+class StockSharder(ConvertedCollectionSharder):
+    """Shards converted collections as one of TorchRec's sharders would shard the standard ones.
+
+    It offers those types and kernels of that sharder that recfx supports. On kernel ``dense`` it leaves a table to the
+    script's ordinary optimizer, whatever is attached to it, so a plain TorchRec script trains the same model.
+
+    Args:
+        stock: TorchRec's sharder, or a subclass of it.
+        module_type: class of the collections.
+
+    Raises:
+        ConversionError: ``quantized_communication``.
+    """
+
+    def __init__(self, stock: BaseEmbeddingSharder[Any], module_type: type[nn.Module]) -> None:
+        if stock.qcomm_codecs_registry:
+            raise ConversionError(
+                f"the {type(stock).__name__} quantizes what ranks send (qcomm_codecs_registry), which converted "
+                "collections do not.",
+                reason="quantized_communication",
+                what_to_do="leave out qcomm_codecs_registry: rows are then sent in the tables' own precision.",
+            )
+        super().__init__(stock.fused_params, module_type, dense_as_torchrec=True)
+        self._stock = stock
+
+    def shardable_parameters(self, module: nn.Module) -> dict[str, nn.Parameter]:
+        """The parameters that the stock sharder would shard."""
+        parameters: dict[str, nn.Parameter] = self._stock.shardable_parameters(module)
+        return parameters
+
+    def sharding_types(self, compute_device_type: str) -> list[str]:
+        """The types of the stock sharder."""
+        return [name for name in self._stock.sharding_types(compute_device_type) if name in type_names()]
+
+    def compute_kernels(self, sharding_type: str, compute_device_type: str) -> list[str]:
+        """Those kernels of the stock sharder that recfx supports."""
+        kernels = self._stock.compute_kernels(sharding_type, compute_device_type)
+        return [kernel for kernel in kernels if kernel in KERNELS]
+
+
+def _copied(fused_params: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """TorchRec keeps the dict that it is given, and may write into it."""
+    return dict(fused_params) if fused_params else None

@@ -12,11 +12,12 @@ from __future__ import annotations
 import functools
 import inspect
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
+import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torchrec.distributed import model_parallel, sharding_plan
@@ -26,7 +27,7 @@ from torchrec.distributed.model_parallel import DistributedModelParallel, DMPCol
 from torchrec.distributed.model_tracker.model_delta_tracker import ModelDeltaTrackerTrec
 from torchrec.distributed.model_tracker.trackers.raw_id_tracker import RawIdTracker
 from torchrec.distributed.planner import planners
-from torchrec.distributed.types import ModuleSharder, ShardingEnv, ShardingPlan
+from torchrec.distributed.types import ModuleSharder, ShardingPlan
 from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
 
 from recfx.collections.collection import UnshardedCollection, unsharded_collections
@@ -39,9 +40,6 @@ from recfx.conversion.replacement.conversion_record import add_notes
 from recfx.errors import CheckpointError, ConversionError, RecfxError
 from recfx.planner.priced_plan import price_of
 from recfx.planner.sharder import HashEmbeddingBagCollectionSharder, Sharders, StockSharder, stock_defaults
-
-_ORDER = ("module", "env", "device", "plan", "sharders")
-_ORDER_OF_PLAN = ("self", "module", "sharders")
 
 AFTER_SHARDING: list[Callable[[nn.Module], None]] = []
 """Called with each ``DistributedModelParallel`` that has sharded converted collections."""
@@ -57,19 +55,26 @@ def extend_torchrec() -> None:
     that is to load the state of a hashed one says what to call. TorchRec's trackers, which would pass over converted
     collections, refuse them.
     """
+    order = ("module", "env", "device", "plan", "sharders")
     wrap_once(DistributedDataParallel, "__new__", _extend_data_parallel)
-    wrap_once(DistributedModelParallel, "__init__", _extend_model_parallel)
-    wrap_once(planners.EmbeddingShardingPlanner, "plan", partial(_extend_argument, order=_ORDER_OF_PLAN))
-    wrap_once(shard_module, "_shard_modules", partial(_extend_argument, order=_ORDER))
+    wrap_once(
+        DistributedModelParallel, "__init__", partial(_extend, order=("self", *order), around=_around_model_parallel)
+    )
+    wrap_once(planners.EmbeddingShardingPlanner, "plan", partial(_extend, order=("self", "module", "sharders")))
+    wrap_once(shard_module, "_shard_modules", partial(_extend, order=order))
     for module in (sharding_plan, model_parallel, planners, shard_module):
         wrap_once(module, "get_default_sharders", _extend_defaults)
     for kind in KINDS:
         wrap_once(kind.sharder, "shard", _extend_sharder)
-        wrap_once(kind.sharded, "__init__", _refuse_converted)
+        wrap_once(kind.sharded, "__init__", partial(_check_first, check=_refuse_converted))
     wrap_once(nn.Module, "load_state_dict", _name_unconvert)
-    wrap_once(FeatureProcessedEmbeddingBagCollectionSharder, "shard", _refuse_feature_processed)
+    feature_processed = FeatureProcessedEmbeddingBagCollectionSharder
+    wrap_once(feature_processed, "shard", partial(_check_first, check=_refuse_feature_processed))
     for tracker in (ModelDeltaTrackerTrec, RawIdTracker):
         wrap_once(tracker, "__init__", _refuse_tracked)
+
+
+# Which sharders a model needs
 
 
 def sharders_for(model: nn.Module, given: Sequence[ModuleSharder[nn.Module]]) -> Sequence[ModuleSharder[nn.Module]]:
@@ -91,9 +96,9 @@ def sharders_for(model: nn.Module, given: Sequence[ModuleSharder[nn.Module]]) ->
         return given
     sharders = _without_feature_processed(model, given)
     known = {sharder.module_type for sharder in sharders}
-    ours = next((each for each in sharders if isinstance(each, HashEmbeddingBagCollectionSharder)), None)
-    for module_type, kind in sorted(classes.items(), key=lambda each: each[0].__qualname__):
-        stock = next((each for each in reversed(sharders) if isinstance(each, kind.sharder)), None)
+    ours = next((sharder for sharder in sharders if isinstance(sharder, HashEmbeddingBagCollectionSharder)), None)
+    for module_type, kind in sorted(classes.items(), key=lambda item: item[0].__qualname__):
+        stock = next((sharder for sharder in reversed(sharders) if isinstance(sharder, kind.sharder)), None)
         if module_type in known:
             continue
         if ours is not None:
@@ -108,8 +113,8 @@ def _without_feature_processed(model: nn.Module, given: Sequence[ModuleSharder[n
 
     The converted collection inside is then sharded by itself, after the features were processed.
     """
-    holders = [each for each in model.modules() if isinstance(each, FeatureProcessedEmbeddingBagCollection)]
-    converted = [isinstance(each._embedding_bag_collection, UnshardedCollection) for each in holders]
+    holders = [module for module in model.modules() if isinstance(module, FeatureProcessedEmbeddingBagCollection)]
+    converted = [isinstance(holder._embedding_bag_collection, UnshardedCollection) for holder in holders]
     if not any(converted):
         return list(given)
     if not all(converted):
@@ -119,21 +124,97 @@ def _without_feature_processed(model: nn.Module, given: Sequence[ModuleSharder[n
             reason="feature_processed",
             what_to_do="convert the whole model, or shard the others separately.",
         )
-    return [each for each in given if each.module_type is not FeatureProcessedEmbeddingBagCollection]
+    return [sharder for sharder in given if sharder.module_type is not FeatureProcessedEmbeddingBagCollection]
 
 
-def refuse_left_out(
+def _extend(
+    original: Callable[..., Any],
+    order: tuple[str, ...],
+    around: Callable[[Mapping[str, Any]], AbstractContextManager[None]] = nullcontext,
+) -> Callable[..., Any]:
+    """A function that gets the sharders that its model needs.
+
+    Args:
+        original: one of TorchRec's functions with the arguments ``module`` and ``sharders``, which others may have
+            wrapped before.
+        order: the names of its first arguments.
+        around: what to do before and after it for models with converted collections, with its arguments by name.
+    """
+
+    @functools.wraps(original)
+    def extended(*arguments: Any, **keywords: Any) -> Any:
+        named = {**dict(zip(order, arguments, strict=False)), **keywords}
+        model, given, place = named.get("module"), named.get("sharders"), order.index("sharders")
+        if not isinstance(model, nn.Module) or not unsharded_collections(model):
+            return original(*arguments, **keywords)
+        sharders = named["sharders"] = sharders_for(model, stock_defaults() if given is None else given)
+        if place < len(arguments):
+            arguments = (*arguments[:place], sharders, *arguments[place + 1 :])
+        else:
+            keywords["sharders"] = sharders
+        with around(named):
+            return original(*arguments, **keywords)
+
+    return extended
+
+
+def _extend_defaults(original: Callable[[], Sharders]) -> Callable[[], Sharders]:
+    """For ``construct_module_sharding_plan`` and others that ask for the sharder of one class."""
+
+    @functools.wraps(original)
+    def extended() -> Sharders:
+        defaults = original()
+        ours: Sharders = []
+        for kind in KINDS:
+            (stock,) = [sharder for sharder in defaults if type(sharder) is kind.sharder]
+            ours += [StockSharder(stock, module_type) for module_type in all_converted_classes(kind)]
+        return [*defaults, *ours]
+
+    return extended
+
+
+def _extend_sharder(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def extended(self: Any, module: Any, *arguments: Any, **keywords: Any) -> Any:
+        if isinstance(module, UnshardedCollection):
+            return StockSharder(self, type(module)).shard(module, *arguments, **keywords)
+        return original(self, module, *arguments, **keywords)
+
+    return extended
+
+
+# What is refused, or said, where a script would train something else than it means to
+
+
+@contextmanager
+def _around_model_parallel(named: Mapping[str, Any]) -> Iterator[None]:
+    parallel, env, group = named["self"], named.get("env"), dist.GroupMember.WORLD
+    if isinstance(parallel, DMPCollection):
+        raise ConversionError(
+            "a DMPCollection synchronises copies of TorchRec's own lookup modules between groups of ranks: the tables "
+            "of a converted collection would never be synchronised.",
+            reason="two_dimensional_parallelism",
+            what_to_do="use DistributedModelParallel; or leave the model unconverted.",
+        )
+    world_size = env.world_size if env is not None else 1 if group is None else group.size()
+    if world_size > 1:
+        _refuse_trained_processors(named["module"])
+    _refuse_left_out(named["module"], named.get("plan"), named["sharders"], world_size)
+    yield
+    share_forwards(parallel)  # of parts that were converted one by one
+    add_notes(parallel, price_of(parallel.plan))
+    for observe in AFTER_SHARDING:
+        observe(parallel)
+
+
+def _refuse_left_out(
     model: nn.Module, plan: ShardingPlan | None, sharders: Sequence[ModuleSharder[nn.Module]], world_size: int
 ) -> None:
     """Check that a converted collection that stays unsharded has ordinary gradients.
 
     The ``DistributedDataParallel`` inside ``DistributedModelParallel`` averages these. An index, or an optimizer in the
     lookup's backward, would belong to this rank alone.
-
-    Raises:
-        ConversionError: ``collection_left_out``, ``weights_require_grad``.
     """
-    _refuse_trained_processors(model, world_size)
     known = {sharder.module_type for sharder in sharders}
     paths: dict[int, list[str]] = {}
     for path, module in model.named_modules(remove_duplicate=False):
@@ -158,11 +239,10 @@ def refuse_left_out(
         )
 
 
-def _refuse_trained_processors(model: nn.Module, world_size: int) -> None:
+def _refuse_trained_processors(model: nn.Module) -> None:
     for path, module in model.named_modules():
         if (
-            world_size > 1
-            and isinstance(module, FeatureProcessedEmbeddingBagCollection)
+            isinstance(module, FeatureProcessedEmbeddingBagCollection)
             and isinstance(module._embedding_bag_collection, UnshardedCollection)
             and any(parameter.requires_grad for parameter in module._feature_processors.parameters())
         ):
@@ -176,54 +256,34 @@ def _refuse_trained_processors(model: nn.Module, world_size: int) -> None:
             )
 
 
-def _extend_argument(original: Callable[..., Any], order: tuple[str, ...]) -> Callable[..., Any]:
-    """A function with arguments ``module`` and ``sharders``.
-
-    Args:
-        original: the function.
-        order: TorchRec's names of its arguments, if ``original`` has none because someone else has wrapped it.
-    """
-    order = _order_of(original, order)
+def _check_first(original: Callable[..., Any], check: Callable[..., None]) -> Callable[..., Any]:
+    """A method that first lets ``check`` look at its first argument."""
 
     @functools.wraps(original)
-    def extended(*arguments: Any, **keywords: Any) -> Any:
-        given = _extend(order, arguments, keywords)
-        return original(*given.arguments, **given.keywords)
+    def extended(self: Any, module: Any, *arguments: Any, **keywords: Any) -> Any:
+        check(module)
+        return original(self, module, *arguments, **keywords)
 
     return extended
 
 
-def _extend_model_parallel(original: Callable[..., None]) -> Callable[..., None]:
-    order = _order_of(original, ("self", *_ORDER))
-
-    @functools.wraps(original)
-    def extended(*arguments: Any, **keywords: Any) -> None:
-        given = _extend(order, arguments, keywords)
-        model, named = given.model, given.named
-        if model is not None:
-            _refuse_two_dimensional(named["self"])
-            env: ShardingEnv | None = named.get("env")
-            group = model_parallel.dist.GroupMember.WORLD
-            world_size = env.world_size if env is not None else 1 if group is None else group.size()
-            refuse_left_out(model, named.get("plan"), named["sharders"], world_size)
-        original(*given.arguments, **given.keywords)
-        if model is not None:
-            parallel = named["self"]
-            share_forwards(parallel)  # of parts that were converted one by one
-            add_notes(parallel, price_of(parallel.plan))
-            for observe in AFTER_SHARDING:
-                observe(parallel)
-
-    return extended
-
-
-def _refuse_two_dimensional(parallel: DistributedModelParallel) -> None:
-    if isinstance(parallel, DMPCollection):
+def _refuse_converted(module: nn.Module) -> None:
+    if isinstance(module, UnshardedCollection):
         raise ConversionError(
-            "a DMPCollection synchronises copies of TorchRec's own lookup modules between groups of ranks: the tables "
-            "of a converted collection would never be synchronised.",
-            reason="two_dimensional_parallelism",
-            what_to_do="use DistributedModelParallel; or leave the model unconverted.",
+            f"TorchRec's {kind_of(module).sharded.__name__} would leave out the indexes of a converted collection.",
+            reason="wrong_sharded_class",
+            module_path=module.collection,
+            what_to_do=f"shard it with recfx.sharders(), or {kind_of(module).sharder.__name__}().shard.",
+        )
+
+
+def _refuse_feature_processed(module: FeatureProcessedEmbeddingBagCollection) -> None:
+    if isinstance(module._embedding_bag_collection, UnshardedCollection):
+        raise ConversionError(
+            "a converted collection is sharded by itself, after the features were processed.",
+            reason="feature_processed",
+            module_path=module._embedding_bag_collection.collection,
+            what_to_do="shard the collection inside: DistributedModelParallel(model) does so, recfx.plan plans it.",
         )
 
 
@@ -255,96 +315,6 @@ def _extend_data_parallel(original: Callable[..., Any]) -> Callable[..., Any]:
     return extended
 
 
-def _order_of(function: Callable[..., Any], otherwise: tuple[str, ...]) -> tuple[str, ...]:
-    found = tuple(inspect.signature(function).parameters)
-    return found if "module" in found else otherwise
-
-
-@dataclass(frozen=True)
-class _Given:
-    """A call of one of TorchRec's functions.
-
-    Args:
-        arguments, keywords: as they were given, but for the sharders.
-        named: all of them by name.
-        model: the model, if it has converted collections.
-    """
-
-    arguments: list[Any]
-    keywords: dict[str, Any]
-    named: dict[str, Any]
-    model: nn.Module | None
-
-
-def _extend(order: tuple[str, ...], arguments: tuple[Any, ...], keywords: dict[str, Any]) -> _Given:
-    positional, named = list(arguments), {**dict(zip(order, arguments, strict=False)), **keywords}
-    model = named.get("module")
-    if not isinstance(model, nn.Module) or not unsharded_collections(model):
-        return _Given(positional, keywords, named, None)
-    given, place = named.get("sharders"), order.index("sharders")
-    sharders = named["sharders"] = sharders_for(model, stock_defaults() if given is None else given)
-    if place < len(positional):
-        positional[place] = sharders
-    else:
-        keywords = {**keywords, "sharders": sharders}
-    return _Given(positional, keywords, named, model)
-
-
-def _extend_defaults(original: Callable[[], Sharders]) -> Callable[[], Sharders]:
-    """For ``construct_module_sharding_plan`` and others that ask for the sharder of one class."""
-
-    @functools.wraps(original)
-    def extended() -> Sharders:
-        found = original()
-        ours: Sharders = []
-        for kind in KINDS:
-            (stock,) = [each for each in found if type(each) is kind.sharder]
-            ours += [StockSharder(stock, module_type) for module_type in all_converted_classes(kind)]
-        return [*found, *ours]
-
-    return extended
-
-
-def _extend_sharder(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def extended(self: Any, module: Any, *arguments: Any, **keywords: Any) -> Any:
-        if isinstance(module, UnshardedCollection):
-            return StockSharder(self, type(module)).shard(module, *arguments, **keywords)
-        return original(self, module, *arguments, **keywords)
-
-    return extended
-
-
-def _refuse_converted(original: Callable[..., None]) -> Callable[..., None]:
-    @functools.wraps(original)
-    def extended(self: Any, module: Any, *arguments: Any, **keywords: Any) -> None:
-        if isinstance(module, UnshardedCollection):
-            raise ConversionError(
-                f"TorchRec's {kind_of(module).sharded.__name__} would leave out the indexes of a converted collection.",
-                reason="wrong_sharded_class",
-                module_path=module.collection,
-                what_to_do=f"shard it with recfx.sharders(), or {kind_of(module).sharder.__name__}().shard.",
-            )
-        original(self, module, *arguments, **keywords)
-
-    return extended
-
-
-def _refuse_feature_processed(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def extended(self: Any, module: Any, *arguments: Any, **keywords: Any) -> Any:
-        if isinstance(module._embedding_bag_collection, UnshardedCollection):
-            raise ConversionError(
-                "a converted collection is sharded by itself, after the features were processed.",
-                reason="feature_processed",
-                module_path=module._embedding_bag_collection.collection,
-                what_to_do="shard the collection inside: DistributedModelParallel(model) does so, recfx.plan plans it.",
-            )
-        return original(self, module, *arguments, **keywords)
-
-    return extended
-
-
 def _name_unconvert(original: Callable[..., Any]) -> Callable[..., Any]:
     """Say what the unexpected keys are that a plain model finds in the state of a hashed one."""
 
@@ -353,13 +323,13 @@ def _name_unconvert(original: Callable[..., Any]) -> Callable[..., Any]:
         try:
             return original(self, *arguments, **keywords)
         except RuntimeError as error:
-            found = re.search(r'Unexpected key\(s\) in state_dict: [^\n]*?"([^"\n]*?)\.?hash_indexes\.', str(error))
-            if found is None or isinstance(error, RecfxError):
+            key = re.search(r'Unexpected key\(s\) in state_dict: [^\n]*?"([^"\n]*?)\.?hash_indexes\.', str(error))
+            if key is None or isinstance(error, RecfxError):
                 raise
             raise CheckpointError(
                 f"the state is that of a hashed model, whose rows belong to ids that only its indexes know. {error}",
                 reason="state_of_hashed_tables",
-                module_path=found[1],
+                module_path=key[1],
                 what_to_do="load it into a model that was converted as that one was, of which "
                 "recfx.unconvert(model, with_mapping=True) makes a plain one.",
             ) from error
