@@ -126,8 +126,9 @@ def _as_it_is(
     rank, world_size = _ranks([model, *(each.graph_module for each in collections)])
     if world_size > 1:
         nodes += prices.dense_all_reduce(model, (table for each in collections for table in each.parameters()))
-    planned = tuple(planned_as_sharded(each) for each in collections if each.is_sharded)
-    return _cost(nodes, model, topology, device_of_tables(model), planned, rank, world_size, again)
+    device = device_of_tables(model)
+    planned = tuple(planned_as_sharded(each, device) for each in collections if each.is_sharded)
+    return _cost(nodes, model, topology, device, planned, rank, world_size, again)
 
 
 def price_planned(
@@ -154,9 +155,9 @@ def price_planned(
     Raises:
         ConversionError: those of :func:`planned_collections`.
     """
-    planned = planned_collections(converted, plan, world_size)
     prices, trains, device = ModelPrices(model.training), model.training, _device_of(topology, model)
-    graphs = {each.name: planned_graph(each, 0, device, chip_of(topology, device)) for each in planned}
+    planned = planned_collections(converted, plan, world_size, device)
+    graphs = {each.name: planned_graph(each, 0, chip_of(topology, device)) for each in planned}
     nodes = [node for each in planned for node in price_graph(graphs[each.name].graph, trains, each.calls)]
     collections = list(converted.values())
     if not _is_one_of(model, collections):
@@ -170,7 +171,7 @@ def price_planned(
 
 
 def planned_collections(
-    converted: Mapping[str, UnshardedCollection], plan: ShardingPlan, world_size: int
+    converted: Mapping[str, UnshardedCollection], plan: ShardingPlan, world_size: int, device: str
 ) -> tuple[PlannedCollection, ...]:
     """The collections of a model as a plan would shard them.
 
@@ -178,6 +179,7 @@ def planned_collections(
         converted: by every path of each collection.
         plan: of the model.
         world_size: the number of ranks.
+        device: the type of the device that would have the tables.
 
     Raises:
         ConversionError: ``plan_unknown_collection``, ``plan_missing_collection``, and those of ``read_plan``.
@@ -187,7 +189,7 @@ def planned_collections(
     for path, collection in converted.items():
         aliases.setdefault(id(collection), []).append(path)
     return tuple(
-        planned_by(converted[paths[0]], plan_of_collection(plan, paths), world_size, paths[0])
+        planned_by(converted[paths[0]], plan_of_collection(plan, paths), world_size, device, paths[0])
         for paths in aliases.values()
     )
 

@@ -22,7 +22,7 @@ from recfx.inspect.report_data import CollectionReport
 from recfx.inspect.table_report import ShardingReport, TableReport
 from recfx.ir.shards import CollectionSharding, ShardedTable
 from recfx.optim.fused_optimizer import FusedOptimizer
-from recfx.planner.pricing.planned_collection import planned_graph, planned_of, traits_of
+from recfx.planner.pricing.planned_collection import planned_facts, planned_graph, planned_with
 from recfx.planner.topology import AnyTopology, chip_of, device_of, device_of_tables
 
 
@@ -86,8 +86,8 @@ def with_plan(
         for report, table in zip(described.tables, sharding.tables, strict=True)
     )
     device = device_of_tables(collection) if topology is None else device_of(topology)
-    planned = planned_of(collection, path, sharding, traits_of(collection, sharding))
-    rewriting = planned_graph(planned, rank, device, chip_of(topology, device))
+    planned = planned_with(collection, path, sharding, planned_facts(collection, sharding, device))
+    rewriting = planned_graph(planned, rank, chip_of(topology, device))
     described = with_nodes(described, rewriting.metas, rewriting.records)
     reasons = collection_sharding_reasons(collection.tables, None, path)
     return with_reasons(replace(described, tables=tables), reasons)

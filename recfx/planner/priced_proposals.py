@@ -4,28 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from torchrec.distributed.planner.planners import to_sharding_plan
 from torchrec.distributed.planner.types import PerfModel, ShardingOption, Topology
 
 from recfx.collections.collection import UnshardedCollection
 from recfx.collections.sharding.plan import read_plan
-from recfx.ir.shards import CollectionSharding, ShardedTable
+from recfx.ir.shards import CollectionSharding
 from recfx.planner.priced_plan import PlanPrice, Pricing
 from recfx.planner.pricing.hardware import Hardware
-from recfx.planner.pricing.planned_collection import PlannedTable, planned_of, traits_of
-from recfx.planner.pricing.planned_nodes import PlannedGraphs
-from recfx.planner.pricing.rank_totals import Batch, StepPrice, price_step
+from recfx.planner.pricing.planned_collection import planned_facts, planned_with
+from recfx.planner.pricing.planned_nodes import PlannedGraphs, PlannedTable
+from recfx.planner.pricing.rank_totals import Batch, price_step
 from recfx.planner.pricing.values import LENGTH, Values
 
 OTHERS = "others"
 """The part of a step that recfx does not price."""
-
-
-class _Known(NamedTuple):
-    sharded: ShardedTable
-    planned: PlannedTable
 
 
 class PricedProposals(PerfModel):
@@ -53,9 +48,9 @@ class PricedProposals(PerfModel):
     ) -> None:
         self._topology, self._collections, self._hardware = topology, collections, hardware
         self._device, self._batch_size, self._trains = device, batch_size, trains
+        self._specs = {path: {table.name: table for table in each.tables} for path, each in collections.items()}
         self._values: Values | None = None
-        self._known: dict[Hashable, _Known] = {}
-        self._places: dict[str, dict[str, int]] = {}
+        self._tables: dict[Hashable, PlannedTable] = {}
         self._rated: dict[Hashable, float] = {}
         self._best: PlanPrice | None = None
         self._second: PlanPrice | None = None
@@ -84,17 +79,16 @@ class PricedProposals(PerfModel):
 
     def _price(self, plan: list[ShardingOption]) -> PlanPrice:
         values = self._values = self._values or self._values_of(plan)
-        by_path: dict[str, list[_Known]] = {}
+        by_path: dict[str, dict[str, PlannedTable]] = {}
         others = [0.0] * self._topology.world_size
         for option in plan:
             if option.path in self._collections:
-                by_path.setdefault(option.path, []).append(self._table(option, values))
+                by_path.setdefault(option.path, {})[option.name] = self._table(option, values)
             else:
                 for shard in option.shards:
                     others[shard.rank] += shard.perf.total / 1e3
         graphs = [self._graphs(path, tables, values) for path, tables in by_path.items()]
-        step: StepPrice = price_step([Batch(graphs, values)], self._hardware, with_residents=False)
-        parts = dict(step.parts)
+        parts = dict(price_step([Batch(graphs, values)], self._hardware, with_residents=False).parts)
         if any(others):
             parts[OTHERS] = max(others)
         types = {option.fqn.lstrip("."): str(option.sharding_type) for option in plan}
@@ -102,48 +96,36 @@ class PricedProposals(PerfModel):
 
     def _values_of(self, plan: list[ShardingOption]) -> Values:
         """The batch that TorchRec's constraints describe."""
+        specs = [table for tables in self._specs.values() for table in tables.values()]
         lengths: dict[str, float] = {}
         for option in plan:
-            collection = self._collections.get(option.path)
-            if collection is None:
-                continue
-            spec = next(table for table in collection.tables if table.name == option.name)
-            for feature, length in zip(spec.feature_names, option.input_lengths, strict=False):
-                lengths[feature] = max(lengths.get(feature, 0.0), float(length))
-        features = [
-            name for each in self._collections.values() for table in each.tables for name in table.feature_names
-        ]
-        whole = {name: lengths.get(name, float(LENGTH)) for name in features}
-        return Values(self._batch_size, self._topology.world_size, whole, features)
+            if option.path in self._specs:
+                features = self._specs[option.path][option.name].feature_names
+                for feature, length in zip(features, option.input_lengths, strict=False):
+                    lengths[feature] = max(lengths.get(feature, 0.0), float(length))
+        names = [name for table in specs for name in table.feature_names]
+        whole = {name: lengths.get(name, float(LENGTH)) for name in names}
+        return Values(self._batch_size, self._topology.world_size, whole, names)
 
-    def _table(self, option: ShardingOption, values: Values) -> _Known:
-        key = _key(option)
-        found = self._known.get(key)
-        if found is None:
+    def _table(self, option: ShardingOption, values: Values) -> PlannedTable:
+        key = (*_placed(option), option.sharding_type)
+        if key not in self._tables:
             collection, world_size = self._collections[option.path], self._topology.world_size
-            spec = next(table for table in collection.tables if table.name == option.name)
+            spec = self._specs[option.path][option.name]
             parameter: Any = to_sharding_plan([option], self._topology).plan[option.path][option.name]
-            sharded = read_plan((spec,), {option.name: parameter}, 0, world_size, option.path)
-            traits = traits_of(collection, sharded)[option.name]
-            (table,) = sharded.tables
-            found = _Known(table, PlannedTable(table, traits, world_size, values.symbols))
-            self._known[key] = found
-        return found
+            sharding = read_plan((spec,), {option.name: parameter}, 0, world_size, option.path)
+            facts = planned_facts(collection, sharding, self._device)[option.name]
+            self._tables[key] = PlannedTable(sharding.tables[0], facts, world_size, values.symbols)
+        return self._tables[key]
 
-    def _graphs(self, path: str, tables: list[_Known], values: Values) -> PlannedGraphs:
-        collection = self._collections[path]
-        place = self._places.get(path)
-        if place is None:
-            place = self._places[path] = {table.name: number for number, table in enumerate(collection.tables)}
-        tables = sorted(tables, key=lambda each: place[each.sharded.table.name])
-        sharding = CollectionSharding(tuple(each.sharded for each in tables), 0, self._topology.world_size)
-        planned = replace(planned_of(collection, path, sharding, {}), passes=None)  # of which no graphs are made
-        known = [each.planned for each in tables]
-        return PlannedGraphs(planned, values.symbols, self._trains, self._device, known)
-
-
-def _key(option: ShardingOption) -> Hashable:
-    return (*_placed(option), option.sharding_type)
+    def _graphs(self, path: str, tables: Mapping[str, PlannedTable], values: Values) -> PlannedGraphs:
+        ordered = {name: tables[name] for name in self._specs[path] if name in tables}
+        sharded = tuple(table.sharded for table in ordered.values())
+        sharding = CollectionSharding(sharded, 0, self._topology.world_size)
+        facts = {name: table.known for name, table in ordered.items()}
+        planned = planned_with(self._collections[path], path, sharding, facts)
+        # No graphs are made, so that passes of the user's do not matter.
+        return PlannedGraphs(replace(planned, passes=None), values.symbols, self._trains, list(ordered.values()))
 
 
 def _placed(option: ShardingOption) -> tuple[Hashable, ...]:

@@ -130,7 +130,7 @@ def _without_feature_processed(model: nn.Module, given: Sequence[ModuleSharder[n
 def _extend(
     original: Callable[..., Any],
     order: tuple[str, ...],
-    around: Callable[[Mapping[str, Any]], AbstractContextManager[None]] = nullcontext,
+    around: Callable[[Mapping[str, Any]], AbstractContextManager[None]] | None = None,
 ) -> Callable[..., Any]:
     """A function that gets the sharders that its model needs.
 
@@ -152,7 +152,7 @@ def _extend(
             arguments = (*arguments[:place], sharders, *arguments[place + 1 :])
         else:
             keywords["sharders"] = sharders
-        with around(named):
+        with nullcontext() if around is None else around(named):
             return original(*arguments, **keywords)
 
     return extended

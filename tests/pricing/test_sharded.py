@@ -205,8 +205,8 @@ def nodes_and_plan(rank: int, world_size: int, case: Case) -> tuple[list[Any], l
     """The nodes of this rank's graph, those of the graph that is planned for it, and totals of both."""
     standard, _ = build(case)
     sharded = shard(case, standard, world_size)
-    planned = planned_as_sharded(sharded)
-    nodes = price_graph(planned_graph(planned, rank, "cpu").graph, trains=True)
+    planned = planned_as_sharded(sharded, "cpu")
+    nodes = price_graph(planned_graph(planned, rank).graph, trains=True)
     at = recfx.cost(sharded, H100).at(5, L=3)
     own = at.ranks[rank]
     totals = [

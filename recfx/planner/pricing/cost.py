@@ -192,7 +192,7 @@ class Cost:
         )
 
     def _batch(self, values: Values, hardware: Hardware) -> Batch:
-        graphs = [PlannedGraphs(each, values.symbols, self.trains, self.device) for each in self.planned]
+        graphs = [PlannedGraphs(each, values.symbols, self.trains) for each in self.planned]
         sharded = {each.name for each in self.planned}
         rest = [node for node in self.nodes if node.kind == DENSE or node.collection not in sharded]
         return Batch(graphs, values, Totals.of(price(node, values, hardware) for node in rest))

@@ -12,7 +12,7 @@ import sympy
 from recfx.ir.meta import BATCH, WORLD, Collective, mean_length
 from recfx.ir.tables import TableSpec
 from recfx.optim.rules.rule import Rule
-from recfx.planner.pricing.work import NO_RESIDENT, Resident, total
+from recfx.planner.pricing.work import total
 
 
 class Symbols(NamedTuple):
@@ -158,16 +158,12 @@ class PlannedNode:
 
     Args:
         name: as in the graph.
-        tables: the names of the tables that it works on.
         facts: what the formulas know of it.
         collectives: its collective calls.
-        resident: what it keeps.
         on_host: whether it runs on the host of the device that has the tables.
     """
 
     name: str
-    tables: tuple[str, ...]
     facts: NodeFacts
     collectives: tuple[Collective, ...] = ()
-    resident: Resident = NO_RESIDENT
     on_host: bool = False

@@ -1,14 +1,13 @@
 """The collections of a model as a plan shards them, or as they are sharded already, and the graphs of their ranks.
 
-An instance of :class:`PlannedTable` has what formulas need of one table on all ranks, each found out once.
+All of it is data: for any rank, device and chip, wherever this runs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -20,83 +19,13 @@ from recfx.collections.sharding.optimizer_settings import optimizer_settings
 from recfx.collections.sharding.plan import read_plan
 from recfx.ir.context import CollectionContext
 from recfx.ir.facts import TableFacts
-from recfx.ir.meta import SourceLocation
 from recfx.ir.operator_graph import OperatorGraph
-from recfx.ir.shard import Shard
-from recfx.ir.shards import CollectionSharding, ShardedTable
+from recfx.ir.shards import CollectionSharding
 from recfx.ir.snapshot import Rewriting
 from recfx.ir.tables import TableSpec
-from recfx.ir.ways_back import SentRows
 from recfx.lowering.targets import PlannedTargets
 from recfx.optim.fused_optimizer import FusedOptimizer
 from recfx.passes import Pass
-from recfx.planner.pricing.node_facts import Symbols, TableLoad
-from recfx.planner.pricing.residents import planned_resident
-from recfx.planner.pricing.work import Resident
-
-
-@dataclass(frozen=True)
-class TableTraits:
-    """What a plan does not say about a table.
-
-    Args:
-        dtype: of its rows.
-        fused: its fused optimizer, if it has one.
-        is_trained: whether the backward reaches it.
-    """
-
-    dtype: torch.dtype
-    fused: FusedOptimizer | None = None
-    is_trained: bool = True
-
-    @cached_property
-    def group(self) -> Hashable:
-        """Tables of one group share a lookup."""
-        return self.dtype, None if self.fused is None else self.fused.settings()
-
-
-class PlannedTable:
-    """One table, sharded.
-
-    Args:
-        sharded: its shards.
-        traits: what else is known of it.
-        world_size: the number of ranks.
-        symbols: of the batch.
-    """
-
-    def __init__(self, sharded: ShardedTable, traits: TableTraits, world_size: int, symbols: Symbols) -> None:
-        self.table, self.way, self.traits = sharded.table, sharded.way_back, traits
-        self.shards = sharded.filled
-        self.rows = SentRows.of(self.shards, self.way.ranks_per_sender(world_size), world_size)
-        self.is_cut = any(shard.piece >= 0 for shard in self.shards)
-        blocks = {shard.columns for shard in self.shards}
-        self.times_sent = len(blocks) if self.is_cut else len(self.shards)
-        """How often its ids are sent: to every replica, and for every block of columns."""
-        self._symbols, self._rule = symbols, None if traits.fused is None else traits.fused.rule
-        self._loads: dict[tuple[int, int], TableLoad] = {}
-        self._residents: dict[tuple[tuple[int, int], int], Resident] = {}
-        self.on_rank: dict[int, list[Shard]] = {}
-        for shard in self.shards:
-            self.on_rank.setdefault(shard.rank, []).append(shard)
-
-    def load(self, shard: Shard) -> TableLoad:
-        """The load of one shard; shards of equal size have the same."""
-        size = (shard.num_rows, shard.num_columns)
-        found = self._loads.get(size)
-        if found is None:
-            row_bytes, rows = shard.num_columns * self.traits.dtype.itemsize, self.table.num_embeddings
-            found = TableLoad.of(shard.spec, rows, row_bytes, self._rule, self.traits.is_trained, self._symbols)
-            self._loads[size] = found
-        return found
-
-    def resident(self, shard: Shard) -> Resident:
-        """What one shard keeps."""
-        key = (shard.rows, shard.num_columns)
-        found = self._residents.get(key)
-        if found is None:
-            found = self._residents[key] = planned_resident(shard.spec, self.traits.dtype, self._rule)
-        return found
 
 
 @dataclass(frozen=True)
@@ -104,101 +33,75 @@ class PlannedCollection:
     """One collection, sharded.
 
     Args:
-        name: its fully qualified name.
-        sharding: its tables on all ranks.
-        traits: by table name.
-        is_weighted: whether ids carry weights.
+        context: what its graphs are about, as one of its ranks sees it.
         calls: how often a step calls it.
         backend: kernel target of its lookups, as for ``convert``.
-        source: where the user's code creates it, if known.
         passes: the passes that make its graph, if the user named them; None: those of ``recfx.passes()``.
     """
 
-    name: str
-    sharding: CollectionSharding
-    traits: Mapping[str, TableTraits]
-    is_weighted: bool
+    context: CollectionContext
     calls: int = 1
     backend: str = "auto"
-    source: SourceLocation | None = None
     passes: tuple[Pass, ...] | None = None
+
+    @property
+    def name(self) -> str:
+        """Its fully qualified name."""
+        return self.context.name
 
     @property
     def tables(self) -> tuple[TableSpec, ...]:
         """The whole tables."""
-        return tuple(each.table for each in self.sharding.tables)
+        return self.context.tables
 
-    def seen_from(self, rank: int) -> PlannedCollection:
-        """This collection as another rank sees it."""
-        return replace(self, sharding=replace(self.sharding, rank=rank))
+    @property
+    def sharding(self) -> CollectionSharding:
+        """Its tables on all ranks."""
+        assert self.context.sharding is not None
+        return self.context.sharding
 
 
-def exchanges_ids_on_host(device: str) -> bool:
-    """Whether the ranks of a plan exchange ids on the host.
-
-    nccl exchanges them between GPUs. The group for the ids of NPUs is one of gloo, as that of hosts is.
+class PlannedFacts(NamedTuple):
+    """What a plan does not say about a table.
 
     Args:
-        device: the type of the device that has the tables.
+        facts: what kernels are chosen by.
+        group: tables with equal groups share a lookup.
     """
-    return device != "cuda"
+
+    facts: TableFacts
+    group: Hashable
 
 
-def planned_graph(planned: PlannedCollection, rank: int, device: str, chip: str | None = None) -> Rewriting:
+def planned_graph(planned: PlannedCollection, rank: int, chip: str | None = None) -> Rewriting:
     """What the passes make of a collection on one rank.
 
     Args:
         planned: the collection.
         rank: the rank.
-        device: the type of the device that would have the tables.
         chip: the name of the NPU whose limits its kernels would have to fit; None if none do.
 
     Raises:
         ConversionError: ``malformed_graph``: passes of the user's left one.
     """
-    graph = OperatorGraph.of(planned_context(planned, rank, device), PlannedTargets(planned.backend, chip))
-    return rewritten(graph, planned.passes)
+    context = replace(planned.context, sharding=replace(planned.sharding, rank=rank))
+    return rewritten(OperatorGraph.of(context, PlannedTargets(planned.backend, chip)), planned.passes)
 
 
-def planned_context(planned: PlannedCollection, rank: int, device: str) -> CollectionContext:
-    """What the graph of one rank would be about; the arguments are those of :func:`planned_graph`."""
-    facts, groups, settings = {}, {}, dict[Hashable, int]()
-    for table in planned.tables:
-        traits = planned.traits[table.name]
-        facts[table.name] = TableFacts(
-            table.num_embeddings,
-            table.embedding_dim,
-            traits.dtype,
-            device,
-            optimizer=None if traits.fused is None else traits.fused.facts,
-            is_trained=traits.is_trained,
-        )
-        groups[table.name] = settings.setdefault(traits.group, len(settings))
-    return CollectionContext(
-        name=planned.name,
-        tables=planned.tables,
-        facts=facts,
-        kernel_groups=groups,
-        is_weighted=planned.is_weighted,
-        sharding=planned.seen_from(rank).sharding,
-        ids_on_host=exchanges_ids_on_host(device),
-        source=planned.source,
-    )
-
-
-def planned_as_sharded(collection: ConvertedCollection) -> PlannedCollection:
-    """A collection that is sharded; nothing is communicated."""
+def planned_as_sharded(collection: ConvertedCollection, device: str) -> PlannedCollection:
+    """A collection that is sharded, with its tables on a device of this type; nothing is communicated."""
     assert isinstance(collection, ShardedCollection)
-    traits = {}
+    facts = {}
     for table in collection.tables:
         local = collection.local_shards(table.name)
         trained = not local or collection.weight(local[0].name).requires_grad
-        traits[table.name] = TableTraits(collection.dtypes[table.name], collection.fused.get(table.name), trained)
-    return planned_of(collection, collection.collection, collection.sharding, traits)
+        dtype, fused = collection.dtypes[table.name], collection.fused.get(table.name)
+        facts[table.name] = _facts(table, dtype, device, fused, trained)
+    return planned_with(collection, collection.collection, collection.sharding, facts)
 
 
 def planned_by(
-    collection: UnshardedCollection, plan: Mapping[str, Any], world_size: int, path: str = ""
+    collection: UnshardedCollection, plan: Mapping[str, Any], world_size: int, device: str, path: str = ""
 ) -> PlannedCollection:
     """A collection as a plan would shard it; nothing is sharded.
 
@@ -206,36 +109,51 @@ def planned_by(
         collection: a converted collection, which may be on meta.
         plan: the sharding of each table.
         world_size: the number of ranks.
+        device: the type of the device that would have the tables.
         path: fully qualified name of the collection.
 
     Raises:
         ConversionError: the same as ``read_plan``.
     """
     sharding = read_plan(collection.tables, plan, 0, world_size, path)
-    return planned_of(collection, path, sharding, traits_of(collection, sharding))
+    return planned_with(collection, path, sharding, planned_facts(collection, sharding, device))
 
 
-def planned_of(
-    collection: ConvertedCollection, path: str, sharding: CollectionSharding, traits: Mapping[str, TableTraits]
+def planned_with(
+    collection: ConvertedCollection, path: str, sharding: CollectionSharding, facts: Mapping[str, PlannedFacts]
 ) -> PlannedCollection:
-    """A collection with its shards and traits; ``path`` is its fully qualified name."""
-    return PlannedCollection(
-        path,
-        sharding,
-        traits,
-        collection.is_weighted(),
-        max(collection.calls, 1),
-        collection.backend,
-        collection.source,
-        collection.passes,
+    """A collection with its shards and the facts of its tables; ``path`` is its fully qualified name."""
+    groups: dict[Hashable, int] = {}
+    device = next((table.facts.device for table in facts.values()), "")
+    context = CollectionContext(
+        name=path,
+        tables=tuple(sharded.table for sharded in sharding.tables),
+        facts={name: table.facts for name, table in facts.items()},
+        kernel_groups={name: groups.setdefault(table.group, len(groups)) for name, table in facts.items()},
+        is_weighted=collection.is_weighted(),
+        sharding=sharding,
+        # nccl exchanges ids between GPUs; the group for the ids of NPUs is one of gloo, as that of hosts is.
+        ids_on_host=device != "cuda",
+        source=collection.source,
     )
+    return PlannedCollection(context, max(collection.calls, 1), collection.backend, collection.passes)
 
 
-def traits_of(collection: UnshardedCollection, sharding: CollectionSharding) -> dict[str, TableTraits]:
-    """What the plan of some tables of a collection does not say, by table name."""
+def planned_facts(
+    collection: UnshardedCollection, sharding: CollectionSharding, device: str
+) -> dict[str, PlannedFacts]:
+    """The facts of the tables that a plan shards, which may be some of a collection, on a device of this type."""
     fused = optimizer_settings(collection, sharding, None, dense_as_torchrec=False).fused
-    found = {}
-    for each in sharding.tables:
-        weight = collection.weight(each.table.name)
-        found[each.table.name] = TableTraits(weight.dtype, fused.get(each.table.name), weight.requires_grad)
-    return found
+    facts = {}
+    for table in (sharded.table for sharded in sharding.tables):
+        weight = collection.weight(table.name)
+        facts[table.name] = _facts(table, weight.dtype, device, fused.get(table.name), weight.requires_grad)
+    return facts
+
+
+def _facts(
+    table: TableSpec, dtype: torch.dtype, device: str, fused: FusedOptimizer | None, is_trained: bool
+) -> PlannedFacts:
+    rows, dim, optimizer = table.num_embeddings, table.embedding_dim, None if fused is None else fused.facts
+    facts = TableFacts(rows, dim, dtype, device, optimizer=optimizer, is_trained=is_trained)
+    return PlannedFacts(facts, (dtype, None if fused is None else fused.settings()))
