@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Iterable, Iterator, Mapping
+import keyword
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +23,18 @@ from torchrec.sparse.tensor_dict import maybe_td_to_kjt
 
 from recfx.discovery.sample import Sample
 from recfx.errors import ExportError, InputError, type_of
-from recfx.exporter.flatten_names import identifier
+
+
+def identifier(path: str, taken: Collection[str]) -> str:
+    """A readable identifier for a path, different from those that are taken."""
+    wanted = re.sub(r"\W", "_", path, flags=re.ASCII)
+    if not wanted or wanted[0].isdigit() or keyword.iskeyword(wanted):
+        wanted = f"module_{wanted}"
+    found, number = wanted, 1
+    while found in taken:
+        found, number = f"{wanted}_{number}", number + 1
+    return found
+
 
 _RESERVED = ("self", "torch", "NoneType", "__call")
 """Names that the code of an exported program needs itself."""

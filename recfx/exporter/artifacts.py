@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import itertools
+import linecache
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -11,18 +13,78 @@ from typing import Any, Protocol
 
 import torch
 from torch import nn
+from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
 from recfx.discovery.sample import Sample
 from recfx.errors import Diagnostic
 from recfx.exporter.arguments import Pattern, Signature
 from recfx.exporter.buffers import Filling
+from recfx.exporter.loaded_program import named_input, names_of
 from recfx.exporter.program import Program, compile_served, programs
 from recfx.exporter.returns import expressions, tensor_names
-from recfx.exporter.served_model import make_served_model
 from recfx.exporter.serving import ATEN, NATIVE, SCRIPT, TRACED, TRITON, ServingTarget
 from recfx.exporter.traced_artifact import traced_artifacts
 from recfx.exporter.write_file import ARCHIVE_BYTES, MANIFEST, reserve
 from recfx.ir.printer import format_graph
+
+_TYPES = {"tensor": "torch.Tensor", "kjt": "KeyedJaggedTensor", "jagged": "JaggedTensor"}
+_numbers = itertools.count(1)
+
+
+def make_served_model(
+    program: torch.jit.ScriptModule, signature: Signature, outputs: dict[str, str], passed: str = ""
+) -> nn.Module:
+    """The module of a file, to be compiled by TorchScript.
+
+    Args:
+        program: the compiled program.
+        signature: its arguments.
+        outputs: the name of each output tensor, and the expression that takes it out of ``output``.
+        passed: the code of the program's arguments; "" if they are those of the signature, one after the other.
+    """
+    source = _source(signature.leaves(), outputs, passed)
+    file = f"<recfx served model {next(_numbers)}>"
+    linecache.cache[file] = (len(source), None, source.splitlines(True), file)  # where TorchScript looks for it
+    scope: dict[str, Any] = {
+        "torch": torch,
+        "nn": nn,
+        "KeyedJaggedTensor": KeyedJaggedTensor,
+        "JaggedTensor": JaggedTensor,
+        "__name__": __name__,
+    }
+    exec(compile(source, file, "exec", dont_inherit=True), scope)  # TorchScript reads annotations as types
+    served: nn.Module = scope["ServedModel"]()
+    served.program = program
+    for leaf in signature.leaves():
+        served.add_module(f"take_{leaf.name}", named_input(leaf))
+    names = {name: True for leaf in signature.leaves() for name in names_of(leaf)}
+    served.input_names = names  # type: ignore[assignment]
+    return served
+
+
+def _source(leaves: list[Pattern], outputs: dict[str, str], passed: str) -> str:
+    arguments = "".join(f", {leaf.name}: {_TYPES[leaf.kind]}" for leaf in leaves)
+    passed = passed or ", ".join(leaf.name for leaf in leaves)
+    named = ", ".join(f"self.take_{leaf.name}(inputs)" for leaf in leaves)
+    returned = ", ".join(f"{name!r}: {expression}" for name, expression in outputs.items())
+    return f"""class ServedModel(nn.Module):
+    input_names: dict[str, bool]
+
+    def forward(self{arguments}):
+        return self.program({passed})
+
+    @torch.jit.export
+    def named(self{arguments}) -> dict[str, torch.Tensor]:
+        output = self.program({passed})
+        return {{{returned}}}
+
+    @torch.jit.export
+    def serve(self, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        for name in inputs.keys():
+            if name not in self.input_names:
+                raise RuntimeError(f"there is no input {{name}} [unknown_input]")
+        return self.named({named})
+"""
 
 
 class Artifact(Protocol):

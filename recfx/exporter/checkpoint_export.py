@@ -35,8 +35,7 @@ from recfx.discovery.sample import Sample
 from recfx.errors import CheckpointError
 from recfx.exporter.checkpoint_tables import CheckpointTable
 from recfx.exporter.compare_outputs import run_model
-from recfx.exporter.model_copies import fresh_copy, sample_failed
-from recfx.exporter.stand_ins import with_stand_ins
+from recfx.exporter.model_copies import fresh_copy, sample_failed, with_stand_ins
 from recfx.hashing import HashConfig
 
 _Result = TypeVar("_Result")

@@ -14,8 +14,8 @@ from recfx.checkpoint.saved_folder import SavedFolder
 from recfx.checkpoint.storage import Parts
 from recfx.collections.kinds import CollectionKind
 from recfx.errors import InputError
+from recfx.exporter.buffers import PIECE_BYTES
 from recfx.exporter.gathered_tables import empty_index
-from recfx.exporter.tables import PIECE_BYTES
 from recfx.hashing import HashIndex
 from recfx.hashing.identity import IDENTITY, check_identity
 from recfx.ir.facts import FrozenIndex

@@ -12,7 +12,7 @@ import dataclasses
 import types
 from collections.abc import Mapping
 from dataclasses import dataclass
-from operator import getitem
+from operator import attrgetter, getitem
 
 import torch
 from torch import fx, nn
@@ -24,8 +24,7 @@ from recfx.collections.copy_modules import carry_over, copy_modules
 from recfx.collections.kinds import kind_of
 from recfx.collections.whole_graph import WholeGraph
 from recfx.errors import Diagnostic, ExportError, Severity
-from recfx.exporter.quantization import stored_dtypes
-from recfx.exporter.served_collection import serve_collection
+from recfx.exporter.served_collection import serve_collection, stored_dtypes
 from recfx.exporter.serving import SCRIPT, TRACED, ServingTarget
 from recfx.runtime.base import FxLeaf
 from recfx.runtime.hooks import FORWARD_HOOKS
@@ -193,7 +192,7 @@ class _Lowering:
             collections = {path for path, each in graph_module.named_modules() if id(each) in self.replacements}
             _type_inputs(graph, collections)
         used = dict.fromkeys(str(node.target) for node in graph.nodes if node.op in ("call_module", "get_attr"))
-        parts: dict[str, object] = {path: _attribute(graph_module, path) for path in used}
+        parts: dict[str, object] = {path: attrgetter(path)(graph_module) for path in used}
         lowered = {path: self.lowered(part) if isinstance(part, nn.Module) else part for path, part in parts.items()}
         copied = fx.GraphModule(lowered, graph, type(graph_module).__name__)
         copied.training = graph_module.training
@@ -208,13 +207,6 @@ def _topmost(module: nn.Module, replacements: Mapping[int, nn.Module]) -> list[n
         found.append(each)
         if id(each) not in replacements and not isinstance(each, fx.GraphModule | WholeGraph):
             waiting += each.children()
-    return found
-
-
-def _attribute(module: nn.Module, path: str) -> object:
-    found: object = module
-    for name in path.split("."):
-        found = getattr(found, name)
     return found
 
 

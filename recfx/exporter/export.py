@@ -24,22 +24,19 @@ from recfx.discovery.wrappers import unwrap
 from recfx.errors import Diagnostic, ExportError, Severity, type_of
 from recfx.exporter.arguments import Pattern, Signature, signature_of
 from recfx.exporter.artifacts import FILE_FORMATS, Artifact, FileFormat
-from recfx.exporter.buffers import Filling
+from recfx.exporter.buffers import Filling, Sources
 from recfx.exporter.checkpoint_export import export_from_checkpoint
-from recfx.exporter.compare_file import Comparison
-from recfx.exporter.compare_outputs import other_batches, run_model
-from recfx.exporter.device_export import device_of, on_host
+from recfx.exporter.compare_outputs import Comparison, other_batches, run_model
 from recfx.exporter.manifest import make_manifest
-from recfx.exporter.model_copies import fresh_copy, sample_failed, uncounted
-from recfx.exporter.quantization import stored_dtypes
+from recfx.exporter.model_copies import device_of, fresh_copy, on_host, sample_failed, uncounted
 from recfx.exporter.ranks import agree, group_of
 from recfx.exporter.report import ExportReport, TableSize
 from recfx.exporter.returns import check_alike, return_pattern
-from recfx.exporter.served_collection import ServedCollection, local_tables, serve_tables
+from recfx.exporter.served_collection import ServedCollection, local_tables, serve_tables, stored_dtypes
 from recfx.exporter.serving import FOR_DEVICES, ServingTarget
 from recfx.exporter.serving.pool_rows import FORMATS
 from recfx.exporter.serving.triton import DEVICE_TYPES
-from recfx.exporter.sharded_export import Sources, export_from_ranks
+from recfx.exporter.sharded_export import export_from_ranks
 from recfx.exporter.target import as_path, check_target, destination, disk_errors
 from recfx.exporter.write_file import read_in_place, write_file
 from recfx.kernels.build import library
@@ -291,7 +288,7 @@ def _write(
         content = read_in_place(file.path, records, fillings)
         for name, stored in content.items():
             artifact.set_buffer(name, stored)
-        error = comparison.largest_difference(artifact, fillings, content)
+        error = comparison.largest_difference(artifact.named, fillings, content)
         if isinstance(error, Diagnostic):
             failures.append(error)
             return None

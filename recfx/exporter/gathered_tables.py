@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 import torch
 
 from recfx.collections.sharding.collection import ShardedCollection
+from recfx.exporter.buffers import PIECE_BYTES, TableSource
 from recfx.exporter.ranks import Ranks
-from recfx.exporter.tables import PIECE_BYTES, TableSource
 from recfx.hashing import HashIndex
 from recfx.ir.facts import FrozenIndex
 from recfx.ir.shards import ShardedTable

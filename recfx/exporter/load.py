@@ -16,14 +16,13 @@ from torch import nn
 
 from recfx.collections.devices import usable_device
 from recfx.errors import ConversionError, ExportError, InputError
-from recfx.exporter.archive import content_checksum
 from recfx.exporter.loaded_program import load_traced
 from recfx.exporter.manifest import read_manifest, returns_from, signature_from, without_checksum
 from recfx.exporter.model_file import ModelFile, cannot_read, open_model_file, out_of_memory
 from recfx.exporter.returns import put_together
 from recfx.exporter.serving import FOR_DEVICES, TRITON, triton
 from recfx.exporter.target import as_path
-from recfx.exporter.write_file import MANIFEST_RECORD, memory_of
+from recfx.exporter.write_file import MANIFEST_RECORD, content_checksum, memory_of
 from recfx.kernels.build import library
 
 _TOLD = re.compile(r"(builtins\.)?(RuntimeError: )?(?P<message>.*?) *\[(?P<reason>[a-z_]+)\]")

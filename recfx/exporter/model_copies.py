@@ -1,9 +1,15 @@
-"""Copies of a model that may be run: nothing that a forward changes is the user's."""
+"""Copies of a model that may be run: nothing that a forward changes is the user's.
+
+In some copies, small collections stand in for tables that this process does not hold, or that are on another device.
+Their rows are not the model's, so no output is; but every id has one, and shapes, keys and dtypes are right, so what
+the model computes from them can be traced and compared with itself.
+"""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
@@ -11,11 +17,20 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrize
 
+from recfx.collections.collection import UnshardedCollection, unsharded_collections
+from recfx.collections.converted_classes import converted_class
 from recfx.collections.converted_collection import ConvertedCollection
 from recfx.collections.copy_modules import copy_modules
+from recfx.collections.kinds import kind_of
 from recfx.collections.object_kinds import own_modules
 from recfx.discovery.discover import set_mode
+from recfx.discovery.sample import Sample
 from recfx.errors import ExportError
+from recfx.exporter.arguments import signature_of
+from recfx.exporter.buffers import Sources
+from recfx.exporter.served_collection import local_tables
+from recfx.hashing import HashConfig
+from recfx.ir.tables import TableSpec
 from recfx.runtime.hooks import MODULE_HOOKS
 
 
@@ -128,3 +143,63 @@ def _collections(model: nn.Module) -> list[ConvertedCollection]:
 
 def _indexes(collection: ConvertedCollection) -> list[Any]:
     return [collection.index(name) for name in collection.hash_indexes]
+
+
+_ROWS = 16
+_HASHING = HashConfig(dense_rows=0, rows=_ROWS, unseen="share")
+
+
+def with_stand_ins(model: nn.Module, collections: Mapping[str, ConvertedCollection]) -> nn.Module:
+    """New modules around the same parameters, in which small collections take the place of ``collections``."""
+    replacements: dict[int, nn.Module] = {id(each): stand_in(path, each) for path, each in collections.items()}
+    copy, _ = copy_modules(model, replacements)
+    return copy
+
+
+def stand_in(path: str, collection: ConvertedCollection) -> UnshardedCollection:
+    """A collection with the same keys and columns, which has a row for every id."""
+    specs = tuple(_small(spec) for spec in collection.tables)
+    kind = kind_of(collection)
+    tables = {spec.name: kind.holder(_ROWS, spec.embedding_dim, dtype=spec.dtype, device="cpu") for spec in specs}
+    made = converted_class(kind).from_tables(
+        kind.configs_of(collection),
+        specs,
+        nn.ModuleDict(tables),
+        collection.is_weighted(),
+        "cpu",
+        path,
+        "auto",
+        None,
+    )
+    made.eval()
+    return made
+
+
+def _small(spec: TableSpec) -> TableSpec:
+    return replace(spec, num_embeddings=_ROWS, hashing=_HASHING.resolve(_ROWS, False, spec.name), custom_init_fn=False)
+
+
+def device_of(model: nn.Module) -> torch.device:
+    """Where the tables of a converted model are."""
+    for collection in unsharded_collections(model).values():
+        for parameter in collection.parameters():
+            return parameter.device
+    return torch.device("cpu")
+
+
+def on_host(model: nn.Module, call: Sample) -> tuple[nn.Module, Sample, Sources]:
+    """A model on the host with small collections, the call there, and where the tables come from.
+
+    Args:
+        model: converted and not sharded; it does not change.
+        call: one call of it.
+    """
+    collections = unsharded_collections(model)
+    small = with_stand_ins(model, collections)
+    detach_parameters(own_modules(small))  # because `to` writes into parameters
+    return small.to("cpu"), _moved(model, call), {path: local_tables(each) for path, each in collections.items()}
+
+
+def _moved(model: nn.Module, call: Sample) -> Sample:
+    signature = signature_of(model, call)
+    return signature.call_of(leaf.to(torch.device("cpu")) for leaf in signature.flatten(call.args, call.kwargs))

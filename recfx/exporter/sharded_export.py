@@ -18,17 +18,13 @@ from recfx.collections.sharding.collection import sharded_collections
 from recfx.discovery.sample import Sample
 from recfx.discovery.wrappers import unwrap
 from recfx.errors import ExportError
+from recfx.exporter.buffers import Sources
 from recfx.exporter.compare_outputs import run_model
 from recfx.exporter.gathered_tables import gathered_tables
-from recfx.exporter.model_copies import fresh_copy, sample_failed, uncounted
+from recfx.exporter.model_copies import fresh_copy, sample_failed, uncounted, with_stand_ins
 from recfx.exporter.ranks import Ranks
-from recfx.exporter.stand_ins import with_stand_ins
-from recfx.exporter.tables import TableSource
 
 _Result = TypeVar("_Result")
-
-Sources = Mapping[str, Mapping[str, TableSource]]
-"""Where tables come from that the model itself does not hold, by collection and table."""
 
 
 def export_from_ranks(

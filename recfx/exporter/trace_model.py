@@ -11,6 +11,7 @@ import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
+from operator import attrgetter
 from typing import Any, TypeVar
 
 import torch
@@ -22,10 +23,9 @@ from recfx.conversion.whole_graph import inline_graph
 from recfx.discovery.sample import Sample
 from recfx.discovery.shallow_tracer import ShallowTracer, rollback_of, trace_graph
 from recfx.errors import Diagnostic
-from recfx.exporter.arguments import Pattern, Signature
+from recfx.exporter.arguments import Pattern, Signature, identifier
 from recfx.exporter.batch_proxies import BatchProxy, CopiedProxy, Features, check_read_features, features_made_by
 from recfx.exporter.compare_outputs import first_difference, run_model
-from recfx.exporter.flatten_names import flat_graph_module, identifier
 from recfx.exporter.model_copies import fresh_copy, restore_buffers
 from recfx.exporter.returns import is_typed, take_apart
 from recfx.runtime.hooks import has_forward_hooks
@@ -238,14 +238,18 @@ def _runnable(model: nn.Module, entry: nn.Module, graph: fx.Graph) -> fx.GraphMo
 def _keep_constants(root: nn.Module, entry: nn.Module, graph: fx.Graph) -> None:
     """Attributes that the graph reads but ``root`` does not have: constants of the trace, weights of tables."""
     for node in graph.find_nodes(op="get_attr"):
-        value: Any = entry
-        found: Any = root
-        for name in str(node.target).split("."):
-            value, found = getattr(value, name), getattr(found, name, None)
-        if found is None and isinstance(value, torch.Tensor):
+        value = attrgetter(str(node.target))(entry)
+        if isinstance(value, torch.Tensor) and not _has(root, str(node.target)):
             name = str(node.target).replace(".", "_")
             root.register_buffer(name, value.detach())
             node.target = name
+
+
+def _has(root: nn.Module, path: str) -> bool:
+    try:
+        return attrgetter(path)(root) is not None
+    except AttributeError:
+        return False
 
 
 def _drop_identities(graph_module: fx.GraphModule) -> None:
@@ -356,3 +360,31 @@ def _difference(
 
 def _named_outputs(model: nn.Module, returns: Pattern, call: Sample) -> list[tuple[str, torch.Tensor]]:
     return list(take_apart(returns, run_model(fresh_copy(model)[0], call)).items())
+
+
+def flat_graph_module(root: nn.Module, graph: fx.Graph) -> fx.GraphModule:
+    """A graph module that has what the graph uses, under its full path with underscores, and nothing else.
+
+    Args:
+        root: has what the graph names.
+        graph: a graph, whose targets are renamed.
+    """
+    used: dict[str, Any] = {}
+    names: dict[str, str] = {}
+    for node in graph.nodes:
+        if node.op in ("call_module", "get_attr"):
+            path = str(node.target)
+            if path not in names:
+                names[path] = identifier(path, used)
+                used[names[path]] = attrgetter(path)(root)
+            node.target = names[path]
+    graph_module = fx.GraphModule(used, graph)
+    for name, value in used.items():
+        if (
+            isinstance(value, torch.Tensor)
+            and not isinstance(value, nn.Parameter)
+            and name not in graph_module._buffers
+        ):
+            graph_module.__dict__.pop(name, None)
+            graph_module.register_buffer(name, value)
+    return graph_module

@@ -29,7 +29,7 @@ from recfx.errors import Diagnostic
 from recfx.exporter.arguments import Pattern, Signature
 from recfx.exporter.buffers import Filling
 from recfx.exporter.compare_outputs import changed_buffer, resized
-from recfx.exporter.flat_tensors import flat_names, flat_tensors, join_tensors, parts_of
+from recfx.exporter.loaded_program import flat_names, flat_tensors, join_tensors, parts_of
 from recfx.exporter.model_copies import detach_parameters, fresh_copy
 from recfx.exporter.returns import is_typed, take_apart
 from recfx.exporter.trace_model import traced_graphs, warm_copy

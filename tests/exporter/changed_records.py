@@ -7,9 +7,8 @@ import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
-from recfx.exporter.archive import content_checksum
 from recfx.exporter.manifest import without_checksum
-from recfx.exporter.write_file import MANIFEST_RECORD
+from recfx.exporter.write_file import MANIFEST_RECORD, content_checksum
 
 Records = dict[str, bytes]
 ChangeRecords = Callable[[Records], Records]

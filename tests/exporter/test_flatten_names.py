@@ -2,7 +2,7 @@
 
 import pytest
 
-from recfx.exporter.flatten_names import identifier
+from recfx.exporter.arguments import identifier
 
 
 @pytest.mark.parametrize(

@@ -4,13 +4,10 @@ They read tensors only: no tables, indexes or optimizers of the model that is be
 annotated without postponed evaluation, because TorchScript reads the annotations of empty lists.
 """
 
-from recfx.exporter.serving.assemble import AssembleColumns
-from recfx.exporter.serving.bags import Bags, ServedNode
-from recfx.exporter.serving.divide_means import DivideMeans
-from recfx.exporter.serving.find_and_pool import FindAndPool
+from recfx.exporter.serving.assemble import AssembleColumns, DivideMeans
 from recfx.exporter.serving.find_rows import FindFrozenRows
-from recfx.exporter.serving.pool_rows import PoolRows
-from recfx.exporter.serving.select_bags import SelectBags
+from recfx.exporter.serving.pool_rows import FindAndPool, PoolRows
+from recfx.exporter.serving.select_bags import Bags, SelectBags, ServedNode
 from recfx.exporter.serving.targets import ATEN, FOR_DEVICES, NATIVE, SCRIPT, TRACED, TRITON, ServingTarget
 
 __all__ = [

@@ -8,10 +8,9 @@ import torch
 from torch import nn
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from recfx.exporter.serving.bags import Bags, ServedNode
 from recfx.exporter.serving.find_rows import FindFrozenRows
 from recfx.exporter.serving.pool_rows import FORMATS, PoolRows
-from recfx.exporter.serving.select_bags import SelectBags
+from recfx.exporter.serving.select_bags import Bags, SelectBags, ServedNode
 from recfx.ir.facts import FrozenIndex
 from recfx.ir.tables import TableSpec
 from recfx.kernels.index.slot_table import home_slots

@@ -2,7 +2,7 @@
 
 import torch
 
-from recfx.exporter.serving.bags import Bags, ServedNode
+from recfx.exporter.serving.select_bags import Bags, ServedNode
 from recfx.ir.facts import FrozenIndex
 from recfx.ir.tables import TableSpec
 from recfx.kernels.index.buckets import shared_rows

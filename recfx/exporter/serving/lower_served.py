@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from torch import fx, nn
 
 from recfx.errors import ExportError
-from recfx.exporter.serving.assemble import AssembleColumns
-from recfx.exporter.serving.bags import ServedNode
-from recfx.exporter.serving.divide_means import DivideMeans
+from recfx.exporter.serving.assemble import AssembleColumns, DivideMeans
 from recfx.exporter.serving.pool_rows import PoolRows
+from recfx.exporter.serving.select_bags import ServedNode
 from recfx.exporter.serving.targets import ServingTarget
 from recfx.ir.facts import FrozenIndex
 from recfx.ir.node_kinds import NODE_KINDS, NOT_COMBINED, ValueType

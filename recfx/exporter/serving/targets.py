@@ -4,9 +4,8 @@ from dataclasses import dataclass
 
 from recfx.errors import Diagnostic
 from recfx.exporter.serving.aten import AtenFindRows, AtenPoolRows, AtenSelectBags
-from recfx.exporter.serving.find_and_pool import FindAndPool
 from recfx.exporter.serving.find_rows import FindFrozenRows
-from recfx.exporter.serving.pool_rows import PoolRows
+from recfx.exporter.serving.pool_rows import FindAndPool, PoolRows
 from recfx.exporter.serving.select_bags import SelectBags
 from recfx.exporter.serving.traced import TracedFindRows, TracedSelectBags
 from recfx.exporter.serving.triton import TritonPoolRows

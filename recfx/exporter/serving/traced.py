@@ -7,9 +7,8 @@ texts cannot name the id or the length that they found.
 import fbgemm_gpu  # noqa: F401  registers the operators
 import torch
 
-from recfx.exporter.serving.bags import Bags
 from recfx.exporter.serving.find_rows import FindFrozenRows
-from recfx.exporter.serving.select_bags import SelectBags
+from recfx.exporter.serving.select_bags import Bags, SelectBags
 from recfx.ir.tables import TableSpec
 
 _MOST = 2**63 - 1

@@ -8,8 +8,8 @@ import torch
 import recfx.kernels.lookup.quantized_lookup_op  # noqa: F401  registers the operator
 from recfx.errors import Diagnostic
 from recfx.exporter.serving.aten import AtenPoolRows
-from recfx.exporter.serving.bags import Bags
 from recfx.exporter.serving.pool_rows import FORMATS
+from recfx.exporter.serving.select_bags import Bags
 from recfx.ir.facts import LookupFacts
 from recfx.ir.tables import TableSpec
 from recfx.lowering.triton import limits as triton_limits
