@@ -1,1 +1,1 @@
-"""``python -m recfx``: recfx from a shell, for people and for CI. One file per command."""
+"""``python -m recfx``: recfx from a shell, for people and for CI."""

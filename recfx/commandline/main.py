@@ -1,34 +1,36 @@
-"""Reads the command line, makes the model, runs one command and returns its exit status."""
+"""Reads the command line, makes the model, runs one command and returns its exit status.
+
+Standard output carries the result alone, whatever the model's code prints, and may be closed at any time.
+"""
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import io
 import logging
+import os
 import sys
 import textwrap
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from rich.console import Console
 
-from recfx.commandline import cost, draw, explain, export, graph, verify
-from recfx.commandline.command import NO_MODEL, NOT_OK, STATUSES, Command, Outcome, WrongUsage
+from recfx.commandline.commands import COMMANDS, NO_MODEL, NOT_OK, Command, Outcome, WrongUsage
 from recfx.commandline.factory import NoModelError, make
-from recfx.commandline.streams import encode_everything, give_up_output, prints_to_stderr
 from recfx.errors import RecfxError
 from recfx.version import __version__
 
-COMMANDS: tuple[Command, ...] = (
-    explain.COMMAND,
-    graph.COMMAND,
-    draw.COMMAND,
-    cost.COMMAND,
-    verify.COMMAND,
-    export.COMMAND,
-)
-
 INTERRUPTED, NO_READER = 130, 141
 
+_STATUSES = """\
+exit status:
+  0    all is well: the report is ok, the models agree, the file is written
+  1    something is refused, the models do not agree, or a file cannot be written
+  2    the command line is wrong, or the factory gives no model
+  130  interrupted by Ctrl-C
+  141  nothing reads the output any more"""
 _WIDTH = 110
 _PROGRAM = "python -m recfx"
 _FACTORY = """\
@@ -48,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     try:
         given = _parser().parse_args(arguments)
-        (command,) = (each for each in COMMANDS if each.name == given.command)
+        (command,) = (command for command in COMMANDS if command.name == given.command)
         outcome = _run(command, given)
         if isinstance(outcome, int):
             return outcome
@@ -56,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
-        give_up_output()
+        _give_up_output()
         return NO_READER
 
 
@@ -64,7 +66,7 @@ def _run(command: Command, given: argparse.Namespace) -> Outcome | int:
     """The outcome, or the status if there is nothing to print but what was written to stderr."""
     logging.getLogger("torch.fx").setLevel(logging.ERROR)  # it warns of the names of its own functions
     try:
-        with prints_to_stderr():
+        with _prints_to_stderr():
             return command.run(given, make(given.factory))
     except (NoModelError, WrongUsage) as error:
         if given.traceback and error.__cause__ is not None:
@@ -84,7 +86,7 @@ def _run(command: Command, given: argparse.Namespace) -> Outcome | int:
 def _print(command: Command, outcome: Outcome) -> int:
     """Colours and the terminal's width in a terminal, plain text elsewhere. Returns the exit status."""
     try:
-        encode_everything()
+        _encode_everything()
         if sys.stdout is not None and sys.stdout.isatty() and not isinstance(outcome.output, str):
             Console(highlight=False, markup=False, emoji=False).print(outcome.output)
         else:
@@ -92,7 +94,7 @@ def _print(command: Command, outcome: Outcome) -> int:
     except BrokenPipeError:
         raise
     except OSError as error:
-        give_up_output()
+        _give_up_output()
         print(f"{_PROGRAM} {command.name}: the output cannot be written: {error.strerror}", file=sys.stderr)
         return NOT_OK
     return outcome.status
@@ -103,20 +105,55 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog=_PROGRAM,
         description=f"A graph-rewriting compiler pass for TorchRec.\n\n{_FACTORY}",
-        epilog=f"example:\n  {_PROGRAM} explain model.py:make_model\n\n{STATUSES}",
+        epilog=f"example:\n  {_PROGRAM} explain model.py:make_model\n\n{_STATUSES}",
         formatter_class=raw,
     )
     parser.add_argument("--version", action="version", version=f"recfx {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="command")
-    for each in COMMANDS:
-        command = commands.add_parser(
-            each.name,
-            help=each.help,
-            description=f"{textwrap.fill(each.description, _WIDTH)}\n\n{_FACTORY}",
-            epilog=f"example:\n  {_PROGRAM} {each.example}\n\n{STATUSES}",
+    for command in COMMANDS:
+        subparser = commands.add_parser(
+            command.name,
+            help=command.help,
+            description=f"{textwrap.fill(command.description, _WIDTH)}\n\n{_FACTORY}",
+            epilog=f"example:\n  {_PROGRAM} {command.example}\n\n{_STATUSES}",
             formatter_class=raw,
         )
-        command.add_argument("factory", metavar="module:factory", help="returns a model, or (model, sample)")
-        each.add_arguments(command)
-        command.add_argument("--traceback", action="store_true", help="also print where an error was raised")
+        subparser.add_argument("factory", metavar="module:factory", help="returns a model, or (model, sample)")
+        for argument in command.arguments:
+            subparser.add_argument(argument.name, **argument.settings)
+        subparser.add_argument("--traceback", action="store_true", help="also print where an error was raised")
     return parser
+
+
+@contextlib.contextmanager
+def _prints_to_stderr() -> Iterator[None]:
+    """What is printed inside goes to stderr: by Python code, by C++ code, and by processes that are started."""
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        descriptor, errors = sys.stdout.fileno(), sys.stderr.fileno()
+    except (AttributeError, io.UnsupportedOperation):  # closed by the shell, or replaced by something that is no file
+        with contextlib.redirect_stdout(sys.stderr):
+            yield
+        return
+    saved = os.dup(descriptor)
+    os.dup2(errors, descriptor)
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            yield
+    finally:
+        sys.stderr.flush()
+        os.dup2(saved, descriptor)
+        os.close(saved)
+
+
+def _encode_everything() -> None:
+    """A name that the encoding of the terminal or the pipe does not have is printed as a backslash escape."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # as stderr does anyway
+
+
+def _give_up_output() -> None:
+    """Nothing reads stdout any more: let Python's last flush go nowhere, instead of complaining."""
+    with contextlib.suppress(OSError, AttributeError, io.UnsupportedOperation), open(os.devnull, "w") as nowhere:
+        os.dup2(nowhere.fileno(), sys.stdout.fileno())

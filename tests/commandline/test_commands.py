@@ -10,7 +10,8 @@ import pytest
 
 import recfx
 from recfx import HashConfig, convert
-from recfx.commandline.main import COMMANDS, _parser, main
+from recfx.commandline.commands import COMMANDS
+from recfx.commandline.main import _parser, main
 from recfx.inspect import diff_steps
 from recfx.inspect.explain import explain
 from tests.inspect.models import dlrm
