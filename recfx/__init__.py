@@ -31,8 +31,7 @@ from recfx.exporter.report import ExportReport
 from recfx.exporter.torch_entry import extend_torch
 from recfx.hashing import HashConfig, HashIndex
 from recfx.inspect import Report
-from recfx.inspect.compare_plans import compare_plans
-from recfx.inspect.cost import cost
+from recfx.inspect.cost import compare_plans, cost
 from recfx.inspect.drawing.draw import draw
 from recfx.inspect.drawing.trace_directory import ConversionTrace, trace_sharded
 from recfx.inspect.explain import explain

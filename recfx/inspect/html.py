@@ -10,10 +10,10 @@ from collections.abc import Collection
 from html import escape as escape_html
 
 from recfx.inspect import wording
+from recfx.inspect.grid import Grid, plural
 from recfx.inspect.reason_rows import ReasonRow, holds_for, matter, notes, reason_rows
 from recfx.inspect.report_data import CollectionReport, ReportData
-from recfx.inspect.sections import LISTS_EACH, Grid, declined, details, overview, totals
-from recfx.inspect.wording import plural
+from recfx.inspect.sections import LISTS_EACH, declined, details, overview, totals
 from recfx.ir.names import printable
 
 _STYLE = """

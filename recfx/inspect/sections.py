@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping
-from dataclasses import dataclass
-from typing import NamedTuple, TypeVar
+from collections.abc import Callable, Hashable, Iterable
+from typing import NamedTuple
 
 from recfx.errors import Diagnostic
 from recfx.inspect import wording
+from recfx.inspect.grid import Grid, few, groups_of, plural, runs_of
 from recfx.inspect.report_data import CollectionReport, NodeReport
 from recfx.inspect.table_report import HashingReport, ShardingReport, ShardReport, TableReport
-from recfx.inspect.wording import few, groups_of, plural, runs_of
 
 FEW = 12  # up to this many collections or tables have a line each
 FILLING = ("index_nearly_full", "shared_answers", "eviction_churn", "candidates_dropped")
@@ -21,43 +20,6 @@ LEGEND = "B: batch size; W: ranks; L_f: mean number of ids of feature f per samp
 
 _FULLEST, _MOST_NODES, _MOST_GRAPHS = 5, 24, 3
 _USUAL_CLASS, _USUAL_TYPE = "EmbeddingBagCollection", "float32"  # where there is nothing else, no column says so
-
-_Item = TypeVar("_Item")
-
-
-@dataclass(frozen=True)
-class Grid:
-    """One table of the report.
-
-    Args:
-        title: what it shows, in one line.
-        columns: their names; the first names the row.
-        rows: cells, one per column. Cells never contain line breaks.
-        numbers: names of the columns that are aligned on the right.
-        more: a line below, such as for what was left out.
-    """
-
-    title: str
-    columns: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-    numbers: frozenset[str] = frozenset()
-    more: str = ""
-
-    @classmethod
-    def of(
-        cls,
-        title: str,
-        items: Iterable[_Item],
-        columns: Mapping[str, Callable[[_Item], str]],
-        numbers: Iterable[str] = (),
-        more: str = "",
-    ) -> Grid:
-        """A row per item and a column per name, without the columns that have nothing in any row."""
-        rows = [tuple(cell(item) for cell in columns.values()) for item in items]
-        kept = [place for place in range(len(columns)) if any(row[place] for row in rows)]
-        names = tuple(columns)
-        cells = tuple(tuple(row[place] for place in kept) for row in rows)
-        return cls(title, tuple(names[place] for place in kept), cells, frozenset(numbers), more)
 
 
 class TableOf(NamedTuple):
@@ -348,11 +310,13 @@ def _sharding(tables: list[TableReport], every: bool) -> Grid | None:
     sharded = [table for table in tables if table.sharding is not None]
     if not sharded:
         return None
-    alike = groups_of(sharded, _what_sharded_tables_share)
-    groups = [[table] for table in sharded] if every or len(sharded) <= FEW else alike
-    columns = _sharding_columns(most=3)
+    groups = [[table] for table in sharded]
+    if not every and len(sharded) > FEW:
+        kinds = [(one.sharding_type, one.compute_kernel, one.bytes_here > 0) for one in _shardings(sharded)]
+        alike = groups_of(zip(kinds, sharded, strict=True), lambda one: one[0])
+        groups = [[table for _, table in group] for group in alike]
     title = f"Where they are: {_sharding_title(sharded)}; {_weights_by_rank(sharded)}"
-    return Grid.of(title, groups, columns, ("rows here", "columns here", "size here"))
+    return Grid.of(title, groups, _sharding_columns(most=3), ("rows here", "columns here", "size here"))
 
 
 def _sharding_columns(most: int) -> dict[str, Callable[[list[TableReport]], str]]:
@@ -371,11 +335,6 @@ def _sharding_columns(most: int) -> dict[str, Callable[[list[TableReport]], str]
 
 def _shardings(tables: list[TableReport]) -> list[ShardingReport]:
     return [table.sharding for table in tables if table.sharding is not None]
-
-
-def _what_sharded_tables_share(table: TableReport) -> Hashable:
-    (sharding,) = _shardings([table])
-    return sharding.sharding_type, sharding.compute_kernel, sharding.bytes_here > 0
 
 
 def _sharding_title(tables: list[TableReport]) -> str:

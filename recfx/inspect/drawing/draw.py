@@ -14,10 +14,10 @@ from torchrec.distributed.types import ShardingPlan
 from recfx.discovery.discover import check_module
 from recfx.errors import DrawingError
 from recfx.inspect.drawing.collect import collect
+from recfx.inspect.drawing.costs import as_planned
 from recfx.inspect.drawing.dot import render_dot, render_svg
 from recfx.inspect.drawing.drawing import Drawing
 from recfx.inspect.drawing.html import render_html
-from recfx.inspect.drawing.planned import as_planned
 from recfx.kernels.build.private_files import new_file
 from recfx.planner.pricing.hardware import Hardware
 from recfx.planner.topology import NpuTopology

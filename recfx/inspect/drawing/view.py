@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from recfx.inspect import wording
 from recfx.inspect.drawing.drawing import (
     CALL,
     DENSE,
@@ -20,7 +19,7 @@ from recfx.inspect.drawing.drawing import (
     DrawnNode,
     DrawnStep,
 )
-from recfx.inspect.wording import plural
+from recfx.inspect.grid import groups_of, plural
 
 STACK_FROM = 6
 """From this number on, like nodes of a collection are drawn as one stack."""
@@ -161,14 +160,14 @@ def _outer_stacks(nodes: tuple[DrawnNode, ...]) -> dict[str, tuple[str, int]]:
     of them, and how many they are.
     """
     dense = [node for node in nodes if node.kind == DENSE]
-    alike = wording.groups_of(dense, lambda node: (re.sub(r"'[^']*'|\d+", "", _short(node)), *node.inputs))
+    alike = groups_of(dense, lambda node: (re.sub(r"'[^']*'|\d+", "", _short(node)), *node.inputs))
     return {node.name: (group[0].name, len(group)) for group in alike if len(group) >= STACK_FROM for node in group}
 
 
 def _stacks(call: str, nodes: list[DrawnNode]) -> dict[str, tuple[str, int]]:
     """The box of each node, and how many nodes are in it."""
     boxes: dict[str, tuple[str, int]] = {}
-    for group in wording.groups_of(nodes, lambda node: (node.kind, node.kernel)):
+    for group in groups_of(nodes, lambda node: (node.kind, node.kernel)):
         stack = (f"{call}/{group[0].name}", len(group))
         boxes |= {node.name: stack if len(group) >= STACK_FROM else (f"{call}/{node.name}", 1) for node in group}
     return boxes
