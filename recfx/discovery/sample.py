@@ -7,7 +7,7 @@ import copy
 import dataclasses
 import random
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy
@@ -71,18 +71,16 @@ class Sample:
 
 def clone_value(value: Any) -> Any:
     """A copy that shares no tensors; leaf tensors stay leaves, and require gradients as before."""
-    if isinstance(value, torch.Tensor):
-        return value.detach().clone().requires_grad_(value.requires_grad)
-    if isinstance(value, KeyedJaggedTensor):
-        weights = value.weights_or_none()
-        return _keyed_jagged(
-            value, clone_value(value.values()), None if weights is None else clone_value(weights), clone_value
-        )
-    if type(value) in (list, tuple):
-        return type(value)(clone_value(item) for item in value)
-    if isinstance(value, dict):
-        return {key: clone_value(item) for key, item in value.items()}
-    return copy.deepcopy(value)
+    return _changed(value, _cloned)
+
+
+def _cloned(leaf: Any) -> Any:
+    if isinstance(leaf, torch.Tensor):
+        return leaf.detach().clone().requires_grad_(leaf.requires_grad)
+    if isinstance(leaf, KeyedJaggedTensor):
+        weights = leaf.weights_or_none()
+        return _keyed_jagged(leaf, _cloned(leaf.values()), None if weights is None else _cloned(weights), _cloned)
+    return copy.deepcopy(leaf)
 
 
 def _keyed_jagged(value: KeyedJaggedTensor, values: Any, weights: Any, each: Any) -> KeyedJaggedTensor:
@@ -104,54 +102,48 @@ def _keyed_jagged(value: KeyedJaggedTensor, values: Any, weights: Any, each: Any
 
 def tensors_of(value: Any) -> list[torch.Tensor]:
     """Every tensor in a nest of containers, dataclasses and TorchRec types, in a fixed order."""
-    if isinstance(value, torch.Tensor):
-        return [value]
+    tensors: list[torch.Tensor] = []
+    for leaf in _leaves(value):
+        if isinstance(leaf, torch.Tensor):
+            tensors.append(leaf)
+        elif isinstance(leaf, KeyedTensor):
+            tensors.append(leaf.values())
+        elif isinstance(leaf, (KeyedJaggedTensor, JaggedTensor)):
+            weights = leaf.weights_or_none()
+            tensors += [leaf.values(), leaf.lengths(), *([] if weights is None else [weights])]
+    return tensors
+
+
+def _leaves(value: Any) -> Iterator[Any]:
     if isinstance(value, LazyAwaitable):  # the output of a sharded collection
-        return tensors_of(value.wait())
-    if isinstance(value, KeyedTensor):
-        return [value.values()]
-    if isinstance(value, (KeyedJaggedTensor, JaggedTensor)):
-        weights = value.weights_or_none()
-        return [value.values(), value.lengths(), *([] if weights is None else [weights])]
+        value = value.wait()
     if isinstance(value, dict):
-        return [tensor for item in value.values() for tensor in tensors_of(item)]
-    if isinstance(value, (list, tuple)):
-        return [tensor for item in value for tensor in tensors_of(item)]
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return [tensor for field in dataclasses.fields(value) for tensor in tensors_of(getattr(value, field.name))]
-    return []
+        items: Iterable[Any] = value.values()
+    elif isinstance(value, (list, tuple)):
+        items = value
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        items = [getattr(value, field.name) for field in dataclasses.fields(value)]
+    else:
+        yield value
+        return
+    for item in items:
+        yield from _leaves(item)
 
 
 def _batch_size(value: Any) -> int:
     """The batch size of the first KJT; without one, the leading dimension of the first tensor."""
-    found = _first_keyed_jagged(value)
-    if found is not None:
-        return 0 if found.variable_stride_per_key() else int(found.stride())
-    tensors = [tensor for tensor in tensors_of(value) if tensor.dim() > 0]
-    return int(tensors[0].shape[0]) if tensors else 0
+    features = _first_keyed_jagged(value)
+    if features is not None:
+        return 0 if features.variable_stride_per_key() else int(features.stride())
+    return next((int(tensor.shape[0]) for tensor in tensors_of(value) if tensor.dim() > 0), 0)
 
 
 def _first_keyed_jagged(value: Any) -> KeyedJaggedTensor | None:
-    if isinstance(value, KeyedJaggedTensor):
-        return value
-    items: list[Any] = []
-    if isinstance(value, dict):
-        items = list(value.values())
-    elif isinstance(value, (list, tuple)):
-        items = list(value)
-    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-        items = [getattr(value, field.name) for field in dataclasses.fields(value)]
-    for item in items:
-        found = _first_keyed_jagged(item)
-        if found is not None:
-            return found
-    return None
+    return next((leaf for leaf in _leaves(value) if isinstance(leaf, KeyedJaggedTensor)), None)
 
 
 def _changed(value: Any, change: Callable[[Any], Any]) -> Any:
-    """Change the tensors and KJTs of a nest of containers."""
-    if isinstance(value, (KeyedJaggedTensor, torch.Tensor)):
-        return change(value)
+    """Change the leaves of a nest of containers: tensors, KJTs, and anything else."""
     if type(value) in (list, tuple):
         return type(value)(_changed(item, change) for item in value)
     if isinstance(value, tuple) and hasattr(value, "_fields"):
@@ -163,12 +155,12 @@ def _changed(value: Any, change: Callable[[Any], Any]) -> Any:
         for field in dataclasses.fields(value):
             object.__setattr__(duplicate, field.name, _changed(getattr(value, field.name), change))
         return duplicate
-    return value
+    return change(value)
 
 
-def _emptied(value: KeyedJaggedTensor | torch.Tensor) -> KeyedJaggedTensor | torch.Tensor:
-    """A KJT without ids."""
-    if isinstance(value, torch.Tensor) or value.variable_stride_per_key():
+def _emptied(value: Any) -> Any:
+    """A KJT without ids; what is no KJT stays as it is."""
+    if not isinstance(value, KeyedJaggedTensor) or value.variable_stride_per_key():
         return value
     weights = value.weights_or_none()
     return KeyedJaggedTensor(
@@ -180,10 +172,8 @@ def _emptied(value: KeyedJaggedTensor | torch.Tensor) -> KeyedJaggedTensor | tor
     )
 
 
-def _take(
-    value: KeyedJaggedTensor | torch.Tensor, batch_size: int, take: torch.Tensor
-) -> KeyedJaggedTensor | torch.Tensor:
-    """These samples of a batch."""
+def _take(value: Any, batch_size: int, take: torch.Tensor) -> Any:
+    """These samples of a batch; what is no batch of this size stays as it is."""
     if isinstance(value, KeyedJaggedTensor):
         if value.variable_stride_per_key() or value.stride() != batch_size:
             return value
@@ -196,7 +186,7 @@ def _take(
         if weights is not None:
             weights.requires_grad_(requires_grad)
         return KeyedJaggedTensor(value.keys(), values, weights, lengths=lengths, stride=take.numel())
-    if value.dim() == 0 or value.shape[0] != batch_size:
+    if not isinstance(value, torch.Tensor) or value.dim() == 0 or value.shape[0] != batch_size:
         return value
     return value.detach().index_select(0, take.to(value.device)).requires_grad_(value.requires_grad)
 
