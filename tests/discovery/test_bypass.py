@@ -5,6 +5,9 @@ from __future__ import annotations
 import collections
 import copy
 import functools
+import gc
+import sys
+import threading
 import types
 import weakref
 from collections.abc import Callable
@@ -17,8 +20,10 @@ from torch import nn
 from torchrec import EmbeddingBagCollection, KeyedJaggedTensor
 
 import recfx
+from recfx.collections.pooled import HashEmbeddingBagCollection
 from tests.builders.batches import batch
-from tests.discovery.reaching import TARGETS, Helper, Reaching, assert_converted_is_called
+from tests.builders.collections import collection
+from tests.discovery.reaching import TARGETS, Block, Helper, Reaching, assert_converted_is_called
 
 Lookup = Callable[[KeyedJaggedTensor], Any]
 
@@ -58,17 +63,6 @@ class Frozen:
 class FrozenInSlots:
     __slots__ = ("module",)
     module: nn.Module
-
-
-class Callback(nn.Module):
-    """A module that nobody registers."""
-
-    def __init__(self, module: nn.Module) -> None:
-        super().__init__()
-        self.module = module
-
-    def forward(self, features: KeyedJaggedTensor) -> Any:
-        return self.module(features)
 
 
 def _default(module: nn.Module) -> Lookup:
@@ -174,7 +168,7 @@ WAYS: dict[str, Callable[[nn.Module], Lookup]] = {
     "weak_values": _weak_values,
     "weak_keys": _weak_keys,
     "weak_set": lambda module: functools.partial(lambda s, f: next(iter(s))(f), weakref.WeakSet([module])),
-    "unregistered_module": lambda module: [Callback(module)][0].forward,
+    "unregistered_module": lambda module: [Block(module)][0].forward,
     "no_grad": lambda module: torch.enable_grad()(module.forward),
     "deep_nest": _deep,
 }  # fmt: skip
@@ -187,7 +181,7 @@ def reaching(way: str, target: str, attribute: str = "lookup") -> Reaching:
 
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("way", WAYS)
-def test_a_copy_calls_its_own_collection(way: str, target: str) -> None:
+def test_the_converted_model_calls_its_own_collection(way: str, target: str) -> None:
     model, features = reaching(way, target), batch(5)
     before = model(features)
     converted = recfx.convert(model)
@@ -198,15 +192,8 @@ def test_a_copy_calls_its_own_collection(way: str, target: str) -> None:
     model(features)
     assert not calls  # the original has not changed
     assert isinstance(model.block.ebc, EmbeddingBagCollection)
-
-
-@pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("way", WAYS)
-def test_in_place_the_model_calls_the_converted_one(way: str, target: str) -> None:
-    model, reference = reaching(way, target), reaching(way, target)
-    converted = recfx.convert(model, inplace=True)
-    assert converted is model
-    assert_converted_is_called(reference, converted, converted.block.ebc)
+    assert recfx.convert(model, inplace=True) is model
+    assert_converted_is_called(reaching(way, target), model, model.block.ebc)
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -230,3 +217,134 @@ def test_a_deep_copy_of_what_was_converted_goes_on() -> None:
     duplicate = copy.deepcopy(converted)
     assert duplicate.lookup.module is duplicate.block
     assert_converted_is_called(model, duplicate, duplicate.block.ebc)
+
+
+# What refers to a model, or is held by it, without being a way to its collections
+
+HELD: dict[str, Any] = {}
+
+
+class Plain(nn.Module):
+    """Calls its collection, and its table by itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ebc = collection()
+        self.over = nn.Linear(24, 1)
+
+    def forward(self, features: KeyedJaggedTensor) -> torch.Tensor:
+        direct = self.ebc.embedding_bags["t1"](torch.tensor([1, 2]), torch.tensor([0, 2]))
+        return self.over(self.ebc(features).values()) + direct.sum()
+
+    def summary(self) -> Any:
+        """Reads a global that holds a model, but no forward calls it."""
+        return HELD["module"]
+
+
+def _everything_around(model: Plain) -> list[Any]:
+    """Variables of the caller's, handles, optimizers, hooks: they hold the model, the model does not hold them."""
+    HELD["module"] = model
+    tracker = Helper(model)
+    model.handle = model.ebc.register_forward_hook(lambda *_: setattr(tracker, "calls", tracker.calls + 1))
+    model.ebc.register_forward_pre_hook(lambda *_: None)
+    model.optimizer = torch.optim.Adam(model.parameters())
+    model.schedule = torch.optim.lr_scheduler.StepLR(model.optimizer, 1)
+    model.instances = weakref.WeakSet([model])
+    model.owner = weakref.ref(model)
+    model.configs = model.ebc.embedding_bag_configs()
+    model.weights = {name: parameter for name, parameter in model.named_parameters()}  # noqa: C416
+    model.names = ((name, "x") for name in ["a"])
+    model.log = sys.stdout
+    for parameter in model.parameters():
+        parameter.owner = model
+    return [gc.get_objects(), [model], sys._getframe(), tracker]
+
+
+@pytest.mark.parametrize("inplace", [False, True], ids=["copy", "inplace"])
+def test_what_holds_the_model_without_being_held_is_no_matter(inplace: bool) -> None:
+    model = Plain()
+    around = _everything_around(model)
+    converted = recfx.convert(model, inplace=inplace)
+    assert isinstance(converted.ebc, HashEmbeddingBagCollection)
+    assert converted.owner() is converted
+    assert list(converted.instances) == [converted]
+    converted(batch(3))
+    assert around[-1].calls == 1  # the user's own tracker
+    assert (around[-1].module is converted) == inplace
+
+
+@pytest.mark.parametrize("inplace", [False, True], ids=["copy", "inplace"])
+def test_what_a_started_thread_runs_is_no_way_to_the_model(inplace: bool) -> None:
+    """A writer that runs beside the training: the forward cannot call the thread's function by the thread."""
+    model, stop = Plain(), threading.Event()
+
+    def write(held: nn.Module, *, again: Callable[[], Any]) -> None:
+        stop.wait(60)
+
+    model.writer = threading.Thread(target=write, args=(model,), kwargs={"again": model.summary}, daemon=True)
+    with pytest.raises(recfx.ConversionError, match="a Thread") as caught:  # run() would call it
+        recfx.convert(model, inplace=inplace)
+    assert caught.value.reason == "bypassed_collection"
+    model.writer.start()
+    try:
+        converted = recfx.convert(model, inplace=inplace)
+    finally:
+        stop.set()
+        model.writer.join(60)
+    assert isinstance(converted.ebc, HashEmbeddingBagCollection)
+    assert converted.writer is model.writer
+
+
+class Asserts(Plain):
+    """pytest rewrites its ``assert``: the forward then reads a module of pytest, and that holds the running test."""
+
+    def forward(self, features: KeyedJaggedTensor) -> torch.Tensor:
+        pooled = super().forward(features)
+        assert pooled.dim() == 2
+        return pooled
+
+
+@pytest.fixture
+def asserting() -> Asserts:
+    return Asserts()
+
+
+def test_what_pytest_holds_is_no_way_to_the_model(asserting: Asserts) -> None:
+    assert isinstance(recfx.convert(asserting).ebc, HashEmbeddingBagCollection)
+
+
+def test_calls_of_a_table_by_itself_are_no_calls_of_the_collection() -> None:
+    assert recfx.explain(recfx.convert(Plain(), (batch(4),))).ok
+
+
+def test_state_that_leads_to_no_module_stays_shared() -> None:
+    model, count = Plain(), [0]
+    model.settings = Helper("a string")
+    model.count = lambda: count.append(0)
+    converted = recfx.convert(model)
+    assert converted.settings is model.settings
+    assert converted.count is model.count
+
+
+def test_helpers_that_are_one_stay_one() -> None:
+    model = Plain()
+    helper = Helper(model.ebc)
+    model.first, model.second, model.names = helper, [helper], {"both": (helper, model.ebc)}
+    model.ebc.helper = helper
+    for inplace in (False, True):
+        converted = recfx.convert(model, inplace=inplace)
+        assert converted.first is converted.second[0] is converted.names["both"][0] is converted.ebc.helper
+        assert converted.first.module is converted.ebc is converted.names["both"][1]
+        assert (converted.first is helper) == inplace
+
+
+def test_the_users_own_variables_stay() -> None:
+    """A lambda's variable is the caller's local one: in place, too, only the model's function changes."""
+    model = Plain()
+    ebc = model.ebc
+    function = lambda features: ebc(features)  # noqa: E731
+    model.lookup = function
+    recfx.convert(model, inplace=True)
+    assert isinstance(ebc, EmbeddingBagCollection)
+    assert function.__closure__[0].cell_contents is ebc
+    assert model.lookup is not function
