@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import random
+
+import numpy
 import pytest
 import torch
 from torch import nn
@@ -14,6 +17,7 @@ from torchrec import (
 )
 
 import recfx
+from recfx.discovery.sample import fixed_randomness
 from tests.builders.batches import one_bag
 from tests.builders.collections import one_table
 
@@ -113,3 +117,47 @@ def test_a_failed_batch_counts_nothing() -> None:
         converted(KeyedJaggedTensor(["a", "b"], ids, lengths=torch.tensor([10, 10])))
     assert converted.index("a").counters == dict.fromkeys(converted.index("a").counters, 0)
     assert len(converted.index("a")) == 0
+
+
+def numbers() -> tuple[float, float, float]:
+    return torch.rand(()).item(), random.random(), numpy.random.random()
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_the_callers_numbers_go_on_as_if_nothing_had_happened(fails: bool) -> None:
+    torch.manual_seed(1)
+    random.seed(1)
+    numpy.random.seed(1)
+    expected = [numbers(), numbers()]
+    torch.manual_seed(1)
+    random.seed(1)
+    numpy.random.seed(1)
+    first = numbers()
+    if fails:
+        with pytest.raises(RuntimeError), fixed_randomness():
+            raise RuntimeError
+    else:
+        with fixed_randomness():
+            numbers()
+    assert [first, numbers()] == expected
+
+
+def test_the_same_seed_gives_the_same_numbers() -> None:
+    found = []
+    for seed in (0, 0, 3):
+        with fixed_randomness(seed):
+            found.append(numbers())
+    assert found[0] == found[1]
+    assert not set(found[0]) & set(found[2])
+
+
+@pytest.mark.parametrize("warn_only", [False, True])
+def test_whether_torch_is_deterministic_is_as_before(warn_only: bool) -> None:
+    torch.use_deterministic_algorithms(not warn_only, warn_only=warn_only)
+    try:
+        with fixed_randomness():
+            assert torch.are_deterministic_algorithms_enabled()
+            assert torch.is_deterministic_algorithms_warn_only_enabled()
+        assert torch.are_deterministic_algorithms_enabled() != warn_only
+    finally:
+        torch.use_deterministic_algorithms(False)

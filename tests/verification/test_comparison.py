@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -88,6 +89,8 @@ def test_an_original_that_fails_by_itself(converted_fails: bool) -> None:
     if converted_fails:
         converted.register_forward_pre_hook(fail)
     report = recfx.verify(model, converted, (two_bags(1, 2),))
+    assert not report.ok
+    assert {check.status for check in report.checks} == {SKIPPED}
     more = " The converted model raises ValueError." if converted_fails else ""
     assert said(report, SKIPPED) == {("run", "original", f"the original raises ValueError: broken{more}")}
 
@@ -191,16 +194,23 @@ def test_what_differs_from_itself_is_found_out_in_every_mode(hashing: recfx.Hash
     assert said(report, NOT_REPRODUCIBLE) == {("outputs", "1", "the original differs from itself under one seed")}
 
 
-def test_an_index_at_the_root_is_named_without_a_dot() -> None:
-    plain = one_table()
+@pytest.mark.parametrize(("model", "path", "where"), [(one_table, "", "t"), (Model, "ebc", "ebc.t")])
+def test_an_index_that_finds_other_rows_than_it_lists_is_named(
+    model: Callable[[], nn.Module], path: str, where: str
+) -> None:
+    plain = model()
     converted = recfx.convert(plain, hashing=HASHED)
     converted(two_bags(70, 80))
     assert recfx.verify(plain, converted, (two_bags(70, 80),)).ok
-    index = converted.index("t")
+    index = converted.get_submodule(path).index("t")
     ids, slot_rows = index.slot_groups.data.chunk(2, dim=1)  # what is written without `data` is noticed
     slot_rows[ids != -1] = slot_rows[ids != -1].flip(0)
-    (check,) = [check for check in recfx.verify(plain, converted, (two_bags(70, 80),)).checks if check.what == "index"]
-    assert (check.mode, check.batch, check.where, check.largest) == ("", "", "t", float("inf"))
+    report = recfx.verify(plain, converted, (two_bags(70, 80),))
+    assert not report.ok
+    (check,) = [check for check in report.checks if check.what == "index"]
+    assert (check.mode, check.batch, check.where, check.status) == ("", "", where, DIFFERENT)
+    assert check.largest == float("inf")
+    assert check.message.startswith("2 of 2 ids")
 
 
 HELD: dict[str, nn.Module] = {}

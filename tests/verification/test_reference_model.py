@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
-from torchrec import EmbeddingBagCollection, KeyedJaggedTensor
+from torchrec import EmbeddingBagCollection, KeyedJaggedTensor, PoolingType
 from torchrec.optim import optimizers as placeholders
 
 import recfx
+from recfx.collections.copy_modules import standard_collection
 from recfx.optim.attached import attached_optimizers
-from recfx.verification.reference_model import MappedCollection, attach_optimizers, copy_fused_state, reference_of
-from tests.builders.batches import two_bags
-from tests.builders.collections import one_table
+from recfx.verification.reference_model import (
+    MappedCollection,
+    attach_optimizers,
+    copy_fused_state,
+    map_collection,
+    reference_of,
+)
+from recfx.verification.verify_report import SKIPPED
+from tests.builders.batches import bags, one_bag, two_bags
+from tests.builders.collections import one_table, table
 from tests.builders.optimizers import attach
 
 
@@ -146,3 +156,257 @@ def test_a_fused_optimizer_without_state_leaves_that_of_the_original() -> None:
     weight = reference.ebc.embedding_bags["t"].weight
     copy_fused_state(converted, reference)
     assert weight not in attached_optimizers(weight)[0].state
+
+
+RAW = 10**12
+
+
+class Sub(EmbeddingBagCollection):
+    def width(self) -> int:
+        return sum(config.embedding_dim for config in self.embedding_bag_configs())
+
+
+def hashed(weighted: bool = False, **options: Any) -> Any:
+    """Two tables, the second of two features, whose conversion holds a few ids."""
+    pooling = PoolingType.SUM if weighted else PoolingType.MEAN
+    plain = EmbeddingBagCollection(
+        [table("t1", ["f1"], dim=4, rows=12), table("t2", ["f2", "f3"], dim=4, rows=20, pooling=pooling)],
+        is_weighted=weighted,
+    )
+    converted = recfx.convert(plain, hashing=recfx.HashConfig(**{"dense_rows": 0, "buckets": 1, **options}))
+    converted(features(weighted))
+    return converted
+
+
+def features(weighted: bool = False, more: int = 0) -> KeyedJaggedTensor:
+    """Ids that are new in part, and in no order; ``more``: by how much all raw ids are greater."""
+    found = bags({
+        "f1": [[RAW + 5 + more, 3, RAW + 1 + more], [], [3]],
+        "f2": [[2, RAW + more], [7], [2]],
+        "f3": [[RAW + more], [9, 9], []],
+    })  # fmt: skip
+    weights = torch.arange(1.0, 1.0 + found.values().numel()) if weighted else None
+    return KeyedJaggedTensor(found.keys(), found.values(), weights, lengths=found.lengths())
+
+
+def mapped_to(collection: Any) -> Any:
+    """A standard collection with weights of its own that takes the ids of ``collection``."""
+    standard = copy.deepcopy(standard_collection(collection))
+    for parameter in standard.parameters():
+        nn.init.zeros_(parameter)
+    map_collection(standard, collection)
+    return standard
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("options", [{}, {"dense_rows": 4}, {"unseen": "share"}], ids=str)
+def test_it_reads_what_the_hashed_one_reads(weighted: bool, training: bool, options: dict[str, Any]) -> None:
+    collection = hashed(weighted, **options).train(training)
+    mapped = mapped_to(collection)
+    assert mapped.training == training
+    assert mapped.embedding_bag_configs()[1].feature_names == ["f2", "f3"]
+    assert mapped._feature_names == [["f1"], ["f2", "f3"]]
+    for more in (0,) if training else (0, 1, 50):
+        expected = collection(features(weighted, more))
+        found = mapped(features(weighted, more))
+        assert found.keys() == expected.keys()
+        torch.testing.assert_close(found.values(), expected.values())
+
+
+@pytest.mark.parametrize("admits", [False, True])
+def test_its_tables_are_copies(admits: bool) -> None:
+    collection = hashed(**({"admit_after": 2, "unseen": "share"} if admits else {}))
+    weight = collection.weight("t1")
+    weight.requires_grad_(False)
+    mapped = mapped_to(collection)
+    copied = mapped.embedding_bags["t1"].weight
+    assert torch.equal(copied, weight)
+    assert copied.data_ptr() != weight.data_ptr()
+    assert [parameter.requires_grad for parameter in mapped.parameters()] == [False, True]
+
+
+def test_it_is_still_the_collection_that_it_was() -> None:
+    """Whatever a model asks it for, with the rows of the hashed one."""
+    plain = Sub([table("t", ["f"], dim=4, rows=12)])
+    collection: Any = recfx.convert(plain, hashing=recfx.HashConfig(dense_rows=0, rows=30))
+    standard = Sub([table("t", ["f"], dim=4, rows=12)])
+    weight, bag = standard.embedding_bags["t"].weight, standard.embedding_bags["t"]
+    map_collection(standard, collection)
+    assert isinstance(standard, Sub)
+    assert standard.width() == 4
+    assert standard.device == torch.device("cpu")
+    assert standard.embedding_bags["t"] is bag
+    assert bag.weight is weight
+    assert (bag.num_embeddings, tuple(weight.shape)) == (30, (30, 4))
+    assert standard.embedding_bag_configs()[0].num_embeddings == 30
+    assert plain.embedding_bag_configs()[0].num_embeddings == 12
+    assert standard.state_dict().keys() == plain.state_dict().keys()
+
+
+def test_an_index_without_ids() -> None:
+    collection = recfx.convert(one_table(), hashing=recfx.HashConfig(dense_rows=0)).eval()
+    found = mapped_to(collection)(one_bag(0, 5, RAW)).values()
+    assert torch.equal(found, torch.zeros(1, 4))
+    collection = recfx.convert(one_table(), hashing=recfx.HashConfig(dense_rows=0)).train()
+    collection(one_bag(RAW))
+    row = int(collection.index("t").find(torch.tensor([RAW]))[0])
+    found = mapped_to(collection)(one_bag(RAW - 1, RAW, RAW + 1)).values()
+    assert torch.equal(found[0], collection.weight("t")[row])
+
+
+def test_a_table_without_an_index_beside_one_that_has_one() -> None:
+    plain = EmbeddingBagCollection([table("t1", ["f1"], dim=4, rows=12), table("t2", ["f2"], dim=4, rows=12)])
+    collection = recfx.convert(plain, hashing={"t1": recfx.HashConfig(dense_rows=0), "t2": recfx.HashConfig()}).train()
+    sample = bags({"f1": [[RAW, 3]], "f2": [[11, 0, 3]]})
+    expected = collection(sample)
+    assert not collection.tables[1].has_index
+    torch.testing.assert_close(mapped_to(collection)(sample).values(), expected.values())
+
+
+def test_batches_of_another_size_per_feature() -> None:
+    collection = hashed().eval()
+    sample = KeyedJaggedTensor(
+        ["f1", "f2", "f3"],
+        torch.tensor([RAW + 1, 3, 2, RAW, 9]),
+        lengths=torch.tensor([1, 1, 2, 0, 1]),
+        stride_per_key_per_rank=[[2], [1], [2]],
+        inverse_indices=(["f1", "f2", "f3"], torch.tensor([[0, 1, 0], [0, 0, 0], [1, 1, 0]])),
+    )
+    expected, found = collection(sample), mapped_to(collection)(sample)
+    assert expected.values().shape == (3, 12)
+    torch.testing.assert_close(found.values(), expected.values())
+
+
+@pytest.mark.parametrize("on_full", ["error", "share", "evict"])
+@pytest.mark.parametrize("unseen", ["zeros", "share"])
+@pytest.mark.parametrize("admit_after", [1, 2, 3])
+def test_a_step_of_ids_that_are_admitted_and_of_others(on_full: str, unseen: str, admit_after: int) -> None:
+    """Ids that are seen for the first time, and for the second; with ``share``, more are admitted than have room."""
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.ebc = one_table(rows=6)
+
+        def forward(self, features: KeyedJaggedTensor) -> torch.Tensor:
+            return self.ebc(features).values()
+
+    policy: Any = {"on_full": on_full, "unseen": unseen, "admit_after": admit_after}
+    model = Model()
+    converted = recfx.convert(model, hashing=recfx.HashConfig(dense_rows=0, buckets=1, **policy))
+    several = 9 if on_full == "share" else 4  # as many may wait as there are rows
+    sample = one_bag(*range(several), *range(several), *range(several), RAW, 2 * RAW, 2 * RAW)
+    weight = converted.ebc.weight("t").detach().clone()
+    report = recfx.verify(model, converted, (sample,))
+    assert report.ok, str(report)
+    assert not report.of(SKIPPED)
+    assert torch.equal(converted.ebc.weight("t"), weight)
+
+
+def test_a_wrong_shared_row_is_noticed() -> None:
+    collection = hashed(unseen="share").eval()
+    mapped = mapped_to(collection)
+    wrong = copy.deepcopy(features(more=50))
+    wrong.values()[0] += 1
+    shared = [collection.index("t1").shared_rows(each.values()[:1]) for each in (features(more=50), wrong)]
+    assert shared[0] != shared[1]
+    assert not torch.equal(mapped(wrong).values(), collection(features(more=50)).values())
+
+
+def _at_the_device(model: nn.Module, features: KeyedJaggedTensor) -> torch.Tensor:
+    return model.ebc(features.to(model.ebc.device)).values()
+
+
+def _new_on_the_device(model: nn.Module, features: KeyedJaggedTensor) -> torch.Tensor:
+    pooled = model.ebc(features).values()
+    return pooled + torch.ones(pooled.shape, device=model.ebc.device)
+
+
+def _by_the_configs(model: nn.Module, features: KeyedJaggedTensor) -> torch.Tensor:
+    return model.ebc(features).values() * sum(c.num_embeddings for c in model.ebc.embedding_bag_configs())
+
+
+def _by_the_table(model: nn.Module, features: KeyedJaggedTensor) -> torch.Tensor:
+    weight = model.ebc.embedding_bags["t"].weight
+    return model.ebc(features).values() * weight.shape[0] + weight.square().mean()
+
+
+def _by_a_method(model: nn.Module, features: KeyedJaggedTensor) -> torch.Tensor:
+    return model.ebc(features).values() * model.ebc.width()
+
+
+def _by_an_attribute(model: nn.Module, features: KeyedJaggedTensor) -> torch.Tensor:
+    return model.ebc.scale * model.ebc.after(model.ebc(features).values())
+
+
+def _tied(model: nn.Module, features: KeyedJaggedTensor) -> torch.Tensor:
+    return model.ebc(features).values() @ model.tied.T
+
+
+@pytest.mark.parametrize("rows", [None, 30])
+@pytest.mark.parametrize("admits", [{}, {"admit_after": 2, "unseen": "share"}], ids=str)
+@pytest.mark.parametrize(
+    "forward",
+    [
+        _at_the_device,
+        _new_on_the_device,
+        _by_the_configs,
+        _by_the_table,
+        _by_a_method,
+        _by_an_attribute,
+        _tied,
+    ],
+)
+def test_a_model_that_asks_its_hashed_collection(
+    forward: Callable[..., torch.Tensor], admits: dict[str, Any], rows: int | None
+) -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.ebc = Sub([table("t", ["f"], dim=4, rows=12)])
+            self.ebc.scale = 3.0
+            self.ebc.after = nn.Linear(4, 4)
+            self.tied = self.ebc.embedding_bags["t"].weight
+
+        def forward(self, features: KeyedJaggedTensor) -> torch.Tensor:
+            return forward(self, features)
+
+    sample = one_bag(RAW, 2, RAW, -1)
+    converted = recfx.convert(Model(), (sample,), hashing=recfx.HashConfig(dense_rows=0, rows=rows, **admits))
+    assert isinstance(converted.ebc, recfx.HashEmbeddingBagCollection)
+    reasons = [reason.code for reason in recfx.explain(converted).reasons]
+    assert "verification_skipped" not in reasons
+
+
+def test_hooks_of_a_hashed_collection_run_on_both_sides() -> None:
+    model = nn.Sequential(one_table())
+    model[0].register_forward_pre_hook(lambda _, inputs: (inputs[0].to(torch.device("cpu")),))
+    model[0].register_forward_hook(lambda _, inputs, pooled: pooled.values() * 2)
+    assert recfx.convert(model, (one_bag(RAW, 1),), hashing=recfx.HashConfig(dense_rows=0))
+
+
+def test_a_hashed_model_that_was_converted_in_place() -> None:
+    """Its own indexes and rows are those of the reference."""
+    model = nn.Sequential(Sub([table("t", ["f"], dim=4, rows=12)]))
+    converted = recfx.convert(model, hashing=recfx.HashConfig(dense_rows=0), inplace=True)
+    assert converted is model
+    converted(one_bag(RAW, 7))
+    report = recfx.verify(model, converted, (one_bag(RAW, 2),))
+    assert report.ok, str(report)
+    assert not report.of(SKIPPED)
+
+
+def test_a_feature_of_two_hashed_tables_with_inverse_indices() -> None:
+    plain = EmbeddingBagCollection([table("t1", ["f"], dim=4, rows=12), table("t2", ["f"], dim=4, rows=12)])
+    collection = recfx.convert(plain, hashing=recfx.HashConfig(dense_rows=0)).train()
+    sample = KeyedJaggedTensor(
+        ["f"],
+        torch.tensor([RAW, 3, 2]),
+        lengths=torch.tensor([1, 2]),
+        stride_per_key_per_rank=[[2]],
+        inverse_indices=(["f"], torch.tensor([[0, 1, 0]])),
+    )
+    expected = collection(sample)
+    assert expected.keys() == ["f@t1", "f@t2"]
+    torch.testing.assert_close(mapped_to(collection)(sample).values(), expected.values())

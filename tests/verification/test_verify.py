@@ -14,7 +14,6 @@ from torch import nn
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor, KeyedTensor
 
 import recfx
-from recfx.discovery.sample import fixed_randomness
 from recfx.verification.verify_report import DIFFERENT, EQUAL, NOT_REPRODUCIBLE, SKIPPED
 from tests.builders.batches import two_bags
 from tests.builders.collections import one_table
@@ -45,7 +44,6 @@ class Model(nn.Module):
 
 
 def batch(ids: tuple[int, ...] = (1, 2, 3, 7)) -> KeyedJaggedTensor:
-    """Two samples."""
     return two_bags(*ids)
 
 
@@ -92,13 +90,8 @@ def test_a_wrong_output() -> None:
     assert all(check.largest == pytest.approx(0.25, abs=1e-6) for check in report.of(DIFFERENT))
     assert "FAILED" in str(report)
     assert report.tables["ebc"]["t"]["output"] == 0  # the collection is right
-
-
-def test_a_difference_within_the_tolerance_is_noted_only() -> None:
-    model, wrong = pair()
-    wrong.register_forward_hook(lambda module, inputs, output: output + 1e-3)
-    assert recfx.verify(model, wrong, (batch(),), rtol=0, atol=1e-2).ok
-    assert not recfx.verify(model, wrong, (batch(),), rtol=0, atol=1e-4).ok
+    assert recfx.verify(model, wrong, (batch(),), rtol=0, atol=0.5).ok
+    assert not recfx.verify(model, wrong, (batch(),), rtol=0, atol=0.2).ok
 
 
 class Doubled(torch.autograd.Function):
@@ -176,28 +169,22 @@ def test_a_wrong_buffer() -> None:
     assert all(check.largest == 1 for check in report.of(DIFFERENT))
 
 
-def test_another_dtype() -> None:
+@pytest.mark.parametrize(
+    ("change", "where", "message"),
+    [
+        (lambda output: output.double(), "0", "dtype torch.float64 instead of torch.float32"),
+        (lambda output: output[:, :2], "0", "shape (2, 2) instead of (2, 3)"),
+        (lambda output: (output, output.detach()), "1", "only the converted model has it"),
+    ],
+    ids=["dtype", "shape", "one too many"],
+)
+def test_outputs_of_another_kind(change: Callable[[torch.Tensor], Any], where: str, message: str) -> None:
     model, wrong = pair()
-    wrong.register_forward_hook(lambda module, inputs, output: output.double())
+    wrong.register_forward_hook(lambda module, inputs, output: change(output))
     report = recfx.verify(model, wrong, (batch(),))
-    assert ("outputs", "0") in found(report)
-    (message, *_) = [check.message for check in report.of(DIFFERENT) if check.what == "outputs"]
-    assert message == "dtype torch.float64 instead of torch.float32"
-
-
-def test_another_shape() -> None:
-    model, wrong = pair()
-    wrong.register_forward_hook(lambda module, inputs, output: output[:, :2])
-    report = recfx.verify(model, wrong, (batch(),))
-    assert ("outputs", "0") in found(report)
-
-
-def test_an_output_too_many() -> None:
-    model, wrong = pair()
-    wrong.register_forward_hook(lambda module, inputs, output: (output, output.detach()))
-    report = recfx.verify(model, wrong, (batch(),))
-    assert found(report) == {("outputs", "1")}
-    assert "only the converted model has it" in report.of(DIFFERENT)[0].message
+    (first, *_) = [check for check in report.of(DIFFERENT) if check.what == "outputs"]
+    assert (first.where, first.message) == (where, message)
+    assert where == "0" or found(report) == {("outputs", "1")}
 
 
 @pytest.mark.parametrize(
@@ -307,16 +294,6 @@ def test_a_random_model_is_not_reproducible_but_the_rest_is_compared() -> None:
     assert not report.ok
 
 
-def test_every_run_draws_the_same_whatever_came_before() -> None:
-    drawn = []
-    for seed in (5, 6):
-        for generator in (torch.manual_seed, np.random.seed, random.seed):
-            generator(seed)
-        with fixed_randomness():
-            drawn.append((float(torch.rand(())), float(np.random.rand()), random.random()))
-    assert drawn[0] == drawn[1]
-
-
 def test_global_randomness_is_reproducible() -> None:
     class Dropping(Model):
         def forward(self, features: KeyedJaggedTensor) -> torch.Tensor:
@@ -331,15 +308,6 @@ def test_global_randomness_is_reproducible() -> None:
 
 def fail(module: nn.Module, inputs: object) -> None:
     raise ValueError("broken")
-
-
-def test_an_original_that_fails_is_skipped() -> None:
-    model, converted = pair()
-    model.register_forward_pre_hook(fail)
-    report = recfx.verify(model, converted, (batch(),))
-    assert not report.ok
-    assert {(check.status, check.where) for check in report.checks} == {(SKIPPED, "original")}
-    assert "ValueError: broken" in report.checks[0].message
 
 
 def test_nothing_is_touched() -> None:
@@ -402,19 +370,6 @@ def test_the_deterministic_flag_is_given_back(on: bool, warn_only: bool, fails: 
     assert recfx.verify(model, converted, (batch(),)).ok is not fails
     assert torch.are_deterministic_algorithms_enabled() is on
     assert torch.is_deterministic_algorithms_warn_only_enabled() is warn_only
-
-
-def test_an_index_that_finds_other_rows_than_it_lists_is_named() -> None:
-    model, converted = pair(HASHED)
-    converted(batch((70, 80)))
-    index = converted.ebc.index("t")
-    ids, slot_rows = index.slot_groups.data.chunk(2, dim=1)  # what is written without `data` is noticed
-    slot_rows[ids != -1] = slot_rows[ids != -1].flip(0)
-    report = recfx.verify(model, converted, (batch((70, 80)),))
-    assert not report.ok
-    (check,) = [check for check in report.checks if check.what == "index"]
-    assert (check.status, check.where) == ("different", "ebc.t")
-    assert check.message.startswith("2 of 2 ids")
 
 
 @pytest.mark.parametrize("name", ["rtol", "atol"])
