@@ -6,20 +6,15 @@ training, the few ids that have no row yet get one afterwards, and the bags that
 
 from __future__ import annotations
 
-from types import ModuleType
-
 import torch
 
 from recfx.errors import Diagnostic
 from recfx.ir.facts import LookupFacts
 from recfx.kernels.build import library
 from recfx.kernels.build.huge_pages import move_to_huge_pages
-from recfx.kernels.index import hash_index
 from recfx.kernels.index.index_buffers import IndexView
-from recfx.kernels.lookup import bag_offsets
 from recfx.kernels.lookup.pooled_lookup import find_and_pool, pool_again_, pooled_lookup
-from recfx.kernels.route import bucketize
-from recfx.kernels.step import fused_step, row_initialization
+from recfx.kernels.step import fused_step
 from recfx.lowering.registry import FindingKernel, IdsToRows, LookupBatch, LookupKernel, LookupSpec
 from recfx.lowering.step.cpu_backward import CpuBackward
 from recfx.lowering.step.cpu_shared_step import step_shared
@@ -51,21 +46,6 @@ def is_here(device: torch.device) -> Diagnostic | None:
 
 
 _DTYPES = {torch.float32, torch.float16, torch.bfloat16}
-
-
-_OPERATORS = {
-    "bag_offsets": bag_offsets,
-    "bucketize": bucketize,
-    "hash_index": hash_index,
-    "row_initialization": row_initialization,
-}
-
-
-def operators(family: str, device_type: str) -> ModuleType | Diagnostic | None:
-    """The C++ operators, for tensors on the CPU."""
-    if device_type != "cpu":
-        return Diagnostic("device", "", f"the tensors are on {device_type}, not on the CPU.", by="cpu")
-    return _OPERATORS.get(family)
 
 
 def build(spec: LookupSpec) -> LookupKernel:

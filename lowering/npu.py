@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from types import ModuleType
-
 import torch
 
 from recfx.errors import Diagnostic
@@ -21,11 +19,6 @@ def serves(lookup: LookupFacts, chip: str | None) -> Diagnostic | None:
 def is_here(device: torch.device) -> Diagnostic | None:
     """None if triton-ascend is there, and the chip has a tiling table."""
     return triton_limits.is_here("npu", device)
-
-
-def operators(family: str, device_type: str) -> ModuleType | None:
-    """The operators with kernels, for tensors on NPUs."""
-    return triton_limits.OPERATORS.get(family) if device_type == "npu" else None
 
 
 def build(spec: LookupSpec) -> LookupKernel:

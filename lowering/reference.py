@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -12,11 +11,7 @@ from torch.autograd.function import once_differentiable
 
 from recfx.errors import Diagnostic
 from recfx.ir.facts import LookupFacts
-from recfx.kernels.index import find_rows_reference, hash_index_reference
-from recfx.kernels.lookup import bag_offsets_reference
 from recfx.kernels.lookup.embedding_bag import embedding_bag, per_sample_weight_gradients, row_gradients
-from recfx.kernels.route import bucketize_reference
-from recfx.kernels.step import row_initialization_reference
 from recfx.lowering.registry import LookupBatch, LookupKernel, LookupSpec
 from recfx.lowering.step.profiler_ranges import BACKWARD, later_range
 from recfx.lowering.step.step_once import StepOnce, Triggers, leaf_gradients, leave_for_step, leaves, step_by_weight
@@ -25,20 +20,6 @@ from recfx.lowering.step.step_once import StepOnce, Triggers, leaf_gradients, le
 def serves(lookup: LookupFacts, chip: str | None) -> Diagnostic | None:
     """Always None: this target serves every lookup."""
     return None
-
-
-_OPERATORS = {
-    "bag_offsets": bag_offsets_reference,
-    "bucketize": bucketize_reference,
-    "find_rows": find_rows_reference,
-    "hash_index": hash_index_reference,
-    "row_initialization": row_initialization_reference,
-}
-
-
-def operators(family: str, device_type: str) -> ModuleType | None:
-    """The references in ATen, for tensors on any device."""
-    return _OPERATORS.get(family)
 
 
 def build(spec: LookupSpec) -> LookupKernel:

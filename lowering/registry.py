@@ -143,6 +143,7 @@ class Backend:
             lookup that it serves, and ``build_finding(kernel) -> FindingKernel`` for a kernel that ``build`` returned.
         takes_absent: whether its lookups take rows of -1, which add nothing and get no gradient.
         combines: what its kernels can make of the rows of a bag.
+        finds_rows_on: the types of devices on which its kernel finds rows in indexes that are only read.
     """
 
     name: str
@@ -152,6 +153,7 @@ class Backend:
     finds_ids: bool = False
     takes_absent: bool = False
     combines: tuple[str, ...] = ("SUM", "MEAN")
+    finds_rows_on: tuple[str, ...] = ()
 
     def serves(self, lookup: LookupFacts, chip: str | None = None) -> Diagnostic | None:
         """None if this backend serves ``lookup``, wherever its devices are.
@@ -222,8 +224,15 @@ class Backend:
 BACKENDS: tuple[Backend, ...] = (
     Backend("cpu", "recfx.lowering.cpu", serves_on=("cpu",), finds_ids=True, takes_absent=True),
     Backend("fbgemm", "recfx.lowering.fbgemm.target", serves_on=("cpu",)),
-    Backend("triton", "recfx.lowering.triton.target", ("cuda",), serves_on=("cuda", "cpu"), takes_absent=True),
-    Backend("npu", "recfx.lowering.npu", ("npu",), serves_on=("npu",), takes_absent=True),
+    Backend(
+        "triton",
+        "recfx.lowering.triton.target",
+        ("cuda",),
+        serves_on=("cuda", "cpu"),
+        takes_absent=True,
+        finds_rows_on=("cuda", "cpu"),
+    ),
+    Backend("npu", "recfx.lowering.npu", ("npu",), serves_on=("npu",), takes_absent=True, finds_rows_on=("npu",)),
     Backend("reference", "recfx.lowering.reference"),
 )
 

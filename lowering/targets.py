@@ -6,10 +6,11 @@ from dataclasses import dataclass
 
 import torch
 
+from recfx.errors import Diagnostic
 from recfx.ir.context import Served
 from recfx.ir.facts import LookupFacts
-from recfx.lowering.operators import FIND_ROWS, HASH_INDEX, planned_operators, select_operators
-from recfx.lowering.registry import choose_backend, select_planned
+from recfx.kernels.build import library
+from recfx.lowering.registry import BACKENDS, Backend, choose_backend, select_planned
 
 
 @dataclass(frozen=True)
@@ -33,12 +34,19 @@ class TargetsHere:
 
     def find_rows(self, device: str) -> Served:
         """See ``Targets``."""
-        chosen = select_operators(FIND_ROWS, torch.device(device))
-        return Served(chosen.backend, chosen.declined)
+        declined: list[Diagnostic] = []
+        for candidate in _finding_rows(device):
+            refusal = candidate.is_here(torch.device(device))
+            if refusal is None:
+                return Served(candidate.name, tuple(declined))
+            declined.append(refusal)
+        return Served("reference", tuple(declined))
 
     def index_operators(self, device: str) -> str:
         """See ``Targets``."""
-        return "" if device == "meta" else select_operators(HASH_INDEX, torch.device(device)).backend
+        if device == "meta":
+            return ""
+        return "cpu" if device == "cpu" and library.load() else "reference"
 
 
 @dataclass(frozen=True)
@@ -63,8 +71,13 @@ class PlannedTargets:
 
     def find_rows(self, device: str) -> Served:
         """See ``Targets``."""
-        return Served(planned_operators(FIND_ROWS, device))
+        return Served(next((candidate.name for candidate in _finding_rows(device)), "reference"))
 
     def index_operators(self, device: str) -> str:
         """See ``Targets``."""
-        return planned_operators(HASH_INDEX, device)
+        return "cpu" if device == "cpu" else "reference"
+
+
+def _finding_rows(device: str) -> list[Backend]:
+    """The targets whose kernels find rows on such a device."""
+    return [candidate for candidate in BACKENDS if device.partition(":")[0] in candidate.finds_rows_on]

@@ -92,12 +92,6 @@ def full_on_huge_pages(shape: tuple[int, ...], value: float, device: torch.devic
     return made.fill_(value)
 
 
-@library.when_loaded
-def _register_fakes() -> None:
-    @torch.library.register_fake("recfx::advise_huge_pages")
-    def _advise_huge_pages(tensor: Tensor) -> bool:
-        return False
-
-    @torch.library.register_fake("recfx::collapse_pages")
-    def _collapse_pages(tensor: Tensor, first_byte: int, last_byte: int) -> bool:
-        return False
+@library.fake("advise_huge_pages", "collapse_pages")
+def _fake(*arguments: object) -> bool:
+    return False

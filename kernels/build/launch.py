@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import os
 import threading
@@ -11,34 +12,24 @@ import torch
 
 from recfx.kernels.build import tiling
 
-SIMULATED = "RECFX_SIMULATED_KERNELS"
-"""Set to 1 where ``npu`` devices are simulated: what would be launched there is computed by its reference."""
-
 _INTERPRETED_PROGRAMS = 3  # any number gives the same results; several show it
 _PROGRAMS_PER_MULTIPROCESSOR = 32
 _interpreter = threading.RLock()  # Triton's interpreter keeps the program's number, and more, in global variables
 
 
-def simulated(device: torch.device) -> bool:
-    """Whether kernels for ``device`` are replaced by their references."""
-    return device.type == "npu" and os.environ.get(SIMULATED) == "1"
-
-
-def is_by_reference(device: torch.device) -> bool:
-    """Whether an operator of files computes by its reference: files also run on the CPU, which launches no kernels."""
-    return simulated(device) or (device.type == "cpu" and os.environ.get("TRITON_INTERPRET") != "1")
+def is_interpreted() -> bool:
+    """Whether Triton's interpreter runs kernels on the CPU."""
+    return os.environ.get("TRITON_INTERPRET") == "1"
 
 
 def why_not(device: torch.device) -> str:
     """Why no kernel can be launched on ``device``, as a sentence; ``""`` if kernels can be launched."""
-    if simulated(device):
-        return ""
     if device.type not in ("cpu", "cuda", "npu"):
         return f"there are no kernels in Triton for {device.type}."
     if importlib.util.find_spec("triton") is None:
         package = "triton-ascend" if device.type == "npu" else "triton"
         return f"Triton is not installed: pip install {package}."
-    if device.type == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
+    if device.type == "cpu" and not is_interpreted():
         return "on the CPU, kernels in Triton only run in its interpreter (TRITON_INTERPRET=1)."
     try:
         import triton
@@ -59,6 +50,23 @@ def why_not(device: torch.device) -> str:
     return f"the installed Triton cannot compile for {device.type}, only for {', '.join(sorted(backends))}.{advice}"
 
 
+def refusal(device: torch.device) -> tuple[str, str] | None:
+    """Why kernels for tables cannot be launched on ``device``, as a reason code and a sentence; None if they can."""
+    if reason := why_not(device):
+        return "no_triton", reason
+    try:
+        chip_of(device)
+    except ValueError as error:
+        return "no_tiling_table", f"{error}."
+    return None
+
+
+@functools.cache
+def is_possible(device: torch.device) -> bool:
+    """Whether ``refusal`` has no reason, found out once per device."""
+    return refusal(device) is None
+
+
 def chip_of(device: torch.device) -> tiling.Chip | None:
     """The limits of an NPU; None for other devices, whose compilers and drivers have none that matter here.
 
@@ -70,8 +78,8 @@ def chip_of(device: torch.device) -> tiling.Chip | None:
 
 
 def chip_name(device: torch.device) -> str | None:
-    """What the driver calls an NPU; None for other devices, and for simulated NPUs, which have no chip to fit."""
-    if device.type != "npu" or simulated(device):
+    """What the driver calls an NPU; None for other devices."""
+    if device.type != "npu":
         return None
     return str(torch.get_device_module(device).get_device_name(device))
 

@@ -10,8 +10,9 @@ else can write to (see ``private_files.py``). Each library ends with a seal, a d
 or empty one is rebuilt. If the library cannot be kept in that directory, it is built in a temporary one that is removed
 when the process ends.
 
-If there is no compiler, nothing breaks: ``load()`` returns ``False``, ``why_not()`` says why, a warning is logged once,
-and callers use the torch references.
+If there is no compiler, nothing breaks: ``load()`` returns ``False``, ``why_not()`` says why, and a warning is logged
+once. ``operators()`` then has the same operators with the same signatures, which are read from the sources, and those
+with a reference in torch (``reference``) run by it. With the library, the references run on devices other than the CPU.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import fcntl
 import hashlib
 import logging
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -30,7 +32,9 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
+from typing import Any, TypeVar
 
 import torch
 
@@ -58,7 +62,11 @@ _SEAL = b"recfx-sealed:"
 _loaded: bool | None = None  # None: not tried so far
 _reason = ""
 _path: Path | None = None
-_when_loaded: list[Callable[[], None]] = []
+_when_defined: list[Callable[[], object]] = []
+_fragment: torch.library.Library | None = None  # keeps what was registered from Python alive
+_DEFINITION = re.compile(r'library\.def\(\s*((?:"[^"]*"\s*)+)')
+REFERENCES: dict[str, Callable[..., Any]] = {}
+"""The functions in torch by which operators run where they have no kernel, by the operator's name."""
 _loading = threading.RLock()
 
 
@@ -91,12 +99,36 @@ def _load_once() -> None:
     except (OSError, RuntimeError) as error:
         _reason = str(error)
         _logger.warning("C++ operators are not available; using the slower torch references instead: %s", _reason)
+        for schema in schemas():
+            if not hasattr(torch.ops.recfx, schema.partition("(")[0]):
+                _library().define(schema)
+        _register()
         _loaded = False
         return
-    while _when_loaded:
-        _when_loaded[0]()
-        _when_loaded.pop(0)
+    _register()
     _loaded = True
+
+
+def _register() -> None:
+    while _when_defined:
+        _when_defined[0]()
+        _when_defined.pop(0)
+
+
+def schemas() -> list[str]:
+    """The signatures of all operators, as the C++ sources declare them."""
+    return [
+        "".join(re.findall(r'"([^"]*)"', definition))
+        for source in sorted(SOURCES.rglob("*.cpp"))
+        for definition in _DEFINITION.findall(source.read_text())
+    ]
+
+
+def operators() -> Any:
+    """``torch.ops.recfx``, once its operators exist: in C++, or without kernels for the CPU if there is no library."""
+    if _loaded is None:
+        load()
+    return torch.ops.recfx
 
 
 def loaded_path() -> Path | None:
@@ -124,13 +156,58 @@ def why_not() -> str:
     return _reason
 
 
-def when_loaded(register: Callable[[], None]) -> Callable[[], None]:
-    """Decorator: call the function once the operators exist. Families register their fake implementations with it."""
-    if _loaded:
-        register()
-    else:
-        _when_loaded.append(register)
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+
+def reference(name: str) -> Callable[[_F], _F]:
+    """Decorator: the operator of this name runs by the function on devices for which it has no other kernel."""
+
+    def register(function: _F) -> _F:
+        REFERENCES[name] = function
+        _once_defined(partial(_implement, name, function, "CompositeExplicitAutograd"))
+        return function
+
     return register
+
+
+def kernel(name: str, *dispatch_keys: str) -> Callable[[_F], _F]:
+    """Decorator: the operator of this name runs by the function on the devices of these dispatch keys of torch."""
+
+    def register(function: _F) -> _F:
+        for key in dispatch_keys:
+            _once_defined(partial(_implement, name, function, key))
+        return function
+
+    return register
+
+
+def fake(*names: str) -> Callable[[_F], _F]:
+    """Decorator: the function returns what these operators return, without numbers."""
+
+    def register(function: _F) -> _F:
+        for name in names:
+            _once_defined(partial(torch.library.register_fake, f"recfx::{name}", function))
+        return function
+
+    return register
+
+
+def _implement(name: str, function: Callable[..., Any], dispatch_key: str) -> None:
+    _library().impl(name, function, dispatch_key)
+
+
+def _once_defined(register: Callable[[], object]) -> None:
+    if _loaded is None:
+        _when_defined.append(register)
+    else:
+        register()
+
+
+def _library() -> torch.library.Library:
+    global _fragment
+    if _fragment is None:
+        _fragment = torch.library.Library("recfx", "FRAGMENT")
+    return _fragment
 
 
 def build(anew: bool = False) -> Path:

@@ -1,27 +1,21 @@
-"""Finding ids in indexes that are only read, where the ids are: the form of the indexes, and what a target has to do.
+"""Finding ids in indexes that are only read, where the ids are.
 
-A target of the family ``find_rows`` is a module with ``find_rows(ids, table_ends, indexes) -> (rows, absent)``:
-``find_rows_op.py`` launches the kernel in ``find_rows_triton.py``; ``find_rows_reference.py`` is in ATen.
-
-Args of ``find_rows``:
-    ids: int64 ``[n]``, any values, ordered by table.
-    table_ends: int64 ``[tables]``, where the ids of each table end; the last one is ``n``.
-    indexes: a ``ReadIndexes`` on the device of the ids.
-
-It returns, without waiting for the device:
-    rows: int64 ``[n]``: the row of each id. An id that has none reads the row that it shares, if its table's ids
-        share rows, and is -1 otherwise. Ids of a table without an index are rows already.
-    absent: int64 ``[tables]``, how many ids of each table have no row of their own.
+``recfx::find_rows_triton`` runs by the kernel in ``find_rows_triton.py``.
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
+from recfx.kernels.build import launch
 from recfx.kernels.index.index_buffers import IndexView
-from recfx.kernels.index.mix64 import mix64_integer
+from recfx.kernels.index.mix64 import mix64, mix64_integer
+from recfx.kernels.index.slot_table import find_rows_in_slots
+
+_LINE = 8  # int64 values of one cache line, into which one program writes
 
 
 class IndexFacts(NamedTuple):
@@ -74,3 +68,80 @@ class ReadIndexes(NamedTuple):
     slots: Tensor  # int64 [slots of all tables, 2], see slot_table.py
     side_rows: Tensor  # int64 [tables]: the row of id -1; -1 if it has none
     facts: Tensor  # int64 [tables, 10]: one IndexFacts per table
+
+
+def find_rows(ids: Tensor, table_ends: Tensor, indexes: ReadIndexes) -> tuple[Tensor, Tensor]:
+    """Find the row of each id by the kernel, without waiting for the device.
+
+    Args:
+        ids: int64 ``[n]``, any values, ordered by table.
+        table_ends: int64 ``[tables]``, where the ids of each table end; the last one is ``n``.
+        indexes: on the device of the ids.
+
+    Returns:
+        rows: int64 ``[n]``: the row of each id. An id that has none reads the row that it shares, if its table's ids
+            share rows, and is -1 otherwise. Ids of a table without an index are rows already.
+        absent: int64 ``[tables]``, how many ids of each table have no row of their own.
+    """
+    found: tuple[Tensor, Tensor] = find_rows_triton(ids, table_ends, *indexes)
+    return found
+
+
+@torch.library.custom_op("recfx::find_rows_triton", mutates_args=())
+def find_rows_triton(
+    ids: Tensor, table_ends: Tensor, slots: Tensor, side_rows: Tensor, facts: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Find the rows of all tables' ids, in one launch. The arguments are those of ``find_rows``, contiguous."""
+    from recfx.kernels.index.find_rows_triton import recfx_find_rows
+
+    count, tables = ids.numel(), table_ends.numel()
+    rows = torch.empty_like(ids)
+    if count == 0:
+        return rows, table_ends.new_zeros(tables)
+    lines = -(-count // _LINE)
+    programs = launch.programs(ids.device, lines)
+    absent = torch.zeros(programs, tables, dtype=torch.int32, device=ids.device)
+    per_program = -(-lines // programs) * _LINE
+    launch.launch(
+        recfx_find_rows, programs, ids, table_ends, slots, side_rows, facts, rows, absent, count, tables, per_program
+    )
+    return rows, absent.sum(0, dtype=torch.int64)
+
+
+@find_rows_triton.register_fake
+def _fake(ids: Tensor, table_ends: Tensor, *rest: object) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(ids), torch.empty_like(table_ends)
+
+
+def find_rows_reference(ids: Tensor, table_ends: Tensor, indexes: ReadIndexes) -> tuple[Tensor, Tensor]:
+    """``find_rows`` in ATen, table by table, on any device; it waits for the device."""
+    rows, begin, absent = ids.clone(), 0, []
+    for fields, end in zip(indexes.facts.tolist(), table_ends.tolist(), strict=True):
+        facts, asked = IndexFacts(*fields), ids[begin:end]
+        count = asked.new_zeros(())
+        if facts.slot_mask >= 0:
+            first = facts.slots_start // 2
+            slots = indexes.slots[first : first + facts.slot_mask + 1]
+            side_row = indexes.side_rows[facts.side_start : facts.side_start + 1]
+            dense = max(0, min(facts.dense_rows - facts.row_begin, facts.rows))
+            found = find_rows_in_slots(asked, slots, side_row, dense, facts.row_begin)
+            count = (found < 0).sum()
+            if facts.share_buckets > 0:
+                found = torch.where(found < 0, _shared(asked, facts), found)
+            rows[begin:end] = found
+        absent.append(count)
+        begin = end
+    return rows, torch.stack(absent) if absent else ids.new_zeros(0)
+
+
+def _shared(ids: Tensor, facts: IndexFacts) -> Tensor:
+    """The row of the slice that each id reads if it has none of its own; -1 for ids of other slices."""
+    buckets, index_rows = facts.share_buckets, facts.table_rows - facts.dense_rows
+    # mix64 with a seed is mix64 of the id that was mixed with the seed.
+    bucket = torch.remainder(mix64(ids ^ facts.mixed_seed) & 0x7FFFFFFFFFFFFFFF, buckets)
+    begin = facts.dense_rows + torch.div(bucket * index_rows, buckets, rounding_mode="floor")
+    end = facts.dense_rows + torch.div((bucket + 1) * index_rows, buckets, rounding_mode="floor")
+    place = torch.remainder(mix64(ids ^ facts.mixed_next_seed) & 0x7FFFFFFFFFFFFFFF, end - begin)
+    rows = begin + place - facts.row_begin
+    is_foreign = ((ids >= 0) & (ids < facts.dense_rows)) | (rows < 0) | (rows >= facts.rows)
+    return rows.masked_fill(is_foreign, -1)

@@ -1,8 +1,8 @@
 """Operators of the hash index: which row of a table belongs to which raw 64-bit id.
 
-Each function calls the C++ operator of the same name (``torch.ops.recfx.*``, ``csrc/index/hash_index.cpp``);
-``library.load()`` must have been called first. ``hash_index_reference.py`` implements the same contracts. All tensors
-are on the CPU. ``index_buffers.py`` describes the tensors of an index.
+Each function calls the operator of the same name, which runs in C++ (``csrc/index/hash_index.cpp``), or by
+``hash_index_reference.py`` if there is no library. All tensors are on the CPU. ``index_buffers.py`` describes the
+tensors of an index.
 
 An id ``0 <= id < dense_rows`` is its own row and is in no index. Every other id belongs to one bucket and takes the
 bucket's lowest free row. An index holds all rows of its table, or a slice of them (see ``IndexPolicy``); its row
@@ -21,12 +21,15 @@ import torch
 from torch import Tensor
 
 from recfx.kernels.build import library
+from recfx.kernels.index import hash_index_reference  # noqa: F401  registers the references
 from recfx.kernels.index.index_buffers import COUNTERS, IndexBuffers, IndexPolicy, flat
 
-FINDS_ON_ANY_THREAD = True
-"""Whether one thread may call ``find_tables`` while another inserts into the same indexes."""
-
 _LATER_THAN_ANY = 2**62  # a batch number
+
+
+def finds_on_any_thread() -> bool:
+    """Whether one thread may call ``find_tables`` while another inserts into the same indexes."""
+    return library.load()
 
 
 class InFlight(NamedTuple):
@@ -91,7 +94,7 @@ def find(
     Returns:
         int64 ``[n]``.
     """
-    return torch.ops.recfx.find(ids, slot_groups, side_row, dense_rows, lock, dense_begin)
+    return library.operators().find(ids, slot_groups, side_row, dense_rows, lock, dense_begin)
 
 
 def find_tables(
@@ -115,7 +118,7 @@ def find_tables(
         rows: int64 ``[n]``, -1 if the table does not hold the id.
         absent: int64 ``[tables]``, the number of such ids per table.
     """
-    return torch.ops.recfx.find_tables(ids, begins, ends, slot_groups, side_rows, locks, dense_rows, dense_begins)
+    return library.operators().find_tables(ids, begins, ends, slot_groups, side_rows, locks, dense_rows, dense_begins)
 
 
 def slot_tables_(
@@ -136,7 +139,7 @@ def slot_tables_(
         slot_counts: the slots of each table, a power of two and more than it has ids.
         row_ids, row_states, locks: one per table. Waits for writers of these tables.
     """
-    torch.ops.recfx.slot_tables_(all_slots, all_side_rows, slot_counts, row_ids, row_states, locks)
+    library.operators().slot_tables_(all_slots, all_side_rows, slot_counts, row_ids, row_states, locks)
 
 
 def find_or_insert(
@@ -177,7 +180,7 @@ def find_or_insert(
         RuntimeError: an id belongs to a different slice of its table; nothing has changed.
     """
     arguments = _batch_arguments(buffers, policies, in_flight)
-    return Inserted(*torch.ops.recfx.find_or_insert(ids, begins, ends, *arguments))
+    return Inserted(*library.operators().find_or_insert(ids, begins, ends, *arguments))
 
 
 def _batch_arguments(
@@ -197,7 +200,7 @@ def find_or_insert_undoably(
 ) -> UndoRecord:
     """``find_or_insert``, with what it takes to undo it. Its size is that of the batch."""
     arguments = _batch_arguments(buffers, policies, in_flight)
-    results = torch.ops.recfx.find_or_insert_undoably(ids, begins, ends, *arguments)
+    results = library.operators().find_or_insert_undoably(ids, begins, ends, *arguments)
     return UndoRecord(Inserted(*results[:5]), tuple(results[5:]))
 
 
@@ -217,7 +220,7 @@ def undo_insert(
         RuntimeError: the record does not fit the indexes; nothing has changed.
     """
     rows, *given = record.inserted
-    torch.ops.recfx.undo_insert(rows, begins, ends, flat(buffers), flat(policies), *given, *record.tensors)
+    library.operators().undo_insert(rows, begins, ends, flat(buffers), flat(policies), *given, *record.tensors)
 
 
 def add_counts(counts: list[Tensor], amounts: list[int]) -> None:
@@ -227,7 +230,7 @@ def add_counts(counts: list[Tensor], amounts: list[int]) -> None:
         counts: one int64 ``[k]`` per table.
         amounts: what to add to the first numbers of each table, table by table; as many for each.
     """
-    torch.ops.recfx.add_counts(counts, amounts)
+    library.operators().add_counts(counts, amounts)
 
 
 def any_nonzero(cells: list[Tensor]) -> bool:
@@ -236,7 +239,7 @@ def any_nonzero(cells: list[Tensor]) -> bool:
     Args:
         cells: int64 ``[1]`` each.
     """
-    return bool(torch.ops.recfx.any_nonzero(cells))
+    return bool(library.operators().any_nonzero(cells))
 
 
 def mark_initialized(
@@ -251,7 +254,7 @@ def mark_initialized(
         rows: int64 ``[n]``.
         begins, ends: where the rows of each table begin and end.
     """
-    torch.ops.recfx.mark_initialized(flat(buffers), flat(policies), rows, begins, ends)
+    library.operators().mark_initialized(flat(buffers), flat(policies), rows, begins, ends)
 
 
 def erase(ids: Tensor, buffers: IndexBuffers, policy: IndexPolicy) -> Tensor:
@@ -260,60 +263,53 @@ def erase(ids: Tensor, buffers: IndexBuffers, policy: IndexPolicy) -> Tensor:
     Returns:
         int64 ``[n]``: the row that each id had, -1 if it had none (or appears earlier in ``ids``).
     """
-    return torch.ops.recfx.erase(ids, list(buffers), list(policy))
+    return library.operators().erase(ids, list(buffers), list(policy))
 
 
-@library.when_loaded
-def _register_fakes() -> None:
-    """Shapes and dtypes of what the operators return; they depend only on the ids."""
+# Shapes and dtypes of what the operators return; they depend only on the ids.
 
-    @torch.library.register_fake("recfx::find")
-    def _find(ids: Tensor, *rest: object) -> Tensor:
-        return torch.empty_like(ids, memory_format=torch.contiguous_format)
 
-    @torch.library.register_fake("recfx::find_tables")
-    def _find_tables(ids: Tensor, begins: list[int], *rest: object) -> tuple[Tensor, Tensor]:
-        return torch.empty_like(ids, memory_format=torch.contiguous_format), ids.new_empty(len(begins))
+@library.fake("find")
+def _find(ids: Tensor, *rest: object) -> Tensor:
+    return torch.empty_like(ids, memory_format=torch.contiguous_format)
 
-    @torch.library.register_fake("recfx::slot_tables_")
-    def _slot_tables(*arguments: object) -> None:
-        return None
 
-    @torch.library.register_fake("recfx::find_or_insert")
-    def _find_or_insert(ids: Tensor, begins: list[int], *rest: object) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        count = torch.library.get_ctx().new_dynamic_size()
-        new_rows, ids_before = ids.new_empty(count), ids.new_empty(count)
-        states_before = torch.empty(count, dtype=torch.uint8, device=ids.device)
-        rows = torch.empty_like(ids, memory_format=torch.contiguous_format)
-        return rows, new_rows, states_before, ids_before, ids.new_empty(len(begins), 2)
+@library.fake("find_tables")
+def _find_tables(ids: Tensor, begins: list[int], *rest: object) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(ids, memory_format=torch.contiguous_format), ids.new_empty(len(begins))
 
-    @torch.library.register_fake("recfx::find_or_insert_undoably")
-    def _find_or_insert_undoably(
-        ids: Tensor, begins: list[int], ends: list[int], buffers: list[Tensor], policies: list[int], *rest: object
-    ) -> tuple[Tensor, ...]:
-        evicts = any(
-            scores.numel() for scores in buffers[IndexBuffers._fields.index("row_scores") :: len(IndexBuffers._fields)]
-        )
-        changes = torch.library.get_ctx().new_dynamic_size()
-        of_undo = ids.new_empty(ids.numel() if evicts else 0), ids.new_empty(changes, 5)
-        return *_find_or_insert(ids, begins), *of_undo, ids.new_empty(len(begins), len(COUNTERS))
 
-    @torch.library.register_fake("recfx::undo_insert")
-    def _undo_insert(*arguments: object) -> None:
-        return None
+@library.fake("find_or_insert")
+def _find_or_insert(ids: Tensor, begins: list[int], *rest: object) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    count = torch.library.get_ctx().new_dynamic_size()
+    new_rows, ids_before = ids.new_empty(count), ids.new_empty(count)
+    states_before = torch.empty(count, dtype=torch.uint8, device=ids.device)
+    rows = torch.empty_like(ids, memory_format=torch.contiguous_format)
+    return rows, new_rows, states_before, ids_before, ids.new_empty(len(begins), 2)
 
-    @torch.library.register_fake("recfx::add_counts")
-    def _add_counts(counts: list[Tensor], amounts: list[int]) -> None:
-        return None
 
-    @torch.library.register_fake("recfx::any_nonzero")
-    def _any_nonzero(cells: list[Tensor]) -> Tensor:
-        return cells[0].new_empty((), dtype=torch.bool)
+@library.fake("find_or_insert_undoably")
+def _find_or_insert_undoably(
+    ids: Tensor, begins: list[int], ends: list[int], buffers: list[Tensor], policies: list[int], *rest: object
+) -> tuple[Tensor, ...]:
+    evicts = any(
+        scores.numel() for scores in buffers[IndexBuffers._fields.index("row_scores") :: len(IndexBuffers._fields)]
+    )
+    changes = torch.library.get_ctx().new_dynamic_size()
+    of_undo = ids.new_empty(ids.numel() if evicts else 0), ids.new_empty(changes, 5)
+    return *_find_or_insert(ids, begins), *of_undo, ids.new_empty(len(begins), len(COUNTERS))
 
-    @torch.library.register_fake("recfx::mark_initialized")
-    def _mark_initialized(buffers: list[Tensor], *rest: object) -> None:
-        return None
 
-    @torch.library.register_fake("recfx::erase")
-    def _erase(ids: Tensor, *rest: object) -> Tensor:
-        return torch.empty_like(ids, memory_format=torch.contiguous_format)
+@library.fake("any_nonzero")
+def _any_nonzero(cells: list[Tensor]) -> Tensor:
+    return cells[0].new_empty((), dtype=torch.bool)
+
+
+@library.fake("erase")
+def _erase(ids: Tensor, *rest: object) -> Tensor:
+    return torch.empty_like(ids, memory_format=torch.contiguous_format)
+
+
+@library.fake("slot_tables_", "undo_insert", "add_counts", "mark_initialized")
+def _nothing(*arguments: object) -> None:
+    return None

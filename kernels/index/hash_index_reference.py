@@ -1,5 +1,6 @@
-"""The operators of ``hash_index.py`` in ATen and Python: their definition, and the fallback if nothing can be compiled.
+"""The operators of ``hash_index.py`` in ATen and Python: their definition, and what runs if nothing can be compiled.
 
+They take flat lists of buffers and policies, as the C++ operators do, and may only be called from one thread at a time.
 ``find`` is pure ATen. The operators that change an index are written to be read: they first decide everything and then
 change everything, so that a full table changes nothing. They change copies of the buffers, which a single operator then
 copies back, so that an exception in the middle (Ctrl-C, say) leaves all tables as they were.
@@ -10,13 +11,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from recfx.kernels.build import library
 from recfx.kernels.index.buckets import bucket_of, home_rows, shared_rows
 from recfx.kernels.index.free_rows import update_free_rows
-from recfx.kernels.index.hash_index import InFlight, Inserted, UndoRecord
 from recfx.kernels.index.index_buffers import (
     BATCH_BITS,
     BATCHES,
@@ -34,6 +36,7 @@ from recfx.kernels.index.index_buffers import (
     UNSEEN_ANSWERS,
     IndexBuffers,
     IndexPolicy,
+    grouped,
     is_taken,
     is_uninitialized,
 )
@@ -41,10 +44,10 @@ from recfx.kernels.index.mix64 import mix64
 from recfx.kernels.index.slot_groups import erase_from_groups, find_in_groups, insert_into_groups
 from recfx.kernels.index.slot_table import insert_into_slots
 
-FINDS_ON_ANY_THREAD = False
-"""These references may only be called from one thread at a time."""
+_Inserted = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 
 
+@library.reference("find")
 def find(
     ids: Tensor,
     slot_groups: Tensor,
@@ -58,6 +61,7 @@ def find(
     return torch.where(is_dense, ids - dense_begin, find_in_groups(ids, slot_groups, side_row))
 
 
+@library.reference("find_tables")
 def find_tables(
     ids: Tensor,
     begins: list[int],
@@ -79,6 +83,7 @@ def find_tables(
     return rows, absent
 
 
+@library.reference("slot_tables_")
 def slot_tables_(
     all_slots: Tensor,
     all_side_rows: Tensor,
@@ -132,18 +137,25 @@ class _Plan:
     unseen_answers: int = 0
 
 
+@library.reference("find_or_insert")
 def find_or_insert(
     ids: Tensor,
     begins: list[int],
     ends: list[int],
-    buffers: list[IndexBuffers],
-    policies: list[IndexPolicy],
-    in_flight: list[InFlight],
-) -> Inserted:
+    all_buffers: list[Tensor],
+    all_policies: list[int],
+    oldest_in_flight: list[int],
+    rows_in_flight: list[Tensor] | None = None,
+    oldest_listed: list[int] | None = None,
+) -> _Inserted:
     """``find_or_insert``."""
+    buffers, policies = grouped(IndexBuffers, all_buffers), grouped(IndexPolicy, all_policies)
+    listed = rows_in_flight or [ids.new_empty(0)] * len(buffers)
     plans = [
-        _plan(ids[begin:end], index, policy, held.oldest, held.rows)
-        for begin, end, index, policy, held in zip(begins, ends, buffers, policies, in_flight, strict=True)
+        _plan(ids[begin:end], index, policy, oldest, rows)
+        for begin, end, index, policy, oldest, rows in zip(
+            begins, ends, buffers, policies, oldest_in_flight, listed, strict=True
+        )
     ]
     report = torch.tensor(
         [[sum(new.row >= 0 for new in plan.new_ids), plan.full_bucket] for plan in plans], dtype=torch.int64
@@ -151,7 +163,7 @@ def find_or_insert(
     rows = ids.clone()
     if any(plan.full_bucket >= 0 for plan in plans):
         nothing = ids.new_empty(0)
-        return Inserted(rows.fill_(-1), nothing, nothing.to(torch.uint8), nothing, report)
+        return rows.fill_(-1), nothing, nothing.to(torch.uint8), nothing.clone(), report
     new_rows, states_before, ids_before = [], [], []
     changed = [_copy(index) for index in buffers]
     for begin, end, plan, index, policy in zip(begins, ends, plans, changed, policies, strict=True):
@@ -162,35 +174,32 @@ def find_or_insert(
                 ids_before.append(plan.evicted.get(new.row, -1))
         _apply(plan, index, policy)
         rows[begin:end] = plan.rows
-    inserted = Inserted(
-        rows,
-        ids.new_tensor(new_rows),
-        torch.tensor(states_before, dtype=torch.uint8),
-        ids.new_tensor(ids_before),
-        report,
-    )
+    states = torch.tensor(states_before, dtype=torch.uint8)
+    inserted = (rows, ids.new_tensor(new_rows), states, ids.new_tensor(ids_before), report)
     _copy_back(changed, buffers)
     return inserted
 
 
+@library.reference("find_or_insert_undoably")
 def find_or_insert_undoably(
-    ids: Tensor,
-    begins: list[int],
-    ends: list[int],
-    buffers: list[IndexBuffers],
-    policies: list[IndexPolicy],
-    in_flight: list[InFlight],
-) -> UndoRecord:
-    """``find_or_insert_undoably``, by copies of everything."""
-    before = _without_lock([_copy(index) for index in buffers])
-    return UndoRecord(find_or_insert(ids, begins, ends, buffers, policies, in_flight), tuple(before))
+    ids: Tensor, begins: list[int], ends: list[int], buffers: list[Tensor], *rest: Any
+) -> tuple[Tensor, ...]:
+    """``find_or_insert_undoably``, by a copy of everything, as bytes."""
+    tensors = _without_lock(grouped(IndexBuffers, buffers))
+    before = torch.cat([tensor.reshape(-1).view(torch.uint8) for tensor in tensors])
+    return *find_or_insert(ids, begins, ends, buffers, *rest), before, ids.new_empty(0), ids.new_empty(0)
 
 
+@library.reference("undo_insert")
 def undo_insert(
-    record: UndoRecord, begins: list[int], ends: list[int], buffers: list[IndexBuffers], policies: list[IndexPolicy]
+    rows: Tensor, begins: list[int], ends: list[int], buffers: list[Tensor], policies: list[int], *record: Tensor
 ) -> None:
     """``undo_insert``."""
-    torch._foreach_copy_(_without_lock(buffers), list(record.tensors))
+    *_, before, _, _ = record
+    tensors = _without_lock(grouped(IndexBuffers, buffers))
+    pieces = before.split([tensor.nbytes for tensor in tensors])
+    kept = [piece.clone().view(tensor.dtype).view_as(tensor) for piece, tensor in zip(pieces, tensors, strict=True)]
+    torch._foreach_copy_(tensors, kept)
 
 
 def _copy(index: IndexBuffers) -> IndexBuffers:
@@ -206,15 +215,18 @@ def _without_lock(buffers: list[IndexBuffers]) -> list[Tensor]:
     return [tensor for index in buffers for name, tensor in index._asdict().items() if name != "lock"]
 
 
-def any_nonzero(cells: list[Tensor]) -> bool:
+@library.reference("any_nonzero")
+def any_nonzero(cells: list[Tensor]) -> Tensor:
     """``any_nonzero``."""
-    return any(bool(cell.item()) for cell in cells)
+    return torch.cat(cells).any()
 
 
+@library.reference("mark_initialized")
 def mark_initialized(
-    buffers: list[IndexBuffers], policies: list[IndexPolicy], rows: Tensor, begins: list[int], ends: list[int]
+    all_buffers: list[Tensor], policies: list[int], rows: Tensor, begins: list[int], ends: list[int]
 ) -> None:
     """``mark_initialized``."""
+    buffers = grouped(IndexBuffers, all_buffers)
     changed = [_copy(index) for index in buffers]
     for index, begin, end in zip(changed, begins, ends, strict=True):
         mine = rows[begin:end]
@@ -406,14 +418,17 @@ def _update_free_places(index: IndexBuffers, policy: IndexPolicy, place: int) ->
     update_free_rows(index.free_places, in_use, changed, policy.own_dense_rows)
 
 
+@library.reference("add_counts")
 def add_counts(counts: list[Tensor], amounts: list[int]) -> None:
     """``add_counts``."""
     for each, amount in zip(counts, torch.tensor(amounts).view(len(counts), -1), strict=True):
         each[: len(amount)] += amount
 
 
-def erase(ids: Tensor, buffers: IndexBuffers, policy: IndexPolicy) -> Tensor:
+@library.reference("erase")
+def erase(ids: Tensor, tensors: list[Tensor], numbers: list[int]) -> Tensor:
     """``erase``, one id at a time."""
+    buffers, policy = IndexBuffers(*tensors), IndexPolicy(*numbers)
     index = _copy(buffers)
     candidates = _candidates(index, policy)
     rows = []

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -205,6 +205,15 @@ def is_uninitialized(row_state: Tensor) -> Tensor:
     return (row_state == NEW) | (row_state == RENEWED)
 
 
-def flat(values: Sequence[Sequence[object]]) -> list[object]:
+def flat(tables: Sequence[Sequence[object]]) -> list[object]:
     """Concatenate the lists of all tables: the form in which the operators take buffers and policies."""
-    return [value for each in values for value in each]
+    return [value for table in tables for value in table]
+
+
+_Kind = TypeVar("_Kind", IndexBuffers, IndexPolicy)
+
+
+def grouped(kind: type[_Kind], values: Sequence[Any]) -> list[_Kind]:
+    """The inverse of ``flat``."""
+    count = len(kind._fields)
+    return [kind(*values[start : start + count]) for start in range(0, len(values), count)]

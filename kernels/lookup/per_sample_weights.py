@@ -1,7 +1,7 @@
-"""The gradient of pooled lookups with respect to their per-sample weights, on the CPU.
+"""The gradient of pooled lookups with respect to their per-sample weights.
 
-The function calls the C++ operator of the same name (``csrc/lookup/per_sample_weights.cpp``); ``library.load()`` must
-have been called first. ``per_sample_weights_reference.py`` implements the same contract.
+``recfx::per_sample_weight_gradients`` runs in C++ (``csrc/lookup/per_sample_weights.cpp``), and
+``recfx::per_sample_weight_gradients_triton`` by the kernel in ``per_sample_weights_triton.py``.
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from recfx.kernels.build import library
+from recfx.kernels.build import launch, library, tiling
+from recfx.kernels.lookup.table_layout import layout_of, starts
 
 
 def per_sample_weight_gradients(
@@ -28,12 +29,71 @@ def per_sample_weight_gradients(
         IndexError: a row is beyond the end of its table.
         RuntimeError: another argument is wrong.
     """
-    found: Tensor = torch.ops.recfx.per_sample_weight_gradients(rows, offsets, gradients, weights, table_of_feature)
+    found: Tensor = library.operators().per_sample_weight_gradients(rows, offsets, gradients, weights, table_of_feature)
     return found
 
 
-@library.when_loaded
-def _register_fakes() -> None:
-    @torch.library.register_fake("recfx::per_sample_weight_gradients")
-    def _per_sample_weight_gradients(rows: Tensor, *rest: object) -> Tensor:
-        return rows.new_empty(rows.numel(), dtype=torch.float32)
+@library.fake("per_sample_weight_gradients")
+def _fake(rows: Tensor, *arguments: object) -> Tensor:
+    return rows.new_empty(rows.numel(), dtype=torch.float32)
+
+
+@torch.library.custom_op("recfx::per_sample_weight_gradients_triton", mutates_args=())
+def per_sample_weight_gradients_triton(
+    rows: Tensor, offsets: Tensor, gradients: Tensor, weights: list[Tensor], table_of_feature: list[int]
+) -> Tensor:
+    """The gradient of the per-sample weights of a pooled lookup (SUM).
+
+    Args:
+        rows, offsets, weights, table_of_feature: as in ``recfx::pooled_lookup_triton``.
+        gradients: contiguous ``[B, sum of the features' dims]``, of the lookup's output.
+
+    Returns:
+        float32 ``[n]``; 0 for a row of -1.
+    """
+    from recfx.kernels.lookup.per_sample_weights_triton import recfx_per_sample_weight_gradients
+
+    layout = layout_of(weights, table_of_feature)
+    bags = offsets.numel() - 1
+    found = torch.zeros(rows.numel(), dtype=torch.float32, device=rows.device)
+    if bags == 0 or rows.numel() == 0:
+        return found
+    launch.launch(
+        recfx_per_sample_weight_gradients,
+        launch.programs(rows.device, bags),
+        rows,
+        offsets,
+        gradients,
+        layout.first_columns,
+        weights[0],
+        starts(weights, table_of_feature),
+        found,
+        bags,
+        bags // len(table_of_feature),
+        layout.columns,
+        BLOCK_D=tiling.block_of(layout.largest_dim),
+    )
+    return found
+
+
+per_sample_weight_gradients_triton.register_fake(_fake)
+
+
+def per_sample_weight_gradients_reference(
+    rows: Tensor, offsets: Tensor, gradients: Tensor, weights: list[Tensor], table_of_feature: list[int]
+) -> Tensor:
+    """For each position, the gradient of its bag times its row; 0 for a row of -1. In ATen."""
+    batch_size = (offsets.numel() - 1) // len(table_of_feature)
+    found = torch.zeros(rows.numel(), dtype=torch.float32, device=rows.device)
+    column = 0
+    for feature, table in enumerate(table_of_feature):
+        weight = weights[table]
+        bags = offsets[feature * batch_size : (feature + 1) * batch_size + 1]
+        begin, end = int(bags[0]), int(bags[-1])
+        bag = torch.repeat_interleave(torch.arange(batch_size, device=rows.device), bags.diff())
+        asked = rows[begin:end]
+        gradient = gradients[:, column : column + weight.shape[1]].float().index_select(0, bag)
+        products = (gradient * weight.index_select(0, asked.clamp(min=0)).float()).sum(dim=1)
+        found[begin:end] = products.masked_fill(asked < 0, 0.0)
+        column += weight.shape[1]
+    return found

@@ -1,7 +1,8 @@
-"""Pooled lookups of several tables at once on the CPU, from rows or straight from raw ids.
+"""Pooled lookups of several tables at once, from rows or straight from raw ids.
 
-Each function calls the C++ operator of the same name (``torch.ops.recfx.*``, ``csrc/lookup/pooled_lookup.cpp``);
-``library.load()`` must have been called first. ``pooled_lookup_reference.py`` implements the same contracts.
+``recfx::pooled_lookup``, ``find_and_pool`` and ``pool_again_`` run in C++ (``csrc/lookup/pooled_lookup.cpp``), and
+``recfx::pooled_lookup_triton`` by the kernel in ``pooled_lookup_triton.py``; ``pooled_lookup_reference.py`` has all of
+them in ATen.
 
 All of them use the same conventions. A lookup has ``F`` features, in column order; feature ``f`` reads table
 ``table_of_feature[f]``, and its bag ``b`` spans ``offsets[f * B + b]`` to ``offsets[f * B + b + 1]``. Weights are
@@ -16,8 +17,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from recfx.kernels.build import library
+from recfx.kernels.build import launch, library, tiling
 from recfx.kernels.index.index_buffers import IndexView
+from recfx.kernels.lookup.table_layout import layout_of, starts
 
 
 def pooled_lookup(
@@ -39,7 +41,7 @@ def pooled_lookup(
     Returns:
         float32 ``[B, sum of the features' dims]``.
     """
-    return torch.ops.recfx.pooled_lookup(rows, offsets, weights, table_of_feature, mean, per_sample_weights)
+    return library.operators().pooled_lookup(rows, offsets, weights, table_of_feature, mean, per_sample_weights)
 
 
 def find_and_pool(
@@ -71,7 +73,7 @@ def find_and_pool(
     lookup = (ids, offsets, weights, table_of_feature)
     views = (slot_groups, side_rows, dense_rows, share_buckets, seeds, table_rows, row_begins)
     held = [lock for lock in locks if lock is not None]
-    return torch.ops.recfx.find_and_pool(*lookup, *views, held, per_sample_weights, keep_rows)
+    return library.operators().find_and_pool(*lookup, *views, held, per_sample_weights, keep_rows)
 
 
 def pool_again_(
@@ -91,7 +93,7 @@ def pool_again_(
         changed: bool ``[n]``, true where a new row differs from the old one.
         offsets, weights, table_of_feature, per_sample_weights: see above.
     """
-    torch.ops.recfx.pool_again_(pooled, rows, changed, offsets, weights, table_of_feature, per_sample_weights)
+    library.operators().pool_again_(pooled, rows, changed, offsets, weights, table_of_feature, per_sample_weights)
 
 
 def pooled_like(offsets: Tensor, weights: list[Tensor], table_of_feature: list[int]) -> Tensor:
@@ -101,34 +103,79 @@ def pooled_like(offsets: Tensor, weights: list[Tensor], table_of_feature: list[i
     return weights[0].new_empty(batch_size, columns, dtype=torch.float32)
 
 
-@library.when_loaded
-def _register_fakes() -> None:
-    @torch.library.register_fake("recfx::pooled_lookup")
-    def _pooled_lookup(
-        rows: Tensor, offsets: Tensor, weights: list[Tensor], table_of_feature: list[int], *rest: object
-    ) -> Tensor:
-        return pooled_like(offsets, weights, table_of_feature)
+@library.fake("pooled_lookup")
+def _pooled_lookup(
+    rows: Tensor, offsets: Tensor, weights: list[Tensor], table_of_feature: list[int], *rest: object
+) -> Tensor:
+    return pooled_like(offsets, weights, table_of_feature)
 
-    @torch.library.register_fake("recfx::find_and_pool")
-    def _find_and_pool(
-        ids: Tensor,
-        offsets: Tensor,
-        weights: list[Tensor],
-        table_of_feature: list[int],
-        slot_groups: list[Tensor],
-        side_rows: list[Tensor],
-        dense_rows: list[int],
-        share_buckets: list[int],
-        seeds: list[int],
-        table_rows: list[int],
-        row_begins: list[int],
-        locks: list[Tensor],
-        per_sample_weights: Tensor | None,
-        keep_rows: bool = True,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        rows = torch.empty_like(ids, memory_format=torch.contiguous_format) if keep_rows else ids.new_empty(0)
-        return pooled_like(offsets, weights, table_of_feature), rows, ids.new_empty(len(weights))
 
-    @torch.library.register_fake("recfx::pool_again_")
-    def _pool_again(*arguments: object) -> None:
-        return None
+@library.fake("find_and_pool")
+def _find_and_pool(
+    ids: Tensor,
+    offsets: Tensor,
+    weights: list[Tensor],
+    table_of_feature: list[int],
+    *rest: object,
+) -> tuple[Tensor, Tensor, Tensor]:
+    keep_rows = len(rest) < 10 or bool(rest[9])  # the last argument of the operator
+    rows = torch.empty_like(ids, memory_format=torch.contiguous_format) if keep_rows else ids.new_empty(0)
+    return pooled_like(offsets, weights, table_of_feature), rows, ids.new_empty(len(weights))
+
+
+@library.fake("pool_again_")
+def _pool_again(*arguments: object) -> None:
+    return None
+
+
+@torch.library.custom_op("recfx::pooled_lookup_triton", mutates_args=())
+def pooled_lookup_triton(
+    rows: Tensor,
+    offsets: Tensor,
+    weights: list[Tensor],
+    table_of_feature: list[int],
+    mean: bool,
+    per_sample_weights: Tensor | None,
+) -> Tensor:
+    """Pool the rows of every bag, in one launch.
+
+    Args:
+        rows: int64 ``[n]``; -1 adds nothing.
+        offsets: int64 ``[F * B + 1]``.
+        weights: contiguous ``[rows, dim]``, all float32, all float16 or all bfloat16, on one device.
+        table_of_feature: the position of each feature's table.
+        mean: divide each sum by the bag's length, which counts rows of -1.
+        per_sample_weights: float32 ``[n]``, or None.
+
+    Returns:
+        float32 ``[B, sum of the features' dims]``, computed in float32 in the order of the rows.
+    """
+    from recfx.kernels.lookup.pooled_lookup_triton import recfx_pooled_lookup
+
+    layout = layout_of(weights, table_of_feature)
+    bags = offsets.numel() - 1
+    batch_size = bags // len(table_of_feature)
+    pooled = torch.empty(batch_size, layout.columns, dtype=torch.float32, device=rows.device)
+    if bags == 0:
+        return pooled
+    launch.launch(
+        recfx_pooled_lookup,
+        launch.programs(rows.device, bags),
+        rows,
+        offsets,
+        pooled if per_sample_weights is None else per_sample_weights,  # not read
+        weights[0],
+        starts(weights, table_of_feature),
+        layout.first_columns,
+        pooled,
+        bags,
+        batch_size,
+        layout.columns,
+        BLOCK_D=tiling.block_of(layout.largest_dim),
+        WEIGHTED=per_sample_weights is not None,
+        MEAN=mean,
+    )
+    return pooled
+
+
+pooled_lookup_triton.register_fake(_pooled_lookup)

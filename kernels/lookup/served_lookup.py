@@ -1,8 +1,6 @@
 """Lookups of exported files on the CPU: finds ids in frozen indexes and pools stored rows, in one pass.
 
-``served_lookup`` calls the C++ operator of the same name (``torch.ops.recfx.*``, ``csrc/lookup/served_lookup.cpp``),
-which files of ``export(portable=False)`` call as well; ``library.load()`` must have been called first.
-``served_lookup_reference.py`` implements the same contract.
+``recfx::served_lookup`` runs in C++ (``csrc/lookup/served_lookup.cpp``); files of ``export(portable=False)`` call it.
 """
 
 from __future__ import annotations
@@ -13,6 +11,9 @@ import torch
 from torch import Tensor
 
 from recfx.kernels.build import library
+from recfx.kernels.index.buckets import shared_rows
+from recfx.kernels.index.slot_table import find_rows_in_slots
+from recfx.kernels.lookup.quantized_rows import dequantize_rows, row_bytes
 
 
 class ServedTable(NamedTuple):
@@ -62,18 +63,72 @@ def served_lookup(
         RuntimeError: anything else does not fit.
     """
     count, columns, formats, *index = map(list, zip(*tables, strict=True))
-    return torch.ops.recfx.served_lookup(
+    return library.operators().served_lookup(
         ids, offsets, rows, count, columns, formats, table_of_feature, slots, *index, mean, per_sample_weights
     )
 
 
-@library.when_loaded
-def _register_fakes() -> None:
-    @torch.library.register_fake("recfx::served_lookup")
-    def _served_lookup(
-        ids: Tensor, offsets: Tensor, rows: Tensor, counts: list[int], columns: list[int], formats: list[int],
-        table_of_feature: list[int], *rest: object,
-    ) -> Tensor:  # fmt: skip
-        batch_size = (offsets.numel() - 1) // len(table_of_feature)
-        total = sum(columns[table] for table in table_of_feature)
-        return rows.new_empty(batch_size, total, dtype=torch.float32)
+@library.fake("served_lookup")
+def _fake(
+    ids: Tensor, offsets: Tensor, rows: Tensor, counts: list[int], columns: list[int], formats: list[int],
+    table_of_feature: list[int], *rest: object,
+) -> Tensor:  # fmt: skip
+    batch_size = (offsets.numel() - 1) // len(table_of_feature)
+    total = sum(columns[table] for table in table_of_feature)
+    return rows.new_empty(batch_size, total, dtype=torch.float32)
+
+
+def served_lookup_reference(
+    ids: Tensor,
+    offsets: Tensor,
+    rows: Tensor,
+    tables: list[ServedTable],
+    table_of_feature: list[int],
+    slots: Tensor,
+    mean: bool = False,
+    per_sample_weights: Tensor | None = None,
+) -> Tensor:
+    """``served_lookup`` in ATen, feature by feature: the definition of what files answer."""
+    batch_size = (offsets.numel() - 1) // len(table_of_feature)
+    values = _values(rows, tables)
+    slot_tables = slots.split([table.slots for table in tables])
+    pooled = []
+    for feature, number in enumerate(table_of_feature):
+        table = tables[number]
+        bags = offsets[feature * batch_size : (feature + 1) * batch_size + 1]
+        stretch = slice(int(bags[0]), int(bags[-1]))
+        found = _rows_of(ids[stretch], table, slot_tables[number])
+        if bool((found < (-1 if table.slots else 0)).any() or (found >= table.num_rows).any()):
+            raise IndexError("an id has no row in its table [id_out_of_range]")
+        read = values[number][found.clamp(min=0)] * (found >= 0).unsqueeze(1)
+        if per_sample_weights is not None:
+            read = read * per_sample_weights[stretch].unsqueeze(1)
+        bag = torch.repeat_interleave(torch.arange(batch_size), bags.diff())
+        sums = torch.zeros(batch_size, table.columns).index_add_(0, bag, read)
+        pooled.append(sums / bags.diff().clamp(min=1).unsqueeze(1) if mean else sums)
+    return torch.cat(pooled, dim=1)
+
+
+def _rows_of(ids: Tensor, table: ServedTable, slots: Tensor) -> Tensor:
+    if table.slots == 0:
+        return ids
+    found = find_rows_in_slots(ids, slots, torch.tensor([table.side_row]), table.dense_rows)
+    if table.share_buckets == 0:
+        return found
+    shared = shared_rows(ids, table.num_rows, table.dense_rows, table.share_buckets, table.seed)
+    return torch.where(found < 0, shared, found)
+
+
+def _values(rows: Tensor, tables: list[ServedTable]) -> list[Tensor]:
+    """The rows of each table, float32 ``[count, columns]``."""
+    found, begin = [], 0
+    for table in tables:
+        bits = (32, 16, 8, 4)[table.row_format]
+        size = row_bytes(table.columns, bits) if bits <= 8 else table.columns * bits // 8
+        stored = rows[begin : begin + table.num_rows * size].view(table.num_rows, size)
+        begin += table.num_rows * size
+        if bits <= 8:
+            found.append(dequantize_rows(stored, table.columns, bits))
+        else:
+            found.append(stored.clone().view(torch.float32 if bits == 32 else torch.float16).float())
+    return found

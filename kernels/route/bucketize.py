@@ -1,18 +1,21 @@
-"""Route the ids of a batch to the pieces of their tables: which rank gets which ids when tables are cut by rows.
+"""Routes ids to the pieces of tables that are cut by rows.
 
-``bucketize`` calls the C++ operator (``csrc/route/bucketize.cpp``); ``library.load()`` must have been called first.
-``bucketize_reference.py`` implements the same contract.
+``recfx::bucketize`` runs in C++ on the CPU (``csrc/route/bucketize.cpp``), by the kernels in ``bucketize_triton.py``
+where they can be launched, and in ATen everywhere else.
 """
 
 from __future__ import annotations
 
-from itertools import chain
-from typing import NamedTuple
+from functools import lru_cache
+from itertools import accumulate, chain
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor
 
-from recfx.kernels.build import library
+from recfx.kernels.build import launch, library
+from recfx.kernels.index.buckets import home_rows
+from recfx.kernels.index.mix64 import mix64_integer
 
 WHOLE = -1
 """Instead of a piece: all ids of the feature, unchanged."""
@@ -46,7 +49,7 @@ def bucketize(
     other ids leave unchanged.
 
     Args:
-        ids: int64 ``[n]`` on the CPU, feature by feature and bag by bag.
+        ids: int64 ``[n]``, feature by feature and bag by bag.
         lengths: int32 or int64 ``[F * B]``, the number of ids in each bag.
         batch_size: ``B``.
         routes: see ``Routes``.
@@ -62,36 +65,187 @@ def bucketize(
             the feature and the first such id.
         RuntimeError: the arguments do not fit together.
     """
-    ids_out, lengths_out, weights_out = torch.ops.recfx.bucketize(ids, lengths, batch_size, *flat(routes), weights)
+    borders, border_counts = list(chain.from_iterable(routes.row_borders)), list(map(len, routes.row_borders))
+    arguments = (ids, lengths, batch_size, borders, border_counts, *routes[1:], weights)
+    ids_out, lengths_out, weights_out = library.operators().bucketize(*arguments)
     return ids_out, lengths_out, None if weights is None else weights_out
 
 
-def flat(routes: Routes) -> tuple[list[int], ...]:
-    """``routes`` as operators take them: all borders, how many each feature has, and the other lists."""
-    borders = list(chain.from_iterable(routes.row_borders))
-    return borders, list(map(len, routes.row_borders)), *routes[1:]
-
-
-def fake(
-    ids: Tensor,
-    lengths: Tensor,
-    batch_size: int,
-    borders: list[int],
-    border_counts: list[int],
-    dense_rows: list[int],
-    rows: list[int],
-    buckets: list[int],
-    seeds: list[int],
-    sources: list[int],
-    pieces: list[int],
-    weights: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """What an operator with this contract returns, without numbers."""
+@library.fake("bucketize")
+def _fake(ids: Tensor, lengths: Tensor, batch_size: int, *arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
+    routes, weights = _routes_and_weights(*arguments)
     count = torch.library.get_ctx().new_dynamic_size()
     weights_out = ids.new_empty(0, dtype=torch.float32) if weights is None else weights.new_empty(count)
-    return ids.new_empty(count), lengths.new_empty(len(sources) * batch_size), weights_out
+    return ids.new_empty(count), lengths.new_empty(len(routes.sources) * batch_size), weights_out
 
 
-@library.when_loaded
-def _register_fake() -> None:
-    torch.library.register_fake("recfx::bucketize", fake)
+def _routes_and_weights(borders: list[int], border_counts: list[int], *rest: Any) -> tuple[Routes, Tensor | None]:
+    """The last arguments of the operator, which takes all borders and how many each feature has."""
+    starts = [0, *accumulate(border_counts)]
+    row_borders = [borders[start : start + count] for start, count in zip(starts, border_counts, strict=False)]
+    *lists, weights = rest
+    return Routes(row_borders, *lists), weights
+
+
+@library.reference("bucketize")
+def bucketize_reference(
+    ids: Tensor, lengths: Tensor, batch_size: int, *arguments: Any
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The operator in ATen, entry by entry; without weights, the third tensor is empty."""
+    routes, weights = _routes_and_weights(*arguments)
+    _check_routes(lengths.numel(), ids.numel(), batch_size, routes, weights)
+    _check_lengths(ids, lengths)
+    by_feature = lengths.view(len(routes.row_borders), batch_size)
+    features = ids.split(by_feature.sum(dim=1).tolist())
+    pieces = [_pieces_of(feature, ids_of, routes) for feature, ids_of in enumerate(features)]
+    begins = [0, *torch.cumsum(by_feature.sum(dim=1), 0).tolist()]
+    ids_out, lengths_out, places_out = [ids[:0]], [lengths[:0]], [ids[:0].long()]
+    for feature, piece in zip(routes.sources, routes.pieces, strict=True):
+        own = torch.ones_like(features[feature], dtype=torch.bool) if piece < 0 else pieces[feature] == piece
+        bags = torch.repeat_interleave(torch.arange(batch_size, device=ids.device), by_feature[feature].long())
+        base = routes.row_borders[feature][piece] if piece >= 0 and routes.buckets[feature] == 0 else 0
+        ids_out.append(features[feature][own] - base)
+        lengths_out.append(torch.bincount(bags[own], minlength=batch_size).to(lengths.dtype))
+        places_out.append(begins[feature] + torch.nonzero(own).squeeze(1))
+    weights_out = ids.new_empty(0, dtype=torch.float32) if weights is None else weights[torch.cat(places_out)]
+    return torch.cat(ids_out), torch.cat(lengths_out), weights_out
+
+
+def _pieces_of(feature: int, ids: Tensor, routes: Routes) -> Tensor:
+    """The piece of each id of a feature; zeros if the feature is not cut."""
+    borders, rows, buckets = routes.row_borders[feature], routes.rows[feature], routes.buckets[feature]
+    if not borders:
+        return torch.zeros_like(ids)
+    if buckets == 0:
+        outside = ids[(ids < 0) | (ids >= rows)]
+        if outside.numel() > 0:
+            _refuse_outside(int(outside[0]), feature, rows)
+        home = ids
+    else:
+        home = home_rows(ids, rows, routes.dense_rows[feature], buckets, routes.seeds[feature])
+    inner = torch.tensor(borders[1:-1], dtype=torch.int64, device=ids.device)
+    return torch.searchsorted(inner, home, right=True)
+
+
+def _refuse_outside(id_: int, feature: int, rows: int) -> NoReturn:
+    """Raise the IndexError for an id that is no row of its table."""
+    raise IndexError(f"recfx: bucketize: id {id_} of feature {feature} is outside its {rows} rows")
+
+
+def _check_lengths(ids: Tensor, lengths: Tensor) -> None:
+    """Raise RuntimeError unless there are as many ids as the lengths say."""
+    if bool((lengths < 0).any()) or int(lengths.sum()) != ids.numel():
+        raise RuntimeError(f"recfx: bucketize: lengths add up to {int(lengths.sum())}, but there are {ids.numel()} ids")
+
+
+def _check_routes(bags: int, ids: int, batch_size: int, routes: Routes, weights: Tensor | None) -> None:
+    """Raise RuntimeError unless the numbers of bags, ids and weights and the routes fit together."""
+    features = len(routes.row_borders)
+    if bags != features * batch_size:
+        raise RuntimeError(f"recfx: bucketize: lengths must be [{features} * {batch_size}], got [{bags}]")
+    if weights is not None and weights.numel() != ids:
+        raise RuntimeError(f"recfx: bucketize: weights must be [{ids}], got {list(weights.shape)}")
+    for feature, (borders, rows) in enumerate(zip(routes.row_borders, routes.rows, strict=True)):
+        if borders and (len(borders) < 2 or borders != sorted(borders) or (borders[0], borders[-1]) != (0, rows)):
+            raise RuntimeError(f"recfx: bucketize: row borders of feature {feature} must ascend from 0 to {rows}")
+    for feature, piece in zip(routes.sources, routes.pieces, strict=True):
+        if not 0 <= feature < features or not -1 <= piece < max(0, len(routes.row_borders[feature]) - 1):
+            raise RuntimeError(f"recfx: bucketize: feature {feature} has no piece {piece}")
+
+
+@library.kernel("bucketize", "CUDA", "PrivateUse1")
+def bucketize_triton(ids: Tensor, lengths: Tensor, batch_size: int, *arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """The operator by the kernels in Triton, where they can be launched.
+
+    The host waits for the device once per call: for the number of ids of the output, and whether the batch is valid.
+    """
+    routes, weights = _routes_and_weights(*arguments)
+    if lengths.numel() == 0 or not routes.sources or not launch.is_possible(ids.device):
+        return bucketize_reference(ids, lengths, batch_size, *arguments)
+    _check_routes(lengths.numel(), ids.numel(), batch_size, routes, weights)
+    from recfx.kernels.route.bucketize_triton import recfx_bucket_counts, recfx_bucket_scatter
+
+    device, bags, features = ids.device, lengths.numel(), len(routes.rows)
+    on_device = _routes_on(device, *(tuple(map(tuple, routes.row_borders)), *map(tuple, routes[1:])))
+    most = on_device.most_pieces
+    ends = lengths.cumsum(0, dtype=torch.int64)
+    is_invalid = (lengths < 0).any() | (ends[-1] != ids.numel())
+    offsets = _from_zero(ends.clamp(0, ids.numel()))  # nothing outside of the ids is read, whatever the lengths are
+    found = torch.empty(ids.numel(), dtype=torch.int32, device=device)
+    counts = torch.empty(bags, most, dtype=torch.int32, device=device)
+    programs = launch.programs(device, bags)
+    outside = torch.empty(programs, dtype=torch.int64, device=device)
+    launch.launch(
+        recfx_bucket_counts, programs, ids, offsets, on_device.fields, on_device.borders, found, counts, outside,
+        bags, batch_size, ids.numel(), most, BLOCK_W=1 << (most - 1).bit_length(),
+    )  # fmt: skip
+    choices = torch.cat([counts.to(lengths.dtype).view(features, batch_size, most), lengths.view(features, -1, 1)], 2)
+    choices = choices.transpose(1, 2).reshape(-1, batch_size)
+    new_lengths = choices.index_select(0, on_device.choices).view(-1)
+    new_offsets = _from_zero(new_lengths.cumsum(0, dtype=torch.int64))
+    total, first_outside, invalid = torch.stack([new_offsets[-1], outside.min(), is_invalid.long()]).tolist()
+    if invalid:
+        _check_lengths(ids, lengths)
+    if first_outside < ids.numel():
+        feature = int((offsets[::batch_size] <= first_outside).sum()) - 1
+        _refuse_outside(int(ids[first_outside]), feature, routes.rows[feature])
+    new_ids = ids.new_empty(total)
+    new_weights = ids.new_empty(0, dtype=torch.float32) if weights is None else weights.new_empty(total)
+    launch.launch(
+        recfx_bucket_scatter, launch.programs(device, new_lengths.numel()), ids,
+        new_weights if weights is None else weights, offsets, found, on_device.fields, on_device.borders,
+        on_device.sources, on_device.pieces, new_offsets, new_ids, new_weights,
+        new_lengths.numel(), batch_size, WEIGHTED=weights is not None,
+    )  # fmt: skip
+    return new_ids, new_lengths, new_weights
+
+
+def _from_zero(ends: Tensor) -> Tensor:
+    return torch.cat([ends.new_zeros(1), ends])
+
+
+class _RoutesOnDevice(NamedTuple):
+    """``Routes`` as the kernels read them."""
+
+    fields: Tensor  # int64 [F, FIELDS]
+    borders: Tensor  # int64, of all features
+    sources: Tensor  # int32 [entries]
+    pieces: Tensor  # int32 [entries]
+    choices: Tensor  # int64 [entries]: which of a feature's counts, or its length, is the length of the entry
+    most_pieces: int
+
+
+@lru_cache(maxsize=256)
+def _routes_on(
+    device: torch.device,
+    row_borders: tuple[tuple[int, ...], ...],
+    dense_rows: tuple[int, ...],
+    rows: tuple[int, ...],
+    buckets: tuple[int, ...],
+    seeds: tuple[int, ...],
+    sources: tuple[int, ...],
+    pieces: tuple[int, ...],
+) -> _RoutesOnDevice:
+    starts = [0, *accumulate(map(len, row_borders))][:-1]
+    fields = [
+        [start, max(0, len(borders) - 1), dense, number, bucket, mix64_integer(seed) if seed else 0]
+        for start, borders, dense, number, bucket, seed in zip(
+            starts, row_borders, dense_rows, rows, buckets, seeds, strict=True
+        )
+    ]
+    most = max(1, *(len(borders) - 1 for borders in row_borders))
+    choices = [
+        source * (most + 1) + (piece if piece >= 0 else most) for source, piece in zip(sources, pieces, strict=True)
+    ]
+
+    def on_device(numbers: object, dtype: torch.dtype) -> Tensor:
+        return torch.tensor(numbers, dtype=dtype, device=device)
+
+    return _RoutesOnDevice(
+        fields=on_device(fields, torch.int64),
+        borders=on_device(tuple(chain.from_iterable(row_borders)), torch.int64),
+        sources=on_device(sources, torch.int32),
+        pieces=on_device(pieces, torch.int32),
+        choices=on_device(choices, torch.int64),
+        most_pieces=most,
+    )

@@ -1,11 +1,12 @@
-"""One step of an optimizer's rule for all tables of a pooled lookup, on the CPU.
+"""One step of an optimizer's rule, which updates only the rows that a batch looked up.
 
-``fused_step_`` calls the C++ operator of the same name (``csrc/step/fused_step.cpp``); ``library.load()`` must have
-been called first. Its reference is ``fused_optimizer.py`` with a rule's ``update``, table by table.
+``recfx::fused_step_`` steps all tables of a pooled lookup in C++ (``csrc/step/fused_step.cpp``). Its reference is
+``step_touched_rows`` with a rule's ``update``, table by table; ``fused_step_triton.py`` has the kernels in Triton.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from functools import cache
 
 import torch
@@ -61,14 +62,42 @@ def fused_step_(
         IndexError: a row is beyond the end of its table. Nothing has changed then.
         RuntimeError: another argument is wrong, or there is no memory for the step. Nothing has changed then.
     """
-    torch.ops.recfx.fused_step_(
+    library.operators().fused_step_(
         rows, offsets, gradients, weights, first_states, second_states, table_of_feature, is_stepped, rule, numbers,
         mean, per_sample_weights, step_counts,
     )  # fmt: skip
 
 
-@library.when_loaded
-def _register_fakes() -> None:
-    @torch.library.register_fake("recfx::fused_step_")
-    def _fused_step(*arguments: object) -> None:
-        return None
+@library.fake("fused_step_")
+def _fake(*arguments: object) -> None:
+    return None
+
+
+Update = Callable[[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]], torch.Tensor]
+"""``(values, gradient, state) -> values`` for ``n`` distinct rows; changes the rows of ``state`` in place."""
+
+
+def step_touched_rows(
+    update: Update,
+    weight: torch.Tensor,
+    rows: torch.Tensor,
+    gradient: torch.Tensor,
+    state: Mapping[str, torch.Tensor],
+) -> None:
+    """Update the touched rows of one table, in place.
+
+    Args:
+        update: what a step does to these rows.
+        weight: ``[table rows, dim]``.
+        rows: ``[n]`` int64, repeats allowed.
+        gradient: ``[n, dim]`` float32; the gradients of a repeated row are summed.
+        state: the table's state tensors, one row per row of the table; updated in place.
+    """
+    touched, inverse = torch.unique(rows, return_inverse=True)
+    summed = torch.zeros(touched.numel(), weight.shape[1], dtype=torch.float32, device=weight.device)
+    summed.index_add_(0, inverse, gradient)
+    held = {name: tensor.index_select(0, touched) for name, tensor in state.items()}
+    values = update(weight.index_select(0, touched).float(), summed, held)
+    for name, tensor in state.items():
+        tensor.index_copy_(0, touched, held[name])
+    weight.index_copy_(0, touched, values.to(weight.dtype))

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from types import ModuleType
-
 import torch
 
 from recfx.errors import Diagnostic
 from recfx.ir.facts import LookupFacts
 from recfx.kernels.build import launch, tiling
-from recfx.kernels.index import find_rows_op
-from recfx.kernels.route import bucketize_op
 from recfx.optim.fused_step_op import triton_module
 from recfx.optim.rules import rule_named
 from recfx.optim.rules.sgd import SGD
@@ -92,15 +88,5 @@ def is_here(by: str, device: torch.device) -> Diagnostic | None:
         by: the name of the target that asks.
         device: where kernels would be launched.
     """
-    why_not = launch.why_not(device)
-    if why_not:
-        return Diagnostic("no_triton", "", why_not, by=by)
-    try:
-        launch.chip_of(device)
-    except ValueError as error:
-        return Diagnostic("no_tiling_table", "", f"{error}.", by=by)
-    return None
-
-
-OPERATORS: dict[str, ModuleType] = {"bucketize": bucketize_op, "find_rows": find_rows_op}
-"""Routing ids, and finding their rows in indexes that are only read, have kernels in Triton."""
+    refusal = launch.refusal(device)
+    return Diagnostic(refusal[0], "", refusal[1], by=by) if refusal else None

@@ -7,13 +7,12 @@ from functools import partial
 
 import torch
 
-from recfx.kernels.build import launch
-from recfx.kernels.lookup.per_sample_weights_op import per_sample_weight_gradients_triton
-from recfx.kernels.lookup.pooled_lookup_op import pooled_lookup_triton
+from recfx.kernels.lookup.per_sample_weights import per_sample_weight_gradients_triton
+from recfx.kernels.lookup.pooled_lookup import pooled_lookup_triton
 from recfx.lowering.registry import LookupBatch, LookupKernel, LookupSpec
 from recfx.lowering.step.to_the_end import to_the_end
 from recfx.lowering.step.trainable_lookup import LookedUp, TrainableLookup
-from recfx.lowering.step.trained_batch import TrainedBatch, gradients_of_table
+from recfx.lowering.step.trained_batch import TrainedBatch
 from recfx.optim.fused_step_op import fused_step_triton_, triton_module
 from recfx.optim.rules.rule import STEP, StepNumbers
 from recfx.optim.rules.sgd import SGD
@@ -70,12 +69,7 @@ class TritonBackward:
             else nothing.expand(weight.shape)
             for weight, want in zip(batch.weights, wanted, strict=True)
         ]
-        if launch.simulated(grad_output.device):
-            for table, total in enumerate(totals):
-                if wanted[table]:
-                    total.index_add_(0, *gradients_of_table(batch, grad_output, self.tables, self.pooling, table))
-        else:
-            self._launch(batch, grad_output, totals, ([], []), list(wanted), triton_module(SGD), StepNumbers(-1.0))
+        self._launch(batch, grad_output, totals, ([], []), list(wanted), triton_module(SGD), StepNumbers(-1.0))
         return [total if want else None for total, want in zip(totals, wanted, strict=True)]
 
     def step(self, batch: TrainedBatch, grad_output: torch.Tensor) -> None:
@@ -96,11 +90,6 @@ class TritonBackward:
             return
         for table in trained:
             self.optimizers[table].prepare(batch.weights[table])
-        if launch.simulated(grad_output.device):
-            for table in trained:
-                of_table = gradients_of_table(batch, grad_output, self.tables, self.pooling, table)
-                self.optimizers[table].step(weights[table], *of_table)
-            return
         rule = self.optimizers[0].rule  # tables of one lookup have the same rule
         # The state of a table that is not stepped is not read.
         is_trained = set(trained)

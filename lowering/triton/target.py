@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from types import ModuleType
-
 import torch
 
 from recfx.errors import Diagnostic
 from recfx.ir.facts import LookupFacts
-from recfx.lowering.operators import FIND_ROWS
 from recfx.lowering.registry import LookupKernel, LookupSpec
 from recfx.lowering.triton import limits as triton_limits
 from recfx.lowering.triton import lookup as triton_lookup
@@ -22,14 +19,6 @@ def serves(lookup: LookupFacts, chip: str | None) -> Diagnostic | None:
 def is_here(device: torch.device) -> Diagnostic | None:
     """None if Triton has a compiler for the device, or interprets kernels on the CPU."""
     return triton_limits.is_here("triton", device)
-
-
-def operators(family: str, device_type: str) -> ModuleType | None:
-    """The operators with kernels, for tensors on CUDA; on the CPU, where the C++ operators come first, only those that
-    these lack.
-    """
-    device_types = ("cuda", "cpu") if family == FIND_ROWS.name else ("cuda",)
-    return triton_limits.OPERATORS.get(family) if device_type in device_types else None
 
 
 def build(spec: LookupSpec) -> LookupKernel:

@@ -11,7 +11,7 @@ from recfx.errors import InputError, TableFullError
 from recfx.hashing.arguments import check_ids, checked_arguments
 from recfx.hashing.config import HashConfig, ResolvedHashConfig
 from recfx.hashing.storage import EVAL_COUNTERS, IndexStorage
-from recfx.kernels.index import buckets, host
+from recfx.kernels.index import buckets, hash_index
 from recfx.kernels.index.hash_index import InFlight
 from recfx.kernels.index.index_buffers import (
     COUNTERS,
@@ -128,7 +128,7 @@ class HashIndex(IndexStorage):
             return torch.empty_like(ids, dtype=torch.int64)
         cpu_ids, buffers, policy = ids.to("cpu", torch.int64), self.index_buffers(), self.policy
         groups, side_row, lock = buffers.slot_groups, buffers.side_row, buffers.lock
-        rows = host.hash_index().find(cpu_ids, groups, side_row, policy.own_dense_rows, lock, policy.row_begin)
+        rows = hash_index.find(cpu_ids, groups, side_row, policy.own_dense_rows, lock, policy.row_begin)
         return rows.to(ids.device)
 
     def find_or_insert(self, ids: Tensor) -> Tensor:
@@ -161,7 +161,7 @@ class HashIndex(IndexStorage):
             )
         buffers = self.index_buffers()
         self.removals += 1  # before anything is removed: Ctrl-C may come right after
-        inserted = host.hash_index().find_or_insert(
+        inserted = hash_index.find_or_insert(
             cpu_ids, [0], [ids.numel()], [buffers], [self.policy], [InFlight.nothing()]
         )
         self.written()
@@ -195,7 +195,7 @@ class HashIndex(IndexStorage):
             self.eval_counts[0] += ids.numel()
             self.eval_counts[1] += absent.sum().to("cpu")
         else:
-            host.hash_index().add_counts([self.eval_counts], [ids.numel(), int(absent.sum())])
+            hash_index.add_counts([self.eval_counts], [ids.numel(), int(absent.sum())])
         return rows
 
     def erase(self, ids: Tensor) -> Tensor:
@@ -212,7 +212,7 @@ class HashIndex(IndexStorage):
             return torch.empty_like(ids, dtype=torch.int64)
         buffers = self.index_buffers()
         self.removals += 1  # before anything is removed: Ctrl-C may come right after
-        rows = host.hash_index().erase(ids.to("cpu", torch.int64), buffers, self.policy)
+        rows = hash_index.erase(ids.to("cpu", torch.int64), buffers, self.policy)
         self.written()
         self.number_state()
         self.removals -= not bool((rows >= 0).any())
@@ -354,7 +354,7 @@ class HashIndex(IndexStorage):
         """
         buffers, slots = self.index_buffers(), self.slot_count
         made = torch.empty(slots, 2, dtype=torch.int64, device="cpu"), torch.empty(1, dtype=torch.int64, device="cpu")
-        host.hash_index().slot_tables_(*made, [slots], [buffers.row_ids], [buffers.row_state], [buffers.lock])
+        hash_index.slot_tables_(*made, [slots], [buffers.row_ids], [buffers.row_state], [buffers.lock])
         return made
 
     @property

@@ -12,7 +12,7 @@ from recfx.hashing.config import ResolvedHashConfig
 from recfx.hashing.identity import IDENTITY, check_identity, torn
 from recfx.hashing.slices import SLICE_COUNTS, checked_sums, parts_between
 from recfx.kernels.build.huge_pages import advise_huge_pages
-from recfx.kernels.index import host, index_rebuild
+from recfx.kernels.index import index_rebuild
 from recfx.kernels.index.index_buffers import (
     BATCH_BITS,
     BATCHES,
@@ -62,7 +62,7 @@ def empty_buffers(policy: IndexPolicy) -> IndexBuffers:
     """The buffers of an empty index."""
     buffers = allocate(policy, "cpu")
     _clear(buffers)
-    host.index_rebuild().rebuild(buffers, policy)
+    index_rebuild.rebuild(buffers, policy)
     return buffers
 
 
@@ -109,7 +109,7 @@ def buffers_from_state(
     if "counts" not in tensors:
         buffers.counts[BATCHES] = _last_batch(buffers, config)
     _add_slice_counts(buffers, config, policy, name, saved.get(SLICE_COUNTS))
-    rebuilt = host.index_rebuild().rebuild(buffers, policy)
+    rebuilt = index_rebuild.rebuild(buffers, policy)
     if rebuilt.problem != NO_PROBLEM:
         raise _problem_error(rebuilt, saved_rows, buffers, config, name)
     return buffers

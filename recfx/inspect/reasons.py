@@ -13,7 +13,6 @@ from torchrec.modules.embedding_configs import data_type_to_dtype
 from recfx.errors import Diagnostic, Severity
 from recfx.inspect.capacity_reasons import index_reasons
 from recfx.inspect.facts import TableFacts
-from recfx.kernels.build import launch
 from recfx.optim.fused_optimizer import FusedOptimizer
 from recfx.optim.fused_params import weight_decay_left_out
 
@@ -40,14 +39,6 @@ def kernel_fallback(table: TableFacts) -> Diagnostic | None:
     return Diagnostic(
         "kernel_fallback", table.module_path, f"the reference kernel serves it. {why}", advice, Severity.WARNING
     )
-
-
-def simulated_kernels(table: TableFacts) -> Diagnostic | None:
-    """The kernels of the target are not launched, because the device is a simulated one."""
-    if table.kernel.name != "npu" or not launch.simulated(table.weight.device):
-        return None
-    message = f"{launch.SIMULATED} is set: references compute on the CPU what its kernels would compute on an NPU."
-    return Diagnostic("simulated_kernels", table.module_path, message, "unset it on a real NPU.", Severity.WARNING)
 
 
 def optimizer_not_fused(table: TableFacts) -> Diagnostic | None:
@@ -177,7 +168,6 @@ def type_name(dtype: object) -> str:
 _RULES: tuple[Callable[[TableFacts], Diagnostic | None], ...] = (
     backend_unusable,
     kernel_fallback,
-    simulated_kernels,
     optimizer_not_fused,
     only_touched_rows,
     weight_decay_not_applied,

@@ -20,7 +20,7 @@ import torch
 from recfx.errors import ConversionError
 from recfx.ir.facts import OptimizerFacts
 from recfx.kernels.build.huge_pages import full_on_huge_pages
-from recfx.kernels.step.fused_optimizer import step_touched_rows
+from recfx.kernels.step.fused_step import step_touched_rows
 from recfx.optim.rules.rule import STEP, Rule
 
 

@@ -1,4 +1,4 @@
-"""``kernels/step/fused_optimizer_triton.py`` as the operator ``recfx::fused_step_triton_``: one step of a rule."""
+"""``kernels/step/fused_step_triton.py`` as the operator ``recfx::fused_step_triton_``: one step of a rule."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def fused_step_triton_(
         first_is_per_row: whether the first state is ``[rows, 1]``.
         numbers: ``StepNumbers``.
     """
-    from recfx.kernels.step.fused_optimizer_triton import recfx_fused_step, recfx_fused_step_of_borders
+    from recfx.kernels.step.fused_step_triton import recfx_fused_step, recfx_fused_step_of_borders
 
     if rows.numel() == 0:
         return

@@ -16,8 +16,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from torchrec.sparse.tensor_dict import maybe_td_to_kjt
 
 from recfx.errors import IdRangeError, IdTypeError, InputError, type_of
-from recfx.kernels.lookup.bag_offsets import NEGATIVE_LENGTH, OUT_OF_RANGE, Fault
-from recfx.lowering.operators import BAG_OFFSETS, OperatorsByDevice
+from recfx.kernels.lookup.bag_offsets import NEGATIVE_LENGTH, OUT_OF_RANGE, Fault, bag_offsets
 
 _IDS = (torch.int64, torch.int32)
 _SMALL_IDS = (torch.int16, torch.int8, torch.uint8, torch.bool)  # the standard collection accepts these as well
@@ -38,7 +37,6 @@ class BatchChecks:
     def __init__(self, collection: str, is_weighted: bool) -> None:
         self.collection = collection
         self.is_weighted = is_weighted
-        self._operators = OperatorsByDevice(BAG_OFFSETS)
 
     def as_keyed_jagged(self, features: Any) -> KeyedJaggedTensor:
         """The batch as a KJT.
@@ -93,7 +91,6 @@ class BatchChecks:
             return self._as_kjt(keys, values, weights, bags, offsets, per_key)
         if bags.dim() != 1:
             bags = self._flat(bags, per_key)
-        bag_offsets = self._operators.on(values.device).bag_offsets
         offsets, fault = bag_offsets(values, bags, are_offsets, per_key, rows_per_key)
         if fault is not None:
             self._raise(fault, values, bags, are_offsets, offsets, per_key, out_of_range)

@@ -13,6 +13,7 @@ import torch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recfx.hashing import HashIndex
+from recfx.kernels.index.hash_index import finds_on_any_thread
 from recfx.kernels.index.index_buffers import IndexBuffers
 from recfx.runtime.bags import with_values
 from recfx.runtime.base import NodeModule
@@ -65,7 +66,7 @@ class SnapshotIndexes(NodeModule):
         rows.
         """
         indexes = self.hash_ids.indexes
-        if indexes.counts_every_id or not self.hash_ids.training or not indexes.operators.FINDS_ON_ANY_THREAD:
+        if indexes.counts_every_id or not self.hash_ids.training or not finds_on_any_thread():
             return False
         return not any(indexes.index(name).slot_groups.is_meta for name in indexes.hashed)
 

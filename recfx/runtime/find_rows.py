@@ -6,13 +6,13 @@ that neither ids nor rows go through the host, and the host does not wait for th
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from recfx.kernels.index.find_rows import ReadIndexes
-from recfx.lowering.operators import FIND_ROWS, ChosenOperators, OperatorsByDevice
+from recfx.kernels.build import launch
+from recfx.kernels.index.find_rows import ReadIndexes, find_rows
 from recfx.runtime.bags import keep_ids, with_values
 from recfx.runtime.base import NodeModule
 from recfx.runtime.hash_ids import HashedBatch, HashIds, answers_are_rows
@@ -36,14 +36,13 @@ class Found(NamedTuple):
     absent: torch.Tensor
 
 
-def found_in(features: KeyedJaggedTensor, indexes: ReadIndexes, last_features: torch.Tensor, operators: Any) -> Found:
+def found_in(features: KeyedJaggedTensor, indexes: ReadIndexes, last_features: torch.Tensor) -> Found:
     """Find the rows of a batch, without waiting for the device.
 
     Args:
         features: raw ids, with keys in the order of the tables.
         indexes: those of all tables, on the device of the ids.
         last_features: int64 ``[tables]``, the position of each table's last feature; on that device.
-        operators: those of family ``find_rows`` for that device.
     """
     ids = features.values().to(torch.int64).contiguous()
     if features.stride() == 0:
@@ -51,7 +50,7 @@ def found_in(features: KeyedJaggedTensor, indexes: ReadIndexes, last_features: t
     else:
         of_features = features.offsets()[features.stride() :: features.stride()]
         ends = of_features.index_select(0, last_features).to(torch.int64)
-    rows, absent = operators.find_rows(ids, ends, indexes)
+    rows, absent = find_rows(ids, ends, indexes)
     seen = torch.diff(ends, prepend=ends.new_zeros(1))
     return Found(with_values(features, rows, features.weights_or_none()), seen, absent)
 
@@ -75,9 +74,8 @@ class FindRows(NodeModule):
         super().__init__()
         self.hash_ids, self.to_host, self.to_device = hash_ids, to_host, to_device
         self._lookups, self._store = lookups, lookups[0].store
-        self._operators = OperatorsByDevice(FIND_ROWS)
         indexes = hash_ids.indexes
-        self.copies = IndexCopies(indexes.tables, indexes.by_table, lambda: indexes.operators)
+        self.copies = IndexCopies(indexes.tables, indexes.by_table)
         self._counts = CountsOnDevice()
         self._some_read_nothing = not all(
             answers_are_rows(table, training=False) for table in indexes.tables if table.has_index
@@ -87,10 +85,6 @@ class FindRows(NodeModule):
     def hashed(self) -> tuple[str, ...]:
         """The names of the tables whose ids go through an index."""
         return self.hash_ids.hashed
-
-    def chosen(self) -> ChosenOperators:
-        """The target that finds rows where the tables are now."""
-        return self._operators.chosen(self._store.device)
 
     @property
     def leaves_out_absent(self) -> bool:
@@ -106,7 +100,7 @@ class FindRows(NodeModule):
         device = self._store.device
         if device.type == "meta":
             return "there is nothing to find on meta."
-        if self.chosen().backend == "reference":
+        if not launch.is_possible(device):
             return f"no target finds rows on {device.type}."
         shared = [index.name for index in self.hash_ids.indexes.by_table() if index is not None and index.is_shared]
         if shared:
@@ -140,7 +134,7 @@ class FindRows(NodeModule):
         if found_on != device:
             features = copy_bags_to_device(features, device)
         copies = self.copies.on(device)
-        found = found_in(features, copies.indexes, copies.last_features, self.chosen().operators)
+        found = found_in(features, copies.indexes, copies.last_features)
         self._counts.add(indexes.by_table(), found.seen, found.absent)
         rows, values = found.rows, found.rows.values()
         if self.leaves_out_absent:

@@ -12,9 +12,8 @@ import torch
 
 from recfx.hashing import HashIndex
 from recfx.ir.tables import TableSpec
-from recfx.kernels.index import host
+from recfx.kernels.index import hash_index
 from recfx.kernels.index.find_rows import IndexFacts, ReadIndexes
-from recfx.kernels.index.host import HashIndexOperators
 from recfx.runtime.transfers import HOST, pins, record_stream
 
 
@@ -68,7 +67,7 @@ class CountsOnDevice:
             ]
             present = [(index, count) for index, count in found if index is not None and not index.eval_counts.is_meta]
             amounts = [amount for _, count in present for amount in count]
-            host.hash_index().add_counts([index.eval_counts for index, _ in present], amounts)
+            hash_index.add_counts([index.eval_counts for index, _ in present], amounts)
 
 
 class IndexCopies:
@@ -77,16 +76,14 @@ class IndexCopies:
     Args:
         tables: every table of the collection, in the KJT's order.
         indexes: returns the index of each table; None for tables without one.
-        operators: returns the operators of the indexes' host.
     """
 
     def __init__(
         self,
         tables: tuple[TableSpec, ...],
         indexes: Callable[[], Sequence[HashIndex | None]],
-        operators: Callable[[], HashIndexOperators],
     ) -> None:
-        self._indexes, self._operators = indexes, operators
+        self._indexes = indexes
         features = [len(table.embedding_names) for table in tables]
         self._last_features = [end - 1 for end in accumulate(features)]
         self._copy: _Copy | None = None
@@ -138,7 +135,7 @@ class IndexCopies:
         pinned = pins(device.type)
         slots = torch.empty(ends[-1], 2, dtype=torch.int64, device="cpu", pin_memory=pinned)
         side_rows = torch.empty(len(present), dtype=torch.int64, device="cpu", pin_memory=pinned)
-        self._operators().slot_tables_(
+        hash_index.slot_tables_(
             slots,
             side_rows,
             slot_counts,

@@ -20,8 +20,7 @@ from torchrec.distributed.train_pipeline.runtime_forwards import KJTAllToAllForw
 from torchrec.distributed.types import Awaitable
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from recfx.kernels.route.bucketize import Routes
-from recfx.lowering.operators import BUCKETIZE, OperatorsByDevice
+from recfx.kernels.route.bucketize import Routes, bucketize
 from recfx.runtime import marks
 from recfx.runtime.bags import FBGEMM_PERMUTES_ON, from_zero, permute_features, select_bags
 from recfx.runtime.base import NodeModule
@@ -39,12 +38,10 @@ class Bucketize(NodeModule):
         super().__init__()
         self.routes = routes
         self.keys = keys
-        self._operators = OperatorsByDevice(BUCKETIZE)
 
     def forward(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
         """``features``: as selected. Returns rows of the shard if a table has no index, otherwise raw ids."""
         weights = features.weights_or_none()
-        bucketize = self._operators.on(features.values().device).bucketize
         values, lengths, weights = bucketize(
             features.values(), features.lengths(), features.stride(), self.routes, weights
         )

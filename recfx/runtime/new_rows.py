@@ -17,11 +17,10 @@ import torch
 from recfx.errors import InputError
 from recfx.hashing import HashIndex
 from recfx.ir.tables import TableSpec
+from recfx.kernels.index import hash_index
 from recfx.kernels.index.hash_index import UndoRecord
-from recfx.kernels.index.host import HashIndexOperators
 from recfx.kernels.index.index_buffers import BATCHES, NEW, is_uninitialized
-from recfx.kernels.step.row_initialization import initialization_key
-from recfx.lowering.operators import HASH_INDEX, ROW_INITIALIZATION, OperatorsByDevice
+from recfx.kernels.step.row_initialization import initialization_key, initialize_rows
 from recfx.runtime.table_store import TableStore
 
 
@@ -47,8 +46,7 @@ class Insertion:
 
     Args:
         store: the store of the tables.
-        operators: the operators that inserted.
-        record: what they returned.
+        record: what the operator returned.
         ids: int64 ``[n]``, the batch.
         segments: which of them belong to which table.
     """
@@ -56,12 +54,11 @@ class Insertion:
     def __init__(
         self,
         store: TableStore,
-        operators: HashIndexOperators,
         record: UndoRecord,
         ids: torch.Tensor,
         segments: list[Segment],
     ) -> None:
-        self._store, self._operators, self._record = store, operators, record
+        self._store, self._record = store, record
         self._ids, self._segments = ids, segments
         self._indexes = store.indexes_of([segment.table.name for segment in segments])
         self._versions = [_version(index) for index in self._indexes]  # with this batch
@@ -91,7 +88,7 @@ class Insertion:
                     stacklevel=2,
                 )
                 return
-            self._operators.undo_insert(
+            hash_index.undo_insert(
                 self._record,
                 [segment.begin for segment in self._segments],
                 [segment.end for segment in self._segments],
@@ -165,7 +162,6 @@ class NewRows:
         self._tables = tuple(table for table in tables if table.name in store.indexes)
         self._collection, self._store = collection, store
         self._keys: dict[tuple[str, int], int] = {}
-        self._operators, self._index_operators = OperatorsByDevice(ROW_INITIALIZATION), OperatorsByDevice(HASH_INDEX)
         self._attach()
 
     def _attach(self) -> None:
@@ -227,7 +223,7 @@ class NewRows:
             return
         indexes = [self._store.index(each.table.name) for each in given]
         ends = list(accumulate(each.rows.numel() for each in given))
-        self._index_operators.on(indexes[0].row_ids.device).mark_initialized(
+        hash_index.mark_initialized(
             [index.buffers_as_they_are() for index in indexes],
             [index.policy for index in indexes],
             torch.cat([each.rows for each in given]),
@@ -244,7 +240,6 @@ class NewRows:
             self._keys[named] = initialization_key(*named)
         ids, weight = self._store.index(table.name).row_ids[rows], self._store.weight(table.name)
         low, high = table.weight_init_min, table.weight_init_max
-        initialize_rows = self._operators.on(weight.device).initialize_rows
         initialize_rows(weight, rows, ids, self._keys[named], low, high, table.first_column)
 
     def _fill_again(self, given: GivenRows, will_be_undone: bool) -> InputError | None:
@@ -274,7 +269,7 @@ class NewRows:
         """Take rows that cannot be filled away from their ids again."""
         index, rows = self._store.index(given.table.name), given.rows[given.are_renewed]
         index.removals += 1
-        self._index_operators.on(rows.device).erase(index.row_ids[rows], index.buffers_as_they_are(), index.policy)
+        hash_index.erase(index.row_ids[rows], index.buffers_as_they_are(), index.policy)
         index.written()
         index.number_state()
 

@@ -13,9 +13,8 @@ from recfx.errors import InputError, TableFullError
 from recfx.hashing import HashIndex
 from recfx.hashing.many_indexes import buffers_named, views_of
 from recfx.ir.tables import TableSpec
-from recfx.kernels.index.host import HashIndexOperators
+from recfx.kernels.index import hash_index
 from recfx.kernels.index.index_buffers import NEVER_USED, IndexBuffers, IndexPolicy, IndexView
-from recfx.lowering.operators import HASH_INDEX, OperatorsByDevice
 from recfx.runtime.forwards import Forward
 from recfx.runtime.in_flight import BatchInFlight
 from recfx.runtime.new_rows import GivenRows, Insertion, NewRows, Segment
@@ -58,7 +57,6 @@ class TableIndexes:
         self.hashed = hashed
         self.store = store
         self._sharded, self._is_alone = sharded, is_alone
-        self._operators = OperatorsByDevice(HASH_INDEX)
         self._new_rows = NewRows(collection, tuple(table for table in tables if table.has_index), store)
         self._replays = Replays()
         self._evicting = [table for table in tables if table.evicts]
@@ -91,12 +89,6 @@ class TableIndexes:
         return self.store.index(self._hashed[0]).row_ids.device if self._hashed else torch.device("cpu")
 
     @property
-    def operators(self) -> HashIndexOperators:
-        """The target's operators that find and insert ids."""
-        found: HashIndexOperators = self._operators.on(self.device)
-        return found
-
-    @property
     def on_meta(self) -> bool:
         """Whether the indexes are on meta, and hold nothing."""
         return bool(self._hashed) and self.store.index(self._hashed[0]).row_ids.is_meta
@@ -117,7 +109,7 @@ class TableIndexes:
             check_fused(self.collection, self._evicting, self.store)
         if features.values().is_meta or self.on_meta:
             return False
-        if self.hashed and self.operators.any_nonzero(buffers_named("uninitialized", self._all())):
+        if self.hashed and hash_index.any_nonzero(buffers_named("uninitialized", self._all())):
             self._new_rows.initialize_left()
         return True
 
@@ -156,7 +148,7 @@ class TableIndexes:
             TableFullError: a bucket has no row left.
             InputError: ``init_fn_failed``.
         """
-        indexes, operators, forward = self._indexes(segments), self.operators, self._forward()
+        indexes, forward = self._indexes(segments), self._forward()
         with self.store.new_rows_lock:
             batch = (
                 ids,
@@ -166,8 +158,8 @@ class TableIndexes:
                 [index.policy for index in indexes],
                 [self.store.in_flight.of_table(segment.table.name) for segment in segments],
             )
-            record = None if forward is None else operators.find_or_insert_undoably(*batch)
-            inserted = operators.find_or_insert(*batch) if record is None else record.inserted
+            record = None if forward is None else hash_index.find_or_insert_undoably(*batch)
+            inserted = hash_index.find_or_insert(*batch) if record is None else record.inserted
             for index in indexes:
                 index.written()
             report = inserted.report.tolist()
@@ -177,7 +169,7 @@ class TableIndexes:
                     raise TableFullError.of(replace(error.diagnostic, path=self.collection))
             insertion = None
             if forward is not None and record is not None:
-                insertion = Insertion(self.store, operators, record, ids, segments)
+                insertion = Insertion(self.store, record, ids, segments)
                 forward.changed(insertion.undo)
             counts = [count for count, _ in report]
             are_renewed = inserted.states_before != NEVER_USED
@@ -218,11 +210,11 @@ class TableIndexes:
 
     def _count_found(self, found: list[int], batches: int) -> None:
         # The first two counts of an index are the batches and the ids seen.
-        counts, operators, forward = buffers_named("counts", self._all()), self.operators, self._forward()
+        counts, forward = buffers_named("counts", self._all()), self._forward()
         amounts = [amount for count in found for amount in (batches, count)]
-        operators.add_counts(counts, amounts)
+        hash_index.add_counts(counts, amounts)
         if forward is not None:
-            forward.changed(lambda: operators.add_counts(counts, [-amount for amount in amounts]))
+            forward.changed(lambda: hash_index.add_counts(counts, [-amount for amount in amounts]))
 
     def _forward(self) -> Forward | None:
         """The forward whose changes may have to be undone; None if nobody else can refuse what this node has hashed."""
@@ -350,7 +342,7 @@ class TableIndexes:
             rows: int64 ``[n]``, -1 if a table does not hold the id.
             absent: int64 ``[tables]``, the number of such ids per table.
         """
-        return self.operators.find_tables(
+        return hash_index.find_tables(
             ids,
             [segment.begin for segment in segments],
             [segment.end for segment in segments],
@@ -372,4 +364,4 @@ class TableIndexes:
         amounts: list[int] = []
         for segment, count in zip(segments, absent, strict=True):
             amounts += [segment.end - segment.begin, count]
-        self.operators.add_counts([index.eval_counts for index in indexes], amounts)
+        hash_index.add_counts([index.eval_counts for index in indexes], amounts)

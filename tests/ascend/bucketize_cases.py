@@ -8,9 +8,9 @@ from itertools import accumulate, chain
 import torch
 
 from recfx.kernels.index.mix64 import mix64_integer
-from recfx.kernels.route import bucketize_reference
 from recfx.kernels.route.bucketize import WHOLE, Routes
 from tests.ascend.kernel_case import Call, KernelCase, Place
+from tests.kernels.routes import by_reference
 
 _PROGRAMS = 7
 _COUNTS = {
@@ -106,7 +106,7 @@ def _pieces(ids: torch.Tensor, lengths: torch.Tensor, batch_size: int, routes: R
     """Where the reference sends each id, from weights that are positions."""
     found = torch.zeros(ids.numel(), dtype=torch.int32)
     positions = torch.arange(ids.numel(), dtype=torch.float64)
-    _, new_lengths, new_positions = bucketize_reference.bucketize(ids, lengths, batch_size, routes, positions)
+    _, new_lengths, new_positions = by_reference(ids, lengths, batch_size, routes, positions)
     assert new_positions is not None
     of_entry = new_positions.long().split(new_lengths.view(len(routes.sources), batch_size).sum(1).tolist())
     for piece, own in zip(routes.pieces, of_entry, strict=True):
@@ -149,9 +149,7 @@ def _scatter_call(
     draw = torch.Generator().manual_seed(sum(pieces) + batch_size)
     ids, lengths, routes = _batch(pieces, batch_size, longest, draw)
     weights = torch.rand(ids.numel() if weighted else 0, generator=draw).to(dtype)
-    new_ids, new_lengths, new_weights = bucketize_reference.bucketize(
-        ids, lengths, batch_size, routes, weights if weighted else None
-    )
+    new_ids, new_lengths, new_weights = by_reference(ids, lengths, batch_size, routes, weights if weighted else None)
     fields, borders = _route_fields(routes)
     expected = {"new_ids_ptr": new_ids} | ({} if new_weights is None else {"new_weights_ptr": new_weights})
     arguments = [

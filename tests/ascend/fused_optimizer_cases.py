@@ -13,7 +13,7 @@ from recfx.optim.fused_step_op import rules_in_triton
 from recfx.optim.rules.rule import Rule
 from tests.ascend.kernel_case import Call, KernelCase, Place
 
-_KERNELS = "recfx.kernels.step.fused_optimizer_triton:"
+_KERNELS = "recfx.kernels.step.fused_step_triton:"
 _OF_BATCH = {
     "lengths_ptr": "*i64", "scales_ptr": "*fp32", "gradients_ptr": "*fp32", "first_columns_ptr": "*i32",
 }  # fmt: skip

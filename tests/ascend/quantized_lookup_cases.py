@@ -6,7 +6,7 @@ from functools import partial
 
 import torch
 
-from recfx.kernels.lookup.quantized_lookup_reference import quantized_lookup
+from recfx.kernels.lookup.quantized_lookup import quantized_lookup_reference
 from recfx.kernels.lookup.quantized_rows import quantize_rows
 from tests.ascend.kernel_case import Call, KernelCase, Place
 
@@ -67,7 +67,7 @@ def _call(
     if table_rows:
         rows[:1], rows[-1:] = 0, table_rows - 1
     scales = torch.randn(rows.numel(), generator=draw) if weighted else None
-    pooled = quantized_lookup(rows, offsets, tables, dims, bits, list(range(len(dims))), mean, scales).to(out)
+    pooled = quantized_lookup_reference(rows, offsets, tables, dims, bits, list(range(len(dims))), mean, scales).to(out)
     placed = [place(table) for table in tables]
     starts = [table.data_ptr() - placed[0].data_ptr() for table in placed]
     columns = torch.tensor([0, *dims]).cumsum(0).to(torch.int32)

@@ -7,8 +7,7 @@ from collections.abc import Iterator
 import torch
 
 from recfx.kernels.build import library
-from recfx.kernels.lookup import bag_offsets_reference
-from recfx.kernels.lookup.bag_offsets import bag_offsets
+from recfx.kernels.lookup.bag_offsets import bag_offsets, bag_offsets_reference
 from tests.bench.harness import Contestant, Result, compare, take_turns
 from tests.bench.setup import Ids, Setup
 
@@ -33,7 +32,7 @@ def run(setup: Setup) -> Iterator[Result]:
         Contestant(OURS, lambda i: bag_offsets(ids.values[i], lengths, False, [setup.batch], rows)[0]),
         Contestant(
             REFERENCE,
-            lambda i: bag_offsets_reference.bag_offsets(ids.values[i], lengths, False, [setup.batch], rows)[0],
+            lambda i: bag_offsets_reference(ids.values[i], lengths, False, [setup.batch], rows)[0],
         ),
         Contestant(FBGEMM, fbgemm),
     ]

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 import torch
 
 from recfx.kernels.build import library
-from recfx.kernels.route import bucketize_reference
 from recfx.kernels.route.bucketize import Routes, bucketize
 from tests.bench.harness import Contestant, Result, compare, take_turns
 from tests.bench.setup import Ids, Setup
+from tests.kernels.routes import by_reference
 
 OURS, REFERENCE, FBGEMM = "bucketize", "its reference", "FBGEMM block_bucketize"
 PIECES = 4
@@ -43,7 +43,7 @@ def run(setup: Setup) -> Iterator[Result]:
 
     contestants = [
         Contestant(OURS, lambda i: bucketize(ids.values[i], lengths, setup.batch, routes)[0]),
-        Contestant(REFERENCE, lambda i: bucketize_reference.bucketize(ids.values[i], lengths, setup.batch, routes)[0]),
+        Contestant(REFERENCE, lambda i: by_reference(ids.values[i], lengths, setup.batch, routes)[0]),
         Contestant(FBGEMM, fbgemm),
     ]
     expected = contestants[0].run(-1)

@@ -25,7 +25,7 @@ from torchrec.sparse.jagged_tensor import JaggedTensor
 
 from recfx.hashing import HashConfig, HashIndex
 from recfx.kernels.build.huge_pages import advise_huge_pages
-from recfx.kernels.index import host
+from recfx.kernels.index import hash_index, index_rebuild
 from recfx.kernels.index.index_buffers import IndexBuffers
 from recfx.kernels.index.mix64 import mix64
 from recfx.kernels.index.slot_groups import SLOTS
@@ -142,10 +142,10 @@ def _find_at(load: float, setup: Setup, batches: Batches, index: HashIndex) -> R
     groups.fill_(-1)
     held = index.index_buffers()._replace(slot_groups=groups)
     copy = IndexBuffers(*(tensor if tensor is groups else tensor.clone() for tensor in held))
-    host.index_rebuild().rebuild(copy, index.policy)
+    index_rebuild.rebuild(copy, index.policy)
     generator, count = torch.Generator().manual_seed(7), len(batches.resident[0])
     places = [torch.randint(0, groups.numel() // 2, (count,), generator=generator) for _ in batches.resident]
-    find = host.hash_index().find
+    find = hash_index.find
     if not torch.equal(find(batches.resident[0], groups, copy.side_row, 0), index.find(batches.resident[0])):
         raise AssertionError("the groups do not hold the ids of the index")
     contestants = [

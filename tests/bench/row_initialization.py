@@ -8,8 +8,7 @@ import torch
 
 from recfx.kernels.build import library
 from recfx.kernels.index.mix64 import mix64
-from recfx.kernels.step import row_initialization_reference
-from recfx.kernels.step.row_initialization import initialization_key, initialize_rows
+from recfx.kernels.step.row_initialization import init_rows_reference_, initialization_key, initialize_rows
 from tests.bench.harness import Contestant, Result, compare, take_turns
 from tests.bench.setup import Setup
 
@@ -31,7 +30,7 @@ def run(setup: Setup) -> Iterator[Result]:
         Contestant(OURS, lambda i: initialize_rows(weight, rows[i], ids[i], key, -1.0, 1.0)),
         Contestant(
             REFERENCE,
-            lambda i: row_initialization_reference.initialize_rows(other, rows[i], ids[i], key, -1.0, 1.0),
+            lambda i: init_rows_reference_(other, rows[i], ids[i], key, -1.0, 1.0),
         ),
         Contestant(TORCH, lambda i: other.index_copy_(0, rows[i], torch.rand(count, setup.dim))),
     ]

@@ -17,8 +17,7 @@ from recfx.collections.pooled import HashEmbeddingBagCollection
 from recfx.errors import CheckpointError, InputError
 from recfx.kernels.build import library
 from recfx.kernels.index.index_buffers import is_uninitialized
-from recfx.kernels.step.row_initialization import initialization_key
-from recfx.kernels.step.row_initialization_reference import initial_rows
+from recfx.kernels.step.row_initialization import initial_rows, initialization_key
 from tests.builders.optimizers import attach
 from tests.support.interrupts import interrupt, places
 

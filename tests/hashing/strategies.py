@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from unittest import mock
 
 import torch
 from hypothesis import strategies as st
 
 from recfx.hashing import HashConfig, HashIndex
 from recfx.kernels.build import library
+from tests.support.references import references
 
 EXTREMES = [-(2**63), 2**63 - 1, -1, 2**32, -2]
 
@@ -46,7 +46,7 @@ def operators(kind: str) -> Iterator[None]:
     if kind == "C++":
         yield
     else:
-        with mock.patch.object(library, "load", return_value=False):
+        with references():
             yield
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from recfx.errors import TableFullError
 from recfx.hashing import HashConfig, HashIndex
-from recfx.kernels.index import hash_index, host
+from recfx.kernels.index import hash_index
 from tests.hashing.dictionary import Dictionary
 from tests.hashing.strategies import CROWD, IDS, assert_same_state, configurations, operators, state_of
 
@@ -58,7 +58,7 @@ def insert(index: HashIndex, model: Dictionary, ids: torch.Tensor, batches_in_fl
     else:
         oldest = int(index.counts[0]) + 1 - batches_in_flight
         ids = ids.long()
-        got = host.hash_index().find_or_insert(
+        got = hash_index.find_or_insert(
             ids, [0], [ids.numel()], [index.index_buffers()], [index.policy], [hash_index.InFlight.since(oldest)]
         )
         index.written()

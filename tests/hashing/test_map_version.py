@@ -11,7 +11,7 @@ import torch
 
 from recfx.errors import TableFullError
 from recfx.hashing import HashConfig, HashIndex
-from recfx.kernels.index import host
+from recfx.kernels.index import hash_index
 
 
 def filled() -> HashIndex:
@@ -93,8 +93,7 @@ def test_whoever_copies_in_the_middle_of_a_change_has_neither_state(
         return noted
 
     if change == "erase":
-        operators = host.hash_index()
-        monkeypatch.setattr(operators, "erase", noting(operators.erase))
+        monkeypatch.setattr(hash_index, "erase", noting(hash_index.erase))
     else:
         monkeypatch.setattr(torch, "_foreach_copy_", noting(torch._foreach_copy_))
     CHANGES[change](index)

@@ -9,7 +9,6 @@ import torch
 
 from recfx.hashing import HashConfig, HashIndex
 from recfx.ir.tables import TableSpec
-from recfx.kernels.index import hash_index
 from recfx.kernels.index.find_rows import ReadIndexes
 from recfx.runtime.index_copies import IndexCopies
 
@@ -33,7 +32,7 @@ def filled(number: int) -> HashIndex:
 def copies_of(indexes: Sequence[HashIndex | None]) -> ReadIndexes:
     """Copies on the CPU; each table has one feature."""
     tables = tuple(_table(number) for number in range(len(indexes)))
-    return IndexCopies(tables, lambda: indexes, lambda: hash_index).on(torch.device("cpu")).indexes
+    return IndexCopies(tables, lambda: indexes).on(torch.device("cpu")).indexes
 
 
 def _table(number: int) -> TableSpec:

@@ -10,7 +10,6 @@ from recfx.hashing import HashConfig
 from recfx.hashing.state import empty_buffers
 from recfx.kernels.build import library
 from recfx.kernels.index import hash_index, index_rebuild
-from recfx.kernels.index.host import HashIndexOperators
 from recfx.kernels.index.index_buffers import STATE, TAKEN, IndexBuffers, IndexPolicy
 
 NOTHING_IN_FLIGHT = 2**62
@@ -37,7 +36,7 @@ def insert(
     buffers: IndexBuffers,
     policy: IndexPolicy,
     oldest_in_flight: int = NOTHING_IN_FLIGHT,
-    operators: HashIndexOperators = hash_index,
+    operators: Any = hash_index,
 ) -> hash_index.Inserted:
     """One batch for one table."""
     in_flight = [hash_index.InFlight.since(oldest_in_flight)]

@@ -2,10 +2,30 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
 import torch
 from hypothesis import strategies as st
 
-from recfx.kernels.route.bucketize import Routes
+from recfx.kernels.build import library
+from recfx.kernels.route.bucketize import Routes, bucketize, bucketize_reference, bucketize_triton
+
+Routed = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]
+
+
+def by_reference(*batch: Any) -> Routed:
+    """``bucketize`` in ATen."""
+    with mock.patch.object(library, "operators", return_value=SimpleNamespace(bucketize=bucketize_reference)):
+        return bucketize(*batch)
+
+
+def by_kernels(*batch: Any) -> Routed:
+    """``bucketize`` by the kernels in Triton, on whatever device."""
+    with mock.patch.object(library, "operators", return_value=SimpleNamespace(bucketize=bucketize_triton)):
+        return bucketize(*batch)
+
 
 INT64 = st.integers(-(2**63), 2**63 - 1)
 

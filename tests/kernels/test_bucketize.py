@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import itertools
+from contextlib import nullcontext
 from typing import Any
-from unittest import mock
 
 import fbgemm_gpu  # noqa: F401  (loads the operators)
 import pytest
@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from recfx.hashing import HashConfig, HashIndex
 from recfx.hashing.slices import row_cuts
 from recfx.kernels.build import library
-from recfx.kernels.route import bucketize_reference
 from recfx.kernels.route.bucketize import WHOLE, Routes, bucketize
-from tests.kernels.routes import batches, cut_equally
+from tests.kernels.routes import batches, by_reference, cut_equally
+from tests.support.references import references
 
 
 @settings(max_examples=80)
@@ -26,7 +26,7 @@ def test_operator_equals_reference(
     case: tuple[torch.Tensor, torch.Tensor, int, Routes, torch.Tensor | None],
 ) -> None:
     assert library.load(), library.why_not()
-    for got, expected in zip(bucketize(*case), bucketize_reference.bucketize(*case), strict=True):
+    for got, expected in zip(bucketize(*case), by_reference(*case), strict=True):
         if expected is None:
             assert got is None
             continue
@@ -54,7 +54,7 @@ def test_large_batches(buckets: int, pieces: int, threads: int) -> None:
         got = bucketize(ids, lengths, 500, routes, weights)
     finally:
         torch.set_num_threads(before)
-    for left, right in zip(got, bucketize_reference.bucketize(ids, lengths, 500, routes, weights), strict=True):
+    for left, right in zip(got, by_reference(ids, lengths, 500, routes, weights), strict=True):
         assert left is not None
         assert right is not None
         assert torch.equal(left, right)
@@ -141,7 +141,7 @@ def test_ids_out_of_range_are_refused(cut: list[int], bad: int, with_library: bo
     ids[[200_000, 230_001]] = bad
     lengths = torch.full((3 * 8,), 10_000)
     with (
-        mock.patch.object(library, "load", return_value=with_library),
+        nullcontext() if with_library else references(),
         pytest.raises(IndexError, match=f"id {bad} of feature 2 is outside its 10 rows"),
     ):
         bucketize(ids, lengths, 8, routes, ids.float())
@@ -178,7 +178,7 @@ ROUTES = Routes([[0, 5, 10]], [0], [10], [0], [0], [0, 0], [0, 1])
 def test_what_does_not_fit_is_refused(change: dict[str, Any], message: str, with_library: bool) -> None:
     given = {"ids": torch.arange(3), "lengths": torch.tensor([3]), "batch_size": 1, "routes": ROUTES, **change}
     with (
-        mock.patch.object(library, "load", return_value=with_library),
+        nullcontext() if with_library else references(),
         pytest.raises(RuntimeError, match=message),
     ):
         bucketize(**given)

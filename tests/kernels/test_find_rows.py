@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from recfx.hashing import HashConfig, HashIndex
-from recfx.kernels.index import hash_index, hash_index_reference
-from recfx.kernels.index.find_rows import IndexFacts, ReadIndexes
-from recfx.kernels.index.find_rows_reference import find_rows
+from recfx.kernels.index import hash_index
+from recfx.kernels.index.find_rows import IndexFacts, ReadIndexes, find_rows_reference
 from tests.kernels.finding import EXTREMES, TABLES, copies_of, filled
+from tests.support.references import ByReferences
 
 
 @pytest.mark.parametrize("number", range(len(TABLES)))
@@ -21,7 +21,7 @@ def test_rows_are_those_of_the_index(number: int) -> None:
         [index.items()[0], torch.tensor(EXTREMES), torch.arange(-50, 50), torch.arange(10**15, 10**15 + 99)]
     )
     own, answered = index.find(ids), index.answer(ids)
-    rows, absent = find_rows(ids, torch.tensor([ids.numel()]), copies_of([index]))
+    rows, absent = find_rows_reference(ids, torch.tensor([ids.numel()]), copies_of([index]))
     assert torch.equal(rows, answered)
     assert absent.tolist() == [int((own < 0).sum())]
 
@@ -31,7 +31,7 @@ def test_tables_one_after_the_other() -> None:
     indexes = [filled(0), None, filled(1), filled(2)]
     asked = [torch.tensor([70, -1, 3]), torch.tensor([5, 9]), torch.tensor([], dtype=torch.int64), torch.tensor([-1])]
     ends = torch.tensor(list(accumulate(map(len, asked))))
-    rows, absent = find_rows(torch.cat(asked), ends, copies_of(indexes))
+    rows, absent = find_rows_reference(torch.cat(asked), ends, copies_of(indexes))
     wanted = [ids if index is None else index.answer(ids) for index, ids in zip(indexes, asked, strict=True)]
     assert torch.equal(rows, torch.cat(wanted))
     assert absent.tolist() == [
@@ -61,7 +61,7 @@ def test_copies_are_the_slots() -> None:
     with pytest.raises(RuntimeError, match="2 ids of table 0 do not fit into 2 slots"):
         hash_index.slot_tables_(slots[:2], side_rows[:1], [2], *own)  # a search for another id would never end
     other = torch.empty_like(slots), torch.empty_like(side_rows)
-    hash_index_reference.slot_tables_(*other, *arguments)
+    ByReferences(hash_index).slot_tables_(*other, *arguments)
     for held, wanted in zip(other[0].split(counts), slots.split(counts), strict=True):
         assert sorted(held.tolist()) == sorted(wanted.tolist())
     assert torch.equal(other[1], side_rows)
@@ -74,7 +74,7 @@ def test_facts_without_an_index() -> None:
         torch.empty(0, dtype=torch.int64),
         torch.tensor([IndexFacts.without_index()]),
     )
-    rows, absent = find_rows(ids, torch.tensor([2]), nothing)
+    rows, absent = find_rows_reference(ids, torch.tensor([2]), nothing)
     assert (rows.tolist(), absent.tolist()) == ([3, 1], [0])
 
 
@@ -84,5 +84,5 @@ def test_slices_answer_for_their_own_ids() -> None:
     for begin, end in ((0, 5), (5, 10), (10, 25), (25, 40)):
         index = HashIndex(40, config=config, row_begin=begin, row_end=end)
         index.insert(ids[index.holds(ids)])
-        rows, _ = find_rows(ids, torch.tensor([ids.numel()]), copies_of([index]))
+        rows, _ = find_rows_reference(ids, torch.tensor([ids.numel()]), copies_of([index]))
         assert torch.equal(rows, index.answer(ids))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from recfx.kernels.step.fused_optimizer import step_touched_rows
+from recfx.kernels.step.fused_step import step_touched_rows
 
 
 def subtract(values: torch.Tensor, gradient: torch.Tensor, state: dict[str, torch.Tensor]) -> torch.Tensor:

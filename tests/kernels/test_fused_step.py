@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from recfx.kernels.build import library
 from recfx.kernels.lookup.embedding_bag import row_gradients
-from recfx.kernels.step.fused_optimizer import step_touched_rows
-from recfx.kernels.step.fused_step import fused_step_, rules
+from recfx.kernels.step.fused_step import fused_step_, rules, step_touched_rows
 from recfx.optim.rules import RULES
 from recfx.optim.rules.rule import Rule, StepNumbers
 from tests.ascend.guard_pages import guarded, signal_of

@@ -11,13 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recfx.hashing import HashConfig, HashIndex
-from recfx.kernels.index import hash_index, index_rebuild, index_rebuild_reference
-from recfx.kernels.index import hash_index_reference as reference
+from recfx.kernels.index import hash_index, index_rebuild
 from recfx.kernels.index.buckets import bucket_of
-from recfx.kernels.index.host import HashIndexOperators
 from recfx.kernels.index.index_buffers import EVICTED, STATE, IndexBuffers, IndexPolicy
 from tests.kernels.chosen_ids import of_one_bucket, of_one_slot
 from tests.kernels.indexes import assert_same, assert_sound, copy_of, empty, insert
+from tests.support.references import ByReferences
+
+reference = ByReferences(hash_index)
 
 IDS = st.one_of(
     st.integers(-4, 40),
@@ -117,7 +118,9 @@ def test_operators_and_references_take_turns(
     theirs = copy_of(ours)
     for turn, (kind, id_list) in enumerate(batches):
         ids = torch.tensor(id_list, dtype=torch.int64)
-        operators, rebuilding = (hash_index, index_rebuild) if turn % 4 < 2 else (reference, index_rebuild_reference)
+        by_reference = turn % 4 >= 2
+        operators: Any = reference if by_reference else hash_index
+        rebuilding: Any = ByReferences(index_rebuild) if by_reference else index_rebuild
         for index in (ours, theirs):
             if kind == "erase":
                 operators.erase(ids, index, policy)
@@ -165,7 +168,7 @@ def test_full_leaves_everything_as_it_was(on_full: str, admit_after: int) -> Non
 
 
 def insert_and_undo(
-    ids: torch.Tensor, index: IndexBuffers, policy: IndexPolicy, operators: HashIndexOperators, oldest: int = 2**62
+    ids: torch.Tensor, index: IndexBuffers, policy: IndexPolicy, operators: Any, oldest: int = 2**62
 ) -> bool:
     """Returns whether the batch fit into its buckets."""
     stretch, in_flight = ([0], [ids.numel()]), [hash_index.InFlight.since(oldest)]
@@ -275,7 +278,7 @@ def test_who_goes_next_is_the_same_after_a_batch_that_was_too_large(evict: str) 
 
 
 @pytest.mark.parametrize("operators", [hash_index, reference])
-def test_sightings_stop_at_the_highest_number(operators: HashIndexOperators) -> None:
+def test_sightings_stop_at_the_highest_number(operators: Any) -> None:
     buffers, policy = empty(3, on_full="evict", evict="lfu")
     insert(torch.tensor([5, 6, 7]), buffers, policy)
     most = 2**27 - 1
@@ -399,7 +402,7 @@ def test_add_counts_refuses_other_sizes(amounts: list[int]) -> None:
 
 @pytest.mark.parametrize("operators", [hash_index, reference])
 @pytest.mark.parametrize("config", [{"on_full": "share"}, {"on_full": "evict", "evict": "lfu", "admit_after": 2}])
-def test_results_do_not_depend_on_seeds(config: dict[str, Any], operators: HashIndexOperators) -> None:
+def test_results_do_not_depend_on_seeds(config: dict[str, Any], operators: Any) -> None:
     left, policy = empty(200, **config)
     right = copy_of(left)
     for side_row in (right.side_row, right.candidate_side_row):

@@ -3,25 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
 
-from recfx.kernels.build import library
-from recfx.kernels.index import hash_index, hash_index_reference, host, index_rebuild, index_rebuild_reference
+from recfx.kernels.index import index_rebuild
 from recfx.kernels.index.index_buffers import IndexBuffers, IndexPolicy
 from tests.kernels.indexes import SEED, assert_same, assert_sound, copy_of, empty, insert
+from tests.support.references import ByReferences
 
 Damage = Callable[[IndexBuffers], object]
-
-
-def test_the_library_is_used_where_it_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert host.index_rebuild() is index_rebuild
-    assert host.hash_index() is hash_index
-    monkeypatch.setattr(library, "load", lambda: False)
-    assert host.index_rebuild() is index_rebuild_reference
-    assert host.hash_index() is hash_index_reference
 
 
 def filled() -> tuple[IndexBuffers, IndexPolicy]:
@@ -63,17 +55,15 @@ PROBLEMS: list[tuple[str, Damage, tuple[int, int, bool]]] = [
 
 
 @pytest.mark.parametrize(("damage", "expected"), [p[1:] for p in PROBLEMS], ids=[p[0] for p in PROBLEMS])
-@pytest.mark.parametrize("operators", [index_rebuild, index_rebuild_reference])
-def test_rebuild_names_the_lowest_bad_row(
-    damage: Damage, expected: tuple[int, int, bool], operators: ModuleType
-) -> None:
+@pytest.mark.parametrize("operators", [index_rebuild, ByReferences(index_rebuild)])
+def test_rebuild_names_the_lowest_bad_row(damage: Damage, expected: tuple[int, int, bool], operators: Any) -> None:
     buffers, policy = filled()
     damage(buffers)
     assert operators.rebuild(buffers, policy) == expected
 
 
-@pytest.mark.parametrize("operators", [index_rebuild, index_rebuild_reference])
-def test_rebuild_makes_what_is_derived(operators: ModuleType) -> None:
+@pytest.mark.parametrize("operators", [index_rebuild, ByReferences(index_rebuild)])
+def test_rebuild_makes_what_is_derived(operators: Any) -> None:
     buffers, policy = filled()
     garbage = copy_of(buffers)
     for name in (

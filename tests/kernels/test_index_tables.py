@@ -10,9 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recfx.kernels.index import hash_index
-from recfx.kernels.index import hash_index_reference as reference
 from recfx.kernels.index.index_buffers import STATE, IndexBuffers, IndexPolicy
 from tests.kernels.indexes import NOTHING_IN_FLIGHT, assert_same, assert_sound, copy_of, empty, insert
+from tests.support.references import ByReferences
+
+reference = ByReferences(hash_index)
 
 KINDS: list[dict[str, Any]] = [
     {"on_full": "evict", "evict": "lru"},

@@ -91,6 +91,15 @@ def test_the_library_that_was_loaded_has_a_place() -> None:
     assert library.loaded_path() == library.build()
 
 
+def test_signatures_are_read_from_the_sources() -> None:
+    """Operators are declared with them where nothing can be compiled."""
+    assert library.load(), library.why_not()
+    declared = {schema.partition("(")[0]: torch._C.parse_schema(f"recfx::{schema}") for schema in library.schemas()}
+    assert {name: getattr(torch.ops.recfx, name).default._schema for name in declared} == declared
+    assert set(library.REFERENCES) <= set(declared)
+    assert len(declared) > 20
+
+
 def test_the_command_prints_where_the_library_is(tiny_sources: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert library.main() == 0
     assert Path(capsys.readouterr().out.strip()) == library.build()
@@ -330,8 +339,7 @@ def test_threads_load_once(tiny_sources: Path, monkeypatch: pytest.MonkeyPatch) 
     registered: list[int] = []
     monkeypatch.setattr(torch.ops, "load_library", loaded.append)
     monkeypatch.setattr(library, "_loaded", None)
-    monkeypatch.setattr(library, "_when_loaded", [])
-    library.when_loaded(lambda: registered.append(1))
+    monkeypatch.setattr(library, "_when_defined", [lambda: registered.append(1)])
     with ThreadPoolExecutor(4) as pool:
         assert list(pool.map(lambda _: library.load(), range(8))) == [True] * 8
     assert (len(loaded), registered) == (1, [1])

@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recfx.kernels.build import library
-from recfx.kernels.lookup import per_sample_weights_reference
-from recfx.kernels.lookup.per_sample_weights import per_sample_weight_gradients
+from recfx.kernels.lookup.per_sample_weights import per_sample_weight_gradients, per_sample_weight_gradients_reference
 
 assert library.load(), library.why_not()
 DIMS = st.sampled_from([1, 3, 15, 16, 17, 20, 32, 64, 100, 130])
@@ -36,7 +35,7 @@ def test_it_equals_its_reference(
     gradients = torch.randn(batch_size, sum(dims[table] for table in table_of_feature), generator=generator)
     arguments = (rows, offsets, gradients, weights, table_of_feature)
     found = per_sample_weight_gradients(*arguments)
-    wanted = per_sample_weights_reference.per_sample_weight_gradients(*arguments)
+    wanted = per_sample_weight_gradients_reference(*arguments)
     torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)  # sums of up to 130 products, in another order
 
 

@@ -16,7 +16,7 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_inference import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recfx.kernels.lookup.quantized_lookup_reference import quantized_lookup
+from recfx.kernels.lookup.quantized_lookup import quantized_lookup_reference
 from recfx.kernels.lookup.quantized_rows import BITS, dequantize_rows, quantize_rows, row_bytes
 from tests.kernels.quantized import lookups
 
@@ -134,7 +134,7 @@ def fbgemm_s_lookup(rows, offsets, tables, dims, bits, table_of_feature, mean, s
 @given(data=st.data())
 def test_pools_as_fbgemm(bits: int, data: st.DataObject) -> None:
     *arguments, alignment = data.draw(lookups(bits, multiple=8 // bits))  # FBGEMM takes rows of whole bytes
-    pooled = quantized_lookup(*arguments)
+    pooled = quantized_lookup_reference(*arguments)
     # The difference is in the order of sums of up to 40 values of about 3, and in fused multiplications.
     torch.testing.assert_close(pooled, fbgemm_s_lookup(*arguments, alignment), rtol=1e-5, atol=1e-4)
 
@@ -151,7 +151,7 @@ def test_odd_dims(bits: int, dim: int, mean: bool, weighted: bool) -> None:
         table[:, -1] |= 0xF0
     rows, offsets = torch.tensor([3, -1, 0, 3, 1]), torch.tensor([0, 4, 4, 5])
     scales = torch.randn(5, generator=draw) if weighted else None
-    pooled = quantized_lookup(rows, offsets, [table], [dim], bits, [0], mean, scales)
+    pooled = quantized_lookup_reference(rows, offsets, [table], [dim], bits, [0], mean, scales)
     for bag, members in enumerate(((0, 2, 3), (), (4,))):
         for column in {0, dim // 2, dim - 1}:
             weights = [1.0 if scales is None else float(scales[place]) for place in members]

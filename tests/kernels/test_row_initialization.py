@@ -1,5 +1,5 @@
 import math
-from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from recfx.kernels.build import library
 from recfx.kernels.index.mix64 import mix64_integer, to_int64
-from recfx.kernels.step import row_initialization, row_initialization_reference
-from recfx.kernels.step.row_initialization import initialization_key, initialize_rows
-from recfx.kernels.step.row_initialization_reference import initial_rows
+from recfx.kernels.step import row_initialization
+from recfx.kernels.step.row_initialization import initial_rows, initialization_key, initialize_rows
+from tests.support.references import ByReferences
 
 INT64 = st.integers(-(2**63), 2**63 - 1)
 KEY = initialization_key("table", 0)
@@ -61,8 +61,8 @@ def test_operator_has_the_bits_of_the_reference(
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64])
-@pytest.mark.parametrize("operators", [row_initialization, row_initialization_reference])
-def test_shards_of_columns_have_the_bits_of_the_whole(dtype: torch.dtype, operators: ModuleType) -> None:
+@pytest.mark.parametrize("operators", [row_initialization, ByReferences(row_initialization)])
+def test_shards_of_columns_have_the_bits_of_the_whole(dtype: torch.dtype, operators: Any) -> None:
     rows, ids = torch.tensor([2, 0, 3]), torch.tensor([5, -(2**63), 2**40])
     whole = torch.zeros(4, 70, dtype=dtype)
     operators.initialize_rows(whole, rows, ids, KEY, -1.0, 1.0)
@@ -79,8 +79,8 @@ def test_there_is_no_column_before_the_first() -> None:
         initialize_rows(torch.zeros(2, 2), torch.tensor([0]), torch.tensor([5]), KEY, 0.0, 1.0, first_column=-1)
 
 
-@pytest.mark.parametrize("operators", [row_initialization, row_initialization_reference])
-def test_autograd_version_stays(operators: ModuleType) -> None:
+@pytest.mark.parametrize("operators", [row_initialization, ByReferences(row_initialization)])
+def test_autograd_version_stays(operators: Any) -> None:
     """Rows are initialised inside forward, after which backward must still find its saved weight unchanged."""
     weight = torch.nn.Parameter(torch.ones(4, 2))
     version = weight._version
@@ -95,8 +95,8 @@ def test_autograd_version_stays(operators: ModuleType) -> None:
     assert weight.is_leaf
 
 
-@pytest.mark.parametrize("operators", [row_initialization, row_initialization_reference])
-def test_weights_that_are_views_or_in_pieces(operators: ModuleType) -> None:
+@pytest.mark.parametrize("operators", [row_initialization, ByReferences(row_initialization)])
+def test_weights_that_are_views_or_in_pieces(operators: Any) -> None:
     block = torch.zeros(6, 8)
     operators.initialize_rows(block[1:5, 2:5], torch.tensor([1, 0]), torch.tensor([5, 6]), KEY, 1.0, 2.0)
     expected = initial_rows(torch.tensor([6, 5]), 3, KEY, 1.0, 2.0)

@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from recfx.hashing import HashConfig, HashIndex
 from recfx.kernels.build import library
 from recfx.kernels.index.slot_table import insert_into_slots
-from recfx.kernels.lookup import served_lookup_reference
 from recfx.kernels.lookup.quantized_rows import quantize_rows
-from recfx.kernels.lookup.served_lookup import ServedTable, served_lookup
+from recfx.kernels.lookup.served_lookup import ServedTable, served_lookup, served_lookup_reference
 
 assert library.load(), library.why_not()
 COLUMNS = st.sampled_from([1, 2, 3, 4, 7, 16, 20, 33, 64, 100, 128, 200, 260])
@@ -93,7 +92,7 @@ def cases(draw: st.DrawFn) -> Case:
 @given(cases())
 def test_agrees_with_its_reference(case: Case) -> None:
     found = served_lookup(*case.arguments())  # type: ignore[arg-type]
-    wanted = served_lookup_reference.served_lookup(*case.arguments())  # type: ignore[arg-type]
+    wanted = served_lookup_reference(*case.arguments())  # type: ignore[arg-type]
     torch.testing.assert_close(
         found, wanted, rtol=1e-5, atol=1e-3
     )  # sums of up to 200 numbers of up to 15, in another order

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recfx.hashing import HashConfig, HashIndex
-from recfx.kernels.index import free_rows, hash_index, host, slot_groups
+from recfx.kernels.index import free_rows, hash_index, index_rebuild, slot_groups
 from recfx.kernels.index.hash_index import InFlight
 from recfx.kernels.index.index_buffers import allocate_buffers
 from tests.kernels.chosen_ids import of_one_slot
@@ -50,7 +50,7 @@ def test_the_operators_with_groups_that_are_nearly_full(groups: int) -> None:
     buffers.row_ids.fill_(-1)
     for zero in (buffers.row_state, buffers.counts):
         zero.zero_()
-    host.index_rebuild().rebuild(buffers, policy)
+    index_rebuild.rebuild(buffers, policy)
     generator, held = random.Random(groups), {}
     universe = torch.tensor([*range(-1, 150), 2**63 - 1, -(2**63)])
     probes = 0
@@ -101,7 +101,7 @@ def test_operators_and_references_place_ids_alike(seed: int) -> None:
     buffers.row_state.fill_(1)
     buffers.counts.zero_()
     buffers.side_row[1] = seed
-    host.index_rebuild().rebuild(buffers, policy)
+    index_rebuild.rebuild(buffers, policy)
     assert buffers.side_row.tolist() == [500, seed]
     assert torch.equal(slot_groups.find_in_groups(ids, buffers.slot_groups, buffers.side_row), torch.arange(len(ids)))
     table, side_row = empty(slot_groups.group_count(len(ids)))

@@ -1,4 +1,5 @@
 import time
+from typing import Any
 
 import fbgemm_gpu  # noqa: F401  (loads torch.ops.fbgemm)
 import pytest
@@ -7,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recfx.kernels.build import library
-from recfx.kernels.index import hash_index, hash_index_reference, slot_table
-from recfx.kernels.index.host import HashIndexOperators
+from recfx.kernels.index import hash_index, slot_table
 from tests.kernels.chosen_ids import of_one_slot, slot_hash_inverse
+from tests.support.references import ByReferences
 
 INT64 = st.integers(-(2**63), 2**63 - 1)
 
@@ -68,8 +69,8 @@ def test_the_hash_has_an_inverse() -> None:
 
 
 @pytest.mark.parametrize("slots", [2**17, 2**18])
-@pytest.mark.parametrize("operators", [hash_index, hash_index_reference])
-def test_chosen_ids_are_written_in_little_time(operators: HashIndexOperators, slots: int) -> None:
+@pytest.mark.parametrize("operators", [hash_index, ByReferences(hash_index)])
+def test_chosen_ids_are_written_in_little_time(operators: Any, slots: int) -> None:
     """All of them have the last slot but a few as their home. One by one, they would take four billion steps."""
     assert library.load(), library.why_not()
     ids = slot_hash_inverse((torch.arange(1, 90_001) << 20) + (1 << 20) - 9)

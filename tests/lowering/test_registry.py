@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
 from typing import Any, NoReturn
 
 import pytest
 import torch
 
+import recfx
 from recfx.errors import Diagnostic
 from recfx.hashing import HashConfig
-from recfx.ir import TableSpec
+from recfx.ir import TableSpec, format_graph
 from recfx.ir.facts import OptimizerFacts, TableFacts
 from recfx.kernels.build import launch, library, tiling
 from recfx.lowering import BACKENDS, LookupFacts, LookupSpec, select_backend, select_planned
 from recfx.lowering.registry import Backend
 from recfx.optim.fused_optimizer import FusedOptimizer
 from recfx.optim.rules import RULES
+from tests.support.references import references
 
-CPU, _, _, NPU, _, _ = BACKENDS
+CPU, _, _, NPU, _ = BACKENDS
 RULE = {rule.name: rule for rule in RULES}
 
 
@@ -61,7 +64,7 @@ def nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
 
     for module, names in (
         (library, ("load", "why_not")),
-        (launch, ("why_not", "simulated", "chip_name", "chip_of")),
+        (launch, ("why_not", "refusal", "chip_name", "chip_of")),
         (torch, ("get_device_module", "empty", "zeros")),
     ):
         for name in names:
@@ -200,3 +203,22 @@ def test_a_backend_of_one_file_needs_no_word_on_being_here() -> None:
     assert toy.is_here(torch.device("cpu")) is None
     assert toy.decline(live()) is None
     assert code(toy.serves(planned("npu", rows=2000))) == "too_many_rows"
+
+
+def test_a_target_that_is_named_for_lookups_does_not_hash() -> None:
+    collection = recfx.HashEmbeddingBagCollection([hashed_table()], backend="reference")
+    *_, hashed, looked_up, _, _ = format_graph(collection.graph_module).splitlines()
+    assert hashed == "ebc_hash_ids = hash_ids(ebc_select_features) {hashed=[t], operators=cpu}"
+    assert "kernel=reference" in looked_up
+
+
+def test_the_graph_says_who_hashes() -> None:
+    collection = recfx.HashEmbeddingBagCollection([hashed_table()])
+    assert "hashed=[t], operators=cpu" in format_graph(collection.graph_module)
+    with references():
+        assert "hashed=[t], operators=reference" in format_graph(copy.deepcopy(collection).graph_module)
+    assert "operators=" not in format_graph(copy.deepcopy(collection).to("meta").graph_module), "nothing runs there"
+
+
+def hashed_table() -> recfx.HashEmbeddingBagConfig:
+    return recfx.HashEmbeddingBagConfig(name="t", embedding_dim=4, num_embeddings=8, feature_names=["f"])

@@ -18,19 +18,18 @@ import recfx
 from recfx.errors import ConversionError
 from recfx.hashing import HashConfig
 from recfx.ir import TableSpec
+from recfx.ir.context import Served
 from recfx.kernels.build import launch, tiling
-from recfx.kernels.index import find_rows_op
-from recfx.kernels.route import bucketize_op
-from recfx.lowering import LookupSpec, npu, select_backend
-from recfx.lowering.operators import BUCKETIZE, FIND_ROWS, HASH_INDEX, select_operators
+from recfx.lowering import LookupSpec, select_backend
 from recfx.lowering.registry import BACKENDS
+from recfx.lowering.targets import PlannedTargets, TargetsHere
 from recfx.lowering.triton import limits as triton_limits
-from recfx.lowering.triton import target as triton
 from recfx.optim.fused_optimizer import FusedOptimizer
 from recfx.optim.rules.adam import ADAM
 from recfx.optim.rules.lamb import LAMB
 from recfx.optim.rules.sgd import SGD
 from tests.builders.collections import one_table
+from tests.support.references import references
 
 TARGET = {backend.name: backend for backend in BACKENDS}
 
@@ -272,8 +271,6 @@ def test_target_triton_is_for_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     several = TARGET["triton"].decline(replace(spec(), weights=[on(place), on(torch.device("cuda:1"))]))
     assert several is not None
     assert several.message == "the tables are on cuda; this target is for cuda and cpu."
-    assert triton.operators("bucketize", "cuda") is bucketize_op
-    assert npu.operators("bucketize", "cuda") is None
 
 
 def on(device: torch.device) -> Any:
@@ -283,44 +280,40 @@ def on(device: torch.device) -> Any:
     )
 
 
-def test_where_operators_of_files_compute_by_their_references(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On the CPU, unless Triton's interpreter runs there; on devices, only if they are simulated."""
-    monkeypatch.delenv(launch.SIMULATED, raising=False)
-    for interpreted, wanted in (("0", True), ("1", False)):
-        monkeypatch.setenv("TRITON_INTERPRET", interpreted)
-        assert launch.is_by_reference(torch.device("cpu")) is wanted
-        assert not launch.is_by_reference(torch.device("cuda"))
-    device: Any = Npu()
-    assert not launch.is_by_reference(device)
-    monkeypatch.setenv(launch.SIMULATED, "1")
-    assert launch.is_by_reference(device)
+def test_rows_are_found_by_kernels_where_they_can_be_launched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the CPU in Triton's interpreter alone."""
+    for device in ("cuda", "cpu"):
+        monkeypatch.setattr(launch, "why_not", lambda device: "")
+        assert TargetsHere().find_rows(device) == Served("triton", ())
+        monkeypatch.setattr(launch, "why_not", lambda device: "Triton is not installed.")
+        found = TargetsHere().find_rows(device)
+        assert (found.backend, [(each.by, each.code) for each in found.declined]) == (
+            "reference",
+            [("triton", "no_triton")],
+        )
+        assert PlannedTargets().find_rows(device).backend == "triton"
+    assert PlannedTargets().find_rows("npu").backend == "npu"
+    assert PlannedTargets().find_rows("meta").backend == "reference"
 
 
-def test_simulated_npus_have_no_chip_to_fit(monkeypatch: pytest.MonkeyPatch) -> None:
-    device: Any = Npu()
-    assert not launch.simulated(device)
-    monkeypatch.setenv(launch.SIMULATED, "1")
-    assert launch.simulated(device)
-    assert launch.why_not(device) == ""
-    assert launch.chip_name(device) is None
-    assert launch.chip_of(device) is None
-    assert not launch.simulated(torch.device("cpu"))
-
-
-def test_operators_are_declined_as_lookups_are(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_finding_rows_is_declined_as_lookups_are(monkeypatch: pytest.MonkeyPatch) -> None:
     device: Any = Npu()
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    (absent,) = [each for each in select_operators(BUCKETIZE, device).declined if each.by == "npu"]
+    absent = TARGET["npu"].is_here(device)
+    assert absent is not None
     assert absent.code == "no_triton"
     assert "triton-ascend" in absent.message
     on_npu("Ascend999", monkeypatch)
-    (unknown,) = [each for each in select_operators(BUCKETIZE, device).declined if each.by == "npu"]
+    unknown = TARGET["npu"].is_here(device)
+    assert unknown is not None
     assert unknown.code == "no_tiling_table"
     on_npu("Ascend910B3", monkeypatch)
-    for family, backend, operators in ((BUCKETIZE, "npu", bucketize_op), (FIND_ROWS, "npu", find_rows_op)):
-        chosen = select_operators(family, device)
-        assert (chosen.backend, chosen.operators) == (backend, operators)
-    assert select_operators(HASH_INDEX, device).backend == "reference"
-    assert npu.operators("bucketize", "cpu") is None
-    assert npu.operators("find_rows", "cpu") is None
-    assert triton.operators("bucketize", "npu") is None
+    assert TARGET["npu"].is_here(device) is None
+
+
+def test_indexes_are_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert TargetsHere().index_operators("cpu") == PlannedTargets().index_operators("cpu") == "cpu"
+    assert TargetsHere().index_operators("meta") == ""
+    with references():
+        assert TargetsHere().index_operators("cpu") == "reference"
+        assert PlannedTargets().index_operators("cpu") == "cpu"

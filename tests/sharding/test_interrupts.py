@@ -13,8 +13,7 @@ import recfx
 from recfx.collections.sharding import out_of_step
 from recfx.collections.sharding.collection import ShardedHashEmbeddingBagCollection
 from recfx.collections.sharding.gather import gather_tables
-from recfx.kernels.step.row_initialization import initialization_key
-from recfx.kernels.step.row_initialization_reference import initial_rows
+from recfx.kernels.step.row_initialization import initial_rows, initialization_key
 from tests.sharding.cases import Case, Table, sharded_model
 from tests.sharding.ranks import ranks
 from tests.support.interrupts import interrupt, places

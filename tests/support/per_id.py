@@ -9,8 +9,7 @@ import torch
 
 from recfx.collections.pooled import HashEmbeddingBagCollection
 from recfx.hashing import HashConfig
-from recfx.kernels.step.row_initialization import initialization_key
-from recfx.kernels.step.row_initialization_reference import initial_rows
+from recfx.kernels.step.row_initialization import initial_rows, initialization_key
 from tests.hashing.dictionary import Dictionary
 
 Bags = list[list[int]]

@@ -5,7 +5,7 @@ Python registers its operator, so files that call it are loaded where Python, re
 
 import torch
 
-import recfx.kernels.lookup.quantized_lookup_op  # noqa: F401  registers the operator
+import recfx.kernels.lookup.quantized_lookup  # noqa: F401  registers the operator
 from recfx.errors import Diagnostic
 from recfx.exporter.serving.aten import AtenPoolRows
 from recfx.exporter.serving.pool_rows import FORMATS

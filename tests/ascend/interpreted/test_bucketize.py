@@ -1,4 +1,4 @@
-"""The operator that routes ids on a device: ``opcheck``, its reference on many batches, and what it refuses."""
+"""The kernels that route ids on a device: their reference on many batches, and what is refused."""
 
 from __future__ import annotations
 
@@ -6,10 +6,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 
-from recfx.kernels.route import bucketize_reference
 from recfx.kernels.route.bucketize import WHOLE, Routes
-from recfx.kernels.route.bucketize_op import bucketize, bucketize_triton
-from tests.kernels.routes import batches
+from tests.kernels.routes import batches, by_kernels, by_reference
 
 ROUTES = Routes([[], [0, 4, 10]], [0, 0], [0, 10], [0, 0], [0, 0], [0, 1, 1, 1], [WHOLE, 0, 1, 0])
 
@@ -19,7 +17,7 @@ ROUTES = Routes([[], [0, 4, 10]], [0, 0], [0, 10], [0, 0], [0, 0], [0, 1, 1, 1],
 def test_routes_as_its_reference(
     batch: tuple[torch.Tensor, torch.Tensor, int, Routes, torch.Tensor | None],
 ) -> None:
-    for got, expected in zip(bucketize(*batch), bucketize_reference.bucketize(*batch), strict=True):
+    for got, expected in zip(by_kernels(*batch), by_reference(*batch), strict=True):
         assert (got is None) == (expected is None)
         if got is not None and expected is not None:
             assert got.dtype == expected.dtype
@@ -30,14 +28,14 @@ def test_routes_as_its_reference(
 def test_ids_out_of_range_are_refused(bad: int) -> None:
     ids = torch.tensor([77, -5, 3, 9, bad, 12])
     with pytest.raises(IndexError, match=f"id {bad} of feature 1 is outside its 10 rows"):
-        bucketize(ids, torch.tensor([1, 1, 0, 4]), 2, ROUTES)
+        by_kernels(ids, torch.tensor([1, 1, 0, 4]), 2, ROUTES)
 
 
 @pytest.mark.parametrize("lengths", [[1, 1, 0, 5], [1, 1, 0, 3], [-1, 3, 0, 4], [2**40, 0, 0, 0], [9, -9, 9, -3]])
 def test_lengths_that_do_not_fit_are_refused(lengths: list[int]) -> None:
     """Nothing outside of the ids is read before."""
     with pytest.raises(RuntimeError, match="there are 6 ids"):
-        bucketize(torch.arange(6), torch.tensor(lengths), 2, ROUTES)
+        by_kernels(torch.arange(6), torch.tensor(lengths), 2, ROUTES)
 
 
 @pytest.mark.parametrize(
@@ -50,11 +48,4 @@ def test_lengths_that_do_not_fit_are_refused(lengths: list[int]) -> None:
 )
 def test_routes_that_do_not_fit_are_refused(routes: Routes, message: str) -> None:
     with pytest.raises(RuntimeError, match=message):
-        bucketize(torch.arange(6), torch.tensor([1, 1, 0, 4]), 2, routes)
-
-
-def test_opcheck() -> None:
-    ids, lengths = torch.tensor([77, -5, 3, 9, 0, 4]), torch.tensor([1, 1, 0, 4])
-    flat = [0, 4, 10], [0, 3], *ROUTES[1:]
-    for weights in (None, torch.rand(6)):
-        torch.library.opcheck(bucketize_triton, (ids, lengths, 2, *flat, weights))
+        by_kernels(torch.arange(6), torch.tensor([1, 1, 0, 4]), 2, routes)

@@ -9,10 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recfx.kernels.index import find_rows_reference
 from recfx.kernels.index import find_rows_triton as kernel
-from recfx.kernels.index.find_rows import IndexFacts
-from recfx.kernels.index.find_rows_op import find_rows, find_rows_triton
+from recfx.kernels.index.find_rows import IndexFacts, find_rows, find_rows_reference, find_rows_triton
 from tests.kernels.finding import EXTREMES, TABLES, copies_of, filled
 
 INDEXES = [*(filled(number) for number in range(len(TABLES))), None]
@@ -26,9 +24,7 @@ def test_finds_what_its_reference_finds(tables: list[tuple[object, list[int]]]) 
     indexes = copies_of([index for index, _ in tables])  # type: ignore[misc]
     ids = torch.tensor([id_ for _, ids in tables for id_ in ids], dtype=torch.int64)
     ends = torch.tensor(list(accumulate(len(ids) for _, ids in tables)))
-    for found, wanted in zip(
-        find_rows(ids, ends, indexes), find_rows_reference.find_rows(ids, ends, indexes), strict=True
-    ):
+    for found, wanted in zip(find_rows(ids, ends, indexes), find_rows_reference(ids, ends, indexes), strict=True):
         assert torch.equal(found, wanted)
 
 

@@ -11,21 +11,22 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from recfx.kernels.build import launch
-from recfx.kernels.index.find_rows import IndexFacts, ReadIndexes
-from recfx.kernels.index.find_rows_op import find_rows
-from recfx.kernels.lookup.per_sample_weights_op import per_sample_weight_gradients_triton
-from recfx.kernels.lookup.per_sample_weights_reference import per_sample_weight_gradients
-from recfx.kernels.lookup.pooled_lookup_op import pooled_lookup_triton
+from recfx.kernels.index.find_rows import IndexFacts, ReadIndexes, find_rows
+from recfx.kernels.lookup.per_sample_weights import (
+    per_sample_weight_gradients_reference,
+    per_sample_weight_gradients_triton,
+)
+from recfx.kernels.lookup.pooled_lookup import pooled_lookup_triton
 from recfx.kernels.lookup.pooled_lookup_reference import pooled_lookup
-from recfx.kernels.lookup.quantized_lookup_op import quantized_lookup_triton
+from recfx.kernels.lookup.quantized_lookup import quantized_lookup_triton
 from recfx.kernels.lookup.quantized_rows import quantize_rows
 from recfx.kernels.route.bucketize import Routes
-from recfx.kernels.route.bucketize_op import bucketize
 from recfx.lowering.step.trained_batch import TrainedBatch, gradients_of_table
 from recfx.optim.fused_optimizer import FusedOptimizer
 from recfx.optim.fused_step_op import fused_step_triton_, rules_in_triton, triton_module
 from recfx.optim.rules.rule import STEP, Rule
 from tests.ascend.interpreted.specs import specs_of
+from tests.kernels.routes import by_kernels
 
 GROUP = {"lr": 0.1, "eps": 1e-3, "betas": (0.9, 0.99), "weight_decay": 0.01}
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -78,7 +79,7 @@ def test_pooled_lookup(case: Lookup, kind: str) -> None:
 @settings(max_examples=20)
 def test_per_sample_weight_gradients(case: Lookup) -> None:
     arguments = (case.rows, case.offsets, case.gradients, case.weights, case.table_of_feature)
-    found, wanted = per_sample_weight_gradients_triton(*arguments), per_sample_weight_gradients(*arguments)
+    found, wanted = per_sample_weight_gradients_triton(*arguments), per_sample_weight_gradients_reference(*arguments)
     torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
 
 
@@ -134,7 +135,7 @@ def test_operators_launch_their_kernels(monkeypatch: pytest.MonkeyPatch) -> None
     tables = [quantize_rows(weight, 8) for weight in case.weights]
     quantized_lookup_triton(case.rows, case.offsets, tables, case.dims, 8, case.table_of_feature, False, None)
     routes = Routes([[0, 4, 10]], [0], [10], [0], [0], [0, 0], [0, 1])
-    bucketize(torch.tensor([3, 9]), torch.tensor([2]), 1, routes)
+    by_kernels(torch.tensor([3, 9]), torch.tensor([2]), 1, routes)
     no_index = ReadIndexes(torch.empty(0, 2, dtype=torch.int64), torch.tensor([-1]), torch.tensor([_NO_INDEX]))
     find_rows(torch.tensor([9, 3]), torch.tensor([2]), no_index)
     assert launched == [

@@ -7,8 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recfx.kernels.lookup.quantized_lookup_op import quantized_lookup_triton
-from recfx.kernels.lookup.quantized_lookup_reference import quantized_lookup
+from recfx.kernels.lookup.quantized_lookup import quantized_lookup_reference, quantized_lookup_triton
 from recfx.kernels.lookup.quantized_rows import BITS, quantize_rows
 from tests.kernels.quantized import lookups
 
@@ -18,7 +17,7 @@ from tests.kernels.quantized import lookups
 @settings(max_examples=30)
 def test_pools_as_its_reference(bits: int, data: st.DataObject) -> None:
     *arguments, _ = data.draw(lookups(bits, multiple=1))
-    assert torch.equal(quantized_lookup_triton(*arguments), quantized_lookup(*arguments))  # both in one order
+    assert torch.equal(quantized_lookup_triton(*arguments), quantized_lookup_reference(*arguments))  # both in one order
 
 
 @pytest.mark.parametrize("bits", BITS)
@@ -28,7 +27,7 @@ def test_a_table_at_an_odd_address(bits: int) -> None:
     odd = torch.cat([torch.zeros(1, dtype=torch.uint8), table.flatten()])[1:].view(table.shape)
     assert odd.data_ptr() % 2 == 1
     arguments = (torch.tensor([2, 0]), torch.tensor([0, 2]), [odd], [6], bits, [0], False, None)
-    assert torch.equal(quantized_lookup_triton(*arguments), quantized_lookup(*arguments))
+    assert torch.equal(quantized_lookup_triton(*arguments), quantized_lookup_reference(*arguments))
 
 
 def test_opcheck() -> None:

@@ -22,6 +22,7 @@ import pytest
 
 from tests.ascend import tools
 from tests.ascend.npu_runtime.environment import environment, is_simulated, with_fallback
+from tests.ascend.npu_runtime.simulated_kernels import simulated_kernels as simulated_kernels
 
 REPORT = "RECFX_SIMULATED_NPU_REPORT"
 LONGEST = 300.0  # seconds, for a file

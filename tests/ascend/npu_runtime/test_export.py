@@ -9,7 +9,6 @@ import pytest
 import torch
 
 import recfx
-from recfx.kernels.build import launch
 from tests.ascend.npu_runtime.recorder import Recorder
 from tests.ascend.npu_runtime.round_trips import COPY, Meeting, Moment
 from tests.ascend.npu_runtime.training import DEVICE
@@ -20,15 +19,15 @@ def _on_device(sample: recfx.Sample) -> tuple[torch.Tensor, ...]:
     return tuple(each.to(torch.device(DEVICE)) for each in sample.args)
 
 
+@pytest.mark.usefixtures("simulated_kernels")
 @pytest.mark.parametrize(
     ("is_weighted", "quantize", "portable"),
     [(False, None, True), (False, "int8", True), (True, "int4", True), (True, "int4", False)],
     ids=["plain", "int8", "weighted int4", "weighted int4 by the kernel"],
 )
 def test_the_file_answers_on_the_device_and_on_the_host(
-    is_weighted: bool, quantize: str | None, portable: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    is_weighted: bool, quantize: str | None, portable: bool, tmp_path: Path
 ) -> None:
-    monkeypatch.setenv(launch.SIMULATED, "1")  # of the kernel, where a file calls it
     host = trained(is_weighted)
     recfx.export(host, tmp_path / "host", call(6, is_weighted=is_weighted), quantize=quantize)
     model = trained(is_weighted).to(DEVICE)

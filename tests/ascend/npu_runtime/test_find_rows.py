@@ -21,10 +21,7 @@ from tests.builders.batches import batch
 from tests.builders.collections import table
 from tests.builders.optimizers import attach
 
-
-@pytest.fixture(autouse=True)
-def _simulated(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(launch.SIMULATED, "1")
+pytestmark = pytest.mark.usefixtures("simulated_kernels")
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -129,7 +126,8 @@ def test_the_report_says_where_rows_are_found(monkeypatch: pytest.MonkeyPatch) -
     assert "in training" in reason(model)
     assert "(node find_rows), in copies of the indexes that take 2560 bytes there" in reason(model)
     assert "find_rows" in str(recfx.explain(model.eval()))
-    monkeypatch.delenv(launch.SIMULATED)
+    monkeypatch.undo()
+    launch.is_possible.cache_clear()
     without = nn.Sequential(Pair(Place(DEVICE), HASHING["zeros"]).there)
     assert "in eval mode as well, because no target finds rows on npu: " in reason(without)
     assert "triton-ascend" in reason(without)

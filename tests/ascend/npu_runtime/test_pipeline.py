@@ -12,7 +12,6 @@ from torchrec import KeyedJaggedTensor
 
 import recfx
 from recfx.ir import format_graph
-from recfx.kernels.build import launch
 from tests.ascend.npu_runtime.training import DEVICE, assert_close, evaluate, make_batch, state_of, step
 from tests.checkpoint.training import Training
 
@@ -71,10 +70,10 @@ def test_changes_no_bit(tables: str, ids_on_host: bool) -> None:
     assert_close({"outputs": piped, **state_of(found)}, {"outputs": outputs, **state_of(expected)}, rtol=0, atol=0)
 
 
+@pytest.mark.usefixtures("simulated_kernels")
 @pytest.mark.parametrize("tables", ["hashed", "evict_admit"])
-def test_an_evaluation_between_two_steps(tables: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_evaluation_between_two_steps(tables: str) -> None:
     """The next batch has been hashed for training, on the host, when eval mode finds its rows on the device."""
-    monkeypatch.setenv(launch.SIMULATED, "1")
     unseen = make_batch(99, 80, True).to(torch.device(DEVICE))
     expected, batches = built(tables)
     outputs = []

@@ -25,9 +25,7 @@ HASHING: dict[str, recfx.HashConfig | None] = {
 }
 
 
-@pytest.fixture(autouse=True)
-def _simulated(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(launch.SIMULATED, "1")
+pytestmark = pytest.mark.usefixtures("simulated_kernels")
 
 
 def graphs(model: nn.Module) -> list[str]:
@@ -95,15 +93,9 @@ def test_gradients_of_weights_of_ids_that_share_a_row_until_they_are_admitted() 
         torch.testing.assert_close(found, expected, **CLOSE)
 
 
-def test_the_report_says_that_kernels_are_simulated() -> None:
-    converted = recfx.convert(nn.Sequential(one_table()))
-    assert "simulated_kernels" not in str(recfx.explain(converted))
-    converted.to(DEVICE)
-    assert "simulated_kernels" in str(recfx.explain(converted))
-
-
 def test_without_the_simulation_the_reference_serves_and_the_report_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(launch.SIMULATED)
+    monkeypatch.undo()
+    launch.is_possible.cache_clear()
     converted = recfx.convert(nn.Sequential(one_table()))
     converted.to(DEVICE)
     report = str(recfx.explain(converted))

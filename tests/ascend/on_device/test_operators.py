@@ -9,28 +9,25 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recfx.kernels.index import find_rows_reference
-from recfx.kernels.index.find_rows import IndexFacts, ReadIndexes
-from recfx.kernels.index.find_rows_op import find_rows
+from recfx.kernels.index.find_rows import IndexFacts, ReadIndexes, find_rows, find_rows_reference
 from recfx.kernels.index.index_buffers import IndexView
 from recfx.kernels.index.slot_table import insert_into_slots, slot_count
-from recfx.kernels.lookup.per_sample_weights_op import per_sample_weight_gradients_triton
-from recfx.kernels.lookup.per_sample_weights_reference import per_sample_weight_gradients
-from recfx.kernels.lookup.pooled_lookup_op import pooled_lookup_triton
+from recfx.kernels.lookup.per_sample_weights import (
+    per_sample_weight_gradients_reference,
+    per_sample_weight_gradients_triton,
+)
+from recfx.kernels.lookup.pooled_lookup import pooled_lookup_triton
 from recfx.kernels.lookup.pooled_lookup_reference import pooled_lookup
-from recfx.kernels.lookup.quantized_lookup_op import quantized_lookup_triton
-from recfx.kernels.lookup.quantized_lookup_reference import quantized_lookup
+from recfx.kernels.lookup.quantized_lookup import quantized_lookup_reference, quantized_lookup_triton
 from recfx.kernels.lookup.quantized_rows import BITS
-from recfx.kernels.route import bucketize_reference
 from recfx.kernels.route.bucketize import Routes
-from recfx.kernels.route.bucketize_op import bucketize
 from recfx.optim.fused_step_op import fused_step_triton_, rules_in_triton, triton_module
 from recfx.optim.rules import RULES
 from recfx.optim.rules.rule import Rule
 from tests.ascend.on_device.device import assert_same, device, moved
 from tests.ascend.on_device.lookup import DTYPES, GROUP, STEPS, Lookup
 from tests.kernels.quantized import lookups
-from tests.kernels.routes import batches
+from tests.kernels.routes import batches, by_kernels, by_reference
 
 FEW = settings(max_examples=25, deadline=None)
 CASES = st.builds(
@@ -59,7 +56,9 @@ def test_pooled_lookup(case: Lookup, kind: str) -> None:
 @FEW
 def test_per_sample_weight_gradients(case: Lookup) -> None:
     arguments = (case.rows, case.offsets, case.gradients, case.weights, case.table_of_feature)
-    assert_same(per_sample_weight_gradients_triton(*moved(arguments)), per_sample_weight_gradients(*arguments))
+    assert_same(
+        per_sample_weight_gradients_triton(*moved(arguments)), per_sample_weight_gradients_reference(*arguments)
+    )
 
 
 @given(CASES, st.sampled_from(rules_in_triton()), st.booleans(), st.integers(0, 15))
@@ -86,15 +85,15 @@ def test_fused_step(case: Lookup, rule: Rule, mean: bool, stepped: int) -> None:
 @FEW
 def test_quantized_lookup(bits: int, data: st.DataObject) -> None:
     *arguments, _ = data.draw(lookups(bits, multiple=1))
-    assert_same(quantized_lookup_triton(*moved(arguments)), quantized_lookup(*arguments))
+    assert_same(quantized_lookup_triton(*moved(arguments)), quantized_lookup_reference(*arguments))
 
 
 @given(batches())
 @FEW
 def test_bucketize(batch: tuple[torch.Tensor, torch.Tensor, int, Routes, torch.Tensor | None]) -> None:
     ids, lengths, batch_size, routes, weights = batch
-    found = bucketize(moved(ids), moved(lengths), batch_size, routes, moved(weights))
-    for one, other in zip(found, bucketize_reference.bucketize(*batch), strict=True):
+    found = by_kernels(moved(ids), moved(lengths), batch_size, routes, moved(weights))
+    for one, other in zip(found, by_reference(*batch), strict=True):
         assert (one is None) == (other is None)
         if one is not None and other is not None:
             assert_same(one, other)
@@ -122,7 +121,7 @@ def test_find_rows(count: int) -> None:
     ends = torch.tensor([of_table.numel() for of_table in ids]).cumsum(0)
     indexes = ReadIndexes(torch.cat(slots), torch.cat(side_rows), torch.tensor(facts))
     found = find_rows(moved(torch.cat(ids)), moved(ends), ReadIndexes(*moved(tuple(indexes))))
-    assert_same(found, find_rows_reference.find_rows(torch.cat(ids), ends, indexes))
+    assert_same(found, find_rows_reference(torch.cat(ids), ends, indexes))
 
 
 def test_one_hot_row_among_very_many_positions() -> None:

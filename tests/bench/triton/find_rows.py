@@ -13,8 +13,7 @@ from itertools import accumulate
 
 import torch
 
-from recfx.kernels.index.find_rows import IndexFacts, ReadIndexes
-from recfx.kernels.index.find_rows_op import find_rows
+from recfx.kernels.index.find_rows import IndexFacts, ReadIndexes, find_rows
 from recfx.kernels.index.mix64 import mix64
 from recfx.kernels.index.slot_table import insert_into_slots, slot_count
 from tests.bench.harness import Contestant, Result

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import torch
 from torch.nn import functional
 
-from recfx.kernels.lookup.per_sample_weights_op import per_sample_weight_gradients_triton
+from recfx.kernels.lookup.per_sample_weights import per_sample_weight_gradients_triton
 from tests.bench.harness import Contestant, Result
 from tests.bench.setup import DISTRIBUTIONS, Setup
 from tests.bench.triton.on_device import OURS, Workload, race, sized

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from recfx.kernels.lookup.pooled_lookup_op import pooled_lookup_triton
+from recfx.kernels.lookup.pooled_lookup import pooled_lookup_triton
 from tests.bench.harness import Contestant, Result
 from tests.bench.setup import DISTRIBUTIONS, Setup
 from tests.bench.triton.on_device import FBGEMM, OURS, TORCH, Workload, has_fbgemm, race, sized

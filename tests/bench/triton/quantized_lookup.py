@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch.nn import functional
 
-from recfx.kernels.lookup.quantized_lookup_op import quantized_lookup_triton
+from recfx.kernels.lookup.quantized_lookup import quantized_lookup_triton
 from recfx.kernels.lookup.quantized_rows import BITS, dequantize_rows, quantize_rows
 from tests.bench.harness import Contestant, Result
 from tests.bench.setup import DISTRIBUTIONS, Setup

@@ -1,4 +1,4 @@
-"""``fused_optimizer.py`` in Triton: the backward of pooled lookups and one optimizer step, row by row.
+"""``fused_step.py`` in Triton: the backward of pooled lookups and one optimizer step, row by row.
 
 The positions of a batch are sorted by the row that they looked up, and cut into as many equal chunks as there are
 programs, whatever the rows: one hot row does not hold up a launch. A program sums the gradients of each row that lies
