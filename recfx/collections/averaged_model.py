@@ -52,7 +52,10 @@ def _check_indexes(averaged: AveragedModel, model: nn.Module) -> None:
     Raises:
         ConversionError: ``other_indexes``.
     """
-    mine, theirs = ([sorted(each.hash_indexes) for each in _collections(one)] for one in (averaged, model))
+    mine, theirs = (
+        [sorted(collection.hash_indexes) for collection in _collections(model_or_average)]
+        for model_or_average in (averaged, model)
+    )
     if any(mine + theirs) and mine != theirs:
         raise ConversionError(
             "the averaged model does not have the indexes of the model that it is updated with.",
@@ -93,11 +96,11 @@ def _take_over(mine: ConvertedCollection, theirs: ConvertedCollection, name: str
 @contextlib.contextmanager
 def _without_buffers(indexes: list[HashIndex]) -> Iterator[None]:
     """Inside, nobody who lists the buffers of a module finds those of these indexes."""
-    held: list[tuple[HashIndex, dict[str, Any]]] = [(index, index.__dict__["_buffers"]) for index in indexes]
+    buffers_of: list[tuple[HashIndex, dict[str, Any]]] = [(index, index.__dict__["_buffers"]) for index in indexes]
     try:
-        for index, _ in held:
+        for index, _ in buffers_of:
             index.__dict__["_buffers"] = {}
         yield
     finally:
-        for index, buffers in held:
+        for index, buffers in buffers_of:
             index.__dict__["_buffers"] = buffers

@@ -54,7 +54,7 @@ def takes_nothing(name: str, value: Any, functions: Iterable[types.FunctionType]
 def names_used(code: types.CodeType) -> tuple[str, ...]:
     """Every attribute and global that a piece of code names, including functions inside it."""
     inside = [const for const in code.co_consts if isinstance(const, types.CodeType)]
-    return (*code.co_names, *(name for each in inside for name in names_used(each)))
+    return (*code.co_names, *(name for function in inside for name in names_used(function)))
 
 
 def _takes_nothing(name: str, value: Any, function: types.FunctionType, attribute: bool) -> bool:
@@ -177,8 +177,8 @@ class _Uses:
 def _part(value: Any, node: ast.Attribute | ast.Subscript) -> Any:
     """What stands in ``value`` under a constant key or in a plain attribute; ``_UNKNOWN`` for all else."""
     if isinstance(node, ast.Attribute):
-        found = _UNKNOWN if _has_own(value, "__getattribute__") else inspect.getattr_static(value, node.attr, _UNKNOWN)
-        return _UNKNOWN if hasattr(type(found), "__get__") else found
+        part = _UNKNOWN if _has_own(value, "__getattribute__") else inspect.getattr_static(value, node.attr, _UNKNOWN)
+        return _UNKNOWN if hasattr(type(part), "__get__") else part
     if type(value) in _CONTAINERS and isinstance(node.slice, ast.Constant):
         if isinstance(value, dict):
             return value.get(node.slice.value, _UNKNOWN)
@@ -234,17 +234,17 @@ def reads_of(owner: Any) -> list[CodeReads]:
     """What is read by the code of a function, or by the code of a class that a forward can run."""
     if isinstance(owner, types.FunctionType):
         return list(_globals_read(owner, owner.__qualname__))
-    found = []
+    reads = []
     for kind, name, member in _members_used(owner):
         functions = list(_functions(member))
         for function in functions:
             where = f"{kind.__name__}.{name}"
-            found += list(_globals_read(function, where))
-            found += [CodeReads(f"{where}{label}", [("", value)]) for label, value in edges_of(function)]
+            reads += list(_globals_read(function, where))
+            reads += [CodeReads(f"{where}{label}", [("", value)]) for label, value in edges_of(function)]
         if not functions and not is_atom(member):
             why = f"the attribute {name!r} of the class {kind.__name__}"
-            found.append(CodeReads(why, [("", member)], name, attribute=True))
-    return found
+            reads.append(CodeReads(why, [("", member)], name, attribute=True))
+    return reads
 
 
 def _members_used(kind: type[Any]) -> Iterator[tuple[type[Any], str, Any]]:
@@ -271,7 +271,7 @@ def _functions(member: Any) -> Iterator[types.FunctionType]:
     if isinstance(member, types.FunctionType):
         yield member
     elif isinstance(member, property):
-        yield from (each for each in (member.fget, member.fset) if isinstance(each, types.FunctionType))
+        yield from (accessor for accessor in (member.fget, member.fset) if isinstance(accessor, types.FunctionType))
     elif isinstance(member, (staticmethod, classmethod)):
         yield from _functions(member.__func__)
     elif isinstance(member, (functools.cached_property, functools.partialmethod)):
@@ -299,18 +299,18 @@ def _module_name(value: types.ModuleType | type[Any]) -> str:
 @functools.lru_cache(maxsize=4096)
 def _paths_read(code: types.CodeType) -> tuple[tuple[str, ...], ...]:
     """Globals that a piece of code reads, each with the attributes that it reads from them directly."""
-    found: list[tuple[str, ...]] = []
+    paths: list[tuple[str, ...]] = []
     before: str | None = None
     for instruction in dis.get_instructions(code):
         if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
             before = str(instruction.argval)
-            found.append((before,))
+            paths.append((before,))
         elif instruction.opname in ("LOAD_ATTR", "LOAD_METHOD") and before is not None:
-            found[-1] = (before, str(instruction.argval))
+            paths[-1] = (before, str(instruction.argval))
             before = None
         elif instruction.opname not in ("CACHE", "PRECALL", "PUSH_NULL"):
             before = None
     for const in code.co_consts:
         if isinstance(const, types.CodeType):
-            found += _paths_read(const)
-    return tuple(dict.fromkeys(found))
+            paths += _paths_read(const)
+    return tuple(dict.fromkeys(paths))

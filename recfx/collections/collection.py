@@ -58,13 +58,7 @@ def class_for(replacement: type[Any], standard: type[nn.Module]) -> type[Any]:
 
 
 def names_taken(replacement: type[Any], standard: type[nn.Module], instance_names: Iterable[str]) -> list[str]:
-    """What a subclass of the standard collection defines although ``replacement`` uses the name for its own.
-
-    Args:
-        replacement: the class that is to stand for it.
-        standard: the subclass.
-        instance_names: the attributes of an instance of ``replacement``.
-    """
+    """What a subclass of the standard collection defines although ``replacement`` uses the name for its own."""
     of_torchrec, own = replacement._kind.standard, set(instance_names)
     bases = standard.__mro__[: standard.__mro__.index(of_torchrec)]
     defined = {
@@ -75,7 +69,7 @@ def names_taken(replacement: type[Any], standard: type[nn.Module], instance_name
 
 def classes_made_for(replacement: type[Any]) -> list[type[Any]]:
     """The classes that stand for subclasses of the standard collection, made so far in this process."""
-    return [made for (kind, _), made in _classes.items() if kind is replacement]
+    return [subclass for (kind, _), subclass in _classes.items() if kind is replacement]
 
 
 def new_instance(replacement: type[Replacement], standard: type[nn.Module]) -> Replacement:
@@ -113,17 +107,8 @@ class UnshardedCollection(WholeTables):
         """A collection around tables that already exist; used by the conversion.
 
         Args:
-            configs: the standard collection's configs.
-            specs: one description per table.
             bags: the module that holds the rows of each table; their parameters stay the same objects.
-            is_weighted: whether batches carry per-id weights.
-            device: the standard collection's ``device``.
-            collection: fully qualified name in the model.
-            backend: kernel target of the lookups.
-            source: where the user's code calls or makes the collection.
             standard: class of the collection that is replaced; the methods of a subclass are kept. None: TorchRec's.
-            requested: the hashing that was asked for, by table.
-            calls: how often one forward calls the collection, as far as that is known.
             passes: the passes that make its graph; None: those of ``recfx.passes()``.
 
         Raises:
@@ -267,10 +252,10 @@ class UnshardedCollection(WholeTables):
             if self._graph_is_current():
                 return
             self._follower.take_over()
-            found = self._follower.look()
+            followed = self._follower.look()
             self._compile()
             # Last, so that the next forward tries again if this fails: because of a pass of the user's, say.
-            self.not_fused, self._compared = self._follower.not_fused, found
+            self.not_fused, self._compared = self._follower.not_fused, followed
 
     def _graph_is_current(self) -> bool:
         attached, tables = self._follower.look()
@@ -285,6 +270,14 @@ class UnshardedCollection(WholeTables):
     def fused_optimizers(self) -> dict[str, FusedOptimizer]:
         """The optimizer of every table that is updated in the lookup's backward, by table name."""
         self._follow()
+        return self._store.optimizers
+
+    def take_over_optimizers(self) -> dict[str, FusedOptimizer]:
+        """``fused_optimizers`` without the graph that is made for them: sharding makes another one."""
+        if not self._graph_is_current():
+            with self._store.new_rows_lock:
+                self._follower.take_over()
+                self.not_fused = self._follower.not_fused
         return self._store.optimizers
 
     def own_names(self) -> frozenset[str]:
@@ -343,28 +336,8 @@ def unsharded_collections(model: nn.Module) -> dict[str, UnshardedCollection]:
 
 
 OWN_NAMES = (
-    "_is_weighted",
-    "_device",
-    "collection",
-    "tables",
-    "backend",
-    "passes",
-    "source",
-    "hash_indexes",
-    "not_fused",
-    "_store",
-    "_follower",
-    "_compared",
-    "_row_moves",
-    "requested",
-    "calls",
-    "graph_is_inlined",
-    "_attached",  # of earlier versions' pickles, like the next
-    "_graph_device",
-    "pass_records",
-    "graph_module",
-    "other_graph",
-    "_graph_trains",
-    "_runtime",
-)
+    "_compared", "_device", "_follower", "_graph_trains", "_is_weighted", "_row_moves", "_runtime", "_store", "backend",
+    "calls", "collection", "graph_is_inlined", "graph_module", "hash_indexes", "not_fused", "other_graph",
+    "pass_records", "passes", "requested", "source", "tables",
+)  # fmt: skip
 """The attributes of an instance, besides those that its kind names."""

@@ -29,8 +29,6 @@ def compile_graph(
     """The graph of a collection as it runs; its ``meta["recfx_passes"]`` has the records of the passes.
 
     Args:
-        graph: the graph before the first pass.
-        runtime: the tables and process groups of its collection.
         backend: ``"auto"``, or the one backend that every lookup must use.
         rewrites: the passes; None: all of ``recfx.passes()``.
 
@@ -46,7 +44,6 @@ def rewritten(graph: OperatorGraph | Rewriting, rewrites: Sequence[Pass] | None 
 
     Args:
         graph: the graph before the first pass; or what other passes have made, for more of them.
-        rewrites: the passes; None: all of ``recfx.passes()``.
 
     Raises:
         ConversionError: ``malformed_graph``, ``pass_failed`` or ``not_distributed``, for passes of the user's; and
@@ -56,22 +53,22 @@ def rewritten(graph: OperatorGraph | Rewriting, rewrites: Sequence[Pass] | None 
         return run_passes(graph, passes.passes())
     done: list[str] = []
     try:
-        made = run_passes(graph, rewrites, lambda name, _: done.append(name))
+        rewriting = run_passes(graph, rewrites, lambda name, _: done.append(name))
     except RecfxError:
         raise
     except Exception as error:
-        given = graph.graph if isinstance(graph, Rewriting) else graph
+        operators = graph.graph if isinstance(graph, Rewriting) else graph
         malformed = isinstance(error, GraphVerificationError)
         failed = f"pass {rewrites[len(done)].name} raised {type(error).__name__}: {error}"
         raise ConversionError(
             f"{error if malformed else failed}.",
             reason="malformed_graph" if malformed else "pass_failed",
-            module_path=next(iter(given.context.collections)),
+            module_path=next(iter(operators.context.collections)),
             what_to_do="mend that pass, or those before it in passes=, or move them: a pass expects the nodes of "
             "recfx.passes() that come before it.",
         ) from error
-    _refuse_own_ids(made.graph)
-    return made
+    _refuse_own_ids(rewriting.graph)
+    return rewriting
 
 
 def _refuse_own_ids(graph: OperatorGraph) -> None:
@@ -90,9 +87,6 @@ def _refuse_own_ids(graph: OperatorGraph) -> None:
 
 def refuse_raw_ids(graph_module: fx.GraphModule) -> None:
     """Refuse lookups that would take raw ids for rows, as they do if a list of passes lacks ``insert_hash``.
-
-    Args:
-        graph_module: what ``compile_graph`` has made.
 
     Raises:
         ConversionError: ``not_hashed``.
@@ -120,8 +114,6 @@ def compile_again(
 
     Args:
         graph_module: what ``compile_graph`` has made, or a copy of it; it does not change.
-        runtime: what it was lowered from, or a copy of that.
-        rewrites: the passes.
 
     Returns:
         The other form, which is ``graph_module`` itself if no pass changes it; and the records of these passes.
@@ -130,17 +122,17 @@ def compile_again(
         ConversionError: ``malformed_graph`` or ``pass_failed``: they cannot follow what passes of the user's left.
     """
     before: Rewriting = graph_module.meta[REWRITING_KEY]
-    made = rewritten(before, rewrites)
-    records = made.records[len(before.records) :]
+    rewriting = rewritten(before, rewrites)
+    records = rewriting.records[len(before.records) :]
     if not any(record.modified for record in records):
         return graph_module, records
-    return _lowered(made, runtime, "auto"), records
+    return _lowered(rewriting, runtime, "auto"), records
 
 
-def _lowered(made: Rewriting, runtime: Runtime, backend: str) -> fx.GraphModule:
-    graph_module = lower_graph(made.graph, made.metas, module_of, runtime, backend)
-    graph_module.meta[PASSES_KEY] = made.records
-    graph_module.meta[REWRITING_KEY] = made
+def _lowered(rewriting: Rewriting, runtime: Runtime, backend: str) -> fx.GraphModule:
+    graph_module = lower_graph(rewriting.graph, rewriting.metas, module_of, runtime, backend)
+    graph_module.meta[PASSES_KEY] = rewriting.records
+    graph_module.meta[REWRITING_KEY] = rewriting
     return graph_module
 
 
@@ -156,16 +148,7 @@ def context_of(
     source: SourceLocation | None = None,
     sharding: CollectionSharding | None = None,
 ) -> CollectionContext:
-    """What there is to say of a collection whose tables are here.
-
-    Args:
-        collection: fully qualified name in the user's model; ``""`` for a root.
-        tables: its tables, whole, in order.
-        is_weighted: whether the batch's weights multiply the rows.
-        runtime: its tables, or shards of them, and process groups.
-        source: where the user's code creates it, if known.
-        sharding: how it is sharded; None if it is not.
-    """
+    """What there is to say of a collection whose tables are here."""
     groups = runtime.groups
     on_host = groups is None or groups.ids_on_host
     context = CollectionContext(collection, tables, {}, {}, is_weighted, sharding, on_host, source)
@@ -174,10 +157,6 @@ def context_of(
 
 def context_now(context: CollectionContext, store: TableStore) -> CollectionContext:
     """The context of a collection, with what its tables are like now.
-
-    Args:
-        context: says which tables these are, and how they are sharded.
-        store: has them, or this rank's shards of them.
 
     Raises:
         ConversionError: ``unsupported_bag``.
@@ -193,10 +172,10 @@ def context_now(context: CollectionContext, store: TableStore) -> CollectionCont
         if name is None:  # it is on other ranks
             facts[table.name] = TableFacts(table.num_embeddings, table.embedding_dim, table.dtype, store.device.type)
             continue
-        found = store.facts(name)
+        table_facts = store.facts(name)
         if sharding is not None:  # of one of its shards
-            found = replace(found, rows=table.num_embeddings, embedding_dim=table.embedding_dim)
-        facts[table.name] = found
+            table_facts = replace(table_facts, rows=table.num_embeddings, embedding_dim=table.embedding_dim)
+        facts[table.name] = table_facts
         optimizer = store.optimizers.get(name)
         same = store.weight(name).device, None if optimizer is None else optimizer.settings()
         kernel_groups[table.name] = settings.setdefault(same, len(settings))
@@ -208,10 +187,6 @@ FIND_ON_DEVICE = Rewrite("find_on_device", find_on_device)
 
 def make_eval_graph(train_graph: fx.GraphModule, runtime: Runtime) -> tuple[fx.GraphModule, list[PassRecord]]:
     """The graph of eval mode, and what the passes did that made it.
-
-    Args:
-        train_graph: the collection's graph, after the last pass.
-        runtime: what it was lowered from.
 
     Returns:
         The graph, which is ``train_graph`` itself if the modes do not differ. Otherwise the two share their modules,

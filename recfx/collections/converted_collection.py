@@ -53,7 +53,7 @@ class ConvertedCollection(FxLeaf):
     requested: dict[str, HashConfig | None]
     calls: int
     backend: str
-    passes: tuple[Pass, ...] | None = None  # of the class: earlier versions have pickled none
+    passes: tuple[Pass, ...] | None = None
     source: SourceLocation | None
     not_fused: dict[str, Diagnostic]
     hash_indexes: nn.ModuleDict

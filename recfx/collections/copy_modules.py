@@ -55,10 +55,6 @@ def copy_modules(
 def refuse_fully_sharded(root: nn.Module, what_to_do: str) -> None:
     """Refuse modules on which ``fully_shard`` was called: their hooks gather the parameters of these very objects.
 
-    Args:
-        root: the module that is to be copied.
-        what_to_do: what the user can do instead.
-
     Raises:
         ConversionError: ``fully_sharded``.
     """

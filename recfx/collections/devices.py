@@ -20,8 +20,8 @@ def usable_device(device: torch.device | str | int) -> torch.device:
             what_to_do="pass a torch.device or its name, such as 'cpu'.",
         )
     try:
-        found = torch.device(device)
-        torch.empty(0, device=found)
+        usable = torch.device(device)
+        torch.empty(0, device=usable)
     except (
         RuntimeError,
         AssertionError,
@@ -33,7 +33,7 @@ def usable_device(device: torch.device | str | int) -> torch.device:
             reason="device_unavailable",
             what_to_do=_what_to_do(str(device)),
         ) from error
-    return found
+    return usable
 
 
 def _what_to_do(name: str) -> str:

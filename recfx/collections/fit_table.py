@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
 
 from torch import Tensor, nn
 
@@ -17,26 +16,17 @@ from recfx.hashing import HashIndex, state
 from recfx.hashing.row_move import RowMove, check_saved_index, fit_rows
 
 
-class FittedIndex(NamedTuple):
-    """A saved index with as many rows as the table has.
-
-    Args:
-        buffers: what the index loads, by buffer name.
-        move: where the table's rows go; None if no row moves.
-    """
-
-    buffers: dict[str, object]
-    move: RowMove | None
-
-
-def fit_index(index: HashIndex, found: Mapping[str, object], weight: object, dim: int) -> FittedIndex:
+def fit_index(
+    index: HashIndex, found: Mapping[str, object], weight: object, dim: int
+) -> tuple[dict[str, object], RowMove | None]:
     """Check a saved index, and give it as many rows as the table has.
 
     Args:
         index: the index that is to load the state, or that of the whole table on meta.
-        found: the saved buffers of the index, by name.
         weight: the saved weight of its table; only its shape is read, and it is ignored if it is not a tensor.
-        dim: number of columns of the table.
+
+    Returns:
+        what the index loads, by buffer name; and where the table's rows go, None if no row moves.
 
     Raises:
         CheckpointError: what is wrong with the index, or ``torn_state`` or ``columns_mismatch`` if the saved weight
@@ -45,27 +35,16 @@ def fit_index(index: HashIndex, found: Mapping[str, object], weight: object, dim
     check_weight(index.name, found.get("row_ids"), weight, dim)
     buffers, move = fit_rows(index, found)
     check_saved_index(index, buffers)
-    return FittedIndex(buffers, move)
+    return buffers, move
 
 
 def without_index(*, has_weight: bool, holds_ids: Callable[[], bool]) -> str:
-    """What an index does if nothing was saved for it, ``state.KEEP`` or ``state.FORGET``.
-
-    Args:
-        has_weight: whether the weight of its table was saved.
-        holds_ids: whether the index has anything to keep.
-    """
+    """What an index does if nothing was saved for it, ``state.KEEP`` or ``state.FORGET``."""
     return state.KEEP if not has_weight or (holds_ids() and not is_strict()) else state.FORGET
 
 
 def first_rows(weight: object, rows: int, dim: int) -> RowMove | None:
-    """The move of a table that had fewer rows and no index when it was saved: all its rows stay where they are.
-
-    Args:
-        weight: the saved weight of the table.
-        rows: number of rows of the table now.
-        dim: number of columns of the table.
-    """
+    """The move of a table that had fewer rows and no index when it was saved: all its rows stay where they are."""
     if isinstance(weight, Tensor) and weight.dim() == 2 and weight.shape[0] < rows and weight.shape[1] == dim:
         return RowMove.keep_first(weight.shape[0])
     return None
@@ -80,12 +59,6 @@ def check_weight(name: str, row_ids: object, saved: object, dim: int) -> None:
     """Check that a saved weight has the rows of its index, and the columns of the table.
 
     torch would load the index and only then complain about the weight.
-
-    Args:
-        name: name of the index, for messages.
-        row_ids: the saved ids of the rows.
-        saved: the saved weight.
-        dim: number of columns of the table.
 
     Raises:
         CheckpointError: ``torn_state``, ``columns_mismatch``.

@@ -8,7 +8,6 @@ from typing import Any
 
 from torch import nn
 
-from recfx.collections.kinds import POOLED
 from recfx.errors import Diagnostic
 from recfx.lowering.registry import WeightFacts, facts_of_weights
 from recfx.optim.attached import attached_to_each
@@ -21,15 +20,11 @@ class OptimizerFollower:
     """Keeps the fused optimizers of a :class:`TableStore` in line with what is attached to its weights.
 
     Args:
-        store: its ``optimizers`` are kept up to date.
-        collection: fully qualified name in the model.
         tables: the attribute of the collection that holds one module per table.
 
     Attributes:
         not_fused: the optimizers in backward that no kernel can carry out, and why not, by table name.
     """
-
-    _tables = POOLED.tables  # of the class: earlier versions have pickled none
 
     def __init__(self, store: TableStore, collection: str, tables: str) -> None:
         self._store, self._collection, self._tables = store, collection, tables
@@ -75,11 +70,11 @@ class OptimizerFollower:
         except (KeyError, AttributeError):  # a weight is gone, by pruning or set to None: say which, and what to do
             weights = [self._store.weight(table) for table in bags]
             attached = attached_to_each(weights)
-        found = list(map(id, chain.from_iterable(attached)))
-        if found or self._store.optimizers or self._aside:
-            found += map(id, weights)
-            found += [-1 - position for position in positions_with_hooks(weights, attached)]
-        return found, facts_of_weights(weights)
+        ids = list(map(id, chain.from_iterable(attached)))
+        if ids or self._store.optimizers or self._aside:
+            ids += map(id, weights)
+            ids += [-1 - position for position in positions_with_hooks(weights, attached)]
+        return ids, facts_of_weights(weights)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_aside": {}}

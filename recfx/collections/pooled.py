@@ -22,11 +22,7 @@ _Pooled = TypeVar("_Pooled", bound="PooledCollection")
 
 
 class PooledCollection(ConvertedCollection):
-    """Pooled embeddings.
-
-    Attributes:
-        embedding_bags: the modules that hold the weights.
-    """
+    """Pooled embeddings."""
 
     _kind = POOLED
     embedding_bags: nn.ModuleDict
@@ -98,8 +94,8 @@ class HashEmbeddingBagCollection(PooledCollection, UnshardedCollection, Embeddin
         self.requested, self.calls = {config.name: getattr(config, "hashing", HashConfig()) for config in tables}, 1
         bags = allocate_tables(POOLED, list(tables), device)
         specs = describe_tables(POOLED, tables, bags, self.requested, is_weighted, adopt=False)
-        found: Any = next(iter(bags.values())).weight.device
-        self._assemble(tables, specs, bags, is_weighted, found, "", backend, None)
+        weights_device: Any = next(iter(bags.values())).weight.device
+        self._assemble(tables, specs, bags, is_weighted, weights_device, "", backend, None)
         self.reset_parameters()
 
     def forward(self, features: KeyedJaggedTensor) -> KeyedTensor:

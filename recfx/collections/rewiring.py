@@ -63,10 +63,10 @@ class Rewiring:
         copied = type(value) is types.MethodType or (type(value) in _OWN_CONTAINERS and not self._inplace)
         if not copied and not self._references.reaches(value):
             return value
-        made = self._make(value)
+        replacement = self._make(value)
         self._alive.append(value)
-        self.known[id(value)] = made
-        return made
+        self.known[id(value)] = replacement
+        return replacement
 
     def finish(self) -> None:
         """Fill the objects that were made. Those that hash their content come last, when that content is complete."""
@@ -114,8 +114,8 @@ class Rewiring:
             duplicate = collections.deque.__new__(kind)
             collections.deque.__init__(duplicate, (), value.maxlen)
         else:
-            made: Any = layout
-            duplicate = made.__new__(kind)
+            layout_class: Any = layout
+            duplicate = layout_class.__new__(kind)
         if layout not in (tuple, frozenset):
             later = self._unhashed if isinstance(value, (dict, set)) else self._unfilled
             later.append(functools.partial(self._fill_container, value, duplicate))
@@ -189,14 +189,14 @@ class Rewiring:
         except ValueError:  # not set yet
             return cell
         if id(cell) in self.known:
-            made: types.CellType = self.known[id(cell)]
-            return made
+            replacement: types.CellType = self.known[id(cell)]
+            return replacement
         if id(content) not in self.known and not self._references.reaches(content):
             return cell
-        made = self.known[id(cell)] = types.CellType()
+        replacement = self.known[id(cell)] = types.CellType()
         self._alive.append(cell)
-        self._unfilled.append(lambda: setattr(made, "cell_contents", self.rewired(content)))
-        return made
+        self._unfilled.append(lambda: setattr(replacement, "cell_contents", self.rewired(content)))
+        return replacement
 
     def _weak_reference(self, value: Any) -> Any:
         if isinstance(value, weakref.WeakMethod):
@@ -230,8 +230,6 @@ def rebound_method(method: types.MethodType, owner: Any, function: Any = None) -
     """Bind a method to another object, which may be of a class that has its own method of that name.
 
     Args:
-        method: a bound method.
-        owner: the object to bind it to.
         function: the function to bind. Default: the function of ``method``.
     """
     function = method.__func__ if function is None else function

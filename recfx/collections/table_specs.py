@@ -80,13 +80,8 @@ def describe_tables(
     """Describe the tables of one collection.
 
     Args:
-        kind: the kind of the collection.
-        configs: the collection's configs, in order.
-        tables: the module that holds the rows of each table.
         hashing: how each table's ids become rows; None leaves it static.
-        is_weighted: whether the collection is weighted.
         adopt: True for tables that already exist, whose rows are dense by default.
-        collection: fully qualified name, for messages.
 
     Raises:
         ConversionError: ``rows_shrink``, ``invalid_hash_config``, and what the kind's ``check_table`` raises.
@@ -95,10 +90,10 @@ def describe_tables(
     specs = []
     for config, embedding_names in zip(configs, names, strict=True):
         weight = kind.check_table(config, tables[config.name], is_weighted, collection).weight
-        wanted = hashing[config.name]
+        config_of_ids = hashing[config.name]
         initial = _uniform_range(config)
         rows = int(weight.shape[0]) if adopt else config.num_embeddings
-        resolved = None if wanted is None else wanted.resolve(rows, adopt, config.name)
+        resolved = None if config_of_ids is None else config_of_ids.resolve(rows, adopt, config.name)
         specs.append(
             TableSpec(
                 name=config.name,

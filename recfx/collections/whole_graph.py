@@ -23,7 +23,6 @@ class WholeGraph(nn.Module):
     Parameters, buffers and submodules keep their names. ``train_graph`` and ``eval_graph`` are the graphs.
 
     Args:
-        model: converted, without DDP or compile wrappers.
         graphs: of training (True) and of eval mode (False), over the modules of ``model``.
         entered: paths of the modules whose code is part of the graph of each mode.
     """
@@ -103,8 +102,8 @@ class WholeGraph(nn.Module):
         for training, graph_module in self.__dict__["_graphs"].items():
             inlined = _inlined(graph_module, training)
             # Attributes of inputs are read where they are first used, so only nodes of one make are in the same order.
-            said = [(name, {} if meta is None else {META_KEY: meta}) for name, meta in facts[training]]
-            ours, others = (iter([each for each in said if bool(each[1]) is made]) for made in (True, False))
+            saved = [(name, {} if meta is None else {META_KEY: meta}) for name, meta in facts[training]]
+            ours, others = (iter([entry for entry in saved if bool(entry[1]) is is_ours]) for is_ours in (True, False))
             for node in graph_module.graph.nodes:
                 known = inlined.get(node.target)
                 node.name, meta = next(others if known is None else ours, (node.name, {}))

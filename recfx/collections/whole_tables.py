@@ -26,9 +26,7 @@ def fit_state(
     """Check the saved indexes of a collection and fit what was saved with fewer rows. Changes nothing.
 
     Args:
-        collection: the collection that is to load the state.
         saved: a state, possibly of a larger model.
-        prefix: the prefix of the collection's keys in it.
         hooked: also look at indexes with load hooks, which may still rename keys; such an index checks itself.
 
     Returns:
@@ -49,23 +47,23 @@ def fit_state(
             continue
         index, (rows, dim) = collection.index(table.name), collection.weight(table.name).shape
         keys = {name: f"{prefix}hash_indexes.{table.name}.{name}" for name in saved_names(index)}
-        found = {name: saved[key] for name, key in keys.items() if key in saved}
+        saved_index = {name: saved[key] for name, key in keys.items() if key in saved}
         weight = saved.get(prefix + kind.weight_name("", table.name))
         # Any name below its bag will do, because a parametrization changes the name.
         has_weight = weight is not None or table.name in bags_saved or _weight_may_be_renamed(collection, table.name)
-        if not state.has_index(found):
+        if not state.has_index(saved_index):
             what = without_index(has_weight=has_weight, holds_ids=index.holds_ids)
             fitted[f"{prefix}hash_indexes.{table.name}.{state.ABSENT}"] = what
         if load_hooks(index) and not hooked:
             continue
-        if not state.has_index(found):
+        if not state.has_index(saved_index):
             move = first_rows(weight, rows, dim) if what == state.FORGET else None
             if move is not None:
                 moves[table.name] = move
             continue
         if not has_weight:
             raise without_weight(index.name)
-        buffers, move = fit_index(index, found, weight, dim)
+        buffers, move = fit_index(index, saved_index, weight, dim)
         if move is not None:
             fitted.update({keys[name]: value for name, value in buffers.items()})
             moves[table.name] = move
@@ -83,17 +81,18 @@ def fit_weights(
     fitted = {}
     for table, move in moves.items():
         key, weight = prefix + kind_of(collection).weight_name("", table), collection.weight(table)
-        found = saved.get(key)
-        if not isinstance(found, Tensor):
+        saved_weight = saved.get(key)
+        if not isinstance(saved_weight, Tensor):
             continue
         if weight.is_meta:
             raise CheckpointError(
-                f"The saved table has {found.shape[0]} rows, this one has {weight.shape[0]} and is on the meta device.",
+                f"The saved table has {saved_weight.shape[0]} rows, this one has {weight.shape[0]} and is on the meta "
+                "device.",
                 reason="rows_mismatch",
                 module_path=prefix + table,
                 what_to_do="Call to_empty() and reset_parameters() first.",
             )
-        fitted[key] = move.apply(found, weight.detach().to(found.device, found.dtype, copy=True))
+        fitted[key] = move.apply(saved_weight, weight.detach().to(saved_weight.device, saved_weight.dtype, copy=True))
     return fitted
 
 

@@ -19,11 +19,7 @@ Job = tuple[Callable[[], Any], "Future[Any]"]
 
 
 class Streams:
-    """A stream for copies and one for ids, on any device type that has streams; no streams on the CPU.
-
-    Args:
-        device: the device that the model computes on.
-    """
+    """A stream for copies and one for ids, on any device type that has streams; no streams on the CPU."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device

@@ -19,7 +19,7 @@ _ENTIRE = (torch.Tensor, KeyedJaggedTensor, JaggedTensor, KeyedTensor, nn.Module
 _DEEPEST = 4
 
 
-def path_in(batch: Any, wanted: Any) -> Path | None:
+def path_in(batch: Any, part_of_batch: Any) -> Path | None:
     """The shortest path from ``batch`` to the very object ``wanted``; None if it is not a part of the batch.
 
     Looks into tuples, lists, dicts, and attributes of objects; not into tensors.
@@ -28,7 +28,7 @@ def path_in(batch: Any, wanted: Any) -> Path | None:
     seen: set[int] = set()
     while waiting:
         value, path = waiting.popleft()
-        if value is wanted:
+        if value is part_of_batch:
             return path
         if id(value) in seen or len(path) == _DEEPEST or isinstance(value, _ENTIRE):
             continue
@@ -73,7 +73,9 @@ def move(batch: Any, device: torch.device) -> Any:
     if isinstance(batch, Mapping):
         return {key: move(part, device) for key, part in batch.items()}
     if dataclasses.is_dataclass(batch) and not isinstance(batch, type):
-        parts = {each.name: move(getattr(batch, each.name), device) for each in dataclasses.fields(batch) if each.init}
+        parts = {
+            field.name: move(getattr(batch, field.name), device) for field in dataclasses.fields(batch) if field.init
+        }
         return dataclasses.replace(batch, **parts)
     return batch
 

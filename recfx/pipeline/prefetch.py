@@ -38,12 +38,7 @@ class PipelinedCollection:
 
 
 class CallsAhead:
-    """The calls of a model's collections, for several batches at once.
-
-    Args:
-        model: the model that has the collections.
-        streams: the streams of its device.
-    """
+    """The calls of a model's collections, for several batches at once."""
 
     def __init__(self, model: nn.Module, streams: Streams) -> None:
         self._model, self._streams, self._worker = model, streams, Worker()
@@ -72,7 +67,6 @@ class CallsAhead:
         """Send the ids of a batch that was started; whether all ranks have another one, None if that is not known.
 
         Args:
-            started: the calls of the batch.
             finds_rows: whether no earlier batch changes the indexes any more, so that rows can be found ahead.
         """
         with self._together():
@@ -93,20 +87,19 @@ class CallsAhead:
         A model that is called outside of it, between the steps of a pipeline, is not affected.
 
         Args:
-            batch: the batch.
             started: its calls; None for the first batch.
             next: those of the batch after it, which were started as well.
         """
         before = {path: module.__dict__.get("forward") for path, module in self._modules.items()}
         originals = {path: module.forward for path, module in self._modules.items()}
-        made: list[tuple[str, KnownCall | None]] = []
+        calls: list[tuple[str, KnownCall | None]] = []
         waiting: dict[str, deque[StartedCall]] = {path: deque() for path in self._modules}
         for call in started or ():
             waiting[call.call.name].append(call)
         learning = started is None
         for path, module in self._modules.items():
             if learning:
-                module.forward = _noting(path, module, originals[path], batch, made)
+                module.forward = _noting(path, module, originals[path], batch, calls)
             else:
                 module.forward = self._taking(path, originals[path], waiting, next)
         try:
@@ -117,39 +110,35 @@ class CallsAhead:
                 if before[path] is not None:
                     module.forward = before[path]
         if learning and self._known is None:
-            self._learn(made)
+            self._learn(calls)
 
     def report(self) -> list[PipelinedCollection]:
         """What is done with each collection."""
-        found = [self._of(path, module) for path, module in self._modules.items()]
+        collections = [self._of(path, module) for path, module in self._modules.items()]
         for path in unsharded_collections(self._model):
             if path in self._hashed:
                 continue
             why = "this rank has the whole collection, so there are no ids to send."
-            found.append(PipelinedCollection(path, False, Diagnostic("not_sharded", path, why)))
-        return found
+            collections.append(PipelinedCollection(path, False, Diagnostic("not_sharded", path, why)))
+        return collections
 
     def agree(self, is_on_any_rank: Callable[[bool], bool]) -> None:
-        """Keep out what any rank has kept out: its first batch may have had no such part. Collective.
-
-        Args:
-            is_on_any_rank: tells whether a flag is set on any rank.
-        """
+        """Keep out what any rank has kept out: its first batch may have had no such part. Collective."""
         for path in sharded_modules(self._model):
             if is_on_any_rank(path in self._not_ahead) and path not in self._not_ahead:
                 why = "with its first batch, another rank did not call it with a part of the batch."
                 self._keep_out(Diagnostic("not_ahead_on_another_rank", path, why))
 
-    def _learn(self, made: list[tuple[str, KnownCall | None]]) -> None:
-        called = {path for path, _ in made}
+    def _learn(self, calls: list[tuple[str, KnownCall | None]]) -> None:
+        called = {path for path, _ in calls}
         for path in self._modules:
             if path not in called:
                 self._keep_out(Diagnostic("not_called", path, "the model did not call it with its first batch."))
-        for path, call in made:
+        for path, call in calls:
             if call is None:
                 why = "the model computes its input, but only unchanged parts of the batch are known in advance."
                 self._keep_out(Diagnostic("input_not_in_batch", path, why))
-        self._known = [call for path, call in made if call is not None and path not in self._not_ahead]
+        self._known = [call for path, call in calls if call is not None and path not in self._not_ahead]
 
     def _keep_out(self, why: Diagnostic) -> None:
         self._not_ahead[why.path] = why
@@ -194,10 +183,10 @@ class CallsAhead:
 
 
 def _noting(
-    path: str, module: Any, original: Callable[..., Any], batch: Any, made: list[tuple[str, KnownCall | None]]
+    path: str, module: Any, original: Callable[..., Any], batch: Any, calls: list[tuple[str, KnownCall | None]]
 ) -> Callable[..., Any]:
     def forward(*args: Any, **kwargs: Any) -> Any:
-        made.append((path, KnownCall.find(path, module, batch, args, kwargs)))
+        calls.append((path, KnownCall.find(path, module, batch, args, kwargs)))
         return original(*args, **kwargs)
 
     return forward

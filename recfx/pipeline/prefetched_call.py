@@ -25,8 +25,6 @@ class KnownCall:
     """A call whose arguments are parts of the batch.
 
     Args:
-        name: path of the module in the model.
-        module: the module that is called.
         args, kwargs: where the arguments are in a batch.
     """
 
@@ -69,7 +67,6 @@ class StartedCall:
     error in any of these is kept until ``finish``: it belongs to the batch, and is raised when the batch's turn comes.
 
     Args:
-        call: the call.
         arguments: its arguments for this batch; None if the batch has no such parts.
     """
 
@@ -136,8 +133,8 @@ class StartedCall:
         """Whether all ranks have a batch after this one; None if this call cannot tell."""
         if self.error is not None or not isinstance(self.call.module, ShardedCollection):
             return None
-        found = self._context.marks
-        return not marks.any_of(found, marks.LAST) if found else None
+        marks_of_ranks = self._context.marks
+        return not marks.any_of(marks_of_ranks, marks.LAST) if marks_of_ranks else None
 
     def wait(self) -> None:
         """Wait until the worker has finished with this call."""
@@ -161,9 +158,9 @@ class StartedCall:
         """
         if not isinstance(self.call.module, ShardedCollection):
             return False
-        found = self._context.marks
-        all_lack = bool(found) and all(mark & marks.LACKS for mark in found)
-        return not all_lack and (self.error is not None or marks.any_of(found, marks.REFUSED))
+        marks_of_ranks = self._context.marks
+        all_lack = bool(marks_of_ranks) and all(mark & marks.LACKS for mark in marks_of_ranks)
+        return not all_lack and (self.error is not None or marks.any_of(marks_of_ranks, marks.REFUSED))
 
     def is_outdated(self) -> bool:
         """Whether the call has to be made anew. What ranks have begun together, they finish."""
@@ -208,12 +205,12 @@ def _lacks_part(path: str) -> InputError:
 
 def sharded_modules(model: Any) -> dict[str, Any]:
     """The outermost sharded modules, by path, including TorchRec's own."""
-    found: dict[str, Any] = {}
+    modules: dict[str, Any] = {}
     for path, module in model.named_modules():
-        inside = any(path.startswith(f"{outer}." if outer else "") for outer in found)
+        inside = any(path.startswith(f"{outer}." if outer else "") for outer in modules)
         if isinstance(module, ShardedModule) and not inside:
-            found[path] = module
-    return found
+            modules[path] = module
+    return modules
 
 
 def hashed_on_host(model: nn.Module) -> dict[str, UnshardedCollection]:
@@ -277,9 +274,9 @@ class HashedCall(StartedCall):
             Exception: the error of the call, whether it happened ahead or now.
         """
         assert self._hashed is not None
-        values, found = self._hashed.result()
+        values, rows_are_found = self._hashed.result()
         streams.take(values, streams.ids)
-        if not found:
+        if not rows_are_found:
             self._stages.arrive.run(values)
         self._stages.compute.run(values)
         self._stages.collect.run(values)

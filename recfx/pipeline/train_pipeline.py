@@ -85,7 +85,7 @@ class Agreement:
         Raises:
             OutOfStepError: ``ranks_at_different_calls``.
         """
-        return any(held.failed for held in self._exchange(Held(0, failed=flag), self._mark_after_first))
+        return any(rank.failed for rank in self._exchange(Held(0, failed=flag), self._mark_after_first))
 
     def _exchange(self, mine: Held, mark: int) -> list[Held]:
         if self._groups is None or has_failed(self._groups.pooled):
@@ -254,19 +254,19 @@ class TrainPipeline:
                 ranks have batches.
         """
         error = None if isinstance(self._ended, StopIteration) else self._ended
-        found = self._agreement.reach(Held(len(self._batches), error is not None))
-        self._shared = min(held.batches for held in found)
+        ranks = self._agreement.reach(Held(len(self._batches), error is not None))
+        self._shared = min(rank_has.batches for rank_has in ranks)
         if self._shared:
             return
         if error is not None and not self._batches:
             self._ended = None  # the next batch may be fine
             raise error
-        without = [rank for rank, held in enumerate(found) if not held.batches]
-        failed = [rank for rank in without if found[rank].failed]
+        without = [rank for rank, rank_has in enumerate(ranks) if not rank_has.batches]
+        failed = [rank for rank in without if ranks[rank].failed]
         if failed:
             raise marks.data_failed(failed)
         self._batches.clear()
-        if len(without) == len(found):
+        if len(without) == len(ranks):
             self._over = StopIteration()
         else:
             self._over = marks.data_ended(without, after=f" after {self._steps} batches")

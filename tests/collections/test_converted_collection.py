@@ -14,14 +14,12 @@ from torchrec.distributed.types import ShardingEnv
 import recfx
 from recfx.collections.collection import unsharded_collections
 from recfx.collections.converted_collection import (
-    ConvertedCollection,
     collections_by_prefix,
     converted_collections,
     index_of,
 )
 from recfx.collections.pooled import HashEmbeddingBagCollection
 from recfx.collections.sharding.collection import (
-    ShardedHashEmbeddingBagCollection,
     shard_collection,
     sharded_collections,
 )
@@ -86,17 +84,6 @@ def test_the_index_of_any_module() -> None:
     assert index_of(collection, "whole") is collection.index("whole")
     assert index_of(collection, "other") is None
     assert index_of(nn.Linear(1, 1), "whole") is None
-
-
-def test_the_store_is_read_only() -> None:
-    collection = _collection("whole")
-    with pytest.raises(AttributeError):
-        collection.store = collection.store  # type: ignore[misc]
-
-
-@pytest.mark.parametrize("kind", [HashEmbeddingBagCollection, ShardedHashEmbeddingBagCollection])
-def test_both_kinds_have_one_base(kind: type[ConvertedCollection]) -> None:
-    assert issubclass(kind, ConvertedCollection)
 
 
 # What was done in many places before there was a base: naming both classes, or reading the store past its name.

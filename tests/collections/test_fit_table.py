@@ -77,13 +77,12 @@ def test_an_index_that_nothing_was_saved_for(strict: bool, with_weight_and_ids: 
 
 def test_an_index_gets_as_many_rows_as_the_table_has() -> None:
     small, big = _index(4, range(100, 103)), _index(8)
-    fitted = fit_index(big, _saved(small), torch.zeros(4, 2), dim=2)
-    assert fitted.move is not None
-    assert fitted.move.saved_rows == 4
-    big.load_state_dict({name: value for name, value in fitted.buffers.items() if isinstance(value, Tensor)})
+    buffers, move = fit_index(big, _saved(small), torch.zeros(4, 2), dim=2)
+    assert move is not None
+    assert move.saved_rows == 4
+    big.load_state_dict({name: value for name, value in buffers.items() if isinstance(value, Tensor)})
     assert sorted(big.items()[0].tolist()) == [100, 101, 102]
-    same = fit_index(_index(4), _saved(small), torch.zeros(4, 2), dim=2)
-    assert same.move is None
+    assert fit_index(_index(4), _saved(small), torch.zeros(4, 2), dim=2)[1] is None
 
 
 @pytest.mark.parametrize(

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import copy
+import warnings
+from typing import Any
 
 import pytest
 import torch
+from torch import nn
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig
 
 import recfx
 from tests.builders.batches import bags, one_bag
 from tests.builders.collections import one_table, tables_named
+from tests.checkpoint.training import RAW, OnePart, TwoPart, assert_same, batch
 
 
 def test_adopted_tables_save_the_plain_keys_and_load_both_ways() -> None:
@@ -22,15 +26,6 @@ def test_adopted_tables_save_the_plain_keys_and_load_both_ways() -> None:
     third = one_table()
     third.load_state_dict(converted.state_dict(), strict=True)
     assert torch.equal(third.embedding_bags["t"].weight, other.embedding_bags["t"].weight)
-
-
-def test_a_plain_state_makes_an_index_empty() -> None:
-    converted = recfx.convert(one_table(), hashing=recfx.HashConfig(dense_rows=0))
-    converted(one_bag(7_000_000_000))
-    assert len(converted.index("t")) == 1
-    with pytest.warns(UserWarning, match="forgets its 1 ids"):
-        converted.load_state_dict(one_table().state_dict(), strict=True)
-    assert len(converted.index("t")) == 0
 
 
 def test_a_state_with_fewer_rows_fills_the_first() -> None:
@@ -82,3 +77,87 @@ def test_a_state_with_one_damaged_index_changes_no_table(damaged: str) -> None:
         converted.load_state_dict(state)
     assert caught.value.reason == "duplicate_id"
     assert all(torch.equal(value, before[name]) for name, value in converted.state_dict().items())
+
+
+EVICT = recfx.HashConfig(dense_rows=0, buckets=1, on_full="evict", admit_after=2)
+
+
+def trained(model_class: type[nn.Module] = OnePart, hashing: recfx.HashConfig = RAW) -> nn.Module:
+    model = recfx.convert(model_class(200), hashing=hashing)
+    for number in range(2):
+        with torch.no_grad():  # evicting tables are not trained without a fused optimizer
+            model(batch(number))
+    return model
+
+
+def index_keys(model: nn.Module) -> list[str]:
+    return [key for key in model.state_dict() if "hash_indexes" in key]
+
+
+def copied(model: nn.Module) -> dict[str, Any]:
+    return copy.deepcopy(dict(model.state_dict()))
+
+
+@pytest.mark.parametrize("hashing", [RAW, EVICT])
+@pytest.mark.parametrize("wrap", [False, True])
+def test_a_state_of_other_modules_leaves_the_index_alone(wrap: bool, hashing: recfx.HashConfig) -> None:
+    inner = trained(TwoPart, hashing)
+    model = nn.Sequential(inner) if wrap else inner
+    before = copied(model)
+    part = {key: torch.zeros_like(value) for key, value in before.items() if "after." in key}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = model.load_state_dict(part, strict=False)
+    assert set(index_keys(model)) < set(found.missing_keys)
+    assert found.unexpected_keys == []
+    assert_same(copied(model), {**before, **part})
+
+
+def test_a_strict_load_without_weight_and_index_lists_both() -> None:
+    model = trained()
+    before = copied(model)
+    with pytest.raises(RuntimeError, match=r"Missing key\(s\).*hash_indexes\.a\.row_ids"):
+        model.load_state_dict({key: value for key, value in before.items() if "after." in key})
+    assert_same(copied(model), before)
+
+
+@pytest.mark.parametrize("kept", ["nothing", "all_as_assigned"])
+def test_averaged_weights_of_the_same_model_keep_the_index(kept: str) -> None:
+    model = trained()
+    before = copied(model)
+    averaged = {name: value.detach() * 0.5 for name, value in model.named_parameters()}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = model.load_state_dict(averaged, strict=False, assign=kept == "all_as_assigned")
+    assert sorted(found.missing_keys) == sorted(index_keys(model))
+    assert_same(copied(model), {**before, **averaged})
+    model(batch(0))
+
+
+def test_a_plain_models_state_empties_the_index_and_says_so() -> None:
+    model, plain = trained(), OnePart(200)
+    ids = len(model.first.index("a"))
+    assert ids > 0
+    with pytest.warns(UserWarning, match=rf"table 'a'.*forgets its {ids} ids.*reset\(\)"):
+        assert model.load_state_dict(plain.state_dict()).missing_keys == []
+    assert len(model.first.index("a")) == 0
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_an_index_that_holds_nothing_takes_a_plain_state_silently(strict: bool) -> None:
+    model, plain = trained(), OnePart(200)
+    model.first.index("a").reset()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert model.load_state_dict(plain.state_dict(), strict=strict).missing_keys == []
+    assert torch.equal(model.first.weight("a"), plain.first.embedding_bags["a"].weight)
+
+
+def test_a_hook_of_the_index_may_still_make_its_keys() -> None:
+    model, source = trained(), trained()
+    source(batch(9))
+    moved = copied(source)
+    saved = {key: moved.pop(key) for key in index_keys(source)}
+    model.first.index("a").register_load_state_dict_pre_hook(lambda module, state, *rest: state.update(saved))
+    model.load_state_dict(moved, strict=False)
+    assert_same(copied(model), copied(source))

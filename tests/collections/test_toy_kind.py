@@ -183,9 +183,9 @@ _POOLED_NAMES = {
 _ABOUT_POOLED_ONES = {
     "collections/kinds/pooled.py": "the kind",
     "collections/pooled.py": "the class and the config that users build",
-    "verification/mapped_collection.py": "the reference of hashed ones",
+    "verification/reference_model.py": "the reference of hashed ones",
     "discovery/classify.py": "the quantized one, which is refused",
-    "inspect/collection_rows.py": "the class that reports need not name",
+    "inspect/sections.py": "the class that reports need not name",
 }
 
 

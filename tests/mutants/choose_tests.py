@@ -105,7 +105,7 @@ _SHARDING = {
     "whole_plan": ["test_plan"],
     **{stem: ["test_plan", "test_types"] for stem in ("by_columns", "by_rows", "_planned")},
 }
-_LOADING = ["collections/test_interrupts", "collections/test_load_without_index", "sharding/test_state"]
+_LOADING = ["collections/test_interrupts", "collections/test_state", "sharding/test_state"]
 _HASHING = {
     "arguments": ["hashing/test_index", "hashing/test_slices", "hashing/test_meta"],
     "config": ["hashing/test_config"],

@@ -14,7 +14,18 @@ from torchrec.distributed.types import ShardingEnv
 import recfx
 from recfx.collections.sharding.collection import shard_collection
 from tests.builders.optimizers import attach
-from tests.sharding.cases import Case, Table, batches, build, concatenate, plan_of, shard, with_optimizer
+from tests.sharding.cases import (
+    Case,
+    Model,
+    Table,
+    batches,
+    build,
+    concatenate,
+    plan_of,
+    shard,
+    shards_of,
+    with_optimizer,
+)  # fmt: skip
 from tests.sharding.ranks import ranks
 from tests.sharding.stateful import gather
 
@@ -119,3 +130,73 @@ def test_a_gradient_of_a_fused_shard_from_elsewhere_is_refused_and_steps_nothing
     """Where all ranks would wait for each other's lookups, all of them raise."""
     for answer in ranks(2).run(read_a_shard_elsewhere, with_lookups):
         assert answer == ("shard_read_elsewhere", "embedding_bags.replicas.weight", True)
+
+
+# What comes between steps, and ordinary gradients
+
+FLOW = Case(
+    (
+        Table("a", 11, 8, ("f0",), "SUM", ("table_wise", 1)),
+        Table("b", 13, 8, ("f1", "f0"), "MEAN", ("row_wise",)),
+        Table("c", 9, 8, ("f2",), "MEAN", ("data_parallel",)),
+        Table("d", 9, 8, ("f2",), "SUM", ("column_wise", 0, 1)),
+    )
+)
+FLOW_STEPS = 4
+
+
+def evaluate_between_steps(rank: int, world_size: int, case: Case) -> bool:
+    """Whether eval, and forwards without gradient, leave training as it is."""
+    found = []
+    for disturb in (False, True):
+        standard, width = build(case)
+        torch.manual_seed(1)
+        model = Model(standard, width)
+        model.sparse = shard(case, standard, world_size)
+        for step in batches(case, world_size, FLOW_STEPS):
+            if disturb:
+                model.eval()
+                with torch.no_grad():
+                    model(batches(Case(**{**case.__dict__, "seed": 5}), world_size, 1)[0][rank])
+                model.train()
+            loss, pooled = model(step[rank])
+            loss.backward()
+            found.append(pooled)
+    return all(torch.equal(a, b) for a, b in zip(found[:FLOW_STEPS], found[FLOW_STEPS:], strict=True))
+
+
+@pytest.mark.parametrize("hashing", [None, recfx.HashConfig(dense_rows=0, rows=64, buckets=4, on_full="evict")])
+def test_evaluation_between_steps_changes_nothing(hashing: recfx.HashConfig | None) -> None:
+    case = Case(FLOW.tables, hashing=hashing, raw_ids=0 if hashing is None else 60)
+    assert all(ranks(2).run(evaluate_between_steps, case))
+
+
+def accumulate(rank: int, world_size: int, case: Case) -> list[tuple[str, Any, Any, torch.Tensor]]:
+    """Two forwards, two backwards, one step of an ordinary optimizer."""
+    standard, width = build(case)
+    torch.manual_seed(1)
+    model = Model(standard, width)
+    model.sparse = shard(case, standard, world_size)
+    optimizer = torch.optim.SGD(model.sparse.parameters(), lr=1.0)
+    losses = [model(step[rank])[0] for step in batches(case, world_size, 2)]
+    for loss in losses:
+        loss.backward()
+    optimizer.step()
+    return shards_of(model.sparse)
+
+
+def test_gradients_add_up_over_batches() -> None:
+    case = Case(FLOW.tables, kernel="dense")
+    answers = ranks(2).run(accumulate, case)
+    standard, width = build(case)
+    torch.manual_seed(1)
+    model = Model(standard, width)
+    optimizer = torch.optim.SGD(standard.parameters(), lr=1.0)
+    for step in batches(case, 2, 2):
+        out = model.over(model.sparse(concatenate(step)).values()).tanh() ** 2
+        (sum(part.mean() for part in out.split(case.batch_sizes(2))) / 2).backward()
+    optimizer.step()
+    for shards in answers:
+        for name, rows, columns, weight in shards:
+            expected = standard.embedding_bags[name].weight.detach()[slice(*rows), slice(*columns)]
+            torch.testing.assert_close(weight, expected, rtol=1e-5, atol=1e-6)

@@ -30,12 +30,12 @@ def kind_of(collection: nn.Module) -> CollectionKind:
     Raises:
         TypeError: ``collection`` is neither.
     """
-    found = getattr(type(collection), "_kind", None)
-    if not isinstance(found, CollectionKind):
-        found = standard_kind(collection)
-    if found is None:
+    kind = getattr(type(collection), "_kind", None)
+    if not isinstance(kind, CollectionKind):
+        kind = standard_kind(collection)
+    if kind is None:
         raise TypeError(f"{type(collection).__name__} is no collection of a known kind")
-    return found
+    return kind
 
 
 def shown_by(module: nn.Module) -> tuple[str, str] | None:
@@ -50,8 +50,8 @@ def shown_by(module: nn.Module) -> tuple[str, str] | None:
 def table_in(path: str) -> tuple[str, str]:
     """The collection and the table that the path of a table's module names; the table is ``""`` if it names none."""
     for kind in KINDS:
-        owner, found, table = path.rpartition(f"{kind.tables}.")
-        if found:
+        owner, prefix, table = path.rpartition(f"{kind.tables}.")
+        if prefix:
             return owner.removesuffix("."), table
     return path, ""
 

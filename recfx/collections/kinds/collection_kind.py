@@ -65,13 +65,13 @@ class CollectionKind(ABC):
 
         A subclass of the user's may show others.
         """
-        found: list[Any] = getattr(collection, self.configs_attribute)
-        return found
+        configs: list[Any] = getattr(collection, self.configs_attribute)
+        return configs
 
     def tables_of(self, collection: nn.Module) -> nn.ModuleDict:
         """The modules that hold the rows of a collection of this kind, by name of the table."""
-        found: nn.ModuleDict = getattr(collection, self.tables)
-        return found
+        tables: nn.ModuleDict = getattr(collection, self.tables)
+        return tables
 
     # What each kind does in its own way
 
@@ -98,12 +98,6 @@ class CollectionKind(ABC):
     @abstractmethod
     def check_table(self, config: Any, table: nn.Module, is_weighted: bool, collection: str) -> Any:
         """The module of a table, if a batched lookup of its weight does the same as calling it.
-
-        Args:
-            config: the config of the table.
-            table: the module that holds its rows.
-            is_weighted: whether the collection reads weights of ids.
-            collection: fully qualified name of the collection, for messages.
 
         Raises:
             ConversionError: what is lost without calling it.

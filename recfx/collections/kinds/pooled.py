@@ -8,12 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder, ShardedEmbeddingBagCollection
-from torchrec.modules.embedding_configs import (
-    EmbeddingBagConfig,
-    PoolingType,
-    data_type_to_dtype,
-    pooling_type_to_str,
-)
+from torchrec.modules.embedding_configs import EmbeddingBagConfig, PoolingType, data_type_to_dtype, pooling_type_to_str
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingBagCollectionInterface
 
 from recfx.collections.kinds.collection_kind import CollectionKind
@@ -34,8 +29,8 @@ class PooledKind(CollectionKind):
 
     def values_of(self, output: Any) -> Mapping[str, torch.Tensor]:
         """``[B, dim]`` of each key of a ``KeyedTensor``."""
-        found: dict[str, torch.Tensor] = output.to_dict()
-        return found
+        values: dict[str, torch.Tensor] = output.to_dict()
+        return values
 
     def new_table(self, config: Any, rows: int, device: torch.device | str | None) -> nn.EmbeddingBag:
         """An ``nn.EmbeddingBag`` as TorchRec makes it."""

@@ -56,9 +56,6 @@ class Sending(KJTListSplitsAwaitable[BatchContext]):
 
     Args:
         started: what was started, in the order of the graph.
-        ctx: the context of the batch.
-        group: the ranks that wait.
-        collection: fully qualified name, for messages.
     """
 
     def __init__(
@@ -87,9 +84,6 @@ class Result(LazyAwaitable[Any]):
 
     Args:
         stage: the last stage, which has one output.
-        values: the values that it reads.
-        group: the ranks that take part.
-        collection: fully qualified name, for messages.
 
     Attributes:
         has_run: whether it has run.

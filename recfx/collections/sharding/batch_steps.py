@@ -204,9 +204,6 @@ class BatchSteps(ShardedTables, ShardedModule[KJTList, dict[str, Any], Any, Batc
         """A function that finds the rows of ids that have arrived; None if rows must be found in the batch's own step.
 
         Call this on the thread that owns the indexes; the function may run on any thread, once, before ``compute``.
-
-        Args:
-            ctx: the context of the batch.
         """
         prefetching = self._staged.prefetching
         if not prefetching.is_of_use:

@@ -40,7 +40,6 @@ def hook_refused(what: str, path: str) -> ConversionError:
 
     Args:
         what: the tool, as the beginning of a sentence.
-        path: fully qualified name of the collection.
     """
     return ConversionError(
         f"{what} would be told of no lookup: a sharded collection of recfx runs a graph of its own kernels, without "
@@ -85,9 +84,9 @@ class ShardedCollection(BatchSteps, FusedOptimizerModule):
     ) -> None:
         super().__init__()
         self.take_tables(unsharded, sharding, groups, device, settings)
-        evicting = [each.table.name for each in sharding.tables if each.table.evicts]
+        evicting = [table.table.name for table in sharding.tables if table.table.evicts]
         late_backwards = LateBackwards(self.collection, groups.pooled, evicting, self._store.in_flight)
-        is_hashed = any(each.table.has_index for each in sharding.tables)
+        is_hashed = any(table.table.has_index for table in sharding.tables)
         self._runtime = Runtime(self._store, groups, late_backwards if is_hashed else None)
         context = context_of(self.collection, self.tables, self._is_weighted, self._runtime, self.source, sharding)
         graph = OperatorGraph.of(context, TargetsHere(self.backend))

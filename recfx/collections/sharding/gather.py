@@ -109,11 +109,7 @@ class _Gatherer:
         return WholeTable(weight, index, optimizer, bool(trained))
 
     def _join(
-        self,
-        table: ShardedTable,
-        columns: int,
-        tensor_of: Callable[[str], Tensor],
-        dtype: torch.dtype,
+        self, table: ShardedTable, columns: int, tensor_of: Callable[[str], Tensor], dtype: torch.dtype
     ) -> Tensor:
         """``[rows, columns]``, joined from the shards' parts; one column if it is a mean over columns."""
         dim = table.table.embedding_dim
@@ -146,9 +142,9 @@ class _Gatherer:
         if fused.rule.counts_steps:
             step = self._send(table.saved[0], partial(self._state, STEP), (1,), torch.float32)
             state[STEP] = step[0].clone()
-        for each in fused.rule.states:
-            columns = 1 if each.per_row else dim
-            state[each.name] = self._join(table, columns, partial(self._state, each.name), torch.float32)
+        for rule_state in fused.rule.states:
+            columns = 1 if rule_state.per_row else dim
+            state[rule_state.name] = self._join(table, columns, partial(self._state, rule_state.name), torch.float32)
         return FusedOptimizer(fused.rule, {key: value for key, value in fused.group.items() if key != "params"}, state)
 
     def _index_tensor(self, name: str, local: str) -> Tensor:

@@ -16,11 +16,7 @@ from typing import Any
 
 
 class _Held:
-    """What has become of Ctrl-C.
-
-    Args:
-        handler: what handles it otherwise.
-    """
+    """What has become of Ctrl-C."""
 
     def __init__(self, handler: Callable[[int, FrameType | None], Any]) -> None:
         self.handler = handler

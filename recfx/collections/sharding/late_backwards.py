@@ -26,10 +26,7 @@ class LateBackwards:
     """Watches the backwards of one sharded collection with indexes and, if any table evicts, counts its forwards.
 
     Args:
-        collection: fully qualified name, for messages.
-        group: the ranks that take part.
         tables: the names of those that evict, on whichever rank.
-        in_flight: this rank's batches.
     """
 
     def __init__(
@@ -43,7 +40,6 @@ class LateBackwards:
 
         Args:
             started: an ``output_dist_start`` of the forward that is under way.
-            context: of its batch.
             training: whether the forward may evict ids.
         """
         if not self._tables or is_replay() or not (training or torch.is_grad_enabled()):
@@ -57,9 +53,6 @@ class LateBackwards:
 
     def refuse_replay(self, context: DistContext) -> None:
         """Raise on all ranks if any of them cannot run a forward again. Collective once per replay.
-
-        Args:
-            context: of its batch.
 
         Raises:
             InputError: the errors of ``TableIndexes.find_again``.
@@ -98,7 +91,6 @@ class _Backward:
     """The backwards of one batch, each of which arrives here once per way back, before any of its collectives.
 
     Args:
-        late: refuses one.
         batch: this rank's part of the batch.
         free_after: the number of forwards after which ids may be evicted that the batch has used.
     """

@@ -24,14 +24,11 @@ from recfx.kernels.index.index_buffers import FREED, NEVER_USED
 
 
 def fit_whole_index(
-    module: ShardedTables, table: ShardedTable, found: Mapping[str, Any], weight: object
+    module: ShardedTables, table: ShardedTable, saved: Mapping[str, Any], weight: object
 ) -> tuple[dict[Shard, dict[str, Tensor]], RowMove | None]:
     """Fit and check the index of a whole table, in the same way on all ranks, and cut it.
 
     Args:
-        module: the collection whose shards are to load it.
-        table: the table that the index belongs to.
-        found: the saved index, by buffer name.
         weight: the saved weight of the table, or a meta tensor like it.
 
     Returns:
@@ -40,7 +37,7 @@ def fit_whole_index(
     Raises:
         CheckpointError: the same as ``fit_index``.
     """
-    fitted, move = fit_index(whole_index(table.table), found, weight, table.table.embedding_dim)
+    fitted, move = fit_index(whole_index(table.table), saved, weight, table.table.embedding_dim)
     tensors = {name: value for name, value in fitted.items() if isinstance(value, Tensor)}
     config = table.table.hashing
     assert config is not None
@@ -59,8 +56,6 @@ def fit_slices(
     """Check slices of an index with as many rows as the table has: each rank checks its own.
 
     Args:
-        module: the collection whose shards are to load them.
-        table: the table that the index belongs to.
         slices: the saved state of each slice, by its rows and by buffer name.
 
     Returns:
@@ -117,9 +112,7 @@ class LocalState:
     """What this rank takes of a state. Changes nothing.
 
     Args:
-        module: the collection that is to load the state.
         saved: a state of whole tensors, or with the ``ShardedTensor``s of a collection that was cut in the same way.
-        prefix: the prefix of the collection's keys in it.
 
     Attributes:
         taken: the keys of ``saved`` that belong to this collection's tables.
@@ -164,10 +157,10 @@ class LocalState:
             return {piece.shard: part for piece, part in parts_of(weight, weight_pieces(table), group, key).items()}
         if not isinstance(weight, Tensor) or weight.is_meta:
             raise _not_a_tensor(key, weight)
-        wanted = saved_shape(spec.num_embeddings, spec.embedding_dim, move)
-        if tuple(weight.shape) != wanted:
+        shape = saved_shape(spec.num_embeddings, spec.embedding_dim, move)
+        if tuple(weight.shape) != shape:
             raise CheckpointError(
-                f"the saved weight is {tuple(weight.shape)}, but the table is {wanted}.",
+                f"the saved weight is {tuple(weight.shape)}, but the table is {shape}.",
                 reason="shape_mismatch",
                 module_path=key,
                 what_to_do="build the table as it was built when saving.",
@@ -187,17 +180,17 @@ class LocalState:
         spec, whole = table.table, whole_index(table.table)
         keys = {name: f"{self.prefix}hash_indexes.{spec.name}.{name}" for name in state.EVERY_NAME}
         self.taken.extend(key for key in keys.values() if key in self.saved)
-        found = {name: self.saved[keys[name]] for name in saved_names(whole) if keys[name] in self.saved}
-        if not state.has_index(found):
+        saved = {name: self.saved[keys[name]] for name in saved_names(whole) if keys[name] in self.saved}
+        if not state.has_index(saved):
             self._take_absent(table, weight, keys)
             return
         if weight is None:
             raise without_weight(spec.name)
-        values = [weight, *(value for name, value in found.items() if name not in state.NOT_BY_ROW)]
+        values = [weight, *(value for name, value in saved.items() if name not in state.NOT_BY_ROW)]
         if any(isinstance(value, ShardedTensor) for value in values):
-            pieces = self._sharded_index(table, found, values)
+            pieces = self._sharded_index(table, saved, values)
         else:
-            pieces = self._plain_index(table, found, weight)
+            pieces = self._plain_index(table, saved, weight)
         for shard, piece in pieces.items():
             for name, value in piece.items():
                 self.local[f"{self.prefix}hash_indexes.{shard.name}.{name}"] = value
@@ -215,14 +208,14 @@ class LocalState:
             if move is not None:
                 self.moves[spec.name] = move
 
-    def _plain_index(self, table: ShardedTable, found: Mapping[str, Any], weight: Any) -> dict[Shard, dict[str, Any]]:
-        pieces, move = fit_whole_index(self.module, table, found, weight)
+    def _plain_index(self, table: ShardedTable, saved: Mapping[str, Any], weight: Any) -> dict[Shard, dict[str, Any]]:
+        pieces, move = fit_whole_index(self.module, table, saved, weight)
         if move is not None:
             self.moves[table.table.name] = move
         return dict(pieces)
 
     def _sharded_index(
-        self, table: ShardedTable, found: Mapping[str, Any], values: list[Any]
+        self, table: ShardedTable, saved: Mapping[str, Any], values: list[Any]
     ) -> dict[Shard, dict[str, Any]]:
         """Check slices of an index: each rank checks its own."""
         spec, group = table.table, self.module.groups.pooled
@@ -230,9 +223,9 @@ class LocalState:
         path = f"{self.prefix}hash_indexes.{spec.name}"
         if table.is_replicated or not all(isinstance(value, ShardedTensor) for value in values):
             raise _other_plan(path)
-        check_identity(spec.hashing, spec.name, found.get(IDENTITY))
+        check_identity(spec.hashing, spec.name, saved.get(IDENTITY))
         slices: dict[tuple[int, int], dict[str, Any]] = {shard.rows: {} for shard in self._local(table)}
-        for name, value in found.items():
+        for name, value in saved.items():
             if not isinstance(value, ShardedTensor):  # the same on all ranks
                 for rows, piece in slices.items():
                     piece.update(slice_state(spec.hashing, {name: value}, *rows))
@@ -263,9 +256,9 @@ def _other_plan(path: str) -> CheckpointError:
 
 
 def _not_a_tensor(path: str, value: object) -> CheckpointError:
-    found = "a tensor on meta" if isinstance(value, Tensor) else type_of(value)
+    what = "a tensor on meta" if isinstance(value, Tensor) else type_of(value)
     return CheckpointError(
-        f"the saved weight is {found}.",
+        f"the saved weight is {what}.",
         reason="not_a_tensor",
         module_path=path,
         what_to_do="load a state of tensors or ShardedTensors.",

@@ -32,8 +32,6 @@ class SavedState:
     """What TorchRec's ``KeyedOptimizer`` holds for a state, whose ``state_dict`` and ``load_state_dict`` it calls.
 
     Args:
-        module: the collection.
-        table: the table that the state belongs to.
         state: its name in the rule: ``momentum1`` and so on.
     """
 
@@ -87,25 +85,25 @@ class SavedState:
 
     def _grown(self, saved: Tensor) -> Tensor:
         """The whole state, with as many rows as the table has."""
-        wanted = whole_size(self._pieces)
-        if tuple(saved.shape) == wanted:
+        shape = whole_size(self._pieces)
+        if tuple(saved.shape) == shape:
             return saved
         rows = self._table.table.num_embeddings
-        if len(wanted) == 1 and saved.dim() == 1 and wanted[0] > rows:
+        if len(shape) == 1 and saved.dim() == 1 and shape[0] > rows:
             raise self._error(
                 "shape_mismatch",
-                f"the saved state has {saved.numel()} numbers, but here are {wanted[0]}: one per row and column block.",
+                f"the saved state has {saved.numel()} numbers, but here are {shape[0]}: one per row and column block.",
                 f"{self._fused.rule.label} cannot change the number of column blocks; load without the optimizer.",
             )
         move = self._module._row_moves.get(self._table.table.name)  # if the weight was loaded from fewer rows
-        if move is None or (move.saved_rows, *wanted[1:]) != tuple(saved.shape):
+        if move is None or (move.saved_rows, *shape[1:]) != tuple(saved.shape):
             raise self._error(
                 "rows_mismatch",
-                f"the saved optimizer state is {tuple(saved.shape)}, but the table needs {wanted}.",
+                f"the saved optimizer state is {tuple(saved.shape)}, but the table needs {shape}.",
                 "load the model's state of the same moment first, and the optimizer's before any training step.",
             )
         start = self._fused.starts()[self._state]
-        return move.apply(saved, torch.full(wanted, start, dtype=saved.dtype, device=saved.device))
+        return move.apply(saved, torch.full(shape, start, dtype=saved.dtype, device=saved.device))
 
     def _error(self, reason: str, message: str, what_to_do: str) -> CheckpointError:
         return CheckpointError(message, reason=reason, module_path=self._name, what_to_do=what_to_do)
@@ -117,9 +115,6 @@ class ShardedFusedOptimizer(KeyedOptimizer):
     ``state_dict()`` has ``<table>.momentum1`` and so on as ``ShardedTensor``s around the tensors that the kernels use
     (plain tensors for replicated tables), under the names of all tables, on every rank. ``param_groups`` are the dicts
     that the kernels read, one per table.
-
-    Args:
-        module: the collection.
     """
 
     def __init__(self, module: ShardedTables) -> None:
@@ -165,16 +160,16 @@ class ShardedFusedOptimizer(KeyedOptimizer):
             CheckpointError: ``other_plan``, ``rows_mismatch``, ``shape_mismatch``. Nothing has changed.
             ValueError: TorchRec's own error, for different tables or state.
         """
-        state, found = self.state, dict(state_dict["state"])
+        state, states = self.state, dict(state_dict["state"])
         for name, parameter in self.params.items():
-            if name in found:
-                found[name] = present_names(found[name], state.get(parameter, {}))
-            saved = found.get(name, {})
+            if name in states:
+                states[name] = present_names(states[name], state.get(parameter, {}))
+            saved = states.get(name, {})
             for key, current in state.get(parameter, {}).items():
                 if key in saved and isinstance(current, SavedState):
                     current.parts(saved[key])
-        with with_wrappers(self, found):
-            super().load_state_dict({**state_dict, "state": found})
+        with with_wrappers(self, states):
+            super().load_state_dict({**state_dict, "state": states})
 
     def post_load_state_dict(self) -> None:
         """Let several shards of a table on one rank count the same steps."""

@@ -39,8 +39,6 @@ def optimizer_settings(
     carried out, as for the unsharded table, and so are ``fused_params`` for data-parallel tables.
 
     Args:
-        module: the collection with whole tables.
-        sharding: the sharding of the collection.
         fused_params: TorchRec's dict.
         dense_as_torchrec: leave tables on kernel ``dense`` to an ordinary optimizer, whatever is attached to them:
             TorchRec does so, and scripts written for it list them there. A table that evicts keeps its fused optimizer.
@@ -51,7 +49,7 @@ def optimizer_settings(
     Raises:
         ConversionError: ``unsupported_fused_param``.
     """
-    found, attached = OptimizerSettings({}, {}), module.fused_optimizers()
+    all_settings, attached = OptimizerSettings({}, {}), module.take_over_optimizers()
     for sharded in sharding.tables:
         name = sharded.table.name
         own, path = attached.get(name), kind_of(module).table_path(module.collection, name)
@@ -67,10 +65,10 @@ def optimizer_settings(
             chosen = (None, ())
         settings, taken = chosen
         if settings is not None:
-            found.fused[name] = settings
+            all_settings.fused[name] = settings
         if taken:
-            found.taken[name] = taken
-    return found
+            all_settings.taken[name] = taken
+    return all_settings
 
 
 def check_optimizers(module: UnshardedCollection) -> None:
@@ -79,7 +77,7 @@ def check_optimizers(module: UnshardedCollection) -> None:
     Raises:
         ConversionError: the code for which the optimizer has none.
     """
-    module.fused_optimizers()  # takes over optimizers that were attached since the conversion
+    module.take_over_optimizers()
     for table, why in module.not_fused.items():
         raise ConversionError(
             f"the optimizer in backward of table {table!r} cannot be sharded: {why.message}",
@@ -113,8 +111,8 @@ def _fused(
 
 
 def _from_params(fused_params: Mapping[str, Any], path: str) -> tuple[FusedOptimizer | None, tuple[Diagnostic, ...]]:
-    made = fused_optimizer_from_params(fused_params)
-    return made, _about_decay(made, made.group, fused_params, path)
+    optimizer = fused_optimizer_from_params(fused_params)
+    return optimizer, _about_decay(optimizer, optimizer.group, fused_params, path)
 
 
 def _completed(
@@ -152,12 +150,12 @@ def _completed(
 
 
 def _about_decay(
-    made: FusedOptimizer, group: Mapping[str, Any], fused_params: Mapping[str, Any], path: str
+    optimizer: FusedOptimizer, group: Mapping[str, Any], fused_params: Mapping[str, Any], path: str
 ) -> tuple[Diagnostic, ...]:
     """What to say about the weight decay of ``fused_params``, or of one of TorchRec's placeholders."""
-    if made.left_out:
-        return (weight_decay_left_out(made, path),)
-    if not group.get("weight_decay") or WeightDecayMode.NONE in made.rule.decay_modes:
+    if optimizer.left_out:
+        return (weight_decay_left_out(optimizer, path),)
+    if not group.get("weight_decay") or WeightDecayMode.NONE in optimizer.rule.decay_modes:
         return ()
     mode = fused_params["weight_decay_mode"].name
     message = (

@@ -102,22 +102,17 @@ class Prefetching:
 
     Args:
         graph_module: the original graph, which is not changed; the two share all other modules.
-        runtime: what it was lowered from.
-
-    Attributes:
-        graph_module: the graph in this form.
-        stages: of this form.
     """
 
     def __init__(self, graph_module: fx.GraphModule, runtime: Runtime) -> None:
         self.graph_module, _ = compile_again(graph_module, runtime, (SPLIT_HASH_IDS,))
         self.stages = cut(self.graph_module)
-        self._snapshots = [each for each in self.graph_module.children() if isinstance(each, SnapshotIndexes)]
+        self._snapshots = [module for module in self.graph_module.children() if isinstance(module, SnapshotIndexes)]
 
     @property
     def is_of_use(self) -> bool:
         """Whether rows may be found ahead now: there are indexes, and all of them allow it."""
-        return bool(self._snapshots) and all(each.is_of_use for each in self._snapshots)
+        return bool(self._snapshots) and all(snapshot.is_of_use for snapshot in self._snapshots)
 
 
 def cut(graph_module: fx.GraphModule) -> Stages:

@@ -29,13 +29,6 @@ def read_plan(
     Rows of a table with an index are cut on bucket borders, into as many pieces as the plan has; all other cuts are the
     plan's own, so that row-wise checkpoints line up with TorchRec's.
 
-    Args:
-        tables: the tables of the collection, in order.
-        plan: the sharding of each table.
-        rank: this rank.
-        world_size: number of ranks.
-        path: fully qualified name of the collection, for messages.
-
     Raises:
         ConversionError: ``invalid_argument``, ``plan_unknown_table``, ``plan_missing_table``,
             ``unsupported_sharding_type``, ``unsupported_compute_kernel``, ``unsupported_plan_option``,

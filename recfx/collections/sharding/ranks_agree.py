@@ -22,9 +22,7 @@ _UNREAD = 0  # of a message that is as long as others are
 
 
 def on_all_ranks(
-    group: dist.ProcessGroup | None,
-    function: Callable[[], _Result],
-    told: Callable[[BaseException], Exception | None],
+    group: dist.ProcessGroup | None, function: Callable[[], _Result], told: Callable[[BaseException], Exception | None]
 ) -> list[_Result]:
     """Call ``function`` on all ranks, and return what each of them returned. Collective; ``function`` must not be.
 
@@ -56,7 +54,7 @@ def on_all_ranks(
     failed = next((theirs for theirs, _ in answers if theirs is not None), None)
     if failed is not None:
         raise failed
-    return [each for _, each in answers]
+    return [result_of_rank for _, result_of_rank in answers]
 
 
 def any_rank(groups: Iterable[dist.ProcessGroup | None], flag: bool) -> bool:
@@ -81,10 +79,7 @@ def tell_counts(group: dist.ProcessGroup, first: int, second: int, mark: int, na
     read the mark.
 
     Args:
-        group: the process group of all ranks.
-        first, second: this rank's numbers.
         mark: which call this is, as given by ``marks.identity``.
-        name: name of the call, for messages.
 
     Raises:
         OutOfStepError: ``ranks_at_different_calls``, on all ranks.
@@ -92,8 +87,8 @@ def tell_counts(group: dist.ProcessGroup, first: int, second: int, mark: int, na
     row = torch.tensor([first, second, _UNREAD, mark, _UNREAD], device=sent_on(group))
     numbers = [number.expand(group.size()) for number in row]
     with lost_ranks():
-        firsts, seconds, _, found, _ = SplitsAllToAllAwaitable(numbers, group).wait()
-    different = marks.other_calls(found, name)
+        firsts, seconds, _, marks_of_ranks, _ = SplitsAllToAllAwaitable(numbers, group).wait()
+    different = marks.other_calls(marks_of_ranks, name)
     if different is not None:
         raise different
     return list(zip(firsts, seconds, strict=True))
@@ -105,8 +100,6 @@ def group_of_model(
     """The process group of a model's collections; None if nothing is sharded.
 
     Args:
-        model: the model, without wrappers.
-        error: the error to raise.
         if_several: what users can do if collections are in different groups.
         if_sharded_alone: what they can do if TorchRec alone has sharded something.
 

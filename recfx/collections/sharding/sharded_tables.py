@@ -40,9 +40,6 @@ def cut_tables(
     ``module`` stays as it is. Collective: replicas become those of rank 0.
 
     Args:
-        module: the collection with whole tables.
-        sharding: which shards are here.
-        group: the process group of all ranks.
         device: device of the shards; None for that of ``module``'s tables.
         fused: rule and settings of every table's fused optimizer; its shards share the ``group`` but not the state.
     """
@@ -56,7 +53,7 @@ def cut_tables(
     store.in_flight.depth = module.batches_in_flight
     for table in module.hash_indexes:
         module.index(table).refresh()  # before weights are copied, because it may initialise some
-    states = module.fused_optimizers()
+    states = module.take_over_optimizers()
     leaders: dict[tuple[str, tuple[int, int]], HashIndex] = {}
     for shard in local:
         sharded = sharding.named(shard.table.name)
@@ -88,18 +85,18 @@ def cut_tables(
 
 def _device(module: UnshardedCollection, device: torch.device | None) -> torch.device:
     """The device of the shards."""
-    found = device or next(
+    chosen = device or next(
         (weight.device for weight in kind_of(module).tables_of(module).parameters()), torch.device("cpu")
     )
-    return torch.device("cpu") if found.type == "meta" else found
+    return torch.device("cpu") if chosen.type == "meta" else chosen
 
 
 def _rows(shard: Shard, weight: torch.Tensor, init_fn: Any, device: torch.device | None) -> torch.Tensor:
     if not weight.is_meta:
         return shard.of(weight.detach()).to(device or weight.device, copy=True, memory_format=torch.contiguous_format)
-    made = torch.empty(shard.num_rows, shard.num_columns, dtype=weight.dtype, device=device or "cpu")
-    init_fn(made)
-    return made
+    rows = torch.empty(shard.num_rows, shard.num_columns, dtype=weight.dtype, device=device or "cpu")
+    init_fn(rows)
+    return rows
 
 
 def _index(shard: Shard, module: UnshardedCollection, replicated: bool, group: dist.ProcessGroup) -> HashIndex:
@@ -179,15 +176,15 @@ class ShardedTables(ConvertedCollection):
         Raises:
             ConversionError: ``sharded_tables_moved``.
         """
-        found, host = self._store.device, torch.device("cpu")
-        if crosses(found, host) == crosses(self._made_on, host):
+        device, host = self._store.device, torch.device("cpu")
+        if crosses(device, host) == crosses(self._made_on, host):
             return
         raise ConversionError(
-            f"the collection was sharded with its tables on {self._made_on}, but they have been moved to {found}; its "
+            f"the collection was sharded with its tables on {self._made_on}, but they have been moved to {device}; its "
             f"process groups, and its copies of ids between the host and a device, are for {self._made_on}.",
             reason="sharded_tables_moved",
             module_path=self.collection,
-            what_to_do=f"move the model back to {self._made_on}; or unconvert it, move it to {found}, and shard it "
+            what_to_do=f"move the model back to {self._made_on}; or unconvert it, move it to {device}, and shard it "
             "there, in process groups of that device.",
         )
 

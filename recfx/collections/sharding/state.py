@@ -105,7 +105,7 @@ def own_pieces(pieces: Pieces, rank: int) -> list[Piece]:
 def whole_size(pieces: Pieces) -> tuple[int, ...]:
     """Size of the whole tensor."""
     dimensions = range(len(pieces[0].sizes))
-    return tuple(max(piece.offsets[each] + piece.sizes[each] for piece in pieces) for each in dimensions)
+    return tuple(max(piece.offsets[dimension] + piece.sizes[dimension] for piece in pieces) for dimension in dimensions)
 
 
 def make_sharded_tensor(
@@ -114,9 +114,7 @@ def make_sharded_tensor(
     """A ``ShardedTensor`` around this rank's tensors; no communication.
 
     Args:
-        pieces: the pieces of all ranks.
         tensor_of: the tensor of one of this rank's pieces; a view of it becomes the local shard.
-        dtype: dtype of the whole tensor.
         group: the process group whose ranks the pieces name.
     """
     local = {piece: tensor_of(piece).detach() for piece in own_pieces(pieces, group.rank())}
@@ -140,15 +138,15 @@ def parts_of(saved: ShardedTensor, pieces: Pieces, group: dist.ProcessGroup, nam
     Raises:
         CheckpointError: ``other_plan``.
     """
-    found = {
+    saved_cuts = {
         (tuple(shard.shard_offsets), tuple(shard.shard_sizes), rank_of(shard))
         for shard in saved.metadata().shards_metadata
         if math.prod(shard.shard_sizes) > 0
     }
-    wanted = {(piece.offsets, piece.sizes, dist.get_global_rank(group, piece.rank)) for piece in pieces}
-    if found != wanted:
+    cuts = {(piece.offsets, piece.sizes, dist.get_global_rank(group, piece.rank)) for piece in pieces}
+    if saved_cuts != cuts:
         raise CheckpointError(
-            f"the saved tensor is cut into {_listed(found)}, but here it is cut into {_listed(wanted)} "
+            f"the saved tensor is cut into {_listed(saved_cuts)}, but here it is cut into {_listed(cuts)} "
             "(offsets, sizes, rank).",
             reason="other_plan",
             module_path=name,

@@ -37,8 +37,8 @@ def table_error(reason: str, table: str, what: str, path: str) -> ConversionErro
 def rank_of(shard: ShardMetadata) -> int | None:
     """The rank of a shard's placement; None if it names no rank, such as ``cpu``."""
     rank = getattr(shard.placement, "rank", None)
-    found = rank() if callable(rank) else None
-    return None if found is None else int(found)
+    number = rank() if callable(rank) else None
+    return None if number is None else int(number)
 
 
 MOST_RANKS = 2**20
@@ -87,7 +87,12 @@ def ranks_spanned(plan: ShardingPlan) -> int | None:
     Raises:
         ConversionError: ``plan_rank``: no cluster has so many.
     """
-    tables = [table for each in plan.plan.values() for table in each.values() if isinstance(table, ParameterSharding)]
+    tables = [
+        table
+        for of_collection in plan.plan.values()
+        for table in of_collection.values()
+        if isinstance(table, ParameterSharding)
+    ]
     spans = any(table.sharding_type in _ON_ALL_RANKS and any(True for _ in _ranks(table)) for table in tables)
     is_named = any(True for table in tables for _ in _ranks(table))
     return ranks_named(plan) if spans or not is_named else None
@@ -96,23 +101,19 @@ def ranks_spanned(plan: ShardingPlan) -> int | None:
 def _ranks(table: object) -> Iterator[int]:
     if not isinstance(table, ParameterSharding):
         return
-    given: Any = table.ranks
-    for rank in given if isinstance(given, (list, tuple)) else ():
+    ranks: Any = table.ranks
+    for rank in ranks if isinstance(ranks, (list, tuple)) else ():
         if isinstance(rank, Integral):
             yield int(rank)
     if isinstance(table.sharding_spec, EnumerableShardingSpec):
         for shard in table.sharding_spec.shards:
-            found = rank_of(shard)
-            if found is not None:
-                yield found
+            number = rank_of(shard)
+            if number is not None:
+                yield number
 
 
 def refuse_unknown_collections(plan: ShardingPlan, known: Collection[str]) -> None:
     """Refuse a plan that names a collection which recfx does not shard.
-
-    Args:
-        plan: of the model.
-        known: every name of every converted collection.
 
     Raises:
         ConversionError: ``plan_unknown_collection``.

@@ -21,7 +21,7 @@ SHARDING_TYPES: list[ShardingType] = [
 
 def type_names() -> tuple[str, ...]:
     """The names of all types, in their order."""
-    return tuple(each.name for each in SHARDING_TYPES)
+    return tuple(sharding_type.name for sharding_type in SHARDING_TYPES)
 
 
 def type_named(name: str) -> ShardingType:
@@ -30,7 +30,7 @@ def type_named(name: str) -> ShardingType:
     Raises:
         KeyError: there is none.
     """
-    return {each.name: each for each in SHARDING_TYPES}[name]
+    return {sharding_type.name: sharding_type for sharding_type in SHARDING_TYPES}[name]
 
 
 __all__ = ["SHARDING_TYPES", "type_named", "type_names"]

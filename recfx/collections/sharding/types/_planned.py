@@ -30,16 +30,16 @@ def planned_shards(plan: TablePlan) -> list[PlannedShard]:
     spec = plan.parameter.sharding_spec
     if not isinstance(spec, EnumerableShardingSpec):
         raise wrong(plan, "plan_invalid", "has no EnumerableShardingSpec that says where its shards are.")
-    found = []
+    shards = []
     for shard in spec.shards:
         if not len(shard.shard_offsets) == len(shard.shard_sizes) == 2:
             what = f"has a shard at {shard.shard_offsets} of {shard.shard_sizes}, not of rows and columns."
             raise wrong(plan, "plan_invalid", what)
         (row, column), (rows, columns) = shard.shard_offsets, shard.shard_sizes
-        found.append(PlannedShard((row, row + rows), (column, column + columns), _rank_of(plan, shard)))
-    for each in found:
-        check_rank(plan, each.rank)
-    return found
+        shards.append(PlannedShard((row, row + rows), (column, column + columns), _rank_of(plan, shard)))
+    for planned in shards:
+        check_rank(plan, planned.rank)
+    return shards
 
 
 def column_blocks(plan: TablePlan, shards: Sequence[PlannedShard]) -> list[tuple[tuple[int, int], list[PlannedShard]]]:
