@@ -9,10 +9,10 @@ from __future__ import annotations
 import functools
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
 from datetime import timedelta
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -33,149 +33,21 @@ from recfx.runtime.training_checks import on_a_copy
 
 HOW = "measured on this machine: "
 
+_REPEATS, _MOST_TIMES, _ALIKE = 20, 100, 5
+_RANGES, _RANGE_ROWS = 32, 1024
+_STREAM_BYTES = 64 * 2**20
+_SMALL, _LARGE = 2**12, 2**22  # bytes that a rank passes to a collective
+
 _TABLES, _ROWS, _FLOATS = 8, 2**17, 32  # 128 MiB in all
 _SMALL_ROWS, _SMALL_FLOATS = 2**16, 16  # rows that caches hold, so that sorting is most of a step
 _FEW, _MANY, _SORTED = 16, 2**12, 2**15  # ids per table
 _LENGTH = 4
-_MOST_TIMES, _ALIKE = 100, 5
 _FAR_APART = 2_654_435_761
 _OF_TABLES = f"{_TABLES} tables of {_ROWS * _FLOATS * 4 // 2**20} MiB"
 
-
-def with_nodes(known: Hardware) -> Hardware:
-    """``known`` with the constants of rows, tables, indexes and steps."""
-    static = _Measured(HashConfig(dense_rows=_ROWS), "lookup")
-    found = _solved(known, "table_overhead", static, _FEW, f"a lookup of {_FEW} ids in each of {_OF_TABLES}")
-    found = _solved(found, "random_access", static, _MANY, f"a lookup of {_MANY} ids in each of {_OF_TABLES}")
-    small = _Measured(HashConfig(dense_rows=_SMALL_ROWS), "lookup", _SMALL_ROWS, _SMALL_FLOATS)
-    sort = f"the backward of {_SORTED} ids in each of {_TABLES} small tables"
-    found = _solved(found, "sort_per_id", small, _SORTED, sort, backward=True)
-    hashed = _Measured(HashConfig(dense_rows=0), "hash_lookup")
-    with on_a_copy():  # ranks may not train indexes of their own, but these are gone afterwards
-        found = _solved(found, "index_overhead", hashed, _FEW, f"the same with indexes, {_FEW} ids")
-        return _solved(found, "host_random_access", hashed, _MANY, f"the same with indexes, {_MANY} ids")
-
-
-class LookupsOfThisRank:
-    """A lookup that is bound by memory, to be timed while other ranks of the host work, and while they wait."""
-
-    HOW = f"{HOW}a lookup of {_MANY} ids in each of {_OF_TABLES}, by all ranks at once and by one while the others wait"
-
-    def __init__(self) -> None:
-        self._static = _Measured(HashConfig(dense_rows=_ROWS), "lookup")
-
-    def seconds(self) -> float:
-        """The shortest time."""
-        return self._static.seconds(_MANY, backward=False)
-
-
-_UNITS = {
-    "table_overhead": "tables",
-    "random_access": "random_accesses",
-    "sort_per_id": "sorted_ids",
-    "index_overhead": "indexes",
-    "host_random_access": "index_accesses",
-}
-"""Which field of :class:`recfx.planner.pricing.work.Work` each constant is multiplied with."""
-
-
-class _Measured:
-    """A collection of tables without an index, or with one that knows half as many ids as there are rows.
-
-    Args:
-        hashing: of its tables.
-        kind: the kind of node that is measured.
-        rows: of each table.
-        floats: of each row.
-    """
-
-    def __init__(self, hashing: HashConfig, kind: str, rows: int = _ROWS, floats: int = _FLOATS) -> None:
-        self.rows, self.floats = rows, floats
-        self.names, self.kind = [str(number) for number in range(_TABLES)], kind
-        tables = [
-            HashEmbeddingBagConfig(
-                num_embeddings=rows, embedding_dim=floats, name=f"t{name}", feature_names=[name], hashing=hashing
-            )
-            for name in self.names
-        ]
-        self.collection = HashEmbeddingBagCollection(tables, device="cpu")
-        for name in self.names:
-            run_in_backward(torch.optim.SGD, self.collection.weight(f"t{name}"), {"lr": 0.1})
-        self.collection.fused_optimizers()  # makes the graph for the optimizers
-        self.is_hashed = hashing.dense_rows == 0
-        self.generator = torch.Generator().manual_seed(0)
-        for table in self.collection.tables_with_index():
-            self.collection.index(table).find_or_insert(torch.arange(rows // 2) * _FAR_APART)
-
-    def seconds(self, ids: int, backward: bool) -> float:
-        """The shortest time of the node, or of its backward, with so many ids of each table.
-
-        Other processes disturb some of the calls, so it is taken when a few were about as short, or after many.
-        """
-        before, node = self._nodes()
-        times = []
-        for _ in range(_MOST_TIMES):
-            value: Any = self._batch(ids)
-            for module in before:
-                value = module(value)
-            begin = time.perf_counter()
-            value = node(value)
-            if backward:
-                gradient = torch.ones_like(value)
-                begin = time.perf_counter()
-                value.backward(gradient)
-            times.append(time.perf_counter() - begin)
-            shortest = min(times)
-            if len(times) > 2 * _ALIKE and sum(each < 1.1 * shortest for each in times) >= _ALIKE:
-                break
-        return shortest
-
-    def work(self, ids: int, backward: bool) -> Work:
-        """What the formulas say of it."""
-        rule = rule_of_class(torch.optim.SGD)
-        symbols = Symbols(ids // _LENGTH, 1, lambda _: _LENGTH)
-        loads = tuple(
-            TableLoad.of(each, self.rows, 4 * self.floats, rule, True, symbols) for each in self.collection.tables
-        )
-        facts = NodeFacts(self.kind, loads, ids=ids * _TABLES, bags=ids * _TABLES // _LENGTH)
-        phases = formula_of(self.kind)(facts)
-        return phases.backward if backward else phases.forward
-
-    def _nodes(self) -> tuple[list[nn.Module], nn.Module]:
-        graph_module: fx.GraphModule = self.collection.graph_module
-        before: list[nn.Module] = []
-        for node in graph_module.graph.nodes:
-            meta = node_meta(node)
-            if meta is not None:
-                module = graph_module.get_submodule(str(node.target))
-                if meta.kind == self.kind:
-                    return before, module
-                before.append(module)
-        raise AssertionError(f"there is no node of kind {self.kind}")
-
-    def _batch(self, ids: int) -> KeyedJaggedTensor:
-        """Other ids each time, or they would be in the cache."""
-        values = torch.randint(0, self.rows // (2 if self.is_hashed else 1), (_TABLES * ids,), generator=self.generator)
-        lengths = torch.full((_TABLES * ids // _LENGTH,), _LENGTH)
-        return KeyedJaggedTensor(self.names, values * _FAR_APART if self.is_hashed else values, lengths=lengths)
-
-
-def _solved(
-    known: Hardware, constant: str, measured: _Measured, ids: int, how: str, *, backward: bool = False
-) -> Hardware:
-    """``known`` with one more constant: what a measured time has beyond what is explained already."""
-    work = measured.work(ids, backward)
-    explained = seconds_of_work(WorkAt(*(getattr(work, each.name) for each in fields(work))), known)
-    rest = measured.seconds(ids, backward) - explained
-    units = getattr(work, _UNITS[constant])
-    solved: dict[str, Any] = {constant: Constant(max(rest / units, 1e-10), HOW + how)}
-    return replace(known, **solved)
-
-
-_REPEATS = 20
-_RANGES, _RANGE_ROWS = 32, 1024
-_STREAM_BYTES = 64 * 2**20
-_SMALL, _LARGE = 2**12, 2**22  # bytes that a rank passes to a collective
+Speed = Callable[[int], tuple[float, float]]
+"""Measures a collective to which a rank passes so many bytes: the shortest time of a call, and the processor's time
+that a rank needs."""
 
 
 @functools.lru_cache(maxsize=1)
@@ -184,7 +56,8 @@ def this_machine() -> Hardware:
 
     Collectives are those of two threads of this process, which need no other processes.
     """
-    return _measure(*_of_two_threads())
+    links = {operation: _link(operation, 2, _speed_of_threads(operation)) for operation in COLLECTIVES}
+    return _measure(links, "gloo, two ranks in one process")
 
 
 def machine_of(group: dist.ProcessGroup) -> Hardware:
@@ -192,35 +65,30 @@ def machine_of(group: dist.ProcessGroup) -> Hardware:
 
     All ranks measure at the same time, because they will share the host's memory and caches when they train.
     """
-    links = {operation: _collective(_SpeedOfGroup(group, operation)) for operation in COLLECTIVES}
-    how = f"gloo, {group.size()} processes"
-    found: list[Hardware | None] = [replace(_measure(links, how), speed_alone=_speed_alone(group))]
-    dist.broadcast_object_list(found, dist.get_global_rank(group, 0), group=group)
-    (measured,) = found
-    assert measured is not None
-    return measured
+    ranks = group.size()
+    links = {operation: _link(operation, ranks, _speed_of_group(group, operation)) for operation in COLLECTIVES}
+    measured = _measure(links, f"gloo, {ranks} processes")
+    of_ranks: list[Hardware] = [replace(measured, speed_alone=_speed_alone(group))]
+    dist.broadcast_object_list(of_ranks, dist.get_global_rank(group, 0), group=group)
+    return of_ranks[0]
 
 
 def _speed_alone(group: dist.ProcessGroup) -> Constant:
-    """How much faster the first rank is while all others wait for it."""
-    lookups = LookupsOfThisRank()
+    """How much faster the first rank is while all others wait for it, in a lookup that is bound by memory."""
+    lookup = _Measured(HashConfig(dense_rows=_ROWS), "lookup")
     dist.barrier(group)
-    together = lookups.seconds()
+    together = lookup.seconds(_MANY)
     dist.barrier(group)
-    alone = lookups.seconds() if group.rank() == 0 else together
+    alone = lookup.seconds(_MANY) if group.rank() == 0 else together
     dist.barrier(group)
-    return Constant(max(1.0, together / alone), lookups.HOW)
+    how = f"a lookup of {_MANY} ids in each of {_OF_TABLES}, by all ranks at once and by one while the others wait"
+    return Constant(max(1.0, together / alone), HOW + how)
 
 
-def _of_two_threads() -> tuple[dict[str, tuple[float, float]], str]:
-    links = {operation: _collective(_SpeedOfThreads(operation)) for operation in COLLECTIVES}
-    return links, "gloo, two ranks in one process"
-
-
-def _measure(links: dict[str, tuple[float, float]], over: str) -> Hardware:
+def _measure(links: Mapping[str, tuple[float, float]], over: str) -> Hardware:
     stream = Constant(_memory(), HOW + "a copy of 64 MiB, bytes read and written")
     gloo, later = HOW + over, Constant(0.0, "")
-    found = Hardware(
+    hardware = Hardware(
         name=f"this machine, {torch.get_num_threads()} thread{'s' if torch.get_num_threads() > 1 else ''}",
         memory_bandwidth=stream,
         random_access=later,
@@ -240,7 +108,10 @@ def _measure(links: dict[str, tuple[float, float]], over: str) -> Hardware:
         device="cpu",
         links_are_shared=True,
     )
-    return with_nodes(found)
+    return _with_nodes(hardware)
+
+
+# Plain operations
 
 
 def _seconds(function: Callable[[], object], repeats: int = _REPEATS) -> float:
@@ -281,91 +152,191 @@ def _overhead() -> float:
     return _seconds(ten)
 
 
-class _Speed(Protocol):
-    """Measures one kind of collective: the shortest time of a call, and the processor's time that a rank needs."""
-
-    operation: str
-    ranks: int
-
-    def seconds(self, size: int) -> tuple[float, float]:
-        """Both, if a rank passes ``size`` bytes."""
-        ...
+# Collectives
 
 
-def _collective(speed: _Speed) -> tuple[float, float]:
+def _link(operation: str, ranks: int, speed: Speed) -> tuple[float, float]:
     """The latency of a collective, and the bytes per second that a rank sends to others.
 
     The second is taken from the time of the processor, which ranks of one host spend on copies: other processes do not
     change it.
     """
-    (latency, small), (_, large) = speed.seconds(_SMALL), speed.seconds(_LARGE)
-    passed = (_LARGE - _SMALL) * (speed.ranks - 1)
-    times = {"all_gather": speed.ranks, "all_reduce": 2}.get(speed.operation, 1)  # as seconds_of_collective has it
-    return latency, times * passed / speed.ranks / max(large - small, 1e-6)
+    (latency, small), (_, large) = speed(_SMALL), speed(_LARGE)
+    passed = (_LARGE - _SMALL) * (ranks - 1)
+    times = {"all_gather": ranks, "all_reduce": 2}.get(operation, 1)  # as seconds_of_collective has it
+    return latency, times * passed / ranks / max(large - small, 1e-6)
 
 
-class _SpeedOfGroup:
-    """Measures a group; all its ranks take part."""
-
-    def __init__(self, group: dist.ProcessGroup, operation: str) -> None:
-        self.group, self.operation, self.ranks = group, operation, group.size()
-
-    def seconds(self, size: int) -> tuple[float, float]:
-        """See :class:`_Speed`."""
-        repeats = _repeats(size)
-        call = _call(self.group, self.operation, size, self.ranks)
-        call()
-        begin = time.process_time()
-        shortest = _seconds(call, repeats)
-        return shortest, (time.process_time() - begin) / (repeats + 1)
+def _speed_of_group(group: dist.ProcessGroup, operation: str) -> Speed:
+    """All ranks of the group take part."""
+    return lambda size: _timed(_call(group, operation, size, group.size()), size, lambda: None)
 
 
-class _SpeedOfThreads:
-    """Measures two ranks that are threads of this process."""
+def _speed_of_threads(operation: str) -> Speed:
+    """Two ranks are threads of this process."""
 
-    ranks = 2
-
-    def __init__(self, operation: str) -> None:
-        self.operation = operation
-
-    def seconds(self, size: int) -> tuple[float, float]:
-        """See :class:`_Speed`."""
-        store = torch._C._distributed_c10d.HashStore()
-        waiting, repeats = threading.Barrier(2), _repeats(size)
-        found: dict[int, tuple[float, float]] = {}
+    def speed(size: int) -> tuple[float, float]:
+        store, waiting = torch._C._distributed_c10d.HashStore(), threading.Barrier(2)
+        times: dict[int, tuple[float, float]] = {}
 
         def rank(number: int) -> None:
-            call = _call(dist.ProcessGroupGloo(store, number, 2, timedelta(seconds=30)), self.operation, size, 2)
-            call()
-            waiting.wait()
-            begin = time.process_time()
-            shortest = _seconds(call, repeats)
-            waiting.wait()
-            found[number] = shortest, (time.process_time() - begin) / (repeats + 1) / 2
+            group = dist.ProcessGroupGloo(store, number, 2, timedelta(seconds=30))
+            times[number] = _timed(_call(group, operation, size, 2), size, waiting.wait)
 
         threads = [threading.Thread(target=rank, args=(number,)) for number in range(2)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-        first, second = found.values()
-        return max(first[0], second[0]), max(first[1], second[1])
+        (first, first_processor), (second, second_processor) = times.values()
+        return max(first, second), max(first_processor, second_processor) / 2
+
+    return speed
 
 
-def _repeats(size: int) -> int:
-    return _REPEATS if size > _SMALL else 4 * _REPEATS
+def _timed(call: Callable[[], object], size: int, wait: Callable[[], object]) -> tuple[float, float]:
+    """The shortest time of a call, and the processor's time of this process per call.
+
+    Args:
+        call: the call.
+        size: the bytes that a rank passes to it.
+        wait: waits for the other ranks of this process.
+    """
+    repeats = _REPEATS if size > _SMALL else 4 * _REPEATS
+    call()
+    wait()
+    begin = time.process_time()
+    shortest = _seconds(call, repeats)
+    wait()
+    return shortest, (time.process_time() - begin) / (repeats + 1)
 
 
 def _call(group: Any, operation: str, size: int, ranks: int) -> Callable[[], object]:
     """A call to which every rank passes about ``size`` bytes."""
     part = torch.ones(size // 4 // ranks)
-    given = part.repeat(ranks)
-    taken = torch.empty_like(given)
+    passed = part.repeat(ranks)
+    received = torch.empty_like(passed)
     if operation == "all_to_all":
-        return lambda: group.alltoall_base(taken, given, [], []).wait()
+        return lambda: group.alltoall_base(received, passed, [], []).wait()
     if operation == "all_gather":
-        gathered = torch.empty(ranks * given.numel())
-        return lambda: group._allgather_base(gathered, given).wait()
+        gathered = torch.empty(ranks * passed.numel())
+        return lambda: group._allgather_base(gathered, passed).wait()
     if operation == "all_reduce":
-        return lambda: group.allreduce([given]).wait()
-    return lambda: group._reduce_scatter_base(part, given).wait()
+        return lambda: group.allreduce([passed]).wait()
+    return lambda: group._reduce_scatter_base(part, passed).wait()
+
+
+# Nodes
+
+
+def _with_nodes(known: Hardware) -> Hardware:
+    """``known`` with the constants of rows, tables, indexes and steps."""
+    static = _Measured(HashConfig(dense_rows=_ROWS), "lookup")
+    known = _solved(known, "table_overhead", static, _FEW, f"a lookup of {_FEW} ids in each of {_OF_TABLES}")
+    known = _solved(known, "random_access", static, _MANY, f"a lookup of {_MANY} ids in each of {_OF_TABLES}")
+    small = _Measured(HashConfig(dense_rows=_SMALL_ROWS), "lookup", _SMALL_ROWS, _SMALL_FLOATS)
+    sort = f"the backward of {_SORTED} ids in each of {_TABLES} small tables"
+    known = _solved(known, "sort_per_id", small, _SORTED, sort, backward=True)
+    hashed = _Measured(HashConfig(dense_rows=0), "hash_lookup")
+    with on_a_copy():  # ranks may not train indexes of their own, but these are gone afterwards
+        known = _solved(known, "index_overhead", hashed, _FEW, f"the same with indexes, {_FEW} ids")
+        return _solved(known, "host_random_access", hashed, _MANY, f"the same with indexes, {_MANY} ids")
+
+
+_UNITS = {
+    "table_overhead": "tables",
+    "random_access": "random_accesses",
+    "sort_per_id": "sorted_ids",
+    "index_overhead": "indexes",
+    "host_random_access": "index_accesses",
+}
+"""Which field of :class:`recfx.planner.pricing.work.Work` each constant is multiplied with."""
+
+
+class _Measured:
+    """A collection of tables without an index, or with one that knows half as many ids as there are rows.
+
+    Args:
+        hashing: of its tables.
+        kind: the kind of node that is measured.
+        rows: of each table.
+        floats: of each row.
+    """
+
+    def __init__(self, hashing: HashConfig, kind: str, rows: int = _ROWS, floats: int = _FLOATS) -> None:
+        self.rows, self.floats = rows, floats
+        self.names, self.kind = [str(number) for number in range(_TABLES)], kind
+        tables = [
+            HashEmbeddingBagConfig(
+                num_embeddings=rows, embedding_dim=floats, name=f"t{name}", feature_names=[name], hashing=hashing
+            )
+            for name in self.names
+        ]
+        self.collection = HashEmbeddingBagCollection(tables, device="cpu")
+        for name in self.names:
+            run_in_backward(torch.optim.SGD, self.collection.weight(f"t{name}"), {"lr": 0.1})
+        self.collection.fused_optimizers()  # makes the graph for the optimizers
+        self.is_hashed = hashing.dense_rows == 0
+        self.generator = torch.Generator().manual_seed(0)
+        for table in self.collection.tables_with_index():
+            self.collection.index(table).find_or_insert(torch.arange(rows // 2) * _FAR_APART)
+
+    def seconds(self, ids: int, backward: bool = False) -> float:
+        """The shortest time of the node, or of its backward, with so many ids of each table.
+
+        Other processes disturb some of the calls, so it is taken when a few were about as short, or after many.
+        """
+        before, node = self._nodes()
+        times = []
+        for _ in range(_MOST_TIMES):
+            value: Any = self._batch(ids)
+            for module in before:
+                value = module(value)
+            begin = time.perf_counter()
+            value = node(value)
+            if backward:
+                gradient = torch.ones_like(value)
+                begin = time.perf_counter()
+                value.backward(gradient)
+            times.append(time.perf_counter() - begin)
+            shortest = min(times)
+            if len(times) > 2 * _ALIKE and sum(seconds < 1.1 * shortest for seconds in times) >= _ALIKE:
+                break
+        return shortest
+
+    def work(self, ids: int, backward: bool) -> Work:
+        """What the formulas say of it."""
+        rule = rule_of_class(torch.optim.SGD)
+        symbols = Symbols(ids // _LENGTH, 1, lambda _: _LENGTH)
+        loads = tuple(
+            TableLoad.of(table, self.rows, 4 * self.floats, rule, True, symbols) for table in self.collection.tables
+        )
+        facts = NodeFacts(self.kind, loads, ids=ids * _TABLES, bags=ids * _TABLES // _LENGTH)
+        phases = formula_of(self.kind)(facts)
+        return phases.backward if backward else phases.forward
+
+    def _nodes(self) -> tuple[list[nn.Module], nn.Module]:
+        """The modules before the one that is measured, and this one."""
+        graph_module: fx.GraphModule = self.collection.graph_module
+        metas = [(node, node_meta(node)) for node in graph_module.graph.nodes]
+        nodes = [(graph_module.get_submodule(str(node.target)), meta.kind) for node, meta in metas if meta is not None]
+        place = [kind for _, kind in nodes].index(self.kind)
+        return [module for module, _ in nodes[:place]], nodes[place][0]
+
+    def _batch(self, ids: int) -> KeyedJaggedTensor:
+        """Other ids each time, or they would be in the cache."""
+        values = torch.randint(0, self.rows // (2 if self.is_hashed else 1), (_TABLES * ids,), generator=self.generator)
+        lengths = torch.full((_TABLES * ids // _LENGTH,), _LENGTH)
+        return KeyedJaggedTensor(self.names, values * _FAR_APART if self.is_hashed else values, lengths=lengths)
+
+
+def _solved(
+    known: Hardware, constant: str, measured: _Measured, ids: int, how: str, *, backward: bool = False
+) -> Hardware:
+    """``known`` with one more constant: what a measured time has beyond what is explained already."""
+    work = measured.work(ids, backward)
+    explained = seconds_of_work(WorkAt(*(getattr(work, field.name) for field in fields(work))), known)
+    rest = measured.seconds(ids, backward) - explained
+    units = getattr(work, _UNITS[constant])
+    solved: dict[str, Any] = {constant: Constant(max(rest / units, 1e-10), HOW + how)}
+    return replace(known, **solved)
