@@ -38,7 +38,7 @@ class IndexStorageEstimator(EmbeddingStorageEstimator):
 def index_bytes(module: nn.Module, table: str) -> int:
     """Bytes of host memory that the index of a table takes, 0 without one; also known on the meta device."""
     index = index_of(module, table)
-    return 0 if index is None else sum(buffer.numel() * buffer.element_size() for buffer in index.buffers())
+    return 0 if index is None else sum(buffer.nbytes for buffer in index.buffers())
 
 
 class OrderedEnumerator(EmbeddingEnumerator):
@@ -76,29 +76,30 @@ class OrderedEnumerator(EmbeddingEnumerator):
         """
         options: list[ShardingOption] = super().enumerate(module, sharders)
         places = {fqn: place for place, fqn in enumerate(dict.fromkeys(option.fqn for option in options))}
-        options = [option for option in options if plannable(option)]
-        filled = {option.fqn for option in options if not has_empty_shard(option)}
+        options = [option for option in options if is_plannable(option.sharding_type, option.compute_kernel)]
+        filled = {option.fqn for option in options if not _has_empty_shard(option)}
         for option in options:
             if option.fqn not in filled and not self._empty_ranks:
                 raise _no_option(option)
         order = type_names()
         return sorted(
-            (option for option in options if option.fqn not in filled or not has_empty_shard(option)),
-            key=lambda option: (
-                places[option.fqn],
-                order.index(option.sharding_type),
-                option.compute_kernel,
-            ),
+            (option for option in options if option.fqn not in filled or not _has_empty_shard(option)),
+            key=lambda option: (places[option.fqn], order.index(option.sharding_type), option.compute_kernel),
         )
 
     def populate_estimates(self, sharding_options: list[ShardingOption]) -> None:
         """Estimate the shards in the sizes that they will really have."""
         for option in sharding_options:
-            cut_between_buckets(option)
+            _cut_between_buckets(option)
         super().populate_estimates(sharding_options)
 
 
-def cut_between_buckets(option: ShardingOption) -> None:
+def is_plannable(sharding_type: str, kernel: str) -> bool:
+    """Whether TorchRec's planner accepts the two together in its result."""
+    return kernel not in type_named(sharding_type).unplanned_kernels
+
+
+def _cut_between_buckets(option: ShardingOption) -> None:
     """Give the shards of a table with an index the rows that ``read_plan`` of sharded collections gives them."""
     index = index_of(option.module[1], option.name)
     if index is None or not type_named(option.sharding_type).cuts_rows:
@@ -112,7 +113,7 @@ def cut_between_buckets(option: ShardingOption) -> None:
             shard.offset[0], shard.size[0] = begin, end - begin
 
 
-def has_empty_shard(option: ShardingOption) -> bool:
+def _has_empty_shard(option: ShardingOption) -> bool:
     """Whether some rank would get none of the rows that are cut."""
     return any(shard.size[0] == 0 for shard in option.shards)
 
@@ -133,8 +134,3 @@ def _no_option(option: ShardingOption) -> ConversionError:
         module_path=option.path,
         what_to_do=advice,
     )
-
-
-def plannable(option: ShardingOption) -> bool:
-    """Whether TorchRec's planner accepts the option in its result."""
-    return option.compute_kernel not in type_named(option.sharding_type).unplanned_kernels

@@ -33,16 +33,13 @@ def replace_placements(plan: ShardingPlan, device_type: str, local_world_size: i
     Raises:
         ConversionError: ``unknown_device``, ``unsupported_placement``.
     """
-    name = _known(device_type)
-    modules = {}
-    for path, module_plan in plan.plan.items():
-        if isinstance(module_plan, EmbeddingModuleShardingPlan):
-            moved = EmbeddingModuleShardingPlan()
-            for table, parameter in module_plan.items():
-                moved[table] = _on_device(parameter, name, local_world_size, f"{path}.{table}" if path else table)
-            modules[path] = moved
-        else:
-            modules[path] = module_plan
+    device = _known(device_type)
+    modules = dict(plan.plan)
+    for path, tables in plan.plan.items():
+        if isinstance(tables, EmbeddingModuleShardingPlan):
+            moved = modules[path] = EmbeddingModuleShardingPlan()
+            for table, parameter in tables.items():
+                moved[table] = _on_device(parameter, device, local_world_size, f"{path}.{table}" if path else table)
     return ShardingPlan(modules)
 
 
@@ -51,12 +48,8 @@ def _on_device(parameter: ParameterSharding, device: str, local_world_size: int 
     if spec is None:  # data parallel: the table is on every rank
         return replace(parameter)
     if not isinstance(spec, EnumerableShardingSpec):
-        raise ConversionError(
-            f"its sharding_spec is {type_of(spec)}.",
-            reason="unsupported_placement",
-            module_path=path,
-            what_to_do="pass a plan that lists its shards (EnumerableShardingSpec), as TorchRec's planners make it.",
-        )
+        how = "pass a plan that lists its shards (EnumerableShardingSpec), as TorchRec's planners make it."
+        raise _unsupported(f"its sharding_spec is {type_of(spec)}.", path, how)
     shards = [
         ShardMetadata(
             shard_offsets=list(shard.shard_offsets),
@@ -69,25 +62,20 @@ def _on_device(parameter: ParameterSharding, device: str, local_world_size: int 
 
 
 def _placement(shard: ShardMetadata, device: str, local_world_size: int | None, path: str) -> str:
-    rank = rank_of(shard)
+    rank, where = rank_of(shard), f"a shard is placed on {shard.placement}"
     if rank is None:
-        raise ConversionError(
-            f"a shard is placed on {shard.placement}, which does not name a rank.",
-            reason="unsupported_placement",
-            module_path=path,
-            what_to_do="place shards on rank:<rank>/<device>.",
-        )
+        raise _unsupported(f"{where}, which does not name a rank.", path, "place shards on rank:<rank>/<device>.")
     if device == "cpu":
         return f"rank:{rank}/cpu"
     index = shard.placement.device().index if local_world_size is None else rank % local_world_size  # type: ignore[union-attr]
     if index is None:
-        raise ConversionError(
-            f"a shard is placed on {shard.placement}, which names no device of the host.",
-            reason="unsupported_placement",
-            module_path=path,
-            what_to_do="pass local_world_size, the number of devices per host.",
-        )
+        how = "pass local_world_size, the number of devices per host."
+        raise _unsupported(f"{where}, which names no device of the host.", path, how)
     return f"rank:{rank}/{device}:{index}"
+
+
+def _unsupported(message: str, path: str, what_to_do: str) -> ConversionError:
+    return ConversionError(message, reason="unsupported_placement", module_path=path, what_to_do=what_to_do)
 
 
 def _known(device_type: str) -> str:

@@ -16,11 +16,10 @@ from torchrec.distributed.types import ModuleSharder, ShardingPlan
 from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
 
 from recfx.collections.sharding.collection import sharded_collections
-from recfx.collections.sharding.types import type_named
 from recfx.conversion.replacement.dry_run import as_converted
 from recfx.discovery.classify import CONVERTED, CONVERTIBLE, classify
 from recfx.errors import ConversionError
-from recfx.planner.enumerator import OrderedEnumerator
+from recfx.planner.enumerator import OrderedEnumerator, is_plannable
 from recfx.planner.placements import replace_placements
 from recfx.planner.priced_plan import PricedPlan
 from recfx.planner.priced_proposals import PricedProposals
@@ -105,15 +104,16 @@ def plan_of_collections(model: nn.Module, topology: Topology | NpuTopology) -> S
     Raises:
         ConversionError: as ``plan`` does.
     """
-    return _plan(model, topology, None, BATCH_SIZE, empty_ranks=False, others=False)
+    return _plan(model, topology, others=False)
 
 
 def _plan(
     model: nn.Module,
     topology: Topology | NpuTopology,
-    constraints: Mapping[str, ParameterConstraints] | None,
-    batch_size: int,
-    empty_ranks: bool,
+    constraints: Mapping[str, ParameterConstraints] | None = None,
+    batch_size: int = BATCH_SIZE,
+    empty_ranks: bool = False,
+    *,
     others: bool,
 ) -> ShardingPlan:
     check_topology(topology)
@@ -131,36 +131,36 @@ def _plan(
     prices = PricedProposals(
         pod, as_converted(model), hardware_of(topology), device_of(topology), batch_size, model.training
     )
-    made = proposers(pod)
 
-    def propose(made: list[Proposer]) -> ShardingPlan:
-        with without_noise():
-            planner = EmbeddingShardingPlanner(
-                topology=pod,
-                batch_size=batch_size,
-                enumerator=OrderedEnumerator(pod, batch_size, limits, empty_ranks=empty_ranks),
-                proposer=made,
-                performance_model=prices,
-                constraints=limits,
-                stats=[],
-                debug=False,
-            )
-            found: ShardingPlan = planner.plan(model, sharders)
-        return found
+    @without_noise()
+    def propose(proposing: list[Proposer]) -> ShardingPlan:
+        planner = EmbeddingShardingPlanner(
+            topology=pod,
+            batch_size=batch_size,
+            enumerator=OrderedEnumerator(pod, batch_size, limits, empty_ranks=empty_ranks),
+            proposer=proposing,
+            performance_model=prices,
+            constraints=limits,
+            stats=[],
+            debug=False,
+        )
+        proposed: ShardingPlan = planner.plan(model, sharders)
+        return proposed
 
+    proposing = proposers(pod)
     try:
         try:
-            found = propose(made)
+            best = propose(proposing)
         except PlannerError:
-            if not left_out(made):
+            if not left_out(proposing):
                 raise
-            made = proposers(pod, MOST_TABLES_THAT_FIT)  # one of those that were left out may fit
-            found = propose(made)
+            proposing = proposers(pod, MOST_TABLES_THAT_FIT)  # one of those that were left out may fit
+            best = propose(proposing)
     except PlannerError as error:
         raise _refusal(error) from error
     if pod is not topology:
-        found = replace_placements(found, "npu", pod.local_world_size)
-    return PricedPlan(found.plan, topology, prices.pricing(left_out(made)))
+        best = replace_placements(best, "npu", pod.local_world_size)
+    return PricedPlan(best.plan, topology, prices.pricing(left_out(proposing)))
 
 
 def planning_sharders(model: nn.Module, *, others: bool) -> list[ModuleSharder[nn.Module]]:
@@ -196,16 +196,13 @@ def _check(
     tables: set[str] = set()
     for path, module in model.named_modules():
         sharder = by_class.get(type(module))
-        if sharder is None:
-            continue
-        names = sharder.shardable_parameters(module)
-        tables.update(names)
-        for name in names:
-            wanted = constraints.get(name, ParameterConstraints())
-            if not _options(sharder, device, wanted):
+        for name in () if sharder is None else sharder.shardable_parameters(module):
+            tables.add(name)
+            limits = constraints.get(name, ParameterConstraints())
+            if not _has_option(sharder, device, limits):
                 raise ConversionError(
                     f"table {name!r} cannot be sharded on {device} as its constraints say: sharding_types="
-                    f"{wanted.sharding_types}, compute_kernels={wanted.compute_kernels}.",
+                    f"{limits.sharding_types}, compute_kernels={limits.compute_kernels}.",
                     reason="no_sharding_option",
                     module_path=path,
                     what_to_do=f"use kernel 'fused' and any of {', '.join(planned_types())} ('dense': data_parallel).",
@@ -225,16 +222,15 @@ def _check(
         )
 
 
-def _options(sharder: ModuleSharder[nn.Module], device: str, wanted: ParameterConstraints) -> list[tuple[str, str]]:
-    """The sharding types and kernels that ``wanted`` allows and TorchRec's planner accepts."""
-    return [
-        (sharding_type, kernel)
+def _has_option(sharder: ModuleSharder[nn.Module], device: str, limits: ParameterConstraints) -> bool:
+    """Whether TorchRec's planner accepts any of the sharding types and kernels that ``limits`` allows."""
+    return any(
+        is_plannable(sharding_type, kernel)
         for sharding_type in sharder.sharding_types(device)
         for kernel in sharder.compute_kernels(sharding_type, device)
-        if not wanted.sharding_types or sharding_type in wanted.sharding_types
-        if not wanted.compute_kernels or kernel in wanted.compute_kernels
-        if kernel not in type_named(sharding_type).unplanned_kernels
-    ]
+        if not limits.sharding_types or sharding_type in limits.sharding_types
+        if not limits.compute_kernels or kernel in limits.compute_kernels
+    )
 
 
 def _refusal(error: PlannerError) -> ConversionError:

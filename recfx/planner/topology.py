@@ -18,22 +18,13 @@ from recfx.errors import ConversionError, type_of
 from recfx.planner.placements import PRIVATE
 from recfx.planner.pricing.hardware import ASCEND_910B, CPU_HOST, H100, Constant, Hardware, same_for_all
 
-GB, GIB = 10**9, 1024**3
-
-# 64 GB of HBM2e per device. `npu-smi info` shows 65536 MB; Rec SDK Torch's patch of TorchRec plans with the same.
-HBM_BYTES = 64 * GIB
-# 1.6 TB/s: the 910B's HBM2e, according to its specification tables.
-HBM_BANDWIDTH = 1600 * GB
-# 392 GB/s: seven HCCS links per device, one to each other device of the server, with 56 GB/s in both directions
-# together. TorchRec's own figure for CUDA (NVLink, 600 GB/s) is also a sum over links and directions.
-HCCS_BANDWIDTH = 392 * GB
-# 25 GB/s: one 200 Gbit/s RoCE port per device.
-ROCE_BANDWIDTH = 25 * GB
+# `npu-smi info` shows 65536 MB per device; Rec SDK Torch's patch of TorchRec plans with the same.
+HBM_BYTES = 64 * 1024**3
 # Host memory varies: up to 32 DDR4 modules per server. Here 1 TiB (32 x 32 GB), divided by eight devices.
-DDR_BYTES = 128 * GIB
-# Four Kunpeng 920 with eight channels of DDR4-3200 (25.6 GB/s) each, divided by eight devices.
-DDR_BANDWIDTH = 4 * 8 * 25.6 * GB / 8
-DEVICES_A_SERVER = 8
+DDR_BYTES = 128 * 1024**3
+DEVICES_A_SERVER = ASCEND_910B.ranks_per_host
+# In both directions. TorchRec's own figure for CUDA (NVLink, 600 GB/s) is also a sum over links and directions.
+HCCS_BANDWIDTH = 2 * ASCEND_910B.link_bandwidth["all_to_all"].value
 
 
 @dataclass(frozen=True)
@@ -58,10 +49,10 @@ class NpuTopology:
     local_world_size: int
     hbm_cap: int = HBM_BYTES
     ddr_cap: int = DDR_BYTES
-    hbm_bandwidth: float = HBM_BANDWIDTH
-    ddr_bandwidth: float = DDR_BANDWIDTH
+    hbm_bandwidth: float = ASCEND_910B.memory_bandwidth.value
+    ddr_bandwidth: float = ASCEND_910B.host_memory_bandwidth.value
     intra_host_bandwidth: float = HCCS_BANDWIDTH
-    inter_host_bandwidth: float = ROCE_BANDWIDTH
+    inter_host_bandwidth: float = ASCEND_910B.network_bandwidth.value
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -95,34 +86,22 @@ def npu_topology(
     *,
     hbm_cap: int = HBM_BYTES,
     ddr_cap: int = DDR_BYTES,
-    hbm_bandwidth: float = HBM_BANDWIDTH,
-    ddr_bandwidth: float = DDR_BANDWIDTH,
+    hbm_bandwidth: float = NpuTopology.hbm_bandwidth,
+    ddr_bandwidth: float = NpuTopology.ddr_bandwidth,
     intra_host_bandwidth: float = HCCS_BANDWIDTH,
-    inter_host_bandwidth: float = ROCE_BANDWIDTH,
+    inter_host_bandwidth: float = NpuTopology.inter_host_bandwidth,
 ) -> NpuTopology:
     """A pod of ``world_size`` NPUs; if a server has more than that, they are all in one server.
 
     The other arguments are those of :class:`NpuTopology`; by default, those of Atlas 800T A2 servers.
     """
+    memory = (hbm_cap, ddr_cap, hbm_bandwidth, ddr_bandwidth)
     return NpuTopology(
-        world_size,
-        min(world_size, local_world_size),
-        hbm_cap,
-        ddr_cap,
-        hbm_bandwidth,
-        ddr_bandwidth,
-        intra_host_bandwidth,
-        inter_host_bandwidth,
+        world_size, min(world_size, local_world_size), *memory, intra_host_bandwidth, inter_host_bandwidth
     )
 
 
-def _invalid(message: str, what_to_do: str) -> ConversionError:
-    return ConversionError(message, reason="invalid_topology", what_to_do=what_to_do)
-
-
 AnyTopology: TypeAlias = Topology | NpuTopology
-
-_GIVEN = "as the topology says"
 
 
 def check_topology(topology: object) -> AnyTopology:
@@ -133,11 +112,8 @@ def check_topology(topology: object) -> AnyTopology:
     """
     if isinstance(topology, (Topology, NpuTopology)):
         return topology
-    raise ConversionError(
-        f"topology is {type_of(topology)}.",
-        reason="invalid_topology",
-        what_to_do="pass a torchrec.distributed.planner.Topology or recfx.planner.topology.npu_topology(...).",
-    )
+    how = "pass a torchrec.distributed.planner.Topology or recfx.planner.topology.npu_topology(...)."
+    raise _invalid(f"topology is {type_of(topology)}.", how)
 
 
 def hardware_of(topology: AnyTopology) -> Hardware:
@@ -148,38 +124,31 @@ def hardware_of(topology: AnyTopology) -> Hardware:
     if isinstance(topology, NpuTopology):
         return replace(
             ASCEND_910B,
-            memory_bandwidth=Constant(topology.hbm_bandwidth, _GIVEN),
+            memory_bandwidth=_said(topology.hbm_bandwidth),
             random_access=Constant(64 / topology.hbm_bandwidth, ASCEND_910B.random_access.source),
-            host_memory_bandwidth=Constant(topology.ddr_bandwidth, _GIVEN),
-            link_bandwidth=same_for_all(topology.intra_host_bandwidth / 2, f"{_GIVEN}: half of both directions"),
-            network_bandwidth=Constant(topology.inter_host_bandwidth, _GIVEN),
+            host_memory_bandwidth=_said(topology.ddr_bandwidth),
+            link_bandwidth=same_for_all(*_said(topology.intra_host_bandwidth / 2, ": half of both directions")),
+            network_bandwidth=_said(topology.inter_host_bandwidth),
             ranks_per_host=topology.local_world_size,
         )
-    host = Constant(topology.ddr_mem_bw * 1000, _GIVEN)
-    network = Constant(topology.inter_host_bw * 1000, _GIVEN)
-    link = same_for_all(topology.intra_host_bw * 1000, _GIVEN)
-    if topology.compute_device == "cpu":
-        # TorchRec's default is the bandwidth of links between GPUs, which no host has.
-        own = topology.intra_host_bw != INTRA_NODE_BANDWIDTH
-        return replace(
-            CPU_HOST,
-            memory_bandwidth=host,
-            host_memory_bandwidth=host,
-            link_bandwidth=link if own else CPU_HOST.link_bandwidth,
-            network_bandwidth=network,
-            ranks_per_host=topology.local_world_size,
-        )
-    memory = topology.hbm_mem_bw * 1000
-    return replace(
-        H100,
-        name="CUDA device",
-        memory_bandwidth=Constant(memory, _GIVEN),
-        random_access=Constant(64 / memory, H100.random_access.source),
-        host_memory_bandwidth=host,
-        copy_bandwidth=Constant(topology.hbm_to_ddr_mem_bw * 1000, _GIVEN),
-        link_bandwidth=link,
-        network_bandwidth=network,
+    is_cpu, memory = topology.compute_device == "cpu", topology.hbm_mem_bw * 1000
+    hardware = replace(
+        CPU_HOST if is_cpu else H100,
+        host_memory_bandwidth=_said(topology.ddr_mem_bw * 1000),
+        link_bandwidth=same_for_all(*_said(topology.intra_host_bw * 1000)),
+        network_bandwidth=_said(topology.inter_host_bw * 1000),
         ranks_per_host=topology.local_world_size,
+    )
+    if is_cpu:
+        # TorchRec's default is the bandwidth of links between GPUs, which no host has.
+        links = CPU_HOST if topology.intra_host_bw == INTRA_NODE_BANDWIDTH else hardware
+        return replace(hardware, memory_bandwidth=hardware.host_memory_bandwidth, link_bandwidth=links.link_bandwidth)
+    return replace(
+        hardware,
+        name="CUDA device",
+        memory_bandwidth=_said(memory),
+        random_access=Constant(64 / memory, H100.random_access.source),
+        copy_bandwidth=_said(topology.hbm_to_ddr_mem_bw * 1000),
     )
 
 
@@ -190,8 +159,8 @@ def device_of(topology: AnyTopology) -> str:
 
 def device_of_tables(model: nn.Module) -> str:
     """The type of device that has the parameters of a model; ``"cpu"`` if none has data yet."""
-    found = next((each.device.type for each in model.parameters() if not each.is_meta), "cpu")
-    return "npu" if found == PRIVATE else found
+    device = next((parameter.device.type for parameter in model.parameters() if not parameter.is_meta), "cpu")
+    return "npu" if device == PRIVATE else device
 
 
 def chip_of(topology: AnyTopology | Hardware | None, device: str) -> str | None:
@@ -207,17 +176,22 @@ def of_ranks(topology: AnyTopology, world_size: int) -> AnyTopology:
     if isinstance(topology, NpuTopology):
         return replace(topology, world_size=world_size, local_world_size=local)
     storage = topology.devices[0].storage
+    links = ("hbm_mem_bw", "ddr_mem_bw", "hbm_to_ddr_mem_bw", "intra_host_bw", "inter_host_bw")
     return Topology(
         world_size=world_size,
         local_world_size=local,
         compute_device=topology.compute_device,
         hbm_cap=storage.hbm,
         ddr_cap=storage.ddr,
-        hbm_mem_bw=topology.hbm_mem_bw,
-        ddr_mem_bw=topology.ddr_mem_bw,
-        hbm_to_ddr_mem_bw=topology.hbm_to_ddr_mem_bw,
-        intra_host_bw=topology.intra_host_bw,
-        inter_host_bw=topology.inter_host_bw,
+        **{name: getattr(topology, name) for name in links},
         bwd_compute_multiplier=topology.bwd_compute_multiplier,
         created_by_factory=True,
     )
+
+
+def _said(value: float, more: str = "") -> Constant:
+    return Constant(value, f"as the topology says{more}")
+
+
+def _invalid(message: str, what_to_do: str) -> ConversionError:
+    return ConversionError(message, reason="invalid_topology", what_to_do=what_to_do)

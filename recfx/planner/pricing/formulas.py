@@ -1,4 +1,4 @@
-"""What each kind of node does, one function per kind. ``FORMULAS`` names them all; a kind without one is an error.
+"""What each kind of node does. ``FORMULAS`` has a function for each kind; a kind without one is an error.
 
 The formulas count what must be moved: each id and each length once, a row per id, each pooled value once. Work that
 depends on the order of a batch's keys is counted as if they had to be put into order.
@@ -60,13 +60,8 @@ def snapshot_indexes(facts: NodeFacts) -> Phases:
     return Phases(Work())
 
 
-def to_host(facts: NodeFacts) -> Phases:
-    """Copies ids and lengths."""
-    return Phases(Work(copied_bytes=_batch_bytes(facts)))
-
-
-def to_device(facts: NodeFacts) -> Phases:
-    """Copies rows and lengths."""
+def copy(facts: NodeFacts) -> Phases:
+    """Copies ids, or rows, and lengths between the host and a device."""
     return Phases(Work(copied_bytes=_batch_bytes(facts)))
 
 
@@ -85,11 +80,6 @@ def insert_ids(facts: NodeFacts) -> Phases:
     rows = ID_BYTES * facts.ids
     counted = [_count(table) for table in facts.tables]
     return Phases(Work(read_bytes=2 * rows, written_bytes=rows) + Work.total(counted))
-
-
-def find_rows(facts: NodeFacts) -> Phases:
-    """Finds each id's slot in a copy of the index."""
-    return find_ids(facts)
 
 
 def lookup(facts: NodeFacts) -> Phases:
@@ -117,50 +107,42 @@ def output_dist_start(facts: NodeFacts) -> Phases:
 
 def output_dist_wait(facts: NodeFacts) -> Phases:
     """Puts what has arrived into the order of samples."""
-    return _copy(facts)
+    return _same_in_backward(facts, Work(facts.value_bytes, facts.value_bytes))
 
 
 def mean_divide(facts: NodeFacts) -> Phases:
     """Divides each value."""
-    work = Work(facts.value_bytes + LENGTH_BYTES * facts.bags, facts.value_bytes, facts.value_bytes / POOLED_BYTES)
-    return Phases(work, work if facts.trains else Work())
+    flops = facts.value_bytes / POOLED_BYTES
+    return _same_in_backward(facts, Work(facts.value_bytes + LENGTH_BYTES * facts.bags, facts.value_bytes, flops))
 
 
 def keyed_tensor(facts: NodeFacts) -> Phases:
     """Puts ranges of columns into order, row by row; a single range is only renamed."""
     if facts.ranges < 2:
         return Phases(Work())
-    work = Work(facts.value_bytes, facts.value_bytes, copied_ranges=facts.rows * facts.ranges)
-    return Phases(work, work if facts.trains else Work())
-
-
-def collection(facts: NodeFacts) -> Phases:
-    """A collection that is not expanded: its lookups."""
-    return lookup(facts)
+    copied = facts.rows * facts.ranges
+    return _same_in_backward(facts, Work(facts.value_bytes, facts.value_bytes, copied_ranges=copied))
 
 
 FORMULAS: dict[str, Formula] = {
-    formula.__name__: formula
-    for formula in (
-        collection,
-        select_features,
-        bucketize,
-        input_dist_start,
-        snapshot_indexes,
-        input_dist_wait,
-        to_host,
-        hash_ids,
-        find_ids,
-        insert_ids,
-        find_rows,
-        to_device,
-        lookup,
-        hash_lookup,
-        output_dist_start,
-        output_dist_wait,
-        mean_divide,
-        keyed_tensor,
-    )
+    "collection": lookup,  # one that is not expanded: its lookups
+    "select_features": select_features,
+    "bucketize": bucketize,
+    "input_dist_start": input_dist_start,
+    "snapshot_indexes": snapshot_indexes,
+    "input_dist_wait": input_dist_wait,
+    "to_host": copy,
+    "hash_ids": hash_ids,
+    "find_ids": find_ids,
+    "insert_ids": insert_ids,
+    "find_rows": find_ids,  # in a copy of the index
+    "to_device": copy,
+    "lookup": lookup,
+    "hash_lookup": hash_lookup,
+    "output_dist_start": output_dist_start,
+    "output_dist_wait": output_dist_wait,
+    "mean_divide": mean_divide,
+    "keyed_tensor": keyed_tensor,
 }
 
 
@@ -170,26 +152,24 @@ def formula_of(kind: str) -> Formula:
     Raises:
         ConversionError: ``kind_without_cost``.
     """
-    found = FORMULAS.get(kind)
-    if found is None:
+    if kind not in FORMULAS:
         raise ConversionError(
             f"nodes of kind {kind!r} have no formula for their cost.",
             reason="kind_without_cost",
             what_to_do="pass price= to recfx.add_operator.",
         )
-    return found
+    return FORMULAS[kind]
 
 
 def _once(formula: Callable[..., Work], table: TableLoad, *options: bool) -> Work:
     """The work that one table is; a load that many ranks or plans share is asked once."""
-    found = table.known.get((formula, options))
-    if found is None:
-        found = table.known[formula, options] = formula(table, *options)
-    return found
+    work: Work | None = table.known.get((formula, options))
+    if work is None:
+        work = table.known[formula, options] = formula(table, *options)
+    return work
 
 
-def _copy(facts: NodeFacts) -> Phases:
-    work = Work(facts.value_bytes, facts.value_bytes)
+def _same_in_backward(facts: NodeFacts, work: Work) -> Phases:
     return Phases(work, work if facts.trains else Work())
 
 

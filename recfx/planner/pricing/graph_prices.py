@@ -21,7 +21,7 @@ from recfx.ir.operator_graph import OperatorGraph, lowered_from
 from recfx.ir.tables import TableSpec
 from recfx.planner.pricing.formulas import formula_of
 from recfx.planner.pricing.node_facts import NodeFacts, PlannedNode, TableLoad
-from recfx.planner.pricing.residents import Residents, rule_of, tensor_bytes
+from recfx.planner.pricing.residents import Residents, rule_of
 from recfx.planner.pricing.work import NO_RESIDENT, NOTHING, NodeCost, Resident, Work
 from recfx.runtime import Lookup, TableStore
 from recfx.runtime.keyed_tensor import keyed_order
@@ -222,7 +222,7 @@ class ModelPrices:
         trained = [weight for weight in model.parameters() if weight.requires_grad and id(weight) not in own]
         if not (self._trains and trained):
             return []
-        size = sympy.Integer(sum(tensor_bytes(parameter) for parameter in trained))
+        size = sympy.Integer(sum(parameter.nbytes for parameter in trained))
         nothing, device = NOTHING.symbolic(), trained[0].device.type
         calls = (Collective("all_reduce", size, backward=True),)
         return [NodeCost(DENSE_ALL_REDUCE, DENSE, "", (), device, "", nothing, nothing, calls, NO_RESIDENT)]

@@ -160,7 +160,7 @@ class PlannedGraphs:
         """
         if self.planned.passes is not None:
             return nodes_of(planned_graph(self.planned, rank).graph, self.trains)
-        return _Rank(self, rank).nodes()
+        return _NodesOfRank(self, rank).nodes()
 
     def resident(self, rank: int) -> Resident:
         """What one rank keeps."""
@@ -187,7 +187,7 @@ class _Way:
         return self.way.hop_sizes(self.rows, world)
 
 
-class _Rank:
+class _NodesOfRank:
     """Lists the nodes of one rank."""
 
     def __init__(self, graphs: PlannedGraphs, rank: int) -> None:

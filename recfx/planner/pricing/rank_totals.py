@@ -41,7 +41,7 @@ class StepPrice:
         return max(times) * len(times) / sum(times) if sum(times) else 1.0
 
 
-class _Call(NamedTuple):
+class _NodeCall(NamedTuple):
     """One collective of a node.
 
     Args:
@@ -58,12 +58,12 @@ class _Call(NamedTuple):
 
 
 @dataclass
-class _Rank:
+class _PricedRank:
     """One rank: its totals, the times between collectives, and those of the collectives by node and operation."""
 
     totals: Totals
     between: dict[tuple[int, str, int], float] = field(default_factory=dict)
-    calls: dict[_Call, float] = field(default_factory=dict)
+    calls: dict[_NodeCall, float] = field(default_factory=dict)
 
 
 class Batch(NamedTuple):
@@ -89,18 +89,19 @@ def price_step(batches: Sequence[Batch], hardware: Hardware, *, with_residents: 
         with_residents: whether to find out what every rank keeps.
     """
     world = max((each.world_size for each in batches[0].collections), default=1)
-    known: dict[Hashable, _Rank] = {}
-    ranks: list[_Rank] = []
+    known: dict[Hashable, _PricedRank] = {}
+    ranks: list[_PricedRank] = []
     totals = []
     for rank in range(world):
-        collections, values, rest = batches[rank if len(batches) > 1 else 0]
-        kind = (rank if len(batches) > 1 else 0, *(each.kind_of_rank(rank) for each in collections))
+        number = rank if len(batches) > 1 else 0
+        collections, values, rest = batches[number]
+        kind = (number, *(graphs.kind_of_rank(rank) for graphs in collections))
         if kind not in known:
             known[kind] = _price_rank(collections, rank, values, hardware)
         ranks.append(known[kind])
         own = known[kind].totals
-        for each in collections if with_residents else ():  # ranks that do the same may keep indexes of different sizes
-            own = replace(own, resident=own.resident + each.resident(rank))
+        if with_residents:  # ranks that do the same may keep indexes of different sizes
+            own = replace(own, resident=sum((graphs.resident(rank) for graphs in collections), start=own.resident))
         totals.append(own if rest is None else own.plus(rest))
     parts = dict.fromkeys((IDS, TABLES, OUTPUT, WIRE), 0.0)
     if batches[0].rest is not None:
@@ -113,7 +114,7 @@ def price_step(batches: Sequence[Batch], hardware: Hardware, *, with_residents: 
     return StepPrice(tuple(totals), sum(parts.values()), parts)
 
 
-def _on_the_wire(ranks: list[_Rank], hardware: Hardware, world: int) -> float:
+def _on_the_wire(ranks: list[_PricedRank], hardware: Hardware, world: int) -> float:
     """The seconds of all collectives, each of which ends when the last rank has what it needs."""
     calls = dict.fromkeys(call for rank in ranks for call in rank.calls)
     if _share_a_memory(hardware, world):
@@ -125,8 +126,8 @@ def _on_the_wire(ranks: list[_Rank], hardware: Hardware, world: int) -> float:
     return sum(slowest[call.collection, call.node, call.pair] for call in calls)
 
 
-def _price_rank(collections: Sequence[PlannedGraphs], rank: int, values: Values, hardware: Hardware) -> _Rank:
-    found = _Rank(Totals())
+def _price_rank(collections: Sequence[PlannedGraphs], rank: int, values: Values, hardware: Hardware) -> _PricedRank:
+    priced = _PricedRank(Totals())
     for number, graphs in enumerate(collections):
         calls = graphs.planned.calls
         for node in graphs.nodes(rank):
@@ -135,23 +136,25 @@ def _price_rank(collections: Sequence[PlannedGraphs], rank: int, values: Values,
                 size = work_at(work, values)
                 seconds = calls * seconds_of_work(size, hardware, node.on_host) if any(size) else 0.0
                 key = (number, _part(node.facts.kind), backward)
-                found.between[key] = found.between.get(key, 0.0) + seconds
-                found.totals = found.totals.plus(
+                priced.between[key] = priced.between.get(key, 0.0) + seconds
+                priced.totals = priced.totals.plus(
                     Totals(calls * size.read_bytes, calls * size.written_bytes, calls * size.flops, seconds=seconds)
                 )
-            _add_calls(found, number, node, values, hardware, calls)
-    return found
+            _add_calls(priced, number, node, values, hardware, calls)
+    return priced
 
 
-def _add_calls(found: _Rank, number: int, node: PlannedNode, values: Values, hardware: Hardware, calls: int) -> None:
+def _add_calls(
+    priced: _PricedRank, number: int, node: PlannedNode, values: Values, hardware: Hardware, calls: int
+) -> None:
     """Add a node's collectives. An all-to-all ends when the rank that receives most has received it."""
     arriving = 1.0 if _share_a_memory(hardware, values.world) else _arriving(node, values)
     for place, call in enumerate(calls_of(node.facts.kind, node.collectives, values)):
         passed = call.passed_bytes
         seconds = calls * seconds_of_call(call._replace(passed_bytes=passed * arriving), hardware)
         paired = node.facts.kind == "output_dist_start"
-        found.calls[_Call(number, node.name, place, call.operation if paired else str(place))] = seconds
-        found.totals = found.totals.plus(Totals(wire_bytes=calls * passed, seconds=seconds))
+        priced.calls[_NodeCall(number, node.name, place, call.operation if paired else str(place))] = seconds
+        priced.totals = priced.totals.plus(Totals(wire_bytes=calls * passed, seconds=seconds))
 
 
 def _share_a_memory(hardware: Hardware, world: int) -> bool:

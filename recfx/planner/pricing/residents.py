@@ -39,28 +39,17 @@ class Residents:
         if store is None or table.name not in store.indexes:
             return Resident(index=_planned_index(table))
         buffers = store.index(table.name).buffers()  # one that was loaded may keep more than a new one
-        return Resident(index=sum(tensor_bytes(buffer) for buffer in buffers if self._is_new(buffer)))
+        return Resident(index=sum(buffer.nbytes for buffer in buffers if self._is_new(buffer)))
 
     def of_dense(self, module: nn.Module) -> Resident:
         """The parameters and buffers of ``module`` that were not counted yet."""
         tensors = [*module.parameters(), *module.buffers()]
-        return Resident(weights=sum(tensor_bytes(tensor) for tensor in tensors if self._is_new(tensor)))
+        return Resident(weights=sum(tensor.nbytes for tensor in tensors if self._is_new(tensor)))
 
     def _is_new(self, counted: object) -> bool:
-        if id(counted) in self._seen:
-            return False
+        is_new = id(counted) not in self._seen
         self._seen.add(id(counted))
-        return True
-
-
-def tensor_bytes(tensor: torch.Tensor) -> int:
-    """Bytes of a tensor's elements."""
-    return tensor.numel() * tensor.element_size()
-
-
-def bytes_of_index(index: HashIndex) -> int:
-    """Bytes of all tensors of an index, which may be on meta."""
-    return sum(tensor_bytes(buffer) for buffer in index.buffers())
+        return is_new
 
 
 def planned_resident(table: TableSpec, dtype: torch.dtype, rule: Rule | None) -> Resident:
@@ -74,9 +63,17 @@ def planned_resident(table: TableSpec, dtype: torch.dtype, rule: Rule | None) ->
     return _planned_table(table, dtype, rule) + Resident(index=_planned_index(table))
 
 
+def rule_of(facts: TableFacts) -> Rule | None:
+    """The rule of a table's fused optimizer, if it has one."""
+    return None if facts.optimizer is None else rule_named(facts.optimizer.rule)
+
+
 def _planned_table(table: TableSpec, dtype: torch.dtype, rule: Rule | None) -> Resident:
-    rows, columns = table.num_embeddings, table.embedding_dim
-    state = 0 if rule is None else state_bytes(rule, rows, columns)
+    """The optimizer's state is as it is after the first step."""
+    rows, columns, state = table.num_embeddings, table.embedding_dim, 0
+    if rule is not None:
+        tensors = sum(4 * math.prod(tensor.shape(rows, columns)) for tensor in rule.states)
+        state = tensors + (_STEP_BYTES if rule.counts_steps else 0)
     return Resident(weights=rows * columns * dtype.itemsize, optimizer=state)
 
 
@@ -84,21 +81,11 @@ def _planned_index(table: TableSpec) -> int:
     config, first = table.hashing, table.first_row
     if config is None or not table.has_index:
         return 0
-    return planned_index_bytes(config, first, first + table.num_embeddings)
-
-
-def rule_of(facts: TableFacts) -> Rule | None:
-    """The rule of a table's fused optimizer, if it has one."""
-    return None if facts.optimizer is None else rule_named(facts.optimizer.rule)
+    return _index_bytes(config, first, first + table.num_embeddings)
 
 
 @functools.lru_cache(maxsize=4096)
-def planned_index_bytes(config: ResolvedHashConfig, first_row: int, end_row: int) -> int:
+def _index_bytes(config: ResolvedHashConfig, first_row: int, end_row: int) -> int:
     """Bytes that the index of some rows of a table would take."""
-    return bytes_of_index(HashIndex(config.rows, config=config, device="meta", row_begin=first_row, row_end=end_row))
-
-
-def state_bytes(rule: Rule, rows: int, dim: int) -> int:
-    """Bytes of a fused optimizer's state after its first step."""
-    tensors = sum(4 * math.prod(state.shape(rows, dim)) for state in rule.states)
-    return tensors + (_STEP_BYTES if rule.counts_steps else 0)
+    index = HashIndex(config.rows, config=config, device="meta", row_begin=first_row, row_end=end_row)
+    return sum(buffer.nbytes for buffer in index.buffers())
