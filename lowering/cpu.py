@@ -16,8 +16,7 @@ from recfx.kernels.index.index_buffers import IndexView
 from recfx.kernels.lookup.pooled_lookup import find_and_pool, pool_again_, pooled_lookup
 from recfx.kernels.step import fused_step
 from recfx.lowering.registry import FindingKernel, IdsToRows, LookupBatch, LookupKernel, LookupSpec
-from recfx.lowering.step.cpu_backward import CpuBackward
-from recfx.lowering.step.cpu_shared_step import step_shared
+from recfx.lowering.step.cpu_backward import CpuBackward, step_shared
 from recfx.lowering.step.trainable_lookup import LookedUp, TrainableLookup
 
 

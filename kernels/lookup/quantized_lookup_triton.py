@@ -1,4 +1,4 @@
-"""``quantized_lookup_reference.py`` in Triton: rows of 8-bit or 4-bit codes, as ``quantized_rows.py`` lays them out.
+"""``quantized_lookup.py`` in Triton: rows of 8-bit or 4-bit codes, as ``quantized_rows.py`` lays them out.
 
 The form is that of ``pooled_lookup_triton.py``: a program takes whole bags, and reads the codes of a row as one vector
 of bytes under a mask that is a prefix. Two hazards of Ascend's tool chain are kept away from: no vector is unsigned

@@ -7,14 +7,119 @@ the gradient.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import fbgemm_gpu  # noqa: F401  (loads the operators)
 import torch
 
-from recfx.lowering.fbgemm.layout import Layout, Part, distances
-from recfx.lowering.fbgemm.rules import FLOAT32
-from recfx.lowering.fbgemm.step import FusedStep
-from recfx.lowering.step.trained_batch import TrainedBatch
+from recfx.errors import ConversionError
+from recfx.lowering.fbgemm.arguments import FBGEMM_RULES, FLOAT32, FbgemmRule, Layout, Part, StateArguments, distances
+from recfx.lowering.step.step_numbers import StepCounts
+from recfx.lowering.step.trainable_lookup import TrainedBatch
+
+
+class FusedStep:
+    """Steps all tables of a lookup, and caches what does not change from batch to batch.
+
+    Args:
+        layout: the lookup's tables and their optimizers.
+    """
+
+    def __init__(self, layout: Layout) -> None:
+        self.layout = layout
+        self.optimizers = layout.optimizers
+        self._state_base = torch.empty(1, dtype=torch.float32, device="cpu")
+        self._addresses: tuple[int, ...] | None = None
+        self._state_offsets: torch.Tensor | None = None
+        self._counts = StepCounts(layout.optimizers)
+
+    def run(self, batch: TrainedBatch, grad_output: torch.Tensor) -> None:
+        """Update every trained table.
+
+        Args:
+            batch: what was looked up.
+            grad_output: ``[B, sum D]`` float32, contiguous.
+        """
+        kernel = FBGEMM_RULES[self.optimizers[0].rule]  # tables of one lookup have the same rule
+        self._prepare(batch.weights, kernel.state)
+        trained = [weight.requires_grad for weight in batch.weights]
+        # Frozen tables, and learning rates that have diverged since the conversion, need one call per table as well.
+        one_call = kernel.tables_in_one_call and all(trained)
+        rates = self._learning_rates()
+        if one_call and len({(id(rate), eps) for rate, eps in rates}) == 1:
+            offsets = self.layout.weight_offsets(batch.weights)
+            states = self._state_base, offsets if self._state_offsets is None else self._state_offsets
+            self._step(kernel, batch, self.layout.whole, grad_output, (self.layout.base, offsets), states, rates[0])
+        else:
+            for table, weight in enumerate(batch.weights):
+                if trained[table]:
+                    part = self.layout.part(table)
+                    state = self.optimizers[table].state.get(kernel.state, self.layout.base)
+                    where = (weight.detach().view(-1), part.at_start), (state.view(-1), part.at_start)
+                    self._step(kernel, batch, part, grad_output, *where, rates[table])
+        self._counts.count(trained)
+
+    def _prepare(self, weights: list[torch.Tensor], state: str) -> None:
+        """Make sure that the kernels can address every state; does nothing unless a state has moved."""
+        states = [optimizer.state.get(state) for optimizer in self.optimizers]
+        addresses = tuple(-1 if each is None else each.data_ptr() for each in states)
+        if addresses == self._addresses:
+            return
+        for optimizer, weight in zip(self.optimizers, weights, strict=True):
+            optimizer.prepare(weight)
+        states = [optimizer.state.get(state) for optimizer in self.optimizers]
+        self._addresses = tuple(-1 if each is None else each.data_ptr() for each in states)
+        if states[0] is not None:
+            self._state_offsets = distances(self._state_base, self._addresses, self.layout.whole.table_of_feature)
+
+    def _learning_rates(self) -> list[tuple[torch.Tensor, float]]:
+        """The learning rate and eps of each table; equal learning rates share one tensor."""
+        made: dict[float, torch.Tensor] = {}
+        rates = []
+        for optimizer in self.optimizers:
+            group = optimizer.group
+            if group.get("weight_decay", 0):
+                raise ConversionError(
+                    "weight_decay was switched on after the conversion.",
+                    reason="optimizer_setting_changed",
+                    what_to_do="convert again: FBGEMM's kernels have no weight decay like torch.optim's.",
+                )
+            rate = float(group["lr"])
+            if rate not in made:
+                made[rate] = torch.tensor(rate, dtype=torch.float32, device="cpu")
+            rates.append((made[rate], float(group.get("eps", 0.0))))
+        return rates
+
+    def _step(
+        self,
+        kernel: FbgemmRule,
+        batch: TrainedBatch,
+        part: Part,
+        grad_output: torch.Tensor,
+        weights: tuple[torch.Tensor, torch.Tensor],
+        states: tuple[torch.Tensor, torch.Tensor],
+        rate: tuple[torch.Tensor, float],
+    ) -> None:
+        """Call the kernel once for the tables of ``part``; weights and states are (base, offsets)."""
+        batch_size = grad_output.shape[0]
+        first, last = part.features
+        arguments: list[Any] = [
+            grad_output,
+            weights[0],
+            part.placements,
+            weights[1],
+            part.dim_offsets,
+            part.max_dim,
+            part.row_offsets,
+            part.row_bits,
+            batch.values,
+            batch.offsets[first * batch_size : last * batch_size + 1],
+            self.layout.pooling,
+            batch.scale,
+            False,  # stochastic rounding
+        ]
+        base, offsets = states
+        kernel.step(arguments, StateArguments(base, part.placements, offsets, *rate))
 
 
 class FbgemmBackward:

@@ -11,17 +11,46 @@ import torch
 
 from recfx.errors import Diagnostic
 from recfx.ir.facts import LookupFacts
-from recfx.lowering.fbgemm import limits as fbgemm_limits
+from recfx.lowering.fbgemm.arguments import FBGEMM_RULES, FLOAT32, Layout
 from recfx.lowering.fbgemm.backward import FbgemmBackward
-from recfx.lowering.fbgemm.layout import Layout
-from recfx.lowering.fbgemm.rules import FLOAT32
 from recfx.lowering.registry import LookupBatch, LookupKernel, LookupSpec
 from recfx.lowering.step.trainable_lookup import LookedUp, TrainableLookup
+from recfx.optim.rules import rule_named
+
+_ROWS = 2**31 - 1  # of one table: the backward's row numbers are int32. All tables together may have more
+_COLUMNS = 2**31 - 1  # of all features together: also int32
 
 
 def serves(lookup: LookupFacts, chip: str | None) -> Diagnostic | None:
     """None for float32 and float16 tables, without an optimizer or with one that FBGEMM has for the CPU."""
-    return fbgemm_limits.serves(lookup)
+
+    def refuse(reason: str, message: str) -> Diagnostic:
+        return Diagnostic(reason, "", message, by="fbgemm")
+
+    dtypes, tables = set(lookup.dtypes), lookup.facts
+    if not dtypes <= {torch.float32, torch.float16} or len(dtypes) != 1:
+        return refuse("dtype", f"FBGEMM's CPU kernels take float32 or float16 tables, not {dtypes}.")
+    if not lookup.is_contiguous:
+        return refuse("not_contiguous", "a table's rows are not contiguous.")
+    if any(table.rows == 0 for table in tables):
+        return refuse("empty_table", "a table has no rows, which makes FBGEMM's backward crash.")
+    longest = max(table.rows for table in tables)
+    if longest >= _ROWS:
+        return refuse("too_many_rows", f"FBGEMM's backward takes tables of fewer than {_ROWS} rows, not {longest}.")
+    if sum(table.embedding_dim * len(table.feature_names) for table in lookup.tables) > _COLUMNS:
+        return refuse("too_many_columns", f"FBGEMM numbers output columns up to {_COLUMNS}.")
+    largest = max(table.rows * table.embedding_dim for table in tables)
+    for optimizer in lookup.optimizers:
+        rule, name = rule_named(optimizer.rule), optimizer.rule
+        kernel = None if rule is None else FBGEMM_RULES.get(rule)
+        if kernel is None:
+            return refuse("optimizer", f"FBGEMM has no {name} on the CPU.")
+        most = kernel.most_float32_elements
+        if most is not None and torch.float32 in dtypes and largest > most:
+            return refuse("table_too_large", kernel.if_larger)
+        if dict(optimizer.group).get("weight_decay", 0):
+            return refuse("weight_decay", f"FBGEMM's CPU {name} has no weight decay like torch.optim's.")
+    return None
 
 
 def build(spec: LookupSpec) -> LookupKernel:

@@ -11,8 +11,7 @@ from recfx.kernels.lookup.per_sample_weights import per_sample_weight_gradients_
 from recfx.kernels.lookup.pooled_lookup import pooled_lookup_triton
 from recfx.lowering.registry import LookupBatch, LookupKernel, LookupSpec
 from recfx.lowering.step.to_the_end import to_the_end
-from recfx.lowering.step.trainable_lookup import LookedUp, TrainableLookup
-from recfx.lowering.step.trained_batch import TrainedBatch
+from recfx.lowering.step.trainable_lookup import LookedUp, TrainableLookup, TrainedBatch
 from recfx.optim.fused_step_op import fused_step_triton_, triton_module
 from recfx.optim.rules.rule import STEP, StepNumbers
 from recfx.optim.rules.sgd import SGD

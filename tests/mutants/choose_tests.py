@@ -13,7 +13,7 @@ _INTERPRETED = ["ascend/test_interpreted_targets.py", "ascend/test_interpreted.p
 _IN_TRITON = (
     "bucketize",
     "find_rows",
-    "fused_optimizer",
+    "fused_step",
     "mix64",
     "per_sample_weights",
     "pooled_lookup",
@@ -53,8 +53,7 @@ BESIDE = {
     "optim/fused_step_op.py": ["lowering/test_triton_limits.py", "ascend/test_interpreted_targets.py"],
     **{f"optim/{rule}_triton.py": _INTERPRETED for rule in ("sgd", "adagrad", "rowwise_adagrad", "adam")},
     **{f"kernels/{stem}_triton.py": _INTERPRETED[::-1] for stem in _IN_TRITON},
-    **{f"kernels/{stem}_op.py": _INTERPRETED for stem in _IN_TRITON},
-    "kernels/build/launch.py": ["lowering/test_triton_limits.py", "kernels/test_tiling.py", *_INTERPRETED],
+    "kernels/launch.py": ["lowering/test_triton_limits.py", "kernels/test_tiling.py", *_INTERPRETED],
     "optim": [
         "optim", "kernels/test_fused_step.py", "lowering", "sharding/test_optimizer_state.py",
         "sharding/test_optimizer_settings.py",
@@ -149,7 +148,7 @@ CPP = {
     "hash_index": ["kernels/test_index_operators.py", "kernels/test_index_tables.py", "hashing"],
     "served_lookup": ["kernels/test_quantized_lookup.py", "exporter/test_zoo.py", "exporter/test_every_format.py"],
     "slot_tables": ["kernels/test_slot_table.py", "kernels/test_slot_groups.py", "hashing"],
-    "fused_step": ["kernels/test_fused_optimizer.py", "optim"],
+    "fused_step": ["optim"],
 }
 """Files and folders below ``tests/`` for what is compiled into one C++ source, after the test of its own name."""
 

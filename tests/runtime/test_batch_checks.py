@@ -14,7 +14,7 @@ from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
 import recfx
 from recfx.lowering import LookupSpec
-from recfx.lowering.fbgemm import limits as fbgemm_limits
+from recfx.lowering.fbgemm import target as fbgemm
 from recfx.optim.fused_optimizer import FusedOptimizer
 from recfx.optim.rules import RULES
 from recfx.runtime.batch_checks import BatchChecks
@@ -296,7 +296,7 @@ def spec_of(rows: int, dim: int, dtype: torch.dtype, optimizer: str | None) -> L
 def test_fbgemm_is_declined_for_tables_that_it_cannot_number(
     rows: int, dim: int, dtype: torch.dtype, optimizer: str | None, reason: str | None
 ) -> None:
-    declined = fbgemm_limits.serves(spec_of(rows, dim, dtype, optimizer).facts)
+    declined = fbgemm.serves(spec_of(rows, dim, dtype, optimizer).facts, None)
     assert (None if declined is None else (declined.by, declined.code)) == (reason and ("fbgemm", reason))
 
 
@@ -325,5 +325,5 @@ def test_fbgemm_is_declined_for_outputs_that_it_cannot_number(features: int, rea
     spec = spec_of(1, 1, torch.float32, None)
     names = tuple(f"f{number}" for number in range(features))
     table = replace(spec.tables[0], embedding_dim=2**30, feature_names=names)
-    declined = fbgemm_limits.serves(replace(spec, tables=(table,)).facts)
+    declined = fbgemm.serves(replace(spec, tables=(table,)).facts, None)
     assert (None if declined is None else declined.code) == reason

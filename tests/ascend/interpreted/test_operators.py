@@ -21,7 +21,7 @@ from recfx.kernels.lookup.pooled_lookup_reference import pooled_lookup
 from recfx.kernels.lookup.quantized_lookup import quantized_lookup_triton
 from recfx.kernels.lookup.quantized_rows import quantize_rows
 from recfx.kernels.route.bucketize import Routes
-from recfx.lowering.step.trained_batch import TrainedBatch, gradients_of_table
+from recfx.lowering.step.trainable_lookup import TrainedBatch, gradients_of_table
 from recfx.optim.fused_optimizer import FusedOptimizer
 from recfx.optim.fused_step_op import fused_step_triton_, rules_in_triton, triton_module
 from recfx.optim.rules.rule import STEP, Rule
