@@ -53,10 +53,9 @@ def damage_files(directory: Path) -> list[tuple[Path, bytes]]:
         damages += [(path, content[:length]) for length in (0, 1, size // 2, size - 1)]
         step = 1 if path.name == "checkpoint.json" else size // 60
         for position in [*range(0, size, step), size - 1]:
-            for bit in (0, 5):
-                flipped = bytearray(content)
-                flipped[position] ^= 1 << bit
-                damages.append((path, bytes(flipped)))
+            flipped = bytearray(content)
+            flipped[position] ^= 1 << (5 if position % 2 else 0)
+            damages.append((path, bytes(flipped)))
         damages.append((path, content + b"\0"))
     return damages
 

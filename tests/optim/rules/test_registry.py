@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import copy
+import functools
 import pickle
 import sys
 from dataclasses import replace
@@ -134,6 +135,7 @@ def test_what_messages_list() -> None:
     assert names == ["learning_rate", "eps", "beta1", "beta2", "weight_decay", "eta", "momentum"]
 
 
+@functools.cache
 def _sources() -> dict[Path, ast.Module]:
     """Every file of the project but the rules' own."""
     paths = {path.resolve() for folder in ("recfx", "lowering", "kernels") for path in (ROOT / folder).rglob("*.py")}
