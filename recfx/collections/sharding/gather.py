@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
+from torchrec.distributed.model_parallel import DistributedModelParallel, get_unwrapped_module
 
+from recfx.collections.kinds import kind_of
+from recfx.collections.sharding.collection import ShardedCollection, sharded_collections
 from recfx.collections.sharding.out_of_step import lost_ranks
 from recfx.collections.sharding.ranks_agree import on_all_ranks
 from recfx.collections.sharding.state import whole_index
@@ -20,23 +23,11 @@ from recfx.hashing.slices import SLICE_COUNTS, STATISTICS, join_states, parts_be
 from recfx.hashing.state import NOT_BY_ROW
 from recfx.ir.shard import Shard
 from recfx.ir.shards import ShardedTable
+from recfx.kernels.index.index_buffers import is_taken
 from recfx.optim.fused_optimizer import FusedOptimizer
+from recfx.optim.in_backward import attach_unfused
 from recfx.optim.rules.rule import STEP
 from recfx.runtime.dist_groups import sent_on
-
-if TYPE_CHECKING:
-    from recfx.collections.sharding.collection import ShardedCollection
-
-
-from typing import cast
-
-from torch import nn
-from torchrec.distributed.model_parallel import DistributedModelParallel, get_unwrapped_module
-
-from recfx.collections.kinds import kind_of
-from recfx.collections.sharding.collection import ShardedCollection, sharded_collections
-from recfx.kernels.index.index_buffers import is_taken
-from recfx.optim.in_backward import attach_unfused
 
 
 @dataclass(frozen=True)
