@@ -90,8 +90,14 @@ def _write(path: Path, tensors: dict[str, Tensor | Parts], data: str, temporary:
         def begin() -> None:
             make_directory(path)
             held.enter_context(locked(path, shared=False))
-            _refuse_foreign(path)
-            _remove_leftovers(path)
+            if is_foreign(path):
+                raise CheckpointError(
+                    f"{path / MANIFEST} was not written by save_checkpoint.",
+                    reason="directory_not_ours",
+                    what_to_do="save to a different directory, or delete that file if it is not needed.",
+                )
+            with contextlib.suppress(CheckpointError):  # as long as no manifest says which folder is valid, all stay
+                remove_leftovers(path, Manifest.read(path).data)
 
         def finish() -> None:
             storage.write_index(path / data, written[0])
@@ -105,16 +111,12 @@ def _write(path: Path, tensors: dict[str, Tensor | Parts], data: str, temporary:
             peers.first(finish)
         except BaseException:
             if peers.is_first and (not switching or _counts(path, data) is False):
-                _clean_up(path / data, path / temporary)
+                # Without hiding the error: what cannot be deleted now is deleted by the next save.
+                shutil.rmtree(path / data, ignore_errors=True)
+                with contextlib.suppress(OSError):
+                    (path / temporary).unlink()
             raise
         peers.first(lambda: remove_leftovers(path, keep=data))
-
-
-def _clean_up(data: Path, temporary: Path) -> None:
-    """Clean up after an error without hiding it: what cannot be deleted now is deleted by the next save."""
-    shutil.rmtree(data, ignore_errors=True)
-    with contextlib.suppress(OSError):
-        temporary.unlink()
 
 
 @dataclass
@@ -124,33 +126,40 @@ class _Own:
     Args:
         state: the state of the model without sharded tables.
         tensors: the tensors that it writes.
-        counts: the counts of the slices of indexes that it has.
         optimizer: what it knows about an ordinary optimizer.
     """
 
     state: dict[str, Any]
     tensors: dict[str, Tensor | Parts]
-    counts: dict[str, list[Tensor]]
     optimizer: DescribedOptimizer | None
 
 
 def _contents(model: nn.Module, optimizer: Any, peers: Peers) -> dict[str, Tensor | Parts]:
     """Everything that this rank writes, by name; nothing is copied. Collective."""
-    found: list[_Own] = []
+    contributions: list[_Own] = []
 
     def describe() -> tuple[dict[str, list[Tensor]], dict[str, Any] | None]:
-        found.append(_own(model, optimizer))
-        described = found[0].optimizer
-        return found[0].counts, None if described is None else described.values
+        sharded = {key for table in sharded_tables(model) for key in (table.weight, *table.index_keys().values())}
+        state = {name: value for name, value in model.state_dict().items() if name not in sharded}
+        own_tensors = {MODEL + name: value for name, value in state.items() if isinstance(value, Tensor)}
+        check_initialised(own_tensors)
+        _refuse_meta(own_tensors)
+        tensors, counts = tables_contents(model)
+        inner = None if optimizer is None else unwrap_optimizer(optimizer)
+        described = None if inner is None else describe_optimizer(inner, model)
+        if described is not None:
+            tensors.update({OPTIMIZER + name: tensor for name, tensor in described.sharded.items()})
+        contributions.append(_Own(state, tensors, described))
+        return counts, None if described is None else described.values
 
-    everybody = peers.agree(describe)
-    own = found[0]
+    all_ranks = peers.agree(describe)
+    (own,) = contributions
 
     def join() -> None:
         if not peers.is_first:
             return
-        own.tensors.update(joined_counts([counts for counts, _ in everybody]))
-        described = [values for _, values in everybody if values is not None]
+        own.tensors.update(joined_counts([counts for counts, _ in all_ranks]))
+        described = [values for _, values in all_ranks if values is not None]
         common, settings = _common(model, own, described)
         settings["warm_ups"] = warm_up_states(optimizer)
         _refuse_meta(common)
@@ -159,20 +168,6 @@ def _contents(model: nn.Module, optimizer: Any, peers: Peers) -> dict[str, Tenso
 
     peers.agree(join)
     return own.tensors
-
-
-def _own(model: nn.Module, optimizer: Any) -> _Own:
-    sharded = {key for table in sharded_tables(model) for key in (table.weight, *table.index_keys().values())}
-    state = {name: value for name, value in model.state_dict().items() if name not in sharded}
-    own = {MODEL + name: value for name, value in state.items() if isinstance(value, Tensor)}
-    check_initialised(own)
-    _refuse_meta(own)
-    tensors, counts = tables_contents(model)
-    inner = None if optimizer is None else unwrap_optimizer(optimizer)
-    described = None if inner is None else describe_optimizer(inner, model)
-    if described is not None:
-        tensors.update({OPTIMIZER + name: tensor for name, tensor in described.sharded.items()})
-    return _Own(state, tensors, counts, described)
 
 
 def _common(model: nn.Module, own: _Own, described: list[dict[str, Any]]) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -203,21 +198,6 @@ def _refuse_meta(tensors: dict[str, Tensor]) -> None:
             reason="model_on_meta",
             what_to_do="call to_empty() and initialise the model first.",
         )
-
-
-def _refuse_foreign(path: Path) -> None:
-    if is_foreign(path):
-        raise CheckpointError(
-            f"{path / MANIFEST} was not written by save_checkpoint.",
-            reason="directory_not_ours",
-            what_to_do="save to a different directory, or delete that file if it is not needed.",
-        )
-
-
-def _remove_leftovers(path: Path) -> None:
-    """Delete what killed writers left behind; but nothing as long as no manifest says which folder is valid."""
-    with contextlib.suppress(CheckpointError):
-        remove_leftovers(path, Manifest.read(path).data)
 
 
 def _counts(path: Path, data: str) -> bool | None:

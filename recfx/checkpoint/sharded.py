@@ -51,11 +51,11 @@ def tables_contents(model: nn.Module) -> tuple[dict[str, Tensor | Parts], dict[s
     return tensors, counts
 
 
-def joined_counts(found: Sequence[dict[str, list[Tensor]]]) -> dict[str, Tensor]:
+def joined_counts(ranks: Sequence[dict[str, list[Tensor]]]) -> dict[str, Tensor]:
     """The tables' ``counts`` from those of all ranks."""
     slices: dict[str, list[dict[str, Tensor]]] = {}
-    for each in found:
-        for name, values in each.items():
+    for counts in ranks:
+        for name, values in counts.items():
             slices.setdefault(name, []).extend({COUNTS: value} for value in values)
     return {name: join_states(states)[COUNTS] for name, states in slices.items()}
 
