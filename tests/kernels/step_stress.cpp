@@ -179,7 +179,8 @@ int main(int count, char** arguments) {
     stepped<recfx::SgdRule, float, recfx::Position>(batch, 1, 1 << 20);
     return 0;
   }
-  for (int round = 0; round < 40; ++round) {
+  const int rounds = count > 1 ? std::atoi(arguments[1]) : 40;
+  for (int round = 0; round < rounds; ++round) {
     const Batch batch = random_batch(random);
     check_sums(batch);
     check_threads<recfx::AdamRule, float, recfx::ScaledPosition>(batch);

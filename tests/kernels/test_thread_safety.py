@@ -30,10 +30,10 @@ def test_the_sanitizer_would_have_noticed(index: list[str]) -> None:
     assert "data race" in finished.stderr
 
 
-@pytest.mark.parametrize("sanitizer", ["thread", "address,undefined"])
-def test_threads_that_step_rows(sanitizer: str, tmp_path_factory: pytest.TempPathFactory) -> None:
-    program = build("step_stress", sanitizer, tmp_path_factory.mktemp("step"))
-    finished = run(program)
+@pytest.mark.parametrize(("sanitizer", "rounds"), [("thread", "8"), ("address,undefined", "40")])
+def test_threads_that_step_rows(sanitizer: str, rounds: str, tmp_path: Path) -> None:
+    program = build("step_stress", sanitizer, tmp_path)
+    finished = run([*program, rounds])
     assert (finished.returncode, finished.stdout) == (0, "done\n"), finished.stderr
     if sanitizer != "thread":
         finished = run([*program, "beyond"])
