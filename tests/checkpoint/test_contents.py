@@ -1,4 +1,4 @@
-"""Tensors of a model that a checkpoint cannot be read into, or not as bytes: told before anything is changed."""
+"""Names and tensors of a model that a checkpoint cannot be read into, or not as bytes: told before any change."""
 
 from __future__ import annotations
 
