@@ -305,16 +305,21 @@ def test_fbgemm_is_declined_for_tables_that_it_cannot_number(
     [(2**31, 1, torch.float16, torch.optim.SGD), (2**24 + 8, 64, torch.float32, RowWiseAdagrad)],
 )
 def test_the_last_rows_of_a_huge_table_are_trained(rows: int, dim: int, dtype: torch.dtype, optimizer: Any) -> None:
-    """Of 4 GiB; only the rows that are used are ever in memory."""
+    """The table has 4 GiB; only the rows that are used are ever in memory, so its optimizer is attached before."""
     plain = EmbeddingBagCollection(
         [EmbeddingBagConfig(name="t", num_embeddings=rows, embedding_dim=dim, feature_names=["f"])], device="meta"
     )
-    weight = nn.Parameter(torch.empty(rows, dim, dtype=dtype))
+    weight = nn.Parameter(torch.empty(1, dim, dtype=dtype))
     plain.embedding_bags["t"].weight = weight
+    attach(plain, optimizer, lr=0.5)
+    weight.data = torch.empty(rows, dim, dtype=dtype)
+    state = weight._in_backward_optimizers[0].state[weight]
+    for name, value in state.items():
+        if value.shape[:1] == (1,):
+            state[name] = value.expand(rows, *value.shape[1:]).contiguous()
     ids = torch.tensor([0, 5, rows - 1])
     with torch.no_grad():
         weight[ids] = 1.0
-    attach(plain, optimizer, lr=0.5)
     model = recfx.convert(plain)
     model(KeyedJaggedTensor(["f"], ids[1:], lengths=torch.tensor([1, 1]))).values().sum().backward()
     torch.testing.assert_close(weight[ids, 0].float(), torch.tensor([1.0, 0.5, 0.5]))
