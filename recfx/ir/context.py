@@ -166,12 +166,7 @@ class Targets(Protocol):
 
 @dataclass(frozen=True)
 class Context:
-    """All that a graph is about.
-
-    Args:
-        collections: by fully qualified name.
-        targets: the kernel targets that its lookups may use.
-    """
+    """All that a graph is about."""
 
     collections: Mapping[str, CollectionContext]
     targets: Targets

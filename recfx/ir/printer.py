@@ -155,10 +155,6 @@ def _value(value: Any) -> str:
 def parse_graph(text: str, context: Context) -> OperatorGraph:
     """The graph whose text this is.
 
-    Args:
-        text: as ``format_graph`` prints it.
-        context: what the graph is about.
-
     Raises:
         InputError: ``not_a_graph``: a line cannot be read, a fact contradicts the context, or the graph is malformed.
     """

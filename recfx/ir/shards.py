@@ -17,14 +17,7 @@ from recfx.ir.ways_back import WayBack, World
 
 @dataclass(frozen=True)
 class TablePlan:
-    """What a plan says about one table.
-
-    Args:
-        table: the table.
-        parameter: TorchRec's plan for the table.
-        world_size: the number of ranks.
-        path: fully qualified name of the collection, for messages.
-    """
+    """What a plan says about one table."""
 
     table: TableSpec
     parameter: ParameterSharding
@@ -158,13 +151,7 @@ class ShardedTable:
 
 @dataclass(frozen=True)
 class CollectionSharding:
-    """All tables of one collection, seen from one rank.
-
-    Args:
-        tables: in the collection's order.
-        rank: this rank.
-        world_size: the number of ranks.
-    """
+    """All tables of one collection, seen from one rank."""
 
     tables: tuple[ShardedTable, ...]
     rank: int

@@ -78,13 +78,7 @@ PASSES_KEY = "recfx_passes"
 
 @dataclass(frozen=True)
 class Rewriting:
-    """What passes have made of a graph.
-
-    Args:
-        graph: the graph after the last one.
-        records: what each of them did.
-        metas: the metadata of the graph's nodes, by name.
-    """
+    """What passes have made of a graph."""
 
     graph: OperatorGraph
     records: tuple[PassRecord, ...]

@@ -247,14 +247,7 @@ def _check_combine(node: fx.Node, combine: object, dims: set[int], fail: Fail) -
 
 
 def check_attributes(graph: OperatorGraph, node: fx.Node, kind: NodeKind, fail: Fail) -> None:
-    """Check that a node's attributes are declared, are plain values, and name what its collection has.
-
-    Args:
-        graph: its graph, as far as it exists.
-        node: the node, whose inputs exist.
-        kind: its kind.
-        fail: raises the error.
-    """
+    """Check that a node's attributes are declared, are plain values, and name what its collection has."""
     given: dict[str, Any] = dict(node.kwargs)
     collection = graph.context.collections.get(given.pop("collection", None))
     if collection is None:

@@ -20,12 +20,7 @@ from recfx.ir.tables import Columns, total_bytes, total_dim
 
 
 class World(NamedTuple):
-    """One rank among all ranks.
-
-    Args:
-        rank: this rank.
-        size: the number of ranks.
-    """
+    """One rank among all ranks."""
 
     rank: int
     size: int

@@ -23,16 +23,9 @@ _Work = frozenset[tuple[str, str]]
 
 @dataclass(frozen=True)
 class _Seen:
-    """A node, as the last pass left it.
+    """A node, as the last pass left it."""
 
-    Args:
-        facts: all that its metadata and its attributes follow from; a node is another one if they differ. Names do not
-            count, because nodes are renumbered when others have gone.
-        attributes: what its line says behind its call.
-        work: what it does.
-        snapshot: the node.
-    """
-
+    # All that the metadata and the attributes follow from. Names do not count: nodes are renumbered when others go.
     facts: Hashable
     attributes: str
     work: _Work

@@ -27,12 +27,7 @@ _FIT_LENGTHS = "build the KeyedJaggedTensor with lengths (or offsets) of all its
 
 
 class BatchChecks:
-    """The checks of one collection's batches.
-
-    Args:
-        collection: fully qualified name of the collection, for messages.
-        is_weighted: whether the lookups use the batch's weights.
-    """
+    """The checks of one collection's batches."""
 
     def __init__(self, collection: str, is_weighted: bool) -> None:
         self.collection = collection

@@ -26,9 +26,6 @@ class IndexSnapshot:
 
     Later insertions are visible in the views but do not change any row that was found; erasing, evicting and loading
     do.
-
-    Args:
-        indexes: the indexes by table name.
     """
 
     def __init__(self, indexes: dict[str, HashIndex]) -> None:
@@ -43,11 +40,7 @@ class IndexSnapshot:
 
 
 class SnapshotIndexes(NodeModule):
-    """Take a snapshot, on the thread that owns the indexes.
-
-    Args:
-        hash_ids: the node whose indexes and mode this node uses.
-    """
+    """Take a snapshot, on the thread that owns the indexes."""
 
     def __init__(self, hash_ids: HashIds) -> None:
         super().__init__()
@@ -100,11 +93,7 @@ class FoundRows:
 
 
 class FindIds(NodeModule):
-    """Find rows, on any thread.
-
-    Args:
-        hash_ids: the node that this node is a part of.
-    """
+    """Find rows, on any thread."""
 
     def __init__(self, hash_ids: HashIds) -> None:
         super().__init__()
@@ -124,10 +113,9 @@ class FindIds(NodeModule):
 
 
 class InsertIds(NodeModule):
-    """Insert the ids that have no row. None of the tables evicts or admits ids: ``split_hash_ids`` leaves those whole.
+    """Insert the ids that have no row, in the mode of ``hash_ids``.
 
-    Args:
-        hash_ids: the node that this node is a part of, and whose mode it follows.
+    None of the tables evicts or admits ids: ``split_hash_ids`` leaves those whole.
     """
 
     def __init__(self, hash_ids: HashIds) -> None:

@@ -24,11 +24,7 @@ HashedBatch: TypeAlias = tuple[KeyedJaggedTensor, BatchInFlight | None]
 
 
 class HashIds(NodeModule):
-    """Hash the ids of one collection's tables.
-
-    Args:
-        indexes: the indexes of the tables.
-    """
+    """Hash the ids of one collection's tables."""
 
     def __init__(self, indexes: TableIndexes) -> None:
         super().__init__()

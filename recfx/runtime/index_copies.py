@@ -156,12 +156,6 @@ class IndexCopies:
 class _Copy:
     """One state of the indexes, on one device.
 
-    Args:
-        device: the device.
-        versions: ``HashIndex.map_version`` of each table's index; None for tables without one.
-        on_host: that state, in memory that the device reads by itself.
-        last_features: the position of the last feature of each table.
-
     Attributes:
         indexes: the indexes, as operators that find rows read them.
         last_features: int64 ``[tables]``.

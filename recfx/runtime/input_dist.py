@@ -66,13 +66,7 @@ class DistContext(EmbeddingShardingContext):
 
 
 class ArrivingIds(KJTAllToAllTensorsAwaitable):
-    """Does what TorchRec's class does, but for the operators that torch_npu would run on the host.
-
-    Args:
-        sent: what this rank has sent, with one batch size.
-        stride_per_rank: the batch size of each rank.
-        arguments: those of TorchRec's class.
-    """
+    """Does what TorchRec's class does, but for the operators that torch_npu would run on the host."""
 
     def __init__(self, *, sent: KeyedJaggedTensor, stride_per_rank: list[int], **arguments: Any) -> None:
         # Without batch sizes, TorchRec does not expand the order of features to one of bags, which is FBGEMM's part.

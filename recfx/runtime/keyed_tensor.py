@@ -89,13 +89,7 @@ class ColumnOrder:
 
 
 class AssembleKeyedTensor(NodeModule):
-    """Concatenate pooled parts and name their columns.
-
-    Args:
-        keys: the output keys, in the standard collection's order.
-        dims: the number of columns of each key.
-        parts: the columns of each input, in order.
-    """
+    """Concatenate pooled parts and name their columns."""
 
     def __init__(self, keys: list[str], dims: list[int], parts: list[list[Columns]]) -> None:
         super().__init__()
@@ -110,12 +104,7 @@ class AssembleKeyedTensor(NodeModule):
 
 
 def keyed_order(keys: Sequence[str], parts: list[list[Columns]]) -> ColumnOrder:
-    """The order of an output's columns.
-
-    Args:
-        keys: the output keys, in order.
-        parts: the columns of each input, in order.
-    """
+    """The order of an output's columns."""
     position = {key: number for number, key in enumerate(keys)}
     arrived = [columns for part in parts for columns in part]
     return ColumnOrder(parts, sorted(arrived, key=lambda each: (position[each.key], each.first)))

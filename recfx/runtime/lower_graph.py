@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 from torch import fx, nn
 
@@ -70,7 +70,7 @@ class Runtime:
         """What runs for the node of this name; None if nothing was made for it yet."""
         return self._made[name][1] if name in self._made else None
 
-    def of(self, kind: str) -> list[nn.Module]:
+    def of(self, kind: str) -> list[Any]:
         """What runs for the nodes of this kind, in the order of the nodes."""
         return [module for own, module in self._made.values() if own == kind]
 
@@ -263,18 +263,14 @@ def _sources(of: Lowered) -> list[int]:
 
 def _indexes_in_use(of: Lowered) -> HashIds:
     """The module that hashes in the form of the graph that trains, whose indexes and counts a node shares."""
+    hash_ids: HashIds
     (hash_ids,) = of.runtime.of("hash_ids")
-    return cast("HashIds", hash_ids)
+    return hash_ids
 
 
 def _find_rows(of: Lowered) -> FindRows:
-    to_host, to_device, lookups = (of.runtime.of(kind) for kind in ("to_host", "to_device", "lookup"))
-    return FindRows(
-        _indexes_in_use(of),
-        cast("ToHost | None", next(iter(to_host), None)),
-        cast("ToDevice | None", next(iter(to_device), None)),
-        cast("tuple[Lookup, ...]", tuple(lookups)),
-    )
+    to_host, to_device = (next(iter(of.runtime.of(kind)), None) for kind in ("to_host", "to_device"))
+    return FindRows(_indexes_in_use(of), to_host, to_device, tuple(of.runtime.of("lookup")))
 
 
 def _hash_ids(of: Lowered) -> HashIds:
@@ -297,7 +293,8 @@ def _hash_ids(of: Lowered) -> HashIds:
 def _lookup(of: Lowered) -> Lookup:
     fused = of.runtime.of("hash_lookup")
     if fused and not of.graph.of_kind("hash_lookup"):  # another form of the graph does in one step what two do here
-        return cast("HashLookup", fused[0]).lookup
+        shared: Lookup = fused[0].lookup
+        return shared
     collection, combine = of.collection, str(of.node.kwargs["combine"])
     tables, keys = of.graph.tables(of.node), collection.local_keys
     module = Lookup(collection.name, tables, combine, keys, collection.is_weighted, of.runtime.store, of.backend)

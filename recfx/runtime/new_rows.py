@@ -42,14 +42,7 @@ class _RowsBefore(NamedTuple):
 
 
 class Insertion:
-    """One call of ``find_or_insert``, before its new rows are initialised.
-
-    Args:
-        store: the store of the tables.
-        record: what the operator returned.
-        ids: int64 ``[n]``, the batch.
-        segments: which of them belong to which table.
-    """
+    """One call of ``find_or_insert``, before its new rows are initialised."""
 
     def __init__(
         self,
@@ -149,13 +142,7 @@ class GivenRows(NamedTuple):
 
 
 class NewRows:
-    """Initialises new rows of one collection's tables.
-
-    Args:
-        collection: fully qualified name of the collection, for messages.
-        tables: those of its tables that have an index.
-        store: the store that holds the indexes, weights and optimizers.
-    """
+    """Initialises new rows of one collection's tables."""
 
     def __init__(self, collection: str, tables: tuple[TableSpec, ...], store: TableStore) -> None:
         # The graph is first made for whole tables, and a rank may have no shard of some of them.

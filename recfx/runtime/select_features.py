@@ -21,12 +21,7 @@ from recfx.runtime.batch_checks import BatchChecks
 
 
 class InverseIndices:
-    """The checks of one collection's inverse indices.
-
-    Args:
-        collection: fully qualified name of the collection, for messages.
-        feature_names: its features, table by table.
-    """
+    """The checks of one collection's inverse indices."""
 
     def __init__(self, collection: str, feature_names: list[str]) -> None:
         self.collection = collection
@@ -123,13 +118,7 @@ class _KeyOrder(NamedTuple):
 
 
 class SelectFeatures(NodeModule):
-    """Select, order and check the features of one collection.
-
-    Args:
-        collection: fully qualified name of the collection, for messages.
-        tables: its tables, in order.
-        is_weighted: whether the lookups use the batch's weights.
-    """
+    """Select, order and check the features of one collection."""
 
     def __init__(self, collection: str, tables: tuple[TableSpec, ...], is_weighted: bool) -> None:
         super().__init__()

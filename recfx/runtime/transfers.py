@@ -159,11 +159,7 @@ def _all_of(features: KeyedJaggedTensor) -> KeyedJaggedTensor:
 
 
 class ToDevice(NodeModule):
-    """Copy rows from pinned memory, without waiting for the device.
-
-    Args:
-        store: the store of the tables.
-    """
+    """Copy rows from pinned memory, without waiting for the device."""
 
     def __init__(self, store: TableStore) -> None:
         super().__init__()
