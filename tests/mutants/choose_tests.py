@@ -135,7 +135,7 @@ LAST = (Path("tests/checkpoint/test_round_trip.py"), Path("tests/checkpoint/test
 """They take long, and others beside them notice nearly as much."""
 
 LONG = {
-    "runtime/test_batch_fuzz.py", "runtime/test_fx_leaf.py",
+    "runtime/test_batch_fuzz.py", "runtime/test_base.py",
     "collections/test_batches.py", "collections/test_interrupts.py", "kernels/test_thread_safety.py",
     *(f"exporter/test_{name}.py" for name in ("auc", "memory", "pt2", "serve_cpp", "serve_cpp_process", "sharded")),
     "exporter/test_zoo.py",

@@ -23,20 +23,9 @@ EVICTING = HashConfig(dense_rows=0, on_full="evict")
 
 
 def test_the_printed_graph_differs_before_and_after() -> None:
-    _, before, _, _ = after("batch_lookups", collection(INDEXED, INDEXED))
+    """``test_batch_lookups`` has the text before."""
     _, fused, modified, declined = after("fuse_hash_lookup", collection(INDEXED, INDEXED))
     assert (modified, declined) == (True, [])
-    assert (
-        before
-        == """\
-features = input
-ebc_select_features = select_features(features)
-ebc_hash_ids = hash_ids(ebc_select_features) {hashed=[users, ads]}
-ebc_lookup = lookup(ebc_hash_ids) {tables=[users, ads], combine=SUM, dtype=float32}
-ebc_mean_divide = mean_divide(ebc_lookup, ebc_select_features) {divided=[users]}
-ebc_keyed_tensor = keyed_tensor(ebc_mean_divide)
-return ebc_keyed_tensor"""
-    )
     assert (
         fused
         == """\
@@ -95,11 +84,9 @@ def test_a_target_without_a_finding_kernel(backend: str) -> None:
 def test_keys_in_another_order() -> None:
     graph, _, _, _ = after("batch_lookups", collection(INDEXED, INDEXED))
     graph.change(node(graph, "ebc_lookup"), tables=("ads", "users"))
-    result = fuse_hash_lookup(graph)
-    (declined,) = result.declined
+    (declined,) = fuse_hash_lookup(graph).declined
     assert (declined.code, declined.node) == ("keys_need_permutation", "ebc_hash_ids")
     assert "ebc_lookup reads tables ads, users in this order" in declined.message
-    assert "ads, users" in result.declined[0].message
 
 
 def test_means() -> None:
