@@ -1,4 +1,4 @@
-"""``select_features``: keys in the collection's order; ids in range; inverse indices; what may be sent to other ranks."""
+"""``select_features``: keys in the collection's order; ids in range; inverse indices; what may be sent."""
 
 from __future__ import annotations
 
