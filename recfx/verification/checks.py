@@ -35,17 +35,17 @@ class Checker:
     counts_calls: bool
     way_around: Callable[[], str]
 
-    def of_calls(self, mode: str, batch: str, wanted: Run, found: Run) -> list[Check]:
+    def of_calls(self, mode: str, batch: str, expected_run: Run, actual_run: Run) -> list[Check]:
         """Check that every collection is called as often as in the original, and that no original one is called."""
         if not self.counts_calls:
             return []
         checks = []
-        for path in [path for path in self.collections if path in wanted.calls]:
-            expected, actual = wanted.calls[path], found.calls[path]
-            if expected == actual and path not in found.originals:
+        for path in [path for path in self.collections if path in expected_run.calls]:
+            expected, actual = expected_run.calls[path], actual_run.calls[path]
+            if expected == actual and path not in actual_run.originals:
                 checks.append(Check(mode, batch, "calls", path, EQUAL))
                 continue
-            if path in found.originals:
+            if path in actual_run.originals:
                 message = "the converted model calls the original collection"
             else:
                 message = f"{actual} calls of the converted collection, but the original's is called {expected} times"
@@ -54,50 +54,50 @@ class Checker:
             checks.append(Check(mode, batch, "calls", path, DIFFERENT, float(abs(actual - expected)), message))
         return checks
 
-    def of_runs(self, mode: str, batch: str, wanted: Run, found: Run) -> list[Check]:
+    def of_runs(self, mode: str, batch: str, expected_run: Run, actual_run: Run) -> list[Check]:
         """Calls first, then all values by name."""
-        checks = self.of_calls(mode, batch, wanted, found)
+        checks = self.of_calls(mode, batch, expected_run, actual_run)
         for what in COMPARED:
-            expected, actual = getattr(wanted, what), getattr(found, what)
+            expected, actual = getattr(expected_run, what), getattr(actual_run, what)
             for where in sorted(set(expected) | set(actual)):
                 first, second = expected.get(where), actual.get(where)
                 if what == "parameters" and where in self.masked:
-                    first, second = (_touched(value, wanted.touched.get(where)) for value in (first, second))
+                    first, second = (_touched(value, expected_run.touched.get(where)) for value in (first, second))
                 checks.append(self._check(mode, batch, what, where, first, second))
         return checks
 
     def _check(
-        self, mode: str, batch: str, what: str, where: str, wanted: torch.Tensor | None, found: torch.Tensor | None
+        self, mode: str, batch: str, what: str, where: str, expected: torch.Tensor | None, actual: torch.Tensor | None
     ) -> Check:
-        if wanted is None or found is None:
-            (present,) = (value for value in (wanted, found) if value is not None)
+        if expected is None or actual is None:
+            (present,) = (value for value in (expected, actual) if value is not None)
             if what == "gradients" and not bool(present.any()):
                 return Check(mode, batch, what, where, EQUAL)  # a missing gradient counts as zero
-            message = f"only the {'converted' if wanted is None else 'original'} model has it"
+            message = f"only the {'converted' if expected is None else 'original'} model has it"
             return Check(mode, batch, what, where, DIFFERENT, float("inf"), message)
-        if torch.equal(wanted, found) and wanted.dtype == found.dtype:
+        if torch.equal(expected, actual) and expected.dtype == actual.dtype:
             return Check(mode, batch, what, where, EQUAL)
-        largest = largest_difference(wanted, found)
-        difference = compare_tensors(where, wanted, found, self.rtol, self.atol)
+        largest = largest_difference(expected, actual)
+        difference = compare_tensors(where, expected, actual, self.rtol, self.atol)
         if difference is None:
             return Check(mode, batch, what, where, EQUAL, largest)
         return Check(mode, batch, what, where, DIFFERENT, largest, difference.message)
 
-    def note_tables(self, wanted: Run, found: Run, tables: dict[str, dict[str, dict[str, float]]]) -> None:
+    def note_tables(self, expected_run: Run, actual_run: Run, tables: dict[str, dict[str, dict[str, float]]]) -> None:
         """Put the largest differences of each table into ``tables``, by path, table and what differs."""
         for path, collection in self.collections.items():
             of_collection = tables.setdefault(path, {})
             for table in collection.tables:
                 name = kind_of(collection).weight_name(path, table.name)
-                rows = wanted.touched.get(name) if name in self.masked else None
+                rows = expected_run.touched.get(name) if name in self.masked else None
+                runs = (expected_run, actual_run)
                 pairs = [
-                    ("gradient", wanted.gradients.get(name), found.gradients.get(name)),
-                    ("weight", _touched(wanted.parameters.get(name), rows), _touched(found.parameters.get(name), rows)),
+                    ("gradient", [run.gradients.get(name) for run in runs]),
+                    ("weight", [_touched(run.parameters.get(name), rows) for run in runs]),
+                    *(("output", [run.pooled.get((path, key)) for run in runs]) for key in table.embedding_names),
                 ]
-                for key in table.embedding_names:
-                    pairs.append(("output", wanted.pooled.get((path, key)), found.pooled.get((path, key))))
                 noted = of_collection.setdefault(table.name, {})
-                for what, expected, actual in pairs:
+                for what, (expected, actual) in pairs:
                     if expected is not None and actual is not None:
                         noted[what] = max(noted.get(what, 0.0), largest_difference(expected, actual))
 

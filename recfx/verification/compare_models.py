@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import partial
-from typing import Generic, TypeVar
 
 import torch
 from torch import nn
@@ -16,64 +14,6 @@ from recfx.collections.copy_modules import copy_with_tensors
 from recfx.collections.sharding.ranks_agree import any_rank
 from recfx.discovery.sample import Sample
 from recfx.verification.run_step import COMPARED, Run, run_step
-
-Result = TypeVar("Result")
-
-
-@dataclass(frozen=True)
-class Outcome(Generic[Result]):
-    """The outcome of two steps.
-
-    Args:
-        wanted: the step of the model that is right by definition; None if it failed.
-        found: the step of the other model; None if either failed.
-        expected_error: why there is no ``wanted``.
-        actual_error: why there is no ``found``.
-        result: the result of the comparison; None if nothing was compared.
-        unsteady: names of the values that differ between two steps of the first model; None if the two models agreed on
-            every rank.
-    """
-
-    wanted: Run | None = None
-    found: Run | None = None
-    expected_error: Exception | None = None
-    actual_error: Exception | None = None
-    result: Result | None = None
-    unsteady: frozenset[object] | None = None
-
-
-def compare_models(
-    expected: Callable[[], Run],
-    actual: Callable[[], Run],
-    compare: Callable[[Run, Run], Result],
-    different: Callable[[Result], Collection[object]],
-    *,
-    again: Callable[[], Run] | None = None,
-    any_rank: Callable[[bool], bool] = bool,
-) -> Outcome[Result]:
-    """Run both models and compare; if anything differs, see whether the first one agrees with itself under one seed.
-
-    Args:
-        expected: one step of a copy of the model that is right by definition.
-        actual: one step of a copy of the other model.
-        compare: compares both runs.
-        different: names of the values that differ in a result.
-        again: one more step of the first model. None: ``expected`` makes a new copy each time.
-        any_rank: whether a flag is set on any rank; if steps communicate, all ranks must run the same steps.
-    """
-    try:
-        wanted = expected()
-    except Exception as error:  # the model itself fails, so there is nothing to compare with
-        return Outcome(expected_error=error)
-    try:
-        found = actual()
-    except Exception as error:
-        return Outcome(wanted, actual_error=error)
-    result = compare(wanted, found)
-    if not any_rank(bool(different(result))):
-        return Outcome(wanted, found, result=result)
-    unsteady = frozenset(different(compare(wanted, (again or expected)())))
-    return Outcome(wanted, found, result=result, unsteady=unsteady)
 
 
 def batch_sizes(sample: Sample) -> list[tuple[str, Sample | None]]:
@@ -131,26 +71,26 @@ def compare_forward(expected: nn.Module, actual: nn.Module, sample: Sample, trai
         the first difference in outputs, gradients, parameters or buffers; None if they agree; text if ``expected``
         itself fails on the sample, so that nothing was compared.
     """
-    on_any_rank = partial(any_rank, [each.process_group for each in converted_collections(expected).values()])
+    on_any_rank = partial(any_rank, [one.process_group for one in converted_collections(expected).values()])
     for _, call in batch_sizes(sample):
         if on_any_rank(call is None) or call is None:
             continue
-        outcome = compare_models(
-            partial(_step, expected, call, training),
-            partial(_step, actual, call, training),
-            _first_difference,
-            lambda difference: [] if difference is None else [difference.where],
-            any_rank=on_any_rank,
-        )
-        if outcome.expected_error is not None:
+        try:
+            expected_run = _step(expected, call, training)
+        except Exception as error:  # the model itself fails, so there is nothing to compare with
             if call is sample:
-                return f"{type(outcome.expected_error).__name__}: {outcome.expected_error}"
+                return f"{type(error).__name__}: {error}"
             continue
-        if outcome.actual_error is not None:
-            return Difference("forward", f"raises {type(outcome.actual_error).__name__}: {outcome.actual_error}")
-        if outcome.unsteady is not None and not on_any_rank(bool(outcome.unsteady)):
-            return outcome.result or Difference("another rank", "its values differ")
-        # Otherwise they agree, or the model differs from itself under the same seed.
+        try:
+            actual_run = _step(actual, call, training)
+        except Exception as error:
+            return Difference("forward", f"raises {type(error).__name__}: {error}")
+        difference = _first_difference(expected_run, actual_run)
+        if not on_any_rank(difference is not None):
+            continue
+        again = _first_difference(expected_run, _step(expected, call, training))
+        if not on_any_rank(again is not None):  # otherwise, the model differs from itself under the same seed
+            return difference or Difference("another rank", "its values differ")
     return None
 
 
@@ -158,9 +98,9 @@ def _step(model: nn.Module, call: Sample, training: bool) -> Run:
     return run_step(copy_with_tensors(model), call, training)
 
 
-def _first_difference(wanted: Run, found: Run) -> Difference | None:
+def _first_difference(expected_run: Run, actual_run: Run) -> Difference | None:
     for what in COMPARED:
-        expected, actual = getattr(wanted, what), getattr(found, what)
+        expected, actual = getattr(expected_run, what), getattr(actual_run, what)
         if set(expected) != set(actual):
             return Difference(what, f"only one of them has {sorted(set(expected) ^ set(actual))}")
         for name, value in expected.items():

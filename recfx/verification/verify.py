@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
@@ -22,7 +21,7 @@ from recfx.errors import ConversionError, RecfxError
 from recfx.optim.attached import attached_optimizers, run_in_backward
 from recfx.runtime.training_checks import on_a_copy
 from recfx.verification.checks import Checker
-from recfx.verification.compare_models import Outcome, batch_sizes, compare_models
+from recfx.verification.compare_models import batch_sizes
 from recfx.verification.reference_model import attach_optimizers, copy_fused_state, reference_of
 from recfx.verification.run_step import LEARNING_RATE, Run, run_step
 from recfx.verification.verify_report import (
@@ -34,18 +33,6 @@ from recfx.verification.verify_report import (
     Check,
     VerifyReport,
 )
-
-
-class _Compared(NamedTuple):
-    """The comparison of two steps.
-
-    Args:
-        checks: what was found.
-        whole_step: False if a forward called the original model's collections, so that nothing else was run.
-    """
-
-    checks: list[Check]
-    whole_step: bool
 
 
 class Comparison:
@@ -78,7 +65,7 @@ class Comparison:
         self.checker = Checker(self.collections, masked, rtol, atol, counts_calls, self._way_around)
 
     def report(self) -> VerifyReport:
-        """What was found."""
+        """All results so far."""
         return VerifyReport(tuple(self.checks), self.tables, self.checker.rtol, self.checker.atol)
 
     def check_indexes(self) -> None:
@@ -113,50 +100,36 @@ class Comparison:
         hashed, failure = self._hash_sample(call) if training and self._has_index() else (subject, None)
         kept = copy_with_tensors(hashed) if self._has_index() and not training else hashed  # its state before the step
 
-        def actual() -> Run:
-            if failure is not None:
-                raise failure
-            return run_step(subject, call, training, self.originals)
-
-        outcome = compare_models(
-            partial(self._run_reference, hashed, call, training),
-            actual,
-            partial(self._checks, mode, batch),
-            _names_of_different,
-            again=partial(self._run_reference, kept, call, training),
-        )
-        if outcome.expected_error is not None:
-            why = outcome.expected_error
-            message = f"the original raises {type(why).__name__}: {why}"
+        try:
+            expected = self._run_reference(hashed, call, training)
+        except Exception as error:  # the model itself fails, so there is nothing to compare with
+            message = f"the original raises {type(error).__name__}: {error}"
             self.skip(mode, batch, "original", message + self._advice(subject, call, training))
             return
-        if outcome.actual_error is not None:
-            self.checks.append(_refused_or_failed(mode, batch, outcome.actual_error))
+        try:
+            if failure is not None:
+                raise failure
+            actual = run_step(subject, call, training, self.originals)
+        except Exception as error:
+            self.checks.append(_refused_or_failed(mode, batch, error))
             return
-        self._note(mode, batch, outcome)
+        if expected.originals or actual.originals:
+            self.checks += self._checks_of_calls(mode, batch, expected, actual)
+        else:
+            checks = self.checker.of_runs(mode, batch, expected, actual)
+            if any(check.status == DIFFERENT for check in checks):
+                again = self.checker.of_runs(mode, batch, expected, self._run_reference(kept, call, training))
+                checks = _without_unsteady(checks, again)
+            self.checks += checks
+        self.checker.note_tables(expected, actual, self.tables)
 
-    def _note(self, mode: str, batch: str, outcome: Outcome[_Compared]) -> None:
-        wanted, found, unsteady = outcome.wanted, outcome.found, outcome.unsteady or frozenset()
-        assert wanted is not None
-        assert found is not None
-        assert outcome.result is not None
-        checks = outcome.result.checks
-        self.checks += [
-            replace(check, status=NOT_REPRODUCIBLE, message="the original differs from itself under one seed")
-            if check.status == DIFFERENT and (check.what, check.where) in unsteady
-            else check
-            for check in checks
-        ]
-        self.checker.note_tables(wanted, found, self.tables)
-
-    def _checks(self, mode: str, batch: str, wanted: Run, found: Run) -> _Compared:
-        if not (wanted.originals or found.originals):
-            return _Compared(self.checker.of_runs(mode, batch, wanted, found), whole_step=True)
-        calls = [check for check in self.checker.of_calls(mode, batch, wanted, found) if check.status != EQUAL]
-        called = min(wanted.originals | found.originals)
+    def _checks_of_calls(self, mode: str, batch: str, expected: Run, actual: Run) -> list[Check]:
+        """The result where a forward called the original model's collections, so that nothing else was run."""
+        calls = self.checker.of_calls(mode, batch, expected, actual)
+        called = min(expected.originals | actual.originals)
         message = f"a copy of the model still calls {called!r} of the model itself"
-        checks = calls or [Check(mode, batch, "run", "copy", SKIPPED, message=message)]
-        return _Compared(checks, whole_step=False)
+        different = [check for check in calls if check.status != EQUAL]
+        return different or [Check(mode, batch, "run", "copy", SKIPPED, message=message)]
 
     def _hash_sample(self, call: Sample) -> tuple[nn.Module, Exception | None]:
         """A copy of the converted model in which the sample's ids are hashed, and the error if that failed.
@@ -220,11 +193,16 @@ class Comparison:
         return way_around(self.converted, holders)
 
 
-def _names_of_different(compared: _Compared) -> list[tuple[str, str]]:
-    """The values that a second step of the original can tell more about."""
-    if not compared.whole_step:
-        return []
-    return [(check.what, check.where) for check in compared.checks if check.status == DIFFERENT]
+def _without_unsteady(checks: list[Check], again: list[Check]) -> list[Check]:
+    """The checks of two models, given those of the first model against itself, under one seed."""
+    unsteady = {(check.what, check.where) for check in again if check.status == DIFFERENT}
+    message = "the original differs from itself under one seed"
+    return [
+        replace(check, status=NOT_REPRODUCIBLE, message=message)
+        if check.status == DIFFERENT and (check.what, check.where) in unsteady
+        else check
+        for check in checks
+    ]
 
 
 def _refused_or_failed(mode: str, batch: str, error: Exception) -> Check:
