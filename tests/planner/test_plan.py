@@ -7,6 +7,8 @@ import logging
 import pickle
 import subprocess
 import sys
+import threading
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -22,9 +24,9 @@ import recfx
 from recfx.collections.sharding.plan import read_plan
 from recfx.planner.enumerator import index_bytes
 from recfx.planner.placements import replace_placements
+from recfx.planner.plan import without_noise
 from recfx.planner.topology import HBM_BYTES, NpuTopology, npu_topology
 from tests.sharding.models import PATHS, Model, collection
-from tests.support.forked_script import run_script
 
 RAW = recfx.HashConfig(dense_rows=0)
 GIB = 1024**3
@@ -83,11 +85,28 @@ def test_npu_pods_of_several_servers() -> None:
     assert {f"rank:{rank}/npu:{rank % 8}" for rank in range(16)} <= placements(plan)
 
 
-# In a process of its own: torch_npu's renaming cannot be undone.
-RENAMED = """
-import pickle, sys, torch
-torch.utils.rename_privateuse1_backend("npu")
+# Its hashes are other ones, its root logger has no handler, and torch's renaming cannot be undone.
+IN_ANOTHER_PROCESS = """
+import logging, pickle, sys, tempfile, torch
+from torch import nn
+from torchrec.distributed.planner import Topology
+import recfx
 from recfx.planner.placements import replace_placements
+from recfx.planner.topology import npu_topology
+from tests.builders.collections import tables_named
+from tests.planner.test_plan import plan_of_some_types
+
+model = nn.ModuleDict({"ebc": tables_named("a", "b", "c")})
+logging.getLogger().handlers.clear()
+for topology in (npu_topology(2), Topology(2, "cuda", created_by_factory=True)):
+    recfx.plan(model, topology)
+    recfx.cost(model, topology).at(8, W=4)
+    recfx.draw(model, tempfile.mkdtemp() + "/model.html", topology)
+print(plan_of_some_types())
+assert logging.getLogger().handlers == []
+
+print("renamed")
+torch.utils.rename_privateuse1_backend("npu")
 plan, cuda = pickle.load(open(sys.argv[1], "rb"))
 for each in (plan, replace_placements(cuda, "npu")):
     for parameter in each.plan["plain"].values():
@@ -95,37 +114,26 @@ for each in (plan, replace_placements(cuda, "npu")):
 """
 
 
-def test_npu_placements_where_torch_knows_npus(tmp_path: Path) -> None:
-    wanted = {f"p{number}": ParameterConstraints(sharding_types=["row_wise"]) for number in range(3)}
-    plans = recfx.plan(Model(), npu_topology(2), wanted), recfx.plan(Model(), stock(2), wanted)
-    (tmp_path / "plans").write_bytes(pickle.dumps(plans))
-    done = run_script(RENAMED, str(tmp_path / "plans"))
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == ["rank:0/npu:0 rank:1/npu:1"] * 6
-
-
-AGAIN = """
-import logging
-logging.disable(logging.WARNING)
-from tests.planner.test_plan import plan_of_some_types
-print(plan_of_some_types())
-"""
-
-
 def plan_of_some_types() -> ShardingPlan:
     types = ["row_wise", "table_wise", "table_row_wise"]
     limits = {f"p{number}": ParameterConstraints(sharding_types=types) for number in range(3)}
-    return recfx.plan(Model(), Topology(world_size=4, compute_device="cuda"), limits)
+    return recfx.plan(Model(), Topology(world_size=4, compute_device="cuda", created_by_factory=True), limits)
 
 
-def test_the_same_plan_in_every_process() -> None:
+def test_in_another_process(tmp_path: Path) -> None:
+    """The plan is the same, planning says nothing, and placements are on NPUs where torch knows them."""
+    limits = {f"p{number}": ParameterConstraints(sharding_types=["row_wise"]) for number in range(3)}
+    plans = recfx.plan(Model(), npu_topology(2), limits), recfx.plan(Model(), stock(2), limits)
+    (tmp_path / "plans").write_bytes(pickle.dumps(plans))
     environment = {"PYTHONHASHSEED": "1", "PYTHONPATH": ":".join(filter(None, sys.path))}
-    done = subprocess.run(
-        [sys.executable, "-c", AGAIN], capture_output=True, text=True, env=environment, check=False, timeout=300
-    )
+    command = [sys.executable, "-W", "always", "-c", IN_ANOTHER_PROCESS, str(tmp_path / "plans")]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False, timeout=300)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() == str(plan_of_some_types()).strip()
-    assert "p2" in done.stdout
+    assert [line for line in done.stderr.splitlines() if "planner" in line or "Sharding spec" in line] == []
+    plan, _, renamed = done.stdout.partition("renamed\n")
+    assert plan.strip() == str(plan_of_some_types()).strip()
+    assert "p2" in plan
+    assert renamed.splitlines() == ["rank:0/npu:0 rank:1/npu:1"] * 6
 
 
 @pytest.mark.parametrize(
@@ -306,3 +314,48 @@ def test_sequence_collections_are_planned_where_torchrec_can_run_them() -> None:
     )
     assert recfx.plan(model, stock()).plan.keys() == {"pooled", "sequence"}
     assert recfx.plan(model, npu_topology(4)).plan.keys() == {"pooled"}
+
+
+NOISE = [
+    (logging.getLogger(), "Sharding spec not found for ebc.a"),
+    (
+        logging.getLogger("torchrec.distributed.planner.storage_reservations"),
+        "There is a known issue with TorchRec's dense tensor size calculation",
+    ),
+]
+
+
+@pytest.mark.parametrize(("logger", "message"), NOISE)
+def test_noise_that_is_left_out(logger: logging.Logger, message: str, caplog: pytest.LogCaptureFixture) -> None:
+    logging.disable(logging.NOTSET)
+    with without_noise():
+        logger.warning(message)
+        assert caplog.messages == []
+        logger.warning("something else")
+        other = threading.Thread(target=logger.warning, args=(message,))
+        other.start()
+        other.join(60)
+        assert not other.is_alive()
+    logger.warning(message)
+    assert caplog.messages == ["something else", message, message]
+    assert logger.filters == []
+
+
+def test_other_warnings_stay() -> None:
+    with pytest.warns(FutureWarning, match="soon") as seen:
+        _warn_twice()
+    assert len(seen) == 1
+
+
+def _warn_twice() -> None:
+    with without_noise():
+        warnings.warn("HeuristicalStorageReservation is known to cause issues, ...", FutureWarning, stacklevel=1)
+        warnings.warn("soon", FutureWarning, stacklevel=1)
+
+
+def test_a_logger_without_handlers_stays_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    root = logging.getLogger()
+    monkeypatch.setattr(root, "handlers", [])
+    with without_noise():
+        logging.warning("this is shown")
+    assert root.handlers == []

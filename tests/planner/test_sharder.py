@@ -6,13 +6,11 @@ import copy
 import logging
 import pickle
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch import nn
 from torchrec.distributed.embedding import EmbeddingCollectionSharder
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
@@ -28,8 +26,7 @@ import recfx
 from recfx.collections.sharding.types import type_names
 from recfx.planner.sharder import HashEmbeddingBagCollectionSharder, stock_defaults
 from tests.sharding.models import PATHS, Model, Subclass, collection
-from tests.support.forkserver import forkserver
-from tests.support.ports import free_port
+from tests.sharding.ranks import ranks
 
 RAW = recfx.HashConfig(dense_rows=0)
 
@@ -220,22 +217,14 @@ def test_an_index_inside_a_feature_processed_collection_is_not_dropped() -> None
         assert tables_of(plan) == {"fp._embedding_bag_collection": ["t0", "t1", "t2"]}
 
 
-def collective(rank: int, port: int, folder: str) -> None:
-    logging.disable(logging.WARNING)
-    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
-    try:
-        model = recfx.convert(Model(), hashing=RAW)
-        group = dist.group.WORLD
-        plan = planner(world_size=2).collective_plan(model, recfx.sharders(host_env=ShardingEnv(2, rank, group)), group)
-        Path(folder, str(rank)).write_text(str(plan))
-        dist.barrier()
-    finally:
-        dist.destroy_process_group()
+def collective(rank: int, world_size: int) -> str:
+    model = recfx.convert(Model(), hashing=RAW)
+    group = dist.group.WORLD
+    sharders = recfx.sharders(host_env=ShardingEnv(world_size, rank, group))
+    return str(planner(world_size=world_size).collective_plan(model, sharders, group))
 
 
-def test_collective_plan(tmp_path: Path) -> None:
-    forkserver()
-    mp.start_processes(collective, args=(free_port(), str(tmp_path)), nprocs=2, start_method="forkserver")
-    first, second = ((tmp_path / name).read_text() for name in ("0", "1"))
+def test_collective_plan() -> None:
+    first, second = ranks(2).run(collective)
     assert first == second
     assert all(table in first for tables in EVERY_TABLE.values() for table in tables)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+import torch
 import torch.distributed as dist
 from torch import nn
 from torchrec.distributed.planner import Topology
@@ -12,6 +13,8 @@ from torchrec.distributed.sharding_plan import construct_module_sharding_plan, t
 from torchrec.distributed.types import ShardingPlan
 
 import recfx
+from recfx.hashing import HashConfig
+from recfx.ir import format_graph
 from recfx.planner.pricing.hardware import (
     ASCEND_910B,
     COLLECTIVES,
@@ -22,7 +25,7 @@ from recfx.planner.pricing.hardware import (
     Hardware,
     same_for_all,
 )
-from recfx.planner.pricing.this_machine import machine_of, this_machine
+from recfx.planner.pricing.this_machine import _Measured, machine_of, this_machine
 from recfx.planner.pricing.times import WorkAt, seconds_of_collective, seconds_of_ranks, seconds_of_work
 from recfx.planner.topology import hardware_of, npu_topology, of_ranks
 from tests.builders.collections import collection
@@ -173,3 +176,14 @@ def test_ranks_of_one_host_share_its_links_and_those_of_two_do_not() -> None:
             wire[name, world_size] = step.parts["wire"]
     assert wire["shared", 2] < 0.9 * wire["own", 2]
     assert wire["shared", 4] == wire["own", 4]
+
+
+@pytest.mark.parametrize("dense_rows", [64, 0])
+def test_the_backward_steps_the_tables(dense_rows: int) -> None:
+    """Without fused optimizers, it would be the time of gradients as large as the tables."""
+    measured = _Measured(HashConfig(dense_rows=dense_rows), "lookup" if dense_rows else "hash_lookup", 64, 4)
+    weights = {name: measured.collection.weight(f"t{name}") for name in measured.names}
+    assert "optimizer=sgd" in format_graph(measured.collection.graph_module)
+    before = {name: weight.detach().clone() for name, weight in weights.items()}
+    assert measured.seconds(256, backward=True) > 0
+    assert not any(torch.equal(weights[name], before[name]) for name in measured.names)
