@@ -17,7 +17,7 @@ LAYERS = [
     "pipeline",
     "planner",
     "planner.pricing",
-    "conversion.replacement",
+    "replacement",
     "verification",
     "discovery",
     "collections.sharding",

@@ -173,7 +173,7 @@ def test_a_conversion_that_disagrees(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_tables_do_not_grow_under_ddp(monkeypatch: pytest.MonkeyPatch) -> None:
     model = Model()
-    monkeypatch.setattr(sys.modules["recfx.conversion.replacement.resize_tables"], "_holds_ddp", lambda _: True)
+    monkeypatch.setattr(sys.modules["recfx.replacement.resize_tables"], "_holds_ddp", lambda _: True)
     with pytest.raises(recfx.ConversionError, match="buckets") as caught:
         recfx.convert(model, hashing=recfx.HashConfig(rows=30))
     assert (caught.value.reason, caught.value.module_path) == ("wrapped_in_ddp", "part.ebc")

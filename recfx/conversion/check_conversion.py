@@ -7,13 +7,13 @@ from torch.nn.parameter import UninitializedParameter
 
 from recfx.collections.copy_modules import compiled_in_place
 from recfx.collections.sharding.collection import sharded_collections
-from recfx.conversion.replacement.conversion_record import Conversion
 from recfx.conversion.request import Request
 from recfx.discovery.bypass import bypassed
 from recfx.discovery.classify import CONVERTIBLE
 from recfx.discovery.discover import Discovery
 from recfx.discovery.sample import Sample
 from recfx.errors import ConversionError, Diagnostic
+from recfx.replacement.conversion_record import Conversion
 from recfx.verification.verify import verify
 from recfx.verification.verify_report import DIFFERENT, EQUAL, REFUSED_SAMPLE, SKIPPED, VerifyReport
 

@@ -13,11 +13,11 @@ from recfx.collections.converted_collection import share_forwards
 from recfx.conversion.decide import decide
 from recfx.conversion.finish import as_whole_graph, patch, place, shard_model, sharded_replacements
 from recfx.conversion.load_guard import guard_loading
-from recfx.conversion.replacement.replace_collections import Hashing
-from recfx.conversion.replacement.resize_tables import TableResizing
 from recfx.conversion.request import DEFAULT_HASHING, Request, named_passes
 from recfx.discovery.sample import Sample
 from recfx.passes import Pass
+from recfx.replacement.replace_collections import Hashing
+from recfx.replacement.resize_tables import TableResizing
 
 
 class Observer(Protocol):

@@ -14,14 +14,14 @@ from recfx.collections.copy_modules import copy_modules, refuse_fully_sharded
 from recfx.collections.devices import usable_device
 from recfx.collections.kinds import kind_of
 from recfx.conversion.check_conversion import check_conversion, compile_dropped, read_but_not_called
-from recfx.conversion.replacement.conversion_record import Conversion, attach_conversion, conversion_of, recorded
-from recfx.conversion.replacement.replace_collections import config_for, replace_collections
-from recfx.conversion.replacement.resize_tables import TableResizing
 from recfx.conversion.request import DEFAULT_HASHING, Request, declared_ranges
 from recfx.discovery.classify import CONVERTED, CONVERTIBLE, EMBEDDING_COLLECTION, KEPT, REFUSED, Finding
 from recfx.discovery.discover import Discovery, discover
 from recfx.errors import ConversionError, Diagnostic
 from recfx.ir.tables import IdRange
+from recfx.replacement.conversion_record import Conversion, attach_conversion, conversion_of, recorded
+from recfx.replacement.replace_collections import config_for, replace_collections
+from recfx.replacement.resize_tables import TableResizing
 
 
 @dataclass

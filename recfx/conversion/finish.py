@@ -14,8 +14,6 @@ from recfx.collections.copy_modules import copy_modules, replace_in_place
 from recfx.collections.devices import usable_device
 from recfx.collections.sharding.collection import leave_to_collections, sharded_collections
 from recfx.collections.whole_graph import WholeGraph
-from recfx.conversion.replacement.conversion_record import add_notes, attach_conversion, conversion_of
-from recfx.conversion.replacement.replace_collections import carry_references
 from recfx.conversion.whole_graph import make_whole_graph
 from recfx.discovery.classify import Finding
 from recfx.discovery.sample import Sample
@@ -23,6 +21,8 @@ from recfx.discovery.wrappers import unwrap
 from recfx.optim.keyed_optimizer import attach_fused_optimizer
 from recfx.planner.priced_plan import price_of
 from recfx.planner.shard_model import environment, plan_for, shard_collections
+from recfx.replacement.conversion_record import add_notes, attach_conversion, conversion_of
+from recfx.replacement.replace_collections import carry_references
 
 
 def as_whole_graph(converted: nn.Module, call: Sample | None) -> nn.Module:

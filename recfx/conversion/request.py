@@ -10,7 +10,6 @@ import torch
 from torchrec.distributed.types import ShardingEnv, ShardingPlan
 
 from recfx.collections.sharding.whole_plan import check_plan
-from recfx.conversion.replacement.replace_collections import Hashing
 from recfx.discovery.discover import check_module
 from recfx.discovery.sample import Sample
 from recfx.errors import ConversionError, type_of
@@ -18,6 +17,7 @@ from recfx.hashing import HashConfig
 from recfx.hashing.config import as_integer
 from recfx.ir.tables import IdRange
 from recfx.passes import Pass
+from recfx.replacement.replace_collections import Hashing
 
 DEFAULT_HASHING = HashConfig()
 """The default of ``hashing=``, told apart by identity: an equal config from the user counts as a request."""

@@ -23,12 +23,12 @@ from recfx.collections.sharding.gather import (
 )
 from recfx.collections.whole_graph import WholeGraph
 from recfx.conversion.load_guard import release_loading
-from recfx.conversion.replacement.conversion_record import detach_conversion
 from recfx.discovery.discover import check_module
 from recfx.errors import ConversionError
 from recfx.ir.meta import node_meta
 from recfx.optim.in_backward import attach_unfused
 from recfx.optim.keyed_optimizer import detach_fused_optimizer
+from recfx.replacement.conversion_record import detach_conversion
 from recfx.runtime.lower_graph import OWN_MAKERS
 
 _log = logging.getLogger("recfx")

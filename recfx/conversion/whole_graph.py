@@ -13,13 +13,13 @@ from recfx.collections.converted_collection import ConvertedCollection, converte
 from recfx.collections.copy_modules import carry_hooks, copy_modules, refuse_fully_sharded
 from recfx.collections.object_kinds import own_modules
 from recfx.collections.whole_graph import WholeGraph, share_children
-from recfx.conversion.replacement.conversion_record import attach_conversion, conversion_of
 from recfx.discovery.discover import set_mode
 from recfx.discovery.sample import Sample
 from recfx.discovery.shallow_tracer import ShallowTracer, rollback_of, source_of, trace_graph
 from recfx.errors import ConversionError, Diagnostic
 from recfx.ir import verify_graph
 from recfx.ir.meta import SourceLocation, annotate, node_meta
+from recfx.replacement.conversion_record import attach_conversion, conversion_of
 from recfx.runtime.hooks import has_forward_hooks
 from recfx.verification.compare_models import Difference, compare_forward
 

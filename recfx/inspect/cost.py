@@ -18,7 +18,6 @@ from recfx.collections.sharding.whole_plan import (
     refuse_unknown_collections,
 )
 from recfx.collections.whole_graph import WholeGraph
-from recfx.conversion.replacement.dry_run import as_converted
 from recfx.discovery.discover import check_module
 from recfx.discovery.wrappers import unwrap
 from recfx.errors import ConversionError, type_of
@@ -34,6 +33,7 @@ from recfx.planner.pricing.this_machine import this_machine
 from recfx.planner.pricing.values import BATCH_SIZE, LENGTH, whole_number
 from recfx.planner.pricing.work import NodeCost
 from recfx.planner.topology import AnyTopology, NpuTopology, chip_of, device_of, device_of_tables, hardware_of, of_ranks
+from recfx.replacement.dry_run import as_converted
 
 
 def cost(

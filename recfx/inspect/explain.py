@@ -23,10 +23,6 @@ from recfx.collections.sharding.whole_plan import (
 )
 from recfx.collections.whole_graph import WholeGraph
 from recfx.conversion.decide import decide
-from recfx.conversion.replacement.conversion_record import Found
-from recfx.conversion.replacement.dry_run import unchanged
-from recfx.conversion.replacement.replace_collections import Hashing
-from recfx.conversion.replacement.resize_tables import TableResizing
 from recfx.conversion.request import DEFAULT_HASHING, Request, named_passes
 from recfx.discovery.classify import CONVERTED, CONVERTIBLE, REFUSED, Finding, classify
 from recfx.discovery.discover import Discovery
@@ -40,6 +36,10 @@ from recfx.inspect.report_data import REPORT_VERSION, CollectionReport, Verifica
 from recfx.passes import Pass
 from recfx.planner.priced_plan import price_of, topology_of, world_size_of
 from recfx.planner.pricing.values import whole_number
+from recfx.replacement.conversion_record import Found
+from recfx.replacement.dry_run import unchanged
+from recfx.replacement.replace_collections import Hashing
+from recfx.replacement.resize_tables import TableResizing
 from recfx.version import __version__
 
 

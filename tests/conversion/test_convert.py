@@ -12,10 +12,10 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
 from recfx.collections.pooled import HashEmbeddingBagCollection
 from recfx.conversion.convert import convert
-from recfx.conversion.replacement.conversion_record import conversion_of
 from recfx.errors import ConversionError
 from recfx.inspect.explain import explain
 from recfx.inspect.report import Report
+from recfx.replacement.conversion_record import conversion_of
 from tests.models import ZOO, Case
 from tests.models.case import assert_agree, standard_collections
 

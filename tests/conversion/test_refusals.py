@@ -10,9 +10,9 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recfx.collections.pooled import HashEmbeddingBagCollection
 from recfx.conversion.convert import convert
-from recfx.conversion.replacement.conversion_record import conversion_of
 from recfx.errors import ConversionError, InputError
 from recfx.hashing import HashConfig
+from recfx.replacement.conversion_record import conversion_of
 from tests.builders.batches import batch
 from tests.builders.collections import collection, table, two_tables
 from tests.builders.optimizers import attach

@@ -19,7 +19,7 @@ from torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
 from torchrec.distributed.types import ShardingEnv, ShardingPlan
 
 import recfx
-from recfx.conversion.replacement.conversion_record import conversion_of
+from recfx.replacement.conversion_record import conversion_of
 from tests.sharding.ranks import ranks
 
 TABLES = [

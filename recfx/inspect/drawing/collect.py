@@ -15,7 +15,6 @@ from recfx.collections.converted_collection import ConvertedCollection
 from recfx.collections.kinds import KINDS, POOLED, kind_of
 from recfx.collections.sharding.collection import SHARDED
 from recfx.collections.whole_graph import WholeGraph
-from recfx.conversion.replacement.conversion_record import Found, conversion_of
 from recfx.discovery.classify import CONVERTED, Finding
 from recfx.discovery.discover import discover
 from recfx.discovery.shallow_tracer import source_of
@@ -30,6 +29,7 @@ from recfx.ir.operator_graph import OperatorGraph
 from recfx.ir.printer import format_node
 from recfx.ir.snapshot import BEFORE, PASSES_KEY, PassRecord
 from recfx.planner.pricing.hardware import Hardware
+from recfx.replacement.conversion_record import Found, conversion_of
 from recfx.runtime import HashLookup, Lookup
 from recfx.version import __version__
 

@@ -17,8 +17,6 @@ from recfx.collections.sharding.collection import ShardedCollection
 from recfx.collections.sharding.optimizer_settings import check_optimizers
 from recfx.collections.sharding.whole_plan import MOST_RANKS, check_plan
 from recfx.collections.whole_graph import WholeGraph
-from recfx.conversion.replacement.conversion_record import Conversion, conversion_of, recorded
-from recfx.conversion.replacement.dry_run import converted_by_path, unchanged
 from recfx.discovery.classify import Finding
 from recfx.discovery.discover import discover
 from recfx.discovery.wrappers import unwrap
@@ -37,6 +35,8 @@ from recfx.planner.pricing.times import WorkAt, seconds_of_collective, seconds_o
 from recfx.planner.pricing.values import whole_number
 from recfx.planner.pricing.work import NodeCost
 from recfx.planner.topology import NpuTopology, check_topology, hardware_of
+from recfx.replacement.conversion_record import Conversion, conversion_of, recorded
+from recfx.replacement.dry_run import converted_by_path, unchanged
 
 _NOTHING = WorkAt(*(0.0 for _ in WorkAt._fields))
 

@@ -8,12 +8,12 @@ from collections.abc import Iterator
 from torch import nn
 
 from recfx.collections.collection import UnshardedCollection
-from recfx.conversion.replacement.replace_collections import replace_collections
-from recfx.conversion.replacement.resize_tables import TableResizing
 from recfx.discovery.classify import CONVERTED, CONVERTIBLE
 from recfx.discovery.discover import Discovery, discover
 from recfx.hashing import HashConfig
 from recfx.optim.attached import attached_optimizers
+from recfx.replacement.replace_collections import replace_collections
+from recfx.replacement.resize_tables import TableResizing
 
 
 def as_converted(model: nn.Module) -> dict[str, UnshardedCollection]:

@@ -17,12 +17,12 @@ from recfx.collections.copy_modules import carry_hooks, carry_over, copy_modules
 from recfx.collections.kinds import kind_of
 from recfx.collections.object_kinds import attributes
 from recfx.collections.table_specs import describe_tables
-from recfx.conversion.replacement.resize_tables import TableResizing
 from recfx.discovery.classify import Finding
 from recfx.errors import ConversionError, type_of
 from recfx.hashing import HashConfig
 from recfx.ir.tables import IdRange, TableSpec
 from recfx.passes import Pass
+from recfx.replacement.resize_tables import TableResizing
 
 Hashing = HashConfig | Mapping[str, HashConfig | None] | None
 
