@@ -12,7 +12,7 @@ from textwrap import dedent
 
 import pytest
 
-from tests.mutants import cpp, mutate
+from tests.mutants import choose_tests, cpp, mutate
 from tests.mutants.__main__ import PACKAGES, equivalents, files_of, sample
 from tests.mutants.choose_tests import tests_for as files_that_judge
 
@@ -118,6 +118,11 @@ def test_every_file_of_the_product_is_judged_by_tests_that_are_there() -> None:
         assert [each for each in judges if not Path(each).is_file()] == [], path
     assert files_that_judge(Path("kernels/csrc/index/new_ids.h"))[0] == "tests/kernels/test_hash_index.py"
     assert files_that_judge(Path("recfx/discovery/id_ranges.py"))[0] == "tests/discovery/test_id_ranges.py"
+    packages = {choose_tests.package_of(path) for path in files}
+    named = {*choose_tests.BESIDE, *choose_tests.FIRST, *map(str, choose_tests.LAST), *choose_tests.LONG}
+    assert [
+        name for name in named if not (name in packages or Path(name).exists() or Path("tests", name).exists())
+    ] == []
 
 
 def test_the_default_draws_from_all_that_decides_results() -> None:

@@ -9,51 +9,49 @@ from pathlib import Path
 
 from tests.mutants.compile_once import included_by
 
-_INTERPRETED = ["ascend/test_interpreted_targets.py", "ascend/test_interpreted.py"]
-_IN_TRITON = (
-    "bucketize",
-    "find_rows",
-    "fused_step",
-    "mix64",
-    "per_sample_weights",
-    "pooled_lookup",
-    "quantized_lookup",
-)
+_INTERPRETED = ["ascend/test_interpreted.py", "ascend/test_interpreted_targets.py"]
+_ON_NPU = "ascend/npu_runtime"
 BESIDE = {
     "passes": ["passes", "collections/test_kinds_of_tables.py", "optim/test_settings_of_tables.py", "ir"],
     **{
-        f"passes/{stem}.py": ["passes", "exporter/test_export.py", "exporter/test_every_format.py"]
+        f"recfx/passes/{stem}.py": ["passes", "exporter/test_export.py", "exporter/test_every_format.py"]
         for stem in ("freeze_indexes", "quantize_rows", "fuse_served_lookup")
     },
-    "passes/insert_dist.py": ["passes", "sharding/test_types.py"],
-    "ir/node_values.py": ["passes", "sharding/test_wire.py", "sharding/test_explain.py"],
+    "recfx/passes/insert_dist.py": ["passes", "sharding/test_types.py"],
+    "recfx/ir/node_values.py": ["passes", "sharding/test_wire.py", "sharding/test_explain.py"],
+    "recfx/ir/ways_back.py": ["passes", "sharding/test_plan.py", "sharding/test_wire.py", "sharding/test_types.py"],
     "runtime": ["runtime", "collections", "passes", "lowering"],
-    "runtime/input_dist.py": [
+    "recfx/runtime/input_dist.py": [
         "sharding/test_wire.py", "sharding/test_out_of_step.py", "sharding/test_corner_cases.py",
         "sharding/test_stock_pipeline.py", "sharding/test_types.py", "runtime", "kernels/test_bucketize.py",
     ],
-    "runtime/output_dist.py": [
+    "recfx/runtime/output_dist.py": [
         "sharding/test_types.py", "sharding/test_uneven_columns.py",
         "sharding/test_wire.py", "sharding/test_corner_cases.py",
     ],
-    "runtime/dist_groups.py": [
+    "recfx/runtime/dist_groups.py": [
         "sharding/test_dist_groups.py", "sharding/test_shard_trained.py", "sharding/test_types.py",
     ],
-    "runtime/find_ids.py": ["runtime", "pipeline", "collections"],
-    "runtime/transfers.py": ["ascend/npu_runtime", "runtime"],
-    "runtime/training_checks.py": ["collections", "sharding/test_ddp.py", "planner/test_torchrec_entry.py"],
+    "recfx/runtime/find_ids.py": ["runtime", "pipeline", "collections"],
+    "recfx/runtime/transfers.py": [_ON_NPU, "runtime"],
+    **{
+        f"recfx/runtime/{stem}.py": [f"{_ON_NPU}/test_find_rows.py", f"{_ON_NPU}/test_overlap.py", "runtime", "passes"]
+        for stem in ("find_rows", "index_copies")
+    },
+    "recfx/runtime/training_checks.py": ["collections", "sharding/test_ddp.py", "planner/test_torchrec_entry.py"],
     "hashing": ["hashing", "collections", "kernels"],
-    **{f"hashing/{stem}.py": ["hashing", "sharding/test_state.py"] for stem in ("slices", "row_move")},
+    **{f"recfx/hashing/{stem}.py": ["hashing", "sharding/test_state.py"] for stem in ("slices", "row_move")},
     "sharding": ["sharding", "planner"],
     "checkpoint": ["checkpoint", "sharding/test_checkpoint.py", "sharding/test_checkpoint_optimizers.py"],
     "verification": ["verification", "conversion"],
     "lowering": ["lowering", "runtime/test_default_device.py", "kernels", "optim"],
-    "lowering/profiler_ranges.py": ["runtime/test_profile.py", "lowering"],
-    "lowering/lookup.py": ["lowering/test_triton_limits.py", "ascend/test_interpreted_targets.py"],
-    "optim/fused_step_op.py": ["lowering/test_triton_limits.py", "ascend/test_interpreted_targets.py"],
-    **{f"optim/{rule}_triton.py": _INTERPRETED for rule in ("sgd", "adagrad", "rowwise_adagrad", "adam")},
-    **{f"kernels/{stem}_triton.py": _INTERPRETED[::-1] for stem in _IN_TRITON},
-    "kernels/launch.py": ["lowering/test_triton_limits.py", "kernels/test_tiling.py", *_INTERPRETED],
+    "lowering/npu.py": [f"{_ON_NPU}/test_target.py", "lowering", _ON_NPU],
+    "lowering/step/profiler_ranges.py": ["runtime/test_profile.py", "lowering"],
+    **{
+        path: ["lowering/test_triton_limits.py", "ascend/test_interpreted_targets.py", "lowering/test_registry.py"]
+        for path in ("lowering/triton/lookup.py", "lowering/triton/target.py", "recfx/optim/fused_step_op.py")
+    },
+    "kernels/build/launch.py": ["lowering/test_triton_limits.py", "kernels/test_tiling.py", *_INTERPRETED],
     "optim": [
         "optim", "kernels/test_fused_step.py", "lowering", "sharding/test_optimizer_state.py",
         "sharding/test_optimizer_settings.py",
@@ -66,9 +64,11 @@ BESIDE = {
     "serving": ["exporter", "kernels/test_served_lookup.py", "kernels/test_quantized_lookup.py"],
     "ir": ["ir", "passes", "inspect"],
     "collections": ["collections", "runtime", "conversion"],
-    "replacement": ["conversion"],
+    "conversion": ["conversion", "sharding/test_unconvert.py"],
+    "replacement": ["conversion", "collections/test_fit_table.py", "discovery"],
     "discovery": ["discovery", "verification", "inspect", "conversion"],
-    "inspect": ["inspect", "commandline"],
+    "inspect": ["inspect", "commandline", "sharding/test_monitor.py"],
+    "drawing": ["drawing", "commandline"],
     "errors": ["test_diagnostics.py", "checkpoint/test_refusals.py", "conversion/test_refusals.py"],
     "version": ["test_packaging.py"],
     "__init__": ["test_structure.py", "test_packaging.py"],
@@ -80,7 +80,6 @@ _SHARDING = {
     "awaitables": ["test_batch_steps", "test_stock_pipeline", "test_types"],
     "batch_steps": ["test_batch_steps", "test_stock_pipeline", "test_step_once"],
     "collection": ["test_copies", "test_state", "test_explain", "test_ddp", "test_plan", "test_optimizer_settings"],
-    "data_parallel": ["test_plan", "test_types"],
     "end_of_data": ["test_batch_steps", "test_stock_pipeline"],
     "gather": ["test_unconvert", "test_uneven_columns", "test_parts_of_the_world"],
     "held_interrupts": ["test_held_interrupts"],
@@ -92,17 +91,14 @@ _SHARDING = {
     "pipeline_stages": ["test_batch_steps", "test_types", "test_stock_pipeline"],
     "plan": ["test_plan"],
     "ranks_agree": ["test_ranks_agree"],
-    "sharded_tables": [
-        "test_state",
-        "test_explain",
-        "test_shard_trained",
-        "test_optimizer_state",
-        "test_step_once",
-    ],
+    "sharded_tables": ["test_state", "test_explain", "test_shard_trained", "test_optimizer_state", "test_step_once"],
     "state": ["test_pieces", "test_state", "test_parts_of_the_world"],
-    "ways_back": ["test_plan", "test_wire", "test_types"],
     "whole_plan": ["test_plan"],
-    **{stem: ["test_plan", "test_types"] for stem in ("by_columns", "by_rows", "_planned")},
+    **{f"types/{stem}": ["test_plan", "test_types"] for stem in ("by_columns", "by_rows", "data_parallel", "_planned")},
+}
+_SHARDING_ELSEWHERE = {
+    **dict.fromkeys(("awaitables", "batch_steps", "pipeline_stages"), "pipeline/test_train_pipeline.py"),
+    "sharded_tables": f"{_ON_NPU}/test_sharded.py",
 }
 _LOADING = ["collections/test_interrupts", "collections/test_state", "sharding/test_state"]
 _HASHING = {
@@ -116,21 +112,35 @@ _HASHING = {
     "storage": ["hashing/test_holds", "hashing/test_state", "hashing/test_index", "hashing/test_threads", *_LOADING],
     "usable_share": ["hashing/test_usable_share"],
 }
-FIRST = {f"sharding/{stem}.py": [f"sharding/{each}.py" for each in files] for stem, files in _SHARDING.items()}
-FIRST |= {f"hashing/{stem}.py": [f"{each}.py" for each in files] for stem, files in _HASHING.items()}
-"""Files below ``tests/`` that come before all others: to run all that need real ranks takes minutes."""
-for _stem in ("awaitables", "batch_steps", "pipeline_stages"):
-    FIRST[f"sharding/{_stem}.py"].append("pipeline/test_train_pipeline.py")
-FIRST["sharding/sharded_tables.py"].append("ascend/npu_runtime/test_sharded.py")
 _CHECKPOINT = {
-    **{name: ["sharding/test_checkpoint.py"] for name in ("sharded", "table_names")},
-    "peers": ["sharding/test_checkpoint.py"],
-    "storage": ["checkpoint/test_storage.py", "sharding/test_checkpoint.py"],
-    "load": ["sharding/test_checkpoint_optimizers.py", "checkpoint/test_refusals.py"],
-    "ordinary": ["checkpoint/test_ordinary.py", "sharding/test_checkpoint_optimizers.py"],
-    "save": [f"checkpoint/test_{name}.py" for name in ("crash", "directory", "refusals")],
+    **{name: ["sharding/test_checkpoint"] for name in ("sharded", "table_names", "peers")},
+    "storage": ["checkpoint/test_storage", "sharding/test_checkpoint"],
+    "load": ["sharding/test_checkpoint_optimizers", "checkpoint/test_refusals"],
+    "ordinary": ["checkpoint/test_ordinary", "sharding/test_checkpoint_optimizers"],
+    "save": [f"checkpoint/test_{name}" for name in ("crash", "directory", "refusals")],
 }
-FIRST.update({f"checkpoint/{stem}.py": files for stem, files in _CHECKPOINT.items()})
+_EXPORTER = {
+    **{stem: ["exporter/test_sharded"] for stem in ("gathered_tables", "ranks", "sharded_export")},
+    "checkpoint_tables": ["exporter/test_checkpoint_export"],
+    "served_collection": ["exporter/test_torchrec_flow"],
+    "torch_entry": ["exporter/test_scripting", "exporter/test_torch_export"],
+}
+_REFERENCES = ["discovery/test_bypass", "discovery/test_bypass_refused"]
+_STEMS = {
+    "recfx/collections/sharding": {stem: [f"sharding/{name}" for name in names] for stem, names in _SHARDING.items()},
+    "recfx/collections": dict.fromkeys(("find_references", "object_kinds", "rewiring"), _REFERENCES),
+    "recfx/hashing": _HASHING,
+    "recfx/checkpoint": _CHECKPOINT,
+    "recfx/exporter": _EXPORTER,
+}
+FIRST = {
+    f"{folder}/{stem}.py": [f"{name}.py" for name in names]
+    for folder, stems in _STEMS.items()
+    for stem, names in stems.items()
+}
+"""Files below ``tests/`` that come before all others: to run all that need real ranks takes minutes."""
+for _stem, _name in _SHARDING_ELSEWHERE.items():
+    FIRST[f"recfx/collections/sharding/{_stem}.py"].append(_name)
 LAST = (Path("tests/checkpoint/test_round_trip.py"), Path("tests/checkpoint/test_crash.py"))
 """They take long, and others beside them notice nearly as much."""
 
@@ -168,7 +178,7 @@ def package_of(path: Path) -> str:
 def _first(path: Path) -> list[str]:
     """Places below ``tests/`` that come before all others."""
     if path.suffix == ".py":
-        return FIRST.get(f"{package_of(path)}/{path.name}", [])
+        return FIRST.get(str(path), [])
     sources = [source for source in sorted(Path("kernels/csrc").rglob("*.cpp")) if path in included_by(source)]
     own = [f"kernels/test_{stem}.py" for stem in (path.stem, *(source.stem for source in sources))]
     return [
@@ -195,20 +205,47 @@ def _words(path: Path) -> set[str]:
     return set(re.findall(r"\w+", _text(path)))
 
 
+def _places(path: Path) -> list[str]:
+    """Places below ``tests/`` for a file, or for its package."""
+    if path.stem.endswith("_triton"):
+        return _INTERPRETED
+    package = package_of(path)
+    return BESIDE.get(str(path)) or BESIDE.get(package, [package])
+
+
+@functools.cache
+def _importing() -> dict[str, list[Path]]:
+    """The test files that import a module of the product, by the module's name.
+
+    Those that only run in Triton's interpreter or on a device are started by others (``_INTERPRETED``).
+    """
+    importing: dict[str, list[Path]] = {}
+    elsewhere = (Path("tests/ascend/interpreted"), Path("tests/ascend/on_device"))
+    for file in sorted(Path("tests").rglob("test_*.py")):
+        if file.parent in elsewhere:
+            continue
+        for name in set(re.findall(r"^\s*(?:from|import) (recfx[\w.]*)", _text(file), re.MULTILINE)):
+            importing.setdefault(name, []).append(file)
+    return importing
+
+
 def tests_for(path: Path) -> list[str]:
     """Test files for one file of the product, both relative to the root: those of ``FIRST`` and ``CPP``, then of the
-    same stem, then those that name more of what is public in it, then the others of its package.
+    same stem, then those that name more of what is public in it, then the others of its package and those that import
+    it.
     """
-    package = package_of(path)
     files: dict[Path, int] = {}
     first = _first(path)
-    places = BESIDE.get(f"{package}/{path.name}") or BESIDE.get(package, [package])
+    places = _places(path)
     for order, place in enumerate([*first, *places]):
         where = Path("tests", place)
         for file in [where] if where.suffix else sorted(where.rglob("test_*.py")):
             files.setdefault(file, order)
+    module = ".".join(path.with_suffix("").parts)
+    for file in _importing().get(module if path.parts[0] == "recfx" else f"recfx.{module}", []):
+        files.setdefault(file, len(first) + len(places))
     names = _names(path)
-    long = {Path("tests", each) for each in LONG}
+    long = {Path("tests", place) for place in LONG}
 
     def distance(file: Path) -> tuple[bool, int, bool, bool, int, int]:
         order, other_stem = files[file], file.stem.removeprefix("test_") != path.stem.strip("_")
