@@ -22,26 +22,22 @@ from recfx.lowering.step.trainable_lookup import LookedUp, TrainableLookup
 
 def serves(lookup: LookupFacts, chip: str | None) -> Diagnostic | None:
     """None for tables without an optimizer, or with one whose rule is in recfx's C++ library."""
-
-    def refuse(reason: str, message: str) -> Diagnostic:
-        return Diagnostic(reason, "", message, by="cpu")
-
     if len(lookup.dtypes) != 1 or not lookup.dtypes <= _DTYPES:
         names = ", ".join(sorted(str(dtype) for dtype in lookup.dtypes))
-        return refuse("dtype", f"a call takes tables of float32, of float16 or of bfloat16, not of {names}.")
+        return Diagnostic("dtype", "", f"a call takes tables of float32, of float16 or of bfloat16, not of {names}.")
     if not lookup.is_contiguous:
-        return refuse("not_contiguous", "a table's rows are not contiguous.")
+        return Diagnostic("not_contiguous", "", "a table's rows are not contiguous.")
     for optimizer in lookup.optimizers:
         if optimizer.rule not in fused_step.rules():
-            return refuse("optimizer", f"there is no step of {optimizer.rule} in C++.")
+            return Diagnostic("optimizer", "", f"there is no step of {optimizer.rule} in C++.")
     return None
 
 
 def is_here(device: torch.device) -> Diagnostic | None:
     """None if recfx's C++ library is there, or can be built."""
-    if library.load():
-        return None
-    return Diagnostic("no_library", "", by="cpu", message=f"the C++ operators are missing: {library.why_not()}")
+    return (
+        None if library.load() else Diagnostic("no_library", "", f"the C++ operators are missing: {library.why_not()}")
+    )
 
 
 _DTYPES = {torch.float32, torch.float16, torch.bfloat16}
@@ -55,7 +51,7 @@ def build(spec: LookupSpec) -> LookupKernel:
 def serves_finding(lookup: LookupFacts) -> Diagnostic | None:
     """None for sums. A mean would be divided by lengths that leave out the ids without a row."""
     if lookup.combine == "MEAN":
-        return Diagnostic("mean_from_ids", "", "a lookup from raw ids pools sums, not means.", by="cpu")
+        return Diagnostic("mean_from_ids", "", "a lookup from raw ids pools sums, not means.")
     return None
 
 

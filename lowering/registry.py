@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Protocol
@@ -49,20 +49,22 @@ class LookupSpec:
     @cached_property
     def facts(self) -> LookupFacts:
         """What kernels are chosen by: the lookup as data."""
-        optimizers = [None if optimizer is None else optimizer.facts for optimizer in self.optimizers]
-        tables = [
-            TableFacts(
-                weight.shape[0],
-                weight.shape[1],
-                weight.dtype,
-                weight.device.type,
-                weight.is_contiguous(),
-                optimizer,
-                weight.requires_grad,
-            )
-            for weight, optimizer in zip(self.weights, optimizers, strict=True)
-        ]
-        return LookupFacts(self.tables, self.combine, self.is_weighted, tuple(tables))
+        tables = tuple(map(facts_of_table, self.weights, self.optimizers))
+        return LookupFacts(self.tables, self.combine, self.is_weighted, tables)
+
+
+def facts_of_table(weight: torch.Tensor, optimizer: Any) -> TableFacts:
+    """What kernels are chosen by: a table that is here, as data, with its fused optimizer or None."""
+    rows, dim = weight.shape
+    return TableFacts(
+        rows,
+        dim,
+        weight.dtype,
+        weight.device.type,
+        weight.is_contiguous(),
+        None if optimizer is None else optimizer.facts,
+        weight.requires_grad,
+    )
 
 
 @dataclass(frozen=True)
@@ -162,14 +164,12 @@ class Backend:
             lookup: the lookup.
             chip: the name of the NPU, whose limits count as well; None if it does not matter.
         """
-        declined: Diagnostic | None = self._unsuited(lookup) or self._target.serves(lookup, chip)
-        return declined
+        return self._said(self._unsuited(lookup) or self._target.serves(lookup, chip))
 
     def is_here(self, device: torch.device) -> Diagnostic | None:
         """None if what this backend needs for ``device``, which is of a type that it serves, is on this machine."""
         is_here = getattr(self._target, "is_here", None)
-        missing: Diagnostic | None = None if is_here is None else is_here(device)
-        return missing
+        return self._said(None if is_here is None else is_here(device))
 
     def decline(self, spec: LookupSpec) -> Diagnostic | None:
         """None if this backend serves ``spec``, and is here."""
@@ -178,12 +178,11 @@ class Backend:
     def decline_on(self, devices: Sequence[torch.device], lookup: LookupFacts) -> Diagnostic | None:
         """None if this backend serves ``lookup``, whose tables are on these devices, and is here."""
         device = devices[0]
-        declined: Diagnostic | None = (
+        return self._said(
             self._unsuited(lookup, several=device.type != "cpu" and len(set(devices)) > 1)
             or self.is_here(device)
             or self._target.serves(lookup, launch.chip_name(device))
         )
-        return declined
 
     def build(self, spec: LookupSpec) -> LookupKernel:
         """The kernel for ``spec``."""
@@ -194,14 +193,16 @@ class Backend:
         """None if a kernel of this backend, which serves ``lookup``, can find its rows itself."""
         if not self.finds_ids:
             message = f"backend {self.name!r} has no kernel that finds rows."
-            return Diagnostic("no_finding_kernel", "", message, by=self.name)
-        declined: Diagnostic | None = self._target.serves_finding(lookup)
-        return declined
+            return self._said(Diagnostic("no_finding_kernel", "", message))
+        return self._said(self._target.serves_finding(lookup))
 
     def build_finding(self, kernel: LookupKernel) -> FindingKernel:
         """The form of ``kernel`` that takes raw ids; both forms take part in the same fused steps."""
         finding: FindingKernel = self._target.build_finding(kernel)
         return finding
+
+    def _said(self, declined: Diagnostic | None) -> Diagnostic | None:
+        return None if declined is None else replace(declined, by=self.name)
 
     @property
     def _target(self) -> ModuleType:
@@ -211,13 +212,13 @@ class Backend:
         """Why it has no kernels for such a lookup; ``several``: the tables are on several devices of one type."""
         if lookup.combine not in self.combines:
             message = f"backend {self.name!r} has no kernel with combine={lookup.combine}."
-            return Diagnostic("unsupported_combine", "", message, by=self.name)
+            return Diagnostic("unsupported_combine", "", message)
         found = lookup.device_types
         if not self.serves_on or (len(found) == 1 and found <= set(self.serves_on) and not several):
             return None
         wanted = "the CPU" if self.serves_on == ("cpu",) else " and ".join(self.serves_on)
         message = f"the tables are on {'/'.join(sorted(found))}; this target is for {wanted}."
-        return Diagnostic("device", "", message, by=self.name)
+        return Diagnostic("device", "", message)
 
 
 # In order of preference.
@@ -232,7 +233,14 @@ BACKENDS: tuple[Backend, ...] = (
         takes_absent=True,
         finds_rows_on=("cuda", "cpu"),
     ),
-    Backend("npu", "recfx.lowering.npu", ("npu",), serves_on=("npu",), takes_absent=True, finds_rows_on=("npu",)),
+    Backend(
+        "npu",
+        "recfx.lowering.triton.target",
+        ("npu",),
+        serves_on=("npu",),
+        takes_absent=True,
+        finds_rows_on=("npu",),
+    ),
     Backend("reference", "recfx.lowering.reference"),
 )
 

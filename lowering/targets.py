@@ -24,7 +24,6 @@ class TargetsHere:
     backend: str = "auto"
 
     def serve(self, lookup: LookupFacts, collection: str) -> Served:
-        """See ``Targets``."""
         chosen, declined = choose_backend(lookup, self.backend, collection)
         return Served(chosen.name, declined, chosen.serves_finding(lookup))
 
@@ -33,7 +32,6 @@ class TargetsHere:
         return True
 
     def find_rows(self, device: str) -> Served:
-        """See ``Targets``."""
         declined: list[Diagnostic] = []
         for candidate in _finding_rows(device):
             refusal = candidate.is_here(torch.device(device))
@@ -43,7 +41,6 @@ class TargetsHere:
         return Served("reference", tuple(declined))
 
     def index_operators(self, device: str) -> str:
-        """See ``Targets``."""
         if device == "meta":
             return ""
         return "cpu" if device == "cpu" and library.load() else "reference"
@@ -62,7 +59,6 @@ class PlannedTargets:
     chip: str | None = None
 
     def serve(self, lookup: LookupFacts, collection: str) -> Served:
-        """See ``Targets``."""
         return select_planned(lookup, self.backend, self.chip)
 
     def may_name(self, backend: str) -> bool:
@@ -70,11 +66,9 @@ class PlannedTargets:
         return True
 
     def find_rows(self, device: str) -> Served:
-        """See ``Targets``."""
         return Served(next((candidate.name for candidate in _finding_rows(device)), "reference"))
 
     def index_operators(self, device: str) -> str:
-        """See ``Targets``."""
         return "cpu" if device == "cpu" else "reference"
 
 

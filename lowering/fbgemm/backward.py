@@ -18,8 +18,8 @@ from recfx.lowering.step.step_numbers import StepCounts
 from recfx.lowering.step.trainable_lookup import TrainedBatch
 
 
-class FusedStep:
-    """Steps all tables of a lookup, and caches what does not change from batch to batch.
+class FbgemmBackward:
+    """The backward kernels of one lookup; caches what does not change from batch to batch.
 
     Args:
         layout: the lookup's tables and their optimizers.
@@ -33,13 +33,7 @@ class FusedStep:
         self._state_offsets: torch.Tensor | None = None
         self._counts = StepCounts(layout.optimizers)
 
-    def run(self, batch: TrainedBatch, grad_output: torch.Tensor) -> None:
-        """Update every trained table.
-
-        Args:
-            batch: what was looked up.
-            grad_output: ``[B, sum D]`` float32, contiguous.
-        """
+    def step(self, batch: TrainedBatch, grad_output: torch.Tensor) -> None:
         kernel = FBGEMM_RULES[self.optimizers[0].rule]  # tables of one lookup have the same rule
         self._prepare(batch.weights, kernel.state)
         trained = [weight.requires_grad for weight in batch.weights]
@@ -101,13 +95,21 @@ class FusedStep:
         rate: tuple[torch.Tensor, float],
     ) -> None:
         """Call the kernel once for the tables of ``part``; weights and states are (base, offsets)."""
+        base, offsets = states
+        state = StateArguments(base, part.placements, offsets, *rate)
+        kernel.step(self._arguments(batch, part, grad_output, *weights), state)
+
+    def _arguments(
+        self, batch: TrainedBatch, part: Part, grad_output: torch.Tensor, base: torch.Tensor, offsets: torch.Tensor
+    ) -> list[Any]:
+        """What all kernels take for the tables of ``part``, which are at ``offsets`` from ``base``."""
         batch_size = grad_output.shape[0]
         first, last = part.features
-        arguments: list[Any] = [
+        return [
             grad_output,
-            weights[0],
+            base,
             part.placements,
-            weights[1],
+            offsets,
             part.dim_offsets,
             part.max_dim,
             part.row_offsets,
@@ -118,28 +120,9 @@ class FusedStep:
             batch.scale,
             False,  # stochastic rounding
         ]
-        base, offsets = states
-        kernel.step(arguments, StateArguments(base, part.placements, offsets, *rate))
-
-
-class FbgemmBackward:
-    """The backward kernels of one lookup; caches what does not change from batch to batch.
-
-    Args:
-        layout: the lookup's tables and their optimizers.
-    """
-
-    def __init__(self, layout: Layout) -> None:
-        self._layout = layout
-        self._step = FusedStep(layout)
-
-    def step(self, batch: TrainedBatch, grad_output: torch.Tensor) -> None:
-        """See ``Backward``."""
-        self._step.run(batch, grad_output)
 
     def scale_gradient(self, batch: TrainedBatch, grad_output: torch.Tensor) -> torch.Tensor:
-        """See ``Backward``."""
-        layout = self._layout
+        layout = self.layout
         gradient: torch.Tensor = torch.ops.fbgemm.split_embedding_codegen_grad_indice_weights_cpu(
             grad_output,
             layout.base,
@@ -161,13 +144,13 @@ class FbgemmBackward:
         ]
         if all(wanted):
             base = torch.empty(1, dtype=torch.float32, device="cpu")
-            part = self._layout.whole
+            part = self.layout.whole
             addresses = tuple(total.data_ptr() for total in totals if total is not None)
             self._add(part, batch, grad_output, base, distances(base, addresses, part.table_of_feature))
             return totals
         for table, total in enumerate(totals):
             if total is not None:
-                part = self._layout.part(table)
+                part = self.layout.part(table)
                 self._add(part, batch, grad_output, total.view(-1), part.at_start)
         return totals
 
@@ -175,22 +158,6 @@ class FbgemmBackward:
         self, part: Part, batch: TrainedBatch, grad_output: torch.Tensor, base: torch.Tensor, offsets: torch.Tensor
     ) -> None:
         """Add the gradients of the tables of ``part`` at ``offsets`` from ``base``."""
-        first, last = part.features
-        batch_size = grad_output.shape[0]
-        torch.ops.fbgemm.split_embedding_backward_codegen_sgd_cpu(
-            grad_output,
-            base,
-            part.placements,
-            offsets,
-            part.dim_offsets,
-            part.max_dim,
-            part.row_offsets,
-            part.row_bits,
-            batch.values,
-            batch.offsets[first * batch_size : last * batch_size + 1],
-            self._layout.pooling,
-            batch.scale,
-            False,
-            torch.tensor(-1.0, dtype=torch.float32, device="cpu"),
-            FLOAT32,
-        )
+        rate = torch.tensor(-1.0, dtype=torch.float32, device="cpu")
+        arguments = self._arguments(batch, part, grad_output, base, offsets)
+        torch.ops.fbgemm.split_embedding_backward_codegen_sgd_cpu(*arguments, rate, FLOAT32)

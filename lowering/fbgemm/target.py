@@ -25,7 +25,7 @@ def serves(lookup: LookupFacts, chip: str | None) -> Diagnostic | None:
     """None for float32 and float16 tables, without an optimizer or with one that FBGEMM has for the CPU."""
 
     def refuse(reason: str, message: str) -> Diagnostic:
-        return Diagnostic(reason, "", message, by="fbgemm")
+        return Diagnostic(reason, "", message)
 
     dtypes, tables = set(lookup.dtypes), lookup.facts
     if not dtypes <= {torch.float32, torch.float16} or len(dtypes) != 1:

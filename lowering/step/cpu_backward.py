@@ -50,7 +50,6 @@ class CpuBackward:
         return cls(names, spec.optimizers, table_of_feature, spec.combine == "MEAN")
 
     def scale_gradient(self, batch: TrainedBatch, grad_output: torch.Tensor) -> torch.Tensor:
-        """See ``Backward``."""
         try:
             with torch.no_grad():
                 return per_sample_weight_gradients(

@@ -177,6 +177,8 @@ class _Part:
         return gradients_of_table(self.batch, self.grad_output, trainable.tables, trainable.pooling, table)
 
     def step_with(self, parts: Sequence[_Part]) -> None:
+        if self.grad_output.is_meta:
+            return
         features = sum(len(table.feature_names) for table in self.trainable.tables)
         batch = joined([part.batch for part in parts], features)
         gradients = [part.grad_output for part in parts]

@@ -49,7 +49,6 @@ class TritonBackward:
         self.mean = spec.combine == "MEAN"
 
     def scale_gradient(self, batch: TrainedBatch, grad_output: torch.Tensor) -> torch.Tensor:
-        """See ``Backward``."""
         tables = [weight.detach() for weight in batch.weights]
         found: torch.Tensor = per_sample_weight_gradients_triton(
             batch.values, batch.offsets, grad_output, tables, self.table_of_feature

@@ -17,6 +17,7 @@ from torch import nn
 from recfx.errors import ConversionError
 from recfx.hashing import HashIndex
 from recfx.ir.facts import TableFacts
+from recfx.lowering.registry import facts_of_table
 from recfx.optim.fused_optimizer import FusedOptimizer
 from recfx.runtime.forwards import Forwards
 from recfx.runtime.in_flight import BatchesInFlight
@@ -101,12 +102,7 @@ class TableStore:
 
     def facts(self, table: str) -> TableFacts:
         """What kernels are chosen by: the table, as it is now, as data."""
-        weight, optimizer = self.weight(table), self.optimizers.get(table)
-        facts = None if optimizer is None else optimizer.facts
-        rows, dim = weight.shape
-        return TableFacts(
-            rows, dim, weight.dtype, weight.device.type, weight.is_contiguous(), facts, weight.requires_grad
-        )
+        return facts_of_table(self.weight(table), self.optimizers.get(table))
 
     def weights(self, tables: Sequence[str]) -> list[torch.Tensor]:
         """``weight`` of each of ``tables``. Every batch asks for all of them, in some models for thousands."""

@@ -23,7 +23,7 @@ from recfx.kernels.build import launch, tiling
 from recfx.lowering import LookupSpec, select_backend
 from recfx.lowering.registry import BACKENDS
 from recfx.lowering.targets import PlannedTargets, TargetsHere
-from recfx.lowering.triton import limits as triton_limits
+from recfx.lowering.triton import target as triton_target
 from recfx.optim.fused_optimizer import FusedOptimizer
 from recfx.optim.rules.adam import ADAM
 from recfx.optim.rules.lamb import LAMB
@@ -223,7 +223,7 @@ def test_of_a_lookup_without_optimizer_the_step_that_gives_gradients_has_to_fit(
 
 def test_a_rule_whose_step_was_never_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     rule = replace(ADAM, step_need=None, border_need=None)
-    monkeypatch.setattr(triton_limits, "rule_named", {"adam": rule}.get)
+    monkeypatch.setattr(triton_target, "rule_named", {"adam": rule}.get)
     decline = on_npu("Ascend910B3", monkeypatch)
     found = decline(spec(optimizers=[FusedOptimizer(rule, {"lr": 0.1})] * 2))
     assert found.code == "unified_buffer"

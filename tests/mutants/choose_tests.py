@@ -45,10 +45,12 @@ BESIDE = {
     "checkpoint": ["checkpoint", "sharding/test_checkpoint.py", "sharding/test_checkpoint_optimizers.py"],
     "verification": ["verification", "conversion"],
     "lowering": ["lowering", "runtime/test_default_device.py", "kernels", "optim"],
-    "lowering/npu.py": [f"{_ON_NPU}/test_target.py", "lowering", _ON_NPU],
     "lowering/step/profiler_ranges.py": ["runtime/test_profile.py", "lowering"],
     **{
-        path: ["lowering/test_triton_limits.py", "ascend/test_interpreted_targets.py", "lowering/test_registry.py"]
+        path: [
+            "lowering/test_triton_limits.py", "ascend/test_interpreted_targets.py", "lowering/test_registry.py",
+            f"{_ON_NPU}/test_target.py",
+        ]
         for path in ("lowering/triton/lookup.py", "lowering/triton/target.py", "recfx/optim/fused_step_op.py")
     },
     "kernels/build/launch.py": ["lowering/test_triton_limits.py", "kernels/test_tiling.py", *_INTERPRETED],

@@ -16,11 +16,11 @@ MOST_ROWS = 1000
 def serves(lookup: LookupFacts, chip: str | None) -> Diagnostic | None:
     """None for SUM lookups without per-sample weights and without fused optimizers, in tables of a few rows."""
     if lookup.combine != "SUM" or lookup.is_weighted:
-        return Diagnostic("pooling", "", "the loop only adds.", by="loop")
+        return Diagnostic("pooling", "", "the loop only adds.")
     if lookup.optimizers:
-        return Diagnostic("optimizer", "", "the loop has no fused optimizers.", by="loop")
+        return Diagnostic("optimizer", "", "the loop has no fused optimizers.")
     if any(table.rows > MOST_ROWS for table in lookup.facts):
-        return Diagnostic("too_many_rows", "", f"the loop takes tables of up to {MOST_ROWS} rows.", by="loop")
+        return Diagnostic("too_many_rows", "", f"the loop takes tables of up to {MOST_ROWS} rows.")
     return None
 
 

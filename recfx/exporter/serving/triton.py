@@ -3,6 +3,8 @@
 Python registers its operator, so files that call it are loaded where Python, recfx and, for a device, Triton are.
 """
 
+from dataclasses import replace
+
 import torch
 
 import recfx.kernels.lookup.quantized_lookup  # noqa: F401  registers the operator
@@ -12,7 +14,7 @@ from recfx.exporter.serving.pool_rows import FORMATS
 from recfx.exporter.serving.select_bags import Bags
 from recfx.ir.facts import LookupFacts
 from recfx.ir.tables import TableSpec
-from recfx.lowering.triton import limits as triton_limits
+from recfx.lowering.triton import target as triton_target
 
 DEVICE_TYPES = ("cuda", "npu")
 """The kinds of devices that the kernel can be compiled for."""
@@ -47,7 +49,8 @@ class TritonPoolRows(AtenPoolRows):
             message = f"a launch takes tables of int8 or of int4, not of {names}."
             what_to_do = "store all tables of the collection as int8, or all as int4, or leave them to ATen."
             return Diagnostic("dtype", "", message, what_to_do, by=cls.kernel)
-        return triton_limits.too_many_columns(cls.kernel, lookup)
+        refusal = triton_target.too_many_columns(lookup)
+        return None if refusal is None else replace(refusal, by=cls.kernel)
 
     def forward(self, bags: Bags) -> torch.Tensor:
         """``bags``: rows of every table of the collection. Returns ``[B, sum D]``."""
@@ -86,4 +89,4 @@ class TritonPoolRows(AtenPoolRows):
 
 def is_here(device: torch.device) -> Diagnostic | None:
     """None if files with the kernel run on the device; on the CPU, its reference does."""
-    return None if device.type == "cpu" else triton_limits.is_here("triton", device)
+    return None if device.type == "cpu" else triton_target.is_here(device)
