@@ -124,6 +124,15 @@ def schemas() -> list[str]:
     ]
 
 
+def _fake_what_returns_nothing() -> None:
+    for schema in schemas():
+        if schema.endswith("-> ()"):
+            torch.library.register_fake(f"recfx::{schema.partition('(')[0]}", lambda *arguments: None)
+
+
+_when_defined.append(_fake_what_returns_nothing)
+
+
 def operators() -> Any:
     """``torch.ops.recfx``, once its operators exist: in C++, or without kernels for the CPU if there is no library."""
     if _loaded is None:
@@ -182,7 +191,7 @@ def kernel(name: str, *dispatch_keys: str) -> Callable[[_F], _F]:
 
 
 def fake(*names: str) -> Callable[[_F], _F]:
-    """Decorator: the function returns what these operators return, without numbers."""
+    """Decorator: the function returns what these operators return, without numbers. Only for those that return some."""
 
     def register(function: _F) -> _F:
         for name in names:

@@ -308,8 +308,3 @@ def _any_nonzero(cells: list[Tensor]) -> Tensor:
 @library.fake("erase")
 def _erase(ids: Tensor, *rest: object) -> Tensor:
     return torch.empty_like(ids, memory_format=torch.contiguous_format)
-
-
-@library.fake("slot_tables_", "undo_insert", "add_counts", "mark_initialized")
-def _nothing(*arguments: object) -> None:
-    return None

@@ -42,15 +42,7 @@ def _fake(rows: Tensor, *arguments: object) -> Tensor:
 def per_sample_weight_gradients_triton(
     rows: Tensor, offsets: Tensor, gradients: Tensor, weights: list[Tensor], table_of_feature: list[int]
 ) -> Tensor:
-    """The gradient of the per-sample weights of a pooled lookup (SUM).
-
-    Args:
-        rows, offsets, weights, table_of_feature: as in ``recfx::pooled_lookup_triton``.
-        gradients: contiguous ``[B, sum of the features' dims]``, of the lookup's output.
-
-    Returns:
-        float32 ``[n]``; 0 for a row of -1.
-    """
+    """``per_sample_weight_gradients`` by the kernel, in one launch; all tensors are on one device."""
     from recfx.kernels.lookup.per_sample_weights_triton import recfx_per_sample_weight_gradients
 
     layout = layout_of(weights, table_of_feature)
@@ -59,20 +51,10 @@ def per_sample_weight_gradients_triton(
     if bags == 0 or rows.numel() == 0:
         return found
     launch.launch(
-        recfx_per_sample_weight_gradients,
-        launch.programs(rows.device, bags),
-        rows,
-        offsets,
-        gradients,
-        layout.first_columns,
-        weights[0],
-        starts(weights, table_of_feature),
-        found,
-        bags,
-        bags // len(table_of_feature),
-        layout.columns,
-        BLOCK_D=tiling.block_of(layout.largest_dim),
-    )
+        recfx_per_sample_weight_gradients, launch.programs(rows.device, bags), rows, offsets, gradients,
+        layout.first_columns, weights[0], starts(weights, table_of_feature), found,
+        bags, bags // len(table_of_feature), layout.columns, BLOCK_D=tiling.block_of(layout.largest_dim),
+    )  # fmt: skip
     return found
 
 
@@ -82,7 +64,7 @@ per_sample_weight_gradients_triton.register_fake(_fake)
 def per_sample_weight_gradients_reference(
     rows: Tensor, offsets: Tensor, gradients: Tensor, weights: list[Tensor], table_of_feature: list[int]
 ) -> Tensor:
-    """For each position, the gradient of its bag times its row; 0 for a row of -1. In ATen."""
+    """``per_sample_weight_gradients`` in ATen."""
     batch_size = (offsets.numel() - 1) // len(table_of_feature)
     found = torch.zeros(rows.numel(), dtype=torch.float32, device=rows.device)
     column = 0

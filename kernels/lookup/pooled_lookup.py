@@ -112,20 +112,11 @@ def _pooled_lookup(
 
 @library.fake("find_and_pool")
 def _find_and_pool(
-    ids: Tensor,
-    offsets: Tensor,
-    weights: list[Tensor],
-    table_of_feature: list[int],
-    *rest: object,
+    ids: Tensor, offsets: Tensor, weights: list[Tensor], table_of_feature: list[int], *rest: object
 ) -> tuple[Tensor, Tensor, Tensor]:
     keep_rows = len(rest) < 10 or bool(rest[9])  # the last argument of the operator
     rows = torch.empty_like(ids, memory_format=torch.contiguous_format) if keep_rows else ids.new_empty(0)
     return pooled_like(offsets, weights, table_of_feature), rows, ids.new_empty(len(weights))
-
-
-@library.fake("pool_again_")
-def _pool_again(*arguments: object) -> None:
-    return None
 
 
 @torch.library.custom_op("recfx::pooled_lookup_triton", mutates_args=())
@@ -137,19 +128,7 @@ def pooled_lookup_triton(
     mean: bool,
     per_sample_weights: Tensor | None,
 ) -> Tensor:
-    """Pool the rows of every bag, in one launch.
-
-    Args:
-        rows: int64 ``[n]``; -1 adds nothing.
-        offsets: int64 ``[F * B + 1]``.
-        weights: contiguous ``[rows, dim]``, all float32, all float16 or all bfloat16, on one device.
-        table_of_feature: the position of each feature's table.
-        mean: divide each sum by the bag's length, which counts rows of -1.
-        per_sample_weights: float32 ``[n]``, or None.
-
-    Returns:
-        float32 ``[B, sum of the features' dims]``, computed in float32 in the order of the rows.
-    """
+    """``pooled_lookup`` by the kernel, in one launch; all tensors are on one device."""
     from recfx.kernels.lookup.pooled_lookup_triton import recfx_pooled_lookup
 
     layout = layout_of(weights, table_of_feature)
@@ -159,22 +138,11 @@ def pooled_lookup_triton(
     if bags == 0:
         return pooled
     launch.launch(
-        recfx_pooled_lookup,
-        launch.programs(rows.device, bags),
-        rows,
-        offsets,
+        recfx_pooled_lookup, launch.programs(rows.device, bags), rows, offsets,
         pooled if per_sample_weights is None else per_sample_weights,  # not read
-        weights[0],
-        starts(weights, table_of_feature),
-        layout.first_columns,
-        pooled,
-        bags,
-        batch_size,
-        layout.columns,
-        BLOCK_D=tiling.block_of(layout.largest_dim),
-        WEIGHTED=per_sample_weights is not None,
-        MEAN=mean,
-    )
+        weights[0], starts(weights, table_of_feature), layout.first_columns, pooled, bags, batch_size, layout.columns,
+        BLOCK_D=tiling.block_of(layout.largest_dim), WEIGHTED=per_sample_weights is not None, MEAN=mean,
+    )  # fmt: skip
     return pooled
 
 

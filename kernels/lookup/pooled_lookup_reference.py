@@ -24,16 +24,28 @@ def pooled_lookup(
         weight = weights[table_of_feature[feature]]
         bags = offsets[feature * batch_size : (feature + 1) * batch_size + 1]
         begin, end = int(bags[0]), int(bags[-1])
-        lengths = bags[1:] - bags[:-1]
-        bag = torch.repeat_interleave(torch.arange(batch_size, device=rows.device), lengths)
         present = rows[begin:end] >= 0
         values = weight[rows[begin:end][present]].float()
         if per_sample_weights is not None:
             values = values * per_sample_weights[begin:end][present].unsqueeze(1)
-        sums = torch.zeros(batch_size, weight.size(1), dtype=torch.float32, device=rows.device)
-        sums.index_add_(0, bag[present], values)
-        pooled.append(sums / lengths.clamp(min=1).unsqueeze(1) if mean else sums)
+        pooled.append(pool_bags(values, present, bags, mean))
     return torch.cat(pooled, dim=1)
+
+
+def pool_bags(values: Tensor, present: Tensor, bags: Tensor, mean: bool) -> Tensor:
+    """The bags of one feature: float32 ``[B, dim]``.
+
+    Args:
+        values: float32 ``[present ids, dim]``.
+        present: bool ``[ids]``, which of the bags' ids have a value; the others count in a mean all the same.
+        bags: int64 ``[B + 1]``, where the bags begin.
+        mean: divide each sum by the bag's length.
+    """
+    lengths = bags[1:] - bags[:-1]
+    bag = torch.repeat_interleave(torch.arange(lengths.numel(), device=values.device), lengths)
+    sums = torch.zeros(lengths.numel(), values.size(1), dtype=torch.float32, device=values.device)
+    sums.index_add_(0, bag[present], values)
+    return sums / lengths.clamp(min=1).unsqueeze(1) if mean else sums
 
 
 def find_and_pool(

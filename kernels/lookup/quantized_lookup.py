@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from recfx.kernels.build import launch, tiling
+from recfx.kernels.lookup.pooled_lookup_reference import pool_bags
 from recfx.kernels.lookup.quantized_rows import codes_and_range
 from recfx.kernels.lookup.table_layout import layout_of_shapes, starts
 
@@ -57,26 +58,15 @@ def quantized_lookup_triton(
     is_even = all((table.data_ptr() | table.shape[1]) % 2 == 0 for table in tables)
     first = tables[0].view(-1)
     launch.launch(
-        recfx_quantized_lookup,
-        launch.programs(rows.device, bags),
-        rows,
-        offsets,
+        recfx_quantized_lookup, launch.programs(rows.device, bags), rows, offsets,
         pooled if per_sample_weights is None else per_sample_weights,  # not read
-        first.view(torch.int8),
-        first.view(torch.float16) if is_even else pooled,  # not read
+        first.view(torch.int8), first.view(torch.float16) if is_even else pooled,  # not read
         starts(tables, table_of_feature),
         _row_bytes(rows.device, tuple(tables[table].shape[1] for table in table_of_feature)),
-        layout.first_columns,
-        pooled,
-        bags,
-        batch_size,
-        layout.columns,
-        BLOCK_D=tiling.block_of(layout.largest_dim),
-        BITS=bits,
-        EVEN=is_even,
-        WEIGHTED=per_sample_weights is not None,
-        MEAN=mean,
-    )
+        layout.first_columns, pooled, bags, batch_size, layout.columns,
+        BLOCK_D=tiling.block_of(layout.largest_dim), BITS=bits, EVEN=is_even,
+        WEIGHTED=per_sample_weights is not None, MEAN=mean,
+    )  # fmt: skip
     return pooled
 
 
@@ -87,15 +77,9 @@ def _row_bytes(device: torch.device, of_features: tuple[int, ...]) -> Tensor:
 
 @quantized_lookup_triton.register_fake
 def _fake(
-    rows: Tensor,
-    offsets: Tensor,
-    tables: list[Tensor],
-    dims: list[int],
-    bits: int,
-    table_of_feature: list[int],
-    mean: bool,
-    per_sample_weights: Tensor | None,
-) -> Tensor:
+    rows: Tensor, offsets: Tensor, tables: list[Tensor], dims: list[int], bits: int, table_of_feature: list[int],
+    *rest: object,
+) -> Tensor:  # fmt: skip
     columns = sum(dims[table] for table in table_of_feature)
     return rows.new_empty((offsets.numel() - 1) // len(table_of_feature), columns, dtype=torch.float32)
 
@@ -110,34 +94,17 @@ def quantized_lookup_reference(
     mean: bool,
     per_sample_weights: Tensor | None,
 ) -> Tensor:
-    """Pool dequantized rows to float32 ``[B, sum of the features' dims]``, all sums in the order of the positions.
-
-    A row counts as ``code * (scale * w) + bias * w``, with its per-sample weight ``w``.
-
-    Args:
-        rows: int64 ``[n]``, the row in the feature's table of each position; a row of -1 adds nothing.
-        offsets: int64 ``[F * B + 1]``, where the bags begin in ``rows``, feature by feature.
-        tables: uint8 ``[rows of the table, row_bytes]`` each, with any padding at the ends of rows.
-        dims: the columns of each table.
-        bits: per code, 8 or 4, of all tables.
-        table_of_feature: the table of each of the ``F`` features.
-        mean: divide by the length of the bag, absent rows included; an empty bag is zeros.
-        per_sample_weights: float32 ``[n]``.
-    """
+    """The operator in ATen: a row counts as ``code * (scale * w) + bias * w``, with its per-sample weight ``w``."""
     batch_size = (offsets.numel() - 1) // len(table_of_feature)
     pooled: list[Tensor] = []
     for feature in range(len(table_of_feature)):
         table, dim = tables[table_of_feature[feature]], dims[table_of_feature[feature]]
         bags = offsets[feature * batch_size : (feature + 1) * batch_size + 1]
         begin, end = int(bags[0]), int(bags[-1])
-        lengths = bags[1:] - bags[:-1]
-        bag = torch.repeat_interleave(torch.arange(batch_size, device=rows.device), lengths)
         present = rows[begin:end] >= 0
         codes, scale, bias = codes_and_range(table[rows[begin:end][present]], dim, bits)
         if per_sample_weights is not None:
             weights = per_sample_weights[begin:end][present].unsqueeze(1)
             scale, bias = scale * weights, bias * weights
-        sums = torch.zeros(batch_size, dim, dtype=torch.float32, device=rows.device)
-        sums.index_add_(0, bag[present], codes * scale + bias)
-        pooled.append(sums / lengths.clamp(min=1).unsqueeze(1) if mean else sums)
+        pooled.append(pool_bags(codes * scale + bias, present, bags, mean))
     return torch.cat(pooled, dim=1)

@@ -13,6 +13,7 @@ from torch import Tensor
 from recfx.kernels.build import library
 from recfx.kernels.index.buckets import shared_rows
 from recfx.kernels.index.slot_table import find_rows_in_slots
+from recfx.kernels.lookup.pooled_lookup_reference import pool_bags
 from recfx.kernels.lookup.quantized_rows import dequantize_rows, row_bytes
 
 
@@ -100,12 +101,11 @@ def served_lookup_reference(
         found = _rows_of(ids[stretch], table, slot_tables[number])
         if bool((found < (-1 if table.slots else 0)).any() or (found >= table.num_rows).any()):
             raise IndexError("an id has no row in its table [id_out_of_range]")
-        read = values[number][found.clamp(min=0)] * (found >= 0).unsqueeze(1)
+        present = found >= 0
+        read = values[number][found[present]]
         if per_sample_weights is not None:
-            read = read * per_sample_weights[stretch].unsqueeze(1)
-        bag = torch.repeat_interleave(torch.arange(batch_size), bags.diff())
-        sums = torch.zeros(batch_size, table.columns).index_add_(0, bag, read)
-        pooled.append(sums / bags.diff().clamp(min=1).unsqueeze(1) if mean else sums)
+            read = read * per_sample_weights[stretch][present].unsqueeze(1)
+        pooled.append(pool_bags(read, present, bags, mean))
     return torch.cat(pooled, dim=1)
 
 

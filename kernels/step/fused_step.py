@@ -68,11 +68,6 @@ def fused_step_(
     )  # fmt: skip
 
 
-@library.fake("fused_step_")
-def _fake(*arguments: object) -> None:
-    return None
-
-
 Update = Callable[[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]], torch.Tensor]
 """``(values, gradient, state) -> values`` for ``n`` distinct rows; changes the rows of ``state`` in place."""
 

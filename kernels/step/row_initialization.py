@@ -51,11 +51,6 @@ def initialize_rows(
         data.index_copy_(0, rows, values)
 
 
-@library.fake("init_rows_")
-def _fake(*arguments: object) -> None:
-    return None
-
-
 @library.reference("init_rows_")
 def init_rows_reference_(
     weight: Tensor, rows: Tensor, ids: Tensor, key: int, low: float, high: float, first_column: int = 0
@@ -66,18 +61,7 @@ def init_rows_reference_(
 
 
 def initial_rows(ids: Tensor, dim: int, key: int, low: float, high: float, first_column: int = 0) -> Tensor:
-    """The initial rows of these ids, on their device. Scriptable.
-
-    Args:
-        ids: int64 ``[n]``.
-        dim: the number of columns of the weight.
-        key: from ``initialization_key``.
-        low, high: the range, rounded to float32.
-        first_column: the weight's first column in the table, if the weight is a shard of some of its columns.
-
-    Returns:
-        float32 ``[n, dim]``.
-    """
+    """The initial rows of these ids, float32 ``[n, dim]`` on their device; arguments as above. Scriptable."""
     column = torch.arange(first_column + 1, first_column + dim + 1, dtype=torch.int64, device=ids.device)
     bits = mix64(mix64(ids ^ key).unsqueeze(1) + column * -7046029254386353131)  # 0x9E3779B97F4A7C15
     uniform = ((bits >> 40) & 0xFFFFFF).to(torch.float32) * 5.9604644775390625e-08  # 2 ** -24, exact

@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from recfx.kernels.build import library
 from recfx.kernels.lookup.bag_offsets import (
     NEGATIVE_LENGTH,
     NOTHING,
@@ -72,7 +71,6 @@ def batches(draw: st.DrawFn) -> tuple[list[int], list[int], bool, list[int], lis
 
 @given(batches())
 def test_equals_a_plain_loop(batch: tuple[Any, ...]) -> None:
-    assert library.load(), library.why_not()
     values, bags, are_offsets, per_key, rows, ids, bags_dtype = batch
     offsets, (kind, position) = plain(values, bags, are_offsets, per_key, rows)
     arguments = (
@@ -160,7 +158,6 @@ def test_bags_that_are_not_those_of_the_keys(with_library: bool, per_key: list[i
 
 @pytest.mark.parametrize("position", [0, 1, 4])
 def test_operator_checks_dtypes(position: int) -> None:
-    assert library.load(), library.why_not()
     arguments: list[Any] = [torch.tensor([0, 0, 0]), torch.tensor([1, 2]), False, [1], torch.tensor([1, 1])]
     arguments[position] = arguments[position].double()
     with pytest.raises(RuntimeError, match="must be int64"):
@@ -168,7 +165,6 @@ def test_operator_checks_dtypes(position: int) -> None:
 
 
 def test_opcheck_and_script() -> None:
-    assert library.load(), library.why_not()
     for are_offsets, bags in ((False, [1, 2]), (True, [0, 1, 3])):
         arguments = (torch.tensor([1, 2, 9]), torch.tensor(bags), are_offsets, [1], torch.tensor([5, 5]))
         torch.library.opcheck(torch.ops.recfx.bag_offsets.default, arguments)

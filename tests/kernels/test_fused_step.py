@@ -11,14 +11,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recfx.kernels.build import library
 from recfx.kernels.lookup.embedding_bag import row_gradients
 from recfx.kernels.step.fused_step import fused_step_, rules, step_touched_rows
 from recfx.optim.rules import RULES
 from recfx.optim.rules.rule import Rule, StepNumbers
 from tests.ascend.guard_pages import guarded, signal_of
+from tests.kernels.threads import assert_same_on_any_threads
 
-assert library.load(), library.why_not()
 RULE = {rule.name: rule for rule in RULES}
 SETTINGS: dict[str, dict[str, Any]] = {
     "sgd": {"lr": 0.1},
@@ -183,18 +182,13 @@ def test_many_positions(rows: int, where: str) -> None:
 @pytest.mark.parametrize("weighted", [False, True])
 def test_any_number_of_threads_gives_the_same_bits(rule: str, weighted: bool) -> None:
     start = case(rule, rows=(70, 9000), dims=(20, 8), features=(1, 2), batch_size=4000, longest=4, weighted=weighted)
-    found = []
-    before = torch.get_num_threads()
-    try:
-        for threads in (1, 2, 3, 7):
-            torch.set_num_threads(threads)
-            made = start.copy()
-            fused_step_(*made.arguments())
-            found.append(made.tensors())
-    finally:
-        torch.set_num_threads(before)
-    for others in found[1:]:
-        assert all(torch.equal(one, other) for one, other in zip(found[0], others, strict=True))
+
+    def step() -> list[torch.Tensor]:
+        made = start.copy()
+        fused_step_(*made.arguments())
+        return made.tensors()
+
+    assert_same_on_any_threads(step, (1, 2, 3, 7))
 
 
 @pytest.mark.parametrize("side", ["begin", "end"])

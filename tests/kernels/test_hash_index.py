@@ -16,6 +16,7 @@ from recfx.kernels.index.buckets import bucket_of
 from recfx.kernels.index.index_buffers import EVICTED, STATE, IndexBuffers, IndexPolicy
 from tests.kernels.chosen_ids import of_one_bucket, of_one_slot
 from tests.kernels.indexes import assert_same, assert_sound, copy_of, empty, insert
+from tests.kernels.threads import assert_same_on_any_threads
 from tests.support.references import ByReferences
 
 reference = ByReferences(hash_index)
@@ -319,24 +320,16 @@ def test_who_goes_next_in_a_table_of_many_rows(evict: str, buckets: int) -> None
 @pytest.mark.parametrize("config", [{"on_full": "share"}, {"on_full": "evict", "evict": "lfu", "admit_after": 2}])
 def test_results_do_not_depend_on_threads(config: dict[str, Any]) -> None:
     ids = torch.randint(-(2**62), 2**62, (100_000,)) // 2**45  # about 2**18 different ones
-    threads = torch.get_num_threads()
-    results = []
-    try:
-        for count in (1, 2, 4):
-            torch.set_num_threads(count)
-            buffers, policy = empty(30_000, **config)
-            answers = [tensor for batch in ids.split(25_000) for tensor in insert(batch, buffers, policy)]
-            found = hash_index.find(ids, buffers.slot_groups, buffers.side_row, 0)
-            kept = buffers._replace(
-                victims=buffers.slot_groups, oldest=buffers.slot_groups
-            )  # what is not used there is garbage
-            results.append((*answers, found, *kept))
-    finally:
-        torch.set_num_threads(threads)
-    assert int(buffers.counts[3:].sum()) > 0, "nothing was evicted, shared or refused: the case is too easy"
-    for other in results[1:]:
-        for left, right in zip(results[0], other, strict=True):
-            assert torch.equal(left, right)
+
+    def train() -> list[torch.Tensor]:
+        buffers, policy = empty(30_000, **config)
+        answers = [tensor for batch in ids.split(25_000) for tensor in insert(batch, buffers, policy)]
+        rows = hash_index.find(ids, buffers.slot_groups, buffers.side_row, 0)
+        assert int(buffers.counts[3:].sum()) > 0, "nothing was evicted, shared or refused: the case is too easy"
+        # What is not used of the searches is garbage.
+        return [*answers, rows, *buffers._replace(victims=buffers.slot_groups, oldest=buffers.slot_groups)]
+
+    assert_same_on_any_threads(train)
 
 
 @pytest.mark.parametrize("config", [{}, {"on_full": "evict", "admit_after": 2}])

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from recfx.kernels.index import hash_index
 from recfx.kernels.index.index_buffers import STATE, IndexBuffers, IndexPolicy
 from tests.kernels.indexes import NOTHING_IN_FLIGHT, assert_same, assert_sound, copy_of, empty, insert
+from tests.kernels.threads import assert_same_on_any_threads
 from tests.support.references import ByReferences
 
 reference = ByReferences(hash_index)
@@ -120,26 +121,18 @@ def test_one_full_table_undoes_all_of_them() -> None:
 
 @pytest.mark.parametrize("full", [False, True])
 def test_several_tables_do_not_depend_on_threads(full: bool) -> None:
-    threads = torch.get_num_threads()
-    results = []
-    try:
-        for count in (1, 2, 4):
-            torch.set_num_threads(count)
-            indexes = tables(3000)[:5]
-            for step in range(5):
-                ids = 500 * step + torch.randint(0, 2500, (40_000,), generator=torch.Generator().manual_seed(step))
-                got = run(ids, [0, 9000, 9000, 15_000, 30_000], [8000, 9000, 15_000, 30_000, 40_000], indexes)
-                assert (got.report[:, 1] == -1).all()
-            if full:
-                got = run(torch.arange(40_000), [0] * 5, [0, 0, 0, 0, 20_000], indexes)
-                assert got.report[:, 1].max() >= 0
-            state = [getattr(buffers, name) for buffers, _ in indexes for name in STATE]
-            results.append([*got, *state])
-    finally:
-        torch.set_num_threads(threads)
-    for other in results[1:]:
-        for left, right in zip(results[0], other, strict=True):
-            assert torch.equal(left, right)
+    def train() -> list[torch.Tensor]:
+        indexes = tables(3000)[:5]
+        for step in range(5):
+            ids = 500 * step + torch.randint(0, 2500, (40_000,), generator=torch.Generator().manual_seed(step))
+            got = run(ids, [0, 9000, 9000, 15_000, 30_000], [8000, 9000, 15_000, 30_000, 40_000], indexes)
+            assert (got.report[:, 1] == -1).all()
+        if full:
+            got = run(torch.arange(40_000), [0] * 5, [0, 0, 0, 0, 20_000], indexes)
+            assert got.report[:, 1].max() >= 0
+        return [*got, *(getattr(buffers, name) for buffers, _ in indexes for name in STATE)]
+
+    assert_same_on_any_threads(train)
 
 
 def test_no_tables_and_no_ids() -> None:

@@ -29,7 +29,6 @@ print(library.why_not())
 
 
 def test_loads_and_has_no_python_in_it() -> None:
-    assert library.load(), library.why_not()
     assert library.why_not() == ""
     linked = subprocess.run(
         ["ldd", str(library.build())], capture_output=True, text=True, check=True, timeout=60
@@ -87,13 +86,11 @@ def test_builds_once_for_all_who_ask_at_the_same_time(tiny_sources: Path, caplog
 
 
 def test_the_library_that_was_loaded_has_a_place() -> None:
-    assert library.load(), library.why_not()
     assert library.loaded_path() == library.build()
 
 
 def test_signatures_are_read_from_the_sources() -> None:
     """Operators are declared with them where nothing can be compiled."""
-    assert library.load(), library.why_not()
     declared = {schema.partition("(")[0]: torch._C.parse_schema(f"recfx::{schema}") for schema in library.schemas()}
     assert {name: getattr(torch.ops.recfx, name).default._schema for name in declared} == declared
     assert set(library.REFERENCES) <= set(declared)

@@ -7,10 +7,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recfx.kernels.build import library
 from recfx.kernels.lookup.per_sample_weights import per_sample_weight_gradients, per_sample_weight_gradients_reference
+from tests.kernels.threads import assert_same_on_any_threads
 
-assert library.load(), library.why_not()
 DIMS = st.sampled_from([1, 3, 15, 16, 17, 20, 32, 64, 100, 130])
 
 
@@ -44,15 +43,7 @@ def test_any_number_of_threads_gives_the_same_bits() -> None:
     weights = [torch.randn(500, 33, generator=generator)]
     rows = torch.randint(-1, 500, (30_000,), generator=generator)
     arguments = (rows, torch.arange(0, 30_001, 3), torch.randn(10_000, 33, generator=generator), weights, [0])
-    before, found = torch.get_num_threads(), []
-    try:
-        for threads in (1, 2, 5):
-            torch.set_num_threads(threads)
-            found.append(per_sample_weight_gradients(*arguments))
-    finally:
-        torch.set_num_threads(before)
-    assert torch.equal(found[0], found[1])
-    assert torch.equal(found[0], found[2])
+    assert_same_on_any_threads(lambda: [per_sample_weight_gradients(*arguments)], (1, 2, 5))
 
 
 @pytest.mark.parametrize(

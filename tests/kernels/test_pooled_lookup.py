@@ -10,12 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recfx.hashing import HashConfig, HashIndex
-from recfx.kernels.build import library
 from recfx.kernels.index.index_buffers import IndexView
 from recfx.kernels.lookup import pooled_lookup_reference
 from recfx.kernels.lookup.pooled_lookup import find_and_pool, pool_again_, pooled_lookup
+from tests.kernels.threads import assert_same_on_any_threads
 
-assert library.load(), library.why_not()
 DIMS = st.sampled_from([1, 3, 4, 7, 16, 20, 33, 64, 100, 128, 200])
 LENGTHS = st.sampled_from([0, 0, 1, 2, 5, 31, 32, 33, 64, 70, 200])
 
@@ -146,16 +145,8 @@ def large_case(dtype: torch.dtype) -> Case:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_results_do_not_depend_on_threads(dtype: torch.dtype) -> None:
     case = large_case(dtype)
-    threads, results = torch.get_num_threads(), []
-    try:
-        for count in (1, 2, 4):
-            torch.set_num_threads(count)
-            results.append(case.found())
-    finally:
-        torch.set_num_threads(threads)
-    assert int(results[0][2].min()) > 0, "nothing was absent: the case is too easy"
-    for other in results[1:]:
-        assert all(torch.equal(left, right) for left, right in zip(results[0], other, strict=True))
+    _, _, absent = assert_same_on_any_threads(case.found)
+    assert int(absent.min()) > 0, "nothing was absent: the case is too easy"
 
 
 def test_every_float16_is_read_exactly() -> None:
@@ -188,33 +179,13 @@ def test_opcheck() -> None:
     ids, offsets = torch.tensor([5, -1, 9, 3, 4]), torch.tensor([0, 2, 3, 3, 5])
     scale, changed = torch.rand(5), torch.tensor([False, True, False, False, False])
     rows, tables = torch.arange(5), [0, 1]
-    slots, sides = [index.slot_groups, empty.slot_groups], [index.side_row, empty.side_row]
+    views = ([index.slot_groups, empty.slot_groups], [index.side_row, empty.side_row], [0, 0], [1, 0], [0, 0])
+    finding = (ids, offsets, weights, tables, *views, [0, 40], [0, 5], [index.lock], scale)
     for name, arguments in (
         ("pooled_lookup", (rows, offsets, weights, tables, False, scale)),
         ("pooled_lookup", (rows, offsets, weights, tables, True, None)),
-        (
-            "find_and_pool",
-            (ids, offsets, weights, tables, slots, sides, [0, 0], [1, 0], [0, 0], [0, 40], [0, 5], [index.lock], scale),
-        ),
-        (
-            "find_and_pool",
-            (
-                ids,
-                offsets,
-                weights,
-                tables,
-                slots,
-                sides,
-                [0, 0],
-                [1, 0],
-                [0, 0],
-                [0, 40],
-                [0, 5],
-                [index.lock],
-                scale,
-                False,
-            ),
-        ),
+        ("find_and_pool", finding),
+        ("find_and_pool", (*finding, False)),
         ("pool_again_", (torch.zeros(2, 13), rows, changed, offsets, weights, tables, scale)),
     ):
         torch.library.opcheck(getattr(torch.ops.recfx, name).default, arguments)

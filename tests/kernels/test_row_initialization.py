@@ -6,7 +6,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recfx.kernels.build import library
 from recfx.kernels.index.mix64 import mix64_integer, to_int64
 from recfx.kernels.step import row_initialization
 from recfx.kernels.step.row_initialization import initial_rows, initialization_key, initialize_rows
@@ -49,7 +48,6 @@ def test_uniform_and_independent() -> None:
 def test_operator_has_the_bits_of_the_reference(
     dtype: torch.dtype, ids: list[int], dim: int, key: int, data: st.DataObject
 ) -> None:
-    assert library.load(), library.why_not()
     low = data.draw(st.floats(-10, 10))
     high = data.draw(st.floats(low, 11))
     id_tensor = torch.tensor(ids)
@@ -74,7 +72,6 @@ def test_shards_of_columns_have_the_bits_of_the_whole(dtype: torch.dtype, operat
 
 
 def test_there_is_no_column_before_the_first() -> None:
-    assert library.load(), library.why_not()
     with pytest.raises(RuntimeError, match="first_column must not be negative, got -1"):
         initialize_rows(torch.zeros(2, 2), torch.tensor([0]), torch.tensor([5]), KEY, 0.0, 1.0, first_column=-1)
 
@@ -115,7 +112,6 @@ def test_bad_row_writes_nothing() -> None:
 
 
 def test_opcheck_and_script() -> None:
-    assert library.load(), library.why_not()
     arguments = (torch.zeros(4, 2), torch.tensor([1, 2]), torch.tensor([5, 6]), KEY, -1.0, 1.0)
     for more in ((), (3,)):
         torch.library.opcheck(torch.ops.recfx.init_rows_.default, (*arguments, *more))

@@ -10,12 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recfx.hashing import HashConfig, HashIndex
-from recfx.kernels.build import library
 from recfx.kernels.index.slot_table import insert_into_slots
 from recfx.kernels.lookup.quantized_rows import quantize_rows
 from recfx.kernels.lookup.served_lookup import ServedTable, served_lookup, served_lookup_reference
+from tests.kernels.threads import assert_same_on_any_threads
 
-assert library.load(), library.why_not()
 COLUMNS = st.sampled_from([1, 2, 3, 4, 7, 16, 20, 33, 64, 100, 128, 200, 260])
 LENGTHS = st.sampled_from([0, 0, 1, 2, 5, 31, 32, 33, 64, 70, 200])
 
@@ -49,8 +48,8 @@ def _stored(values: torch.Tensor, row_format: int) -> torch.Tensor:
 
 
 @st.composite
-def cases(draw: st.DrawFn) -> Case:
-    """Ids that are dense, held, absent, -1; empty bags, batches and tables without ids."""
+def cases(draw: st.DrawFn, times: int = 1) -> Case:
+    """Ids that are dense, held, absent, -1; empty bags, batches and tables without ids; ``times`` as many samples."""
     generator = torch.Generator().manual_seed(draw(st.integers(0, 1000)))
     tables, stored, slots, pools = [], [], [torch.empty(0, 2, dtype=torch.int64)], []
     for _ in range(draw(st.integers(1, 3))):
@@ -71,17 +70,15 @@ def cases(draw: st.DrawFn) -> Case:
         side_row = int(index.side_row[0])
         tables.append(ServedTable(count, columns, row_format, index.slot_count, side_row, dense_rows, shared, seed))
         pools.append(torch.cat([taken, torch.tensor([0, 1, -(2**63), 2**63 - 1, 77777])]))
-    batch_size = draw(st.integers(0, 4))
-    features = len(tables) + 1
-    lengths = torch.tensor([draw(LENGTHS) for _ in range(features * batch_size)], dtype=torch.int64)
+    batch_size = draw(st.integers(0, 4)) * times
+    of_features = [pools[0], *pools]
+    drawn = draw(st.lists(LENGTHS, min_size=1, max_size=20))
+    lengths = torch.tensor([drawn[bag % len(drawn)] for bag in range(len(of_features) * batch_size)]).long()
     offsets = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
+    sizes = lengths.view(len(of_features), batch_size).sum(1).tolist()
     ids = [
-        pool[
-            torch.randint(
-                0, pool.numel(), (int(lengths[f * batch_size : (f + 1) * batch_size].sum()),), generator=generator
-            )
-        ]
-        for f, pool in enumerate([pools[0], *pools])
+        pool[torch.randint(0, pool.numel(), (size,), generator=generator)]
+        for pool, size in zip(of_features, sizes, strict=True)
     ]
     kind = draw(st.sampled_from(["sum", "mean", "weighted"]))
     weights = torch.randn(int(offsets[-1]), generator=generator) if kind == "weighted" else None
@@ -99,16 +96,9 @@ def test_agrees_with_its_reference(case: Case) -> None:
 
 
 @settings(max_examples=15, deadline=None)
-@given(cases())
+@given(cases(times=100))
 def test_threads_do_not_matter(case: Case) -> None:
-    big = Case(case.rows, case.tables, case.slots, case.ids, case.offsets, case.mean, case.weights)
-    wanted = served_lookup(*big.arguments())  # type: ignore[arg-type]
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    try:
-        assert torch.equal(served_lookup(*big.arguments()), wanted)  # type: ignore[arg-type]
-    finally:
-        torch.set_num_threads(before)
+    assert_same_on_any_threads(lambda: [served_lookup(*case.arguments())])  # type: ignore[arg-type]
 
 
 @settings(max_examples=60, deadline=None)

@@ -7,7 +7,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recfx.kernels.build import library
 from recfx.kernels.index import hash_index, slot_table
 from tests.kernels.chosen_ids import of_one_slot, slot_hash_inverse
 from tests.support.references import ByReferences
@@ -72,7 +71,6 @@ def test_the_hash_has_an_inverse() -> None:
 @pytest.mark.parametrize("operators", [hash_index, ByReferences(hash_index)])
 def test_chosen_ids_are_written_in_little_time(operators: Any, slots: int) -> None:
     """All of them have the last slot but a few as their home. One by one, they would take four billion steps."""
-    assert library.load(), library.why_not()
     ids = slot_hash_inverse((torch.arange(1, 90_001) << 20) + (1 << 20) - 9)
     ids[::1000] = torch.arange(90)
     assert set(slot_table.home_slots(ids[1:1000], slots).tolist()) == {slots - 9}
@@ -93,7 +91,6 @@ def test_chosen_ids_are_written_in_little_time(operators: Any, slots: int) -> No
 
 @pytest.mark.parametrize("count", [0, 1, 100, 6_000, 8_000])
 def test_the_operator_puts_ids_where_one_by_one_they_would_go(count: int) -> None:
-    assert library.load(), library.why_not()
     slots, some = 2**13, torch.randint(-(2**63), 2**63 - 1, (8_000,))
     ids = torch.cat([of_one_slot(4_000), some])[torch.randperm(12_000)][:count]
     expected, home = [-1] * slots, slot_table.home_slots(ids, slots).tolist()
