@@ -62,11 +62,7 @@ def build_finding(kernel: LookupKernel) -> FindingKernel:
 
 
 class CpuLookup:
-    """The kernel of one lookup, callable like every kernel. Its first call moves the tables to huge pages.
-
-    Args:
-        spec: the lookup. Its weights are not kept.
-    """
+    """The kernel of one lookup, whose weights are not kept. Its first call moves the tables to huge pages."""
 
     def __init__(self, spec: LookupSpec) -> None:
         self._mean = spec.combine == "MEAN"
@@ -90,13 +86,7 @@ class CpuLookup:
     def from_ids(self, weights: list[torch.Tensor], batch: LookupBatch, ids_to_rows: IdsToRows) -> torch.Tensor:
         """Find rows and pool them: ``batch.values`` are raw ids, or rows if a table has no index.
 
-        Args:
-            weights: the tables' ``[rows, dim]`` tensors.
-            batch: on the CPU.
-            ids_to_rows: the tables' indexes.
-
-        Returns:
-            float32 ``[B, sum D]``: sums, in which ids without a row add nothing.
+        Returns float32 ``[B, sum D]``: sums, in which ids without a row add nothing.
 
         Raises:
             ValueError: the lookup pools means, whose lengths would leave out the ids without a row.

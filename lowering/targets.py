@@ -15,11 +15,7 @@ from recfx.lowering.registry import BACKENDS, Backend, choose_backend, select_pl
 
 @dataclass(frozen=True)
 class TargetsHere:
-    """The kernel targets of this machine.
-
-    Args:
-        backend: ``"auto"``, or the one backend that every lookup must use.
-    """
+    """The kernel targets of this machine; ``backend`` is ``"auto"``, or the one that every lookup must use."""
 
     backend: str = "auto"
 

@@ -22,12 +22,8 @@ FLOAT32 = 0  # fbgemm_gpu.split_embedding_configs.SparseType.FP32.as_int()
 class StateArguments(NamedTuple):
     """The arguments of a kernel that come from the optimizers, not from the gradient or the tables.
 
-    Args:
-        base: the tensor that the offsets are relative to.
-        placements: ``[F]`` int32 zeros.
-        offsets: ``[F]`` int64, the distance of each feature's state from ``base``, in elements.
-        learning_rate: one number.
-        eps: 0 if the rule has none.
+    ``offsets``, int64 ``[F]``, are the distances of each feature's state from ``base``, in elements; ``placements`` are
+    ``[F]`` int32 zeros; ``eps`` is 0 if the rule has none.
     """
 
     base: torch.Tensor
@@ -125,11 +121,7 @@ class Layout:
 class Part:
     """The constant arguments for some adjacent tables; columns and bags are still those of the whole lookup.
 
-    Args:
-        described: all tables of the lookup.
-        tables: the positions of the adjacent tables.
-        first_feature: the position of their first feature in the lookup.
-        first_column: their first column in the lookup.
+    ``first_feature`` and ``first_column`` are where these tables begin in the lookup.
     """
 
     def __init__(self, described: tuple[TableSpec, ...], tables: range, first_feature: int, first_column: int) -> None:

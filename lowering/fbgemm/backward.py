@@ -19,11 +19,7 @@ from recfx.lowering.step.trainable_lookup import TrainedBatch
 
 
 class FbgemmBackward:
-    """The backward kernels of one lookup; caches what does not change from batch to batch.
-
-    Args:
-        layout: the lookup's tables and their optimizers.
-    """
+    """The backward kernels of one lookup; caches what does not change from batch to batch."""
 
     def __init__(self, layout: Layout) -> None:
         self.layout = layout

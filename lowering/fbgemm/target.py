@@ -72,17 +72,13 @@ def build(spec: LookupSpec) -> LookupKernel:
 def pool(
     layout: Layout, weights: list[torch.Tensor], values: torch.Tensor, offsets: torch.Tensor, scale: torch.Tensor | None
 ) -> torch.Tensor:
-    """FBGEMM's forward alone, which always runs on one thread.
+    """FBGEMM's forward alone, which always runs on one thread: float32 ``[B, sum D]``.
 
     Args:
         layout: the lookup's constant arguments.
         weights: the tables' ``[rows, dim]`` tensors.
-        values: ``[n]`` int64 rows, all of them in range.
-        offsets: ``[F * B + 1]`` int64.
+        values, offsets: int64 ``[n]`` rows, all of them in range, and int64 ``[F * B + 1]``.
         scale: ``[n]`` float32 per-sample weights, or None.
-
-    Returns:
-        ``[B, sum D]`` float32.
     """
     part = layout.whole
     output: torch.Tensor = torch.ops.fbgemm.split_embedding_codegen_forward_cpu(

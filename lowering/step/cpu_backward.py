@@ -22,14 +22,7 @@ from recfx.optim.rules.sgd import SGD
 
 
 class CpuBackward:
-    """The backward of one lookup.
-
-    Args:
-        tables: the names of its tables.
-        optimizers: the fused optimizer of each table, all of one rule; or None.
-        table_of_feature: the table that each feature reads.
-        mean: whether it pools means.
-    """
+    """The backward of one lookup, whose tables have fused optimizers of one rule, or none."""
 
     def __init__(
         self, tables: Sequence[str], optimizers: Sequence[Any], table_of_feature: list[int], mean: bool
@@ -210,14 +203,7 @@ def _features(part: Any, tables: tuple[int, ...]) -> Iterator[_Feature]:
 
 
 class _Feature:
-    """One feature of one lookup in one backward.
-
-    Args:
-        part: what the backward left.
-        feature: its number in the lookup.
-        table: the table that it reads.
-        columns: of the lookup's output.
-    """
+    """One feature of one lookup in one backward; ``columns`` are those of the lookup's output."""
 
     def __init__(self, part: Any, feature: int, table: int, columns: slice) -> None:
         batch: TrainedBatch = part.batch

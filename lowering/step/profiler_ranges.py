@@ -48,8 +48,6 @@ def running_node() -> str:
 def later_range(node: str, what: str) -> AbstractContextManager[object]:
     """The range of what is done for a node after its forward; nothing if no profiler recorded that.
 
-    Args:
-        node: what ``running_node`` gave in the forward.
-        what: ``BACKWARD`` or ``STEP``.
+    ``node`` is what ``running_node`` gave in the forward, and ``what`` is ``BACKWARD`` or ``STEP``.
     """
     return torch.profiler.record_function(node + what) if node and is_profiling() else _NOTHING

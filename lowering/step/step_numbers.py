@@ -13,11 +13,7 @@ from recfx.optim.rules.rule import STEP, Rule
 
 
 class StepCounts:
-    """The ``step`` of all optimizers of a lookup; these are views of one tensor, so that a single addition does it.
-
-    Args:
-        optimizers: of the same rule, or None for tables without one.
-    """
+    """The ``step`` of all optimizers of a lookup; these are views of one tensor, so that a single addition does it."""
 
     def __init__(self, optimizers: Sequence[Any]) -> None:
         self._optimizers = optimizers
@@ -59,11 +55,7 @@ class StepCounts:
 
 
 class NumbersOfTables:
-    """``StepNumbers`` of some tables, as one list; computed anew when a setting has changed.
-
-    Args:
-        rule: of all tables.
-    """
+    """``StepNumbers`` of some tables of one rule, as one list; computed anew when a setting has changed."""
 
     def __init__(self, rule: Rule) -> None:
         self._rule = rule
@@ -72,11 +64,9 @@ class NumbersOfTables:
         self._numbers: list[float] = []
 
     def of(self, groups: Sequence[Mapping[str, Any]], steps: Sequence[float] | None) -> list[float]:
-        """One table after the other. The caller must not change the list.
+        """One table after the other, from the settings of each. The caller must not change the list.
 
-        Args:
-            groups: the settings of each table.
-            steps: the number of steps of each table, including this one; None: the rule does not read it.
+        ``steps`` are the numbers of steps, including this one; None: the rule does not read them.
         """
         names = self._names
         keys: list[Any] = [tuple(map(group.get, names)) for group in groups]

@@ -109,8 +109,7 @@ class _Pass:
 class Trigger:
     """Steps some tables when a backward pass has reached all lookups that read them.
 
-    Attributes:
-        leaf: an argument of every autograd node that reads these tables; an empty tensor that requires a gradient.
+    Its ``leaf``, an empty tensor that requires a gradient, is an argument of every autograd node that reads these.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -165,11 +164,7 @@ class Trigger:
             current.end()
 
     def join(self, weight: torch.Tensor, optimizer: FusedOptimizer) -> bool:
-        """Called when other readers' gradient of a weight has been accumulated.
-
-        Returns:
-            whether it joins a step of the lookups, in which case it stays in ``weight.grad`` until then.
-        """
+        """Called when other readers' gradient of a weight is there: whether it joins a step of the lookups."""
         number = _number_of_pass()
         if number not in self._reached:
             if _runs_in_this_pass(self._accumulate):
@@ -192,13 +187,7 @@ _triggers = WeakTensorKeyDictionary()  # weight -> Trigger; lookups that share a
 
 
 class Triggered(NamedTuple):
-    """The tables of a lookup that one trigger steps.
-
-    Args:
-        trigger: that trigger.
-        tables: their positions in the lookup.
-        nodes: autograd's nodes of their weights, in the same order.
-    """
+    """Tables of a lookup, by their positions, that one trigger steps; and autograd's nodes of their weights."""
 
     trigger: Trigger
     tables: tuple[int, ...]
@@ -209,14 +198,7 @@ Triggers = list[Triggered]
 
 
 class StepOnce:
-    """The fused step of one lookup.
-
-    Args:
-        optimizers: the fused optimizer of each table; or None.
-
-    Attributes:
-        node: name of the graph node that ran the lookup last, if a profiler recorded it.
-    """
+    """The fused step of one lookup; ``node`` is the graph node that ran it last, if a profiler recorded it."""
 
     def __init__(self, optimizers: Sequence[Any]) -> None:
         self.node = ""
@@ -225,11 +207,7 @@ class StepOnce:
         self._triggers: Triggers = []
 
     def triggers(self, weights: list[torch.Tensor]) -> Triggers:
-        """The triggers that step the lookup's tables; its autograd node takes the leaf of each as an extra argument.
-
-        Args:
-            weights: the lookup's tables.
-        """
+        """The triggers that step these tables; the lookup's autograd node takes the leaf of each as an argument."""
         self.note_node()
         identities = list(map(id, weights))
         if identities != self._weights:
@@ -273,10 +251,8 @@ def leaf_gradients(triggers: Triggers) -> list[torch.Tensor]:
 def leave_for_step(triggers: Triggers, kept: list[Any], part: GradientPart) -> None:
     """Called in the backward of the node: leave its part, to be stepped when all parts of the pass have arrived.
 
-    Args:
-        triggers: those of the node's forward.
-        kept: a list that the forward put on the node's context, and that is freed with the graph.
-        part: what this backward contributes.
+    ``triggers`` are those of the node's forward, which also put the list ``kept`` on the node's context: it is freed
+    with the graph.
     """
     left = _Left(part, len(triggers))
     kept[:] = [other for other in kept if other.part is not None]
@@ -356,9 +332,7 @@ def step_by_weight(
 ) -> None:
     """Step each weight once, however many lookups and tables its gradient comes from.
 
-    Args:
-        parts: each with its tables that are to be stepped.
-        read_elsewhere: weights, with their optimizers, whose ``grad`` is the gradient from other readers.
+    In weights that are ``read_elsewhere``, ``grad`` is the gradient from other readers.
     """
     weights: dict[int, tuple[torch.Tensor, FusedOptimizer]] = {}
     gradients: dict[int, list[tuple[torch.Tensor, torch.Tensor]]] = {}

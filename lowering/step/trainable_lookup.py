@@ -38,12 +38,7 @@ class TrainedBatch:
 
 
 def joined(batches: list[TrainedBatch], features: int) -> TrainedBatch:
-    """One batch that has the samples of all batches, one batch after the other.
-
-    Args:
-        batches: of the same lookup.
-        features: ``F``.
-    """
+    """One batch that has the samples of all batches of the same lookup, one batch after the other."""
     if len(batches) == 1:
         return batches[0]
     lengths = [batch.offsets.diff().view(features, -1) for batch in batches]
@@ -65,12 +60,7 @@ def gradients_of_table(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The rows that one table's bags read, int64 ``[n]``, and their gradients, float32 ``[n, dim]``.
 
-    Args:
-        batch: of the whole lookup.
-        grad_output: ``[B, sum D]``, of the whole lookup.
-        tables: those of the lookup.
-        pooling: ``"SUM"`` or ``"MEAN"``.
-        table: the position of one of them.
+    ``batch``, ``tables`` and ``grad_output``, ``[B, sum D]``, are those of the whole lookup; ``table`` is a position.
     """
     described, batch_size = tables[table], grad_output.shape[0]
     feature = sum(len(each.feature_names) for each in tables[:table])

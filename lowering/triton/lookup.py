@@ -37,11 +37,7 @@ def build(spec: LookupSpec) -> LookupKernel:
 
 
 class TritonBackward:
-    """The backward of one lookup.
-
-    Args:
-        spec: the lookup. Its weights are not kept.
-    """
+    """The backward of one lookup, whose weights are not kept."""
 
     def __init__(self, spec: LookupSpec) -> None:
         self.tables, self.optimizers, self.pooling = spec.tables, spec.optimizers, spec.combine

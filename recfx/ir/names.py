@@ -35,10 +35,7 @@ def printable(text: str, keep: str = "") -> str:
     """The text in one line that changes no terminal and fits every encoding of Unicode.
 
     Line breaks, escape sequences, lone surrogates and marks without a width of their own become backslash escapes.
-
-    Args:
-        text: any text.
-        keep: characters that stay as they are, such as line breaks that were not in a name.
+    The characters in ``keep`` stay as they are, such as line breaks that were not in a name.
     """
     if text.isprintable():  # nearly always
         return text

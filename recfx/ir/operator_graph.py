@@ -24,11 +24,8 @@ from recfx.ir.ways_back import Hop
 class OperatorGraph:
     """An fx graph of operators and what it is about. A pass gets a copy of its own, which it may edit in place.
 
-    Two graphs are equal if all that they say is: nodes, names, attributes and context.
-
-    Args:
-        graph: the nodes. Attributes are keyword arguments: bool, int, float, str, dtype, or flat tuples of these.
-        context: the collections that the nodes belong to.
+    Two graphs are equal if all that they say is: nodes, names, attributes and context. Attributes are keyword
+    arguments: bool, int, float, str, dtype, or flat tuples of these.
     """
 
     graph: fx.Graph

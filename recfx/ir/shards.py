@@ -27,12 +27,10 @@ class TablePlan:
 
 @dataclass(frozen=True)
 class Cut:
-    """Where the shards of one table are, and how their pooled rows travel back.
+    """Where the shards of one table are, by column block, then by row, and how their pooled rows travel back.
 
-    Args:
-        shards: by column block, then by row, including empty ones; they have no names yet.
-        way_back: how their pooled rows travel back.
-        planned_borders: where the plan cuts the rows, if it does; a table with an index is cut at bucket borders.
+    Empty shards are included, and shards have no names yet. If the plan cuts the rows, ``planned_borders`` says where;
+    a table with an index is cut at bucket borders.
     """
 
     shards: Sequence[Shard]
@@ -138,9 +136,7 @@ class ShardedTable:
     def slices(self, shards: Sequence[Shard], rank: int | None = None) -> list[Shard]:
         """One shard per slice of the rows, by row, for saving once what column blocks have in common (an index).
 
-        Args:
-            shards: some of the table's shards.
-            rank: the rank whose shard is preferred, if it has one; otherwise the first shard is taken.
+        The shard of ``rank`` is preferred, if it has one; otherwise the first shard is taken.
         """
         chosen: dict[tuple[int, int], Shard] = {}
         for shard in shards:

@@ -37,10 +37,8 @@ class RowSize(NamedTuple):
 class SentRows:
     """How wide the rows of some tables are that travel back in the same way, for all ranks at once.
 
-    Args:
-        by_sender: the columns of each sender; those that several of its ranks have are counted once. What a sender is,
-            the way back says: a rank, a host or all ranks.
-        once: the columns of all tables.
+    The columns of each sender; those that several of its ranks have are counted once. What a sender is, the way back
+    says: a rank, a host or all ranks. And ``once``, the columns of all tables.
     """
 
     by_sender: tuple[RowSize, ...]
@@ -139,21 +137,13 @@ class WayBack(ABC):
 
     @abstractmethod
     def hop_sizes(self, sent: SentRows, world: World) -> tuple[HopSize, ...]:
-        """How much a rank sends, hop by hop; it can be asked for a thousand ranks.
-
-        Args:
-            sent: how wide the rows are that each sender sends.
-            world: the rank for which to answer.
-        """
+        """How much this rank sends, hop by hop, if rows are so wide; it can be asked for a thousand ranks."""
 
     def hops(self, shards: Sequence[Shard], world: World) -> tuple[Hop, ...]:
         """What a rank sends, hop by hop; the first one takes what the lookups have pooled.
 
         All ranks, even those without a shard, have the same number of hops, with their collectives in the same order.
-
-        Args:
-            shards: the shards on all ranks of the tables that travel back this way.
-            world: the rank for which to answer.
+        ``shards`` are those on all ranks of the tables that travel back this way.
         """
         ranks, senders = self.ranks_per_sender(world.size), self._columns_of_senders(shards, world)
         columns, dims = tuple(senders[world.rank // ranks]), tuple(map(total_dim, senders))

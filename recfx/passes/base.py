@@ -44,12 +44,7 @@ class Pass(Protocol):
 
 @dataclass(frozen=True)
 class Rewrite:
-    """A function as a pass.
-
-    Args:
-        name: ``snake_case``, the name of its file.
-        call: rewrites a graph, which is its own to edit.
-    """
+    """A function as a pass, by the name of its file; the graph that it rewrites is its own to edit."""
 
     name: str
     call: Callable[[OperatorGraph], PassResult]

@@ -35,10 +35,7 @@ class _Seen:
 class GraphHistory:
     """Follows a graph from pass to pass.
 
-    Args:
-        graph: the graph before the first pass.
-        metas: the metadata of its nodes that earlier passes have made, by name.
-        passes: the names of these passes.
+    It begins with what earlier passes have made: their names, and the metadata of nodes by name.
     """
 
     def __init__(self, graph: OperatorGraph, metas: Mapping[str, NodeMeta], passes: Iterable[str]) -> None:

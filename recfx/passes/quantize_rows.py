@@ -18,8 +18,7 @@ from recfx.passes.base import PassResult
 class QuantizeRows:
     """Says on every ``lookup`` in which dtype the rows of its tables are stored.
 
-    Args:
-        dtypes: the dtype of stored rows, by collection and table; others keep theirs.
+    ``dtypes`` are by collection and table; others keep theirs.
     """
 
     dtypes: Mapping[str, Mapping[str, torch.dtype]] = field(default_factory=dict)

@@ -58,10 +58,7 @@ def from_zero(lengths: torch.Tensor) -> torch.Tensor:
 def permute_features(features: KeyedJaggedTensor, positions: list[int], keys: list[str]) -> KeyedJaggedTensor:
     """The features at ``positions``, under new names; repeats are allowed, and the weights receive gradients.
 
-    Args:
-        features: the source, with one batch size.
-        positions: the positions of the keys to select.
-        keys: their names in the result.
+    ``features`` has one batch size.
     """
     weights, device = features.weights_or_none(), features.values().device
     if device.type in FBGEMM_PERMUTES_ON and (weights is None or not weights.requires_grad):
@@ -97,12 +94,7 @@ def expanded(
 ) -> KeyedJaggedTensor:
     """The features at ``positions``, each with the bags that its inverse indices name, under new names.
 
-    Args:
-        features: the source, with a batch size per key.
-        positions: the positions of the keys to select.
-        batch_sizes: the batch sizes of all keys of the source.
-        inverse: int64 ``[positions, B]``, the bags of each feature.
-        keys: their names in the result.
+    ``batch_sizes`` are those of all keys of the source; ``inverse`` is int64 ``[positions, B]``.
     """
     starts = [0, *accumulate(batch_sizes)]
     first_bag = torch.tensor([starts[position] for position in positions], device=inverse.device)
@@ -147,13 +139,7 @@ def as_sent(features: KeyedJaggedTensor) -> KeyedJaggedTensor:
 
 
 def keep_ids(features: KeyedJaggedTensor, values: torch.Tensor, kept: torch.Tensor) -> KeyedJaggedTensor:
-    """Put different values into the same bags, without those that are not ``kept``.
-
-    Args:
-        features: a KJT with one batch size.
-        values: ``[n]``.
-        kept: bool ``[n]``.
-    """
+    """Put different values, ``[n]``, into the same bags of one batch size, without those that are not ``kept``."""
     before = torch.zeros(values.numel() + 1, dtype=torch.int64, device=values.device)
     torch.cumsum(kept, 0, out=before[1:])
     weights, positions = features.weights_or_none(), torch.nonzero(kept).squeeze(1)
@@ -164,12 +150,9 @@ def keep_ids(features: KeyedJaggedTensor, values: torch.Tensor, kept: torch.Tens
 def keep_ids_at(
     features: KeyedJaggedTensor, values: torch.Tensor, before: torch.Tensor, weights: torch.Tensor | None
 ) -> KeyedJaggedTensor:
-    """The bags without some of their ids, given what is left.
+    """The bags, of one batch size, without some of their ids, given the values and weights that are left.
 
-    Args:
-        features: a KJT with one batch size, and ``n`` ids.
-        values, weights: of the ids that are kept.
-        before: int64 ``[n + 1]``, the number of ids that are kept before each id.
+    ``before``, int64 ``[n + 1]``, is the number of ids that are kept before each id.
     """
     offsets = before.index_select(0, features.offsets().to(torch.int64))
     return KeyedJaggedTensor(

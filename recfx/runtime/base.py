@@ -62,11 +62,7 @@ class FxLeaf(nn.Module):
         return tracer.create_proxy("call_module", path, args, kwargs)
 
     def path_of_root(self) -> str:
-        """The name under which a graph calls this module if it is itself the root of the trace.
-
-        Raises:
-            RuntimeError: the module has no such name.
-        """
+        """The name under which a graph calls this module if it is itself the root of the trace; an error for nodes."""
         raise RuntimeError(f"{type_of(self)} cannot be the root of a trace")
 
 
@@ -109,11 +105,7 @@ def opaque(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 
 class NodeModule(FxLeaf):
-    """A module that a graph node calls.
-
-    Attributes:
-        label: the node's name, under which profiles show its range.
-    """
+    """A module that a graph node calls; ``label`` is the node's name, under which profiles show its range."""
 
     def __init__(self) -> None:
         super().__init__()

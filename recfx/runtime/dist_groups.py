@@ -42,10 +42,8 @@ class DistGroups:
     def of(cls, env: ShardingEnv, local_size: int, host_group: dist.ProcessGroup | None = None) -> DistGroups:
         """The groups of ``env``; creates missing ones, once per process group. Collective.
 
-        Args:
-            env: a sharding environment with a process group.
-            local_size: the number of ranks per host, if tables are cut within hosts; otherwise 0.
-            host_group: the group for ids, if the caller has one.
+        ``local_size`` is the number of ranks per host, if tables are cut within hosts, otherwise 0; ``host_group`` is
+        the group for ids, if the caller has one.
 
         Raises:
             ConversionError: ``no_process_group``.

@@ -74,22 +74,13 @@ def _stamp(index: HashIndex) -> tuple[Any, ...]:
 
 
 class FoundRows:
-    """The rows found for one batch.
+    """The rows found for one batch in a snapshot of the indexes.
 
-    Args:
-        ids: int64 ``[n]``, on the indexes' device.
-        rows: int64 ``[n]``, -1 if the index does not hold the id.
-        snapshot: the snapshot of the indexes in which they were found.
+    ``ids`` and ``rows`` are int64 ``[n]``, on the indexes' device; -1 stands for an id that the index does not hold.
     """
 
     def __init__(self, ids: torch.Tensor, rows: torch.Tensor, snapshot: IndexSnapshot) -> None:
-        self.ids, self.rows = ids, rows
-        self._snapshot = snapshot
-
-    @property
-    def are_right(self) -> bool:
-        """Whether the rows are still right: no id has lost its row since, and no other state has been loaded."""
-        return self._snapshot.holds
+        self.ids, self.rows, self.snapshot = ids, rows, snapshot
 
 
 class FindIds(NodeModule):
@@ -134,7 +125,7 @@ class InsertIds(NodeModule):
         indexes, training = self.hash_ids.indexes, self.hash_ids.training
         if not indexes.begin(features, training):
             return features
-        if found is not None and training and not is_replay() and found.are_right:
+        if found is not None and training and not is_replay() and found.snapshot.holds:
             return self.insert_absent(features, found)
         return hash_batch(indexes, features, training)[0]
 

@@ -23,12 +23,9 @@ from recfx.runtime.transfers import HOST, ToDevice, ToHost, copy_bags_to_device
 
 
 class Found(NamedTuple):
-    """What was found for a batch.
+    """The rows of a batch, in the bags of the ids; -1 where an id reads nothing.
 
-    Args:
-        rows: a KJT of rows in the bags of the ids; -1 where an id reads nothing.
-        seen: int64 ``[tables]``, the number of ids of each table.
-        absent: int64 ``[tables]``, how many of them have no row of their own.
+    ``seen`` and ``absent``, int64 ``[tables]``, are the number of ids of each table, and of those without a row.
     """
 
     rows: KeyedJaggedTensor
@@ -37,12 +34,10 @@ class Found(NamedTuple):
 
 
 def found_in(features: KeyedJaggedTensor, indexes: ReadIndexes, last_features: torch.Tensor) -> Found:
-    """Find the rows of a batch, without waiting for the device.
+    """Find the rows of raw ids, with keys in the order of the tables, without waiting for the device.
 
-    Args:
-        features: raw ids, with keys in the order of the tables.
-        indexes: those of all tables, on the device of the ids.
-        last_features: int64 ``[tables]``, the position of each table's last feature; on that device.
+    ``indexes`` are on the device of the ids, and so is ``last_features``, int64 ``[tables]``: where each table's last
+    feature is.
     """
     ids = features.values().to(torch.int64).contiguous()
     if features.stride() == 0:
@@ -80,11 +75,6 @@ class FindRows(NodeModule):
         self._some_read_nothing = not all(
             answers_are_rows(table, training=False) for table in indexes.tables if table.has_index
         )
-
-    @property
-    def hashed(self) -> tuple[str, ...]:
-        """The names of the tables whose ids go through an index."""
-        return self.hash_ids.hashed
 
     @property
     def leaves_out_absent(self) -> bool:

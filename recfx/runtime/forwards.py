@@ -29,10 +29,8 @@ _Result = TypeVar("_Result")
 class Forward:
     """One forward, as far as it has come.
 
-    Attributes:
-        is_undone: whether its changes were taken back.
-        is_trained: whether a backward has run through one of its lookups, so that its changes stay.
-        calls: how often each collection was called, by ``id``: parts that are converted one by one have the same names.
+    Its changes were taken back (``is_undone``), or a backward has run through one of its lookups (``is_trained``), so
+    that they stay. ``calls`` counts by ``id``, because parts that are converted one by one have the same names.
     """
 
     def __init__(self) -> None:
@@ -60,12 +58,7 @@ class Forward:
             self._changes.pop()()
 
     def takes(self, collection: int, calls: int) -> bool:
-        """Count a call of a collection; False if it must be one of the next forward.
-
-        Args:
-            collection: the ``id`` of the one that is called.
-            calls: how often a forward calls it.
-        """
+        """Count a call of a collection that a forward calls so often; False if it must be one of the next forward."""
         made = self.calls.get(collection, 0)
         if self.is_trained or made >= calls:
             return False
@@ -87,8 +80,7 @@ class _Here(threading.local):
 class Forwards:
     """The forwards of collections that are called together. Copies of a model share one of their own.
 
-    Args:
-        has_several: whether a forward calls several collections, or one of them several times.
+    ``has_several``: a forward calls several collections, or one of them several times.
     """
 
     def __init__(self, has_several: bool = False) -> None:
@@ -106,13 +98,10 @@ class Forwards:
         return here.now if here.depth else None
 
     def refuse(self, error: Exception) -> None:
-        """Undo the forward under way; the next call begins another.
+        """Undo the forward under way, for this error; the next call begins another.
 
         Ranks that are out of step may have left this forward in other ways, without undoing it. What all of them have
         done in it stays, so that it is the same on all.
-
-        Args:
-            error: why it is refused.
         """
         here = self._here
         refused, here.now = here.now, Forward()
@@ -127,11 +116,7 @@ class Forwards:
     ) -> _Result:
         """Call a collection, and undo the forward if it fails. Not a context manager: every small batch comes here.
 
-        Args:
-            collection: the collection.
-            calls: how often a forward calls it; 0 if that is not known.
-            run: what to call.
-            arguments, keywords: what to call it with.
+        ``calls`` is how often a forward calls it; 0 if that is not known.
         """
         here, called = self._here, id(collection)
         around = here.inside
@@ -195,16 +180,10 @@ class Forwards:
 def guard_backward(
     output: torch.Tensor, indexes: list[HashIndex], collection: str, forward: Forward | None = None
 ) -> None:
-    """Make the backward of ``output`` raise if one of ``indexes`` has removed ids by then.
+    """Make the backward of a lookup's ``output`` raise if one of its ``indexes`` has removed ids by then.
 
     The backward raises an ``InputError``, ``backward_after_removal`` or ``backward_after_refusal``, before anything is
-    updated.
-
-    Args:
-        output: the output of a lookup.
-        indexes: the indexes of the tables that it read.
-        collection: fully qualified name, for the message.
-        forward: the one that this is a part of, if it may be undone: not any more after this backward.
+    updated. ``forward`` is the one that this is a part of, if it may be undone: not any more after this backward.
     """
     if output.grad_fn is None or not indexes:
         return

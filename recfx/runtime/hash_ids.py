@@ -35,11 +35,6 @@ class HashIds(NodeModule):
         """Fully qualified name of the collection, for messages."""
         return self.indexes.collection
 
-    @property
-    def hashed(self) -> tuple[str, ...]:
-        """The names of the tables whose ids go through an index."""
-        return self.indexes.hashed
-
     def forward(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor | HashedBatch:
         """``features``: raw ids, with keys in the collection's order. Returns rows in the same bags.
 

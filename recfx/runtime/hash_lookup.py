@@ -16,16 +16,12 @@ from recfx.runtime.table_indexes import TableIndexes
 
 
 class HashLookup(NodeModule):
-    """Pool the rows of raw ids.
+    """Pool the rows of raw ids; ``lookup`` reads the tables in the order of the KJT's keys.
 
     If one kernel cannot do that, the node runs ``hash_ids`` and ``lookup`` one after the other, with the same result
     bit for bit. This is the case if the tables have moved to a target without such a kernel; in training, if a table
     counts every id (eviction, admission); in a forward that activation checkpointing runs again; inside torch.func; and
     if tables evict and a backward may follow in eval mode.
-
-    Args:
-        hash_ids: the first step.
-        lookup: the second step, which reads the tables in the order of the KJT's keys.
     """
 
     def __init__(self, hash_ids: HashIds, lookup: Lookup) -> None:

@@ -25,12 +25,9 @@ BATCHES_IN_FLIGHT = 2
 
 
 class BatchInFlight:
-    """One batch whose gradients may still come.
+    """One batch whose gradients may still come, and the tables that evict.
 
-    Args:
-        collection: fully qualified name of the collection, for messages.
-        kept_until: the number of the last forward in which its rows must keep their ids.
-        tables: those that evict, and their indexes.
+    ``kept_until`` is the number of the last forward in which its rows must keep their ids.
     """
 
     def __init__(self, collection: str, kept_until: int, tables: Sequence[tuple[TableSpec, HashIndex]]) -> None:
@@ -68,7 +65,6 @@ class BatchInFlight:
 
     @property
     def keeps_rows(self) -> bool:
-        """Whether any of its rows must keep their ids."""
         return bool(self._rows)
 
     def end(self) -> None:
@@ -109,10 +105,8 @@ class BatchInFlight:
 class BatchesInFlight:
     """All batches of one collection that are in flight. Copies of a collection have none: graphs are the original's.
 
-    Args:
-        depth: for how many later forwards a batch keeps its rows.
-
     Attributes:
+        depth: for how many later forwards a batch keeps its rows.
         turn: the number of forwards before the one that is under way.
         latest: the batch of the last forward that a backward may follow; None if none may.
         refused_replay: why a forward that activation checkpointing is running again cannot be; only of collections that

@@ -31,11 +31,9 @@ class CountsOnDevice:
         self._of_stream: dict[Any, torch.Tensor] = {}
 
     def add(self, indexes: Sequence[HashIndex | None], seen: torch.Tensor, absent: torch.Tensor) -> None:
-        """Count one batch; the host does not wait.
+        """Count one batch, given int64 ``[tables]`` on the device; the host does not wait.
 
-        Args:
-            indexes: the index of each table; None for tables without one.
-            seen, absent: int64 ``[tables]``, on the device.
+        ``indexes`` has None for tables without an index.
         """
         device = seen.device
         with self._lock:
@@ -73,9 +71,7 @@ class CountsOnDevice:
 class IndexCopies:
     """Copies that are made when they are first needed, and again after an index has changed. Threads may use them.
 
-    Args:
-        tables: every table of the collection, in the KJT's order.
-        indexes: returns the index of each table; None for tables without one.
+    ``indexes`` returns the index of each table, in the KJT's order; None for tables without one.
     """
 
     def __init__(
@@ -154,12 +150,7 @@ class IndexCopies:
 
 
 class _Copy:
-    """One state of the indexes, on one device.
-
-    Attributes:
-        indexes: the indexes, as operators that find rows read them.
-        last_features: int64 ``[tables]``.
-    """
+    """One state of the indexes, on one device; ``last_features`` is int64 ``[tables]``."""
 
     def __init__(
         self, device: torch.device, versions: list[Any], on_host: ReadIndexes, last_features: list[int]

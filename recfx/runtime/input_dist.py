@@ -92,12 +92,10 @@ def in_order_of_features(
     Args:
         keys: the ``F`` features.
         lengths: int64 ``[F * B]``, ordered by rank, feature and sample; ``B`` is the sum of ``stride_per_rank``.
-        values: ``[n]``, in the same order.
-        weights: ``[n]``, or None.
+        values, weights: ``[n]``, in the same order; weights may be None.
         stride_per_rank: the batch size of each rank.
 
-    Returns:
-        A KJT ordered by feature, rank and sample, with offsets.
+    Returns a KJT ordered by feature, rank and sample, with offsets.
     """
     features, batch = len(keys), sum(stride_per_rank)
     arrived = KeyedJaggedTensor(
@@ -122,12 +120,7 @@ _MARKS = "values"
 
 @dataclass
 class Outgoing:
-    """What a rank has to send.
-
-    Args:
-        features: its ids; None if it has no valid ones.
-        says: bits of ``marks``.
-    """
+    """What a rank sends: its ids, or None if it has no valid ones; and bits of ``marks``."""
 
     features: KeyedJaggedTensor | None
     says: int = 0

@@ -20,9 +20,7 @@ _NOBODY = -1
 class ColumnOrder:
     """Concatenates column ranges of the parts; columns that are adjacent both before and after stay together.
 
-    Args:
-        parts: the columns of each part, in order.
-        wanted: the columns of the result. Those that no part holds are zeros.
+    Columns that are ``wanted``, but that no part holds, are zeros.
     """
 
     def __init__(self, parts: list[list[Columns]], wanted: list[Columns]) -> None:
@@ -59,15 +57,9 @@ class ColumnOrder:
         return len(self._pieces)
 
     def __call__(self, parts: Sequence[torch.Tensor], batch_size: int, device: torch.device) -> torch.Tensor:
-        """Join the parts.
+        """Join ``[B, sum dim]`` parts to ``[B, sum of the wanted dims]``.
 
-        Args:
-            parts: one ``[B, sum dim]`` tensor per part.
-            batch_size: ``B``, in case there are no parts.
-            device: the device of the result in that case.
-
-        Returns:
-            ``[B, sum of the wanted dims]``.
+        ``batch_size`` and ``device`` are those of the result if there are no parts.
         """
         # Split rather than narrow: in the backward, each narrow would create a tensor of the whole size.
         stretches = [

@@ -71,8 +71,7 @@ class Lookup(NodeModule):
     def choose_kernel(self, decided: str = "") -> Choice:
         """Choose the kernel for the tables as they are now (device, dtype, optimizer).
 
-        Args:
-            decided: the backend that the graph names; ``""`` if it names none.
+        ``decided`` is the backend that the graph names; ``""`` if it names none.
 
         Raises:
             ConversionError: the backend named by the user, or by the graph, cannot serve this lookup; or
@@ -162,14 +161,9 @@ class Lookup(NodeModule):
             self.register_optim_state_tracker_fn(record_fn)
 
     def forward(self, features: KeyedJaggedTensor, in_flight: BatchInFlight | None = None) -> torch.Tensor:
-        """``features``: rows of every table of the collection, as ``hash_ids`` returns them.
+        """Pool the rows of every table of the collection, as ``hash_ids`` returns them: float32 ``[B, sum D]``.
 
-        Args:
-            features: the rows.
-            in_flight: the batch, if its rows must be kept until its backwards have run.
-
-        Returns:
-            ``[B, sum D]`` float32.
+        ``in_flight`` is the batch, if its rows must be kept until its backwards have run.
         """
         output = self._pool_rows(features)
         self._guard(output)
@@ -230,14 +224,7 @@ class Lookup(NodeModule):
 
     def pool_ids(self, features: KeyedJaggedTensor, ids_to_rows: IdsToRows) -> torch.Tensor | None:
         """Like ``forward``, but from raw ids, with a kernel that finds their rows itself; for lookups that do not
-        permute keys.
-
-        Args:
-            features: raw ids of every table of the collection.
-            ids_to_rows: the indexes for this batch.
-
-        Returns:
-            float32 ``[B, sum D]``; None if there is no such kernel for the tables as they are now, or it must not run.
+        permute keys. Returns None if there is no such kernel for the tables as they are now, or it must not run.
         """
         weights, choice = self._kernel()
         if choice.finding is None or _inside_torch_func():

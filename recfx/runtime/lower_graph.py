@@ -57,13 +57,7 @@ class Runtime:
         self._made: dict[str, tuple[str, nn.Module]] = {}
 
     def add(self, name: str, kind: str, module: nn.Module) -> None:
-        """Keep what runs for a node, or for a part of a node.
-
-        Args:
-            name: of the node.
-            kind: of the node, or of the node that the part would be by itself.
-            module: what runs for it.
-        """
+        """Keep what runs for the node of this name, or for a part of it that would be a node of this kind."""
         self._made[name] = kind, module
 
     def module(self, name: str) -> nn.Module | None:
@@ -76,12 +70,7 @@ class Runtime:
 
 
 class OwnNode(NodeModule):
-    """Runs the user's module as a node.
-
-    Args:
-        module: the user's. Graphs are made again at any time, so it must hold no parameters or buffers.
-        collection: fully qualified name of the collection, for messages.
-        kind: of the node.
+    """Runs the user's module as a node. Graphs are made again at any time, so it must hold no parameters or buffers.
 
     Raises:
         ConversionError: ``operator_with_state``, ``not_lowered``.
@@ -161,11 +150,7 @@ def lower_graph(
 
 
 def module_of(of: Lowered) -> NodeModule:
-    """What runs for a node in a model.
-
-    Raises:
-        ConversionError: ``backend_unusable``, ``table_shape_changed``, ``not_lowered``, ``operator_with_state``.
-    """
+    """What runs for a node in a model; the errors are those of ``lower_graph``."""
     kind = of.graph.kind(of.node)
     return MAKERS[kind](of) if kind in MAKERS else make_own(of)
 

@@ -128,13 +128,7 @@ def _taken(tensor: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
 
 
 class GivenRows(NamedTuple):
-    """Rows of one table that were given to new ids.
-
-    Args:
-        table: the table.
-        rows: int64 ``[n]``, all distinct.
-        are_renewed: bool ``[n]``, which of them have been used before.
-    """
+    """Different rows of one table, int64 ``[n]``, that were given to new ids; and which have been used before."""
 
     table: TableSpec
     rows: torch.Tensor
@@ -232,9 +226,7 @@ class NewRows:
     def _fill_again(self, given: GivenRows, will_be_undone: bool) -> InputError | None:
         """Refill rows that have been used: the table's own ``init_fn`` filled every row once, when the table was built.
 
-        Returns:
-            The error if it cannot fill them, in which case the rows are given back, now or by the caller; otherwise
-            None.
+        Returns the error if it cannot fill them, in which case the rows are given back, now or by the caller.
         """
         rows = given.rows[given.are_renewed]
         if rows.numel() == 0:

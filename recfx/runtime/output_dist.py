@@ -31,22 +31,13 @@ class BackwardWatch(Protocol):
 
     def refuse_replay(self, context: DistContext) -> None:
         """Call this before an ``output_dist_start`` of the forward that is under way. Collective if activation
-        checkpointing runs it again.
-
-        Args:
-            context: of its batch.
-
-        Raises:
-            InputError: on all ranks, if the forward cannot be run again on any of them.
+        checkpointing runs it again: then an ``InputError`` on all ranks, if it cannot be run again on any of them.
         """
 
     def watch(self, started: Awaitable[torch.Tensor], context: DistContext, training: bool) -> Awaitable[torch.Tensor]:
-        """What ``started``, an ``output_dist_start`` of the forward that is under way, gives.
+        """What ``started``, an ``output_dist_start`` of the forward that is under way, gives, watched.
 
-        Args:
-            started: its result is watched.
-            context: of its batch.
-            training: whether the forward may evict ids.
+        In ``training``, the forward may evict ids.
         """
 
 

@@ -88,12 +88,9 @@ def is_replay() -> bool:
 
 
 class Answers(NamedTuple):
-    """What one forward answered.
+    """What one forward answered: int64 ``[n]`` ids, and their rows as ``find_or_insert`` returned them.
 
-    Args:
-        ids: int64 ``[n]``.
-        rows: int64 ``[n]``, as ``find_or_insert`` returned them.
-        owners: int64 ``[n]``, the ids that these rows belonged to; -1 if they belonged to none.
+    ``owners`` are the ids that these rows belonged to; -1 if they belonged to none.
     """
 
     ids: torch.Tensor
@@ -135,9 +132,7 @@ class Replays:
     def remember(self, ids: torch.Tensor, rows: torch.Tensor, owners: Callable[[], torch.Tensor]) -> None:
         """Leave the answers of a forward, which is not a replay, with the checkpoints around it, if any.
 
-        Args:
-            ids, rows: see ``Answers``.
-            owners: returns the owners of the rows; not called outside checkpoints.
+        ``owners`` is not called outside checkpoints.
         """
         if torch.is_grad_enabled() and _saved_tensors_hooks() is None:
             return
@@ -171,9 +166,7 @@ class Replays:
 class _Surroundings(NamedTuple):
     """The checkpoints around a forward.
 
-    Args:
-        checkpoints: those that run for the first time, in objects that live as long as their part of the graph.
-        replayed: the one around them that runs again; None if there is none.
+    Those that run for the first time are objects that live as long as their part of the graph; one may run again.
     """
 
     checkpoints: list[object]

@@ -136,11 +136,7 @@ class SelectFeatures(NodeModule):
     def prepare_to_send(self, world_size: int, on_host: bool) -> None:
         """Prepare for sending ids to other ranks: they are converted to one type, whatever type the batch has.
 
-        Ranks that sent different types would misread each other.
-
-        Args:
-            world_size: the number of ranks.
-            on_host: whether ids are sent and hashed on the host, whatever device the batch is on.
+        Ranks that sent different types would misread each other. ``on_host``: ids are sent and hashed on the host.
         """
         self._is_sent, self._on_host = True, on_host
         self._weights_are_sent = self.is_weighted and world_size > 1

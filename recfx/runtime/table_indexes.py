@@ -54,7 +54,14 @@ class TableIndexes:
     ) -> None:
         self.collection = collection
         self.tables = tables
-        self.hashed = hashed
+        self._hashed, self._is_hashed = hashed, frozenset(hashed)
+        last_keys = accumulate(len(table.embedding_names) for table in tables)
+        self._keys_of_hashed = [
+            (table, last - len(table.embedding_names), last)
+            for table, last in zip(tables, last_keys, strict=True)
+            if table.name in self._is_hashed
+        ]
+        self._names_in_order = [table.name for table, *_ in self._keys_of_hashed]
         self.store = store
         self._sharded, self._is_alone = sharded, is_alone
         self._new_rows = NewRows(collection, tuple(table for table in tables if table.has_index), store)
@@ -68,17 +75,6 @@ class TableIndexes:
         """The names of the tables whose ids go through an index."""
         return self._hashed
 
-    @hashed.setter
-    def hashed(self, names: tuple[str, ...]) -> None:
-        self._hashed, self._is_hashed = names, frozenset(names)
-        last_keys = list(accumulate(len(table.embedding_names) for table in self.tables))
-        self._keys_of_hashed = [
-            (table, last - len(table.embedding_names), last)
-            for table, last in zip(self.tables, last_keys, strict=True)
-            if table.name in self._is_hashed
-        ]
-        self._names_in_order = [table.name for table, *_ in self._keys_of_hashed]
-
     def index(self, table: str) -> HashIndex:
         """The index of a table that has one."""
         return self.store.index(table)
@@ -91,7 +87,7 @@ class TableIndexes:
     @property
     def on_meta(self) -> bool:
         """Whether the indexes are on meta, and hold nothing."""
-        return bool(self._hashed) and self.store.index(self._hashed[0]).row_ids.is_meta
+        return self.device.type == "meta"
 
     def begin(self, features: KeyedJaggedTensor, training: bool) -> bool:
         """Call before hashing a batch: checks the mode, and initialises rows that an earlier batch left uninitialised.
@@ -183,10 +179,7 @@ class TableIndexes:
     def insert_absent(self, features: KeyedJaggedTensor, ids: torch.Tensor, rows: torch.Tensor) -> None:
         """Give rows to the ids of a training batch that have none, and fill them in; the other ids are counted.
 
-        Args:
-            features: the batch.
-            ids: its ids, int64 ``[n]``, on the CPU.
-            rows: int64 ``[n]``, -1 if an id has none; completed in place.
+        ``ids`` and ``rows`` are int64 ``[n]``, on the CPU; a row of -1 is completed in place.
         """
         segments = self.segments(features)
         absent = torch.nonzero(rows < 0).squeeze(1)
@@ -224,8 +217,7 @@ class TableIndexes:
     def start(self) -> BatchInFlight | None:
         """Begin a forward in which ids may be evicted, or that a backward may follow; ``finish`` ends it.
 
-        Returns:
-            The batch; None if no table evicts, or if no backward follows.
+        Returns the batch; None if no table evicts, or if no backward follows.
         """
         if not self._evicting:
             return None
@@ -338,9 +330,7 @@ class TableIndexes:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Find the rows of a batch in these buffers, one per segment; only reads.
 
-        Returns:
-            rows: int64 ``[n]``, -1 if a table does not hold the id.
-            absent: int64 ``[tables]``, the number of such ids per table.
+        Returns int64 ``[n]`` rows, -1 if a table does not hold the id; and int64 ``[tables]``, their number.
         """
         return hash_index.find_tables(
             ids,

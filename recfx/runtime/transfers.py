@@ -21,9 +21,7 @@ from recfx.runtime.table_store import TableStore
 def record_stream(value: Any, stream: Any) -> None:
     """Keep the memory of ``value`` for ``stream``. What is on the host needs no keeping, and torch refuses it there.
 
-    Args:
-        value: a tensor, a jagged or keyed tensor, a list of them, or anything else with ``record_stream``.
-        stream: of an accelerator.
+    ``value`` is a tensor, a jagged or keyed tensor, a list of them, or anything else with ``record_stream``.
     """
     if isinstance(value, KJTList):
         for each in value:
@@ -147,14 +145,13 @@ def _ids_of(features: KeyedJaggedTensor) -> KeyedJaggedTensor:
 
 
 def _all_of(features: KeyedJaggedTensor) -> KeyedJaggedTensor:
-    weights = features.weights_or_none()
-    if weights is not None and weights.requires_grad:  # the copy gets its gradient
-        ids, lengths = copy_to_host([features.values(), features.lengths()])
-        weights = weights.to(torch.device("cpu"))
-    elif weights is not None:
-        ids, lengths, weights = copy_to_host([features.values(), features.lengths(), weights])
-    else:
-        ids, lengths = copy_to_host([features.values(), features.lengths()])
+    weights, tensors = features.weights_or_none(), [features.values(), features.lengths()]
+    is_trained = weights is not None and weights.requires_grad
+    if weights is not None and not is_trained:
+        tensors.append(weights)
+    ids, lengths, *copied = copy_to_host(tensors)
+    if weights is not None:
+        weights = weights.to(torch.device("cpu")) if is_trained else copied[0]  # the copy gets its gradient
     return KeyedJaggedTensor(features.keys(), ids, weights, lengths=lengths, stride=features.stride())
 
 

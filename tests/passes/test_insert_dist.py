@@ -181,7 +181,7 @@ def test_ids_are_hashed_where_they_have_arrived() -> None:
     assert isinstance(module, HashIds)
     # In the order in which the ids arrive: what travels as whole rows comes before what is summed.
     assert [(table.name, table.num_embeddings) for table in module.indexes.tables] == [("b", 8), ("a", 16)]
-    assert module.hashed == ("b", "a")
+    assert module.indexes.hashed == ("b", "a")
     meta = node_meta(hash_ids)
     assert meta is not None
     # A quarter of the rows: a quarter of everybody's ids, if they are asked for evenly.
