@@ -47,17 +47,8 @@ def read_but_not_called(discovery: Discovery) -> list[Diagnostic]:
 def check_conversion(
     model: nn.Module, converted: nn.Module, asked: Request, conversion: Conversion, discovery: Discovery
 ) -> list[Diagnostic]:
-    """Compare the converted model with the original, and return the notes of the report.
-
-    Args:
-        model: the original.
-        converted: its conversion, not sharded yet.
-        asked: the request, which has a sample.
-        conversion: the record to which the report of the comparison is added.
-        discovery: what was found in the model.
-
-    Raises:
-        ConversionError: ``sample_failed``, ``verification_failed``, or the code of a call that bypasses the modules.
+    """Compare the converted model, not sharded yet, with the original; add the report to ``conversion``, and return its
+    notes. Raises ``sample_failed``, ``verification_failed``, or the code of a call that bypasses the modules.
     """
     skipped = _why_not_verified(model, asked.call, bool(asked.verify))
     if skipped is None:

@@ -52,18 +52,9 @@ def decide(
     kept_before: Callable[[Finding], Diagnostic | None] | None = None,
     done: Callable[[str], None] = lambda stage: None,
 ) -> Decision:
-    """What becomes of ``model``, which does not change, except for tables that ``resizing`` gives more rows.
-
-    Args:
-        model: any module.
-        asked: what the user asks for; it has been checked.
-        resizing: takes the rows back, unless its caller keeps them.
-        raises: raise the first refusal, instead of listing all.
-        kept_before: why an earlier conversion kept a collection that could be converted by default.
-        done: is told the name of each stage when it ends.
-
-    Raises:
-        ConversionError: ``invalid_argument``; and, with ``raises``, everything that is refused.
+    """What becomes of ``model``, which does not change, except for tables that ``resizing`` gives more rows. With
+    ``raises``, the first refusal is raised, otherwise all are listed. ``kept_before`` says why an earlier conversion
+    kept a collection that could be converted by default; ``done`` is told the name of each stage when it ends.
     """
     discovery = discover(model, asked.call, calls_are_counted=asked.verifies and not asked.keeps)
     if kept_before is not None:
@@ -132,11 +123,7 @@ def _refuse_to_copy(model: nn.Module, asked: Request) -> None:
 
 
 def _declare_id_ranges(discovery: Discovery, asked: Request) -> None:
-    """Add the declared ``id_ranges`` to the findings. Where the trace knows more, its range is narrowed by them.
-
-    Raises:
-        ConversionError: ``invalid_argument``; ``unknown_feature``: no convertible collection reads it.
-    """
+    """Add the declared ``id_ranges`` to the findings; where the trace knows more, its range is narrowed by them."""
     if asked.id_ranges is None:
         return
     ranges = declared_ranges(asked.id_ranges)

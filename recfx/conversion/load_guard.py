@@ -51,12 +51,8 @@ def _check_indexes(module: nn.Module, state_dict: Mapping[str, Any], prefix: str
 
 
 def _by_collection(state_dict: Mapping[str, Any], prefix: str, starts: Collection[str]) -> dict[str, dict[str, Any]]:
-    """The saved state of each collection, found in one pass: a scan of all keys per collection would be quadratic.
-
-    Args:
-        state_dict: a state, possibly of a larger model.
-        prefix: the common prefix of all ``starts``.
-        starts: the prefix of each collection's keys.
+    """The saved state by the prefix of each collection, in one pass: a scan of all keys per collection would be
+    quadratic.
     """
     saved: dict[str, dict[str, Any]] = {start: {} for start in starts}
     for key, value in state_dict.items():

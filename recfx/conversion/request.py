@@ -25,12 +25,7 @@ DEFAULT_HASHING = HashConfig()
 
 @dataclass(frozen=True)
 class Request:
-    """The arguments of ``convert``, which explains them.
-
-    Args:
-        call: the sample.
-        passes: as :func:`named_passes` returns them.
-    """
+    """The arguments of ``convert``, which explains them."""
 
     call: Sample | None = None
     hashing: Hashing = DEFAULT_HASHING
@@ -52,7 +47,6 @@ class Request:
 
     @property
     def shards(self) -> bool:
-        """Whether there is a plan, or an environment to make one for."""
         return self.plan is not None or self.env is not None
 
     @property
@@ -61,11 +55,7 @@ class Request:
         return self.call is not None if self.verify is None else self.verify
 
     def check(self, model: Any) -> None:
-        """Refuse arguments that are none, and a ``model`` that is no module.
-
-        Raises:
-            ConversionError: ``invalid_argument``, ``sample_required``.
-        """
+        """Refuse arguments that are none, and a ``model`` that is no module."""
         check_module(model)
         if self.on_unsupported not in ("error", "keep"):
             raise _invalid(f"on_unsupported is {self.on_unsupported!r}.", "use 'error' or 'keep'.")
@@ -86,11 +76,7 @@ class Request:
 
 
 def named_passes(given: Any) -> tuple[Pass, ...] | None:
-    """The passes that a user names, in order; None if there are none named.
-
-    Raises:
-        ConversionError: ``invalid_argument``.
-    """
+    """The passes that a user names, in order; None if there are none named."""
     if given is None:
         return None
     passes = tuple(given) if isinstance(given, Iterable) else (given,)
@@ -109,11 +95,7 @@ def _has_call(value: object) -> bool:
 
 
 def declared_ranges(declared: Any) -> dict[str, IdRange]:
-    """The ``id_ranges`` of ``convert``, by feature.
-
-    Raises:
-        ConversionError: ``invalid_argument``.
-    """
+    """The ``id_ranges`` of ``convert``, by feature."""
     what_to_do = "pass a dict from features to their lowest and highest id: {'user': (0, 999)}."
     if not isinstance(declared, Mapping):
         raise _invalid(f"id_ranges is {type_of(declared)}.", what_to_do)

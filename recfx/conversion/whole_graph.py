@@ -25,14 +25,9 @@ from recfx.verification.compare_models import Difference, compare_forward
 
 
 def inline_collections(graph_module: fx.GraphModule, training: bool) -> None:
-    """Replace every call of a converted collection with the nodes of its graph.
-
-    One that has hooks stays one call; so does one that is called with anything but one value of the graph, which is an
-    error that it reports itself when the graph runs.
-
-    Args:
-        graph_module: the graph of a model.
-        training: the mode that it is for.
+    """Replace every call of a converted collection with the nodes of its graph. One that has hooks stays one call; so
+    does one that is called with anything but one value of the graph, which is an error that it reports itself when the
+    graph runs.
     """
     for node in list(graph_module.graph.nodes):
         if node.op != "call_module":
@@ -52,13 +47,7 @@ def _takes_one_value(call: fx.Node) -> bool:
 
 
 def inline_graph(call: fx.Node, collection: fx.Graph, prefix: str) -> None:
-    """Replace a call of a collection with the nodes of a graph.
-
-    Args:
-        call: the node that calls it, with one argument.
-        collection: the graph, with one input.
-        prefix: the path of the module that holds the modules of these nodes.
-    """
+    """Replace a call of a collection with the nodes of its graph, whose modules are in the module at ``prefix``."""
     with call.graph.inserting_before(call):
         output = _copy_nodes(call, collection, prefix, source_of(call))
     call.replace_all_uses_with(output)
@@ -104,15 +93,7 @@ class Traced:
 
 
 def make_whole_graph(model: nn.Module, sample: Sample) -> WholeGraph:
-    """Trace ``model`` in both modes, and make a module of the two graphs that keeps the model's names and record.
-
-    Args:
-        model: converted, without DDP or compile wrappers.
-        sample: one call of it.
-
-    Raises:
-        ConversionError: ``untraceable_root``, ``whole_graph_differs``, ``sample_failed``.
-    """
+    """Trace ``model`` in both modes, and make a module of the two graphs that keeps the model's names and record."""
     traced = {training: build_whole_graph(model, sample, training) for training in (True, False)}
     rollbacks = list(dict.fromkeys(rollback for each in traced.values() for rollback in each.rollbacks))
     if all(each.not_compared for each in traced.values()):
@@ -133,12 +114,8 @@ def make_whole_graph(model: nn.Module, sample: Sample) -> WholeGraph:
 
 
 def build_whole_graph(model: nn.Module, sample: Sample, training: bool) -> Traced:
-    """The graph of one mode, over the modules of ``model``.
-
-    Where the first trace differs from eager, modules between the root and the collections become opaque leaves.
-
-    Raises:
-        ConversionError: ``untraceable_root``, ``whole_graph_differs`` or ``fully_sharded``.
+    """The graph of one mode, over the modules of ``model``. Where the first trace differs from eager, modules between
+    the root and the collections become opaque leaves.
     """
     refuse_fully_sharded(model, "make the graph first, and call fully_shard afterwards.")
     hookless, _ = copy_modules(model)  # the root's own hooks run around the graph, not in it

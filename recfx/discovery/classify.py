@@ -67,12 +67,10 @@ class Finding:
     id_ranges: dict[str, IdRange] = field(default_factory=dict)
 
     def refuse(self, why: Diagnostic) -> None:
-        """Note that a convertible collection cannot be converted after all."""
         self.status, self.why = REFUSED, replace(why, path=self.path)
 
     @property
     def reason(self) -> str:
-        """Reason code of what is kept or refused."""
         return "" if self.why is None else self.why.code
 
     @property

@@ -37,20 +37,11 @@ class Discovery:
     rollbacks: list[Diagnostic] = field(default_factory=list)
 
     def of(self, status: str) -> list[Finding]:
-        """The findings of one status."""
         return [finding for finding in self.findings if finding.status == status]
 
 
 def check_module(model: object, name: str = "model") -> None:
-    """Refuse a model that is not a module.
-
-    Args:
-        model: what was passed.
-        name: the name of the argument.
-
-    Raises:
-        ConversionError: ``invalid_argument``.
-    """
+    """Refuse a model that is not a module; ``name`` is that of the argument."""
     if not isinstance(model, nn.Module):
         raise ConversionError(
             f"{name} is {type_of(model)}.",
@@ -60,13 +51,8 @@ def check_module(model: object, name: str = "model") -> None:
 
 
 def discover(model: nn.Module, sample: Sample | None = None, *, calls_are_counted: bool = False) -> Discovery:
-    """Find the collections of ``model``; changes nothing.
-
-    Args:
-        model: any module.
-        sample: one call of it; without a sample nothing is traced.
-        calls_are_counted: the caller will verify the conversion, and will refuse a ``suspected`` collection if that
-            does not clear it. If False, suspected collections are refused here.
+    """Find the collections of ``model``; changes nothing, and traces nothing without a sample. Unless the caller will
+    verify the conversion, and so count calls, suspected collections are refused here.
     """
     found: dict[int, Finding] = {}
     _walk(model, "", None, found, set())

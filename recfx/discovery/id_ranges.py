@@ -24,13 +24,7 @@ from recfx.ir.tables import IdRange
 
 
 class IdRanges:
-    """The ranges of one traced graph.
-
-    Args:
-        graph: the graph.
-        root: the module that it was traced from.
-        inputs: the sample's values, by name of the placeholder: what is an integer tensor or a batch of ids.
-    """
+    """The ranges of one traced graph; ``inputs`` are the sample's values, by name of the placeholder."""
 
     def __init__(self, graph: fx.Graph, root: nn.Module, inputs: Mapping[str, Any]) -> None:
         self.root, self._inputs = root, inputs

@@ -42,7 +42,6 @@ class Sample:
         return Sample(*(clone_value(value) for value in self.args), **clone_value(self.kwargs))
 
     def on_meta(self) -> bool:
-        """Whether any tensor of the sample is on the meta device."""
         return any(tensor.is_meta for tensor in tensors_of((self.args, self.kwargs)))
 
     def resized(self) -> Sample | None:

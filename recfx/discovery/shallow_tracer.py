@@ -55,11 +55,8 @@ for _name in fx.graph.inplace_methods.keys() - {"setitem"}:
 
 
 class ShallowTracer(fx.Tracer):
-    """A tracer that enters only modules that hold a collection.
-
-    Args:
-        leaves: ids of the modules that are always leaves: the collections.
-        opaque: fully qualified names of modules that must not be entered.
+    """A tracer that enters only modules that hold one of ``leaves``, the collections (by ``id``), and are not named in
+    ``opaque``.
     """
 
     def __init__(self, leaves: set[int], opaque: frozenset[str] = frozenset()) -> None:
@@ -83,7 +80,6 @@ class ShallowTracer(fx.Tracer):
         return not holds
 
     def proxy(self, node: fx.Node) -> fx.Proxy:
-        """See :class:`InPlaceProxy`."""
         return InPlaceProxy(node, self)
 
     def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, Any]) -> Any:
@@ -146,16 +142,8 @@ def _touch(value: Any) -> Any:
 
 
 def trace_graph(root: nn.Module, sample: Sample, tracer: ShallowTracer, *, inference: bool = False) -> fx.Graph:
-    """Trace ``root`` as ``sample`` calls it, in its current mode.
-
-    Args:
-        root: the module.
-        sample: one call of it.
-        tracer: the tracer.
-        inference: the graph will never run backwards, so it may lack gradient modes and activation checkpointing.
-
-    Raises:
-        Exception: whatever the root's own code raises on proxies.
+    """Trace ``root`` as ``sample`` calls it, in its current mode, and raise whatever its code raises on proxies. With
+    ``inference``, the graph will never run backwards, so it may lack gradient modes and activation checkpointing.
     """
     target, concrete = _explicit_root(root, sample)
     # Random numbers drawn while tracing become constants of the graph; the comparison, under another seed, finds them.

@@ -26,7 +26,6 @@ class IndexStorageEstimator(EmbeddingStorageEstimator):
     """
 
     def estimate(self, sharding_options: list[ShardingOption], sharder_data_map: Any) -> None:
-        """Set the storage of every shard, in bytes."""
         super().estimate(sharding_options, sharder_data_map)
         for option in sharding_options:
             index = index_bytes(option.module[1], option.name)
@@ -42,18 +41,10 @@ def index_bytes(module: nn.Module, table: str) -> int:
 
 
 class OrderedEnumerator(EmbeddingEnumerator):
-    """TorchRec's enumerator, in an order that does not depend on the process.
-
-    TorchRec iterates over Python sets of strings, whose order differs between processes; that order must not decide
-    among equally good plans. Options that TorchRec's planner would choose and then refuse are not offered (``dense``
-    for anything but data parallel tables), nor are cuts that leave ranks without rows. A table with an index is cut
-    between buckets, and its shards have the sizes that they will really have.
-
-    Args:
-        topology: the topology to plan for.
-        batch_size: samples per rank.
-        constraints: constraints by table name.
-        empty_ranks: offer a cut that leaves ranks without rows if the constraints allow no other.
+    """TorchRec's enumerator, with three differences. Its order does not depend on the process, which that of TorchRec's
+    sets of strings does, and so it cannot decide among equally good plans. Options that TorchRec's planner would choose
+    and then refuse, and cuts that leave ranks without rows, are not offered (``empty_ranks`` allows the latter where
+    the constraints leave no other). Tables with an index are cut between buckets.
     """
 
     def __init__(
@@ -69,10 +60,8 @@ class OrderedEnumerator(EmbeddingEnumerator):
         super().__init__(topology, batch_size, constraints, estimators)
 
     def enumerate(self, module: nn.Module, sharders: list[ModuleSharder[nn.Module]]) -> list[ShardingOption]:
-        """Every way to shard every table, with estimates of time and storage.
-
-        Raises:
-            ConversionError: ``no_sharding_option``: every option that the constraints allow leaves ranks without rows.
+        """Every way to shard every table, with estimates; ``no_sharding_option`` if all that are allowed leave ranks
+        without rows.
         """
         options: list[ShardingOption] = super().enumerate(module, sharders)
         places = {fqn: place for place, fqn in enumerate(dict.fromkeys(option.fqn for option in options))}
@@ -114,7 +103,6 @@ def _cut_between_buckets(option: ShardingOption) -> None:
 
 
 def _has_empty_shard(option: ShardingOption) -> bool:
-    """Whether some rank would get none of the rows that are cut."""
     return any(shard.size[0] == 0 for shard in option.shards)
 
 

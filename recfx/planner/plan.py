@@ -99,11 +99,7 @@ def plan(
 
 
 def plan_of_collections(model: nn.Module, topology: Topology | NpuTopology) -> ShardingPlan:
-    """The plan that ``plan`` makes, without the modules that recfx does not convert: they stay as they are.
-
-    Raises:
-        ConversionError: as ``plan`` does.
-    """
+    """The plan that ``plan`` makes, without the modules that recfx does not convert: they stay as they are."""
     return _plan(model, topology, others=False)
 
 
@@ -164,13 +160,8 @@ def _plan(
 
 
 def planning_sharders(model: nn.Module, *, others: bool) -> list[ModuleSharder[nn.Module]]:
-    """A sharder for each class of collection in ``model`` that is converted or can be.
-
-    The sharders of standard collections are for planning only.
-
-    Args:
-        model: the model to plan for.
-        others: whether to add TorchRec's sharders, for modules that cannot be converted.
+    """A sharder, for planning only, for each class of collection in ``model`` that is converted or can be; with
+    ``others``, also those of TorchRec.
     """
     ours: dict[type[nn.Module], ModuleSharder[nn.Module]] = {}
     for path, module in model.named_modules():

@@ -112,7 +112,6 @@ class PricedPlan(ShardingPlan):
 
     @property
     def world_size(self) -> int:
-        """The number of ranks that it was made for."""
         return int(self.topology.world_size)
 
     @property
@@ -137,15 +136,8 @@ def _tables(plan: Mapping[str, Any]) -> dict[str, dict[str, object]]:
 
 
 def world_size_of(plan: ShardingPlan, given: int | None = None) -> int:
-    """The number of ranks of a plan.
-
-    Args:
-        plan: a plan. One of ``recfx.plan`` knows its ranks; of another, tables that are on all ranks tell.
-        given: the number of ranks, if the user says so.
-
-    Raises:
-        ConversionError: ``plan_rank``: the plan was made for another number of ranks; ``unknown_world_size``: neither
-            the plan nor the user says it.
+    """The number of ranks of a plan: what a plan of recfx knows, what the user gives, or what tables on all ranks tell.
+    Raises ``plan_rank`` if plan and user disagree, and ``unknown_world_size`` if nobody says it.
     """
     own = plan.world_size if isinstance(plan, PricedPlan) else None
     if own is not None and given not in (None, own):

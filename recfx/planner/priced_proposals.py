@@ -24,18 +24,7 @@ OTHERS = "others"
 
 
 class PricedProposals(PerfModel):
-    """Rates plans by the predicted time of a step.
-
-    Tables that recfx does not shard are rated by TorchRec's own estimate.
-
-    Args:
-        topology: as TorchRec's planner has it.
-        collections: the model's collections, as converted, by path.
-        hardware: what times are predicted for.
-        device: the type of the device that has the tables.
-        batch_size: samples per rank.
-        trains: whether a step has a backward.
-    """
+    """Rates plans by the predicted time of a step; tables that recfx does not shard by TorchRec's own estimate."""
 
     def __init__(
         self,
@@ -68,11 +57,7 @@ class PricedProposals(PerfModel):
         return self._rated[key] * 1e3
 
     def pricing(self, left_out: int = 0) -> Pricing | None:
-        """The cheapest of the plans that were rated, and the second; None if none was.
-
-        Args:
-            left_out: how many proposals were not rated, because there are too many.
-        """
+        """The cheapest of the plans that were rated, and the second; None if none was."""
         if self._best is None:
             return None
         return Pricing(self._hardware.name, self._batch_size, len(self._rated), self._best, self._second, left_out)

@@ -24,18 +24,9 @@ FEWEST = 40
 
 
 class GreedySteps(GreedyProposer):
-    """TorchRec's greedy proposals without those that cannot fit, whatever is put where.
-
-    If these are too many, they are some of them at equal distances, and more around the best of these.
-
-    Args:
-        use_depth: as in ``GreedyProposer``.
-        capacity: the memory of all devices together.
-        most_tables: how many tables the proposals may have together.
-
-    Attributes:
-        made: the number of proposals so far.
-        total: the number of all proposals that may fit.
+    """TorchRec's greedy proposals without those that cannot fit, whatever is put where. If they have more than
+    ``most_tables`` tables together, they are some of them at equal distances, and more around the best of these.
+    ``made`` of ``total`` have been made.
     """
 
     def __init__(self, use_depth: bool, capacity: Storage, most_tables: int) -> None:
@@ -49,7 +40,6 @@ class GreedySteps(GreedyProposer):
         self.made = self.total = 0
 
     def load(self, search_space: list[ShardingOption], enumerator: Enumerator | None = None) -> None:
-        """Take the options of all tables."""
         super().load(search_space, enumerator)
         self._path = self._steps()
         self._fitting = self._that_may_fit() or [0]  # one, for TorchRec's own text about what does not fit
@@ -59,7 +49,6 @@ class GreedySteps(GreedyProposer):
         self._pending = list(range(0, self.total, self._distance))
 
     def propose(self) -> list[ShardingOption] | None:
-        """The next proposal; None if there are no more."""
         if not self._pending or not self._sharding_options_by_fqn:
             return None
         chosen = dict.fromkeys(self._sharding_options_by_fqn, 0)
@@ -74,7 +63,6 @@ class GreedySteps(GreedyProposer):
         perf_rating: float | None = None,
         storage_constraint: Topology | None = None,
     ) -> None:
-        """Go on to the next proposal."""
         self.made += 1
         self._ratings[self._pending.pop(0)] = float("inf") if perf_rating is None else perf_rating
         while not self._pending and self._distance > 1:
@@ -124,12 +112,7 @@ def _storage(option: ShardingOption) -> tuple[float, ...]:
 
 
 def proposers(topology: Topology, most_tables: int = MOST_TABLES) -> list[Proposer]:
-    """Those that TorchRec's planner has by default, in its order.
-
-    Args:
-        topology: the topology to plan for.
-        most_tables: as for :class:`GreedySteps`.
-    """
+    """Those that TorchRec's planner has by default, in its order."""
     storages = [device.storage for device in topology.devices]
     capacity = Storage(sum(each.hbm for each in storages), sum(each.ddr for each in storages))
     most = most_tables * 8 // max(topology.world_size, 8)  # with more ranks, a proposal takes more time

@@ -23,18 +23,7 @@ from recfx.planner.topology import npu_topology
 def shard_collections(
     model: nn.Module, plan: ShardingPlan, env: ShardingEnv, device: torch.device | str | None
 ) -> dict[int, nn.Module]:
-    """The sharded form of every converted collection, by ``id``; ``model`` is not changed. Collective.
-
-    Args:
-        model: a converted model.
-        plan: by fully qualified name of the collection.
-        env: the ranks to shard over.
-        device: the device of the shards. None: that of the tables.
-
-    Raises:
-        ConversionError: ``plan_unknown_collection``, ``plan_missing_collection``, ``plan_rank``, and what
-            ``shard_collection`` raises.
-    """
+    """The sharded form of every converted collection, by ``id``; ``model`` is not changed. Collective."""
     collections = unsharded_collections(model)
     paths: dict[int, list[str]] = {}
     for prefix, module in collections_by_prefix(model, UnshardedCollection):
@@ -50,11 +39,7 @@ def shard_collections(
 
 
 def environment(env: ShardingEnv | None) -> ShardingEnv:
-    """The ranks to shard over: ``env`` or, without one, all ranks of the default process group.
-
-    Raises:
-        ConversionError: ``no_process_group``.
-    """
+    """The ranks to shard over: ``env`` or, without one, all ranks of the default process group."""
     if env is not None:
         return env
     if not (dist.is_available() and dist.is_initialized()):
@@ -68,13 +53,7 @@ def environment(env: ShardingEnv | None) -> ShardingEnv:
 
 
 def plan_for(model: nn.Module, env: ShardingEnv, device: torch.device | str | None) -> ShardingPlan:
-    """The plan of ``recfx.plan``; rank 0 makes it, and all ranks get it, or its error. Collective.
-
-    Args:
-        model: a converted model.
-        env: the ranks to shard over.
-        device: the device of the shards. None: that of the tables.
-    """
+    """The plan of ``recfx.plan``; rank 0 makes it, and all ranks get it, or its error. Collective."""
     target = None if device is None else torch.device(device)
     collection = next(iter(unsharded_collections(model).values()), None)
     if target is None and collection is not None:

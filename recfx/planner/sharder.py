@@ -90,13 +90,7 @@ def planned_types() -> tuple[str, ...]:
 
 
 class ConvertedCollectionSharder(BaseEmbeddingSharder[UnshardedCollection]):
-    """What both sharders of converted collections have in common: the sharding itself.
-
-    Args:
-        fused_params: TorchRec's dict; a table that has an optimizer in backward keeps that optimizer.
-        module_type: class of the collections; TorchRec looks sharders up by it, and a converted subclass has its own.
-        options: further arguments of :func:`recfx.collections.sharding.collection.shard_collection`.
-    """
+    """What both sharders of converted collections have in common: the sharding itself."""
 
     def __init__(self, fused_params: dict[str, Any] | None, module_type: type[nn.Module], **options: Any) -> None:
         super().__init__(fused_params=fused_params)
@@ -104,7 +98,6 @@ class ConvertedCollectionSharder(BaseEmbeddingSharder[UnshardedCollection]):
 
     @property
     def module_type(self) -> type[nn.Module]:
-        """The class whose instances this shards; not its subclasses."""
         return self._module_type
 
     def shard(
@@ -115,18 +108,6 @@ class ConvertedCollectionSharder(BaseEmbeddingSharder[UnshardedCollection]):
         device: torch.device | None = None,
         module_fqn: str | None = None,
     ) -> ShardedModule[Any, Any, Any, Any]:
-        """Shard one converted collection.
-
-        Args:
-            module: the collection.
-            params: how each table is sharded, by table name.
-            env: the environment whose process group has the ranks of ``params``.
-            device: where this rank's tables go.
-            module_fqn: the collection's fully qualified name.
-
-        Raises:
-            ConversionError: ``not_converted``, and the codes of sharding itself.
-        """
         path = module_fqn or ""
         if not isinstance(module, UnshardedCollection):
             raise ConversionError(
@@ -176,7 +157,6 @@ class HashEmbeddingBagCollectionSharder(ConvertedCollectionSharder):
         super().__init__(_copied(fused_params), module_type, host_group=self.host_group)
 
     def for_class(self, module_type: type[nn.Module]) -> HashEmbeddingBagCollectionSharder:
-        """This sharder for another class of converted collections."""
         same = copy.copy(self)
         same._module_type = module_type
         return same
@@ -200,17 +180,9 @@ class HashEmbeddingBagCollectionSharder(ConvertedCollectionSharder):
 
 
 class StockSharder(ConvertedCollectionSharder):
-    """Shards converted collections as one of TorchRec's sharders would shard the standard ones.
-
-    It offers those types and kernels of that sharder that recfx supports. On kernel ``dense`` it leaves a table to the
-    script's ordinary optimizer, whatever is attached to it, so a plain TorchRec script trains the same model.
-
-    Args:
-        stock: TorchRec's sharder, or a subclass of it.
-        module_type: class of the collections.
-
-    Raises:
-        ConversionError: ``quantized_communication``.
+    """Shards converted collections as one of TorchRec's sharders would shard the standard ones. On kernel ``dense`` it
+    leaves a table to the script's ordinary optimizer, whatever is attached to it, so a plain TorchRec script trains the
+    same model.
     """
 
     def __init__(self, stock: BaseEmbeddingSharder[Any], module_type: type[nn.Module]) -> None:
@@ -225,16 +197,13 @@ class StockSharder(ConvertedCollectionSharder):
         self._stock = stock
 
     def shardable_parameters(self, module: nn.Module) -> dict[str, nn.Parameter]:
-        """The parameters that the stock sharder would shard."""
         parameters: dict[str, nn.Parameter] = self._stock.shardable_parameters(module)
         return parameters
 
     def sharding_types(self, compute_device_type: str) -> list[str]:
-        """The types of the stock sharder."""
         return [name for name in self._stock.sharding_types(compute_device_type) if name in type_names()]
 
     def compute_kernels(self, sharding_type: str, compute_device_type: str) -> list[str]:
-        """Those kernels of the stock sharder that recfx supports."""
         kernels = self._stock.compute_kernels(sharding_type, compute_device_type)
         return [kernel for kernel in kernels if kernel in KERNELS]
 

@@ -105,11 +105,7 @@ AnyTopology: TypeAlias = Topology | NpuTopology
 
 
 def check_topology(topology: object) -> AnyTopology:
-    """Refuse what is no topology.
-
-    Raises:
-        ConversionError: ``invalid_topology``.
-    """
+    """Refuse what is no topology (``invalid_topology``)."""
     if isinstance(topology, (Topology, NpuTopology)):
         return topology
     how = "pass a torchrec.distributed.planner.Topology or recfx.planner.topology.npu_topology(...)."

@@ -78,18 +78,9 @@ def extend_torchrec() -> None:
 
 
 def sharders_for(model: nn.Module, given: Sequence[ModuleSharder[nn.Module]]) -> Sequence[ModuleSharder[nn.Module]]:
-    """``given``, plus a sharder for each class of converted collection in ``model`` for which it has none.
-
-    Args:
-        model: the model to be sharded.
-        given: TorchRec's defaults, or the list of a script. Its sharders shard converted collections as they would
-            shard the standard ones: with the same types, kernels and ``fused_params``.
-
-    Returns:
-        ``given`` itself if the model has no converted collections, or if nothing in ``given`` shards their kind.
-
-    Raises:
-        ConversionError: ``feature_processed``.
+    """``given``, plus a sharder for each class of converted collection in ``model`` for which it has none. They shard
+    these as the given ones would shard the standard collections; where nothing in ``given`` shards a kind, none is
+    added.
     """
     classes = {type(collection): kind_of(collection) for collection in unsharded_collections(model).values()}
     if not classes:
@@ -132,13 +123,8 @@ def _extend(
     order: tuple[str, ...],
     around: Callable[[Mapping[str, Any]], AbstractContextManager[None]] | None = None,
 ) -> Callable[..., Any]:
-    """A function that gets the sharders that its model needs.
-
-    Args:
-        original: one of TorchRec's functions with the arguments ``module`` and ``sharders``, which others may have
-            wrapped before.
-        order: the names of its first arguments.
-        around: what to do before and after it for models with converted collections, with its arguments by name.
+    """Let one of TorchRec's functions with the arguments ``module`` and ``sharders`` get the sharders that its model
+    needs. ``order`` names its first arguments; ``around`` is entered for models with converted collections.
     """
 
     @functools.wraps(original)

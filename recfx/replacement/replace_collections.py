@@ -37,18 +37,9 @@ def replace_collections(
     keep_refused: bool = False,
     passes: tuple[Pass, ...] | None = None,
 ) -> dict[int, nn.Module]:
-    """One converted collection per finding, by the ``id`` of the collection that it replaces.
-
-    Args:
-        findings: the convertible collections.
-        hashing: as the user gave it.
-        backend: kernel target of the lookups.
-        resizing: where tables that get more rows are recorded.
-        keep_refused: keep a collection whose tables cannot be converted, and say so in its finding.
-        passes: the passes that make the graphs; None: those of ``recfx.passes()``.
-
-    Raises:
-        ConversionError: ``unknown_table``, ``tied_tables``, or the code for which a table is refused.
+    """One converted collection per finding, by the ``id`` of the collection that it replaces. Tables that get more rows
+    are recorded in ``resizing``. With ``keep_refused``, a collection whose tables cannot be converted is kept, and its
+    finding says why. Raises ``unknown_table``, ``tied_tables``, or the code for which a table is refused.
     """
     _check_table_names(findings, hashing)
     replacements: dict[int, nn.Module] = {}

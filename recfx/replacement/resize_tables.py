@@ -14,11 +14,7 @@ from recfx.optim.attached import attached_optimizers
 
 
 class TableResizing:
-    """Gives tables more rows, and takes them away again if the conversion fails.
-
-    Args:
-        model: the model that is converted.
-    """
+    """Gives tables of a model more rows, and takes them away again if the conversion fails."""
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
@@ -26,18 +22,8 @@ class TableResizing:
         self._old: list[tuple[nn.Parameter, torch.Tensor, torch.Tensor | None]] = []
 
     def resize(self, weight: nn.Parameter, rows: int, path: str, config: BaseEmbeddingConfig, init_fn: bool) -> None:
-        """Replace the parameter's data with ``rows`` rows, the old ones first; the parameter object stays.
-
-        Args:
-            weight: the weight of the table.
-            rows: how many rows it is to have.
-            path: the path of the collection, for messages.
-            config: the config of the table.
-            init_fn: whether ``config.init_fn`` fills the new rows now (otherwise rows are filled when they are given
-                out).
-
-        Raises:
-            ConversionError: ``optimizer_holds_state``, ``wrapped_in_ddp``.
+        """Replace the parameter's data with ``rows`` rows, the old ones first; the parameter object stays. With
+        ``init_fn``, ``config.init_fn`` fills the new rows now; otherwise rows are filled when they are given out.
         """
         table = config.name
         if _holds_ddp(self._model):

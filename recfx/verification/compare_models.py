@@ -23,12 +23,7 @@ def batch_sizes(sample: Sample) -> list[tuple[str, Sample | None]]:
 
 @dataclass(frozen=True)
 class Difference:
-    """A difference between two runs.
-
-    Args:
-        where: the value that differs.
-        message: how they differ.
-    """
+    """A difference between two runs: the value that differs, and how."""
 
     where: str
     message: str

@@ -23,14 +23,9 @@ _Module = TypeVar("_Module", bound=nn.Module)
 
 
 def map_collection(standard: Any, hashed: UnshardedCollection) -> None:
-    """Let a standard collection take the ids of a hashed one, over copies of its tables.
-
-    Its class becomes a subclass, and its parameters stay the same objects; so methods, attributes, hooks, the device
-    and whatever else reads a table are those of the original.
-
-    Args:
-        standard: a copy of the collection that was converted; it changes.
-        hashed: its conversion; items are read at every call.
+    """Let a standard collection, a copy of the one that was converted, take the ids of a hashed one, over copies of its
+    tables. Its class becomes a subclass, and its parameters stay the same objects; so methods, attributes, hooks, the
+    device and whatever else reads a table are those of the original.
     """
     standard.__dict__["hashed"] = hashed  # no child
     kind = kind_of(hashed)
@@ -64,7 +59,6 @@ class MappedBag(nn.EmbeddingBag):
     def forward(
         self, input: torch.Tensor, offsets: torch.Tensor | None = None, per_sample_weights: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Pool as ``nn.EmbeddingBag`` does."""
         rows = [self.weight, self.weight.new_zeros(1, self.embedding_dim)]
         return nn.functional.embedding_bag(
             input,
@@ -145,12 +139,7 @@ _MAPPED: dict[CollectionKind, tuple[type[nn.Module], type[nn.Module]]] = {POOLED
 
 
 def reference_of(original: nn.Module, converted: nn.Module) -> nn.Module:
-    """A copy of ``original`` whose hashed collections take the ids of ``converted``, over copies of its tables.
-
-    Args:
-        original: a model with standard collections.
-        converted: its conversion; the collections have the same paths.
-    """
+    """A copy of ``original`` whose hashed collections take the ids of ``converted``, over copies of its tables."""
     duplicate = copy_with_tensors(original)
     collections = unsharded_collections(duplicate).values()  # of a model that was converted in place
     standard = {id(each): standard_collection(each) for each in collections if len(each.hash_indexes)}

@@ -145,17 +145,10 @@ LEARNING_RATE = 0.1
 def run_step(
     model: nn.Module, call: Sample, training: bool, originals: Mapping[str, nn.Module] = MappingProxyType({})
 ) -> Run:
-    """Run one step of ``model``. Pass a copy: the step changes it, and the result holds its tensors.
-
-    The loss is a fixed random combination of all outputs. Parameters that still have a gradient after the backward
-    (because no optimizer in backward took it) take an SGD step.
-
-    Args:
-        model: a copy.
-        call: the arguments to call it with.
-        training: the mode to run it in.
-        originals: the collections of the model that ``model`` is a copy of, by path. If the copy still calls them, no
-            backward is run, because it would leave gradients in the user's model.
+    """Run one step of ``model``, a copy: the step changes it, and the result holds its tensors. The loss is a fixed
+    random combination of all outputs. Parameters that still have a gradient after the backward (because no optimizer in
+    backward took it) take an SGD step. If the copy still calls one of ``originals``, collections of the model that it
+    is a copy of, no backward is run, because it would leave gradients in the user's model.
     """
     run = Run()
     model.train(training)

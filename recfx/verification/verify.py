@@ -36,14 +36,7 @@ from recfx.verification.verify_report import (
 
 
 class Comparison:
-    """Collects the results; only copies of the models are run, so the models are never changed.
-
-    Args:
-        original: with standard collections.
-        converted: what ``convert`` made of it.
-        rtol: relative tolerance.
-        atol: absolute tolerance.
-    """
+    """Collects the results; only copies of the models are run, so the models are never changed."""
 
     def __init__(self, original: nn.Module, converted: nn.Module, rtol: float, atol: float) -> None:
         self.original, self.converted = original, converted
@@ -65,7 +58,6 @@ class Comparison:
         self.checker = Checker(self.collections, masked, rtol, atol, counts_calls, self._way_around)
 
     def report(self) -> VerifyReport:
-        """All results so far."""
         return VerifyReport(tuple(self.checks), self.tables, self.checker.rtol, self.checker.atol)
 
     def check_indexes(self) -> None:
@@ -80,7 +72,6 @@ class Comparison:
                     self.checks.append(Check("", "", "index", where, DIFFERENT, float("inf"), message))
 
     def skip(self, mode: str, batch: str, where: str, message: str) -> None:
-        """Record that nothing was compared."""
         self.checks.append(Check(mode, batch, "run", where, SKIPPED, message=message))
 
     def compare(self, mode: str, batch: str, call: Sample) -> None:

@@ -58,7 +58,6 @@ class VerifyReport:
         return bool(self.of(EQUAL)) and not self.of(DIFFERENT)
 
     def of(self, status: str) -> list[Check]:
-        """The comparisons of one status."""
         return [check for check in self.checks if check.status == status]
 
     def __str__(self) -> str:

@@ -14,6 +14,7 @@ from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTens
 
 import recfx
 from tests.builders.optimizers import attach
+from tests.support.refusals import refused
 
 IDS, DECAY = 24, 0.7
 WAYS: dict[str, dict[str, Any]] = {
@@ -175,9 +176,8 @@ def test_an_average_that_was_made_before_the_conversion_is_told_what_to_average(
     step([model], torch.arange(5))
     for average, update in ((AveragedModel(other), model), (AveragedModel(model), other)):
         before = {key: value.clone() for key, value in average.state_dict().items()}
-        with pytest.raises(recfx.ConversionError, match="from the converted model") as caught:
+        with refused("other_indexes", match="from the converted model"):
             average.update_parameters(update)
-        assert caught.value.reason == "other_indexes"
         assert all(torch.equal(value, before[key]) for key, value in average.state_dict().items())
 
 
@@ -194,9 +194,8 @@ def test_states_that_were_averaged_with_their_indexes_are_told_from_others(as_in
     if as_integers:
         state = {key: value.to(model.state_dict()[key].dtype) for key, value in state.items()}
     before = {key: value.clone() for key, value in other.state_dict().items()}
-    with pytest.raises(recfx.CheckpointError, match="AveragedModel") as caught:
+    with refused("averaged_index", "t", match="AveragedModel", error=recfx.CheckpointError):
         other.load_state_dict(state)
-    assert (caught.value.reason, caught.value.module_path) == ("averaged_index", "t")
     assert all(torch.equal(value, before[key]) for key, value in other.state_dict().items())
     kept = {key: state[key] if value.is_floating_point() else value for key, value in model.state_dict().items()}
     other.load_state_dict(kept)
@@ -208,6 +207,5 @@ def test_an_index_that_was_averaged_in_place_is_not_read() -> None:
     averaged = copy.deepcopy(model)
     step([model], torch.arange(5))
     average_in_place(averaged, model)
-    with pytest.raises(recfx.CheckpointError) as caught:
+    with refused("averaged_index", error=recfx.CheckpointError):
         averaged.eval()(batch(torch.arange(5)))
-    assert caught.value.reason == "averaged_index"

@@ -21,6 +21,7 @@ from recfx.ir import format_graph
 from tests.builders.optimizers import attach
 from tests.sharding.cases import Case, Model, Table, batches, build, plan_of, with_optimizer
 from tests.sharding.ranks import ranks
+from tests.support.refusals import refused
 
 ROWS, SPARE = 100, recfx.HashConfig(rows=150)  # ids below 100 are rows, and 50 rows are given out by an index
 
@@ -132,9 +133,8 @@ def test_each_batch_is_checked() -> None:
     converted = recfx.convert(Reduced(), SAMPLE, hashing=SPARE)
     converted.divisor = 1000
     converted(batch(99, 0, 99, 0))
-    with pytest.raises(IdRangeError) as raised:
+    with refused("id_out_of_range", error=IdRangeError) as raised:
         converted(batch(0, 100, 0, 0))
-    assert raised.value.reason == "id_out_of_range"
     message = str(raised.value)
     assert "id 100 of feature 'f' is out of range for table 'a', whose index was left out because its ids" in message
     assert "0 to 99: % 100 (" in message
@@ -183,9 +183,8 @@ def test_a_declared_range_and_a_traced_one(declared: tuple[int, int], upper: int
 )
 def test_wrong_declarations(declared: Any, reason: str) -> None:
     model = Reduced()
-    with pytest.raises(recfx.ConversionError) as raised:
+    with refused(reason):
         recfx.convert(model, id_ranges=declared)
-    assert raised.value.reason == reason
     assert type(model.ebc) is EmbeddingBagCollection
 
 

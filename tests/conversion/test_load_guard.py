@@ -15,6 +15,7 @@ from torch import nn
 import recfx
 from recfx.collections.collection import unsharded_collections
 from tests.checkpoint.training import RAW, TwoPart, assert_same, batch, collection
+from tests.support.refusals import refused
 
 State = dict[str, Any]
 
@@ -168,9 +169,8 @@ def test_a_root_collection() -> None:
     before = state_of(target)
     state = copy.deepcopy(source.state_dict())
     state["hash_indexes.b.row_state"].fill_(9)
-    with pytest.raises(recfx.CheckpointError) as caught:
+    with refused("torn_state", "b", error=recfx.CheckpointError):
         target.load_state_dict(state)
-    assert (caught.value.reason, caught.value.module_path) == ("torn_state", "b")
     assert_same(state_of(target), before)
 
 
@@ -198,9 +198,8 @@ def test_an_index_without_its_weight(change: Callable[[State], object], reason: 
     before = state_of(model)
     state = copy.deepcopy(dict(trained(0).state_dict()))
     change(state)
-    with pytest.raises(recfx.CheckpointError) as caught:
+    with refused(reason, "c", error=recfx.CheckpointError):
         model.load_state_dict(state, strict=strict)
-    assert (caught.value.reason, caught.value.module_path) == (reason, "c")
     assert_same(state_of(model), before)
 
 

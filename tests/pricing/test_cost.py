@@ -26,6 +26,7 @@ from tests.builders.batches import batch
 from tests.builders.collections import collection
 from tests.builders.optimizers import attach
 from tests.models import ZOO
+from tests.support.refusals import refused
 
 RAW = recfx.HashConfig(dense_rows=0)
 
@@ -110,9 +111,8 @@ def test_a_graph_is_not_planned(topology: Topology) -> None:
     model, sample = hashed(), batch(4)
     whole = recfx.convert(Model(), sample, hashing=RAW, whole_graph=True)
     for graph in (recfx.trace(model, sample), whole, model.ebc.graph_module):
-        with pytest.raises(recfx.ConversionError, match="a graph of one rank cannot be priced on") as caught:
+        with refused("already_sharded", match="a graph of one rank cannot be priced on"):
             recfx.cost(graph, topology)
-        assert caught.value.reason == "already_sharded"
         assert recfx.cost(graph, npu_topology(1)).at(8).seconds > 0
     assert len(recfx.cost(model, topology).at(8).ranks) == topology.world_size
 
@@ -221,15 +221,13 @@ def test_texts() -> None:
 
 @pytest.mark.parametrize("subject", ["model", None, {"a": 1}])
 def test_refuses_what_is_no_model(subject: Any) -> None:
-    with pytest.raises(recfx.ConversionError) as caught:
+    with refused("invalid_argument"):
         recfx.cost(subject)
-    assert caught.value.reason == "invalid_argument"
 
 
 def test_refuses_a_model_without_a_collection() -> None:
-    with pytest.raises(recfx.ConversionError) as caught:
+    with refused("no_collection"):
         recfx.cost(nn.Linear(2, 2))
-    assert caught.value.reason == "no_collection"
 
 
 @pytest.mark.parametrize(
@@ -245,12 +243,10 @@ def test_refuses_a_model_without_a_collection() -> None:
     ],
 )
 def test_refuses_numbers_that_make_no_batch(batch_size: Any, lengths: Any, reason: str) -> None:
-    with pytest.raises(recfx.InputError) as caught:
+    with refused(reason, error=recfx.InputError):
         recfx.cost(hashed(), H100).at(batch_size, L=lengths)
-    assert caught.value.reason == reason
 
 
 def test_refuses_a_topology_of_another_kind() -> None:
-    with pytest.raises(recfx.ConversionError) as caught:
+    with refused("invalid_argument"):
         recfx.cost(hashed(), "H100")
-    assert caught.value.reason == "invalid_argument"

@@ -10,7 +10,7 @@ import recfx
 from recfx import HashEmbeddingBagCollection
 from recfx.planner.pricing.formulas import formula_of
 from recfx.planner.pricing.graph_prices import price_graph
-from recfx.planner.pricing.node_price import calls_of, work_at
+from recfx.planner.pricing.node_price import calls_of
 from recfx.planner.pricing.planned_collection import PlannedCollection, planned_by, planned_graph
 from recfx.planner.pricing.planned_nodes import PlannedGraphs
 from recfx.planner.pricing.values import Values
@@ -42,7 +42,8 @@ def check(collection: PlannedCollection, trains: bool = True) -> None:
                 assert (node.facts.kind, node.on_host) == (expected.kind, expected.on_host)
                 phases = formula_of(node.facts.kind)(node.facts)
                 for ours, theirs in ((phases.forward, expected.forward), (phases.backward, expected.backward)):
-                    assert work_at(ours, values) == pytest.approx(work_at(theirs, values)), node.name
+                    numbers = [vars(work.mapped(values.number)) for work in (ours, theirs)]
+                    assert numbers[0] == pytest.approx(numbers[1]), node.name
                 sent = [calls_of(node.facts.kind, each.collectives, values) for each in (node, expected)]
                 assert sent[0] == sent[1]
             assert graphs.resident(rank) == sum((node.resident for node in priced[1:]), start=priced[0].resident), (

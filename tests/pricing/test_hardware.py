@@ -26,7 +26,8 @@ from recfx.planner.pricing.hardware import (
     same_for_all,
 )
 from recfx.planner.pricing.this_machine import _Measured, machine_of, this_machine
-from recfx.planner.pricing.times import WorkAt, seconds_of_collective, seconds_of_ranks, seconds_of_work
+from recfx.planner.pricing.times import seconds_of_collective, seconds_of_ranks, seconds_of_work
+from recfx.planner.pricing.work import Work
 from recfx.planner.topology import hardware_of, npu_topology, of_ranks
 from tests.builders.collections import collection
 from tests.sharding.ranks import ranks
@@ -90,17 +91,15 @@ def test_the_same_devices_for_other_numbers_of_ranks(topology: Topology) -> None
 
 
 def test_work_takes_the_time_of_its_parts() -> None:
-    nothing = WorkAt(*(0 for _ in WorkAt._fields))
-    idle = seconds_of_work(nothing, H100)
+    idle = seconds_of_work(Work(), H100)
     assert idle == H100.node_overhead.value
-    assert seconds_of_work(nothing._replace(read_bytes=3.35e12), H100) == pytest.approx(1 + idle)
-    assert seconds_of_work(nothing._replace(read_bytes=3.35e12), H100, on_host=True) > 10
-    assert seconds_of_work(nothing._replace(copied_bytes=64e9), H100) == pytest.approx(1 + idle)
+    assert seconds_of_work(Work(read_bytes=3.35e12), H100) == pytest.approx(1 + idle)
+    assert seconds_of_work(Work(read_bytes=3.35e12), H100, on_host=True) > 10
+    assert seconds_of_work(Work(copied_bytes=64e9), H100) == pytest.approx(1 + idle)
 
 
 def test_indexes_and_tables_have_a_time_of_their_own() -> None:
     """On a host, an access to an index takes another time than one to a row; a copy of it on a device does not."""
-    nothing = WorkAt(*(0 for _ in WorkAt._fields))
     host = replace(
         CPU_HOST,
         node_overhead=Constant(0.0, ""),
@@ -110,11 +109,11 @@ def test_indexes_and_tables_have_a_time_of_their_own() -> None:
         random_access=Constant(100.0, ""),
         host_random_access=Constant(1000.0, ""),
     )
-    assert seconds_of_work(nothing._replace(tables=2, indexes=3, copied_ranges=4), host) == 34
-    assert seconds_of_work(nothing._replace(random_accesses=2, index_accesses=3), host) == 3200
+    assert seconds_of_work(Work(tables=2, indexes=3, copied_ranges=4), host) == 34
+    assert seconds_of_work(Work(random_accesses=2, index_accesses=3), host) == 3200
     device = replace(host, host_memory_bandwidth=Constant(1.0, ""))
-    assert seconds_of_work(nothing._replace(random_accesses=2, index_accesses=3), device) == 500
-    assert seconds_of_work(nothing._replace(random_accesses=2, index_accesses=3), device, on_host=True) == 5000
+    assert seconds_of_work(Work(random_accesses=2, index_accesses=3), device) == 500
+    assert seconds_of_work(Work(random_accesses=2, index_accesses=3), device, on_host=True) == 5000
 
 
 def test_ranks_that_share_a_memory_are_faster_while_others_wait() -> None:

@@ -31,14 +31,12 @@ from recfx.planner.priced_plan import topology_of, world_size_of
 from recfx.planner.pricing.cost import Cost
 from recfx.planner.pricing.hardware import Hardware
 from recfx.planner.pricing.node_price import runs_on_host
-from recfx.planner.pricing.times import WorkAt, seconds_of_collective, seconds_of_work
+from recfx.planner.pricing.times import seconds_of_collective, seconds_of_work
 from recfx.planner.pricing.values import whole_number
-from recfx.planner.pricing.work import NodeCost
+from recfx.planner.pricing.work import NOTHING, NodeCost, Work
 from recfx.planner.topology import NpuTopology, check_topology, hardware_of
 from recfx.replacement.conversion_record import Conversion, conversion_of, recorded
 from recfx.replacement.dry_run import converted_by_path, unchanged
-
-_NOTHING = WorkAt(*(0.0 for _ in WorkAt._fields))
 
 
 def time_formula(node: NodeCost, hardware: Hardware, world_size: int, formula: Callable[[sympy.Expr], Any]) -> Any:
@@ -54,13 +52,12 @@ def time_formula(node: NodeCost, hardware: Hardware, world_size: int, formula: C
         0 for a node that has nothing to do; None if a formula is not known.
     """
     on_host = runs_on_host(node, hardware)
-    overhead = seconds_of_work(_NOTHING, hardware, on_host)
+    overhead = seconds_of_work(NOTHING, hardware, on_host)
     terms: list[Any] = []
     for work in (node.forward, node.backward):
-        amounts = {name: sympy.sympify(getattr(work, name)) for name in WorkAt._fields}
-        found = {name: amount for name, amount in amounts.items() if amount != 0}
+        found = {name: amount for name, amount in vars(work.symbolic()).items() if amount != 0}
         for name, amount in found.items():
-            one = seconds_of_work(_NOTHING._replace(**{name: 1.0}), hardware, on_host)
+            one = seconds_of_work(Work(**{name: 1.0}), hardware, on_host)
             terms.append(["*", one - overhead, formula(amount)])
         terms += [overhead] if found else []
     for call in node.collectives:

@@ -143,7 +143,6 @@ class Cost:
 
     @property
     def resident_bytes(self) -> int:
-        """Their sum."""
         return self.resident.total
 
     def node(self, name: str) -> NodeCost:
@@ -239,12 +238,7 @@ class Cost:
 
 
 def features_of(nodes: Sequence[NodeCost], planned: Sequence[PlannedCollection] = ()) -> tuple[str, ...]:
-    """The features whose lengths the cost depends on, in alphabetical order.
-
-    Args:
-        nodes: of one rank.
-        planned: the sharded collections, on all ranks.
-    """
+    """The features whose lengths the cost depends on, in alphabetical order."""
     symbols: set[sympy.Basic] = set()
     for node in nodes:
         for expression in (node.read_bytes, *(each.bytes for each in node.collectives)):

@@ -24,7 +24,6 @@ Formula = Callable[[NodeFacts], Phases]
 
 
 def _batch_bytes(facts: NodeFacts, bags: Any | None = None) -> Any:
-    """Ids, weights and lengths."""
     per_id = ID_BYTES + (WEIGHT_BYTES if facts.is_weighted else 0)
     return per_id * facts.ids + LENGTH_BYTES * (facts.bags if bags is None else bags)
 
@@ -147,11 +146,7 @@ FORMULAS: dict[str, Formula] = {
 
 
 def formula_of(kind: str) -> Formula:
-    """The formula of a kind of node.
-
-    Raises:
-        ConversionError: ``kind_without_cost``.
-    """
+    """The formula of a kind of node; without one, ``kind_without_cost``."""
     if kind not in FORMULAS:
         raise ConversionError(
             f"nodes of kind {kind!r} have no formula for their cost.",

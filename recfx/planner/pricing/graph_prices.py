@@ -36,16 +36,7 @@ _SENT = (ValueType.ROUTED_IDS, ValueType.IDS_IN_FLIGHT)
 
 
 def price_graph(graph: OperatorGraph, trains: bool, calls: int = 1) -> list[NodeCost]:
-    """What each node of a graph costs, in order; nodes that only take items of a value are left out.
-
-    Args:
-        graph: after the last pass, or between two.
-        trains: whether a step has a backward.
-        calls: how often a step runs it.
-
-    Raises:
-        ConversionError: ``kind_without_cost``.
-    """
+    """What each node of a graph costs, in order; nodes that only take items of a value are left out."""
     prices = GraphPrices(graph, trains)
     return [prices.cost(node, calls) for node in graph.operators]
 
@@ -57,13 +48,8 @@ def nodes_of(graph: OperatorGraph, trains: bool) -> list[PlannedNode]:
 
 
 class GraphPrices:
-    """Prices nodes of one graph.
-
-    Args:
-        graph: the graph.
-        trains: whether a step has a backward.
-        residents: what was counted already, of which nothing is counted again.
-        store: the tables that are here; None if none are.
+    """Prices nodes of one graph; what ``residents`` has counted already is not counted again, and ``store`` has the
+    tables that are here.
     """
 
     def __init__(
@@ -79,11 +65,7 @@ class GraphPrices:
         self._loads: dict[tuple[str, TableSpec], TableLoad] = {}
 
     def cost(self, node: fx.Node, calls: int = 1) -> NodeCost:
-        """What a node costs, if a step runs it so often.
-
-        Raises:
-            ConversionError: ``kind_without_cost``.
-        """
+        """What a node costs, if a step runs it so often."""
         meta, planned = self.metas[node], self.node(node)
         phases = formula_of(meta.kind)(planned.facts)
         return NodeCost(
@@ -135,9 +117,8 @@ class GraphPrices:
         return self._loads[key]
 
     def _resident(self, node: fx.Node) -> Resident:
-        """What the node's tables keep, at the node that looks them up, and what their indexes do, at that which hashes.
-
-        Either is done once per table.
+        """What tables keep, at the node that looks them up, and what their indexes do, at that which hashes; once per
+        table.
         """
         once, resident = NODE_KINDS[self.graph.kind(node)].once, NO_RESIDENT
         collection = self.graph.collection(node)
@@ -150,26 +131,14 @@ class GraphPrices:
 
 
 class ModelPrices:
-    """Prices the nodes of one or more graphs of one model.
-
-    Args:
-        trains: whether steps have a backward.
-    """
+    """Prices the nodes of one or more graphs of one model."""
 
     def __init__(self, trains: bool) -> None:
         self._trains = trains
         self.residents = Residents()
 
     def nodes_of(self, graph_module: fx.GraphModule, calls: int = 1) -> list[NodeCost]:
-        """What each node of a graph costs, in order; nodes that only take items of a value are left out.
-
-        Args:
-            graph_module: the graph of a collection, or of a whole model, or a part of one.
-            calls: how often a step runs it.
-
-        Raises:
-            ConversionError: ``kind_without_cost``, ``unsupported_bag``.
-        """
+        """What each node of a graph costs, in order; nodes that only take items of a value are left out."""
         stores, prices = _stores(graph_module), dict[int, GraphPrices]()
         costs = []
         for node in graph_module.graph.nodes:
@@ -212,12 +181,7 @@ class ModelPrices:
         return NodeCost(name, DENSE, "", (), device, "", forward.symbolic(), backward.symbolic(), (), resident, calls)
 
     def dense_all_reduce(self, model: nn.Module, tables: Iterable[nn.Parameter]) -> list[NodeCost]:
-        """The averaging of the gradients of what recfx did not make over ranks, if there are any.
-
-        Args:
-            model: what is trained.
-            tables: the parameters of the collections.
-        """
+        """The averaging over ranks of the gradients of all parameters but ``tables``, if there are any."""
         own = {id(parameter) for parameter in tables}
         trained = [weight for weight in model.parameters() if weight.requires_grad and id(weight) not in own]
         if not (self._trains and trained):

@@ -16,14 +16,8 @@ from recfx.planner.pricing.work import total
 
 
 class Symbols(NamedTuple):
-    """Either symbols or numbers; formulas do not care which.
-
-    Args:
-        batch: samples per rank.
-        world: the number of ranks.
-        length: gives the mean number of ids per sample of a feature.
-        samples_of_all: the samples of all ranks, if that is not ``world`` times ``batch``.
-        length_of_all: gives the mean over all ranks, if that is another one.
+    """Either symbols or numbers, because formulas do not care which; means and sums over all ranks, where batches
+    differ.
     """
 
     batch: Any
@@ -34,7 +28,6 @@ class Symbols(NamedTuple):
 
     @property
     def everybody(self) -> Any:
-        """The samples of all ranks."""
         return self.world * self.batch if self.samples_of_all is None else self.samples_of_all
 
     def arriving(self, feature: str) -> Any:
@@ -47,18 +40,9 @@ SYMBOLS = Symbols(BATCH, WORLD, mean_length)
 
 @dataclass(frozen=True, eq=False)
 class TableLoad:
-    """One table, or one shard of a table, with what a batch does to it on its rank.
-
-    Sizes of batches are expressions or numbers, and so is everything that follows from them.
-
-    Args:
-        spec: the table or the shard.
-        ids: the number of ids that are looked up in it.
-        samples: the number of samples whose bags it pools.
-        row_bytes: bytes of one row.
-        rule: the fused optimizer that trains it; None if the backward returns a gradient, or if it is not trained.
-        is_trained: whether the backward reaches it.
-        known: what formulas have found out about it.
+    """One table, or one shard, with what a batch does to it on its rank; sizes are expressions or numbers. ``samples``
+    are those whose bags it pools; without a ``rule``, the backward returns a gradient; ``known`` is what formulas have
+    found out.
     """
 
     spec: TableSpec
@@ -71,7 +55,6 @@ class TableLoad:
 
     @cached_property
     def bags(self) -> Any:
-        """The number of bags."""
         return self.samples * len(self.spec.feature_names)
 
     @cached_property
@@ -98,15 +81,8 @@ class TableLoad:
         is_trained: bool = True,
         symbols: Symbols = SYMBOLS,
     ) -> TableLoad:
-        """The load of a table, or of a shard, which gets the ids of all ranks.
-
-        Args:
-            spec: the table or the shard.
-            rows_of_table: the rows of the whole table; all rows are equally likely.
-            row_bytes: bytes of one row.
-            rule: its fused optimizer.
-            is_trained: whether the backward reaches it.
-            symbols: of the batch.
+        """The load of a table, or of a shard, which gets the ids of all ranks; all rows of the whole table are equally
+        likely.
         """
         samples = symbols.everybody if spec.shard_of else symbols.batch
         length = symbols.arriving if spec.shard_of else symbols.length
@@ -154,14 +130,7 @@ class NodeFacts:
 
 @dataclass(frozen=True)
 class PlannedNode:
-    """One node of a rank that need not be there.
-
-    Args:
-        name: as in the graph.
-        facts: what the formulas know of it.
-        collectives: its collective calls.
-        on_host: whether it runs on the host of the device that has the tables.
-    """
+    """One node of a rank that need not be there."""
 
     name: str
     facts: NodeFacts

@@ -6,25 +6,21 @@ other numbers of rows, and a reduce-scatter becomes an all-to-all, because its p
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from typing import NamedTuple
 
 from recfx.ir.meta import Collective
 from recfx.planner.pricing.hardware import Hardware
-from recfx.planner.pricing.times import WorkAt, seconds_of_collective, seconds_of_work
+from recfx.planner.pricing.times import seconds_of_collective, seconds_of_work
 from recfx.planner.pricing.values import Values
-from recfx.planner.pricing.work import NO_RESIDENT, NodeCost, Resident, Work
+from recfx.planner.pricing.work import NO_RESIDENT, NOTHING, NodeCost, Resident
 
 
 class Call(NamedTuple):
-    """One collective call in numbers.
-
-    Args:
-        operation: the operation that runs.
-        passed_bytes: what this rank passes to it, its own part included.
-        ranks: how many take part.
-        across_hosts: whether these are on one host each.
+    """One collective call in numbers: what a rank passes to it, its own part included, and whether the ranks are on one
+    host each.
     """
 
     operation: str
@@ -48,14 +44,8 @@ def calls_of(kind: str, collectives: Sequence[Collective], values: Values) -> li
 
 
 def _uneven(call: Collective, is_summed: bool, sizes: Sequence[int], rank: int, per_sample: float) -> tuple[str, float]:
-    """The operation that runs, and its bytes.
-
-    Args:
-        call: the call as it is for equal batches.
-        is_summed: whether its node sums over ranks.
-        sizes: of the batches of all ranks.
-        rank: this rank.
-        per_sample: the bytes for batches of one sample each.
+    """The operation that runs, and its bytes; ``per_sample`` are those of batches of one sample each, ``is_summed``
+    whether the node sums over ranks.
     """
     ranks = call.ranks or len(sizes)
     others = len(sizes) // ranks  # groups of as many ranks
@@ -79,44 +69,56 @@ _INDEX_KINDS = frozenset({"hash_ids", "find_ids", "insert_ids"})
 
 
 @dataclass(frozen=True)
-class NodePrice:
-    """What one node costs per step, on one rank.
+class Totals:
+    """The sums over all nodes of one rank per step, forward and backward.
 
     Args:
-        name: as in :class:`recfx.planner.pricing.work.NodeCost`, and so are the other fields, in numbers.
-        kind: see there.
-        collection: see there.
-        tables: see there.
-        read_bytes: forward and backward.
-        written_bytes: forward and backward.
-        flops: forward and backward.
+        read_bytes: read from memory.
+        written_bytes: written to memory.
+        flops: floating-point operations.
         wire_bytes: what this rank passes to collectives, its own part included.
         resident: bytes between steps.
-        seconds: the predicted time of the node.
+        seconds: the predicted time.
     """
 
+    read_bytes: float = 0.0
+    written_bytes: float = 0.0
+    flops: float = 0.0
+    wire_bytes: float = 0.0
+    resident: Resident = NO_RESIDENT
+    seconds: float = 0.0
+
+    @property
+    def resident_bytes(self) -> int:
+        return self.resident.total
+
+    def plus(self, other: Totals) -> Totals:
+        names = [field.name for field in fields(Totals)]
+        return Totals(*(getattr(self, name) + getattr(other, name) for name in names))
+
+    @classmethod
+    def of(cls, nodes: Iterable[Totals]) -> Totals:
+        return functools.reduce(cls.plus, nodes, cls())
+
+
+@dataclass(frozen=True)
+class _NodeName:
     name: str
     kind: str
     collection: str
     tables: tuple[str, ...]
-    read_bytes: float
-    written_bytes: float
-    flops: float
-    wire_bytes: float
-    resident: Resident
-    seconds: float
 
-    @property
-    def resident_bytes(self) -> int:
-        """Bytes that stay in memory between steps."""
-        return self.resident.total
+
+@dataclass(frozen=True)
+class NodePrice(Totals, _NodeName):
+    """One node in numbers; its first fields are as in :class:`recfx.planner.pricing.work.NodeCost`."""
 
 
 def price(node: NodeCost, values: Values, hardware: Hardware) -> NodePrice:
     """The numbers of one node."""
     on_host = runs_on_host(node, hardware)
-    phases = [work_at(work, values) for work in (node.forward, node.backward)]
-    seconds = sum(seconds_of_work(work, hardware, on_host) for work in phases if any(work))
+    phases = [work.mapped(values.number) for work in (node.forward, node.backward)]
+    seconds = sum(seconds_of_work(work, hardware, on_host) for work in phases if work != NOTHING)
     wire = 0.0
     for call in calls_of(node.kind, node.collectives, values):
         wire += call.passed_bytes
@@ -145,44 +147,3 @@ def seconds_of_call(call: Call, hardware: Hardware) -> float:
     return seconds_of_collective(
         call.operation, call.passed_bytes, call.ranks, hardware, across_hosts=call.across_hosts
     )
-
-
-def work_at(work: Work, values: Values) -> WorkAt:
-    """The numbers of one phase."""
-    return WorkAt(*(values.number(getattr(work, each.name)) for each in fields(work)))
-
-
-@dataclass(frozen=True)
-class Totals:
-    """The sums over all nodes of one rank; fields as in :class:`NodePrice`."""
-
-    read_bytes: float = 0.0
-    written_bytes: float = 0.0
-    flops: float = 0.0
-    wire_bytes: float = 0.0
-    resident: Resident = NO_RESIDENT
-    seconds: float = 0.0
-
-    @property
-    def resident_bytes(self) -> int:
-        """Bytes that stay in memory between steps."""
-        return self.resident.total
-
-    def plus(self, other: Totals | NodePrice) -> Totals:
-        """The sum of both."""
-        return Totals(
-            read_bytes=self.read_bytes + other.read_bytes,
-            written_bytes=self.written_bytes + other.written_bytes,
-            flops=self.flops + other.flops,
-            wire_bytes=self.wire_bytes + other.wire_bytes,
-            resident=self.resident + other.resident,
-            seconds=self.seconds + other.seconds,
-        )
-
-    @classmethod
-    def of(cls, nodes: Iterable[NodePrice]) -> Totals:
-        """The sums over ``nodes``."""
-        found = cls()
-        for node in nodes:
-            found = found.plus(node)
-        return found

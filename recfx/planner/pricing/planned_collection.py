@@ -30,13 +30,8 @@ from recfx.passes import Pass
 
 @dataclass(frozen=True)
 class PlannedCollection:
-    """One collection, sharded.
-
-    Args:
-        context: what its graphs are about, as one of its ranks sees it.
-        calls: how often a step calls it.
-        backend: kernel target of its lookups, as for ``convert``.
-        passes: the passes that make its graph, if the user named them; None: those of ``recfx.passes()``.
+    """One sharded collection: its context as one of its ranks sees it, how often a step calls it, and how its graph is
+    made.
     """
 
     context: CollectionContext
@@ -46,44 +41,27 @@ class PlannedCollection:
 
     @property
     def name(self) -> str:
-        """Its fully qualified name."""
         return self.context.name
 
     @property
     def tables(self) -> tuple[TableSpec, ...]:
-        """The whole tables."""
         return self.context.tables
 
     @property
     def sharding(self) -> CollectionSharding:
-        """Its tables on all ranks."""
         assert self.context.sharding is not None
         return self.context.sharding
 
 
 class PlannedFacts(NamedTuple):
-    """What a plan does not say about a table.
-
-    Args:
-        facts: what kernels are chosen by.
-        group: tables with equal groups share a lookup.
-    """
+    """What a plan does not say about a table: what kernels are chosen by, and which tables may share its lookup."""
 
     facts: TableFacts
     group: Hashable
 
 
 def planned_graph(planned: PlannedCollection, rank: int, chip: str | None = None) -> Rewriting:
-    """What the passes make of a collection on one rank.
-
-    Args:
-        planned: the collection.
-        rank: the rank.
-        chip: the name of the NPU whose limits its kernels would have to fit; None if none do.
-
-    Raises:
-        ConversionError: ``malformed_graph``: passes of the user's left one.
-    """
+    """What the passes make of a collection on one rank; ``chip`` is the NPU whose limits its kernels have to fit."""
     context = replace(planned.context, sharding=replace(planned.sharding, rank=rank))
     return rewritten(OperatorGraph.of(context, PlannedTargets(planned.backend, chip)), planned.passes)
 
@@ -103,17 +81,8 @@ def planned_as_sharded(collection: ConvertedCollection, device: str) -> PlannedC
 def planned_by(
     collection: UnshardedCollection, plan: Mapping[str, Any], world_size: int, device: str, path: str = ""
 ) -> PlannedCollection:
-    """A collection as a plan would shard it; nothing is sharded.
-
-    Args:
-        collection: a converted collection, which may be on meta.
-        plan: the sharding of each table.
-        world_size: the number of ranks.
-        device: the type of the device that would have the tables.
-        path: fully qualified name of the collection.
-
-    Raises:
-        ConversionError: the same as ``read_plan``.
+    """A collection as a plan would shard it, on devices of this type; nothing is sharded. Raises what ``read_plan``
+    raises.
     """
     sharding = read_plan(collection.tables, plan, 0, world_size, path)
     return planned_with(collection, path, sharding, planned_facts(collection, sharding, device))

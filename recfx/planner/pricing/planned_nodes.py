@@ -31,14 +31,7 @@ from recfx.runtime.keyed_tensor import keyed_order
 
 
 class PlannedTable:
-    """What formulas need of one sharded table on all ranks, each found out once.
-
-    Args:
-        sharded: its shards.
-        known: what else is known of it.
-        world_size: the number of ranks.
-        symbols: of the batch.
-    """
+    """What formulas need of one sharded table on all ranks, each found out once."""
 
     def __init__(self, sharded: ShardedTable, known: PlannedFacts, world_size: int, symbols: Symbols) -> None:
         self.sharded, self.known, self.facts, self.group = sharded, known, known.facts, known.group
@@ -66,7 +59,6 @@ class PlannedTable:
         return load
 
     def resident(self, shard: Shard) -> Resident:
-        """What one shard keeps."""
         key = (shard.rows, shard.num_columns)
         resident = self._residents.get(key)
         if resident is None:
@@ -75,14 +67,7 @@ class PlannedTable:
 
 
 class PlannedGraphs:
-    """The graphs of one sharded collection on all ranks.
-
-    Args:
-        planned: the collection.
-        symbols: of the batch, which are numbers.
-        trains: whether a step has a backward.
-        tables: the collection's tables, in its order, if their loads are known already.
-    """
+    """The graphs of one sharded collection on all ranks; ``tables`` are given if their loads are known already."""
 
     def __init__(
         self,
@@ -154,16 +139,14 @@ class PlannedGraphs:
         return self._can_find[table.group]
 
     def nodes(self, rank: int) -> list[PlannedNode]:
-        """The nodes of one rank, in the order of its graph.
-
-        Where the user named the passes, they are those of the graph, because nobody else knows what these passes make.
+        """The nodes of one rank, in order; those of its graph if the user named the passes, because nobody else knows
+        what they make.
         """
         if self.planned.passes is not None:
             return nodes_of(planned_graph(self.planned, rank).graph, self.trains)
         return _NodesOfRank(self, rank).nodes()
 
     def resident(self, rank: int) -> Resident:
-        """What one rank keeps."""
         return sum((table.resident(shard) for table, shard in self.on_rank.get(rank, ())), start=NO_RESIDENT)
 
 
@@ -179,11 +162,9 @@ class _Way:
 
     @cached_property
     def shards(self) -> list[Shard]:
-        """The shards of all ranks."""
         return [shard for table in self.tables for shard in table.shards]
 
     def hops(self, world: World) -> tuple[HopSize, ...]:
-        """What a rank sends."""
         return self.way.hop_sizes(self.rows, world)
 
 

@@ -10,10 +10,11 @@ from recfx.ir.node_kinds import NODE_KINDS, Stage
 from recfx.planner.pricing.formulas import formula_of
 from recfx.planner.pricing.hardware import Hardware
 from recfx.planner.pricing.node_facts import PlannedNode
-from recfx.planner.pricing.node_price import Totals, calls_of, seconds_of_call, work_at
+from recfx.planner.pricing.node_price import Totals, calls_of, seconds_of_call
 from recfx.planner.pricing.planned_nodes import PlannedGraphs
 from recfx.planner.pricing.times import seconds_of_ranks, seconds_of_work
 from recfx.planner.pricing.values import Values
+from recfx.planner.pricing.work import NOTHING
 
 IDS, TABLES, OUTPUT, WIRE, DENSE = "ids", "tables", "output", "wire", "dense"
 """The parts of a step: before ids are exchanged; hashing and lookups; after pooled rows have arrived; the collectives;
@@ -42,13 +43,8 @@ class StepPrice:
 
 
 class _NodeCall(NamedTuple):
-    """One collective of a node.
-
-    Args:
-        collection: the number of its collection.
-        node: the name of the node.
-        number: its number among the collectives of the node.
-        pair: the same for a call of the forward and the one of the backward that takes the opposite way.
+    """One collective of a node; ``pair`` is equal for a call of the forward and the one of the backward that takes the
+    opposite way.
     """
 
     collection: int
@@ -67,12 +63,8 @@ class _PricedRank:
 
 
 class Batch(NamedTuple):
-    """What ranks do: those of all ranks alike, or of one.
-
-    Args:
-        collections: the graphs, made with the numbers of ``values``.
-        values: the batch.
-        rest: what else the rank has and does.
+    """What ranks do, all alike or one: their graphs, made with the numbers of ``values``, and what else the rank has
+    and does.
     """
 
     collections: Sequence[PlannedGraphs]
@@ -81,13 +73,7 @@ class Batch(NamedTuple):
 
 
 def price_step(batches: Sequence[Batch], hardware: Hardware, *, with_residents: bool = True) -> StepPrice:
-    """The price of one step on all ranks.
-
-    Args:
-        batches: one for all ranks, or one for each.
-        hardware: of the ranks.
-        with_residents: whether to find out what every rank keeps.
-    """
+    """The price of one step on all ranks, given one batch for all or one for each."""
     world = max((each.world_size for each in batches[0].collections), default=1)
     known: dict[Hashable, _PricedRank] = {}
     ranks: list[_PricedRank] = []
@@ -133,8 +119,8 @@ def _price_rank(collections: Sequence[PlannedGraphs], rank: int, values: Values,
         for node in graphs.nodes(rank):
             phases = formula_of(node.facts.kind)(node.facts)
             for backward, work in enumerate((phases.forward, phases.backward)):
-                size = work_at(work, values)
-                seconds = calls * seconds_of_work(size, hardware, node.on_host) if any(size) else 0.0
+                size = work.mapped(values.number)
+                seconds = calls * seconds_of_work(size, hardware, node.on_host) if size != NOTHING else 0.0
                 key = (number, _part(node.facts.kind), backward)
                 priced.between[key] = priced.between.get(key, 0.0) + seconds
                 priced.totals = priced.totals.plus(

@@ -20,22 +20,17 @@ _STEP_BYTES = 4  # the number of steps is one float32
 
 
 class Residents:
-    """Counts what tables keep, as their facts tell it. Tensors that are here are counted once.
-
-    The store that a method takes has the tables that are here; None if none are.
-    """
+    """Counts what tables keep, as their facts tell it; tensors that are here, in a store, are counted once."""
 
     def __init__(self) -> None:
         self._seen: set[int] = set()
 
     def of_table(self, table: TableSpec, facts: TableFacts, store: TableStore | None) -> Resident:
-        """The weights and the optimizer state of a table, or of a shard."""
         if store is not None and not self._is_new(store.weight(table.name)):
             return NO_RESIDENT
         return _planned_table(table, facts.dtype, rule_of(facts))
 
     def of_index(self, table: TableSpec, store: TableStore | None) -> Resident:
-        """The index of a table, or of a shard."""
         if store is None or table.name not in store.indexes:
             return Resident(index=_planned_index(table))
         buffers = store.index(table.name).buffers()  # one that was loaded may keep more than a new one
@@ -53,13 +48,7 @@ class Residents:
 
 
 def planned_resident(table: TableSpec, dtype: torch.dtype, rule: Rule | None) -> Resident:
-    """What a table, or a shard of one, would keep.
-
-    Args:
-        table: the table or the shard.
-        dtype: of its rows.
-        rule: that of its fused optimizer, if it has one.
-    """
+    """What a table, or a shard of one, would keep."""
     return _planned_table(table, dtype, rule) + Resident(index=_planned_index(table))
 
 
@@ -86,6 +75,5 @@ def _planned_index(table: TableSpec) -> int:
 
 @functools.lru_cache(maxsize=4096)
 def _index_bytes(config: ResolvedHashConfig, first_row: int, end_row: int) -> int:
-    """Bytes that the index of some rows of a table would take."""
     index = HashIndex(config.rows, config=config, device="meta", row_begin=first_row, row_end=end_row)
     return sum(buffer.nbytes for buffer in index.buffers())

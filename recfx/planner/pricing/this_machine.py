@@ -10,7 +10,7 @@ import functools
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import fields, replace
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -27,7 +27,7 @@ from recfx.optim.rules import rule_of_class
 from recfx.planner.pricing.formulas import formula_of
 from recfx.planner.pricing.hardware import COLLECTIVES, GB, Constant, Hardware
 from recfx.planner.pricing.node_facts import NodeFacts, Symbols, TableLoad
-from recfx.planner.pricing.times import WorkAt, seconds_of_work
+from recfx.planner.pricing.times import seconds_of_work
 from recfx.planner.pricing.work import Work
 from recfx.runtime.training_checks import on_a_copy
 
@@ -168,13 +168,10 @@ def _link(operation: str, ranks: int, speed: Speed) -> tuple[float, float]:
 
 
 def _speed_of_group(group: dist.ProcessGroup, operation: str) -> Speed:
-    """All ranks of the group take part."""
     return lambda size: _timed(_call(group, operation, size, group.size()), size, lambda: None)
 
 
 def _speed_of_threads(operation: str) -> Speed:
-    """Two ranks are threads of this process."""
-
     def speed(size: int) -> tuple[float, float]:
         store, waiting = torch._C._distributed_c10d.HashStore(), threading.Barrier(2)
         times: dict[int, tuple[float, float]] = {}
@@ -195,12 +192,8 @@ def _speed_of_threads(operation: str) -> Speed:
 
 
 def _timed(call: Callable[[], object], size: int, wait: Callable[[], object]) -> tuple[float, float]:
-    """The shortest time of a call, and the processor's time of this process per call.
-
-    Args:
-        call: the call.
-        size: the bytes that a rank passes to it.
-        wait: waits for the other ranks of this process.
+    """The shortest time of a call to which a rank passes so many bytes, and the processor's time of this process per
+    call.
     """
     repeats = _REPEATS if size > _SMALL else 4 * _REPEATS
     call()
@@ -254,13 +247,8 @@ _UNITS = {
 
 
 class _Measured:
-    """A collection of tables without an index, or with one that knows half as many ids as there are rows.
-
-    Args:
-        hashing: of its tables.
-        kind: the kind of node that is measured.
-        rows: of each table.
-        floats: of each row.
+    """A collection of tables without an index, or with one that knows half as many ids as there are rows, of which one
+    kind of node is measured.
     """
 
     def __init__(self, hashing: HashConfig, kind: str, rows: int = _ROWS, floats: int = _FLOATS) -> None:
@@ -305,7 +293,6 @@ class _Measured:
         return shortest
 
     def work(self, ids: int, backward: bool) -> Work:
-        """What the formulas say of it."""
         rule = rule_of_class(torch.optim.SGD)
         symbols = Symbols(ids // _LENGTH, 1, lambda _: _LENGTH)
         loads = tuple(
@@ -335,8 +322,7 @@ def _solved(
 ) -> Hardware:
     """``known`` with one more constant: what a measured time has beyond what is explained already."""
     work = measured.work(ids, backward)
-    explained = seconds_of_work(WorkAt(*(getattr(work, field.name) for field in fields(work))), known)
-    rest = measured.seconds(ids, backward) - explained
+    rest = measured.seconds(ids, backward) - seconds_of_work(work, known)
     units = getattr(work, _UNITS[constant])
     solved: dict[str, Any] = {constant: Constant(max(rest / units, 1e-10), HOW + how)}
     return replace(known, **solved)

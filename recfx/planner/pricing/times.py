@@ -4,34 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from recfx.planner.pricing.hardware import Hardware
+from recfx.planner.pricing.work import Work
 
 
-class WorkAt(NamedTuple):
-    """The fields of :class:`recfx.planner.pricing.work.Work` as numbers."""
-
-    read_bytes: float
-    written_bytes: float
-    flops: float
-    random_accesses: float
-    index_accesses: float
-    copied_bytes: float
-    sorted_ids: float
-    tables: float
-    indexes: float
-    copied_ranges: float
-
-
-def seconds_of_work(work: WorkAt, hardware: Hardware, on_host: bool = False) -> float:
-    """Memory, arithmetic and misses one after the other, and the overhead of a node, of its tables and indexes.
-
-    Args:
-        work: of one phase.
-        hardware: where it runs.
-        on_host: whether it runs beside the device that has the tables, on its host.
-    """
+def seconds_of_work(work: Work, hardware: Hardware, on_host: bool = False) -> float:
+    """The time of one phase, whose amounts are numbers: its parts one after the other, and the overheads."""
     bandwidth = hardware.host_memory_bandwidth if on_host else hardware.memory_bandwidth
     miss = hardware.host_random_access if on_host else hardware.random_access
     # A host has both its tables and its indexes in one memory, but an index does more per access than a table.
@@ -54,18 +33,10 @@ def seconds_of_work(work: WorkAt, hardware: Hardware, on_host: bool = False) -> 
 def seconds_of_collective(
     operation: str, passed_bytes: float, ranks: int, hardware: Hardware, *, across_hosts: bool = False
 ) -> float:
-    """How long a collective takes after all ranks have come to it.
-
-    A rank keeps its own part. Of the rest, an all-to-all sends what other hosts need over the network. The other
-    operations do so only once per host, because the ranks of a host first add up their parts, or share what arrived. An
-    all-reduce is a reduce-scatter and an all-gather.
-
-    Args:
-        operation: as in :class:`recfx.ir.meta.Collective`.
-        passed_bytes: what this rank passes to the call.
-        ranks: how many take part.
-        hardware: of the ranks.
-        across_hosts: whether the ranks are on a host each.
+    """How long a collective takes after all ranks have come to it. A rank keeps its own part. Of the rest, an
+    all-to-all sends what other hosts need over the network. The other operations do so only once per host, because the
+    ranks of a host first add up their parts, or share what arrived. An all-reduce is a reduce-scatter and an
+    all-gather. With ``across_hosts``, the ranks are on a host each.
     """
     if ranks <= 1:
         return 0.0
@@ -81,13 +52,8 @@ def seconds_of_collective(
 
 
 def seconds_of_ranks(seconds: Sequence[float], hardware: Hardware) -> float:
-    """How long ranks need that begin together, until the last one has done its part.
-
-    On a host whose ranks share a memory, those that still work get faster as others wait.
-
-    Args:
-        seconds: what each rank needs while all ranks of its host work.
-        hardware: of the ranks.
+    """How long ranks need that begin together, until the last one is done; on a host whose ranks share a memory, those
+    that still work get faster as others wait. ``seconds`` are what each needs while all ranks of its host work.
     """
     if hardware.speed_alone.value == 1:
         return max(seconds)

@@ -20,20 +20,8 @@ BATCH_SIZE, LENGTH = 512, 1
 
 
 class Values:
-    """Evaluates expressions, each of them once.
-
-    Args:
-        batch: samples per rank.
-        world: the number of ranks.
-        lengths: the mean number of ids per sample, for all features or by feature.
-        features: the features that there are.
-
-    Attributes:
-        sizes: the batch sizes of all ranks, if every rank has its own; otherwise empty.
-        rank: the rank whose numbers these are, if every rank has its own.
-
-    Raises:
-        InputError: ``invalid_argument``, ``missing_feature``.
+    """Evaluates expressions, each of them once. If every rank has a batch of its own, ``sizes`` are all of them, and
+    ``rank`` is the rank whose numbers these are. Raises ``invalid_argument`` and ``missing_feature``.
     """
 
     def __init__(self, batch: Any, world: Any, lengths: Any, features: Iterable[str]) -> None:
@@ -46,16 +34,8 @@ class Values:
 
     @classmethod
     def of_ranks(cls, batches: Any, lengths: Any, features: Iterable[str], world: int) -> list[Values]:
-        """The values of every rank.
-
-        Args:
-            batches: the batch size of each rank, which may be 0; or one for all.
-            lengths: those of each rank, as for this class; or one of these for all.
-            features: the features that there are.
-            world: the number of ranks.
-
-        Raises:
-            InputError: ``invalid_argument``, ``missing_feature``.
+        """The values of every rank: batch sizes, which may be 0, and lengths are lists with one entry for each, or one
+        for all.
         """
         names = list(dict.fromkeys(features))
         sizes = tuple(whole_number(each, "B", 0) for each in _one_per_rank(batches, "B", world))
@@ -107,17 +87,7 @@ class Values:
 
 
 def whole_number(value: Any, name: str, least: int = 1, most: int | None = None) -> int:
-    """A number that the user has passed.
-
-    Args:
-        value: what was passed.
-        name: of the argument.
-        least: the least number that is allowed.
-        most: the largest number that is allowed; None if there is none.
-
-    Raises:
-        InputError: ``invalid_argument``.
-    """
+    """A number that the user has passed for the argument ``name``, within bounds; otherwise ``invalid_argument``."""
     is_whole = isinstance(value, (Integral, sympy.Integer)) and not isinstance(value, bool)
     if not is_whole or value < least or (most is not None and value > most):
         above = "" if most is None else f", and not above {most:,},"

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields
+import operator
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import sympy
@@ -40,16 +41,18 @@ class Work:
     copied_ranges: Any = 0
 
     def __add__(self, other: Work) -> Work:
-        return Work(*(getattr(self, each.name) + getattr(other, each.name) for each in fields(self)))
+        return Work(*map(operator.add, vars(self).values(), vars(other).values()))
 
     @classmethod
     def total(cls, parts: Sequence[Work]) -> Work:
-        """The sum of ``parts``."""
-        return cls(*(total(getattr(part, each.name) for part in parts) for each in fields(cls)))
+        return cls(*(total(amounts) for amounts in zip(*(vars(part).values() for part in parts), strict=True)))
+
+    def mapped(self, change: Callable[[Any], Any]) -> Work:
+        """This work with every amount changed: expressions to numbers, or numbers to expressions."""
+        return Work(*map(change, vars(self).values()))
 
     def symbolic(self) -> Work:
-        """This work with its numbers as expressions."""
-        return Work(*(sympy.sympify(getattr(self, each.name)) for each in fields(self)))
+        return self.mapped(sympy.sympify)
 
 
 NOTHING = Work()
@@ -57,12 +60,7 @@ NOTHING = Work()
 
 @dataclass(frozen=True)
 class Phases:
-    """The work of a node in the forward, and in the backward if the step trains.
-
-    Args:
-        forward: always done.
-        backward: done in training; includes the step of fused optimizers.
-    """
+    """The work of a node in the forward and, if the step trains, in the backward with the step of fused optimizers."""
 
     forward: Work
     backward: Work = NOTHING
@@ -84,7 +82,6 @@ class Resident:
 
     @property
     def total(self) -> int:
-        """All of them."""
         return self.weights + self.optimizer + self.index
 
     def __add__(self, other: Resident) -> Resident:
@@ -153,7 +150,6 @@ class NodeCost:
 
     @property
     def resident_bytes(self) -> int:
-        """Bytes that stay in memory between steps."""
         return self.resident.total
 
 
