@@ -7,6 +7,7 @@ import io
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,6 @@ from torchrec.distributed.sharding_plan import (
     table_wise,
 )
 from torchrec.distributed.types import ShardingPlan
-from torchrec.optim import apply_optimizer_in_backward
 
 import recfx
 from recfx.ir import Input, NodeKind, Stage, ValueType
@@ -33,6 +33,7 @@ from recfx.planner.pricing.hardware import ASCEND_910B, CPU_HOST, H100, Hardware
 from recfx.planner.pricing.node_facts import NodeFacts
 from recfx.planner.pricing.work import Phases
 from recfx.runtime import Lookup
+from tests.builders.optimizers import attach
 from tests.drawing.page_data import data_of
 from tests.sharding.ranks import ranks
 from tests.support.own_operators import forgotten_afterwards
@@ -43,6 +44,11 @@ from tests.toys.own_operators import SCALE, Model, Scale, ScaleAll, declare, pri
 BATCH = KeyedJaggedTensor(["f", "g"], torch.tensor([3, 0, 3, 9, 1]), lengths=torch.tensor([2, 0, 1, 1, 0, 1]))
 RAW = recfx.HashConfig(dense_rows=0)
 COUNTS = Rewrite("insert_count_ids", insert_count_ids)
+
+
+def scaled(by: float) -> list[Any]:
+    """The passes of recfx, and one that scales all pooled rows."""
+    return [*recfx.passes(), ScaleAll(by)]
 
 
 @pytest.fixture(autouse=True)
@@ -75,15 +81,15 @@ def test_a_model_runs_and_trains(hashing: recfx.HashConfig | None, whole_graph: 
 @pytest.mark.parametrize("hashing", [None, recfx.HashConfig(), RAW])
 def test_outputs_and_gradients_go_through_an_operator(hashing: recfx.HashConfig | None) -> None:
     plain = recfx.convert(Model(), hashing=hashing)
-    scaled = recfx.convert(Model(), hashing=hashing, passes=[*recfx.passes(), ScaleAll(3.0)])
-    one, other = (each.ebc(BATCH).values() for each in (plain, scaled))
+    tripled = recfx.convert(Model(), hashing=hashing, passes=scaled(3.0))
+    one, other = (each.ebc(BATCH).values() for each in (plain, tripled))
     torch.testing.assert_close(other, 3 * one, rtol=0, atol=0)
     one.sum().backward()
     other.sum().backward()
     for name in ("a", "b"):
-        torch.testing.assert_close(scaled.ebc.weight(name).grad, 3 * plain.ebc.weight(name).grad, rtol=1e-6, atol=0)
-    assert "ebc_scale = scale(" in scaled.ebc.pass_records[-1].text
-    text = recfx.ir.format_graph(scaled.ebc.graph_module)
+        torch.testing.assert_close(tripled.ebc.weight(name).grad, 3 * plain.ebc.weight(name).grad, rtol=1e-6, atol=0)
+    assert "ebc_scale = scale(" in tripled.ebc.pass_records[-1].text
+    text = recfx.ir.format_graph(tripled.ebc.graph_module)
     assert "{by=3.0}" in text  # also of the lowered graph
 
 
@@ -136,7 +142,7 @@ def test_attributes_of_every_type_are_read_back(values: dict[str, Any]) -> None:
 
 
 def changed(model: nn.Module) -> nn.Module:
-    apply_optimizer_in_backward(torch.optim.SGD, model.ebc.parameters(), {"lr": 0.1})
+    attach(model.ebc, "sgd")
     model(BATCH)  # takes the optimizer over, and makes the graph again
     return model
 
@@ -158,33 +164,40 @@ HAND_ON = NodeKind(
 )
 
 
-def hand_on(graph: OperatorGraph) -> PassResult:
-    for lookup in graph.of_kind("lookup"):
+def hand_on(graph: OperatorGraph, lookups: int | None = None) -> PassResult:
+    """Insert the operator before all lookups, or the first ones."""
+    for lookup in graph.of_kind("lookup")[:lookups]:
         rows = lookup.all_input_nodes[0]
         with graph.graph.inserting_before(lookup):
             lookup.replace_input_with(rows, graph.add("hand_on", (rows,), graph.collection(lookup).name))
     return PassResult(graph)
 
 
+def with_sgd() -> Model:
+    model = Model()
+    attach(model.ebc, "sgd")
+    return model
+
+
+def assert_train_alike(model: nn.Module, other: nn.Module) -> None:
+    for _ in range(3):
+        outputs = [each(BATCH) for each in (model, other)]
+        torch.testing.assert_close(*outputs, rtol=1e-5, atol=1e-6)
+        for output in outputs:
+            output.sum().backward()
+
+
 @pytest.mark.parametrize("hashing", [RAW, recfx.HashConfig(dense_rows=0, on_full="evict")])
 def test_an_operator_between_hashing_and_lookups(hashing: recfx.HashConfig, tmp_path: Path) -> None:
     recfx.add_operator(HAND_ON, lambda of: nn.Identity())
     *rest, fuse, transfers, lower = recfx.passes()
-    original = Model()
-    apply_optimizer_in_backward(torch.optim.SGD, original.ebc.parameters(), {"lr": 0.1})
     model = recfx.convert(
-        original, hashing=hashing, passes=[*rest, Rewrite("hand_on", hand_on), fuse, transfers, lower]
+        with_sgd(), hashing=hashing, passes=[*rest, Rewrite("hand_on", hand_on), fuse, transfers, lower]
     )
     declined = {each.code for record in model.ebc.pass_records for each in record.declined}
     assert "operator_in_between" in declined
-    other = Model()
-    apply_optimizer_in_backward(torch.optim.SGD, other.ebc.parameters(), {"lr": 0.1})
-    plain = recfx.convert(other, hashing=hashing)
-    for _ in range(3):
-        one, two = model(BATCH), plain(BATCH)
-        torch.testing.assert_close(one, two, rtol=1e-5, atol=1e-6)
-        one.sum().backward()
-        two.sum().backward()
+    plain = recfx.convert(with_sgd(), hashing=hashing)
+    assert_train_alike(model, plain)
     torch.testing.assert_close(model.eval()(BATCH), plain.eval()(BATCH), rtol=1e-5, atol=1e-6)
     with refused(
         "operator_not_exported", "ebc", match="operator 'hand_on' takes a KJT of rows", error=recfx.ExportError
@@ -193,44 +206,34 @@ def test_an_operator_between_hashing_and_lookups(hashing: recfx.HashConfig, tmp_
     assert not list(tmp_path.iterdir())
 
 
-def hand_on_to_first(graph: OperatorGraph) -> PassResult:
-    lookup = graph.of_kind("lookup")[0]
-    rows = lookup.all_input_nodes[0]
-    with graph.graph.inserting_before(lookup):
-        lookup.replace_input_with(rows, graph.add("hand_on", (rows,), graph.collection(lookup).name))
-    return PassResult(graph)
-
-
 @pytest.mark.parametrize("hashing", [RAW, recfx.HashConfig(dense_rows=0, on_full="evict")])
 def test_an_operator_that_reads_rows_beside_a_lookup(hashing: recfx.HashConfig) -> None:
     recfx.add_operator(HAND_ON, lambda of: nn.Identity())
     passes = list(recfx.passes())
     place = next(number for number, each in enumerate(passes) if each.name == "batch_lookups")
-    passes.insert(place, Rewrite("hand_on", hand_on_to_first))
-    both = []
-    for chosen in (passes, None):
-        original = Model()
-        apply_optimizer_in_backward(torch.optim.SGD, original.ebc.parameters(), {"lr": 0.1})
-        both.append(recfx.convert(original, hashing=hashing, passes=chosen))
-    declined = [each for record in both[0].ebc.pass_records for each in record.declined]
+    passes.insert(place, Rewrite("hand_on", partial(hand_on, lookups=1)))
+    model, plain = (recfx.convert(with_sgd(), hashing=hashing, passes=chosen) for chosen in (passes, None))
+    declined = [each for record in model.ebc.pass_records for each in record.declined]
     (found,) = [each for each in declined if each.code == "operator_in_between" and each.by == "fuse_hash_lookup"]
     assert "hand_on reads the rows" in found.message
-    for _ in range(3):
-        one, two = [model(BATCH) for model in both]
-        torch.testing.assert_close(one, two, rtol=1e-5, atol=1e-6)
-        one.sum().backward()
-        two.sum().backward()
+    assert_train_alike(model, plain)
+
+
+def decided(kernel: str) -> Rewrite:
+    """A pass that decides on the kernel of all lookups."""
+
+    def decide(graph: OperatorGraph) -> PassResult:
+        for lookup in graph.of_kind("lookup", "hash_lookup"):
+            graph.change(lookup, kernel=kernel)
+        return PassResult(graph)
+
+    return Rewrite("decide", decide)
 
 
 @pytest.mark.parametrize("place", [None, -1])
 def test_a_kernel_that_a_pass_decides_on_is_the_one_that_runs(place: int | None) -> None:
-    def decide(graph: OperatorGraph) -> PassResult:
-        for lookup in graph.of_kind("lookup"):
-            graph.change(lookup, kernel="reference")
-        return PassResult(graph)
-
     passes = list(recfx.passes())
-    passes.insert(len(passes) if place is None else place, Rewrite("decide", decide))
+    passes.insert(len(passes) if place is None else place, decided("reference"))
     model = recfx.convert(Model(), passes=passes)
     kernels = [module.kernel for module in model.modules() if isinstance(module, Lookup)]
     assert set(kernels) == {"reference"}
@@ -239,12 +242,7 @@ def test_a_kernel_that_a_pass_decides_on_is_the_one_that_runs(place: int | None)
 
 @pytest.mark.parametrize("portable", [True, False])
 def test_a_kernel_that_a_pass_decides_on_is_not_one_of_files(portable: bool, tmp_path: Path) -> None:
-    def decide(graph: OperatorGraph) -> PassResult:
-        for lookup in graph.of_kind("lookup", "hash_lookup"):
-            graph.change(lookup, kernel="reference")
-        return PassResult(graph)
-
-    model = recfx.convert(Model(), passes=[*recfx.passes(), Rewrite("decide", decide)]).eval()
+    model = recfx.convert(Model(), passes=[*recfx.passes(), decided("reference")]).eval()
     report = recfx.export(model, tmp_path / "model.pt", (BATCH,), portable=portable)
     assert "kernel_of_models" in {note.code for note in report.notes}
     torch.testing.assert_close(recfx.load(tmp_path / "model.pt")(BATCH), model(BATCH), rtol=1e-5, atol=1e-6)
@@ -252,19 +250,15 @@ def test_a_kernel_that_a_pass_decides_on_is_not_one_of_files(portable: bool, tmp
 
 @pytest.mark.parametrize(("kernel", "reason"), [("triton", "backend_unusable"), ("none", "unknown_backend")])
 def test_a_kernel_that_cannot_run(kernel: str, reason: str) -> None:
-    def decide(graph: OperatorGraph) -> PassResult:
-        graph.change(graph.of_kind("lookup")[0], kernel=kernel)
-        return PassResult(graph)
-
     with refused(reason, "ebc"):
-        recfx.convert(Model().double(), passes=[*recfx.passes(), Rewrite("decide", decide)])
+        recfx.convert(Model().double(), passes=[*recfx.passes(), decided(kernel)])
 
 
 @pytest.mark.parametrize(
     "again", [changed, copy.deepcopy, pickled, lambda model: model.double().float(), lambda model: model.eval()]
 )
 def test_graphs_that_are_made_again_have_it(again: Callable[[nn.Module], nn.Module]) -> None:
-    model = again(recfx.convert(Model(), passes=[*recfx.passes(), ScaleAll(2.0)]))
+    model = again(recfx.convert(Model(), passes=scaled(2.0)))
     expected = 2 * recfx.convert(Model()).eval().ebc(BATCH).values()
     torch.testing.assert_close(model.ebc(BATCH).values(), expected, rtol=1e-6, atol=0)
     assert "ebc_scale" in [node.name for node in model.ebc.graph_module.graph.nodes]
@@ -272,7 +266,7 @@ def test_graphs_that_are_made_again_have_it(again: Callable[[nn.Module], nn.Modu
 
 def test_standard_collections_have_none_of_it(caplog: pytest.LogCaptureFixture) -> None:
     original = Model()
-    model = recfx.convert(original, passes=[*recfx.passes(), ScaleAll(2.0)])
+    model = recfx.convert(original, passes=scaled(2.0))
     assert caplog.messages == []
     plain = recfx.unconvert(model)
     (message,) = caplog.messages
@@ -291,7 +285,7 @@ def test_prices_know_the_tables_of_its_value() -> None:
 
     with forgotten_afterwards():
         recfx.add_operator(SCALE, lambda of: Scale(of.attributes["by"]), price)
-        model = recfx.convert(Model(), passes=[*recfx.passes(), ScaleAll(2.0)])
+        model = recfx.convert(Model(), passes=scaled(2.0))
         recfx.cost(model)
         of_model = {table.spec.name for facts in found for table in facts.tables}
         found.clear()
@@ -300,7 +294,7 @@ def test_prices_know_the_tables_of_its_value() -> None:
 
 
 def test_costs_drawings_and_reports_have_it(tmp_path: Path) -> None:
-    model = recfx.convert(Model(), passes=[*recfx.passes(), ScaleAll(2.0)])
+    model = recfx.convert(Model(), passes=scaled(2.0))
     read = [str(node.forward.read_bytes) for node in recfx.cost(model).nodes if node.kind == "scale"]
     assert read == ["16*B", "12*B"]
     recfx.draw(model, tmp_path / "model.dot")
@@ -313,7 +307,7 @@ def test_costs_drawings_and_reports_have_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("format", "portable"), [("torchscript", True), ("torchscript", False), ("pt2", True)])
 @pytest.mark.parametrize("hashing", [recfx.HashConfig(), RAW])
 def test_files_have_it(hashing: recfx.HashConfig, format: str, portable: bool, tmp_path: Path) -> None:
-    model = recfx.convert(Model(), hashing=hashing, passes=[*recfx.passes(), ScaleAll(2.0)])
+    model = recfx.convert(Model(), hashing=hashing, passes=scaled(2.0))
     model(BATCH)  # gives rows to ids
     recfx.export(model.eval(), tmp_path / "model", (BATCH,), format=format, portable=portable)
     plain = recfx.convert(Model(), hashing=hashing)
@@ -337,7 +331,7 @@ def plan_of(number: int, world_size: int) -> ShardingPlan:
 @pytest.mark.parametrize("hardware", [CPU_HOST, ASCEND_910B], ids=lambda each: each.device)
 @pytest.mark.parametrize("number", range(len(PLANS)))
 def test_costs_and_pictures_of_plans_have_it(number: int, hardware: Hardware, tmp_path: Path) -> None:
-    model = recfx.convert(Model(), hashing=RAW, passes=[*recfx.passes(), ScaleAll(2.0)])
+    model = recfx.convert(Model(), hashing=RAW, passes=scaled(2.0))
     cost = recfx.cost(model, hardware, plan=plan_of(number, 2), world_size=2)
     assert {node.name for node in cost.nodes if node.kind == "scale"} == {"ebc_scale", "ebc_scale_1"}
     for batches in (64, [64, 0]):
@@ -448,12 +442,12 @@ def test_wrong_passes(passes: Any, reason: str, says: str) -> None:
 
 
 def test_converting_again_with_other_passes() -> None:
-    passes = [*recfx.passes(), ScaleAll(2.0)]
+    passes = scaled(2.0)
     converted = recfx.convert(Model(), passes=passes)
     assert recfx.convert(converted) is converted
-    assert recfx.convert(converted, passes=[*recfx.passes(), ScaleAll(2.0)]) is converted
+    assert recfx.convert(converted, passes=scaled(2.0)) is converted
     with refused("already_converted", match="other passes"):
-        recfx.convert(converted, passes=[*recfx.passes(), ScaleAll(3.0)])
+        recfx.convert(converted, passes=scaled(3.0))
 
 
 def test_operators_after_lookups_of_whole_tables_cannot_be_sharded() -> None:
@@ -491,12 +485,12 @@ class Learned(nn.Module):
 def test_what_cannot_run(made: Callable[[], Any], reason: str, says: str) -> None:
     recfx.add_operator(SCALE, lambda of: made())
     with refused(reason, "ebc", match=says):
-        recfx.convert(Model(), passes=[*recfx.passes(), ScaleAll(2.0)])
+        recfx.convert(Model(), passes=scaled(2.0))
 
 
 def test_an_operator_without_a_price() -> None:
     recfx.add_operator(SCALE, lambda of: Scale(of.attributes["by"]))
-    model = recfx.convert(Model(), passes=[*recfx.passes(), ScaleAll(2.0)])
+    model = recfx.convert(Model(), passes=scaled(2.0))
     with refused("kind_without_cost", match="pass price= to"):
         recfx.cost(model)
 

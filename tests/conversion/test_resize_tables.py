@@ -94,18 +94,18 @@ def test_fused_state_alone_does_not_say_where_its_rows_are() -> None:
     state = copy.deepcopy(source.model.first.fused_optimizer.state_dict())
     target.steps(0, 1)
 
-    def refused() -> None:
+    def assert_refused() -> None:
         before = target.everything()
         with refused("rows_mismatch", match="load the model's state", error=recfx.CheckpointError):
             target.model.first.fused_optimizer.load_state_dict(state)
         assert_same(target.everything(), before)
 
-    refused()
+    assert_refused()
     target.model.load_state_dict(copy.deepcopy(source.model.state_dict()))
     target.model.eval()(batch(0))
     target.model.first.fused_optimizer.load_state_dict(state)
     target.model.train()(batch(0))  # training may give the rows to others
-    refused()
+    assert_refused()
 
 
 def test_dense_rows_stay() -> None:

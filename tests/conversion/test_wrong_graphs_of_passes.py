@@ -91,6 +91,17 @@ def test_several_nodes_that_hash(monkeypatch: pytest.MonkeyPatch) -> None:
         recfx.convert(model(), hashing=recfx.HashConfig(dense_rows=0, on_full="evict"), passes=passes)
 
 
+def edited(edit: Callable[[OperatorGraph], Any], *, of_ranks: bool = False) -> Rewrite:
+    """A pass that edits a graph, or only those of sharded collections."""
+    return Rewrite("edit", partial(_edited, edit, of_ranks))
+
+
+def _edited(edit: Callable[[OperatorGraph], Any], of_ranks: bool, graph: OperatorGraph) -> PassResult:
+    if not of_ranks or any(collection.sharding is not None for collection in graph.context.collections.values()):
+        edit(graph)
+    return PassResult(graph)
+
+
 def keyed(graph: OperatorGraph) -> fx.Node:
     (node,) = graph.of_kind("keyed_tensor")
     return node
@@ -159,24 +170,16 @@ def raises(graph: OperatorGraph) -> None:
     ],
 )
 def test_one_error(edit: Callable[[OperatorGraph], Any], reason: str, says: str, position: int) -> None:
-    def call(graph: OperatorGraph) -> PassResult:
-        edit(graph)
-        return PassResult(graph)
-
     given, original = [*recfx.passes()], model()
     with refused(reason, "ebc", match=re.escape(says)):
-        recfx.convert(original, passes=[*given[:position], Rewrite("edit", call), *given[position:]])
+        recfx.convert(original, passes=[*given[:position], edited(edit), *given[position:]])
     assert type(original.ebc) is EmbeddingBagCollection
 
 
 def test_a_table_that_is_left_out() -> None:
-    def call(graph: OperatorGraph) -> PassResult:
-        without_a_table(graph)
-        return PassResult(graph)
-
     expand, *rest = recfx.passes()
     with pytest.raises(recfx.ConversionError, match="it takes 4 columns of 'f' too few"):
-        recfx.convert(model(), passes=[expand, Rewrite("without_a_table", call), *rest])
+        recfx.convert(model(), passes=[expand, edited(without_a_table), *rest])
 
 
 def test_lookups_of_raw_ids_are_refused() -> None:
@@ -194,13 +197,12 @@ def test_names_that_mean_something_else(name: str) -> None:
 
 
 def test_a_pass_that_fails_when_an_optimizer_is_attached() -> None:
-    def call(graph: OperatorGraph) -> PassResult:
+    def fails(graph: OperatorGraph) -> None:
         (collection,) = graph.context.collections.values()
         if any(facts.optimizer for facts in collection.facts.values()):
             raise KeyError("mine")
-        return PassResult(graph)
 
-    converted = recfx.convert(model(), passes=[*recfx.passes(), Rewrite("edit", call)])
+    converted = recfx.convert(model(), passes=[*recfx.passes(), edited(fails)])
     apply_optimizer_in_backward(torch.optim.SGD, converted.ebc.parameters(), {"lr": 0.1})
     for _ in range(2):  # nor does it go on with the graph from before
         with pytest.raises(recfx.ConversionError, match="pass edit raised"):
@@ -236,17 +238,6 @@ def reads_own_ids(graph: OperatorGraph) -> None:
         lookup.args = (selected, *lookup.args[1:])
 
 
-def on_ranks(edit: Callable[[OperatorGraph], Any]) -> Rewrite:
-    """A pass that edits the graphs of sharded collections."""
-    return Rewrite("edit", partial(_edit_of_ranks, edit))
-
-
-def _edit_of_ranks(edit: Callable[[OperatorGraph], Any], graph: OperatorGraph) -> PassResult:
-    if any(collection.sharding is not None for collection in graph.context.collections.values()):
-        edit(graph)
-    return PassResult(graph)
-
-
 def plan() -> ShardingPlan:
     kinds = {"a": row_wise(), "b": table_wise(rank=0)}
     sizes = {"local_size": 2, "world_size": 2, "device_type": "cpu"}
@@ -269,7 +260,7 @@ def plan() -> ShardingPlan:
     ],
 )
 def test_wrong_graphs_of_ranks(edit: Callable[[OperatorGraph], Any], says: str) -> None:
-    converted = recfx.convert(model(), passes=[*recfx.passes(), on_ranks(edit)])
+    converted = recfx.convert(model(), passes=[*recfx.passes(), edited(edit, of_ranks=True)])
     with refused("malformed_graph", "ebc", match=re.escape(f"after pass edit: {says}")):
         recfx.cost(converted, plan=plan(), world_size=2).at(8, L=3)
 
@@ -279,7 +270,7 @@ def test_wrong_graphs_of_ranks(edit: Callable[[OperatorGraph], Any], says: str) 
     [
         [each for each in recfx.passes() if each.name != "insert_dist"],
         recfx.passes()[:1],
-        [*recfx.passes()[:2], on_ranks(reads_own_ids), *recfx.passes()[2:]],
+        [*recfx.passes()[:2], edited(reads_own_ids, of_ranks=True), *recfx.passes()[2:]],
     ],
 )
 def test_lookups_of_sharded_tables_read_what_other_ranks_send(passes: Any) -> None:

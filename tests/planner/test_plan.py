@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -31,13 +31,6 @@ from tests.support.refusals import refused
 
 RAW = recfx.HashConfig(dense_rows=0)
 GIB = 1024**3
-
-
-@pytest.fixture(autouse=True)
-def _quiet() -> Iterator[None]:
-    logging.disable(logging.WARNING)
-    yield
-    logging.disable(logging.NOTSET)
 
 
 def stock(world_size: int = 4, device: str = "cuda", **settings: int) -> Topology:

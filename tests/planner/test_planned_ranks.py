@@ -7,8 +7,10 @@ import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
+import torch.distributed as dist
 from torch import nn
 from torchrec.distributed.planner import Topology
 from torchrec.distributed.planner.types import ParameterConstraints
@@ -16,12 +18,14 @@ from torchrec.distributed.sharding_plan import construct_module_sharding_plan, d
 from torchrec.distributed.types import ShardingEnv, ShardingPlan
 
 import recfx
+from recfx.planner import shard_model
 from recfx.planner.priced_plan import PricedPlan
 from recfx.planner.pricing.hardware import H100
 from recfx.planner.sharder import HashEmbeddingBagCollectionSharder
 from recfx.planner.topology import npu_topology
 from tests.builders.collections import tables_named
 from tests.drawing.page_data import data_of
+from tests.sharding.ranks import ranks
 from tests.support.fake_group import fake_group
 from tests.support.refusals import refused
 
@@ -150,3 +154,39 @@ def test_plans_for_different_hardware_are_not_compared_without_saying_on_which()
     with refused("invalid_argument", match="npus was made for Ascend 910B, but hosts"):
         recfx.compare_plans(Model(), plans)
     assert {row.cost.hardware.name for row in recfx.compare_plans(Model(), plans, topology=H100)} == {H100.name}
+
+
+# ``convert`` with ranks and without a plan
+
+
+def types_and_plan(rank: int, world_size: int) -> tuple[Any, Any]:
+    env = ShardingEnv.from_process_group(dist.group.WORLD)
+    sharded = recfx.convert(Model(), env=env, verify=False).get_submodule("ebc")
+    plan: Any = recfx.plan(Model(), Topology(world_size, "cpu")).plan["ebc"]
+    found = {each.table.name: each.type.name for each in sharded.sharding.tables}
+    return found, {name: each.sharding_type for name, each in plan.items()}
+
+
+def test_the_plan_is_that_of_recfx() -> None:
+    """TorchRec's planner would cut each of these small tables by rows."""
+    first, second = ranks(2).run(types_and_plan)
+    assert first == second
+    found, expected = first
+    assert found == expected
+    assert "row_wise" not in found.values()
+
+
+def refused_by_the_planner(rank: int, world_size: int) -> str:
+    def fail(*_: Any) -> Any:
+        raise recfx.ConversionError("too large", reason="plan_does_not_fit")
+
+    with mock.patch.object(shard_model, "make_plan", fail):
+        try:
+            recfx.convert(Model(), env=ShardingEnv.from_process_group(dist.group.WORLD), verify=False)
+        except recfx.ConversionError as error:
+            return error.reason
+    return ""
+
+
+def test_all_ranks_get_the_error_of_the_one_that_plans() -> None:
+    assert ranks(2).run(refused_by_the_planner) == ["plan_does_not_fit"] * 2

@@ -13,20 +13,18 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
+from torchrec import EmbeddingBagCollection, KeyedJaggedTensor
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
 from torchrec.distributed.types import ShardingEnv, ShardingPlan
 
 import recfx
 from recfx.replacement.conversion_record import conversion_of
+from tests.builders.collections import table
 from tests.sharding.ranks import ranks
 
-TABLES = [
-    EmbeddingBagConfig(name=f"t{number}", num_embeddings=50, embedding_dim=8, feature_names=[f"f{number}"])
-    for number in range(4)
-]
 KEYS = [f"f{number}" for number in range(4)]
+TABLES = [table(f"t{number}", [key], rows=50) for number, key in enumerate(KEYS)]
 BATCH = KeyedJaggedTensor(KEYS, torch.arange(8), lengths=torch.ones(8).int())
 
 
@@ -48,14 +46,6 @@ def made_plan(world_size: int, kind: Callable[..., nn.Module] = EmbeddingBagColl
     return recfx.plan(Model(kind), Topology(world_size, "cpu", created_by_factory=True))
 
 
-def _no_plan(env: ShardingEnv, plan: ShardingPlan) -> nn.Module:
-    return recfx.convert(Model(), env=env)
-
-
-def _in_place(env: ShardingEnv, plan: ShardingPlan) -> nn.Module:
-    return recfx.convert(Model(), env=env, inplace=True)
-
-
 def _converted_before(env: ShardingEnv, plan: ShardingPlan) -> nn.Module:
     converted = recfx.convert(Model())
     sharded = recfx.convert(converted, env=env)
@@ -69,34 +59,17 @@ def _built_directly(env: ShardingEnv, plan: ShardingPlan) -> nn.Module:
     return sharded
 
 
-def _whole_graph(env: ShardingEnv, plan: ShardingPlan) -> nn.Module:
-    return recfx.convert(Model(), (BATCH,), env=env, whole_graph=True)
-
-
-def _given_plan(env: ShardingEnv, plan: ShardingPlan) -> nn.Module:
-    return recfx.convert(Model(), plan=plan, env=env)
-
-
-def _part_of_a_model(env: ShardingEnv, plan: ShardingPlan) -> nn.Module:
-    return nn.Sequential(recfx.convert(Model(), env=env), nn.Linear(32, 1))
-
-
-def _model_parallel(env: ShardingEnv, plan: ShardingPlan) -> nn.Module:
-    return DistributedModelParallel(recfx.convert(Model()), env, plan=plan, sharders=recfx.sharders())
-
-
-WAYS = {
-    way.__name__[1:]: way
-    for way in (
-        _no_plan,
-        _in_place,
-        _converted_before,
-        _built_directly,
-        _whole_graph,
-        _given_plan,
-        _part_of_a_model,
-        _model_parallel,
-    )
+WAYS: dict[str, Callable[[ShardingEnv, ShardingPlan], nn.Module]] = {
+    "no_plan": lambda env, plan: recfx.convert(Model(), env=env),
+    "in_place": lambda env, plan: recfx.convert(Model(), env=env, inplace=True),
+    "converted_before": _converted_before,
+    "built_directly": _built_directly,
+    "whole_graph": lambda env, plan: recfx.convert(Model(), (BATCH,), env=env, whole_graph=True),
+    "given_plan": lambda env, plan: recfx.convert(Model(), plan=plan, env=env),
+    "part_of_a_model": lambda env, plan: nn.Sequential(recfx.convert(Model(), env=env), nn.Linear(32, 1)),
+    "model_parallel": lambda env, plan: DistributedModelParallel(
+        recfx.convert(Model()), env, plan=plan, sharders=recfx.sharders()
+    ),
 }
 
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import logging
 import pickle
 from collections import Counter
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -25,13 +23,6 @@ CRITEO = [
     *(100_000, 39_060, 17_295, 7_424, 20_265, 3, 7_122, 1_543, 63, 100_000, 100_000, 100_000, 10),
     *(2_209, 11_938, 155, 4, 976, 14, 100_000, 100_000, 100_000, 100_000, 12_973, 108, 36),
 ]
-
-
-@pytest.fixture(autouse=True)
-def _quiet() -> Iterator[None]:
-    logging.disable(logging.WARNING)
-    yield
-    logging.disable(logging.NOTSET)
 
 
 def dlrm(dim: int = 16) -> nn.Module:
@@ -109,18 +100,8 @@ def test_a_plan_travels_with_its_price() -> None:
     assert again.pricing == plan.pricing
 
 
-def test_tables_that_recfx_does_not_shard_are_rated_as_torchrec_rates_them() -> None:
-    other = EmbeddingCollection(
-        tables=[EmbeddingConfig(name="e", num_embeddings=1000, embedding_dim=64, feature_names=["e"])],
-        device=torch.device("meta"),
-    )
-    model = nn.ModuleDict({"ebc": dlrm()["ebc"], "sequence": other})
-    plan = recfx.plan(model, Topology(2, "cuda"))
-    assert isinstance(plan, PricedPlan)
-    assert plan.pricing.chosen.parts["others"] > 0
-
-
 def test_tables_on_one_rank_that_recfx_does_not_shard_take_their_times_one_after_the_other() -> None:
+    """TorchRec rates them."""
     names = ("e", "f", "g")
     seconds = {}
     for count in (1, 2, 3):
@@ -136,5 +117,5 @@ def test_tables_on_one_rank_that_recfx_does_not_shard_take_their_times_one_after
         assert plan.pricing is not None
         on_ranks = Counter(rank for table in plan.plan["sequence"].values() for rank in table.ranks)
         seconds[count] = plan.pricing.chosen.parts["others"] / max(on_ranks.values())
-    assert seconds[3] == pytest.approx(seconds[1])  # two of them are on one rank
+    assert seconds[3] == pytest.approx(seconds[1]) > 0  # two of them are on one rank
     assert seconds[2] == pytest.approx(seconds[1])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator
 from functools import partial
 
 import pytest
@@ -20,13 +18,6 @@ from recfx.planner.enumerator import OrderedEnumerator
 from recfx.planner.plan import planning_sharders
 from recfx.planner.priced_plan import PricedPlan
 from recfx.planner.proposers import GreedySteps, proposers
-
-
-@pytest.fixture(autouse=True)
-def _quiet() -> Iterator[None]:
-    logging.disable(logging.WARNING)
-    yield
-    logging.disable(logging.NOTSET)
 
 
 def model_of(count: int, rows: int = 1000) -> nn.Module:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import copy
-import logging
 import pickle
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -30,13 +29,6 @@ from tests.sharding.ranks import ranks
 from tests.support.refusals import refused
 
 RAW = recfx.HashConfig(dense_rows=0)
-
-
-@pytest.fixture(autouse=True)
-def _quiet() -> Iterator[None]:
-    logging.disable(logging.WARNING)
-    yield
-    logging.disable(logging.NOTSET)
 
 
 def planner(device: str = "cpu", world_size: int = 4, **settings: Any) -> EmbeddingShardingPlanner:
