@@ -33,7 +33,7 @@ from recfx.planner.pricing.this_machine import this_machine
 from recfx.planner.pricing.values import BATCH_SIZE, LENGTH, whole_number
 from recfx.planner.pricing.work import NodeCost
 from recfx.planner.topology import AnyTopology, NpuTopology, chip_of, device_of, device_of_tables, hardware_of, of_ranks
-from recfx.replacement.dry_run import as_converted
+from recfx.replacement.replace_collections import as_converted
 
 
 def cost(

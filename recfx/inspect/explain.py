@@ -37,8 +37,7 @@ from recfx.passes import Pass
 from recfx.planner.priced_plan import price_of, topology_of, world_size_of
 from recfx.planner.pricing.values import whole_number
 from recfx.replacement.conversion_record import Found
-from recfx.replacement.dry_run import unchanged
-from recfx.replacement.replace_collections import Hashing
+from recfx.replacement.replace_collections import Hashing, unchanged
 from recfx.replacement.resize_tables import TableResizing
 from recfx.version import __version__
 

@@ -25,7 +25,7 @@ from recfx.planner.priced_proposals import PricedProposals
 from recfx.planner.proposers import MOST_TABLES_THAT_FIT, left_out, proposers
 from recfx.planner.sharder import HashEmbeddingBagCollectionSharder, planned_types, torchrec_sharders
 from recfx.planner.topology import NpuTopology, check_topology, device_of, hardware_of
-from recfx.replacement.dry_run import as_converted
+from recfx.replacement.replace_collections import as_converted
 
 _LOGGED = {
     "": "Sharding spec not found for ",  # of every data-parallel table, which has none

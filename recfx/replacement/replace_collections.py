@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import operator
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -17,10 +18,12 @@ from recfx.collections.copy_modules import carry_hooks, carry_over, copy_modules
 from recfx.collections.kinds import kind_of
 from recfx.collections.object_kinds import attributes
 from recfx.collections.table_specs import describe_tables
-from recfx.discovery.classify import Finding
+from recfx.discovery.classify import CONVERTED, CONVERTIBLE, Finding
+from recfx.discovery.discover import Discovery, discover
 from recfx.errors import ConversionError, type_of
 from recfx.hashing import HashConfig
 from recfx.ir.tables import IdRange, TableSpec
+from recfx.optim.attached import attached_optimizers
 from recfx.passes import Pass
 from recfx.replacement.resize_tables import TableResizing
 
@@ -188,3 +191,45 @@ def _check_tied(converted: UnshardedCollection, path: str, owners: dict[int, tup
                 module_path=path,
                 what_to_do="use one table for both features, or leave the ids of both dense.",
             )
+
+
+# What collections would become, to look at: the model stays as it is, and no table is allocated
+
+
+def as_converted(model: nn.Module) -> dict[str, UnshardedCollection]:
+    """Every unsharded collection of ``model`` that is converted or can be, as converted, by each of its paths."""
+    with unchanged(model):
+        return converted_by_path(model, discover(model))
+
+
+def converted_by_path(model: nn.Module, discovery: Discovery) -> dict[str, UnshardedCollection]:
+    """Convert copies of what was found; collections whose tables cannot be converted are refused in ``discovery``."""
+    with TableResizing(model) as resizing:
+        replacements = replace_collections(discovery.of(CONVERTIBLE), HashConfig(), "auto", resizing, keep_refused=True)
+    collections: dict[str, UnshardedCollection] = {}
+    for finding in discovery.findings:
+        collection = replacements.get(id(finding.module), finding.module)
+        if isinstance(collection, UnshardedCollection) and finding.status in (CONVERTIBLE, CONVERTED):
+            collections |= dict.fromkeys(finding.paths, collection)
+    return collections
+
+
+@contextlib.contextmanager
+def unchanged(model: nn.Module) -> Iterator[None]:
+    """Undo side effects of looking: modes of ScriptModules, which are never copied, and empty optimizer state."""
+    modes = [(module, module.training) for module in model.modules()]
+    states = [
+        (optimizer.state, weight)
+        for weight in model.parameters()
+        for optimizer in attached_optimizers(weight)
+        if weight not in getattr(optimizer, "state", {weight})
+    ]
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            if module.training != training:
+                module.training = training
+        for state, weight in states:  # reading the defaultdict created an entry
+            if weight in state and not state[weight]:
+                del state[weight]

@@ -36,7 +36,7 @@ from recfx.planner.pricing.values import whole_number
 from recfx.planner.pricing.work import NOTHING, NodeCost, Work
 from recfx.planner.topology import NpuTopology, check_topology, hardware_of
 from recfx.replacement.conversion_record import Conversion, conversion_of, recorded
-from recfx.replacement.dry_run import converted_by_path, unchanged
+from recfx.replacement.replace_collections import converted_by_path, unchanged
 
 
 def time_formula(node: NodeCost, hardware: Hardware, world_size: int, formula: Callable[[sympy.Expr], Any]) -> Any:

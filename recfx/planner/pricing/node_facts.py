@@ -16,26 +16,24 @@ from recfx.planner.pricing.work import total
 
 
 class Symbols(NamedTuple):
-    """Either symbols or numbers, because formulas do not care which; means and sums over all ranks, where batches
-    differ.
+    """Either symbols or numbers, because formulas do not care which.
+
+    Args:
+        batch: samples per rank.
+        world: the number of ranks.
+        length: gives the mean number of ids per sample of a feature.
+        everybody: the samples of all ranks.
+        arriving: gives the mean number of ids per sample over all ranks.
     """
 
     batch: Any
     world: Any
     length: Callable[[str], Any]
-    samples_of_all: Any = None
-    length_of_all: Callable[[str], Any] | None = None
-
-    @property
-    def everybody(self) -> Any:
-        return self.world * self.batch if self.samples_of_all is None else self.samples_of_all
-
-    def arriving(self, feature: str) -> Any:
-        """The mean number of ids per sample of all ranks."""
-        return (self.length_of_all or self.length)(feature)
+    everybody: Any
+    arriving: Callable[[str], Any]
 
 
-SYMBOLS = Symbols(BATCH, WORLD, mean_length)
+SYMBOLS = Symbols(BATCH, WORLD, mean_length, WORLD * BATCH, mean_length)
 
 
 @dataclass(frozen=True, eq=False)

@@ -294,7 +294,8 @@ class _Measured:
 
     def work(self, ids: int, backward: bool) -> Work:
         rule = rule_of_class(torch.optim.SGD)
-        symbols = Symbols(ids // _LENGTH, 1, lambda _: _LENGTH)
+        bags = ids // _LENGTH
+        symbols = Symbols(bags, 1, lambda _: _LENGTH, bags, lambda _: _LENGTH)
         loads = tuple(
             TableLoad.of(table, self.rows, 4 * self.floats, rule, True, symbols) for table in self.collection.tables
         )

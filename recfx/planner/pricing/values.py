@@ -55,10 +55,9 @@ class Values:
     def symbols(self) -> Symbols:
         """These values as the symbols of formulas, which are fast with plain numbers."""
         lengths = {name: float(length) for name, length in self.lengths.items()}
-        if not self.sizes:
-            return Symbols(self.batch, self.world, lengths.__getitem__)
+        everybody = sum(self.sizes) if self.sizes else self.world * self.batch
         of_all = self._mean_lengths or lengths
-        return Symbols(self.batch, self.world, lengths.__getitem__, sum(self.sizes), of_all.__getitem__)
+        return Symbols(self.batch, self.world, lengths.__getitem__, everybody, of_all.__getitem__)
 
     def per_sample(self, expression: sympy.Expr) -> int | float:
         """The value for batches of one sample, of an expression without lengths."""
