@@ -170,7 +170,7 @@ def _refuse_unsupported(discovery: Discovery, on_unsupported: str) -> None:
 
 def _refuse_raw_ids_of_kept(discovery: Discovery, replacements: Mapping[int, nn.Module]) -> None:
     """Refuse raw ids for the whole model if some collections stay as they are: these would take the ids for rows."""
-    collections = [each for each in replacements.values() if isinstance(each, ConvertedCollection)]
+    collections = [module for module in replacements.values() if isinstance(module, ConvertedCollection)]
     raw = [table for collection in collections for table in collection.tables_with_index()]
     for finding in discovery.of(KEPT):
         if raw and finding.reason == EMBEDDING_COLLECTION:

@@ -70,7 +70,7 @@ def _rewritten(module: nn.Module, path: str) -> bool:
     """Whether a user's hook below ``module`` may still rename keys of a collection, which then checks itself later."""
     parts = path.split(".")
     inside = [module.get_submodule(".".join(parts[:depth])) for depth in range(1, len(parts) + 1)]
-    return any(_other_hooks(each) for each in inside)
+    return any(_other_hooks(holder) for holder in inside)
 
 
 def _hooks_after_guard(module: nn.Module) -> bool:

@@ -85,10 +85,10 @@ def unconvert(model: nn.Module, with_mapping: bool = False) -> nn.Module | tuple
 
 def _refuse_held_ids(items: dict[tuple[str, str], tuple[torch.Tensor, torch.Tensor]]) -> None:
     for (path, table), (ids, _) in items.items():
-        held = ids.numel()
-        if held:
+        count = ids.numel()
+        if count:
             raise ConversionError(
-                f"the index of table {table!r} holds {held} ids, which a standard collection cannot express.",
+                f"the index of table {table!r} holds {count} ids, which a standard collection cannot express.",
                 reason="index_holds_ids",
                 module_path=path,
                 what_to_do="call unconvert(model, with_mapping=True) and map ids to rows before the plain model.",

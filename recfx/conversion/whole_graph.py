@@ -95,17 +95,17 @@ class Traced:
 def make_whole_graph(model: nn.Module, sample: Sample) -> WholeGraph:
     """Trace ``model`` in both modes, and make a module of the two graphs that keeps the model's names and record."""
     traced = {training: build_whole_graph(model, sample, training) for training in (True, False)}
-    rollbacks = list(dict.fromkeys(rollback for each in traced.values() for rollback in each.rollbacks))
-    if all(each.not_compared for each in traced.values()):
+    rollbacks = list(dict.fromkeys(rollback for graph in traced.values() for rollback in graph.rollbacks))
+    if all(graph.not_compared for graph in traced.values()):
         raise sample_failed(traced[model.training].not_compared)
-    for training, each in traced.items():
-        if each.not_compared:
-            where = f"the graph of {'train' if training else 'eval'} mode was not compared: {each.not_compared}"
+    for training, graph in traced.items():
+        if graph.not_compared:
+            where = f"the graph of {'train' if training else 'eval'} mode was not compared: {graph.not_compared}"
             rollbacks.append(Diagnostic("not_compared", "", where))
     whole = WholeGraph(
         model,
-        {training: each.graph_module for training, each in traced.items()},
-        {training: each.entered for training, each in traced.items()},
+        {training: graph.graph_module for training, graph in traced.items()},
+        {training: graph.entered for training, graph in traced.items()},
     )
     conversion = copy.copy(conversion_of(model))
     conversion.rollbacks = rollbacks
@@ -146,9 +146,9 @@ def _trace(
         graph._tracer_cls = None  # a pickle would name the class, and unpickling would need its arguments
         graph_module = fx.GraphModule(root, graph)  # names that are not identifiers can make code that does not compile
     except Exception as error:  # user code on proxies can raise anything; the reason is part of the error
-        found = rollback_of("", error)
+        rollback = rollback_of("", error)
         raise ConversionError(
-            f"the model's own forward cannot be traced ({found.message}).",
+            f"the model's own forward cannot be traced ({rollback.message}).",
             reason="untraceable_root",
             what_to_do="convert without whole_graph=True: replacing collections needs no trace.",
         ) from error
@@ -167,8 +167,8 @@ def _tensor_attributes_stay(root: nn.Module) -> Iterator[None]:
 
     The graph reads the user's own tensors, not copies, so their values are put back.
     """
-    held = [value for module in own_modules(root) for value in module.__dict__.values() if isinstance(value, Tensor)]
-    before = [(tensor, tensor.detach().clone(), tensor._version) for tensor in held if not tensor.is_inference()]
+    tensors = [value for module in own_modules(root) for value in module.__dict__.values() if isinstance(value, Tensor)]
+    before = [(tensor, tensor.detach().clone(), tensor._version) for tensor in tensors if not tensor.is_inference()]
     try:
         yield
     finally:

@@ -70,25 +70,25 @@ def bypassed(path: str, how: str) -> Diagnostic:
 
 def _with_holders(model: nn.Module, collections: set[int]) -> dict[int, nn.Module]:
     """The collections, and every module of ``model`` that has one inside, by ``id``."""
-    found: dict[int, nn.Module] = {}
+    holders: dict[int, nn.Module] = {}
     waiting, above = [model], dict[int, list[nn.Module]]()
     while waiting:
         module = waiting.pop()
         if id(module) in collections:
-            found[id(module)] = module
+            holders[id(module)] = module
             continue
         for child in module._modules.values():
             if child is not None:
                 if id(child) not in above:
                     waiting.append(child)
                 above.setdefault(id(child), []).append(module)
-    climbing = list(found)
+    climbing = list(holders)
     while climbing:
         for parent in above.get(climbing.pop(), ()):
-            if id(parent) not in found:
-                found[id(parent)] = parent
+            if id(parent) not in holders:
+                holders[id(parent)] = parent
                 climbing.append(id(parent))
-    return found
+    return holders
 
 
 def _references(model: nn.Module, targets: Mapping[int, Any], stop_at: Mapping[int, Any]) -> References:

@@ -160,8 +160,8 @@ def classify(module: nn.Module, path: str) -> Finding | None:
 def _scripts_a_collection(module: torch.jit.ScriptModule) -> bool:
     scripted: list[Any] = [child for child in module.modules() if isinstance(child, torch.jit.ScriptModule)]
     names = [str(child._c._type().qualified_name()) for child in scripted]
-    wanted = {kind.standard.__name__ for kind in KINDS}
-    return any("torchrec" in name and name.split(".")[-1] in wanted for name in names)
+    standard = {kind.standard.__name__ for kind in KINDS}
+    return any("torchrec" in name and name.split(".")[-1] in standard for name in names)
 
 
 def _inlined_table(module: fx.GraphModule) -> fx.Node | None:

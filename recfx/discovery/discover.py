@@ -54,32 +54,34 @@ def discover(model: nn.Module, sample: Sample | None = None, *, calls_are_counte
     """Find the collections of ``model``; changes nothing, and traces nothing without a sample. Unless the caller will
     verify the conversion, and so count calls, suspected collections are refused here.
     """
-    found: dict[int, Finding] = {}
-    _walk(model, "", None, found, set())
-    discovery = Discovery(list(found.values()))
+    findings: dict[int, Finding] = {}
+    _walk(model, "", None, findings, set())
+    discovery = Discovery(list(findings.values()))
     find_bypassed(model, discovery.findings)
     if not calls_are_counted:
         for finding in discovery.of(CONVERTIBLE):
             if finding.suspected is not None:
                 finding.refuse(finding.suspected)
     # A trace runs the model's code, which would change the user's own objects if it reached them.
-    held = any(each.suspected or each.never_called or each.reason == BYPASSED for each in discovery.findings)
-    if sample is not None and not held:
+    reaches_originals = any(
+        finding.suspected or finding.never_called or finding.reason == BYPASSED for finding in discovery.findings
+    )
+    if sample is not None and not reaches_originals:
         _confirm_by_trace(model, sample, discovery)
     return discovery
 
 
 def _walk(
-    module: nn.Module, path: str, parent: nn.Module | None, found: dict[int, Finding], ancestors: set[int]
+    module: nn.Module, path: str, parent: nn.Module | None, findings: dict[int, Finding], ancestors: set[int]
 ) -> None:
-    if id(module) in found:
-        found[id(module)].paths.append(path)
+    if id(module) in findings:
+        findings[id(module)].paths.append(path)
         return
     finding = classify(module, path)
     if finding is not None:
         kind: Any = type(module if parent is None else parent)
         finding.source = _class_location(kind)
-        found[id(module)] = finding
+        findings[id(module)] = finding
         return
     if id(module) in ancestors or isinstance(module, torch.jit.ScriptModule):
         return
@@ -87,7 +89,7 @@ def _walk(
         if child is not None:
             # A container of torch's is not code of the user's, who has put it into something else.
             holder = parent if parent is not None and type(module).__module__.startswith("torch.nn.") else module
-            _walk(child, f"{path}.{name}" if path else name, holder, found, ancestors | {id(module)})
+            _walk(child, f"{path}.{name}" if path else name, holder, findings, ancestors | {id(module)})
 
 
 @functools.lru_cache(maxsize=1024)  # inspect parses the whole file to find a class
@@ -102,8 +104,8 @@ def _class_location(kind: Any) -> SourceLocation | None:
 
 def _confirm_by_trace(model: nn.Module, sample: Sample, discovery: Discovery) -> None:
     """Trace a copy of the modules in both modes; mark where each collection is called."""
-    wanted = {id(finding.module): finding for finding in discovery.findings}
-    itself = wanted.get(id(unwrap(model)))
+    findings = {id(finding.module): finding for finding in discovery.findings}
+    itself = findings.get(id(unwrap(model)))
     if itself is not None:  # the model is a collection, so calling the model calls the collection
         itself.found = "traced"
         return
@@ -115,13 +117,13 @@ def _confirm_by_trace(model: nn.Module, sample: Sample, discovery: Discovery) ->
         root, copies = copy_modules(unwrap(model))
         set_mode(root, training)
         _own_tensor_attributes(root)
-        leaves = {id(copies[key]): key for key in wanted if key in copies}
+        leaves = {id(copies[key]): key for key in findings if key in copies}
         tracer = ShallowTracer(set(leaves))
         try:
             graph = trace_graph(root, sample, tracer)
         except Exception as error:  # user code on proxies can raise anything; the reason goes into the report
             tracer.rollbacks.append(rollback_of("", error))
-            hidden |= set(wanted)
+            hidden |= set(findings)
             graph = fx.Graph()
         counts: dict[int, int] = {}
         id_ranges = IdRanges(graph, root, _inputs(graph, sample))
@@ -130,17 +132,17 @@ def _confirm_by_trace(model: nn.Module, sample: Sample, discovery: Discovery) ->
                 module = root.get_submodule(str(node.target))
                 if id(module) in leaves:
                     counts[leaves[id(module)]] = counts.get(leaves[id(module)], 0) + 1
-                    finding = wanted[leaves[id(module)]]
+                    finding = findings[leaves[id(module)]]
                     called.add(id(finding.module))
                     if finding.status == CONVERTIBLE:
-                        found = id_ranges.of_call(node, _features(finding.module))
-                        ranges.setdefault(leaves[id(module)], []).append(found)
+                        known = id_ranges.of_call(node, _features(finding.module))
+                        ranges.setdefault(leaves[id(module)], []).append(known)
                     site = source_of(node)
                     if site is not None and site not in finding.call_sites:
                         finding.call_sites += (site,)
                     finding.source = finding.call_sites[0] if finding.call_sites else finding.source
         for key, count in counts.items():
-            wanted[key].calls = max(wanted[key].calls, count)
+            findings[key].calls = max(findings[key].calls, count)
         for rollback in tracer.rollbacks:
             if rollback.path:
                 inside = root.get_submodule(rollback.path)
@@ -148,7 +150,7 @@ def _confirm_by_trace(model: nn.Module, sample: Sample, discovery: Discovery) ->
             if (rollback.path, rollback.message) not in seen:
                 seen.add((rollback.path, rollback.message))
                 discovery.rollbacks.append(rollback)
-    for key, finding in wanted.items():
+    for key, finding in findings.items():
         finding.found = "traced" if key in called else "walked" if key in hidden else "never called"
         if key not in hidden and key in ranges:  # all of its calls were seen
             finding.id_ranges = _of_all_calls(ranges[key])

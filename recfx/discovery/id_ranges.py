@@ -46,12 +46,12 @@ class IdRanges:
         if self._given_away & _same_memory(given[0]):
             return {}  # code that the trace does not see has the ids, and may change them in place
         batch = self.of(given[0])
-        found = {}
+        ranges = {}
         for feature in features if isinstance(batch, Features) else ():
             ids = batch.of(feature)
             if ids is not None and not within(INT64, ids.range):
-                found[feature] = IdRange(int(ids.range.lower), int(ids.range.upper), ", then ".join(ids.why))
-        return found
+                ranges[feature] = IdRange(int(ids.range.lower), int(ids.range.upper), ", then ".join(ids.why))
+        return ranges
 
     def of(self, node: fx.Node) -> Any:
         """What is known of a node's value: ``Ids``, ``Features`` or an ``Object``, which may be ``UNKNOWN``."""
@@ -123,7 +123,7 @@ def _is_in_place(node: fx.Node) -> bool:
 def _may_change_its_arguments(node: fx.Node, root: nn.Module) -> bool:
     """Whether it is code that the trace does not enter, a module or a function, and that nothing is known of."""
     if node.op == "call_module":
-        return not all(_only_reads(each) for each in root.get_submodule(str(node.target)).modules())
+        return not all(_only_reads(inside) for inside in root.get_submodule(str(node.target)).modules())
     if node.op != "call_function" or node.target in FUNCTIONS:
         return False
     module = getattr(node.target, "__module__", None)  # functions that are written in C++ have none
@@ -141,9 +141,9 @@ _LIBRARIES = {"torch", "torchrec", "recfx", "_operator", "builtins", "math"}
 
 def _same_memory(node: Any) -> set[fx.Node]:
     """The node, and the values in whose memory its ids may be."""
-    found: set[fx.Node] = set()
-    while isinstance(node, fx.Node) and node not in found:
-        found.add(node)
+    values: set[fx.Node] = set()
+    while isinstance(node, fx.Node) and node not in values:
+        values.add(node)
         if node.target in _MAKERS:
             place = _MAKERS[node.target]
             node = node.args[place] if len(node.args) > place else node.kwargs.get("values")
@@ -151,7 +151,7 @@ def _same_memory(node: Any) -> set[fx.Node]:
             node = node.args[0] if node.args else node.kwargs.get("input")
         else:
             break
-    return found
+    return values
 
 
 _MAKERS: dict[Any, int] = {KeyedJaggedTensor: 1, JaggedTensor: 0}

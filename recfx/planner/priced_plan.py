@@ -146,15 +146,15 @@ def world_size_of(plan: ShardingPlan, given: int | None = None) -> int:
             reason="plan_rank",
             what_to_do="make a plan for as many ranks as there are: recfx.plan(model, topology).",
         )
-    found = own or given or ranks_spanned(plan)
-    if found is None:
+    world_size = own or given or ranks_spanned(plan)
+    if world_size is None:
         named = ranks_named(plan)
         raise ConversionError(
             f"no table of the plan is on all ranks, so it may be for {named:,} ranks or for more.",
             reason="unknown_world_size",
             what_to_do="pass world_size=, or a topology; a plan of recfx.plan knows its ranks.",
         )
-    return found
+    return world_size
 
 
 def topology_of(plan: ShardingPlan | None) -> AnyTopology | None:

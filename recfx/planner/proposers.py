@@ -69,7 +69,7 @@ class GreedySteps(GreedyProposer):
             self._distance = (self._distance + 1) // 2 if self._distance > 2 else 1
             best = min(self._ratings, key=self._ratings.__getitem__)
             around = (best - self._distance, best + self._distance)
-            self._pending = [each for each in around if 0 <= each < self.total and each not in self._ratings]
+            self._pending = [number for number in around if 0 <= number < self.total and number not in self._ratings]
 
     def _steps(self) -> list[str]:
         """Which table takes its next option, step by step: that whose shards take most storage now."""
@@ -77,7 +77,7 @@ class GreedySteps(GreedyProposer):
             table: [tuple(-size for size in _storage(option)) for option in options]
             for table, options in self._sharding_options_by_fqn.items()
         }
-        heap = [(found[0], place, table, 0) for place, (table, found) in enumerate(sizes.items())]
+        heap = [(storages[0], place, table, 0) for place, (table, storages) in enumerate(sizes.items())]
         heapq.heapify(heap)
         path = []
         while heap:
@@ -90,9 +90,10 @@ class GreedySteps(GreedyProposer):
     def _that_may_fit(self) -> list[int]:
         """The numbers of the steps whose tables take no more memory than there is."""
         sizes = {
-            table: [each.total_storage for each in found] for table, found in self._sharding_options_by_fqn.items()
+            table: [option.total_storage for option in options]
+            for table, options in self._sharding_options_by_fqn.items()
         }
-        hbm, ddr = (sum(getattr(found[0], kind) for found in sizes.values()) for kind in ("hbm", "ddr"))
+        hbm, ddr = (sum(getattr(storages[0], kind) for storages in sizes.values()) for kind in ("hbm", "ddr"))
         chosen, fitting = dict.fromkeys(sizes, 0), []
         for step, table in enumerate(["", *self._path]):
             if table:
@@ -107,14 +108,14 @@ class GreedySteps(GreedyProposer):
 def _storage(option: ShardingOption) -> tuple[float, ...]:
     """By what ``GreedyProposer`` compares tables."""
     storages: list[Any] = [shard.storage for shard in option.shards]
-    hbm, ddr = [each.hbm for each in storages], [each.ddr for each in storages]
+    hbm, ddr = [storage.hbm for storage in storages], [storage.ddr for storage in storages]
     return max(hbm), sum(hbm), max(ddr), sum(ddr)
 
 
 def proposers(topology: Topology, most_tables: int = MOST_TABLES) -> list[Proposer]:
     """Those that TorchRec's planner has by default, in its order."""
     storages = [device.storage for device in topology.devices]
-    capacity = Storage(sum(each.hbm for each in storages), sum(each.ddr for each in storages))
+    capacity = Storage(sum(storage.hbm for storage in storages), sum(storage.ddr for storage in storages))
     most = most_tables * 8 // max(topology.world_size, 8)  # with more ranks, a proposal takes more time
     greedy = [GreedySteps(use_depth, capacity, most) for use_depth in (True, False)]
     return [GridSearchProposer(), *greedy, UniformProposer()]
@@ -122,4 +123,4 @@ def proposers(topology: Topology, most_tables: int = MOST_TABLES) -> list[Propos
 
 def left_out(made: Sequence[Proposer]) -> int:
     """How many proposals of TorchRec's were not made."""
-    return sum(each.total - each.made for each in made if isinstance(each, GreedySteps))
+    return sum(proposer.total - proposer.made for proposer in made if isinstance(proposer, GreedySteps))

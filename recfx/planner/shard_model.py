@@ -57,7 +57,7 @@ def plan_for(model: nn.Module, env: ShardingEnv, device: torch.device | str | No
     target = None if device is None else torch.device(device)
     collection = next(iter(unsharded_collections(model).values()), None)
     if target is None and collection is not None:
-        target = next((each.device for each in collection.parameters()), None)
+        target = next((parameter.device for parameter in collection.parameters()), None)
     kind = "cpu" if target is None or target.type == "meta" else target.type
     on_npus = kind in ("npu", PRIVATE)
     topology = npu_topology(env.world_size) if on_npus else Topology(env.world_size, kind, created_by_factory=True)
@@ -65,6 +65,6 @@ def plan_for(model: nn.Module, env: ShardingEnv, device: torch.device | str | No
     def make() -> ShardingPlan | None:
         return make_plan(model, topology) if env.rank == 0 or env.process_group is None else None
 
-    found = on_all_ranks(env.process_group, make, lambda error: error if isinstance(error, RecfxError) else None)
-    plan = next(each for each in found if each is not None)
+    plans = on_all_ranks(env.process_group, make, lambda error: error if isinstance(error, RecfxError) else None)
+    plan = next(made for made in plans if made is not None)
     return plan

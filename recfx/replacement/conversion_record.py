@@ -71,8 +71,8 @@ def detach_conversion(model: nn.Module) -> None:
 
 def conversion_of(model: nn.Module) -> Conversion:
     """The record that is attached to the model; an empty one for collections that were built directly."""
-    found: Any = unwrap(model).__dict__.get(_ATTRIBUTE)
-    return found if isinstance(found, Conversion) else Conversion([], [], "error")
+    record: Any = unwrap(model).__dict__.get(_ATTRIBUTE)
+    return record if isinstance(record, Conversion) else Conversion([], [], "error")
 
 
 def recorded(discovery: Discovery, on_unsupported: str, before: Conversion | None = None) -> Conversion:

@@ -113,8 +113,8 @@ def _conflict(standard: nn.Module, name: str, path: str) -> ConversionError:
 def _id_range(table: TableSpec, known: Mapping[str, IdRange]) -> IdRange | None:
     """The range of all ids that the table may get; None if it is not known of one of its features."""
     ranges = [known.get(feature) for feature in table.feature_names]
-    found = [each for each in ranges if each is not None]
-    return functools.reduce(operator.or_, found) if found and len(found) == len(ranges) else None
+    known_ranges = [range_ for range_ in ranges if range_ is not None]
+    return functools.reduce(operator.or_, known_ranges) if known_ranges and len(known_ranges) == len(ranges) else None
 
 
 def _uses(converted: UnshardedCollection, name: str) -> bool:

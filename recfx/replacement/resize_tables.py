@@ -54,8 +54,8 @@ class TableResizing:
     def _holding_state_for(self, weight: nn.Parameter) -> list[torch.optim.Optimizer]:
         """Ordinary optimizers of this process that hold rows of state for ``weight``; torch has no registry of them."""
         if self._optimizers is None:
-            found = gc.get_objects()
-            optimizers = [item for item in found if issubclass(type(item), torch.optim.Optimizer)]
+            objects = gc.get_objects()
+            optimizers = [item for item in objects if issubclass(type(item), torch.optim.Optimizer)]
             # TorchRec's placeholders have no state.
             self._optimizers = [optimizer for optimizer in optimizers if hasattr(optimizer, "state")]
         return [

@@ -109,13 +109,13 @@ class MappedCollection(EmbeddingBagCollection):
             return ids
         assert table.hashing is not None
         index: Any = self.hashed.hash_indexes[table.name]
-        held, rows = (each.to(ids.device) for each in index.items())
-        order = held.argsort()
-        held, rows = held[order], rows[order]
-        place = torch.searchsorted(held, ids).clamp(max=max(held.numel() - 1, 0))
-        known = held[place] == ids if held.numel() else torch.zeros_like(ids, dtype=torch.bool)
-        found = rows[place] if held.numel() else torch.zeros_like(ids)
-        mapped = torch.where(known, found, self._map_absent(table, index, ids))
+        known_ids, rows = (part.to(ids.device) for part in index.items())
+        order = known_ids.argsort()
+        known_ids, rows = known_ids[order], rows[order]
+        place = torch.searchsorted(known_ids, ids).clamp(max=max(known_ids.numel() - 1, 0))
+        known = known_ids[place] == ids if known_ids.numel() else torch.zeros_like(ids, dtype=torch.bool)
+        mapped_rows = rows[place] if known_ids.numel() else torch.zeros_like(ids)
+        mapped = torch.where(known, mapped_rows, self._map_absent(table, index, ids))
         dense = (ids >= 0) & (ids < table.hashing.dense_rows)
         return torch.where(dense, ids, mapped)
 
@@ -129,7 +129,7 @@ class MappedCollection(EmbeddingBagCollection):
         full = shared if config.on_full == "share" else zeros
         if not config.admits:
             return full
-        candidates, sightings = (each.to(ids.device) for each in index.candidates())
+        candidates, sightings = (part.to(ids.device) for part in index.candidates())
         admitted = torch.isin(ids, candidates[sightings >= config.admit_after])
         return torch.where(admitted, full, shared + zeros + 1 if config.unseen == "share" else zeros)
 
@@ -142,7 +142,9 @@ def reference_of(original: nn.Module, converted: nn.Module) -> nn.Module:
     """A copy of ``original`` whose hashed collections take the ids of ``converted``, over copies of its tables."""
     duplicate = copy_with_tensors(original)
     collections = unsharded_collections(duplicate).values()  # of a model that was converted in place
-    standard = {id(each): standard_collection(each) for each in collections if len(each.hash_indexes)}
+    standard = {
+        id(collection): standard_collection(collection) for collection in collections if len(collection.hash_indexes)
+    }
     if standard:
         duplicate, _ = copy_modules(duplicate, standard)
     for path, collection in unsharded_collections(converted).items():

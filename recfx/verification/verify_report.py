@@ -69,11 +69,11 @@ class VerifyReport:
         verdict = "ok" if self.ok else "FAILED" if self.of(DIFFERENT) else "NOTHING COMPARED"
         lines = [f"verification: {verdict} ({counts}; rtol={self.rtol:g}, atol={self.atol:g})"]
         for status in (DIFFERENT, NOT_REPRODUCIBLE, SKIPPED):
-            found = self.of(status)
-            for check in found[:10]:
+            checks = self.of(status)
+            for check in checks[:10]:
                 lines.append(f"  {status}: {check.mode}, {check.batch}, {check.what} {check.where}: {check.message}")
-            if len(found) > 10:
-                lines.append(f"  ... and {len(found) - 10} more {status}")
+            if len(checks) > 10:
+                lines.append(f"  ... and {len(checks) - 10} more {status}")
         for path, tables in self.tables.items():
             for table, largest in list(tables.items())[:10]:
                 figures = ", ".join(f"{what} {value:.2g}" for what, value in largest.items())

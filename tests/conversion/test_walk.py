@@ -8,13 +8,10 @@ from types import FrameType, FunctionType
 from typing import Any
 
 import pytest
-import torch
-from torch import nn
-from torchrec.modules.embedding_configs import EmbeddingBagConfig
-from torchrec.modules.embedding_modules import EmbeddingBagCollection
-from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 import recfx
+from tests.builders.batches import batch
+from tests.models.handwritten import Tower
 from tests.structure import LAYERS, layer
 
 # Calls of a package by a file below it, each of a function that was handed down, and why.
@@ -33,20 +30,7 @@ CALLBACKS: dict[tuple[str, str], str] = {
 }
 
 
-class Model(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        tables = [
-            EmbeddingBagConfig(num_embeddings=8, embedding_dim=4, name=name, feature_names=[name]) for name in "ab"
-        ]
-        self.sparse = EmbeddingBagCollection(tables=tables)
-        self.over = nn.Linear(8, 1)
-
-    def forward(self, features: KeyedJaggedTensor) -> torch.Tensor:
-        return self.over(self.sparse(features).values())
-
-
-BATCH = KeyedJaggedTensor(["a", "b"], torch.tensor([1, 2, 3]), lengths=torch.tensor([1, 1, 0, 1]))
+BATCH = batch(4)
 
 
 class Walk:
@@ -99,8 +83,8 @@ CASES: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("case", CASES)
 def test_no_package_is_entered_from_below(case: str) -> None:
-    recfx.convert(Model(), **CASES[case])  # what is imported or made once
-    walk = Walk(lambda: recfx.convert(Model(), **CASES[case]))
+    recfx.convert(Tower(), **CASES[case])  # what is imported or made once
+    walk = Walk(lambda: recfx.convert(Tower(), **CASES[case]))
     assert walk.entered[0] == "conversion"
     assert {"discovery", "replacement", "collections", "passes", "runtime", "ir"} <= set(walk.entered)
     up = [

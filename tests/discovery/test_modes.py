@@ -10,7 +10,6 @@ from torch import nn
 from torchrec import EmbeddingBagCollection, KeyedJaggedTensor
 
 import recfx
-from recfx.verification.verify_report import SKIPPED
 from tests.builders.batches import two_bags
 from tests.builders.collections import table
 
@@ -42,16 +41,6 @@ def test_calls_of_the_mode_that_makes_most(modes: tuple[int, int]) -> None:
 
 def test_a_collection_that_nothing_calls() -> None:
     assert recfx.explain(Modes(0, 0), (two_bags(1, 2, 3),)).collections[0].found == "never called"
-
-
-@pytest.mark.parametrize("modes", [(2, 1), (1, 1)])
-def test_ids_that_may_be_admitted_between_two_calls_have_no_oracle(modes: tuple[int, int]) -> None:
-    sample = (two_bags(1, 2, 2),)
-    model = Modes(*modes)
-    converted = recfx.convert(model, sample=sample, hashing=recfx.HashConfig(dense_rows=0, admit_after=2))
-    report = recfx.verify(model, converted, sample)
-    skipped = {(check.mode, check.where) for check in report.of(SKIPPED)}
-    assert skipped == ({("train", "hash_ids")} if modes == (2, 1) else set())
 
 
 @dataclass

@@ -59,9 +59,8 @@ def test_a_model_that_cannot_be_copied() -> None:
 @pytest.mark.parametrize("times", [1, 2])
 def test_ids_that_may_be_admitted_between_calls(times: int) -> None:
     model = Model(times)
-    converted = recfx.convert(model, hashing=recfx.HashConfig(dense_rows=0, admit_after=2))
     sample = (two_bags(1, 2, 1),)
-    converted.ebc.calls = times
+    converted = recfx.convert(model, sample, hashing=recfx.HashConfig(dense_rows=0, admit_after=2))
     report = recfx.verify(model, converted, sample)
     skipped = {(check.mode, check.what, check.where) for check in report.of(SKIPPED)}
     assert skipped == (set() if times == 1 else {("train", "run", "hash_ids")})

@@ -314,53 +314,27 @@ def test_a_wrong_shared_row_is_noticed() -> None:
     assert not torch.equal(mapped(wrong).values(), collection(features(more=50)).values())
 
 
-def _at_the_device(model: nn.Module, features: KeyedJaggedTensor) -> torch.Tensor:
-    return model.ebc(features.to(model.ebc.device)).values()
-
-
-def _new_on_the_device(model: nn.Module, features: KeyedJaggedTensor) -> torch.Tensor:
-    pooled = model.ebc(features).values()
-    return pooled + torch.ones(pooled.shape, device=model.ebc.device)
-
-
-def _by_the_configs(model: nn.Module, features: KeyedJaggedTensor) -> torch.Tensor:
-    return model.ebc(features).values() * sum(c.num_embeddings for c in model.ebc.embedding_bag_configs())
-
-
-def _by_the_table(model: nn.Module, features: KeyedJaggedTensor) -> torch.Tensor:
-    weight = model.ebc.embedding_bags["t"].weight
-    return model.ebc(features).values() * weight.shape[0] + weight.square().mean()
-
-
-def _by_a_method(model: nn.Module, features: KeyedJaggedTensor) -> torch.Tensor:
-    return model.ebc(features).values() * model.ebc.width()
-
-
-def _by_an_attribute(model: nn.Module, features: KeyedJaggedTensor) -> torch.Tensor:
-    return model.ebc.scale * model.ebc.after(model.ebc(features).values())
-
-
-def _tied(model: nn.Module, features: KeyedJaggedTensor) -> torch.Tensor:
-    return model.ebc(features).values() @ model.tied.T
+ASKED: dict[str, Callable[[Any, KeyedJaggedTensor], torch.Tensor]] = {
+    "at_the_device": lambda model, features: model.ebc(features.to(model.ebc.device)).values(),
+    "new_on_the_device": lambda model, features: model.ebc(features).values() + torch.ones(4, device=model.ebc.device),
+    "configs": lambda model, features: (
+        model.ebc(features).values() * sum(config.num_embeddings for config in model.ebc.embedding_bag_configs())
+    ),
+    "table": lambda model, features: (
+        model.ebc(features).values() * model.ebc.embedding_bags["t"].weight.shape[0]
+        + model.ebc.embedding_bags["t"].weight.square().mean()
+    ),
+    "method": lambda model, features: model.ebc(features).values() * model.ebc.width(),
+    "attribute": lambda model, features: model.ebc.scale * model.ebc.after(model.ebc(features).values()),
+    "tied": lambda model, features: model.ebc(features).values() @ model.tied.T,
+}
+"""What a forward may ask its collection for."""
 
 
 @pytest.mark.parametrize("rows", [None, 30])
 @pytest.mark.parametrize("admits", [{}, {"admit_after": 2, "unseen": "share"}], ids=str)
-@pytest.mark.parametrize(
-    "forward",
-    [
-        _at_the_device,
-        _new_on_the_device,
-        _by_the_configs,
-        _by_the_table,
-        _by_a_method,
-        _by_an_attribute,
-        _tied,
-    ],
-)
-def test_a_model_that_asks_its_hashed_collection(
-    forward: Callable[..., torch.Tensor], admits: dict[str, Any], rows: int | None
-) -> None:
+@pytest.mark.parametrize("asked", ASKED)
+def test_a_model_that_asks_its_hashed_collection(asked: str, admits: dict[str, Any], rows: int | None) -> None:
     class Model(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -370,7 +344,7 @@ def test_a_model_that_asks_its_hashed_collection(
             self.tied = self.ebc.embedding_bags["t"].weight
 
         def forward(self, features: KeyedJaggedTensor) -> torch.Tensor:
-            return forward(self, features)
+            return ASKED[asked](self, features)
 
     sample = one_bag(RAW, 2, RAW, -1)
     converted = recfx.convert(Model(), (sample,), hashing=recfx.HashConfig(dense_rows=0, rows=rows, **admits))

@@ -177,7 +177,7 @@ class Cost:
             values = Values(B, self.world_size, L, self.features)
             ranks = [values]
         nodes = tuple(price(node, values, hardware) for node in self.nodes)
-        step = price_step([self._batch(each, hardware) for each in ranks], hardware) if self.planned else None
+        step = price_step([self._batch(rank, hardware) for rank in ranks], hardware) if self.planned else None
         return CostAt(
             version=self.version,
             batch=values.batch,
@@ -191,8 +191,8 @@ class Cost:
         )
 
     def _batch(self, values: Values, hardware: Hardware) -> Batch:
-        graphs = [PlannedGraphs(each, values.symbols, self.trains) for each in self.planned]
-        sharded = {each.name for each in self.planned}
+        graphs = [PlannedGraphs(collection, values.symbols, self.trains) for collection in self.planned]
+        sharded = {collection.name for collection in self.planned}
         rest = [node for node in self.nodes if node.kind == DENSE or node.collection not in sharded]
         return Batch(graphs, values, Totals.of(price(node, values, hardware) for node in rest))
 
@@ -241,11 +241,11 @@ def features_of(nodes: Sequence[NodeCost], planned: Sequence[PlannedCollection] 
     """The features whose lengths the cost depends on, in alphabetical order."""
     symbols: set[sympy.Basic] = set()
     for node in nodes:
-        for expression in (node.read_bytes, *(each.bytes for each in node.collectives)):
+        for expression in (node.read_bytes, *(call.bytes for call in node.collectives)):
             symbols |= expression.free_symbols
-    found = {str(symbol)[2:] for symbol in symbols if str(symbol).startswith("L_")}
-    found |= {name for each in planned for table in each.tables for name in table.feature_names}
-    return tuple(sorted(found))
+    features = {str(symbol)[2:] for symbol in symbols if str(symbol).startswith("L_")}
+    features |= {name for collection in planned for table in collection.tables for name in table.feature_names}
+    return tuple(sorted(features))
 
 
 @dataclass(frozen=True)

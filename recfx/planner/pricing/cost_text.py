@@ -41,8 +41,8 @@ def in_time(seconds: float) -> str:
 
 def shortened(expression: sympy.Expr) -> str:
     """An expression, with only the first terms of sums of many."""
-    found = sympy.sympify(expression)
-    return str(found.replace(_is_long, lambda part: _cut(*part.args)) if found.has(sympy.Add) else found)
+    given = sympy.sympify(expression)
+    return str(given.replace(_is_long, lambda part: _cut(*part.args)) if given.has(sympy.Add) else given)
 
 
 def _is_long(part: sympy.Basic) -> bool:
@@ -59,8 +59,8 @@ def plain(value: Any) -> Any:
     if hasattr(value, "_asdict"):
         return {key: plain(item) for key, item in value._asdict().items()}
     if is_dataclass(value):
-        named = {each.name: getattr(value, each.name) for each in fields(value)}
-        return {name: plain(found) for name, found in named.items() if not callable(found)}
+        named = {field.name: getattr(value, field.name) for field in fields(value)}
+        return {name: plain(item) for name, item in named.items() if not callable(item)}
     if isinstance(value, Mapping):
         return {key: plain(item) for key, item in value.items()}
     if isinstance(value, (tuple, list)):

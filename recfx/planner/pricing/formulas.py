@@ -173,8 +173,8 @@ def _find(table: TableLoad, counts: bool) -> Work:
     if not table.spec.has_index:
         return Work(read_bytes=rows, written_bytes=rows)
     read = rows + PROBE_BYTES * table.ids
-    found = Work(read_bytes=read, written_bytes=rows, index_accesses=table.ids, indexes=1)
-    return found + _count(table) if counts else found
+    work = Work(read_bytes=read, written_bytes=rows, index_accesses=table.ids, indexes=1)
+    return work + _count(table) if counts else work
 
 
 def _count(table: TableLoad) -> Work:

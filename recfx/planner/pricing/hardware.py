@@ -76,14 +76,14 @@ class Hardware:
 
     def constants(self) -> dict[str, Constant]:
         """Every constant, by name; those of one operation as ``link_bandwidth.all_to_all``."""
-        found: dict[str, Constant] = {}
-        for each in fields(self):
-            value = getattr(self, each.name)
+        constants: dict[str, Constant] = {}
+        for field in fields(self):
+            value = getattr(self, field.name)
             if isinstance(value, Constant):
-                found[each.name] = value
-            elif each.name in ("link_bandwidth", "collective_latency"):
-                found |= {f"{each.name}.{operation}": constant for operation, constant in value.items()}
-        return found
+                constants[field.name] = value
+            elif field.name in ("link_bandwidth", "collective_latency"):
+                constants |= {f"{field.name}.{operation}": constant for operation, constant in value.items()}
+        return constants
 
     def __str__(self) -> str:
         lines = [f"{self.name}, {self.ranks_per_host} ranks per host"]

@@ -31,16 +31,16 @@ class Call(NamedTuple):
 
 def calls_of(kind: str, collectives: Sequence[Collective], values: Values) -> list[Call]:
     """The collective calls of a node of some kind, in their order."""
-    found = []
-    for each in collectives:
-        operation, passed = each.operation, float(values.number(each.bytes))
+    calls = []
+    for collective in collectives:
+        operation, passed = collective.operation, float(values.number(collective.bytes))
         if values.sizes and kind == "output_dist_start":
             is_summed = any(other.operation == "reduce_scatter" for other in collectives)
             operation, passed = _uneven(
-                each, is_summed, values.sizes, values.rank, float(values.per_sample(each.bytes))
+                collective, is_summed, values.sizes, values.rank, float(values.per_sample(collective.bytes))
             )
-        found.append(Call(operation, passed, each.ranks or values.world, each.across_hosts))
-    return found
+        calls.append(Call(operation, passed, collective.ranks or values.world, collective.across_hosts))
+    return calls
 
 
 def _uneven(call: Collective, is_summed: bool, sizes: Sequence[int], rank: int, per_sample: float) -> tuple[str, float]:

@@ -38,7 +38,7 @@ class StepPrice:
     @property
     def imbalance(self) -> float:
         """The time of the slowest rank over the mean of all ranks, 1 if all are equal."""
-        times = [each.seconds for each in self.ranks]
+        times = [rank.seconds for rank in self.ranks]
         return max(times) * len(times) / sum(times) if sum(times) else 1.0
 
 
@@ -74,7 +74,7 @@ class Batch(NamedTuple):
 
 def price_step(batches: Sequence[Batch], hardware: Hardware, *, with_residents: bool = True) -> StepPrice:
     """The price of one step on all ranks, given one batch for all or one for each."""
-    world = max((each.world_size for each in batches[0].collections), default=1)
+    world = max((graphs.world_size for graphs in batches[0].collections), default=1)
     known: dict[Hashable, _PricedRank] = {}
     ranks: list[_PricedRank] = []
     totals = []
@@ -91,11 +91,11 @@ def price_step(batches: Sequence[Batch], hardware: Hardware, *, with_residents: 
         totals.append(own if rest is None else own.plus(rest))
     parts = dict.fromkeys((IDS, TABLES, OUTPUT, WIRE), 0.0)
     if batches[0].rest is not None:
-        parts[DENSE] = max(each.rest.seconds for each in batches if each.rest is not None)
+        parts[DENSE] = max(batch.rest.seconds for batch in batches if batch.rest is not None)
     # Ranks of one kind take equally long, so one of each will do, unless it matters how many wait.
     working = ranks if hardware.speed_alone.value != 1 else list(known.values())
-    for part in dict.fromkeys(key for each in known.values() for key in each.between):
-        parts[part[1]] += seconds_of_ranks([each.between.get(part, 0.0) for each in working], hardware)
+    for part in dict.fromkeys(key for rank in known.values() for key in rank.between):
+        parts[part[1]] += seconds_of_ranks([rank.between.get(part, 0.0) for rank in working], hardware)
     parts[WIRE] += _on_the_wire(ranks, hardware, world)
     return StepPrice(tuple(totals), sum(parts.values()), parts)
 

@@ -38,18 +38,18 @@ class Values:
         for all.
         """
         names = list(dict.fromkeys(features))
-        sizes = tuple(whole_number(each, "B", 0) for each in _one_per_rank(batches, "B", world))
+        sizes = tuple(whole_number(size, "B", 0) for size in _one_per_rank(batches, "B", world))
         everybody = sum(sizes)
-        found = []
-        for rank, each in enumerate(_one_per_rank(lengths, "L", world)):
-            values = cls(1, world, each, names)
+        all_values = []
+        for rank, given in enumerate(_one_per_rank(lengths, "L", world)):
+            values = cls(1, world, given, names)
             values.batch, values.sizes, values.rank = sizes[rank], sizes, rank
-            found.append(values)
+            all_values.append(values)
         for name in names if everybody else ():
-            ids = sum(values.batch * values.lengths[name] for values in found)
-            for values in found:
+            ids = sum(values.batch * values.lengths[name] for values in all_values)
+            for values in all_values:
                 values._mean_lengths[name] = float(ids / everybody)
-        return found
+        return all_values
 
     @cached_property
     def symbols(self) -> Symbols:
@@ -68,13 +68,13 @@ class Values:
         if not isinstance(expression, sympy.Basic):
             number: int | float = expression
             return number
-        found = self._known.get(expression)
-        if found is None:
+        known = self._known.get(expression)
+        if known is None:
             # Everybody's samples are W * B in expressions, and so become their number, whatever B is on this rank.
             samples = sympy.Integer(self.symbols.everybody)
             per_rank = expression.xreplace({WORLD: samples / BATCH}) if self.sizes else expression
-            found = self._known[expression] = plain_number(per_rank.xreplace(self._symbols))
-        return found
+            known = self._known[expression] = plain_number(per_rank.xreplace(self._symbols))
+        return known
 
     @cached_property
     def _symbols(self) -> dict[sympy.Basic, sympy.Basic]:
@@ -113,8 +113,8 @@ def _one_per_rank(value: Any, name: str, world: int) -> Sequence[Any]:
             reason="invalid_argument",
             what_to_do=f"pass one {name} for all ranks, or a list with one for each of them.",
         )
-    found: Sequence[Any] = value
-    return found
+    per_rank: Sequence[Any] = value
+    return per_rank
 
 
 def _lengths(given: Any, features: Iterable[str]) -> dict[str, Fraction]:

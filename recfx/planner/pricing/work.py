@@ -146,7 +146,7 @@ class NodeCost:
     @property
     def wire_bytes(self) -> sympy.Expr:
         """Bytes that this rank passes to collectives per step, its own part included."""
-        return self.calls * sympy.Add(*(each.bytes for each in self.collectives))
+        return self.calls * sympy.Add(*(call.bytes for call in self.collectives))
 
     @property
     def resident_bytes(self) -> int:
@@ -161,7 +161,7 @@ def plain_number(value: Any) -> int | float:
 
 def total(terms: Iterable[Any]) -> Any:
     """The sum of expressions or of numbers; a sum of many expressions, one by one, would take quadratic time."""
-    found = list(terms)
-    if any(isinstance(term, sympy.Basic) for term in found):
-        return sympy.Add(*found)
-    return sum(found)
+    listed = list(terms)
+    if any(isinstance(term, sympy.Basic) for term in listed):
+        return sympy.Add(*listed)
+    return sum(listed)
