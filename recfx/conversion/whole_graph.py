@@ -18,7 +18,7 @@ from recfx.discovery.sample import Sample
 from recfx.discovery.shallow_tracer import ShallowTracer, rollback_of, source_of, trace_graph
 from recfx.errors import ConversionError, Diagnostic
 from recfx.ir import verify_graph
-from recfx.ir.meta import SourceLocation, annotate, node_meta
+from recfx.ir.meta import annotate, node_meta
 from recfx.replacement.conversion_record import attach_conversion, conversion_of
 from recfx.runtime.hooks import has_forward_hooks
 from recfx.verification.compare_models import Difference, compare_forward
@@ -48,31 +48,23 @@ def _takes_one_value(call: fx.Node) -> bool:
 
 def inline_graph(call: fx.Node, collection: fx.Graph, prefix: str) -> None:
     """Replace a call of a collection with the nodes of its graph, whose modules are in the module at ``prefix``."""
+    (features,) = [*call.args, *call.kwargs.values()]
+    (placeholder,) = collection.find_nodes(op="placeholder")
+    assert isinstance(features, fx.Node)
+    copies = {placeholder: features}
     with call.graph.inserting_before(call):
-        output = _copy_nodes(call, collection, prefix, source_of(call))
+        output = call.graph.graph_copy(collection, copies)
+    del copies[placeholder]
+    source = source_of(call)
+    for inner, copied in copies.items():
+        if inner.op == "call_module":  # not a getitem on a pair
+            copied.target = f"{prefix}.{inner.target}"
+        meta = node_meta(inner)
+        if meta is not None and source is not None:  # of this call: a shared collection is called from several
+            annotate(copied, replace(meta, source=source))
+    assert isinstance(output, fx.Node)
     call.replace_all_uses_with(output)
     call.graph.erase_node(call)
-
-
-def _copy_nodes(call: fx.Node, collection: fx.Graph, prefix: str, source: SourceLocation | None) -> fx.Node:
-    mapped: dict[fx.Node, fx.Node] = {}
-    (features,) = [*call.args, *call.kwargs.values()]
-    for inner in collection.nodes:
-        if inner.op == "placeholder":
-            assert isinstance(features, fx.Node)
-            mapped[inner] = features
-        elif inner.op == "output":
-            output = inner.args[0]
-            assert isinstance(output, fx.Node)
-            return mapped[output]
-        else:
-            mapped[inner] = call.graph.node_copy(inner, mapped.__getitem__)
-            if inner.op == "call_module":  # not a getitem on a pair
-                mapped[inner].target = f"{prefix}.{inner.target}"
-            meta = node_meta(inner)
-            if meta is not None and source is not None:  # of this call: a shared collection is called from several
-                annotate(mapped[inner], replace(meta, source=source))
-    raise AssertionError("the graph of a collection has no output")
 
 
 @dataclass(frozen=True)

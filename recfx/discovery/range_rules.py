@@ -130,10 +130,6 @@ def _joined(tensors: Any, dim: Any = 0) -> Ids | None:
     return _any_of(tensors) if isinstance(tensors, (tuple, list)) else None
 
 
-def _where(condition: Any, input: Any, other: Any) -> Ids | None:
-    return _any_of([input, other])
-
-
 def _getitem(input: Any, index: Any) -> Ids | None:
     """``x[...]``, or a row of an integer table, or the ids of one key."""
     if isinstance(input, Features):
@@ -169,14 +165,6 @@ def _to(input: Any, *rest: Any, **options: Any) -> Any:
     return cast(input, dtypes[0]) if dtypes else input
 
 
-def _to_int64(input: Any, **options: Any) -> Any:
-    return cast(input, torch.int64)
-
-
-def _to_int32(input: Any, **options: Any) -> Any:
-    return cast(input, torch.int32)
-
-
 def _values(features: Any) -> Ids | None:
     if isinstance(features, Ids):  # of a JaggedTensor
         return features
@@ -189,10 +177,6 @@ def _make_features(keys: Any, values: Any, *rest: Any, **options: Any) -> Featur
     if isinstance(keys, (list, tuple)) and all(isinstance(key, str) for key in keys):
         return Features({str(key): values for key in keys})
     return Features({None: values})
-
-
-def _make_jagged(values: Any, *rest: Any, **options: Any) -> Any:
-    return values
 
 
 RULES: dict[str, Rule] = {
@@ -212,7 +196,7 @@ RULES: dict[str, Rule] = {
     "torch.bucketize": _bucketize,
     "torch.searchsorted": _searchsorted,
     **dict.fromkeys(("torch.cat", "torch.stack"), _joined),
-    "torch.where": _where,
+    "torch.where": lambda condition, input, other: _any_of([input, other]),
     "getitem": _getitem,
     "embedding": _embedding,
     "getattr": _getattr,
@@ -224,11 +208,11 @@ RULES: dict[str, Rule] = {
         _same,
     ),
     "to": _to,
-    "long": _to_int64,
-    "int": _to_int32,
+    "long": lambda input, **options: cast(input, torch.int64),
+    "int": lambda input, **options: cast(input, torch.int32),
     "values": _values,
     "KeyedJaggedTensor": _make_features,
-    "JaggedTensor": _make_jagged,
+    "JaggedTensor": lambda values, *rest, **options: values,
 }  # fmt: skip
 """By name of the method of tensors and batches, or of the function."""
 

@@ -26,7 +26,7 @@ class TableResizing:
         ``init_fn``, ``config.init_fn`` fills the new rows now; otherwise rows are filled when they are given out.
         """
         table = config.name
-        if _holds_ddp(self._model):
+        if any(isinstance(module, nn.parallel.DistributedDataParallel) for module in self._model.modules()):
             raise ConversionError(
                 f"table {table!r} is to have {rows} rows instead of {weight.shape[0]}, but "
                 "DistributedDataParallel has already made its gradient buckets.",
@@ -89,10 +89,6 @@ class TableResizing:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.undo()
-
-
-def _holds_ddp(model: nn.Module) -> bool:
-    return any(isinstance(module, nn.parallel.DistributedDataParallel) for module in model.modules())
 
 
 def _append_rows(data: torch.Tensor, rows: int) -> torch.Tensor:

@@ -41,12 +41,6 @@ def price_graph(graph: OperatorGraph, trains: bool, calls: int = 1) -> list[Node
     return [prices.cost(node, calls) for node in graph.operators]
 
 
-def nodes_of(graph: OperatorGraph, trains: bool) -> list[PlannedNode]:
-    """The nodes that ``price_graph`` prices, before their formulas are asked; it has the same arguments."""
-    prices = GraphPrices(graph, trains)
-    return [prices.node(node) for node in graph.operators]
-
-
 class GraphPrices:
     """Prices nodes of one graph; what ``residents`` has counted already is not counted again, and ``store`` has the
     tables that are here.

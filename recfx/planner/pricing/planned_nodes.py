@@ -22,7 +22,7 @@ from recfx.ir.shards import ShardedTable
 from recfx.ir.tables import embedding_names, output_dtype
 from recfx.ir.ways_back import HopSize, SentRows, WayBack, World
 from recfx.lowering.registry import select_planned
-from recfx.planner.pricing.graph_prices import nodes_of
+from recfx.planner.pricing.graph_prices import GraphPrices
 from recfx.planner.pricing.node_facts import NodeFacts, PlannedNode, Symbols, TableLoad
 from recfx.planner.pricing.planned_collection import PlannedCollection, PlannedFacts, planned_graph
 from recfx.planner.pricing.residents import planned_resident, rule_of
@@ -143,7 +143,9 @@ class PlannedGraphs:
         what they make.
         """
         if self.planned.passes is not None:
-            return nodes_of(planned_graph(self.planned, rank).graph, self.trains)
+            graph = planned_graph(self.planned, rank).graph
+            prices = GraphPrices(graph, self.trains)
+            return [prices.node(node) for node in graph.operators]
         return _NodesOfRank(self, rank).nodes()
 
     def resident(self, rank: int) -> Resident:
