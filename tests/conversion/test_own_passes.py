@@ -17,7 +17,6 @@ from torch import nn
 from torchrec import EmbeddingBagCollection, KeyedJaggedTensor
 from torchrec.distributed.sharding_plan import (
     column_wise,
-    construct_module_sharding_plan,
     data_parallel,
     row_wise,
     table_wise,
@@ -34,6 +33,7 @@ from recfx.planner.pricing.node_facts import NodeFacts
 from recfx.planner.pricing.work import Phases
 from recfx.runtime import Lookup
 from tests.builders.optimizers import attach
+from tests.builders.plans import plan_of_kinds
 from tests.drawing.page_data import data_of
 from tests.sharding.ranks import ranks
 from tests.support.own_operators import forgotten_afterwards
@@ -324,8 +324,7 @@ PLANS = (
 
 
 def plan_of(number: int, world_size: int) -> ShardingPlan:
-    sizes = {"local_size": world_size, "world_size": world_size, "device_type": "cpu"}
-    return ShardingPlan({"ebc": construct_module_sharding_plan(Model().ebc, PLANS[number], **sizes)})
+    return plan_of_kinds("ebc", Model().ebc, PLANS[number], world_size)
 
 
 @pytest.mark.parametrize("hardware", [CPU_HOST, ASCEND_910B], ids=lambda each: each.device)

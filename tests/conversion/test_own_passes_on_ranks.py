@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import nn
 from torchrec import KeyedJaggedTensor
-from torchrec.distributed.sharding_plan import column_wise, construct_module_sharding_plan, row_wise, table_wise
-from torchrec.distributed.types import ShardingPlan
+from torchrec.distributed.sharding_plan import column_wise, row_wise, table_wise
 from torchrec.optim import apply_optimizer_in_backward
 
 import recfx
+from tests.builders.plans import plan_of_kinds
 from tests.sharding.ranks import ranks
 from tests.support.own_operators import forgotten_afterwards
 from tests.toys.own_operators import Model, ScaleAll, declare, with_counts
@@ -82,14 +82,8 @@ def on_rank(rank: int, world_size: int, kinds: tuple[str, str], *arguments: Any)
     with forgotten_afterwards():
         declare()
         torch.manual_seed(0)
-        of = construct_module_sharding_plan(
-            Model().ebc,
-            {table: make[kind] for table, kind in zip("ab", kinds, strict=True)},
-            local_size=world_size,
-            world_size=world_size,
-            device_type="cpu",
-        )
-        return train(*arguments, plan=ShardingPlan({"inner.ebc": of}))
+        tables = {table: make[kind] for table, kind in zip("ab", kinds, strict=True)}
+        return train(*arguments, plan=plan_of_kinds("inner.ebc", Model().ebc, tables, world_size))
 
 
 @pytest.mark.parametrize("pipelined", [False, True])

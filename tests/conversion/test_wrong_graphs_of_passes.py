@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import fx, nn
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
-from torchrec.distributed.sharding_plan import construct_module_sharding_plan, row_wise, table_wise
+from torchrec.distributed.sharding_plan import row_wise, table_wise
 from torchrec.distributed.types import ShardingPlan
 from torchrec.optim import apply_optimizer_in_backward
 
@@ -24,6 +24,7 @@ from recfx.ir.operator_graph import OperatorGraph
 from recfx.ir.printer import format_graph, parse_graph
 from recfx.passes import PassResult, Rewrite, run_passes
 from recfx.runtime.lower_graph import OWN_MAKERS
+from tests.builders.plans import plan_of_kinds
 from tests.sharding.ranks import ranks
 from tests.support.refusals import refused
 
@@ -239,9 +240,7 @@ def reads_own_ids(graph: OperatorGraph) -> None:
 
 
 def plan() -> ShardingPlan:
-    kinds = {"a": row_wise(), "b": table_wise(rank=0)}
-    sizes = {"local_size": 2, "world_size": 2, "device_type": "cpu"}
-    return ShardingPlan({"ebc": construct_module_sharding_plan(model().ebc, kinds, **sizes)})
+    return plan_of_kinds("ebc", model().ebc, {"a": row_wise(), "b": table_wise(rank=0)}, 2)
 
 
 @pytest.mark.parametrize(

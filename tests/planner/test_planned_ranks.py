@@ -14,16 +14,16 @@ import torch.distributed as dist
 from torch import nn
 from torchrec.distributed.planner import Topology
 from torchrec.distributed.planner.types import ParameterConstraints
-from torchrec.distributed.sharding_plan import construct_module_sharding_plan, data_parallel, row_wise, table_wise
+from torchrec.distributed.sharding_plan import data_parallel, row_wise, table_wise
 from torchrec.distributed.types import ShardingEnv, ShardingPlan
 
 import recfx
 from recfx.planner import shard_model
 from recfx.planner.priced_plan import PricedPlan
 from recfx.planner.pricing.hardware import H100
-from recfx.planner.sharder import HashEmbeddingBagCollectionSharder
 from recfx.planner.topology import npu_topology
 from tests.builders.collections import tables_named
+from tests.builders.plans import plan_of_kinds
 from tests.drawing.page_data import data_of
 from tests.sharding.ranks import ranks
 from tests.support.fake_group import fake_group
@@ -46,16 +46,8 @@ def on_ranks_0_to_4(topology: Any) -> ShardingPlan:
 
 def stock(kind: Callable[[int], Any], world_size: int) -> ShardingPlan:
     """TorchRec's plan for a number of ranks that it does not carry."""
-    model = recfx.convert(Model())
-    plan = construct_module_sharding_plan(
-        model.ebc,
-        {name: kind(number) for number, name in enumerate(TABLES)},
-        sharder=HashEmbeddingBagCollectionSharder(),
-        world_size=world_size,
-        local_size=world_size,
-        device_type="cpu",
-    )
-    return ShardingPlan({"ebc": plan})
+    kinds = {name: kind(number) for number, name in enumerate(TABLES)}
+    return plan_of_kinds("ebc", Model().ebc, kinds, world_size)
 
 
 def ranks_drawn(folder: Path, plan: ShardingPlan, **given: Any) -> str:

@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 import torch
 from torch import nn
-from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, EmbeddingCollection, EmbeddingConfig
+from torchrec import EmbeddingCollection, EmbeddingConfig
 from torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
 from torchrec.distributed.planner.types import ParameterConstraints
 from torchrec.distributed.types import ShardingPlan
@@ -16,6 +16,7 @@ from torchrec.distributed.types import ShardingPlan
 import recfx
 from recfx.planner.priced_plan import PricedPlan
 from recfx.planner.topology import npu_topology
+from tests.builders.plans import model_of_tables
 from tests.sharding.models import Model
 
 # Rows of the 26 tables of a DLRM on Criteo's data, no more than 100,000.
@@ -25,12 +26,8 @@ CRITEO = [
 ]
 
 
-def dlrm(dim: int = 16) -> nn.Module:
-    tables = [
-        EmbeddingBagConfig(name=f"t{number}", num_embeddings=rows, embedding_dim=dim, feature_names=[f"f{number}"])
-        for number, rows in enumerate(CRITEO)
-    ]
-    return nn.ModuleDict({"ebc": EmbeddingBagCollection(tables, device=torch.device("meta"))})
+def dlrm() -> nn.Module:
+    return model_of_tables(CRITEO, dim=16)
 
 
 def types(plan: ShardingPlan) -> Counter[str]:

@@ -5,9 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 import pytest
-import torch
 from torch import nn
-from torchrec import EmbeddingBagCollection, EmbeddingBagConfig
 from torchrec.distributed.planner import Topology
 from torchrec.distributed.planner.proposers import GreedyProposer
 from torchrec.distributed.planner.types import Proposer, ShardingOption, Storage
@@ -18,16 +16,11 @@ from recfx.planner.enumerator import OrderedEnumerator
 from recfx.planner.plan import planning_sharders
 from recfx.planner.priced_plan import PricedPlan
 from recfx.planner.proposers import GreedySteps, proposers
+from tests.builders.plans import model_of_tables
 
 
-def model_of(count: int, rows: int = 1000) -> nn.Module:
-    tables = [
-        EmbeddingBagConfig(
-            name=f"t{number}", num_embeddings=rows * (number + 1), embedding_dim=64, feature_names=[f"f{number}"]
-        )
-        for number in range(count)
-    ]
-    return nn.ModuleDict({"ebc": EmbeddingBagCollection(tables, device=torch.device("meta"))})
+def model_of(count: int) -> nn.Module:
+    return model_of_tables([1000 * (number + 1) for number in range(count)], dim=64)
 
 
 def options_of(model: nn.Module, topology: Topology) -> list[ShardingOption]:

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 import sympy
 from torchrec import EmbeddingBagCollection
-from torchrec.distributed.sharding_plan import construct_module_sharding_plan, table_wise
-from torchrec.distributed.types import ShardingPlan
+from torchrec.distributed.sharding_plan import table_wise
 
 import recfx
 from recfx.ir import NODE_KINDS
@@ -17,6 +16,7 @@ from recfx.ir.meta import BATCH
 from recfx.planner.pricing.formulas import FORMULAS
 from tests.builders.collections import collection
 from tests.builders.optimizers import attach
+from tests.builders.plans import plan_of_kinds
 from tests.inspect.models import config
 from tests.support.refusals import refused
 
@@ -62,8 +62,7 @@ def test_columns_that_arrive_in_another_order_are_moved_row_by_row() -> None:
     ranges = {}
     for name, ranks in {"in order": [0, 0, 1, 1], "in turn": [0, 1, 0, 1], "one apart": [0, 1, 0, 0]}.items():
         placed = {f"t{each}": table_wise(rank=rank) for each, rank in enumerate(ranks)}
-        plan = construct_module_sharding_plan(model, placed, recfx.sharders()[0], 2, 2, "cpu")
-        nodes = recfx.cost(model, plan=ShardingPlan({"": plan}), world_size=2).nodes
+        nodes = recfx.cost(model, plan=plan_of_kinds("", model, placed, 2), world_size=2).nodes
         (keyed,) = (node for node in nodes if "keyed" in node.name)
         ranges[name] = _number(keyed.forward.copied_ranges)
         assert _number(keyed.backward.copied_ranges) == ranges[name]

@@ -9,8 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torchrec.distributed.planner import Topology
-from torchrec.distributed.sharding_plan import construct_module_sharding_plan, table_wise
-from torchrec.distributed.types import ShardingPlan
+from torchrec.distributed.sharding_plan import table_wise
 
 import recfx
 from recfx.hashing import HashConfig
@@ -30,6 +29,7 @@ from recfx.planner.pricing.times import seconds_of_collective, seconds_of_ranks,
 from recfx.planner.pricing.work import Work
 from recfx.planner.topology import hardware_of, npu_topology, of_ranks
 from tests.builders.collections import collection
+from tests.builders.plans import plan_of_kinds
 from tests.sharding.ranks import ranks
 
 
@@ -164,12 +164,10 @@ def test_ranks_of_one_host_share_its_links_and_those_of_two_do_not() -> None:
     table = table_wise(rank=0)
     wire = {}
     for world_size in (2, 4):
-        plan = construct_module_sharding_plan(
-            recfx.convert(model)["ebc"], {"t1": table, "t2": table}, recfx.sharders()[0], 2, world_size, "cpu"
-        )
+        plan = plan_of_kinds("ebc", model["ebc"], {"t1": table, "t2": table}, world_size, local_size=2)
         for name, hardware in {"shared": shared, "own": own}.items():
             on_hosts_of_two = replace(hardware, ranks_per_host=2)
-            cost = recfx.cost(model, on_hosts_of_two, plan=ShardingPlan({"ebc": plan}), world_size=world_size)
+            cost = recfx.cost(model, on_hosts_of_two, plan=plan, world_size=world_size)
             step = cost.at(100_000, L=10).step
             assert step is not None
             wire[name, world_size] = step.parts["wire"]

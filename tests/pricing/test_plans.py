@@ -13,14 +13,14 @@ import torch.distributed as dist
 from torch import nn
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig
 from torchrec.distributed.planner import Topology
-from torchrec.distributed.sharding_plan import construct_module_sharding_plan, data_parallel, row_wise, table_wise
+from torchrec.distributed.sharding_plan import data_parallel, row_wise, table_wise
 from torchrec.distributed.types import ShardingEnv, ShardingPlan
 
 import recfx
 from recfx.planner.pricing.hardware import ASCEND_910B, CPU_HOST, H100
-from recfx.planner.sharder import HashEmbeddingBagCollectionSharder
 from recfx.planner.topology import npu_topology
 from tests.builders.optimizers import attach
+from tests.builders.plans import model_of_tables, plan_of_kinds
 from tests.sharding.models import Model
 from tests.sharding.ranks import ranks
 from tests.support.refusals import refused
@@ -33,26 +33,12 @@ def _quiet() -> Iterator[None]:
     logging.disable(logging.NOTSET)
 
 
-def plan_of(model: nn.Module, path: str, world_size: int, kinds: dict[str, Any]) -> ShardingPlan:
-    """A plan as TorchRec makes it."""
-    collection = recfx.convert(model, verify=False).get_submodule(path)
-    module_plan = construct_module_sharding_plan(
-        collection,
-        kinds,
-        sharder=HashEmbeddingBagCollectionSharder(),
-        local_size=min(world_size, 8),
-        world_size=world_size,
-        device_type="cpu",
-    )
-    return ShardingPlan({path: module_plan})
+def plan_of(model: nn.Module, world_size: int, kinds: dict[str, Any]) -> ShardingPlan:
+    return plan_of_kinds("ebc", model.get_submodule("ebc"), kinds, world_size)
 
 
-def many_tables(count: int, rows: int = 4096) -> nn.Module:
-    tables = [
-        EmbeddingBagConfig(name=f"t{number}", num_embeddings=rows, embedding_dim=16, feature_names=[f"f{number}"])
-        for number in range(count)
-    ]
-    return nn.ModuleDict({"ebc": EmbeddingBagCollection(tables, device=torch.device("meta"))})
+def many_tables(count: int) -> nn.Module:
+    return model_of_tables([4096] * count, dim=16)
 
 
 def planned_and_sharded(rank: int, world_size: int) -> tuple[Any, ...]:
@@ -110,7 +96,7 @@ def test_the_nodes_of_a_plan_are_those_of_its_device() -> None:
     model = recfx.convert(
         nn.ModuleDict({"ebc": many_tables(2)["ebc"]}), hashing=recfx.HashConfig(dense_rows=0, buckets=4)
     )
-    plan = plan_of(model, "ebc", 2, {f"t{n}": row_wise() for n in range(2)})
+    plan = plan_of(model, 2, {f"t{n}": row_wise() for n in range(2)})
     found = {}
     for topology in (CPU_HOST, H100, ASCEND_910B):
         cost = recfx.cost(model, topology, plan=plan, world_size=2)
@@ -166,7 +152,7 @@ def test_gradients_take_the_way_of_the_rows_back() -> None:
     def wire(dim: int, trains: bool) -> float:
         table = EmbeddingBagConfig(name="t", num_embeddings=4096, embedding_dim=dim, feature_names=["f"])
         model = nn.ModuleDict({"ebc": EmbeddingBagCollection([table])}).train(trains)
-        plan = plan_of(model, "ebc", 4, {"t": table_wise(1)})
+        plan = plan_of(model, 4, {"t": table_wise(1)})
         return recfx.cost(model, ASCEND_910B, plan=plan, world_size=4).at(B=512, L=3).step.parts["wire"]
 
     rows = wire(128, False) - wire(64, False)
@@ -177,9 +163,9 @@ def test_gradients_take_the_way_of_the_rows_back() -> None:
 
 def test_plans_side_by_side() -> None:
     model = many_tables(8)
-    spread = plan_of(model, "ebc", 4, {f"t{n}": table_wise(rank=n % 4) for n in range(8)})
-    heaped = plan_of(model, "ebc", 4, {f"t{n}": table_wise(rank=0) for n in range(8)})
-    copied = plan_of(model, "ebc", 4, {f"t{n}": data_parallel() for n in range(8)})
+    spread = plan_of(model, 4, {f"t{n}": table_wise(rank=n % 4) for n in range(8)})
+    heaped = plan_of(model, 4, {f"t{n}": table_wise(rank=0) for n in range(8)})
+    copied = plan_of(model, 4, {f"t{n}": data_parallel() for n in range(8)})
     compared = recfx.compare_plans(
         model, {"spread": spread, "heaped": heaped, "copied": copied}, topology=CPU_HOST, world_size=4, B=2048, L=10
     )
@@ -199,7 +185,7 @@ def test_plans_side_by_side() -> None:
 def test_a_thousand_ranks_without_processes() -> None:
     model = many_tables(26)
     plans = [
-        plan_of(model, "ebc", 1024, {f"t{n}": kind(n) for n in range(26)})
+        plan_of(model, 1024, {f"t{n}": kind(n) for n in range(26)})
         for kind in (lambda n: row_wise(), lambda n: table_wise(rank=n), lambda n: data_parallel())
     ]
     compared = recfx.compare_plans(model, plans, topology=npu_topology(1024))
@@ -215,7 +201,7 @@ def test_a_thousand_tables() -> None:
     visits: list[int] = []
     for count in (250, 1000):
         model = many_tables(count)
-        plan = plan_of(model, "ebc", 8, {f"t{n}": table_wise(rank=n % 8) for n in range(count)})
+        plan = plan_of(model, 8, {f"t{n}": table_wise(rank=n % 8) for n in range(count)})
         found = recfx.cost(model, H100, plan=plan, world_size=8)
         at = found.at(1024)
         assert len(at.ranks) == 8
@@ -271,6 +257,6 @@ def test_refuses_to_sweep_nothing(numbers: Any) -> None:
 @pytest.mark.parametrize("world_size", [0, "2", 2.0])
 def test_refuses_a_plan_for_no_number_of_ranks(world_size: Any) -> None:
     model = many_tables(1)
-    plan = plan_of(model, "ebc", 2, {"t0": table_wise(rank=1)})
+    plan = plan_of(model, 2, {"t0": table_wise(rank=1)})
     with refused("invalid_argument", error=recfx.InputError):
         recfx.cost(model, H100, plan=plan, world_size=world_size)
