@@ -18,7 +18,7 @@ from recfx.runtime.lower_graph import OWN_MAKERS, Lowered
 
 _OURS = frozenset(NODE_KINDS)
 _PLAIN = (bool, int, float, str, torch.dtype, tuple)
-_ARGUMENTS = ("collection", "kind", "inputs", "node", "self")  # of ``OperatorGraph.add`` and ``change``
+_ARGUMENTS = ("collection", "kind", "inputs", "node", "self")  # the arguments of ``OperatorGraph.add`` and ``change``
 _MEANT = {"tables": tuple, "hashed": tuple, "divided": tuple, "way": str, "hop": int, "kernel": str}
 _WITH_COLUMNS = {ValueType.POOLED, ValueType.ARRIVED_POOLED, ValueType.DIVIDED}
 

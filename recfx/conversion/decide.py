@@ -101,7 +101,7 @@ def decide(
         if not asked.keeps and not isinstance(asked.hashing, Mapping):
             _refuse_raw_ids_of_kept(discovery, decision.replacements)
         if not decision.refusals:
-            _refuse_unsupported(discovery, asked.on_unsupported)  # of whose tables it turned out now
+            _refuse_unsupported(discovery, asked.on_unsupported)  # what their tables have shown only now
     if decision.refusals:
         return decision
     with refusals():

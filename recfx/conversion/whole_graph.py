@@ -60,7 +60,7 @@ def inline_graph(call: fx.Node, collection: fx.Graph, prefix: str) -> None:
         if inner.op == "call_module":  # not a getitem on a pair
             copied.target = f"{prefix}.{inner.target}"
         meta = node_meta(inner)
-        if meta is not None and source is not None:  # of this call: a shared collection is called from several
+        if meta is not None and source is not None:  # the line of this call: a shared collection has several
             annotate(copied, replace(meta, source=source))
     assert isinstance(output, fx.Node)
     call.replace_all_uses_with(output)

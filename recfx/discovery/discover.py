@@ -112,7 +112,7 @@ def _confirm_by_trace(model: nn.Module, sample: Sample, discovery: Discovery) ->
     called: set[int] = set()
     hidden: set[int] = set()
     seen: set[tuple[str, str]] = set()
-    ranges: dict[int, list[dict[str, IdRange]]] = {}  # of each call, by collection
+    ranges: dict[int, list[dict[str, IdRange]]] = {}  # one dict per call, by collection
     for training in (True, False):
         root, copies = copy_modules(unwrap(model))
         set_mode(root, training)

@@ -107,7 +107,7 @@ def _is_in_place(node: fx.Node) -> bool:
     """Whether it is a call that writes to one of its arguments."""
     if node.op not in ("call_method", "call_function"):
         return False
-    schema = getattr(node.target, "_schema", None)  # of an operator such as torch.ops.aten.add_.Tensor
+    schema = getattr(node.target, "_schema", None)  # operators such as torch.ops.aten.add_.Tensor have one
     if schema is not None:
         return bool(schema.is_mutable)
     name = str(node.target) if node.op == "call_method" else getattr(node.target, "__name__", "")

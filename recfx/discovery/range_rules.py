@@ -97,7 +97,7 @@ def _subtract(left: Range, right: Range) -> Range:
 def _absolute(input: Any) -> Computed | None:
     if not isinstance(input, Ids):
         return None
-    after = Analysis.abs(input.range)  # of the lowest number there is, abs is that number itself
+    after = Analysis.abs(input.range)  # the lowest number there is has itself as abs
     return Computed(input, after, "abs") if fits(after, input.is_int64) else None
 
 
@@ -166,7 +166,7 @@ def _to(input: Any, *rest: Any, **options: Any) -> Any:
 
 
 def _values(features: Any) -> Ids | None:
-    if isinstance(features, Ids):  # of a JaggedTensor
+    if isinstance(features, Ids):  # the values of a JaggedTensor
         return features
     return _any_of(list(features.by_key.values())) if isinstance(features, Features) else None
 

@@ -28,7 +28,7 @@ from recfx.planner.topology import NpuTopology, check_topology, device_of, hardw
 from recfx.replacement.replace_collections import as_converted
 
 _LOGGED = {
-    "": "Sharding spec not found for ",  # of every data-parallel table, which has none
+    "": "Sharding spec not found for ",  # logged for every data-parallel table, which has none
     "torchrec.distributed.planner.storage_reservations": "There is a known issue with TorchRec's dense tensor size",
 }
 """The beginning of each message, by the name of its logger."""

@@ -113,7 +113,7 @@ def _storage(option: ShardingOption) -> tuple[float, ...]:
 
 
 def proposers(topology: Topology, most_tables: int = MOST_TABLES) -> list[Proposer]:
-    """Those that TorchRec's planner has by default, in its order."""
+    """The proposers that TorchRec's planner has by default, in its order."""
     storages = [device.storage for device in topology.devices]
     capacity = Storage(sum(storage.hbm for storage in storages), sum(storage.ddr for storage in storages))
     most = most_tables * 8 // max(topology.world_size, 8)  # with more ranks, a proposal takes more time

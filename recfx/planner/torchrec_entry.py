@@ -187,7 +187,7 @@ def _around_model_parallel(named: Mapping[str, Any]) -> Iterator[None]:
         _refuse_trained_processors(named["module"])
     _refuse_left_out(named["module"], named.get("plan"), named["sharders"], world_size)
     yield
-    share_forwards(parallel)  # of parts that were converted one by one
+    share_forwards(parallel)  # parts may have been converted one by one
     add_notes(parallel, price_of(parallel.plan))
     for observe in AFTER_SHARDING:
         observe(parallel)

@@ -141,7 +141,7 @@ _MAPPED: dict[CollectionKind, tuple[type[nn.Module], type[nn.Module]]] = {POOLED
 def reference_of(original: nn.Module, converted: nn.Module) -> nn.Module:
     """A copy of ``original`` whose hashed collections take the ids of ``converted``, over copies of its tables."""
     duplicate = copy_with_tensors(original)
-    collections = unsharded_collections(duplicate).values()  # of a model that was converted in place
+    collections = unsharded_collections(duplicate).values()  # the original may have been converted in place
     standard = {
         id(collection): standard_collection(collection) for collection in collections if len(collection.hash_indexes)
     }

@@ -374,7 +374,7 @@ def test_ranks_run_it(number: int) -> None:
     expected = 2 * recfx.convert(Model()).ebc(BATCH).values()
     for outputs, counts, nodes in ranks(2).run(sharded, number):
         torch.testing.assert_close(outputs, expected, rtol=1e-5, atol=1e-6)
-        assert counts == {"f": 3, "g": 2}  # of this rank's own batch
+        assert counts == {"f": 3, "g": 2}  # the ids of this rank's own batch
         assert nodes.index("ebc_count_ids") < nodes.index("ebc_input_dist_start")
 
 

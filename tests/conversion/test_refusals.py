@@ -26,7 +26,7 @@ each_refused = pytest.mark.parametrize("case", REFUSED, ids=[case.name for case 
 
 
 def _outputs(model: nn.Module, features: KeyedJaggedTensor) -> list[torch.Tensor]:
-    """Of the model in eval mode: managed collision learns in training."""
+    """The outputs in eval mode, because managed collision learns in training."""
     model.eval()
     return [tensor.clone() for tensor in tensors_in(model(features))]
 

@@ -185,7 +185,7 @@ def test_an_ordinary_optimizer_does_not_follow(tmp_path: Path) -> None:
 
 
 def test_rows_that_were_used_before_are_filled_again_in_the_bigger_table() -> None:
-    """Of a table with its own ``init_fn``: what trained ids have left behind is no new id's beginning."""
+    """The table has its own ``init_fn``: what trained ids have left behind is no new id's beginning."""
 
     def table(rows: int) -> Any:
         config = EmbeddingBagConfig(

@@ -343,7 +343,7 @@ def test_the_original_runs_and_trains_after_conversion() -> None:
 @pytest.mark.parametrize("inplace", [False, True], ids=["copy", "inplace"])
 @pytest.mark.parametrize("why", ["second_collection", "tied", "optimizer"])
 def test_a_failure_leaves_everything_as_it_was(inplace: bool, why: str) -> None:
-    """Also a table that had grown by then."""
+    """A table that had grown by then shrinks again."""
     model = Tower()
     model.zz_last = collection()
     if why == "second_collection":

@@ -382,7 +382,7 @@ def _assert_refused(model: Any) -> None:
 
 
 def test_a_class_attribute_that_no_code_names_is_refused(file: Path) -> None:
-    """Such as one that is called by what has no source."""
+    """What has no source may call it."""
     module = _module_with("n = APPLICATION.steps", file)
     model = module.Model()
     recfx.convert(model)

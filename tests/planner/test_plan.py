@@ -46,7 +46,7 @@ def parameters(plan: ShardingPlan) -> dict[str, ParameterSharding]:
 
 
 def placements(plan: ShardingPlan) -> set[str]:
-    """Of every shard; ``npu`` is what torch calls it where torch_npu is there."""
+    """The places of all shards; torch calls the device ``npu`` where torch_npu is there."""
     found = set()
     for parameter in parameters(plan).values():
         if parameter.sharding_spec is not None:

@@ -126,7 +126,7 @@ def test_every_other_way_keeps_the_indexes() -> None:
 
 
 def refusals(rank: int, world_size: int) -> list[tuple[str, str]]:
-    """Of lists and plans that leave a converted collection out, where its ranks would train apart."""
+    """Lists and plans leave a converted collection out whose ranks would train apart."""
     model, found = converted(), []
     raw, dense = converted(RAW, fused=False), converted(fused=False)
     others = [EmbeddingCollectionSharder()]

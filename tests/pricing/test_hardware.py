@@ -55,7 +55,7 @@ def test_this_machine_is_measured_once() -> None:
     check_constants(found)
     assert this_machine() is found
     assumed = {name for name, (_, source) in found.constants().items() if "measured on this machine" not in source}
-    assert assumed == {"network_bandwidth", "speed_alone"}  # of one process, which has no other ranks
+    assert assumed == {"network_bandwidth", "speed_alone"}  # one process has no other ranks
 
 
 def measured(rank: int, world_size: int) -> Hardware:

@@ -70,7 +70,7 @@ def test_the_same_numbers_of_another_dtype() -> None:
     ids=lambda v: str(v.shape),
 )
 def test_another_shape_is_a_difference(actual: torch.Tensor) -> None:
-    """Also if it has the same first rows."""
+    """It is one even if the first rows are equal."""
     for what in ("outputs", "gradients", "parameters", "buffers"):
         found = checks(Run(**{what: {"0": VALUE}}), Run(**{what: {"0": actual}}))
         assert found == {(what, "0"): (DIFFERENT, math.inf, f"shape {tuple(actual.shape)} instead of (3, 2)")}

@@ -120,7 +120,7 @@ class PlannedGraphs:
 
     @cached_property
     def collectives(self) -> tuple[tuple[Collective, ...], tuple[Collective, ...]]:
-        """Those that start sending ids, and those that send them."""
+        """The collectives that start sending ids, and those that send them."""
         sent = of_sent(self.sent_bags, self.sent_ids, self.world_size, self.context.is_weighted)
         return of_splits(self.world_size), sent
 
