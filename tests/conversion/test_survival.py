@@ -283,18 +283,6 @@ def test_state_dicts_load_both_ways() -> None:
     assert_same_outputs(plain, whole)
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.float64])
-def test_to_moves_tables_and_layers(dtype: torch.dtype) -> None:
-    model = Tower()
-    converted = convert(copy.deepcopy(model)).to(dtype)
-    model.to(dtype)
-    found, wanted = converted.ebc(batch(4)).values(), model.ebc(batch(4)).values()
-    assert found.dtype == wanted.dtype == torch.float32
-    features = batch(4)
-    torch.testing.assert_close(converted.ebc(features).values(), model.ebc(features).values(), rtol=1e-2, atol=1e-2)
-    assert all(parameter.dtype == dtype for parameter in converted.parameters())
-
-
 def test_to_meta_and_back() -> None:
     converted = convert(Tower(), hashing=HashConfig(dense_rows=0)).to("meta")
     assert all(parameter.is_meta for parameter in converted.parameters())
