@@ -215,28 +215,25 @@ def _raise_where_a_graph_would_forget(inference: bool) -> Iterator[None]:
         return raise_instead
 
     checkpoint = torch.utils.checkpoint
+    forgotten: list[tuple[Any, str, str]] = [
+        (torch.autocast, "__enter__", "torch.autocast"),
+        (torch.amp.autocast_mode, "_enter_autocast", "torch.autocast"),
+    ]
     with contextlib.ExitStack() as stack:
-        autocasts: list[tuple[Any, str]] = [
-            (torch.autocast, "__enter__"),
-            (torch.amp.autocast_mode, "_enter_autocast"),
-        ]
-        for owner, name in autocasts:
-            stack.enter_context(mock.patch.object(owner, name, refuse(owner, name, "torch.autocast")))
         if inference:
             stack.enter_context(mock.patch.object(checkpoint.CheckpointFunction, "apply", _run_function))
             stack.enter_context(mock.patch.object(checkpoint, "_checkpoint_without_reentrant_generator", _run_in_yield))
-            yield
-            return
-        others: list[tuple[Any, str, str]] = [
-            (torch.set_grad_enabled, "__init__", "torch.set_grad_enabled"),
-            (torch.autograd.graph.saved_tensors_hooks, "__enter__", "saved_tensors_hooks"),
-            (torch.no_grad, "__enter__", "torch.no_grad"),
-            (torch.enable_grad, "__enter__", "torch.enable_grad"),
-            (torch.inference_mode, "__enter__", "torch.inference_mode"),
-            (checkpoint, "_checkpoint_without_reentrant_generator", "activation checkpointing"),
-            (checkpoint.CheckpointFunction, "apply", "activation checkpointing"),
-        ]
-        for owner, name, what in others:
+        else:
+            forgotten += [
+                (torch.set_grad_enabled, "__init__", "torch.set_grad_enabled"),
+                (torch.autograd.graph.saved_tensors_hooks, "__enter__", "saved_tensors_hooks"),
+                (torch.no_grad, "__enter__", "torch.no_grad"),
+                (torch.enable_grad, "__enter__", "torch.enable_grad"),
+                (torch.inference_mode, "__enter__", "torch.inference_mode"),
+                (checkpoint, "_checkpoint_without_reentrant_generator", "activation checkpointing"),
+                (checkpoint.CheckpointFunction, "apply", "activation checkpointing"),
+            ]
+        for owner, name, what in forgotten:
             stack.enter_context(mock.patch.object(owner, name, refuse(owner, name, what)))
         yield
 

@@ -144,12 +144,7 @@ def _flops() -> float:
 
 def _overhead() -> float:
     small = torch.ones(8)
-
-    def ten() -> None:
-        for _ in range(10):
-            small.add(1)
-
-    return _seconds(ten)
+    return _seconds(lambda: [small.add(1) for _ in range(10)])
 
 
 # Collectives
