@@ -8,7 +8,6 @@ from __future__ import annotations
 import ast
 import copy
 import re
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -169,14 +168,6 @@ def test_a_conversion_that_disagrees(monkeypatch: pytest.MonkeyPatch) -> None:
         recfx.convert(model, (one_bag(1, feature="t"),), hashing=recfx.HashConfig(rows=30))
     assert caught.value.reason == "verification_failed"
     assert model.part.ebc.embedding_bags["t"].weight.shape == (10, 4)
-
-
-def test_tables_do_not_grow_under_ddp(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = Model()
-    monkeypatch.setattr(sys.modules["recfx.replacement.resize_tables"], "_holds_ddp", lambda _: True)
-    with pytest.raises(recfx.ConversionError, match="buckets") as caught:
-        recfx.convert(model, hashing=recfx.HashConfig(rows=30))
-    assert (caught.value.reason, caught.value.module_path) == ("wrapped_in_ddp", "part.ebc")
 
 
 def test_a_collection_that_is_kept_after_all_keeps_its_rows() -> None:

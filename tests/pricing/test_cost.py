@@ -81,14 +81,14 @@ def test_the_expressions_of_a_lookup() -> None:
 
 
 def test_a_fused_step_touches_no_more_rows_than_there_are() -> None:
-    cost = recfx.cost(hashed())
+    cost = recfx.cost(hashed(), H100)
     few, many = cost.at(10, L=1).totals, cost.at(10_000, L=1).totals
     assert many.read_bytes < 1000 * few.read_bytes
 
 
 def test_eval_has_no_backward() -> None:
     model = hashed()
-    training, evaluating = recfx.cost(model), recfx.cost(model.eval())
+    training, evaluating = recfx.cost(model, H100), recfx.cost(model.eval(), H100)
     assert (training.trains, evaluating.trains) == (True, False)
     assert evaluating.at(16).totals.written_bytes < training.at(16).totals.written_bytes
 
