@@ -38,9 +38,16 @@ SYMBOLS = Symbols(BATCH, WORLD, mean_length, WORLD * BATCH, mean_length)
 
 @dataclass(frozen=True, eq=False)
 class TableLoad:
-    """One table, or one shard, with what a batch does to it on its rank; sizes are expressions or numbers. ``samples``
-    are those whose bags it pools; without a ``rule``, the backward returns a gradient; ``known`` is what formulas have
-    found out.
+    """One table, or one shard of a table, with what a batch does to it on its rank.
+
+    Args:
+        spec: the table or the shard.
+        ids: the number of ids that are looked up in it, an expression or a number.
+        samples: the number of samples whose bags it pools, likewise.
+        row_bytes: bytes of one row.
+        rule: the fused optimizer that trains it; None if the backward returns a gradient, or if it is not trained.
+        is_trained: whether the backward reaches it.
+        known: what formulas have found out about it.
     """
 
     spec: TableSpec
