@@ -8,7 +8,7 @@ import torch
 
 from recfx.kernels.build import library
 from recfx.kernels.lookup.bag_offsets import bag_offsets, bag_offsets_reference
-from tests.bench.harness import Contestant, Result, compare, take_turns
+from tests.bench.harness import Contestant, Result, compare_all, must_agree
 from tests.bench.setup import Ids, Setup
 
 OURS, REFERENCE, FBGEMM = "bag_offsets", "its reference", "FBGEMM cumsum + bounds check"
@@ -30,14 +30,8 @@ def run(setup: Setup) -> Iterator[Result]:
 
     contestants = [
         Contestant(OURS, lambda i: bag_offsets(ids.values[i], lengths, False, [setup.batch], rows)[0]),
-        Contestant(
-            REFERENCE,
-            lambda i: bag_offsets_reference(ids.values[i], lengths, False, [setup.batch], rows)[0],
-        ),
         Contestant(FBGEMM, fbgemm),
+        Contestant(REFERENCE, lambda i: bag_offsets_reference(ids.values[i], lengths, False, [setup.batch], rows)[0]),
     ]
-    for contestant in contestants:
-        torch.testing.assert_close(contestant.run(-1), ids.offsets)
-    times = take_turns(contestants, setup.iterations, setup.warm_up)
-    for peer in (FBGEMM, REFERENCE):
-        yield compare("bag_offsets/uniform", times, OURS, peer, setup.facts("uniform"))
+    must_agree(contestants)
+    yield from compare_all("bag_offsets/uniform", contestants, setup, setup.facts("uniform"))

@@ -8,7 +8,7 @@ import torch
 
 from recfx.kernels.build import library
 from recfx.kernels.route.bucketize import Routes, bucketize
-from tests.bench.harness import Contestant, Result, compare, take_turns
+from tests.bench.harness import Contestant, Result, compare_all, must_agree
 from tests.bench.setup import Ids, Setup
 from tests.kernels.routes import by_reference
 
@@ -43,13 +43,8 @@ def run(setup: Setup) -> Iterator[Result]:
 
     contestants = [
         Contestant(OURS, lambda i: bucketize(ids.values[i], lengths, setup.batch, routes)[0]),
-        Contestant(REFERENCE, lambda i: by_reference(ids.values[i], lengths, setup.batch, routes)[0]),
         Contestant(FBGEMM, fbgemm),
+        Contestant(REFERENCE, lambda i: by_reference(ids.values[i], lengths, setup.batch, routes)[0]),
     ]
-    expected = contestants[0].run(-1)
-    for contestant in contestants[1:]:
-        torch.testing.assert_close(contestant.run(-1), expected)
-    times = take_turns(contestants, setup.iterations, setup.warm_up)
-    facts = {**setup.facts("uniform"), "pieces": PIECES}
-    for peer in (FBGEMM, REFERENCE):
-        yield compare("bucketize/uniform", times, OURS, peer, facts)
+    must_agree(contestants)
+    yield from compare_all("bucketize/uniform", contestants, setup, {**setup.facts("uniform"), "pieces": PIECES})

@@ -29,7 +29,7 @@ from torchrec.inference.modules import (
 
 import recfx
 from recfx.kernels.index.mix64 import mix64
-from tests.bench.harness import Contestant, Result, compare, take_turns
+from tests.bench.harness import Contestant, Result, compare_all, must_agree
 from tests.bench.setup import DISTRIBUTIONS, Ids, Setup
 from tests.bench.workload import fill_with_ids, standard_collection
 
@@ -80,17 +80,11 @@ def _compare(setup: Setup, distribution: str, directory: Path) -> Iterator[Resul
     batches = {NATIVE: raw.batches(), HASHED: raw.batches(), ADOPTED: dense.batches(), SCRIPTED: dense.batches()}
     contestants = [Contestant(name, lambda i, name=name: files[name](batches[name][i])) for name in files]
     with torch.no_grad():
-        answers = [contestant.run(-1) for contestant in contestants]
-        for answer in answers[1:]:  # each sum has an error of up to half a step per id
-            torch.testing.assert_close(answer, answers[0], rtol=1e-3, atol=1e-3)
-        times = take_turns(contestants, setup.iterations, setup.warm_up)
-    facts = {
-        **setup.facts(distribution),
-        **{f"{name} bytes": path.stat().st_size for name, path in paths.items()},
-        "ids_in_index": universe,
-    }
-    for ours in (NATIVE, HASHED, ADOPTED):
-        yield compare(f"export/{setup.case(distribution)}", times, ours, SCRIPTED, facts)
+        must_agree(contestants, rtol=1e-3, atol=1e-3)  # each sum has an error of up to half a step per id
+        sizes = {f"{name} bytes": path.stat().st_size for name, path in paths.items()}
+        facts = {**setup.facts(distribution), **sizes, "ids_in_index": universe}
+        pairs = [(ours, SCRIPTED) for ours in (NATIVE, HASHED, ADOPTED)]
+        yield from compare_all(f"export/{setup.case(distribution)}", contestants, setup, facts, pairs)
 
 
 def _compare_lengths(setup: Setup, directory: Path) -> Iterator[Result]:
@@ -111,11 +105,9 @@ def _compare_lengths(setup: Setup, directory: Path) -> Iterator[Result]:
                 Contestant(name, lambda i, file=file, own=batches[name]: file(own[i])) for name, file in files.items()
             ]
             with torch.no_grad():
-                found, expected = (contestant.run(-1) for contestant in contestants)
-                torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
-                times = take_turns(contestants, size.iterations, size.warm_up)
-            name = f"export/{size.case('uniform')}/{size.bag_length}_per_bag"
-            yield compare(name, times, ours, peer, {**size.facts("uniform"), "ids_in_index": universe})
+                must_agree(contestants, rtol=1e-4, atol=1e-5)
+                name = f"export/{size.case('uniform')}/{size.bag_length}_per_bag"
+                yield from compare_all(name, contestants, size, {**size.facts("uniform"), "ids_in_index": universe})
 
 
 def _converted(standard: Pooled, universe: int) -> tuple[nn.Module, nn.Module]:

@@ -13,10 +13,10 @@ import torch
 
 import recfx
 from recfx.collections.pooled import HashEmbeddingBagCollection
-from tests.bench.harness import Contestant, Result, compare, take_turns
+from tests.bench.harness import Contestant, Result, compare_all, must_agree
 from tests.bench.random_gather import sum_rows
 from tests.bench.setup import DISTRIBUTIONS, Ids, Setup
-from tests.bench.workload import OPTIMIZERS, check_close, standard_collection, table_batched, table_weights
+from tests.bench.workload import OPTIMIZERS, standard_collection, table_batched, table_weights
 
 OURS, OUR_LOOKUP = "converted collection", "its lookup node alone"
 STANDARD, TABLE_BATCHED = "EmbeddingBagCollection", "FBGEMM table-batched"
@@ -50,19 +50,14 @@ def _run(setup: Setup, distribution: str, case: str = "") -> Iterator[Result]:
         Contestant(OUR_LOOKUP, lambda i: lookup(checked[i])),
         Contestant(TABLE_BATCHED, lambda i: peer(ids.values[i], ids.offsets, weights[i])),
     ]
+    pairs = [(OURS, STANDARD), (OURS, TABLE_BATCHED), (OUR_LOOKUP, TABLE_BATCHED)]
     if not setup.is_weighted and setup.pooling == "SUM":
         contestants.append(Contestant(PLAIN_SUM, _bare_sum(setup, table_weights(converted), ids)))
+        pairs.append((OUR_LOOKUP, PLAIN_SUM))
     with torch.no_grad():
-        expected = contestants[0].run(-1)
-        for contestant in contestants[1:]:
-            check_close(contestant.name, contestant.run(-1), expected)
-        times = take_turns(contestants, setup.iterations, setup.warm_up)
-    name, facts = f"forward/{case}{setup.case(distribution)}", setup.facts(distribution)
-    yield compare(name, times, OURS, STANDARD, facts)
-    yield compare(name, times, OURS, TABLE_BATCHED, facts)
-    yield compare(name, times, OUR_LOOKUP, TABLE_BATCHED, facts)
-    if PLAIN_SUM in times:
-        yield compare(name, times, OUR_LOOKUP, PLAIN_SUM, facts)
+        must_agree(contestants)
+        name = f"forward/{case}{setup.case(distribution)}"
+        yield from compare_all(name, contestants, setup, setup.facts(distribution), pairs)
 
 
 def _bare_sum(setup: Setup, weights: list[torch.Tensor], ids: Ids) -> Callable[[int], torch.Tensor]:

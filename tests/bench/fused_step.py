@@ -14,7 +14,7 @@ import torch
 
 import recfx
 from recfx.optim.rules import rule_of_class
-from tests.bench.harness import Contestant, Result, compare, take_turns, wall_clock
+from tests.bench.harness import Contestant, Result, compare_all, wall_clock
 from tests.bench.own_process import in_own_process
 from tests.bench.setup import DISTRIBUTIONS, Ids, Setup
 from tests.bench.workload import (
@@ -69,7 +69,6 @@ def _run(setup: Setup, optimizer: Optimizer, distribution: str, copied: float, c
         for table, pair in enumerate(zip(table_weights(converted), peer.split_embedding_weights(), strict=True)):
             for ours, theirs in zip(*(weight.split(_ROWS_AT_ONCE) for weight in pair), strict=True):
                 check_close(f"{optimizer.name}, table {table}", theirs, ours)
-    times = take_turns(contestants, setup.iterations, setup.warm_up)
     limit = _bytes_moved(setup, optimizer, ids) / copied / 1e6
     facts = {
         **setup.facts(distribution),
@@ -77,7 +76,7 @@ def _run(setup: Setup, optimizer: Optimizer, distribution: str, copied: float, c
         "copy of as many bytes, ms": round(limit, 2),
     }
     name = "/".join(filter(None, ("fused_step", case, optimizer.name, distribution))).replace(" ", "_")
-    yield compare(name, times, OURS, TABLE_BATCHED, facts)
+    yield from compare_all(name, contestants, setup, facts)
 
 
 def _backward(name: str, forward: Callable[[int], torch.Tensor], gradients: list[torch.Tensor]) -> Contestant:

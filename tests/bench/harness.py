@@ -5,11 +5,15 @@ from __future__ import annotations
 import gc
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
+
+import torch
+
+from tests.bench.setup import Setup
 
 
 @dataclass(frozen=True)
@@ -101,7 +105,7 @@ def wall_clock(function: Callable[[], object]) -> float:
     return (time.perf_counter() - begin) * 1e3
 
 
-def take_turns(contestants: list[Contestant], iterations: int, warm_up: int, clock: Clock = wall_clock) -> Times:
+def take_turns(contestants: Sequence[Contestant], iterations: int, warm_up: int, clock: Clock = wall_clock) -> Times:
     """Time every contestant on every iteration, A B A B.
 
     The first contestant changes from one iteration to the next, so that what one leaves in the caches helps all others
@@ -117,7 +121,7 @@ def take_turns(contestants: list[Contestant], iterations: int, warm_up: int, clo
     with _no_garbage_collection():
         for iteration in range(warm_up + iterations):
             first = iteration % len(contestants)
-            for contestant in contestants[first:] + contestants[:first]:
+            for contestant in (*contestants[first:], *contestants[:first]):
                 if iteration >= warm_up and (iteration - warm_up) % contestant.every:
                     continue
                 contestant.before(iteration)
@@ -125,6 +129,28 @@ def take_turns(contestants: list[Contestant], iterations: int, warm_up: int, clo
                 if iteration >= warm_up:
                     times[contestant.name][iteration] = elapsed
     return times
+
+
+def must_agree(contestants: Sequence[Contestant], rtol: float = 1e-5, atol: float = 1e-6) -> None:
+    """Check the results of all on the last batch: to time wrong results would be pointless."""
+    expected = contestants[0].run(-1)
+    for contestant in contestants[1:]:
+        torch.testing.assert_close(
+            contestant.run(-1), expected, rtol=rtol, atol=atol, msg=lambda text, name=contestant.name: f"{name}: {text}"
+        )
+
+
+def compare_all(
+    name: str,
+    contestants: Sequence[Contestant],
+    setup: Setup,
+    facts: dict[str, Any],
+    pairs: Sequence[tuple[str, str]] = (),
+) -> Iterator[Result]:
+    """Let the contestants take turns, and compare pairs of them: by default, the first one with each other one."""
+    times = take_turns(contestants, setup.iterations, setup.warm_up)
+    for ours, peer in pairs or [(contestants[0].name, other.name) for other in contestants[1:]]:
+        yield compare(name, times, ours, peer, facts)
 
 
 def compare(name: str, times: Times, ours: str, peer: str, setup: dict[str, Any]) -> Result:

@@ -17,7 +17,7 @@ from recfx.collections.pooled import HashEmbeddingBagCollection
 from recfx.hashing import HashConfig
 from recfx.kernels.index.mix64 import mix64
 from recfx.kernels.index.slot_groups import SLOTS, home_groups
-from tests.bench.harness import Contestant, Result, compare, take_turns
+from tests.bench.harness import Contestant, Result, compare_all, must_agree
 from tests.bench.own_process import in_own_process
 from tests.bench.random_gather import gather_slots
 from tests.bench.setup import DISTRIBUTIONS, Ids, Setup
@@ -108,12 +108,9 @@ def _forward(
         contestants.append(Contestant(TABLE_BATCHED, lambda i: peer(dense[i].values(), offsets)))
     with torch.no_grad():
         if peer is not None:
-            for contestant in (contestants[1], contestants[3]):
-                check_close("forward", contestant.run(-1), contestants[0].run(-1))
-        times = take_turns(contestants, setup.iterations, setup.warm_up)
-    facts = {**setup.facts(distribution), "ids_in_index": int(setup.rows * TAKEN)}
-    for contestant in contestants[1:]:
-        yield compare(_case("forward_eval", setup, distribution), times, OURS, contestant.name, facts)
+            must_agree([contestants[0], contestants[1], contestants[3]])
+        facts = {**setup.facts(distribution), "ids_in_index": int(setup.rows * TAKEN)}
+        yield from compare_all(_case("forward_eval", setup, distribution), contestants, setup, facts)
 
 
 def _gather(setup: Setup, indexed: HashEmbeddingBagCollection, raw: list[KeyedJaggedTensor]) -> Callable[[int], None]:
@@ -168,11 +165,8 @@ def _step(
         Contestant(ADOPTED, lambda i: adopted(dense[i]).values().backward(gradients[i % 4])),
         Contestant(LIMIT, lambda i: (gather(i), adopted(dense[i]).values().backward(gradients[i % 4]))),
     ]
-    times = take_turns(contestants, setup.iterations, setup.warm_up)
-    ids = int(setup.rows * TAKEN)
-    facts = {**setup.facts(distribution), "ids_in_index": ids, "optimizer": OPTIMIZER.name}
-    for contestant in contestants[1:]:
-        yield compare(_case("train_step", setup, distribution), times, OURS, contestant.name, facts)
+    facts = {**setup.facts(distribution), "ids_in_index": int(setup.rows * TAKEN), "optimizer": OPTIMIZER.name}
+    yield from compare_all(_case("train_step", setup, distribution), contestants, setup, facts)
 
 
 def _case(what: str, setup: Setup, distribution: str) -> str:

@@ -1,7 +1,10 @@
-"""Cases that run in a process of their own, because torch never frees tables that have an optimizer in backward."""
+"""Cases that run in processes of their own: ranks, and others because torch never frees tables that have an optimizer
+in backward.
+"""
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import tempfile
@@ -9,6 +12,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
+import torch.distributed as dist
 import torch.multiprocessing as mp
 
 from tests.bench.harness import Result
@@ -33,17 +37,31 @@ def in_own_process(run: Callable[..., Iterable[Result]], setup: Setup, *argument
 
 def in_fresh_process(run: Callable[..., Iterable[Result]], setup: Setup, *arguments: Any) -> list[Result]:
     """The same, whatever the size."""
+    return on_ranks(0, run, setup, *arguments)
+
+
+def on_ranks(ranks: int, run: Callable[..., Iterable[Result]], setup: Setup, *arguments: Any) -> list[Result]:
+    """The results of the first of so many ranks, which share the threads; 0: of a process without a group."""
     forkserver()
     with tempfile.TemporaryDirectory() as folder:
-        mp.start_processes(_process, (folder, run, setup, arguments), nprocs=1, start_method="forkserver")
-        found: list[Result] = torch.load(os.path.join(folder, "results"), weights_only=False)
-        return found
+        given = (ranks, folder, run, setup, arguments)
+        mp.start_processes(_process, given, nprocs=max(1, ranks), start_method="forkserver")
+        results: list[Result] = torch.load(os.path.join(folder, "results"), weights_only=False)
+        return results
 
 
 def _process(
-    _: int, folder: str, run: Callable[..., Iterable[Result]], setup: Setup, arguments: tuple[Any, ...]
+    rank: int, ranks: int, folder: str, run: Callable[..., Iterable[Result]], setup: Setup, arguments: tuple[Any, ...]
 ) -> None:
     logging.disable(logging.WARNING)
-    torch.set_num_threads(setup.threads)
-    torch.manual_seed(0)
-    torch.save(list(run(setup, *arguments)), os.path.join(folder, "results"))
+    torch.set_num_threads(max(1, setup.threads // max(1, ranks)))
+    torch.manual_seed(rank)
+    if ranks:
+        dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=ranks)
+    results = list(run(setup, *arguments))
+    gc.collect()  # wrappers that outlive their process group may abort the process
+    if rank == 0:
+        torch.save(results, os.path.join(folder, "results"))
+    if ranks:
+        dist.barrier()
+        dist.destroy_process_group()

@@ -7,27 +7,24 @@ least. Plans take turns, and the machine's constants are measured before, by the
 
 from __future__ import annotations
 
-import logging
-import os
 import statistics
-import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
+from dataclasses import replace
 from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch import nn
 from torchrec.distributed import sharding_plan
 from torchrec.distributed.types import ShardingEnv, ShardingPlan
 
 import recfx
 from recfx.planner.pricing.this_machine import machine_of
-from tests.bench.harness import Contestant, Result, take_turns
+from tests.bench.harness import Result, take_turns
+from tests.bench.own_process import on_ranks
 from tests.bench.setup import Ids, Setup
+from tests.bench.sharded import barred_step
 from tests.bench.workload import OPTIMIZERS, attach, standard_collection
-from tests.support.forkserver import forkserver
 
 WORLD_SIZE = 2
 TABLES, ROWS = 8, 50_000
@@ -60,37 +57,20 @@ def _kinds() -> dict[str, Callable[[int], Any]]:
 
 def run(setup: Setup) -> Iterator[Result]:
     """One step, forward and backward with the fused row-wise Adagrad, from this rank's KJT."""
-    forkserver()
-    sizes = asdict(setup) | {"tables": min(setup.tables, TABLES), "rows": min(setup.rows, ROWS)}
-    with tempfile.TemporaryDirectory() as folder:
-        mp.start_processes(_rank, (folder, sizes), nprocs=WORLD_SIZE, start_method="forkserver")
-        yield from torch.load(os.path.join(folder, "results"), weights_only=False)
+    sizes = replace(setup, tables=min(setup.tables, TABLES), rows=min(setup.rows, ROWS))
+    yield from on_ranks(WORLD_SIZE, _measure, sizes)
 
 
-def _rank(rank: int, folder: str, sizes: dict[str, Any]) -> None:
-    setup = Setup(**sizes)
-    logging.disable(logging.WARNING)
-    torch.set_num_threads(max(1, setup.threads // WORLD_SIZE))
-    store = os.path.join(folder, "store")
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=WORLD_SIZE)
-    results = _measure(rank, setup)
-    if rank == 0:
-        torch.save(results, os.path.join(folder, "results"))
-    dist.barrier()
-    dist.destroy_process_group()
-
-
-def _measure(rank: int, setup: Setup) -> list[Result]:
+def _measure(setup: Setup) -> list[Result]:
     assert dist.group.WORLD is not None
     hardware = machine_of(dist.group.WORLD)
-    torch.manual_seed(rank)
     ids = Ids(setup, "uniform")
     gradient = torch.rand(setup.batch, setup.tables * setup.dim)
     contestants, predicted = [], {}
     for name, kind in _kinds().items():
         model = _model(setup, kind)
         predicted[name] = 1e3 * recfx.cost(model, hardware).at(setup.batch, L=setup.bag_length).seconds
-        contestants.append(_contestant(name, model, ids, gradient))
+        contestants.append(barred_step(name, model, ids.batches(), gradient))
     times = take_turns(contestants, setup.iterations, setup.warm_up)
     measured = {name: fastest_quarter(each) for name, each in times.items()}
     facts = {**setup.facts("uniform"), "processes": WORLD_SIZE, "optimizer": OPTIMIZER.name}
@@ -116,16 +96,6 @@ def _model(setup: Setup, kind: Callable[[int], Any]) -> nn.Module:
     )
     env = ShardingEnv.from_process_group(dist.group.WORLD)
     return recfx.convert(converted, plan=ShardingPlan({"": plan}), env=env, hashing=None, verify=False)
-
-
-def _contestant(name: str, model: nn.Module, ids: Ids, gradient: torch.Tensor) -> Contestant:
-    batches = ids.batches()
-
-    def step(iteration: int) -> None:
-        model(batches[iteration]).values().backward(gradient)
-        dist.barrier()  # a step is over when it is over on all ranks
-
-    return Contestant(name, step)
 
 
 def _result(name: str, times: dict[int, float], predicted: float, facts: dict[str, Any]) -> Result:

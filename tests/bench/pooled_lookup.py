@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
-from torch.nn import functional
 
 from recfx.kernels.build import library
 from recfx.kernels.lookup.pooled_lookup import pooled_lookup
-from tests.bench.harness import Contestant, Result, compare, take_turns
-from tests.bench.setup import DISTRIBUTIONS, Ids, Setup
-from tests.bench.workload import OPTIMIZERS, check_close, standard_collection, table_batched, table_weights
+from tests.bench.harness import Contestant, Result, compare_all, must_agree
+from tests.bench.setup import DISTRIBUTIONS, Ids, Setup, embedding_bags
+from tests.bench.workload import OPTIMIZERS, standard_collection, table_batched, table_weights
 
 OURS, FBGEMM, TORCH = "pooled_lookup", "FBGEMM table-batched", "F.embedding_bag a table"
 
@@ -25,20 +24,13 @@ def run(setup: Setup) -> Iterator[Result]:
         weights = [weight.detach() for weight in table_weights(collection)]
         peer = table_batched(setup, collection, OPTIMIZERS[0])
         tables = list(range(setup.tables))
-        bags = ids.offsets[: setup.batch + 1]
 
         def ours(i: int, ids: Ids = ids, weights: list[torch.Tensor] = weights, tables: list[int] = tables) -> object:
             return pooled_lookup(ids.values[i], ids.offsets, weights, tables)
 
-        def one_by_one(
-            i: int, ids: Ids = ids, weights: list[torch.Tensor] = weights, bags: torch.Tensor = bags
-        ) -> object:
+        def one_by_one(i: int, ids: Ids = ids, weights: list[torch.Tensor] = weights) -> object:
             rows = ids.values[i].split(setup.batch * setup.bag_length)
-            pooled = [
-                functional.embedding_bag(own, weight, bags, mode="sum", include_last_offset=True)
-                for own, weight in zip(rows, weights, strict=True)
-            ]
-            return torch.cat(pooled, dim=1)
+            return torch.cat(embedding_bags(rows, weights, ids.offsets[: setup.batch + 1]), dim=1)
 
         contestants = [
             Contestant(OURS, ours),
@@ -46,12 +38,6 @@ def run(setup: Setup) -> Iterator[Result]:
             Contestant(TORCH, one_by_one),
         ]
         with torch.no_grad():
-            expected = contestants[0].run(-1)
-            assert isinstance(expected, torch.Tensor)
-            for contestant in contestants[1:]:
-                found = contestant.run(-1)
-                assert isinstance(found, torch.Tensor)
-                check_close(contestant.name, expected, found)
-            times = take_turns(contestants, setup.iterations, setup.warm_up)
-        for other in (FBGEMM, TORCH):
-            yield compare(f"pooled_lookup/{setup.case(distribution)}", times, OURS, other, setup.facts(distribution))
+            must_agree(contestants)
+            name = f"pooled_lookup/{setup.case(distribution)}"
+            yield from compare_all(name, contestants, setup, setup.facts(distribution))

@@ -9,7 +9,7 @@ import torch
 from recfx.kernels.build import library
 from recfx.kernels.index.mix64 import mix64
 from recfx.kernels.step.row_initialization import init_rows_reference_, initialization_key, initialize_rows
-from tests.bench.harness import Contestant, Result, compare, take_turns
+from tests.bench.harness import Contestant, Result, compare_all
 from tests.bench.setup import Setup
 
 OURS, REFERENCE, TORCH = "initialize_rows", "its reference", "torch.rand + index_copy_"
@@ -28,16 +28,11 @@ def run(setup: Setup) -> Iterator[Result]:
 
     contestants = [
         Contestant(OURS, lambda i: initialize_rows(weight, rows[i], ids[i], key, -1.0, 1.0)),
-        Contestant(
-            REFERENCE,
-            lambda i: init_rows_reference_(other, rows[i], ids[i], key, -1.0, 1.0),
-        ),
         Contestant(TORCH, lambda i: other.index_copy_(0, rows[i], torch.rand(count, setup.dim))),
+        Contestant(REFERENCE, lambda i: init_rows_reference_(other, rows[i], ids[i], key, -1.0, 1.0)),
     ]
-    for contestant in contestants[:2]:
+    for contestant in contestants:
         contestant.run(-1)
     torch.testing.assert_close(weight, other, rtol=0, atol=0)
-    times = take_turns(contestants, setup.iterations, setup.warm_up)
     facts = {**setup.facts("uniform"), "tables": 1, "batch": count, "bag_length": 1}
-    for peer in (TORCH, REFERENCE):
-        yield compare("row_initialization/new_rows", times, OURS, peer, facts)
+    yield from compare_all("row_initialization/new_rows", contestants, setup, facts)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.nn import functional
 
 if TYPE_CHECKING:
     from torchrec import KeyedJaggedTensor
@@ -152,6 +153,16 @@ class Ids:
             )
             for iteration, values in enumerate(self.values)
         ]
+
+
+def embedding_bags(
+    rows: Sequence[torch.Tensor], weights: Sequence[torch.Tensor], bags: torch.Tensor, **options: Any
+) -> list[torch.Tensor]:
+    """``torch.nn.functional.embedding_bag`` of each table, whose bags begin at the same places."""
+    return [
+        functional.embedding_bag(own, weight, bags, mode="sum", include_last_offset=True, **options)
+        for own, weight in zip(rows, weights, strict=True)
+    ]
 
 
 def feature_names(setup: Setup) -> list[str]:

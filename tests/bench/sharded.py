@@ -6,17 +6,10 @@ TorchRec's static ones. This is gloo on one host: ranks share the cores, so with
 
 from __future__ import annotations
 
-import gc
-import logging
-import os
-import tempfile
 from collections.abc import Iterator
-from dataclasses import asdict
-from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch import nn
 from torchrec import KeyedJaggedTensor
 from torchrec.distributed import sharding_plan
@@ -27,10 +20,10 @@ from torchrec.distributed.types import ShardingEnv, ShardingPlan
 import recfx
 from recfx.collections.pooled import HashEmbeddingBagCollection
 from recfx.kernels.index.mix64 import mix64
-from tests.bench.harness import Contestant, Result, compare, take_turns
+from tests.bench.harness import Contestant, Result, compare_all
+from tests.bench.own_process import on_ranks
 from tests.bench.setup import Ids, Setup
 from tests.bench.workload import OPTIMIZERS, attach, check_close, standard_collection
-from tests.support.forkserver import forkserver
 
 STATIC, HASHED, TORCHREC = "recfx, static", "recfx, hashed", "TorchRec DMP, static"
 OPTIMIZER = OPTIMIZERS[2]
@@ -55,54 +48,37 @@ class Sharder(EmbeddingBagCollectionSharder):
 
 def run(setup: Setup) -> Iterator[Result]:
     """One step, forward and backward with the fused row-wise Adagrad, from this rank's KJT."""
-    forkserver()
     for world_size in WORLDS:
-        for plan in PLANS:  # each in its own processes: torch never frees tables that have an optimizer in backward
-            with tempfile.TemporaryDirectory() as folder:
-                arguments = (world_size, folder, asdict(setup), plan)
-                mp.start_processes(_rank, arguments, nprocs=world_size, start_method="forkserver")
-                yield from torch.load(os.path.join(folder, "results"), weights_only=False)
+        for plan in PLANS:
+            yield from on_ranks(world_size, _measure, setup, plan)
 
 
-def _rank(rank: int, world_size: int, folder: str, sizes: dict[str, Any], plan: str) -> None:
-    setup = Setup(**sizes)
-    logging.disable(logging.WARNING)
-    torch.set_num_threads(max(1, setup.threads // world_size))
-    store = os.path.join(folder, "store")
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world_size)
-    results = _measure(rank, world_size, setup, plan)
-    gc.collect()  # wrappers that outlive their process group may abort the process
-    if rank == 0:
-        torch.save(results, os.path.join(folder, "results"))
-    dist.barrier()
-    dist.destroy_process_group()
-
-
-def _measure(rank: int, world_size: int, setup: Setup, plan: str) -> list[Result]:
+def _measure(setup: Setup, plan: str) -> list[Result]:
+    world_size = dist.get_world_size()
     universe = int(setup.rows * TAKEN)
-    torch.manual_seed(rank)
     dense, raw = Ids(setup, "uniform", universe), Ids(setup, "uniform", universe, raw=mix64)
     gradient = torch.rand(setup.batch, setup.tables * setup.dim)
     contestants, models = [], {}
     for name, ids in ((TORCHREC, dense), (STATIC, dense), (HASHED, raw)):
         model = models[name] = model_of(name, setup, plan, world_size, universe)
-        contestants.append(_contestant(name, model, ids.batches(), gradient))
+        contestants.append(barred_step(name, model, ids.batches(), gradient))
     ours, theirs = (models[name](dense.batches()[-1]).to_dict() for name in (STATIC, TORCHREC))
     for key, pooled in ours.items():  # TorchRec's columns are in the order of ranks
         check_close(f"{plan}, {key}", theirs[key], pooled)
     for contestant in contestants:
         contestant.run(-1)
-    times = take_turns(contestants, setup.iterations, setup.warm_up)
     facts = {**setup.facts("uniform"), "processes": world_size, "optimizer": OPTIMIZER.name, "plan": plan}
     facts["threads"] = torch.get_num_threads()
-    case = f"sharded/{plan}/{world_size}"
-    return [compare(case, times, ours, TORCHREC, facts) for ours in (STATIC, HASHED)]
+    pairs = [(STATIC, TORCHREC), (HASHED, TORCHREC)]
+    return list(compare_all(f"sharded/{plan}/{world_size}", contestants, setup, facts, pairs))
 
 
-def _contestant(name: str, model: nn.Module, batches: list[KeyedJaggedTensor], gradient: torch.Tensor) -> Contestant:
+def barred_step(name: str, model: nn.Module, batches: list[KeyedJaggedTensor], gradient: torch.Tensor) -> Contestant:
+    """A contestant whose step is over when it is over on all ranks."""
+
     def step(iteration: int) -> None:
         model(batches[iteration]).values().backward(gradient)
-        dist.barrier()  # a step is over when it is over on all ranks
+        dist.barrier()
 
     return Contestant(name, step)
 

@@ -10,13 +10,12 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import torch
-import torch.distributed as dist
 
 import recfx
 from recfx.collections.pooled import HashEmbeddingBagCollection
 from recfx.kernels.index.mix64 import mix64
-from tests.bench.harness import Contestant, Result, compare, take_turns
-from tests.bench.own_process import in_fresh_process
+from tests.bench.harness import Contestant, Result, compare_all
+from tests.bench.own_process import on_ranks
 from tests.bench.setup import SMALL_BATCH, Ids, Setup
 from tests.bench.sharded import OPTIMIZER, TORCHREC, model_of
 from tests.bench.workload import attach, check_close, standard_collection, with_optimizer
@@ -32,15 +31,7 @@ def run(setup: Setup) -> Iterator[Result]:
         many = min(tables, setup.tables * tables // TABLES[0])
         sizes = replace(setup, tables=many, rows=min(setup.rows, 10_000), batch=min(setup.batch, SMALL_BATCH))
         sizes = replace(sizes, bag_length=BAG_LENGTH, iterations=4 * setup.iterations)
-        yield from in_fresh_process(_in_group, sizes)
-
-
-def _in_group(setup: Setup) -> list[Result]:
-    """On a process group of one process, which DistributedModelParallel needs."""
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    results = _measure(setup)
-    dist.destroy_process_group()
-    return results
+        yield from on_ranks(1, _measure, sizes)  # DistributedModelParallel needs a process group
 
 
 def _measure(setup: Setup) -> list[Result]:
@@ -65,6 +56,6 @@ def _measure(setup: Setup) -> list[Result]:
         ours, theirs = (models[name](dense.batches()[-1]).to_dict() for name in (STATIC, TORCHREC))
     for key, pooled in ours.items():
         check_close(key, theirs[key], pooled)
-    times = take_turns(contestants, setup.iterations, setup.warm_up)
     facts = {**setup.facts("uniform"), "optimizer": OPTIMIZER.name}
-    return [compare(f"small_batch/{setup.tables}", times, name, TORCHREC, facts) for name in (STATIC, HASHED)]
+    pairs = [(STATIC, TORCHREC), (HASHED, TORCHREC)]
+    return list(compare_all(f"small_batch/{setup.tables}", contestants, setup, facts, pairs))

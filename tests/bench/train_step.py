@@ -9,7 +9,7 @@ from dataclasses import replace
 import torch
 
 import recfx
-from tests.bench.harness import Contestant, Result, compare, take_turns
+from tests.bench.harness import Contestant, Result, compare_all
 from tests.bench.setup import DISTRIBUTIONS, Ids, Setup
 from tests.bench.workload import (
     LEARNING_RATE,
@@ -66,9 +66,8 @@ def _ordinary(setup: Setup, distribution: str) -> Iterator[Result]:
         contestant.run(-1)
     for table, (mine, other) in enumerate(zip(table_weights(converted), table_weights(standard), strict=True)):
         check_close(f"table {table}", other, mine)
-    times = take_turns(contestants, setup.iterations, setup.warm_up)
     facts = {**setup.facts(distribution), "optimizer": "torch.optim.SGD"}
-    yield compare(f"train_step/ordinary/{setup.case(distribution)}", times, OURS, STANDARD, facts)
+    yield from compare_all(f"train_step/ordinary/{setup.case(distribution)}", contestants, setup, facts)
 
 
 def _run(setup: Setup, optimizer: Optimizer, distribution: str) -> Iterator[Result]:
@@ -100,9 +99,7 @@ def _run(setup: Setup, optimizer: Optimizer, distribution: str) -> Iterator[Resu
     for table, (mine, *others) in enumerate(weights):
         for contestant, other in zip(contestants[1:], others, strict=True):
             check_close(f"{optimizer.name}, table {table}, {contestant.name}", other, mine)
-    times = take_turns(contestants, setup.iterations, setup.warm_up)
     name = f"train_step/{optimizer.name}/{distribution.replace(' ', '_')}"
     facts = {**setup.facts(distribution), "optimizer": optimizer.name}
-    yield compare(name, times, OURS, STANDARD, facts)
-    yield compare(name, times, OURS, TABLE_BATCHED, facts)
-    yield compare(name, times, OUR_LOOKUP, TABLE_BATCHED, facts)
+    pairs = [(OURS, STANDARD), (OURS, TABLE_BATCHED), (OUR_LOOKUP, TABLE_BATCHED)]
+    yield from compare_all(name, contestants, setup, facts, pairs)

@@ -6,9 +6,7 @@ import copy
 from dataclasses import dataclass
 
 import torch
-from fbgemm_gpu.split_embedding_configs import EmbOptimType
-from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocation, PoolingMode
-from fbgemm_gpu.split_table_batched_embeddings_ops_training import ComputeDevice, SplitTableBatchedEmbeddingBagsCodegen
+from fbgemm_gpu.split_table_batched_embeddings_ops_training import SplitTableBatchedEmbeddingBagsCodegen
 from torch import nn
 from torch.distributed.optim import _apply_optimizer_in_backward as apply_optimizer_in_backward
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, PoolingType
@@ -16,6 +14,7 @@ from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
 from recfx.collections.pooled import HashEmbeddingBagCollection
 from recfx.kernels.index.mix64 import mix64
+from tests.bench import fbgemm_module
 from tests.bench.setup import Setup
 
 LEARNING_RATE = 0.0625
@@ -41,21 +40,20 @@ def standard_collection(setup: Setup, tables: int | None = None) -> EmbeddingBag
 
 @dataclass(frozen=True)
 class Optimizer:
-    """One fused optimizer, in TorchRec's and in FBGEMM's terms."""
+    """One fused optimizer in TorchRec's terms; ``fbgemm_module.RULES`` has FBGEMM's, by the name."""
 
     name: str
     standard: type[torch.optim.Optimizer]
     arguments: dict[str, float]
-    fbgemm: EmbOptimType
 
 
 OPTIMIZERS = (
-    Optimizer("sgd", torch.optim.SGD, {"lr": LEARNING_RATE}, EmbOptimType.EXACT_SGD),
-    Optimizer("adagrad", torch.optim.Adagrad, {"lr": LEARNING_RATE, "eps": EPS}, EmbOptimType.EXACT_ADAGRAD),
-    Optimizer("rowwise_adagrad", RowWiseAdagrad, {"lr": LEARNING_RATE, "eps": EPS}, EmbOptimType.EXACT_ROWWISE_ADAGRAD),
+    Optimizer("sgd", torch.optim.SGD, {"lr": LEARNING_RATE}),
+    Optimizer("adagrad", torch.optim.Adagrad, {"lr": LEARNING_RATE, "eps": EPS}),
+    Optimizer("rowwise_adagrad", RowWiseAdagrad, {"lr": LEARNING_RATE, "eps": EPS}),
 )
 
-ADAM = Optimizer("adam", torch.optim.Adam, {"lr": LEARNING_RATE, "eps": EPS}, EmbOptimType.ADAM)
+ADAM = Optimizer("adam", torch.optim.Adam, {"lr": LEARNING_RATE, "eps": EPS})
 """Which FBGEMM has not on the CPU."""
 
 
@@ -74,19 +72,8 @@ def attach(collection: EmbeddingBagCollection, optimizer: Optimizer) -> None:
 def table_batched(
     setup: Setup, collection: EmbeddingBagCollection, optimizer: Optimizer
 ) -> SplitTableBatchedEmbeddingBagsCodegen:
-    """FBGEMM's own module with the same weights, as TorchRec's fused kernel builds it, including its bounds check."""
-    module = SplitTableBatchedEmbeddingBagsCodegen(
-        [(setup.rows, setup.dim, EmbeddingLocation.HOST, ComputeDevice.CPU)] * setup.tables,
-        optimizer=optimizer.fbgemm,
-        pooling_mode=PoolingMode[setup.pooling],
-        learning_rate=LEARNING_RATE,
-        eps=EPS,
-        device=torch.device("cpu"),
-    )
-    with torch.no_grad():
-        for ours, theirs in zip(table_weights(collection), module.split_embedding_weights(), strict=True):
-            theirs.copy_(ours)
-    return module
+    """FBGEMM's own module with the same weights."""
+    return fbgemm_module.table_batched(table_weights(collection), optimizer.name, LEARNING_RATE, EPS, setup.pooling)
 
 
 def table_weights(collection: nn.Module) -> list[torch.Tensor]:

@@ -14,7 +14,6 @@ from functools import cache
 from typing import Any
 
 import torch
-from torch.nn import functional
 
 from recfx.optim.fused_step_op import fused_step_triton_, rules_in_triton, triton_module
 from recfx.optim.rules.rule import Rule
@@ -78,10 +77,7 @@ def _torch(workload: Workload, gradients: torch.Tensor, rule: Rule) -> Contestan
     pooled: list[torch.Tensor] = []
 
     def forward(i: int) -> None:
-        pooled[:] = [
-            functional.embedding_bag(own, weight, workload.bags, mode="sum", include_last_offset=True, sparse=True)
-            for own, weight in zip(workload.by_table(workload.ids[i]), weights, strict=True)
-        ]
+        pooled[:] = workload.embedding_bags(i, weights, sparse=True)
 
     def step(i: int) -> torch.Tensor | None:
         torch.autograd.backward(pooled, gradients.split(workload.setup.dim, dim=1))
@@ -95,11 +91,11 @@ def _torch(workload: Workload, gradients: torch.Tensor, rule: Rule) -> Contestan
 
 
 def _fbgemm(workload: Workload, gradients: torch.Tensor, rule: Rule) -> Contestant:
-    from tests.bench.triton.fbgemm_module import table_batched
+    from tests.bench.fbgemm_module import table_batched
 
     @cache
     def module() -> Any:
-        return table_batched(workload, workload.tables(), rule.name, GROUP["lr"], GROUP["eps"])
+        return table_batched(workload.tables(), rule.name, GROUP["lr"], GROUP["eps"])
 
     pooled: list[torch.Tensor] = []
 

@@ -13,7 +13,7 @@ import torch
 
 from recfx.kernels.build import launch
 from tests.bench.harness import CannotRun, Clock, Contestant, Result, compare, take_turns, wall_clock
-from tests.bench.setup import QUICK, Ids, Setup
+from tests.bench.setup import QUICK, Ids, Setup, embedding_bags
 from tests.support import without_torchrec
 
 OURS, TORCH, FBGEMM = "kernel in Triton", "F.embedding_bag a table", "FBGEMM on the device"
@@ -105,6 +105,10 @@ class Workload:
     def by_table(self, values: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """A batch's ids, or what belongs to them, of each table."""
         return values.split(self.setup.batch * self.setup.bag_length)
+
+    def embedding_bags(self, i: int, weights: list[torch.Tensor], **options: Any) -> list[torch.Tensor]:
+        """The sums of each table, by torch."""
+        return embedding_bags(self.by_table(self.ids[i]), weights, self.bags, **options)
 
     def gradients(self) -> torch.Tensor:
         """``[B, sum D]``, multiples of 1/16."""

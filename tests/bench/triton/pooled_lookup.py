@@ -10,7 +10,6 @@ from functools import cache
 from typing import Any
 
 import torch
-from torch.nn import functional
 
 from recfx.kernels.lookup.pooled_lookup import pooled_lookup_triton
 from tests.bench.harness import Contestant, Result
@@ -44,23 +43,15 @@ def _ours(workload: Workload, weights: list[torch.Tensor]) -> Callable[[int], ob
 
 
 def _one_by_one(workload: Workload, weights: list[torch.Tensor]) -> Callable[[int], object]:
-    def pool(i: int) -> torch.Tensor:
-        rows = workload.by_table(workload.ids[i])
-        pooled = [
-            functional.embedding_bag(own, weight, workload.bags, mode="sum", include_last_offset=True)
-            for own, weight in zip(rows, weights, strict=True)
-        ]
-        return torch.cat(pooled, dim=1).float()
-
-    return pool
+    return lambda i: torch.cat(workload.embedding_bags(i, weights), dim=1).float()
 
 
 def _fbgemm(workload: Workload, weights: list[torch.Tensor]) -> Callable[[int], object]:
-    from tests.bench.triton.fbgemm_module import table_batched
+    from tests.bench.fbgemm_module import table_batched
 
     @cache
     def module() -> Any:
-        return table_batched(workload, weights, "sgd")
+        return table_batched(weights, "sgd")
 
     def pool(i: int) -> object:
         with torch.no_grad():

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import torch
-from torch.nn import functional
 
 from recfx.kernels.lookup.quantized_lookup import quantized_lookup_triton
 from recfx.kernels.lookup.quantized_rows import BITS, dequantize_rows, quantize_rows
@@ -52,15 +51,7 @@ def _ours(workload: Workload, tables: list[torch.Tensor], bits: int) -> Callable
 
 def _wide(workload: Workload, tables: list[torch.Tensor], bits: int) -> Callable[[int], object]:
     weights = [dequantize_rows(table, workload.setup.dim, bits) for table in tables]
-
-    def pool(i: int) -> torch.Tensor:
-        pooled = [
-            functional.embedding_bag(own, weight, workload.bags, mode="sum", include_last_offset=True)
-            for own, weight in zip(workload.by_table(workload.ids[i]), weights, strict=True)
-        ]
-        return torch.cat(pooled, dim=1)
-
-    return pool
+    return lambda i: torch.cat(workload.embedding_bags(i, weights), dim=1)
 
 
 def _fbgemm(workload: Workload, tables: list[torch.Tensor], bits: int) -> Callable[[int], object]:
