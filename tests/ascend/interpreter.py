@@ -5,6 +5,8 @@ from __future__ import annotations
 import atexit
 import multiprocessing
 import os
+import subprocess
+import sys
 import traceback
 from collections.abc import Callable
 from functools import cache
@@ -12,6 +14,8 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 import torch
+
+from tests.ascend.tools import ROOT, triton
 
 
 class Interpreter:
@@ -55,6 +59,22 @@ def interpreter() -> Interpreter:
     started = Interpreter()
     atexit.register(started.stop)
     return started
+
+
+WITHOUT_TORCHREC = "import sys\nsys.modules['torchrec'] = sys.modules['fbgemm_gpu'] = None\n"
+"""The begin of a program that runs as on a machine that has torch and Triton, but neither TorchRec nor FBGEMM."""
+
+
+def run_interpreted(*arguments: str) -> str:
+    """Run Python with these arguments, and with kernels that are interpreted; what it prints."""
+    triton().require()
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+    finished = subprocess.run(
+        [sys.executable, *arguments],
+        cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=900,
+    )  # fmt: skip
+    assert finished.returncode == 0, finished.stdout[-4000:] + finished.stderr[-3000:]
+    return finished.stdout
 
 
 def _serve(pipe: Connection) -> None:

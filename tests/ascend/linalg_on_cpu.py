@@ -12,6 +12,7 @@ import subprocess
 import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -76,21 +77,10 @@ class LinalgOnCpu:
     """
 
     def __init__(self, linalg: str, optimized: bool) -> None:
-        text = _for_upstream(linalg)
-        entry = re.search(r"func\.func @(\w+)\((.*?)\) attributes", text, re.DOTALL)
-        if entry is None:
-            raise BuildError("the text has no kernel")
-        self.name = entry[1]
-        self._types = [each.split(":", 1)[1].strip() for each in re.split(r",\s*(?=%)", entry[2])]
+        self.name, self._types, llvm = _for_llvm(linalg)
         with tempfile.TemporaryDirectory() as folder:
             where = Path(folder)
-            (where / "kernel.mlir").write_text(text)
-            pipeline = f"builtin.module({','.join(_PASSES)})"
-            _run(
-                "mlir-opt", "--allow-unregistered-dialect", "kernel.mlir", "--pass-pipeline", pipeline,
-                "-o", "llvm.mlir", folder=where,
-            )  # fmt: skip
-            _run("mlir-translate", "--mlir-to-llvmir", "llvm.mlir", "-o", "kernel.ll", folder=where)
+            (where / "kernel.ll").write_text(llvm)
             level = "-O2" if optimized else "-O0"
             _run(
                 "clang", level, "-w", "-shared", "-fPIC", "kernel.ll", str(_RUNTIME), "-lm", "-o", "kernel.so",
@@ -125,6 +115,26 @@ class LinalgOnCpu:
             return
         with ThreadPoolExecutor(threads) as pool:
             list(pool.map(run_one, range(programs)))
+
+
+@cache
+def _for_llvm(linalg: str) -> tuple[str, list[str], str]:
+    """The name of a kernel, the types of its arguments, and LLVM's text of it, which several builds share."""
+    text = _for_upstream(linalg)
+    entry = re.search(r"func\.func @(\w+)\((.*?)\) attributes", text, re.DOTALL)
+    if entry is None:
+        raise BuildError("the text has no kernel")
+    with tempfile.TemporaryDirectory() as folder:
+        where = Path(folder)
+        (where / "kernel.mlir").write_text(text)
+        pipeline = f"builtin.module({','.join(_PASSES)})"
+        _run(
+            "mlir-opt", "--allow-unregistered-dialect", "kernel.mlir", "--pass-pipeline", pipeline,
+            "-o", "llvm.mlir", folder=where,
+        )  # fmt: skip
+        _run("mlir-translate", "--mlir-to-llvmir", "llvm.mlir", "-o", "kernel.ll", folder=where)
+        types = [parameter.split(":", 1)[1].strip() for parameter in re.split(r",\s*(?=%)", entry[2])]
+        return entry[1], types, (where / "kernel.ll").read_text()
 
 
 def _passed(value: Any, kind: str) -> Any:

@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 
 import pytest
 
-from tests.ascend.tools import ROOT, triton
+from tests.ascend.interpreter import WITHOUT_TORCHREC, run_interpreted
 
-# As on a machine that has torch and Triton, but neither TorchRec nor FBGEMM.
-BARE = "import runpy, sys\nsys.modules['torchrec'] = sys.modules['fbgemm_gpu'] = None\nsys.argv = sys.argv[1:]\n"
-BARE += "runpy.run_module('tests.bench', run_name='__main__')"
+BARE = f"{WITHOUT_TORCHREC}import runpy\nsys.argv = sys.argv[1:]\nrunpy.run_module('tests.bench', run_name='__main__')"
 COMMANDS = {"with FBGEMM": ["-m", "tests.bench"], "without TorchRec": ["-c", BARE, "tests.bench"]}
 STEMS = {"with FBGEMM": ["triton"], "without TorchRec": ["triton/fused_optimizer", "triton/find_rows"]}
 PEERS = {
@@ -35,12 +30,8 @@ FURTHER = {
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_run_and_give_bandwidths(command: str) -> None:
-    triton().require()
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
-    called = [sys.executable, *COMMANDS[command], *STEMS[command], "--quick", "--json", "--device", "cpu"]
-    done = subprocess.run(called, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=300)
-    assert done.returncode == 0, done.stderr[-3000:]
-    results = [json.loads(line) for line in done.stdout.splitlines()]
+    printed = run_interpreted(*COMMANDS[command], *STEMS[command], "--quick", "--json", "--device", "cpu")
+    results = [json.loads(line) for line in printed.splitlines()]
     for stem, peers in PEERS.items():
         if not {"triton", f"triton/{stem}"} & set(STEMS[command]):
             continue

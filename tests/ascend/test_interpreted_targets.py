@@ -1,14 +1,10 @@
-"""Lookups and whole models on target ``triton``, whose kernels Triton's interpreter runs on the CPU."""
+"""Lookups and models on target ``triton``, and the tests for a real device, in Triton's interpreter on the CPU."""
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-
 import pytest
 
-from tests.ascend.tools import ROOT, triton
+from tests.ascend.interpreter import WITHOUT_TORCHREC, run_interpreted
 
 FILES = {
     "targets": ["tests/lowering/test_targets.py", "-k", "triton"],
@@ -21,13 +17,24 @@ FILES = {
     "files": ["tests/exporter/test_kernels_in_files.py"],
     "interrupts": ["tests/ascend/interpreted/test_interrupts.py"],
 }
+OPTIONS = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist"]
+FORMS = "fp32-block_4-weighted or find_rows or bucket_counts-block_4 or step_of_borders-adam-fp32"
+BARE = f"{WITHOUT_TORCHREC}import pytest\nsys.exit(pytest.main())"
 
 
 @pytest.mark.parametrize("name", FILES)
 def test_as_every_other_target(name: str) -> None:
-    triton().require()
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", *FILES[name]]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=900)
-    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
-    assert " passed" in done.stdout
+    assert " passed" in run_interpreted("-m", "pytest", *OPTIONS, *FILES[name])
+
+
+@pytest.mark.parametrize(
+    ("command", "chosen"),
+    [(["-m", "pytest"], f"operators or {FORMS}"), (["-c", BARE], f"hot_row or {FORMS}")],
+    ids=["with TorchRec", "without TorchRec"],
+)
+def test_the_tests_for_a_device_run(command: list[str], chosen: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that they do on the first GPU, too."""
+    monkeypatch.setenv("RECFX_KERNELS_ON", "cpu")
+    printed = run_interpreted(*command, *OPTIONS, "tests/ascend/on_device", "-k", chosen)
+    assert " passed" in printed
+    assert "skipped" not in printed

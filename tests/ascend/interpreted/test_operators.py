@@ -1,4 +1,4 @@
-"""The operators of the kernels in Triton: ``opcheck``, and their references on many shapes."""
+"""The operators of the kernels in Triton: ``opcheck``, and which kernels they launch; see also ``on_device``."""
 
 from __future__ import annotations
 
@@ -6,81 +6,19 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import Tensor
 
 from recfx.kernels.build import launch
 from recfx.kernels.index.find_rows import IndexFacts, ReadIndexes, find_rows
-from recfx.kernels.lookup.per_sample_weights import (
-    per_sample_weight_gradients_reference,
-    per_sample_weight_gradients_triton,
-)
+from recfx.kernels.lookup.per_sample_weights import per_sample_weight_gradients_triton
 from recfx.kernels.lookup.pooled_lookup import pooled_lookup_triton
-from recfx.kernels.lookup.pooled_lookup_reference import pooled_lookup
 from recfx.kernels.lookup.quantized_lookup import quantized_lookup_triton
 from recfx.kernels.lookup.quantized_rows import quantize_rows
 from recfx.kernels.route.bucketize import Routes
-from recfx.lowering.step.trainable_lookup import TrainedBatch, gradients_of_table
-from recfx.optim.fused_optimizer import FusedOptimizer
 from recfx.optim.fused_step_op import fused_step_triton_, rules_in_triton, triton_module
-from recfx.optim.rules.rule import STEP, Rule
-from tests.ascend.interpreted.specs import specs_of
+from recfx.optim.rules.rule import Rule
+from tests.ascend.on_device.lookup import GROUP, Lookup
 from tests.kernels.routes import by_kernels
-
-GROUP = {"lr": 0.1, "eps": 1e-3, "betas": (0.9, 0.99), "weight_decay": 0.01}
-DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-
-
-_NO_INDEX = IndexFacts.without_index()
-
-
-class Lookup:
-    """Tables and one batch: rows of -1, empty bags, and features that share the first table."""
-
-    def __init__(self, dims: list[int], batch_size: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> None:
-        draw = torch.Generator().manual_seed(seed)
-        self.dims, self.batch_size = dims, batch_size
-        self.table_of_feature = [0, *range(len(dims))]
-        self.weights = [torch.randn(7 + table, dim, generator=draw).to(dtype) for table, dim in enumerate(dims)]
-        lengths = torch.randint(0, 5, (len(self.table_of_feature) * batch_size,), generator=draw)
-        self.offsets = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
-        sizes = lengths.view(len(self.table_of_feature), -1).sum(dim=1).tolist()
-        counts = [self.weights[table].shape[0] for table in self.table_of_feature]
-        parts = zip(counts, sizes, strict=True)
-        self.rows = torch.cat([torch.randint(-1, count, (size,), generator=draw) for count, size in parts])
-        self.scales = torch.rand(self.rows.numel(), generator=draw)
-        self.gradients = torch.randn(batch_size, sum(dims) + dims[0], generator=draw)
-
-    @property
-    def batch(self) -> TrainedBatch:
-        return TrainedBatch(self.weights, self.rows, self.offsets, None)
-
-
-lookups = st.builds(
-    Lookup,
-    st.lists(st.integers(1, 70), min_size=1, max_size=4),
-    st.integers(1, 5),
-    st.sampled_from(DTYPES),
-    st.integers(0, 10**6),
-)
-
-
-@given(lookups, st.sampled_from(["sum", "mean", "weighted"]))
-@settings(max_examples=40)
-def test_pooled_lookup(case: Lookup, kind: str) -> None:
-    scales = case.scales if kind == "weighted" else None
-    arguments = (case.rows, case.offsets, case.weights, case.table_of_feature, kind == "mean", scales)
-    # Both sum in the order of the rows, in float32.
-    assert torch.equal(pooled_lookup_triton(*arguments), pooled_lookup(*arguments))
-
-
-@given(lookups)
-@settings(max_examples=20)
-def test_per_sample_weight_gradients(case: Lookup) -> None:
-    arguments = (case.rows, case.offsets, case.gradients, case.weights, case.table_of_feature)
-    found, wanted = per_sample_weight_gradients_triton(*arguments), per_sample_weight_gradients_reference(*arguments)
-    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
 
 
 def states_of(rule: Rule, weights: list[Tensor]) -> list[list[Tensor]]:
@@ -95,26 +33,7 @@ def arguments_of(case: Lookup, rule: Rule, states: list[list[Tensor]], is_steppe
     return (case.rows, case.offsets, case.gradients, *tables, *of_rule, mean, None)
 
 
-@given(lookups, st.sampled_from(rules_in_triton()), st.booleans(), st.integers(0, 15))
-@settings(max_examples=40)
-def test_fused_step(case: Lookup, rule: Rule, mean: bool, stepped: int) -> None:
-    """Against the rule's own step; tables that are not stepped keep every bit."""
-    is_stepped = [bool(stepped >> table & 1) for table in range(len(case.dims))]
-    states = states_of(rule, case.weights)
-    wanted, wanted_states = [each.clone() for each in case.weights], [[each.clone() for each in of] for of in states]
-    for table in (table for table, is_one in enumerate(is_stepped) if is_one):
-        state: dict[str, Any] = {each.name: of[table] for each, of in zip(rule.states, wanted_states, strict=True)}
-        optimizer = FusedOptimizer(rule, dict(GROUP), state | ({STEP: torch.tensor(2.0)} if rule.counts_steps else {}))
-        pooling = "MEAN" if mean else "SUM"
-        of_table = gradients_of_table(case.batch, case.gradients, specs_of(case.dims), pooling, table)
-        optimizer.step(wanted[table], *of_table)
-    before = [weight.clone() for weight in case.weights]
-    fused_step_triton_(*arguments_of(case, rule, states, is_stepped, mean))
-    tolerance = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2}[case.weights[0].dtype]
-    for table, is_one in enumerate(is_stepped):
-        torch.testing.assert_close(case.weights[table], wanted[table], rtol=tolerance, atol=tolerance)
-        assert is_one or torch.equal(case.weights[table], before[table])
-    torch.testing.assert_close(states, wanted_states, rtol=1e-5, atol=1e-6)
+_NO_INDEX = IndexFacts.without_index()
 
 
 def test_operators_launch_their_kernels(monkeypatch: pytest.MonkeyPatch) -> None:

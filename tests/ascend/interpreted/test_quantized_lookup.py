@@ -1,23 +1,12 @@
-"""The operator that pools quantized rows: ``opcheck``, and its reference on many shapes."""
+"""The operator that pools quantized rows: ``opcheck``, odd addresses and empty batches."""
 
 from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from recfx.kernels.lookup.quantized_lookup import quantized_lookup_reference, quantized_lookup_triton
 from recfx.kernels.lookup.quantized_rows import BITS, quantize_rows
-from tests.kernels.quantized import lookups
-
-
-@pytest.mark.parametrize("bits", BITS)
-@given(data=st.data())
-@settings(max_examples=30)
-def test_pools_as_its_reference(bits: int, data: st.DataObject) -> None:
-    *arguments, _ = data.draw(lookups(bits, multiple=1))
-    assert torch.equal(quantized_lookup_triton(*arguments), quantized_lookup_reference(*arguments))  # both in one order
 
 
 @pytest.mark.parametrize("bits", BITS)

@@ -50,10 +50,3 @@ def test_ids_on_another_npu() -> None:
     with pytest.raises(InputError, match="the batch is on npu:0, but table 't' is on npu:1") as caught:
         model(batch(2, ("f",)).to(torch.device("npu:0")))
     assert caught.value.reason == "several_devices"
-
-
-def test_a_backend_that_computes_on_the_host() -> None:
-    model = recfx.convert(collection(), backend="cpu")
-    with pytest.raises(ConversionError) as caught:
-        model.to("npu:0")(batch(2, ("f",)).to(torch.device("npu:0")))
-    assert caught.value.reason == "backend_unusable"

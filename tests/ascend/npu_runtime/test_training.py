@@ -10,7 +10,7 @@ from torchrec import EmbeddingBagCollection, PoolingType
 
 import recfx
 from recfx.kernels.index.index_buffers import COUNTERS
-from tests.ascend.npu_runtime.training import DEVICE, assert_close, evaluate, make_batch, state_of, step, train
+from tests.ascend.npu_runtime.training import assert_close, evaluate, make_batch, state_of, step, train
 from tests.builders.batches import batch
 from tests.builders.collections import table
 from tests.builders.optimizers import attach
@@ -93,21 +93,6 @@ def test_a_collection_alone_equals_the_cpu(dtype: torch.dtype, tolerance: float,
     found = run_collection("npu:1", dtype, weighted, dense)
     for each, wanted in zip(found, expected, strict=True):
         torch.testing.assert_close(each, wanted, rtol=tolerance, atol=tolerance)
-
-
-@pytest.mark.parametrize("whole_graph", [False, True])
-def test_convert_places_the_model(whole_graph: bool) -> None:
-    models = []
-    for device in (None, DEVICE):
-        torch.manual_seed(0)
-        plain = EmbeddingBagCollection([table("t", ["f"])])
-        sample = (batch(3, ("f",)),)
-        models.append(recfx.convert(plain, sample, device=device, whole_graph=whole_graph).eval())
-    features = batch(4, ("f",))
-    assert {each.device for each in models[1].parameters()} == {torch.device(DEVICE)}
-    found = models[1](features.to(torch.device(DEVICE))).values()
-    assert found.device == torch.device(DEVICE)
-    torch.testing.assert_close(found.cpu(), models[0](features).values(), **CLOSE)
 
 
 @pytest.mark.parametrize("optimizer", KINDS)

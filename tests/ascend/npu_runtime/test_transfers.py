@@ -171,17 +171,20 @@ def test_copies_are_pinned_and_not_waited_for(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize("whole_graph", [False, True])
-def test_a_converted_model_that_moves(whole_graph: bool) -> None:
+@pytest.mark.parametrize("hashing", [RAW, recfx.HashConfig()], ids=["raw", "adopted"])
+def test_a_converted_model_that_moves(hashing: recfx.HashConfig, whole_graph: bool) -> None:
     """The nodes of a whole graph stay as they are, and copy all the same."""
-    features = batch(3, ("f0", "f1"))
+    features = batch(3, ("f0", "f1"), rows=10)
     found = []
     for path in (["cpu"], ["cpu", DEVICE], [DEVICE], [DEVICE, "cpu"]):
         torch.manual_seed(0)
         model = nn.Sequential(EmbeddingBagCollection([table("t0", ["f0"]), table("t1", ["f1"])]))
-        hashed = recfx.convert(model, (features,), hashing=RAW, device=path[0], whole_graph=whole_graph)
+        hashed = recfx.convert(model, (features,), hashing=hashing, device=path[0], whole_graph=whole_graph)
+        assert {parameter.device for parameter in hashed.parameters()} == {torch.device(path[0])}
         hashed.to(path[-1])
         place = features.to(torch.device(path[-1]))
         pooled = hashed(place).values()
+        assert pooled.device == torch.device(path[-1])
         pooled.sum().backward()
         found.append([pooled.detach().cpu(), hashed.eval()(place).values().detach().cpu()])
     for each in found[1:]:
