@@ -5,7 +5,7 @@
 #include <caffe2/serialize/read_adapter_interface.h>
 #include <dlfcn.h>
 #include <torch/csrc/jit/runtime/graph_executor.h>
-#include <torch/script.h>
+#include <torch/csrc/jit/serialization/import.h>
 #include <zlib.h>
 
 #include <algorithm>

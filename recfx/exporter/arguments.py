@@ -30,10 +30,10 @@ def identifier(path: str, taken: Collection[str]) -> str:
     wanted = re.sub(r"\W", "_", path, flags=re.ASCII)
     if not wanted or wanted[0].isdigit() or keyword.iskeyword(wanted):
         wanted = f"module_{wanted}"
-    found, number = wanted, 1
-    while found in taken:
-        found, number = f"{wanted}_{number}", number + 1
-    return found
+    free, number = wanted, 1
+    while free in taken:
+        free, number = f"{wanted}_{number}", number + 1
+    return free
 
 
 _RESERVED = ("self", "torch", "NoneType", "__call")
@@ -72,6 +72,13 @@ class Pattern:
             yield self
         for item in self.items:
             yield from item.leaves()
+
+    @property
+    def parts(self) -> list[str]:
+        """The methods that give the tensors of a leaf; ``""`` for a tensor itself."""
+        if self.kind in ("kjt", "jagged"):
+            return ["values", "lengths", *["weights"] * self.is_weighted]
+        return ["values"] if self.kind == "keyed_tensor" else [""]
 
 
 @dataclass(frozen=True)
@@ -220,9 +227,9 @@ def _maker(value: Any) -> Any:
 
 
 def _free(name: str, taken: set[str]) -> str:
-    found = identifier(name, {*taken, *_RESERVED})
-    taken.add(found)
-    return found
+    free = identifier(name, {*taken, *_RESERVED})
+    taken.add(free)
+    return free
 
 
 def rebuild(pattern: Pattern, leaves: Iterator[Any]) -> Any:

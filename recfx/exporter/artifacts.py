@@ -6,7 +6,7 @@ import io
 import itertools
 import linecache
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -15,14 +15,14 @@ import torch
 from torch import nn
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
-from recfx.discovery.sample import Sample
 from recfx.errors import Diagnostic
 from recfx.exporter.arguments import Pattern, Signature
 from recfx.exporter.buffers import Filling
 from recfx.exporter.loaded_program import named_input, names_of
+from recfx.exporter.model_call import ModelCall
 from recfx.exporter.program import Program, compile_served, programs
 from recfx.exporter.returns import expressions, tensor_names
-from recfx.exporter.serving import ATEN, NATIVE, SCRIPT, TRACED, TRITON, ServingTarget
+from recfx.exporter.serving.targets import ATEN, NATIVE, SCRIPT, TRACED, TRITON, ServingTarget
 from recfx.exporter.traced_artifact import traced_artifacts
 from recfx.exporter.write_file import ARCHIVE_BYTES, MANIFEST, reserve
 from recfx.ir.printer import format_graph
@@ -120,19 +120,8 @@ class Artifact(Protocol):
         ...
 
 
-MakeArtifacts = Callable[
-    [nn.Module, Mapping[int, nn.Module], Signature, Pattern, Sample, list[Diagnostic]], Iterator[Artifact]
-]
-"""From the arguments of ``programs`` to what may become the file, in one way after the other."""
-
-
 class ScriptArtifact:
-    """A served model in TorchScript.
-
-    Args:
-        script: the served model.
-        program: the program in it.
-    """
+    """A served model in TorchScript."""
 
     def __init__(self, script: torch.jit.ScriptModule, program: Program) -> None:
         self.script = script
@@ -140,25 +129,22 @@ class ScriptArtifact:
         self._size = 0
 
     def operators(self) -> list[str]:
-        """See ``Artifact``."""
         # `torch.jit.export_opnames` refuses models that a phone could not run.
         graphs = [self.script._c._get_method(name).graph.copy() for name in self.script._c._method_names()]
-        found: set[str] = set()
+        kinds: set[str] = set()
         for graph in graphs:
             torch._C._jit_pass_inline(graph)
             blocks = [graph]
             while blocks:
                 for node in blocks.pop().nodes():
-                    found.add(node.kind())
+                    kinds.add(node.kind())
                     blocks += node.blocks()
-        return sorted(found)
+        return sorted(kinds)
 
     def buffers(self) -> dict[str, torch.Tensor]:
-        """See ``Artifact``."""
         return dict(self.script.program.named_buffers())
 
     def set_buffer(self, name: str, content: torch.Tensor) -> None:
-        """See ``Artifact``."""
         *path, last = name.split(".")
         module = self.script.program
         for part in path:
@@ -184,7 +170,6 @@ class ScriptArtifact:
         return None
 
     def save(self, path: Path, manifest: str) -> None:
-        """See ``Artifact``."""
         reserve(path, self._size + len(manifest) + ARCHIVE_BYTES)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch says at each call that TorchScript is deprecated
@@ -194,28 +179,20 @@ class ScriptArtifact:
                 raise OSError(f"torch cannot save it: {str(error).strip().splitlines()[0]}") from error
 
     def named(self, *leaves: Any) -> dict[str, torch.Tensor]:
-        """See ``Artifact``."""
-        found: dict[str, torch.Tensor] = self.script.named(*leaves)
-        return found
+        outputs: dict[str, torch.Tensor] = self.script.named(*leaves)
+        return outputs
 
 
-def script_artifacts(
-    model: nn.Module,
-    served: Mapping[int, nn.Module],
-    signature: Signature,
-    returns: Pattern,
-    sample: Sample,
-    failures: list[Diagnostic],
-) -> Iterator[ScriptArtifact]:
-    """The model in TorchScript; arguments as for ``programs``."""
-    for program in programs(model, served, signature, returns, sample, failures):
+def script_artifacts(call: ModelCall) -> Iterator[ScriptArtifact]:
+    """The model in TorchScript."""
+    for program in programs(call):
         if program.returns_typed:
-            returned = expressions(returns)
+            returned = expressions(call.returns)
         else:
-            returned = {name: f"output[{name!r}]" for name in tensor_names(returns)}
-        script = compile_served(make_served_model(program.script, signature, returned, program.passed).eval())
+            returned = {name: f"output[{name!r}]" for name in tensor_names(call.returns)}
+        script = compile_served(make_served_model(program.script, call.signature, returned, program.passed).eval())
         if isinstance(script, Diagnostic):
-            failures.append(script)
+            call.failures.append(script)
         else:
             yield ScriptArtifact(script, program)
 
@@ -227,7 +204,7 @@ class FileFormat:
     Args:
         target: the modules of its nodes on the CPU.
         elsewhere: those on other devices; None if its files run on the CPU alone.
-        make: makes the program.
+        make: makes what may become the file, in one way after the other.
         compiler: what makes it, for messages.
         reason: the code of the error if that cannot.
         native: the modules of its nodes if the file may use recfx's operators; None if it may not.
@@ -236,7 +213,7 @@ class FileFormat:
 
     target: ServingTarget
     elsewhere: ServingTarget | None
-    make: MakeArtifacts
+    make: Callable[[ModelCall], Iterator[Artifact]]
     compiler: str
     reason: str
     native: ServingTarget | None = None

@@ -11,12 +11,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 @dataclass(frozen=True)
 class Features:
-    """What is known of a batch.
-
-    Args:
-        names: its features, in order.
-        is_weighted: whether it has weights.
-    """
+    """What is known of a batch: its features, in order, and whether it has weights."""
 
     names: tuple[str, ...]
     is_weighted: bool
@@ -115,13 +110,7 @@ def as_traced(features: KeyedJaggedTensor, argument: str, names: list[str], is_w
 
 
 def check_read_features(graph: fx.Graph, reads: set[fx.Node], features: dict[str, Features]) -> None:
-    """Let the graph check the batches of which the traced code has read something.
-
-    Args:
-        graph: the graph.
-        reads: the nodes of which the traced code has read names, or whether there are weights.
-        features: what is known of each argument that is a batch.
-    """
+    """Let the graph check the batches of which the traced code has read something: those at ``reads``."""
     for node in graph.find_nodes(op="placeholder"):
         if node in reads:
             known = features[str(node.target)]

@@ -8,98 +8,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
 
 import torch
 from torch import fx
 
 from recfx.errors import ExportError
-from recfx.exporter.serving import FindAndPool, FindFrozenRows, PoolRows
-from recfx.exporter.serving.pool_rows import FORMATS, RowFormat
-from recfx.hashing import HashIndex
-from recfx.ir.facts import FrozenIndex
+from recfx.exporter.serving.find_rows import FindFrozenRows
+from recfx.exporter.serving.pool_rows import FORMATS, FindAndPool, PoolRows, RowFormat
+from recfx.exporter.table_sources import TableSource
 from recfx.ir.tables import TableSpec
-from recfx.kernels.index.slot_table import home_slots
 from recfx.kernels.lookup.quantized_rows import dequantize_rows, quantize_rows
 from recfx.verification.compare_models import largest_difference
-
-PIECE_BYTES = 2**22
-"""The size of a piece, in bytes of the source; quantizing it takes several times as much."""
-
-
-class TableSource(Protocol):
-    """The rows of one table, and its index."""
-
-    @property
-    def spec(self) -> TableSpec:
-        """The whole table."""
-        ...
-
-    @property
-    def index(self) -> FrozenIndex | None:
-        """None if ids are rows."""
-        ...
-
-    @property
-    def ids(self) -> int:
-        """How many ids its index holds."""
-        ...
-
-    def row_pieces(self) -> Iterator[torch.Tensor]:
-        """The rows on the CPU, in order: ``[rows of the piece, dim]`` each."""
-        ...
-
-    def slot_pieces(self) -> Iterator[torch.Tensor]:
-        """The slots, in order: int64 ``[slots of the piece, 2]`` each."""
-        ...
-
-
-Sources = Mapping[str, Mapping[str, TableSource]]
-"""Where tables come from that the model itself does not hold, by collection and table."""
-
-
-def longest_probe(source: TableSource) -> int:
-    """The most slots that finding an id of a table reads."""
-    slots, begin, longest = 0 if source.index is None else source.index.slots, 0, 0
-    for piece in source.slot_pieces():
-        places = torch.nonzero(piece[:, 0] != -1).squeeze(1)
-        if places.numel():
-            distance = (begin + places - home_slots(piece[places, 0], slots)) & (slots - 1)
-            longest = max(longest, int(distance.max()) + 1)
-        begin += piece.size(0)
-    return longest
-
-
-@dataclass(frozen=True)
-class LocalTable:
-    """A table that this process holds as a whole."""
-
-    spec: TableSpec
-    weight: torch.Tensor
-    hash_index: HashIndex | None
-
-    @property
-    def index(self) -> FrozenIndex | None:
-        """None if ids are rows."""
-        if self.hash_index is None:
-            return None
-        return FrozenIndex(self.hash_index.slot_count, int(self.hash_index.index_buffers().side_row[0]))
-
-    @property
-    def ids(self) -> int:
-        """How many ids its index holds."""
-        return 0 if self.hash_index is None else len(self.hash_index)
-
-    def row_pieces(self) -> Iterator[torch.Tensor]:
-        """Views of the table, or copies on the CPU."""
-        weight = self.weight.detach()
-        for piece in weight.split(max(1, PIECE_BYTES // max(1, weight[:1].nbytes))):
-            yield piece.cpu()
-
-    def slot_pieces(self) -> Iterator[torch.Tensor]:
-        """Pieces of the slot table, which is made for this."""
-        if self.hash_index is not None:
-            yield from self.hash_index.slot_table()[0].split(PIECE_BYTES // 16)
 
 
 @dataclass(frozen=True)
@@ -132,28 +51,20 @@ class Filling:
 def fillings_of(
     path: str, graph_module: fx.GraphModule, tables: Mapping[str, TableSource], errors: dict[str, float]
 ) -> list[Filling]:
-    """The buffers of one collection's exported graph that hold slots and rows.
-
-    Args:
-        path: fully qualified name of the collection.
-        graph_module: the graph after all export passes.
-        tables: where each table comes from, by name.
-        errors: takes up the largest absolute difference between stored rows and the model's, by table, once the buffers
-            are filled.
-    """
-    found = []
+    """The buffers of one collection's exported graph that hold slots and rows; filling them writes ``errors``."""
+    fillings = []
     for name, module in graph_module.named_modules():
         if isinstance(module, FindFrozenRows):
             sources = [tables[table] for table in module.hashed]
-            found.append(Filling(f"{name}.slots", module.slots, partial(_slots, sources)))
+            fillings.append(Filling(f"{name}.slots", module.slots, partial(_slots, sources)))
         elif isinstance(module, PoolRows):
             for part, buffer, specs in module.parts():
                 stored = [(tables[spec.name], spec) for spec in specs]
-                found.append(Filling(f"{name}.{part}", buffer, partial(_rows, path, stored, errors)))
+                fillings.append(Filling(f"{name}.{part}", buffer, partial(_rows, path, stored, errors)))
         if isinstance(module, FindAndPool):
             sources = [tables[table] for table in module.hashed]
-            found.append(Filling(f"{name}.slots", module.slots, partial(_slots, sources)))
-    return found
+            fillings.append(Filling(f"{name}.slots", module.slots, partial(_slots, sources)))
+    return fillings
 
 
 def _slots(sources: list[TableSource]) -> Iterator[torch.Tensor]:
@@ -166,12 +77,12 @@ def _rows(path: str, stored: list[tuple[TableSource, TableSpec]], errors: dict[s
         form, dim = FORMATS[spec.dtype], spec.embedding_dim
         errors[spec.name] = 0.0
         for piece in source.row_pieces():
-            found = stored_rows(piece, form)
+            rows = stored_rows(piece, form)
             if piece.dtype != spec.dtype and piece.numel():
-                values = values_of(found, form, dim)
+                values = values_of(rows, form, dim)
                 _check_range(path, spec.name, form, piece, values)
                 errors[spec.name] = max(errors[spec.name], largest_difference(piece.float(), values))
-            yield found
+            yield rows
 
 
 def _check_range(path: str, table: str, form: RowFormat, rows: torch.Tensor, values: torch.Tensor) -> None:
@@ -188,15 +99,7 @@ def _check_range(path: str, table: str, form: RowFormat, rows: torch.Tensor, val
 
 
 def stored_rows(rows: torch.Tensor, form: RowFormat) -> torch.Tensor:
-    """Rows in the form in which a file stores them.
-
-    Args:
-        rows: floats ``[n, dim]``.
-        form: the form.
-
-    Returns:
-        uint8 ``[n, bytes]``.
-    """
+    """Floats ``[n, dim]`` in the form in which a file stores them, uint8 ``[n, bytes]``."""
     if form.is_quantized:
         padded = form.columns(rows.size(1)) - rows.size(1)
         return quantize_rows(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -25,22 +25,24 @@ from recfx.checkpoint.manifest import Manifest, missing
 from recfx.checkpoint.peers import checked_directory, checked_model
 from recfx.checkpoint.saved_folder import SavedFolder
 from recfx.checkpoint.settings import read_settings
+from recfx.checkpoint.storage import Parts
 from recfx.checkpoint.table_names import check_same_tables_have_indexes, optional_keys, table_prefixes
 from recfx.collections.collection import UnshardedCollection, unsharded_collections
-from recfx.collections.converted_classes import converted_class
 from recfx.collections.copy_modules import copy_modules, copy_with_tensors
-from recfx.collections.kinds import kind_of
+from recfx.collections.kinds import CollectionKind, kind_of
 from recfx.conversion.convert import convert
 from recfx.discovery.sample import Sample
-from recfx.errors import CheckpointError
-from recfx.exporter.checkpoint_tables import CheckpointTable
+from recfx.errors import CheckpointError, InputError
 from recfx.exporter.compare_outputs import run_model
-from recfx.exporter.model_copies import fresh_copy, sample_failed, with_stand_ins
-from recfx.hashing import HashConfig
+from recfx.exporter.model_copies import fresh_copy, hashed_spec, sample_failed, with_stand_ins, with_tables
+from recfx.exporter.table_sources import TableSource, empty_index
+from recfx.hashing import HashConfig, HashIndex
+from recfx.hashing.identity import IDENTITY, check_identity
+from recfx.ir.tables import TableSpec
 
 _Result = TypeVar("_Result")
 
-Tables = Mapping[str, Mapping[str, CheckpointTable]]
+_INDEX_STATE = ("row_ids", "row_state")
 
 _BUILD_AS_SAVED = "build the model, and convert it, as when saving."
 
@@ -69,9 +71,9 @@ def export_from_checkpoint(
     root, peers = checked_model(model)
     path = checked_directory(directory, peers)
     converted = convert(root, verify=False, on_unsupported="keep")
-    with contextlib.ExitStack() as held:
+    with contextlib.ExitStack() as open_files:
         with told_as("checkpoint_unreadable", path, lambda: "Nothing was written.", "make its files readable."):
-            folder = _open(path, held)
+            folder = _open(path, open_files)
             described = storage.describe(folder)
             small = _load_rest(converted, folder, described)
         tables = {
@@ -85,12 +87,12 @@ def export_from_checkpoint(
         return export(small, outputs, tables)
 
 
-def _open(path: Path, held: contextlib.ExitStack) -> SavedFolder:
+def _open(path: Path, open_files: contextlib.ExitStack) -> SavedFolder:
     if not path.is_dir():
         raise missing(path)
-    held.enter_context(locked(path, shared=True))
+    open_files.enter_context(locked(path, shared=True))
     folder = SavedFolder(path, Manifest.read(path))
-    held.callback(folder.close)
+    open_files.callback(folder.close)
     folder.verify()
     return folder
 
@@ -178,25 +180,107 @@ def _with_rows(
     tables: Mapping[str, CheckpointTable],
 ) -> UnshardedCollection:
     """A collection with the saved rows of these batches' ids; other ids read zeros."""
-    kind = kind_of(collection)
-    specs, bags, found = [], nn.ModuleDict(), {}
+    specs, content = [], {}
     for spec in collection.tables:
         table = tables[spec.name]
         features = [batch[name].values() for batch in batches for name in spec.feature_names]
         ids = torch.cat([torch.empty(0, dtype=torch.int64), *(each.to("cpu", torch.int64) for each in features)])
         ids = ids.unique()
         rows = table.rows_of(ids)
-        ids, weight = ids[rows >= 0], table.read_rows(rows[rows >= 0])
-        size = max(1, ids.numel())
-        hashing = HashConfig(dense_rows=0, rows=size, buckets=1).resolve(size, False, spec.name)
-        specs.append(replace(spec, num_embeddings=size, hashing=hashing, dtype=table.spec.dtype))
-        bags[spec.name] = kind.holder(size, spec.embedding_dim, dtype=table.spec.dtype, device="cpu")
-        found[spec.name] = (ids, weight)
-    read = converted_class(kind).from_tables(
-        kind.configs_of(collection), tuple(specs), bags, collection.is_weighted(), "cpu", path, "auto", None
-    )
-    read.eval()
+        content[spec.name] = ids[rows >= 0], table.rows_at(rows[rows >= 0])
+        size = max(1, len(content[spec.name][0]))
+        hashing = HashConfig(dense_rows=0, rows=size, buckets=1)
+        specs.append(replace(hashed_spec(spec, size, hashing), dtype=table.spec.dtype))
+    read = with_tables(path, collection, specs)
     with torch.no_grad():
-        for name, (ids, weight) in found.items():
+        for name, (ids, weight) in content.items():
             read.weight(name)[read.index(name).insert(ids).rows] = weight
     return read
+
+
+@dataclass(eq=False)
+class CheckpointTable(TableSource):
+    """One table of a checkpoint, saved by any number of ranks, with the dtype that was saved.
+
+    Args:
+        folder: the data folder, verified.
+        weight: name of the weight in the checkpoint.
+        prefix: prefix of the names of its index's state there.
+    """
+
+    folder: SavedFolder
+    weight: str
+    prefix: str
+
+    @classmethod
+    def of(cls, spec: TableSpec, folder: SavedFolder, collection: str, kind: CollectionKind) -> CheckpointTable:
+        """The table of this description in the collection of this kind whose keys have a prefix.
+
+        Raises:
+            CheckpointError: ``checkpoint_mismatch``: it was saved with another size; or what is wrong with its index.
+        """
+        weight = MODEL + collection + kind.weight_name("", spec.name)
+        prefix = f"{MODEL}{collection}hash_indexes.{spec.name}."
+        rows, saved = (spec.num_embeddings, spec.embedding_dim), folder.tensors[weight]
+        index = [folder.tensors[prefix + name].size for name in _INDEX_STATE if spec.has_index]
+        wrong = [size for size in index if size != rows[:1]]
+        if saved.size != rows or wrong:
+            index_size = f" with an index of {wrong[0]}" if wrong else ""
+            raise mismatch(
+                f"the table was saved as {saved.size}{index_size}, but is {rows}.",
+                module_path=weight.removeprefix(MODEL),
+                what_to_do="build the model as it was built when saving: only load_checkpoint makes tables bigger.",
+            )
+        return cls(replace(spec, dtype=saved.dtype), 0, -1, folder, weight, prefix)
+
+    def rows_of(self, ids: torch.Tensor) -> torch.Tensor:
+        """The row of each id, -1 for one that reads zeros; also counts the ids of the index.
+
+        Args:
+            ids: int64 ``[n]``.
+
+        Raises:
+            InputError: ``id_out_of_range``.
+            CheckpointError: what is wrong with the saved index.
+        """
+        if not self.spec.has_index:
+            outside = ids[(ids < 0) | (ids >= self.spec.num_embeddings)]
+            if outside.numel():
+                raise InputError(
+                    f"the sample has id {int(outside[0])}, but the table has {self.spec.num_embeddings} rows.",
+                    reason="id_out_of_range",
+                    module_path=self.spec.name,
+                    what_to_do="pass a sample with ids of the table.",
+                )
+            return ids
+        index = self.read_index()
+        self.ids, self.side_row = len(index), int(index.side_row[0])
+        return index.answer(ids)
+
+    def rows_at(self, places: torch.Tensor) -> torch.Tensor:
+        """Some rows, ``[n, dim]``, which are read one by one."""
+        none = torch.empty(0, self.spec.embedding_dim, dtype=self.spec.dtype, device="cpu")
+        return torch.cat([none, *(self.rows(row, row + 1) for row in places.tolist())])
+
+    def rows(self, begin: int, end: int) -> torch.Tensor:
+        piece = torch.empty(end - begin, self.spec.embedding_dim, dtype=self.spec.dtype, device="cpu")
+        self._read(self.weight, (begin, 0), piece)
+        return piece
+
+    def read_index(self) -> HashIndex:
+        index = empty_index(self.spec)
+        if self.prefix + IDENTITY in self.folder.tensors:
+            saved = torch.empty(self.folder.tensors[self.prefix + IDENTITY].size, dtype=torch.int64, device="cpu")
+            self._read(self.prefix + IDENTITY, (0,), saved)
+            check_identity(index.config, self.spec.name, saved)
+        for name in _INDEX_STATE:
+            self._read(self.prefix + name, (0,), getattr(index, name))
+        index.refresh()  # makes the slots
+        return index
+
+    def _read(self, name: str, begin: tuple[int, ...], target: torch.Tensor) -> None:
+        with told_as("checkpoint_unreadable", self.folder.path, lambda: "Nothing was written.", "read it again."):
+            storage.read_into(self.folder, {name: Parts(self.folder.tensors[name].size).put(begin, target)})
+
+
+Tables = Mapping[str, Mapping[str, CheckpointTable]]

@@ -16,8 +16,8 @@ from torch import nn
 from recfx.collections.copy_modules import copy_modules
 from recfx.discovery.sample import Sample, fixed_randomness
 from recfx.errors import Diagnostic
-from recfx.exporter.arguments import Pattern, Signature
 from recfx.exporter.buffers import Filling
+from recfx.exporter.model_call import ModelCall
 from recfx.exporter.model_copies import fresh_copy, own_buffers
 from recfx.exporter.returns import take_apart
 from recfx.exporter.served_collection import ServedCollection
@@ -56,23 +56,23 @@ def other_batches(model: nn.Module, sample: Sample) -> Iterator[tuple[str, Sampl
 
 def first_difference(
     wanted: list[tuple[str, torch.Tensor]],
-    found: list[tuple[str, torch.Tensor]],
+    answer: list[tuple[str, torch.Tensor]],
     rtol: float = 1e-5,
     atol: float = 1e-6,
 ) -> Difference | None:
     """The first output that differs; None if all are close."""
-    if len(wanted) != len(found):
-        return Difference("outputs", f"{len(found)} tensors instead of {len(wanted)}")
-    for (place, expected), (_, actual) in zip(wanted, found, strict=True):
+    if len(wanted) != len(answer):
+        return Difference("outputs", f"{len(answer)} tensors instead of {len(wanted)}")
+    for (place, expected), (_, actual) in zip(wanted, answer, strict=True):
         difference = compare_tensors(place, expected, actual, rtol, atol)
         if difference is not None:
             return difference
     return None
 
 
-def largest_output_difference(wanted: list[tuple[str, torch.Tensor]], found: list[tuple[str, torch.Tensor]]) -> float:
+def largest_output_difference(wanted: list[tuple[str, torch.Tensor]], answer: list[tuple[str, torch.Tensor]]) -> float:
     """The largest absolute difference of any output."""
-    pairs = zip(wanted, found, strict=True)
+    pairs = zip(wanted, answer, strict=True)
     return max((largest_difference(expected, actual) for (_, expected), (_, actual) in pairs), default=0.0)
 
 
@@ -93,14 +93,11 @@ class Comparison:
     """What a file has to answer.
 
     Args:
-        model: converted; it does not change.
-        sample: one call of it.
+        call: the call from which it is made.
         others: calls with other batches, by name.
         outputs: what the model with its tables answers.
-        has_tables: whether ``model`` itself has its tables.
-        served: the exported graph of each collection, by ``id`` of the collection.
-        signature: the arguments of the program.
-        returns: what it returns.
+        has_tables: whether the model of ``call`` itself has its tables.
+        served: its collections, by ``id``.
 
     Attributes:
         changed_buffer: a buffer of the model that a call changes; None if there is none.
@@ -108,24 +105,18 @@ class Comparison:
 
     def __init__(
         self,
-        model: nn.Module,
-        sample: Sample,
+        call: ModelCall,
         others: Mapping[str, Sample],
         outputs: Any,
         has_tables: bool,
         served: Mapping[int, ServedCollection],
-        signature: Signature,
-        returns: Pattern,
     ) -> None:
-        self._model = model
-        self._served = served
-        self._signature = signature
-        self._returns = returns
+        self.call = call
+        self.served = served
         self._has_tables = has_tables
-        self._sample = sample
         self._outputs = self._by_name(outputs)
         self._others = others
-        self.changed_buffer = changed_buffer(model, sample)
+        self.changed_buffer = changed_buffer(call.model, call.sample)
 
     def largest_difference(
         self,
@@ -140,50 +131,46 @@ class Comparison:
             fillings: its big buffers.
             content: what the file holds in those that were not filled in memory, by name.
         """
-        is_exact = not any(error for each in self._served.values() for error in each.errors.values())
-        reference = self._model
+        is_exact = not any(error for each in self.served.values() for error in each.errors.values())
+        reference = self.call.model
         if not (is_exact and self._has_tables):
             filled = {each.buffer.data_ptr(): content[each.name] for each in fillings if each.name in content}
             reference = self._around_stored_rows(filled)
         largest = 0.0
         # One copy for all calls, because a model may change its buffers from call to call, and then so must the file.
         copy, _ = fresh_copy(reference)
-        calls = {"": self._sample, **self._others}
+        samples = {"": self.call.sample, **self._others}
         if self.changed_buffer is not None:
-            calls["a second call with the sample"] = self._sample
-        for name, call in calls.items():
+            samples["a second call with the sample"] = self.call.sample
+        for name, sample in samples.items():
             batch = f"for {name}, " if name else ""
-            leaves = self._signature.flatten(call.args, call.kwargs)
+            leaves = self.call.leaves(sample)
             wanted = self._outputs
             try:
                 if name or self.changed_buffer is not None or not is_exact:
-                    wanted = self._by_name(run_model(copy, self._signature.call_of(leaves)))
+                    wanted = self._by_name(run_model(copy, self.call.signature.call_of(leaves)))
             except Exception as error:  # of the user's code
                 message = f"{batch}the model raises {type(error).__name__}: {error}"
                 return Diagnostic("export_differs", "", message)
             try:
-                found = list(run_model(run, Sample(*leaves)).items())
+                answer = list(run_model(run, Sample(*leaves)).items())
             except Exception as error:  # programs raise errors of many types
                 return Diagnostic("export_differs", "", f"{batch}the file raises {type(error).__name__}: {error}")
-            difference = first_difference(wanted, found)
+            difference = first_difference(wanted, answer)
             if difference is not None:
                 changed = f"; a call of the model changes buffer {self.changed_buffer!r}" if self.changed_buffer else ""
                 return Diagnostic("export_differs", "", f"{batch}the file answers differently: {difference}{changed}")
             if not name:
-                largest = largest_output_difference(self._outputs, found)
+                largest = largest_output_difference(self._outputs, answer)
         return largest
 
     def _by_name(self, outputs: Any) -> _Outputs:
-        return [(name, output.detach().cpu()) for name, output in take_apart(self._returns, outputs).items()]
+        return [(name, output.detach().cpu()) for name, output in take_apart(self.call.returns, outputs).items()]
 
     def _around_stored_rows(self, filled: Mapping[int, torch.Tensor]) -> nn.Module:
-        """The model with its hooks and all, whose collections look up what the file holds.
-
-        Args:
-            filled: by the address of a buffer that holds nothing, what takes its place.
-        """
-        copy, copies = copy_modules(self._model)
-        for collection, served in self._served.items():
+        """The model, hooks and all, which looks up what the file holds: ``filled``, by addresses of empty buffers."""
+        copy, copies = copy_modules(self.call.model)
+        for collection, served in self.served.items():
             lookup, _ = copy_modules(served.graph_module)
             for module in lookup.modules():
                 for name, buffer in module._buffers.items():

@@ -25,7 +25,8 @@ from recfx.collections.kinds import kind_of
 from recfx.collections.whole_graph import WholeGraph
 from recfx.errors import Diagnostic, ExportError, Severity
 from recfx.exporter.served_collection import serve_collection, stored_dtypes
-from recfx.exporter.serving import SCRIPT, TRACED, ServingTarget
+from recfx.exporter.serving.targets import SCRIPT, TRACED, ServingTarget
+from recfx.exporter.table_sources import local_tables
 from recfx.runtime.base import FxLeaf
 from recfx.runtime.hooks import FORWARD_HOOKS
 
@@ -81,7 +82,7 @@ def compiled_copy(model: nn.Module, compiler: Compiler) -> nn.Module:
     dtypes = stored_dtypes({path: each.tables for path, each in collections.items()}, None)
     replacements: dict[int, nn.Module] = {}
     for path, collection in collections.items():
-        served = serve_collection(path, collection, dtypes[path], compiler.target)
+        served = serve_collection(path, collection, local_tables(collection), dtypes[path], compiler.target)
         for filling in served.fillings:
             filling.fill()
         for name in FORWARD_HOOKS:  # TorchScript compiles them too
@@ -158,12 +159,7 @@ def compiled_for_eval(model: nn.Module) -> Diagnostic | None:
 
 @dataclass(frozen=True)
 class _Lowering:
-    """How a model becomes one that can be compiled.
-
-    Args:
-        replacements: what takes the place of each collection, by ``id``.
-        compiler: what compiles it.
-    """
+    """How a model becomes one that a compiler can take; ``replacements`` take the place of collections, by ``id``."""
 
     replacements: Mapping[int, nn.Module]
     compiler: Compiler
@@ -201,13 +197,13 @@ class _Lowering:
 
 def _topmost(module: nn.Module, replacements: Mapping[int, nn.Module]) -> list[nn.Module]:
     """The modules below ``module`` that are not inside a collection or a graph."""
-    found, waiting = [], list(module.children())
+    topmost, waiting = [], list(module.children())
     while waiting:
         each = waiting.pop()
-        found.append(each)
+        topmost.append(each)
         if id(each) not in replacements and not isinstance(each, fx.GraphModule | WholeGraph):
             waiting += each.children()
-    return found
+    return topmost
 
 
 def _outline_collections(graph_module: fx.GraphModule, graph: fx.Graph, compiler: Compiler) -> None:
@@ -258,20 +254,20 @@ def _owner(graph_module: fx.GraphModule, node: fx.Node) -> str | None:
 
 def _input_of(graph_module: fx.GraphModule, output: fx.Node, path: str, compiler: Compiler) -> fx.Node:
     """The batch from which the nodes of a collection's graph make ``output``."""
-    found: dict[fx.Node, None] = {}
+    inputs: dict[fx.Node, None] = {}
     waiting, seen = [output], {output}
     while waiting:
         for each in waiting.pop().all_input_nodes:
             if _collection_of(graph_module, each) != path:
-                found[each] = None
+                inputs[each] = None
             elif each not in seen:
                 seen.add(each)
                 waiting.append(each)
-    if len(found) != 1:
+    if len(inputs) != 1:
         raise ExportError(
-            f"the graph was changed: the nodes of the collection take {len(found)} inputs instead of one.",
+            f"the graph was changed: the nodes of the collection take {len(inputs)} inputs instead of one.",
             reason=compiler.reason,
             module_path=path,
             what_to_do=f"call {compiler.instead}, or compile the graph as recfx.trace returned it.",
         )
-    return next(iter(found))
+    return next(iter(inputs))

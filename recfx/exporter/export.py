@@ -5,13 +5,12 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from recfx.collections.collection import unsharded_collections
@@ -22,23 +21,24 @@ from recfx.conversion.convert import convert
 from recfx.discovery.sample import Sample
 from recfx.discovery.wrappers import unwrap
 from recfx.errors import Diagnostic, ExportError, Severity, type_of
-from recfx.exporter.arguments import Pattern, Signature, signature_of
+from recfx.exporter.arguments import signature_of
 from recfx.exporter.artifacts import FILE_FORMATS, Artifact, FileFormat
-from recfx.exporter.buffers import Filling, Sources
+from recfx.exporter.buffers import Filling
 from recfx.exporter.checkpoint_export import export_from_checkpoint
 from recfx.exporter.compare_outputs import Comparison, other_batches, run_model
 from recfx.exporter.manifest import make_manifest
+from recfx.exporter.model_call import ModelCall
 from recfx.exporter.model_copies import device_of, fresh_copy, on_host, sample_failed, uncounted
 from recfx.exporter.ranks import agree, group_of
 from recfx.exporter.report import ExportReport, TableSize
 from recfx.exporter.returns import check_alike, return_pattern
-from recfx.exporter.served_collection import ServedCollection, local_tables, serve_tables, stored_dtypes
-from recfx.exporter.serving import FOR_DEVICES, ServingTarget
+from recfx.exporter.served_collection import ServedCollection, serve_collection, stored_dtypes
 from recfx.exporter.serving.pool_rows import FORMATS
+from recfx.exporter.serving.targets import FOR_DEVICES, ServingTarget
 from recfx.exporter.serving.triton import DEVICE_TYPES
 from recfx.exporter.sharded_export import export_from_ranks
-from recfx.exporter.target import as_path, check_target, destination, disk_errors
-from recfx.exporter.write_file import read_in_place, write_file
+from recfx.exporter.table_sources import Sources, local_tables
+from recfx.exporter.write_file import as_path, check_target, destination, disk_errors, read_in_place, write_file
 from recfx.kernels.build import library
 from recfx.kernels.build.private_files import new_file
 
@@ -103,93 +103,72 @@ def export(
     )
     group = group_of(root)
     with contextlib.nullcontext() if group is None else held_interrupts():
-        return _export_model(root, group, path, sample, quantize, format, portable, checkpoint, device)
+        agree(
+            group, partial(_check_arguments, path, format, portable, device, checkpoint, is_sharded=group is not None)
+        )
+        file = _File(as_path(path), quantize, format, _serving_target(format, portable, str(device or "cpu")))
+        call = Sample.of(sample)
 
+        def export_small(small: nn.Module, outputs: Any, sources: Sources) -> ExportReport:
+            return _export(file, _converted(small, call), call, outputs, sources)
 
-def _export_model(
-    root: nn.Module,
-    group: dist.ProcessGroup | None,
-    path: str | os.PathLike[str],
-    sample: Any,
-    quantize: str | Mapping[str, str | None] | None,
-    format: str,
-    portable: bool,
-    checkpoint: str | os.PathLike[str] | None,
-    device: torch.device | str | None,
-) -> ExportReport:
-    """``export``, with the model without wrappers and the ranks that hold it."""
-    place = str(device or "cpu")
-    agree(group, partial(_check_arguments, path, format, portable, device, checkpoint, is_sharded=group is not None))
-    serving, target, call = _serving_target(format, portable, place), as_path(path), Sample.of(sample)
-
-    def export_small(small: nn.Module, outputs: Any, sources: Sources) -> ExportReport:
-        return _export(target, _converted(small, call), call, outputs, sources, quantize, format, serving)
-
-    if checkpoint is not None:
-        check_target(target)
-        return export_from_checkpoint(root, checkpoint, call, export_small)
-    if group is None:
-        check_target(target)
+        if group is not None:
+            alike = {
+                "path": file.target,
+                "quantize": quantize,
+                "format": format,
+                "portable": portable,
+                "device": device,
+            }
+            return export_from_ranks(root, group, call, alike, partial(check_target, file.target), export_small)
+        check_target(file.target)
+        if checkpoint is not None:
+            return export_from_checkpoint(root, checkpoint, call, export_small)
         converted = _converted(root, call)
         with uncounted(converted):
-            outputs, found = _run(converted, call), device_of(converted).type
-            if found == "cpu":
-                return _export(target, converted, call, outputs, {}, quantize, format, serving)
-            serving = _serving_target(format, portable, str(device or found))
+            outputs, place = _run(converted, call), device_of(converted).type
+            if place == "cpu":
+                return _export(file, converted, call, outputs, {})
+            file = replace(file, serving=_serving_target(format, portable, str(device or place)))
             small, moved, tables = on_host(converted, call)
-            return _export(target, small, moved, outputs, tables, quantize, format, serving)
-
-    alike = {"path": target, "quantize": quantize, "format": format, "portable": portable, "device": device}
-    return export_from_ranks(root, group, call, alike, partial(check_target, target), export_small)
+            return _export(file, small, moved, outputs, tables)
 
 
-def _export(
-    target: Path,
-    converted: nn.Module,
-    call: Sample,
-    outputs: Any,
-    sources: Sources,
-    quantize: str | Mapping[str, str | None] | None,
-    format: str,
-    serving: ServingTarget,
-) -> ExportReport:
-    """Export a converted model.
+@dataclass(frozen=True)
+class _File:
+    """The file that is asked for, as by the arguments of ``export``, and which modules serve its nodes."""
 
-    Args:
-        target: the file.
-        converted: the model; its collections have the tables, except those in ``sources``.
-        call: the sample.
-        outputs: what the model answers.
-        sources: tables that come from elsewhere.
-        quantize: as for ``export``.
-        format: as for ``export``.
-        serving: which modules serve the nodes.
-    """
-    file_format = FILE_FORMATS[format]
+    target: Path
+    quantize: str | Mapping[str, str | None] | None
+    format: str
+    serving: ServingTarget
+
+
+def _export(file: _File, converted: nn.Module, sample: Sample, outputs: Any, sources: Sources) -> ExportReport:
+    """Export a converted model, which answers ``outputs``; its collections have the tables, except ``sources``."""
+    file_format = FILE_FORMATS[file.format]
     with uncounted(converted):
-        signature, returns = signature_of(converted, call), return_pattern(outputs)
+        signature, returns = signature_of(converted, sample), return_pattern(outputs)
         others: dict[str, Sample] = {}
-        for name, other, answer in other_batches(converted, call):
+        for name, other, answer in other_batches(converted, sample):
             check_alike(returns, return_pattern(answer), name)
             others[name] = other
         collections = unsharded_collections(converted)
         tables = {name: sources.get(name) or local_tables(each) for name, each in collections.items()}
         specs = {name: tuple(source.spec for source in each.values()) for name, each in tables.items()}
-        dtypes = stored_dtypes(specs, quantize)
+        dtypes = stored_dtypes(specs, file.quantize)
         served = {
-            id(each): serve_tables(name, tables[name], each.is_weighted(), dtypes[name], serving, each.passes)
+            id(each): serve_collection(name, each, tables[name], dtypes[name], file.serving)
             for name, each in collections.items()
         }
-        failures: list[Diagnostic] = []
-        graphs: dict[int, nn.Module] = {key: each.graph_module for key, each in served.items()}
-        comparison = Comparison(converted, call, others, outputs, not sources, served, signature, returns)
-        for artifact in file_format.make(converted, graphs, signature, returns, call, failures):
-            report = _write(
-                target, format, serving, artifact, signature, returns, list(served.values()), comparison, failures
-            )
+        graphs = {key: each.graph_module for key, each in served.items()}
+        call = ModelCall(converted, graphs, sample, signature, returns)
+        comparison = Comparison(call, others, outputs, not sources, served)
+        for artifact in file_format.make(call):
+            report = _write(file, artifact, comparison)
             if report is not None:
                 return report
-    raise _not_exported(failures, file_format)
+    raise _not_exported(call.failures, file_format)
 
 
 def _check_arguments(
@@ -217,10 +196,10 @@ def _serving_target(format: str, portable: bool, device: str) -> ServingTarget:
     """Which modules serve the nodes of the file; refuses arguments that are wrong."""
     if not isinstance(format, str) or format not in FILE_FORMATS:
         raise _invalid(f"format={format!r} is not a format.", f"pass one of: {', '.join(FILE_FORMATS)}.")
-    found = FILE_FORMATS[format]
+    file_format = FILE_FORMATS[format]
     kind = device.partition(":")[0]
     if kind != "cpu":
-        elsewhere = found.elsewhere if portable else found.elsewhere_native
+        elsewhere = file_format.elsewhere if portable else file_format.elsewhere_native
         if elsewhere is None or not (portable or kind in DEVICE_TYPES):
             raise _invalid(
                 f"files of format={format!r} and portable={portable} do not run on {device}.",
@@ -228,8 +207,8 @@ def _serving_target(format: str, portable: bool, device: str) -> ServingTarget:
             )
         return elsewhere
     if portable:
-        return found.target
-    if found.native is None:
+        return file_format.target
+    if file_format.native is None:
         raise _invalid(
             f"files of format={format!r} are always portable.",
             "leave out portable=False, or pass format='torchscript'.",
@@ -240,7 +219,7 @@ def _serving_target(format: str, portable: bool, device: str) -> ServingTarget:
             reason="no_library",
             what_to_do="install a C++ compiler, or export with portable=True.",
         )
-    return found.native
+    return file_format.native
 
 
 def _libraries(serving: ServingTarget) -> tuple[Path, ...]:
@@ -259,52 +238,43 @@ def _run(model: nn.Module, call: Sample) -> Any:
         return run_model(fresh_copy(model)[0], call)
 
 
-def _write(
-    target: Path,
-    format: str,
-    serving: ServingTarget,
-    artifact: Artifact,
-    signature: Signature,
-    returns: Pattern,
-    served: list[ServedCollection],
-    comparison: Comparison,
-    failures: list[Diagnostic],
-) -> ExportReport | None:
+def _write(asked: _File, artifact: Artifact, comparison: Comparison) -> ExportReport | None:
     """Write the file, and put it in its place if it answers as the model does; else say why not in ``failures``."""
+    call, served = comparison.call, list(comparison.served.values())
     own = [name for name in artifact.operators() if name.startswith("recfx::")]
-    notes = _of_devices(artifact, own) if serving in FOR_DEVICES else []
+    notes = _of_devices(artifact, own) if asked.serving in FOR_DEVICES else []
     fillings = _named(artifact, [filling for each in served for filling in each.fillings])
-    held, left_out = _held(served, fillings)
-    notes += [*left_out, *(refusal for each in held for refusal in each.records[-1].declined)]  # by ``lower``
+    present, left_out = _present(served, fillings)
+    notes += [*left_out, *(refusal for each in present for refusal in each.records[-1].declined)]  # by ``lower``
     unreadable = artifact.check_loading(fillings)
     if unreadable is not None:
-        failures.append(unreadable)
+        call.failures.append(unreadable)
         return None
-    manifest = partial(make_manifest, signature, returns, held, portable=not own, format=format, target=serving.name)
+    manifest = partial(make_manifest, call, present, portable=not own, format=asked.format, target=asked.serving.name)
     with contextlib.ExitStack() as stack:
-        with disk_errors(target):
-            file = stack.enter_context(new_file(destination(target)))
+        with disk_errors(asked.target):
+            file = stack.enter_context(new_file(destination(asked.target)))
             records = write_file(artifact.save, fillings, manifest, file.path, show_progress=_is_big(fillings))
         content = read_in_place(file.path, records, fillings)
         for name, stored in content.items():
             artifact.set_buffer(name, stored)
         error = comparison.largest_difference(artifact.named, fillings, content)
         if isinstance(error, Diagnostic):
-            failures.append(error)
+            call.failures.append(error)
             return None
         size = file.path.stat().st_size
-        with disk_errors(target):
+        with disk_errors(asked.target):
             file.put_in_place()
     return ExportReport(
-        path=target,
-        format=format,
+        path=asked.target,
+        format=asked.format,
         bytes=size,
-        tables=tuple(size for each in held for size in _sizes(each)),
+        tables=tuple(size for each in present for size in _sizes(each)),
         graph=artifact.graph,
-        passes={each.path: each.records for each in held},
+        passes={each.path: each.records for each in present},
         output_error=error,
-        libraries=_libraries(serving) if own else (),
-        notes=(*failures, *notes, *_keeps_state(comparison)),
+        libraries=_libraries(asked.serving) if own else (),
+        notes=(*call.failures, *notes, *_keeps_state(comparison)),
     )
 
 
@@ -341,12 +311,14 @@ def _named(artifact: Artifact, fillings: list[Filling]) -> list[Filling]:
     ]
 
 
-def _held(served: list[ServedCollection], fillings: list[Filling]) -> tuple[list[ServedCollection], list[Diagnostic]]:
+def _present(
+    served: list[ServedCollection], fillings: list[Filling]
+) -> tuple[list[ServedCollection], list[Diagnostic]]:
     """The collections whose tables the program has, and what is said of the others."""
     buffers = {filling.buffer.data_ptr() for filling in fillings}
-    held = [each for each in served if any(filling.buffer.data_ptr() in buffers for filling in each.fillings)]
+    present = [each for each in served if any(filling.buffer.data_ptr() in buffers for filling in each.fillings)]
     message = "the model does not call this collection in eval mode, so its tables are not in the file."
-    return held, [Diagnostic("collection_left_out", each.path, message) for each in served if each not in held]
+    return present, [Diagnostic("collection_left_out", each.path, message) for each in served if each not in present]
 
 
 def _sizes(served: ServedCollection) -> Iterator[TableSize]:

@@ -20,9 +20,9 @@ from recfx.exporter.loaded_program import load_traced
 from recfx.exporter.manifest import read_manifest, returns_from, signature_from, without_checksum
 from recfx.exporter.model_file import ModelFile, cannot_read, open_model_file, out_of_memory
 from recfx.exporter.returns import put_together
-from recfx.exporter.serving import FOR_DEVICES, TRITON, triton
-from recfx.exporter.target import as_path
-from recfx.exporter.write_file import MANIFEST_RECORD, content_checksum, memory_of
+from recfx.exporter.serving import triton
+from recfx.exporter.serving.targets import FOR_DEVICES, TRITON
+from recfx.exporter.write_file import MANIFEST_RECORD, as_path, content_checksum, memory_of
 from recfx.kernels.build import library
 
 _TOLD = re.compile(r"(builtins\.)?(RuntimeError: )?(?P<message>.*?) *\[(?P<reason>[a-z_]+)\]")
@@ -114,9 +114,9 @@ def _checked_manifest(file: ModelFile) -> dict[str, Any]:
         broken = archive.testzip()
         if broken is not None:
             raise file.damaged(f"its record {broken} is damaged")
-        found = [each for each in archive.infolist() if each.filename.endswith(MANIFEST_RECORD)]
-        if len(found) == 1 and found[0].file_size <= _LONGEST_MANIFEST:
-            text = archive.read(found[0]).decode()
+        manifests = [each for each in archive.infolist() if each.filename.endswith(MANIFEST_RECORD)]
+        if len(manifests) == 1 and manifests[0].file_size <= _LONGEST_MANIFEST:
+            text = archive.read(manifests[0]).decode()
         manifest = read_manifest(text, file.path)
         if not _is_of_format_1(manifest):
             content = content_checksum(archive, MANIFEST_RECORD, without_checksum(str(text)))
@@ -209,8 +209,8 @@ class LoadedModel(nn.Module):
             InputError: as for ``forward``; ``unknown_input``, ``missing_input``.
         """
         with torch.no_grad(), _input_errors():
-            found: dict[str, torch.Tensor] = self.script.serve(inputs)
-        return found
+            outputs: dict[str, torch.Tensor] = self.script.serve(inputs)
+        return outputs
 
     def train(self, mode: bool = True) -> LoadedModel:
         """Stays in eval mode: a file holds no training.

@@ -26,16 +26,11 @@ _RESERVED = ("device", "pytree", "fx_pytree")
 """Names that the code of a program of ``torch.export`` needs itself."""
 
 
-def parts_of(leaf: Pattern) -> list[str]:
-    """The tensors of an argument: ``""`` for a tensor, else ``"values"``, ``"lengths"`` and perhaps ``"weights"``."""
-    return [""] if leaf.kind == "tensor" else ["values", "lengths", *(["weights"] if leaf.is_weighted else [])]
-
-
 def flat_names(signature: Signature) -> list[str]:
     """The names of the traced program's arguments."""
     names: list[str] = []
     for leaf in signature.leaves():
-        for part in parts_of(leaf):
+        for part in leaf.parts:
             names.append(identifier(f"{leaf.name}_{part}" if part else leaf.name, [*names, *_RESERVED]))
     return names
 
@@ -43,18 +38,18 @@ def flat_names(signature: Signature) -> list[str]:
 def join_tensors(signature: Signature, tensors: Iterator[torch.Tensor]) -> Iterator[Any]:
     """The tensors and KJTs that the model takes, made of the traced program's arguments."""
     for leaf in signature.leaves():
-        found = {part: next(tensors) for part in parts_of(leaf)}
+        parts = {part: next(tensors) for part in leaf.parts}
         if leaf.kind == "tensor":
-            yield found[""]
+            yield parts[""]
         elif leaf.kind == "jagged":
-            yield JaggedTensor(found["values"], weights=found.get("weights"), lengths=found["lengths"])
+            yield JaggedTensor(parts["values"], weights=parts.get("weights"), lengths=parts["lengths"])
         else:
             yield KeyedJaggedTensor(
                 list(leaf.keys),
-                found["values"],
-                found.get("weights"),
-                lengths=found["lengths"].reshape(-1),
-                stride=found["lengths"].size(1),
+                parts["values"],
+                parts.get("weights"),
+                lengths=parts["lengths"].reshape(-1),
+                stride=parts["lengths"].size(1),
             )
 
 
@@ -113,11 +108,7 @@ def _jagged(
 
 
 def load_traced(file: ModelFile, signature: Signature) -> LoadedProgram:
-    """Load a program.
-
-    Args:
-        file: the file, whose checksums are right.
-        signature: its arguments, from the manifest.
+    """Load a program from a file whose checksums are right.
 
     Raises:
         ExportError: ``damaged_file``: it holds more than ``export`` writes.
@@ -149,15 +140,7 @@ def _refuse_pickles(file: ModelFile) -> None:
 
 
 class LoadedProgram(nn.Module):
-    """A program of ``torch.export``.
-
-    Args:
-        exported: the program.
-        signature: its arguments, before they are taken apart into tensors.
-
-    Attributes:
-        exported: the program itself.
-    """
+    """A program of ``torch.export``, and its arguments before they are taken apart into tensors."""
 
     def __init__(self, exported: ExportedProgram, signature: Signature) -> None:
         super().__init__()
@@ -171,10 +154,7 @@ class LoadedProgram(nn.Module):
         self._examples = {node.name: node.meta["val"] for node in placeholders if node.name in user_inputs}
 
     def named(self, *leaves: Any) -> dict[str, torch.Tensor]:
-        """The output tensors by name.
-
-        Args:
-            leaves: the tensors and KJTs of the model's arguments, in order.
+        """The output tensors by name, for the tensors and KJTs of the model's arguments, in order.
 
         Raises:
             RuntimeError: the batch is malformed; the message ends with a reason code in brackets.
@@ -182,8 +162,8 @@ class LoadedProgram(nn.Module):
         flat = flat_tensors(self._signature, list(leaves))
         for tensor, (name, example) in zip(flat, self._examples.items(), strict=True):
             self._check(name, tensor, example)
-        found: dict[str, torch.Tensor] = self.program(*flat)
-        return found
+        outputs: dict[str, torch.Tensor] = self.program(*flat)
+        return outputs
 
     def serve(self, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """The output tensors by name, for plain tensors by name.
@@ -217,12 +197,10 @@ class LoadedProgram(nn.Module):
 
 def names_of(leaf: Pattern) -> list[str]:
     """The names under which ``serve`` takes the tensors of an argument."""
-    parts = ["values", "lengths", *(["weights"] if leaf.is_weighted else [])]
     if leaf.kind == "tensor":
         return [leaf.name]
-    if leaf.kind == "jagged":
-        return [f"{leaf.name}.{part}" for part in parts]
-    return [f"{leaf.name}.{key}.{part}" for key in leaf.keys for part in parts]
+    names = [f"{leaf.name}.{key}" for key in leaf.keys] if leaf.kind == "kjt" else [leaf.name]
+    return [f"{name}.{part}" for name in names for part in leaf.parts]
 
 
 def named_input(leaf: Pattern) -> nn.Module:

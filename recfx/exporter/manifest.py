@@ -11,6 +11,7 @@ import torch
 
 from recfx.errors import ExportError
 from recfx.exporter.arguments import Pattern, Signature
+from recfx.exporter.model_call import ModelCall
 from recfx.exporter.returns import tensor_names
 from recfx.exporter.served_collection import ServedCollection
 from recfx.exporter.serving.pool_rows import FORMATS
@@ -24,28 +25,27 @@ HASH_VERSION = 1
 
 
 def make_manifest(
-    signature: Signature,
-    returns: Pattern,
+    call: ModelCall,
     collections: Iterable[ServedCollection],
     crcs: Mapping[str, int],
     content: int,
     portable: bool,
-    format: str = "torchscript",
-    target: str = "torchscript",
+    format: str,
+    target: str,
 ) -> str:
     """The JSON text.
 
     Args:
-        signature: the arguments of the program.
-        returns: what it returns.
+        call: what the file was made from.
         collections: the exported collections.
         crcs: the CRC-32 of each big buffer, by name.
         content: the CRC-32 of everything in the file, see ``content_checksum``.
         portable: whether the file needs only the operators of torch and FBGEMM.
         format: as for ``export``.
-        target: the name of the target of its nodes, see ``recfx/exporter/serving/targets.py``.
+        target: the name of the ``ServingTarget``.
     """
-    found = {
+    signature = call.signature
+    manifest = {
         "format_version": FORMAT_VERSION,
         "content_crc32": f"{content:08x}",
         "recfx_version": __version__,
@@ -59,12 +59,12 @@ def make_manifest(
         "order": list(signature.order),
         "defaults": dict(signature.defaults),
         "arguments": [_of_pattern(pattern) for pattern in signature.patterns],
-        "outputs": tensor_names(returns),
-        "returns": _of_pattern(returns),
+        "outputs": tensor_names(call.returns),
+        "returns": _of_pattern(call.returns),
         "crc32": {name: f"{crc:08x}" for name, crc in crcs.items()},
         "collections": {each.path: _of_collection(each) for each in collections},
     }
-    return json.dumps(found, indent=1)
+    return json.dumps(manifest, indent=1)
 
 
 def read_manifest(text: object, path: object) -> dict[str, Any]:
@@ -78,38 +78,39 @@ def read_manifest(text: object, path: object) -> dict[str, Any]:
         ExportError: ``not_exported``, ``newer_format``, ``other_hash``, ``damaged_file``.
     """
     try:
-        found = json.loads(text) if isinstance(text, str) else None
+        manifest = json.loads(text) if isinstance(text, str) else None
     except (ValueError, RecursionError):  # numbers may be too long, and lists too deep
-        found = None
-    if not isinstance(found, dict) or type(found.get("format_version")) is not int or found["format_version"] < 1:
+        manifest = None
+    version = manifest.get("format_version") if isinstance(manifest, dict) else None
+    if not isinstance(manifest, dict) or type(version) is not int or version < 1:
         raise ExportError(
             f"{path} has no manifest of recfx.",
             reason="not_exported",
             what_to_do="load a file that recfx.export has written.",
         )
-    if found["format_version"] > FORMAT_VERSION:
+    if version > FORMAT_VERSION:
         raise ExportError(
-            f"{path} has format {found['format_version']}, written by recfx {found.get('recfx_version')}; "
+            f"{path} has format {version}, written by recfx {manifest.get('recfx_version')}; "
             f"this is recfx {__version__}, which reads formats up to {FORMAT_VERSION}.",
             reason="newer_format",
             what_to_do="update recfx, or export the model with this version.",
         )
-    if found.get("hash_version") != HASH_VERSION:
+    if manifest.get("hash_version") != HASH_VERSION:
         raise ExportError(
-            f"{path} maps ids to rows by hash {found.get('hash_version')}, this version by {HASH_VERSION}.",
+            f"{path} maps ids to rows by hash {manifest.get('hash_version')}, this version by {HASH_VERSION}.",
             reason="other_hash",
             what_to_do="export the model again with this version.",
         )
     try:
-        signature_from(found)
-        returns_from(found)
+        signature_from(manifest)
+        returns_from(manifest)
     except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise ExportError(
             f"{path} cannot be loaded: its manifest is not one that recfx writes ({type(error).__name__}: {error}).",
             reason="damaged_file",
             what_to_do="export the model again, or copy the file again.",
         ) from error
-    return found
+    return manifest
 
 
 def without_checksum(text: str) -> str:
@@ -117,19 +118,19 @@ def without_checksum(text: str) -> str:
     return re.sub(r'"content_crc32": "[0-9a-f]{8}"', f'"content_crc32": "{0:08x}"', text, count=1)
 
 
-def signature_from(found: dict[str, Any]) -> Signature:
+def signature_from(manifest: dict[str, Any]) -> Signature:
     """The signature that a manifest describes."""
-    patterns = tuple(_pattern_from(each) for each in found["arguments"])
-    parameters, positional = _names(found["parameters"]), found["positional"]
+    patterns = tuple(_pattern_from(each) for each in manifest["arguments"])
+    parameters, positional = _names(manifest["parameters"]), manifest["positional"]
     if len(parameters) != len(patterns) or type(positional) is not int:
         raise ValueError("its arguments have no names")
-    order, defaults = _names(found.get("order", [])), found.get("defaults", {})  # which older files lack
+    order, defaults = _names(manifest.get("order", [])), manifest.get("defaults", {})  # which older files lack
     return Signature(parameters, patterns, positional, order, dict(defaults))
 
 
-def returns_from(found: dict[str, Any]) -> Pattern:
+def returns_from(manifest: dict[str, Any]) -> Pattern:
     """The pattern of what the model returns, as a manifest describes it."""
-    return _pattern_from(found["returns"])
+    return _pattern_from(manifest["returns"])
 
 
 _LEAVES = ("tensor", "kjt", "jagged", "keyed_tensor")
@@ -142,9 +143,9 @@ def _of_pattern(pattern: Pattern) -> dict[str, Any]:
     return {**plain, "keys": list(pattern.keys), "items": [_of_pattern(item) for item in pattern.items]}
 
 
-def _pattern_from(found: dict[str, Any]) -> Pattern:
-    items = tuple(_pattern_from(item) for item in found["items"])
-    pattern = Pattern(keys=_names(found["keys"]), items=items, **{field: found[field] for field in _PLAIN})
+def _pattern_from(described: dict[str, Any]) -> Pattern:
+    items = tuple(_pattern_from(item) for item in described["items"])
+    pattern = Pattern(keys=_names(described["keys"]), items=items, **{field: described[field] for field in _PLAIN})
     if pattern.kind not in _KINDS or not isinstance(pattern.name, str):
         raise ValueError(f"nothing is of kind {pattern.kind!r}")
     if bool(pattern.name) != (pattern.kind in _LEAVES):
@@ -156,10 +157,10 @@ def _pattern_from(found: dict[str, Any]) -> Pattern:
     return pattern
 
 
-def _names(found: Any) -> tuple[str, ...]:
-    if not isinstance(found, list) or not all(isinstance(name, str) for name in found):
+def _names(names: Any) -> tuple[str, ...]:
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise TypeError("a list of names is something else")
-    return tuple(found)
+    return tuple(names)
 
 
 def _of_collection(served: ServedCollection) -> list[dict[str, Any]]:

@@ -8,7 +8,7 @@ the model computes from them can be traced and compared with itself.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
@@ -27,8 +27,7 @@ from recfx.discovery.discover import set_mode
 from recfx.discovery.sample import Sample
 from recfx.errors import ExportError
 from recfx.exporter.arguments import signature_of
-from recfx.exporter.buffers import Sources
-from recfx.exporter.served_collection import local_tables
+from recfx.exporter.table_sources import Sources, local_tables
 from recfx.hashing import HashConfig
 from recfx.ir.tables import TableSpec
 from recfx.runtime.hooks import MODULE_HOOKS
@@ -39,12 +38,7 @@ def fresh_copy(
 ) -> tuple[nn.Module, dict[int, nn.Module]]:
     """New modules in eval mode around the same parameters, with buffers of their own; collections share everything.
 
-    Args:
-        model: the model.
-        replacements: what takes the place of some modules, by ``id``.
-
-    Returns:
-        the copy, and the copy of each module by ``id`` of the original.
+    ``replacements`` take the place of some modules, by ``id``. Returns also the copy of each module by ``id``.
     """
     copy, copies = copy_modules(model, replacements)
     set_mode(copy, False)
@@ -65,11 +59,10 @@ def fresh_copy(
 
 def restore_buffers(copy: nn.Module, model: nn.Module) -> None:
     """Give the buffers of a copy the values that the model's have."""
-    wanted: Any = dict(model.named_buffers())
-    shared = {id(buffer) for module in _collections(copy) for buffer in module.buffers()}
-    for name, buffer in copy.named_buffers():
-        if id(buffer) not in shared and name in wanted and buffer.shape == wanted[name].shape:
-            buffer.copy_(wanted[name])
+    before = dict(model.named_buffers())
+    for name, buffer in own_buffers(copy).items():
+        if name in before and buffer.shape == before[name].shape:
+            buffer.copy_(before[name])
 
 
 @contextlib.contextmanager
@@ -158,25 +151,26 @@ def with_stand_ins(model: nn.Module, collections: Mapping[str, ConvertedCollecti
 
 def stand_in(path: str, collection: ConvertedCollection) -> UnshardedCollection:
     """A collection with the same keys and columns, which has a row for every id."""
-    specs = tuple(_small(spec) for spec in collection.tables)
-    kind = kind_of(collection)
-    tables = {spec.name: kind.holder(_ROWS, spec.embedding_dim, dtype=spec.dtype, device="cpu") for spec in specs}
+    return with_tables(path, collection, [hashed_spec(spec, _ROWS, _HASHING) for spec in collection.tables])
+
+
+def hashed_spec(spec: TableSpec, rows: int, hashing: HashConfig) -> TableSpec:
+    """The table with so many rows, hashed in this way."""
+    return replace(spec, num_embeddings=rows, hashing=hashing.resolve(rows, False, spec.name), custom_init_fn=False)
+
+
+def with_tables(path: str, collection: ConvertedCollection, specs: Iterable[TableSpec]) -> UnshardedCollection:
+    """A collection like this one in eval mode, with new tables on the CPU in the place of its own."""
+    specs, kind = tuple(specs), kind_of(collection)
+    tables = {
+        spec.name: kind.holder(spec.num_embeddings, spec.embedding_dim, dtype=spec.dtype, device="cpu")
+        for spec in specs
+    }
     made = converted_class(kind).from_tables(
-        kind.configs_of(collection),
-        specs,
-        nn.ModuleDict(tables),
-        collection.is_weighted(),
-        "cpu",
-        path,
-        "auto",
-        None,
+        kind.configs_of(collection), specs, nn.ModuleDict(tables), collection.is_weighted(), "cpu", path, "auto", None
     )
     made.eval()
     return made
-
-
-def _small(spec: TableSpec) -> TableSpec:
-    return replace(spec, num_embeddings=_ROWS, hashing=_HASHING.resolve(_ROWS, False, spec.name), custom_init_fn=False)
 
 
 def device_of(model: nn.Module) -> torch.device:
@@ -188,12 +182,7 @@ def device_of(model: nn.Module) -> torch.device:
 
 
 def on_host(model: nn.Module, call: Sample) -> tuple[nn.Module, Sample, Sources]:
-    """A model on the host with small collections, the call there, and where the tables come from.
-
-    Args:
-        model: converted and not sharded; it does not change.
-        call: one call of it.
-    """
+    """A model on the host with small collections, the call there, and where the tables come from."""
     collections = unsharded_collections(model)
     small = with_stand_ins(model, collections)
     detach_parameters(own_modules(small))  # because `to` writes into parameters

@@ -25,12 +25,7 @@ _OF_THE_CONTENT = (zipfile.BadZipFile, EOFError, RuntimeError, ValueError, struc
 
 
 class ModelFile:
-    """A file that stays open.
-
-    Args:
-        path: its path, for messages.
-        file: the file.
-    """
+    """A file that stays open, and its path for messages."""
 
     def __init__(self, path: Path, file: BinaryIO) -> None:
         self.path = path
@@ -38,8 +33,8 @@ class ModelFile:
         self._opened = self._stamp()
 
     def _stamp(self) -> tuple[int, int]:
-        found = os.fstat(self.file.fileno())
-        return found.st_size, found.st_mtime_ns
+        status = os.fstat(self.file.fileno())
+        return status.st_size, status.st_mtime_ns
 
     @contextlib.contextmanager
     def archive(self) -> Iterator[zipfile.ZipFile]:

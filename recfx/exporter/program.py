@@ -21,13 +21,13 @@ from torch.jit._recursive import create_script_module, infer_methods_to_compile
 from torch.jit._script import call_prepare_scriptable_func
 
 from recfx.collections.object_kinds import own_modules
-from recfx.discovery.sample import Sample
 from recfx.errors import Diagnostic, Severity
-from recfx.exporter.arguments import Pattern, Signature
+from recfx.exporter.arguments import Signature
+from recfx.exporter.model_call import ModelCall
 from recfx.exporter.model_copies import detach_parameters, fold_parametrizations, fresh_copy, strip_hooks
 from recfx.exporter.returns import is_typed
-from recfx.exporter.serving import ServedNode
-from recfx.exporter.trace_model import PATHS, ROLLBACKS, WayFailed, Ways, each_way, trace_model, warm_copy
+from recfx.exporter.serving.select_bags import ServedNode
+from recfx.exporter.trace_model import PATHS, ROLLBACKS, WayFailed, Ways, each_way, trace_model, warmed
 from recfx.runtime.hooks import has_forward_hooks
 
 
@@ -49,67 +49,38 @@ class Program:
     passed: str = ""
 
 
-def programs(
-    model: nn.Module,
-    served: Mapping[int, nn.Module],
-    signature: Signature,
-    returns: Pattern,
-    sample: Sample,
-    failures: list[Diagnostic],
-) -> Iterator[Program]:
-    """Compile a model around exported collections, in one way after the other.
-
-    Args:
-        model: converted, without wrappers. Copies of it run in eval mode.
-        served: what takes the place of each collection, by ``id``.
-        signature: the arguments of the program.
-        returns: what it returns.
-        sample: one call of the model.
-        failures: takes up why ways were left.
-    """
-    warm, served = warm_copy(model, served, sample)
-    fold_parametrizations(warm)
-    yield from each_way(partial(_trace_and_compile, warm, served, signature, returns, sample, failures), failures)
+def programs(call: ModelCall) -> Iterator[Program]:
+    """Compile a model around exported collections, in one way after the other."""
+    call = warmed(call)
+    fold_parametrizations(call.model)
+    yield from each_way(partial(_trace_and_compile, call), call.failures)
     try:
-        program = Program(_script(_plain_root(warm, served, signature)), None, True, _passed(signature))
+        program = Program(_script(_plain_root(call)), None, True, _passed(call.signature))
     except WayFailed as failed:
-        failures.append(failed.diagnostic)
+        call.failures.append(failed.diagnostic)
     else:
-        failures += _hooks_left_out(warm, {})
+        call.failures.extend(_hooks_left_out(call.model, {}))
         yield program
 
 
-def _trace_and_compile(
-    model: nn.Module,
-    served: Mapping[int, nn.Module],
-    signature: Signature,
-    returns: Pattern,
-    sample: Sample,
-    failures: list[Diagnostic],
-    ways: Ways,
-) -> Program:
-    graph_module = trace_model(model, served, signature, returns, sample, ways)
+def _trace_and_compile(call: ModelCall, ways: Ways) -> Program:
+    graph_module = trace_model(call, ways)
     left_out = _hooks_left_out(graph_module, graph_module.meta[PATHS])
     try:
-        program = Program(_script(graph_module), graph_module, is_typed(returns))
+        program = Program(_script(graph_module), graph_module, is_typed(call.returns))
     except WayFailed as failed:
-        found = failed.diagnostic
-        path = graph_module.meta[PATHS].get(found.path, found.path)
+        why = failed.diagnostic
+        path = graph_module.meta[PATHS].get(why.path, why.path)
         rollback = graph_module.meta[ROLLBACKS].get(path)
         untraced = "" if rollback is None else f"it cannot be traced ({rollback}), nor compiled: "
-        named = dataclasses.replace(found, path=path, message=f"{untraced}{found.message}")
+        named = dataclasses.replace(why, path=path, message=f"{untraced}{why.message}")
         raise WayFailed(named, failed.stage) from failed
-    failures += left_out
+    call.failures.extend(left_out)
     return program
 
 
 def _hooks_left_out(root: nn.Module, paths: Mapping[str, str]) -> list[Diagnostic]:
-    """The forward hooks of modules whose code TorchScript compiles; those of modules in a trace are in its graph.
-
-    Args:
-        root: holds the modules.
-        paths: their paths in the user's model, by name in ``root``; those that are not named have the same.
-    """
+    """The forward hooks of modules whose code TorchScript compiles; ``paths`` are those in the user's model."""
     what_to_do = "if the answer needs them, call what they do in `forward`."
     message = "TorchScript compiles the module's own code, so its forward hooks are not in the file."
     return [
@@ -119,13 +90,13 @@ def _hooks_left_out(root: nn.Module, paths: Mapping[str, str]) -> list[Diagnosti
     ]
 
 
-def _plain_root(model: nn.Module, served: Mapping[int, nn.Module], signature: Signature) -> nn.Module:
+def _plain_root(call: ModelCall) -> nn.Module:
     """The model's own code around exported collections."""
-    exploded = [pattern for pattern in signature.patterns if not pattern.name]
+    exploded = [pattern for pattern in call.signature.patterns if not pattern.name]
     if any(pattern.kind != "constant" for pattern in exploded):
         message = f"TorchScript has no type for an argument that is a {exploded[0].kind}"
         raise WayFailed(Diagnostic("not_scriptable", "", message), "compile")
-    return fresh_copy(model, served)[0]
+    return fresh_copy(call.model, call.served)[0]
 
 
 def _passed(signature: Signature) -> str:

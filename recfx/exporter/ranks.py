@@ -43,13 +43,8 @@ def group_of(model: nn.Module) -> dist.ProcessGroup | None:
 def agree(group: dist.ProcessGroup | None, function: Callable[[], _Result]) -> list[_Result]:
     """Call ``function``, which must not communicate, on all ranks, and return what each returned. Collective.
 
-    Args:
-        group: the ranks; None for this process alone.
-        function: what is called.
-
-    Raises:
-        Exception: the error of this rank, otherwise that of the first rank where it failed (``other_rank_failed`` if
-            that is not an error of recfx).
+    An error is that of this rank, or else of the first rank where it failed: ``other_rank_failed`` if it is not one of
+    recfx's. Without a group, this process is alone.
     """
     rank = 0 if group is None else group.rank()
 
@@ -73,12 +68,7 @@ def _as_sent(error: BaseException, rank: int) -> Exception:
 
 
 class Ranks:
-    """The ranks of a sharded model, and its tables in an order that all of them know.
-
-    Args:
-        model: the model on this rank, without wrappers.
-        group: its process group.
-    """
+    """The ranks of a sharded model, and its tables in an order that all of them know."""
 
     def __init__(self, model: nn.Module, group: dist.ProcessGroup) -> None:
         self.group, self.rank = group, group.rank()
@@ -170,8 +160,8 @@ class Ranks:
     def _tell(self, outcome: tuple[Exception | None, Any]) -> tuple[Exception | None, Any]:
         told: list[Any] = [outcome]
         dist.broadcast_object_list(told, dist.get_global_rank(self.group, 0), group=self.group)
-        found: tuple[Exception | None, Any] = told[0]
-        return found
+        outcome_of_first: tuple[Exception | None, Any] = told[0]
+        return outcome_of_first
 
     def _send(
         self,

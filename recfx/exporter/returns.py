@@ -26,42 +26,37 @@ def return_pattern(value: Any) -> Pattern:
         ExportError: ``unsupported_output``: something in it has no type in a file, two tensors would have one name, or
             there is no tensor in it.
     """
-    found = _pattern(value, "output")
-    names = tensor_names(found)
+    pattern = _pattern(value, "output")
+    names = tensor_names(pattern)
     if not names:
         raise _unsupported("the model returns no tensor.")
     for name in names:
         if names.count(name) > 1:
             raise _unsupported(f"two tensors that the model returns would be {name!r} in the file.", "rename a key.")
-    return found
+    return pattern
 
 
 def _unsupported(message: str, what_to_do: str = _WHAT_TO_DO) -> ExportError:
     return ExportError(message, reason="unsupported_output", what_to_do=what_to_do)
 
 
-def check_alike(wanted: Pattern, found: Pattern, batch: str, where: str = "output") -> None:
+def check_alike(wanted: Pattern, answer: Pattern, batch: str, where: str = "output") -> None:
     """Refuse a model that returns something else for another batch, but for the content of tensors.
 
     A file would return what the sample's answer had.
 
-    Args:
-        wanted: the pattern of what it returns for the sample.
-        found: the pattern of what it returns for the other batch.
-        batch: what that is, for messages.
-        where: the name of this part of the answer.
-
     Raises:
         ExportError: ``unsupported_output``.
     """
-    if wanted.kind == found.kind == "constant" and not is_constant(wanted.value, found.value):
-        values = f"{wanted.value!r} for the sample, and {found.value!r} for {batch}"
+    if wanted.kind == answer.kind == "constant" and not is_constant(wanted.value, answer.value):
+        values = f"{wanted.value!r} for the sample, and {answer.value!r} for {batch}"
         raise _unsupported(
             f"{where} of the model is {values}: what is not a tensor would be built in.", "return a tensor there."
         )
-    if _alone(wanted) != _alone(found):
+    if _alone(wanted) != _alone(answer):
         raise _unsupported(f"the model returns something else in {where} for {batch} than for the sample.")
-    for key, one, other in zip(wanted.keys, wanted.items, found.items, strict=False):  # the keys of a KJT have no items
+    # The keys of a KJT have no items.
+    for key, one, other in zip(wanted.keys, wanted.items, answer.items, strict=False):
         check_alike(one, other, batch, f"{where}.{key}")
 
 
@@ -107,42 +102,34 @@ def tensor_names(pattern: Pattern) -> list[str]:
     return [
         f"{leaf.name}.{part}" if leaf.kind in ("kjt", "jagged") else leaf.name
         for leaf in pattern.leaves()
-        for part in _parts(leaf)
+        for part in leaf.parts
     ]
-
-
-def _parts(leaf: Pattern) -> list[str]:
-    """The methods that give its tensors; ``""`` for a tensor itself."""
-    if leaf.kind in ("kjt", "jagged"):
-        return ["values", "lengths", *(["weights"] if leaf.is_weighted else [])]
-    return ["values"] if leaf.kind == "keyed_tensor" else [""]
 
 
 def expressions(pattern: Pattern, expression: str = "output") -> dict[str, str]:
     """By name of each tensor, the TorchScript expression that takes it out of ``expression``."""
     if pattern.name:
-        parts = _parts(pattern)
-        taken = [f"{expression}.{part}()" if part else expression for part in parts]
-        return dict(zip(tensor_names(pattern), taken, strict=True))
-    found: dict[str, str] = {}
+        calls = [f"{expression}.{part}()" if part else expression for part in pattern.parts]
+        return dict(zip(tensor_names(pattern), calls, strict=True))
+    taken: dict[str, str] = {}
     for key, item in zip(pattern.keys, pattern.items, strict=True):
-        found |= expressions(item, f"{expression}[{key!r}]" if pattern.kind == "dict" else f"{expression}[{key}]")
-    return found
+        taken |= expressions(item, f"{expression}[{key!r}]" if pattern.kind == "dict" else f"{expression}[{key}]")
+    return taken
 
 
 def take_apart(pattern: Pattern, value: Any) -> dict[str, Any]:
     """By name, the tensors of a value; of a traced one, too, whose parts are proxies."""
     if pattern.name:
-        parts = _parts(pattern)
-        return dict(zip(tensor_names(pattern), [getattr(value, p)() if p else value for p in parts], strict=True))
-    found: dict[str, Any] = {}
+        taken = [getattr(value, part)() if part else value for part in pattern.parts]
+        return dict(zip(tensor_names(pattern), taken, strict=True))
+    tensors: dict[str, Any] = {}
     for number, (key, item) in enumerate(zip(pattern.keys, pattern.items, strict=True)):
         if pattern.kind == "dataclass":
             part = getattr(value, key)
         else:
             part = value[key] if pattern.kind == "dict" else value[number]
-        found |= take_apart(item, part)
-    return found
+        tensors |= take_apart(item, part)
+    return tensors
 
 
 def is_typed(pattern: Pattern) -> bool:
@@ -156,13 +143,13 @@ def is_typed(pattern: Pattern) -> bool:
 def put_together(pattern: Pattern, tensors: dict[str, torch.Tensor]) -> Any:
     """The value that a pattern describes; a dataclass becomes a dict of its fields."""
     if pattern.name:
-        found = [tensors[name] for name in tensor_names(pattern)]
-        weights = found[-1] if pattern.is_weighted else None
+        parts = [tensors[name] for name in tensor_names(pattern)]
+        weights = parts[-1] if pattern.is_weighted else None
         if pattern.kind == "keyed_tensor":
-            return KeyedTensor(list(pattern.keys), list(pattern.value), found[0])
+            return KeyedTensor(list(pattern.keys), list(pattern.value), parts[0])
         if pattern.kind == "kjt":
-            return KeyedJaggedTensor(list(pattern.keys), found[0], weights, lengths=found[1])
-        return JaggedTensor(found[0], weights, found[1]) if pattern.kind == "jagged" else found[0]
+            return KeyedJaggedTensor(list(pattern.keys), parts[0], weights, lengths=parts[1])
+        return JaggedTensor(parts[0], weights, parts[1]) if pattern.kind == "jagged" else parts[0]
     if pattern.kind == "constant":
         return pattern.value
     items = [put_together(item, tensors) for item in pattern.items]

@@ -11,15 +11,17 @@ from torch import fx
 from recfx.collections.collection import UnshardedCollection
 from recfx.collections.compile_graph import rewritten
 from recfx.errors import ExportError
-from recfx.exporter.buffers import Filling, LocalTable, TableSource, fillings_of, longest_probe
-from recfx.exporter.serving import SCRIPT, PoolRows, ServingTarget
+from recfx.exporter.buffers import Filling, fillings_of
 from recfx.exporter.serving.lower_served import lower_served
+from recfx.exporter.serving.pool_rows import PoolRows
+from recfx.exporter.serving.targets import ServingTarget
+from recfx.exporter.table_sources import TableSource
 from recfx.ir.context import CollectionContext
 from recfx.ir.facts import TableFacts
 from recfx.ir.operator_graph import OperatorGraph
 from recfx.ir.snapshot import PassRecord
 from recfx.ir.tables import TableSpec
-from recfx.passes import Pass, export_passes, serving_passes
+from recfx.passes import export_passes, serving_passes
 
 QUANTIZED: dict[str | None, torch.dtype | None] = {
     None: None,
@@ -106,55 +108,17 @@ class ServedCollection:
 def serve_collection(
     path: str,
     collection: UnshardedCollection,
-    dtypes: Mapping[str, torch.dtype],
-    target: ServingTarget = SCRIPT,
-) -> ServedCollection:
-    """Run the export passes on a collection that this process holds as a whole.
-
-    Args:
-        path: its fully qualified name.
-        collection: the collection, which does not change.
-        dtypes: the dtype of stored rows of each table.
-        target: which modules serve the nodes.
-    """
-    return serve_tables(path, local_tables(collection), collection.is_weighted(), dtypes, target, collection.passes)
-
-
-def local_tables(collection: UnshardedCollection) -> dict[str, TableSource]:
-    """The tables of a collection that this process holds as a whole, by name."""
-    indexes = collection.hash_indexes
-    return {
-        spec.name: LocalTable(
-            spec,
-            collection.weight(spec.name),
-            collection.index(spec.name) if spec.name in indexes else None,
-        )
-        for spec in collection.tables
-    }
-
-
-def serve_tables(
-    path: str,
     tables: Mapping[str, TableSource],
-    is_weighted: bool,
     dtypes: Mapping[str, torch.dtype],
-    target: ServingTarget = SCRIPT,
-    passes: tuple[Pass, ...] | None = None,
+    target: ServingTarget,
 ) -> ServedCollection:
-    """Run the export passes on the graph of a collection that has these tables.
-
-    Args:
-        path: fully qualified name of the collection.
-        tables: where each table comes from, in the collection's order.
-        is_weighted: whether batches carry weights for ids.
-        dtypes: the dtype of stored rows of each table.
-        target: which modules serve the nodes.
-        passes: the passes that make the collection's own graph; None: those of ``recfx.passes()``.
-    """
+    """Run the export passes on the graph of a collection, whose tables come from elsewhere; it does not change."""
     specs = tuple(source.spec for source in tables.values())
     facts = {name: _facts(source, target.counts_probes) for name, source in tables.items()}
-    context = CollectionContext(path, specs, facts, dict.fromkeys(facts, 0), is_weighted)
-    made = rewritten(OperatorGraph.of(context, target), [*export_passes(passes), *serving_passes({path: dtypes})])
+    context = CollectionContext(path, specs, facts, dict.fromkeys(facts, 0), collection.is_weighted())
+    made = rewritten(
+        OperatorGraph.of(context, target), [*export_passes(collection.passes), *serving_passes({path: dtypes})]
+    )
     graph_module = lower_served(made, target)
     stored = tuple(spec for each in graph_module.modules() if isinstance(each, PoolRows) for spec in each.specs)
     errors: dict[str, float] = {}
@@ -166,5 +130,5 @@ def _facts(source: TableSource, counts_probes: bool) -> TableFacts:
     """What a file's graph is told of a table: its index, and one dtype for all, so that they share a lookup."""
     spec, index = source.spec, source.index
     if index is not None and counts_probes:
-        index = replace(index, longest_probe=longest_probe(source))
+        index = replace(index, longest_probe=source.longest_probe())
     return TableFacts(spec.num_embeddings, spec.embedding_dim, torch.float32, "meta", index=index)

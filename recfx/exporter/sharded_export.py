@@ -7,22 +7,25 @@ sample. The program is made from a copy of the model with small unsharded collec
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
+import torch
 import torch.distributed as dist
 from torch import nn
 from torchrec.distributed.types import LazyAwaitable
 
 from recfx.collections.copy_modules import copy_modules
-from recfx.collections.sharding.collection import sharded_collections
+from recfx.collections.sharding.collection import ShardedCollection, sharded_collections
 from recfx.discovery.sample import Sample
 from recfx.discovery.wrappers import unwrap
 from recfx.errors import ExportError
-from recfx.exporter.buffers import Sources
 from recfx.exporter.compare_outputs import run_model
-from recfx.exporter.gathered_tables import gathered_tables
 from recfx.exporter.model_copies import fresh_copy, sample_failed, uncounted, with_stand_ins
 from recfx.exporter.ranks import Ranks
+from recfx.exporter.table_sources import Sources, TableSource, empty_index
+from recfx.hashing import HashIndex
+from recfx.ir.shards import ShardedTable
 
 _Result = TypeVar("_Result")
 
@@ -35,7 +38,7 @@ def export_from_ranks(
     check: Callable[[], None],
     export: Callable[[nn.Module, Any, Sources], _Result],
 ) -> _Result:
-    """Export a sharded model. Collective.
+    """Export a sharded model, and return what ``export`` returned on rank 0. Collective.
 
     Args:
         model: the model on this rank, without wrappers.
@@ -44,14 +47,7 @@ def export_from_ranks(
         arguments: what all ranks must have passed alike.
         check: checks on rank 0 whether there can be a file.
         export: writes the file on rank 0, given a model with small collections, the answer of the whole model and
-            where the tables come from.
-
-    Returns:
-        what ``export`` returned, on all ranks.
-
-    Raises:
-        ExportError: ``ranks_differ``, ``sample_failed``, ``other_rank_failed``, or an error of ``export``; on all
-            ranks.
+            where the tables come from. Its error, like any other, is one on all ranks.
     """
     ranks = Ranks(model, group)
     model = _without_replicas(model)
@@ -61,7 +57,7 @@ def export_from_ranks(
     small = with_stand_ins(model, sharded_collections(model))
     # Without communication first, because the other ranks would wait for one whose own code raises.
     ranks.agree(lambda: _try(small, sample))
-    sources = gathered_tables(ranks)  # before the model runs, because an invalid index stops its rank alone
+    sources = _gathered_tables(ranks)  # before the model runs, because an invalid index stops its rank alone
     with uncounted(model):
         outputs = _answer(model, sample, ranks)
     if ranks.rank != 0:
@@ -130,3 +126,51 @@ def _waited(value: Any) -> Any:
     if type(value) in (list, tuple):
         return type(value)(_waited(item) for item in value)
     return {key: _waited(item) for key, item in value.items()} if type(value) is dict else value
+
+
+@dataclass(eq=False)
+class _GatheredTable(TableSource):
+    """One sharded table, as rank 0 reads it from all ranks: the one of this number among theirs."""
+
+    number: int
+    ranks: Ranks
+
+    def rows(self, begin: int, end: int) -> torch.Tensor:
+        """Rows, joined from the parts of all ranks that have some."""
+        return self.ranks.rows(self.number, begin, end)
+
+    def read_index(self) -> HashIndex:
+        """The whole index, made from the ids of all ranks."""
+        index = empty_index(self.spec)
+        for begin, end in self.stretches(16):
+            self.ranks.ids(self.number, index.row_ids, index.row_state, begin, end)
+        index.refresh()  # makes the slots
+        return index
+
+
+def _gathered_tables(ranks: Ranks) -> dict[str, dict[str, TableSource]]:
+    """Every sharded table, by collection and name. Collective; only rank 0 may read the pieces.
+
+    Raises:
+        CheckpointError: the state that was loaded in place into some rank's index is not valid; raised on all ranks.
+    """
+    gathered: dict[str, dict[str, TableSource]] = {}
+    by_rank = ranks.agree(lambda: [_ids_of_slices(module, table) for _, module, table in ranks.tables])
+    for number, (path, module, table) in enumerate(ranks.tables):
+        slices = [ids for of_rank in by_rank for ids in of_rank[number]]
+        spec = replace(table.table, dtype=module.dtypes[table.table.name])
+        ids, side_row = sum(ids for ids, _ in slices), max((row for _, row in slices), default=-1)
+        gathered.setdefault(path, {})[spec.name] = _GatheredTable(spec, ids, side_row, number, ranks)
+    return gathered
+
+
+def _ids_of_slices(module: ShardedCollection, table: ShardedTable) -> list[tuple[int, int]]:
+    """Of each of this rank's slices of a table's index: how many ids it holds, and the table's row of id -1, or -1."""
+    ids_of_slices = []
+    for shard in table.slices(table.saved) if table.table.has_index else []:
+        if shard.rank == module.sharding.rank:
+            index = module.store.index(shard.name)
+            index.refresh()
+            row = int(index.find(torch.tensor([-1], device="cpu")))
+            ids_of_slices.append((len(index), row + shard.rows[0] if row >= 0 else -1))
+    return ids_of_slices

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Any, TypeVar
 
@@ -23,9 +22,10 @@ from recfx.conversion.whole_graph import inline_graph
 from recfx.discovery.sample import Sample
 from recfx.discovery.shallow_tracer import ShallowTracer, rollback_of, trace_graph
 from recfx.errors import Diagnostic
-from recfx.exporter.arguments import Pattern, Signature, identifier
+from recfx.exporter.arguments import identifier
 from recfx.exporter.batch_proxies import BatchProxy, CopiedProxy, Features, check_read_features, features_made_by
 from recfx.exporter.compare_outputs import first_difference, run_model
+from recfx.exporter.model_call import ModelCall
 from recfx.exporter.model_copies import fresh_copy, restore_buffers
 from recfx.exporter.returns import is_typed, take_apart
 from recfx.runtime.hooks import has_forward_hooks
@@ -42,43 +42,18 @@ ROLLBACKS = "recfx_rollbacks"
 """In a traced graph's ``meta``: by path, why modules could not be traced."""
 
 
-def warm_copy(
-    model: nn.Module, served: Mapping[int, nn.Module], sample: Sample
-) -> tuple[nn.Module, dict[int, nn.Module]]:
-    """A copy that has run once, because some modules prepare themselves then, and ``served`` by the ``id`` in it."""
-    warm, copies = fresh_copy(model)
-    run_model(warm, sample)
-    restore_buffers(warm, model)
-    return warm, {id(copies[collection]): module for collection, module in served.items()}
-
-
-def traced_graphs(
-    model: nn.Module,
-    served: Mapping[int, nn.Module],
-    signature: Signature,
-    returns: Pattern,
-    sample: Sample,
-    failures: list[Diagnostic],
-) -> Iterator[fx.GraphModule]:
-    """The traced program before TorchScript compiles it, in one way after the other.
-
-    Args:
-        model: as ``warm_copy`` returns it, with ``served``.
-        served: what takes the place of each collection, by ``id``.
-        signature: as for ``programs``, like what follows.
-        returns: what the program returns; if ``is_typed`` is False for it, the graphs return tensors by name.
-        sample: one call of the model.
-        failures: takes up why ways were left.
-    """
-    return each_way(partial(trace_model, model, served, signature, returns, sample), failures)
+def warmed(call: ModelCall) -> ModelCall:
+    """The call of a copy of the model that has run once, because some modules prepare themselves then."""
+    warm, copies = fresh_copy(call.model)
+    run_model(warm, call.sample)
+    restore_buffers(warm, call.model)
+    return replace(call, model=warm, served={id(copies[key]): module for key, module in call.served.items()})
 
 
 def each_way(make: Callable[[Ways], _Made], failures: list[Diagnostic]) -> Iterator[_Made]:
-    """What ``make`` returns for one way of tracing after the other; what is asked for after one was not good enough.
+    """What ``make`` returns for one way of tracing after the other; the next is asked for if one was not good enough.
 
-    Args:
-        make: makes something of a way, or raises ``WayFailed``.
-        failures: takes up why ways were left.
+    ``failures`` takes up why ``make`` raised ``WayFailed``.
     """
     ways = Ways()
     while not ways.exhausted:
@@ -137,13 +112,7 @@ class Ways:
 
 
 class _Tracer(ShallowTracer):
-    """A shallow tracer that records forward hooks, and enters more than modules that hold collections.
-
-    Args:
-        collections: ids of the collections.
-        ways: what to enter.
-        features: what is known of the arguments that are batches.
-    """
+    """A shallow tracer that records forward hooks, and enters more than modules that hold collections."""
 
     def __init__(self, collections: set[int], ways: Ways, features: dict[str, Features]) -> None:
         super().__init__(collections, ways.opaque)
@@ -175,52 +144,45 @@ class _Tracer(ShallowTracer):
         return super().call_module(m, forward, args, kwargs)
 
 
-def trace_model(
-    model: nn.Module,
-    served: Mapping[int, nn.Module],
-    signature: Signature,
-    returns: Pattern,
-    sample: Sample,
-    ways: Ways,
-) -> fx.GraphModule:
-    """The trace of a model around exported graphs, by one way; arguments as for ``traced_graphs``.
+def trace_model(call: ModelCall, ways: Ways) -> fx.GraphModule:
+    """The trace of a warmed model around exported graphs, by one way.
+
+    If ``is_typed`` is False for what the model returns, the graph returns tensors by name.
 
     Raises:
         WayFailed: it cannot be traced, or computes something else when traced.
     """
-    live, copies = fresh_copy(model)
-    batches = [leaf for leaf in signature.leaves() if leaf.kind == "kjt"]
+    live, copies = fresh_copy(call.model)
+    batches = [leaf for leaf in call.signature.leaves() if leaf.kind == "kjt"]
     features = {leaf.name: Features(leaf.keys, leaf.is_weighted) for leaf in batches}
-    tracer = _Tracer({id(copies[collection]) for collection in served}, ways, features)
-    entry = _with_leaves(live, signature, returns)
+    tracer = _Tracer({id(copies[collection]) for collection in call.served}, ways, features)
+    entry = _with_leaves(live, call)
     try:
-        graph = trace_graph(entry, Sample(*signature.flatten(sample.args, sample.kwargs)), tracer, inference=True)
+        graph = trace_graph(entry, Sample(*call.leaves(call.sample)), tracer, inference=True)
         graph._tracer_cls = None
         check_read_features(graph, tracer.reads, features)
-        traced = _runnable(model, entry, graph)
+        traced = _runnable(call.model, entry, graph)
     except Exception as error:  # user code on proxies can raise anything; the reason is part of the error
         raise WayFailed(rollback_of("", error), "trace") from error
-    difference = _difference(model, traced, signature, returns, sample)
+    difference = _difference(call, traced)
     if difference is not None:
         differs = Diagnostic("graph_differs", "", f"the traced graph differs: {difference}")
         raise WayFailed(differs, "differs", frozenset(tracer.entered))
     paths = {identifier(str(node.target), ()): str(node.target) for node in graph.find_nodes(op="call_module")}
-    graph_module = _around_served(model, served, signature, entry, graph)
+    graph_module = _around_served(call, entry, graph)
     graph_module.meta[PATHS] = paths
     graph_module.meta[ROLLBACKS] = {rollback.path: rollback.message for rollback in tracer.rollbacks}
     return graph_module
 
 
-def _around_served(
-    model: nn.Module, served: Mapping[int, nn.Module], signature: Signature, entry: nn.Module, graph: fx.Graph
-) -> fx.GraphModule:
+def _around_served(call: ModelCall, entry: nn.Module, graph: fx.Graph) -> fx.GraphModule:
     """The traced graph with exported graphs in the place of the collections."""
-    root, _ = fresh_copy(model, served)
+    root, _ = fresh_copy(call.model, call.served)
     _keep_constants(root, entry, graph)
-    for node, leaf in zip(graph.find_nodes(op="placeholder"), signature.leaves(), strict=True):
+    for node, leaf in zip(graph.find_nodes(op="placeholder"), call.signature.leaves(), strict=True):
         node.type = _TYPES[leaf.kind]
     graph_module = flat_graph_module(root, graph)
-    _inline(graph_module, served)
+    _inline(graph_module, call.served)
     _drop_identities(graph_module)
     _type_empty_lists(graph_module)
     return flat_graph_module(graph_module, graph_module.graph)
@@ -312,19 +274,19 @@ def _called(node: fx.Node) -> str | None:
     return str(node.target) if node.op == "call_module" else None
 
 
-def _with_leaves(root: nn.Module, signature: Signature, returns: Pattern) -> nn.Module:
+def _with_leaves(root: nn.Module, of: ModelCall) -> nn.Module:
     """``root`` with a ``forward`` that takes the tensors and KJTs of its arguments, one after the other.
 
     If TorchScript has no type for what it returns, it returns the tensors in it by name.
     """
-    names = ", ".join(leaf.name for leaf in signature.leaves())
+    names = ", ".join(leaf.name for leaf in of.signature.leaves())
     forward = root.__dict__.get("forward") or type(root).forward.__get__(root)
     original = root._call_impl if has_forward_hooks(root) else forward
 
     def call(*leaves: Any) -> Any:
-        made = signature.call_of(leaves)
+        made = of.signature.call_of(leaves)
         returned = original(*made.args, **made.kwargs)
-        return returned if is_typed(returns) else take_apart(returns, returned)
+        return returned if is_typed(of.returns) else take_apart(of.returns, returned)
 
     scope: dict[str, Any] = {"__call": call}
     exec(f"def forward(self, {names}):\n    return __call({names})", scope)
@@ -334,41 +296,32 @@ def _with_leaves(root: nn.Module, signature: Signature, returns: Pattern) -> nn.
     return duplicate
 
 
-def _difference(
-    model: nn.Module, traced: nn.Module, signature: Signature, returns: Pattern, sample: Sample
-) -> Difference | str | None:
-    for call in (sample, sample.resized()):
-        if call is None:
+def _difference(call: ModelCall, traced: nn.Module) -> Difference | str | None:
+    def answer_of_model(sample: Sample) -> list[tuple[str, torch.Tensor]]:
+        return list(take_apart(call.returns, run_model(fresh_copy(call.model)[0], sample)).items())
+
+    for sample in (call.sample, call.sample.resized()):
+        if sample is None:
             continue
         try:
-            wanted = _named_outputs(model, returns, call)
+            expected = answer_of_model(sample)
         except Exception:  # the model itself fails, for example on another batch size
-            if call is sample:
+            if sample is call.sample:
                 raise
             continue
-        leaves = Sample(*signature.flatten(call.args, call.kwargs))
         try:
-            answer = run_model(fresh_copy(traced)[0], leaves)
-            found = list(take_apart(returns, answer).items() if is_typed(returns) else answer.items())
+            answer = run_model(fresh_copy(traced)[0], Sample(*call.leaves(sample)))
+            actual = list(take_apart(call.returns, answer).items() if is_typed(call.returns) else answer.items())
         except Exception as error:  # anything that the user's code can raise
             return f"it raises {type(error).__name__}: {error}"
-        difference = first_difference(wanted, found)
-        if difference is not None and first_difference(wanted, _named_outputs(model, returns, call)) is None:
+        difference = first_difference(expected, actual)
+        if difference is not None and first_difference(expected, answer_of_model(sample)) is None:
             return difference
     return None
 
 
-def _named_outputs(model: nn.Module, returns: Pattern, call: Sample) -> list[tuple[str, torch.Tensor]]:
-    return list(take_apart(returns, run_model(fresh_copy(model)[0], call)).items())
-
-
 def flat_graph_module(root: nn.Module, graph: fx.Graph) -> fx.GraphModule:
-    """A graph module that has what the graph uses, under its full path with underscores, and nothing else.
-
-    Args:
-        root: has what the graph names.
-        graph: a graph, whose targets are renamed.
-    """
+    """A graph module that has what the graph uses, under its full path with underscores, and nothing else."""
     used: dict[str, Any] = {}
     names: dict[str, str] = {}
     for node in graph.nodes:

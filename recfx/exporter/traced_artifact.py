@@ -14,7 +14,8 @@ import re
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,16 +30,17 @@ from recfx.errors import Diagnostic
 from recfx.exporter.arguments import Pattern, Signature
 from recfx.exporter.buffers import Filling
 from recfx.exporter.compare_outputs import changed_buffer, resized
-from recfx.exporter.loaded_program import flat_names, flat_tensors, join_tensors, parts_of
+from recfx.exporter.loaded_program import flat_names, flat_tensors, join_tensors
+from recfx.exporter.model_call import ModelCall
 from recfx.exporter.model_copies import detach_parameters, fresh_copy
 from recfx.exporter.returns import is_typed, take_apart
-from recfx.exporter.trace_model import traced_graphs, warm_copy
+from recfx.exporter.trace_model import each_way, trace_model, warmed
 from recfx.exporter.write_file import ARCHIVE_BYTES, MANIFEST, reserve
 from recfx.runtime.hooks import has_forward_hooks
 
 _LONGEST = 400  # characters of torch's messages
 
-Call = Callable[[list[Any]], dict[str, torch.Tensor]]
+Run = Callable[[list[Any]], dict[str, torch.Tensor]]
 """From the tensors and KJTs of the signature to the output tensors by name."""
 
 
@@ -47,12 +49,7 @@ Examples = tuple[list[torch.Tensor], list[dict[int, Any]]]
 
 
 class TracedArtifact:
-    """A program that ``torch.export`` has made.
-
-    Args:
-        exported: the program.
-        signature: its arguments, before they are taken apart into tensors.
-    """
+    """A program that ``torch.export`` has made, and its arguments before they are taken apart into tensors."""
 
     def __init__(self, exported: ExportedProgram, signature: Signature) -> None:
         self.exported = exported
@@ -61,25 +58,21 @@ class TracedArtifact:
         self._module: nn.Module | None = None  # made when it is first called: making it takes longer than a call
 
     def operators(self) -> list[str]:
-        """See ``Artifact``."""
         called = {node.target for node in self.exported.graph.nodes if node.op == "call_function"}
         return [target.name() for target in called if isinstance(target, torch._ops.OpOverload)]
 
     def buffers(self) -> dict[str, torch.Tensor]:
-        """See ``Artifact``."""
         return dict(self.exported.state_dict)
 
     def set_buffer(self, name: str, content: torch.Tensor) -> None:
-        """See ``Artifact``."""
         self.exported.state_dict[name] = content
         self._module = None  # it has the buffers that there were
 
     def check_loading(self, fillings: list[Filling]) -> Diagnostic | None:
-        """None: what ``torch.export`` saves, it can load."""
-        return None
+        return None  # what ``torch.export`` saves, it can load
 
     def save(self, path: Path, manifest: str) -> None:
-        """See ``Artifact``. Takes memory for two copies of the biggest buffer, which torch makes of it."""
+        """This takes memory for two copies of the biggest buffer, which torch makes of it."""
         constants = [value for value in self.exported.constants.values() if isinstance(value, torch.Tensor)]
         tensors = [*self.exported.state_dict.values(), *constants]
         reserve(path, sum(tensor.nbytes for tensor in tensors) + len(manifest) + 4 * ARCHIVE_BYTES)
@@ -87,68 +80,61 @@ class TracedArtifact:
             torch.export.save(self.exported, file, extra_files={MANIFEST: manifest})
 
     def named(self, *leaves: Any) -> dict[str, torch.Tensor]:
-        """See ``Artifact``."""
         if self._module is None:
             self._module = self.exported.module()
-        found: dict[str, torch.Tensor] = self._module(*flat_tensors(self.signature, list(leaves)))
-        return found
+        outputs: dict[str, torch.Tensor] = self._module(*flat_tensors(self.signature, list(leaves)))
+        return outputs
 
 
-def traced_artifacts(
-    model: nn.Module,
-    served: Mapping[int, nn.Module],
-    signature: Signature,
-    returns: Pattern,
-    sample: Sample,
-    failures: list[Diagnostic],
-) -> Iterator[TracedArtifact]:
-    """The model as ``torch.export`` traces it, or else the graph that ``program.py`` has traced.
+def traced_artifacts(call: ModelCall) -> Iterator[TracedArtifact]:
+    """The model as ``torch.export`` traces it, or else the graph that ``trace_model.py`` has traced.
 
     That graph has the hooks of collections, no code that reads their attributes, and no names that are keywords.
-    Arguments: as for ``programs``.
     """
-    warm, served = warm_copy(model, served, sample)
-    changed = changed_buffer(warm, sample)
+    call = warmed(call)
+    changed = changed_buffer(call.model, call.sample)
     if changed is not None:
         path, _, name = changed.rpartition(".")
         message = f"its forward changes buffer {name!r}, which a program of torch.export would forget"
-        failures.append(Diagnostic("not_exportable", path, message))
+        call.failures.append(Diagnostic("not_exportable", path, message))
         return
-    examples = _examples(warm, signature, sample)
-    for name, tensor in zip(flat_names(signature), examples[0], strict=True):
+    examples = _examples(call)
+    for name, tensor in zip(flat_names(call.signature), examples[0], strict=True):
         if 0 in tensor.shape:
             message = f"size {tensor.shape.index(0)} of {name} is 0, as in every batch then; pass a bigger sample"
-            failures.append(Diagnostic("not_exportable", "", message))
+            call.failures.append(Diagnostic("not_exportable", "", message))
             return
-    arguments = signature, examples, failures
-    if not any(has_forward_hooks(module) for module in warm.modules() if id(module) in served):
-        root = fresh_copy(warm, served)[0]
-        yield from _exported(root, _whole_call(root, signature, returns), *arguments)
+    if not any(has_forward_hooks(module) for module in call.model.modules() if id(module) in call.served):
+        root = fresh_copy(call.model, call.served)[0]
+
+        def call_whole(leaves: list[Any]) -> dict[str, torch.Tensor]:
+            made = call.signature.call_of(leaves)
+            return take_apart(call.returns, root(*made.args, **made.kwargs))
+
+        yield from _exported(root, call_whole, call, examples)
     tried = ""
-    for graph_module in traced_graphs(warm, served, signature, returns, sample, failures):
+    for graph_module in each_way(partial(trace_model, call), call.failures):
         if graph_module.code != tried:  # another way may lead to the same graph
-            yield from _exported(graph_module, _flat_call(graph_module, returns), *arguments)
+            yield from _exported(graph_module, _flat_call(graph_module, call.returns), call, examples)
         tried = graph_module.code
 
 
-def _exported(
-    root: nn.Module, call: Call, signature: Signature, examples: Examples, failures: list[Diagnostic]
-) -> Iterator[TracedArtifact]:
+def _exported(root: nn.Module, run: Run, call: ModelCall, examples: Examples) -> Iterator[TracedArtifact]:
     detach_parameters(own_modules(root))
     try:
         tensors, symbols = examples
         with torch.no_grad(), _quiet():
-            entry = _entry(root, call, signature)
+            entry = _entry(root, run, call.signature)
             exported = torch.export.export(entry, tuple(tensors), dynamic_shapes=tuple(symbols))
     except Exception as error:  # user code under a tracer can raise anything; the reason is part of the error
-        failures.append(_why_not(error, root))
+        call.failures.append(_why_not(error, root))
         return
     exported.example_inputs = None  # not part of the file
     narrow = _narrow(exported)
     if narrow is None:
-        yield TracedArtifact(exported, signature)
+        yield TracedArtifact(exported, call.signature)
     else:
-        failures.append(Diagnostic("not_exportable", "", f"the program does not take every batch: {narrow}"))
+        call.failures.append(Diagnostic("not_exportable", "", f"the program does not take every batch: {narrow}"))
 
 
 @contextlib.contextmanager
@@ -170,22 +156,21 @@ def _quiet() -> Iterator[None]:
         config.do_not_emit_stack_traces = without_stacks
 
 
-def _examples(model: nn.Module, signature: Signature, sample: Sample) -> Examples:
+def _examples(call: ModelCall) -> Examples:
     """Zeros of the sample's shapes, and which sizes are symbols: numbers of ids, and what changes with the batch size.
 
     A size of 0 or 1 would become a constant of the program, so the batch is made bigger, if its size is known.
     """
-    shapes = _shapes(signature, sample)
-    bigger = resized(model, sample)
+    bigger = resized(call.model, call.sample)
     biggest = None if bigger is None else bigger.resized()
-    shapes, used = _shapes(signature, sample), _shapes(signature, biggest or sample)
-    changed = shapes if bigger is None else _shapes(signature, bigger)
+    shapes, used = _shapes(call, call.sample), _shapes(call, biggest or call.sample)
+    changed = shapes if bigger is None else _shapes(call, bigger)
     symbols: list[dict[int, Any]] = []
     for before, after in zip(shapes, changed, strict=True):
         symbols.append({dim: Dim.AUTO if after[dim] == size else Dim.DYNAMIC for dim, size in enumerate(before)})
     number = 0
-    for leaf in signature.leaves():
-        parts = parts_of(leaf)
+    for leaf in call.signature.leaves():
+        parts = leaf.parts
         if leaf.kind != "tensor":
             lengths = used[number + 1]
             used[number + 1] = (*lengths[:-1], max(2, lengths[-1]))
@@ -195,7 +180,7 @@ def _examples(model: nn.Module, signature: Signature, sample: Sample) -> Example
                 used[number + part] = (ids, *used[number + part][1:])
                 symbols[number + part] = {0: Dim.DYNAMIC}
         number += len(parts)
-    tensors = flat_tensors(signature, signature.flatten(sample.args, sample.kwargs))
+    tensors = flat_tensors(call.signature, call.leaves(call.sample))
     return [tensor.new_zeros(shape) for tensor, shape in zip(tensors, used, strict=True)], symbols
 
 
@@ -204,44 +189,34 @@ def _narrow(exported: ExportedProgram) -> str | None:
     user_inputs = exported.graph_signature.user_inputs
     for node in exported.graph.find_nodes(op="placeholder"):
         for dim, size in enumerate(node.meta["val"].shape if node.name in user_inputs else ()):
-            found = None if isinstance(size, int) else exported.range_constraints.get(size.node.expr)
-            if found is not None and (found.lower > 2 or found.upper < sys.maxsize - 1):
-                return f"size {dim} of {node.name} would have to be from {found.lower} to {found.upper}"
+            bounds = None if isinstance(size, int) else exported.range_constraints.get(size.node.expr)
+            if bounds is not None and (bounds.lower > 2 or bounds.upper < sys.maxsize - 1):
+                return f"size {dim} of {node.name} would have to be from {bounds.lower} to {bounds.upper}"
     for node in exported.graph.find_nodes(op="call_function", target=torch.ops.aten._assert_scalar.default):
         if re.search(r"Ne\(.*, 0\)", str(node.args[1])):  # a sum of numbers of ids that must not be 0
             return f"a batch without ids would fail: {node.args[1]}"
     return None
 
 
-def _shapes(signature: Signature, sample: Sample) -> list[tuple[int, ...]]:
-    return [tuple(tensor.shape) for tensor in flat_tensors(signature, signature.flatten(sample.args, sample.kwargs))]
+def _shapes(call: ModelCall, sample: Sample) -> list[tuple[int, ...]]:
+    return [tuple(tensor.shape) for tensor in flat_tensors(call.signature, call.leaves(sample))]
 
 
-def _whole_call(root: nn.Module, signature: Signature, returns: Pattern) -> Call:
-    """Calls a model with the tensors and KJTs of its arguments."""
-
-    def call(leaves: list[Any]) -> dict[str, torch.Tensor]:
-        made = signature.call_of(leaves)
-        return take_apart(returns, root(*made.args, **made.kwargs))
-
-    return call
-
-
-def _flat_call(graph_module: nn.Module, returns: Pattern) -> Call:
+def _flat_call(graph_module: nn.Module, returns: Pattern) -> Run:
     """Calls a graph, which takes the tensors and KJTs themselves."""
 
-    def call(leaves: list[Any]) -> dict[str, torch.Tensor]:
+    def run(leaves: list[Any]) -> dict[str, torch.Tensor]:
         returned = graph_module(*leaves)
         return take_apart(returns, returned) if is_typed(returns) else returned
 
-    return call
+    return run
 
 
-def _entry(root: nn.Module, call: Call, signature: Signature) -> nn.Module:
+def _entry(root: nn.Module, run: Run, signature: Signature) -> nn.Module:
     """A module that takes tensors and returns tensors by name."""
 
     def call_flat(*tensors: torch.Tensor) -> dict[str, torch.Tensor]:
-        return call(list(join_tensors(signature, iter(tensors))))
+        return run(list(join_tensors(signature, iter(tensors))))
 
     names = ", ".join(flat_names(signature))
     scope: dict[str, Any] = {"__call": call_flat}

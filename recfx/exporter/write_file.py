@@ -7,8 +7,10 @@ checksum of every record, which is written again as well.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
+import shutil
 import struct
 import uuid
 import zipfile
@@ -22,20 +24,16 @@ import numpy
 import torch
 from tqdm import tqdm
 
+from recfx.errors import ExportError
 from recfx.exporter.buffers import Filling
+from recfx.kernels.build.private_files import new_file
 
 _MARK_BYTES = 16
 
 
 @dataclass(frozen=True)
 class Record:
-    """Where the content of a buffer is in a file.
-
-    Args:
-        name: the record's name in the archive.
-        begin: its first byte in the file.
-        size: its bytes.
-    """
+    """Where the content of a buffer is in a file: the record's name, its first byte and its bytes."""
 
     name: str
     begin: int
@@ -43,19 +41,15 @@ class Record:
 
 
 def mark(buffer: torch.Tensor) -> bytes:
-    """Write a mark at the beginning of a buffer, by which its record is found in the file.
-
-    Args:
-        buffer: uint8 ``[n]`` of at least 16 bytes.
-    """
-    found = uuid.uuid4().bytes
-    buffer[:_MARK_BYTES] = torch.frombuffer(bytearray(found), dtype=torch.uint8)
-    return found
+    """Write a mark at the beginning of a buffer of bytes, by which its record is found in the file."""
+    marked = uuid.uuid4().bytes
+    buffer[:_MARK_BYTES] = torch.frombuffer(bytearray(marked), dtype=torch.uint8)
+    return marked
 
 
 def find_records(path: Path, marks: list[bytes], manifest: str) -> list[Record]:
     """The record that begins with each mark, and then the one whose name ends with ``manifest``."""
-    found: dict[bytes, Record] = {}
+    by_mark: dict[bytes, Record] = {}
     of_manifest: list[Record] = []
     with zipfile.ZipFile(path) as archive, path.open("rb") as file:
         for info in archive.infolist():
@@ -64,10 +58,10 @@ def find_records(path: Path, marks: list[bytes], manifest: str) -> list[Record]:
             begin = _content_begin(file, info)
             file.seek(begin)
             record = Record(info.filename, begin, info.file_size)
-            found[file.read(_MARK_BYTES)] = record
+            by_mark[file.read(_MARK_BYTES)] = record
             if info.filename.endswith(manifest):
                 of_manifest.append(record)
-    return [found[each] for each in marks] + of_manifest
+    return [by_mark[each] for each in marks] + of_manifest
 
 
 def _content_begin(file: BinaryIO, info: zipfile.ZipInfo) -> int:
@@ -77,13 +71,7 @@ def _content_begin(file: BinaryIO, info: zipfile.ZipInfo) -> int:
 
 
 def overwrite(file: BinaryIO, record: Record, pieces: Iterator[memoryview]) -> int:
-    """Write the content of a record, and return its CRC-32.
-
-    Args:
-        file: open for reading and writing.
-        record: the record, whose size does not change.
-        pieces: its content.
-    """
+    """Write the content of a record, whose size does not change, and return its CRC-32."""
     crc, size = 0, 0
     file.seek(record.begin)
     for piece in pieces:
@@ -96,12 +84,7 @@ def overwrite(file: BinaryIO, record: Record, pieces: Iterator[memoryview]) -> i
 
 
 def correct_checksums(path: Path, checksums: dict[str, int]) -> None:
-    """Write the CRC-32 of changed records into the archive's directory, and behind the records.
-
-    Args:
-        path: the file.
-        checksums: by the record's name.
-    """
+    """Write the CRC-32 of changed records, by their names, into the archive's directory and behind the records."""
     with zipfile.ZipFile(path) as archive:
         begin, infos = archive.start_dir, archive.infolist()
     with path.open("r+b") as file:
@@ -113,10 +96,10 @@ def correct_checksums(path: Path, checksums: dict[str, int]) -> None:
             entry = file.tell()
             header = file.read(46)
             name, extra, comment = struct.unpack("<HHH", header[28:34])
-            found = file.read(name).decode()
-            if found in checksums:
+            record = file.read(name).decode()
+            if record in checksums:
                 file.seek(entry + 16)
-                file.write(struct.pack("<I", checksums[found]))
+                file.write(struct.pack("<I", checksums[record]))
             file.seek(entry + 46 + name + extra + comment)
 
 
@@ -165,12 +148,9 @@ ARCHIVE_BYTES = 2**20
 
 
 def reserve(path: Path, size: int) -> None:
-    """Make a file of this size and no content, so that a disk without room for it is noticed here.
+    """Make a file of this size and no content, so that a disk without room for it is an ``OSError`` here.
 
     torch ends the whole process if the disk is full while it writes an archive.
-
-    Raises:
-        OSError: there is no room.
     """
     with path.open("wb") as file:
         try:
@@ -187,7 +167,7 @@ def write_file(
     path: Path,
     show_progress: bool,
 ) -> dict[str, Record]:
-    """Save a program with all its content.
+    """Save a program with all its content, and return where those big buffers are that were not filled in memory.
 
     Args:
         save: saves the program as it is, with the text of the manifest.
@@ -196,12 +176,6 @@ def write_file(
             ``content_checksum`` computes it, from the manifest with 0 in its place; always of the same length.
         path: the file to write.
         show_progress: whether to show a bar.
-
-    Returns:
-        where the big buffers are in the file, by name; those that were filled in memory are not among them.
-
-    Raises:
-        OSError: an error of the disk.
     """
     crcs = dict.fromkeys((filling.name for filling in fillings), 0)
     late = [filling for filling in fillings if filling.buffer.nbytes >= SMALL]
@@ -243,17 +217,88 @@ def memory_of(data: torch.Tensor) -> memoryview:
 
 
 def read_in_place(path: Path, records: dict[str, Record], fillings: list[Filling]) -> dict[str, torch.Tensor]:
-    """The content of a file's big buffers, which takes memory only where it is read.
-
-    Args:
-        path: the file.
-        records: where the buffers are.
-        fillings: the buffers.
-    """
-    found = {}
+    """The content of a file's big buffers, which takes memory only where it is read."""
+    contents = {}
     for filling in fillings:
         record = records.get(filling.name)
         if record is not None:
             content = numpy.memmap(path, mode="c", offset=record.begin, shape=(record.size,))
-            found[filling.name] = torch.from_numpy(content).view(filling.buffer.dtype).view(filling.buffer.shape)
-    return found
+            contents[filling.name] = torch.from_numpy(content).view(filling.buffer.dtype).view(filling.buffer.shape)
+    return contents
+
+
+# Whether there can be a file, and what is said if the disk fails
+
+
+def as_path(path: object) -> Path:
+    """The path of a file.
+
+    Raises:
+        ExportError: ``invalid_argument``.
+    """
+    name = os.fspath(path) if isinstance(path, os.PathLike) else path
+    if not isinstance(name, str) or not name or not _is_utf8(name):
+        raise ExportError(
+            f"path is {path!r}, which cannot be the name of a file.",
+            reason="invalid_argument",
+            what_to_do="pass the path of the file, as a str or a pathlib.Path.",
+        )
+    return Path(name)
+
+
+def _is_utf8(path: str) -> bool:
+    """Whether torch can open it: file names may hold other bytes, which Python gives as surrogates."""
+    try:
+        return b"\0" not in path.encode()
+    except UnicodeEncodeError:
+        return False
+
+
+def destination(target: Path) -> Path:
+    """The file that is written for a path: for a symbolic link, the file that it names, as ``open`` would."""
+    return Path(os.path.realpath(target))
+
+
+def check_target(target: Path) -> None:
+    """Check that a file can be written, before anything is computed for it.
+
+    Raises:
+        ExportError: ``cannot_write``: it is a directory or a device, or no file can be made where it is.
+    """
+    with disk_errors(target):
+        place = destination(target)
+        if place.is_dir() or not target.name:
+            raise _cannot_write(target, "it is a directory", "pass the path of a file.")
+        if place.exists() and not place.is_file():  # renaming a file to it would remove a device such as /dev/null
+            raise _cannot_write(target, "it is not a regular file", "pass the path of a file.")
+        if not place.parent.is_dir():
+            there = "is not a directory" if place.parent.exists() else "does not exist"
+            parent = target.parent if not target.is_symlink() else place.parent
+            raise _cannot_write(target, f"{parent} {there}", "create the directory, or pass another path.")
+        with new_file(place):
+            pass
+
+
+@contextlib.contextmanager
+def disk_errors(target: Path) -> Iterator[None]:
+    """Turn errors of the disk into one that names the file.
+
+    Raises:
+        ExportError: ``cannot_write``.
+    """
+    try:
+        yield
+    except OSError as error:
+        what = error.strerror or str(error)
+        raise _cannot_write(target, what, "make room, or pass a path where files can be written.") from error
+
+
+def _cannot_write(target: Path, what: str, what_to_do: str) -> ExportError:
+    free = ""
+    with contextlib.suppress(OSError):
+        free = f" ({shutil.disk_usage(target.parent).free} bytes are free there)"
+    return ExportError(
+        f"{target} cannot be written: {what}{free}. A file that was there before is as it was.",
+        reason="cannot_write",
+        what_to_do=what_to_do,
+    )

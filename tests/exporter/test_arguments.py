@@ -11,6 +11,7 @@ from torch import nn
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
 
 import recfx
+from recfx.exporter.arguments import identifier
 
 FORMATS = ["torchscript", "pt2"]
 
@@ -153,3 +154,18 @@ def test_names_that_mean_something_in_the_program(names: list[str], format: str,
     turned = dict(reversed(sample.kwargs.items()))
     assert torch.allclose(loaded(*sample.args, **sample.kwargs), model(*sample.args, **sample.kwargs))
     assert torch.allclose(loaded(*sample.args, **turned), model(*sample.args, **sample.kwargs))
+
+
+@pytest.mark.parametrize(
+    ("path", "wanted"),
+    [
+        ("over.layers.0", "over_layers_0"),
+        ("größe", "gr__e"),  # TorchScript knows ASCII alone
+        ("0.weight", "module_0_weight"),
+        ("class", "module_class"),
+        ("", "module_"),
+        ("a.b", "a_b_2"),
+    ],
+)
+def test_identifiers(path: str, wanted: str) -> None:
+    assert identifier(path, {"a_b", "a_b_1"}) == wanted

@@ -14,9 +14,10 @@ from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTens
 import recfx
 from recfx.__main__ import main
 from recfx.collections.kinds import POOLED
-from recfx.exporter import checkpoint_tables
+from recfx.exporter import checkpoint_export, table_sources
 from recfx.ir import TableSpec
 from tests.exporter import factories
+from tests.exporter.conftest import UsualExport
 from tests.exporter.hashed_models import call, trained
 from tests.sharding.cases import Case, batches, concatenate
 from tests.sharding.ranks import ranks
@@ -24,11 +25,6 @@ from tests.sharding.stateful import ADMIT, LRU, case_of, make, train
 from tests.support.forked_script import run_module
 
 FACTORIES = "tests.exporter.factories"
-
-
-@pytest.fixture(scope="module")
-def model() -> nn.Module:
-    return trained()
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +47,7 @@ def same_file(found: Path, wanted: Path) -> None:
     "quantize", [[], ["--quantize", "int8"], ["--quantize", "mean=int4", "--quantize", "ebc.adopted=fp16"]]
 )
 def test_the_file_is_that_of_the_model_that_was_saved(
-    model: nn.Module,
+    usual_export: UsualExport,
     directory: Path,
     factory: str,
     quantize: list[str],
@@ -59,22 +55,21 @@ def test_the_file_is_that_of_the_model_that_was_saved(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(checkpoint_tables, "PIECE_BYTES", 256)
-    found, wanted = tmp_path / "found.pt", tmp_path / "wanted.pt"
+    monkeypatch.setattr(table_sources, "PIECE_BYTES", 256)
+    found = tmp_path / "found.pt"
     assert main(["export", f"{FACTORIES}:{factory}", str(found), "--checkpoint", str(directory), *quantize]) == 0
     chosen: Any = dict(each.split("=") for each in quantize[1::2]) if len(quantize) > 2 else (quantize or [None])[-1]
-    report = recfx.export(model, wanted, call(6), quantize=chosen)
     first, *rest = capsys.readouterr().out.splitlines()
     assert first.startswith(f"{found}: torchscript, ")
+    report = usual_export(False, chosen)
     assert rest == str(report).splitlines()[1:]
-    same_file(found, wanted)
-    assert [file.name for file in sorted(tmp_path.iterdir())] == ["found.pt", "wanted.pt"]
+    same_file(found, report.path)
+    assert [file.name for file in tmp_path.iterdir()] == ["found.pt"]
 
 
-def test_without_a_checkpoint(model: nn.Module, tmp_path: Path) -> None:
+def test_without_a_checkpoint(file: Path, tmp_path: Path) -> None:
     assert main(["export", f"{FACTORIES}:model", str(tmp_path / "found.pt")]) == 0
-    recfx.export(model, tmp_path / "wanted.pt", call(6))
-    same_file(tmp_path / "found.pt", tmp_path / "wanted.pt")
+    same_file(tmp_path / "found.pt", file)
 
 
 def test_a_model_that_is_not_converted_stands_for_tables_without_an_index(tmp_path: Path) -> None:
@@ -182,7 +177,7 @@ def test_an_index_of_another_size_than_its_table(wrong: list[str]) -> None:
     config = recfx.HashConfig(dense_rows=0).resolve(20, False)
     spec = TableSpec("t", ("f",), ("f",), 20, 4, "SUM", config, 0.0, 0.0)
     with pytest.raises(recfx.CheckpointError, match=r"saved as \(20, 4\) with an index of \(30,\)") as raised:
-        checkpoint_tables.CheckpointTable.of(spec, folder, "", POOLED)
+        checkpoint_export.CheckpointTable.of(spec, folder, "", POOLED)
     assert (raised.value.reason, raised.value.module_path) == ("checkpoint_mismatch", "embedding_bags.t.weight")
 
 

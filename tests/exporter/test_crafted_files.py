@@ -16,16 +16,8 @@ import pytest
 import recfx
 from recfx.exporter import load
 from tests.exporter.changed_records import rewrite
-from tests.exporter.hashed_models import call, trained
 
 Change = Callable[[dict[str, Any]], Any]
-
-
-@pytest.fixture(scope="module")
-def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("exported") / "model.pt"
-    recfx.export(trained(), path, call(6))
-    return path
 
 
 def with_manifest(file: Path, path: Path, text: str) -> Path:

@@ -14,13 +14,9 @@ import recfx
 from recfx.exporter import load, write_file
 from recfx.exporter.compare_outputs import first_difference, run_model
 from recfx.exporter.returns import return_pattern, take_apart
-from tests.exporter.hashed_models import call, trained
+from tests.exporter.conftest import UsualExport
+from tests.exporter.hashed_models import call
 from tests.models import ZOO
-
-
-@pytest.fixture(scope="module")
-def model() -> nn.Module:
-    return trained()
 
 
 @pytest.fixture(scope="module")
@@ -35,10 +31,11 @@ def _operators(path: Path) -> set[str]:
     return {name.split("::")[0] for name in torch.jit.export_opnames(script)}
 
 
-def test_files_have_no_operators_but_those_that_they_are_allowed(model: nn.Module, file: Path, tmp_path: Path) -> None:
+def test_files_have_no_operators_but_those_that_they_are_allowed(
+    model: nn.Module, file: Path, usual_export: UsualExport, tmp_path: Path
+) -> None:
     assert _operators(file) == {"aten", "prim"}
-    recfx.export(model, tmp_path / "model.pt", call(6), portable=True)
-    assert _operators(tmp_path / "model.pt") == {"aten", "prim", "fbgemm"}
+    assert _operators(usual_export(False, None).path) == {"aten", "prim", "fbgemm"}
     recfx.export(model, tmp_path / "model.pt2", call(6), format="pt2", portable=True)
     with (tmp_path / "model.pt2").open("rb") as opened:
         graph = torch.export.load(opened).graph
@@ -58,15 +55,21 @@ MIXED = {"mean": "int4", "adopted": "fp16"}
 )
 @pytest.mark.parametrize("is_weighted", [False, True], ids=["plain", "weighted"])
 def test_it_answers_as_the_file_for_the_cpu(
-    is_weighted: bool, quantize: Any, small: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    is_weighted: bool,
+    quantize: Any,
+    small: int,
+    model_of: dict[bool, nn.Module],
+    usual_export: UsualExport,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    sample = call(6, is_weighted=is_weighted)
+    usual = usual_export(is_weighted, quantize)
     monkeypatch.setattr(write_file, "SMALL", small)
-    model = trained(is_weighted)
-    usual = recfx.export(model, tmp_path / "cpu", call(6, is_weighted=is_weighted), quantize=quantize)
-    report = recfx.export(model, tmp_path / "npu", call(6, is_weighted=is_weighted), quantize=quantize, device="npu:0")
+    report = recfx.export(model_of[is_weighted], tmp_path / "npu", sample, quantize=quantize, device="npu:0")
     assert report.tables == usual.tables
     assert "kernel=aten" in report.graph
-    of_cpu, loaded = recfx.load(tmp_path / "cpu"), recfx.load(tmp_path / "npu")
+    of_cpu, loaded = recfx.load(usual.path), recfx.load(tmp_path / "npu")
     for batch_size in (0, 1, 7):
         for low, high in ((-20, 20), (-(2**63), 2**63 - 1), (10_000, 20_000)):
             sample = call(batch_size, seed=9, low=low, high=high, is_weighted=is_weighted)
@@ -110,13 +113,15 @@ def test_models(name: str, tmp_path: Path) -> None:
         assert first_difference(expected, found, case.rtol, case.atol) is None
 
 
-def test_a_file_for_the_cpu_stays_there(model: nn.Module, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    recfx.export(model, tmp_path / "model", call(6))
+def test_a_file_for_the_cpu_stays_there(
+    model: nn.Module, usual_export: UsualExport, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = usual_export(False, None).path
     monkeypatch.setattr(load, "usable_device", torch.device)  # as if every device were here
     with pytest.raises(recfx.ExportError, match="device='cuda'") as raised:
-        recfx.load(tmp_path / "model", device="cuda:0")
+        recfx.load(path, device="cuda:0")
     assert raised.value.reason == "wrong_device"
-    assert recfx.load(tmp_path / "model", device="cpu")(*call(2).args).device.type == "cpu"
+    assert recfx.load(path, device="cpu")(*call(2).args).device.type == "cpu"
     with pytest.raises(recfx.ExportError) as raised:
         recfx.export(model, tmp_path / "other", call(6), format="pt2", device="npu")
     assert raised.value.reason == "invalid_argument"

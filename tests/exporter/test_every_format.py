@@ -11,8 +11,18 @@ from torch import nn
 from torchrec import KeyedJaggedTensor
 
 import recfx
-from tests.exporter.changed_records import ChangeRecords, Records, rewrite, swapped, with_another, without_one
-from tests.exporter.hashed_models import FEATURES, call, trained
+from recfx.exporter import write_file
+from tests.exporter.changed_records import (
+    ChangeRecords,
+    Records,
+    rewrite,
+    swapped,
+    with_another,
+    with_manifest,
+    without_one,
+)
+from tests.exporter.hashed_models import FEATURES, by_name, call
+from tests.support.forked_script import run_script
 
 FORMATS: dict[str, dict[str, Any]] = {
     "torchscript": {},
@@ -20,11 +30,6 @@ FORMATS: dict[str, dict[str, Any]] = {
     "for a device": {"device": "npu"},
     "pt2": {"format": "pt2"},
 }
-
-
-@pytest.fixture(scope="module")
-def model() -> nn.Module:
-    return trained()
 
 
 @pytest.fixture(scope="module", params=FORMATS)
@@ -48,6 +53,70 @@ def test_features_come_in_any_order(model: nn.Module, loaded: recfx.LoadedModel)
 
 
 ABCD = ["a", "b", "c", "d"]
+EXTREME = [-(2**63), 2**63 - 1, -1, 0, 1]
+IDS = ((-20, 20), (-(2**63), 2**63 - 1), (10_000, 20_000))  # seen in training, extreme, never seen
+
+
+def check_answers(model: nn.Module, loaded: recfx.LoadedModel, is_weighted: bool = False) -> None:
+    for batch_size in (0, 1, 2, 7):
+        for low, high in IDS:
+            sample = call(batch_size, seed=9, low=low, high=high, is_weighted=is_weighted)
+            assert torch.allclose(loaded(*sample.args), model(*sample.args), rtol=1e-5, atol=1e-6), (batch_size, low)
+
+
+def test_batches_of_any_size(model: nn.Module, loaded: recfx.LoadedModel) -> None:
+    check_answers(model, loaded)
+
+
+@pytest.mark.parametrize("options", FORMATS.values(), ids=FORMATS)
+def test_weights_and_tables_that_are_filled_in_the_file(
+    options: dict[str, Any], model_of: dict[bool, nn.Module], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(write_file, "SMALL", 16)
+    recfx.export(model_of[True], tmp_path / "model", call(6, is_weighted=True), **options)
+    loaded = recfx.load(tmp_path / "model")
+    check_answers(model_of[True], loaded, is_weighted=True)
+    refused(loaded, call(6), "missing_weights")
+
+
+@pytest.mark.parametrize(
+    "features",
+    [
+        KeyedJaggedTensor(ABCD, torch.tensor([*EXTREME * 3, 0, 19]), lengths=torch.tensor([5, 5, 5, 2])),
+        KeyedJaggedTensor([*ABCD, "a"], torch.arange(1, 6), lengths=torch.ones(5).long()),
+    ],
+    ids=["extreme ids", "the later one of two features of one name counts"],
+)
+def test_unusual_batches(model: nn.Module, loaded: recfx.LoadedModel, features: KeyedJaggedTensor) -> None:
+    dense = torch.zeros(1, 1)
+    assert torch.allclose(loaded(dense, features), model(dense, features), rtol=1e-5, atol=1e-6)
+
+
+def test_plain_tensors_by_name(model: nn.Module, loaded: recfx.LoadedModel) -> None:
+    sample = call(5, seed=9)
+    inputs = by_name(sample)
+    assert torch.allclose(loaded.serve(inputs)["output"], model(*sample.args), rtol=1e-5, atol=1e-6)
+    ids, lengths = inputs["features.a.values"], inputs["features.a.lengths"]
+    for wrong, reason in (
+        ({"dense": inputs["dense"].view(-1)}, "wrong_rank"),
+        ({"dense": inputs["dense"].long()}, "wrong_dtype"),
+        ({"features.z.values": torch.zeros(1)}, "unknown_input"),
+        ({"features.a.values": ids.float()}, "wrong_id_dtype"),
+        ({"features.a.values": ids.view(1, -1)}, "bad_ids"),
+        ({"features.a.lengths": -lengths}, "bad_lengths"),
+        ({"features.a.lengths": lengths[:-1]}, "bad_lengths"),
+        ({"features.a.lengths": lengths + 1}, "bad_lengths"),
+        ({"features.a.lengths": lengths.double()}, "bad_lengths"),
+        ({"features.a.lengths": torch.tensor([2**62] * 4 + [ids.numel()])}, "bad_lengths"),
+        ({"features.d.values": inputs["features.d.values"] + 20}, "id_out_of_range"),
+    ):
+        with pytest.raises(recfx.InputError, match=next(iter(wrong)).split(".")[:2][-1]) as raised:
+            loaded.serve(inputs | wrong)
+        assert raised.value.reason == reason
+    del inputs["features.b.lengths"]
+    with pytest.raises(recfx.InputError, match=r"features\.b\.lengths is missing") as raised:
+        loaded.serve(inputs)
+    assert raised.value.reason == "missing_input"
 
 
 def _features(keys: list[str], values: Any, lengths: list[int]) -> recfx.Sample:
@@ -72,8 +141,53 @@ def _features(keys: list[str], values: Any, lengths: list[int]) -> recfx.Sample:
     ],
 )
 def test_a_wrong_batch_is_one_clear_error(loaded: recfx.LoadedModel, wrong: recfx.Sample, reason: str) -> None:
+    refused(loaded, wrong, reason)
+
+
+def refused(loaded: recfx.LoadedModel, wrong: recfx.Sample, reason: str) -> None:
     with pytest.raises(recfx.InputError) as raised:
         loaded(*wrong.args)
+    assert raised.value.reason == reason
+
+
+def test_a_loaded_model_stays_in_eval_mode(loaded: recfx.LoadedModel) -> None:
+    with pytest.raises(recfx.ExportError) as raised:
+        loaded.train()
+    assert raised.value.reason == "cannot_train"
+    assert not loaded.eval()(*call(2).args).requires_grad
+
+
+def test_a_fresh_process_loads_it_without_the_model(model: nn.Module, file: Path, tmp_path: Path) -> None:
+    sample = call(5, seed=9)
+    torch.save({**by_name(sample), "wanted": model(*sample.args).detach()}, tmp_path / "batch.pt")
+    code = """if True:
+        import sys, torch, recfx
+        batch = torch.load("batch.pt")
+        wanted = batch.pop("wanted")
+        assert torch.allclose(recfx.load(sys.argv[1]).serve(batch)["output"], wanted, rtol=1e-5, atol=1e-6)
+        assert not [name for name in sys.modules if name.startswith("tests.") and not name.startswith("tests.support")]
+    """
+    done = run_script(code, str(file), directory=tmp_path)
+    assert done.returncode == 0, done.stderr
+
+
+# Files
+
+
+def test_damaged_files_and_files_of_later_versions(model: nn.Module, file: Path, tmp_path: Path) -> None:
+    path, whole = tmp_path / "model", file.read_bytes()
+    at = whole.index(model.linear.weight.detach().numpy().tobytes())
+    for damaged in (whole[:-1], whole[: len(whole) // 2], b"", b"PK", whole[:at] + b"\1" + whole[at + 1 :]):
+        path.write_bytes(damaged)
+        not_loaded(path, "damaged_file")
+    for field, value, reason in (("format_version", 3, "newer_format"), ("hash_version", 9, "other_hash")):
+        rewrite(file, path, with_manifest(**{field: value}))
+        not_loaded(path, reason)
+
+
+def not_loaded(path: Path, reason: str) -> None:
+    with pytest.raises(recfx.ExportError) as raised:
+        recfx.load(path)
     assert raised.value.reason == reason
 
 

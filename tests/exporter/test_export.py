@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import json
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,58 +18,28 @@ from recfx.exporter import buffers, write_file
 from recfx.exporter.serving.named_inputs import NamedJagged
 from recfx.kernels.build import library
 from recfx.kernels.lookup.quantized_rows import dequantize_rows, quantize_rows
-from tests.exporter.hashed_models import HASHING, HashedModel, by_name, call, trained
-from tests.support.forked_script import run_script
+from tests.exporter.conftest import UsualExport
+from tests.exporter.hashed_models import HASHING, HashedModel, call, trained
 
 EXTREME = [-(2**63), 2**63 - 1, -1, 0, 1]
 
 
-@pytest.fixture(scope="module")
-def model() -> nn.Module:
-    return trained()
-
-
-@pytest.fixture(scope="module")
-def file(model: nn.Module, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The model, exported with its rows as they are."""
-    path = tmp_path_factory.mktemp("exported") / "model.pt"
-    recfx.export(model, path, call(6))
-    return path
-
-
-@pytest.mark.parametrize("small", [2**16, 16], ids=["filled in memory", "filled in the file"])
-def test_the_file_answers_for_ids_that_were_seen_and_ids_that_were_not(
-    model: nn.Module, small: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(write_file, "SMALL", small)
-    recfx.export(model, tmp_path / "model.pt", call(6))
-    loaded = recfx.load(tmp_path / "model.pt")
-    for batch_size in (5, 1, 0):
-        for low, high in ((-20, 20), (-(2**63), 2**63 - 1), (10_000, 20_000)):
-            sample = call(batch_size, seed=9, low=low, high=high)
-            assert torch.allclose(loaded(*sample.args), model(*sample.args), rtol=1e-5, atol=1e-6), batch_size
-
-
-def test_extreme_ids(model: nn.Module, file: Path) -> None:
-    features = KeyedJaggedTensor(
-        ["a", "b", "c", "d"], torch.tensor([*EXTREME, *EXTREME, *EXTREME, 0, 19]), lengths=torch.tensor([5, 5, 5, 2])
-    )
-    dense = torch.zeros(1, 1)
-    assert torch.allclose(recfx.load(file)(dense, features), model(dense, features), rtol=1e-5)
-
-
 @pytest.mark.parametrize("quantize", [None, "fp16", "int8", "int4"])
 @pytest.mark.parametrize("is_weighted", [False, True], ids=["", "weighted"])
-def test_recfx_operators_answer_as_stock_operators_do(quantize: str | None, is_weighted: bool, tmp_path: Path) -> None:
-    hashed = trained(is_weighted)
-    sample = call(6, is_weighted=is_weighted)
-    recfx.export(hashed, tmp_path / "portable.pt", sample, quantize=quantize)
+def test_recfx_operators_answer_as_stock_operators_do(
+    quantize: str | None,
+    is_weighted: bool,
+    model_of: dict[bool, nn.Module],
+    usual_export: UsualExport,
+    tmp_path: Path,
+) -> None:
+    hashed, sample = model_of[is_weighted], call(6, is_weighted=is_weighted)
     report = recfx.export(hashed, tmp_path / "native.pt", sample, quantize=quantize, portable=False)
     assert [path.name.startswith("librecfx") for path in report.libraries] == [True]
     assert f"  needs {report.libraries[0]}" in str(report).splitlines()
     assert "hash_lookup(ebc_select_features) {hashed=[shared_by_two, some_dense, mean]" in report.graph
     assert "find_rows" not in report.graph
-    files = [recfx.load(tmp_path / name) for name in ("portable.pt", "native.pt")]
+    files = [recfx.load(usual_export(is_weighted, quantize).path), recfx.load(report.path)]
     for batch_size, low, high in ((5, -20, 20), (1, -20, 20), (0, 0, 20), (7, -(2**63), 2**63 - 1)):
         sample = call(batch_size, seed=9, low=low, high=high, is_weighted=is_weighted)
         wanted, found = (each(*sample.args) for each in files)
@@ -127,8 +95,8 @@ def test_tables_of_one_kind_alone(hashing: recfx.HashConfig | None, tmp_path: Pa
 
 
 @pytest.mark.parametrize(("quantize", "bits"), [("int8", 8), ("int4", 4)])
-def test_quantized_rows_are_those_of_the_format(model: nn.Module, quantize: str, bits: int, tmp_path: Path) -> None:
-    report = recfx.export(model, tmp_path / "model.pt", call(6), quantize=quantize)
+def test_quantized_rows_are_those_of_the_format(quantize: str, bits: int, usual_export: UsualExport) -> None:
+    report = usual_export(False, quantize)
     assert {table.stored_as for table in report.tables} == {quantize}
     plain = trained()
     largest = {}
@@ -141,7 +109,7 @@ def test_quantized_rows_are_those_of_the_format(model: nn.Module, quantize: str,
         bag.weight.data.copy_(stored)
     assert {table.table: table.error for table in report.tables} == pytest.approx(largest)
     sample = call(5, seed=9)
-    assert torch.allclose(recfx.load(tmp_path / "model.pt")(*sample.args), plain(*sample.args), rtol=1e-4, atol=1e-5)
+    assert torch.allclose(recfx.load(report.path)(*sample.args), plain(*sample.args), rtol=1e-4, atol=1e-5)
 
 
 def test_quantized_rows_may_give_another_answer_than_zero(tmp_path: Path) -> None:
@@ -264,38 +232,6 @@ return add
 """
 
 
-def test_a_server_gives_plain_tensorsby_name(model: nn.Module, file: Path) -> None:
-    loaded, sample = recfx.load(file), call(5, seed=9)
-    inputs = by_name(sample)
-    assert torch.allclose(loaded.serve(inputs)["output"], model(*sample.args), rtol=1e-5, atol=1e-6)
-    for wrong, reason in (
-        ({"dense": inputs["dense"].view(-1)}, "wrong_rank"),
-        ({"dense": inputs["dense"].long()}, "wrong_dtype"),
-        ({"features.z.values": torch.zeros(1)}, "unknown_input"),
-        ({"features.a.values": inputs["features.a.values"].float()}, "wrong_id_dtype"),
-        ({"features.a.values": inputs["features.a.values"].view(1, -1)}, "bad_ids"),
-        ({"features.a.lengths": -inputs["features.a.lengths"]}, "bad_lengths"),
-        ({"features.a.lengths": inputs["features.a.lengths"][:-1]}, "bad_lengths"),
-        ({"features.a.lengths": inputs["features.a.lengths"] + 1}, "bad_lengths"),
-        ({"features.a.lengths": inputs["features.a.lengths"].double()}, "bad_lengths"),
-        ({"features.a.lengths": torch.tensor([2**62] * 4 + [inputs["features.a.values"].numel()])}, "bad_lengths"),
-        ({"features.d.values": inputs["features.d.values"] + 20}, "id_out_of_range"),
-    ):
-        with pytest.raises(recfx.InputError, match=next(iter(wrong)).split(".")[:2][-1]) as raised:
-            loaded.serve(inputs | wrong)
-        assert raised.value.reason == reason
-    del inputs["features.b.lengths"]
-    with pytest.raises(recfx.InputError, match=r"features\.b\.lengths is missing") as raised:
-        loaded.serve(inputs)
-    assert raised.value.reason == "missing_input"
-
-
-def test_of_two_features_of_one_name_the_later_one_counts(model: nn.Module, file: Path) -> None:
-    features = KeyedJaggedTensor(["a", "b", "c", "d", "a"], torch.arange(1, 6), lengths=torch.ones(5).long())
-    dense = torch.zeros(1, 1)
-    assert torch.allclose(recfx.load(file)(dense, features), model(dense, features), rtol=1e-5)
-
-
 def test_weights_of_jagged_tensors_are_checked() -> None:
     check = torch.jit.script(NamedJagged("x", is_weighted=True))
     inputs = {"x.values": torch.tensor([1, 2]), "x.lengths": torch.tensor([2]), "x.weights": torch.ones(2)}
@@ -305,32 +241,7 @@ def test_weights_of_jagged_tensors_are_checked() -> None:
             check({**inputs, "x.weights": wrong})
 
 
-def test_a_fresh_process_loads_it_without_the_model(model: nn.Module, file: Path, tmp_path: Path) -> None:
-    sample = call(5, seed=9)
-    torch.save({**by_name(sample), "wanted": model(*sample.args).detach()}, tmp_path / "batch.pt")
-    code = """if True:
-        import sys, torch, recfx
-        batch = torch.load("batch.pt")
-        wanted = batch.pop("wanted")
-        assert torch.allclose(recfx.load(sys.argv[1]).serve(batch)["output"], wanted, rtol=1e-5, atol=1e-6)
-        assert not [name for name in sys.modules if name.startswith("tests.") and "support" not in name]
-    """
-    done = run_script(code, str(file), directory=tmp_path)
-    assert done.returncode == 0, done.stderr
-
-
 # Files
-
-
-def test_a_damaged_file_is_refused(model: nn.Module, file: Path, tmp_path: Path) -> None:
-    path, whole = tmp_path / "model.pt", file.read_bytes()
-    assert zipfile.ZipFile(file).testzip() is None
-    at = whole.index(model.ebc.embedding_bags["mean"].weight[0].detach().numpy().tobytes())
-    for damaged in (whole[:-1], whole[: len(whole) // 2], b"", b"PK", whole[:at] + b"\1" + whole[at + 1 :]):
-        path.write_bytes(damaged)
-        with pytest.raises(recfx.ExportError) as raised:
-            recfx.load(path)
-        assert raised.value.reason == "damaged_file"
 
 
 def test_what_is_not_an_exported_model_is_refused(tmp_path: Path) -> None:
@@ -341,21 +252,6 @@ def test_what_is_not_an_exported_model_is_refused(tmp_path: Path) -> None:
     with pytest.raises(recfx.ExportError) as raised:
         recfx.load(tmp_path / "other.pt")
     assert raised.value.reason == "not_exported"
-
-
-@pytest.mark.parametrize(
-    ("field", "value", "reason"), [("format_version", 3, "newer_format"), ("hash_version", 9, "other_hash")]
-)
-def test_a_file_of_a_later_version_is_refused(file: Path, field: str, value: int, reason: str, tmp_path: Path) -> None:
-    with zipfile.ZipFile(file) as old, zipfile.ZipFile(tmp_path / "later.pt", "w") as new:
-        for name in old.namelist():
-            content = old.read(name)
-            if name.endswith("recfx.json"):
-                content = json.dumps({**json.loads(content), field: value}).encode()
-            new.writestr(name, content)
-    with pytest.raises(recfx.ExportError) as raised:
-        recfx.load(tmp_path / "later.pt")
-    assert raised.value.reason == reason
 
 
 def test_a_file_that_answers_differently_is_not_kept(
@@ -483,14 +379,6 @@ def test_a_failed_export_leaves_the_old_file(model: nn.Module, tmp_path: Path) -
     assert raised.value.reason == "invalid_argument"
     assert path.read_bytes() == before
     assert [file.name for file in tmp_path.iterdir()] == ["model.pt"]
-
-
-def test_a_loaded_model_cannot_be_trained(model: nn.Module, file: Path) -> None:
-    loaded = recfx.load(file)
-    with pytest.raises(recfx.ExportError) as raised:
-        loaded.train()
-    assert raised.value.reason == "cannot_train"
-    assert not loaded.eval()(*call(2).args).requires_grad
 
 
 class _Unusual(nn.Module):

@@ -17,7 +17,7 @@ from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTens
 import recfx
 from recfx.exporter import load
 from recfx.kernels.build import launch
-from tests.exporter.hashed_models import call, trained
+from tests.exporter.hashed_models import call
 
 KEYS = ["a", "b", "c", "d", "e"]
 
@@ -61,10 +61,10 @@ def both(model: nn.Module, sample: recfx.Sample, path: Path, **options: Any) -> 
 
 @pytest.mark.parametrize("quantize", ["int8", "int4"])
 @pytest.mark.parametrize("is_weighted", [False, True], ids=["plain", "weighted"])
-def test_hashed_models(is_weighted: bool, quantize: str, tmp_path: Path) -> None:
+def test_hashed_models(is_weighted: bool, quantize: str, model_of: dict[bool, nn.Module], tmp_path: Path) -> None:
     """Ids without a row, id -1, and means whose bags count ids without a row."""
     sample = call(6, is_weighted=is_weighted)
-    files = both(trained(is_weighted), sample, tmp_path, quantize=quantize)
+    files = both(model_of[is_weighted], sample, tmp_path, quantize=quantize)
     for batch_size in (0, 1, 7):
         for low, high in ((-20, 20), (-(2**63), 2**63 - 1), (10_000, 20_000)):
             given = call(batch_size, seed=9, low=low, high=high, is_weighted=is_weighted).args

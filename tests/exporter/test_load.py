@@ -195,12 +195,12 @@ def test_a_device_that_is_not_here(device: Any, reason: str, target: str, export
 
 
 @pytest.fixture(scope="module")
-def exported(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A file for the CPU, and one for other devices."""
-    folder, model = tmp_path_factory.mktemp("targets"), trained()
-    for target in ("cpu", "npu"):
-        recfx.export(model, folder / target, call(6), device=target)
-    return {target: folder / target for target in ("cpu", "npu")}
+def exported(model: nn.Module, file: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The model's file for the CPU, one for other devices, and one of a program of ``torch.export``."""
+    folder = tmp_path_factory.mktemp("targets")
+    recfx.export(model, folder / "npu", call(6), device="npu")
+    recfx.export(model, folder / "pt2", call(6), format="pt2")
+    return {"cpu": file, "npu": folder / "npu", "pt2": folder / "pt2"}
 
 
 # What is in a file
@@ -232,20 +232,14 @@ def test_a_whole_file_that_torch_does_not_understand(exported: dict[str, Path], 
     ],
 )  # fmt: skip
 def test_pickles_in_a_file_whose_checksum_is_right(
-    end: str, change: Any, message: str, model: nn.Module, tmp_path: Path
+    end: str, change: Any, message: str, exported: dict[str, Path], tmp_path: Path
 ) -> None:
-    recfx.export(model, tmp_path / "model", call(6), format="pt2")
     forge(
-        tmp_path / "model",
+        exported["pt2"],
         tmp_path / "forged",
         lambda records: {name: change(was) if name.endswith(end) else was for name, was in records.items()},
     )
     assert message in refused(tmp_path / "forged", "damaged_file").message
-
-
-@pytest.fixture(scope="module")
-def model() -> nn.Module:
-    return trained()
 
 
 @pytest.mark.parametrize("fields", [{}, {"content_crc32": None}, {"content_crc32": None, "order": None, "crc32": None}])

@@ -19,35 +19,11 @@ from recfx.exporter import write_file
 from tests.exporter import cpp_server, serve_soak
 from tests.exporter.changed_records import ChangeRecords, rewrite, swapped, with_another, with_manifest, without_one
 from tests.exporter.committed_files import committed_file, committed_versions
+from tests.exporter.conftest import UsualExport
 from tests.exporter.cpp_server import answers, parsed, run, version_of
-from tests.exporter.hashed_models import FEATURES, by_name, call, trained
+from tests.exporter.hashed_models import FEATURES, by_name, call
 
 EXTREME = torch.tensor([-(2**63), 2**63 - 1, -1, 0, 1])
-
-
-@pytest.fixture(scope="module")
-def program() -> Path:
-    cpp_server.require()
-    return cpp_server.build()
-
-
-@pytest.fixture(scope="module")
-def formats(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What reads files and requests, with sanitizers."""
-    cpp_server.require()
-    return cpp_server.build_formats(tmp_path_factory.mktemp("formats"))
-
-
-@pytest.fixture(scope="module")
-def model() -> nn.Module:
-    return trained()
-
-
-@pytest.fixture(scope="module")
-def file(model: nn.Module, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("served") / "model.pt"
-    recfx.export(model, path, call(6))
-    return path
 
 
 def with_extreme_ids() -> dict[str, torch.Tensor]:
@@ -60,9 +36,10 @@ def with_extreme_ids() -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("quantize", [None, "fp16", "int8", "int4"])
-def test_answers_are_those_of_python(program: Path, model: nn.Module, quantize: str | None, tmp_path: Path) -> None:
-    path = tmp_path / "model.pt"
-    recfx.export(model, path, call(6), quantize=quantize)
+def test_answers_are_those_of_python(
+    program: Path, model: nn.Module, quantize: str | None, usual_export: UsualExport
+) -> None:
+    path = usual_export(False, quantize).path
     batches = [call(size, seed=size) for size in (0, 1, 7)] + [call(5, seed=3, low=-(2**63), high=2**63 - 1)]
     requests = [*map(by_name, batches), with_extreme_ids()]
     loaded = recfx.load(path)
@@ -77,15 +54,15 @@ def test_answers_are_those_of_python(program: Path, model: nn.Module, quantize: 
             torch.testing.assert_close(answer.outputs["output"], model(*batch.args).detach(), rtol=1e-5, atol=1e-6)
 
 
-def test_a_weighted_collection_and_empty_bags(program: Path, tmp_path: Path) -> None:
-    recfx.export(trained(is_weighted=True), tmp_path / "model.pt", call(6, is_weighted=True))
+def test_a_weighted_collection_and_empty_bags(program: Path, usual_export: UsualExport) -> None:
+    path = usual_export(True, None).path
     request = by_name(call(5, seed=9, is_weighted=True))
     empty = {name: tensor[:0] if "lengths" not in name else tensor * 0 for name, tensor in request.items()}
     empty["dense"] = request["dense"]
     not_a_number = {**request, "features.a.weights": request["features.a.weights"] * float("nan")}
     requests = [request, empty, not_a_number]
-    loaded = recfx.load(tmp_path / "model.pt")
-    for each, answer in zip(requests, answers(program, tmp_path / "model.pt", requests), strict=True):
+    loaded = recfx.load(path)
+    for each, answer in zip(requests, answers(program, path, requests), strict=True):
         wanted = loaded.serve(each)["output"]
         torch.testing.assert_close(answer.outputs["output"], wanted, rtol=1e-6, atol=1e-7, equal_nan=True)
 

@@ -30,12 +30,6 @@ without_sanitizers = pytest.mark.skipif(
 
 
 @pytest.fixture(scope="module")
-def program() -> Path:
-    cpp_server.require()
-    return cpp_server.build()
-
-
-@pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """Two versions of a file."""
     folder, model = tmp_path_factory.mktemp("served"), trained()

@@ -20,8 +20,8 @@ from torchrec.distributed.types import ShardingEnv, ShardingPlan
 
 import recfx
 from recfx.collections.sharding.collection import shard_collection
-from recfx.exporter import gathered_tables, write_file
 from recfx.exporter import ranks as exporter_ranks
+from recfx.exporter import table_sources, write_file
 from recfx.exporter.ranks import Ranks
 from recfx.exporter.report import ExportReport
 from tests.sharding.cases import Case, Model, batches, build, concatenate, plan_of, with_optimizer
@@ -65,7 +65,7 @@ def exported(
 
     taken = Ranks.rows
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(gathered_tables, "PIECE_BYTES", 4096)
+        patch.setattr(table_sources, "PIECE_BYTES", 4096)
         patch.setattr(Ranks, "rows", rows)
         model = sharded(case, before, world_size)
         state = {name: value.clone() for name, value in _local_state(model).items()}

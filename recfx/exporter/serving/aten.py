@@ -102,7 +102,6 @@ class AtenFindRows(FindFrozenRows):
     """
 
     # As in the base class: TorchScript does not read the annotations of base classes.
-    shared: list[str]
     completed: list[int]
     side_row: list[int]
     dense_rows: list[int]
@@ -224,7 +223,6 @@ class AtenPoolRows(PoolRows):
         )
 
     def parts(self) -> list[tuple[str, torch.Tensor, tuple[TableSpec, ...]]]:
-        """See ``PoolRows``."""
         return [
             (f"stored.{number}.rows", self.stored.get_buffer(f"{number}.rows"), (spec,))
             for number, spec in enumerate(self.specs)

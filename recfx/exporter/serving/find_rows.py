@@ -19,7 +19,6 @@ class FindFrozenRows(ServedNode):
         indexes: the frozen index of each table that has one.
     """
 
-    shared: list[str]
     completed: list[int]
     side_row: list[int]
     dense_rows: list[int]
@@ -32,9 +31,7 @@ class FindFrozenRows(ServedNode):
 
     def __init__(self, tables: tuple[TableSpec, ...], indexes: dict[str, FrozenIndex]) -> None:
         super().__init__()
-        hashing = {table.name: table.hashing for table in tables if table.hashing is not None and table.has_index}
         self.hashed = [table.name for table in tables if table.has_index]
-        self.shared = [name for name, config in hashing.items() if config.unseen == "share"]
         self.num_features = sum(len(table.feature_names) for table in tables)
         first_feature, slot_borders = [0], [0]
         for table in tables:
@@ -48,17 +45,15 @@ class FindFrozenRows(ServedNode):
         self.rows = []
         self.seed = []
         for position, table in enumerate(tables):
-            if table.name not in hashing:
-                continue
-            config, side_row = hashing[table.name], indexes[table.name].side_row
-            buckets = config.buckets if config.unseen == "share" else 0
-            if side_row >= 0 or config.dense_rows > 0 or buckets > 0:
+            side_row = indexes[table.name].side_row if table.has_index else -1
+            dense_rows, share_buckets, seed = index_facts(table)
+            if side_row >= 0 or dense_rows > 0 or share_buckets > 0:
                 self.completed.append(position)
                 self.side_row.append(side_row)
-                self.dense_rows.append(config.dense_rows)
-                self.share_buckets.append(buckets)
-                self.rows.append(config.rows)
-                self.seed.append(config.seed)
+                self.dense_rows.append(dense_rows)
+                self.share_buckets.append(share_buckets)
+                self.rows.append(table.num_embeddings)
+                self.seed.append(seed)
         self.register_buffer("first_feature", torch.tensor(first_feature))
         self.register_buffer("slot_borders", torch.tensor(slot_borders))
         self.register_buffer("slots", torch.empty(slot_borders[-1], 2, dtype=torch.int64))
@@ -85,3 +80,11 @@ class FindFrozenRows(ServedNode):
             answer = shared_rows(ids, self.rows[number], dense_rows, self.share_buckets[number], self.seed[number])
             rows = torch.where(rows < 0, answer, rows)
         return rows
+
+
+def index_facts(table: TableSpec) -> tuple[int, int, int]:
+    """``dense_rows``, the buckets of shared rows (0: none) and ``seed`` of a table's index; zeros if it has none."""
+    config = table.hashing
+    if config is None or not table.has_index:
+        return 0, 0, 0
+    return config.dense_rows, config.buckets if config.unseen == "share" else 0, config.seed

@@ -22,13 +22,7 @@ _POOLED = {ValueType.POOLED, ValueType.ARRIVED_POOLED, ValueType.DIVIDED}
 
 
 def lower_served(made: Rewriting, target: ServingTarget) -> fx.GraphModule:
-    """Lower the graph of one collection for a file.
-
-    Sizes come from the graph and its context; rows and slots themselves are buffers that whoever writes the file fills.
-
-    Args:
-        made: the graph after the passes for files; the facts of a table in its context have its frozen index.
-        target: which modules serve the nodes.
+    """Lower the graph of one collection for a file, whose writer fills its rows and slots.
 
     Raises:
         ExportError: ``operator_not_exported``: an operator of the user's takes ids or rows.

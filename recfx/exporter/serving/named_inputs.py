@@ -22,9 +22,7 @@ class NamedTensor(nn.Module):
 
     def forward(self, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
         """The tensor. One of another rank might be broadcast into an answer to something else."""
-        if self.name not in inputs:
-            raise RuntimeError(f"input {self.name} is missing [missing_input]")
-        found = inputs[self.name]
+        found = given(inputs, self.name)
         if self.dimensions >= 0:
             if found.dim() != self.dimensions:
                 raise RuntimeError(
@@ -51,20 +49,13 @@ class NamedJagged(nn.Module):
 
     def forward(self, inputs: dict[str, torch.Tensor]) -> JaggedTensor:
         """The jagged tensor."""
-        values, lengths = self.named(inputs, "values"), self.named(inputs, "lengths")
+        values, lengths = given(inputs, f"{self.name}.values"), given(inputs, f"{self.name}.lengths")
         check_lengths(self.name, values, lengths)
         weights: torch.Tensor | None = None
         if self.is_weighted:
-            weights = self.named(inputs, "weights")
+            weights = given(inputs, f"{self.name}.weights")
             check_weights(self.name, values, weights)
         return JaggedTensor(values, weights, lengths)
-
-    def named(self, inputs: dict[str, torch.Tensor], part: str) -> torch.Tensor:
-        """One of its tensors."""
-        name = f"{self.name}.{part}"
-        if name not in inputs:
-            raise RuntimeError(f"input {name} is missing [missing_input]")
-        return inputs[name]
 
 
 class NamedFeatures(nn.Module):
@@ -91,21 +82,20 @@ class NamedFeatures(nn.Module):
         weights: list[torch.Tensor] = []
         counts: list[int] = []
         for feature in self.features:
-            ids = self.named(inputs, feature, "values")
-            bags = self.named(inputs, feature, "lengths")
-            check_types(f"{self.name}.{feature}", ids, bags)
+            name = f"{self.name}.{feature}"
+            ids, bags = given(inputs, f"{name}.values"), given(inputs, f"{name}.lengths")
+            check_types(name, ids, bags)
             if len(lengths) > 0 and bags.numel() != lengths[0].numel():
                 raise RuntimeError(
-                    f"{self.name}.{feature}.lengths has {bags.numel()} samples, but "
+                    f"{name}.lengths has {bags.numel()} samples, but "
                     f"{self.name}.{self.features[0]}.lengths has {lengths[0].numel()} [bad_lengths]"
                 )
             values.append(ids)
             lengths.append(bags)
             counts.append(ids.numel())
             if self.is_weighted:
-                given = self.named(inputs, feature, "weights")
-                check_weights(f"{self.name}.{feature}", ids, given)
-                weights.append(given)
+                weights.append(given(inputs, f"{name}.weights"))
+                check_weights(name, ids, weights[-1])
         all_lengths = torch.stack(lengths)
         is_wrong = False
         if all_lengths.numel() > 0:
@@ -121,12 +111,12 @@ class NamedFeatures(nn.Module):
             lengths=all_lengths.view(-1),
         )
 
-    def named(self, inputs: dict[str, torch.Tensor], feature: str, part: str) -> torch.Tensor:
-        """One of its tensors."""
-        name = f"{self.name}.{feature}.{part}"
-        if name not in inputs:
-            raise RuntimeError(f"input {name} is missing [missing_input]")
-        return inputs[name]
+
+def given(inputs: dict[str, torch.Tensor], name: str) -> torch.Tensor:
+    """The input of this name. Scriptable."""
+    if name not in inputs:
+        raise RuntimeError(f"input {name} is missing [missing_input]")
+    return inputs[name]
 
 
 def check_types(name: str, values: torch.Tensor, lengths: torch.Tensor) -> None:

@@ -5,6 +5,7 @@ from typing import NamedTuple
 import torch
 
 from recfx.errors import Diagnostic
+from recfx.exporter.serving.find_rows import index_facts
 from recfx.exporter.serving.select_bags import Bags, ServedNode
 from recfx.ir.facts import FrozenIndex, LookupFacts
 from recfx.ir.tables import TableSpec
@@ -62,6 +63,7 @@ class PoolRows(ServedNode):
 
     kernel = "fbgemm"
     positions: list[int]
+    kept_columns: torch.Tensor
     rows: torch.Tensor
 
     def __init__(
@@ -121,13 +123,7 @@ class PoolRows(ServedNode):
 
     def forward(self, bags: Bags) -> torch.Tensor:
         """``bags``: rows of every table of the collection. Returns ``[B, sum D]``."""
-        values, offsets, weights = bags.values, bags.offsets, bags.weights
-        if self.permutes:
-            lengths = offsets.diff().view(self.num_features, (offsets.numel() - 1) // self.num_features)
-            lengths, values, weights = torch.ops.fbgemm.permute_2D_sparse_data(
-                self.position, lengths, values, weights, None
-            )
-            offsets = torch.ops.fbgemm.asynchronous_complete_cumsum(lengths.view(-1))
+        values, offsets, weights = self.in_order(bags)
         pooled = torch.ops.fbgemm.int_nbit_split_embedding_codegen_lookup_function(
             self.rows,
             self.nowhere,
@@ -144,10 +140,25 @@ class PoolRows(ServedNode):
             values,
             offsets,
             self.mode,
-            weights if self.is_weighted else None,
+            weights,
             output_dtype=0,
             row_alignment=1,
         )
+        return self.finished(pooled)
+
+    def in_order(self, bags: Bags) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+        """The values, offsets and weights of the bags of these tables' features."""
+        values, offsets, weights = bags.values, bags.offsets, bags.weights
+        if self.permutes:
+            lengths = offsets.diff().view(self.num_features, (offsets.numel() - 1) // self.num_features)
+            lengths, values, weights = torch.ops.fbgemm.permute_2D_sparse_data(
+                self.position, lengths, values, weights, None
+            )
+            offsets = torch.ops.fbgemm.asynchronous_complete_cumsum(lengths.view(-1))
+        return values, offsets, weights if self.is_weighted else None
+
+    def finished(self, pooled: torch.Tensor) -> torch.Tensor:
+        """The columns that the tables have, of all that FBGEMM's rows have, in the collection's dtype."""
         if self.drops_columns:
             pooled = pooled.index_select(1, self.kept_columns)
         return pooled.to(self.output_dtype)
@@ -175,7 +186,6 @@ class FindAndPool(PoolRows):
 
     def __init__(self, pool: PoolRows, hashed: dict[str, FrozenIndex]) -> None:
         super().__init__(pool.specs, pool.combine, pool.features, pool.is_weighted)
-        self.label = pool.label
         tables = self.specs
         self.hashed = list(hashed)
         self.counts = [table.num_embeddings for table in tables]
@@ -184,21 +194,13 @@ class FindAndPool(PoolRows):
         self.table_of_feature = [number for number, table in enumerate(tables) for _ in table.embedding_names]
         self.slot_counts = [hashed[table.name].slots if table.name in hashed else 0 for table in tables]
         self.side_rows = [hashed[table.name].side_row if table.name in hashed else -1 for table in tables]
-        facts = [_index_facts(table) for table in tables]
-        self.dense_rows = [dense_rows for dense_rows, _, _ in facts]
-        self.share_buckets = [share_buckets for _, share_buckets, _ in facts]
-        self.seeds = [seed for _, _, seed in facts]
+        facts = [index_facts(table) for table in tables]
+        self.dense_rows, self.share_buckets, self.seeds = (list(each) for each in zip(*facts, strict=True))
         self.register_buffer("slots", torch.empty(sum(self.slot_counts), 2, dtype=torch.int64))
 
     def forward(self, bags: Bags) -> torch.Tensor:
         """``bags``: ids of every table of the collection. Returns ``[B, sum D]``."""
-        values, offsets, weights = bags.values, bags.offsets, bags.weights
-        if self.permutes:
-            lengths = offsets.diff().view(self.num_features, (offsets.numel() - 1) // self.num_features)
-            lengths, values, weights = torch.ops.fbgemm.permute_2D_sparse_data(
-                self.position, lengths, values, weights, None
-            )
-            offsets = torch.ops.fbgemm.asynchronous_complete_cumsum(lengths.view(-1))
+        values, offsets, weights = self.in_order(bags)
         pooled = torch.ops.recfx.served_lookup(
             values,
             offsets,
@@ -214,16 +216,6 @@ class FindAndPool(PoolRows):
             self.share_buckets,
             self.seeds,
             self.combine == "MEAN",
-            weights if self.is_weighted else None,
+            weights,
         )
-        if self.drops_columns:
-            pooled = pooled.index_select(1, self.kept_columns)
-        return pooled.to(self.output_dtype)
-
-
-def _index_facts(table: TableSpec) -> tuple[int, int, int]:
-    """``dense_rows``, ``share_buckets`` and ``seed`` of a table's index; zeros if it has none."""
-    config = table.hashing
-    if config is None or not table.has_index:
-        return 0, 0, 0
-    return config.dense_rows, config.buckets if config.unseen == "share" else 0, config.seed
+        return self.finished(pooled)

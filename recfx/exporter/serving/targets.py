@@ -17,7 +17,7 @@ from recfx.ir.facts import LookupFacts
 class ServingTarget:
     """The modules of one kind of program; what is not named here is the same in all of them.
 
-    To passes it is what the kernel targets of a machine are for models: see ``Targets``.
+    To passes it is what the kernel targets of a machine are for models: it has the methods of ``Targets``.
 
     Args:
         name: of the target.
@@ -36,7 +36,6 @@ class ServingTarget:
     counts_probes: bool = False
 
     def serve(self, lookup: LookupFacts, collection: str) -> Served:
-        """See ``Targets``."""
         if self.fused is not None:
             return Served(self.fused.kernel)
         declined: list[Diagnostic] = []
@@ -49,7 +48,6 @@ class ServingTarget:
         return Served(pool.kernel, tuple(declined), Diagnostic("no_finding_kernel", "", message, by=self.name))
 
     def may_name(self, backend: str) -> bool:
-        """See ``Targets``."""
         return backend in {each.kernel for each in (self.pools if self.fused is None else (self.fused,))}
 
     def pool(self, kernel: str) -> type[PoolRows]:
@@ -57,12 +55,10 @@ class ServingTarget:
         return {pool.kernel: pool for pool in self.pools}[kernel]
 
     def find_rows(self, device: str) -> Served:
-        """See ``Targets``."""
         return Served(self.name)
 
     def index_operators(self, device: str) -> str:
-        """See ``Targets``: nothing is inserted into an index of a file."""
-        return ""
+        return ""  # nothing is inserted into an index of a file
 
 
 SCRIPT = ServingTarget("torchscript")

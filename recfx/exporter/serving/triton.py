@@ -42,7 +42,6 @@ class TritonPoolRows(AtenPoolRows):
 
     @classmethod
     def declines(cls, lookup: LookupFacts) -> Diagnostic | None:
-        """See ``PoolRows``."""
         dtypes = {table.dtype for table in lookup.tables}
         if len(dtypes) > 1 or not FORMATS[lookup.tables[0].dtype].is_quantized:
             names = ", ".join(sorted(FORMATS[dtype].name for dtype in dtypes))

@@ -22,11 +22,6 @@ from tests.support.forkserver import forkserver
 from tests.support.interrupts import interrupt, places
 
 
-@pytest.fixture(scope="module")
-def model() -> nn.Module:
-    return trained()
-
-
 def fail(*_: Any, **__: Any) -> Any:
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
