@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 import types
 import typing
 from collections.abc import Callable, Iterator
@@ -33,6 +34,11 @@ def _annotations_are_read_once() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(serialize, "typing", remembering)
         yield
+
+
+@pytest.fixture(scope="package", autouse=True)
+def _tracers_warn_of_nothing() -> None:
+    logging.getLogger("torch.fx").setLevel(logging.ERROR)
 
 
 @pytest.fixture(scope="package")

@@ -11,6 +11,7 @@ import subprocess
 import zipfile
 import zlib
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -82,13 +83,13 @@ def require() -> None:
 
 
 def environment() -> dict[str, str]:
-    """Of the server: nothing that could lead it to this Python."""
+    """The server's environment, in which nothing could lead it to this Python."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "LD_", "OMP_"))}
     return {**SANITIZER_SETTINGS, **kept}
 
 
-def run(program: Path, *arguments: str | Path, text: str = "") -> subprocess.CompletedProcess[str]:
-    """Run the server to its end, with requests on its standard input."""
+def run(program: Path, *arguments: str | Path, text: str = "", **options: Any) -> subprocess.CompletedProcess[str]:
+    """Run the server to its end, with requests on its standard input; ``options`` are those of ``subprocess.run``."""
     return subprocess.run(
         [program, *arguments],
         input=text,
@@ -98,6 +99,7 @@ def run(program: Path, *arguments: str | Path, text: str = "") -> subprocess.Com
         env=environment(),
         encoding="utf-8",
         errors="surrogateescape",
+        **options,
     )
 
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
+
 import torch
-from torch import nn
+import torchrec.fx
+from torch import fx, nn
 from torch.distributed.optim import _apply_optimizer_in_backward
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor, PoolingType
 
@@ -83,3 +87,21 @@ def by_name(sample: recfx.Sample) -> dict[str, torch.Tensor]:
         if weights is not None:
             found[f"features.{key}.weights"] = weights.split(counts)[number]
     return found
+
+
+TRACES: dict[str, Callable[[nn.Module], nn.Module]] = {
+    "the model": lambda model: model,
+    "torch.fx": fx.symbolic_trace,
+    "torchrec.fx": torchrec.fx.symbolic_trace,
+    "recfx.trace": lambda model: recfx.trace(model, call(6, low=0)),
+    "whole_graph": lambda model: recfx.convert(model, call(6, low=0), whole_graph=True),
+}
+"""A converted ``HashedModel``, and its graphs by the tracers that users have."""
+
+
+def assert_same_file(path: Path, expected_path: Path) -> None:
+    """Two TorchScript files hold the same collections and buffers."""
+    loaded, expected = recfx.load(path), recfx.load(expected_path)
+    assert loaded.manifest["collections"] == expected.manifest["collections"]
+    for (name, actual), (_, value) in zip(loaded.script.named_buffers(), expected.script.named_buffers(), strict=True):
+        assert torch.equal(actual, value), name

@@ -18,7 +18,7 @@ from recfx.exporter import checkpoint_export, table_sources
 from recfx.ir import TableSpec
 from tests.exporter import factories
 from tests.exporter.conftest import UsualExport
-from tests.exporter.hashed_models import call, trained
+from tests.exporter.hashed_models import assert_same_file, call, trained
 from tests.sharding.cases import Case, batches, concatenate
 from tests.sharding.ranks import ranks
 from tests.sharding.stateful import ADMIT, LRU, case_of, make, train
@@ -33,13 +33,6 @@ def directory(model: nn.Module, tmp_path_factory: pytest.TempPathFactory) -> Pat
     found = tmp_path_factory.mktemp("checkpoint")
     recfx.save_checkpoint(model, found)
     return found
-
-
-def same_file(found: Path, wanted: Path) -> None:
-    loaded, expected = recfx.load(found), recfx.load(wanted)
-    assert loaded.manifest["collections"] == expected.manifest["collections"]
-    for (name, actual), (_, value) in zip(loaded.script.named_buffers(), expected.script.named_buffers(), strict=True):
-        assert torch.equal(actual, value), name
 
 
 @pytest.mark.parametrize("factory", ["built", "on_meta"])
@@ -63,13 +56,13 @@ def test_the_file_is_that_of_the_model_that_was_saved(
     assert first.startswith(f"{found}: torchscript, ")
     report = usual_export(False, chosen)
     assert rest == str(report).splitlines()[1:]
-    same_file(found, report.path)
+    assert_same_file(found, report.path)
     assert [file.name for file in tmp_path.iterdir()] == ["found.pt"]
 
 
 def test_without_a_checkpoint(file: Path, tmp_path: Path) -> None:
     assert main(["export", f"{FACTORIES}:model", str(tmp_path / "found.pt")]) == 0
-    same_file(tmp_path / "found.pt", file)
+    assert_same_file(tmp_path / "found.pt", file)
 
 
 def test_a_model_that_is_not_converted_stands_for_tables_without_an_index(tmp_path: Path) -> None:
@@ -96,7 +89,7 @@ def test_saved_by_several_ranks(hashing: Any, world_size: int, tmp_path: Path) -
     assert all(torch.equal(value, before[name]) for name, value in whole.state_dict().items())
     recfx.load_checkpoint(whole, tmp_path / "checkpoint")
     recfx.export(whole, tmp_path / "wanted.pt", sample)
-    same_file(tmp_path / "found.pt", tmp_path / "wanted.pt")
+    assert_same_file(tmp_path / "found.pt", tmp_path / "wanted.pt")
 
 
 @pytest.mark.parametrize("options", [["--format", "pt2"], ["--not-portable"]])

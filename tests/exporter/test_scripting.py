@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import inspect
 import io
-import logging
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,19 +20,15 @@ from torchrec.inference.modules import quantize_embeddings, quantize_inference_m
 import recfx
 from tests.builders.batches import one_bag
 from tests.builders.collections import one_table
-from tests.exporter.hashed_models import HashedModel, call, trained
+from tests.exporter.hashed_models import TRACES, HashedModel, call, trained
 from tests.sharding.ranks import ranks
 
 WAYS: dict[str, Callable[[nn.Module], nn.Module]] = {
-    "the model": lambda model: model,
-    "torch.fx": fx.symbolic_trace,
-    "torchrec.fx": torchrec.fx.symbolic_trace,
+    **TRACES,
     "torchrec.fx, with the model as a leaf": lambda model: torchrec.fx.symbolic_trace(
         Holder(model), leaf_modules=["HashedModel"]
     ),
-    "recfx.trace": lambda model: recfx.trace(model, call(6, low=0)),
     "recfx.trace in a module": lambda model: Holder(recfx.trace(model, call(6, low=0))).eval(),
-    "whole_graph": lambda model: recfx.convert(model, call(6, low=0), whole_graph=True),
 }
 
 
@@ -61,11 +56,6 @@ class TakesBoth(nn.Module):
 
     def forward(self, both: Both) -> torch.Tensor:
         return self.inner(both.dense, both.features)
-
-
-@pytest.fixture(autouse=True)
-def _quiet() -> None:
-    logging.getLogger("torch.fx").setLevel(logging.ERROR)
 
 
 @pytest.fixture

@@ -138,10 +138,7 @@ def test_a_file_that_could_not_be_opened_is_loaded_as_soon_as_it_can(
 
 def test_a_pipe_is_no_file(program: Path, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
-    done = subprocess.run(
-        [program, "--check", tmp_path / "pipe"], capture_output=True, text=True, timeout=60,
-        env=cpp_server.environment(), check=False,
-    )  # fmt: skip
+    done = run(program, "--check", tmp_path / "pipe")
     assert done.returncode == 1
     assert "it is not a regular file [no_file]" in done.stdout
 
@@ -149,10 +146,7 @@ def test_a_pipe_is_no_file(program: Path, tmp_path: Path) -> None:
 def test_a_library_in_the_current_directory(program: Path, tmp_path: Path) -> None:
     report = recfx.export(trained(), tmp_path / "model.pt", call(6), portable=False)
     (tmp_path / "ops.so").symlink_to(report.libraries[0])
-    done = subprocess.run(
-        [program, "--check", "model.pt", "--library", "ops.so"], capture_output=True, text=True, timeout=60,
-        env=cpp_server.environment(), check=False, cwd=tmp_path,
-    )  # fmt: skip
+    done = run(program, "--check", "model.pt", "--library", "ops.so", cwd=tmp_path)
     assert done.stdout.startswith("ok\t"), done.stdout + done.stderr
 
 
@@ -212,7 +206,7 @@ def test_answers_that_nobody_reads_end_the_server_with_an_error(
 
 
 def test_output_that_is_cut_off(program: Path, files: list[Path]) -> None:
-    """Of a server that was killed: what is there is read, and the rest is an error."""
+    """What a server that was killed has printed is read, and the rest is an error."""
     output = run(program, files[0], text="".join(request_text(id, GOOD) for id in "12")).stdout
     second = output.index("answer\t2")
     for end in (second + 4, second + 10, len(output) - 20, len(output) - 4, len(output) - 1):
@@ -264,9 +258,6 @@ def test_threads_that_cannot_be_started_are_an_error(program: Path, files: list[
     def limit() -> None:
         resource.setrlimit(resource.RLIMIT_AS, (2**32, 2**32))
 
-    done = subprocess.run(
-        [program, files[0], "--threads", "1024"], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60,
-        env=cpp_server.environment(), check=False, preexec_fn=limit,
-    )  # fmt: skip
+    done = run(program, files[0], "--threads", "1024", preexec_fn=limit)
     assert done.returncode == 1, done.stderr
     assert re.search(r"error\tthread \d+ of 1024 cannot be started: .* \[no_threads\]", done.stderr)

@@ -24,6 +24,7 @@ from recfx.exporter import ranks as exporter_ranks
 from recfx.exporter import table_sources, write_file
 from recfx.exporter.ranks import Ranks
 from recfx.exporter.report import ExportReport
+from tests.exporter.hashed_models import assert_same_file
 from tests.sharding.cases import Case, Model, batches, build, concatenate, plan_of, with_optimizer
 from tests.sharding.ranks import ranks
 from tests.sharding.stateful import ADMIT, LRU, case_of, make, train
@@ -101,15 +102,17 @@ def test_the_file_is_that_of_the_unsharded_model(
     assert all(report == found[0] for report in found)
     assert (found[0].tables, found[0].graph) == (wanted.tables, wanted.graph)
     assert found[0].bytes == (tmp_path / "sharded.pt").stat().st_size
-    loaded, expected = recfx.load(tmp_path / "sharded.pt"), recfx.load(tmp_path / "whole.pt")
-    assert loaded.manifest["collections"] == expected.manifest["collections"]
-    for (name, actual), (_, value) in zip(loaded.script.named_buffers(), expected.script.named_buffers(), strict=True):
-        assert torch.equal(actual, value), name
+    assert_same_file(tmp_path / "sharded.pt", tmp_path / "whole.pt")
     for seed in range(2):
-        sample = sample_of(case, seed)
-        for output, answer in zip(loaded(sample), expected(sample), strict=True):
-            assert torch.equal(output, answer)
-            assert output.abs().sum() > 0
+        assert_same_answers(tmp_path, sample_of(case, seed))
+
+
+def assert_same_answers(folder: Path, sample: KeyedJaggedTensor) -> None:
+    """The file of the sharded model answers as that of the whole one."""
+    loaded, expected = (recfx.load(folder / name) for name in ("sharded.pt", "whole.pt"))
+    for output, answer in zip(loaded(sample), expected(sample), strict=True):
+        assert torch.equal(output, answer)
+        assert output.abs().sum() > 0
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -126,10 +129,7 @@ def test_id_minus_one_may_belong_to_any_rank(seed: int, tmp_path: Path) -> None:
     sample = sample_of(case)
     asked = KeyedJaggedTensor(sample.keys(), torch.full_like(sample.values(), -1), lengths=sample.lengths())
     recfx.export(whole, tmp_path / "whole.pt", sample)
-    loaded, expected = (recfx.load(tmp_path / name) for name in ("sharded.pt", "whole.pt"))
-    for output, answer in zip(loaded(asked), expected(asked), strict=True):
-        assert torch.equal(output, answer)
-        assert output.abs().sum() > 0
+    assert_same_answers(tmp_path, asked)
 
 
 @pytest.mark.parametrize("options", [{"format": "pt2", "quantize": "int8"}, {"portable": False}])
@@ -139,9 +139,7 @@ def test_other_files_answer_as_those_of_the_unsharded_model(options: dict[str, A
     wanted = recfx.export(trained_alone(case), tmp_path / "whole.pt", sample_of(case), **options)
     assert found[0] == found[1]
     assert (found[0].format, found[0].tables) == (wanted.format, wanted.tables)
-    loaded, expected = (recfx.load(tmp_path / name) for name in ("sharded.pt", "whole.pt"))
-    for output, answer in zip(loaded(sample_of(case, 1)), expected(sample_of(case, 1)), strict=True):
-        assert torch.equal(output, answer)
+    assert_same_answers(tmp_path, sample_of(case, 1))
 
 
 def in_model_parallel(rank: int, world_size: int, case: Case, path: Path) -> ExportReport:
@@ -174,10 +172,9 @@ def replicas_inside(rank: int, world_size: int, case: Case, before: State, path:
 
 def test_replicas_of_parts_of_the_model(tmp_path: Path) -> None:
     case = case_of("tables", LRU)
-    ranks(2).run(replicas_inside, case, trained_alone(case).state_dict(), tmp_path / "model.pt")
+    ranks(2).run(replicas_inside, case, trained_alone(case).state_dict(), tmp_path / "sharded.pt")
     recfx.export(trained_alone(case), tmp_path / "whole.pt", sample_of(case))
-    found, wanted = (recfx.load(tmp_path / name)(sample_of(case)) for name in ("model.pt", "whole.pt"))
-    assert all(torch.equal(output, answer) for output, answer in zip(found, wanted, strict=True))
+    assert_same_answers(tmp_path, sample_of(case))
 
 
 def test_arguments_are_compared_whatever_the_order_of_a_dict(tmp_path: Path) -> None:

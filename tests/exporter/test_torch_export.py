@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import logging
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,23 +11,19 @@ from pathlib import Path
 import pytest
 import torch
 import torchrec.fx
-from torch import fx, nn
+from torch import nn
 from torch.export import Dim
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
 
 import recfx
 from tests.builders.batches import one_bag
 from tests.builders.collections import one_table
-from tests.exporter.hashed_models import FEATURES, HashedModel, call, trained
+from tests.exporter.hashed_models import FEATURES, TRACES, HashedModel, call, trained
 from tests.sharding.ranks import ranks
 
 WAYS: dict[str, Callable[[nn.Module], nn.Module]] = {
-    "the model": lambda model: model,
+    **TRACES,
     "a new wrapper": lambda model: nn.ModuleList([OfTensors(model)])[0],
-    "torch.fx": fx.symbolic_trace,
-    "torchrec.fx": torchrec.fx.symbolic_trace,
-    "recfx.trace": lambda model: recfx.trace(model, call(6, low=0)),
-    "whole_graph": lambda model: recfx.convert(model, call(6, low=0), whole_graph=True),
 }
 
 
@@ -44,11 +39,6 @@ class OfTensors(nn.Module):
             ids, lengths, *weights = features
             features = KeyedJaggedTensor(FEATURES, ids, *weights, lengths=lengths)
         return self.inner(dense, features)
-
-
-@pytest.fixture(autouse=True)
-def _quiet() -> None:
-    logging.getLogger("torch.fx").setLevel(logging.ERROR)
 
 
 def tensors(sample: recfx.Sample) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:

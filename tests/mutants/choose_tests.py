@@ -122,8 +122,8 @@ _CHECKPOINT = {
     "save": [f"checkpoint/test_{name}" for name in ("crash", "directory", "refusals")],
 }
 _EXPORTER = {
-    **{stem: ["exporter/test_sharded"] for stem in ("gathered_tables", "ranks", "sharded_export")},
-    "checkpoint_tables": ["exporter/test_checkpoint_export"],
+    **{stem: ["exporter/test_sharded"] for stem in ("ranks", "sharded_export")},
+    "table_sources": ["exporter/test_checkpoint_export", "exporter/test_sharded"],
     "served_collection": ["exporter/test_torchrec_flow"],
     "torch_entry": ["exporter/test_scripting", "exporter/test_torch_export"],
 }

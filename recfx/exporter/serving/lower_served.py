@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-
 from torch import fx, nn
 
 from recfx.errors import ExportError
 from recfx.exporter.serving.assemble import AssembleColumns, DivideMeans
 from recfx.exporter.serving.pool_rows import PoolRows
-from recfx.exporter.serving.select_bags import ServedNode
 from recfx.exporter.serving.targets import ServingTarget
 from recfx.ir.facts import FrozenIndex
 from recfx.ir.node_kinds import NODE_KINDS, NOT_COMBINED, ValueType
@@ -27,7 +23,7 @@ def lower_served(made: Rewriting, target: ServingTarget) -> fx.GraphModule:
     Raises:
         ExportError: ``operator_not_exported``: an operator of the user's takes ids or rows.
     """
-    graph_module = lower_graph(made.graph, made.metas, _Serving(target).module)
+    graph_module = lower_graph(made.graph, made.metas, lambda of: _module(of, target))
     for node in graph_module.graph.nodes:
         if node.op == "call_module" and isinstance(graph_module.get_submodule(str(node.target)), AssembleColumns):
             node.args = ([*node.args],)  # TorchScript has no variable number of arguments
@@ -35,37 +31,25 @@ def lower_served(made: Rewriting, target: ServingTarget) -> fx.GraphModule:
     return graph_module
 
 
-@dataclass(frozen=True)
-class _Serving:
-    """Makes the module of each node."""
-
-    target: ServingTarget
-
-    def module(self, of: Lowered) -> nn.Module:
-        makers: dict[str, Callable[[Lowered], ServedNode]] = {
-            "select_features": self._select_features,
-            "find_rows": self._find_rows,
-            "lookup": self._lookup,
-            "hash_lookup": self._hash_lookup,
-            "mean_divide": _mean_divide,
-            "keyed_tensor": _keyed_tensor,
-        }
-        kind = of.graph.kind(of.node)
-        return makers[kind](of) if kind in makers else _own(of)
-
-    def _select_features(self, of: Lowered) -> ServedNode:
-        return self.target.select(of.collection.name, of.collection.tables, of.collection.is_weighted)
-
-    def _find_rows(self, of: Lowered) -> ServedNode:
-        return self.target.find(of.collection.tables, _indexes(of))
-
-    def _lookup(self, of: Lowered) -> ServedNode:
-        return _pool(of, self.target.pool(of.attributes["kernel"]))
-
-    def _hash_lookup(self, of: Lowered) -> ServedNode:
-        assert self.target.fused is not None
+def _module(of: Lowered, target: ServingTarget) -> nn.Module:
+    """The module of one node."""
+    collection, kind = of.collection, of.graph.kind(of.node)
+    if kind == "select_features":
+        return target.select(collection.name, collection.tables, collection.is_weighted)
+    if kind == "find_rows":
+        return target.find(collection.tables, _indexes(of))
+    if kind == "lookup":
+        return _pool(of, target.pool(of.attributes["kernel"]))
+    if kind == "hash_lookup":
+        assert target.fused is not None
         indexes = _indexes(of)
-        return self.target.fused(_pool(of, PoolRows), {name: indexes[name] for name in of.attributes.get("hashed", ())})
+        return target.fused(_pool(of, PoolRows), {name: indexes[name] for name in of.attributes.get("hashed", ())})
+    if kind == "mean_divide":
+        return DivideMeans(of.graph.tables(of.node), of.attributes["divided"], tuple(collection.keys))
+    if kind == "keyed_tensor":
+        parts = [of.graph.columns(each) for each in of.node.all_input_nodes]
+        return AssembleColumns(list(collection.keys), embedding_dims(collection.tables), parts)
+    return _own(of)
 
 
 def _pool(of: Lowered, pool: type[PoolRows]) -> PoolRows:
@@ -83,16 +67,6 @@ def _pool(of: Lowered, pool: type[PoolRows]) -> PoolRows:
 def _indexes(of: Lowered) -> dict[str, FrozenIndex]:
     """The frozen index of each table of the collection that has one, by name."""
     return {name: facts.index for name, facts in of.collection.facts.items() if facts.index is not None}
-
-
-def _mean_divide(of: Lowered) -> ServedNode:
-    keys = tuple(of.collection.keys)
-    return DivideMeans(of.graph.tables(of.node), of.attributes["divided"], keys)
-
-
-def _keyed_tensor(of: Lowered) -> ServedNode:
-    parts = [of.graph.columns(each) for each in of.node.all_input_nodes]
-    return AssembleColumns(list(of.collection.keys), embedding_dims(of.collection.tables), parts)
 
 
 def _own(of: Lowered) -> nn.Module:

@@ -87,7 +87,7 @@ class SelectBags(ServedNode):
         batch_size = self.batch_size(keys, values, lengths)
         weights = self.weights_of(features, values)
         if keys != self.feature_names:
-            permute = self.positions_in(keys).to(values.device)
+            permute = torch.tensor(self.places(keys), dtype=torch.int32, device=values.device)
             lengths, values, weights = torch.ops.fbgemm.permute_2D_sparse_data(
                 permute, lengths.view(len(keys), batch_size), values, weights, None
             )
@@ -141,10 +141,6 @@ class SelectBags(ServedNode):
                 f"{self.collection}: there are {weights.numel()} weights for {values.numel()} ids [bad_weights]"
             )
         return weights.view(-1).float()
-
-    def positions_in(self, keys: list[str]) -> torch.Tensor:
-        """Where the collection's features are among a batch's keys, int32 ``[F]``."""
-        return torch.tensor(self.places(keys), dtype=torch.int32)
 
     def places(self, keys: list[str]) -> list[int]:
         """Where the collection's features are among a batch's keys."""
