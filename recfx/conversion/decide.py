@@ -26,14 +26,9 @@ from recfx.replacement.resize_tables import TableResizing
 
 @dataclass
 class Decision:
-    """What becomes of a model.
-
-    Args:
-        discovery: its collections. Those that turned out not to be convertible are refused in it.
-        replacements: the converted collections, by ``id`` of the original.
-        conversion: the record; None if everything is converted already, or if something is refused.
-        converted: the model with the replacements, not sharded and not moved yet; None if ``conversion`` is.
-        refusals: what is refused, in the order in which it was found; empty where the first one is raised.
+    """What becomes of a model: its collections, the converted ones by ``id`` of the original, the record, the model
+    with them (neither sharded nor moved yet), and what is refused. Record and model are None if everything is converted
+    already, or if something is refused.
     """
 
     discovery: Discovery

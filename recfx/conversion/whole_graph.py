@@ -69,13 +69,8 @@ def inline_graph(call: fx.Node, collection: fx.Graph, prefix: str) -> None:
 
 @dataclass(frozen=True)
 class Traced:
-    """The whole-model graph of one mode.
-
-    Args:
-        graph_module: the graph, over the model's own modules.
-        rollbacks: what the trace could not enter.
-        entered: paths of the modules whose code is part of the graph in that mode.
-        not_compared: why the Python model could not be run on the sample, if it could not.
+    """The whole-model graph of one mode, over the model's own modules: what the trace entered, what it could not enter,
+    and why the Python model could not be run on the sample, if it could not.
     """
 
     graph_module: fx.GraphModule

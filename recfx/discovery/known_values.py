@@ -22,13 +22,8 @@ Range = Any  # a ValueRanges of integers; torch's own class is not typed for tha
 
 @dataclass(frozen=True)
 class Ids:
-    """An integer tensor.
-
-    Args:
-        range: of its values.
-        why: what made them so.
-        is_int64: whether its type is known to be int64; otherwise it may be int32. True for a number, which takes the
-            type of the tensor that it meets.
+    """An integer tensor: the range of its values, what made them so, and whether its type is known to be int64;
+    otherwise it may be int32. A number is int64, because it takes the type of the tensor that it meets.
     """
 
     range: Range

@@ -16,16 +16,9 @@ from recfx.verification.verify_report import DIFFERENT, EQUAL, Check
 
 @dataclass(frozen=True)
 class Checker:
-    """Compares the step of the original with that of the converted model.
-
-    Args:
-        collections: the collections of the converted model, by path.
-        masked: names of the weights whose rows may differ if the batch did not use them: the dense rule updates them,
-            the fused rule does not.
-        rtol: relative tolerance.
-        atol: absolute tolerance.
-        counts_calls: whether every collection must be called as often as in the original.
-        way_around: how the converted model reaches the original's modules, in words.
+    """Compares the step of the original with that of the converted model. Rows of ``masked`` weights may differ if the
+    batch did not use them: the dense rule updates them, the fused rule does not. With ``counts_calls``, every
+    collection must be called as often as in the original; ``way_around`` says how the original's modules are reached.
     """
 
     collections: Mapping[str, UnshardedCollection]
