@@ -18,14 +18,9 @@ from recfx.collections.object_kinds import WEAK_CONTAINERS, WEAK_REFERENCES, Edg
 
 
 class Fixed(NamedTuple):
-    """Something that refers to targets and can be neither copied nor changed.
+    """Something that refers to targets (by ``id``) and can be neither copied nor changed.
 
-    Args:
-        where: where it is, as a Python expression.
-        why: why it is fixed.
-        targets: the ``id`` of each target.
-        read_by_code: code that can run names it, whether or not it calls the targets.
-        never_called: all that this code does with it calls no target.
+    ``where`` is a Python expression. ``read_by_code``: code that can run names it; ``never_called``: calling no target.
     """
 
     where: str

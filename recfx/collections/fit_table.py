@@ -19,14 +19,11 @@ from recfx.hashing.row_move import RowMove, check_saved_index, fit_rows
 def fit_index(
     index: HashIndex, found: Mapping[str, object], weight: object, dim: int
 ) -> tuple[dict[str, object], RowMove | None]:
-    """Check a saved index, and give it as many rows as the table has.
+    """What an index loads of a saved one, by buffer name; and where the table's rows go, None if no row moves.
 
     Args:
         index: the index that is to load the state, or that of the whole table on meta.
         weight: the saved weight of its table; only its shape is read, and it is ignored if it is not a tensor.
-
-    Returns:
-        what the index loads, by buffer name; and where the table's rows go, None if no row moves.
 
     Raises:
         CheckpointError: what is wrong with the index, or ``torn_state`` or ``columns_mismatch`` if the saved weight

@@ -19,11 +19,7 @@ from recfx.runtime import TableStore
 class OptimizerFollower:
     """Keeps the fused optimizers of a :class:`TableStore` in line with what is attached to its weights.
 
-    Args:
-        tables: the attribute of the collection that holds one module per table.
-
-    Attributes:
-        not_fused: the optimizers in backward that no kernel can carry out, and why not, by table name.
+    ``not_fused`` has the optimizers in backward that no kernel can carry out, and why not, by table name.
     """
 
     def __init__(self, store: TableStore, collection: str, tables: str) -> None:

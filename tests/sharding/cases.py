@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import nn
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor, PoolingType
 from torchrec.distributed import sharding_plan as stock
+from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.types import EmbeddingModuleShardingPlan, ParameterSharding, ShardingEnv, ShardingPlan
 from torchrec.optim import optimizers as placeholders
 from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
@@ -179,14 +180,10 @@ def _batch(
 def concatenate(parts: list[KeyedJaggedTensor]) -> KeyedJaggedTensor:
     """The batches of all ranks as one."""
     keys = parts[0].keys()
-    chosen = [part[key] for key in keys for part in parts]
-    weights = torch.cat([each.weights() for each in chosen]) if parts[0].weights_or_none() is not None else None
-    return KeyedJaggedTensor(
-        keys,
-        torch.cat([each.values() for each in chosen]),
-        weights,
-        lengths=torch.cat([each.lengths() for each in chosen]),
-    )
+    features = [part[key] for key in keys for part in parts]
+    weights = torch.cat([one.weights() for one in features]) if parts[0].weights_or_none() is not None else None
+    values, lengths = (torch.cat([getattr(one, name)() for one in features]) for name in ("values", "lengths"))
+    return KeyedJaggedTensor(keys, values, weights, lengths=lengths)
 
 
 def build(case: Case) -> tuple[EmbeddingBagCollection, int]:
@@ -195,6 +192,13 @@ def build(case: Case) -> tuple[EmbeddingBagCollection, int]:
     tables = [table.config() for table in case.tables]
     standard = EmbeddingBagCollection(tables=tables, is_weighted=case.is_weighted)
     return standard, sum(table.dim * len(table.features) for table in case.tables)
+
+
+def plain_model(case: Case) -> Model:
+    """The standard collection and the layer over it, the same on every rank."""
+    standard, width = build(case)
+    torch.manual_seed(1)
+    return Model(standard, width)
 
 
 def with_optimizer(case: Case, standard: nn.Module) -> nn.Module:
@@ -206,8 +210,8 @@ def with_optimizer(case: Case, standard: nn.Module) -> nn.Module:
 
 
 def taken(case: Case, parameters: Iterable[nn.Parameter]) -> list[nn.Parameter]:
-    """Those that the case's optimizer takes: a vector has no rows for row-wise Adagrad, and stays as it is."""
-    return [each for each in parameters if case.optimizer != "rowwise_adagrad" or each.dim() > 1]
+    """The parameters that the case's optimizer takes: a vector has no rows for row-wise Adagrad, and stays as it is."""
+    return [parameter for parameter in parameters if case.optimizer != "rowwise_adagrad" or parameter.dim() > 1]
 
 
 def shard(case: Case, standard: nn.Module, world_size: int) -> ShardedHashEmbeddingBagCollection:
@@ -218,14 +222,26 @@ def shard(case: Case, standard: nn.Module, world_size: int) -> ShardedHashEmbedd
     return shard_collection(converted, plan, ShardingEnv.from_process_group(dist.group.WORLD))
 
 
-def model_and_plan(case: Case, world_size: int) -> tuple[Model, ShardingPlan]:
-    """The converted model of a case, and its plan."""
-    standard, width = build(case)
-    torch.manual_seed(1)
-    model = recfx.convert(Model(standard, width), hashing=case.hashing)
-    assert isinstance(model, Model)
+def model_and_plan(case: Case, world_size: int, *, is_converted: bool = True) -> tuple[Model, ShardingPlan]:
+    """The model of a case, converted or standard, and its plan."""
+    model = plain_model(case)
+    converted = recfx.convert(model, hashing=case.hashing)
+    assert isinstance(converted, Model)
+    if is_converted:
+        model = converted
     with_optimizer(case, model.sparse)
-    return model, ShardingPlan({"sparse": EmbeddingModuleShardingPlan(plan_of(case, model.sparse, world_size))})
+    return model, ShardingPlan({"sparse": EmbeddingModuleShardingPlan(plan_of(case, converted.sparse, world_size))})
+
+
+def model_parallel(model: nn.Module, plan: ShardingPlan, **options: Any) -> DistributedModelParallel:
+    """The model, sharded by TorchRec with the sharders of recfx."""
+    cpu = torch.device("cpu")
+    return DistributedModelParallel(model, device=cpu, plan=plan, sharders=recfx.sharders(), **options)
+
+
+def dense_parameters(case: Case, model: nn.Module) -> list[nn.Parameter]:
+    """The parameters that no fused optimizer trains."""
+    return [p for name, p in model.named_parameters() if case.kernel == "dense" or "embedding_bags" not in name]
 
 
 def sharded_model(case: Case, world_size: int) -> Model:
@@ -246,26 +262,20 @@ def shards_of(sparse: ShardedHashEmbeddingBagCollection) -> list[tuple[str, Any,
 
 def train_sharded(rank: int, world_size: int, case: Case, steps: int = 3) -> dict[str, Any]:
     """Train on this rank; what it has pooled at every step, its shards, and the layer over them."""
-    standard, width = build(case)
-    torch.manual_seed(1)
-    model = Model(standard, width)
-    model.sparse = shard(case, standard, world_size)
+    model = plain_model(case)
+    model.sparse = shard(case, model.sparse, world_size)
     model.over = nn.parallel.DistributedDataParallel(model.over)
     kind, settings = OPTIMIZERS[case.optimizer]
-    dense = [p for name, p in model.named_parameters() if case.kernel == "dense" or not name.startswith("sparse")]
-    optimizer = kind(taken(case, dense), **settings)
+    optimizer = kind(taken(case, dense_parameters(case, model)), **settings)
     pooled = []
     for step in batches(case, world_size, steps):
         optimizer.zero_grad()
-        loss, found = model(step[rank])
+        loss, values = model(step[rank])
         loss.backward()
         optimizer.step()
-        pooled.append(found)
+        pooled.append(values)
     indexes = {
-        each.table.name: (
-            each.rows,
-            {k: v.clone() for k, v in model.sparse.hash_indexes[each.name].state_dict().items()},
-        )
+        each.table.name: (each.rows, copy.deepcopy(model.sparse.index(each.name).state_dict()))
         for each in model.sparse.sharding.local()
         if each.name in model.sparse.hash_indexes
     }
@@ -279,29 +289,46 @@ def train_sharded(rank: int, world_size: int, case: Case, steps: int = 3) -> dic
 
 def train_unsharded(case: Case, world_size: int, steps: int = 3) -> dict[str, Any]:
     """The oracle: the standard model on everybody's samples, the loss the mean of the ranks' losses."""
-    standard, width = build(case)
-    torch.manual_seed(1)
-    model = Model(standard, width)
+    model = plain_model(case)
     kind, settings = OPTIMIZERS[case.optimizer]
+    if case.optimizer == "adam" and case.kernel == "fused":
+        optimizer = kind(model.over.parameters(), **settings)
+        touched = _TouchedAdam(case, model.sparse, settings)
+        return _train_on_everybody(case, world_size, steps, model, optimizer, touched.step)
     optimizer = kind(taken(case, model.parameters()), **settings)
-    fused_adam = case.optimizer == "adam" and case.kernel == "fused"
-    if fused_adam:
-        optimizer = kind([*model.over.parameters()], **settings)
+    return _train_on_everybody(case, world_size, steps, model, optimizer)
+
+
+def train_whole(case: Case, world_size: int, steps: int = 3) -> tuple[dict[str, Any], recfx.HashEmbeddingBagCollection]:
+    """The oracle of hashed tables: the unsharded converted collection on everybody's samples."""
+    model = plain_model(case)
+    converted = model.sparse = with_optimizer(case, recfx.convert(model.sparse, hashing=case.hashing))
+    assert isinstance(converted, recfx.HashEmbeddingBagCollection)
+    kind, settings = OPTIMIZERS[case.optimizer]
+    optimizer = kind(dense_parameters(case, model), **settings)
+    return _train_on_everybody(case, world_size, steps, model, optimizer), converted
+
+
+def _train_on_everybody(
+    case: Case,
+    world_size: int,
+    steps: int,
+    model: Model,
+    optimizer: torch.optim.Optimizer,
+    after_step: Callable[[KeyedJaggedTensor], object] = lambda features: None,
+) -> dict[str, Any]:
+    """What is pooled at every step on each rank's samples, the weights of whole tables, and the layer over them."""
     sizes, pooled = case.batch_sizes(world_size), []
-    touched = _TouchedAdam(case, standard, settings) if fused_adam else None
     for step in batches(case, world_size, steps):
         model.zero_grad()
         features = concatenate(step)
-        found = model.sparse(features).values()
-        out = model.over(found).tanh() ** 2
-        parts = [part for part in out.split(sizes) if part.numel()]
-        loss = sum(part.mean() for part in parts) / world_size
-        loss.backward()
+        values = model.sparse(features).values()
+        out = model.over(values).tanh() ** 2
+        sum(part.mean() for part in out.split(sizes) if part.numel()).div(world_size).backward()
         optimizer.step()
-        if touched is not None:
-            touched.step(features)
-        pooled.append(found.detach().split(sizes))
-    weights = {table.name: standard.embedding_bags[table.name].weight.detach() for table in case.tables}
+        after_step(features)
+        pooled.append(values.detach().split(sizes))
+    weights = {table.name: model.sparse.embedding_bags[table.name].weight.detach() for table in case.tables}
     return {"pooled": pooled, "weights": weights, "over": model.over.weight.detach()}
 
 
@@ -359,26 +386,3 @@ def check(
     for table in case.tables:
         copies = world_size if table.sharding[0] == "data_parallel" else 1
         assert bool((covered[table.name] == copies).all()), f"table {table.name} is not on the ranks as a whole"
-
-
-def train_whole(case: Case, world_size: int, steps: int = 3) -> tuple[dict[str, Any], recfx.HashEmbeddingBagCollection]:
-    """The oracle of hashed tables: the unsharded converted collection on everybody's samples."""
-    standard, width = build(case)
-    torch.manual_seed(1)
-    model = Model(standard, width)
-    model.sparse = with_optimizer(case, recfx.convert(standard, hashing=case.hashing))
-    kind, settings = OPTIMIZERS[case.optimizer]
-    dense = [p for name, p in model.named_parameters() if case.kernel == "dense" or not name.startswith("sparse")]
-    optimizer = kind(dense, **settings)
-    sizes, pooled = case.batch_sizes(world_size), []
-    for step in batches(case, world_size, steps):
-        model.zero_grad()
-        found = model.sparse(concatenate(step)).values()
-        out = model.over(found).tanh() ** 2
-        sum(part.mean() for part in out.split(sizes) if part.numel()).div(world_size).backward()
-        optimizer.step()
-        pooled.append(found.detach().split(sizes))
-    converted = model.sparse
-    assert isinstance(converted, recfx.HashEmbeddingBagCollection)
-    weights = {table.name: converted.weight(table.name).detach() for table in converted.tables}
-    return {"pooled": pooled, "weights": weights, "over": model.over.weight.detach()}, converted

@@ -8,17 +8,25 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 from torchrec import KeyedJaggedTensor
-from torchrec.distributed import DistributedModelParallel
 from torchrec.distributed.train_pipeline import TrainPipelineBase, TrainPipelineSparseDist
-from torchrec.distributed.types import ShardingEnv
 from torchrec.streamable import Pipelineable
 
 import recfx
 from recfx.collections.sharding.collection import ShardedHashEmbeddingBagCollection
-from tests.sharding.cases import OPTIMIZERS, Case, Model, batches, build, model_and_plan, shard, shards_of
+from tests.sharding.cases import (
+    OPTIMIZERS,
+    Case,
+    batches,
+    build,
+    dense_parameters,
+    model_and_plan,
+    model_parallel,
+    plain_model,
+    shard,
+    shards_of,
+)
 
 CPU = torch.device("cpu")
 
@@ -86,19 +94,15 @@ def sharded_model(case: Case, world_size: int, form: str) -> nn.Module:
             ``"two"``: of two collections.
     """
     if form == "wrapped":
-        converted, plan = model_and_plan(case, world_size)
-        env = ShardingEnv.from_process_group(dist.group.WORLD)
-        return DistributedModelParallel(converted, env=env, plan=plan, sharders=recfx.sharders(), device=CPU)
-    standard, width = build(case)
-    torch.manual_seed(1)
+        return model_parallel(*model_and_plan(case, world_size))
+    model: Any = plain_model(case)
+    model.sparse = shard(case, model.sparse, world_size)
     if form == "two":
-        model: nn.Module = Two(shard(case, standard, world_size), shard(case, build(case)[0], world_size), width)
-        model.over = nn.parallel.DistributedDataParallel(model.over)
-        return model
-    model = Model(standard, width)
-    model.sparse = shard(case, standard, world_size)
+        other, width = build(case)
+        torch.manual_seed(1)
+        model = Two(model.sparse, shard(case, other, world_size), width)
     model.over = nn.parallel.DistributedDataParallel(model.over)
-    return model
+    return model  # type: ignore[no-any-return]
 
 
 def batches_of_rank(case: Case, rank: int, world_size: int, steps: int, form: str) -> list[Any]:
@@ -108,10 +112,9 @@ def batches_of_rank(case: Case, rank: int, world_size: int, steps: int, form: st
 
 
 def dense_optimizer(case: Case, model: nn.Module) -> torch.optim.Optimizer:
-    """Of what no fused optimizer trains."""
+    """An optimizer of what no fused optimizer trains."""
     kind, settings = OPTIMIZERS[case.optimizer]
-    dense = [p for name, p in model.named_parameters() if case.kernel == "dense" or "embedding_bags" not in name]
-    return kind(dense, **settings)
+    return kind(dense_parameters(case, model), **settings)
 
 
 def collections(model: nn.Module) -> list[ShardedHashEmbeddingBagCollection]:

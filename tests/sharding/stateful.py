@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 from torchrec.distributed.types import ShardingEnv
@@ -14,7 +15,7 @@ from torchrec.distributed.types import ShardingEnv
 import recfx
 from recfx.collections.sharding.collection import ShardedHashEmbeddingBagCollection, shard_collection
 from recfx.collections.sharding.gather import gather_tables
-from tests.sharding.cases import OPTIMIZERS, Case, Model, Table, batches, build, concatenate, plan_of, with_optimizer
+from tests.sharding.cases import Case, Model, Table, batches, build, concatenate, plan_of, with_optimizer
 
 LRU = recfx.HashConfig(dense_rows=0, rows=80, buckets=4, on_full="evict")
 ADMIT = recfx.HashConfig(
@@ -138,9 +139,36 @@ def sharded_of(model: nn.Module) -> ShardedHashEmbeddingBagCollection:
     return sparse
 
 
-def optimizer_kind(case: Case) -> type:
-    """Class of the case's optimizer."""
-    return OPTIMIZERS[case.optimizer][0]
+def dcp_state(model: Any) -> dict[str, Any]:
+    """What ``torch.distributed.checkpoint`` saves of the model, or loads in place: views."""
+    return {"model": model.state_dict(), "optimizer": model.sparse.fused_optimizer.state_dict()}
+
+
+def save_dcp(model: nn.Module, folder: str) -> None:
+    """Save as scripts for ``torch.distributed.checkpoint`` do. Collective."""
+    dcp.save(dcp_state(model), checkpoint_id=folder)
+
+
+def load_dcp(model: Any, folder: str, *, in_place: bool = False) -> None:
+    """Load what ``save_dcp`` has saved. Collective; ``in_place``: without ``load_state_dict`` afterwards."""
+    state = dcp_state(model)
+    dcp.load(state, checkpoint_id=folder)
+    if not in_place:
+        model.load_state_dict(state["model"])
+        model.sparse.fused_optimizer.load_state_dict(state["optimizer"])
+
+
+def carry_over(model: Any, again: Any, how: str, folder: str) -> None:
+    """Let ``again`` load what ``model`` has, by its ``state_dict`` or through a folder. Collective."""
+    if how == "state_dict":
+        again.load_state_dict(model.state_dict())
+        again.sparse.fused_optimizer.load_state_dict(model.sparse.fused_optimizer.state_dict())
+    elif how == "checkpoint":
+        recfx.save_checkpoint(model, folder)
+        recfx.load_checkpoint(again, folder)
+    else:
+        save_dcp(model, folder)
+        load_dcp(again, folder, in_place=how == "dcp in place")
 
 
 def tables_of(model: nn.Module) -> dict[str, torch.Tensor]:

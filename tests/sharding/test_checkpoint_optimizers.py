@@ -13,7 +13,6 @@ import pytest
 import torch
 from torch import nn
 from torchrec.distributed.model_parallel import DistributedModelParallel
-from torchrec.distributed.types import ShardingPlan
 from torchrec.optim.clipping import GradientClipping, GradientClippingOptimizer
 from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
 from torchrec.optim.optimizers import in_backward_optimizer_filter
@@ -23,7 +22,7 @@ import recfx
 from recfx.collections.sharding.gather import gather_tables
 from recfx.optim.fused_optimizer import FusedOptimizer
 from tests.checkpoint.crafted import data_of, reseal
-from tests.sharding.cases import Case, Model, batches, build, concatenate, plan_of, with_optimizer
+from tests.sharding.cases import Case, Model, batches, concatenate, model_and_plan, model_parallel
 from tests.sharding.ranks import ranks
 from tests.sharding.stateful import assert_equal, case_of, make, tables_of
 
@@ -33,11 +32,9 @@ def in_model_parallel(rank: int, world_size: int, case: Case, folder: str, wrapp
     stages = [WarmupStage(WarmupPolicy.LINEAR, max_iters=1, value=0.5), WarmupStage(max_iters=9, value=0.1)]
 
     def build_one(seed: int) -> tuple[DistributedModelParallel, CombinedOptimizer]:
-        standard, width = build(replace(case, seed=seed))
-        model = Model(standard, width)
-        model.sparse = with_optimizer(case, recfx.convert(standard, hashing=case.hashing))
-        plan = ShardingPlan({"sparse": plan_of(case, model.sparse, world_size)})  # type: ignore[dict-item]
-        parallel = DistributedModelParallel(model, plan=plan, sharders=recfx.sharders())
+        parallel = model_parallel(*model_and_plan(replace(case, seed=seed), world_size))
+        with torch.no_grad():
+            parallel.module.over.weight.add_(seed)
         dense = dict(in_backward_optimizer_filter(parallel.named_parameters()))
         ordinary = KeyedOptimizerWrapper(dense, lambda params: torch.optim.Adam(params, lr=0.1))
         if not wrapped:

@@ -9,13 +9,23 @@ import pytest
 import torch
 import torch.distributed as dist
 from torchrec import KeyedJaggedTensor
-from torchrec.distributed.model_parallel import DistributedModelParallel
-from torchrec.distributed.types import EmbeddingModuleShardingPlan, ShardingPlan
 from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
 
 import recfx
 from tests.sharding import cases
-from tests.sharding.cases import Case, Model, Table, batches, build, check, plan_of, shard, train_sharded
+from tests.sharding.cases import (
+    Case,
+    Model,
+    Table,
+    batches,
+    build,
+    check,
+    model_and_plan,
+    model_parallel,
+    plain_model,
+    shard,
+    train_sharded,
+)
 from tests.sharding.ranks import ranks
 from tests.sharding.stateful import gather
 
@@ -129,13 +139,7 @@ def variable_batch(rank: int, step: int) -> tuple[KeyedJaggedTensor, KeyedJagged
 def train_with_schedule(rank: int, world_size: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """DistributedModelParallel, a schedule over its optimizers, and variable batches; what is found and expected."""
     case = Case(MIXED)
-    standard, width = build(case)
-    oracle, model = Model(standard, width), Model(build(case)[0], width)
-    model.over.load_state_dict(oracle.over.state_dict())
-    cases.with_optimizer(case, model.sparse)
-    model = recfx.convert(model)
-    plan = ShardingPlan({"sparse": EmbeddingModuleShardingPlan(plan_of(case, model.sparse, world_size))})
-    wrapped = DistributedModelParallel(model, device=torch.device("cpu"), plan=plan, sharders=recfx.sharders())
+    oracle, wrapped = plain_model(case), model_parallel(*model_and_plan(case, world_size))
     dense = {name: parameter for name, parameter in wrapped.named_parameters() if "over" in name}
     kind, settings = cases.OPTIMIZERS[case.optimizer]
     both = CombinedOptimizer(
@@ -155,7 +159,7 @@ def train_with_schedule(rank: int, world_size: int) -> list[tuple[torch.Tensor, 
             each.step()
         compared.append((found, everybody[rank][1]))
     state = wrapped.module.sparse.state_dict()
-    compared += [(gather(state[name]), weight.detach()) for name, weight in standard.named_parameters()]
+    compared += [(gather(state[name]), weight.detach()) for name, weight in oracle.sparse.named_parameters()]
     dist.barrier()
     return compared
 

@@ -6,14 +6,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-import torch.distributed.checkpoint as dcp
 
 import recfx
 from recfx.collections.sharding.gather import gather_tables
 from tests.sharding.cases import Case
 from tests.sharding.ranks import ranks
-from tests.sharding.stateful import ADMIT, LRU, assert_same, case_of, make, sharded_of, train, whole_state
+from tests.sharding.stateful import (
+    ADMIT,
+    LRU,
+    assert_same,
+    case_of,
+    load_dcp,
+    make,
+    save_dcp,
+    sharded_of,
+    train,
+    whole_state,
+)
 
 STEPS = 4
 
@@ -24,29 +33,17 @@ def save(
     model = make(case, world_size)
     first = 0
     if from_folder:
-        load_into(model, from_folder)
+        load_dcp(model, from_folder)
         first = STEPS
     train(model, case, rank, world_size, first, last)
-    dcp.save({"model": model.state_dict(), "optimizer": fused(model)}, checkpoint_id=folder)
+    save_dcp(model, folder)
     return whole_state(model)
-
-
-def fused(model: torch.nn.Module) -> dict[str, Any]:
-    state: dict[str, Any] = model.get_submodule("sparse").fused_optimizer.state_dict()  # type: ignore[operator, union-attr]
-    return state
-
-
-def load_into(model: torch.nn.Module, folder: str) -> None:
-    state = {"model": model.state_dict(), "optimizer": fused(model)}
-    dcp.load(state, checkpoint_id=folder)
-    model.load_state_dict(state["model"])
-    model.get_submodule("sparse").fused_optimizer.load_state_dict(state["optimizer"])  # type: ignore[operator, union-attr]
 
 
 def load(rank: int, world_size: int, case: Case, folder: str) -> dict[str, Any]:
     model = make(case, world_size, seed=5)
     train(model, case, rank, world_size, 0, 1)  # not a fresh one
-    load_into(model, folder)
+    load_dcp(model, folder)
     return whole_state(model)
 
 
@@ -59,10 +56,7 @@ def test_any_number_of_ranks_loads_what_any_number_saved(
     def case(plan: str, world_size: int) -> Case:
         return case_of(plan, hashing, optimizer, world_size)
 
-    plain = make(case("tables", 0), 0)
-    train(plain, case("tables", 0), 0, 0, 0, STEPS)
-    dcp.save({"model": plain.state_dict(), "optimizer": fused(plain)}, checkpoint_id=tmp_path / "plain")
-    saved = {"plain": whole_state(plain)}
+    saved = {"plain": save(0, 0, case("tables", 0), str(tmp_path / "plain"))}
     for world_size, plan in ((2, "mixed"), (3, "columns"), (2, "rows")):
         name = f"{plan}{world_size}"
         saved[name] = ranks(world_size).run(save, case(plan, world_size), str(tmp_path / name))[0]
@@ -73,9 +67,7 @@ def test_any_number_of_ranks_loads_what_any_number_saved(
         world_size, plan = targets[(number + turned) % 4]
         for found in ranks(world_size).run(load, case(plan, world_size), str(tmp_path / name)):
             assert_same(found, expected)
-        again = make(case("tables", 0), 0, seed=5)
-        load_into(again, str(tmp_path / name))
-        assert_same(whole_state(again), expected)
+        assert_same(load(0, 0, case("tables", 0), str(tmp_path / name)), expected)
 
 
 def test_grids_and_host_rows_on_four_ranks_and_one(tmp_path: Path) -> None:
@@ -94,7 +86,7 @@ def test_grids_and_host_rows_on_four_ranks_and_one(tmp_path: Path) -> None:
 def load_counts(rank: int, world_size: int, case: Case, folder: str) -> list[int]:
     """Batches and statistics of every table after loading, summed over slices."""
     model = make(case, world_size)
-    load_into(model, folder)
+    load_dcp(model, folder)
     tables = gather_tables(sharded_of(model))
     assert all(int(table.index["counts"][1]) > 0 for table in tables.values())
     return [int(table.index["counts"][0]) for table in tables.values()]
@@ -109,7 +101,7 @@ def test_training_goes_on_as_if_it_had_not_stopped(tmp_path: Path) -> None:
     again = ranks(3).run(go_on, three, str(tmp_path / "three"), 2 * STEPS, 3 * STEPS, True)[0]
     assert_same(again, went_on)
     plain = make(two, 0, seed=5)
-    load_into(plain, str(tmp_path / "three"))
+    load_dcp(plain, str(tmp_path / "three"))
     assert_same(whole_state(plain), stopped)
     train(plain, two, 0, 0, 2 * STEPS, 3 * STEPS)
     assert_same(whole_state(plain), went_on, exact=False)
@@ -120,7 +112,7 @@ def go_on(
 ) -> dict[str, Any]:
     """From a checkpoint of step ``STEPS``, or of step ``first``, to the last step."""
     model = make(case, world_size, seed=9 if stopped else 0)
-    load_into(model, folder)
+    load_dcp(model, folder)
     train(model, case, rank, world_size, first if stopped else STEPS, last)
     return whole_state(model)
 
@@ -129,7 +121,7 @@ def in_place(rank: int, world_size: int, case: Case, folder: str) -> dict[str, A
     """As DCP leaves the tensors, without ``load_state_dict``."""
     model = make(case, world_size, seed=5)
     train(model, case, rank, world_size, 0, 1)
-    dcp.load({"model": model.state_dict(), "optimizer": fused(model)}, checkpoint_id=folder)
+    load_dcp(model, folder, in_place=True)
     train(model, case, rank, world_size, STEPS, STEPS + 2)
     return whole_state(model)
 

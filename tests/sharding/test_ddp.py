@@ -13,22 +13,19 @@ import recfx
 from tests.sharding.cases import (
     OPTIMIZERS,
     Case,
-    Model,
     Table,
     batches,
-    build,
     check,
+    dense_parameters,
     model_and_plan,
+    plain_model,
     sharded_model,
     shards_of,
 )
 from tests.sharding.ranks import ranks
+from tests.sharding.typical_cases import FOUR
 
-TABLES = (
-    Table("rows", 11, 8, ("f0",), "SUM", ("row_wise",)),
-    Table("whole", 13, 8, ("f1", "f0"), "MEAN", ("table_wise", 1)),
-    Table("replicas", 5, 8, ("f2",), "SUM", ("data_parallel",)),
-)
+TABLES = tuple(table for table in FOUR if table.name != "columns")
 
 
 class Around(nn.Module):
@@ -48,8 +45,7 @@ def train(rank: int, world_size: int, case: Case, around: bool = False) -> dict[
     synchronized = {id(parameter) for parameter in replicas._module_parameters}
     assert synchronized == {id(parameter) for parameter in sharded.over.parameters()}
     kind, settings = OPTIMIZERS[case.optimizer]
-    dense = [p for name, p in sharded.named_parameters() if case.kernel == "dense" or not name.startswith("sparse")]
-    optimizer = kind(dense, **settings)
+    optimizer = kind(dense_parameters(case, sharded), **settings)
     pooled = []
     for step in batches(case, world_size, 3):
         optimizer.zero_grad()
@@ -76,9 +72,7 @@ def test_a_model_around_the_sharded_one_trains_as_the_unsharded_model() -> None:
 def sharded_dense(rank: int, world_size: int, order: str) -> list[torch.Tensor]:
     """Outputs, and the dense layer's gradient, with FSDP2 on that layer before or after the conversion, or never."""
     case = Case(TABLES)
-    standard, width = build(case)
-    torch.manual_seed(1)
-    model: Any = Model(standard, width)
+    model: Any = plain_model(case)
     if order == "first, in place":
         fully_shard(model.over)
         recfx.convert(model, inplace=True)
@@ -103,7 +97,7 @@ def test_fsdp_after_the_conversion_and_before_one_in_place() -> None:
 
 def refused_after_fsdp(rank: int, world_size: int) -> list[tuple[str, str, str]]:
     case = Case(TABLES)
-    model: Any = Model(*build(case))
+    model: Any = plain_model(case)
     converted, plan = model_and_plan(case, world_size)
     fully_shard(model.over)
     fully_shard(converted.over)

@@ -12,21 +12,24 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torchrec import KeyedJaggedTensor
-from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.types import EmbeddingModuleShardingPlan, ShardingPlan
 
 import recfx
 from recfx.inspect import Report, ShardingReport, ShardReport
 from tests.inspect.balanced import Balanced
-from tests.sharding.cases import Case, Model, Table, batches, build, model_and_plan, plan_of, with_optimizer
-from tests.sharding.ranks import ranks
-
-TABLES = (
-    Table("rows", 64, 8, ("f0",), "SUM", ("row_wise",)),
-    Table("whole", 64, 8, ("f1", "f0"), "MEAN", ("table_wise", 1)),
-    Table("columns", 64, 8, ("f2",), "MEAN", ("column_wise", 1, 0)),
-    Table("replicas", 64, 8, ("f2",), "SUM", ("data_parallel",)),
+from tests.sharding.cases import (
+    Case,
+    Table,
+    batches,
+    model_and_plan,
+    model_parallel,
+    plain_model,
+    plan_of,
+    with_optimizer,
 )
+from tests.sharding.ranks import ranks
+from tests.sharding.typical_cases import FOUR_LARGER as TABLES
+
 RAW = Case(TABLES, optimizer="rowwise_adagrad", hashing=recfx.HashConfig(dense_rows=0, buckets=3), raw_ids=20)
 DENSE = Case(TABLES, kernel="dense")
 NODES = ("bucketize", "input_dist_start", "input_dist_wait", "hash_ids", "lookup", "output_dist_start")
@@ -37,7 +40,7 @@ def explained(rank: int, world_size: int, case: Case, wrapping: str) -> dict[str
     (batch,) = (step[rank] for step in batches(case, world_size, 1))
     planned = recfx.explain(model, plan=plan)
     if wrapping == "model_parallel":
-        model = DistributedModelParallel(model, plan=plan, sharders=recfx.sharders())
+        model = model_parallel(model, plan)
     else:
         model = recfx.convert(model, plan=plan)
         model = nn.parallel.DistributedDataParallel(model) if wrapping == "data_parallel" else model
@@ -120,8 +123,9 @@ def few_buckets(rank: int, world_size: int) -> tuple[Report, int]:
     config = recfx.HashConfig(dense_rows=0, buckets=2, admit_after=2)
     case = Case((TABLES[0], Table("tiny", 3, 8, ("f3",), "SUM", ("row_wise",))), raw_ids=30, optimizer="adagrad")
     hashing: Any = {"rows": config, "tiny": None}
-    standard, width = build(case)
-    model = recfx.convert(Model(with_optimizer(case, standard), width), hashing=hashing)
+    model = plain_model(case)
+    with_optimizer(case, model.sparse)
+    model = recfx.convert(model, hashing=hashing)
     plan = ShardingPlan({"sparse": EmbeddingModuleShardingPlan(plan_of(case, model.sparse, world_size))})
     model = recfx.convert(model, plan=plan)
     generator = torch.Generator().manual_seed(rank)

@@ -10,20 +10,23 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torchrec import KeyedJaggedTensor
-from torchrec.distributed.model_parallel import DistributedModelParallel
 
 import recfx
-from tests.sharding.cases import Case, Table, batches, build, concatenate, model_and_plan, shard, with_optimizer
+from tests.sharding.cases import (
+    Case,
+    batches,
+    build,
+    concatenate,
+    model_and_plan,
+    model_parallel,
+    shard,
+    with_optimizer,
+)
 from tests.sharding.ranks import ranks
-from tests.sharding.typical_cases import TYPES, hashed_case
+from tests.sharding.typical_cases import FOUR_LARGER, TYPES, hashed_case
 
 RAW = Case(
-    (
-        Table("rows", 64, 8, ("f0",), "SUM", ("row_wise",)),
-        Table("whole", 64, 8, ("f1", "f0"), "MEAN", ("table_wise", 1)),
-        Table("columns", 64, 8, ("f2",), "MEAN", ("column_wise", 1, 0)),
-        Table("replicas", 64, 8, ("f2",), "SUM", ("data_parallel",)),
-    ),
+    FOUR_LARGER,
     optimizer="rowwise_adagrad",
     hashing=recfx.HashConfig(dense_rows=0, buckets=4, admit_after=2),
     raw_ids=20,
@@ -32,10 +35,7 @@ RAW = Case(
 
 def watched(rank: int, world_size: int, wrapped: bool) -> dict[str, Any]:
     model, plan = model_and_plan(RAW, world_size)
-    if wrapped:
-        model = DistributedModelParallel(model, plan=plan, sharders=recfx.sharders())
-    else:
-        model = recfx.convert(model, plan=plan)
+    model = model_parallel(model, plan) if wrapped else recfx.convert(model, plan=plan)
     mine, everyones = recfx.monitor(model), recfx.monitor(model)
     for step in batches(RAW, world_size, 3):
         model(step[rank])[0].backward()

@@ -116,8 +116,14 @@ def both(rank: int, world_size: int, name: str, kernel: str) -> list[Any]:
     return [trained(optimizer, arguments, params, kernel, ours) for ours in (False, True)]
 
 
-@pytest.mark.parametrize("kernel", ["fused", "dense"])
-@pytest.mark.parametrize("name", SETTINGS)
+@pytest.mark.parametrize(
+    ("name", "kernel"),
+    [
+        *((name, "fused") for name in SETTINGS),
+        *((name, "dense") for name in ("none", "fused_params", "Adagrad", "Adagrad, eps of fused_params")),
+        *((name, "dense") for name in ("decay", "decay of a placeholder")),
+    ],
+)
 def test_three_steps_are_torchrecs(name: str, kernel: str) -> None:
     ((stock, _), (ours, reasons)) = ranks(1).run(both, name, kernel)[0]
     torch.testing.assert_close(ours, stock, rtol=1e-6, atol=1e-7)

@@ -12,8 +12,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
-from torchrec.distributed.model_parallel import DistributedModelParallel
-from torchrec.distributed.types import ShardingEnv, ShardingPlan
+from torchrec.distributed.types import ShardingEnv
 from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
 from torchrec.optim.optimizers import in_backward_optimizer_filter
 from torchrec.optim.warmup import WarmupOptimizer, WarmupPolicy, WarmupStage
@@ -21,7 +20,7 @@ from torchrec.optim.warmup import WarmupOptimizer, WarmupPolicy, WarmupStage
 import recfx
 from recfx.collections.sharding.collection import ShardedHashEmbeddingBagCollection
 from recfx.errors import CheckpointError
-from tests.sharding.cases import Case, Model, batches, build, plan_of, with_optimizer
+from tests.sharding.cases import Case, batches, build, model_and_plan, model_parallel, plan_of, with_optimizer
 from tests.sharding.ranks import ranks
 from tests.sharding.stateful import LRU, assert_same, case_of, make, sharded_of, train, whole_state
 from tests.support.fake_group import fake_group
@@ -62,12 +61,7 @@ def test_all_ranks_have_torchrecs_names_and_sizes(optimizer: str) -> None:
 
 def dmp(rank: int, world_size: int, case: Case) -> dict[str, Any]:
     """As TorchRec's own training loops put it together."""
-    standard, width = build(case)
-    torch.manual_seed(1)
-    model = Model(standard, width)
-    model.sparse = with_optimizer(case, recfx.convert(standard, hashing=case.hashing))
-    plan = ShardingPlan({"sparse": plan_of(case, model.sparse, world_size)})  # type: ignore[dict-item]
-    parallel = DistributedModelParallel(model, plan=plan, sharders=recfx.sharders())
+    parallel = model_parallel(*model_and_plan(case, world_size))
     dense = dict(in_backward_optimizer_filter(parallel.named_parameters()))
     assert sorted(dense) == ["over.bias", "over.weight"]
     both = CombinedOptimizer(

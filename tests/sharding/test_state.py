@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torchrec.distributed.types import EnumerableShardingSpec, ParameterSharding, ShardingEnv, ShardMetadata
@@ -29,10 +28,13 @@ from tests.sharding.stateful import (
     PLANS,
     assert_equal,
     assert_same,
+    carry_over,
     case_of,
+    load_dcp,
     make,
     model_state,
     optimizer_state,
+    save_dcp,
     sharded_of,
     tables_of,
     train,
@@ -412,17 +414,7 @@ def resumed(rank: int, world_size: int, case: Case, how: str, folder: str) -> li
     train_on_nothing(model, case)
     train(again, case, rank, world_size, 5, 6)
     monitors = [recfx.monitor(each, probed_groups=0) for each in (model, again)]
-    if how == "state_dict":
-        again.load_state_dict(model.state_dict())
-    elif how == "checkpoint":
-        recfx.save_checkpoint(model, folder)
-        recfx.load_checkpoint(again, folder)
-    else:
-        dcp.save({"model": model.state_dict()}, checkpoint_id=folder)
-        state = again.state_dict()
-        dcp.load({"model": state}, checkpoint_id=folder)
-        if how == "dcp":
-            again.load_state_dict(state)
+    carry_over(model, again, how, folder)
     before, after = counted(model), counted(again)
     told, tells = forecasts(model), forecasts(again)
     monitors[0].scalars()
@@ -452,10 +444,7 @@ def shares(rank: int, world_size: int, case: Case, saved: str, how: str) -> dict
     elif how == "checkpoint":
         recfx.load_checkpoint(model, saved)
     else:
-        state = model.state_dict()
-        dcp.load({"model": state}, checkpoint_id=saved)
-        if how == "dcp":
-            model.load_state_dict(state)
+        load_dcp(model, saved, in_place=how == "dcp in place")
     return counted(model)
 
 
@@ -463,7 +452,7 @@ def saved_by(rank: int, world_size: int, case: Case, folder: str) -> dict[str, l
     model = make(case, world_size)
     train(model, case, rank, world_size, 0, 4)
     recfx.save_checkpoint(model, f"{folder}/checkpoint")
-    dcp.save({"model": model.state_dict()}, checkpoint_id=f"{folder}/dcp")
+    save_dcp(model, f"{folder}/dcp")
     if not world_size:
         torch.save(model.get_submodule("sparse").state_dict(), f"{folder}/plain")
         return {}
@@ -533,19 +522,7 @@ def two_slices(rank: int, world_size: int, case: Case, how: str, folder: str) ->
     train(model, case, rank, world_size, 0, 4)
     train_on_nothing(model, case)
     train(again, case, rank, world_size, 4, 10)
-    if how == "state_dict":
-        again.load_state_dict(model.state_dict())
-        sharded_of(again).fused_optimizer.load_state_dict(sharded_of(model).fused_optimizer.state_dict())
-    elif how == "checkpoint":
-        recfx.save_checkpoint(model, folder)
-        recfx.load_checkpoint(again, folder)
-    else:
-        saved, loaded = (
-            {"model": each.state_dict(), "optimizer": sharded_of(each).fused_optimizer.state_dict()}
-            for each in (model, again)
-        )
-        dcp.save(saved, checkpoint_id=folder)
-        dcp.load(loaded, checkpoint_id=folder)
+    carry_over(model, again, how, folder)
     before, after = counted(model), counted(again)
     for each in (model, again):
         train(each, case, rank, world_size, 4, 7)

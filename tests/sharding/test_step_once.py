@@ -16,26 +16,21 @@ from recfx.collections.sharding.collection import shard_collection
 from tests.builders.optimizers import attach
 from tests.sharding.cases import (
     Case,
-    Model,
     Table,
     batches,
     build,
     concatenate,
+    plain_model,
     plan_of,
     shard,
     shards_of,
     with_optimizer,
-)  # fmt: skip
+)
 from tests.sharding.ranks import ranks
 from tests.sharding.stateful import gather
+from tests.sharding.typical_cases import FOUR
 
-TABLES = (
-    Table("rows", 11, 8, ("f0",), "SUM", ("row_wise",)),
-    Table("whole", 13, 8, ("f1", "f0"), "MEAN", ("table_wise", 1)),
-    Table("columns", 13, 8, ("f2",), "MEAN", ("column_wise", 1, 0)),
-    Table("replicas", 5, 8, ("f2",), "SUM", ("data_parallel",)),
-)
-CASE = Case(TABLES, sizes=(3, 4))
+CASE = Case(FOUR, sizes=(3, 4))
 CALLS = (2, 1, 3)  # per step
 
 
@@ -62,7 +57,7 @@ def train(rank: int, world_size: int, case: Case) -> None:
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adagrad", "rowwise_adagrad"])
 def test_several_calls_are_one_step(optimizer: str) -> None:
-    tables = TABLES if optimizer != "rowwise_adagrad" else tuple(t for t in TABLES if t.name != "columns")
+    tables = FOUR if optimizer != "rowwise_adagrad" else tuple(t for t in FOUR if t.name != "columns")
     ranks(2).run(train, replace(CASE, optimizer=optimizer, tables=tables))
 
 
@@ -147,22 +142,20 @@ FLOW_STEPS = 4
 
 def evaluate_between_steps(rank: int, world_size: int, case: Case) -> bool:
     """Whether eval, and forwards without gradient, leave training as it is."""
-    found = []
+    outputs = []
     for disturb in (False, True):
-        standard, width = build(case)
-        torch.manual_seed(1)
-        model = Model(standard, width)
-        model.sparse = shard(case, standard, world_size)
+        model = plain_model(case)
+        model.sparse = shard(case, model.sparse, world_size)
         for step in batches(case, world_size, FLOW_STEPS):
             if disturb:
                 model.eval()
                 with torch.no_grad():
-                    model(batches(Case(**{**case.__dict__, "seed": 5}), world_size, 1)[0][rank])
+                    model(batches(replace(case, seed=5), world_size, 1)[0][rank])
                 model.train()
             loss, pooled = model(step[rank])
             loss.backward()
-            found.append(pooled)
-    return all(torch.equal(a, b) for a, b in zip(found[:FLOW_STEPS], found[FLOW_STEPS:], strict=True))
+            outputs.append(pooled)
+    return all(torch.equal(a, b) for a, b in zip(outputs[:FLOW_STEPS], outputs[FLOW_STEPS:], strict=True))
 
 
 @pytest.mark.parametrize("hashing", [None, recfx.HashConfig(dense_rows=0, rows=64, buckets=4, on_full="evict")])
@@ -173,10 +166,8 @@ def test_evaluation_between_steps_changes_nothing(hashing: recfx.HashConfig | No
 
 def accumulate(rank: int, world_size: int, case: Case) -> list[tuple[str, Any, Any, torch.Tensor]]:
     """Two forwards, two backwards, one step of an ordinary optimizer."""
-    standard, width = build(case)
-    torch.manual_seed(1)
-    model = Model(standard, width)
-    model.sparse = shard(case, standard, world_size)
+    model = plain_model(case)
+    model.sparse = shard(case, model.sparse, world_size)
     optimizer = torch.optim.SGD(model.sparse.parameters(), lr=1.0)
     losses = [model(step[rank])[0] for step in batches(case, world_size, 2)]
     for loss in losses:
@@ -188,15 +179,13 @@ def accumulate(rank: int, world_size: int, case: Case) -> list[tuple[str, Any, A
 def test_gradients_add_up_over_batches() -> None:
     case = Case(FLOW.tables, kernel="dense")
     answers = ranks(2).run(accumulate, case)
-    standard, width = build(case)
-    torch.manual_seed(1)
-    model = Model(standard, width)
-    optimizer = torch.optim.SGD(standard.parameters(), lr=1.0)
+    model = plain_model(case)
+    optimizer = torch.optim.SGD(model.sparse.parameters(), lr=1.0)
     for step in batches(case, 2, 2):
         out = model.over(model.sparse(concatenate(step)).values()).tanh() ** 2
         (sum(part.mean() for part in out.split(case.batch_sizes(2))) / 2).backward()
     optimizer.step()
     for shards in answers:
         for name, rows, columns, weight in shards:
-            expected = standard.embedding_bags[name].weight.detach()[slice(*rows), slice(*columns)]
+            expected = model.sparse.embedding_bags[name].weight.detach()[slice(*rows), slice(*columns)]
             torch.testing.assert_close(weight, expected, rtol=1e-5, atol=1e-6)

@@ -42,9 +42,12 @@ def test_the_sparse_dist_pipeline_changes_no_bit(name: str, form: str) -> None:
 @pytest.mark.parametrize(
     ("name", "form", "modes"),
     [
-        (name, ("alone", "two")[(number + place) % 2], modes)
-        for number, name in enumerate(("mixed", "hashed_table_wise", "evicting", "admitting"))
-        for place, modes in enumerate(("ttttt", "ttette", "e"))
+        ("mixed", "two", "ttette"),
+        ("hashed_table_wise", "two", "ttette"),
+        ("evicting", "two", "ttette"),
+        ("admitting", "alone", "ttette"),
+        ("mixed", "alone", "e"),
+        ("admitting", "two", "e"),
     ],
 )
 def test_collections_that_share_features_and_steps_in_eval_mode(name: str, form: str, modes: str) -> None:
@@ -83,9 +86,12 @@ def train_to_the_end(
 @pytest.mark.parametrize(
     ("name", "form", "lengths"),
     [
-        (name, FORMS[(number + place) % 3], lengths)
-        for number, name in enumerate(("mixed", "hashed_table_wise", "evicting"))
-        for place, lengths in enumerate([(5, 3), (1, 3), (3, 4)])
+        ("mixed", "alone", (5, 3)),
+        ("mixed", "wrapped", (1, 3)),
+        ("hashed_table_wise", "two", (1, 3)),
+        ("hashed_table_wise", "alone", (3, 4)),
+        ("evicting", "wrapped", (5, 3)),
+        ("evicting", "two", (3, 4)),
     ],
 )
 def test_data_of_two_lengths_trains_what_both_ranks_have(name: str, form: str, lengths: tuple[int, int]) -> None:

@@ -87,17 +87,19 @@ def run_torchrec_test(rank: int, world_size: int, sharding_type: str, pooling: P
     return len(converted)
 
 
-@pytest.mark.parametrize("pooling", [PoolingType.SUM, PoolingType.MEAN])
+SUM, MEAN = PoolingType.SUM, PoolingType.MEAN
+
+
 @pytest.mark.parametrize(
-    ("sharding_type", "world_size"),
+    ("sharding_type", "world_size", "pooling"),
     [
-        ("table_wise", 2),
-        ("row_wise", 2),
-        ("column_wise", 2),
-        ("data_parallel", 2),
-        ("table_column_wise", 2),
-        ("table_row_wise", 4),
-        ("grid_shard", 4),
+        ("table_wise", 2, MEAN),
+        ("row_wise", 2, MEAN),
+        ("column_wise", 2, SUM),
+        ("data_parallel", 2, MEAN),
+        ("table_column_wise", 2, MEAN),
+        ("table_row_wise", 4, SUM),
+        ("grid_shard", 4, MEAN),
     ],
 )
 def test_torchrec_own_test_passes(sharding_type: str, world_size: int, pooling: PoolingType) -> None:

@@ -7,13 +7,11 @@ from typing import Any
 import pytest
 import torch
 from torchrec import EmbeddingBagCollection
-from torchrec.distributed.model_parallel import DistributedModelParallel
-from torchrec.distributed.types import ShardingPlan
 
 import recfx
 from recfx.collections.sharding.gather import gather_tables
 from recfx.errors import CheckpointError, ConversionError
-from tests.sharding.cases import Case, Model, build, plan_of, with_optimizer
+from tests.sharding.cases import Case, Model, build, model_and_plan, model_parallel
 from tests.sharding.ranks import ranks
 from tests.sharding.stateful import ADMIT, LRU, case_of, make, sharded_of, train
 
@@ -106,13 +104,7 @@ def test_a_torn_index_on_one_rank_is_an_error_on_all() -> None:
 
 
 def in_dmp(rank: int, world_size: int, case: Case) -> dict[str, Any]:
-    standard, width = build(case)
-    torch.manual_seed(1)
-    model = Model(standard, width)
-    model.sparse = with_optimizer(case, recfx.convert(standard, hashing=case.hashing))
-    plan = ShardingPlan({"sparse": plan_of(case, model.sparse, world_size)})  # type: ignore[dict-item]
-    parallel = DistributedModelParallel(model, plan=plan, sharders=recfx.sharders())
-    plain = recfx.unconvert(parallel)
+    plain = recfx.unconvert(model_parallel(*model_and_plan(case, world_size)))
     assert type(plain) is Model
     return {name: value.clone() for name, value in plain.state_dict().items()}  # type: ignore[union-attr]
 

@@ -1,46 +1,31 @@
-"""Sharded collections inside whole-model graphs: the nodes of communication are the graph's own, on real ranks."""
+"""Sharded collections under tracers, on real ranks: inside whole-model graphs, the nodes of communication are the
+graph's own; for torch.fx, a collection is one leaf call, whose result is awaited where it is used.
+"""
 
 from __future__ import annotations
 
 import copy
-from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+import torchrec.fx
 from torch import nn
-from torchrec.distributed.model_parallel import DistributedModelParallel
-from torchrec.distributed.types import EmbeddingModuleShardingPlan, ShardingPlan
 
 import recfx
 from recfx.collections.sharding.collection import ShardedHashEmbeddingBagCollection
-from tests.sharding.cases import Case, Model, Table, batches, build, plan_of, with_optimizer
+from tests.sharding import cases
+from tests.sharding.cases import Case, Model, batches, model_parallel
 from tests.sharding.ranks import ranks
 from tests.sharding.stateful import gather
+from tests.sharding.typical_cases import FOUR, FOUR_LARGER
 
-MIXED = (
-    Table("rows", 11, 8, ("f0",), "SUM", ("row_wise",)),
-    Table("whole", 13, 8, ("f1", "f0"), "MEAN", ("table_wise", 1)),
-    Table("columns", 13, 8, ("f2",), "MEAN", ("column_wise", 1, 0)),
-    Table("replicas", 5, 8, ("f2",), "SUM", ("data_parallel",)),
-)
-CASE = Case(MIXED, optimizer="adagrad", sizes=(3, 4))
-RAW = Case(
-    tuple(replace(table, rows=64) for table in MIXED),
-    hashing=recfx.HashConfig(dense_rows=0, buckets=4),
-    raw_ids=20,
-    sizes=(3, 4),
-)
-EMPTY = Case(MIXED, sizes=(3, 0))
-
-
-def model_and_plan(case: Case, world_size: int) -> tuple[Model, ShardingPlan]:
-    standard, width = build(case)
-    torch.manual_seed(1)
-    model = Model(with_optimizer(case, standard), width)
-    converted = recfx.convert(standard, hashing=case.hashing)
-    return model, ShardingPlan({"sparse": EmbeddingModuleShardingPlan(plan_of(case, converted, world_size))})
+CASE = Case(FOUR, optimizer="adagrad", sizes=(3, 4))
+RAW = Case(FOUR_LARGER, hashing=recfx.HashConfig(dense_rows=0, buckets=4), raw_ids=20, sizes=(3, 4))
+EMPTY = Case(FOUR, sizes=(3, 0))
+model_and_plan = partial(cases.model_and_plan, is_converted=False)
 
 
 def traced(rank: int, world_size: int, case: Case) -> dict[str, Any]:
@@ -155,7 +140,7 @@ def again(rank: int, world_size: int) -> None:
 def in_model_parallel(rank: int, world_size: int) -> str:
     model, plan = model_and_plan(CASE, world_size)
     (batch,) = (step[rank] for step in batches(CASE, world_size, 1))
-    wrapped = DistributedModelParallel(recfx.convert(model), plan=plan, sharders=recfx.sharders())
+    wrapped = model_parallel(recfx.convert(model), plan)
     assert recfx.convert(wrapped) is wrapped
     with pytest.raises(recfx.ConversionError) as caught:
         recfx.convert(wrapped, plan=plan)
@@ -170,3 +155,45 @@ def test_a_model_in_distributed_model_parallel_is_traced() -> None:
 
 def test_what_is_sharded_is_converted_and_stays_as_it_is() -> None:
     ranks(2).run(again)
+
+
+# The tracers of torch and TorchRec
+
+
+def sharded(case: Case, world_size: int, form: str) -> nn.Module:
+    if form == "convert":
+        model, plan = model_and_plan(case, world_size)
+        return recfx.convert(model, hashing=case.hashing, plan=plan)
+    # A DistributedDataParallel, which DistributedModelParallel would put around the layer, cannot be traced.
+    return model_parallel(*cases.model_and_plan(case, world_size), init_data_parallel=False)
+
+
+def as_one_leaf(rank: int, world_size: int, case: Case, form: str, tracer: str) -> list[str]:
+    """The modules that the traced graph calls; the graph runs and trains as the model."""
+    trace = {"torch": torch.fx.symbolic_trace, "torchrec": torchrec.fx.symbolic_trace}[tracer]
+    reference, model = (sharded(case, world_size, form) for _ in range(2))
+    graph = trace(model)
+    for step in batches(case, world_size, 2):
+        expected, outputs = reference(step[rank]), graph(step[rank])
+        torch.testing.assert_close(outputs, expected, rtol=0, atol=0)
+        expected[0].backward()
+        outputs[0].backward()
+    for (name, ours), (_, theirs) in zip(model.named_parameters(), reference.named_parameters(), strict=True):
+        assert torch.equal(ours, theirs), name
+        assert (ours.grad is None) == (theirs.grad is None)
+        assert ours.grad is None or torch.equal(ours.grad, theirs.grad), name
+    calls = [str(node.target) for node in graph.graph.nodes if node.op == "call_module"]
+    return [call for call in calls if "sparse" in call]
+
+
+@pytest.mark.parametrize(
+    ("case", "form", "tracer", "path"),
+    [
+        (CASE, "convert", "torch", "sparse"),
+        (RAW, "convert", "torch", "sparse"),
+        (RAW, "convert", "torchrec", "sparse"),
+        (CASE, "wrapped", "torchrec", "_dmp_wrapped_module.sparse"),
+    ],
+)
+def test_a_sharded_collection_is_one_leaf(case: Case, form: str, tracer: str, path: str) -> None:
+    assert ranks(2).run(as_one_leaf, case, form, tracer) == [[path]] * 2

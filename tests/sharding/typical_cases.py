@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import Any
 
 import recfx
@@ -83,6 +84,14 @@ def random_case(number: int, world_size: int) -> Case:
     )
 
 
+FOUR = (
+    Table("rows", 11, 8, ("f0",), "SUM", ("row_wise",)),
+    Table("whole", 13, 8, ("f1", "f0"), "MEAN", ("table_wise", 1)),
+    Table("columns", 13, 8, ("f2",), "MEAN", ("column_wise", 1, 0)),
+    Table("replicas", 5, 8, ("f2",), "SUM", ("data_parallel",)),
+)
+FOUR_LARGER = tuple(replace(table, rows=64) for table in FOUR)  # rows for an index
+
 MIXED = (
     Table("a", 11, 8, ("f0",), "SUM", ("table_wise", 1)),
     Table("b", 5, 16, ("f1", "f0"), "MEAN", ("row_wise",)),
@@ -90,7 +99,7 @@ MIXED = (
     Table("d", 9, 16, ("f1",), "SUM", ("column_wise", 0, 1)),
 )
 
-WEIGHTED = tuple(Table(t.name, t.rows, t.dim, t.features, "SUM", t.sharding) for t in MIXED)
+WEIGHTED = tuple(replace(table, pooling="SUM") for table in MIXED)
 
 STATIC = {
     "table_wise": one_type("table_wise"),

@@ -183,7 +183,7 @@ class BatchSteps(ShardedTables, ShardedModule[KJTList, dict[str, Any], Any, Batc
 
     @property
     def pipeline(self) -> object | None:
-        """What one of TorchRec's pipelines has put in place of the exchange of sizes; None if none has."""
+        """The object with which a pipeline of TorchRec sends ids in place of this collection; None if none does."""
         return self._input_dists[0].pipeline
 
     @property

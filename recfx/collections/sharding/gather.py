@@ -32,14 +32,7 @@ from recfx.runtime.dist_groups import sent_on
 
 @dataclass(frozen=True)
 class WholeTable:
-    """One table; tensors on the CPU.
-
-    Args:
-        weight: ``[rows, dim]``.
-        index: the state of its index, by buffer name, with its statistics added up; empty if it has no index.
-        optimizer: kind, settings and state of its fused optimizer, if it has one.
-        requires_grad: whether the weight is trained.
-    """
+    """One table; tensors on the CPU. ``index`` is by buffer name, with statistics added up; empty if there is none."""
 
     weight: Tensor
     index: dict[str, Tensor]

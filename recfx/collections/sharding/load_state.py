@@ -12,7 +12,7 @@ from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 from recfx.collections.fit_table import first_rows, fit_index, saved_shape, without_index, without_weight
 from recfx.collections.kinds import kind_of
 from recfx.collections.sharding.sharded_tables import ShardedTables
-from recfx.collections.sharding.state import index_pieces, parts_of, weight_pieces, whole_index
+from recfx.collections.sharding.state import index_pieces, other_plan, parts_of, weight_pieces, whole_index
 from recfx.errors import CheckpointError, type_of
 from recfx.hashing import state
 from recfx.hashing.identity import IDENTITY, check_identity
@@ -21,6 +21,8 @@ from recfx.hashing.slices import COUNTS, slice_state
 from recfx.ir.shard import Shard
 from recfx.ir.shards import ShardedTable
 from recfx.kernels.index.index_buffers import FREED, NEVER_USED
+
+_CUT_OTHERWISE = "the state is cut in a different way than this table."
 
 
 def fit_whole_index(
@@ -109,10 +111,7 @@ def drop_shard_names(module: ShardedTables, incompatible_keys: Any) -> None:
 
 
 class LocalState:
-    """What this rank takes of a state. Changes nothing.
-
-    Args:
-        saved: a state of whole tensors, or with the ``ShardedTensor``s of a collection that was cut in the same way.
+    """What this rank takes of a state of whole tensors, or of ``ShardedTensor``s that were cut in the same way.
 
     Attributes:
         taken: the keys of ``saved`` that belong to this collection's tables.
@@ -153,7 +152,7 @@ class LocalState:
         group, move, spec = self.module.groups.pooled, self.moves.get(table.table.name), table.table
         if isinstance(weight, ShardedTensor):
             if table.is_replicated:
-                raise _other_plan(key)
+                raise other_plan(_CUT_OTHERWISE, key)
             return {piece.shard: part for piece, part in parts_of(weight, weight_pieces(table), group, key).items()}
         if not isinstance(weight, Tensor) or weight.is_meta:
             raise _not_a_tensor(key, weight)
@@ -222,7 +221,7 @@ class LocalState:
         assert spec.hashing is not None
         path = f"{self.prefix}hash_indexes.{spec.name}"
         if table.is_replicated or not all(isinstance(value, ShardedTensor) for value in values):
-            raise _other_plan(path)
+            raise other_plan(_CUT_OTHERWISE, path)
         check_identity(spec.hashing, spec.name, saved.get(IDENTITY))
         slices: dict[tuple[int, int], dict[str, Any]] = {shard.rows: {} for shard in self._local(table)}
         for name, value in saved.items():
@@ -243,16 +242,6 @@ class LocalState:
 
     def _local(self, table: ShardedTable) -> list[Shard]:
         return self.module.local_shards(table.table.name)
-
-
-def _other_plan(path: str) -> CheckpointError:
-    return CheckpointError(
-        "the state is cut in a different way than this table.",
-        reason="other_plan",
-        module_path=path,
-        what_to_do="save and load with torch.distributed.checkpoint, which reshards tensors; or load a state of "
-        "plain, whole tensors.",
-    )
 
 
 def _not_a_tensor(path: str, value: object) -> CheckpointError:

@@ -35,13 +35,9 @@ def cut_tables(
     device: torch.device | None,
     fused: Mapping[str, FusedOptimizer],
 ) -> TableStore:
-    """The weights, indexes and fused optimizers of this rank's shards, by the shards' names.
+    """The weights, indexes and fused optimizers of this rank's shards, by name; replicas become those of rank 0.
 
-    ``module`` stays as it is. Collective: replicas become those of rank 0.
-
-    Args:
-        device: device of the shards; None for that of ``module``'s tables.
-        fused: rule and settings of every table's fused optimizer; its shards share the ``group`` but not the state.
+    ``module`` stays as it is. Shards of a table share the ``group`` of its optimizer but not the state. Collective.
     """
     kind = kind_of(module)
     init_fns = {config.name: config.init_fn for config in kind.configs_of(module)}

@@ -36,14 +36,7 @@ from recfx.ir.tables import TableSpec
 
 @dataclass(frozen=True)
 class Piece:
-    """A part of a tensor on one rank.
-
-    Args:
-        offsets: where it begins, one number per dimension.
-        sizes: its size, one number per dimension.
-        rank: the rank that has it.
-        shard: the table's shard that it belongs to.
-    """
+    """A part of a tensor, on one rank: where it begins and its size in each dimension, and the shard it belongs to."""
 
     offsets: tuple[int, ...]
     sizes: tuple[int, ...]
@@ -111,12 +104,7 @@ def whole_size(pieces: Pieces) -> tuple[int, ...]:
 def make_sharded_tensor(
     pieces: Pieces, tensor_of: Callable[[Piece], Tensor], dtype: torch.dtype, group: dist.ProcessGroup
 ) -> ShardedTensor:
-    """A ``ShardedTensor`` around this rank's tensors; no communication.
-
-    Args:
-        tensor_of: the tensor of one of this rank's pieces; a view of it becomes the local shard.
-        group: the process group whose ranks the pieces name.
-    """
+    """A ``ShardedTensor`` around views of this rank's tensors, of which ``tensor_of`` gives each; no communication."""
     local = {piece: tensor_of(piece).detach() for piece in own_pieces(pieces, group.rank())}
     device = next((tensor.device for tensor in local.values()), torch.device("cpu"))
     metadata = {
@@ -145,16 +133,21 @@ def parts_of(saved: ShardedTensor, pieces: Pieces, group: dist.ProcessGroup, nam
     }
     cuts = {(piece.offsets, piece.sizes, dist.get_global_rank(group, piece.rank)) for piece in pieces}
     if saved_cuts != cuts:
-        raise CheckpointError(
-            f"the saved tensor is cut into {_listed(saved_cuts)}, but here it is cut into {_listed(cuts)} "
-            "(offsets, sizes, rank).",
-            reason="other_plan",
-            module_path=name,
-            what_to_do="save and load with torch.distributed.checkpoint, which reshards tensors; or load a state of "
-            "plain, whole tensors.",
-        )
+        what = f"tensor is cut into {_listed(saved_cuts)}, but here it is cut into {_listed(cuts)}"
+        raise other_plan(f"the saved {what} (offsets, sizes, rank).", name)
     tensors = {tuple(shard.metadata.shard_offsets): shard.tensor for shard in saved.local_shards()}
     return {piece: tensors[piece.offsets] for piece in own_pieces(pieces, group.rank())}
+
+
+def other_plan(message: str, path: str) -> CheckpointError:
+    """The error for a state that was cut by another plan."""
+    return CheckpointError(
+        message,
+        reason="other_plan",
+        module_path=path,
+        what_to_do="save and load with torch.distributed.checkpoint, which reshards tensors; or load a state of "
+        "plain, whole tensors.",
+    )
 
 
 def _listed(cuts: Collection[tuple[tuple[int, ...], tuple[int, ...], int | None]]) -> str:
