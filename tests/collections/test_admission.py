@@ -15,8 +15,10 @@ import recfx
 from recfx.hashing import HashConfig
 from tests.builders.batches import bags, one_bag
 from tests.builders.collections import table
-from tests.builders.optimizers import OPTIMIZERS
+from tests.builders.optimizers import OPTIMIZERS, attach
 from tests.support.lifecycle import pair
+
+UNSEEN = ("zeros", "share")
 
 
 def admits(after: int, **options: Any) -> HashConfig:
@@ -25,7 +27,7 @@ def admits(after: int, **options: Any) -> HashConfig:
 
 @pytest.mark.parametrize("attach", ["before", "after"])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("unseen", ["zeros", "share"])
+@pytest.mark.parametrize("unseen", UNSEEN)
 def test_training_follows_the_ids(unseen: str, optimizer: str, attach: str) -> None:
     configs = {
         "t1": admits(2, unseen=unseen, on_full="evict"),
@@ -40,7 +42,7 @@ def test_training_follows_the_ids(unseen: str, optimizer: str, attach: str) -> N
     assert both.total("evicted") > 0
 
 
-@pytest.mark.parametrize("unseen", ["zeros", "share"])
+@pytest.mark.parametrize("unseen", UNSEEN)
 @pytest.mark.parametrize(("mean", "is_weighted"), [(True, False), (False, True)])
 def test_an_id_without_a_row_counts_in_the_mean_and_has_a_weight(unseen: str, mean: bool, is_weighted: bool) -> None:
     configs = {"t1": admits(2, unseen=unseen), "t2": admits(2, unseen=unseen, on_full="share")}
@@ -67,14 +69,14 @@ def features(ids: list[int], weights: torch.Tensor | None = None) -> KeyedJagged
     return one_bag(*ids, weights=weights)
 
 
-def model_of(config: HashConfig, *, pooling: PoolingType = PoolingType.SUM, is_weighted: bool = False) -> Any:
-    plain = EmbeddingBagCollection([table("t", ["f"], dim=4, rows=10, pooling=pooling)], is_weighted=is_weighted)
+def model_of(config: HashConfig, *, rows: int = 10, is_weighted: bool = False) -> Any:
+    plain = EmbeddingBagCollection([table("t", ["f"], dim=4, rows=rows)], is_weighted=is_weighted)
     return recfx.convert(plain, hashing=config)
 
 
 def test_a_dense_gradient_reaches_admitted_ids_alone() -> None:
     """Without a fused optimizer: ``weight.grad``."""
-    for unseen in ("zeros", "share"):
+    for unseen in UNSEEN:
         model = model_of(admits(2, unseen=unseen))
         model(features([5, 6, 6, 7])).values().sum().backward()
         row = int(model.index("t").find(torch.tensor([6])))
@@ -94,7 +96,7 @@ def test_a_whole_batch_is_counted_before_anybody_is_admitted() -> None:
 
 def test_the_weight_of_an_id_that_is_not_admitted_gets_its_gradient() -> None:
     """Of zeros none; of a shared row that is read, what it reads."""
-    for unseen in ("zeros", "share"):
+    for unseen in UNSEEN:
         model = model_of(admits(2, unseen=unseen), is_weighted=True)
         weights = torch.tensor([2.0, 3.0, 4.0], requires_grad=True)
         model(features([5, 6, 6], weights)).values().sum().backward()
@@ -116,7 +118,7 @@ def test_eval_counts_no_sightings() -> None:
     assert (ids.tolist(), sightings.tolist()) == ([5, 6], [1, 1])
 
 
-@pytest.mark.parametrize("unseen", ["zeros", "share"])
+@pytest.mark.parametrize("unseen", UNSEEN)
 @pytest.mark.parametrize("pooling", [PoolingType.SUM, PoolingType.MEAN])
 def test_conversion_with_a_sample(unseen: str, pooling: PoolingType) -> None:
     plain = EmbeddingBagCollection([table("t", ["f"], dim=4, rows=10, pooling=pooling)])
@@ -131,13 +133,21 @@ def test_conversion_with_a_sample(unseen: str, pooling: PoolingType) -> None:
 
 
 @pytest.mark.parametrize("use_reentrant", [False, True])
-@pytest.mark.parametrize("unseen", ["zeros", "share"])
-@pytest.mark.parametrize("on_full", ["error", "share"])
-def test_activation_checkpointing_sights_ids_once(on_full: str, unseen: str, use_reentrant: bool) -> None:
+@pytest.mark.parametrize(
+    ("config", "rows", "evicted"),
+    [
+        *((admits(2, on_full=on_full, unseen=unseen), 10, 0) for on_full in ("error", "share") for unseen in UNSEEN),
+        (admits(1, on_full="evict"), 4, 2),
+        (admits(2, on_full="evict"), 2, 2),
+    ],
+)
+def test_activation_checkpointing_counts_once(config: HashConfig, rows: int, evicted: int, use_reentrant: bool) -> None:
     """The forward that is run again meets ids that still wait, and answers them as the first time."""
-    config = admits(2, on_full=on_full, unseen=unseen)
-    model, plain = model_of(config), model_of(config)
+    model, plain = model_of(config, rows=rows), model_of(config, rows=rows)
     plain.load_state_dict(model.state_dict())
+    if evicted:
+        for trained in (model, plain):
+            attach(trained, torch.optim.SGD)
     for ids in ([5, 6, 6], [5, 7], [7, 8, 9], [9, 9, 10]):
         scale = torch.ones(1, requires_grad=True)
         again = checkpoint(lambda s, ids=ids: model(features(ids)).values() * s, scale, use_reentrant=use_reentrant)
@@ -148,6 +158,7 @@ def test_activation_checkpointing_sights_ids_once(on_full: str, unseen: str, use
         torch.testing.assert_close(scale.grad, once.detach().sum().view(1))
         torch.testing.assert_close(model.weight("t").grad, plain.weight("t").grad)
     assert model.index("t").counters == plain.index("t").counters
+    assert model.index("t").counters["evicted"] == evicted
     for key, value in plain.state_dict().items():
         assert torch.equal(model.state_dict()[key], value), key
 

@@ -284,24 +284,6 @@ def test_a_second_backward_does_not_train_the_next_owner() -> None:
 # Activation checkpointing
 
 
-@pytest.mark.parametrize("use_reentrant", [False, True])
-@pytest.mark.parametrize("admit_after", [1, 2])
-def test_checkpointing_counts_once(use_reentrant: bool, admit_after: int) -> None:
-    model, plain = small(admit_after=admit_after), small(admit_after=admit_after)
-    plain.load_state_dict(model.state_dict())
-    for ids in ((1, 2, 2), (1, 1, 3), (4, 4, 5), (6, 6, 1, 7), (8, 8, 9)):
-        scale = torch.ones(1, requires_grad=True)
-        again = checkpoint(lambda s, ids=ids: run(model, *ids) * s, scale, use_reentrant=use_reentrant)
-        once = run(plain, *ids) * torch.ones(1)
-        torch.testing.assert_close(again, once)
-        again.sum().backward()
-        once.sum().backward()
-        torch.testing.assert_close(scale.grad, once.detach().sum().view(1))
-        for key, value in plain.state_dict().items():
-            torch.testing.assert_close(model.state_dict()[key], value)
-    assert model.index("t").counters == plain.index("t").counters
-
-
 @pytest.mark.parametrize("admit_after", [1, 2])
 def test_a_replay_does_not_read_what_has_gone(admit_after: int) -> None:
     """Reentrant checkpointing drops the first graph, and with it what protects the rows."""

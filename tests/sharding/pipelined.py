@@ -102,7 +102,7 @@ def sharded_model(case: Case, world_size: int, form: str) -> nn.Module:
         torch.manual_seed(1)
         model = Two(model.sparse, shard(case, other, world_size), width)
     model.over = nn.parallel.DistributedDataParallel(model.over)
-    return model  # type: ignore[no-any-return]
+    return model
 
 
 def batches_of_rank(case: Case, rank: int, world_size: int, steps: int, form: str) -> list[Any]:

@@ -20,10 +20,10 @@ from torchrec import KeyedJaggedTensor
 from torchrec.distributed.train_pipeline import TrainPipelineSparseDist
 
 import recfx
-from recfx.errors import InputError, OutOfStepError, TableFullError
+from recfx.errors import InputError, TableFullError
 from tests.sharding.cases import OPTIMIZERS, Case, Table, batches, concatenate
 from tests.sharding.ranks import ranks
-from tests.sharding.stateful import assert_same, make, model_state, optimizer_state, sharded_of, whole_state
+from tests.sharding.stateful import assert_same, make, model_state, optimizer_state, whole_state
 
 PARTS = 4  # samples of a global batch, dealt out to the ranks in order
 OPTIMIZERS["dyadic_sgd"] = (torch.optim.SGD, {"lr": 0.5})
@@ -292,46 +292,6 @@ def test_the_same_calls_leave_the_same_state(seed: int, world_sizes: list[int]) 
     assert compare(history_of(seed, world_sizes[0]), world_sizes) != "a table is too small"
 
 
-ALONE = Case(  # rank 1 has no part of the table that evicts
-    (
-        Table("small", 24, 8, ("f0",), sharding=("table_wise", 0)),
-        Table("large", 512, 8, ("f1",), sharding=("row_wise",)),
-    ),
-    hashing=recfx.HashConfig(dense_rows=0, on_full="evict"),
-    raw_ids=200,
-    sizes=(2,),
-)
-
-
-def late(rank: int, world_size: int, depth: int) -> list[str]:
-    model = make(ALONE, world_size)
-    sparse = sharded_of(model)
-    sparse.batches_in_flight = depth
-    found: list[str] = []
-    losses = [sparse(step[rank]).values().sum() for step in batches(ALONE, world_size, 12)]
-    for loss in losses:
-        weights = {name: value.detach().clone() for name, value in model.named_parameters()}
-        try:
-            loss.backward()
-        except InputError as error:
-            found.append(str(error))
-            for name, value in model.named_parameters():
-                assert torch.equal(value, weights[name]), name
-        else:
-            found.append("trained")
-    sparse(batches(ALONE, world_size, 1)[0][rank]).values().sum().backward()  # ranks are still in step
-    return found
-
-
-@pytest.mark.parametrize("depth", [0, 1, 2])
-def test_all_ranks_refuse_a_backward_if_one_of_them_has_lost_its_rows(depth: int) -> None:
-    first, second = ranks(2).run(late, depth)
-    assert first == second
-    assert first[-1 - depth :] == ["trained"] * (1 + depth)
-    assert "[backward_after_eviction]" in first[0]
-    assert "['small']" in first[0]
-
-
 def kept_on_one_rank(rank: int, world_size: int, case: Case) -> dict[str, torch.Tensor]:
     model: Any = make(case, world_size)
     log = []
@@ -358,20 +318,3 @@ def test_losses_of_skipped_steps_that_one_rank_keeps(sharding: tuple[Any, ...]) 
     expected = kept_on_one_rank(0, 0, case)
     for found in ranks(2).run(kept_on_one_rank, case):
         assert_same(found, expected)
-
-
-def different_depths(rank: int, world_size: int) -> str:
-    sparse = sharded_of(make(ALONE, world_size))
-    sparse.batches_in_flight = 2 + rank
-    with pytest.raises(OutOfStepError) as caught:
-        sparse(batches(ALONE, world_size, 1)[0][rank]).values()
-    sparse.batches_in_flight = 3
-    sparse(batches(ALONE, world_size, 1)[0][rank]).values()
-    return str(caught.value)
-
-
-def test_ranks_that_differ_in_batches_in_flight_are_told() -> None:
-    messages = ranks(2).run(different_depths)
-    assert "rank 1 calls the collection of feature 'f0' with batches_in_flight=3" in messages[1]
-    for message in messages:
-        assert "with the same batches_in_flight" in message
