@@ -201,13 +201,8 @@ _SETUP = frozenset({"__init__", "__new__", "__post_init__", "__init_subclass__",
 
 @dataclass(eq=False)
 class CodeReads:
-    """One thing that code reads.
-
-    Args:
-        why: what it is and which code reads it.
-        edges: the thing itself.
-        name: the global or the attribute by which it is read; ``""`` for variables of functions.
-        attribute: it is read as an attribute.
+    """One thing that code reads: what it is and which code reads it, the thing itself, and the global or attribute by
+    whose name it is read (``""`` for variables of functions).
     """
 
     why: str

@@ -40,10 +40,7 @@ def compile_graph(
 
 
 def rewritten(graph: OperatorGraph | Rewriting, rewrites: Sequence[Pass] | None = None) -> Rewriting:
-    """What the passes make of the graph of a collection.
-
-    Args:
-        graph: the graph before the first pass; or what other passes have made, for more of them.
+    """What the passes make of the graph of a collection, or of what other passes have made of it.
 
     Raises:
         ConversionError: ``malformed_graph``, ``pass_failed`` or ``not_distributed``, for passes of the user's; and

@@ -31,11 +31,9 @@ def copy_modules(
 
     The copy has its own training flags, hooks and other attributes. If plain attributes refer to a module of ``root``
     (through containers, helper objects, closures, bound methods, weak references), those of the copy refer to its copy.
-    ScriptModules are shared, because there is no Python object to copy; so are managed collisions, whose buffers and
-    Python counters belong together.
+    What ``is_shared`` names is not copied.
 
     Args:
-        root: the module to copy.
         replacements: modules that take the place of some modules in the copy, by ``id`` of the original. They are taken
             as they are, except that plain attributes that come from the original also refer to the copies.
 
@@ -120,13 +118,11 @@ def _redirect(
     inplace: bool,
     containers: bool,
 ) -> None:
-    """Let plain attributes and hooks refer to other modules.
+    """Let plain attributes and hooks of ``modules``, or of their copies, refer to other modules.
 
     Args:
-        modules: the modules that have the attributes. Their copies get them, if ``others`` has copies.
         replaced: modules whose replacements have taken over attributes.
         others: the copy or replacement of each module, by ``id`` of the original.
-        inplace: as for ``Rewiring``.
         containers: also copy plain containers that refer to none of these modules.
     """
     owners = [(module, others.get(id(module), module), list(attributes(module))) for module in modules]

@@ -17,7 +17,7 @@ from recfx.hashing.row_move import RowMove, check_saved_index, fit_rows
 
 
 def fit_index(
-    index: HashIndex, found: Mapping[str, object], weight: object, dim: int
+    index: HashIndex, saved: Mapping[str, object], weight: object, dim: int
 ) -> tuple[dict[str, object], RowMove | None]:
     """What an index loads of a saved one, by buffer name; and where the table's rows go, None if no row moves.
 
@@ -29,8 +29,8 @@ def fit_index(
         CheckpointError: what is wrong with the index, or ``torn_state`` or ``columns_mismatch`` if the saved weight
             does not fit it.
     """
-    check_weight(index.name, found.get("row_ids"), weight, dim)
-    buffers, move = fit_rows(index, found)
+    check_weight(index.name, saved.get("row_ids"), weight, dim)
+    buffers, move = fit_rows(index, saved)
     check_saved_index(index, buffers)
     return buffers, move
 

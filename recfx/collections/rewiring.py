@@ -227,11 +227,7 @@ class Rewiring:
 
 
 def rebound_method(method: types.MethodType, owner: Any, function: Any = None) -> Any:
-    """Bind a method to another object, which may be of a class that has its own method of that name.
-
-    Args:
-        function: the function to bind. Default: the function of ``method``.
-    """
+    """Bind a method, or ``function``, to another object, whose class may have its own method of that name."""
     function = method.__func__ if function is None else function
     name = getattr(function, "__name__", "")
     if type(owner) is not type(method.__self__) and getattr(type(method.__self__), name, None) is function:

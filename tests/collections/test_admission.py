@@ -95,7 +95,7 @@ def test_a_whole_batch_is_counted_before_anybody_is_admitted() -> None:
 
 
 def test_the_weight_of_an_id_that_is_not_admitted_gets_its_gradient() -> None:
-    """Of zeros none; of a shared row that is read, what it reads."""
+    """There is none of zeros; that of a shared row is what the row holds."""
     for unseen in UNSEEN:
         model = model_of(admits(2, unseen=unseen), is_weighted=True)
         weights = torch.tensor([2.0, 3.0, 4.0], requires_grad=True)

@@ -107,12 +107,12 @@ def whole_state(model: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def model_state(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Of ``whole_state``: what the collection's ``load_state_dict`` takes."""
+    """The part of ``whole_state`` that the collection's ``load_state_dict`` takes."""
     return {key.removeprefix("sparse."): value for key, value in state.items() if "/" not in key}
 
 
 def optimizer_state(state: dict[str, torch.Tensor]) -> dict[str, Any]:
-    """Of ``whole_state``: what ``load_state_dict`` of the collection's fused optimizer takes."""
+    """The part of ``whole_state`` that ``load_state_dict`` of the collection's fused optimizer takes."""
     entries: dict[str, dict[str, torch.Tensor]] = {}
     for key, value in state.items():
         if "/" in key:

@@ -48,7 +48,7 @@ def with_a_group_of_its_own(function: object, rank: int, world_size: int, *argum
 
 
 def members(rank: int, world_size: int, parts: list[list[int]], local_size: int) -> object:
-    """Of the groups of one environment per part of the world."""
+    """The ranks in each of this rank's groups, with one environment per part of the world."""
     groups = [dist.new_group(part, timedelta(seconds=60), "gloo") for part in parts]
     (mine,) = (group for group, part in zip(groups, parts, strict=True) if rank in part)
     return with_a_group_of_its_own(groups_of, rank, world_size, mine, local_size)

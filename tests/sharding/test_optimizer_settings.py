@@ -137,7 +137,7 @@ def test_three_steps_are_torchrecs(name: str, kernel: str) -> None:
 
 
 def settings_of(rank: int, world_size: int, optimizer: Any, arguments: Any, change: dict[str, Any]) -> Any:
-    """Of a table that recfx shards by itself, where TorchRec has no such CPU kernel or refuses the argument."""
+    """The settings of a table, where TorchRec has no such CPU kernel to compare with, or refuses the argument."""
     model: nn.Module = Model()
     attach(model.sparse, optimizer, **{"lr": None, **arguments})
     model.sparse.embedding_bags["a"].weight._in_backward_optimizers[0].param_groups[0].update(change)

@@ -46,7 +46,7 @@ def test_the_error_lists_the_first_four_cuts_of_each_side(world_size: int, end: 
 
 
 def test_empty_shards_that_torchrec_lists_do_not_matter() -> None:
-    """Of a table with fewer rows than ranks."""
+    """The table has fewer rows than there are ranks."""
     with fake_group(0, 4) as group:
         pieces = weight_pieces(table_of(("row_wise",), 4, rows=2))
         assert whole_size(pieces) == (2, 8)

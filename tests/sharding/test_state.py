@@ -43,7 +43,7 @@ from tests.sharding.stateful import (
 
 
 def plain_state(case: Case, steps: int = 3) -> dict[str, torch.Tensor]:
-    """Of the unsharded model after some steps, with its optimizer's state."""
+    """The state of the unsharded model and of its optimizer, after some steps."""
     model = make(case, 0)
     train(model, case, 0, 0, 0, steps)
     return whole_state(model)
@@ -380,7 +380,7 @@ def test_whose_index_it_is_is_loaded_in_place_as_well() -> None:
 
 
 ROWS = case_of("rows", ADMIT)
-"""Of table ``a``, the first rank has dense rows as well."""
+"""The first rank has the dense rows of table ``a`` as well."""
 
 
 def train_on_nothing(model: torch.nn.Module, case: Case) -> None:

@@ -184,7 +184,7 @@ def data(rank: int, features: list[str], seed: int = 0, batches: int = STEPS + 3
 
 
 def set_weights(model: nn.Module) -> None:
-    """The same on all ranks and for both runs."""
+    """Give the model weights that are the same on all ranks and in both runs."""
     with torch.no_grad():
         for value in model.state_dict().values():
             whole = (torch.arange(value.size().numel(), dtype=torch.float32).sin() * 0.1).view(value.size())

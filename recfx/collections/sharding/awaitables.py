@@ -52,11 +52,7 @@ class BatchContext(Multistreamable):
 
 
 class Sending(KJTListSplitsAwaitable[BatchContext]):
-    """Sizes in flight, and then ids; other ranks wait if anything goes wrong here.
-
-    Args:
-        started: what was started, in the order of the graph.
-    """
+    """Sizes in flight, and then ids, of what was started; other ranks wait if anything goes wrong here."""
 
     def __init__(
         self, started: list[Awaitable[Any]], ctx: BatchContext, group: dist.ProcessGroup, collection: str
@@ -80,14 +76,7 @@ class _Arriving(KJTListAwaitable):
 
 
 class Result(LazyAwaitable[Any]):
-    """The last stage of a graph, which runs when its result is needed.
-
-    Args:
-        stage: the last stage, which has one output.
-
-    Attributes:
-        has_run: whether it has run.
-    """
+    """The last stage of a graph, which has one output and runs when that is needed."""
 
     def __init__(self, stage: Stage, values: dict[str, Any], group: dist.ProcessGroup, collection: str) -> None:
         super().__init__()

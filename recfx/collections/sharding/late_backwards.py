@@ -90,9 +90,7 @@ class LateBackwards:
 class _Backward:
     """The backwards of one batch, each of which arrives here once per way back, before any of its collectives.
 
-    Args:
-        batch: this rank's part of the batch.
-        free_after: the number of forwards after which ids may be evicted that the batch has used.
+    After ``free_after`` forwards, ids may be evicted that the batch has used.
     """
 
     def __init__(self, late: LateBackwards, batch: BatchInFlight | None, free_after: int) -> None:

@@ -55,16 +55,13 @@ def fit_whole_index(
 def fit_slices(
     module: ShardedTables, table: ShardedTable, slices: Mapping[tuple[int, int], dict[str, Any]]
 ) -> dict[Shard, dict[str, Any]]:
-    """Check slices of an index with as many rows as the table has: each rank checks its own.
+    """What each of this rank's shards takes of slices of an index: column blocks of the same rows take the same.
 
     Args:
         slices: the saved state of each slice, by its rows and by buffer name.
 
-    Returns:
-        what each of this rank's shards takes: column blocks of the same rows take the same.
-
     Raises:
-        CheckpointError: the same as ``check_saved_index``.
+        CheckpointError: the same as ``check_saved_index``; each rank checks its own slices.
     """
     pieces = {shard: slices[shard.rows] for shard in module.local_shards(table.table.name)}
     for shard, piece in pieces.items():

@@ -29,11 +29,7 @@ from recfx.optim.rules.rule import STEP
 
 
 class SavedState:
-    """What TorchRec's ``KeyedOptimizer`` holds for a state, whose ``state_dict`` and ``load_state_dict`` it calls.
-
-    Args:
-        state: its name in the rule: ``momentum1`` and so on.
-    """
+    """What TorchRec's ``KeyedOptimizer`` holds for a state (``momentum1`` and so on), to save and to load it."""
 
     def __init__(self, module: ShardedTables, table: ShardedTable, state: str) -> None:
         self._module, self._table, self._state = module, table, state
@@ -57,11 +53,7 @@ class SavedState:
         return make_sharded_tensor(self._pieces, self._tensor_of, torch.float32, self._group)
 
     def load_state_dict(self, saved: object) -> None:
-        """Copy this rank's part of ``saved`` in place.
-
-        Raises:
-            CheckpointError: as ``parts``.
-        """
+        """Copy this rank's part of ``saved`` in place; raises as ``parts`` does."""
         for piece, part in self.parts(saved).items():
             self._tensor_of(piece).detach().copy_(part)
 

@@ -39,19 +39,12 @@ def _earliest(kind: str) -> int:
     return max((number for cut, number in _CUT_BEFORE.items() if NODE_KINDS[cut].stage.value < own), default=0)
 
 
-class Stage:
-    """A piece of a graph.
+class Stage(NamedTuple):
+    """A piece of a graph: it takes values by the names of nodes, and makes those that later stages need, if any."""
 
-    Args:
-        module: runs the nodes.
-        inputs: names of the values that it takes, which are nodes of the whole graph.
-        outputs: names of the values that later stages need; a stage without outputs does nothing.
-    """
-
-    def __init__(self, module: fx.GraphModule, inputs: list[str], outputs: list[str]) -> None:
-        self.module = module
-        self.inputs = inputs
-        self.outputs = outputs
+    module: fx.GraphModule
+    inputs: list[str]
+    outputs: list[str]
 
     def run(self, values: dict[str, Any]) -> None:
         """Take the inputs out of ``values`` by name, and put the outputs there."""
@@ -100,8 +93,7 @@ class StagedGraph:
 class Prefetching:
     """A graph with ``find_ids`` and ``insert_ids`` in place of nodes that find and insert at once.
 
-    Args:
-        graph_module: the original graph, which is not changed; the two share all other modules.
+    The original graph is not changed; the two share all other modules.
     """
 
     def __init__(self, graph_module: fx.GraphModule, runtime: Runtime) -> None:

@@ -48,7 +48,7 @@ def read_plan(
     # Hashing of shards is not elided, so nothing is known of their ids.
     whole = [replace(table, id_range=None) for table in tables]
     sharded = tuple(_read(TablePlan(table, plan[table.name], world_size, path)) for table in whole)
-    local_sizes = {each.way_back.local_size for each in sharded} - {1}
+    local_sizes = {table.way_back.local_size for table in sharded} - {1}
     if len(local_sizes) > 1:
         what = f"hosts have {sorted(local_sizes)} ranks in the plans of different tables."
         raise plan_error("plan_invalid", what, path)
