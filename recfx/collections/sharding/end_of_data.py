@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import weakref
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch.distributed as dist
 from torchrec.distributed.embedding_sharding import FusedKJTListSplitsAwaitable
@@ -20,10 +20,24 @@ from recfx.errors import OutOfStepError
 from recfx.runtime import marks
 from recfx.runtime.input_dist import DistContext
 
-if TYPE_CHECKING:
-    from recfx.collections.sharding.batch_steps import BatchSteps
-
 _log = logging.getLogger("recfx")
+
+
+class Sender(Protocol):
+    """The collection that sends ids.
+
+    Attributes:
+        collection: fully qualified name in the model.
+    """
+
+    collection: str
+
+    @property
+    def pipeline(self) -> object | None:
+        """What one of TorchRec's pipelines has put in its place to send ids, an object of its own; None if none has."""
+
+    def send_nothing(self, ctx: BatchContext) -> Any:
+        """Take part in an exchange without ids; ``ctx.says`` tells the other ranks why."""
 
 
 class _Call(NamedTuple):
@@ -34,7 +48,7 @@ class _Call(NamedTuple):
     sharding_contexts: list[DistContext]  # they hold the marks, whether anybody keeps the batch or not
     turn: object  # the calls of one batch are started in one turn, before any of them is run
 
-    def is_from(self, of: BatchSteps) -> bool:
+    def is_from(self, of: Sender) -> bool:
         """Whether it is a call of this collection that the pipeline of now may still run. A pipeline's first batch is
         started before the pipeline takes its place.
         """
@@ -65,7 +79,7 @@ class CallsUnderWay:
         self._turn = object()
         self._sent: Any = None  # what the others may still be receiving
 
-    def refuse(self, of: BatchSteps) -> None:
+    def refuse(self, of: Sender) -> None:
         """Call this before a batch is started.
 
         Raises:
@@ -75,12 +89,12 @@ class CallsUnderWay:
             if call.is_from(of) and marks.any_of(call.marks, marks.ENDED):
                 raise _ended(call, of)
 
-    def start(self, of: BatchSteps, ctx: BatchContext) -> None:
+    def start(self, of: Sender, ctx: BatchContext) -> None:
         """Note that a batch was started."""
         call = _Call(weakref.ref(of), of.pipeline, weakref.ref(ctx), ctx.number, ctx.sharding_contexts, self._turn)
         self._started.append(call)
 
-    def run(self, of: BatchSteps, ctx: BatchContext) -> None:
+    def run(self, of: Sender, ctx: BatchContext) -> None:
         """Call this before a started batch is run. Collective if no batch of this collection follows it.
 
         Raises:
@@ -117,7 +131,7 @@ class CallsUnderWay:
             _log.warning("%s", marks.data_ended(ended, after=f" after {last[0].number} batches"))
 
 
-def _ended(call: _Call, of: BatchSteps) -> OutOfStepError:
+def _ended(call: _Call, of: Sender) -> OutOfStepError:
     ranks = marks.ranks_with(call.marks, marks.ENDED)
     return marks.data_ended(ranks, of.collection, f" after {call.number - 1} batches")
 
