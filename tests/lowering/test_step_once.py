@@ -91,6 +91,10 @@ def assert_same(plain: nn.Module, converted: nn.Module) -> None:
 def check(optimizer: str, step: Step, *, build: Any = collection, backend: str = "auto", steps: int = 4) -> None:
     plain, converted = pair(optimizer, build, backend)
     assert_fused(converted)
+    step_both(plain, converted, step, steps)
+
+
+def step_both(plain: nn.Module, converted: nn.Module, step: Step, steps: int = 3) -> None:
     for number in range(steps):
         step(plain, number)
         step(converted, number)
@@ -191,13 +195,6 @@ if os.environ.get("TRITON_INTERPRET") == "1":  # tests/ascend runs this file so
 @pytest.mark.parametrize("optimizer", ["sgd", "adagrad", "rowwise_adagrad"])
 def test_every_backend_sums_what_all_calls_give(optimizer: str, backend: str) -> None:
     check(optimizer, twice, backend=backend)
-
-
-def plain_copy(plain: nn.Module, optimizer: str) -> nn.Module:
-    model = collection()
-    model.load_state_dict(plain.state_dict())
-    attach(model, optimizer)
-    return model
 
 
 @pytest.mark.parametrize("optimizer", ["adagrad", "rowwise_adagrad", "adam"])
@@ -461,11 +458,7 @@ def test_compiled_autograd_joins_what_else_reads_a_weight() -> None:
 def test_copies_join_what_else_reads_a_weight(readers: tuple[str, ...]) -> None:
     """Copying a parameter loses the optimizer that torch has attached; the copied collection keeps its form of it."""
     plain, converted = pair("adagrad", tied(*readers))
-    copied = copy.deepcopy(converted)
-    for number in range(3):
-        lookups_and_readers_in_turn(plain, number)
-        lookups_and_readers_in_turn(copied, number)
-        assert_same(plain, copied)
+    step_both(plain, copy.deepcopy(converted), lookups_and_readers_in_turn)
 
 
 @pytest.mark.parametrize("readers", READERS[:3], ids="-".join)
@@ -512,10 +505,7 @@ def test_a_failed_backward_leaves_no_step_of_a_tied_weight_behind() -> None:
         with pytest.raises(Stop):
             loss(hidden @ whole.weight.T).backward()
         model.zero_grad()
-    for number in range(3):
-        one_step(plain, number)
-        one_step(converted, number)
-        assert_same(plain, converted)
+    step_both(plain, converted, one_step)
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
@@ -541,7 +531,8 @@ def test_steps_of_shared_weights_are_counted_once() -> None:
 
 def test_raw_ids_that_come_in_two_calls() -> None:
     plain, _ = pair("adagrad", collection)
-    model = plain_copy(plain, "adagrad")
+    model = collection()
+    attach(model, "adagrad")
     converted = recfx.convert(model, hashing=recfx.HashConfig(dense_rows=0))
     with torch.no_grad():
         converted.train()(batch(3, 0))

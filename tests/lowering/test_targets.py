@@ -6,6 +6,7 @@ import gc
 import itertools
 import os
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -54,6 +55,16 @@ def tables(pooling: str) -> tuple[TableSpec, ...]:
 
 def weights(dtype: torch.dtype) -> list[torch.Tensor]:
     return [nn.Parameter(torch.randn(rows, dim).to(dtype)) for rows, dim in zip(ROWS, DIMS, strict=True)]
+
+
+def fused(kind: str, **settings: Any) -> list[FusedOptimizer]:
+    """An optimizer for each table."""
+    return [FusedOptimizer(RULE[kind], {**SETTINGS[kind], **settings}) for _ in ROWS]
+
+
+def sums(on: list[torch.Tensor], optimizers: Any = (None, None, None)) -> LookupSpec:
+    """A lookup that adds the rows of these tables."""
+    return LookupSpec(tables("SUM"), "SUM", False, on, list(optimizers))
 
 
 def batch(batch_size: int, longest: int, weighted: bool) -> LookupBatch:
@@ -139,8 +150,7 @@ def test_three_fused_steps_are_the_dense_rule_on_touched_rows(
 ) -> None:
     ours = weights(torch.float32)
     theirs = [nn.Parameter(weight.detach().clone()) for weight in ours]
-    optimizers = [FusedOptimizer(RULE[kind], dict(SETTINGS[kind])) for _ in ours]
-    spec = LookupSpec(tables(pooling), pooling, weighted, ours, optimizers)
+    spec = LookupSpec(tables(pooling), pooling, weighted, ours, fused(kind))
     assert TARGETS[target].decline(spec) is None
     kernel = TARGETS[target].build(spec)
     dense = [DENSE[kind]([weight], **SETTINGS[kind]) for weight in theirs]
@@ -170,9 +180,8 @@ def test_three_fused_steps_are_the_dense_rule_on_touched_rows(
 def test_learning_rates_that_come_apart_are_each_followed(target: str) -> None:
     ours = weights(torch.float32)
     before = [weight.detach().clone() for weight in ours]
-    optimizers = [FusedOptimizer(RULE["sgd"], {"lr": 0.1}) for _ in ours]
-    kernel = TARGETS[target].build(LookupSpec(tables("SUM"), "SUM", False, ours, optimizers))
-    data = batch(6, 4, False)
+    optimizers = fused("sgd")
+    kernel, data = TARGETS[target].build(sums(ours, optimizers)), batch(6, 4, False)
     optimizers[1].group["lr"] = 0.0
     optimizers[2].group["lr"] = 0.2
     kernel(ours, data).sum().backward()
@@ -189,9 +198,8 @@ def test_a_frozen_table_does_not_move(target: str, kind: str | None) -> None:
     ours = weights(torch.float32)
     ours[1].requires_grad_(False)
     before = [weight.detach().clone() for weight in ours]
-    optimizers = [None if kind is None else FusedOptimizer(RULE[kind], dict(SETTINGS[kind])) for _ in ours]
-    kernel = TARGETS[target].build(LookupSpec(tables("SUM"), "SUM", False, ours, optimizers))
-    kernel(ours, batch(6, 4, False)).sum().backward()
+    spec = sums(ours) if kind is None else sums(ours, fused(kind))
+    TARGETS[target].build(spec)(ours, batch(6, 4, False)).sum().backward()
     assert ours[1].grad is None
     assert torch.equal(ours[1], before[1])
     moved = ours[0].grad is not None if kind is None else not torch.equal(ours[0], before[0])
@@ -245,9 +253,7 @@ def test_repeated_runs_give_identical_bits(target: str) -> None:
     runs = []
     for _ in range(2):
         ours = [nn.Parameter(weight.detach().clone()) for weight in start]
-        optimizers = [FusedOptimizer(RULE["adagrad"], {"lr": 0.1, "eps": 1e-8}) for _ in ours]
-        spec = LookupSpec(tables("SUM"), "SUM", False, ours, optimizers)
-        output = TARGETS[target].build(spec)(ours, data)
+        output = TARGETS[target].build(sums(ours, fused("adagrad", eps=1e-8)))(ours, data)
         output.backward(torch.linspace(-1, 1, output.numel()).view(output.shape))
         runs.append([output.detach(), *(weight.detach() for weight in ours)])
     for one, other in zip(*runs, strict=True):
@@ -293,7 +299,7 @@ def _python_calls_of_a_step(kind: str, number: int) -> int:
 
 def test_the_tables_live_until_the_backward_has_run() -> None:
     ours = weights(torch.float32)
-    kernel = fbgemm.build(LookupSpec(tables("SUM"), "SUM", False, ours, [None] * 3))
+    kernel = fbgemm.build(sums(ours))
     output = kernel(ours, batch(6, 4, False))
     copies = [weight.detach().clone() for weight in ours]
     del ours, kernel
@@ -305,37 +311,27 @@ def test_the_tables_live_until_the_backward_has_run() -> None:
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (lambda spec: [w.to(torch.bfloat16) for w in spec.weights], "dtype"),
-        (lambda spec: [w.to("meta") for w in spec.weights], "device"),
-        (lambda spec: [w.t().contiguous().t() for w in spec.weights], "not_contiguous"),
+        (lambda on: sums([weight.to(torch.bfloat16) for weight in on]), "dtype"),
+        (lambda on: sums([weight.to("meta") for weight in on]), "device"),
+        (lambda on: sums([weight.t().contiguous().t() for weight in on]), "not_contiguous"),
+        (lambda on: sums(on, fused("adam")), "optimizer"),
+        (lambda on: sums(on, fused("sgd", weight_decay=0.1)), "weight_decay"),
     ],
 )
-def test_fbgemm_declines_what_it_cannot_read(change: object, reason: str) -> None:
-    spec = LookupSpec(tables("SUM"), "SUM", False, weights(torch.float32), [None] * 3)
-    declined = TARGETS["fbgemm"].decline(LookupSpec(spec.tables, "SUM", False, change(spec), [None] * 3))  # type: ignore[operator]
+def test_fbgemm_declines_what_it_cannot_read_or_step(
+    change: Callable[[list[torch.Tensor]], LookupSpec], reason: str
+) -> None:
+    declined = TARGETS["fbgemm"].decline(change(weights(torch.float32)))
     assert declined is not None
     assert (declined.by, declined.code) == ("fbgemm", reason)
-
-
-def test_fbgemm_declines_optimizers_that_it_has_not() -> None:
-    for optimizer, reason in (
-        (FusedOptimizer(RULE["adam"], dict(SETTINGS["adam"])), "optimizer"),
-        (FusedOptimizer(RULE["sgd"], {"lr": 0.1, "weight_decay": 0.1}), "weight_decay"),
-    ):
-        declined = TARGETS["fbgemm"].decline(
-            LookupSpec(tables("SUM"), "SUM", False, weights(torch.float32), [optimizer] * 3)
-        )
-        assert declined is not None
-        assert declined.code == reason
 
 
 @pytest.mark.parametrize("target", ["cpu", "fbgemm"])
 def test_a_state_that_is_replaced_between_steps_is_followed(target: str) -> None:
     """``load_state_dict`` of an optimizer puts other tensors in place of those that the kernel has addressed."""
     ours = weights(torch.float32)
-    optimizers = [FusedOptimizer(RULE["rowwise_adagrad"], dict(SETTINGS["rowwise_adagrad"])) for _ in ours]
-    kernel = TARGETS[target].build(LookupSpec(tables("SUM"), "SUM", False, ours, optimizers))
-    data = batch(6, 4, False)
+    optimizers = fused("rowwise_adagrad")
+    kernel, data = TARGETS[target].build(sums(ours, optimizers)), batch(6, 4, False)
     kernel(ours, data).sum().backward()
     old = [optimizer.state["sum"] for optimizer in optimizers]
     kept = [state.clone() for state in old]
@@ -353,12 +349,11 @@ def test_a_state_that_is_replaced_between_steps_is_followed(target: str) -> None
 def test_settings_and_states_as_files_give_them_are_made_ready_for_the_kernel() -> None:
     """Lists for tuples, another dtype, and a state without its number of steps; all between two steps."""
     ours = weights(torch.float32)
-    optimizers = [FusedOptimizer(RULE["adam"], dict(SETTINGS["adam"])) for _ in ours]
     theirs = [nn.Parameter(weight.detach().clone()) for weight in ours]
-    kernel, data = cpu.build(LookupSpec(tables("SUM"), "SUM", False, ours, optimizers)), batch(6, 4, False)
-    plain = [FusedOptimizer(RULE["adam"], dict(SETTINGS["adam"])) for _ in ours]
-    other = reference.build(LookupSpec(tables("SUM"), "SUM", False, theirs, plain))
-    for of_kernel, of_tables, on in ((kernel, ours, optimizers), (other, theirs, plain)):
+    data = batch(6, 4, False)
+    for target, of_tables in ((cpu, ours), (reference, theirs)):
+        on = fused("adam")
+        of_kernel = target.build(sums(of_tables, on))
         of_kernel(of_tables, data).sum().backward()
         for optimizer in on:
             del optimizer.state["step"]
@@ -373,10 +368,10 @@ def test_settings_and_states_as_files_give_them_are_made_ready_for_the_kernel() 
 
 def test_a_table_that_is_no_longer_frozen_gets_a_state_that_the_kernel_can_read() -> None:
     ours = weights(torch.bfloat16)
-    optimizers = [FusedOptimizer(RULE["adagrad"], dict(SETTINGS["adagrad"])) for _ in ours]
+    optimizers = fused("adagrad")
     optimizers[1].state["sum"] = torch.zeros(ROWS[1], DIMS[1], dtype=torch.bfloat16)  # as torch.optim keeps it
     ours[1].requires_grad_(False)
-    kernel, data = cpu.build(LookupSpec(tables("SUM"), "SUM", False, ours, optimizers)), batch(6, 4, False)
+    kernel, data = cpu.build(sums(ours, optimizers)), batch(6, 4, False)
     kernel(ours, data).sum().backward()
     before = ours[1].detach().clone()
     ours[1].requires_grad_(True)
@@ -387,9 +382,8 @@ def test_a_table_that_is_no_longer_frozen_gets_a_state_that_the_kernel_can_read(
 
 
 def test_an_error_of_the_kernel_leaves_weights_states_and_steps() -> None:
-    ours = weights(torch.float32)
-    optimizers = [FusedOptimizer(RULE["adagrad"], dict(SETTINGS["adagrad"])) for _ in ours]
-    kernel, data = cpu.build(LookupSpec(tables("SUM"), "SUM", False, ours, optimizers)), batch(6, 4, False)
+    ours, optimizers = weights(torch.float32), fused("adagrad")
+    kernel, data = cpu.build(sums(ours, optimizers)), batch(6, 4, False)
     kernel(ours, data).sum().backward()
     before = [weight.detach().clone() for weight in ours]
     output = kernel(ours, data).sum()
@@ -401,9 +395,8 @@ def test_an_error_of_the_kernel_leaves_weights_states_and_steps() -> None:
 
 
 def test_weight_decay_that_is_switched_on_later_is_an_error() -> None:
-    ours = weights(torch.float32)
-    optimizers = [FusedOptimizer(RULE["sgd"], {"lr": 0.1, "weight_decay": 0}) for _ in ours]
-    output = fbgemm.build(LookupSpec(tables("SUM"), "SUM", False, ours, optimizers))(ours, batch(6, 4, False))
+    ours, optimizers = weights(torch.float32), fused("sgd", weight_decay=0)
+    output = fbgemm.build(sums(ours, optimizers))(ours, batch(6, 4, False))
     optimizers[1].group["weight_decay"] = 0.1
     before = [weight.detach().clone() for weight in ours]
     with pytest.raises(ConversionError, match="weight_decay") as caught:

@@ -44,6 +44,11 @@ def spec(dims: tuple[int, ...] = (4, 8), dtype: torch.dtype = torch.float32, **c
     return replace(LookupSpec(tables, "SUM", False, weights, [None] * len(dims)), **changes)
 
 
+def with_second(weight: torch.Tensor) -> LookupSpec:
+    """The lookup with another second table."""
+    return spec(weights=[torch.zeros(10, 4), weight])
+
+
 @pytest.fixture
 def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if Triton were there, as an interpreter."""
@@ -79,23 +84,11 @@ def declined(wanted: LookupSpec) -> tuple[str, str]:
     ("wanted", "code", "said"),
     [
         (lambda: spec(dtype=torch.float64), "dtype", "not of torch.float64"),
-        (
-            lambda: replace(spec(), weights=[torch.zeros(10, 4), torch.zeros(10, 8).half()]),
-            "dtype",
-            "not of torch.float16, torch.float32",
-        ),
+        (lambda: with_second(torch.zeros(10, 8).half()), "dtype", "not of torch.float16, torch.float32"),
         (lambda: replace(spec(), weights=[torch.zeros(4, 10).t(), torch.zeros(10, 8)]), "not_contiguous", "rows"),
         (lambda: spec((4, 1025)), "too_many_columns", "up to 1024 columns, table 't1' has 1025"),
-        (
-            lambda: spec(optimizers=[FusedOptimizer(LAMB, {"lr": 0.1})] * 2),
-            "optimizer",
-            "no step of lamb in Triton",
-        ),
-        (
-            lambda: replace(spec(), weights=[torch.zeros(10, 4), torch.zeros(10, 8, device="meta")]),
-            "device",
-            "cpu/meta",
-        ),
+        (lambda: spec(optimizers=[FusedOptimizer(LAMB, {"lr": 0.1})] * 2), "optimizer", "no step of lamb in Triton"),
+        (lambda: with_second(torch.zeros(10, 8, device="meta")), "device", "cpu/meta"),
     ],
 )
 def test_what_no_kernel_serves(wanted: Callable[[], LookupSpec], code: str, said: str) -> None:
@@ -105,32 +98,40 @@ def test_what_no_kernel_serves(wanted: Callable[[], LookupSpec], code: str, said
     assert said in message
 
 
-def test_without_triton(monkeypatch: pytest.MonkeyPatch) -> None:
+def not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    assert declined(spec()) == ("no_triton", "Triton is not installed: pip install triton.")
 
 
-def test_a_triton_that_cannot_be_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+def cannot_be_imported(monkeypatch: pytest.MonkeyPatch) -> None:
     stand_in_for_triton(monkeypatch, zeros=object())
     monkeypatch.setitem(sys.modules, "triton.backends", None)
-    code, message = declined(spec())
-    assert code == "no_triton"
-    assert "installed, but it cannot be imported (ModuleNotFoundError: " in message
 
 
-def test_an_interpreter_that_was_asked_for_too_late(monkeypatch: pytest.MonkeyPatch) -> None:
+def interpreter_was_asked_for_too_late(monkeypatch: pytest.MonkeyPatch) -> None:
     stand_in_for_triton(monkeypatch, zeros=JITFunction())
-    code, message = declined(spec())
-    assert code == "no_triton"
-    assert "set it before the process starts" in message
 
 
-def test_on_the_cpu_there_is_only_the_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
+def only_the_interpreter_is_for_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+
+
+@pytest.mark.parametrize(
+    ("without", "words"),
+    [
+        (not_installed, "Triton is not installed: pip install triton."),
+        (cannot_be_imported, "installed, but it cannot be imported (ModuleNotFoundError: "),
+        (interpreter_was_asked_for_too_late, "set it before the process starts"),
+        (only_the_interpreter_is_for_the_cpu, "TRITON_INTERPRET=1"),
+    ],
+)
+def test_without_triton(
+    without: Callable[[pytest.MonkeyPatch], None], words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    without(monkeypatch)
     code, message = declined(spec())
     assert code == "no_triton"
-    assert "TRITON_INTERPRET=1" in message
+    assert words in message
 
 
 @pytest.mark.parametrize("backend", ["triton", "npu"])

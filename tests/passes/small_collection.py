@@ -21,20 +21,21 @@ ADOPTED = HashConfig(dense_rows=8)
 INDEXED = HashConfig(dense_rows=0)
 
 
+def table(name: str, hashing: HashConfig, *features: str, mean: bool = False) -> EmbeddingBagConfig:
+    """A table of 8 rows, whose only feature has its name unless others are given."""
+    return HashEmbeddingBagConfig(
+        name=name,
+        num_embeddings=8,
+        embedding_dim=4,
+        feature_names=list(features or [name]),
+        pooling=PoolingType.MEAN if mean else PoolingType.SUM,
+        hashing=hashing,
+    )
+
+
 def collection(first: HashConfig, second: HashConfig) -> HashEmbeddingBagCollection:
-    """Table ``users`` (MEAN, two features) and table ``ads`` (SUM), 8 rows each."""
-    tables: list[EmbeddingBagConfig] = [
-        HashEmbeddingBagConfig(
-            name="users",
-            num_embeddings=8,
-            embedding_dim=4,
-            feature_names=["user", "friend"],
-            pooling=PoolingType.MEAN,
-            hashing=first,
-        ),
-        HashEmbeddingBagConfig(name="ads", num_embeddings=8, embedding_dim=4, feature_names=["ad"], hashing=second),
-    ]
-    return HashEmbeddingBagCollection(tables)
+    """Table ``users`` (MEAN, two features) and table ``ads`` (SUM)."""
+    return HashEmbeddingBagCollection([table("users", first, "user", "friend", mean=True), table("ads", second, "ad")])
 
 
 def until(name: str) -> list[Rewrite]:

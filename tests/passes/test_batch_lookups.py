@@ -3,16 +3,10 @@
 from __future__ import annotations
 
 import torch
-from torchrec import EmbeddingBagConfig, KeyedJaggedTensor, PoolingType
+from torchrec import KeyedJaggedTensor
 
-from recfx import HashConfig, HashEmbeddingBagCollection, HashEmbeddingBagConfig
-from tests.passes.small_collection import ADOPTED, INDEXED, after, collection
-
-
-def table(name: str, pooling: PoolingType, hashing: HashConfig) -> EmbeddingBagConfig:
-    return HashEmbeddingBagConfig(
-        name=name, num_embeddings=8, embedding_dim=4, feature_names=[name], pooling=pooling, hashing=hashing
-    )
+from recfx import HashEmbeddingBagCollection
+from tests.passes.small_collection import ADOPTED, INDEXED, after, collection, table
 
 
 def test_hashed_tables_share_one_lookup() -> None:
@@ -38,13 +32,7 @@ def test_tables_with_different_pooling_do_not() -> None:
 
 
 def test_columns_keep_the_standard_order_when_groups_are_not_adjacent() -> None:
-    converted = HashEmbeddingBagCollection(
-        [
-            table("a", PoolingType.SUM, ADOPTED),
-            table("b", PoolingType.MEAN, ADOPTED),
-            table("c", PoolingType.SUM, ADOPTED),
-        ]
-    )
+    converted = HashEmbeddingBagCollection([table(name, ADOPTED, mean=name == "b") for name in "abc"])
     _, text, _, _ = after("batch_lookups", converted)
     assert [line.partition("{tables=[")[2].partition("]")[0] for line in text.splitlines() if "= lookup(" in line] == [
         "a, c",
@@ -60,10 +48,7 @@ def test_columns_keep_the_standard_order_when_groups_are_not_adjacent() -> None:
 
 
 def test_one_division_serves_all_tables_of_a_lookup() -> None:
-    tables = [
-        table(name, pooling, INDEXED)
-        for name, pooling in (("users", PoolingType.MEAN), ("ads", PoolingType.SUM), ("shops", PoolingType.MEAN))
-    ]
+    tables = [table(name, INDEXED, mean=name != "ads") for name in ("users", "ads", "shops")]
     _, text, modified, declined = after("batch_lookups", HashEmbeddingBagCollection(tables))
     assert text.count("= lookup(") == 1
     assert "{divided=[users, shops]}" in text

@@ -1,3 +1,5 @@
+import pytest
+
 from recfx import HashConfig, HashEmbeddingBagCollection
 from recfx.ir.tables import IdRange
 from tests.passes.small_collection import ADOPTED, INDEXED, after, collection, node, rewritten
@@ -37,19 +39,15 @@ def test_tables_without_a_proof_stay_hashed() -> None:
     assert "mean_divide" not in text
 
 
-def test_a_range_beyond_dense_rows_is_no_proof() -> None:
-    _, _, modified, declined = after("elide_hash", proven(INDEXED, INDEXED, 0, 1))
-    assert (modified, declined) == (False, ["has_index", "has_index"])
-
-
 def test_what_is_declined_says_by_whom_and_where() -> None:
     (declined,) = rewritten(collection(INDEXED, ADOPTED), "elide_hash").records[-1].declined
     assert (declined.by, declined.node, declined.path) == ("elide_hash", "ebc_hash_ids", "")
     assert "'users'" in declined.message
 
 
-def test_nothing_to_elide() -> None:
-    _, text, modified, declined = after("elide_hash", collection(INDEXED, INDEXED))
+@pytest.mark.parametrize("proofs", [(), (0, 1)], ids=["no_proof", "a_range_beyond_dense_rows"])
+def test_nothing_to_elide(proofs: tuple[int, ...]) -> None:
+    _, text, modified, declined = after("elide_hash", proven(INDEXED, INDEXED, *proofs))
     assert not modified
     assert declined == ["has_index", "has_index"]
     assert "hash_ids" in text

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
-from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
+from torchrec import KeyedJaggedTensor
 
 import recfx
-from recfx import HashConfig, HashEmbeddingBagCollection, HashEmbeddingBagConfig
+from recfx import HashConfig, HashEmbeddingBagCollection
 from recfx.ir import format_graph
 from recfx.passes import passes
 from recfx.passes.fuse_hash_lookup import fuse_hash_lookup
 from recfx.runtime import HashIds, HashLookup
 from tests.builders.optimizers import attach
-from tests.passes.small_collection import ADOPTED, INDEXED, after, collection, lowered, node, rewritten
+from tests.passes.small_collection import ADOPTED, INDEXED, after, collection, lowered, node, rewritten, table
 
 EVICTING = HashConfig(dense_rows=0, on_full="evict")
 
@@ -39,9 +38,7 @@ return ebc_keyed_tensor"""  # noqa: E501
 
 
 def test_an_adopted_table_beside_a_hashed_one_is_fused_with_it() -> None:
-    table = EmbeddingBagConfig(name="a", num_embeddings=8, embedding_dim=4, feature_names=["f"])
-    plain = EmbeddingBagCollection([table, replace(table, name="b", feature_names=["g"])])
-    converted: Any = recfx.convert(plain, hashing={"a": HashConfig(dense_rows=0), "b": HashConfig()})
+    converted = HashEmbeddingBagCollection([table("a", INDEXED), table("b", ADOPTED)])
     assert "hash_lookup(ebc_select_features) {hashed=[a], operators=cpu, tables=[a, b]," in format_graph(
         converted.graph_module
     )
@@ -103,17 +100,8 @@ def two_forms(on_full: str = "error", **config: Any) -> tuple[Any, Any]:
     made = []
     for _ in range(2):
         torch.manual_seed(0)
-        tables: list[EmbeddingBagConfig] = [
-            HashEmbeddingBagConfig(
-                name=name,
-                num_embeddings=8,
-                embedding_dim=4,
-                feature_names=[name],
-                hashing=HashConfig(dense_rows=0, on_full=on_full, **config),  # type: ignore[arg-type]
-            )
-            for name in ("a", "b")
-        ]
-        converted = HashEmbeddingBagCollection(tables)
+        hashing = HashConfig(dense_rows=0, on_full=on_full, **config)  # type: ignore[arg-type]
+        converted = HashEmbeddingBagCollection([table(name, hashing) for name in "ab"])
         attach(converted, torch.optim.Adagrad)
         converted.fused_optimizers()  # takes them over, and compiles
         made.append(converted)

@@ -1,8 +1,5 @@
-from torchrec import EmbeddingBagConfig, PoolingType
-
-from recfx import HashConfig, HashEmbeddingBagConfig
-from recfx.collections.pooled import HashEmbeddingBagCollection
-from tests.passes.small_collection import ADOPTED, INDEXED, after, collection, node, rewritten
+from recfx import HashEmbeddingBagCollection
+from tests.passes.small_collection import ADOPTED, INDEXED, after, collection, node, rewritten, table
 
 
 def test_ids_are_hashed_before_any_lookup_and_mean_is_divided_after() -> None:
@@ -31,18 +28,7 @@ def test_the_lookup_of_a_hashed_mean_table_runs_as_sum() -> None:
 
 def test_tables_without_an_index_are_not_hashed() -> None:
     """Their ids are rows, whose range has been checked: a MEAN of theirs stays a MEAN, beside a hashed one."""
-
-    def mean(name: str, hashing: HashConfig) -> EmbeddingBagConfig:
-        return HashEmbeddingBagConfig(
-            name=name,
-            num_embeddings=8,
-            embedding_dim=4,
-            feature_names=[name],
-            pooling=PoolingType.MEAN,
-            hashing=hashing,
-        )
-
-    tables = [mean("a", INDEXED), mean("b", ADOPTED), mean("c", INDEXED), mean("d", ADOPTED)]
+    tables = [table(name, INDEXED if name in "ac" else ADOPTED, mean=True) for name in "abcd"]
     _, text, modified, declined = after("insert_hash", HashEmbeddingBagCollection(tables))
     assert (modified, declined) == (True, [])
     assert (
@@ -64,7 +50,7 @@ return ebc_keyed_tensor"""
 
 
 def test_static_tables_are_declined_by_name() -> None:
-    converted: HashEmbeddingBagCollection = collection(HashConfig(dense_rows=8), HashConfig(dense_rows=8))
+    converted = collection(ADOPTED, ADOPTED)
     object.__setattr__(converted.tables[1], "hashing", None)
     (declined,) = rewritten(converted, "insert_hash").records[-1].declined
     assert (declined.by, declined.code, declined.node) == ("insert_hash", "static_table", "ebc_select_features")

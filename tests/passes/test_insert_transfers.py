@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import pytest
 
-from recfx import HashConfig, HashEmbeddingBagCollection, HashEmbeddingBagConfig
-from tests.passes.small_collection import ADOPTED, INDEXED, after, collection
+from recfx import HashConfig, HashEmbeddingBagCollection
+from tests.passes.small_collection import ADOPTED, INDEXED, after, collection, table
 
 
 @pytest.mark.parametrize("hashing", [(INDEXED, INDEXED), (ADOPTED, INDEXED), (ADOPTED, ADOPTED)])
@@ -20,7 +20,7 @@ def test_tables_on_the_host(hashing: tuple[HashConfig, HashConfig]) -> None:
 
 
 def test_tables_without_data() -> None:
-    config = HashEmbeddingBagConfig(name="t", num_embeddings=8, embedding_dim=4, feature_names=["f"], hashing=INDEXED)
-    _, text, modified, _ = after("insert_transfers", HashEmbeddingBagCollection([config], device="meta"))
+    converted = HashEmbeddingBagCollection([table("t", INDEXED)], device="meta")
+    _, text, modified, _ = after("insert_transfers", converted)
     assert not modified
     assert "to_host" not in text

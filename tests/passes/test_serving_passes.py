@@ -6,9 +6,8 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
-from torchrec import EmbeddingBagConfig, PoolingType
 
-from recfx import HashConfig, HashEmbeddingBagCollection, HashEmbeddingBagConfig
+from recfx import HashConfig, HashEmbeddingBagCollection
 from recfx.errors import Diagnostic
 from recfx.ir.context import Served
 from recfx.ir.facts import LookupFacts
@@ -17,7 +16,7 @@ from recfx.ir.printer import format_graph, parse_graph
 from recfx.ir.snapshot import Rewriting
 from recfx.passes import export_passes, passes, serving_passes
 from recfx.passes.base import run_passes
-from tests.passes.small_collection import ADOPTED, INDEXED, collection
+from tests.passes.small_collection import ADOPTED, INDEXED, collection, table
 
 EVICTS = HashConfig(dense_rows=0, on_full="evict")
 
@@ -76,17 +75,7 @@ ebc_keyed_tensor = keyed_tensor(ebc_mean_divide)"""
 
 
 def test_a_mean_of_hashed_tables_alone_is_a_mean_again() -> None:
-    tables: list[EmbeddingBagConfig] = [
-        HashEmbeddingBagConfig(
-            name=name,
-            num_embeddings=8,
-            embedding_dim=4,
-            feature_names=[name],
-            pooling=PoolingType.MEAN,
-            hashing=INDEXED,
-        )
-        for name in ("t0", "t1")
-    ]
+    tables = [table(name, INDEXED, mean=True) for name in ("t0", "t1")]
     before = HashEmbeddingBagCollection(tables).unexpanded_graph()
     made = run_passes(OperatorGraph(before.graph, replace(before.context, targets=Files())), export_passes())
     assert "combine=SUM" in format_graph(made.graph)

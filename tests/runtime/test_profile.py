@@ -37,24 +37,19 @@ def test_profiler_ranges_are_node_names() -> None:
     assert names <= {event.key for event in profiled.key_averages()}
 
 
-@pytest.mark.parametrize("backend", ["cpu", "reference"])
-def test_the_backward_and_the_step_have_the_node_s_name(backend: str) -> None:
+@pytest.mark.parametrize(("backend", "is_fused"), [("cpu", True), ("reference", True), ("cpu", False)])
+def test_the_backward_and_the_step_have_the_node_s_name(backend: str, is_fused: bool) -> None:
+    """A lookup without an optimizer has a backward alone."""
     model = Model()
-    attach(model, torch.optim.SGD, lr=0.1)
+    if is_fused:
+        attach(model, torch.optim.SGD, lr=0.1)
     converted = recfx.convert(model, backend=backend)
     with profile(activities=[ProfilerActivity.CPU]) as profiled:
         for _ in range(2):
             converted(one_bag(1, 2)).sum().backward()
     counts = {event.key: event.count for event in profiled.key_averages() if event.key.startswith("sparse_ebc_lookup")}
-    assert counts == {"sparse_ebc_lookup": 2, "sparse_ebc_lookup (backward)": 2, "sparse_ebc_lookup (step)": 2}
-
-
-def test_a_lookup_without_an_optimizer_has_a_backward_alone() -> None:
-    converted = recfx.convert(Model(), backend="cpu")
-    with profile(activities=[ProfilerActivity.CPU]) as profiled:
-        converted(one_bag(1, 2)).sum().backward()
-    found = {event.key for event in profiled.key_averages() if event.key.startswith("sparse_ebc_lookup")}
-    assert found == {"sparse_ebc_lookup", "sparse_ebc_lookup (backward)"}
+    ranges = ["", " (backward)", *([" (step)"] if is_fused else [])]
+    assert counts == {f"sparse_ebc_lookup{each}": 2 for each in ranges}
 
 
 def test_there_are_no_ranges_without_a_profiler(monkeypatch: pytest.MonkeyPatch) -> None:
