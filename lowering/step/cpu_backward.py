@@ -81,8 +81,9 @@ class CpuBackward:
 
     def _step(self, batch: TrainedBatch, grad_output: torch.Tensor, trained: list[bool]) -> None:
         # Looked up anew in every step, because any state may be replaced between steps, as by a checkpoint.
-        held = [optimizer.state for optimizer in self.optimizers]
-        counts = self._counts.of(held)
+        has_state = self.rule.states or self.rule.counts_steps
+        held = [optimizer.state for optimizer in self.optimizers] if has_state else []
+        counts = self._counts.of(held) if self.rule.counts_steps else None
         if self.rule.counts_steps and (counts is None or trained != self._trained):
             self._prepare(batch.weights, trained)
             held = [optimizer.state for optimizer in self.optimizers]
