@@ -48,7 +48,6 @@ class LookupSpec:
 
     @cached_property
     def facts(self) -> LookupFacts:
-        """What kernels are chosen by: the lookup as data."""
         tables = tuple(map(facts_of_table, self.weights, self.optimizers))
         return LookupFacts(self.tables, self.combine, self.is_weighted, tables)
 
@@ -185,7 +184,6 @@ class Backend:
         )
 
     def build(self, spec: LookupSpec) -> LookupKernel:
-        """The kernel for ``spec``."""
         kernel: LookupKernel = self._target.build(spec)
         return kernel
 

@@ -24,7 +24,6 @@ class TargetsHere:
         return Served(chosen.name, declined, chosen.serves_finding(lookup))
 
     def may_name(self, backend: str) -> bool:
-        """See ``Targets``. Lowering raises an error for one that does not serve the lookup."""
         return True
 
     def find_rows(self, device: str) -> Served:
@@ -58,7 +57,6 @@ class PlannedTargets:
         return select_planned(lookup, self.backend, self.chip)
 
     def may_name(self, backend: str) -> bool:
-        """See ``Targets``. Lowering raises an error for one that does not serve the lookup."""
         return True
 
     def find_rows(self, device: str) -> Served:

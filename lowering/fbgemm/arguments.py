@@ -104,7 +104,6 @@ class Layout:
         self._last: tuple[tuple[int, ...], torch.Tensor] | None = None
 
     def part(self, table: int) -> Part:
-        """The arguments for one table alone."""
         if table not in self._parts:
             first_feature, first_column = self._first_features[table], self._first_columns[table]
             self._parts[table] = Part(self.tables, range(table, table + 1), first_feature, first_column)

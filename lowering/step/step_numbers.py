@@ -32,7 +32,6 @@ class StepCounts:
         return self._counts if self._are_views([state.get(STEP) for state in held]) else None
 
     def count(self, trained: list[bool]) -> None:
-        """Count a step of the trained tables."""
         counts = self.shared()
         if counts is not None:
             counts.add_(torch.tensor(trained, dtype=torch.float32, device="cpu"))

@@ -103,7 +103,6 @@ class TritonBackward:
                     self.optimizers[table].state[STEP] += 1
 
     def _numbers(self, table: int) -> StepNumbers:
-        """The numbers of the next step of one table."""
         optimizer, step = self.optimizers[table], 0.0
         if optimizer.rule.counts_steps:
             step = float(optimizer.state[STEP]) + 1

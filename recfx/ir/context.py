@@ -47,7 +47,6 @@ class CollectionContext:
 
     @cached_property
     def device(self) -> str:
-        """The type of the device of its tables."""
         return next((each.device for each in self.facts.values()), "")
 
     @property
@@ -57,7 +56,6 @@ class CollectionContext:
 
     @property
     def index_device(self) -> str:
-        """The type of the device of its indexes."""
         return "cpu" if self.copies_ids else self.device
 
     @cached_property
@@ -86,18 +84,15 @@ class CollectionContext:
         return tuple([known[name] for name in names])
 
     def by_name(self, local: bool) -> Mapping[str, TableSpec]:
-        """The shards of this rank, or the whole tables, by name."""
         return self._local_by_name if local else self._by_name
 
     def facts_of(self, table: TableSpec) -> TableFacts:
-        """The facts of a table, or of a shard of it."""
         facts = self.facts[table.table_name]
         if (facts.rows, facts.embedding_dim) == (table.num_embeddings, table.embedding_dim):
             return facts
         return replace(facts, rows=table.num_embeddings, embedding_dim=table.embedding_dim)
 
     def way(self, name: str) -> WayBack:
-        """The way back of this name."""
         return next(way for way in self._sharding.ways_back if way.name == name)
 
     def hops(self, way: str) -> tuple[Hop, ...]:

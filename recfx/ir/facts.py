@@ -82,17 +82,14 @@ class LookupFacts:
 
     @cached_property
     def device_types(self) -> frozenset[str]:
-        """The types of the tables' devices."""
         return frozenset(table.device for table in self.facts)
 
     @cached_property
     def dtypes(self) -> frozenset[torch.dtype]:
-        """The dtypes of the tables."""
         return frozenset(table.dtype for table in self.facts)
 
     @property
     def is_contiguous(self) -> bool:
-        """Whether the rows of every table lie one after the other."""
         return all(table.is_contiguous for table in self.facts)
 
     @cached_property

@@ -207,7 +207,6 @@ NODE_KINDS: dict[str, NodeKind] = {
             "the current indexes, for finding rows on another thread",
             inputs=(),
             outputs=(ValueType.SNAPSHOT,),
-            size=size_of_nothing,
             stage=Stage.INPUT_DIST,
             cut_before=True,
             local=True,

@@ -40,7 +40,6 @@ class OperatorGraph:
         return whole
 
     def copy(self) -> OperatorGraph:
-        """A copy of the graph, which may be edited."""
         graph = fx.Graph()
         graph.output(graph.graph_copy(self.graph, {}))
         return OperatorGraph(graph, self.context)
@@ -62,7 +61,6 @@ class OperatorGraph:
         return "" if kind is None else kind.name
 
     def collection(self, node: fx.Node) -> CollectionContext:
-        """The collection that an operator's node belongs to."""
         return self.context.collections[str(node.kwargs["collection"])]
 
     def tables(self, node: fx.Node) -> tuple[TableSpec, ...]:
@@ -109,7 +107,6 @@ class OperatorGraph:
         raise ValueError(f"{node.name}: a {kind} holds no pooled rows")
 
     def hop(self, start: fx.Node) -> Hop:
-        """What an ``output_dist_start`` sends."""
         return self.collection(start).hops(str(start.kwargs["way"]))[hop_of(start)]
 
     def first_value(self, node: fx.Node) -> fx.Node:
@@ -155,7 +152,6 @@ class OperatorGraph:
         return self.graph.create_node("call_function", operator.getitem, (node, number), {}, name=name)
 
     def change(self, node: fx.Node, **attributes: Any) -> None:
-        """Give a node other values of some attributes."""
         node.kwargs = {"collection": node.kwargs["collection"], **_set({**node.kwargs, **attributes})}
 
     def replace_all(self, replacements: Mapping[fx.Node, fx.Node]) -> None:

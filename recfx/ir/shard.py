@@ -35,12 +35,10 @@ class Shard:
 
     @property
     def num_rows(self) -> int:
-        """The number of rows."""
         return self.rows[1] - self.rows[0]
 
     @property
     def num_columns(self) -> int:
-        """The number of columns."""
         return self.columns[1] - self.columns[0]
 
     @property

@@ -98,12 +98,10 @@ class ShardedTable:
 
     @property
     def is_replicated(self) -> bool:
-        """Whether every rank has the whole table."""
         return self.type.is_replicated
 
     @cached_property
     def filled(self) -> tuple[Shard, ...]:
-        """The shards that have rows."""
         return tuple(shard for shard in self.shards if not shard.is_empty)
 
     @cached_property
@@ -155,7 +153,6 @@ class CollectionSharding:
 
     @property
     def world(self) -> World:
-        """The position of this rank among all ranks."""
         return World(self.rank, self.world_size)
 
     @property
@@ -190,11 +187,9 @@ class CollectionSharding:
         return found
 
     def local(self) -> list[Shard]:
-        """The shards of this rank."""
         return self.on_rank(self.rank)
 
     def local_of(self, table: str) -> list[Shard]:
-        """The shards of one table on this rank."""
         return [shard for shard in self.named(table).filled if shard.rank == self.rank]
 
     def tables_of(self, way: WayBack) -> tuple[TableSpec, ...]:
@@ -206,7 +201,6 @@ class CollectionSharding:
         return [shard for table in self.tables if table.way_back == way for shard in table.filled]
 
     def named(self, table: str) -> ShardedTable:
-        """The table of this name."""
         return self._by_name[table]
 
     @cached_property

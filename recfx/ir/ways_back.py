@@ -58,7 +58,6 @@ class SentRows:
 
     @classmethod
     def together(cls, parts: Sequence[SentRows]) -> SentRows:
-        """The rows of several tables."""
         by_sender = zip(*(part.by_sender for part in parts), strict=True)
         return cls(tuple(_sum(sizes) for sizes in by_sender), _sum(part.once for part in parts))
 
@@ -128,7 +127,6 @@ class WayBack(ABC):
 
     @property
     def hop_count(self) -> int:
-        """How many hops there are."""
         return len(self.steps)
 
     def ranks_per_sender(self, world_size: int) -> int:
@@ -179,11 +177,9 @@ class AllToAllBack(WayBack):
     steps = (("all_to_all", "pooled"),)
 
     def ranks_per_sender(self, world_size: int) -> int:
-        """Every rank sends columns of its own."""
         return 1
 
     def hop_sizes(self, sent: SentRows, world: World) -> tuple[HopSize, ...]:
-        """One hop."""
         mine = sent.by_sender[world.rank]
         return (HopSize(mine.dim, _EVERYBODY, _all_to_all(mine.bytes, sent.once.bytes, world.size)),)
 
@@ -198,7 +194,6 @@ class ReduceScatterBack(WayBack):
     steps = (("reduce_scatter", "pooled"),)
 
     def hop_sizes(self, sent: SentRows, world: World) -> tuple[HopSize, ...]:
-        """One hop."""
         return (HopSize(sent.once.dim, _EVERYBODY, _reduce_scatter(sent.once.bytes, world.size)),)
 
 
@@ -215,11 +210,9 @@ class TwoHops(WayBack):
     steps = (("reduce_scatter", "intra"), ("cross_host", "cross"))
 
     def ranks_per_sender(self, world_size: int) -> int:
-        """Those of a host."""
         return self.local_size
 
     def hop_sizes(self, sent: SentRows, world: World) -> tuple[HopSize, ...]:
-        """Two hops."""
         mine, hosts = sent.by_sender[world.rank // self.local_size], len(sent.by_sender)
         return (
             HopSize(mine.dim, _EVERYBODY, _reduce_scatter(mine.bytes, self.local_size, hosts)),
@@ -237,7 +230,6 @@ class Stay(WayBack):
     steps = (("own_batch", "pooled"),)
 
     def hop_sizes(self, sent: SentRows, world: World) -> tuple[HopSize, ...]:
-        """One hop."""
         return (HopSize(sent.once.dim, _EVERYBODY, _own_batch(sent.once.bytes, world.size)),)
 
 

@@ -44,7 +44,6 @@ class GraphHistory:
 
     @property
     def metas(self) -> dict[str, NodeMeta]:
-        """The metadata of the operators, by name."""
         snapshots = [seen.snapshot for seen in self._seen.values()]
         return {snapshot.name: snapshot.meta for snapshot in snapshots if snapshot.meta is not None}
 

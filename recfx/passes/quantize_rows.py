@@ -25,7 +25,6 @@ class QuantizeRows:
     name: str = "quantize_rows"
 
     def call(self, graph: OperatorGraph) -> PassResult:
-        """Rewrite in place."""
         for node in graph.of_kind("lookup"):
             tables, dtypes = graph.tables(node), self.dtypes.get(graph.collection(node).name, {})
             stored = tuple(dtypes.get(table.name, table.dtype) for table in tables)

@@ -43,11 +43,9 @@ class Forward:
         self._changes.append(undo)
 
     def keep(self) -> None:
-        """Let the changes stay for good."""
         self._changes.clear()
 
     def train(self) -> None:
-        """Note that a backward runs."""
         self.is_trained = True
         self.keep()
 

@@ -32,7 +32,6 @@ class HashIds(NodeModule):
 
     @property
     def collection(self) -> str:
-        """Fully qualified name of the collection, for messages."""
         return self.indexes.collection
 
     def forward(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor | HashedBatch:

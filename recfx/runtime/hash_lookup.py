@@ -38,7 +38,6 @@ class HashLookup(NodeModule):
 
     @property
     def now(self) -> dict[str, str]:
-        """See ``Lookup.now``."""
         return self.lookup.now | ({"two_steps": self.two_steps} if self.two_steps else {})
 
     def forward(self, features: KeyedJaggedTensor) -> torch.Tensor:

@@ -68,7 +68,6 @@ class BatchInFlight:
         return bool(self._rows)
 
     def end(self) -> None:
-        """Let all rows go."""
         if self._evicted is None:
             self._rows, self._evicted = {}, self._counts()
 
@@ -156,7 +155,6 @@ class BatchesInFlight:
         return restore
 
     def of_table(self, table: str) -> InFlight:
-        """The rows of one table that must keep their ids."""
         nothing = InFlight.nothing()
         kept = [found for batch in self._batches if (found := batch.rows_kept(table)) is not None]
         if not kept:

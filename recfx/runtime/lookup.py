@@ -132,7 +132,6 @@ class Lookup(NodeModule):
         return {name: value for name, value in found.items() if value}
 
     def spec(self) -> LookupSpec:
-        """What a backend must know to decide whether it can serve this lookup."""
         return LookupSpec(
             tables=self.tables,
             combine=self.combine,
@@ -210,7 +209,6 @@ class Lookup(NodeModule):
 
     @property
     def has_finding_kernel(self) -> bool:
-        """Whether the chosen kernel can find rows itself."""
         return self._choice is not None and self._choice.finding is not None
 
     @property

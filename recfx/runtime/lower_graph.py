@@ -97,7 +97,6 @@ class OwnNode(NodeModule):
         self.module = module
 
     def forward(self, *inputs: Any) -> Any:
-        """See the user's module."""
         return self.module(*inputs)
 
 
@@ -184,13 +183,11 @@ class Lowered:
 
     @property
     def runtime(self) -> Runtime:
-        """What the module works on."""
         assert self.given is not None  # see ``lower_graph``
         return self.given
 
     @property
     def attributes(self) -> dict[str, Any]:
-        """The node's attributes that are set, by name."""
         return attributes_in(self.node)
 
     @property

@@ -76,7 +76,6 @@ class OutputDistStart(NodeModule, ABC):
         """Send ``pooled``, ``[sum of sizes, D']``; ``sizes`` are the batch sizes of the ranks of the group."""
 
     def sizes(self, context: DistContext) -> list[int]:
-        """Batch size of each rank of the group."""
         return context.batch_size_per_rank
 
     def forward(self, *arguments: Any) -> Awaitable[torch.Tensor]:
@@ -148,7 +147,6 @@ class CrossHost(AllToAll):
         self._counterparts = slice(groups.intra.rank(), None, groups.intra.size())
 
     def sizes(self, context: DistContext) -> list[int]:
-        """The batch sizes of this rank's counterparts on all hosts."""
         return context.batch_size_per_rank[self._counterparts]
 
 

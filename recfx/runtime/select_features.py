@@ -229,7 +229,6 @@ class SelectFeatures(NodeModule):
     def _expand(
         self, features: KeyedJaggedTensor, positions: list[int], named_inverse: tuple[list[str], torch.Tensor] | None
     ) -> KeyedJaggedTensor:
-        """Expand each feature's bags to the full batch, according to its inverse indices."""
         batch_sizes = features.stride_per_key()
         inverse = self._inverse.of_features(named_inverse, [batch_sizes[position] for position in positions], features)
         self.has_expanded = True

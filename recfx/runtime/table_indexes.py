@@ -76,7 +76,6 @@ class TableIndexes:
         return self._hashed
 
     def index(self, table: str) -> HashIndex:
-        """The index of a table that has one."""
         return self.store.index(table)
 
     @property
@@ -110,7 +109,6 @@ class TableIndexes:
         return True
 
     def segments(self, features: KeyedJaggedTensor) -> list[Segment]:
-        """Where the ids of each hashed table begin and end."""
         borders = features.offset_per_key()
         return [Segment(table, borders[first], borders[last]) for table, first, last in self._keys_of_hashed]
 
@@ -123,7 +121,6 @@ class TableIndexes:
         return [of_table.get(table.name) for table in self.tables]
 
     def by_table(self) -> list[HashIndex | None]:
-        """The index of each table of the collection; None for tables without one."""
         return [self.store.index(table.name) if table.name in self._is_hashed else None for table in self.tables]
 
     def _all(self) -> list[HashIndex]:

@@ -76,7 +76,6 @@ class TableStore:
 
     @property
     def device(self) -> torch.device:
-        """The device of the tables."""
         # Only the first table is read: every node calls this, so reading all tables would be quadratic.
         bag = next((bag for bag in self.bags._modules.values() if bag is not None), None)
         found = None if bag is None else bag._parameters["weight"]
@@ -101,7 +100,6 @@ class TableStore:
         return weight
 
     def facts(self, table: str) -> TableFacts:
-        """What kernels are chosen by: the table, as it is now, as data."""
         return facts_of_table(self.weight(table), self.optimizers.get(table))
 
     def weights(self, tables: Sequence[str]) -> list[torch.Tensor]:
@@ -135,7 +133,6 @@ class TableStore:
         return [found[table] for table in tables]
 
     def index(self, table: str) -> HashIndex:
-        """The table's index."""
         index = self.indexes._modules.get(table)
         if not isinstance(index, HashIndex):
             raise KeyError(f"table {table!r} has no index: {'its ids are rows' if table in self.bags else 'unknown'}")
