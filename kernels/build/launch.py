@@ -43,10 +43,10 @@ def why_not(device: torch.device) -> str:
                 "process starts."
             )
         return ""
-    wanted = {"cuda": "nvidia", "npu": "ascend"}[device.type]
-    if wanted in backends:
+    needed = {"cuda": "nvidia", "npu": "ascend"}[device.type]
+    if needed in backends:
         return ""
-    advice = " For NPUs it is triton-ascend, which replaces triton." if wanted == "ascend" else ""
+    advice = " For NPUs it is triton-ascend, which replaces triton." if needed == "ascend" else ""
     return f"the installed Triton cannot compile for {device.type}, only for {', '.join(sorted(backends))}.{advice}"
 
 

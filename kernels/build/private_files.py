@@ -27,11 +27,13 @@ def refuse_unsafe(path: Path) -> None:
         UnsafeError: it belongs to another user, or others may write to it.
         OSError: it cannot be examined, or does not exist.
     """
-    found = path.stat()
-    if found.st_uid not in (os.geteuid(), 0):
-        raise UnsafeError(f"{path} belongs to another user (uid {found.st_uid}), who may put any code there")
-    if found.st_mode & _OTHERS_WRITE:
-        raise UnsafeError(f"{path} can be written to by others (mode {stat.S_IMODE(found.st_mode):03o}; chmod go-w it)")
+    status = path.stat()
+    if status.st_uid not in (os.geteuid(), 0):
+        raise UnsafeError(f"{path} belongs to another user (uid {status.st_uid}), who may put any code there")
+    if status.st_mode & _OTHERS_WRITE:
+        raise UnsafeError(
+            f"{path} can be written to by others (mode {stat.S_IMODE(status.st_mode):03o}; chmod go-w it)"
+        )
 
 
 def make_private_directory(path: Path, tighten: bool = False) -> None:
@@ -51,9 +53,9 @@ def make_private_directory(path: Path, tighten: bool = False) -> None:
     except FileExistsError:
         if not path.is_dir():
             raise
-        found = path.stat()
-        if tighten and found.st_uid == os.geteuid() and found.st_mode & _OTHERS_WRITE:
-            path.chmod(stat.S_IMODE(found.st_mode) & ~_OTHERS_WRITE)
+        status = path.stat()
+        if tighten and status.st_uid == os.geteuid() and status.st_mode & _OTHERS_WRITE:
+            path.chmod(stat.S_IMODE(status.st_mode) & ~_OTHERS_WRITE)
     refuse_unsafe(path)
 
 

@@ -83,8 +83,8 @@ def find_rows(ids: Tensor, table_ends: Tensor, indexes: ReadIndexes) -> tuple[Te
             share rows, and is -1 otherwise. Ids of a table without an index are rows already.
         absent: int64 ``[tables]``, how many ids of each table have no row of their own.
     """
-    found: tuple[Tensor, Tensor] = find_rows_triton(ids, table_ends, *indexes)
-    return found
+    rows, absent = find_rows_triton(ids, table_ends, *indexes)
+    return rows, absent
 
 
 @torch.library.custom_op("recfx::find_rows_triton", mutates_args=())
@@ -124,11 +124,11 @@ def find_rows_reference(ids: Tensor, table_ends: Tensor, indexes: ReadIndexes) -
             slots = indexes.slots[first : first + facts.slot_mask + 1]
             side_row = indexes.side_rows[facts.side_start : facts.side_start + 1]
             dense = max(0, min(facts.dense_rows - facts.row_begin, facts.rows))
-            found = find_rows_in_slots(asked, slots, side_row, dense, facts.row_begin)
-            count = (found < 0).sum()
+            own_rows = find_rows_in_slots(asked, slots, side_row, dense, facts.row_begin)
+            count = (own_rows < 0).sum()
             if facts.share_buckets > 0:
-                found = torch.where(found < 0, _shared(asked, facts), found)
-            rows[begin:end] = found
+                own_rows = torch.where(own_rows < 0, _shared(asked, facts), own_rows)
+            rows[begin:end] = own_rows
         absent.append(count)
         begin = end
     return rows, torch.stack(absent) if absent else ids.new_zeros(0)

@@ -421,8 +421,8 @@ def _update_free_places(index: IndexBuffers, policy: IndexPolicy, place: int) ->
 @library.reference("add_counts")
 def add_counts(counts: list[Tensor], amounts: list[int]) -> None:
     """``add_counts``."""
-    for each, amount in zip(counts, torch.tensor(amounts).view(len(counts), -1), strict=True):
-        each[: len(amount)] += amount
+    for of_table, amount in zip(counts, torch.tensor(amounts).view(len(counts), -1), strict=True):
+        of_table[: len(amount)] += amount
 
 
 @library.reference("erase")

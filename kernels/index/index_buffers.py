@@ -158,8 +158,8 @@ def allocate_buffers(policy: IndexPolicy, device: str) -> IndexBuffers:
     rows, index_rows, buckets = policy.own_rows, policy.own_index_rows, len(policy.own_buckets)
     entries = index_rows // 8 + 2 * buckets  # LowestRows::entries_before in csrc/index/lowest_rows.h
 
-    def int64(*size: int, wanted: bool = True) -> Tensor:
-        return torch.empty(size if wanted else (0, *size[1:]), dtype=torch.int64, device=device)
+    def int64(*size: int, used: bool = True) -> Tensor:
+        return torch.empty(size if used else (0, *size[1:]), dtype=torch.int64, device=device)
 
     return IndexBuffers(
         slot_groups=int64(group_count(index_rows), 2 * SLOTS),
@@ -170,17 +170,17 @@ def allocate_buffers(policy: IndexPolicy, device: str) -> IndexBuffers:
         bucket_taken=int64(buckets),
         counts=int64(len(COUNTERS)),
         lock=int64(1),
-        row_scores=int64(rows, wanted=policy.evicts),
-        victims=int64(entries, 3, wanted=policy.evicts),
-        victim_heads=int64(buckets, 3, wanted=policy.evicts),
-        candidate_slot_groups=int64(group_count(index_rows), 2 * SLOTS, wanted=policy.admits),
-        candidate_side_row=int64(2, wanted=policy.admits),
-        candidate_ids=int64(rows, wanted=policy.admits),
+        row_scores=int64(rows, used=policy.evicts),
+        victims=int64(entries, 3, used=policy.evicts),
+        victim_heads=int64(buckets, 3, used=policy.evicts),
+        candidate_slot_groups=int64(group_count(index_rows), 2 * SLOTS, used=policy.admits),
+        candidate_side_row=int64(2, used=policy.admits),
+        candidate_ids=int64(rows, used=policy.admits),
         candidate_counts=torch.empty(rows if policy.admits else 0, dtype=torch.int32, device=device),
-        candidate_order=int64(rows, wanted=policy.admits),
-        free_places=int64(word_count(rows), wanted=policy.admits),
-        oldest=int64(entries, 3, wanted=policy.admits),
-        oldest_heads=int64(buckets, 3, wanted=policy.admits),
+        candidate_order=int64(rows, used=policy.admits),
+        free_places=int64(word_count(rows), used=policy.admits),
+        oldest=int64(entries, 3, used=policy.admits),
+        oldest_heads=int64(buckets, 3, used=policy.admits),
         uninitialized=int64(1),
     )
 

@@ -65,8 +65,8 @@ def insert_into_slots(ids: Tensor, rows: Tensor, slots: Tensor, side_row: Tensor
     home = home_slots(ids[inside], count)
     # No id goes past the slot before which there are the fewest ids for the slots, so counting begins there.
     places = torch.arange(count, device=ids.device)
-    wanted = torch.bincount(home, minlength=count)
-    first = (wanted.cumsum(0) - wanted - places).argmin()
+    counts = torch.bincount(home, minlength=count)
+    first = (counts.cumsum(0) - counts - places).argmin()
     home, order = torch.sort((home - first) & (count - 1), stable=True)
     # Each id is in its home, or after the id before it.
     place = places[: home.numel()]

@@ -32,9 +32,9 @@ class Fault(NamedTuple):
     position: int
 
     @classmethod
-    def of(cls, found: Tensor) -> Fault | None:
+    def of(cls, fault: Tensor) -> Fault | None:
         """Read the int64 ``[2]`` that the operators return; zeros mean that there is no fault."""
-        kind, position = found.tolist()
+        kind, position = fault.tolist()
         return cls(kind, position) if kind else None
 
 
@@ -57,8 +57,8 @@ def bag_offsets(
     Raises:
         RuntimeError: an argument has a different shape or dtype.
     """
-    offsets, found = library.operators().bag_offsets(values, bags, are_offsets, bags_per_key, rows_per_key)
-    return offsets, Fault.of(found)
+    offsets, fault = library.operators().bag_offsets(values, bags, are_offsets, bags_per_key, rows_per_key)
+    return offsets, Fault.of(fault)
 
 
 @library.fake("bag_offsets")

@@ -29,8 +29,7 @@ def per_sample_weight_gradients(
         IndexError: a row is beyond the end of its table.
         RuntimeError: another argument is wrong.
     """
-    found: Tensor = library.operators().per_sample_weight_gradients(rows, offsets, gradients, weights, table_of_feature)
-    return found
+    return library.operators().per_sample_weight_gradients(rows, offsets, gradients, weights, table_of_feature)
 
 
 @library.fake("per_sample_weight_gradients")
@@ -47,15 +46,15 @@ def per_sample_weight_gradients_triton(
 
     layout = layout_of(weights, table_of_feature)
     bags = offsets.numel() - 1
-    found = torch.zeros(rows.numel(), dtype=torch.float32, device=rows.device)
+    of_positions = torch.zeros(rows.numel(), dtype=torch.float32, device=rows.device)
     if bags == 0 or rows.numel() == 0:
-        return found
+        return of_positions
     launch.launch(
         recfx_per_sample_weight_gradients, launch.programs(rows.device, bags), rows, offsets, gradients,
-        layout.first_columns, weights[0], starts(weights, table_of_feature), found,
+        layout.first_columns, weights[0], starts(weights, table_of_feature), of_positions,
         bags, bags // len(table_of_feature), layout.columns, BLOCK_D=tiling.block_of(layout.largest_dim),
     )  # fmt: skip
-    return found
+    return of_positions
 
 
 per_sample_weight_gradients_triton.register_fake(_fake)
@@ -66,7 +65,7 @@ def per_sample_weight_gradients_reference(
 ) -> Tensor:
     """``per_sample_weight_gradients`` in ATen."""
     batch_size = (offsets.numel() - 1) // len(table_of_feature)
-    found = torch.zeros(rows.numel(), dtype=torch.float32, device=rows.device)
+    of_positions = torch.zeros(rows.numel(), dtype=torch.float32, device=rows.device)
     column = 0
     for feature, table in enumerate(table_of_feature):
         weight = weights[table]
@@ -76,6 +75,6 @@ def per_sample_weight_gradients_reference(
         asked = rows[begin:end]
         gradient = gradients[:, column : column + weight.shape[1]].float().index_select(0, bag)
         products = (gradient * weight.index_select(0, asked.clamp(min=0)).float()).sum(dim=1)
-        found[begin:end] = products.masked_fill(asked < 0, 0.0)
+        of_positions[begin:end] = products.masked_fill(asked < 0, 0.0)
         column += weight.shape[1]
-    return found
+    return of_positions

@@ -72,8 +72,8 @@ def find_and_pool(
     )
     lookup = (ids, offsets, weights, table_of_feature)
     views = (slot_groups, side_rows, dense_rows, share_buckets, seeds, table_rows, row_begins)
-    held = [lock for lock in locks if lock is not None]
-    return library.operators().find_and_pool(*lookup, *views, held, per_sample_weights, keep_rows)
+    own_locks = [lock for lock in locks if lock is not None]
+    return library.operators().find_and_pool(*lookup, *views, own_locks, per_sample_weights, keep_rows)
 
 
 def pool_again_(

@@ -70,18 +70,18 @@ def find_and_pool(
         table = table_of_feature[feature]
         begin, end = int(offsets[feature * batch_size]), int(offsets[(feature + 1) * batch_size])
         asked = ids[begin:end]
-        found = asked
+        rows_of_ids = asked
         if slot_groups[table].numel() > 0:
             own, first, dense = weights[table].size(0), row_begins[table], dense_rows[table]
             own_dense = max(0, min(dense - first, own))
-            found = find(asked, slot_groups[table], side_rows[table], own_dense, None, first)
-            absent[table] += (found < 0).sum()
+            rows_of_ids = find(asked, slot_groups[table], side_rows[table], own_dense, None, first)
+            absent[table] += (rows_of_ids < 0).sum()
             if share_buckets[table] > 0:
                 size = own if table_rows[table] == 0 else table_rows[table]
                 shared = shared_rows(asked, size, dense, share_buckets[table], seeds[table]) - first
                 is_foreign = ((asked >= 0) & (asked < dense)) | (shared < 0) | (shared >= own)
-                found = torch.where(found < 0, shared.masked_fill(is_foreign, -1), found)
-        rows[begin:end] = found
+                rows_of_ids = torch.where(rows_of_ids < 0, shared.masked_fill(is_foreign, -1), rows_of_ids)
+        rows[begin:end] = rows_of_ids
     return pooled_lookup(rows, offsets, weights, table_of_feature, False, per_sample_weights), rows, absent
 
 

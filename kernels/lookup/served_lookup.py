@@ -98,37 +98,37 @@ def served_lookup_reference(
         table = tables[number]
         bags = offsets[feature * batch_size : (feature + 1) * batch_size + 1]
         stretch = slice(int(bags[0]), int(bags[-1]))
-        found = _rows_of(ids[stretch], table, slot_tables[number])
-        if bool((found < (-1 if table.slots else 0)).any() or (found >= table.num_rows).any()):
+        read = _rows_of(ids[stretch], table, slot_tables[number])
+        if bool((read < (-1 if table.slots else 0)).any() or (read >= table.num_rows).any()):
             raise IndexError("an id has no row in its table [id_out_of_range]")
-        present = found >= 0
-        read = values[number][found[present]]
+        present = read >= 0
+        of_rows = values[number][read[present]]
         if per_sample_weights is not None:
-            read = read * per_sample_weights[stretch][present].unsqueeze(1)
-        pooled.append(pool_bags(read, present, bags, mean))
+            of_rows = of_rows * per_sample_weights[stretch][present].unsqueeze(1)
+        pooled.append(pool_bags(of_rows, present, bags, mean))
     return torch.cat(pooled, dim=1)
 
 
 def _rows_of(ids: Tensor, table: ServedTable, slots: Tensor) -> Tensor:
     if table.slots == 0:
         return ids
-    found = find_rows_in_slots(ids, slots, torch.tensor([table.side_row]), table.dense_rows)
+    own_rows = find_rows_in_slots(ids, slots, torch.tensor([table.side_row]), table.dense_rows)
     if table.share_buckets == 0:
-        return found
+        return own_rows
     shared = shared_rows(ids, table.num_rows, table.dense_rows, table.share_buckets, table.seed)
-    return torch.where(found < 0, shared, found)
+    return torch.where(own_rows < 0, shared, own_rows)
 
 
 def _values(rows: Tensor, tables: list[ServedTable]) -> list[Tensor]:
     """The rows of each table, float32 ``[count, columns]``."""
-    found, begin = [], 0
+    values, begin = [], 0
     for table in tables:
         bits = (32, 16, 8, 4)[table.row_format]
         size = row_bytes(table.columns, bits) if bits <= 8 else table.columns * bits // 8
         stored = rows[begin : begin + table.num_rows * size].view(table.num_rows, size)
         begin += table.num_rows * size
         if bits <= 8:
-            found.append(dequantize_rows(stored, table.columns, bits))
+            values.append(dequantize_rows(stored, table.columns, bits))
         else:
-            found.append(stored.clone().view(torch.float32 if bits == 32 else torch.float16).float())
-    return found
+            values.append(stored.clone().view(torch.float32 if bits == 32 else torch.float16).float())
+    return values

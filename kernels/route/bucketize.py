@@ -171,12 +171,12 @@ def bucketize_triton(ids: Tensor, lengths: Tensor, batch_size: int, *arguments: 
     ends = lengths.cumsum(0, dtype=torch.int64)
     is_invalid = (lengths < 0).any() | (ends[-1] != ids.numel())
     offsets = _from_zero(ends.clamp(0, ids.numel()))  # nothing outside of the ids is read, whatever the lengths are
-    found = torch.empty(ids.numel(), dtype=torch.int32, device=device)
+    piece_of_id = torch.empty(ids.numel(), dtype=torch.int32, device=device)
     counts = torch.empty(bags, most, dtype=torch.int32, device=device)
     programs = launch.programs(device, bags)
     outside = torch.empty(programs, dtype=torch.int64, device=device)
     launch.launch(
-        recfx_bucket_counts, programs, ids, offsets, on_device.fields, on_device.borders, found, counts, outside,
+        recfx_bucket_counts, programs, ids, offsets, on_device.fields, on_device.borders, piece_of_id, counts, outside,
         bags, batch_size, ids.numel(), most, BLOCK_W=1 << (most - 1).bit_length(),
     )  # fmt: skip
     choices = torch.cat([counts.to(lengths.dtype).view(features, batch_size, most), lengths.view(features, -1, 1)], 2)
@@ -193,7 +193,7 @@ def bucketize_triton(ids: Tensor, lengths: Tensor, batch_size: int, *arguments: 
     new_weights = ids.new_empty(0, dtype=torch.float32) if weights is None else weights.new_empty(total)
     launch.launch(
         recfx_bucket_scatter, launch.programs(device, new_lengths.numel()), ids,
-        new_weights if weights is None else weights, offsets, found, on_device.fields, on_device.borders,
+        new_weights if weights is None else weights, offsets, piece_of_id, on_device.fields, on_device.borders,
         on_device.sources, on_device.pieces, new_offsets, new_ids, new_weights,
         new_lengths.numel(), batch_size, WEIGHTED=weights is not None,
     )  # fmt: skip
