@@ -142,6 +142,11 @@ def expanded() -> tuple[fx.GraphModule, dict[str, fx.Node]]:
     return graph_module, {node.name: node for node in graph_module.graph.nodes}
 
 
+def assert_refused(graph_module: fx.GraphModule, match: str) -> None:
+    with pytest.raises(GraphVerificationError, match=match):
+        verify_graph(graph_module, after="broken")
+
+
 @pytest.mark.parametrize(
     ("user", "source"),
     [
@@ -154,38 +159,31 @@ def expanded() -> tuple[fx.GraphModule, dict[str, fx.Node]]:
 def test_a_further_input_of_the_wrong_kind(user: str, source: str) -> None:
     graph_module, nodes = expanded()
     nodes[user].args = (*nodes[user].args, nodes[source])
-    with pytest.raises(GraphVerificationError, match=f"after pass broken: node {user}: .* cannot be fed by {source}"):
-        verify_graph(graph_module, after="broken")
+    assert_refused(graph_module, f"after pass broken: node {user}: .* cannot be fed by {source}")
 
 
 def test_a_kind_that_is_not_declared() -> None:
     graph_module, nodes = expanded()
     annotate(nodes["ebc_lookup"], NodeMeta("unheard_of", "ebc", "test"))
-    with pytest.raises(
-        GraphVerificationError, match="after pass broken: node ebc_lookup: 'unheard_of' is not a declared node kind"
-    ):
-        verify_graph(graph_module, after="broken")
+    assert_refused(graph_module, "after pass broken: node ebc_lookup: 'unheard_of' is not a declared node kind")
 
 
 def test_a_node_without_users() -> None:
     graph_module, nodes = expanded()
     nodes["ebc_keyed_tensor"].args = nodes["ebc_keyed_tensor"].args[:1]
-    with pytest.raises(GraphVerificationError, match="after pass broken: node ebc_lookup_1: nothing uses this lookup"):
-        verify_graph(graph_module, after="broken")
+    assert_refused(graph_module, "after pass broken: node ebc_lookup_1: nothing uses this lookup")
 
 
 def test_a_use_before_the_definition() -> None:
     graph_module, nodes = expanded()
     nodes["ebc_select_features"].prepend(nodes["ebc_lookup"])
-    with pytest.raises(GraphVerificationError, match=r"after pass broken: .*ebc_(lookup|hash_ids)"):
-        verify_graph(graph_module, after="broken")
+    assert_refused(graph_module, r"after pass broken: .*ebc_(lookup|hash_ids)")
 
 
 def test_a_module_that_is_not_there() -> None:
     graph_module, nodes = expanded()
     nodes["ebc_lookup"].target = "nowhere"
-    with pytest.raises(GraphVerificationError, match=r"after pass broken: .*nowhere"):
-        verify_graph(graph_module, after="broken")
+    assert_refused(graph_module, r"after pass broken: .*nowhere")
 
 
 def test_a_fused_node_counts_as_both() -> None:
@@ -195,8 +193,7 @@ def test_a_fused_node_counts_as_both() -> None:
         again = graph_module.graph.node_copy(nodes["ebc_hash_lookup"])
     output = nodes["ebc_keyed_tensor"]
     output.args = (*output.args, again)
-    with pytest.raises(GraphVerificationError, match=f"node {again.name}: table 'users' already has a hash_ids"):
-        verify_graph(graph_module, after="broken")
+    assert_refused(graph_module, f"node {again.name}: table 'users' already has a hash_ids")
 
 
 @pytest.mark.parametrize("kind", ["lookup", "hash_ids"])
@@ -206,5 +203,4 @@ def test_a_table_twice(kind: str) -> None:
         again = graph_module.graph.node_copy(nodes[f"ebc_{kind}"])
     user = "ebc_keyed_tensor" if kind == "lookup" else "ebc_lookup_1"
     nodes[user].args = (*nodes[user].args, again) if kind == "lookup" else (again,)
-    with pytest.raises(GraphVerificationError, match=f"after pass broken: node {again.name}: .*already has a {kind}"):
-        verify_graph(graph_module, after="broken")
+    assert_refused(graph_module, f"after pass broken: node {again.name}: .*already has a {kind}")

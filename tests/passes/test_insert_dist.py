@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch.distributed as dist
@@ -22,6 +23,7 @@ from recfx.ir.meta import BATCH, WORLD, find_module, mean_length, node_meta
 from recfx.ir.node_kinds import NOT_COMBINED
 from recfx.ir.node_values import size_of
 from recfx.ir.operator_graph import OperatorGraph
+from recfx.ir.shards import CollectionSharding
 from recfx.ir.snapshot import PASSES_KEY
 from recfx.ir.verifier import GraphVerificationError
 from recfx.lowering.targets import TargetsHere
@@ -43,6 +45,14 @@ def fake_group() -> Iterator[None]:
     dist.destroy_process_group()
 
 
+def planned(case: Case) -> tuple[recfx.HashEmbeddingBagCollection, CollectionSharding]:
+    """The unsharded collection, and how its tables are sharded, seen from rank 1."""
+    standard = EmbeddingBagCollection(tables=[table.config() for table in case.tables])
+    converted = recfx.convert(standard, hashing=case.hashing)
+    assert isinstance(converted, recfx.HashEmbeddingBagCollection)
+    return converted, read_plan(converted.tables, plan_of(case, converted, WORLD_SIZE), 1, WORLD_SIZE)
+
+
 def compiled(
     tables: tuple[Table, ...],
     hashing: recfx.HashConfig | None = None,
@@ -50,11 +60,7 @@ def compiled(
     after: str = "insert_dist",
 ) -> tuple[fx.GraphModule, Runtime]:
     """The graph of rank 1 after a pass, and what it was lowered from."""
-    case = Case(tables, hashing=hashing, local_size=local_size)
-    standard = EmbeddingBagCollection(tables=[table.config() for table in tables])
-    converted = recfx.convert(standard, hashing=hashing)
-    assert isinstance(converted, recfx.HashEmbeddingBagCollection)
-    sharding = read_plan(converted.tables, plan_of(case, converted, WORLD_SIZE), 1, WORLD_SIZE)
+    converted, sharding = planned(Case(tables, hashing=hashing, local_size=local_size))
     groups = DistGroups.of(ShardingEnv.from_process_group(dist.group.WORLD), sharding.local_size)
     settings = optimizer_settings(converted, sharding, None, dense_as_torchrec=False)
     store = cut_tables(converted, sharding, groups.pooled, None, settings.fused)
@@ -63,14 +69,9 @@ def compiled(
     return compile_graph(OperatorGraph.of(context, TargetsHere()), runtime, "auto", until(after)), runtime
 
 
-def graph_of(
-    tables: tuple[Table, ...],
-    hashing: recfx.HashConfig | None = None,
-    local_size: int = 0,
-    after: str = "insert_dist",
-) -> tuple[fx.GraphModule, list[str]]:
-    """The graph of rank 1 after a pass, and the messages of what that pass declined."""
-    graph_module, _ = compiled(tables, hashing, local_size, after)
+def graph_of(*arguments: Any, **options: Any) -> tuple[fx.GraphModule, list[str]]:
+    """The graph of rank 1 after a pass, and the messages of what that pass declined; arguments as for ``compiled``."""
+    graph_module, _ = compiled(*arguments, **options)
     return graph_module, [declined.message for declined in graph_module.meta[PASSES_KEY][-1].declined]
 
 
@@ -211,17 +212,13 @@ def test_means_of_adopted_tables_are_divided_where_their_sums_have_arrived() -> 
 
 
 def test_without_a_plan_nothing_changes() -> None:
-    standard = EmbeddingBagCollection(tables=[Table("a", 8, 8, ("f0",)).config()])
-    converted = recfx.convert(standard)
-    assert isinstance(converted, recfx.HashEmbeddingBagCollection)
+    converted = recfx.HashEmbeddingBagCollection([Table("a", 8, 8, ("f0",)).config()])
     assert not rewritten(converted, "insert_dist").records[-1].modified
 
 
 def test_rows_that_are_not_combined_are_refused_and_counted_by_shard() -> None:
     case = Case((Table("a", 8, 8, ("f0",), "SUM", ("row_wise",)), Table("b", 8, 4, ("f1",), "SUM", ("table_wise", 1))))
-    converted = recfx.convert(EmbeddingBagCollection(tables=[table.config() for table in case.tables]))
-    assert isinstance(converted, recfx.HashEmbeddingBagCollection)
-    sharding = read_plan(converted.tables, plan_of(case, converted, WORLD_SIZE), 1, WORLD_SIZE)
+    converted, sharding = planned(case)
     context = context_of("", converted.tables, False, Runtime(converted.store), None, sharding)
     sharded, whole = (
         run_passes(OperatorGraph.of(context, TargetsHere()), until(last)).graph
