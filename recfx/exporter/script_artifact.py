@@ -1,0 +1,276 @@
+"""The exported program: the model's code in eval mode, around the exported graphs of its collections, in TorchScript.
+
+Two ways lead to it: a trace of the model, and, where no trace leads to a program, the model's own code, which keeps
+branches that depend on data.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import itertools
+import linecache
+import math
+import re
+import warnings
+from collections.abc import Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch.jit._recursive import create_script_module, infer_methods_to_compile
+from torch.jit._script import call_prepare_scriptable_func
+from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
+
+from recfx.collections.object_kinds import own_modules
+from recfx.errors import Diagnostic, Severity
+from recfx.exporter.arguments import Pattern, Signature
+from recfx.exporter.buffers import Filling
+from recfx.exporter.loaded_program import named_input, names_of
+from recfx.exporter.model_call import ModelCall
+from recfx.exporter.model_copies import detach_parameters, fold_parametrizations, fresh_copy, strip_hooks
+from recfx.exporter.returns import expressions, is_typed, tensor_names
+from recfx.exporter.serving.select_bags import ServedNode
+from recfx.exporter.trace_model import PATHS, ROLLBACKS, WayFailed, Ways, each_way, trace_model, warmed
+from recfx.exporter.write_file import ARCHIVE_BYTES, MANIFEST, reserve
+from recfx.ir.printer import format_graph
+from recfx.runtime.hooks import has_forward_hooks
+
+_TYPES = {"tensor": "torch.Tensor", "kjt": "KeyedJaggedTensor", "jagged": "JaggedTensor"}
+_numbers = itertools.count(1)
+
+
+class ScriptArtifact:
+    """A served model in TorchScript, and the graph in it; None if TorchScript compiled the model's own code."""
+
+    def __init__(self, script: torch.jit.ScriptModule, graph_module: fx.GraphModule | None) -> None:
+        self.script = script
+        self.graph = "" if graph_module is None else format_graph(graph_module)
+        self._size = 0
+
+    def operators(self) -> list[str]:
+        # `torch.jit.export_opnames` refuses models that a phone could not run.
+        graphs = [self.script._c._get_method(name).graph.copy() for name in self.script._c._method_names()]
+        kinds: set[str] = set()
+        for graph in graphs:
+            torch._C._jit_pass_inline(graph)
+            blocks = [graph]
+            while blocks:
+                for node in blocks.pop().nodes():
+                    kinds.add(node.kind())
+                    blocks += node.blocks()
+        return sorted(kinds)
+
+    def buffers(self) -> dict[str, torch.Tensor]:
+        return dict(self.script.program.named_buffers())
+
+    def set_buffer(self, name: str, content: torch.Tensor) -> None:
+        *path, last = name.split(".")
+        module = self.script.program
+        for part in path:
+            module = getattr(module, part)
+        setattr(module, last, content)
+
+    def check_loading(self, fillings: list[Filling]) -> Diagnostic | None:
+        """Load the program without its big buffers. TorchScript saves names that it cannot read again."""
+        for filling in fillings:
+            self.set_buffer(filling.name, filling.buffer[:0].clone())  # a view would be saved with all its storage
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # torch says at each call that TorchScript is deprecated
+                saved = self.script.save_to_buffer()
+                torch.jit.load(io.BytesIO(saved))
+                self._size = len(saved) + sum(filling.buffer.nbytes for filling in fillings)
+        except RuntimeError as error:
+            message = f"TorchScript cannot read what it saves: {str(error).strip().splitlines()[0]}"
+            return Diagnostic("not_scriptable", "", message)
+        finally:
+            for filling in fillings:
+                self.set_buffer(filling.name, filling.buffer)
+        return None
+
+    def save(self, path: Path, manifest: str) -> None:
+        reserve(path, self._size + len(manifest) + ARCHIVE_BYTES)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch says at each call that TorchScript is deprecated
+            try:
+                torch.jit.save(self.script, str(path), _extra_files={MANIFEST: manifest})
+            except RuntimeError as error:  # what torch makes of an error of the disk
+                raise OSError(f"torch cannot save it: {str(error).strip().splitlines()[0]}") from error
+
+    def named(self, *leaves: Any) -> dict[str, torch.Tensor]:
+        outputs: dict[str, torch.Tensor] = self.script.named(*leaves)
+        return outputs
+
+
+def script_artifacts(call: ModelCall) -> Iterator[ScriptArtifact]:
+    """Compile a model around exported collections, in one way after the other."""
+    call = warmed(call)
+    fold_parametrizations(call.model)
+    yield from each_way(partial(_trace_and_compile, call), call.failures)
+    try:
+        served = _served_model(_script(_plain_root(call)), call, is_typed=True, passed=_passed(call.signature))
+        artifact = ScriptArtifact(served, None)
+    except WayFailed as failed:
+        call.failures.append(failed.diagnostic)
+    else:
+        call.failures.extend(_hooks_left_out(call.model, {}))
+        yield artifact
+
+
+def _trace_and_compile(call: ModelCall, ways: Ways) -> ScriptArtifact:
+    graph_module = trace_model(call, ways)
+    left_out = _hooks_left_out(graph_module, graph_module.meta[PATHS])
+    try:
+        script = _script(graph_module)
+    except WayFailed as failed:
+        why = failed.diagnostic
+        path = graph_module.meta[PATHS].get(why.path, why.path)
+        rollback = graph_module.meta[ROLLBACKS].get(path)
+        untraced = "" if rollback is None else f"it cannot be traced ({rollback}), nor compiled: "
+        named = dataclasses.replace(why, path=path, message=f"{untraced}{why.message}")
+        raise WayFailed(named, failed.stage) from failed
+    artifact = ScriptArtifact(_served_model(script, call, is_typed(call.returns)), graph_module)
+    call.failures.extend(left_out)
+    return artifact
+
+
+def _hooks_left_out(root: nn.Module, paths: Mapping[str, str]) -> list[Diagnostic]:
+    """The forward hooks of modules whose code TorchScript compiles; ``paths`` are those in the user's model."""
+    what_to_do = "if the answer needs them, call what they do in `forward`."
+    message = "TorchScript compiles the module's own code, so its forward hooks are not in the file."
+    return [
+        Diagnostic("hooks_left_out", paths.get(path, path), message, what_to_do, Severity.WARNING)
+        for path, module in root.named_modules()
+        if has_forward_hooks(module)
+    ]
+
+
+def _plain_root(call: ModelCall) -> nn.Module:
+    """The model's own code around exported collections."""
+    exploded = [pattern for pattern in call.signature.patterns if not pattern.name]
+    if any(pattern.kind != "constant" for pattern in exploded):
+        message = f"TorchScript has no type for an argument that is a {exploded[0].kind}"
+        raise WayFailed(Diagnostic("not_scriptable", "", message), "compile")
+    return fresh_copy(call.model, call.served)[0]
+
+
+def _passed(signature: Signature) -> str:
+    """The arguments of the model's own code for the sample's: by name where the sample gives them so."""
+    values = [pattern.name or _literal(pattern.value) for pattern in signature.patterns]
+    named = zip(signature.parameters[signature.positional :], values[signature.positional :], strict=True)
+    return ", ".join([*values[: signature.positional], *(f"{name}={value}" for name, value in named)])
+
+
+def _literal(value: Any) -> str:
+    is_written_so = not isinstance(value, float) or math.isfinite(value)
+    return repr(value) if is_written_so else f"float({str(value)!r})"
+
+
+def _script(module: nn.Module) -> torch.jit.ScriptModule:
+    modules = own_modules(module)
+    strip_hooks(modules)
+    detach_parameters(modules)
+    if isinstance(module, fx.GraphModule):
+        _script_leaves(module)
+    return _compile(module, "", "compile").eval()
+
+
+def _script_leaves(graph_module: fx.GraphModule) -> None:
+    """Compile the modules that a graph calls, one by one, so that an error names the module."""
+    for path in dict.fromkeys(str(node.target) for node in graph_module.graph.find_nodes(op="call_module")):
+        module = graph_module.get_submodule(path)
+        if not isinstance(module, (ServedNode, torch.jit.ScriptModule)):
+            graph_module.add_submodule(path, _compile(module, path, "leaf"))
+
+
+def _compile(module: nn.Module, path: str, stage: str) -> torch.jit.ScriptModule:
+    try:
+        return compile_module(module)
+    except Exception as error:  # the compiler raises errors of many types, about the user's code
+        raise WayFailed(Diagnostic("not_scriptable", path, _summary(error)), stage) from error
+
+
+def compile_module(module: nn.Module) -> torch.jit.ScriptModule:
+    """``torch.jit.script``, with types that no other compilation shares.
+
+    Otherwise a class that failed to compile once could never be compiled again in this process.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch says at each call that TorchScript is deprecated
+        prepared = call_prepare_scriptable_func(module)
+        script: torch.jit.ScriptModule = create_script_module(prepared, infer_methods_to_compile, share_types=False)
+    return script
+
+
+def _summary(error: Exception) -> str:
+    """What the compiler says, and the line of the user's code that it points at."""
+    lines = [line.strip() for line in str(error).strip().splitlines() if line.strip(" :")]
+    said = [line for line in lines if not line.startswith('File "') and "~" not in line]
+    if said and re.fullmatch(r"\S+\(.*\) -> .*:", said[0]):  # the signature of what is called comes before the reason
+        said = [line for line in said[1:] if line.startswith(("Expected", "Inferred"))] or said
+    else:
+        said = said[:1]
+    told = re.sub(r" \(of Python compilation unit at: 0x[0-9a-f]+\)|__torch__\.(\w+\.)*", "", " ".join(said))
+    where = next((line for line in lines if line.startswith('File "')), "")
+    return f"{type(error).__name__}: {told} {where}".strip()
+
+
+def _served_model(
+    program: torch.jit.ScriptModule, call: ModelCall, is_typed: bool, passed: str = ""
+) -> torch.jit.ScriptModule:
+    """The compiled module of a file.
+
+    Args:
+        program: the compiled program.
+        call: the call that it was made from.
+        is_typed: whether it returns what the model does; otherwise, the tensors in it by name.
+        passed: the code of its arguments; "" if they are those of the signature, one after the other.
+    """
+    names = tensor_names(call.returns)
+    outputs = expressions(call.returns) if is_typed else {name: f"output[{name!r}]" for name in names}
+    leaves = call.signature.leaves()
+    source = _source(leaves, outputs, passed)
+    file = f"<recfx served model {next(_numbers)}>"
+    linecache.cache[file] = (len(source), None, source.splitlines(True), file)  # where TorchScript looks for it
+    scope: dict[str, Any] = {
+        "torch": torch,
+        "nn": nn,
+        "KeyedJaggedTensor": KeyedJaggedTensor,
+        "JaggedTensor": JaggedTensor,
+        "__name__": __name__,
+    }
+    exec(compile(source, file, "exec", dont_inherit=True), scope)  # TorchScript reads annotations as types
+    served: nn.Module = scope["ServedModel"]()
+    served.program = program
+    for leaf in leaves:
+        served.add_module(f"take_{leaf.name}", named_input(leaf))
+    served.input_names = {name: True for leaf in leaves for name in names_of(leaf)}  # type: ignore[assignment]
+    return _compile(served.eval(), "", "compile")
+
+
+def _source(leaves: list[Pattern], outputs: dict[str, str], passed: str) -> str:
+    arguments = "".join(f", {leaf.name}: {_TYPES[leaf.kind]}" for leaf in leaves)
+    passed = passed or ", ".join(leaf.name for leaf in leaves)
+    named = ", ".join(f"self.take_{leaf.name}(inputs)" for leaf in leaves)
+    returned = ", ".join(f"{name!r}: {expression}" for name, expression in outputs.items())
+    return f"""class ServedModel(nn.Module):
+    input_names: dict[str, bool]
+
+    def forward(self{arguments}):
+        return self.program({passed})
+
+    @torch.jit.export
+    def named(self{arguments}) -> dict[str, torch.Tensor]:
+        output = self.program({passed})
+        return {{{returned}}}
+
+    @torch.jit.export
+    def serve(self, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        for name in inputs.keys():
+            if name not in self.input_names:
+                raise RuntimeError(f"there is no input {{name}} [unknown_input]")
+        return self.named({named})
+"""
