@@ -6,48 +6,18 @@ that neither ids nor rows go through the host, and the host does not wait for th
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recfx.kernels.build import launch
-from recfx.kernels.index.find_rows import ReadIndexes, find_rows
+from recfx.kernels.index.find_rows import find_rows
 from recfx.runtime.bags import keep_ids, with_values
 from recfx.runtime.base import NodeModule
 from recfx.runtime.hash_ids import HashedBatch, HashIds, answers_are_rows
 from recfx.runtime.in_flight import BatchInFlight
-from recfx.runtime.index_copies import CountsOnDevice, IndexCopies
+from recfx.runtime.index_copies import CopyOfIndexes, CountsOnDevice, IndexCopies
 from recfx.runtime.lookup import Lookup
 from recfx.runtime.transfers import HOST, ToDevice, ToHost, copy_bags_to_device
-
-
-class Found(NamedTuple):
-    """The rows of a batch, in the bags of the ids; -1 where an id reads nothing.
-
-    ``seen`` and ``absent``, int64 ``[tables]``, are the number of ids of each table, and of those without a row.
-    """
-
-    rows: KeyedJaggedTensor
-    seen: torch.Tensor
-    absent: torch.Tensor
-
-
-def found_in(features: KeyedJaggedTensor, indexes: ReadIndexes, last_features: torch.Tensor) -> Found:
-    """Find the rows of raw ids, with keys in the order of the tables, without waiting for the device.
-
-    ``indexes`` are on the device of the ids, and so is ``last_features``, int64 ``[tables]``: where each table's last
-    feature is.
-    """
-    ids = features.values().to(torch.int64).contiguous()
-    if features.stride() == 0:
-        ends = torch.zeros_like(last_features)
-    else:
-        of_features = features.offsets()[features.stride() :: features.stride()]
-        ends = of_features.index_select(0, last_features).to(torch.int64)
-    rows, absent = find_rows(ids, ends, indexes)
-    seen = torch.diff(ends, prepend=ends.new_zeros(1))
-    return Found(with_values(features, rows, features.weights_or_none()), seen, absent)
 
 
 class FindRows(NodeModule):
@@ -124,14 +94,25 @@ class FindRows(NodeModule):
         if found_on != device:
             features = copy_bags_to_device(features, device)
         copies = self.copies.on(device)
-        found = found_in(features, copies.indexes, copies.last_features)
-        self._counts.add(indexes.by_table(), found.seen, found.absent)
-        rows, values = found.rows, found.rows.values()
+        rows = self._find(features, copies)
+        values = rows.values()
         if self.leaves_out_absent:
             rows = keep_ids(rows, values, values != -1)
         if not indexes.evicts:
             return rows
         return rows, self._in_flight(features, values) if torch.is_grad_enabled() else None
+
+    def _find(self, features: KeyedJaggedTensor, copies: CopyOfIndexes) -> KeyedJaggedTensor:
+        """The rows of a batch, -1 where an id reads nothing; counts it. The host does not wait for the device."""
+        ids, stride = features.values().to(torch.int64).contiguous(), features.stride()
+        if stride == 0:
+            ends = torch.zeros_like(copies.last_features)
+        else:
+            ends = features.offsets()[stride::stride].index_select(0, copies.last_features).to(torch.int64)
+        rows, absent = find_rows(ids, ends, copies.indexes)
+        seen = torch.diff(ends, prepend=ends.new_zeros(1))
+        self._counts.add(self.hash_ids.indexes.by_table(), seen, absent)
+        return with_values(features, rows, features.weights_or_none())
 
     def _in_flight(self, features: KeyedJaggedTensor, rows: torch.Tensor) -> BatchInFlight | None:
         """Keep the rows of a batch whose backward will train them, although it is one of eval mode: this waits."""

@@ -82,10 +82,10 @@ class IndexCopies:
         self._indexes = indexes
         features = [len(table.embedding_names) for table in tables]
         self._last_features = [end - 1 for end in accumulate(features)]
-        self._copy: _Copy | None = None
+        self._copy: CopyOfIndexes | None = None
         self._lock = threading.Lock()
 
-    def on(self, device: torch.device) -> _Copy:
+    def on(self, device: torch.device) -> CopyOfIndexes:
         """Copies on ``device`` that the current stream may read, of the indexes as they are now.
 
         Raises:
@@ -101,12 +101,11 @@ class IndexCopies:
             copy = self._copy
             if copy is None or copy.device != device or copy.versions != versions:
                 self._copy = None  # two copies at once may not fit
-                copy = self._copy = _Copy(device, versions, self._read(indexes, device), self._last_features)
+                copy = self._copy = CopyOfIndexes(device, versions, self._read(indexes, device), self._last_features)
         copy.use()
         return copy
 
     def forget(self) -> None:
-        """Free the copies' memory until they are needed again."""
         with self._lock:
             self._copy = None
 
@@ -149,7 +148,7 @@ class IndexCopies:
         self._copy, self._lock = None, threading.Lock()
 
 
-class _Copy:
+class CopyOfIndexes:
     """One state of the indexes, on one device; ``last_features`` is int64 ``[tables]``."""
 
     def __init__(
