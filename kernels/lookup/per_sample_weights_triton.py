@@ -35,4 +35,6 @@ def recfx_per_sample_weight_gradients(
             row = tl.load(rows_ptr + position)
             present = tl.where(row >= 0, dim, 0)  # a prefix of no columns
             value = tl.load(table_ptr + row * dim + columns, mask=columns < present, other=0.0).to(tl.float32)
-            tl.store(scale_gradients_ptr + position, tl.sum(gradient * value, axis=0))
+            product = tl.sum(gradient * value, axis=0)
+            # Without a row, a gradient that is infinite or no number would not give zero.
+            tl.store(scale_gradients_ptr + position, tl.where(row >= 0, product, 0.0))

@@ -42,8 +42,8 @@ def recfx_pooled_lookup(
             row = tl.load(rows_ptr + position)
             present = tl.where(row >= 0, dim, 0)  # a row of -1 adds nothing: a prefix of no columns
             value = tl.load(table_ptr + row * dim + columns, mask=columns < present, other=0.0).to(tl.float32)
-            if WEIGHTED:
-                value = value * tl.load(scales_ptr + position)
+            if WEIGHTED:  # zero times an infinite weight, or one that is no number, would not be zero
+                value = value * tl.where(row >= 0, tl.load(scales_ptr + position), 0.0)
             total += value
         if MEAN:
             total = total / tl.maximum(end - begin, 1).to(tl.float32)

@@ -74,7 +74,8 @@ def _call(place: Place, most: int, tables: tuple[_Table, ...] = _TABLES) -> Call
         side_rows.append(side_row)
         beside.append(beside_groups)
         absent = torch.randint(-(2**62), 2**62, (5,), generator=draw)
-        some = torch.cat([held, absent, torch.tensor(EXTREMES), torch.arange(table.dense_rows)])
+        of_slice = torch.arange(max(table.dense_rows, table.row_begin + table.rows))  # dense ids end within it
+        some = torch.cat([held, absent, torch.tensor(EXTREMES), of_slice])
         if not table.indexed:
             some = torch.arange(table.rows)
         asked.append(some[torch.randperm(some.numel(), generator=draw)][:most])

@@ -82,6 +82,7 @@ def _calls(build: Any, decays: bool) -> dict[str, Any]:
         "one hot row": partial(build, batch_size=9, longest=9, hot=True),
         "one id": partial(build, batch_size=1, longest=1),
         "no ids": partial(build, batch_size=2, longest=0),
+        "most ids without a row": partial(build, batch_size=9, longest=9, absent=True),
     }
 
 
@@ -116,7 +117,7 @@ class _Problem:
     def __init__(
         self, place: Place, rule: Rule, dtype: str, block: int, batch_size: int, longest: int, hot: bool,
         weighted: bool = False, mean: bool = False, decays: bool = True,
-        infinite: bool = False,
+        infinite: bool = False, absent: bool = False,
     ) -> None:  # fmt: skip
         draw = torch.Generator().manual_seed(block + batch_size)
         self.rule, self.block, self.batch_size = rule, block, batch_size
@@ -128,11 +129,15 @@ class _Problem:
         rows = (torch.rand(bags.numel(), generator=draw) * (torch.tensor(ROWS)[tables] + 1)).long() - 1
         if hot:
             rows = torch.where((tables == 0) & (rows >= 0), 3, rows)
+        if absent:  # runs of them go across borders of chunks
+            rows = torch.where(torch.rand(rows.numel(), generator=draw) < 0.6, -1, rows)
         self.row_starts = torch.tensor([0, *ROWS[:-1]]).cumsum(0)
         keys = torch.where(rows >= 0, self.row_starts[tables] + rows, -1)
         self.keys, order = keys.sort(stable=True)
         self.bags = bags[order].to(torch.int32)
         self.scales = torch.rand(bags.numel(), generator=draw)
+        if absent:
+            self.scales[self.keys < 0] = torch.nan
         self.widths = [self.dims[table] for table in TABLES]
         self.columns = torch.tensor([0, *self.widths]).cumsum(0)
         self.gradients = torch.randn(batch_size, int(self.columns[-1]), generator=draw)
@@ -220,13 +225,14 @@ def _padded(gradient: torch.Tensor, block: int) -> torch.Tensor:
 
 def _step_call(
     place: Place, rule: Rule, dtype: str, block: int, weighted: bool, mean: bool, batch_size: int, longest: int,
-    hot: bool = False, decays: bool = True, infinite: bool = False,
+    hot: bool = False, decays: bool = True, infinite: bool = False, absent: bool = False,
 ) -> Call:  # fmt: skip
-    problem = _Problem(place, rule, dtype, block, batch_size, longest, hot, weighted, mean, decays, infinite)
+    problem = _Problem(place, rule, dtype, block, batch_size, longest, hot, weighted, mean, decays, infinite, absent)
     expected = torch.full((5, 2, block), -1.0)
     sums = {}
     for run in _runs(problem.keys.tolist(), chunks=5):
-        gradient = problem.sum_of(run.positions) if run.key >= 0 else torch.zeros(block)
+        nothing = torch.full((block,), torch.nan if absent and weighted else 0.0)  # what is left there is not read
+        gradient = problem.sum_of(run.positions) if run.key >= 0 else nothing
         if run.began_earlier or run.goes_on:
             expected[run.chunk, 0 if run.began_earlier else 1] = _padded(gradient, block)
         elif run.key >= 0:
@@ -242,9 +248,11 @@ def _step_call(
 
 def _border_call(
     place: Place, rule: Rule, dtype: str, block: int, batch_size: int, longest: int, hot: bool = False,
-    decays: bool = True, infinite: bool = False,
+    decays: bool = True, infinite: bool = False, absent: bool = False,
 ) -> Call:  # fmt: skip
-    problem = _Problem(place, rule, dtype, block, batch_size, longest, hot, decays=decays, infinite=infinite)
+    problem = _Problem(
+        place, rule, dtype, block, batch_size, longest, hot, decays=decays, infinite=infinite, absent=absent
+    )
     chunks = 5
     parts = torch.full((chunks, 2, block), float("nan"))
     sums: dict[int, torch.Tensor] = {}

@@ -27,6 +27,7 @@ def _case(dtype: str, block: int) -> KernelCase:
     calls = {
         "several tables": partial(_call, dtype=dtype, dims=dims, batch_size=9),
         "empty bags": partial(_call, dtype=dtype, dims=dims, batch_size=3, longest=0),
+        "gradients that are no numbers": partial(_call, dtype=dtype, dims=dims, batch_size=9, not_finite=True),
     }
     kernel = "recfx.kernels.lookup.per_sample_weights_triton:recfx_per_sample_weight_gradients"
     return KernelCase(
@@ -34,7 +35,9 @@ def _case(dtype: str, block: int) -> KernelCase:
     )
 
 
-def _call(place: Place, dtype: str, dims: list[int], batch_size: int, longest: int = 6) -> Call:
+def _call(
+    place: Place, dtype: str, dims: list[int], batch_size: int, longest: int = 6, not_finite: bool = False
+) -> Call:
     draw = torch.Generator().manual_seed(sum(dims))
     tables = [torch.randn(11, dim, generator=draw).to(_DTYPES[dtype]) for dim in dims]
     lengths = torch.randint(0, longest + 1, (len(dims) * batch_size,), generator=draw)
@@ -42,6 +45,8 @@ def _call(place: Place, dtype: str, dims: list[int], batch_size: int, longest: i
     rows = torch.randint(-1, 11, (int(offsets[-1]),), generator=draw)
     columns = torch.tensor([0, *dims]).cumsum(0)
     gradients = torch.randn(batch_size, sum(dims), generator=draw)
+    if not_finite:
+        gradients[::2, 0], gradients[1::2, 0] = torch.nan, torch.inf
     expected = torch.zeros(rows.numel())
     for bag, (begin, end) in enumerate(zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True)):
         feature, sample = divmod(bag, batch_size)

@@ -35,14 +35,17 @@ def _case(dtype: str, block: int, weighted: bool, mean: bool) -> KernelCase:
         "no bags": partial(make, dims=dims, batch_size=0),
         "long bags": partial(make, dims=[block], batch_size=2, longest=300),
     }
+    if weighted:
+        calls["absent rows whose weights are no numbers"] = partial(make, dims=dims, batch_size=9, not_finite=True)
     name = "-".join(["pooled_lookup", dtype, f"block_{block}", *["weighted"] * weighted, *["mean"] * mean])
     constexprs = {"BLOCK_D": block, "WEIGHTED": weighted, "MEAN": mean}
     return KernelCase(name, _KERNEL, signature, constexprs, calls)
 
 
 def _call(
-    place: Place, dtype: str, weighted: bool, mean: bool, dims: list[int], batch_size: int, longest: int = 6
-) -> Call:
+    place: Place, dtype: str, weighted: bool, mean: bool, dims: list[int], batch_size: int, longest: int = 6,
+    not_finite: bool = False,
+) -> Call:  # fmt: skip
     """Rows at both ends of every table, absent rows, and empty bags; the tables lie apart from each other."""
     draw = torch.Generator().manual_seed(sum(dims) + batch_size)
     tables = [torch.randn(11, dim, generator=draw).to(_DTYPES[dtype]) for dim in dims]
@@ -51,6 +54,10 @@ def _call(
     rows = torch.randint(-1, 11, (int(offsets[-1]),), generator=draw)
     rows[:1], rows[-1:] = 0, 10
     scales = torch.rand(rows.numel(), generator=draw) if weighted else None
+    if scales is not None and not_finite:
+        scales[rows < 0] = torch.tensor([torch.nan, torch.inf, -torch.inf]).repeat(rows.numel())[
+            : int((rows < 0).sum())
+        ]
     pooled = pooled_lookup_reference.pooled_lookup(rows, offsets, tables, list(range(len(dims))), mean, scales)
     placed = [place(table) for table in tables]
     starts = [(table.data_ptr() - placed[0].data_ptr()) // table.element_size() for table in placed]
