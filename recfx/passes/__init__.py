@@ -1,6 +1,6 @@
 """The passes, in order: rewrites of graphs that are data. One file per pass; file name = pass name = test name.
 
-They import ``recfx.ir`` and nothing else of the project.
+They import ``recfx.ir``, ``recfx.errors`` and each other, and nothing else of the project.
 """
 
 from __future__ import annotations
