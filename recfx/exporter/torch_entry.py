@@ -57,15 +57,17 @@ def _replacing(replacement: Callable[[nn.Module, dict[str, Any]], nn.Module]) ->
     """
 
     def extend(original: Callable[..., Any]) -> Callable[..., Any]:
-        signature = inspect.signature(original)
-
         @functools.wraps(original)
         def extended(*arguments: Any, **keywords: Any) -> Any:
-            given = signature.bind(*arguments, **keywords)
-            name, module = next(iter(given.arguments.items()))
-            if isinstance(module, nn.Module) and holds_converted(module) and converted_collections(module):
-                given.arguments[name] = replacement(module, given.arguments)
-            return original(*given.args, **given.kwargs)
+            # Other tools may have wrapped the function before: its signature need not name the module.
+            places: list[tuple[Any, Any]] = [*enumerate(arguments), *keywords.items()]
+            place, module = next(((place, value) for place, value in places if isinstance(value, nn.Module)), (0, None))
+            if module is None or not holds_converted(module) or not converted_collections(module):
+                return original(*arguments, **keywords)
+            replaced = replacement(module, inspect.signature(original).bind(*arguments, **keywords).arguments)
+            if place in keywords:
+                return original(*arguments, **{**keywords, place: replaced})
+            return original(*arguments[:place], replaced, *arguments[place + 1 :], **keywords)
 
         return extended
 

@@ -17,11 +17,13 @@ from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCo
 
 from recfx.collections.sharding.collection import sharded_collections
 from recfx.discovery.classify import CONVERTED, CONVERTIBLE, classify
+from recfx.discovery.discover import check_module
 from recfx.errors import ConversionError
 from recfx.planner.enumerator import OrderedEnumerator, is_plannable
 from recfx.planner.placements import replace_placements
 from recfx.planner.priced_plan import PricedPlan
 from recfx.planner.priced_proposals import PricedProposals
+from recfx.planner.pricing.values import whole_number
 from recfx.planner.proposers import MOST_TABLES_THAT_FIT, left_out, proposers
 from recfx.planner.sharder import HashEmbeddingBagCollectionSharder, planned_types, torchrec_sharders
 from recfx.planner.topology import NpuTopology, check_topology, device_of, hardware_of
@@ -113,6 +115,8 @@ def _plan(
     others: bool,
 ) -> ShardingPlan:
     check_topology(topology)
+    check_module(model)
+    whole_number(batch_size, "batch_size")
     for path in sharded_collections(model):
         raise ConversionError(
             "the collection is sharded already.",
@@ -122,7 +126,7 @@ def _plan(
         )
     pod = topology.as_cuda() if isinstance(topology, NpuTopology) else topology
     sharders = planning_sharders(model, others=others and pod is topology)
-    limits = dict(constraints or {})
+    limits = _checked_constraints(constraints)
     _check(model, sharders, pod.compute_device, limits)
     prices = PricedProposals(
         pod, as_converted(model), hardware_of(topology), device_of(topology), batch_size, model.training
@@ -211,6 +215,18 @@ def _check(
             reason="unknown_table",
             what_to_do=f"the tables are {', '.join(sorted(tables))}.",
         )
+
+
+def _checked_constraints(constraints: object) -> dict[str, ParameterConstraints]:
+    given = dict(constraints) if isinstance(constraints, Mapping) else {}
+    wrong = next((value for value in given.values() if not isinstance(value, ParameterConstraints)), None)
+    if wrong is not None or not (constraints is None or isinstance(constraints, Mapping)):
+        raise ConversionError(
+            f"constraints are {constraints!r}.",
+            reason="invalid_argument",
+            what_to_do="pass a torchrec.distributed.planner.types.ParameterConstraints by the name of each table.",
+        )
+    return given
 
 
 def _has_option(sharder: ModuleSharder[nn.Module], device: str, limits: ParameterConstraints) -> bool:

@@ -18,6 +18,7 @@ from torchrec import EmbeddingBagCollection, KeyedJaggedTensor
 from torchrec.inference.modules import quantize_embeddings, quantize_inference_model
 
 import recfx
+from recfx.exporter.torch_entry import _replacing
 from tests.builders.batches import one_bag
 from tests.builders.collections import one_table
 from tests.exporter.hashed_models import TRACES, HashedModel, call, trained
@@ -278,3 +279,18 @@ def test_the_dense_part_of_a_converted_model_is_quantized_as_ever(model: nn.Modu
     with torch.no_grad():
         difference = (quantized(*call(4).args) - model(*call(4).args)).abs().max()
     assert 0 < float(difference) < 0.1
+
+
+def test_another_tool_may_have_wrapped_torch_functions_before() -> None:
+    """The wrapper's signature names no module."""
+
+    def wrapped(*a: Any, **k: Any) -> Any:
+        return a, k
+
+    extended = _replacing(lambda model, given: "replaced")(wrapped)  # type: ignore[arg-type,return-value]
+    converted = recfx.convert(one_table())
+    other = nn.Linear(1, 1)
+    assert extended(converted, 1, more=2) == (("replaced", 1), {"more": 2})
+    assert extended(more=2, model=converted) == ((), {"more": 2, "model": "replaced"})
+    assert extended(other, more=2) == ((other,), {"more": 2})
+    assert extended() == ((), {})

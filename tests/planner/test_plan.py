@@ -11,6 +11,7 @@ import threading
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -341,3 +342,19 @@ def test_a_logger_without_handlers_stays_without(monkeypatch: pytest.MonkeyPatch
     with without_noise():
         logging.warning("this is shown")
     assert root.handlers == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "match"),
+    [
+        ({"model": None}, "model is"),
+        ({"constraints": 5}, "constraints are 5"),
+        ({"constraints": {"wide": 5}}, "constraints are"),
+        ({"batch_size": -1}, "batch_size is -1"),
+        ({"batch_size": None}, "batch_size is None"),
+    ],
+)
+def test_a_wrong_argument_is_named(arguments: dict[str, Any], match: str) -> None:
+    given = {"model": Model("meta"), "topology": npu_topology(8), **arguments}
+    with refused("invalid_argument", match=match, error=recfx.RecfxError):
+        recfx.plan(**given)
