@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+from recfx.commandline.main import main
 from tests.support.forked_script import run_module
 
 REPOSITORY = Path(__file__).parents[2]
+EXPLAIN = ["explain", "tests.inspect.models:only_model"]
 
 LOUD = """\
 import os, subprocess, sys
@@ -23,69 +26,61 @@ def make():
     subprocess.run([sys.executable, "-c", "print('by another process')"])
     return towers()
 
-def waits():
-    import signal, threading, time
-    print("waiting", flush=True)
-    time.sleep(60)
+def interrupted():
+    import signal
+    signal.raise_signal(signal.SIGINT)
 """
 
 
-def start(*arguments: str, **more: object) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "recfx", *arguments],
-        cwd=REPOSITORY,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
-        **more,
-    )
-
-
-def test_stdout_has_the_result_alone_and_the_status_says_refused(tmp_path: Path) -> None:
+@pytest.fixture
+def loud(tmp_path: Path) -> Path:
     path = tmp_path / "loud.py"
     path.write_text(LOUD)
-    done = run_module("recfx", "explain", f"{path}:make", "--json")
+    return path
+
+
+def test_stdout_has_the_result_alone_and_the_status_says_refused(loud: Path) -> None:
+    done = run_module("recfx", "explain", f"{loud}:make", "--json")
     assert done.returncode == 1, done.stderr
     assert json.loads(done.stdout)["ok"] is False
     for text in ("printed", "written", "by another process"):
         assert text in done.stderr.splitlines()
 
 
-def test_a_reader_that_leaves_and_ctrl_c(tmp_path: Path) -> None:
-    """Both at once, because each of them has to import torch."""
-    path = tmp_path / "loud.py"
-    path.write_text(LOUD)
-    left = start("explain", "tests.inspect.models:many_tables", "--json")
-    interrupted = start("explain", f"{path}:waits")
-    assert left.stdout is not None
-    left.stdout.close()  # before anything is printed
-    assert interrupted.stderr is not None
-    while "waiting" not in (line := interrupted.stderr.readline()):
-        assert line, "it has ended"
-    interrupted.send_signal(signal.SIGINT)
-    assert left.wait(timeout=120) == 141
-    assert left.stderr is not None
-    assert "Broken" not in left.stderr.read()
-    assert interrupted.wait(timeout=120) == 130
-    assert "Traceback" not in interrupted.stderr.read()
-
-
-def test_streams_that_the_shell_has_closed(tmp_path: Path) -> None:
-    command = f"{sys.executable} -m recfx explain tests.inspect.models:only_model"
+def test_a_reader_that_leaves() -> None:
+    """A new interpreter, because it is its last flush that complains."""
+    command = [sys.executable, "-m", "recfx", "explain", "tests.inspect.models:many_tables", "--json"]
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
-    started = {
-        redirected: subprocess.Popen(
-            ["sh", "-c", f"{command} {redirected}"],
-            cwd=REPOSITORY, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        )
-        for redirected in (">&-", "2>&-", ">/dev/full")
-    }  # fmt: skip
-    ended = {name: (*process.communicate(timeout=120), process.returncode) for name, process in started.items()}
-    assert ended[">&-"][2] == 0
-    assert ended["2>&-"][0].startswith("1 collection: 1 convertible. OK\n")
-    assert ended["2>&-"][2] == 0
-    _, told, status = ended[">/dev/full"]
-    assert status == 1
-    assert told.splitlines()[-1] == ("python -m recfx explain: the output cannot be written: No space left on device")
-    assert all("Traceback" not in err for _, err, _ in ended.values())
+    with subprocess.Popen(
+        command, cwd=REPOSITORY, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.close()  # before anything is printed
+        _, told = process.communicate(timeout=120)
+    assert process.returncode == 141
+    assert "Broken" not in told
+
+
+def test_ctrl_c(loud: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", f"{loud}:interrupted"]) == 130
+    assert "Traceback" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("stream", ["stdout", "stderr"])
+def test_a_stream_that_the_shell_has_closed(
+    stream: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As Python starts then."""
+    monkeypatch.setattr(sys, stream, None)
+    assert main(EXPLAIN) == 0
+    printed = capsys.readouterr()
+    assert "Traceback" not in printed.err
+    assert printed.out.startswith("1 collection: 1 convertible. OK\n") is (stream == "stderr")
+
+
+def test_a_disk_that_is_full(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    with open("/dev/full", "w") as full:  # closing it flushes what is left, as the interpreter does in the end
+        monkeypatch.setattr(sys, "stdout", full)
+        assert main(EXPLAIN) == 1
+    told = capsys.readouterr().err
+    assert told.splitlines()[-1] == "python -m recfx explain: the output cannot be written: No space left on device"
