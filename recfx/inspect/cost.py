@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from torch import fx, nn
@@ -75,17 +75,32 @@ def cost(
     _check_topology(topology)
     if world_size is not None:
         world_size = whole_number(world_size, "world_size", most=MOST_RANKS)
-        _refuse_ranks_without_plan(world_size, plan, topology)
+        if plan is None and world_size != getattr(topology, "world_size", None):
+            raise ConversionError(
+                "world_size is given, but no plan for so many ranks.",
+                reason="invalid_argument",
+                what_to_do="pass plan= as well, or a topology instead, for which a plan is made.",
+            )
     model = unwrap(model_or_graph)
     if isinstance(model, WholeGraph):
         model = model.graph_module
     collections = list(converted_collections(model).values())
-    sharded = [each for each in collections if each.is_sharded]
-    is_graph = isinstance(model, fx.GraphModule)
-    if is_graph or sharded:
-        _refuse_plan(plan, "a graph" if is_graph else "a sharded model")
-        if not sharded and _ranks([model])[1] == 1:
-            _refuse_ranks(topology)
+    is_graph, is_sharded = isinstance(model, fx.GraphModule), any(one.is_sharded for one in collections)
+    ranks = topology.world_size if isinstance(topology, (Topology, NpuTopology)) else 1
+    if is_graph or is_sharded:
+        if plan is not None:
+            raise ConversionError(
+                f"{'a graph' if is_graph else 'a sharded model'} has its own plan, and cannot be priced with another.",
+                reason="already_sharded",
+                what_to_do="leave out plan=, or pass the model before it is sharded.",
+            )
+        if ranks > 1 and not is_sharded and _ranks([model])[1] == 1:
+            raise ConversionError(
+                f"a graph of one rank cannot be priced on {ranks}: only models are planned.",
+                reason="already_sharded",
+                what_to_do="pass the model instead of its graph; or a topology of one rank, or one of "
+                "recfx.planner.pricing.hardware, for the times of the graph as it is.",
+            )
         return _as_it_is(model, collections, topology)
     converted = as_converted(model)
     if not converted:
@@ -98,12 +113,12 @@ def cost(
             world_size = world_size_of(plan, world_size)
         topology = topology_of(plan) if topology is None else topology
     again = None if isinstance(topology, Hardware) else _again(model_or_graph, topology)
-    if plan is None and isinstance(topology, (Topology, NpuTopology)) and topology.world_size > 1:
-        plan, world_size = make_plan(model, topology), topology.world_size
+    if plan is None and ranks > 1:
+        plan, world_size = make_plan(model, topology), ranks
     if plan is None or world_size is None:
-        distinct = {id(each): each for each in converted.values()}
-        for each in distinct.values():
-            each.fused_optimizers()  # makes the graph for what the tables are now
+        distinct = {id(collection): collection for collection in converted.values()}
+        for collection in distinct.values():
+            collection.fused_optimizers()  # makes the graph for what the tables are now
         return _as_it_is(model, list(distinct.values()), topology, again)
     return price_planned(model, converted, plan, world_size, topology, again)[0]
 
@@ -119,15 +134,15 @@ def _as_it_is(
     if isinstance(model, fx.GraphModule):
         nodes = prices.nodes_of(model)
     else:
-        nodes = [node for each in collections for node in prices.nodes_of(each.graph_module, max(each.calls, 1))]
+        nodes = [node for one in collections for node in prices.nodes_of(one.graph_module, max(one.calls, 1))]
         nodes += [] if _is_one_of(model, collections) else [prices.dense("dense", model)]
     if all(node.kind == "dense" for node in nodes):
         raise _no_collection()
-    rank, world_size = _ranks([model, *(each.graph_module for each in collections)])
+    rank, world_size = _ranks([model, *(collection.graph_module for collection in collections)])
     if world_size > 1:
-        nodes += prices.dense_all_reduce(model, (table for each in collections for table in each.parameters()))
+        nodes += prices.dense_all_reduce(model, _tables_of(collections))
     device = device_of_tables(model)
-    planned = tuple(planned_as_sharded(each, device) for each in collections if each.is_sharded)
+    planned = tuple(planned_as_sharded(collection, device) for collection in collections if collection.is_sharded)
     return _cost(nodes, model, topology, device, planned, rank, world_size, again)
 
 
@@ -139,59 +154,37 @@ def price_planned(
     topology: AnyTopology | Hardware | None,
     again: Callable[[int], Cost] | None = None,
 ) -> tuple[Cost, dict[str, Rewriting]]:
-    """A model as a plan would shard it, seen from rank 0.
+    """The cost of a model as a plan would shard it, seen from rank 0; ``converted`` has its collections by every path.
 
-    Args:
-        model: the model.
-        converted: its collections, as converted, by every path of each.
-        plan: of the model.
-        world_size: the number of ranks.
-        topology: as for ``cost``.
-        again: gives the cost on another number of ranks.
-
-    Returns:
-        The cost; and what the passes make of each collection, by the first of its paths.
-
-    Raises:
-        ConversionError: those of :func:`planned_collections`.
-    """
-    prices, trains, device = ModelPrices(model.training), model.training, _device_of(topology, model)
-    planned = planned_collections(converted, plan, world_size, device)
-    graphs = {each.name: planned_graph(each, 0, chip_of(topology, device)) for each in planned}
-    nodes = [node for each in planned for node in price_graph(graphs[each.name].graph, trains, each.calls)]
-    collections = list(converted.values())
-    if not _is_one_of(model, collections):
-        for each_collection in collections:
-            prices.residents.of_dense(each_collection)  # counted above
-        nodes.append(prices.dense("dense", model))
-        if world_size > 1:
-            tables = (each for collection in collections for each in collection.parameters())
-            nodes += prices.dense_all_reduce(model, tables)
-    return _cost(nodes, model, topology, device, planned, 0, world_size, again), graphs
-
-
-def planned_collections(
-    converted: Mapping[str, UnshardedCollection], plan: ShardingPlan, world_size: int, device: str
-) -> tuple[PlannedCollection, ...]:
-    """The collections of a model as a plan would shard them.
-
-    Args:
-        converted: by every path of each collection.
-        plan: of the model.
-        world_size: the number of ranks.
-        device: the type of the device that would have the tables.
+    Also what the passes make of each collection, by the first of its paths. ``again`` gives the cost on another number
+    of ranks.
 
     Raises:
         ConversionError: ``plan_unknown_collection``, ``plan_missing_collection``, and those of ``read_plan``.
     """
+    prices, trains, device = ModelPrices(model.training), model.training, _device_of(topology, model)
     refuse_unknown_collections(plan, converted)
     aliases: dict[int, list[str]] = {}
     for path, collection in converted.items():
         aliases.setdefault(id(collection), []).append(path)
-    return tuple(
+    planned = tuple(
         planned_by(converted[paths[0]], plan_of_collection(plan, paths), world_size, device, paths[0])
         for paths in aliases.values()
     )
+    graphs = {one.name: planned_graph(one, 0, chip_of(topology, device)) for one in planned}
+    nodes = [node for one in planned for node in price_graph(graphs[one.name].graph, trains, one.calls)]
+    collections = list(converted.values())
+    if not _is_one_of(model, collections):
+        for collection in collections:
+            prices.residents.of_dense(collection)  # counted above
+        nodes.append(prices.dense("dense", model))
+        if world_size > 1:
+            nodes += prices.dense_all_reduce(model, _tables_of(collections))
+    return _cost(nodes, model, topology, device, planned, 0, world_size, again), graphs
+
+
+def _tables_of(collections: Iterable[nn.Module]) -> Iterator[nn.Parameter]:
+    return (table for collection in collections for table in collection.parameters())
 
 
 def _cost(
@@ -239,34 +232,6 @@ def _check_topology(topology: Any) -> None:
         )
 
 
-def _refuse_plan(plan: object, what: str) -> None:
-    if plan is not None:
-        raise ConversionError(
-            f"{what} has its own plan, and cannot be priced with another.",
-            reason="already_sharded",
-            what_to_do="leave out plan=, or pass the model before it is sharded.",
-        )
-
-
-def _refuse_ranks_without_plan(world_size: int, plan: object, topology: Any) -> None:
-    if plan is None and world_size != getattr(topology, "world_size", None):
-        raise ConversionError(
-            "world_size is given, but no plan for so many ranks.",
-            reason="invalid_argument",
-            what_to_do="pass plan= as well, or a topology instead, for which a plan is made.",
-        )
-
-
-def _refuse_ranks(topology: object) -> None:
-    if isinstance(topology, (Topology, NpuTopology)) and topology.world_size > 1:
-        raise ConversionError(
-            f"a graph of one rank cannot be priced on {topology.world_size}: only models are planned.",
-            reason="already_sharded",
-            what_to_do="pass the model instead of its graph; or a topology of one rank, or one of "
-            "recfx.planner.pricing.hardware, for the times of the graph as it is.",
-        )
-
-
 def _no_collection() -> ConversionError:
     return ConversionError(
         "there is no collection in it that is converted or can be.",
@@ -277,12 +242,12 @@ def _no_collection() -> ConversionError:
 
 def _is_one_of(model: nn.Module, collections: list[Any]) -> bool:
     """Whether the model itself is a collection."""
-    return any(each is model for each in collections) or isinstance(model, ConvertedCollection)
+    return any(collection is model for collection in collections) or isinstance(model, ConvertedCollection)
 
 
 def _ranks(graphs: Iterable[nn.Module]) -> tuple[int, int]:
     """This rank and the number of ranks of the collections in some graphs; 0 and 1 if none is sharded."""
-    nodes = (node for each in graphs if isinstance(each, fx.GraphModule) for node in each.graph.nodes)
+    nodes = (node for module in graphs if isinstance(module, fx.GraphModule) for node in module.graph.nodes)
     for operator in filter(None, map(lowered_from, nodes)):
         sharding = operator.graph.collection(operator.node).sharding
         if sharding is not None:
@@ -328,13 +293,12 @@ def compare_plans(
         InputError: ``invalid_argument``, ``missing_feature``.
     """
     if not isinstance(plans, (Mapping, list, tuple)) or not plans:
-        found = "empty" if isinstance(plans, (Mapping, list, tuple)) else type_of(plans)
         raise ConversionError(
-            f"plans is {found}.",
+            f"plans is {'empty' if isinstance(plans, (Mapping, list, tuple)) else type_of(plans)}.",
             reason="invalid_argument",
             what_to_do="pass a list of plans, or a mapping from names to plans.",
         )
-    named = plans if isinstance(plans, Mapping) else {f"plan {number}": each for number, each in enumerate(plans)}
+    named = plans if isinstance(plans, Mapping) else {f"plan {number}": plan for number, plan in enumerate(plans)}
     rows = []
     for name, plan in named.items():
         if plan is None:
@@ -344,7 +308,7 @@ def compare_plans(
         priced = cost(model, topology, plan=plan, world_size=world_size).at(B, L=L)
         rows.append(PlanRow(str(name), _types(plan), priced))
     hardware = {row.name: row.cost.hardware for row in rows}
-    other = next((name for name, each in hardware.items() if each != rows[0].cost.hardware), None)
+    other = next((name for name, its_own in hardware.items() if its_own != rows[0].cost.hardware), None)
     if other is not None:
         raise ConversionError(
             f"{rows[0].name} was made for {rows[0].cost.hardware.name}, but {other} is priced for "

@@ -59,12 +59,7 @@ def declared_tables(module: nn.Module) -> tuple[TableReport, ...]:
 
 
 def declared_table(spec: TableSpec, dtype: torch.dtype | None = None) -> TableReport:
-    """A table of a converted collection without what its weight and its index show.
-
-    Args:
-        spec: the compiler's description.
-        dtype: the dtype of its weight, if that is not the one of the description.
-    """
+    """A table of a converted collection without what its weight, which may be of another dtype, and its index show."""
     return TableReport(
         name=spec.name,
         features=spec.feature_names,
@@ -162,12 +157,9 @@ def _optimizer(facts: TableFacts) -> str:
 
 
 def describe_converted(found: CollectionReport, collection: UnshardedCollection, existed: bool) -> CollectionReport:
-    """Add what a converted collection shows of itself, but not yet what there is to say about it: see ``with_reasons``.
+    """Add to what discovery knows what the collection shows of itself, but not yet what there is to say about it.
 
-    Args:
-        found: what discovery knows of it.
-        collection: the collection; nothing of it changes.
-        existed: whether its tables were there before recfx.
+    ``existed``: whether its tables were there before recfx.
     """
     own = {table.name: table.name for table in collection.tables}
     facts = table_facts(collection, own, found.path, existed)
@@ -267,15 +259,7 @@ def with_plan(
 ) -> CollectionReport:
     """Add what ``plan`` would do to the tables of a collection that ``describe_converted`` has described.
 
-    The graph is that of one rank.
-
-    Args:
-        described: what is known of the collection now.
-        collection: the collection, unsharded.
-        plan: how each of its tables is sharded.
-        rank: the rank.
-        world_size: the number of ranks.
-        topology: what the plan was made for, which the nodes are for then; None: for the device of the tables.
+    The graph is that of one rank, on the devices of the topology or else of the tables.
 
     Raises:
         ConversionError: the same as ``shard_collection``, in its order; ``malformed_graph``: passes of the user's left
@@ -307,17 +291,12 @@ def _with_sharding(
     module_path: str,
     taken: Mapping[str, tuple[Diagnostic, ...]],
 ) -> TableReport:
-    element_bytes = _element_bytes(report)
+    dtype: torch.dtype = getattr(torch, report.dtype)
     reasons = sharding_reasons(table, module_path, optimizer)
-    reasons += tuple(replace(each, path=module_path) for each in taken.get(table.table.name, ()))
+    reasons += tuple(replace(reason, path=module_path) for reason in taken.get(table.table.name, ()))
     return replace(
         report,
-        bytes=report.rows * report.dim * element_bytes,
-        sharding=ShardingReport.of(table, sharding, element_bytes),
+        bytes=report.rows * report.dim * dtype.itemsize,
+        sharding=ShardingReport.of(table, sharding, dtype.itemsize),
         reasons=report.reasons + reasons,
     )
-
-
-def _element_bytes(report: TableReport) -> int:
-    dtype: torch.dtype = getattr(torch, report.dtype)
-    return dtype.itemsize

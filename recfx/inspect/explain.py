@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from importlib.metadata import version
 from typing import Any, Literal
@@ -102,7 +102,13 @@ def explain(
             reason="invalid_argument",
             what_to_do="pass tables='all' for a line per table.",
         )
-    planned = PlannedSharding.of(plan, world_size)
+    if plan is None and world_size is not None:
+        raise ConversionError(
+            "world_size is given, but no plan for so many ranks.",
+            reason="invalid_argument",
+            what_to_do="pass plan= as well, such as that of recfx.plan(model, topology).",
+        )
+    planned = None if plan is None else _PlannedSharding(plan, world_size)
     model = _holder(model)
     records = Records.of(model)
     if not _is_to_be_traced(model, records):
@@ -116,7 +122,7 @@ def explain(
             assert finding.why is not None
             finding.why = replace(finding.why, severity=Severity.WARNING)
         if planned is not None:
-            planned.check(_converted_paths(discovery))
+            planned.check(discovery)
         collections = [
             _collection(
                 finding, replacements.get(id(finding.module), finding.module), records.of_collection(finding), planned
@@ -169,26 +175,14 @@ def _is_to_be_traced(model: nn.Module, records: Records) -> bool:
     """Whether a sample says something: not of a model that was converted with one, unless there is more to convert."""
     if not records.traced() and not isinstance(unwrap(model), WholeGraph):
         return True
-    found = (classify(module, path) for path, module in model.named_modules())
-    return any(each is not None and each.status == CONVERTIBLE for each in found)
-
-
-def _converted_paths(discovery: Discovery) -> set[str]:
-    """The names of what a plan can shard."""
-    return {path for each in discovery.findings if each.status in (CONVERTED, CONVERTIBLE) for path in each.paths}
+    findings = (classify(module, path) for path, module in model.named_modules())
+    return any(finding is not None and finding.status == CONVERTIBLE for finding in findings)
 
 
 def _collection(
-    finding: Finding, collection: nn.Module, record: Found | None, planned: PlannedSharding | None
+    finding: Finding, collection: nn.Module, record: Found | None, planned: _PlannedSharding | None
 ) -> CollectionReport:
-    """The report of one collection.
-
-    Args:
-        finding: what discovery finds now.
-        collection: the collection itself, or what it would become.
-        record: what discovery found when it was converted, if it was.
-        planned: the plan that the user asks about.
-    """
+    """The report of one collection, which may be one that it would become; ``record`` is what was found before."""
     known = record is not None and finding.found == "walked"
     how, source = (record.found, record.source) if record is not None and known else (finding.found, finding.source)
     found = CollectionReport(
@@ -208,8 +202,7 @@ def _collection(
         described = describe_converted(found, collection, existed)
         return with_reasons(described) if planned is None else planned.describe(described, collection)
     if isinstance(collection, ShardedCollection):
-        described = describe_sharded(found, collection, existed)
-        return described
+        return describe_sharded(found, collection, existed)
     return describe_other(found, finding.module)
 
 
@@ -237,51 +230,25 @@ def _model_reasons(rollbacks: list[Diagnostic], verification: Verification) -> l
     return reasons
 
 
-class PlannedSharding:
-    """What the report says about a plan.
+class _PlannedSharding:
+    """What the report says about a plan, as rank 0, or as this rank of a process group with as many ranks, sees it."""
 
-    It is seen by this rank of the default process group, if that has as many ranks as the plan; otherwise by rank 0.
-
-    Args:
-        plan: TorchRec's plan.
-        world_size: the number of ranks that it is for, if the user says so.
-
-    Raises:
-        ConversionError: ``invalid_argument``, ``plan_rank``, ``unknown_world_size``.
-        InputError: ``invalid_argument``: ``world_size`` is no number of ranks.
-    """
-
-    def __init__(self, plan: Any, world_size: int | None = None) -> None:
+    def __init__(self, plan: Any, world_size: int | None) -> None:
         check_plan(plan)
         self._plan = plan
         given = None if world_size is None else whole_number(world_size, "world_size", most=MOST_RANKS)
         in_group = dist.is_available() and dist.is_initialized()
         if given is None and in_group:
             given = dist.get_world_size()  # as for convert
-        self.world_size = world_size_of(plan, given)
-        self.rank = dist.get_rank() if in_group and dist.get_world_size() == self.world_size else 0
+        self._world_size = world_size_of(plan, given)
+        self._rank = dist.get_rank() if in_group and dist.get_world_size() == self._world_size else 0
         self._unknown: list[Diagnostic] = []
 
-    @classmethod
-    def of(cls, plan: Any, world_size: int | None) -> PlannedSharding | None:
-        """None without a plan.
-
-        Raises:
-            ConversionError: as for the class; ``invalid_argument``: there is a number of ranks alone.
-            InputError: as for the class.
-        """
-        if plan is None and world_size is not None:
-            raise ConversionError(
-                "world_size is given, but no plan for so many ranks.",
-                reason="invalid_argument",
-                what_to_do="pass plan= as well, such as that of recfx.plan(model, topology).",
-            )
-        return None if plan is None else cls(plan, world_size)
-
-    def check(self, paths: Collection[str]) -> None:
-        """Look whether the plan names something else than the collections that can be sharded, at ``paths``."""
+    def check(self, discovery: Discovery) -> None:
+        """Look whether the plan names something else than the collections that can be sharded."""
+        can_be_sharded = [finding for finding in discovery.findings if finding.status in (CONVERTED, CONVERTIBLE)]
         try:
-            refuse_unknown_collections(self._plan, paths)
+            refuse_unknown_collections(self._plan, {path for finding in can_be_sharded for path in finding.paths})
         except ConversionError as error:
             self._unknown = [error.diagnostic]
 
@@ -289,7 +256,7 @@ class PlannedSharding:
         """Add what the plan does to a collection that ``describe_converted`` has described, or why it cannot."""
         try:
             planned = plan_of_collection(self._plan, described.paths)
-            return with_plan(described, collection, planned, self.rank, self.world_size, topology_of(self._plan))
+            return with_plan(described, collection, planned, self._rank, self._world_size, topology_of(self._plan))
         except ConversionError as error:
             described = with_reasons(described)
             return replace(described, reasons=(*described.reasons, error.diagnostic))

@@ -29,51 +29,29 @@ _ORDER_BITS = 31  # candidate_order is batch * 2 ** 31 + which of its new ids
 
 @dataclass(frozen=True)
 class Candidates:
-    """Ids that were seen but not admitted.
-
-    Args:
-        waiting: how many.
-        full_bucket: a bucket that is counting as many ids as it can, so that a new id there makes it forget the oldest;
-            None if there is no such bucket.
-        batches: how many batches ago the oldest id of that bucket was first seen; 0 without such a bucket.
-    """
+    """Ids that were seen but not admitted."""
 
     waiting: int
-    full_bucket: int | None = None
-    batches: int = 0
+    full_bucket: int | None = None  # one that counts as many ids as it can: a new one makes it forget the oldest
+    batches: int = 0  # how many batches ago the oldest id of that bucket was first seen
 
 
 @dataclass(frozen=True)
 class IndexFacts:
-    """One index, of a table or of a slice of one.
+    """One index, of a table or of a slice of one; see also :class:`recfx.inspect.HashingReport`.
 
     The counts are those of the slice; what was counted before the table was cut there is its share of that.
-
-    Args:
-        config: the config of the whole table.
-        rows: number of rows of the table that the index covers, including dense rows.
-        index_rows: number of these rows that the index gives out.
-        buckets: number of buckets that these rows are divided into; 0 in a slice of dense rows.
-        occupancy: how full it is.
-        counters: of training and eval together.
-        trained: the same counters, training alone.
-        evaluated: ``ids_seen``, ``shared_answers`` and ``unseen_answers`` in eval mode.
-        candidates: None with ``admit_after=1``.
-        longest_probe: slot groups (cache lines) that the slowest lookup reads.
-        bytes: size of all its tensors.
-        usable_share: share of its rows that are expected to be taken when the first id meets a full bucket.
-        room: number of new ids that are expected to fit from here on before one meets a full bucket.
     """
 
-    config: ResolvedHashConfig
-    rows: int
-    index_rows: int
-    buckets: int
+    config: ResolvedHashConfig  # of the whole table
+    rows: int  # of the table that the index covers, dense rows included
+    index_rows: int  # those of them that the index gives out
+    buckets: int  # 0 in a slice of dense rows
     occupancy: Occupancy
-    counters: dict[str, int]
-    trained: dict[str, int]
-    evaluated: dict[str, int]
-    candidates: Candidates | None
+    counters: dict[str, int]  # of training and eval together
+    trained: dict[str, int]  # the same counters, training alone
+    evaluated: dict[str, int]  # EVAL_COUNTERS
+    candidates: Candidates | None  # None with admit_after=1
     longest_probe: int
     bytes: int
     usable_share: float
@@ -126,56 +104,34 @@ def _candidates(buffers: IndexBuffers, begins: Tensor, first_bucket: int) -> Can
 
 @dataclass(frozen=True)
 class Kernel:
-    """The backend that serves a lookup now.
+    """The backend that serves a lookup now."""
 
-    Args:
-        name: its name; ``""`` if no backend can serve the lookup.
-        passed_over: the backends before it, and why they were not taken.
-        refused: why no backend can serve it.
-    """
-
-    name: str
-    passed_over: tuple[Diagnostic, ...]
-    refused: Diagnostic | None = None
+    name: str  # "" if there is none
+    passed_over: tuple[Diagnostic, ...]  # the backends before it, and why they were not taken
+    refused: Diagnostic | None = None  # why there is none
 
 
 @dataclass(frozen=True)
 class TableFacts:
-    """One table of a converted collection.
+    """One table of a converted collection."""
 
-    Args:
-        module_path: path in the model of the module that holds the weight.
-        spec: the compiler's description.
-        config: TorchRec's config.
-        weight: the ``[rows, dim]`` parameter.
-        index: its index; None if ids are rows.
-        index_facts: what can be read from the index; None without an index, and on meta.
-        kernel: the kernel that serves its lookup.
-        optimizer: fused, in backward but not fused, or None.
-        existed: whether the table existed before recfx, so that it was converted rather than built directly.
-    """
-
-    module_path: str
+    module_path: str  # of the module that holds the weight
     spec: TableSpec
     config: BaseEmbeddingConfig
     weight: nn.Parameter
-    index: HashIndex | None
-    index_facts: IndexFacts | None
+    index: HashIndex | None  # None if ids are rows
+    index_facts: IndexFacts | None  # None without an index, and on meta
     kernel: Kernel
-    optimizer: FusedOptimizer | Diagnostic | None
-    existed: bool
+    optimizer: FusedOptimizer | Diagnostic | None  # why it is not fused, if it runs in backward
+    existed: bool  # before recfx, so that it was converted rather than built directly
 
 
 def table_facts(
     collection: ConvertedCollection, parts: Mapping[str, str], path: str, existed: bool
 ) -> dict[str, TableFacts]:
-    """The tables of ``collection`` of which this rank has a part, by name; changes nothing.
+    """The tables of a collection at ``path`` of which this rank has a part, by name; changes nothing.
 
-    Args:
-        collection: a converted collection, sharded or not.
-        parts: the collection's name for this rank's part of each table, by name of the table.
-        path: its fully qualified name in the model.
-        existed: whether its tables existed before recfx.
+    ``parts`` has the collection's names for these parts, by name of the table.
     """
     kernels, indexes = _kernels_by_table(collection.graph_module), dict(collection.hash_indexes.items())
     facts, kind = {}, kind_of(collection)

@@ -21,7 +21,7 @@ from recfx.discovery.shallow_tracer import source_of
 from recfx.discovery.wrappers import unwrap
 from recfx.errors import ConversionError, Diagnostic, DrawingError
 from recfx.inspect.describe import declared_table, declared_tables
-from recfx.inspect.drawing.costs import NO_COSTS, DrawnCosts, PlannedModel, costs_of, drawn_costs
+from recfx.inspect.drawing.costs import NO_COSTS, DrawnCosts, PlannedModel, costs_of
 from recfx.inspect.drawing.drawing import CALL, DENSE, INPUT, OUTPUT, Drawing, DrawnCollection, DrawnNode, drawn_steps
 from recfx.ir.meta import SourceLocation, find_module, node_meta
 from recfx.ir.node_kinds import NODE_KINDS
@@ -35,33 +35,19 @@ from recfx.version import __version__
 
 
 @dataclass(eq=False)
-class Call:
-    """One call of a collection.
-
-    Args:
-        name: unique in the graph.
-        path: fully qualified name of the collection.
-        nodes: its nodes in the graph.
-        inputs: the nodes outside it whose values it takes.
-        source: the line of the user's code that makes the call.
-        collection: the position of the collection.
-    """
+class _Call:
+    """One call of a collection in the graph of a model."""
 
     name: str
     path: str
     nodes: list[fx.Node]
-    inputs: list[fx.Node]
+    inputs: list[fx.Node]  # from outside the call
     source: SourceLocation | None
-    collection: int
+    collection: int  # its position in the drawing
 
 
-def find_calls(graph_module: fx.GraphModule, places: Mapping[int, int]) -> list[Call]:
-    """The calls, in the order of the graph.
-
-    Args:
-        graph_module: the graph of a model.
-        places: the position of each collection, by the ``id`` of its module.
-    """
+def _find_calls(graph_module: fx.GraphModule, places: Mapping[int, int]) -> list[_Call]:
+    """The calls; ``places`` has the position of each collection, by the ``id`` of its module."""
     calls = []
     for nodes in _inlined(graph_module):
         (first, meta), *_ = [(node, meta) for node in nodes if (meta := node_meta(node)) is not None]
@@ -70,11 +56,11 @@ def find_calls(graph_module: fx.GraphModule, places: Mapping[int, int]) -> list[
         inputs = [source for node in nodes for source in node.all_input_nodes if source not in own]
         name = first.name.removesuffix(f"_{meta.kind}") if first.name.endswith(meta.kind) else first.name
         position = places.get(id(_submodule(graph_module, prefix)), -1)
-        calls.append(Call(name, meta.collection, nodes, list(dict.fromkeys(inputs)), meta.source, position))
+        calls.append(_Call(name, meta.collection, nodes, list(dict.fromkeys(inputs)), meta.source, position))
     for node in graph_module.graph.nodes:
         position = places.get(id(find_module(graph_module, node)), -1)
         if position >= 0:
-            calls.append(Call(node.name, str(node.target), [node], node.all_input_nodes, source_of(node), position))
+            calls.append(_Call(node.name, str(node.target), [node], node.all_input_nodes, source_of(node), position))
     return [call for call in calls if call.collection >= 0]
 
 
@@ -118,18 +104,13 @@ def _collection_of_node(node: fx.Node) -> str | None:
 
 
 def collect(subject: nn.Module, hardware: Hardware | None = None, planned: PlannedModel | None = None) -> Drawing:
-    """What a picture of ``subject`` shows.
-
-    Args:
-        subject: the model or the graph.
-        hardware: what times are predicted for; without it, none are.
-        planned: what a plan would make of the model; None: it is drawn as it is.
+    """What a picture of a model or a graph shows, with times on ``hardware``; or what a plan would make of it.
 
     Raises:
         DrawingError: ``no_collection``.
     """
     model = unwrap(subject)
-    costs = costs_of(model, hardware) if planned is None else drawn_costs(planned.cost, hardware)
+    costs = costs_of(model, hardware) if planned is None else DrawnCosts(planned.cost, planned.hardware)
     graph_module = model.graph_module if isinstance(model, WholeGraph) else model
     if isinstance(graph_module, fx.GraphModule) and (own := graph_module.meta.get(PASSES_KEY)):
         nodes, collections = _graph_of_collection(graph_module, own, costs)
@@ -199,7 +180,7 @@ def _collection(finding: Finding, record: Found | None, costs: DrawnCosts) -> Dr
         device=str(getattr(module, "device", "") or ""),
         sources=call_sites or (() if source is None else (source,)),
         tables=tables,
-        steps=drawn_steps(steps, tables, {} if graph_module is None else kernels_now(graph_module), costs),
+        steps=drawn_steps(steps, tables, {} if graph_module is None else _kernels_now(graph_module), costs),
     )
 
 
@@ -208,7 +189,7 @@ def _as_planned(finding: Finding, record: Found, planned: PlannedModel, costs: D
     made = planned.graphs[finding.path]
     context = made.graph.context.collections[finding.path]
     tables, source = tuple(map(declared_table, context.tables)), context.source or finding.source
-    (backend,) = (each.backend for each in planned.cost.planned if each.name == finding.path)
+    (backend,) = (one.backend for one in planned.cost.planned if one.name == finding.path)
     return DrawnCollection(
         paths=tuple(finding.paths),
         kind=SHARDED[kind_of(finding.module)].__name__,
@@ -217,7 +198,7 @@ def _as_planned(finding: Finding, record: Found, planned: PlannedModel, costs: D
         device=context.device,
         sources=record.call_sites or (() if source is None else (source,)),
         tables=tables,
-        steps=drawn_steps(made.records, tables, kernels_planned(made.graph, backend), costs),
+        steps=drawn_steps(made.records, tables, _kernels_planned(made.graph, backend), costs),
     )
 
 
@@ -229,7 +210,7 @@ def _graph_of_collection(
     path = metas[0].collection if metas else ""
     source = metas[0].source if metas else None
     tables, made = declared_tables(graph_module), {meta.kind for meta in metas}
-    kind = next((each for each in KINDS if each.assembled_by in made), POOLED)
+    kind = next((kind for kind in KINDS if kind.assembled_by in made), POOLED)
     one = DrawnCollection(
         paths=(path,),
         kind=converted_class(kind).__name__,
@@ -238,7 +219,7 @@ def _graph_of_collection(
         device=metas[0].device if metas else "",
         sources=() if source is None else (source,),
         tables=tables,
-        steps=drawn_steps(records, tables, kernels_now(graph_module), costs),
+        steps=drawn_steps(records, tables, _kernels_now(graph_module), costs),
     )
     return (_lone_call(0, one),), (one,)
 
@@ -252,8 +233,8 @@ def _graph_of_model(
     graph_module: fx.GraphModule, places: Mapping[int, int], costs: DrawnCosts
 ) -> tuple[DrawnNode, ...]:
     """The graph of a model around its collections, whose nodes are put together again, one call each."""
-    calls = find_calls(graph_module, places)
-    inside: dict[fx.Node, Call] = {node: call for call in calls for node in call.nodes}
+    calls = _find_calls(graph_module, places)
+    inside: dict[fx.Node, _Call] = {node: call for call in calls for node in call.nodes}
     nodes: list[DrawnNode] = []
     done: set[int] = set()
     for node in graph_module.graph.nodes:
@@ -269,7 +250,7 @@ def _graph_of_model(
 
 
 def _outer_node(
-    graph_module: fx.GraphModule, node: fx.Node, inside: Mapping[fx.Node, Call], costs: DrawnCosts
+    graph_module: fx.GraphModule, node: fx.Node, inside: Mapping[fx.Node, _Call], costs: DrawnCosts
 ) -> DrawnNode:
     kind = {"placeholder": INPUT, "output": OUTPUT}.get(node.op, DENSE)
     inputs = tuple(dict.fromkeys(_name(source, inside) for source in node.all_input_nodes))
@@ -277,12 +258,12 @@ def _outer_node(
     return DrawnNode(node.name, kind, line, inputs, cost=costs.place("", node.name), source=source)
 
 
-def _name(node: fx.Node, inside: Mapping[fx.Node, Call]) -> str:
+def _name(node: fx.Node, inside: Mapping[fx.Node, _Call]) -> str:
     call = inside.get(node)
     return node.name if call is None else call.name
 
 
-def kernels_now(graph_module: fx.GraphModule) -> dict[str, tuple[str, ...]]:
+def _kernels_now(graph_module: fx.GraphModule) -> dict[str, tuple[str, ...]]:
     """Which kernel serves each lookup of a graph now, and why, by name of the node."""
     found = {}
     for node in graph_module.graph.nodes:
@@ -297,7 +278,7 @@ def kernels_now(graph_module: fx.GraphModule) -> dict[str, tuple[str, ...]]:
     return found
 
 
-def kernels_planned(graph: OperatorGraph, asked: str) -> dict[str, tuple[str, ...]]:
+def _kernels_planned(graph: OperatorGraph, asked: str) -> dict[str, tuple[str, ...]]:
     """Which kernel would serve each lookup of a planned graph, and why, with the backend that was asked for."""
     found = {}
     for node in graph.of_kind("lookup", "hash_lookup"):
@@ -307,7 +288,7 @@ def kernels_planned(graph: OperatorGraph, asked: str) -> dict[str, tuple[str, ..
 
 
 def _why(backend: str, declined: Iterable[Diagnostic], asked: str) -> tuple[str, ...]:
-    why_not = tuple(f"not {each.by}: {each.message}" for each in declined)
+    why_not = tuple(f"not {other.by}: {other.message}" for other in declined)
     if not backend:
         return (f"none: backend {asked!r} was asked for", *why_not)
     reason = "the backend that was asked for" if asked != "auto" else "the first that can serve these tables"

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import sympy
@@ -28,9 +29,10 @@ from recfx.passes import Rewriting
 from recfx.planner.placements import PRIVATE
 from recfx.planner.plan import plan_of_collections as make_plan
 from recfx.planner.priced_plan import topology_of, world_size_of
-from recfx.planner.pricing.cost import Cost
+from recfx.planner.pricing.cost import COST_VERSION, Cost
 from recfx.planner.pricing.hardware import Hardware
 from recfx.planner.pricing.node_price import runs_on_host
+from recfx.planner.pricing.this_machine import this_machine
 from recfx.planner.pricing.times import seconds_of_collective, seconds_of_work
 from recfx.planner.pricing.values import whole_number
 from recfx.planner.pricing.work import NOTHING, NodeCost, Work
@@ -40,26 +42,19 @@ from recfx.replacement.replace_collections import converted_by_path, unchanged
 
 
 def time_formula(node: NodeCost, hardware: Hardware, world_size: int, formula: Callable[[sympy.Expr], Any]) -> Any:
-    """The seconds that :func:`recfx.planner.pricing.node_price.price` predicts, as a formula.
+    """The seconds that :func:`recfx.planner.pricing.node_price.price` predicts for a node of one rank, as a formula.
 
-    Args:
-        node: of one rank.
-        hardware: where it runs.
-        world_size: the number of ranks.
-        formula: makes the formula of an expression; None if it is not known.
-
-    Returns:
-        0 for a node that has nothing to do; None if a formula is not known.
+    It is 0 for a node that has nothing to do, and None if ``formula`` gives None for one of its expressions.
     """
     on_host = runs_on_host(node, hardware)
     overhead = seconds_of_work(NOTHING, hardware, on_host)
     terms: list[Any] = []
     for work in (node.forward, node.backward):
-        found = {name: amount for name, amount in vars(work.symbolic()).items() if amount != 0}
-        for name, amount in found.items():
+        amounts = {name: amount for name, amount in vars(work.symbolic()).items() if amount != 0}
+        for name, amount in amounts.items():
             one = seconds_of_work(Work(**{name: 1.0}), hardware, on_host)
             terms.append(["*", one - overhead, formula(amount)])
-        terms += [overhead] if found else []
+        terms += [overhead] if amounts else []
     for call in node.collectives:
         ranks = call.ranks or world_size
         latency, one = (
@@ -94,75 +89,43 @@ same as data, see :func:`formula`, or None if that has no word for one of its op
 
 @dataclass(frozen=True)
 class DrawnCosts:
-    """The costs of a model or a graph.
+    """A cost as pictures show it: with times only if they are predicted for given hardware."""
 
-    Args:
-        nodes: for each node that costs something, its collection and its amounts.
-        places: the position of a node in ``nodes``, by its collection and its name.
-        features: the features, in the order in which formulas count them.
-        world_size: the number of ranks that this is for.
-        trains: whether the backward is part of it.
-        hardware: what times are predicted for; ``""`` if none are.
-        no_times: why none are, although hardware was given.
-        device: the type of device that the hardware is, if it is known.
-    """
+    cost: Cost
+    hardware: Hardware | None = None
+    no_times: str = ""  # why there are none, although hardware was given
 
-    nodes: tuple[tuple[str, tuple[Amount, ...]], ...] = ()
-    places: Mapping[tuple[str, str], int] = field(default_factory=dict)
-    features: tuple[str, ...] = ()
-    world_size: int = 1
-    trains: bool = False
-    hardware: str = ""
-    no_times: str = ""
-    device: str = ""
+    @functools.cached_property
+    def _places(self) -> dict[tuple[str, str], int]:
+        return {(node.collection, node.name): place for place, node in enumerate(self.cost.nodes)}
 
     def place(self, collection: str, name: str) -> int:
-        """The position of a node; -1 if nothing is known of its cost."""
-        return self.places.get((collection, name), -1)
+        """The position of a node among those of the cost; -1 if it has none."""
+        return self._places.get((collection, name), -1)
 
     def is_of(self, device: str) -> bool:
         """Whether what runs on tensors of a device is what the times are of; on meta, nothing runs."""
         kind = device.split(":")[0]
-        return kind != "meta" and self.device in ("", "npu" if kind == PRIVATE else kind)
+        timed = "" if self.hardware is None else self.hardware.device
+        return kind != "meta" and timed in ("", "npu" if kind == PRIVATE else kind)
+
+    def amounts(self) -> list[tuple[Amount, ...]]:
+        """What each node costs, in the order of the cost's nodes."""
+        lengths = {mean_length(feature): place for place, feature in enumerate(self.cost.features)}
+        return [_amounts(node, self.hardware, self.cost.world_size, lengths) for node in self.cost.nodes]
 
 
-NO_COSTS = DrawnCosts()
+NO_COSTS = DrawnCosts(Cost(COST_VERSION, (), (), 1, 0, False, "", this_machine))
 
 
 def costs_of(model: nn.Module, hardware: Hardware | None = None) -> DrawnCosts:
-    """The costs of a converted model, or of a graph; nothing for a model that is not converted.
-
-    Args:
-        model: the model or the graph.
-        hardware: what times are predicted for; without it, none are.
-    """
+    """The costs of a converted model or of a graph, with times on ``hardware``; nothing if it is not converted."""
     try:
-        found = cost(model)
+        priced = cost(model)
     except ConversionError:  # no converted collection: nothing can be priced
         return NO_COSTS
-    return drawn_costs(found, hardware, "" if hardware is None else _no_times(model, hardware))
-
-
-def drawn_costs(found: Cost, hardware: Hardware | None = None, no_times: str = "") -> DrawnCosts:
-    """A cost as pictures show it.
-
-    Args:
-        found: the cost.
-        hardware: what times are predicted for; without it, none are.
-        no_times: why none are, although there is hardware.
-    """
-    hardware = None if no_times else hardware
-    lengths = {mean_length(feature): place for place, feature in enumerate(found.features)}
-    return DrawnCosts(
-        nodes=tuple((node.collection, _amounts(node, hardware, found.world_size, lengths)) for node in found.nodes),
-        places={(node.collection, node.name): place for place, node in enumerate(found.nodes)},
-        features=tuple(found.features),
-        world_size=found.world_size,
-        trains=found.trains,
-        hardware="" if hardware is None else hardware.name,
-        no_times=no_times,
-        device="" if hardware is None else hardware.device,
-    )
+    no_times = "" if hardware is None else _no_times(model, hardware)
+    return DrawnCosts(priced, None if no_times else hardware, no_times)
 
 
 def _no_times(model: nn.Module, hardware: Hardware) -> str:
@@ -179,7 +142,7 @@ def _has_indexes_on_meta(module: nn.Module) -> bool:
     """Whether it is a sharded collection with hashed tables on meta, whose graph copies no ids."""
     if not isinstance(module, ShardedCollection) or module.store.device.type != "meta":
         return False
-    return any(each.table.has_index for each in module.sharding.tables)
+    return any(table.table.has_index for table in module.sharding.tables)
 
 
 def _amounts(
@@ -200,10 +163,6 @@ def formula(value: sympy.Expr, lengths: Mapping[sympy.Symbol, int]) -> Any:
 
     A number is itself; ``"B"`` and ``"W"`` are the batch size and the ranks, ``["L", place]`` is the mean length of a
     feature, ``["/", p, q]`` a fraction; anything else is ``[operation, argument, ...]``.
-
-    Args:
-        value: the expression.
-        lengths: the places of the mean lengths.
     """
     if value.is_Integer:
         return int(value)
@@ -222,21 +181,13 @@ def formula(value: sympy.Expr, lengths: Mapping[sympy.Symbol, int]) -> Any:
 
 @dataclass(frozen=True)
 class PlannedModel:
-    """What a plan would make of a model.
+    """What a plan would make of a model on rank 0."""
 
-    Args:
-        findings: its collections as they are now.
-        conversion: what a conversion would record of them.
-        graphs: what the passes make of those that are sharded, on rank 0, by path.
-        cost: of rank 0.
-        hardware: what the plan is for, if that is known.
-    """
-
-    findings: list[Finding]
-    conversion: Conversion
-    graphs: Mapping[str, Rewriting]
+    findings: list[Finding]  # its collections as they are now
+    conversion: Conversion  # what a conversion would record of them
+    graphs: Mapping[str, Rewriting]  # of those that are sharded, by path
     cost: Cost
-    hardware: Hardware | None
+    hardware: Hardware | None  # what the plan is for, if that is known
 
 
 def as_planned(
@@ -245,13 +196,7 @@ def as_planned(
     plan: ShardingPlan | None,
     world_size: int | None,
 ) -> PlannedModel:
-    """What a plan would make of a model; the model stays as it is, and nothing is communicated.
-
-    Args:
-        model_or_graph: a model that is not sharded.
-        topology: what ``recfx.plan`` plans for, without a plan; or hardware that the plan is for.
-        plan: the plan.
-        world_size: the number of ranks that ``plan`` is for; see :func:`recfx.planner.priced_plan.world_size_of`.
+    """What a plan, or without one that of ``recfx.plan`` for ``topology``, would make of a model, which stays as it is.
 
     Raises:
         DrawingError: ``invalid_argument``, ``already_sharded``.
@@ -289,7 +234,7 @@ def _check(model: nn.Module, topology: Any, plan: Any, ranks: int | None) -> Non
             reason="invalid_argument",
             what_to_do="pass plan= as well, or a topology instead, for which a plan is made.",
         )
-    is_sharded = any(isinstance(each, ConvertedCollection) and each.is_sharded for each in model.modules())
+    is_sharded = any(isinstance(module, ConvertedCollection) and module.is_sharded for module in model.modules())
     if is_sharded or isinstance(model, (torch.fx.GraphModule, WholeGraph)):
         raise DrawingError(
             f"{'it' if is_sharded else 'a graph'} has its own plan, and cannot be drawn with another.",

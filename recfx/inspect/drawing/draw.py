@@ -123,8 +123,7 @@ def draw(
     if plan is None and world_size is None and (topology is None or isinstance(topology, Hardware)):
         drawing = collect(model_or_graph, topology)
     else:
-        planned = as_planned(model_or_graph, topology, plan, world_size)
-        drawing = collect(model_or_graph, planned.hardware, planned)
+        drawing = collect(model_or_graph, planned=as_planned(model_or_graph, topology, plan, world_size))
     write_text(target, render(drawing))
 
 

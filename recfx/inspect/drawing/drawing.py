@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from recfx.inspect import wording
 from recfx.inspect.drawing.costs import NO_COSTS, DrawnCosts
+from recfx.inspect.reasons import type_name
 from recfx.inspect.table_report import TableReport
 from recfx.ir.meta import SourceLocation
 from recfx.ir.names import node_name
@@ -30,43 +31,24 @@ _STAGE_OF = {
 
 @dataclass(frozen=True)
 class DrawnNode:
-    """One node.
+    """One node; what is ``""``, ``()`` or -1 is not known, or says nothing."""
 
-    Args:
-        name: unique in its graph.
-        kind: a node kind of recfx's, or one of the words above.
-        line: the node as the text of the graph shows it.
-        inputs: names of the nodes whose values it takes.
-        shape: of its value, symbolic; ``""`` if unknown.
-        bytes: size of its value, symbolic.
-        dtype: of its value.
-        device: of its value.
-        kernel: the backend that serves it, once lowered.
-        why: why this backend serves it, and why those before it do not.
-        tables: the positions of the tables that it works on among those of its collection.
-        passes: the passes that made or changed it.
-        collectives: the collective calls that it makes, in words.
-        cost: the position of what it costs per step among the costs of the drawing; -1 if that is not known.
-        source: the line of the user's code that it comes from.
-        collection: for a call, the position of the collection among those of the drawing; otherwise -1.
-    """
-
-    name: str
-    kind: str
-    line: str = ""
+    name: str  # unique in its graph
+    kind: str  # a kind of recfx's, or one of the words above
+    line: str = ""  # as the text of the graph shows it
     inputs: tuple[str, ...] = ()
     shape: str = ""
     bytes: str = ""
     dtype: str = ""
     device: str = ""
     kernel: str = ""
-    why: tuple[str, ...] = ()
-    tables: tuple[int, ...] = ()
-    passes: tuple[str, ...] = ()
+    why: tuple[str, ...] = ()  # why this kernel serves it, and why those before it do not
+    tables: tuple[int, ...] = ()  # their positions among those of its collection
+    passes: tuple[str, ...] = ()  # those that made or changed it
     collectives: tuple[str, ...] = ()
-    cost: int = -1
+    cost: int = -1  # the position of what it costs among the costs of the drawing
     source: SourceLocation | None = None
-    collection: int = -1
+    collection: int = -1  # the position of the collection that a call calls
 
     @property
     def stage(self) -> str:
@@ -79,50 +61,29 @@ class DrawnNode:
 
 @dataclass(frozen=True)
 class DrawnStep:
-    """The graph of a collection after a pass.
-
-    Args:
-        name: the pass.
-        modified: whether the pass changed the graph.
-        nodes: the nodes, without input and output.
-        giver: name of the node whose value the graph returns; ``""`` if it returns its input.
-        input: the name by which nodes refer to the input of the graph.
-        declined: what the pass did not rewrite, and why.
-    """
+    """The graph of a collection after a pass."""
 
     name: str
     modified: bool
-    nodes: tuple[DrawnNode, ...]
-    giver: str
-    input: str
+    nodes: tuple[DrawnNode, ...]  # without input and output
+    giver: str  # the node whose value the graph returns; "" if it returns its input
+    input: str  # the name by which nodes refer to the input of the graph
     declined: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class DrawnCollection:
-    """One collection.
-
-    Args:
-        paths: every fully qualified name it has.
-        kind: name of its class.
-        was: name of its class before conversion.
-        status: ``"converted"``, ``"convertible"``, ``"kept"`` or ``"refused"``.
-        why: why it is kept or refused; otherwise ``""``.
-        device: of its tables.
-        sources: the lines of the user's code that call it, or the one that defines what holds it.
-        tables: its tables.
-        steps: its graph after each pass; none if it is not converted.
-    """
+    """One collection."""
 
     paths: tuple[str, ...]
-    kind: str
-    was: str
-    status: str
-    why: str = ""
+    kind: str  # the name of its class
+    was: str  # the name of its class before conversion
+    status: str  # as in the report
+    why: str = ""  # why it is kept or refused
     device: str = ""
-    sources: tuple[SourceLocation, ...] = ()
+    sources: tuple[SourceLocation, ...] = ()  # the lines that call it, or the one that defines what holds it
     tables: tuple[TableReport, ...] = ()
-    steps: tuple[DrawnStep, ...] = ()
+    steps: tuple[DrawnStep, ...] = ()  # its graph after each pass; none if it is not converted
 
     @property
     def path(self) -> str:
@@ -147,36 +108,21 @@ class DrawnCollection:
         return f"[B, {sum(table.dim * len(table.features) for table in self.tables)}]"
 
     def at(self, step: str, order: tuple[str, ...]) -> DrawnStep | None:
-        """Its graph after ``step``, or after the last of its own passes before that; None before the first one.
-
-        Args:
-            step: the name of a step.
-            order: the names of all steps.
-        """
+        """Its graph after ``step``, or after its own last pass before that; None before the first."""
         done = set(order[: order.index(step) + 1])
-        return next((each for each in reversed(self.steps) if each.name in done), None)
+        return next((own for own in reversed(self.steps) if own.name in done), None)
 
 
 @dataclass(frozen=True)
 class Drawing:
-    """A model or a graph.
-
-    Args:
-        title: what it is.
-        subtitle: versions, mode and rank.
-        nodes: the graph around the collections, in order; a collection's call is one node of it. Without a graph of the
-            whole model, there are only the calls.
-        collections: the collections.
-        steps: the names of all steps, in order: ``before``, then the passes.
-        costs: what the nodes of the last step cost.
-    """
+    """A model or a graph."""
 
     title: str
-    subtitle: str
-    nodes: tuple[DrawnNode, ...]
+    subtitle: str  # versions, mode and rank
+    nodes: tuple[DrawnNode, ...]  # around the collections, with their calls; only the calls without a whole graph
     collections: tuple[DrawnCollection, ...]
-    steps: tuple[str, ...]
-    costs: DrawnCosts = NO_COSTS
+    steps: tuple[str, ...]  # "before", then the passes
+    costs: DrawnCosts = NO_COSTS  # of the nodes of the last step
 
     @property
     def converted(self) -> bool:
@@ -190,34 +136,28 @@ def drawn_steps(
     kernels: Mapping[str, tuple[str, ...]],
     costs: DrawnCosts,
 ) -> tuple[DrawnStep, ...]:
-    """The graphs of a collection, pass by pass.
+    """The graphs of a collection, pass by pass; ``costs`` are those of the last one.
 
-    Args:
-        records: of the passes, in order.
-        tables: those of the collection.
-        kernels: why each lookup has the kernel that it has, by name of the node.
-        costs: of the nodes of the graph that the passes have made.
+    ``kernels`` says why each lookup has the kernel that it has, by name of the node.
     """
-    positions, last = {table.name: place for place, table in enumerate(tables)}, len(records) - 1
-    return tuple(
-        _step(record, positions, kernels, costs if place == last else NO_COSTS) for place, record in enumerate(records)
-    )
-
-
-def _step(
-    record: PassRecord, positions: Mapping[str, int], kernels: Mapping[str, tuple[str, ...]], costs: DrawnCosts
-) -> DrawnStep:
-    by_op = {node.op: node for node in record.nodes}
-    inner = [node for node in record.nodes if node.op not in ("placeholder", "output")]
-    output = by_op["output"].inputs if "output" in by_op else ()
-    return DrawnStep(
-        name=record.name,
-        modified=record.modified,
-        nodes=tuple(_node(node, positions, kernels, costs) for node in inner),
-        giver=output[0] if output else "",
-        input=by_op["placeholder"].name if "placeholder" in by_op else "",
-        declined=tuple(f"{one.code}: {one.message}" for one in record.declined),
-    )
+    positions = {table.name: place for place, table in enumerate(tables)}
+    steps = []
+    for record in records:
+        by_op = {node.op: node for node in record.nodes}
+        inner = [node for node in record.nodes if node.op not in ("placeholder", "output")]
+        output = by_op["output"].inputs if "output" in by_op else ()
+        shown = costs if record is records[-1] else NO_COSTS
+        steps.append(
+            DrawnStep(
+                name=record.name,
+                modified=record.modified,
+                nodes=tuple(_node(node, positions, kernels, shown) for node in inner),
+                giver=output[0] if output else "",
+                input=by_op["placeholder"].name if "placeholder" in by_op else "",
+                declined=tuple(f"{one.code}: {one.message}" for one in record.declined),
+            )
+        )
+    return tuple(steps)
 
 
 def _node(
@@ -234,7 +174,7 @@ def _node(
         inputs=node.inputs,
         shape=_shape(meta.shape),
         bytes=_expression(meta.bytes),
-        dtype="" if meta.dtype is None else str(meta.dtype).removeprefix("torch."),
+        dtype="" if meta.dtype is None else type_name(meta.dtype),
         device=meta.device,
         kernel=kernel,
         why=kernels.get(node.name, ()) if kernel else (),
@@ -242,8 +182,8 @@ def _node(
         tables=tuple(positions.get(name, positions.get(name.rpartition("@")[0], -1)) for name in meta.tables),
         passes=meta.passes,
         collectives=tuple(
-            f"{each.operation} of {_expression(each.bytes)} bytes{', in the backward' if each.backward else ''}"
-            for each in meta.collectives
+            f"{call.operation} of {_expression(call.bytes)} bytes{', in the backward' if call.backward else ''}"
+            for call in meta.collectives
         ),
         cost=costs.place(meta.collection, node.name),
         source=meta.source,

@@ -102,18 +102,19 @@ def _node(node: DrawnNode, source_text: Callable[[SourceLocation], str]) -> dict
 
 
 def _costs(drawing: Drawing) -> dict[str, Any]:
-    costs = drawing.costs
+    costs, cost = drawing.costs, drawing.costs.cost
     positions = {path: place for place, one in enumerate(drawing.collections) for path in one.paths}
     return {
         "nodes": [
-            {"collection": positions.get(collection, -1), "amounts": amounts} for collection, amounts in costs.nodes
+            {"collection": positions.get(node.collection, -1), "amounts": amounts}
+            for node, amounts in zip(cost.nodes, costs.amounts(), strict=True)
         ],
-        "features": costs.features,
-        "W": costs.world_size,
+        "features": cost.features,
+        "W": cost.world_size,
         "B": BATCH_SIZE,
         "L": LENGTH,
-        "trains": costs.trains,
-        "hardware": costs.hardware,
+        "trains": cost.trains,
+        "hardware": "" if costs.hardware is None else costs.hardware.name,
         "noTimes": costs.no_times,
     }
 

@@ -31,39 +31,21 @@ LONGEST_LABEL = 60
 
 @dataclass(frozen=True)
 class Box:
-    """One box.
-
-    Args:
-        name: unique in the view.
-        lines: its text.
-        stage: gives the colour.
-        cluster: the collection around it, by the name of its call; ``""`` for none.
-    """
+    """One box."""
 
     name: str
     lines: tuple[str, ...]
-    stage: str
-    cluster: str = ""
+    stage: str  # gives the colour
+    cluster: str = ""  # the collection around it, by the name of its call
 
 
 class View:
-    """What is drawn of one step.
-
-    Args:
-        drawing: the whole drawing.
-        step: the name of the step.
-        collapse: draw each collection as one box.
-
-    Attributes:
-        boxes: by name.
-        arrows: from box to box, with a label.
-        clusters: the title of each collection that is not collapsed, by the name of its call.
-    """
+    """What is drawn of one step; if it is collapsed, each collection is one box."""
 
     def __init__(self, drawing: Drawing, step: str, collapse: bool) -> None:
         self.boxes: dict[str, Box] = {}
-        self.arrows: dict[tuple[str, str], str] = {}
-        self.clusters: dict[str, str] = {}
+        self.arrows: dict[tuple[str, str], str] = {}  # from box to box, with a label
+        self.clusters: dict[str, str] = {}  # titles of collections that are not collapsed, by the names of their calls
         self._lone: list[tuple[str, str]] = []  # the first and the last box of each cluster that no arrow reaches
         self._takers: dict[str, list[str]] = {}  # the boxes that take the inputs of a call
         self._givers: dict[str, tuple[str, str]] = {}  # the box that gives a call's value, and the value's shape
