@@ -38,14 +38,14 @@ def suggested_rows(index: IndexFacts) -> int | None:
     if not index.buckets:
         return None
     if forgets(index):
-        wanted = 2 * config.index_rows
+        enough = 2 * config.index_rows
     elif index.trained["shared_answers"] > 0:
-        wanted = _rows_for(taken + _ids_sharing(index), index)
+        enough = _rows_for(taken + _ids_sharing(index), index)
     elif nearly_full(index):
-        wanted = _rows_for(taken + min(index.trained["inserted"], taken), index)
+        enough = _rows_for(taken + min(index.trained["inserted"], taken), index)
     else:
         return None
-    return config.dense_rows + max(wanted, config.index_rows)
+    return config.dense_rows + max(enough, config.index_rows)
 
 
 def nearly_full(index: IndexFacts) -> bool:
@@ -135,11 +135,11 @@ def index_nearly_full(table: TableFacts, index: IndexFacts) -> Diagnostic | None
     """Soon an id will meet a bucket without a free row. If that has already happened, ``shared_answers`` says so."""
     if not nearly_full(index) or index.trained["shared_answers"] > 0:
         return None
-    found = index.occupancy
+    taken = index.occupancy
     next_comes = "training stops" if index.config.on_full == "error" else "ids share rows"
     message = (
-        f"{found.taken:,} of {found.rows:,} rows are taken, and in bucket {found.worst_bucket} "
-        f"{found.worst_bucket_taken:,} of {found.worst_bucket_rows:,}. {_forecast(index)}; then {next_comes} "
+        f"{taken.taken:,} of {taken.rows:,} rows are taken, and in bucket {taken.worst_bucket} "
+        f"{taken.worst_bucket_taken:,} of {taken.worst_bucket_rows:,}. {_forecast(index)}; then {next_comes} "
         f"(on_full={index.config.on_full!r})."
     )
     return Diagnostic("index_nearly_full", table.module_path, message, f"{_more_rows(index)}.", Severity.WARNING)
@@ -184,13 +184,13 @@ def unseen_answers(table: TableFacts, index: IndexFacts) -> Diagnostic | None:
 
 def candidates_dropped(table: TableFacts, index: IndexFacts) -> Diagnostic | None:
     """A bucket is counting as many ids as it can, so rare ids are forgotten before they are admitted."""
-    found = index.candidates
-    if found is None or found.full_bucket is None:
+    candidates = index.candidates
+    if candidates is None or candidates.full_bucket is None:
         return None
     message = (
-        f"{found.waiting:,} ids wait to be admitted, and bucket {found.full_bucket} cannot count any more: each new id "
-        f"makes it forget the oldest, so an id must come {index.config.admit_after} times within about "
-        f"{found.batches + 1:,} batches."
+        f"{candidates.waiting:,} ids wait to be admitted, and bucket {candidates.full_bucket} cannot count any more: "
+        f"each new id makes it forget the oldest, so an id must come {index.config.admit_after} times within about "
+        f"{candidates.batches + 1:,} batches."
     )
     advice = "nothing if rarer ids may stay out; otherwise a lower admit_after, or more rows."
     return Diagnostic("candidates_dropped", table.module_path, message, advice)

@@ -20,13 +20,7 @@ UNEVEN = 1.25  # size of the largest piece, relative to the mean
 
 
 def sharding_reasons(table: ShardedTable, path: str, optimizer: FusedOptimizer | None) -> tuple[Diagnostic, ...]:
-    """Every rule's answer for one table.
-
-    Args:
-        table: the table, with its shards.
-        path: path of its ``nn.EmbeddingBag``.
-        optimizer: its fused optimizer.
-    """
+    """Every rule's answer for one table, whose ``nn.EmbeddingBag`` is at ``path``."""
     return tuple(reason for rule in _RULES if (reason := rule(table, path, optimizer)) is not None)
 
 
@@ -67,8 +61,8 @@ def cuts_at_bucket_borders(table: ShardedTable, path: str, _: FusedOptimizer | N
     borders, planned = table.row_borders(), list(table.planned_borders)
     if not table.table.has_index or not borders or borders == planned:
         return None
-    found, wanted = _few(borders[1:-1]), _few(planned[1:-1])
-    message = f"its rows are cut at {found}, where buckets begin, not at {wanted} as the plan says."
+    cuts, planned_cuts = _few(borders[1:-1]), _few(planned[1:-1])
+    message = f"its rows are cut at {cuts}, where buckets begin, not at {planned_cuts} as the plan says."
     return Diagnostic("cuts_at_bucket_borders", path, message, "nothing: an id and its row stay together that way.")
 
 
@@ -132,29 +126,24 @@ _RULES: tuple[Callable[[ShardedTable, str, FusedOptimizer | None], Diagnostic | 
 
 
 def transfer_reasons(collection: ConvertedCollection, path: str) -> tuple[Diagnostic, ...]:
-    """At most one reason for the collection as a whole.
-
-    Args:
-        collection: a converted collection, sharded or not.
-        path: its fully qualified name in the model.
-    """
+    """At most one reason for the collection, which is at ``path``, as a whole."""
     device = collection.store.device
     indexes = [index for index in collection.hash_indexes.values() if isinstance(index, HashIndex)]
     if not any(crosses(device, index.row_ids.device) for index in indexes):
         return ()
     where = f"its tables are on {device}, but its ids are hashed on the host, where the indexes are: "
-    found = [module for module in collection.graph_of(training=False).children() if isinstance(module, FindRows)]
-    if found and not any(node.finds_on_host for node in found):
+    nodes = [module for module in collection.graph_of(training=False).children() if isinstance(module, FindRows)]
+    if nodes and not any(node.finds_on_host for node in nodes):
         message = (
             f"{where}each forward in training copies ids to the host and their rows to the device (nodes to_host and "
             "to_device). In eval mode, rows are found on the device (node find_rows), in copies of the indexes that "
-            f"take {sum(node.copies.bytes for node in found)} bytes there, and that are made again for the first batch "
+            f"take {sum(node.copies.bytes for node in nodes)} bytes there, and that are made again for the first batch "
             "after the indexes have changed."
         )
     else:
         message = (
             f"{where}each forward copies ids to the host and their rows to the device (nodes to_host and to_device); "
-            f"in eval mode as well, because {_why_not_in_eval(collection, found)}"
+            f"in eval mode as well, because {_why_not_in_eval(collection, nodes)}"
         )
     advice = (
         "nothing; recfx.TrainPipeline copies the next batch's ids ahead, and hashes them while the device computes."
@@ -162,9 +151,9 @@ def transfer_reasons(collection: ConvertedCollection, path: str) -> tuple[Diagno
     return (Diagnostic("hashed_on_host", path, message, advice),)
 
 
-def _why_not_in_eval(collection: ConvertedCollection, found: list[FindRows]) -> str:
-    if found:
-        return found[0].finds_on_host
+def _why_not_in_eval(collection: ConvertedCollection, nodes: list[FindRows]) -> str:
+    if nodes:
+        return nodes[0].finds_on_host
     if collection.is_sharded:
         return "rows of sharded tables are found on the host only."
     declined = [one for record in collection.pass_records for one in record.declined if one.code == "found_on_host"]

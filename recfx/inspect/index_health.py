@@ -21,23 +21,16 @@ from recfx.kernels.index.slot_groups import longest_probe
 
 
 class IndexHealth:
-    """Reads one index from time to time, and remembers what it had counted the last time.
-
-    Args:
-        index: an index of a table, or of a slice of one.
-
-    Attributes:
-        counted: what was counted between the last two calls of ``end_intervals``, by ``_COUNTS``.
-        taken: the taken rows of each bucket at the last call of ``end_intervals``.
-    """
+    """Reads one index, of a table or of a slice of one, and remembers what it had counted the last time."""
 
     def __init__(self, index: HashIndex) -> None:
         self.index = index
         self._bucket_rows = [index.bucket_rows(bucket) for bucket in index.policy.own_buckets]
         self._before, self._adopted = (0,) * len(_COUNTS), index.adopted
-        self.counted, self.taken = self._before, [0] * len(self._bucket_rows)
-        self._next_group, self._longest_so_far = 0, 0
-        self._longest: int | None = None  # None until any window was read
+        self.counted = self._before  # between the last two calls of end_intervals, by _COUNTS
+        self.taken = [0] * len(self._bucket_rows)  # of each bucket, at the last of these calls
+        self.longest_probe: int | None = None  # in the windows that were read; None before the first
+        self._longest_so_far, self._next_group = 0, 0
         end_intervals((self,))
 
     @property
@@ -46,8 +39,7 @@ class IndexHealth:
         return not self._buffer("counts").is_meta
 
     def _buffer(self, name: str) -> Tensor:
-        (found,) = buffers_named(name, (self.index,))
-        return found
+        return buffers_named(name, (self.index,))[0]
 
     def notice_loads(self) -> None:
         """If another state has taken the place of the index's, the interval begins with it.
@@ -80,11 +72,6 @@ class IndexHealth:
         """Per bucket: the taken rows and all rows."""
         return list(zip(self.taken, self._bucket_rows, strict=True)) if self.is_allocated else []
 
-    @property
-    def longest_probe(self) -> int | None:
-        """The longest one in the windows that were read; None before the first."""
-        return self._longest
-
     def probe(self, groups: int) -> bool:
         """Read the next window of so many groups of slots; returns whether it was the last one."""
         slot_groups, side_row = self._buffer("slot_groups"), self._buffer("side_row")
@@ -93,19 +80,20 @@ class IndexHealth:
         for begin in range(self._next_group, end, _PIECE):
             longest = longest_probe(slot_groups, side_row, begin, min(begin + _PIECE, end))
             self._longest_so_far = max(self._longest_so_far, longest)
-        self._longest = max(self._longest or 0, self._longest_so_far)
+        self.longest_probe = max(self.longest_probe or 0, self._longest_so_far)
         self._next_group = end
         if end < count:
             return False
-        self._longest, self._longest_so_far, self._next_group = self._longest_so_far, 0, 0
+        self.longest_probe, self._longest_so_far, self._next_group = self._longest_so_far, 0, 0
         return True
 
     def probe_all(self) -> None:
         """Read all groups."""
-        self._longest, self._longest_so_far, self._next_group = self.index.longest_probe(), 0, 0
+        self._forget_probes()
+        self.longest_probe = self.index.longest_probe()
 
     def _forget_probes(self) -> None:
-        self._longest, self._longest_so_far, self._next_group = None, 0, 0
+        self.longest_probe, self._longest_so_far, self._next_group = None, 0, 0
 
 
 def end_intervals(parts: Sequence[IndexHealth]) -> None:
@@ -126,7 +114,7 @@ def end_intervals(parts: Sequence[IndexHealth]) -> None:
     if not indexes:
         return
     buckets = buffers_named("bucket_taken", indexes)
-    sizes = [each.numel() for each in buckets]
+    sizes = [taken_rows.numel() for taken_rows in buckets]
     counts = torch.stack(buffers_named("counts", indexes)).tolist()
     of_eval = torch.stack(buffers_named("eval_counts", indexes)).tolist()
     taken = iter(torch.cat(buckets).tolist())
@@ -145,10 +133,8 @@ _LARGEST = ("worst_bucket", "longest_probe", "evicts", "admits", "shares")
 class Health:
     """The numbers of one table over an interval: of one slice of it, of several, or of those of several ranks.
 
-    Args:
-        summed: what is added up: taken rows, all rows, and the counts.
-        largest: of what the largest is taken: the share of the fullest bucket, the longest probe (0 if it is not
-            known), and what the config says (0 on ranks without a slice, which learn it from the others).
+    The largest is taken of what cannot be added up. What is not known is 0: a rank without a slice learns from the
+    others what the config says.
     """
 
     summed: tuple[int, ...] = (0,) * len(_SUMMED)
@@ -157,11 +143,10 @@ class Health:
     @classmethod
     def of(cls, parts: Sequence[IndexHealth]) -> Health:
         """One table: all its slices on this rank, of which there may be none, in the intervals that have ended."""
-        return reduce(cls.joined, map(cls.of_slice, parts)) if parts else cls()
+        return reduce(cls.joined, map(cls._of_slice, parts), cls())
 
     @classmethod
-    def of_slice(cls, part: IndexHealth) -> Health:
-        """One slice."""
+    def _of_slice(cls, part: IndexHealth) -> Health:
         buckets, config = part.buckets(), part.index.config
         summed = (sum(taken for taken, _ in buckets), sum(rows for _, rows in buckets), *part.counted)
         fullest = max((taken / rows for taken, rows in buckets if rows), default=0.0)
@@ -181,9 +166,9 @@ class Health:
         largest = dict(zip(_LARGEST, self.largest, strict=True))
         if not count["rows"]:
             return {}
-        found = {"occupancy": count["taken"] / count["rows"], "worst_bucket": largest["worst_bucket"]}
+        state = {"occupancy": count["taken"] / count["rows"], "worst_bucket": largest["worst_bucket"]}
         if largest["longest_probe"]:
-            found["longest_probe"] = float(largest["longest_probe"])
+            state["longest_probe"] = float(largest["longest_probe"])
         seen, inserted, unseen = count["ids_seen"], count["inserted"], count["unseen_answers"]
         rates = {
             "insert_rate": (True, inserted, seen),
@@ -193,4 +178,4 @@ class Health:
             "shared_rate": (largest["shares"], count["shared_answers"], seen),
             "eval_unseen_rate": (True, count["eval_unseen_answers"], count["eval_ids_seen"]),
         }
-        return found | {name: part / of for name, (has_meaning, part, of) in rates.items() if has_meaning and of}
+        return state | {name: part / of for name, (has_meaning, part, of) in rates.items() if has_meaning and of}

@@ -142,9 +142,9 @@ class Monitor:
                 reason="invalid_argument",
                 what_to_do="pass torch.distributed.group.WORLD, or None for this rank alone.",
             )
-        found = self._health(probe_all) if group is None else _of_all_ranks(group, lambda: self._health(probe_all))
+        tables = self._health(probe_all) if group is None else _of_all_ranks(group, lambda: self._health(probe_all))
         return {
-            f"{name}/{scalar}": value for name, health in found.items() for scalar, value in health.scalars().items()
+            f"{name}/{scalar}": value for name, health in tables.items() for scalar, value in health.scalars().items()
         }
 
     def log(
@@ -167,7 +167,7 @@ class Monitor:
         return {name: Health.of(parts) for name, parts in self._tables.items()}
 
     def _probe(self, everything: bool) -> None:
-        parts = [part for each in self._tables.values() for part in each if part.is_allocated]
+        parts = [part for slices in self._tables.values() for part in slices if part.is_allocated]
         if everything:
             for part in parts:
                 part.probe_all()
@@ -182,14 +182,14 @@ class Monitor:
 
 def _tags(names: list[str]) -> list[str]:
     """The names as every writer for TensorBoard takes them; they stay distinct."""
-    found: dict[str, str] = {}
+    tags: dict[str, str] = {}
     for name in names:
         tag = plain = _NOT_IN_TAGS.sub("_", name)
         number = 2
-        while tag in found or (tag != name and tag in names):
+        while tag in tags or (tag != name and tag in names):
             tag, number = f"{plain}_{number}", number + 1
-        found[tag] = name
-    return list(found)
+        tags[tag] = name
+    return list(tags)
 
 
 def _indexes(collection: ConvertedCollection) -> dict[str, list[HashIndex]]:

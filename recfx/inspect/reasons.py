@@ -25,9 +25,7 @@ def table_reasons(table: TableFacts) -> tuple[Diagnostic, ...]:
 def backend_unusable(table: TableFacts) -> Diagnostic | None:
     """The backend that the user named cannot serve the table where it is now."""
     refused = table.kernel.refused
-    if refused is None:
-        return None
-    return replace(refused, path=table.module_path)
+    return None if refused is None else replace(refused, path=table.module_path)
 
 
 def kernel_fallback(table: TableFacts) -> Diagnostic | None:
@@ -43,18 +41,18 @@ def kernel_fallback(table: TableFacts) -> Diagnostic | None:
 
 def optimizer_not_fused(table: TableFacts) -> Diagnostic | None:
     """An optimizer in backward that runs on the whole table."""
-    found = table.optimizer
-    if not isinstance(found, Diagnostic):
+    why = table.optimizer
+    if not isinstance(why, Diagnostic):
         return None
-    return Diagnostic("optimizer_not_fused", table.module_path, found.message, found.what_to_do, Severity.WARNING)
+    return Diagnostic("optimizer_not_fused", table.module_path, why.message, why.what_to_do, Severity.WARNING)
 
 
 def only_touched_rows(table: TableFacts) -> Diagnostic | None:
     """The dense torch rule would also update rows that the batch does not read."""
-    found = table.optimizer
-    if not isinstance(found, FusedOptimizer):
+    optimizer = table.optimizer
+    if not isinstance(optimizer, FusedOptimizer):
         return None
-    unlike_dense = found.rule.unlike_dense(found.group)
+    unlike_dense = optimizer.rule.unlike_dense(optimizer.group)
     if not unlike_dense:
         return None
     message = f"fused {unlike_dense} updates only rows that a batch reads; the dense torch optimizer updates every row."
@@ -63,10 +61,10 @@ def only_touched_rows(table: TableFacts) -> Diagnostic | None:
 
 def weight_decay_not_applied(table: TableFacts) -> Diagnostic | None:
     """One of TorchRec's placeholders asks for a weight decay that FBGEMM would leave out."""
-    found = table.optimizer
-    if not isinstance(found, FusedOptimizer) or not found.left_out:
+    optimizer = table.optimizer
+    if not isinstance(optimizer, FusedOptimizer) or not optimizer.left_out:
         return None
-    return weight_decay_left_out(found, table.module_path)
+    return weight_decay_left_out(optimizer, table.module_path)
 
 
 def weights_not_used(table: TableFacts) -> Diagnostic | None:
@@ -150,10 +148,10 @@ def init_fn_rows(table: TableFacts) -> Diagnostic | None:
 def data_type_not_honoured(table: TableFacts) -> Diagnostic | None:
     """The config names a dtype that differs from the weight's."""
     try:
-        wanted = data_type_to_dtype(table.config.data_type)
+        declared = data_type_to_dtype(table.config.data_type)
     except ValueError:  # quantized types have no torch dtype
-        wanted = None
-    if wanted == table.weight.dtype:
+        declared = None
+    if declared == table.weight.dtype:
         return None
     message = f"config.data_type is {table.config.data_type.name}, but the weight is {type_name(table.weight.dtype)}."
     advice = "cast the model, or correct the config; recfx goes by the weight's type."
