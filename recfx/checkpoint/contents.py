@@ -12,6 +12,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from recfx.errors import CheckpointError, type_of
 
 MODEL, IN_BACKWARD, OPTIMIZER, SETTINGS = "model.", "in_backward.", "optimizer.", "settings"
+BUILD_AS_SAVED = "build the model as it was built when saving."
 _MOST_NAMED = 10
 _LONGEST_NAME = 300
 
@@ -36,7 +37,7 @@ def check_names(what: str, wanted: Collection[str], saved: Collection[str], what
         raise mismatch(f"the checkpoint {' and '.join(parts)} ({what}).", what_to_do=what_to_do)
 
 
-def mismatch(message: str, *, module_path: str = "", what_to_do: str) -> CheckpointError:
+def mismatch(message: str, *, module_path: str = "", what_to_do: str = BUILD_AS_SAVED) -> CheckpointError:
     """The error for a checkpoint of a different model."""
     return CheckpointError(message, reason="checkpoint_mismatch", module_path=module_path, what_to_do=what_to_do)
 
@@ -97,16 +98,37 @@ def check_loadable(name: str, tensor: torch.Tensor) -> None:
         )
 
 
-def check_initialised(tensors: Mapping[str, torch.Tensor]) -> None:
-    """Refuse parameters of lazy modules, which have no shape yet.
+def check_has_elements(state: Mapping[str, object], on_meta: str, what_to_do: str) -> None:
+    """Refuse parameters of lazy modules, which have no shape yet, and tensors on the meta device.
+
+    Args:
+        state: tensors by name; anything else in it is ignored.
+        on_meta: what to say of a tensor on meta.
+        what_to_do: the advice for a tensor on meta.
 
     Raises:
-        CheckpointError: ``model_is_lazy``.
+        CheckpointError: ``model_is_lazy``, ``model_on_meta``.
     """
-    lazy = [name for name, tensor in tensors.items() if is_lazy(tensor)]
-    if lazy:
-        raise CheckpointError(
-            f"{lazy[0]} has no shape yet: its module is lazy.",
-            reason="model_is_lazy",
-            what_to_do="call the model on one batch first.",
-        )
+    tensors = {name: value for name, value in state.items() if isinstance(value, Tensor)}
+    for name, tensor in tensors.items():
+        if is_lazy(tensor):
+            raise CheckpointError(
+                f"{name} has no shape yet: its module is lazy.",
+                reason="model_is_lazy",
+                what_to_do="call the model on one batch first.",
+            )
+    for name, tensor in tensors.items():
+        if tensor.is_meta:
+            raise CheckpointError(f"{name} {on_meta}.", reason="model_on_meta", what_to_do=what_to_do)
+
+
+def check_saved_as(
+    name: str, saved: Tensor, dtype: torch.dtype, shape: tuple[int, ...], loadable: tuple[int, ...]
+) -> None:
+    """Check the dtype and the shape of a saved tensor, given those here and the only shape that can be loaded.
+
+    Raises:
+        CheckpointError: ``checkpoint_mismatch``.
+    """
+    if tuple(saved.shape) != loadable or saved.dtype != dtype:
+        raise mismatch(f"{name} was saved as {saved.dtype} {tuple(saved.shape)}, but is {dtype} {shape} here.")

@@ -14,19 +14,13 @@ from torch import nn
 from torchrec.optim.warmup import WarmupOptimizer
 
 from recfx.checkpoint import storage
-from recfx.checkpoint.directory import locked, told_as
+from recfx.checkpoint.directory import told_as
 from recfx.checkpoint.in_backward import BackwardPlan, plan_in_backward
-from recfx.checkpoint.manifest import Manifest, missing
+from recfx.checkpoint.manifest import Manifest
 from recfx.checkpoint.model_plan import ModelPlan, plan_model, refused_as
-from recfx.checkpoint.ordinary import (
-    load_state,
-    load_warm_ups,
-    plan_warm_ups,
-    rebuild_state,
-    unwrap_optimizer,
-)
+from recfx.checkpoint.ordinary import load_state, load_warm_ups, plan_warm_ups, rebuild_state, unwrap_optimizer
 from recfx.checkpoint.peers import Peers, checked_directory, checked_model
-from recfx.checkpoint.saved_folder import SavedFolder
+from recfx.checkpoint.saved_folder import SavedFolder, open_verified
 from recfx.checkpoint.settings import read_settings
 
 
@@ -81,29 +75,21 @@ def _load(
     peers: Peers,
 ) -> None:
     """Load; ``consequence`` gets what is true of the model if the disk fails from here on."""
-    with contextlib.ExitStack() as held:
+    with contextlib.ExitStack() as open_files:
         opened: list[SavedFolder] = []
 
-        def open_folder(manifest: Manifest) -> SavedFolder:
-            opened.append(SavedFolder(path, manifest))
-            held.callback(opened[0].close)
-            return opened[0]
-
         def begin() -> Manifest:  # the first rank locks and verifies for all
-            if not path.is_dir():
-                raise missing(path)
-            held.enter_context(locked(path, shared=True))
-            manifest = Manifest.read(path)
-            open_folder(manifest).verify()
-            return manifest
+            opened.append(open_files.enter_context(open_verified(path)))
+            return opened[0].manifest
 
         manifest = peers.first(begin)
         assert manifest is not None
         plans: list[_Plans] = []
 
         def plan() -> None:
-            folder = opened[0] if opened else open_folder(manifest)
-            plans.append(_plan(root, folder, optimizer, in_backward))
+            if not opened:
+                opened.append(open_files.enter_context(contextlib.closing(SavedFolder(path, manifest))))
+            plans.append(_plan(root, opened[0], optimizer, in_backward))
 
         peers.agree(plan)
         try:

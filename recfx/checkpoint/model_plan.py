@@ -17,29 +17,32 @@ from typing import Any
 from torch import Tensor, nn
 
 from recfx.checkpoint import storage
-from recfx.checkpoint.contents import MODEL, check_initialised, check_loadable, check_names, mismatch, with_prefix
+from recfx.checkpoint.contents import (
+    MODEL,
+    check_has_elements,
+    check_loadable,
+    check_saved_as,
+    mismatch,
+    with_prefix,
+)
 from recfx.checkpoint.saved_folder import SavedFolder
 from recfx.checkpoint.sharded import IN_PLACE_BYTES, TablePlan, plan_tables
 from recfx.checkpoint.table_names import (
     check_index_sizes,
-    check_same_tables_have_indexes,
-    optional_keys,
-    sharded_table_prefixes,
+    fit_names,
+    sharded_names,
     sharded_tables,
     table_prefixes,
-    without_unused,
 )
 from recfx.collections.collection import UnshardedCollection
 from recfx.collections.converted_collection import collections_by_prefix
 from recfx.collections.fit_table import saved_shape
 from recfx.collections.kinds import kind_of
 from recfx.collections.whole_tables import fit_state
-from recfx.errors import CheckpointError
 from recfx.hashing.index import HashIndex
 from recfx.hashing.row_move import RowMove
 
 _EXTRA_STATE = "_extra_state"  # torch's name for what modules save by themselves; it may have any shape
-_BUILD_AS_SAVED = "build the model as it was built when saving."
 
 
 @dataclass
@@ -112,7 +115,6 @@ def refused_as(what: str, module_path: str) -> Iterator[None]:
         raise mismatch(
             f"{what} does not accept what was saved ({type(error).__name__}: {error}).",
             module_path=module_path,
-            what_to_do=_BUILD_AS_SAVED,
         ) from error
 
 
@@ -127,35 +129,29 @@ def plan_model(
     saved = with_prefix(described, MODEL)
     state = _state_of(model)
     whole_tables = table_prefixes(model)
-    tables = {**whole_tables, **sharded_table_prefixes(model)}
-    check_same_tables_have_indexes(tables, state, saved)
-    saved = without_unused(tables, saved)
     index_keys = set().union(*whole_tables.values())
-    absent = optional_keys(tables) & state.keys() - saved.keys()  # keys that an index with another policy lacks
-    wanted = [name for name in state if name not in absent]
-    check_names("model", wanted, [*saved, *extra_state], _BUILD_AS_SAVED)
+    names, saved = fit_names(model, state, saved, extra_state)
     _check_where(state, saved, extra_state)
-    sharded = {key for table in sharded_tables(model) for key in (table.weight, *table.index_keys().values())}
-    state = {name: value for name, value in state.items() if name not in sharded}
-    check_initialised({name: value for name, value in state.items() if isinstance(value, Tensor)})
-    _refuse_meta(state)
-    wanted = [name for name in wanted if name in state]
+    sharded = sharded_names(model)
+    state = {name: state[name] for name in names if name not in sharded}
+    check_has_elements(state, "is on the meta device", "call to_empty(device=...) before loading.")
     for prefix, collection in collections_by_prefix(model, UnshardedCollection):
         for table in collection.hash_indexes:
             check_index_sizes(saved, whole_tables[prefix, table], collection.index(table).policy.own_rows, table)
     index_state = _read_aside(folder, saved, sorted(index_keys & saved.keys()))
     fitted, moves = _fit_indexes(model, {**saved, **index_state})
     index_state.update(fitted)
-    for name in wanted:
-        if isinstance(state[name], Tensor) and name not in index_keys and not name.endswith(_EXTRA_STATE):
-            check_loadable(name, state[name])
-            _check_tensor(name, saved[name], state[name], moves.get(name))
+    for name, value in state.items():
+        if isinstance(value, Tensor) and name not in index_keys and not name.endswith(_EXTRA_STATE):
+            check_loadable(name, value)
+            shape, move = tuple(value.shape), moves.get(name)
+            check_saved_as(
+                name, saved[name], value.dtype, shape, shape if move is None else saved_shape(shape[0], shape[1], move)
+            )
     addresses = {tensor.data_ptr() for tensor in [*model.parameters(), *model.buffers()]}
-    rest = [name for name in wanted if name in saved and name not in index_keys and name not in moves]
+    rest = [name for name in state if name in saved and name not in index_keys and name not in moves]
     big = [name for name in rest if _is_big(state[name]) and state[name].data_ptr() in addresses]
     in_place = {name: state[name] for name in big}
-    for name in absent - sharded:
-        del state[name]
     state.update(_read_aside(folder, saved, [name for name in rest if name not in in_place]))
     state.update(index_state)
     state.update(extra_state)
@@ -178,20 +174,10 @@ def _check_where(state: Mapping[str, Any], saved: Collection[str], extra_state: 
     """Check that tensors were saved as tensors; only what modules save by themselves may be anything else."""
     for name, value in state.items():
         if name in saved and name in extra_state:
-            raise mismatch(f"{name!a} is in the checkpoint twice.", what_to_do=_BUILD_AS_SAVED)
+            raise mismatch(f"{name!a} is in the checkpoint twice.")
         if name.endswith(_EXTRA_STATE) or isinstance(value, Tensor) is (name not in extra_state):
             continue
-        raise mismatch(f"{name!a} is a tensor on one side only.", what_to_do=_BUILD_AS_SAVED)
-
-
-def _refuse_meta(state: Mapping[str, Any]) -> None:
-    on_meta = [name for name, value in state.items() if isinstance(value, Tensor) and value.is_meta]
-    if on_meta:
-        raise CheckpointError(
-            f"{on_meta[0]} is on the meta device.",
-            reason="model_on_meta",
-            what_to_do="call to_empty(device=...) before loading.",
-        )
+        raise mismatch(f"{name!a} is a tensor on one side only.")
 
 
 def _fit_indexes(model: nn.Module, saved: Mapping[str, Tensor]) -> tuple[dict[str, Any], dict[str, RowMove]]:
@@ -207,16 +193,6 @@ def _fit_indexes(model: nn.Module, saved: Mapping[str, Tensor]) -> tuple[dict[st
 
 def _read_aside(folder: SavedFolder, saved: Mapping[str, Tensor], names: list[str]) -> dict[str, Tensor]:
     return with_prefix(storage.read(folder, {MODEL + name: saved[name] for name in names}), MODEL)
-
-
-def _check_tensor(name: str, saved: Tensor, current: Tensor, move: RowMove | None) -> None:
-    rows_fit = move is not None and tuple(saved.shape) == saved_shape(current.shape[0], current.shape[1], move)
-    if (saved.shape == current.shape or rows_fit) and saved.dtype == current.dtype:
-        return
-    raise mismatch(
-        f"{name} was saved as {saved.dtype} {tuple(saved.shape)}, but is {current.dtype} {tuple(current.shape)} here.",
-        what_to_do=_BUILD_AS_SAVED,
-    )
 
 
 def _is_big(tensor: Tensor) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint.metadata import Metadata
 
 from recfx.checkpoint import storage
-from recfx.checkpoint.contents import IN_BACKWARD, MODEL, OPTIMIZER, SETTINGS, check_initialised, check_storable
+from recfx.checkpoint.contents import IN_BACKWARD, MODEL, OPTIMIZER, SETTINGS, check_has_elements, check_storable
 from recfx.checkpoint.directory import (
     MANIFEST,
     check_writable,
@@ -26,18 +25,12 @@ from recfx.checkpoint.directory import (
 )
 from recfx.checkpoint.in_backward import optimizers_in_backward
 from recfx.checkpoint.manifest import Manifest, is_foreign
-from recfx.checkpoint.ordinary import (
-    DescribedOptimizer,
-    describe_optimizer,
-    join_described,
-    unwrap_optimizer,
-    warm_up_states,
-)
+from recfx.checkpoint.ordinary import describe_optimizer, join_described, unwrap_optimizer, warm_up_states
 from recfx.checkpoint.peers import Peers, checked_directory, checked_model
 from recfx.checkpoint.settings import pack_settings
 from recfx.checkpoint.sharded import joined_counts, tables_contents
 from recfx.checkpoint.storage import Parts
-from recfx.checkpoint.table_names import sharded_tables
+from recfx.checkpoint.table_names import sharded_names
 from recfx.errors import CheckpointError
 
 
@@ -119,85 +112,59 @@ def _write(path: Path, tensors: dict[str, Tensor | Parts], data: str, temporary:
         peers.first(lambda: remove_leftovers(path, keep=data))
 
 
-@dataclass
-class _Own:
-    """What this rank contributes to the checkpoint.
-
-    Args:
-        state: the state of the model without sharded tables.
-        tensors: the tensors that it writes.
-        optimizer: what it knows about an ordinary optimizer.
-    """
-
-    state: dict[str, Any]
-    tensors: dict[str, Tensor | Parts]
-    optimizer: DescribedOptimizer | None
-
-
 def _contents(model: nn.Module, optimizer: Any, peers: Peers) -> dict[str, Tensor | Parts]:
     """Everything that this rank writes, by name; nothing is copied. Collective."""
-    contributions: list[_Own] = []
+    written: dict[str, Tensor | Parts] = {}
+    common: dict[str, Tensor] = {}  # what all ranks have, and the first one writes
+    settings: dict[str, Any] = {}
 
     def describe() -> tuple[dict[str, list[Tensor]], dict[str, Any] | None]:
-        sharded = {key for table in sharded_tables(model) for key in (table.weight, *table.index_keys().values())}
+        sharded = sharded_names(model)
         state = {name: value for name, value in model.state_dict().items() if name not in sharded}
-        own_tensors = {MODEL + name: value for name, value in state.items() if isinstance(value, Tensor)}
-        check_initialised(own_tensors)
-        _refuse_meta(own_tensors)
+        _check_has_elements(state)
         tensors, counts = tables_contents(model)
+        written.update(tensors)
         inner = None if optimizer is None else unwrap_optimizer(optimizer)
         described = None if inner is None else describe_optimizer(inner, model)
         if described is not None:
-            tensors.update({OPTIMIZER + name: tensor for name, tensor in described.sharded.items()})
-        contributions.append(_Own(state, tensors, described))
+            written.update({OPTIMIZER + name: tensor for name, tensor in described.sharded.items()})
+        if peers.is_first:
+            common.update({MODEL + name: value.detach() for name, value in state.items() if isinstance(value, Tensor)})
+            settings["extra_state"] = {name: value for name, value in state.items() if not isinstance(value, Tensor)}
+            settings["in_backward"] = _in_backward(model, common)
+            if described is not None:
+                common.update({OPTIMIZER + name: tensor for name, tensor in described.tensors.items()})
         return counts, None if described is None else described.values
 
     all_ranks = peers.agree(describe)
-    (own,) = contributions
 
     def join() -> None:
-        if not peers.is_first:
-            return
-        own.tensors.update(joined_counts([counts for counts, _ in all_ranks]))
+        written.update(joined_counts([counts for counts, _ in all_ranks]))
+        for name, tensor in common.items():
+            check_storable(name, tensor)
+        _check_has_elements(common)
+        written.update(common)
         described = [values for _, values in all_ranks if values is not None]
-        common, settings = _common(model, own, described)
+        settings["optimizer"] = join_described(described, model) if described else None
         settings["warm_ups"] = warm_up_states(optimizer)
-        _refuse_meta(common)
-        own.tensors.update(common)
-        own.tensors[SETTINGS] = pack_settings(settings)
+        written[SETTINGS] = pack_settings(settings)
 
-    peers.agree(join)
-    return own.tensors
+    peers.first(join)
+    return written
 
 
-def _common(model: nn.Module, own: _Own, described: list[dict[str, Any]]) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """What all ranks have: the tensors of the model that are not sharded, and all settings.
-
-    Raises:
-        CheckpointError: ``value_not_supported``, or the codes of ``join_described``.
-    """
-    tensors = {MODEL + name: value.detach() for name, value in own.state.items() if isinstance(value, Tensor)}
-    extra_state = {name: value for name, value in own.state.items() if not isinstance(value, Tensor)}
-    in_backward = {}
+def _in_backward(model: nn.Module, tensors: dict[str, Tensor]) -> dict[str, Any]:
+    """What is saved of the optimizers in backward besides tensors; those are added to ``tensors``."""
+    described = {}
     for optimizer in optimizers_in_backward(model):
         tensors.update({f"{IN_BACKWARD}{optimizer.name}.{key}": value for key, value in optimizer.tensors().items()})
-        in_backward[optimizer.name] = optimizer.described()
-    if own.optimizer is not None:
-        tensors.update({OPTIMIZER + name: tensor for name, tensor in own.optimizer.tensors.items()})
-    for name, tensor in tensors.items():
-        check_storable(name, tensor)
-    together = join_described(described, model) if described else None
-    return tensors, {"extra_state": extra_state, "in_backward": in_backward, "optimizer": together}
+        described[optimizer.name] = optimizer.described()
+    return described
 
 
-def _refuse_meta(tensors: dict[str, Tensor]) -> None:
-    on_meta = [name for name, tensor in tensors.items() if tensor.is_meta]
-    if on_meta:
-        raise CheckpointError(
-            f"{on_meta[0]} is on the meta device: there is nothing to save.",
-            reason="model_on_meta",
-            what_to_do="call to_empty() and initialise the model first.",
-        )
+def _check_has_elements(state: dict[str, Any]) -> None:
+    advice = "call to_empty() and initialise the model first."
+    check_has_elements(state, "is on the meta device: there is nothing to save", advice)
 
 
 def _counts(path: Path, data: str) -> bool | None:

@@ -13,14 +13,15 @@ import math
 import os
 import stat
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from recfx.checkpoint.manifest import Manifest, digest_of, open_regular, torn
+from recfx.checkpoint.directory import locked
+from recfx.checkpoint.manifest import Manifest, digest_of, missing, open_regular, torn
 from recfx.checkpoint.tensor_index import INDEX, SavedChunk, SavedTensor, from_json
 
 _MOST_INDEX_BYTES = 1 << 28
@@ -40,6 +41,7 @@ class SavedFolder:
 
     def __init__(self, directory: Path, manifest: Manifest) -> None:
         self.path = directory / manifest.data
+        self.manifest = manifest
         self._files = manifest.files
         self._checked: dict[str, tuple[int, ...]] = {}
         flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -133,16 +135,30 @@ class SavedFolder:
     @contextmanager
     def _opened(self, name: str) -> Iterator[int]:
         with open_regular(self.path / name, self._descriptor) as descriptor:
-            found, wanted = os.fstat(descriptor), self._files[name][0]
-            if name in self._checked and _identity(found) != self._checked[name]:
+            status, size = os.fstat(descriptor), self._files[name][0]
+            if name in self._checked and _identity(status) != self._checked[name]:
                 raise OSError(f"{name} was changed while it was read")
-            if found.st_size != wanted:
-                raise torn(self.path / name, f"it has {found.st_size} bytes instead of {wanted}")
+            if status.st_size != size:
+                raise torn(self.path / name, f"it has {status.st_size} bytes instead of {size}")
             yield descriptor
 
 
-def _identity(found: os.stat_result) -> tuple[int, ...]:
-    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, stat.S_IFMT(found.st_mode)
+@contextmanager
+def open_verified(directory: Path) -> Iterator[SavedFolder]:
+    """The data folder of a checkpoint that no writer can change meanwhile, and whose files were all read once.
+
+    Raises:
+        CheckpointError: ``checkpoint_missing``, ``checkpoint_torn``, ``checkpoint_version``, ``checkpoint_busy``.
+    """
+    if not directory.is_dir():
+        raise missing(directory)
+    with locked(directory, shared=True), closing(SavedFolder(directory, Manifest.read(directory))) as folder:
+        folder.verify()
+        yield folder
+
+
+def _identity(status: os.stat_result) -> tuple[int, ...]:
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, stat.S_IFMT(status.st_mode)
 
 
 def _stands_as_it_is(tensor: Tensor) -> bool:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from recfx.checkpoint import storage
-from recfx.checkpoint.contents import IN_BACKWARD, MODEL, mismatch
+from recfx.checkpoint.contents import IN_BACKWARD, MODEL, check_saved_as
 from recfx.checkpoint.saved_folder import SavedFolder
 from recfx.checkpoint.storage import Parts
 from recfx.checkpoint.table_names import NamedTable, check_index_sizes, sharded_tables
@@ -198,13 +198,8 @@ def plan_tables(model: nn.Module, folder: SavedFolder, saved: Mapping[str, Tenso
 
 def _check_weight(plan: TablePlan) -> None:
     spec, dtype = plan.table.table.table, plan.table.module.dtypes[plan.table.name]
-    wanted = saved_shape(spec.num_embeddings, spec.embedding_dim, plan.move)
-    if tuple(plan.saved.shape) != wanted or plan.saved.dtype != dtype:
-        raise mismatch(
-            f"{plan.table.weight} was saved as {plan.saved.dtype} {tuple(plan.saved.shape)}, but is {dtype} "
-            f"{(spec.num_embeddings, spec.embedding_dim)} here.",
-            what_to_do="build the model as it was built when saving.",
-        )
+    shape = spec.num_embeddings, spec.embedding_dim
+    check_saved_as(plan.table.weight, plan.saved, dtype, shape, saved_shape(*shape, plan.move))
 
 
 def _read_small(plan: TablePlan, folder: SavedFolder) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from recfx.checkpoint.contents import mismatch
+from recfx.checkpoint.contents import BUILD_AS_SAVED, check_names, mismatch
 from recfx.collections.collection import UnshardedCollection
 from recfx.collections.converted_collection import collections_by_prefix
 from recfx.collections.kinds import KINDS, kind_of
@@ -56,11 +56,8 @@ class NamedTable:
         """Names of its index's state in the model, by buffer name; empty if it has no index."""
         if not self.table.table.has_index:
             return {}
-        return {name: self.index_key(name) for name in saved_names(whole_index(self.table.table))}
-
-    def index_key(self, name: str) -> str:
-        """Name of one buffer of its index."""
-        return f"{self.prefix}hash_indexes.{self.name}.{name}"
+        names = saved_names(whole_index(self.table.table))
+        return {name: f"{self.prefix}hash_indexes.{self.name}.{name}" for name in names}
 
     def local(self) -> list[Shard]:
         """The shards of this rank."""
@@ -96,6 +93,11 @@ def sharded_tables(model: nn.Module) -> list[NamedTable]:
     return found
 
 
+def sharded_names(model: nn.Module) -> set[str]:
+    """The keys of a state that belong to sharded tables."""
+    return {key for table in sharded_tables(model) for key in (table.weight, *table.index_keys().values())}
+
+
 def sharded_parameters(model: nn.Module) -> dict[int, tuple[NamedTable, Shard]]:
     """The shard that each parameter of this rank is, by the ``id`` of the parameter."""
     return {
@@ -120,24 +122,39 @@ def table_prefixes(model: nn.Module) -> dict[tuple[str, str], set[str]]:
     }
 
 
-def sharded_table_prefixes(model: nn.Module) -> dict[tuple[str, str], set[str]]:
-    """The keys of every sharded index, likewise."""
-    return {
-        (table.prefix, table.name): set(table.index_keys().values())
-        for table in sharded_tables(model)
-        if table.table.table.has_index
-    }
+def fit_names(
+    model: nn.Module,
+    state: Mapping[str, object],
+    saved: Mapping[str, Tensor],
+    extra_state: Collection[str],
+    what_to_do: str = BUILD_AS_SAVED,
+) -> tuple[list[str], dict[str, Tensor]]:
+    """Check the names in a checkpoint against those in the model's ``state_dict``.
 
+    Some keys of an index are needed under some policies only: an index loads without them, as
+    ``state.buffers_from_state`` says, and does not use those that it does not need.
 
-def optional_keys(tables: Collection[tuple[str, str]]) -> set[str]:
-    """The keys that only some policies need: an index loads without them, as ``state.buffers_from_state`` says."""
-    return {f"{prefix}hash_indexes.{table}.{name}" for prefix, table in tables for name in _OPTIONAL}
+    Args:
+        model: the model.
+        state: its ``state_dict``.
+        saved: shapes and dtypes of what is saved, by name in the model.
+        extra_state: the names of what is saved besides tensors.
+        what_to_do: the advice if names differ.
 
+    Returns:
+        The names in ``state`` that are to be loaded, and what of ``saved`` is used.
 
-def without_unused(tables: Mapping[tuple[str, str], set[str]], saved: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """What was saved, without the keys that the indexes here do not use."""
-    unused = optional_keys(tables).difference(*tables.values())
-    return {name: tensor for name, tensor in saved.items() if name not in unused}
+    Raises:
+        CheckpointError: ``checkpoint_mismatch``.
+    """
+    sharded = [(table.prefix, table.name) for table in sharded_tables(model) if table.table.table.has_index]
+    tables = [*table_prefixes(model), *sharded]
+    check_same_tables_have_indexes(tables, state, saved)
+    optional = {f"{prefix}hash_indexes.{table}.{name}" for prefix, table in tables for name in _OPTIONAL}
+    loaded = [name for name in state if name not in optional or name in saved]
+    used = {name: tensor for name, tensor in saved.items() if name not in optional or name in state}
+    check_names("model", loaded, [*used, *extra_state], what_to_do)
+    return loaded, used
 
 
 def check_same_tables_have_indexes(

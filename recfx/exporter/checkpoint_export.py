@@ -10,7 +10,6 @@ import contextlib
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -19,14 +18,13 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from torchrec.sparse.tensor_dict import maybe_td_to_kjt
 
 from recfx.checkpoint import storage
-from recfx.checkpoint.contents import MODEL, check_names, mismatch, with_prefix
-from recfx.checkpoint.directory import locked, told_as
-from recfx.checkpoint.manifest import Manifest, missing
+from recfx.checkpoint.contents import MODEL, mismatch, with_prefix
+from recfx.checkpoint.directory import told_as
 from recfx.checkpoint.peers import checked_directory, checked_model
-from recfx.checkpoint.saved_folder import SavedFolder
+from recfx.checkpoint.saved_folder import SavedFolder, open_verified
 from recfx.checkpoint.settings import read_settings
 from recfx.checkpoint.storage import Parts
-from recfx.checkpoint.table_names import check_same_tables_have_indexes, optional_keys, table_prefixes
+from recfx.checkpoint.table_names import fit_names
 from recfx.collections.collection import UnshardedCollection, unsharded_collections
 from recfx.collections.copy_modules import copy_modules, copy_with_tensors
 from recfx.collections.kinds import CollectionKind, kind_of
@@ -73,7 +71,7 @@ def export_from_checkpoint(
     converted = convert(root, verify=False, on_unsupported="keep")
     with contextlib.ExitStack() as open_files:
         with told_as("checkpoint_unreadable", path, lambda: "Nothing was written.", "make its files readable."):
-            folder = _open(path, open_files)
+            folder = open_files.enter_context(open_verified(path))
             described = storage.describe(folder)
             small = _load_rest(converted, folder, described)
         tables = {
@@ -87,28 +85,13 @@ def export_from_checkpoint(
         return export(small, outputs, tables)
 
 
-def _open(path: Path, open_files: contextlib.ExitStack) -> SavedFolder:
-    if not path.is_dir():
-        raise missing(path)
-    open_files.enter_context(locked(path, shared=True))
-    folder = SavedFolder(path, Manifest.read(path))
-    open_files.callback(folder.close)
-    folder.verify()
-    return folder
-
-
 def _load_rest(converted: nn.Module, folder: SavedFolder, described: Mapping[str, torch.Tensor]) -> nn.Module:
     """A copy of the model with small collections, and with everything loaded that is not in a collection."""
     saved = with_prefix(described, MODEL)
     extra = read_settings(folder, described)["extra_state"]
     collections = unsharded_collections(converted)
-    indexes = table_prefixes(converted)
     wanted = converted.state_dict()
-    check_same_tables_have_indexes(indexes, wanted, saved)
-    optional = optional_keys(indexes)
-    needed = [name for name in wanted if name not in optional or name in saved]
-    check_names("model", needed, [*(name for name in saved if name not in optional or name in wanted), *extra],
-                _BUILD_AS_SAVED)  # fmt: skip
+    fit_names(converted, wanted, saved, extra, _BUILD_AS_SAVED)
     small = copy_with_tensors(with_stand_ins(converted, collections))
     prefixes = tuple(f"{name}." * bool(name) for name in collections)
     loaded = {name: tensor for name, tensor in saved.items() if not name.startswith(prefixes)}
