@@ -8,7 +8,7 @@ import operator
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -37,20 +37,6 @@ class Adopted(NamedTuple):
 
     times: int
     counts: tuple[int, ...]
-
-
-class CountsElsewhere(Protocol):
-    """Counts of eval mode that have not been added to ``eval_counts`` of their indexes yet, on a device, say."""
-
-    def fold(self) -> None:
-        """Add them now."""
-
-
-class RowInitializer(Protocol):
-    """Initialises the weights of an index's rows."""
-
-    def initialize_left(self) -> None:
-        """Initialise every row that is marked as new."""
 
 
 class IndexStorage(nn.Module):
@@ -100,9 +86,9 @@ class IndexStorage(nn.Module):
             self.register_buffer(key, tensor, persistent=key in saved)
         self.__dict__["_leader"] = None  # not a submodule, because it is part of the model elsewhere
         self._followers: list[IndexStorage] = []
-        self._initializer: weakref.ref[RowInitializer] | None = None
+        self._initializer: weakref.WeakMethod[Callable[[], None]] | None = None
         self._expects_load = False
-        self._counts_elsewhere: dict[int, CountsElsewhere] = {}
+        self._counts_elsewhere: set[Callable[[], None]] = set()
         self._sharded_counts: SliceCounts | None = None
         self.adopted = Adopted(0, (0,) * len(COUNTERS))
         self.number_state()
@@ -129,14 +115,15 @@ class IndexStorage(nn.Module):
         finally:
             self._expects_load = before
 
-    def initialized_by(self, initializer: RowInitializer) -> None:
-        """From now on, mark new rows; ``initializer`` gives them their weights and removes the marks.
+    def initialized_by(self, initialize_left: Callable[[], None]) -> None:
+        """From now on, mark new rows; a method gives them their weights and removes the marks.
 
-        If it was interrupted (by Ctrl-C, say), it is called again before the state of the index is next read. The index
-        does not keep it alive, and copies of the index do not have it; the marks are part of the state.
+        If that was interrupted (by Ctrl-C, say), ``initialize_left`` is called before the state of the index is next
+        read. The index does not keep its object alive, and copies of the index do not have it; the marks are part of
+        the state.
         """
         self.policy = self.policy._replace(mark_new=1)
-        self._initializer = weakref.ref(initializer)
+        self._initializer = weakref.WeakMethod(initialize_left)
 
     @property
     def has_uninitialized_rows(self) -> bool:
@@ -190,9 +177,9 @@ class IndexStorage(nn.Module):
 
     def _initialize_left(self) -> None:
         if self.has_uninitialized_rows and self._initializer is not None:
-            initializer = self._initializer()
-            if initializer is not None:
-                initializer.initialize_left()
+            initialize_left = self._initializer()
+            if initialize_left is not None:
+                initialize_left()
 
     def is_as_noted(self) -> bool:
         """Whether ``notice_changes`` would find nothing."""
@@ -227,14 +214,16 @@ class IndexStorage(nn.Module):
         """Record, after the fact, that ids have lost their rows, or that another state has taken the place of this."""
         self.state_number = next(_fresh_number)
 
-    def counted_elsewhere(self, counts: CountsElsewhere) -> None:
-        """From now on, ``fold_eval_counts`` adds these counts, once. The index keeps them alive until then."""
-        self._counts_elsewhere[id(counts)] = counts
+    def counted_elsewhere(self, fold: Callable[[], None]) -> None:
+        """Counts of eval mode are somewhere else, on a device, say: ``fold``, which adds them, is called once when they
+        are asked for.
+        """
+        self._counts_elsewhere.add(fold)
 
     def fold_eval_counts(self) -> Tensor:
         """``eval_counts``, with what is still counted elsewhere; this waits for the devices that count."""
         while self._counts_elsewhere:
-            self._counts_elsewhere.popitem()[1].fold()
+            self._counts_elsewhere.pop()()
         return self.eval_counts
 
     def counts_to_save(self, first: SliceCounts | None = None) -> SliceCounts:
@@ -337,8 +326,13 @@ class IndexStorage(nn.Module):
             self._notice_written_state()  # a written state is checked before it is copied
             self.fold_eval_counts()
         # Rows that are not initialised stay that way: the weights may have been copied already.
-        none = {"_views": None, "_initializer": None, "_sharded_counts": None}
-        return {**self.__dict__, **none, "_counts_elsewhere": {}}
+        own: dict[str, Any] = {
+            "_views": None,
+            "_initializer": None,
+            "_sharded_counts": None,
+            "_counts_elsewhere": set(),
+        }
+        return {**self.__dict__, **own}
 
     def __setstate__(self, saved: dict[str, Any]) -> None:
         super().__setstate__(saved)

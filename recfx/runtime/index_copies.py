@@ -48,7 +48,7 @@ class CountsOnDevice:
                     counted = self._of_stream[stream] = torch.zeros(seen.numel(), 2, dtype=torch.int64, device=device)
                 for index in indexes:
                     if index is not None:
-                        index.counted_elsewhere(self)
+                        index.counted_elsewhere(self.fold)
             counted.add_(torch.stack([seen, absent], dim=1))
 
     def fold(self) -> None:

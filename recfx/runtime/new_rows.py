@@ -147,7 +147,7 @@ class NewRows:
 
     def _attach(self) -> None:
         for table in self._tables:
-            self._store.index(table.name).initialized_by(self)
+            self._store.index(table.name).initialized_by(self.initialize_left)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
