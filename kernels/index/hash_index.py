@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from recfx.kernels.build import library
-from recfx.kernels.index import hash_index_reference  # noqa: F401  registers the references
+from recfx.kernels.index import hash_index_reference, slot_table  # noqa: F401  register the references
 from recfx.kernels.index.index_buffers import COUNTERS, IndexBuffers, IndexPolicy, flat
 
 _LATER_THAN_ANY = 2**62  # a batch number

@@ -22,18 +22,13 @@ from recfx.kernels.index.free_rows import update_free_rows
 from recfx.kernels.index.index_buffers import (
     BATCH_BITS,
     BATCHES,
-    EVICTED,
     FREED,
-    IDS_SEEN,
-    INSERTED,
     MOST_SIGHTINGS,
     NEVER_USED,
     NEW,
     NEW_ID_BITS,
     RENEWED,
-    SHARED_ANSWERS,
     TAKEN,
-    UNSEEN_ANSWERS,
     IndexBuffers,
     IndexPolicy,
     grouped,
@@ -42,9 +37,6 @@ from recfx.kernels.index.index_buffers import (
 )
 from recfx.kernels.index.mix64 import mix64
 from recfx.kernels.index.slot_groups import erase_from_groups, find_in_groups, insert_into_groups
-from recfx.kernels.index.slot_table import insert_into_slots
-
-_Inserted = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 
 
 @library.reference("find")
@@ -83,29 +75,10 @@ def find_tables(
     return rows, absent
 
 
-@library.reference("slot_tables_")
-def slot_tables_(
-    all_slots: Tensor,
-    all_side_rows: Tensor,
-    slot_counts: list[int],
-    row_ids: list[Tensor],
-    row_states: list[Tensor],
-    locks: list[Tensor],
-) -> None:
-    """``slot_tables_`` in ATen."""
-    all_slots.fill_(-1)
-    all_side_rows.fill_(-1)
-    slots, side_rows = all_slots.split(slot_counts), all_side_rows.split(1)
-    for table, (ids, states) in enumerate(zip(row_ids, row_states, strict=True)):
-        rows = torch.nonzero(is_taken(states)).squeeze(1)
-        insert_into_slots(ids[rows], rows, slots[table], side_rows[table])
-
-
 @dataclass
 class _Candidate:
     place: int
     sightings: int
-    order: int
 
 
 @dataclass
@@ -136,6 +109,10 @@ class _Plan:
     shared_answers: int = 0
     unseen_answers: int = 0
 
+    @property
+    def inserted(self) -> list[_NewId]:
+        return [new for new in self.new_ids if new.row >= 0]
+
 
 @library.reference("find_or_insert")
 def find_or_insert(
@@ -147,31 +124,24 @@ def find_or_insert(
     oldest_in_flight: list[int],
     rows_in_flight: list[Tensor] | None = None,
     oldest_listed: list[int] | None = None,
-) -> _Inserted:
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """``find_or_insert``."""
     buffers, policies = grouped(IndexBuffers, all_buffers), grouped(IndexPolicy, all_policies)
     listed = rows_in_flight or [ids.new_empty(0)] * len(buffers)
-    plans = [
-        _plan(ids[begin:end], index, policy, oldest, rows)
-        for begin, end, index, policy, oldest, rows in zip(
-            begins, ends, buffers, policies, oldest_in_flight, listed, strict=True
-        )
-    ]
-    report = torch.tensor(
-        [[sum(new.row >= 0 for new in plan.new_ids), plan.full_bucket] for plan in plans], dtype=torch.int64
-    ).view(-1, 2)
+    pieces = [ids[begin:end] for begin, end in zip(begins, ends, strict=True)]
+    plans = list(map(_plan, pieces, buffers, policies, oldest_in_flight, listed))
+    report = ids.new_tensor([[len(plan.inserted), plan.full_bucket] for plan in plans]).view(-1, 2)
     rows = ids.clone()
     if any(plan.full_bucket >= 0 for plan in plans):
         nothing = ids.new_empty(0)
         return rows.fill_(-1), nothing, nothing.to(torch.uint8), nothing.clone(), report
     new_rows, states_before, ids_before = [], [], []
-    changed = [_copy(index) for index in buffers]
+    changed = _copies(buffers)
     for begin, end, plan, index, policy in zip(begins, ends, plans, changed, policies, strict=True):
-        for new in plan.new_ids:
-            if new.row >= 0:
-                new_rows.append(new.row)
-                states_before.append(TAKEN if new.row in plan.evicted else int(index.row_state[new.row]))
-                ids_before.append(plan.evicted.get(new.row, -1))
+        for new in plan.inserted:
+            new_rows.append(new.row)
+            states_before.append(TAKEN if new.row in plan.evicted else int(index.row_state[new.row]))
+            ids_before.append(plan.evicted.get(new.row, -1))
         _apply(plan, index, policy)
         rows[begin:end] = plan.rows
     states = torch.tensor(states_before, dtype=torch.uint8)
@@ -202,8 +172,8 @@ def undo_insert(
     torch._foreach_copy_(tensors, kept)
 
 
-def _copy(index: IndexBuffers) -> IndexBuffers:
-    return IndexBuffers(*(tensor.clone() for tensor in index))
+def _copies(buffers: list[IndexBuffers]) -> list[IndexBuffers]:
+    return [IndexBuffers(*map(torch.clone, index)) for index in buffers]
 
 
 def _copy_back(changed: list[IndexBuffers], buffers: list[IndexBuffers]) -> None:
@@ -227,7 +197,7 @@ def mark_initialized(
 ) -> None:
     """``mark_initialized``."""
     buffers = grouped(IndexBuffers, all_buffers)
-    changed = [_copy(index) for index in buffers]
+    changed = _copies(buffers)
     for index, begin, end in zip(changed, begins, ends, strict=True):
         mine = rows[begin:end]
         mine = mine[is_uninitialized(index.row_state[mine])]
@@ -258,13 +228,12 @@ def _plan(
             plan.unseen_answers += new.sightings
             continue
         if new.bucket not in free:
-            free[new.bucket] = iter(_free_rows(new.bucket, index, policy))
+            free[new.bucket] = _free_rows(new.bucket, index, policy)
         new.row = next(free[new.bucket], -1)
         if new.row < 0 and policy.evicts:
             if new.bucket not in victims:
-                victims[new.bucket] = iter(
-                    _victims(new.bucket, index, policy, torch.cat([plan.found, rows_in_flight]), in_flight)
-                )
+                kept = torch.cat([plan.found, rows_in_flight])
+                victims[new.bucket] = _victims(new.bucket, index, policy, kept, in_flight)
             new.row = next(victims[new.bucket], -1)
             if new.row >= 0:
                 plan.evicted[new.row] = int(index.row_ids[new.row])
@@ -283,14 +252,8 @@ def _candidates(index: IndexBuffers, policy: IndexPolicy) -> dict[int, _Candidat
     if not policy.admits:
         return {}
     places = torch.nonzero(index.candidate_counts).squeeze(1)
-    described = zip(
-        index.candidate_ids[places].tolist(),
-        places.tolist(),
-        index.candidate_counts[places].tolist(),
-        index.candidate_order[places].tolist(),
-        strict=True,
-    )
-    return {id_: _Candidate(place, sightings, order) for id_, place, sightings, order in described}
+    ids, sightings = index.candidate_ids[places].tolist(), index.candidate_counts[places].tolist()
+    return dict(zip(ids, map(_Candidate, places.tolist(), sightings), strict=True))
 
 
 def _refuse_foreign(absent: Tensor, policy: IndexPolicy) -> None:
@@ -303,48 +266,45 @@ def _refuse_foreign(absent: Tensor, policy: IndexPolicy) -> None:
         )
 
 
-def _rows_of(bucket: int, policy: IndexPolicy) -> tuple[int, int]:
-    rows = policy.rows_of(bucket)
-    return rows.start, rows.stop
-
-
 def _shared_row(id_: int, policy: IndexPolicy) -> int:
     row = shared_rows(torch.tensor([id_]), policy.rows, policy.dense_rows, policy.buckets, policy.seed)
     return int(row) - policy.row_begin
 
 
-def _free_rows(bucket: int, index: IndexBuffers, policy: IndexPolicy) -> list[int]:
-    begin, end = _rows_of(bucket, policy)
-    free: list[int] = (begin + torch.nonzero(~is_taken(index.row_state[begin:end])).squeeze(1)).tolist()
-    return free
+def _rows_of(bucket: int, policy: IndexPolicy) -> slice:
+    rows = policy.rows_of(bucket)
+    return slice(rows.start, rows.stop)
 
 
-def _victims(bucket: int, index: IndexBuffers, policy: IndexPolicy, kept: Tensor, in_flight: int) -> list[int]:
+def _free_rows(bucket: int, index: IndexBuffers, policy: IndexPolicy) -> Iterator[int]:
+    here = _rows_of(bucket, policy)
+    return iter((here.start + torch.nonzero(~is_taken(index.row_state[here])).squeeze(1)).tolist())
+
+
+def _victims(bucket: int, index: IndexBuffers, policy: IndexPolicy, kept: Tensor, in_flight: int) -> Iterator[int]:
     """The rows of the bucket that may be evicted, in the order in which they are evicted."""
-    begin, end = _rows_of(bucket, policy)
-    scores, is_lfu = index.row_scores[begin:end], policy.evict == 1
-    last_batch = scores & (2**BATCH_BITS - 1) if is_lfu else scores
-    may_go = is_taken(index.row_state[begin:end]) & (last_batch < in_flight)
-    rows = begin + torch.nonzero(may_go).squeeze(1)
+    here, is_lfu = _rows_of(bucket, policy), policy.evict == 1
+    last_batch = index.row_scores[here] & (2**BATCH_BITS - 1) if is_lfu else index.row_scores[here]
+    may_go = is_taken(index.row_state[here]) & (last_batch < in_flight)
+    rows = here.start + torch.nonzero(may_go).squeeze(1)
     rows = rows[~torch.isin(rows, kept)]
     scores = index.row_scores[rows] >> BATCH_BITS if is_lfu else index.row_scores[rows]
     order = sorted(zip(scores.tolist(), mix64(index.row_ids[rows]).tolist(), rows.tolist(), strict=True))
-    return [row for _, _, row in order]
+    return (row for _, _, row in order)
 
 
 def _apply(plan: _Plan, index: IndexBuffers, policy: IndexPolicy) -> None:
     batch = int(index.counts[BATCHES]) + 1
     for id_ in plan.evicted.values():
         erase_from_groups(id_, index.slot_groups, index.side_row)
-    inserted = [new for new in plan.new_ids if new.row >= 0]
+    inserted = plan.inserted
     ids = index.row_ids.new_tensor([new.id for new in inserted])
     rows = index.row_ids.new_tensor([new.row for new in inserted])
     insert_into_groups(ids, rows, index.slot_groups, index.side_row)
     index.row_ids[rows] = ids
     before = index.row_state[rows]
-    index.row_state[rows] = (
-        torch.where(before == NEVER_USED, NEW, RENEWED).to(torch.uint8) if policy.mark_new else TAKEN
-    )
+    marked = torch.where(before == NEVER_USED, NEW, RENEWED).to(torch.uint8)
+    index.row_state[rows] = marked if policy.mark_new else torch.full_like(marked, TAKEN)
     index.uninitialized.add_(rows.numel() * policy.mark_new - is_uninitialized(before).sum())
     update_free_rows(index.free_rows, index.row_state, rows, policy.own_dense_rows)
     for new in inserted:
@@ -355,22 +315,18 @@ def _apply(plan: _Plan, index: IndexBuffers, policy: IndexPolicy) -> None:
         _touch(plan, index, policy, batch)
     if policy.admits:
         _update_candidates(plan, index, policy, batch)
-    index.counts[BATCHES] += 1
-    index.counts[IDS_SEEN] += plan.rows.numel()
-    index.counts[INSERTED] += len(inserted)
-    index.counts[EVICTED] += len(plan.evicted)
-    index.counts[SHARED_ANSWERS] += plan.shared_answers
-    index.counts[UNSEEN_ANSWERS] += plan.unseen_answers
+    counted = 1, plan.rows.numel(), len(inserted), len(plan.evicted), plan.shared_answers, plan.unseen_answers
+    index.counts.add_(index.counts.new_tensor(counted))  # in the order of COUNTERS
 
 
 def _touch(plan: _Plan, index: IndexBuffers, policy: IndexPolicy, batch: int) -> None:
     rows, times = torch.unique(plan.found, return_counts=True)
-    new_rows = rows.new_tensor([new.row for new in plan.new_ids if new.row >= 0])
+    new_rows = rows.new_tensor([new.row for new in plan.inserted])
     if policy.evict == 0:
         index.row_scores[rows] = batch
         index.row_scores[new_rows] = batch
         return
-    totals = rows.new_tensor([new.total for new in plan.new_ids if new.row >= 0])
+    totals = rows.new_tensor([new.total for new in plan.inserted])
     sightings = (index.row_scores[rows] >> BATCH_BITS) + times
     index.row_scores[rows] = (sightings.clamp(max=MOST_SIGHTINGS) << BATCH_BITS) + batch
     index.row_scores[new_rows] = (totals.clamp(max=MOST_SIGHTINGS) << BATCH_BITS) + batch
@@ -386,33 +342,27 @@ def _update_candidates(plan: _Plan, index: IndexBuffers, policy: IndexPolicy, ba
     for new in plan.new_ids:
         if new.before is not None or new.row >= 0:
             continue
-        begin, end = _rows_of(new.bucket, policy)
-        counts = index.candidate_counts[begin:end]
+        bucket = _rows_of(new.bucket, policy)
+        counts = index.candidate_counts[bucket]
         if bool((counts > 0).all()):
-            _free_place(begin + int(index.candidate_order[begin:end].argmin()), index, policy)
-        place = begin + int((counts == 0).to(torch.uint8).argmax())
-        index.candidate_ids[place] = new.id
-        index.candidate_counts[place] = min(new.sightings, policy.admit_after)
-        index.candidate_order[place] = (batch << NEW_ID_BITS) + numbers[new.bucket]
+            _free_place(bucket.start + int(index.candidate_order[bucket].argmin()), index, policy)
+        place = bucket.start + int((counts == 0).to(torch.uint8).argmax())
+        order = (batch << NEW_ID_BITS) + numbers[new.bucket]
         numbers[new.bucket] += 1
-        _update_free_places(index, policy, place)
-        insert_into_groups(
-            ids=index.row_ids.new_tensor([new.id]),
-            rows=index.row_ids.new_tensor([place]),
-            slot_groups=index.candidate_slot_groups,
-            side_row=index.candidate_side_row,
-        )
+        _write_place(place, index, policy, new.id, min(new.sightings, policy.admit_after), order)
+        id_, row = index.row_ids.new_tensor([[new.id], [place]])
+        insert_into_groups(id_, row, index.candidate_slot_groups, index.candidate_side_row)
 
 
 def _free_place(place: int, index: IndexBuffers, policy: IndexPolicy) -> None:
     erase_from_groups(int(index.candidate_ids[place]), index.candidate_slot_groups, index.candidate_side_row)
-    index.candidate_ids[place] = -1
-    index.candidate_counts[place] = 0
-    index.candidate_order[place] = 0
-    _update_free_places(index, policy, place)
+    _write_place(place, index, policy, -1, 0, 0)
 
 
-def _update_free_places(index: IndexBuffers, policy: IndexPolicy, place: int) -> None:
+def _write_place(place: int, index: IndexBuffers, policy: IndexPolicy, id_: int, sightings: int, order: int) -> None:
+    index.candidate_ids[place] = id_
+    index.candidate_counts[place] = sightings
+    index.candidate_order[place] = order
     in_use = (index.candidate_counts > 0).to(torch.uint8)
     changed = index.row_ids.new_tensor([place])
     update_free_rows(index.free_places, in_use, changed, policy.own_dense_rows)
@@ -429,7 +379,7 @@ def add_counts(counts: list[Tensor], amounts: list[int]) -> None:
 def erase(ids: Tensor, tensors: list[Tensor], numbers: list[int]) -> Tensor:
     """``erase``, one id at a time."""
     buffers, policy = IndexBuffers(*tensors), IndexPolicy(*numbers)
-    index = _copy(buffers)
+    (index,) = changed = _copies([buffers])
     candidates = _candidates(index, policy)
     rows = []
     for id_ in ids.tolist():
@@ -446,5 +396,5 @@ def erase(ids: Tensor, tensors: list[Tensor], numbers: list[int]) -> Tensor:
     update_free_rows(index.free_rows, index.row_state, freed, policy.own_dense_rows)
     own = bucket_of(ids[answer >= 0], policy.buckets, policy.seed) - policy.own_buckets.start
     index.bucket_taken.sub_(torch.bincount(own, minlength=len(policy.own_buckets)))
-    _copy_back([index], [buffers])
+    _copy_back(changed, [buffers])
     return answer

@@ -12,6 +12,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from recfx.kernels.build import library
+from recfx.kernels.index.index_buffers import is_taken
+
 
 def slot_count(rows: int) -> int:
     """The number of slots: the power of two for which the table is between 3/8 and 3/4 full when no row is free."""
@@ -72,3 +75,21 @@ def insert_into_slots(ids: Tensor, rows: Tensor, slots: Tensor, side_row: Tensor
     place = places[: home.numel()]
     position = (place + (home - place).cummax(0).values + first) & (count - 1)
     slots[position] = torch.stack([ids[inside[order]], rows[inside[order]]], dim=1)
+
+
+@library.reference("slot_tables_")
+def slot_tables_(
+    all_slots: Tensor,
+    all_side_rows: Tensor,
+    slot_counts: list[int],
+    row_ids: list[Tensor],
+    row_states: list[Tensor],
+    locks: list[Tensor],
+) -> None:
+    """``slot_tables_`` in ATen."""
+    all_slots.fill_(-1)
+    all_side_rows.fill_(-1)
+    slots, side_rows = all_slots.split(slot_counts), all_side_rows.split(1)
+    for table, (ids, states) in enumerate(zip(row_ids, row_states, strict=True)):
+        rows = torch.nonzero(is_taken(states)).squeeze(1)
+        insert_into_slots(ids[rows], rows, slots[table], side_rows[table])
