@@ -7,13 +7,18 @@ import io
 import json
 import os
 import pickle
+import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
+import recfx
+from recfx.checkpoint import plain_data
 from recfx.checkpoint.manifest import Manifest
+from tests.checkpoint.training import Training, assert_same
 
 
 class Runs:
@@ -64,6 +69,15 @@ def reseal(directory: Path) -> None:
     seal(directory, manifest)
 
 
+def change_index(directory: Path, change: Callable[[Any], object]) -> None:
+    """Let ``tensors.json`` say something else."""
+    path = data_of(directory) / "tensors.json"
+    index = json.loads(path.read_bytes())
+    change(index)
+    path.write_text(json.dumps(index))
+    reseal(directory)
+
+
 def settings_of(directory: Path) -> Any:
     """What the checkpoint keeps beside tensors, as it is in the file."""
     index = json.loads((data_of(directory) / "tensors.json").read_bytes())
@@ -73,12 +87,30 @@ def settings_of(directory: Path) -> Any:
 
 def replace_settings(directory: Path, content: bytes) -> None:
     """Other settings, behind the end of their file."""
-    path = data_of(directory) / "tensors.json"
-    index = json.loads(path.read_bytes())
-    chunk = index["tensors"]["settings"]["chunks"][0]
-    with open(data_of(directory) / chunk[2], "ab") as file:
-        chunk[3] = file.tell()
-        file.write(content)
-    index["tensors"]["settings"]["size"] = chunk[1] = [len(content)]
-    path.write_text(json.dumps(index))
-    reseal(directory)
+
+    def append(index: Any) -> None:
+        chunk = index["tensors"]["settings"]["chunks"][0]
+        with open(data_of(directory) / chunk[2], "ab") as file:
+            chunk[3] = file.tell()
+            file.write(content)
+        index["tensors"]["settings"]["size"] = chunk[1] = [len(content)]
+
+    change_index(directory, append)
+
+
+def change_settings(directory: Path, change: Callable[[Any], object]) -> None:
+    """Other settings; ``change`` gets the values, not their JSON."""
+    settings = plain_data.decode(json.dumps(settings_of(directory)).encode())
+    change(settings)
+    replace_settings(directory, plain_data.encode(settings))
+
+
+def refused(training: Training, directory: Path, **arguments: Any) -> recfx.CheckpointError:
+    """The error of loading; nothing may have changed, random numbers included."""
+    before, random_numbers = training.everything(), (torch.get_rng_state(), random.getstate())
+    with pytest.raises(recfx.CheckpointError) as caught:
+        recfx.load_checkpoint(training.model, directory, **{"optimizer": training.optimizer, **arguments})
+    assert_same(training.everything(), before)
+    assert torch.equal(torch.get_rng_state(), random_numbers[0])
+    assert random.getstate() == random_numbers[1]
+    return caught.value

@@ -5,7 +5,8 @@ else. So one writer makes a copy of the directory before each of its operations 
 write), and each copy is what SIGKILL would have left then. Some writers are really killed, to show that it is so.
 
 Prints, for each operation, whether a process was killed, the version of the model that loads then, and the files that
-are there after the next save.
+are there after the next save. That save is tried once for every set of files: of what a writer has left in a data
+folder, the next one reads the names alone.
 """
 
 from __future__ import annotations
@@ -154,16 +155,29 @@ def main(directory: Path) -> None:
     operations.stop()
     for number, place in killed.items():
         assert len([*place.rglob("*")]) == len([*copies[number - 1].rglob("*")]), number
+    saved_over: list[dict[str, bytes]] = []
     for number, place in [*enumerate([*copies, directory], start=1), *killed.items()]:
-        version = _loaded(training, target, place)
-        recfx.save_checkpoint(training.model, place)
-        assert _loaded(training, target, place) == version
-        print(number, int(place in killed.values()), version, *os.listdir(place), flush=True)
+        version, left, is_killed = _loaded(training, target, place), _left(place), place in killed.values()
+        files: list[str] = []
+        if is_killed or left not in saved_over:
+            saved_over.append(left)
+            recfx.save_checkpoint(training.model, place)
+            assert _loaded(training, target, place) == version
+            files = os.listdir(place)
+        print(number, int(is_killed), version, *files, flush=True)
 
 
 def _killed_at(last: int, number: int) -> None:
     if number == last:
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _left(directory: Path) -> dict[str, bytes]:
+    """What the next writer can tell apart: all names, and the content of what is not in a data folder."""
+    return {
+        str(path.relative_to(directory)): path.read_bytes() if path.parent == directory and path.is_file() else b""
+        for path in directory.rglob("*")
+    }
 
 
 def _loaded(training: Training, target: Training, directory: Path) -> int:

@@ -287,6 +287,8 @@ def test_a_killed_writer_leaves_the_old_or_the_new_checkpoint(tmp_path: Path) ->
     killed = [(int(number), int(version)) for number, killed, version, *_ in lines if killed == "1"]
     assert len(killed) > 5
     assert set(killed) <= set(copies)
-    assert {len(files) for _, _, _, *files in lines} == {2}, "the next save cleans up"
+    saved_over = [files for _, _, _, *files in lines if files]
+    assert {len(files) for files in saved_over} == {2}, "the next save cleans up"
+    assert len(saved_over) > len(killed) + 10
     assert (tmp_path / "bystander").read_text() == "untouched"
     assert sorted(os.listdir(directory)) == ["checkpoint.json", Manifest.read(directory).data]

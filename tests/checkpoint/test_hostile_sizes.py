@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,39 +14,20 @@ from torch import nn
 
 import recfx
 from recfx.checkpoint import plain_data, settings
-from tests.checkpoint.crafted import data_of, manifest_of, reseal, seal
-from tests.checkpoint.training import OnePart, Training, assert_same
+from tests.checkpoint.crafted import change_index, data_of, manifest_of, refused, reseal, seal
+from tests.checkpoint.training import OnePart, Training
 
 
 def training() -> Training:
     return Training.build("adam", rows=40, model_class=OnePart)
 
 
-def tensors_of(directory: Path, change: Callable[[Any], None]) -> None:
-    """Let ``tensors.json`` say something else."""
-    path = data_of(directory) / "tensors.json"
-    index = json.loads(path.read_bytes())
-    change(index["tensors"])
-    path.write_text(json.dumps(index))
-    reseal(directory)
-
-
-def refused(found: Training, directory: Path) -> recfx.CheckpointError:
-    before = found.everything()
-    with pytest.raises(recfx.CheckpointError) as caught:
-        found.load(directory)
-    assert_same(found.everything(), before)
-    return caught.value
-
-
 def test_a_name_of_any_length_is_refused_at_once(tmp_path: Path) -> None:
     found = training()
     found.save(tmp_path)
 
-    def change(tensors: Any) -> None:
-        tensors["model." + "hash_indexes." * 12_000] = {"dtype": "uint8", "size": [0], "chunks": []}
-
-    tensors_of(tmp_path, change)
+    nothing = {"dtype": "uint8", "size": [0], "chunks": []}
+    change_index(tmp_path, lambda index: index["tensors"].update({"model." + "hash_indexes." * 12_000: nothing}))
     begin = time.process_time()
     error = refused(found, tmp_path)
     assert time.process_time() - begin < 10
@@ -63,16 +43,13 @@ def test_what_is_much_too_big_is_not_read(tmp_path: Path, monkeypatch: pytest.Mo
     numbers, key = 1 << 21, name if name == "settings" else f"model.first.hash_indexes.a.{name}"
     monkeypatch.setattr(settings, "_MOST_BYTES", 1 << 20)
 
-    def change(tensors: Any) -> None:
-        tensors[key]["size"] = [numbers]
-        tensors[key]["chunks"] = [[[0], [numbers], "__9_9.distcp", 0]]
-
+    much = {"size": [numbers], "chunks": [[[0], [numbers], "__9_9.distcp", 0]]}
     (data_of(tmp_path) / "__9_9.distcp").write_bytes(b"")
     os.truncate(data_of(tmp_path) / "__9_9.distcp", numbers * 8)
     manifest = manifest_of(tmp_path)
     manifest["files"]["__9_9.distcp"] = {"bytes": 0, "sha256": "0" * 64}
     seal(tmp_path, manifest)
-    tensors_of(tmp_path, change)
+    change_index(tmp_path, lambda index: index["tensors"][key].update(much))
     allocated: list[int] = []
     empty = torch.empty
 

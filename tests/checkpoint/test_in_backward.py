@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,13 +13,13 @@ from torchrec.optim import optimizers as placeholders
 from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
 import recfx
-from recfx.checkpoint import plain_data, save, storage
+from recfx.checkpoint import save, storage
 from recfx.checkpoint.in_backward import BackwardOptimizer, BackwardPlan, optimizers_in_backward
 from recfx.optim.fused_optimizer import FusedOptimizer
 from tests.builders.batches import one_bag
 from tests.builders.collections import one_table
 from tests.builders.optimizers import attach
-from tests.checkpoint.crafted import data_of, replace_settings, reseal, settings_of
+from tests.checkpoint.crafted import change_index, change_settings
 from tests.checkpoint.training import RAW, OnePart, assert_same, batch
 
 TABLE = "first.embedding_bags.a.weight"
@@ -210,9 +209,7 @@ def crafted(directory: Path, change: Callable[[dict[str, Any]], None], optimizer
     source = build(optimizer)
     steps(source, 0)
     recfx.save_checkpoint(source, directory)
-    found = plain_data.decode(json.dumps(settings_of(directory)).encode())
-    change(found["in_backward"][TABLE])
-    replace_settings(directory, plain_data.encode(found))
+    change_settings(directory, lambda settings: change(settings["in_backward"][TABLE]))
     return build(optimizer, seed=1)
 
 
@@ -232,9 +229,16 @@ def test_settings_that_were_not_saved_stay(tmp_path: Path) -> None:
         ),
         (
             lambda entry: entry["values"].update(exp_avg=1) or entry["tensors"].remove("exp_avg"),
-            "is not a tensor of floats",
+            "its saved state 'exp_avg' is not a tensor of floats",
         ),
+        (lambda entry: entry.update(tensors=[], values={"exp_avg": 3}), "state 'exp_avg' is not a tensor of floats"),
+        (lambda entry: entry.update(tensors=["exp_avg", "exp_avg_sq"], values={"step": "x"}), "'step' is not a number"),
+        (lambda entry: entry["tensors"].append("more"), "lacks its state 'more'"),
+        (lambda entry: entry["settings"].update(lr="fast"), "setting 'lr' was saved as 'fast', but is 0.1 here"),
+        (lambda entry: entry["settings"].update(betas=(0.9,)), "setting 'betas'"),
+        (lambda entry: entry["settings"].update(eps=None), "setting 'eps' was saved as None"),
         (lambda entry: entry.update(blocks=[(0, 4)]), "its state was saved in blocks of columns [(0, 4)]"),
+        (lambda entry: entry.update(blocks=[(0, 2), (2, 4)]), "its state was saved in blocks of columns"),
     ],
 )
 def test_a_fused_state_that_cannot_be(tmp_path: Path, change: Callable[[Any], None], message: str) -> None:
@@ -266,15 +270,13 @@ def test_a_state_that_is_not_fused_and_cannot_be(tmp_path: Path, change: Callabl
     ],
 )
 def test_a_tensor_of_another_kind(tmp_path: Path, entry: dict[str, Any], message: str) -> None:
+    def change(index: Any) -> None:
+        tensor = index["tensors"][f"in_backward.{TABLE}.exp_avg"]
+        tensor.update(entry)
+        tensor["chunks"][0][:2] = [0] * len(tensor["size"]), tensor["size"]
+
     target = crafted(tmp_path, lambda entry: None)
-    path = data_of(tmp_path) / "tensors.json"
-    index = json.loads(path.read_bytes())
-    tensor = index["tensors"][f"in_backward.{TABLE}.exp_avg"]
-    tensor.update(entry)
-    chunk = tensor["chunks"][0]
-    chunk[0], chunk[1] = [0] * len(tensor["size"]), tensor["size"]
-    path.write_text(json.dumps(index))
-    reseal(tmp_path)
+    change_index(tmp_path, change)
     assert message in refused(target, tmp_path).message
 
 

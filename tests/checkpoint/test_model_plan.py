@@ -11,11 +11,11 @@ import torch
 from torch import nn
 
 import recfx
-from recfx.checkpoint import model_plan, plain_data, storage
+from recfx.checkpoint import model_plan, storage
 from recfx.checkpoint.table_names import check_same_tables_have_indexes
 from recfx.hashing import state
-from tests.checkpoint.crafted import data_of, replace_settings, reseal, settings_of
-from tests.checkpoint.training import OnePart, Training, assert_same, batch
+from tests.checkpoint.crafted import change_index, change_settings
+from tests.checkpoint.training import RAW, OnePart, Training, assert_same, batch, collection
 
 
 class Stateful(nn.Module):
@@ -62,9 +62,7 @@ def extra(model: Any) -> tuple[Any, Any, list[float]]:
 
 def change(directory: Path, changed: Any) -> None:
     """Other extra states."""
-    settings = plain_data.decode(json.dumps(settings_of(directory)).encode())
-    settings["extra_state"].update(changed)
-    replace_settings(directory, plain_data.encode(settings))
+    change_settings(directory, lambda settings: settings["extra_state"].update(changed))
 
 
 def refused(model: Any, directory: Path) -> recfx.CheckpointError:
@@ -105,11 +103,7 @@ def test_a_name_that_is_there_twice(tmp_path: Path, name: str) -> None:
 def test_a_tensor_that_was_saved_as_something_else(tmp_path: Path, name: str) -> None:
     recfx.save_checkpoint(Model(1, 2), tmp_path)
     change(tmp_path, {name: 3})
-    path = data_of(tmp_path) / "tensors.json"
-    index = json.loads(path.read_bytes())
-    del index["tensors"][f"model.{name}"]
-    path.write_text(json.dumps(index))
-    reseal(tmp_path)
+    change_index(tmp_path, lambda index: index["tensors"].pop(f"model.{name}"))
     assert f"'{name}' is a tensor on one side only" in refused(Model(5, 2), tmp_path).message
 
 
@@ -235,3 +229,16 @@ def test_an_interrupted_load_is_made_good_by_another(
     for each in (found, expected):
         del each["first.a.slot_groups"]  # which order ids came in
     assert_same(found, expected)
+
+
+@pytest.mark.parametrize("name", ["two\nlines", "a b", "ta\tb", "😀", 'quote"', "\u2028", "hash_indexes"])
+@pytest.mark.parametrize("hashing", [RAW, None], ids=["hashed", "adopted"])
+def test_tables_of_any_name(tmp_path: Path, name: str, hashing: recfx.HashConfig | None) -> None:
+    def one(seed: int) -> nn.Module:
+        torch.manual_seed(seed)
+        return recfx.convert(nn.Sequential(collection([name], 40)), hashing=hashing)
+
+    source, other = one(0), one(1)
+    recfx.save_checkpoint(source, tmp_path)
+    recfx.load_checkpoint(other, tmp_path)
+    assert_same(dict(other.state_dict()), dict(source.state_dict()))

@@ -15,7 +15,7 @@ from torch import nn, optim
 
 import recfx
 from recfx.checkpoint import plain_data
-from tests.checkpoint.crafted import replace_settings, settings_of
+from tests.checkpoint.crafted import change_index, replace_settings, settings_of
 
 OPTIMIZERS: dict[str, tuple[type[optim.Optimizer], dict[str, Any]]] = {
     "adadelta": (optim.Adadelta, {}),
@@ -61,7 +61,7 @@ def step(model: nn.Module, optimizer: optim.Optimizer, number: int) -> None:
 
 
 def saved(directory: Path, kind: str) -> Any:
-    """A checkpoint after two steps; what is said in it of the optimizer."""
+    """A checkpoint after two steps; what it keeps beside tensors."""
     model, optimizer = build(kind)
     for number in range(2):
         step(model, optimizer, number)
@@ -69,7 +69,7 @@ def saved(directory: Path, kind: str) -> Any:
     return plain_data.decode(json.dumps(settings_of(directory)).encode())
 
 
-def refused(directory: Path, kind: str, settings: Any) -> None:
+def refused(directory: Path, kind: str, settings: Any) -> str:
     replace_settings(directory, plain_data.encode(settings))
     model, optimizer = build(kind, 3)
     before = copy.deepcopy((dict(model.state_dict()), optimizer.state_dict()))
@@ -77,6 +77,7 @@ def refused(directory: Path, kind: str, settings: Any) -> None:
         recfx.load_checkpoint(model, directory, optimizer=optimizer)
     assert caught.value.reason == "checkpoint_mismatch"
     torch.testing.assert_close((dict(model.state_dict()), optimizer.state_dict()), before, rtol=0, atol=0)
+    return caught.value.message
 
 
 @pytest.mark.parametrize("kind", OPTIMIZERS)
@@ -102,30 +103,43 @@ def test_a_state_that_lacks_something(tmp_path: Path, kind: str) -> None:
             refused(tmp_path, kind, without)
 
 
-def exchange(first: str, second: str) -> Callable[[Any], None]:
-    """Let one tensor of the state be saved under the name of another."""
-
-    def change(settings: Any) -> None:
-        state = settings["optimizer"]["state"]["layer.bias"]
-        state["tensors"] = [key for key in state["tensors"] if key not in (first, second)]
-        state["values"] = {first: 1.0, second: 1.0}
-
-    return change
+def group_of(found: Any) -> dict[str, Any]:
+    group: dict[str, Any] = found["groups"][0]
+    return group
 
 
-def amsgrad(settings: Any) -> None:
-    settings["optimizer"]["groups"][0]["amsgrad"] = True
-
-
-def capturable(settings: Any) -> None:
-    settings["optimizer"]["groups"][0]["capturable"] = True
-
-
-@pytest.mark.parametrize("change", [exchange("exp_avg", "exp_avg_sq"), amsgrad, capturable])
-def test_a_state_that_the_next_step_could_not_use(tmp_path: Path, change: Callable[[Any], None]) -> None:
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            lambda found: found["state"]["layer.bias"].update(
+                tensors=["step"], values={"exp_avg": 1.0, "exp_avg_sq": 1.0}
+            ),
+            "state 'exp_avg' was saved as 1.0",
+        ),
+        (lambda found: group_of(found).update(amsgrad=True), "lacks 'max_exp_avg_sq'"),
+        (lambda found: group_of(found).update(capturable=True), ""),
+        (lambda found: group_of(found).update(lr=[1]), "setting 'lr'"),
+        (lambda found: found["state"]["scale"]["tensors"].append("more"), "lacks its state 'scale.more'"),
+        (lambda found: found["state"]["scale"].update(values={"extra": "x"}), "state 'extra' was saved as 'x'"),
+        (lambda found: found["groups"].append({"params": []}), "the saved optimizer updates"),
+    ],
+)
+def test_a_state_that_cannot_be_used(tmp_path: Path, change: Callable[[Any], None], message: str) -> None:
     settings = saved(tmp_path, "adam")
-    change(settings)
-    refused(tmp_path, "adam", settings)
+    change(settings["optimizer"])
+    assert message in refused(tmp_path, "adam", settings)
+
+
+def test_a_state_of_another_shape(tmp_path: Path) -> None:
+    def change(index: Any) -> None:
+        entry = index["tensors"]["optimizer.layer.weight.exp_avg"]
+        entry["size"] = entry["chunks"][0][1] = [3, 2]
+
+    settings = saved(tmp_path, "adam")
+    change_index(tmp_path, change)
+    message = "state 'exp_avg' was saved as a tensor of shape (3, 2), but the parameter is (2, 3)"
+    assert message in refused(tmp_path, "adam", settings)
 
 
 def test_numbers_of_numpy(tmp_path: Path) -> None:

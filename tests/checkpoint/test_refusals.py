@@ -17,6 +17,7 @@ from recfx.checkpoint import manifest as manifest_module
 from recfx.checkpoint import model_plan, storage
 from recfx.checkpoint.manifest import Manifest
 from tests.builders.optimizers import attach
+from tests.checkpoint.crafted import refused
 from tests.checkpoint.training import RAW, OnePart, Training, TwoPart, assert_same
 
 
@@ -27,14 +28,6 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     training.steps(0, 2)
     training.save(directory)
     return directory
-
-
-def refused(training: Training, directory: Path, **arguments: Any) -> recfx.CheckpointError:
-    before = training.everything()
-    with pytest.raises(recfx.CheckpointError) as caught:
-        recfx.load_checkpoint(training.model, directory, **{"optimizer": training.optimizer, **arguments})
-    assert_same(training.everything(), before)
-    return caught.value
 
 
 def other(**arguments: Any) -> Training:
@@ -244,13 +237,6 @@ def test_no_optimizer_in_backward_yet(saved: Path) -> None:
     attach([model.first.weight("a")], torch.optim.Adam)
     recfx.load_checkpoint(model, saved)
     assert float(model.first.fused_optimizers()["a"].state["step"]) == 2
-
-
-def test_weight_decay_that_only_one_has(tmp_path: Path) -> None:
-    source = other()
-    source.model.first.fused_optimizers()["a"].group["weight_decay"] = 0.1
-    source.save(tmp_path)
-    assert "weight_decay" in refused(other(), tmp_path).message
 
 
 def test_another_ordinary_optimizer(saved: Path, tmp_path: Path) -> None:

@@ -282,14 +282,6 @@ class ExtraState(OnePart):
         self.calls = dict(state)
 
 
-def test_extra_state_of_modules(tmp_path: Path) -> None:
-    source, target = (Training.build(model_class=ExtraState, rows=40) for _ in range(2))
-    source.model.calls["count"] = 5
-    source.save(tmp_path)
-    target.load(tmp_path)
-    assert target.model.calls == {"count": 5}
-
-
 def test_modules_under_two_names(tmp_path: Path) -> None:
     class Twice(OnePart):
         def __init__(self, rows: int) -> None:
