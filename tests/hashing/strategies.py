@@ -1,16 +1,23 @@
-"""Ids and configs for random tests of indexes, and what such tests compare."""
+"""Ids and configs for random tests of indexes; states of indexes, as tests compare, damage and load them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
+import pytest
 import torch
 from hypothesis import strategies as st
+from torch import nn
 
+from recfx.errors import CheckpointError
 from recfx.hashing import HashConfig, HashIndex
 from recfx.kernels.build import library
 from tests.support.references import references
+
+State = dict[str, Any]
+"""The ``state_dict`` of an index; tests also put things into it that are no tensors."""
 
 EXTREMES = [-(2**63), 2**63 - 1, -1, 2**32, -2]
 
@@ -58,3 +65,31 @@ def assert_same_state(left: dict[str, torch.Tensor], right: dict[str, torch.Tens
     assert left.keys() == right.keys()
     for key, tensor in left.items():
         assert torch.equal(tensor, right[key]), key
+
+
+def change(key: str, value: Any) -> Callable[[State], None]:
+    """Put ``value``, or what it returns for the one that is there, in the place of a tensor of a state."""
+
+    def apply(state: State) -> None:
+        state[key] = value(state[key]) if callable(value) else value
+
+    return apply
+
+
+def put(key: str, place: int, value: int) -> Callable[[State], None]:
+    """Write one number of a tensor of a state."""
+
+    def apply(state: State) -> None:
+        state[key][place] = value
+
+    return apply
+
+
+def assert_refused(index: HashIndex, state: State, reason: str, message: str | None = None) -> None:
+    """Loading the state raises, names the table, and changes nothing."""
+    before = {key: tensor.clone() for key, tensor in index._buffers.items() if tensor is not None}
+    with pytest.raises(CheckpointError, match=message) as caught:
+        nn.Sequential(index).load_state_dict({f"0.{key}": value for key, value in state.items()})
+    assert (caught.value.reason, caught.value.module_path) == (reason, index.name)
+    for key, tensor in before.items():
+        assert torch.equal(tensor, index.get_buffer(key)), key

@@ -4,9 +4,13 @@ from typing import Any
 import numpy
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from recfx.errors import ConversionError
 from recfx.hashing import HashConfig
+from recfx.hashing.slices import row_cuts
+from tests.hashing.strategies import configurations
 
 
 def test_defaults_are_those_of_the_design() -> None:
@@ -106,3 +110,25 @@ def test_default_buckets_hold_4096_rows(index_rows: int, buckets: int) -> None:
 def test_more_buckets_than_rows() -> None:
     with pytest.raises(ConversionError, match=r"t1: HashConfig\.buckets is 4\..*at most 3"):
         HashConfig(buckets=4, dense_rows=2).resolve(5, adopt=True, name="t1")
+
+
+@given(configurations(), st.integers(1, 80))
+def test_cuts(rows_and_config: tuple[int, HashConfig], pieces: int) -> None:
+    rows, config = rows_and_config
+    resolved = config.resolve(rows, False)
+    cuts = row_cuts(resolved, pieces)
+    assert (len(cuts), cuts[0], cuts[-1]) == (pieces + 1, 0, rows)
+    assert cuts == sorted(cuts)
+    policy = resolved.policy
+    borders = [row for row in range(rows + 1) if policy.may_be_border(row)]
+    begins = [policy.rows_of(bucket).start for bucket in range(resolved.buckets)]
+    assert borders == sorted({*range(resolved.dense_rows + 1), *begins, rows})
+    for piece, cut in enumerate(cuts):
+        assert cut == max(row for row in borders if row <= piece * rows // pieces)
+
+
+def test_cuts_of_an_adopted_table() -> None:
+    adopted = HashConfig(dense_rows=10).resolve(10, True)
+    assert row_cuts(adopted, 4) == [0, 2, 5, 7, 10]
+    with pytest.raises(ValueError, match="at least one piece"):
+        row_cuts(adopted, 0)

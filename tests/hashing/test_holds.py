@@ -7,12 +7,16 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
+from torchrec import EmbeddingBagCollection
 
+import recfx
 from recfx.errors import CheckpointError
 from recfx.hashing import HashConfig, HashIndex, state
 from recfx.hashing.row_move import RowMove, fit_rows
 from recfx.hashing.slices import join_states, row_cuts, slice_state
 from recfx.hashing.usable_share import expected_room, usable_share
+from tests.builders.collections import two_tables
 
 IDS = torch.arange(-300, 300) * 1_000_003
 
@@ -122,3 +126,17 @@ def test_loading_into_an_index_on_meta_warns_and_names_it() -> None:
     model = torch.nn.ModuleDict({"part": index})
     with pytest.warns(UserWarning, match=r"^part\.: the index is on the meta device"):
         model.load_state_dict({f"part.{key}": value for key, value in saved.items()})
+
+
+def on_meta() -> nn.Module:
+    model = nn.ModuleDict({"ebc": EmbeddingBagCollection(two_tables(), device=torch.device("meta"))})
+    return recfx.convert(model, hashing=recfx.HashConfig(dense_rows=0, admit_after=2))
+
+
+def test_a_model_on_meta_goes_back() -> None:
+    plain = recfx.unconvert(on_meta())
+    assert type(plain["ebc"]) is EmbeddingBagCollection
+    assert all(parameter.is_meta for parameter in plain.parameters())
+    _, mapping = recfx.unconvert(on_meta(), with_mapping=True)
+    assert {table: len(ids) for table, (ids, _) in mapping.items()} == {"t1": 0, "t2": 0}
+    assert recfx.explain(on_meta()).ok

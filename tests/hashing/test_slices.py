@@ -16,7 +16,15 @@ from recfx.hashing.row_move import check_saved_index, fit_rows
 from recfx.hashing.slices import SLICE_COUNTS, folded, join_states, row_cuts, slice_state, spread
 from recfx.kernels.index import hash_index
 from recfx.kernels.lookup.pooled_lookup import find_and_pool
-from tests.hashing.strategies import CROWD, IDS, assert_same_state, configurations, operators, state_of
+from tests.hashing.strategies import (
+    CROWD,
+    IDS,
+    assert_refused,
+    assert_same_state,
+    configurations,
+    operators,
+    state_of,
+)
 
 State = dict[str, torch.Tensor]
 
@@ -158,31 +166,6 @@ def test_resharding_goes_on_as_if_nothing_had_been(worlds: list[int], evict: Any
             assert_one_table(slices, whole)
     assert whole.counters["evicted"] > 1000
     assert int(whole.candidates()[0].numel()) > 1000
-
-
-# Where tables are cut
-
-
-@given(configurations(), st.integers(1, 80))
-def test_cuts(rows_and_config: tuple[int, HashConfig], pieces: int) -> None:
-    rows, config = rows_and_config
-    resolved = config.resolve(rows, False)
-    cuts = row_cuts(resolved, pieces)
-    assert (len(cuts), cuts[0], cuts[-1]) == (pieces + 1, 0, rows)
-    assert cuts == sorted(cuts)
-    policy = resolved.policy
-    borders = [row for row in range(rows + 1) if policy.may_be_border(row)]
-    begins = [policy.rows_of(bucket).start for bucket in range(resolved.buckets)]
-    assert borders == sorted({*range(resolved.dense_rows + 1), *begins, rows})
-    for piece, cut in enumerate(cuts):
-        assert cut == max(row for row in borders if row <= piece * rows // pieces)
-
-
-def test_cuts_of_an_adopted_table() -> None:
-    adopted = HashConfig(dense_rows=10).resolve(10, True)
-    assert row_cuts(adopted, 4) == [0, 2, 5, 7, 10]
-    with pytest.raises(ValueError, match="at least one piece"):
-        row_cuts(adopted, 0)
 
 
 @pytest.mark.parametrize(
@@ -341,48 +324,6 @@ def test_the_state_with_the_highest_number_of_batches_has_that_of_the_table() ->
     assert join_states(pieces)["counts"].tolist() == [9, 3, 6, 9, 12, 15]
 
 
-@pytest.mark.parametrize(
-    ("change", "what"),
-    [
-        (lambda t: t.int(), "must be torch.int64"),
-        (lambda t: t[:, :4], "must be torch.int64"),
-        (lambda t: t[0], "must be torch.int64"),
-        (lambda t: t - 1, "negative"),
-        (lambda t: t + (1 << 61), "says"),
-        (lambda t: t[:1], "has 1 parts, but these rows have 2"),
-    ],
-)
-def test_slice_counts_that_cannot_be(change: Any, what: str) -> None:
-    whole = HashIndex(40, config=HashConfig(buckets=4), name="t1")
-    index = HashIndex(40, config=whole.config, name="t1", row_begin=20, row_end=40)
-    state = slice_state(whole.config, whole.state_dict(), 20, 40)
-    state[SLICE_COUNTS] = change(state[SLICE_COUNTS])
-    with pytest.raises(CheckpointError, match=what) as caught:
-        index.load_state_dict(state)
-    assert caught.value.reason == "torn_state"
-
-
-def test_a_whole_table_takes_what_slices_of_other_buckets_counted() -> None:
-    index = HashIndex(40, config=HashConfig(buckets=4), name="t1")
-    state = state_of(index)
-    state[SLICE_COUNTS] = torch.arange(10).reshape(2, 5)
-    index.load_state_dict(state)
-    assert index.counts.tolist() == [0, 5, 7, 9, 11, 13]
-    assert not bool(index.state_dict()[SLICE_COUNTS].any())
-    pieces = [slice_state(index.config, state, *cut) for cut in ((0, 20), (20, 40))]
-    assert join_states(pieces)["counts"].tolist() == [0, 5, 7, 9, 11, 13]
-
-
-def test_states_that_do_not_belong_together() -> None:
-    state = {"row_ids": torch.arange(6), "identity": torch.arange(3)}
-    with pytest.raises(CheckpointError, match="different things"):
-        join_states([state, {"row_ids": torch.arange(6)}])
-    with pytest.raises(CheckpointError, match="different tables"):
-        join_states([state, {**state, "identity": torch.zeros(3)}])
-    with pytest.raises(ValueError, match="no state"):
-        join_states([])
-
-
 def test_a_slice_refuses_the_state_of_another() -> None:
     whole = HashIndex(40, config=HashConfig(buckets=4), name="t1")
     whole.insert(torch.arange(20))
@@ -390,9 +331,7 @@ def test_a_slice_refuses_the_state_of_another() -> None:
     right, wrong = (slice_state(whole.config, whole.state_dict(), begin, begin + 20) for begin in (20, 0))
     check_saved_index(index, right)
     for state, reason in ((wrong, "wrong_bucket"), (whole.state_dict(), "rows_mismatch")):
-        with pytest.raises(CheckpointError) as caught:
-            index.load_state_dict(state)
-        assert caught.value.reason == reason
+        assert_refused(index, state, reason)
     assert fit_rows(index, right) == (right, None)
 
 

@@ -9,18 +9,14 @@ from torch import nn
 
 from recfx.errors import CheckpointError
 from recfx.hashing import HashConfig, HashIndex
-
-State = dict[str, Any]
+from recfx.hashing.slices import SLICE_COUNTS, join_states, slice_state
+from tests.hashing.strategies import State, assert_refused, change, put, state_of
 
 
 def filled(rows: int = 64, ids: range = range(100, 130), **config: Any) -> HashIndex:
     index = HashIndex(rows, config=HashConfig(**{"buckets": 2, **config}), name="t1")
     index.insert(torch.tensor([*ids, -1]))
     return index
-
-
-def state_of(index: HashIndex) -> State:
-    return {key: value.clone() for key, value in index.state_dict().items()}
 
 
 ALWAYS = {
@@ -89,32 +85,18 @@ def swap_buckets(state: State) -> None:
     state["row_ids"][[0, 32]] = state["row_ids"][[32, 0]]
 
 
-def set_value(key: str, row: int, value: int) -> Callable[[State], None]:
-    def change(state: State) -> None:
-        state[key][row] = value
-
-    return change
-
-
-def replace(key: str, change: Callable[[Any], Any]) -> Callable[[State], None]:
-    def apply(state: State) -> None:
-        state[key] = change(state[key])
-
-    return apply
-
-
 @pytest.mark.parametrize(
     ("damage", "reason", "message"),
     [
         (lambda s: s.pop("row_state"), "torn_state", "row_state is missing"),
         (lambda s: s.pop("row_ids"), "torn_state", "row_ids is missing"),
-        (replace("row_state", lambda t: t[:-1]), "torn_state", "row_ids has 64 rows and row_state 63"),
-        (replace("row_ids", lambda t: t.int()), "torn_state", r"row_ids must be torch\.int64 \[rows\] with data"),
-        (replace("row_ids", lambda t: t.view(2, 32)), "torn_state", r"got torch\.int64 \[2, 32\] on cpu"),
-        (replace("row_ids", lambda t: t.to("meta")), "torn_state", "on meta"),
-        (replace("row_ids", lambda t: "x"), "torn_state", "got str"),
-        (set_value("row_state", 40, 7), "torn_state", "Row 40 has the invalid state 7."),
-        (set_value("row_ids", 1, 1), "wrong_bucket", "Id 1 in row 1 is not in its bucket"),
+        (change("row_state", lambda t: t[:-1]), "torn_state", "row_ids has 64 rows and row_state 63"),
+        (change("row_ids", lambda t: t.int()), "torn_state", r"row_ids must be torch\.int64 \[rows\] with data"),
+        (change("row_ids", lambda t: t.view(2, 32)), "torn_state", r"got torch\.int64 \[2, 32\] on cpu"),
+        (change("row_ids", lambda t: t.to("meta")), "torn_state", "on meta"),
+        (change("row_ids", lambda t: "x"), "torn_state", "got str"),
+        (put("row_state", 40, 7), "torn_state", "Row 40 has the invalid state 7."),
+        (put("row_ids", 1, 1), "wrong_bucket", "Id 1 in row 1 is not in its bucket"),
         (swap_buckets, "wrong_bucket", "in row 0 is not in its bucket"),
         (
             lambda s: s["row_ids"].__setitem__(1, s["row_ids"][0].item()),
@@ -124,16 +106,9 @@ def replace(key: str, change: Callable[[Any], Any]) -> Callable[[State], None]:
     ],
 )
 def test_damaged_state_changes_nothing(damage: Callable[[State], None], reason: str, message: str) -> None:
-    index = filled(ids=range(300, 310))
-    before = {key: tensor.clone() for key, tensor in index._buffers.items() if tensor is not None}
     state = state_of(filled())
     damage(state)
-    with pytest.raises(CheckpointError, match=message) as caught:
-        nn.Sequential(index).load_state_dict({f"0.{key}": value for key, value in state.items()})
-    assert caught.value.reason == reason
-    assert caught.value.module_path == "t1"
-    for key, tensor in before.items():
-        assert torch.equal(tensor, index._buffers[key]), key  # type: ignore[arg-type]
+    assert_refused(filled(ids=range(300, 310)), state, reason, message)
 
 
 @pytest.mark.parametrize(
@@ -151,25 +126,21 @@ def test_damaged_state_changes_nothing(damage: Callable[[State], None], reason: 
 )
 def test_state_of_another_index(config: dict[str, Any], reason: str, message: str) -> None:
     index = HashIndex(config.get("rows", 64), config=HashConfig(**{"buckets": 2, **config}), name="t1")
-    with pytest.raises(CheckpointError, match=message) as caught:
-        index.load_state_dict(filled().state_dict())
-    assert caught.value.reason == reason
+    assert_refused(index, state_of(filled()), reason, message)
 
 
 def test_other_dense_rows_without_an_identity() -> None:
     state = state_of(filled())
     state.pop("identity")
-    with pytest.raises(CheckpointError, match="rows and ids below 20 are dense here") as caught:
-        HashIndex(64, config=HashConfig(dense_rows=20, buckets=2), name="t1").load_state_dict(state)
-    assert caught.value.reason == "dense_id"
+    index = HashIndex(64, config=HashConfig(dense_rows=20, buckets=2), name="t1")
+    assert_refused(index, state, "dense_id", "rows and ids below 20 are dense here")
 
 
 def test_dense_id_in_an_index_row() -> None:
     state = state_of(filled(dense_rows=4, buckets=1))
     state["row_ids"][10] = 3
-    with pytest.raises(CheckpointError, match="Row 10 belongs to id 3") as caught:
-        HashIndex(64, config=HashConfig(dense_rows=4, buckets=1), name="t1").load_state_dict(state)
-    assert caught.value.reason == "dense_id"
+    index = HashIndex(64, config=HashConfig(dense_rows=4, buckets=1), name="t1")
+    assert_refused(index, state, "dense_id", "Row 10 belongs to id 3")
 
 
 def test_more_rows_take_the_first_where_borders_allow_it() -> None:
@@ -213,3 +184,46 @@ def test_pre_hooks_run() -> None:
     state["old_ids"] = state.pop("row_ids")
     index.load_state_dict(state)
     assert len(index) == 31
+
+
+# What slices of a table have counted
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        (lambda t: t.int(), "must be torch.int64"),
+        (lambda t: t[:, :4], "must be torch.int64"),
+        (lambda t: t[0], "must be torch.int64"),
+        (lambda t: t - 1, "negative"),
+        (lambda t: t + (1 << 61), "says"),
+        (lambda t: t[:1], "has 1 parts, but these rows have 2"),
+    ],
+)
+def test_slice_counts_that_cannot_be(change: Any, what: str) -> None:
+    whole = HashIndex(40, config=HashConfig(buckets=4), name="t1")
+    index = HashIndex(40, config=whole.config, name="t1", row_begin=20, row_end=40)
+    state = slice_state(whole.config, whole.state_dict(), 20, 40)
+    state[SLICE_COUNTS] = change(state[SLICE_COUNTS])
+    assert_refused(index, state, "torn_state", what)
+
+
+def test_a_whole_table_takes_what_slices_of_other_buckets_counted() -> None:
+    index = HashIndex(40, config=HashConfig(buckets=4), name="t1")
+    state = state_of(index)
+    state[SLICE_COUNTS] = torch.arange(10).reshape(2, 5)
+    index.load_state_dict(state)
+    assert index.counts.tolist() == [0, 5, 7, 9, 11, 13]
+    assert not bool(index.state_dict()[SLICE_COUNTS].any())
+    pieces = [slice_state(index.config, state, *cut) for cut in ((0, 20), (20, 40))]
+    assert join_states(pieces)["counts"].tolist() == [0, 5, 7, 9, 11, 13]
+
+
+def test_states_that_do_not_belong_together() -> None:
+    state = {"row_ids": torch.arange(6), "identity": torch.arange(3)}
+    with pytest.raises(CheckpointError, match="different things"):
+        join_states([state, {"row_ids": torch.arange(6)}])
+    with pytest.raises(CheckpointError, match="different tables"):
+        join_states([state, {**state, "identity": torch.zeros(3)}])
+    with pytest.raises(ValueError, match="no state"):
+        join_states([])
