@@ -40,9 +40,13 @@ def train(one: nn.Module, features: KeyedJaggedTensor) -> None:
     (values - torch.linspace(-1, 1, values.numel()).view_as(values)).square().sum().backward()
 
 
+def assert_alike(plain: nn.Module, converted: nn.Module) -> None:
+    """Equal weights of all tables."""
+    found, expected = converted.state_dict(), plain.state_dict()
+    torch.testing.assert_close({name: found[name] for name in expected}, dict(expected), rtol=1e-5, atol=1e-6)
+
+
 fused_kinds = pytest.mark.parametrize(
     ("kind", "backend"),
-    [
-        *((kind, backend) for kind in ("sgd", "adagrad", "rowwise_adagrad") for backend in ("fbgemm", "reference")),
-    ],
+    [(kind, backend) for kind in ("sgd", "adagrad", "rowwise_adagrad") for backend in ("fbgemm", "reference")],
 )

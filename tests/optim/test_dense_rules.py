@@ -22,7 +22,7 @@ from tests.builders.batches import batch
 from tests.builders.collections import collection, table
 from tests.builders.optimizers import attach
 from tests.models.handwritten import Tower
-from tests.optim.fused_pairs import fused_kinds, fused_pair, train
+from tests.optim.fused_pairs import assert_alike, fused_kinds, fused_pair, train
 
 
 @pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.Adagrad, torch.optim.Adam])
@@ -141,8 +141,7 @@ def test_a_weighted_collection_learns_both_tables_and_weights(kind: str, backend
         train(one, KeyedJaggedTensor(same.keys(), same.values(), weights, lengths=same.lengths()))
         gradients.append(weights.grad)
     torch.testing.assert_close(gradients[1], gradients[0], rtol=1e-5, atol=1e-6)
-    for name, wanted in plain.state_dict().items():
-        torch.testing.assert_close(converted.state_dict()[name], wanted, rtol=1e-5, atol=1e-6)
+    assert_alike(plain, converted)
 
 
 @pytest.mark.parametrize("kind", ["sgd", "adagrad", "rowwise_adagrad", "adam"])
@@ -160,8 +159,7 @@ def test_training_goes_on_from_plain_to_fused_and_back(kind: str) -> None:
     for one in (converted, converted, model, model, converted):
         train(plain, features)
         train(one, features)
-    for name, wanted in plain.state_dict().items():
-        torch.testing.assert_close(converted.state_dict()[name], wanted, rtol=1e-5, atol=1e-6)
+    assert_alike(plain, converted)
 
 
 @fused_kinds
@@ -178,8 +176,7 @@ def test_a_changed_learning_rate_is_felt(kind: str, backend: str) -> None:
                 first._in_backward_optimizers[0].param_groups[0]["lr"] = 0.5
             torch.manual_seed(step)
             train(one, batch(6))
-    for name, wanted in plain.state_dict().items():
-        torch.testing.assert_close(converted.state_dict()[name], wanted, rtol=1e-5, atol=1e-6)
+    assert_alike(plain, converted)
 
 
 def test_an_optimizer_without_a_fused_form_trains_as_before() -> None:
@@ -189,8 +186,7 @@ def test_an_optimizer_without_a_fused_form_trains_as_before() -> None:
         features = batch(6, rows=12)
         train(plain, features)
         train(converted, features)
-    for name, wanted in plain.state_dict().items():
-        torch.testing.assert_close(converted.state_dict()[name], wanted, rtol=1e-5, atol=1e-6)
+    assert_alike(plain, converted)
     assert converted.not_fused.keys() == {"t1", "t2", "t3"}
     assert all(each.code == "optimizer_not_fused" for each in converted.not_fused.values())
 
@@ -210,8 +206,7 @@ def test_one_table_fused_and_one_not() -> None:
             stepper.zero_grad()
             train(one, features)
             stepper.step()
-    for name, wanted in plain.state_dict().items():
-        torch.testing.assert_close(converted.state_dict()[name], wanted, rtol=1e-5, atol=1e-6)
+    assert_alike(plain, converted)
 
 
 @fused_kinds

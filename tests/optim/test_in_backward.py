@@ -38,8 +38,21 @@ def train(model: nn.Module, features: KeyedJaggedTensor) -> None:
     (values - torch.linspace(-1, 1, values.numel()).view_as(values)).square().sum().backward()
 
 
+def pair(kind: type[torch.optim.Optimizer]) -> tuple[Any, Any]:
+    """A standard collection with an optimizer in backward, and the conversion of a copy."""
+    plain = collection()
+    model = copy.deepcopy(plain)
+    for one in (plain, model):
+        attach(one, kind)
+    return plain, recfx.convert(model)
+
+
 def weight_of(model: nn.Module) -> torch.Tensor:
     return next(model.parameters()).detach()
+
+
+def assert_alike(plain: nn.Module, converted: nn.Module) -> None:
+    torch.testing.assert_close(weight_of(converted), weight_of(plain), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -87,7 +100,7 @@ def test_what_a_scheduler_writes_into_the_group_is_no_argument() -> None:
             train(one, batch())
             scheduler.optimizer.step()  # torch warns of a scheduler that steps first; there is no gradient left
             scheduler.step()
-    torch.testing.assert_close(weight_of(converted), weight_of(plain), rtol=1e-5, atol=1e-6)
+    assert_alike(plain, converted)
 
 
 @pytest.mark.parametrize(
@@ -167,11 +180,7 @@ def test_a_copy_that_is_unconverted_trains_on(
     kind: type[torch.optim.Optimizer], copied: Callable[[nn.Module], nn.Module]
 ) -> None:
     """Every batch has every row: the dense Adam would move the others too."""
-    plain = collection()
-    model = copy.deepcopy(plain)
-    for one in (plain, model):
-        attach(one, kind)
-    converted = recfx.convert(model)
+    plain, converted = pair(kind)
     for _ in range(3):
         train(plain, batch())
         train(converted, batch())
@@ -201,33 +210,32 @@ def test_an_optimizer_attached_after_conversion_is_fused_from_the_next_forward()
         train(converted, batch(1, 2))
     assert converted.fused_optimizers()["t"].rule.name == "adagrad"
     assert converted.weight("t").grad is None
-    torch.testing.assert_close(weight_of(converted), weight_of(plain), rtol=1e-5, atol=1e-6)
+    assert_alike(plain, converted)
+
+
+def exchange(model: nn.Module, kind: type[torch.optim.Optimizer], lr: float) -> None:
+    weight: Any = next(model.parameters())
+    weight._in_backward_optimizers = [kind([weight], lr=lr)]  # type: ignore[call-arg]
 
 
 @pytest.mark.parametrize(
-    "other",
+    "change",
     [
-        lambda weight: torch.optim.SGD([weight], lr=0.01),
-        lambda weight: torch.optim.Adagrad([weight], lr=0.3),
-        lambda weight: torch.optim.AdamW([weight], lr=0.3),
+        lambda model: exchange(model, torch.optim.SGD, 0.01),
+        lambda model: exchange(model, torch.optim.Adagrad, 0.3),
+        lambda model: exchange(model, torch.optim.AdamW, 0.3),
+        lambda model: attach(model, torch.optim.Adagrad),
     ],
-    ids=["rate", "kind", "unfused"],
+    ids=["rate", "kind", "unfused", "second"],
 )
-def test_an_optimizer_exchanged_after_conversion_is_followed(
-    other: Callable[[nn.Parameter], torch.optim.Optimizer],
-) -> None:
-    plain = collection()
-    model = copy.deepcopy(plain)
-    for one in (plain, model):
-        attach(one, torch.optim.SGD)
-    converted = recfx.convert(model)
+def test_an_optimizer_exchanged_or_added_after_conversion_is_followed(change: Callable[[nn.Module], None]) -> None:
+    plain, converted = pair(torch.optim.SGD)
     for step in range(3):
         for one in (plain, converted):
             if step == 1:
-                weight = next(one.parameters())
-                weight._in_backward_optimizers = [other(weight)]
+                change(one)
             train(one, batch())
-        torch.testing.assert_close(weight_of(converted), weight_of(plain), rtol=1e-5, atol=1e-6)
+        assert_alike(plain, converted)
 
 
 @pytest.mark.parametrize("late", [False, True])
@@ -253,53 +261,29 @@ def test_an_optimizer_that_several_tables_share_steps_them_all_as_before(late: b
     assert "its SGD has 2 parameters" in converted.not_fused["b"].message
 
 
-def test_a_second_optimizer_attached_after_conversion_steps_as_well() -> None:
-    plain = collection()
-    model = copy.deepcopy(plain)
-    for one in (plain, model):
-        attach(one, torch.optim.SGD)
-    converted = recfx.convert(model)
-    for step in range(3):
-        for one in (plain, converted):
-            if step == 1:
-                attach(one, torch.optim.Adagrad)
-            train(one, batch())
-        torch.testing.assert_close(weight_of(converted), weight_of(plain), rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.parametrize("start", [0.0, 0.5])
-@pytest.mark.parametrize("kind", [torch.optim.Adagrad, RowWiseAdagrad])
-def test_a_new_id_starts_with_fresh_state(kind: type[torch.optim.Optimizer], start: float) -> None:
+@pytest.mark.parametrize(
+    ("kind", "start"),
+    [
+        *((kind, start) for kind in (torch.optim.Adagrad, RowWiseAdagrad) for start in (0.0, 0.5)),
+        (torch.optim.Adam, None),
+    ],
+)
+def test_a_new_id_starts_with_fresh_state(kind: type[torch.optim.Optimizer], start: float | None) -> None:
     model = collection()
-    attach(model, kind, initial_accumulator_value=start)
+    attach(model, kind, **({} if start is None else {"initial_accumulator_value": start}))
     converted = recfx.convert(model, hashing=recfx.HashConfig(dense_rows=0))
     for _ in range(2):
         train(converted, batch(100, 200))
-    total = converted.fused_optimizers()["t"].state["sum"]
+    fused = converted.fused_optimizers()["t"]
     (row, other) = converted.index("t").find(torch.tensor([100, 200])).tolist()
-    kept = total[other].clone()
-    assert bool((total[row] > start).all())
+    kept = {each.name: fused.state[each.name][other].clone() for each in fused.rule.states}
+    assert all(bool((fused.state[name][row] != (start or 0.0)).any()) for name in kept)
     converted.index("t").erase(torch.tensor([100]))
     converted(batch(300))
     assert converted.index("t").find(torch.tensor([300])).tolist() == [row]
-    assert bool((converted.fused_optimizers()["t"].state["sum"][row] == start).all())
-    assert torch.equal(converted.fused_optimizers()["t"].state["sum"][other], kept)
-
-
-def test_a_new_id_starts_with_fresh_moments() -> None:
-    model = collection()
-    attach(model, torch.optim.Adam)
-    converted = recfx.convert(model, hashing=recfx.HashConfig(dense_rows=0))
-    train(converted, batch(100))
-    state = converted.fused_optimizers()["t"].state
-    (row,) = converted.index("t").find(torch.tensor([100])).tolist()
-    assert bool(state["exp_avg"][row].any())
-    assert bool(state["exp_avg_sq"][row].any())
-    converted.index("t").erase(torch.tensor([100]))
-    converted(batch(300))
-    assert converted.index("t").find(torch.tensor([300])).tolist() == [row]
-    assert not bool(state["exp_avg"][row].any())
-    assert not bool(state["exp_avg_sq"][row].any())
+    for name, value in kept.items():
+        assert bool((fused.state[name][row] == (start or 0.0)).all())
+        assert torch.equal(fused.state[name][other], value)
 
 
 Hook = Callable[[nn.Parameter, list[torch.Tensor]], Any]
@@ -324,17 +308,13 @@ def in_either_order(hook: Hook, model: nn.Module, seen: list[torch.Tensor], step
 def test_a_gradient_hook_registered_and_removed_later_sees_the_gradients(
     hook: str, kind: type[torch.optim.Optimizer]
 ) -> None:
-    plain = collection()
-    model = copy.deepcopy(plain)
-    for one in (plain, model):
-        attach(one, kind)
-    converted = recfx.convert(model)
+    plain, converted = pair(kind)
     seen: list[list[torch.Tensor]] = [[], []]
     for step in range(6):
         for one, gradients in zip((plain, converted), seen, strict=True):
             in_either_order(HOOKS[hook], one, gradients, step)
             train(one, batch(1, 2, 5))
-        torch.testing.assert_close(weight_of(converted), weight_of(plain), rtol=1e-5, atol=1e-6)
+        assert_alike(plain, converted)
         reasons = [reason.code for reason in recfx.explain(converted).reasons]
         assert ("optimizer_not_fused" in reasons) == (step in (2, 3))
     assert len(seen[0]) == (0 if hook == "clips" else 2)
@@ -355,7 +335,7 @@ def test_a_gradient_hook_from_before_the_conversion_keeps_the_table_dense(hook: 
     for _ in range(3):
         for one in (plain, converted):
             train(one, batch(0, 3))
-    torch.testing.assert_close(weight_of(converted), weight_of(plain), rtol=1e-5, atol=1e-6)
+    assert_alike(plain, converted)
     torch.testing.assert_close(seen[1], seen[0], rtol=1e-5, atol=1e-6)
 
 
@@ -363,11 +343,7 @@ def test_a_gradient_hook_from_before_the_conversion_keeps_the_table_dense(hook: 
 @pytest.mark.parametrize("hook", HOOKS)
 def test_a_gradient_hook_on_a_copy_sees_the_gradients(hook: str, copied: Callable[[nn.Module], nn.Module]) -> None:
     """A copied parameter has no optimizer in backward of its own; the fused one goes on as one."""
-    plain = collection()
-    model = copy.deepcopy(plain)
-    for one in (plain, model):
-        attach(one, torch.optim.Adagrad)
-    converted = recfx.convert(model)
+    plain, converted = pair(torch.optim.Adagrad)
     train(plain, batch())
     train(converted, batch())
     converted = copied(converted)
@@ -377,7 +353,7 @@ def test_a_gradient_hook_on_a_copy_sees_the_gradients(hook: str, copied: Callabl
     for _ in range(2):
         for one in (plain, converted):
             train(one, batch(1, 4))
-    torch.testing.assert_close(weight_of(converted), weight_of(plain), rtol=1e-5, atol=1e-6)
+    assert_alike(plain, converted)
     torch.testing.assert_close(seen[1], seen[0], rtol=1e-5, atol=1e-6)
 
 
