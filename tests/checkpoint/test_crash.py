@@ -261,7 +261,7 @@ def test_files_of_others_are_left_alone(tmp_path: Path) -> None:
     assert sorted(os.listdir(tmp_path)) == sorted([*names, "checkpoint.json", Manifest.read(tmp_path).data])
 
 
-def test_a_second_writer_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_writer_is_told_and_so_is_a_reader_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checkpoint_directory, "_WAIT_SECONDS", 0.0)
     training = Training.build()
     training.save(tmp_path)
@@ -271,6 +271,9 @@ def test_a_second_writer_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         assert caught.value.reason == "checkpoint_busy"
     with checkpoint_directory.locked(tmp_path, shared=True):
         training.load(tmp_path)
+    with checkpoint_directory.locked(tmp_path, shared=False), pytest.raises(recfx.CheckpointError) as caught:
+        training.load(tmp_path)
+    assert caught.value.reason == "checkpoint_busy"
 
 
 def test_a_killed_writer_leaves_the_old_or_the_new_checkpoint(tmp_path: Path) -> None:
