@@ -24,7 +24,7 @@ unexport PYTHONDONTWRITEBYTECODE
 JOBS  ?= auto
 XDIST := -n $(JOBS) --maxprocesses=4 --dist=loadfile --no-loadscope-reorder
 # Tests that take a few seconds for a whole package, and that most mistakes are noticed by.
-QUICK := $(addprefix tests/,test_structure.py test_reason_codes.py ir passes hashing optim tracing inspect verification) \
+QUICK := $(addprefix tests/,test_structure.py test_reason_codes.py ir passes hashing optim discovery inspect verification) \
          $(addprefix --ignore=tests/,hashing/test_index_properties.py hashing/test_slices.py commandline/test_process.py)
 
 CPP_SOURCES   := $(addsuffix /*.cpp,kernels/csrc/* examples/serve_cpp tests/exporter tests/kernels) $(addsuffix /*.h,kernels/csrc/* examples/serve_cpp)

@@ -119,13 +119,12 @@ def read(path: Path, most_rows: int) -> Rows:
         lines = csv.reader(file, delimiter="," if comma else "\t")
         for number, line in enumerate(islice(lines, most_rows), start=2 if comma else 1):
             try:
-                label, integers, hexadecimal = line[0], line[1:14], line[14:]
                 if len(line) != 1 + len(DENSE) + len(CATEGORICAL):
                     raise ValueError(f"{len(line)} columns")
-                labels.append(float(label))
-                dense.append([float(value) if value else np.nan for value in integers])
-                ids.append([int(value, 16) if value else -1 for value in hexadecimal])
-            except (ValueError, IndexError) as error:
+                labels.append(float(line[0]))
+                dense.append([float(value) if value else np.nan for value in line[1:14]])
+                ids.append([int(value, 16) if value else -1 for value in line[14:]])
+            except ValueError as error:
                 raise BadRows(
                     f"{path}, line {number} is not a label, 13 integers and 26 hexadecimal ids ({error})"
                 ) from error
@@ -136,12 +135,8 @@ def read(path: Path, most_rows: int) -> Rows:
 
 
 def _rows(labels: np.ndarray, dense: np.ndarray, ids: np.ndarray, present: np.ndarray) -> Rows:
-    return Rows(
-        torch.from_numpy(labels.astype(np.float32)),
-        torch.from_numpy(dense.astype(np.float32)),
-        torch.from_numpy(ids),
-        torch.from_numpy(present),
-    )
+    floats = (torch.from_numpy(values.astype(np.float32)) for values in (labels, dense))
+    return Rows(*floats, torch.from_numpy(ids), torch.from_numpy(present))
 
 
 def _squash(counts: np.ndarray) -> np.ndarray:

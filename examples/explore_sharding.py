@@ -13,22 +13,23 @@ unsharded collection.
 from __future__ import annotations
 
 import argparse
-import multiprocessing
 import os
 import sys
+import tempfile
 
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-from processes import find_device, free_port, in_order, print_once, process_group, quiet, topology
+from processes import find_device, in_order, print_once, process_group, quiet, topology
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
 from torchrec.distributed.planner import ParameterConstraints
-from torchrec.distributed.types import ShardingEnv, ShardingPlan, ShardingType
+from torchrec.distributed.types import ShardingEnv, ShardingType
 
 import recfx
 from recfx.ir import format_graph
 
 ROWS = {"large_0": 4096, "large_1": 4096, "small_0": 1024, "small_1": 1024}
+FEATURES = {table: table.replace("_", "_feature_") for table in ROWS}
 DIM, BATCH_SIZE, RANKS_A_HOST = 64, 8, 2
 TYPES = [kind.value for kind in ShardingType]
 
@@ -37,21 +38,21 @@ def main() -> int:
     options = parse_arguments()
     if "RANK" in os.environ:  # started by torchrun
         run_rank(options)
-    else:
-        os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port()))
-        multiprocessing.set_forkserver_preload(["torch", "torchrec.distributed", "fbgemm_gpu"])  # imported once
-        arguments = (options.world_size, options)
-        mp.start_processes(run_started, arguments, nprocs=options.world_size, start_method="forkserver")
+        return 0
+    # A forked process imports nothing anew, but cannot use a device whose driver was loaded before.
+    method = "fork" if options.device == "cpu" else "spawn"
+    with tempfile.TemporaryDirectory() as folder:
+        mp.start_processes(run_started, (options, folder), nprocs=options.world_size, start_method=method)
     return 0
 
 
-def run_started(rank: int, world_size: int, options: argparse.Namespace) -> None:
-    os.environ.update(dict.fromkeys(("RANK", "LOCAL_RANK"), str(rank)))
-    os.environ.update(dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(world_size)))
-    run_rank(options)
+def run_started(rank: int, options: argparse.Namespace, folder: str) -> None:
+    size = str(options.world_size)
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=size, LOCAL_WORLD_SIZE=size)
+    run_rank(options, init_method=f"file://{folder}/ranks", rank=rank, world_size=options.world_size)
 
 
-def run_rank(options: argparse.Namespace) -> None:
+def run_rank(options: argparse.Namespace, **rendezvous: object) -> None:
     quiet()
     torch.set_num_threads(1)
     device = find_device(options.device)
@@ -59,25 +60,26 @@ def run_rank(options: argparse.Namespace) -> None:
     collection = build()
     for batch in batches:  # every id gets its row, the same on every rank
         collection(batch)
-    with process_group(device):
+    with process_group(device, **rendezvous):
         for kind in options.type:
             explore(kind, collection, batches, device)
 
 
 def explore(
-    kind: str,
-    collection: recfx.HashEmbeddingBagCollection,
-    batches: list[KeyedJaggedTensor],
-    device: torch.device,
+    kind: str, collection: recfx.HashEmbeddingBagCollection, batches: list[KeyedJaggedTensor], device: torch.device
 ) -> None:
     """Plan, shard, look up, and print the results; the collection stays as it is."""
     rank, world_size = dist.get_rank(), dist.get_world_size()
     print_once(f"\n\n== {kind} on {world_size} processes {'=' * 40}")
 
-    plan = make_plan(collection, kind, world_size, device)
+    # TorchRec's planner, constrained to one sharding type
+    columns = DIM // 2 if kind in ("column_wise", "table_column_wise", "grid_shard") else None
+    limits = ParameterConstraints(sharding_types=[kind], min_partition=columns)
+    hosts = topology(device, world_size, RANKS_A_HOST)
+    plan = recfx.plan(collection, hosts, dict.fromkeys(ROWS, limits), batch_size=BATCH_SIZE)
     print_once(f"\nplan of all ranks: {plan}")
 
-    (sharder,) = [each for each in recfx.sharders() if each.module_type is type(collection)]
+    (sharder,) = [sharder for sharder in recfx.sharders() if sharder.module_type is type(collection)]
     env = ShardingEnv.from_process_group(dist.group.WORLD)
     sharded = sharder.shard(collection, plan.plan[""], env, device)
 
@@ -94,16 +96,12 @@ def explore(
 def build() -> recfx.HashEmbeddingBagCollection:
     """A standard collection, converted; the same on every rank."""
     torch.manual_seed(0)
-    standard = EmbeddingBagCollection(
-        tables=[
-            EmbeddingBagConfig(
-                name=name, num_embeddings=rows, embedding_dim=DIM, feature_names=[name.replace("_", "_feature_")]
-            )
-            for name, rows in ROWS.items()
-        ]
-    )
+    tables = [
+        EmbeddingBagConfig(name=name, num_embeddings=rows, embedding_dim=DIM, feature_names=[FEATURES[name]])
+        for name, rows in ROWS.items()
+    ]
     # Rows are cut between buckets. Tables this small would have one bucket by default, and so only one row-wise shard.
-    return recfx.convert(standard, hashing=recfx.HashConfig(dense_rows=0, buckets=8))
+    return recfx.convert(EmbeddingBagCollection(tables), hashing=recfx.HashConfig(dense_rows=0, buckets=8))
 
 
 def draw_batch(seed: int) -> KeyedJaggedTensor:
@@ -111,17 +109,7 @@ def draw_batch(seed: int) -> KeyedJaggedTensor:
     draw = torch.Generator().manual_seed(seed)
     lengths = torch.randint(0, 4, (len(ROWS) * BATCH_SIZE,), generator=draw)
     ids = torch.randint(-(2**63), 2**63 - 1, (int(lengths.sum()),), generator=draw)
-    return KeyedJaggedTensor([name.replace("_", "_feature_") for name in ROWS], ids, lengths=lengths)
-
-
-def make_plan(
-    collection: recfx.HashEmbeddingBagCollection, kind: str, world_size: int, device: torch.device
-) -> ShardingPlan:
-    """TorchRec's planner, constrained to one sharding type."""
-    columns = DIM // 2 if kind in ("column_wise", "table_column_wise", "grid_shard") else None
-    limits = ParameterConstraints(sharding_types=[kind], min_partition=columns)
-    hosts = topology(device, world_size, RANKS_A_HOST)
-    return recfx.plan(collection, hosts, dict.fromkeys(ROWS, limits), batch_size=BATCH_SIZE)
+    return KeyedJaggedTensor(list(FEATURES.values()), ids, lengths=lengths)
 
 
 def describe(sharded: torch.nn.Module) -> str:

@@ -29,12 +29,14 @@ from torchrec.inference.modules import (
     quantize_inference_model,
     shard_quant_model,
 )
-from train_dlrm import build_dlrm, check, sample_of, section, to_rows, train
+from train_dlrm import SIZES, build_dlrm, check, sample_of, section, to_rows, train
 
 import recfx
 
 # The tables of TorchRec's quantized collections; its tracer must not enter them.
 LEAVES = ["IntNBitTableBatchedEmbeddingBagsCodegen"]
+CPU = torch.device("cpu")
+EQUAL = 1e-5
 QUANTIZED = 0.01
 """How far a click's logit may move because rows are stored in 8 bits."""
 
@@ -44,51 +46,47 @@ def main() -> int:
     quiet()
     warnings.simplefilter("ignore", DeprecationWarning)  # torch says at each call that TorchScript is deprecated
     warnings.filterwarnings("ignore", "The TorchScript type system")  # about TorchRec's own modules
-    torch.manual_seed(options.seed)
+    torch.manual_seed(0)
     with tempfile.TemporaryDirectory() as directory:
         passed = run(options, Path(directory))
-    section("Checks")
-    results = [check(f"{what}: largest difference {error:.1e}", error <= most) for what, error, most in passed]
     if options.device.type == "cpu":
         print("\nAll of this ran on the CPU of this machine; nothing ran on an NPU.")
     else:
         print(f"\nThe model was trained on {options.device}. All files were run on the CPU: the operators in them that")
         print("read rows (FBGEMM's quantized lookups, in TorchRec's flow as in recfx's files) have no kernel for NPUs.")
-    return 0 if all(results) else 1
+    return 0 if all(passed) else 1
 
 
-def run(options: argparse.Namespace, directory: Path) -> list[tuple[str, float, float]]:
-    """Every step; what was compared, the largest difference, and how large it may be."""
+def run(options: argparse.Namespace, directory: Path) -> list[bool]:
+    """Every step, and whether its answers are right."""
     section("1. Train", "a DLRM on raw ids; converted before training, so that ids get rows when they are first seen")
-    rows = generate(options.steps * options.batch_size + 64, options.most_ids, options.seed)
+    rows = generate(options.steps * options.batch_size + 64, options.most_ids)
     training, batch = rows[:-64], rows[-64:]
     model = recfx.convert(build_dlrm(options), sample_of(training, options), hashing=recfx.HashConfig(dense_rows=0))
     train(model, training, options)
     model.eval()
     on_device = answer(model, batch, options.device)
-    model = model.to("cpu")
+    model = model.to(CPU)
     trained = answer(model, batch)
-    passed = [("moved to the CPU", difference(trained, on_device), 1e-5)]
-    print(f"{options.steps} steps of {options.batch_size} samples on {options.device}, then moved to the CPU;")
+    passed = [compare("moved to the CPU", trained, on_device)]
     print(f"below, answers to {len(batch)} other samples are compared with those of this model")
-    sample = training[:64].model_input(torch.device("cpu"))
+    sample = training[:64].model_input(CPU)
 
     section("2. recfx.export and recfx.load", "raw ids go to the server: the file has the indexes, and needs no Python")
-    for quantize, most in ((None, 1e-5), ("int8", QUANTIZED)):
+    for quantize, most in ((None, EQUAL), ("int8", QUANTIZED)):
         report = recfx.export(model, directory / "model.pt", sample, quantize=quantize)
         loaded = recfx.load(directory / "model.pt")
-        passed.append(step(f"recfx.export, quantize={quantize!r}", answer(loaded, batch), trained, most))
+        passed.append(compare(f"recfx.export, quantize={quantize!r}", answer(loaded, batch), trained, most))
         print(f"   {report.bytes:,} bytes")
 
     section("3. torch.jit.script of a trace", "the way that users know, of the converted model itself")
-    graph = recfx.trace(model, sample)
-    loaded = save_and_load(graph, directory)
-    passed.append(step("recfx.trace, torch.jit.script, save, load", answer(loaded, batch), trained, 1e-5))
+    loaded = save_and_load(recfx.trace(model, sample), directory)
+    passed.append(compare("recfx.trace, torch.jit.script, save, load", answer(loaded, batch), trained))
 
     section("4. TorchRec's flow", "recfx.unconvert gives the standard model, and the rows of all ids")
     plain, mapping = recfx.unconvert(model, with_mapping=True)
     by_rows = to_rows(batch, mapping)
-    passed.append(step("recfx.unconvert", answer(plain, by_rows), trained, 1e-5))
+    passed.append(compare("recfx.unconvert", answer(plain, by_rows), trained))
     set_propogate_device(True)  # otherwise TorchRec takes the CPU for a GPU when it shards for inference
     for world_size in (1, 2):
         passed += torchrec_flow(plain, world_size, by_rows, trained, directory)
@@ -96,24 +94,21 @@ def run(options: argparse.Namespace, directory: Path) -> list[tuple[str, float, 
     return passed
 
 
-def torchrec_flow(
-    plain: nn.Module, world_size: int, batch: Rows, trained: torch.Tensor, directory: Path
-) -> list[tuple[str, float, float]]:
+def torchrec_flow(plain: nn.Module, world_size: int, batch: Rows, trained: torch.Tensor, directory: Path) -> list[bool]:
     """Quantize, shard, trace, script, save, load and run in one process."""
     print(f"\n-- sharded to {world_size} device{'s' * (world_size > 1)}")
     quantized = quantize_inference_model(copy.deepcopy(plain))
     in_8_bits = answer(quantized, batch)
-    passed = [step("quantize_inference_model", in_8_bits, trained, QUANTIZED)]
+    passed = [compare("quantize_inference_model", in_8_bits, trained, QUANTIZED)]
     weights = get_table_to_weights_from_tbe(quantized)
     sharded, plan = shard_quant_model(quantized, world_size=world_size, compute_device="cpu", sharding_device="cpu")
     assign_weights_to_tbe(sharded, weights)  # until then, all rows are zero
     (tables,) = plan.plan.values()
-    counts = [sum(rank in (each.ranks or []) for each in tables.values()) for rank in range(world_size)]
-    passed.append(step(f"shard_quant_model: {counts} tables on the devices", answer(sharded, batch), in_8_bits, 1e-5))
+    counts = [sum(rank in (table.ranks or []) for table in tables.values()) for rank in range(world_size)]
+    passed.append(compare(f"shard_quant_model: {counts} tables on the devices", answer(sharded, batch), in_8_bits))
     graph = fx.GraphModule(sharded, torchrec.fx.Tracer(leaf_modules=LEAVES).trace(sharded))
-    passed.append(step(f"torchrec.fx: {len(graph.graph.nodes)} nodes", answer(graph, batch), in_8_bits, 1e-5))
-    loaded = save_and_load(graph, directory)
-    passed.append(step("torch.jit.script, save, load", answer(loaded, batch), in_8_bits, 1e-5))
+    passed.append(compare(f"torchrec.fx: {len(graph.graph.nodes)} nodes", answer(graph, batch), in_8_bits))
+    passed.append(compare("torch.jit.script, save, load", answer(save_and_load(graph, directory), batch), in_8_bits))
     return passed
 
 
@@ -124,34 +119,23 @@ def save_and_load(model: nn.Module, directory: Path) -> Any:
 
 
 @torch.no_grad()
-def answer(model: Any, batch: Rows, device: torch.device | None = None) -> torch.Tensor:
+def answer(model: Any, batch: Rows, device: torch.device = CPU) -> torch.Tensor:
     """The logits of a batch ``[n]``, on the CPU."""
-    output: torch.Tensor = model(*batch.model_input(device or torch.device("cpu")))
-    return output.squeeze(-1).cpu()
+    return model(*batch.model_input(device)).squeeze(-1).cpu()
 
 
-def step(what: str, found: torch.Tensor, wanted: torch.Tensor, most: float) -> tuple[str, float, float]:
-    error = difference(found, wanted)
-    print(f"{what}: largest difference {error:.1e}", flush=True)
-    return what, error, most
-
-
-def difference(found: torch.Tensor, wanted: torch.Tensor) -> float:
-    return float((found - wanted).abs().max())
+def compare(what: str, answers: torch.Tensor, expected: torch.Tensor, most: float = EQUAL) -> bool:
+    error = float((answers - expected).abs().max())
+    return check(f"{what}: largest difference {error:.1e}", error <= most)
 
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--device", default="cpu", help="where the model is trained: cpu, cuda:0, npu:0")
     parser.add_argument("--smoke", action="store_true", help="a few small steps, only to see that everything runs")
-    parser.add_argument("--steps", type=int, default=100, help="training steps (default %(default)s)")
-    parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
-    options.device = find_device(options.device)
-    options.batch_size, options.rows, options.dim, options.table_lr, options.dense_lr = 512, 20_000, 16, 0.05, 1e-3
-    if options.smoke:
-        options.steps, options.batch_size, options.rows, options.dim = 8, 64, 2000, 8
-    options.most_ids = options.rows * 3 // 5
+    size = SIZES["smoke"] if options.smoke else {**SIZES["full"], "steps": 100, "rows": 20_000}
+    vars(options).update(size, most_ids=size["rows"] * 3 // 5, device=find_device(options.device))
     return options
 
 

@@ -97,21 +97,17 @@ class Model(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.ebc = EmbeddingBagCollection(
-            tables=[
-                EmbeddingBagConfig(name="users", embedding_dim=8, num_embeddings=1000, feature_names=["user"]),
-                EmbeddingBagConfig(name="movies", embedding_dim=8, num_embeddings=500, feature_names=["movie"]),
-            ]
-        )
+        users = EmbeddingBagConfig(name="users", embedding_dim=8, num_embeddings=1000, feature_names=["user"])
+        movies = EmbeddingBagConfig(name="movies", embedding_dim=8, num_embeddings=500, feature_names=["movie"])
+        self.ebc = EmbeddingBagCollection([users, movies])
         self.over = nn.Linear(16, 1)
 
     def forward(self, features: KeyedJaggedTensor) -> torch.Tensor:
         return self.over(self.ebc(features).values()).squeeze(1)
 
 
-def batch() -> KeyedJaggedTensor:
-    """Two samples, with one id of either feature each."""
-    return KeyedJaggedTensor(["user", "movie"], torch.tensor([3, 4, 7, 8]), lengths=torch.ones(4, dtype=torch.int64))
+# Two samples, with one id of either feature each
+BATCH = KeyedJaggedTensor(["user", "movie"], torch.tensor([3, 4, 7, 8]), lengths=torch.ones(4, dtype=torch.int64))
 
 
 def longest_step(passes: Sequence[Pass]) -> float:
@@ -121,14 +117,14 @@ def longest_step(passes: Sequence[Pass]) -> float:
     model = recfx.convert(model, passes=passes)
     weight = model.ebc.weight("users").detach()
     before = weight.clone()
-    (1e3 * model(batch()).sum()).backward()
+    (1e3 * model(BATCH).sum()).backward()
     return float((weight - before).norm(dim=1).max())
 
 
 def main() -> None:
     """Convert with the pass, and look at the result in every way that there is."""
     passes = [*recfx.passes(), InsertClipGradients(max_norm=0.5)]
-    model = recfx.convert(Model(), (batch(),), passes=passes)  # also compares it with the original
+    model = recfx.convert(Model(), (BATCH,), passes=passes)  # also compares it with the original
     print(model.ebc.pass_records[-1].text)
     print(f"a step moves a row by {longest_step(recfx.passes()):.1f}, with the pass by {longest_step(passes):.1f}")
     print(recfx.explain(model))
@@ -137,8 +133,8 @@ def main() -> None:
     print(recfx.plan(model, npu_topology(2)))
     with tempfile.TemporaryDirectory() as folder:
         recfx.draw(model, Path(folder, "model.html"))
-        recfx.export(model, Path(folder, "model.pt"), (batch(),))
-        torch.testing.assert_close(recfx.load(Path(folder, "model.pt"))(batch()), model.eval()(batch()))
+        recfx.export(model, Path(folder, "model.pt"), (BATCH,))
+        torch.testing.assert_close(recfx.load(Path(folder, "model.pt"))(BATCH), model.eval()(BATCH))
     print("drawn, exported, and loaded again: the answers are equal")
 
 

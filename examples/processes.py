@@ -5,12 +5,12 @@ from __future__ import annotations
 import gc
 import logging
 import os
-import socket
 import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -22,16 +22,14 @@ PATIENCE = timedelta(seconds=60)  # how long to wait for a peer that has died
 
 
 @contextmanager
-def process_group(device: torch.device) -> Iterator[None]:
-    """The group that torchrun describes in the environment, or a group of this process alone."""
+def process_group(device: torch.device, **rendezvous: Any) -> Iterator[None]:
+    """The group of ``rendezvous``, or the one that torchrun describes in the environment, or this process alone."""
     if "RANK" not in os.environ:
-        os.environ.update(
-            RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port())
-        )
+        rendezvous = {"store": dist.HashStore(), "rank": 0, "world_size": 1}
     if device.type != "cpu":
         torch.get_device_module(device).set_device(device)
     backend = {"cpu": "gloo", "cuda": "nccl", "npu": "hccl"}[device.type]
-    dist.init_process_group(backend, timeout=PATIENCE)
+    dist.init_process_group(backend, timeout=PATIENCE, **rendezvous)
     try:
         yield
         gc.collect()  # models that outlive their group may abort the process when Python exits
@@ -64,12 +62,6 @@ def topology(device: torch.device, world_size: int, local_world_size: int) -> To
     if device.type == "npu":
         return npu_topology(world_size, local_world_size=local_world_size)
     return Topology(world_size, compute_device=device.type, local_world_size=local_world_size)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def quiet() -> None:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
@@ -20,13 +19,13 @@ from processes import find_device, print_once, process_group, quiet
 from torch.nn.functional import binary_cross_entropy_with_logits
 from torch.utils.data import DataLoader
 from torch.utils.data.dataset import IterableDataset
-from torchrec import JaggedTensor, KeyedJaggedTensor, PoolingType
+from torchrec import JaggedTensor, KeyedJaggedTensor
+from torchrec.datasets.utils import Batch
 from torchrec.distributed.planner import ParameterConstraints
 from torchrec.distributed.types import ShardingEnv
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
 from torchrec.optim.optimizers import in_backward_optimizer_filter
-from torchrec.streamable import Pipelineable
 
 from recfx.compat.hybrid_torchrec import (
     DistributedModelParallel,
@@ -44,29 +43,7 @@ BATCH_SIZE, DISTINCT_IDS = 128, 512
 OPTIMIZERS = {"adagrad": torch.optim.Adagrad, "adam": torch.optim.Adam}
 
 
-# 1. The batch
-@dataclass
-class Batch(Pipelineable):
-    """A batch that a pipeline can move to a device."""
-
-    sparse_features: KeyedJaggedTensor
-    labels: torch.Tensor
-
-    def to(self, device: torch.device, non_blocking: bool = False) -> Batch:
-        return Batch(
-            self.sparse_features.to(device, non_blocking=non_blocking),
-            self.labels.to(device, non_blocking=non_blocking),
-        )
-
-    def pin_memory(self) -> Batch:
-        return Batch(self.sparse_features.pin_memory(), self.labels.pin_memory())
-
-    def record_stream(self, stream: torch.Stream) -> None:
-        self.sparse_features.record_stream(stream)
-        self.labels.record_stream(stream)
-
-
-# 2. The data
+# 1. The data
 class RandomRecDataset(IterableDataset[Batch]):
     """Batches of raw ids; every id pulls the label to one side."""
 
@@ -85,7 +62,7 @@ class RandomRecDataset(IterableDataset[Batch]):
             drawn = torch.randint(DISTINCT_IDS, (BATCH_SIZE,), generator=draw)
             features[name] = JaggedTensor(values=ids[drawn], lengths=torch.ones(BATCH_SIZE).long())
             pull += self.pulls[name][drawn]
-        return Batch(KeyedJaggedTensor.from_jt_dict(features), (pull > 0).float())
+        return Batch(torch.empty(BATCH_SIZE, 0), KeyedJaggedTensor.from_jt_dict(features), (pull > 0).float())
 
     def __iter__(self) -> Iterator[Batch]:
         return iter(self.data)
@@ -94,21 +71,17 @@ class RandomRecDataset(IterableDataset[Batch]):
         return len(self.data)
 
 
-# 3. The model
+# 2. The model
 class TestModel(torch.nn.Module):
     """Hashed tables and a linear layer."""
 
     def __init__(self, device: torch.device) -> None:
         super().__init__()
-        self.ebc = HashEmbeddingBagCollection(
-            device="meta",
-            tables=[
-                HashEmbeddingBagConfig(
-                    name=table, embedding_dim=DIM, num_embeddings=ROWS, feature_names=names, pooling=PoolingType.SUM
-                )
-                for table, names in FEATURES.items()
-            ],
-        )
+        tables = [
+            HashEmbeddingBagConfig(name=table, embedding_dim=DIM, num_embeddings=ROWS, feature_names=names)
+            for table, names in FEATURES.items()
+        ]
+        self.ebc = HashEmbeddingBagCollection(device="meta", tables=tables)
         self.linear_net = torch.nn.Linear(DIM * sum(map(len, FEATURES.values())), 1, device=device)
 
     def forward(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
@@ -116,17 +89,16 @@ class TestModel(torch.nn.Module):
         return binary_cross_entropy_with_logits(result, batch.labels), result
 
 
-# 5. Shards
+# 4. Shards
 def create_ddp(model: TestModel, device: torch.device) -> DistributedModelParallel:
     """Cut every table by rows. Ids are sent between the hosts, pooled rows between the devices."""
     host_gp = dist.new_group(backend="gloo")
     host_env = ShardingEnv(world_size=dist.get_world_size(), rank=dist.get_rank(), pg=host_gp)
     hybrid_sharders = get_default_hybrid_sharders(host_env=host_env)
+    by_rows = ParameterConstraints(sharding_types=["row_wise"], compute_kernels=["fused"])
     planner = EmbeddingShardingPlanner(
         topology=Topology(world_size=dist.get_world_size(), compute_device=device.type),
-        constraints={
-            table: ParameterConstraints(sharding_types=["row_wise"], compute_kernels=["fused"]) for table in FEATURES
-        },
+        constraints=dict.fromkeys(FEATURES, by_rows),
     )
     plan = planner.collective_plan(model, hybrid_sharders, dist.GroupMember.WORLD)
     print_once(plan)
@@ -135,30 +107,26 @@ def create_ddp(model: TestModel, device: torch.device) -> DistributedModelParall
 
 def train(device: torch.device, options: argparse.Namespace) -> list[float]:
     """The loss of every step."""
-    loader = DataLoader(
-        RandomRecDataset(options.batches, dist.get_rank()),
-        batch_size=None,
-        batch_sampler=None,
-        pin_memory=device.type != "cpu",
-    )
+    dataset = RandomRecDataset(options.batches, dist.get_rank())
+    loader = DataLoader(dataset, batch_size=None, pin_memory=device.type != "cpu")
     model = TestModel(device)
 
-    # 4. The optimizer of the tables, which runs inside backward
+    # 3. The optimizer of the tables, which runs inside backward
     apply_optimizer_in_backward(OPTIMIZERS[options.optimizer], model.ebc.parameters(), {"lr": 0.05, "eps": 1e-8})
 
     ddp_model = create_ddp(model, device)
 
-    # 6. That optimizer and the one for the other parameters, combined
+    # 5. That optimizer and the one for the other parameters, combined
     dense_optimizer = KeyedOptimizerWrapper(
         dict(in_backward_optimizer_filter(ddp_model.named_parameters())),
         lambda params: OPTIMIZERS[options.optimizer](params, lr=0.01),
     )
     optimizer = CombinedOptimizer([ddp_model.fused_optimizer, dense_optimizer])
 
-    # 7. The pipeline
+    # 6. The pipeline
     pipeline = HybridTrainPipelineSparseDist(ddp_model, optimizer, device, execute_all_batches=True, return_loss=True)
 
-    # 8. Training
+    # 7. Training
     losses = []
     for _ in range(options.epochs):
         batched_iterator = iter(loader)

@@ -17,15 +17,15 @@ import logging
 import sys
 import tempfile
 import time
-from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from criteo import CATEGORICAL, DENSE, BadRows, Rows, generate, read
 from processes import find_device
 from torch.nn.functional import binary_cross_entropy_with_logits
+from torchmetrics.functional.classification import binary_auroc
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
 from torchrec.models.dlrm import DLRM
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
@@ -37,16 +37,20 @@ import recfx
 EVALUATION_BATCH = 4096
 LOG_EVERY = 50
 HELD_BACK = 0.1
+SIZES = {
+    "full": {"steps": 1000, "batch_size": 512, "rows": 30_000, "dim": 16},
+    "quick": {"steps": 250, "batch_size": 512, "rows": 10_000, "dim": 16},
+    "smoke": {"steps": 8, "batch_size": 64, "rows": 2000, "dim": 8},
+}
 
 
 def main() -> int:
     options = parse_arguments()
-    torch.manual_seed(options.seed)
+    torch.manual_seed(0)
     logging.getLogger("torch.fx").setLevel(logging.ERROR)
 
     section("1. The rows", "raw ids: any 64 bits, not mapped to rows of a table")
     training, held_back = load_rows(options)
-    describe(training, held_back)
 
     section("2. The model", "torchrec.models.dlrm.DLRM and its EmbeddingBagCollection, unchanged")
     original = build_dlrm(options)
@@ -63,13 +67,11 @@ def main() -> int:
 
     section("4. Training", "a new id gets a row when it is first seen; the tables' optimizer runs inside backward")
     untrained = copy.deepcopy(model)  # otherwise the report would count the ids without rows that it reads now
-    before = auc(held_back.labels, predict(untrained, held_back, options))
-    seconds, samples, health = train(model, training, options, tensorboard(options))
+    before = auc(held_back, predict(untrained, held_back, options))
+    train(model, training, options)
     trained = predict(model, held_back, options)
-    after = auc(held_back.labels, trained)
+    after = auc(held_back, trained)
     print(f"AUC on {len(held_back):,} held-back rows: {before:.4f} before, {after:.4f} after {options.steps:,} steps")
-    print(f"{samples / seconds:,.0f} samples/s, {torch.get_num_threads()} threads, batches of {options.batch_size:,}")
-    show_health(health)
 
     section("5. recfx.explain", "what was converted, how ids become rows, which kernel was chosen and why")
     print(recfx.explain(model))
@@ -81,26 +83,26 @@ def main() -> int:
     section("7. A checkpoint", "a plain state_dict; the indexes are in it")
     loaded = save_and_load(model, options)
     again = predict(loaded, held_back, options)
-    print(f"a freshly built and converted model, loaded: AUC {auc(held_back.labels, again):.4f}")
+    print(f"a freshly built and converted model, loaded: AUC {auc(held_back, again):.4f}")
 
     section("8. recfx.unconvert", "the plain DLRM again, and the map from ids to rows that it needs")
     plain, mapping = recfx.unconvert(model, with_mapping=True)
-    by_rows = predict(plain, held_back, options, mapping)
+    by_rows = predict(plain, to_rows(held_back, mapping), options)
     print(f"the collection is an {type(plain.sparse_arch.embedding_bag_collection).__name__} again,")
     known = sum(len(ids) for ids, _ in mapping.values())
     print(f"and the {known:,} ids of {len(mapping)} tables are mapped to rows before they reach it")
+    difference = float((trained - by_rows).abs().max())
 
     section("Checks")
     passed = [
         check("the trained model agrees with the original model (recfx.verify)", report.ok),
         check("the loaded model predicts the same, bit for bit", torch.equal(trained, again)),
         check(
-            "the plain model predicts the same from mapped ids "
-            f"(largest difference {float((trained - by_rows).abs().max()):.1e})",
+            f"the plain model predicts the same from mapped ids (largest difference {difference:.1e})",
             torch.allclose(trained, by_rows, rtol=1e-5, atol=1e-6),
         ),
     ]
-    if options.data is None and not options.own_size:
+    if options.learns:
         passed.append(check(f"it has learned: AUC {after:.4f} is above 0.7", after > 0.7))
     if options.device.type == "cpu":
         print("\nAll of this ran on the CPU of this machine; nothing ran on an NPU.")
@@ -128,7 +130,7 @@ def build_dlrm(options: argparse.Namespace) -> DLRM:
         dense_arch_layer_sizes=[64, options.dim],
         over_arch_layer_sizes=[64, 1],
     ).to(options.device)
-    apply_optimizer_in_backward(RowWiseAdagrad, collection.parameters(), {"lr": options.table_lr})
+    apply_optimizer_in_backward(RowWiseAdagrad, collection.parameters(), {"lr": 0.05})
     return model
 
 
@@ -137,86 +139,61 @@ def sample_of(rows: Rows, options: argparse.Namespace) -> tuple[torch.Tensor, Ke
     return rows[:64].model_input(options.device)
 
 
-def train(
-    model: DLRM, training: Rows, options: argparse.Namespace, writer: Any = None
-) -> tuple[float, int, dict[str, float]]:
-    """The usual loop: Adam for the dense part, while the tables take their own step inside ``backward``.
-
-    Returns:
-        the time in seconds, the number of samples, and the last scalars of ``recfx.monitor``.
-    """
-    dense_parameters = [*model.dense_arch.parameters(), *model.over_arch.parameters()]
-    optimizer = torch.optim.Adam(dense_parameters, lr=options.dense_lr)
+def train(model: DLRM, training: Rows, options: argparse.Namespace) -> None:
+    """The usual loop: Adam for the dense part, while the tables take their own step inside ``backward``."""
+    optimizer = torch.optim.Adam([*model.dense_arch.parameters(), *model.over_arch.parameters()], lr=1e-3)
     model.train()
     watched, health = recfx.monitor(model), dict[str, float]()
-    samples = 0
-    batches: Iterable[Rows] = training.shuffled_batches(options.batch_size, options.steps, options.seed)
-    bar = tqdm(
-        batches, total=options.steps, unit="step", desc="training", mininterval=0.2 if sys.stderr.isatty() else 5.0
-    )
-    begin = time.perf_counter()
-    for step, batch in enumerate(bar):
+    batches = training.shuffled_batches(options.batch_size, options.steps)
+    often = 0.2 if sys.stderr.isatty() else 5.0
+    bar = tqdm(batches, total=options.steps, unit="step", desc="training", mininterval=often)
+    for step, batch in enumerate(bar, start=1):
         logits = model(*batch.model_input(options.device)).squeeze(-1)
         loss = binary_cross_entropy_with_logits(logits, batch.labels.to(options.device))
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        samples += len(batch)
-        if step % 10 == 0:
+        if step % LOG_EVERY == 0 or step == options.steps:
             bar.set_postfix(loss=f"{loss.item():.4f}", refresh=False)
-        if step % LOG_EVERY == LOG_EVERY - 1 or step == options.steps - 1:
-            health = watched.scalars()  # watched.log(writer, step) does both
-            for name, value in health.items() if writer is not None else ():
-                writer.add_scalar(name, value, step)
-    return time.perf_counter() - begin, samples, health
+            health = watched.scalars()  # watched.log(writer, step) hands them to TensorBoard
+    speed = options.steps * len(batch) / bar.format_dict["elapsed"]
+    print(f"{speed:,.0f} samples/s, {torch.get_num_threads()} threads, batches of {len(batch):,}")
+    show_fullest(health)
 
 
-def tensorboard(options: argparse.Namespace) -> Any:
-    """A ``SummaryWriter``, which needs the package ``tensorboard``; None without ``--tensorboard``."""
-    if options.tensorboard is None:
-        return None
-    from torch.utils.tensorboard import SummaryWriter
-
-    return SummaryWriter(options.tensorboard)
-
-
-def show_health(health: dict[str, float]) -> None:
-    """The fullest table, in the last interval of training."""
-    fullest = max((tag for tag in health if tag.endswith("/worst_bucket")), key=lambda tag: health[tag])
-    table = fullest.removesuffix("/worst_bucket")
-    found = {tag.removeprefix(f"{table}/"): value for tag, value in health.items() if tag.startswith(f"{table}/")}
-    print(f"recfx.monitor, fullest table: {table}")
-    print(f"  {', '.join(f'{name} {value:.3g}' for name, value in found.items())}")
+def show_fullest(health: dict[str, float]) -> None:
+    """The scalars of the fullest table, in the last interval of training."""
+    by_table: dict[str, dict[str, float]] = {}
+    for tag, value in health.items():
+        table, _, scalar = tag.rpartition("/")
+        by_table.setdefault(table, {})[scalar] = value
+    fullest = max(by_table, key=lambda table: by_table[table]["worst_bucket"])
+    print(f"recfx.monitor, fullest table: {fullest}")
+    print(f"  {', '.join(f'{scalar} {value:.3g}' for scalar, value in by_table[fullest].items())}")
 
 
 @torch.no_grad()
-def predict(
-    model: DLRM,
-    rows: Rows,
-    options: argparse.Namespace,
-    mapping: dict[str, tuple[torch.Tensor, torch.Tensor]] | None = None,
-) -> torch.Tensor:
-    """Click probabilities ``[n]``, on the CPU; with a mapping, from rows of the tables instead of raw ids."""
+def predict(model: Any, rows: Rows, options: argparse.Namespace) -> torch.Tensor:
+    """Click probabilities ``[n]``, on the CPU."""
     model.eval()
-    answers = []
-    for batch in rows.batches(EVALUATION_BATCH):
-        given = batch if mapping is None else to_rows(batch, mapping)
-        answers.append(model(*given.model_input(options.device)).squeeze(-1).sigmoid().cpu())
-    return torch.cat(answers)
+    logits = [model(*batch.model_input(options.device)) for batch in rows.batches(EVALUATION_BATCH)]
+    return torch.cat(logits).squeeze(-1).sigmoid().cpu()
+
+
+def auc(rows: Rows, predictions: torch.Tensor) -> float:
+    """How often a click is ranked above a non-click."""
+    return float(binary_auroc(predictions, rows.labels.long()))
 
 
 def to_rows(batch: Rows, mapping: dict[str, tuple[torch.Tensor, torch.Tensor]]) -> Rows:
     """Map ids to rows by hand, as serving the plain model requires; ids without a row are left out of their bags."""
-    rows, present = torch.zeros_like(batch.ids), batch.present.clone()
-    for column, feature in enumerate(CATEGORICAL):
-        known, row_of = mapping[f"table_{feature}"]
-        known, order = known.sort()
-        wanted = batch.ids[:, column].contiguous()
-        place = torch.searchsorted(known, wanted).clamp(max=max(len(known) - 1, 0))
-        found = known[place] == wanted if len(known) else torch.zeros_like(wanted, dtype=torch.bool)
-        present[:, column] &= found
-        rows[found, column] = row_of[order][place[found]]
-    return Rows(batch.labels, batch.dense, rows, present)
+    columns = []
+    for feature, ids in zip(CATEGORICAL, batch.ids.t().tolist(), strict=True):
+        known, rows = mapping[f"table_{feature}"]
+        row_of = dict(zip(known.tolist(), rows.tolist(), strict=True))
+        columns.append(torch.tensor([row_of.get(id_, -1) for id_ in ids]))
+    rows_of_ids = torch.stack(columns, dim=1)
+    return replace(batch, ids=rows_of_ids, present=batch.present & (rows_of_ids >= 0))
 
 
 def save_and_load(model: DLRM, options: argparse.Namespace) -> DLRM:
@@ -230,43 +207,26 @@ def save_and_load(model: DLRM, options: argparse.Namespace) -> DLRM:
     return fresh
 
 
-def auc(labels: torch.Tensor, predictions: torch.Tensor) -> float:
-    """Area under the ROC curve: how often a click is ranked above a non-click, ties counting half."""
-    clicked = labels.numpy() > 0.5
-    clicks, others = int(clicked.sum()), int((~clicked).sum())
-    if clicks == 0 or others == 0:
-        return float("nan")
-    _, place, count = np.unique(predictions.numpy(), return_inverse=True, return_counts=True)
-    mean_rank = count.cumsum() - (count - 1) / 2  # of equal predictions, counted from 1
-    above = mean_rank[place][clicked].sum() - clicks * (clicks + 1) / 2
-    return float(above / (clicks * others))
-
-
 def load_rows(options: argparse.Namespace) -> tuple[Rows, Rows]:
-    """Rows to train on, and the last tenth, which is held back from training."""
+    """Rows for one epoch of training, and a tenth more, which is held back from it."""
+    count = int(options.steps * options.batch_size / (1 - HELD_BACK)) + 1
     if options.data is not None:
-        rows = read(options.data, options.most_rows)
+        rows = read(options.data, count)
         print(f"{len(rows):,} rows from {options.data.name}")
         if len(rows) < 10_000:
             print("(far too few to measure quality: this shows the format, not a result)")
     else:
-        rows = generate(options.generated_rows, options.most_ids, options.seed)
+        rows = generate(count, options.most_ids)
         print(f"{len(rows):,} generated rows in the format of Criteo's log: ids follow a power law,")
         print("and each raw id has a hidden effect on the click that the model has to find")
     border = max(1, int(len(rows) * (1 - HELD_BACK)))
-    return rows[:border], rows[border:]
-
-
-def describe(training: Rows, held_back: Rows) -> None:
-    distinct = [
-        len(training.ids[:, column][training.present[:, column]].unique()) for column in range(len(CATEGORICAL))
-    ]
-    last = training[:1]
-    examples = ", ".join(str(int(value)) for value in last.ids[0, -3:])
+    training, held_back = rows[:border], rows[border:]
+    distinct = [len(ids[present].unique()) for ids, present in zip(training.ids.t(), training.present.t(), strict=True)]
     print(f"{len(training):,} to train on, {len(held_back):,} held back; {float(training.labels.mean()):.0%} clicks")
     print(f"{len(DENSE)} dense and {len(CATEGORICAL)} categorical features")
     print(f"of {min(distinct):,} to {max(distinct):,} distinct ids each")
-    print(f"ids of the first row: ..., {examples}")
+    print(f"ids of the first row: ..., {', '.join(map(str, training.ids[0, -3:].tolist()))}")
+    return training, held_back
 
 
 def section(title: str, explanation: str = "") -> None:
@@ -282,31 +242,22 @@ def check(what: str, passed: bool) -> bool:
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0], formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--device", default="cpu", help="where the model is: cpu, cuda:0, npu:0 (default %(default)s)")
-    parser.add_argument("--smoke", action="store_true", help="a few small steps, only to see that everything runs")
-    parser.add_argument("--quick", action="store_true", help="fewer rows and steps, for CI")
     parser.add_argument("--data", type=Path, help="a Criteo log: TSV without header, or CSV with one")
-    parser.add_argument("--most-rows", type=int, default=2_000_000, help="rows to read of it (default %(default)s)")
-    parser.add_argument("--steps", type=int, help="training steps (default 1000; quick: 250)")
-    parser.add_argument("--batch-size", type=int, help="rows a step (default 512)")
-    parser.add_argument("--rows", type=int, help="rows of each table (default 30000; quick: 10000)")
-    parser.add_argument("--dim", type=int, default=16, help="columns of each table (default %(default)s)")
-    parser.add_argument(
-        "--table-lr", type=float, default=0.05, help="learning rate of the tables (default %(default)s)"
-    )
-    parser.add_argument("--dense-lr", type=float, default=1e-3, help="learning rate of the rest (default %(default)s)")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--tensorboard", metavar="DIR", help="write the scalars of recfx.monitor there")
+    for size, explanation in (("smoke", "a few small steps, only to see that everything runs"), ("quick", "for CI")):
+        parser.add_argument(f"--{size}", dest="size", action="store_const", const=size, help=explanation)
+    parser.add_argument("--steps", type=int, help="training steps")
+    parser.add_argument("--batch-size", type=int, help="samples a step")
+    parser.add_argument("--rows", type=int, help="rows of each table")
+    parser.add_argument("--dim", type=int, help="columns of each table")
     options = parser.parse_args()
     options.device = find_device(options.device)
-    if options.smoke:
-        options.steps, options.batch_size, options.rows, options.dim = 8, 64, 2000, 8
-    options.own_size = any(value is not None for value in (options.steps, options.batch_size, options.rows))
-    options.steps = options.steps or (250 if options.quick else 1000)
-    options.batch_size = options.batch_size or 512
-    options.rows = options.rows or (10_000 if options.quick else 30_000)
-    options.generated_rows = int(options.steps * options.batch_size / (1 - HELD_BACK)) + 1  # one epoch
+    own_size = any(value is not None for value in (options.steps, options.batch_size, options.rows))
+    options.learns = not own_size and options.data is None and options.size != "smoke"
+    for name, value in SIZES[options.size or "full"].items():
+        if getattr(options, name) is None:
+            setattr(options, name, value)
     options.most_ids = options.rows * 3 // 5  # room to spare: a table is full when one of its buckets is
     return options
 

@@ -204,6 +204,14 @@ def test_no_name_hides_a_module() -> None:
         assert getattr(sys.modules[package], attribute) is sys.modules[name], name
 
 
+def test_the_quick_tests_of_the_makefile_are_there() -> None:
+    """pytest runs nothing at all if one of them is not."""
+    named = re.findall(r"addprefix (?:--ignore=)?tests/,([^)]+)\)", (ROOT / "Makefile").read_text())
+    names = " ".join(named).split()
+    assert len(names) > 8
+    assert [name for name in names if not (ROOT / "tests" / name).exists()] == []
+
+
 def test_the_repository_holds_text_alone() -> None:
     """A wheel, an archive or a checkpoint that was left behind would be in every clone for good.
 
