@@ -47,7 +47,7 @@ class CollectionContext:
 
     @cached_property
     def device(self) -> str:
-        return next((each.device for each in self.facts.values()), "")
+        return next((facts.device for facts in self.facts.values()), "")
 
     @property
     def copies_ids(self) -> bool:
@@ -80,8 +80,8 @@ class CollectionContext:
 
     def named(self, names: tuple[str, ...], local: bool) -> tuple[TableSpec, ...]:
         """Tables by name: a shard may have the name of its table, so kinds of nodes declare which they mean."""
-        known = self.by_name(local)
-        return tuple([known[name] for name in names])
+        tables = self.by_name(local)
+        return tuple([tables[name] for name in names])
 
     def by_name(self, local: bool) -> Mapping[str, TableSpec]:
         return self._local_by_name if local else self._by_name

@@ -1,4 +1,4 @@
-"""What kernels are chosen by, as data: it can be said of tables, optimizers and devices that are not there."""
+"""The facts by which kernels are chosen, as data: tables, optimizers and devices need not exist."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ class TableFacts:
     Args:
         rows: how many it has.
         embedding_dim: the number of columns.
-        dtype: of its rows.
+        dtype: the dtype of its rows.
         device: the type of its device.
         is_contiguous: whether its rows lie one after the other in memory.
         optimizer: the fused optimizer; None if the gradient goes to ``weight.grad``.
         is_trained: whether the backward reaches it.
-        index: its index, in a file, where none changes; None in a model, and for a table without one.
+        index: its frozen index, in a file; None in a model, and for a table without an index.
     """
 
     rows: int
@@ -72,7 +72,7 @@ class LookupFacts:
         tables: the descriptions of the tables, in column order.
         combine: ``"SUM"``, ``"MEAN"`` or ``"NONE"``: what becomes of the rows of a bag.
         is_weighted: whether per-sample weights multiply the rows.
-        facts: what else is known of each table.
+        facts: what else is known about each table.
     """
 
     tables: tuple[TableSpec, ...]

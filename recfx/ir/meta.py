@@ -27,7 +27,7 @@ class SourceLocation:
     Args:
         file: its file.
         line: its number.
-        called_from: the last line of code outside of installed packages that was on the way to it, if it is in one.
+        called_from: if it is in an installed package, the line outside of such packages that led to it.
     """
 
     file: str
@@ -47,7 +47,7 @@ class Collective:
         bytes: symbolic size of what this rank passes to the call, including its own part.
         backward: whether the call runs in the backward.
         ranks: how many ranks take part; 0 if all do.
-        across_hosts: whether these are on one host each.
+        across_hosts: whether each of these ranks is on a host of its own.
     """
 
     operation: str
@@ -73,7 +73,7 @@ class NodeMeta:
         tables: names of the tables that the node works on.
         kernel: the backend that serves a lookup, once lowered.
         collectives: the collective calls of the node, in order, with those of the backward last.
-        passes: the passes that made it or changed it, in order, with those that did so to the nodes that it replaces.
+        passes: the passes that made or changed it or a node that it replaces, in order.
         on_host: whether the node runs on the host of the device that has the tables.
     """
 

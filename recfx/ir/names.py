@@ -21,7 +21,7 @@ def node_name(collection: str, kind: str) -> str:
 PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_.@:/-]*")
 """Names that stand in the text of a graph without quotes."""
 
-_DTYPES = {repr(each): each for each in vars(torch).values() if isinstance(each, torch.dtype)}
+_DTYPES = {repr(dtype): dtype for dtype in vars(torch).values() if isinstance(dtype, torch.dtype)}
 WORDS: dict[str, Any] = {"True": True, "False": False, "inf": math.inf, "-inf": -math.inf, "nan": math.nan, **_DTYPES}
 """Values of attributes whose text is a word."""
 

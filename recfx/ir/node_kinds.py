@@ -131,8 +131,7 @@ class NodeKind:
         stage: the stage of a step that it belongs to.
         cut_before: whether a pipeline may do other work before it. Kinds with a cut are declared in the order in which
             they run.
-        once: what the node does to its tables that may only be done once per table, by the name of the kind that does
-            only that.
+        once: what the node does to its tables at most once per table, named after the kind that does nothing else.
         attributes: what passes decide about a node, with the types, in the order in which they are printed. Everything
             else follows from the node's place in the graph and from the graph's context, and is not stored.
         local: whether its tables are the shards of this rank, if the collection is sharded and their ids have arrived.

@@ -23,13 +23,13 @@ def sent_ids(shards: list[Shard]) -> sympy.Expr:
 def _whole(shards: list[Shard]) -> list[Shard]:
     """One shard for every time that a table's ids are sent: the first of the pieces of each block of columns."""
     seen: set[tuple[str, tuple[int, int]]] = set()
-    found = []
+    sent = []
     for shard in shards:
         block = (shard.table.name, shard.columns)
         if shard.piece < 0 or block not in seen:
-            found.append(shard)
+            sent.append(shard)
         seen.add(block)
-    return found
+    return sent
 
 
 def arriving_ids(shards: list[Shard]) -> sympy.Expr:
@@ -42,20 +42,20 @@ def arriving_ids(shards: list[Shard]) -> sympy.Expr:
 
 
 def of_splits(world_size: int) -> tuple[Collective, ...]:
-    """``input_dist_start``: the sizes of lengths, ids and weights that follow, a mark, and the batch size."""
+    """``input_dist_start`` sends the sizes of lengths, ids and weights that follow, a mark, and the batch size."""
     if world_size == 1:
         return ()
     return (Collective("all_to_all", sympy.Integer(5 * world_size * _INT64)),)
 
 
 def of_ids(shards: list[Shard], world_size: int, is_weighted: bool) -> tuple[Collective, ...]:
-    """``input_dist_wait``: lengths and ids, and weights if there are any."""
+    """``input_dist_wait`` sends lengths and ids, and weights if there are any."""
     bags = sum(len(shard.table.feature_names) for shard in shards)
     return of_sent(bags, sent_ids(shards), world_size, is_weighted)
 
 
 def of_sent(bags: int, ids: sympy.Expr, world_size: int, is_weighted: bool) -> tuple[Collective, ...]:
-    """The collectives that send so many bags per sample of this rank, and so many ids."""
+    """The collectives that send ``bags`` bags per sample of this rank, and ``ids`` ids."""
     if world_size == 1:
         return ()
     sizes = [BATCH * bags * _INT64, ids * _INT64] + ([ids * _FLOAT32] if is_weighted else [])
@@ -138,7 +138,7 @@ def runs_on_host(graph: OperatorGraph, node: fx.Node) -> bool:
 
 
 def meta_of_value(graph: OperatorGraph, node: fx.Node, made_by: str = "") -> NodeMeta:
-    """All of this as the metadata of a node."""
+    """The metadata of a node, from all of the above."""
     (shape, dtype), collection = size_of(graph, node), graph.collection(node)
     return NodeMeta(
         kind=graph.kind(node),

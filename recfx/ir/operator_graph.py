@@ -115,12 +115,12 @@ class OperatorGraph:
         return items[0] if items else node
 
     def puts_keys_into_order(self, start: fx.Node) -> bool:
-        """Whether an ``input_dist_start`` has to: routed ids have their order already, as all keys of one rank may."""
+        """Whether an ``input_dist_start`` reorders keys: routed ids are in order, and all keys of one rank may be."""
         collection = self.collection(start)
         return not self.of_kind("bucketize") and collection.sent_keys != collection.keys
 
     def hashing(self, collection: str) -> list[fx.Node]:
-        """The nodes that hash ids of a collection: several, if an operator of the user's takes those of some tables."""
+        """The nodes that hash the ids of a collection: several if a user's operator takes the ids of some tables."""
         nodes = self.of_kind("hash_ids", "hash_lookup")
         return [node for node in nodes if node.kwargs["collection"] == collection]
 
@@ -155,7 +155,7 @@ class OperatorGraph:
         node.kwargs = {"collection": node.kwargs["collection"], **_set({**node.kwargs, **attributes})}
 
     def replace_all(self, replacements: Mapping[fx.Node, fx.Node]) -> None:
-        """Let everything that uses a key use its value, but for these values; each user is rewritten once.
+        """Let every user of a key use its value, except these values themselves; each user is rewritten once.
 
         For ``keyed_tensor``, which has one input per table, ``replace`` for each of them would be quadratic.
         """
@@ -164,7 +164,7 @@ class OperatorGraph:
             user.args = fx.map_arg(user.args, lambda node: replacements.get(node, node))
 
     def replace(self, node: fx.Node, by: fx.Node) -> None:
-        """Let everything that uses ``node`` use ``by``, but for ``by`` itself."""
+        """Let every user of ``node`` use ``by``, except ``by`` itself."""
         node.replace_all_uses_with(by, delete_user_cb=lambda user: user is not by)
 
     def remove_unused(self) -> None:
@@ -190,7 +190,7 @@ class OperatorGraph:
 
     def _says(self) -> list[tuple[Any, ...]]:
         return [
-            (node.name, node.op, node.target, *fx.map_arg((node.args, node.kwargs), lambda each: f"%{each.name}"))
+            (node.name, node.op, node.target, *fx.map_arg((node.args, node.kwargs), lambda source: f"%{source.name}"))
             for node in self.graph.nodes
         ]
 
@@ -200,7 +200,7 @@ OPERATOR_KEY = "recfx_operator"
 
 
 class Operator(NamedTuple):
-    """A node of a graph that is data, with this graph."""
+    """A node of a graph that is data, together with the graph."""
 
     graph: OperatorGraph
     node: fx.Node

@@ -58,8 +58,8 @@ def format_meta(meta: NodeMeta | None) -> str:
 def format_node(graph_module: fx.GraphModule, node: fx.Node) -> str:
     """The line of one node of a graph that runs, without its metadata.
 
-    It has the attributes of the operator that the node was made from. Behind them stands what its module does
-    otherwise by now: see ``Lookup.now``.
+    It has the attributes of the operator that the node was made from, and then what its module does differently by
+    now: see ``Lookup.now``.
     """
     call, made_from = format_call(node), lowered_from(node)
     if made_from is None:
@@ -114,7 +114,7 @@ def attributes_of(graph: OperatorGraph, node: fx.Node) -> dict[str, Any]:
     several = len(graph.context.collections) > 1
     facts = {name: value for name, value in _facts(graph, node).items() if value}
     attributes = {name: node.kwargs[name] for name in kind.attributes if name in node.kwargs}
-    last = {name: found.pop(name) for found in (attributes, facts) for name in ("kernel", "two_steps") if name in found}
+    last = {name: part.pop(name) for part in (attributes, facts) for name in ("kernel", "two_steps") if name in part}
     return ({"collection": node.kwargs["collection"]} if several else {}) | attributes | facts | last
 
 
@@ -131,8 +131,8 @@ def _facts(graph: OperatorGraph, node: fx.Node) -> dict[str, Any]:
         changes = kind == "hash_lookup" and not node.kwargs.get("frozen")
         counts = changes and any(table.evicts or table.admits for table in graph.tables(node))
         dtype = "" if "stored" in node.kwargs else str(facts.dtype).removeprefix("torch.")
-        found = {"is_weighted": collection.is_weighted, "dtype": dtype, "optimizer": optimizer}
-        return found | {"two_steps": "in_training" if counts else ""}
+        derived = {"is_weighted": collection.is_weighted, "dtype": dtype, "optimizer": optimizer}
+        return derived | {"two_steps": "in_training" if counts else ""}
     return {}
 
 
@@ -159,10 +159,10 @@ def parse_graph(text: str, context: Context) -> OperatorGraph:
         InputError: ``not_a_graph``: a line cannot be read, a fact contradicts the context, or the graph is malformed.
     """
     graph = OperatorGraph(fx.Graph(), context)
-    known: dict[str, fx.Node] = {}
+    by_name: dict[str, fx.Node] = {}
     for number, line in enumerate(text.splitlines(), start=1):
         try:
-            _read(graph, line, known)
+            _read(graph, line, by_name)
         except (KeyError, ValueError, SyntaxError) as error:
             raise _no_graph(f"line {number} is no node of it ({error}): {line!r}") from error
     if not any(node.op == "output" for node in graph.graph.nodes):
@@ -186,30 +186,30 @@ def _fail(node: fx.Node, rule: str) -> NoReturn:
     raise ValueError(rule)
 
 
-def _read(graph: OperatorGraph, line: str, known: dict[str, fx.Node]) -> None:
+def _read(graph: OperatorGraph, line: str, by_name: dict[str, fx.Node]) -> None:
     nodes = graph.graph
     if line.startswith("return "):
-        nodes.output(known[line.removeprefix("return ")])
+        nodes.output(by_name[line.removeprefix("return ")])
         return
     if line.endswith(" = input"):
         name = line.removesuffix(" = input")
-        _know(known, name, nodes.create_node("placeholder", name, type_expr=KeyedJaggedTensor, name=name))
+        _know(by_name, name, nodes.create_node("placeholder", name, type_expr=KeyedJaggedTensor, name=name))
         return
     item = _ITEM.fullmatch(line)
     if item is not None:
-        name, arguments = item["name"], (known[item["node"]], int(item["number"]))
-        _know(known, name, nodes.create_node("call_function", operator.getitem, arguments, {}, name=name))
+        name, arguments = item["name"], (by_name[item["node"]], int(item["number"]))
+        _know(by_name, name, nodes.create_node("call_function", operator.getitem, arguments, {}, name=name))
         return
-    found = _NODE.fullmatch(line)
-    if found is None:
+    match = _NODE.fullmatch(line)
+    if match is None:
         raise ValueError("it has another form")
-    kind, given = NODE_KINDS[found["kind"]], _attributes(found["attributes"] or "")
-    collection = given.pop("collection", None) or _collection(graph.context, found["name"], kind.name)
-    facts = {name: given.pop(name) for name in _DERIVED if name in given and name not in kind.attributes}
-    inputs = tuple(known[name] for name in found["inputs"].split(", ") if name)
-    attributes = {"collection": collection, **given}
-    node = nodes.create_node("call_function", operator_of(kind.name), inputs, attributes, name=found["name"])
-    _know(known, found["name"], node)
+    kind, printed = NODE_KINDS[match["kind"]], _attributes(match["attributes"] or "")
+    collection = printed.pop("collection", None) or _collection(graph.context, match["name"], kind.name)
+    facts = {name: printed.pop(name) for name in _DERIVED if name in printed and name not in kind.attributes}
+    inputs = tuple(by_name[name] for name in match["inputs"].split(", ") if name)
+    attributes = {"collection": collection, **printed}
+    node = nodes.create_node("call_function", operator_of(kind.name), inputs, attributes, name=match["name"])
+    _know(by_name, match["name"], node)
     check_attributes(graph, node, kind, _fail)
     by_context = {name: value for name, value in _facts(graph, node).items() if value}
     for name in dict.fromkeys([*facts, *by_context]):
@@ -218,10 +218,10 @@ def _read(graph: OperatorGraph, line: str, known: dict[str, fx.Node]) -> None:
             raise ValueError(f"its {name} is {value or 'not set'} by the context")
 
 
-def _know(known: dict[str, fx.Node], name: str, node: fx.Node) -> None:
+def _know(by_name: dict[str, fx.Node], name: str, node: fx.Node) -> None:
     if node.name != name:  # torch.fx has changed it
         raise ValueError(f"no node, or another one, can be called {name!r}")
-    known[name] = node
+    by_name[name] = node
 
 
 def _collection(context: Context, name: str, kind: str) -> str:
@@ -234,17 +234,17 @@ def _collection(context: Context, name: str, kind: str) -> str:
 def _attributes(text: str) -> dict[str, Any]:
     """``tables=[a, b], combine=SUM, is_weighted`` as a dict."""
     tokens = [token for token in _TOKEN.findall(text) if not token.isspace()]
-    found: dict[str, Any] = {}
+    attributes: dict[str, Any] = {}
     position = 0
     while position < len(tokens):
         name, position = tokens[position], position + 1
-        found[name] = True
+        attributes[name] = True
         if tokens[position : position + 1] == ["="]:
-            found[name], position = _parse_value(tokens, position + 1)
+            attributes[name], position = _parse_value(tokens, position + 1)
         if tokens[position : position + 1] not in ([], [","]):
             raise ValueError(f"{tokens[position]!r} is not expected")
         position += 1
-    return found
+    return attributes
 
 
 def _parse_value(tokens: list[str], position: int) -> tuple[Any, int]:

@@ -1,4 +1,4 @@
-"""Sharding types, and which part of which table each rank holds, for passes, state, checkpoints and reports."""
+"""Sharding types, and which parts of which tables each rank holds, for passes, state, checkpoints and reports."""
 
 from __future__ import annotations
 
@@ -180,11 +180,11 @@ class CollectionSharding:
 
     @cached_property
     def _on_ranks(self) -> tuple[list[Shard], ...]:
-        found: tuple[list[Shard], ...] = tuple([] for _ in range(self.world_size))
+        on_ranks: tuple[list[Shard], ...] = tuple([] for _ in range(self.world_size))
         for way in self.ways_back:
             for shard in self.travelling(way):
-                found[shard.rank].append(shard)
-        return found
+                on_ranks[shard.rank].append(shard)
+        return on_ranks
 
     def local(self) -> list[Shard]:
         return self.on_rank(self.rank)
@@ -205,4 +205,4 @@ class CollectionSharding:
 
     @cached_property
     def _by_name(self) -> dict[str, ShardedTable]:
-        return {each.table.name: each for each in self.tables}
+        return {sharded.table.name: sharded for sharded in self.tables}

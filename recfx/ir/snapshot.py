@@ -42,7 +42,7 @@ class PassRecord:
     """What a pass did, for the report and for drawings.
 
     Args:
-        name: that of the pass.
+        name: the name of the pass.
         modified: whether it changed the graph.
         nodes: the nodes of the graph after the pass.
         declined: what it did not rewrite, and why.

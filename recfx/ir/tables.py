@@ -33,11 +33,11 @@ class KeyOrder(tuple[str, ...]):
 
 @dataclass(frozen=True)
 class IdRange:
-    """All ids of a feature, as they reach its collection, are in this range.
+    """A range that contains all ids of a feature, as they reach its collection.
 
     Args:
         lower: the lowest id that may come.
-        upper: the highest one.
+        upper: the highest id that may come.
         proof: why, in words: what the model does to its ids, and where; or that the user has declared it.
     """
 
@@ -101,7 +101,7 @@ class TableSpec:
 
     @property
     def table_name(self) -> str:
-        """The name of the table; for a shard, that of the table that it is a part of."""
+        """The name of the table; for a shard, the name of its whole table."""
         return self.shard_of or self.name
 
     @property
@@ -186,9 +186,9 @@ def columns_of(tables: tuple[TableSpec, ...]) -> list[Columns]:
 
 def total_dim(columns: Iterable[Columns]) -> int:
     """The number of columns of a tensor that holds ``columns``."""
-    return sum(each.dim for each in columns)
+    return sum(part.dim for part in columns)
 
 
 def total_bytes(columns: Iterable[Columns]) -> int:
     """The bytes of one row of a tensor that holds ``columns``."""
-    return sum(each.dim * each.dtype.itemsize for each in columns)
+    return sum(part.dim * part.dtype.itemsize for part in columns)

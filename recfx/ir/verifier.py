@@ -27,7 +27,7 @@ Fail = Callable[[fx.Node, str], NoReturn]
 def verify_graph(graph: fx.GraphModule | OperatorGraph, after: str) -> None:
     """Check that a graph is well formed: nodes fit the declarations of their kinds, tables are looked up once.
 
-    Of a graph that is data, attributes are checked as well, and that all columns arrive.
+    If the graph is data, attributes are checked as well, and that all columns arrive.
 
     Args:
         graph: the graph that a pass has just left.
@@ -80,7 +80,7 @@ def _kind_of_call(graph_module: fx.GraphModule, node: fx.Node, fail: Fail) -> No
 
 def _check_operator(graph: OperatorGraph, node: fx.Node, kind: NodeKind, fail: Fail) -> None:
     check_attributes(graph, node, kind, fail)
-    if not all(isinstance(each, fx.Node) for each in node.args):
+    if not all(isinstance(argument, fx.Node) for argument in node.args):
         fail(node, "its inputs must be nodes, one by one; what else it needs are attributes")
     if kind.like_input and not node.args:
         fail(node, f"a {kind.name} is like its first input, but has none")
@@ -91,28 +91,28 @@ def _check_inputs(node: fx.Node, kind: NodeKind, fail: Fail) -> None:
     sources: list[Any] = []
     for argument in node.args:  # attributes are keywords
         sources += argument if isinstance(argument, list) else [argument]  # in exported graphs, parts are a list
-    found: list[tuple[fx.Node, ValueType | None]] = [(source, _type_of(source, fail)) for source in sources]
+    inputs: list[tuple[fx.Node, ValueType | None]] = [(source, _type_of(source, fail)) for source in sources]
     position = 0
-    for wanted in kind.inputs:
+    for declared in kind.inputs:
         begin = position
-        while position < len(found) and (wanted.repeats or position == begin):
-            if found[position][1] not in (*wanted.types, None):
+        while position < len(inputs) and (declared.repeats or position == begin):
+            if inputs[position][1] not in (*declared.types, None):
                 break
             position += 1
-        if position == begin and not (wanted.repeats or wanted.optional):
-            names = " or ".join(each.value for each in wanted.types)
-            if position == len(found):
+        if position == begin and not (declared.repeats or declared.optional):
+            names = " or ".join(accepted.value for accepted in declared.types)
+            if position == len(inputs):
                 fail(node, f"a {kind.name} needs {names} as input {position}, but has none")
-            _refuse(node, kind, *found[position], fail, f"; input {position} is {names}")
-    if position < len(found):
-        _refuse(node, kind, *found[position], fail)
+            _refuse(node, kind, *inputs[position], fail, f"; input {position} is {names}")
+    if position < len(inputs):
+        _refuse(node, kind, *inputs[position], fail)
 
 
 def _refuse(
-    node: fx.Node, kind: NodeKind, source: fx.Node, given: ValueType | None, fail: Fail, wanted: str = ""
+    node: fx.Node, kind: NodeKind, source: fx.Node, value_type: ValueType | None, fail: Fail, hint: str = ""
 ) -> NoReturn:
-    what = "a value that recfx does not know" if given is None else given.value
-    fail(node, f"a {kind.name} cannot be fed by {source.name}, {what}{wanted}")
+    description = "a value that recfx does not know" if value_type is None else value_type.value
+    fail(node, f"a {kind.name} cannot be fed by {source.name}, {description}{hint}")
 
 
 def _type_of(value: fx.Node, fail: Fail) -> ValueType | None:
@@ -214,11 +214,11 @@ def _check_way_back(graph: OperatorGraph, started: fx.Node, fail: Fail) -> None:
     sharding = collection.sharding
     assert sharding is not None  # its attributes have been checked
     mine = [shard.spec for shard in sharding.travelling(collection.way(way)) if shard.rank == sharding.rank]
-    wanted = collection.hops(way)[hop].columns if hop else columns_of(tuple(mine))
-    missing = Counter((each.key, each.first, each.dim) for each in wanted)
+    expected = collection.hops(way)[hop].columns if hop else columns_of(tuple(mine))
+    missing = Counter((part.key, part.first, part.dim) for part in expected)
     for node in started.args[:-1]:
         assert isinstance(node, fx.Node)
-        missing.subtract((each.key, each.first, each.dim) for each in graph.columns(node))
+        missing.subtract((part.key, part.first, part.dim) for part in graph.columns(node))
     for (key, first, dim), count in missing.items():
         if count:
             much = "few" if count > 0 else "many"
@@ -248,37 +248,37 @@ def _check_combine(node: fx.Node, combine: object, dims: set[int], fail: Fail) -
 
 def check_attributes(graph: OperatorGraph, node: fx.Node, kind: NodeKind, fail: Fail) -> None:
     """Check that a node's attributes are declared, are plain values, and name what its collection has."""
-    given: dict[str, Any] = dict(node.kwargs)
-    collection = graph.context.collections.get(given.pop("collection", None))
+    values: dict[str, Any] = dict(node.kwargs)
+    collection = graph.context.collections.get(values.pop("collection", None))
     if collection is None:
         fail(node, f"the graph is about no collection {node.kwargs.get('collection')!r}")
-    for name, value in given.items():
-        wanted = kind.attributes.get(name)
-        if wanted is None:
+    for name, value in values.items():
+        expected_type = kind.attributes.get(name)
+        if expected_type is None:
             fail(node, f"a {kind.name} has no attribute {name!r}")
-        if not isinstance(value, wanted) or not all(
-            type(each) in _SINGLE or (name in _OF_TABLES and isinstance(each, str))
-            for each in (value if isinstance(value, tuple) else (value,))
+        if not isinstance(value, expected_type) or not all(
+            type(item) in _SINGLE or (name in _OF_TABLES and isinstance(item, str))
+            for item in (value if isinstance(value, tuple) else (value,))
         ):
-            fail(node, f"its {name} is {value!r}, not a {wanted.__name__} of plain values")
-    named = [name for name in _OF_TABLES if name in given]
-    known = collection.by_name(graph.works_on_shards(node)) if named else {}
+            fail(node, f"its {name} is {value!r}, not a {expected_type.__name__} of plain values")
+    named = [name for name in _OF_TABLES if name in values]
+    tables = collection.by_name(graph.works_on_shards(node)) if named else {}
     for name in named:
-        missing = [table for table in given[name] if table not in known]
+        missing = [table for table in values[name] if table not in tables]
         if missing:
             fail(node, f"its {name} has {missing[0]!r}, which is none of its collection's here")
-        if name == "hashed" and not all(known[table].has_index for table in given[name]):
-            fail(node, f"its hashed has a table without an index: {given[name]}")
-    if "tables" in kind.attributes and not given.get("tables"):
+        if name == "hashed" and not all(tables[table].has_index for table in values[name]):
+            fail(node, f"its hashed has a table without an index: {values[name]}")
+    if "tables" in kind.attributes and not values.get("tables"):
         fail(node, f"a {kind.name} needs tables")
     if "lookup" in kind.once:
-        stored = given.get("stored", ())
-        if stored and [type(each) for each in stored] != [torch.dtype] * len(given["tables"]):
-            fail(node, f"its stored is {stored!r}, not one dtype per table: {given['tables']}")
-        _check_combine(node, given.get("combine"), {known[table].embedding_dim for table in given["tables"]}, fail)
+        stored = values.get("stored", ())
+        if stored and [type(dtype) for dtype in stored] != [torch.dtype] * len(values["tables"]):
+            fail(node, f"its stored is {stored!r}, not one dtype per table: {values['tables']}")
+        _check_combine(node, values.get("combine"), {tables[table].embedding_dim for table in values["tables"]}, fail)
     if "way" in kind.attributes:
         ways = {} if collection.sharding is None else {way.name: way for way in collection.sharding.ways_back}
-        way, hop = given.get("way", ""), given.get("hop", 0)
+        way, hop = values.get("way", ""), values.get("hop", 0)
         if way not in ways:
             fail(node, f"{way!r} is no way back of the collection")
         if not 0 <= hop < ways[way].hop_count:

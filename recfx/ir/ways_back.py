@@ -35,10 +35,10 @@ class RowSize(NamedTuple):
 
 @dataclass(frozen=True)
 class SentRows:
-    """How wide the rows of some tables are that travel back in the same way, for all ranks at once.
+    """How wide the rows of the tables are that travel back in the same way, for all ranks at once.
 
-    The columns of each sender; those that several of its ranks have are counted once. What a sender is, the way back
-    says: a rank, a host or all ranks. And ``once``, the columns of all tables.
+    ``by_sender`` has the columns of each sender, which is a rank, a host or all ranks, as the way back says; columns
+    that several ranks of a sender have are counted once. ``once`` has the columns of all tables.
     """
 
     by_sender: tuple[RowSize, ...]
@@ -88,8 +88,8 @@ class Hop:
     """One ``output_dist_start`` with its ``output_dist_wait``, as one rank sees it.
 
     Args:
-        operation: what sends the rows, by the name that ``recfx.runtime.output_dist`` knows it by.
-        group: which ranks take part, by the name of the field of ``recfx.runtime.dist_groups.DistGroups``.
+        operation: what sends the rows, by its name in ``recfx.runtime.output_dist``.
+        group: which ranks take part: the name of a field of ``recfx.runtime.dist_groups.DistGroups``.
         columns: the columns that this rank sends, in order.
         dims: how many columns each sender of the way back sends.
         samples: the symbolic number of rows that it sends.
@@ -236,7 +236,7 @@ class Stay(WayBack):
 def _all_to_all(
     sent_bytes: int, arriving_bytes: int, ranks: int, *, across_hosts: bool = False
 ) -> tuple[Collective, ...]:
-    """Pooled rows of all ranks' samples; the gradients of this rank's samples come back. Sizes are those of a row."""
+    """Send pooled rows for all ranks' samples, and get the gradients of this rank's back. Sizes are those of a row."""
     if ranks == 1:
         return ()
     part = ranks if across_hosts else 0
@@ -247,7 +247,7 @@ def _all_to_all(
 
 
 def _reduce_scatter(row_bytes: int, ranks: int, counterparts: int = 1) -> tuple[Collective, ...]:
-    """Parts of sums for the samples of ``ranks`` times ``counterparts`` ranks."""
+    """Send parts of sums for the samples of ``ranks`` times ``counterparts`` ranks."""
     if ranks == 1 or not row_bytes:
         return ()
     own, part = counterparts * BATCH * row_bytes, ranks if counterparts > 1 else 0
@@ -258,7 +258,7 @@ def _reduce_scatter(row_bytes: int, ranks: int, counterparts: int = 1) -> tuple[
 
 
 def _own_batch(row_bytes: int, ranks: int) -> tuple[Collective, ...]:
-    """Nothing; but the gradients of this rank's samples go to all ranks."""
+    """Send nothing in the forward; in the backward, the gradients of this rank's samples go to all ranks."""
     if ranks == 1:
         return ()
     return (Collective("all_gather", BATCH * row_bytes, backward=True),)

@@ -49,8 +49,8 @@ def export_passes(of_collection: tuple[Pass, ...] | None = None) -> tuple[Pass, 
     Args:
         of_collection: the passes that make the collection's own graph; None: those of ``recfx.passes()``.
     """
-    given = passes() if of_collection is None else of_collection
-    return tuple(each for each in given if not (isinstance(each, Rewrite) and each.call in _NOT_IN_FILES))
+    chosen = passes() if of_collection is None else of_collection
+    return tuple(pass_ for pass_ in chosen if not (isinstance(pass_, Rewrite) and pass_.call in _NOT_IN_FILES))
 
 
 _NOT_IN_FILES = (

@@ -22,7 +22,7 @@ class PassResult:
 
     Args:
         graph: the graph, rewritten.
-        declined: what was not rewritten, and why; those that do not say by whom are the pass's own.
+        declined: what was not rewritten, and why; a diagnostic whose ``by`` is empty is the pass's own.
     """
 
     graph: OperatorGraph
@@ -72,23 +72,23 @@ def run_passes(
     graph = earlier.graph.copy()
     history = GraphHistory(graph, earlier.metas, [record.name for record in earlier.records])
     records = list(earlier.records)
-    for each in passes:
+    for pass_ in passes:
         started, context = time.perf_counter(), graph.context
-        result = each.call(graph)
+        result = pass_.call(graph)
         if not (isinstance(result, PassResult) and isinstance(result.graph, OperatorGraph)):
-            raise GraphVerificationError(f"after pass {each.name}: it returned {result!r}, no PassResult")
+            raise GraphVerificationError(f"after pass {pass_.name}: it returned {result!r}, no PassResult")
         if result.graph.context != context:
-            raise GraphVerificationError(f"after pass {each.name}: it changed the context of the graph")
+            raise GraphVerificationError(f"after pass {pass_.name}: it changed the context of the graph")
         graph = result.graph
         graph.renumber()
-        verify_graph(graph, after=each.name)
+        verify_graph(graph, after=pass_.name)
         seconds = time.perf_counter() - started
-        nodes = history.after(graph, each.name)
-        declined = tuple(replace(why, by=why.by or each.name) for why in result.declined)
+        nodes = history.after(graph, pass_.name)
+        declined = tuple(replace(why, by=why.by or pass_.name) for why in result.declined)
         modified = not records or nodes != records[-1].nodes
-        records.append(PassRecord(each.name, modified, nodes, declined, seconds))
+        records.append(PassRecord(pass_.name, modified, nodes, declined, seconds))
         if callback is not None:
-            callback(each.name, graph)
+            callback(pass_.name, graph)
     return Rewriting(graph, tuple(records), history.metas)
 
 

@@ -18,7 +18,7 @@ from recfx.passes.base import PassResult
 def batch_lookups(graph: OperatorGraph) -> PassResult:
     """Merge the lookups that lead to the same ``keyed_tensor`` or ``output_dist_start``."""
     for output in graph.of_kind("output_dist_start", "keyed_tensor"):
-        lookup_of = {pooled: found for pooled in output.all_input_nodes if (found := _lookup(graph, pooled))}
+        lookup_of = {pooled: lookup for pooled in output.all_input_nodes if (lookup := _lookup(graph, pooled))}
         counted_of = {lookup.args: pooled.args[1] for pooled, lookup in lookup_of.items() if pooled is not lookup}
         groups: dict[Hashable, list[fx.Node]] = {}
         for pooled, lookup in lookup_of.items():
@@ -45,7 +45,7 @@ def _merge(graph: OperatorGraph, pooled: list[fx.Node], lookups: list[fx.Node]) 
 
 
 def _lookup(graph: OperatorGraph, pooled: fx.Node) -> fx.Node | None:
-    """The lookup whose pooled rows, or their means, a node gives; None if they come from elsewhere."""
+    """The lookup whose pooled rows, or their means, are a node's value; None if they come from elsewhere."""
     node = pooled.all_input_nodes[0] if graph.kind(pooled) == "mean_divide" else pooled
     return node if graph.kind(node) == "lookup" else None
 

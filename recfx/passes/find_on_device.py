@@ -37,7 +37,7 @@ def find_on_device(graph: OperatorGraph) -> PassResult:
         elif not lookups:
             code, message = "operator_in_between", "an operator between them reads the rows first."
         elif finder.backend == "reference":
-            why = " ".join(each.message for each in finder.declined if each.by != "cpu")
+            why = " ".join(refusal.message for refusal in finder.declined if refusal.by != "cpu")
             code = "found_on_host"
             message = f"no target finds rows on {collection.device}: {why or 'none has a kernel for it.'}"
         if code:

@@ -1,7 +1,7 @@
 """freeze_indexes: ids are found in indexes that no longer change, so nothing is inserted, evicted or in flight.
 
 ``hash_ids`` becomes ``find_rows``. A MEAN that ran as SUM because of hashing becomes a MEAN again if all tables of its
-lookup are, because rows of -1 stay in their bags here, where they count in the length. It is not one of
+lookup are hashed here, because rows of -1 then stay in their bags and count in the length. It is not one of
 ``recfx.passes()``: it makes graphs for files.
 """
 
@@ -31,5 +31,5 @@ def _freeze(graph: OperatorGraph, node: fx.Node) -> None:
     graph.replace(graph.first_value(node), rows)
     for in_flight in [user for user in node.users if user.target is operator.getitem and user.args[1] == 1]:
         for lookup in list(in_flight.users):
-            lookup.args = tuple(each for each in lookup.args if each is not in_flight)
+            lookup.args = tuple(argument for argument in lookup.args if argument is not in_flight)
     graph.replace(node, rows)

@@ -39,9 +39,9 @@ def fuse_hash_lookup(graph: OperatorGraph) -> PassResult:
 
 
 def _refusal(graph: OperatorGraph, readers: list[fx.Node]) -> Diagnostic | None:
-    others = [reader.name for reader in readers if graph.kind(reader) != "lookup"]
-    if others:
-        message = f"{', '.join(others)} reads the rows, which one kernel for both would not write out."
+    operators = [reader.name for reader in readers if graph.kind(reader) != "lookup"]
+    if operators:
+        message = f"{', '.join(operators)} reads the rows, which one kernel for both would not write out."
         return Diagnostic("operator_in_between", "", message)
     if len(readers) != 1:
         names = ", ".join(reader.name for reader in readers)
@@ -61,7 +61,7 @@ def _refusal(graph: OperatorGraph, readers: list[fx.Node]) -> Diagnostic | None:
 
 def _readers(graph: OperatorGraph, hash_ids: fx.Node) -> list[fx.Node]:
     """The operators that take the rows of ``hash_ids``, even if these are one of several values that it returns."""
-    found: dict[fx.Node, None] = {}
+    readers: dict[fx.Node, None] = {}
     for user in hash_ids.users:
-        found |= dict.fromkeys(user.users if user.target is operator.getitem else (user,))
-    return list(found)
+        readers |= dict.fromkeys(user.users if user.target is operator.getitem else (user,))
+    return list(readers)

@@ -13,7 +13,7 @@ from recfx.passes.base import PassResult
 
 def fuse_served_lookup(graph: OperatorGraph) -> PassResult:
     """Replace ``lookup``, and the ``find_rows`` before it, by ``hash_lookup``: all of them, because they share the rows
-    that are found, or none; ``declined`` says of which lookups there is no such operator.
+    that are found, or none; ``declined`` names the lookups that have no such operator.
     """
     declined = tuple(
         replace(refusal, path=graph.collection(node).name, node=node.name)
@@ -26,8 +26,8 @@ def fuse_served_lookup(graph: OperatorGraph) -> PassResult:
         ids = rows = node.all_input_nodes[0]
         hashed: tuple[str, ...] = ()
         if graph.kind(rows) == "find_rows":
-            ids, known = rows.all_input_nodes[0], names_in(rows, "hashed")
-            hashed = tuple(name for name in names_in(node, "tables") if name in known)
+            ids, indexed = rows.all_input_nodes[0], names_in(rows, "hashed")
+            hashed = tuple(name for name in names_in(node, "tables") if name in indexed)
         with graph.graph.inserting_before(node):
             attributes = attributes_in(node) | {"hashed": hashed, "frozen": bool(hashed)}
             fused = graph.add("hash_lookup", (ids,), graph.collection(node).name, **attributes)

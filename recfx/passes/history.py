@@ -63,9 +63,9 @@ class GraphHistory:
                 continue
             seen = _look(graph, node)
             if seen.snapshot.meta is not None:
-                known = None if was is None else was.snapshot.meta
-                passes = self._of_work(seen.work, done_by) if known is None else known.passes
-                made_by = pass_name if known is None else known.made_by
+                earlier = None if was is None else was.snapshot.meta
+                passes = self._of_work(seen.work, done_by) if earlier is None else earlier.passes
+                made_by = pass_name if earlier is None else earlier.made_by
                 meta = replace(seen.snapshot.meta, made_by=made_by, passes=(*passes, pass_name))
                 seen = replace(seen, snapshot=replace(seen.snapshot, meta=meta))
             self._seen[node] = seen

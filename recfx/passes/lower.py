@@ -20,7 +20,7 @@ def lower(graph: OperatorGraph) -> PassResult:
             message = f"a pass decided on kernel {decided!r}, which is one of models; files have kernels of their own."
             declined.append(Diagnostic("kernel_of_models", graph.collection(node).name, message, node=node.name))
         served = graph.served(node)
-        declined += [replace(each, path=graph.collection(node).name, node=node.name) for each in served.declined]
+        declined += [replace(refusal, path=graph.collection(node).name, node=node.name) for refusal in served.declined]
         graph.change(node, kernel=served.backend)
     for node in graph.of_kind("hash_ids", "hash_lookup"):
         graph.change(node, operators=graph.context.targets.index_operators(graph.collection(node).index_device))

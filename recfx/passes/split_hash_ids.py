@@ -39,8 +39,8 @@ def _split(graph: OperatorGraph, node: fx.Node) -> None:
     hashing = {name: of_lookup.pop(name) for name in ("hashed", "operators") if name in of_lookup}
     with graph.graph.inserting_before(node):
         snapshot = graph.add("snapshot_indexes", (), collection)
-        found = graph.add("find_ids", (ids, snapshot), collection, **hashing)
-        last = graph.add("insert_ids", (ids, found), collection, **hashing)
+        found_rows = graph.add("find_ids", (ids, snapshot), collection, **hashing)
+        last = graph.add("insert_ids", (ids, found_rows), collection, **hashing)
         if graph.kind(node) == "hash_lookup":
             last = graph.add("lookup", (last,), collection, **of_lookup)
     graph.replace(node, last)
