@@ -27,12 +27,12 @@ from recfx.errors import ExportError, InputError, type_of
 
 def identifier(path: str, taken: Collection[str]) -> str:
     """A readable identifier for a path, different from those that are taken."""
-    wanted = re.sub(r"\W", "_", path, flags=re.ASCII)
-    if not wanted or wanted[0].isdigit() or keyword.iskeyword(wanted):
-        wanted = f"module_{wanted}"
-    free, number = wanted, 1
+    name = re.sub(r"\W", "_", path, flags=re.ASCII)
+    if not name or name[0].isdigit() or keyword.iskeyword(name):
+        name = f"module_{name}"
+    free, number = name, 1
     while free in taken:
-        free, number = f"{wanted}_{number}", number + 1
+        free, number = f"{name}_{number}", number + 1
     return free
 
 
@@ -47,14 +47,14 @@ class Pattern:
     Args:
         kind: ``"tensor"``, ``"kjt"``, ``"jagged"``, ``"constant"``, ``"dict"``, ``"list"``, ``"tuple"`` or
             ``"dataclass"``.
-        name: of a tensor or KJT: the name of the exported program's argument.
-        keys: of a dict or dataclass: the keys or fields; of a KJT: the sample's keys.
-        items: of a dict, list, tuple or dataclass: the pattern of each item.
-        value: of a constant: the value, which the exported program has built in; of a tensor: the sample's number of
+        name: for a tensor or KJT, the name of the exported program's argument.
+        keys: the keys of a dict, the fields of a dataclass, or the sample's keys of a KJT.
+        items: the pattern of each item of a dict, list, tuple or dataclass.
+        value: the value of a constant, which the exported program has built in; for a tensor, the sample's number of
             dimensions, and whether it is of floats.
-        is_weighted: of a KJT or a jagged tensor: whether it has weights.
-        type_name: of a dataclass: its name, for messages.
-        make: of a dataclass: makes one; None after loading.
+        is_weighted: whether a KJT or a jagged tensor has weights.
+        type_name: the name of a dataclass, for messages.
+        make: makes a dataclass; None after loading.
     """
 
     kind: str
@@ -89,7 +89,7 @@ class Signature:
         parameters: the names of the arguments that the sample gives.
         patterns: the pattern of each.
         positional: how many of them the sample gives by position.
-        order: the names of what can be given by position, in order; () if they are those of the sample.
+        order: the names of what can be given by position, in order; () if the sample gives all of them.
         defaults: the defaults of parameters, as far as they are constants.
     """
 
@@ -110,10 +110,10 @@ class Signature:
             InputError: ``wrong_argument``: the call does not look like the sample.
         """
         values: list[Any] = []
-        given = self._by_name(args, kwargs)
+        arguments = self._by_name(args, kwargs)
         for name, pattern in zip(self.parameters, self.patterns, strict=True):
-            if name in given:
-                _flatten(given[name], pattern, name, values)
+            if name in arguments:
+                _flatten(arguments[name], pattern, name, values)
             elif pattern.kind != "constant" or (self.order and not is_constant(self.defaults.get(name), pattern.value)):
                 built_in = f"; {pattern.value!r} is built in" if pattern.kind == "constant" else ""
                 raise _wrong(f"argument {name} is missing{built_in}.")
@@ -124,11 +124,11 @@ class Signature:
         order = self.order or self.parameters
         if len(args) > len(order):
             raise _wrong(f"{len(args)} arguments were passed; by position, it takes {len(order)}: {', '.join(order)}.")
-        given = dict(zip(order, args, strict=False))
-        twice = sorted(set(given) & set(kwargs))
+        by_position = dict(zip(order, args, strict=False))
+        twice = sorted(set(by_position) & set(kwargs))
         if twice:
             raise _wrong(f"argument {twice[0]!r} was passed by position and by name.")
-        for name, value in (given | kwargs).items():
+        for name, value in (by_position | kwargs).items():
             if name in self.parameters:
                 continue
             if name not in order and name not in self.defaults:
@@ -136,7 +136,7 @@ class Signature:
                 raise _wrong(f"it has no argument {name!r}; the sample had {len(self.parameters)}: {sample}.")
             if name not in self.defaults or not is_constant(value, self.defaults[name]):
                 raise _wrong(f"argument {name!r} was not in the sample that the model was exported with.")
-        return given | kwargs
+        return by_position | kwargs
 
     def call_of(self, leaves: Iterable[Any]) -> Sample:
         """The call of the model that these tensors and KJTs make; the inverse of ``flatten``."""
@@ -163,9 +163,10 @@ def signature_of(model: nn.Module, sample: Sample) -> Signature:
 def _parameters(model: nn.Module, sample: Sample) -> tuple[tuple[str, ...], dict[str, Any]]:
     """The names of what a model takes by position, and all defaults that are constants."""
     forward = model.__dict__.get("forward") or type(model).forward.__get__(model)
-    parameters = inspect.signature(forward).parameters.values()
-    defaults = {each.name: each.default for each in parameters if _is_plain(each.default)}
-    names = [each.name for each in parameters if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
+    parameters = inspect.signature(forward).parameters
+    defaults = {name: parameter.default for name, parameter in parameters.items() if _is_plain(parameter.default)}
+    by_position = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    names = [name for name, parameter in parameters.items() if parameter.kind in by_position]
     for number in range(len(names), len(sample.args)):
         names.append(identifier(f"argument_{number}", {*names, *defaults, *sample.kwargs}))
     return tuple(names), defaults
@@ -175,9 +176,9 @@ def _is_plain(value: Any) -> bool:
     return value is None or isinstance(value, (bool, int, float, str))
 
 
-def is_constant(value: Any, wanted: Any) -> bool:
+def is_constant(value: Any, constant: Any) -> bool:
     """Whether a value is this constant; NaN is itself."""
-    return type(value) is type(wanted) and (value == wanted or (value != value and wanted != wanted))
+    return type(value) is type(constant) and (value == constant or (value != value and constant != constant))
 
 
 def _pattern(value: Any, name: str, taken: set[str]) -> Pattern:
@@ -261,8 +262,8 @@ def _flatten(value: Any, pattern: Pattern, where: str, values: list[Any]) -> Non
         if not is_constant(value, pattern.value):
             raise _wrong(f"{where} is {value!r}, but the model was exported with {pattern.value!r}, which is built in.")
     else:
-        for key, item, each in _items(value, pattern, where):
-            _flatten(each, item, f"{where}.{key}", values)
+        for key, item, part in _items(value, pattern, where):
+            _flatten(part, item, f"{where}.{key}", values)
 
 
 def _items(value: Any, pattern: Pattern, where: str) -> Iterator[tuple[str, Pattern, Any]]:
@@ -279,7 +280,7 @@ def _items(value: Any, pattern: Pattern, where: str) -> Iterator[tuple[str, Patt
         if not isinstance(value, (list, tuple)) or len(value) != len(pattern.items):
             raise _wrong(f"{where} must be a {pattern.kind} of {len(pattern.items)} items.")
         yield from (
-            (str(number), item, each) for number, (item, each) in enumerate(zip(pattern.items, value, strict=True))
+            (str(number), item, part) for number, (item, part) in enumerate(zip(pattern.items, value, strict=True))
         )
 
 

@@ -56,12 +56,12 @@ class FileFormat:
 
     Args:
         target: the modules of its nodes on the CPU.
-        elsewhere: those on other devices; None if its files run on the CPU alone.
-        make: makes what may become the file, in one way after the other.
-        compiler: what makes it, for messages.
-        reason: the code of the error if that cannot.
+        elsewhere: the modules on other devices; None if its files run on the CPU alone.
+        make: makes programs that may become the file, in one way after the other.
+        compiler: what makes the programs, for messages.
+        reason: the reason code if it cannot make one.
         native: the modules of its nodes if the file may use recfx's operators; None if it may not.
-        elsewhere_native: the same on other devices.
+        elsewhere_native: ``native`` on other devices.
     """
 
     target: ServingTarget

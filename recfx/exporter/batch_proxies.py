@@ -11,7 +11,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 @dataclass(frozen=True)
 class Features:
-    """What is known of a batch: its features, in order, and whether it has weights."""
+    """What is known about a batch: its features, in order, and whether it has weights."""
 
     names: tuple[str, ...]
     is_weighted: bool
@@ -42,8 +42,8 @@ class BatchProxy(CopiedProxy, metaclass=_BatchType):
     Args:
         node: its node.
         tracer: the tracer.
-        features: what is known of it.
-        reads: takes up the nodes of which the traced code has read that.
+        features: its features.
+        reads: collects the nodes whose features the traced code has read.
     """
 
     def __init__(self, node: fx.Node, tracer: fx.Tracer, features: Features, reads: set[fx.Node]) -> None:
@@ -59,7 +59,7 @@ class BatchProxy(CopiedProxy, metaclass=_BatchType):
     def __class__(self, value: Any) -> None:
         raise TypeError("a proxy keeps its class")
 
-    def keys(self) -> list[str]:  # type: ignore[override]  # of a proxy, it would be one
+    def keys(self) -> list[str]:  # type: ignore[override]  # a proxy's would be a proxy
         """The names themselves: what is made of them is part of the graph."""
         return list(self._read().names)
 
@@ -81,18 +81,18 @@ class BatchProxy(CopiedProxy, metaclass=_BatchType):
 
 
 def features_made_by(node: fx.Node) -> Features | None:
-    """What is known of the KJT that a node makes; None if that is not its names."""
+    """The features of the KJT that a node makes; None if their names are not known."""
     if node.target is not KeyedJaggedTensor:
         return None
-    given = dict(zip(("keys", "values", "weights"), node.args, strict=False)) | node.kwargs
-    keys = given["keys"]
+    arguments = dict(zip(("keys", "values", "weights"), node.args, strict=False)) | node.kwargs
+    keys = arguments["keys"]
     if not isinstance(keys, (list, tuple)) or not all(isinstance(key, str) for key in keys):
         return None
-    return Features(tuple(str(key) for key in keys), given.get("weights") is not None)
+    return Features(tuple(str(key) for key in keys), arguments.get("weights") is not None)
 
 
 def as_traced(features: KeyedJaggedTensor, argument: str, names: list[str], is_weighted: bool) -> KeyedJaggedTensor:
-    """The batch, if it has what the traced code has read of the sample.
+    """The batch, if its features are those that the traced code has read in the sample.
 
     Raises:
         RuntimeError: it has other features, or these in another order. TorchScript knows no other error.
@@ -100,8 +100,8 @@ def as_traced(features: KeyedJaggedTensor, argument: str, names: list[str], is_w
     if features.variable_stride_per_key():
         raise RuntimeError(f"{argument}: features of different batch sizes are not served [bad_lengths]")
     if (features.weights_or_none() is not None) != is_weighted:
-        wanted = "with" if is_weighted else "without"
-        raise RuntimeError(f"{argument}: the model was exported for a batch {wanted} weights [bad_weights]")
+        expected = "with" if is_weighted else "without"
+        raise RuntimeError(f"{argument}: the model was exported for a batch {expected} weights [bad_weights]")
     if features.keys() != names:
         raise RuntimeError(
             f"{argument}: the model was exported for the features {names}, in this order [other_features]"
@@ -110,11 +110,11 @@ def as_traced(features: KeyedJaggedTensor, argument: str, names: list[str], is_w
 
 
 def check_read_features(graph: fx.Graph, reads: set[fx.Node], features: dict[str, Features]) -> None:
-    """Let the graph check the batches of which the traced code has read something: those at ``reads``."""
+    """Let the graph check the batches whose features the traced code has read: those at ``reads``."""
     for node in graph.find_nodes(op="placeholder"):
         if node in reads:
-            known = features[str(node.target)]
+            expected = features[str(node.target)]
             with graph.inserting_after(node):
-                wanted = (node, str(node.target), list(known.names), known.is_weighted)
-                checked = graph.call_function(as_traced, wanted)
+                arguments = (node, str(node.target), list(expected.names), expected.is_weighted)
+                checked = graph.call_function(as_traced, arguments)
             node.replace_all_uses_with(checked, lambda user, checked=checked: user is not checked)

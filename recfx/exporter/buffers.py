@@ -86,7 +86,7 @@ def _rows(path: str, stored: list[tuple[TableSource, TableSpec]], errors: dict[s
 
 
 def _check_range(path: str, table: str, form: RowFormat, rows: torch.Tensor, values: torch.Tensor) -> None:
-    """Refuse rows of finite numbers that would be stored as others: FP16, and scales and biases, end at 65504."""
+    """Refuse finite numbers that could not be stored as such: FP16, and scales and biases, end at 65504."""
     is_lost = rows.isfinite().all(1) & ~values.isfinite().all(1)
     if is_lost.any():
         raise ExportError(

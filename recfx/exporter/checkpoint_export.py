@@ -76,10 +76,10 @@ def export_from_checkpoint(
             small = _load_rest(converted, folder, described)
         tables = {
             name: {
-                spec.name: CheckpointTable.of(spec, folder, f"{name}." * bool(name), kind_of(each))
-                for spec in each.tables
+                spec.name: CheckpointTable.of(spec, folder, f"{name}." * bool(name), kind_of(collection))
+                for spec in collection.tables
             }
-            for name, each in unsharded_collections(converted).items()
+            for name, collection in unsharded_collections(converted).items()
         }
         outputs = _answer(small, sample, tables)
         return export(small, outputs, tables)
@@ -90,15 +90,15 @@ def _load_rest(converted: nn.Module, folder: SavedFolder, described: Mapping[str
     saved = with_prefix(described, MODEL)
     extra = read_settings(folder, described)["extra_state"]
     collections = unsharded_collections(converted)
-    wanted = converted.state_dict()
-    fit_names(converted, wanted, saved, extra, _BUILD_AS_SAVED)
+    built = converted.state_dict()
+    fit_names(converted, built, saved, extra, _BUILD_AS_SAVED)
     small = copy_with_tensors(with_stand_ins(converted, collections))
     prefixes = tuple(f"{name}." * bool(name) for name in collections)
     loaded = {name: tensor for name, tensor in saved.items() if not name.startswith(prefixes)}
     for name, tensor in loaded.items():
-        if isinstance(wanted[name], torch.Tensor) and wanted[name].shape != tensor.shape:
+        if isinstance(built[name], torch.Tensor) and built[name].shape != tensor.shape:
             raise mismatch(
-                f"it was saved as {tuple(tensor.shape)}, but is {tuple(wanted[name].shape)}.",
+                f"it was saved as {tuple(tensor.shape)}, but is {tuple(built[name].shape)}.",
                 module_path=name,
                 what_to_do=_BUILD_AS_SAVED,
             )
@@ -148,7 +148,7 @@ def _answer(small: nn.Module, sample: Sample, tables: Tables) -> Any:
         for hook in hooks:
             hook.remove()
     read = {
-        id(collection): _with_rows(path, collection, [maybe_td_to_kjt(each, None) for each in seen[path]], tables[path])
+        id(collection): _with_rows(path, collection, [maybe_td_to_kjt(kjt, None) for kjt in seen[path]], tables[path])
         for path, collection in collections.items()
     }
     answering, _ = copy_modules(small, dict(read))
@@ -167,7 +167,7 @@ def _with_rows(
     for spec in collection.tables:
         table = tables[spec.name]
         features = [batch[name].values() for batch in batches for name in spec.feature_names]
-        ids = torch.cat([torch.empty(0, dtype=torch.int64), *(each.to("cpu", torch.int64) for each in features)])
+        ids = torch.cat([torch.empty(0, dtype=torch.int64), *(values.to("cpu", torch.int64) for values in features)])
         ids = ids.unique()
         rows = table.rows_of(ids)
         content[spec.name] = ids[rows >= 0], table.rows_at(rows[rows >= 0])
@@ -197,7 +197,7 @@ class CheckpointTable(TableSource):
 
     @classmethod
     def of(cls, spec: TableSpec, folder: SavedFolder, collection: str, kind: CollectionKind) -> CheckpointTable:
-        """The table of this description in the collection of this kind whose keys have a prefix.
+        """The table that ``spec`` describes, in a collection of this kind whose keys begin with ``collection``.
 
         Raises:
             CheckpointError: ``checkpoint_mismatch``: it was saved with another size; or what is wrong with its index.

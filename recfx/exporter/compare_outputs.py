@@ -25,6 +25,7 @@ from recfx.verification.compare_models import Difference, compare_tensors, large
 
 _SEED = 20_261_122
 _BIGGER, _ONE = "a bigger batch", "a batch of one"
+_Outputs = list[tuple[str, torch.Tensor]]
 
 
 def run_model(run: Callable[..., Any], sample: Sample) -> Any:
@@ -55,24 +56,21 @@ def other_batches(model: nn.Module, sample: Sample) -> Iterator[tuple[str, Sampl
 
 
 def first_difference(
-    wanted: list[tuple[str, torch.Tensor]],
-    answer: list[tuple[str, torch.Tensor]],
-    rtol: float = 1e-5,
-    atol: float = 1e-6,
+    reference: _Outputs, answer: _Outputs, rtol: float = 1e-5, atol: float = 1e-6
 ) -> Difference | None:
     """The first output that differs; None if all are close."""
-    if len(wanted) != len(answer):
-        return Difference("outputs", f"{len(answer)} tensors instead of {len(wanted)}")
-    for (place, expected), (_, actual) in zip(wanted, answer, strict=True):
+    if len(reference) != len(answer):
+        return Difference("outputs", f"{len(answer)} tensors instead of {len(reference)}")
+    for (place, expected), (_, actual) in zip(reference, answer, strict=True):
         difference = compare_tensors(place, expected, actual, rtol, atol)
         if difference is not None:
             return difference
     return None
 
 
-def largest_output_difference(wanted: list[tuple[str, torch.Tensor]], answer: list[tuple[str, torch.Tensor]]) -> float:
+def largest_output_difference(reference: _Outputs, answer: _Outputs) -> float:
     """The largest absolute difference of any output."""
-    pairs = zip(wanted, answer, strict=True)
+    pairs = zip(reference, answer, strict=True)
     return max((largest_difference(expected, actual) for (_, expected), (_, actual) in pairs), default=0.0)
 
 
@@ -86,15 +84,12 @@ def changed_buffer(model: nn.Module, sample: Sample) -> str | None:
     return next((name for name, value in before.items() if not torch.equal(after[name], value)), None)
 
 
-_Outputs = list[tuple[str, torch.Tensor]]
-
-
 class Comparison:
     """What a file has to answer.
 
     Args:
-        call: the call from which it is made.
-        others: calls with other batches, by name.
+        call: the call from which the file is made.
+        other_calls: calls with other batches, by name.
         outputs: what the model with its tables answers.
         has_tables: whether the model of ``call`` itself has its tables.
         served: its collections, by ``id``.
@@ -106,7 +101,7 @@ class Comparison:
     def __init__(
         self,
         call: ModelCall,
-        others: Mapping[str, Sample],
+        other_calls: Mapping[str, Sample],
         outputs: Any,
         has_tables: bool,
         served: Mapping[int, ServedCollection],
@@ -115,7 +110,7 @@ class Comparison:
         self.served = served
         self._has_tables = has_tables
         self._outputs = self._by_name(outputs)
-        self._others = others
+        self._other_calls = other_calls
         self.changed_buffer = changed_buffer(call.model, call.sample)
 
     def largest_difference(
@@ -129,26 +124,26 @@ class Comparison:
         Args:
             run: calls the program with its content, with the tensors and KJTs of the signature.
             fillings: its big buffers.
-            content: what the file holds in those that were not filled in memory, by name.
+            content: what the file holds of the buffers that were not filled in memory, by name.
         """
-        is_exact = not any(error for each in self.served.values() for error in each.errors.values())
+        is_exact = not any(error for served in self.served.values() for error in served.errors.values())
         reference = self.call.model
         if not (is_exact and self._has_tables):
-            filled = {each.buffer.data_ptr(): content[each.name] for each in fillings if each.name in content}
+            filled = {part.buffer.data_ptr(): content[part.name] for part in fillings if part.name in content}
             reference = self._around_stored_rows(filled)
         largest = 0.0
         # One copy for all calls, because a model may change its buffers from call to call, and then so must the file.
         copy, _ = fresh_copy(reference)
-        samples = {"": self.call.sample, **self._others}
+        samples = {"": self.call.sample, **self._other_calls}
         if self.changed_buffer is not None:
             samples["a second call with the sample"] = self.call.sample
         for name, sample in samples.items():
             batch = f"for {name}, " if name else ""
             leaves = self.call.leaves(sample)
-            wanted = self._outputs
+            expected = self._outputs
             try:
                 if name or self.changed_buffer is not None or not is_exact:
-                    wanted = self._by_name(run_model(copy, self.call.signature.call_of(leaves)))
+                    expected = self._by_name(run_model(copy, self.call.signature.call_of(leaves)))
             except Exception as error:  # of the user's code
                 message = f"{batch}the model raises {type(error).__name__}: {error}"
                 return Diagnostic("export_differs", "", message)
@@ -156,7 +151,7 @@ class Comparison:
                 answer = list(run_model(run, Sample(*leaves)).items())
             except Exception as error:  # programs raise errors of many types
                 return Diagnostic("export_differs", "", f"{batch}the file raises {type(error).__name__}: {error}")
-            difference = first_difference(wanted, answer)
+            difference = first_difference(expected, answer)
             if difference is not None:
                 changed = f"; a call of the model changes buffer {self.changed_buffer!r}" if self.changed_buffer else ""
                 return Diagnostic("export_differs", "", f"{batch}the file answers differently: {difference}{changed}")

@@ -39,13 +39,13 @@ _METHODS = (types.FunctionType, property, staticmethod, classmethod)
 
 @dataclass(frozen=True)
 class Compiler:
-    """A way of torch's to a program.
+    """One of torch's compilers.
 
     Args:
         name: the function that users call.
         target: the modules that it can compile.
         reason: the reason code of what it cannot compile.
-        instead: what to call otherwise.
+        instead: what to call instead.
     """
 
     name: str
@@ -62,7 +62,7 @@ TORCH_EXPORT = Compiler(
 
 def holds_converted(module: nn.Module) -> bool:
     """Whether anything below ``module`` is a converted collection, or a node of its graph."""
-    return any(isinstance(each, FxLeaf) for each in module.modules())
+    return any(isinstance(submodule, FxLeaf) for submodule in module.modules())
 
 
 def compiled_copy(model: nn.Module, compiler: Compiler) -> nn.Module:
@@ -79,7 +79,7 @@ def compiled_copy(model: nn.Module, compiler: Compiler) -> nn.Module:
     """
     _check(model, compiler)
     collections = unsharded_collections(model)
-    dtypes = stored_dtypes({path: each.tables for path, each in collections.items()}, None)
+    dtypes = stored_dtypes({path: collection.tables for path, collection in collections.items()}, None)
     replacements: dict[int, nn.Module] = {}
     for path, collection in collections.items():
         served = serve_collection(path, collection, local_tables(collection), dtypes[path], compiler.target)
@@ -129,11 +129,11 @@ def _check(model: nn.Module, compiler: Compiler) -> None:
 
 
 def trained_paths(model: nn.Module) -> list[str]:
-    """The collections that are in training mode, and then the graphs that were traced so."""
-    graphs = {path: each for path, each in model.named_modules() if isinstance(each, fx.GraphModule)}
+    """The collections that are in training mode, and then the graphs that were traced in it."""
+    graphs = {path: module for path, module in model.named_modules() if isinstance(module, fx.GraphModule)}
     return [
-        *(path for path, each in converted_collections(model).items() if each.training),
-        *(path for path, each in graphs.items() if each.meta.get("recfx_training", False)),
+        *(path for path, collection in converted_collections(model).items() if collection.training),
+        *(path for path, graph in graphs.items() if graph.meta.get("recfx_training", False)),
     ]
 
 
@@ -175,9 +175,9 @@ class _Lowering:
         if isinstance(module, fx.GraphModule):
             return self._lowered_graph(module)
         graphs = {
-            id(each): self.lowered(each)
-            for each in _topmost(module, self.replacements)
-            if isinstance(each, fx.GraphModule | WholeGraph)
+            id(submodule): self.lowered(submodule)
+            for submodule in _topmost(module, self.replacements)
+            if isinstance(submodule, fx.GraphModule | WholeGraph)
         }
         return copy_modules(module, {**self.replacements, **graphs})[0]
 
@@ -185,7 +185,7 @@ class _Lowering:
         graph = copy.deepcopy(graph_module.graph)
         _outline_collections(graph_module, graph, self.compiler)
         if self.compiler is TORCHSCRIPT:
-            collections = {path for path, each in graph_module.named_modules() if id(each) in self.replacements}
+            collections = {path for path, module in graph_module.named_modules() if id(module) in self.replacements}
             _type_inputs(graph, collections)
         used = dict.fromkeys(str(node.target) for node in graph.nodes if node.op in ("call_module", "get_attr"))
         parts: dict[str, object] = {path: attrgetter(path)(graph_module) for path in used}
@@ -199,10 +199,10 @@ def _topmost(module: nn.Module, replacements: Mapping[int, nn.Module]) -> list[n
     """The modules below ``module`` that are not inside a collection or a graph."""
     topmost, waiting = [], list(module.children())
     while waiting:
-        each = waiting.pop()
-        topmost.append(each)
-        if id(each) not in replacements and not isinstance(each, fx.GraphModule | WholeGraph):
-            waiting += each.children()
+        submodule = waiting.pop()
+        topmost.append(submodule)
+        if id(submodule) not in replacements and not isinstance(submodule, fx.GraphModule | WholeGraph):
+            waiting += submodule.children()
     return topmost
 
 
@@ -241,7 +241,7 @@ def _type_inputs(graph: fx.Graph, collections: set[str]) -> None:
 def _collection_of(graph_module: fx.GraphModule, node: fx.Node) -> str | None:
     """The path of the collection in whose graph this node is; None if it is in none."""
     if node.target is getitem and isinstance(node.args[1], int) and isinstance(node.args[0], fx.Node):
-        return _owner(graph_module, node.args[0])  # of what a node returns; the collection itself returns no tuple
+        return _owner(graph_module, node.args[0])  # an item of a node's value; the collection itself returns no tuple
     return _owner(graph_module, node)
 
 
@@ -257,12 +257,12 @@ def _input_of(graph_module: fx.GraphModule, output: fx.Node, path: str, compiler
     inputs: dict[fx.Node, None] = {}
     waiting, seen = [output], {output}
     while waiting:
-        for each in waiting.pop().all_input_nodes:
-            if _collection_of(graph_module, each) != path:
-                inputs[each] = None
-            elif each not in seen:
-                seen.add(each)
-                waiting.append(each)
+        for node in waiting.pop().all_input_nodes:
+            if _collection_of(graph_module, node) != path:
+                inputs[node] = None
+            elif node not in seen:
+                seen.add(node)
+                waiting.append(node)
     if len(inputs) != 1:
         raise ExportError(
             f"the graph was changed: the nodes of the collection take {len(inputs)} inputs instead of one.",

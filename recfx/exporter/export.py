@@ -136,7 +136,7 @@ def export(
 
 @dataclass(frozen=True)
 class _File:
-    """The file that is asked for, as by the arguments of ``export``, and which modules serve its nodes."""
+    """The file that the arguments of ``export`` ask for, and which modules serve its nodes."""
 
     target: Path
     quantize: str | Mapping[str, str | None] | None
@@ -145,25 +145,25 @@ class _File:
 
 
 def _export(file: _File, converted: nn.Module, sample: Sample, outputs: Any, sources: Sources) -> ExportReport:
-    """Export a converted model, which answers ``outputs``; its collections have the tables, except ``sources``."""
+    """Export a converted model, which answers ``outputs``; ``sources`` has the tables that its collections do not."""
     file_format = FILE_FORMATS[file.format]
     with uncounted(converted):
         signature, returns = signature_of(converted, sample), return_pattern(outputs)
-        others: dict[str, Sample] = {}
-        for name, other, answer in other_batches(converted, sample):
+        other_calls: dict[str, Sample] = {}
+        for name, other_call, answer in other_batches(converted, sample):
             check_alike(returns, return_pattern(answer), name)
-            others[name] = other
+            other_calls[name] = other_call
         collections = unsharded_collections(converted)
-        tables = {name: sources.get(name) or local_tables(each) for name, each in collections.items()}
-        specs = {name: tuple(source.spec for source in each.values()) for name, each in tables.items()}
+        tables = {name: sources.get(name) or local_tables(collection) for name, collection in collections.items()}
+        specs = {name: tuple(source.spec for source in by_name.values()) for name, by_name in tables.items()}
         dtypes = stored_dtypes(specs, file.quantize)
         served = {
-            id(each): serve_collection(name, each, tables[name], dtypes[name], file.serving)
-            for name, each in collections.items()
+            id(collection): serve_collection(name, collection, tables[name], dtypes[name], file.serving)
+            for name, collection in collections.items()
         }
-        graphs = {key: each.graph_module for key, each in served.items()}
+        graphs = {key: collection.graph_module for key, collection in served.items()}
         call = ModelCall(converted, graphs, sample, signature, returns)
-        comparison = Comparison(call, others, outputs, not sources, served)
+        comparison = Comparison(call, other_calls, outputs, not sources, served)
         for artifact in file_format.make(call):
             report = _write(file, artifact, comparison)
             if report is not None:
@@ -243,9 +243,9 @@ def _write(asked: _File, artifact: Artifact, comparison: Comparison) -> ExportRe
     call, served = comparison.call, list(comparison.served.values())
     own = [name for name in artifact.operators() if name.startswith("recfx::")]
     notes = _of_devices(artifact, own) if asked.serving in FOR_DEVICES else []
-    fillings = _named(artifact, [filling for each in served for filling in each.fillings])
+    fillings = _named(artifact, [filling for collection in served for filling in collection.fillings])
     present, left_out = _present(served, fillings)
-    notes += [*left_out, *(refusal for each in present for refusal in each.records[-1].declined)]  # by ``lower``
+    notes += [*left_out, *(why for collection in present for why in collection.records[-1].declined)]  # by ``lower``
     unreadable = artifact.check_loading(fillings)
     if unreadable is not None:
         call.failures.append(unreadable)
@@ -269,9 +269,9 @@ def _write(asked: _File, artifact: Artifact, comparison: Comparison) -> ExportRe
         path=asked.target,
         format=asked.format,
         bytes=size,
-        tables=tuple(size for each in present for size in _sizes(each)),
+        tables=tuple(size for collection in present for size in _sizes(collection)),
         graph=artifact.graph,
-        passes={each.path: each.records for each in present},
+        passes={collection.path: collection.records for collection in present},
         output_error=error,
         libraries=_libraries(asked.serving) if own else (),
         notes=(*call.failures, *notes, *_keeps_state(comparison)),
@@ -287,22 +287,22 @@ def _keeps_state(comparison: Comparison) -> list[Diagnostic]:
 
 
 def _of_devices(artifact: Artifact, own: list[str]) -> list[Diagnostic]:
-    """What a file for a device has besides ATen's operators: recfx's, and those of the model's own code."""
+    """Notes on a file for a device that also calls other operators than ATen's: recfx's, or the model's own."""
     notes = []
     if own:
         message = f"the file calls {', '.join(own)}, which Python registers: a server without Python cannot load it."
         what_to_do = "serve it with recfx.load where Python and Triton for the device are, or pass portable=True."
         notes.append(Diagnostic("needs_python", "", message, what_to_do, Severity.WARNING))
-    others = sorted(name for name in artifact.operators() if not name.startswith(("aten::", "prim::", "recfx::")))
-    if others:
-        message = f"outside converted collections, the model calls {', '.join(others)}, which devices may not have."
+    foreign = sorted(name for name in artifact.operators() if not name.startswith(("aten::", "prim::", "recfx::")))
+    if foreign:
+        message = f"outside converted collections, the model calls {', '.join(foreign)}, which devices may not have."
         what_to_do = "try the file on the device, or replace what calls them, such as TorchRec's regroup."
         notes.append(Diagnostic("operators_of_the_model", "", message, what_to_do, Severity.WARNING))
     return notes
 
 
 def _named(artifact: Artifact, fillings: list[Filling]) -> list[Filling]:
-    """The buffers that the program has, under the names that they have there."""
+    """The buffers that the program has, under the names that it gives them."""
     names = {buffer.data_ptr(): name for name, buffer in artifact.buffers().items() if buffer.numel()}
     return [
         replace(filling, name=names[filling.buffer.data_ptr()])
@@ -314,11 +314,14 @@ def _named(artifact: Artifact, fillings: list[Filling]) -> list[Filling]:
 def _present(
     served: list[ServedCollection], fillings: list[Filling]
 ) -> tuple[list[ServedCollection], list[Diagnostic]]:
-    """The collections whose tables the program has, and what is said of the others."""
+    """The collections whose tables the program has, and notes on the others."""
     buffers = {filling.buffer.data_ptr() for filling in fillings}
-    present = [each for each in served if any(filling.buffer.data_ptr() in buffers for filling in each.fillings)]
+    present = [
+        collection for collection in served if any(part.buffer.data_ptr() in buffers for part in collection.fillings)
+    ]
     message = "the model does not call this collection in eval mode, so its tables are not in the file."
-    return present, [Diagnostic("collection_left_out", each.path, message) for each in served if each not in present]
+    absent = (collection.path for collection in served if collection not in present)
+    return present, [Diagnostic("collection_left_out", path, message) for path in absent]
 
 
 def _sizes(served: ServedCollection) -> Iterator[TableSize]:
@@ -343,11 +346,11 @@ def _is_big(fillings: list[Filling]) -> bool:
 
 
 def _not_exported(failures: list[Diagnostic], file_format: FileFormat) -> ExportError:
-    ways = list(dict.fromkeys(str(each) for each in failures))
+    ways = list(dict.fromkeys(str(failure) for failure in failures))
     return ExportError(
         f"{file_format.compiler} cannot express the model. "
-        + " ".join(f"({number}) {each}" for number, each in enumerate(ways, 1)),
+        + " ".join(f"({number}) {way}" for number, way in enumerate(ways, 1)),
         reason=file_format.reason,
-        module_path=next((each.path for each in reversed(failures) if each.path), ""),
+        module_path=next((failure.path for failure in reversed(failures) if failure.path), ""),
         what_to_do="change the code that the message names, or keep it out of the model that is exported.",
     )

@@ -39,8 +39,8 @@ _ERRNO = re.compile(r"\berrno (\d+)")
 def load(path: str | os.PathLike[str], device: torch.device | str | int | None = None) -> LoadedModel:
     """Load a file that ``export`` has written, check that it is whole, and return the model.
 
-    The file is opened once, so that another may take its place meanwhile. Of a TorchScript file, nothing runs but
-    TorchScript's own code in it: the manifest is JSON text, and nothing is unpickled by Python. A pt2 file is read by
+    The file is opened once, so that another may take its place meanwhile. A TorchScript file runs nothing but its
+    TorchScript code: the manifest is JSON text, and nothing is unpickled by Python. A pt2 file is read by
     ``torch.export``, which evaluates expressions for sizes that are in the file; load only pt2 files whose origin is
     known.
 
@@ -56,7 +56,7 @@ def load(path: str | os.PathLike[str], device: torch.device | str | int | None =
     target = _place(device)
     with open_model_file(as_path(path)) as file:
         manifest = _checked_manifest(file)
-        if target.type != "cpu" and manifest.get("target") not in [each.name for each in FOR_DEVICES]:
+        if target.type != "cpu" and manifest.get("target") not in [serving.name for serving in FOR_DEVICES]:
             raise ExportError(
                 f"{file.path} was exported for the CPU: its operators do not run on {target}.",
                 reason="wrong_device",
@@ -114,7 +114,7 @@ def _checked_manifest(file: ModelFile) -> dict[str, Any]:
         broken = archive.testzip()
         if broken is not None:
             raise file.damaged(f"its record {broken} is damaged")
-        manifests = [each for each in archive.infolist() if each.filename.endswith(MANIFEST_RECORD)]
+        manifests = [record for record in archive.infolist() if record.filename.endswith(MANIFEST_RECORD)]
         if len(manifests) == 1 and manifests[0].file_size <= _LONGEST_MANIFEST:
             text = archive.read(manifests[0]).decode()
         manifest = read_manifest(text, file.path)
@@ -142,8 +142,8 @@ def _is_of_format_1(manifest: dict[str, Any]) -> bool:
 def _check_buffers(file: ModelFile, loaded: LoadedModel) -> None:
     """Compare the tables of a file of format 1, which has checksums of nothing else."""
     program: nn.Module = loaded.script.program
-    buffers, wanted = dict(program.named_buffers()), loaded.manifest.get("crc32")
-    for name, crc in wanted.items() if isinstance(wanted, dict) else [("crc32", None)]:
+    buffers, checksums = dict(program.named_buffers()), loaded.manifest.get("crc32")
+    for name, crc in checksums.items() if isinstance(checksums, dict) else [("crc32", None)]:
         content = buffers.get(name)
         if (
             content is None

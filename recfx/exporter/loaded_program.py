@@ -84,7 +84,7 @@ def _keyed(leaf: Pattern, value: KeyedJaggedTensor) -> list[torch.Tensor]:
     if tuple(keys) == leaf.keys:
         return _jagged(leaf, value.values(), lengths, weights, (len(keys), batch_size))
     _jagged(leaf, value.values(), lengths, weights, (len(keys), batch_size))  # before kernels that check nothing
-    place = {key: number for number, key in enumerate(keys)}  # of two that are equal, the later one counts
+    place = {key: number for number, key in enumerate(keys)}  # of two equal keys, the later one counts
     selected = permute_features(value, [place[key] for key in leaf.keys], list(leaf.keys))
     return _jagged(
         leaf, selected.values(), selected.lengths(), selected.weights_or_none(), (len(leaf.keys), batch_size)
@@ -119,7 +119,7 @@ def load_traced(file: ModelFile, signature: Signature) -> LoadedProgram:
     try:
         exported = load_pt2(file.file).exported_programs["model"]  # torch.export.load keeps its errors to itself
         return LoadedProgram(exported, signature)
-    except (KeyError, ValueError, AssertionError) as error:  # of a program of another version of torch
+    except (KeyError, ValueError, AssertionError) as error:  # the program is of another version of torch
         raise RuntimeError(f"{type(error).__name__}: {error}") from error
 
 
@@ -177,7 +177,7 @@ class LoadedProgram(nn.Module):
         return self.named(*(take(inputs) for take in self._inputs))
 
     def train(self, mode: bool = True) -> LoadedProgram:
-        """Nothing: the program is what it was in eval mode."""
+        """Do nothing: the program is what it was in eval mode."""
         return self
 
     @staticmethod
@@ -186,12 +186,12 @@ class LoadedProgram(nn.Module):
         fits = tensor.dtype == example.dtype and tensor.dim() == example.dim()
         if fits:
             sizes = zip(tensor.shape, example.shape, strict=True)
-            fits = all(size == wanted for size, wanted in sizes if isinstance(wanted, int))
+            fits = all(size == expected for size, expected in sizes if isinstance(expected, int))
         if not fits:
-            wanted = ", ".join(str(size) if isinstance(size, int) else "any" for size in example.shape)
+            expected = ", ".join(str(size) if isinstance(size, int) else "any" for size in example.shape)
             raise RuntimeError(
                 f"{name} is {tensor.dtype} of sizes {list(tensor.shape)}, but the program takes {example.dtype} of "
-                f"sizes [{wanted}] [wrong_argument]"
+                f"sizes [{expected}] [wrong_argument]"
             )
 
 

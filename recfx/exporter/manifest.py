@@ -62,7 +62,7 @@ def make_manifest(
         "outputs": tensor_names(call.returns),
         "returns": _of_pattern(call.returns),
         "crc32": {name: f"{crc:08x}" for name, crc in crcs.items()},
-        "collections": {each.path: _of_collection(each) for each in collections},
+        "collections": {collection.path: _of_collection(collection) for collection in collections},
     }
     return json.dumps(manifest, indent=1)
 
@@ -120,7 +120,7 @@ def without_checksum(text: str) -> str:
 
 def signature_from(manifest: dict[str, Any]) -> Signature:
     """The signature that a manifest describes."""
-    patterns = tuple(_pattern_from(each) for each in manifest["arguments"])
+    patterns = tuple(_pattern_from(argument) for argument in manifest["arguments"])
     parameters, positional = _names(manifest["parameters"]), manifest["positional"]
     if len(parameters) != len(patterns) or type(positional) is not int:
         raise ValueError("its arguments have no names")

@@ -21,9 +21,9 @@ class ModelCall:
         model: without wrappers; copies of it run in eval mode.
         served: the exported graph that takes the place of each collection, by ``id``.
         sample: the call.
-        signature: its arguments, one after the other those of the program.
+        signature: its arguments; their leaves, one after the other, are those of the program.
         returns: what it returns.
-        failures: takes up why ways to a program were left.
+        failures: collects why ways to a program were given up.
     """
 
     model: nn.Module

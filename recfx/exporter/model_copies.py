@@ -58,7 +58,7 @@ def fresh_copy(
 
 
 def restore_buffers(copy: nn.Module, model: nn.Module) -> None:
-    """Give the buffers of a copy the values that the model's have."""
+    """Set the buffers of a copy to the values of the model's."""
     before = dict(model.named_buffers())
     for name, buffer in own_buffers(copy).items():
         if name in before and buffer.shape == before[name].shape:
@@ -90,7 +90,7 @@ def own_buffers(model: nn.Module) -> dict[str, torch.Tensor]:
 
 @contextlib.contextmanager
 def uncounted(model: nn.Module) -> Iterator[None]:
-    """A context after which the indexes have counted nothing of what was looked up in it."""
+    """A context after which the indexes' counts are as they were before it."""
     counts = [index.eval_counts for module in _collections(model) for index in _indexes(module)]
     before = [count.clone() for count in counts]
     try:
@@ -126,8 +126,8 @@ def detach_parameters(modules: list[nn.Module]) -> None:
     for module in modules:
         for name, parameter in module._parameters.items():
             if parameter is not None:
-                known = detached.setdefault(id(parameter), nn.Parameter(parameter.detach(), requires_grad=False))
-                module._parameters[name] = known
+                shared = detached.setdefault(id(parameter), nn.Parameter(parameter.detach(), requires_grad=False))
+                module._parameters[name] = shared
 
 
 def _collections(model: nn.Module) -> list[ConvertedCollection]:
@@ -144,9 +144,7 @@ _HASHING = HashConfig(dense_rows=0, rows=_ROWS, unseen="share")
 
 def with_stand_ins(model: nn.Module, collections: Mapping[str, ConvertedCollection]) -> nn.Module:
     """New modules around the same parameters, in which small collections take the place of ``collections``."""
-    replacements: dict[int, nn.Module] = {id(each): stand_in(path, each) for path, each in collections.items()}
-    copy, _ = copy_modules(model, replacements)
-    return copy
+    return copy_modules(model, {id(old): stand_in(path, old) for path, old in collections.items()})[0]
 
 
 def stand_in(path: str, collection: ConvertedCollection) -> UnshardedCollection:
@@ -186,7 +184,8 @@ def on_host(model: nn.Module, call: Sample) -> tuple[nn.Module, Sample, Sources]
     collections = unsharded_collections(model)
     small = with_stand_ins(model, collections)
     detach_parameters(own_modules(small))  # because `to` writes into parameters
-    return small.to("cpu"), _moved(model, call), {path: local_tables(each) for path, each in collections.items()}
+    tables: Sources = {path: local_tables(collection) for path, collection in collections.items()}
+    return small.to("cpu"), _moved(model, call), tables
 
 
 def _moved(model: nn.Module, call: Sample) -> Sample:

@@ -81,7 +81,7 @@ class Ranks:
         self._ended = False
 
     def agree(self, function: Callable[[], _Result]) -> list[_Result]:
-        """``agree`` on these ranks, after whose error none of them asks for anything more."""
+        """``agree`` on these ranks; after an error, none of them asks for anything more."""
         try:
             return agree(self.group, function)
         except BaseException:

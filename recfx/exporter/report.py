@@ -65,13 +65,13 @@ class ExportReport:
 
     def __str__(self) -> str:
         lines = [f"{self.path}: {self.format}, {_bytes(self.bytes)}"]
-        for each in self.tables:
-            name = f"{each.collection}.{each.table}" if each.collection else each.table
-            line = f"  {name}: {each.rows} rows as {each.stored_as}, {_bytes(each.row_bytes)}"
-            if each.row_bytes != each.bytes_before:
-                line += f" instead of {_bytes(each.bytes_before)}, largest error {each.error:.3g}"
-            if each.slot_bytes:
-                line += f"; {each.ids} ids in {_bytes(each.slot_bytes)} of slots"
+        for table in self.tables:
+            name = f"{table.collection}.{table.table}" if table.collection else table.table
+            line = f"  {name}: {table.rows} rows as {table.stored_as}, {_bytes(table.row_bytes)}"
+            if table.row_bytes != table.bytes_before:
+                line += f" instead of {_bytes(table.bytes_before)}, largest error {table.error:.3g}"
+            if table.slot_bytes:
+                line += f"; {table.ids} ids in {_bytes(table.slot_bytes)} of slots"
             lines.append(line)
         lines.append(f"  largest error of an output on the sample: {self.output_error:.3g}")
         lines += [f"  needs {library}" for library in self.libraries]

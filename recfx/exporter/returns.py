@@ -40,7 +40,7 @@ def _unsupported(message: str, what_to_do: str = _WHAT_TO_DO) -> ExportError:
     return ExportError(message, reason="unsupported_output", what_to_do=what_to_do)
 
 
-def check_alike(wanted: Pattern, answer: Pattern, batch: str, where: str = "output") -> None:
+def check_alike(expected: Pattern, answer: Pattern, batch: str, where: str = "output") -> None:
     """Refuse a model that returns something else for another batch, but for the content of tensors.
 
     A file would return what the sample's answer had.
@@ -48,16 +48,16 @@ def check_alike(wanted: Pattern, answer: Pattern, batch: str, where: str = "outp
     Raises:
         ExportError: ``unsupported_output``.
     """
-    if wanted.kind == answer.kind == "constant" and not is_constant(wanted.value, answer.value):
-        values = f"{wanted.value!r} for the sample, and {answer.value!r} for {batch}"
+    if expected.kind == answer.kind == "constant" and not is_constant(expected.value, answer.value):
+        values = f"{expected.value!r} for the sample, and {answer.value!r} for {batch}"
         raise _unsupported(
             f"{where} of the model is {values}: what is not a tensor would be built in.", "return a tensor there."
         )
-    if _alone(wanted) != _alone(answer):
+    if _alone(expected) != _alone(answer):
         raise _unsupported(f"the model returns something else in {where} for {batch} than for the sample.")
     # The keys of a KJT have no items.
-    for key, one, other in zip(wanted.keys, wanted.items, answer.items, strict=False):
-        check_alike(one, other, batch, f"{where}.{key}")
+    for key, expected_item, item in zip(expected.keys, expected.items, answer.items, strict=False):
+        check_alike(expected_item, item, batch, f"{where}.{key}")
 
 
 def _alone(pattern: Pattern) -> Pattern:
@@ -107,7 +107,7 @@ def tensor_names(pattern: Pattern) -> list[str]:
 
 
 def expressions(pattern: Pattern, expression: str = "output") -> dict[str, str]:
-    """By name of each tensor, the TorchScript expression that takes it out of ``expression``."""
+    """The TorchScript expressions that take the tensors out of ``expression``, by the tensors' names."""
     if pattern.name:
         calls = [f"{expression}.{part}()" if part else expression for part in pattern.parts]
         return dict(zip(tensor_names(pattern), calls, strict=True))
@@ -118,7 +118,7 @@ def expressions(pattern: Pattern, expression: str = "output") -> dict[str, str]:
 
 
 def take_apart(pattern: Pattern, value: Any) -> dict[str, Any]:
-    """By name, the tensors of a value; of a traced one, too, whose parts are proxies."""
+    """The tensors of a value by name; the value may be traced, with proxies as its parts."""
     if pattern.name:
         taken = [getattr(value, part)() if part else value for part in pattern.parts]
         return dict(zip(tensor_names(pattern), taken, strict=True))

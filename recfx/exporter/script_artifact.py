@@ -158,7 +158,7 @@ def _plain_root(call: ModelCall) -> nn.Module:
 
 
 def _passed(signature: Signature) -> str:
-    """The arguments of the model's own code for the sample's: by name where the sample gives them so."""
+    """The code that passes arguments to the model: by name where the sample does so."""
     values = [pattern.name or _literal(pattern.value) for pattern in signature.patterns]
     named = zip(signature.parameters[signature.positional :], values[signature.positional :], strict=True)
     return ", ".join([*values[: signature.positional], *(f"{name}={value}" for name, value in named)])

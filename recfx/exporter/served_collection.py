@@ -61,7 +61,8 @@ def stored_dtypes(
         raise ExportError(
             f"quantize names table {unknown[0]!r}, which no converted collection has.",
             reason="invalid_argument",
-            what_to_do=f"name some of: {', '.join(sorted({s.name for each in collections.values() for s in each}))}.",
+            what_to_do="name some of: "
+            + f"{', '.join(sorted({spec.name for specs in collections.values() for spec in specs}))}.",
         )
     return {
         path: {spec.name: _dtype(path, spec, quantize, chosen) for spec in tables}
@@ -120,14 +121,14 @@ def serve_collection(
         OperatorGraph.of(context, target), [*export_passes(collection.passes), *serving_passes({path: dtypes})]
     )
     graph_module = lower_served(made, target)
-    stored = tuple(spec for each in graph_module.modules() if isinstance(each, PoolRows) for spec in each.specs)
+    stored = tuple(spec for module in graph_module.modules() if isinstance(module, PoolRows) for spec in module.specs)
     errors: dict[str, float] = {}
     fillings = fillings_of(path, graph_module, tables, errors)
     return ServedCollection(path, graph_module, list(made.records), fillings, tables, stored, errors)
 
 
 def _facts(source: TableSource, counts_probes: bool) -> TableFacts:
-    """What a file's graph is told of a table: its index, and one dtype for all, so that they share a lookup."""
+    """What a file's graph is told about a table: its index, and one dtype for all, so that they share a lookup."""
     spec, index = source.spec, source.index
     if index is not None and counts_probes:
         index = replace(index, longest_probe=source.longest_probe())

@@ -47,12 +47,12 @@ def export_from_ranks(
         arguments: what all ranks must have passed alike.
         check: checks on rank 0 whether there can be a file.
         export: writes the file on rank 0, given a model with small collections, the answer of the whole model and
-            where the tables come from. Its error, like any other, is one on all ranks.
+            where the tables come from. Its error, like any other, is raised on all ranks.
     """
     ranks = Ranks(model, group)
     model = _without_replicas(model)
-    given = ranks.agree(lambda: {key: _text(value) for key, value in arguments.items()})
-    ranks.agree(lambda: _check_alike(given))
+    by_rank = ranks.agree(lambda: {key: _text(value) for key, value in arguments.items()})
+    ranks.agree(lambda: _check_alike(by_rank))
     ranks.agree(lambda: check() if ranks.rank == 0 else None)
     small = with_stand_ins(model, sharded_collections(model))
     # Without communication first, because the other ranks would wait for one whose own code raises.
@@ -71,12 +71,12 @@ def _text(argument: Any) -> str:
     return str(dict(sorted(argument.items(), key=str)) if isinstance(argument, Mapping) else argument)
 
 
-def _check_alike(given: list[dict[str, str]]) -> None:
-    for rank, arguments in enumerate(given):
+def _check_alike(by_rank: list[dict[str, str]]) -> None:
+    for rank, arguments in enumerate(by_rank):
         for name, value in arguments.items():
-            if value != given[0][name]:
+            if value != by_rank[0][name]:
                 raise ExportError(
-                    f"rank {rank} exports with {name}={value}, rank 0 with {name}={given[0][name]}.",
+                    f"rank {rank} exports with {name}={value}, rank 0 with {name}={by_rank[0][name]}.",
                     reason="ranks_differ",
                     what_to_do="call export with the same arguments on all ranks.",
                 )
@@ -104,7 +104,7 @@ def _try(model: nn.Module, sample: Sample) -> None:
 
 
 def _answer(model: nn.Module, sample: Sample, ranks: Ranks) -> Any:
-    """What the sharded model returns; an error on one rank is one on all of them."""
+    """What the sharded model returns; an error on one rank is raised on all of them."""
     outputs, failed = None, None
     try:
         outputs = _run(model, sample)
@@ -130,7 +130,7 @@ def _waited(value: Any) -> Any:
 
 @dataclass(eq=False)
 class _GatheredTable(TableSource):
-    """One sharded table, as rank 0 reads it from all ranks: the one of this number among theirs."""
+    """One sharded table, as rank 0 reads it from all ranks, which know it by its number."""
 
     number: int
     ranks: Ranks
@@ -165,7 +165,7 @@ def _gathered_tables(ranks: Ranks) -> dict[str, dict[str, TableSource]]:
 
 
 def _ids_of_slices(module: ShardedCollection, table: ShardedTable) -> list[tuple[int, int]]:
-    """Of each of this rank's slices of a table's index: how many ids it holds, and the table's row of id -1, or -1."""
+    """How many ids each of this rank's slices of a table's index holds, and the table's row of id -1, or -1."""
     ids_of_slices = []
     for shard in table.slices(table.saved) if table.table.has_index else []:
         if shard.rank == module.sharding.rank:

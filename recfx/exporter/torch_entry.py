@@ -50,10 +50,10 @@ def extend_torch() -> None:
 
 
 def _replacing(replacement: Callable[[nn.Module, dict[str, Any]], nn.Module]) -> Callable[..., Callable[..., Any]]:
-    """Extends a function of a module: what it gets of one that holds converted collections is the replacement.
+    """Extends a function so that it gets a replacement for a module that holds converted collections.
 
     Args:
-        replacement: makes it of the module and of all arguments by name, or raises an error.
+        replacement: makes the replacement from the module and all arguments by name, or raises an error.
     """
 
     def extend(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -74,7 +74,7 @@ def _replacing(replacement: Callable[[nn.Module, dict[str, Any]], nn.Module]) ->
     return extend
 
 
-def _for_script(model: nn.Module, given: dict[str, Any]) -> nn.Module:
+def _for_script(model: nn.Module, arguments: dict[str, Any]) -> nn.Module:
     copied = compiled_copy(model, TORCHSCRIPT)
     said = compiled_for_eval(model)
     if said is not None:
@@ -82,7 +82,7 @@ def _for_script(model: nn.Module, given: dict[str, Any]) -> nn.Module:
     return copied
 
 
-def _for_export(model: nn.Module, given: dict[str, Any]) -> nn.Module:
+def _for_export(model: nn.Module, arguments: dict[str, Any]) -> nn.Module:
     path = next(iter(trained_paths(model)), None)
     if path is not None:
         raise ExportError(
@@ -95,7 +95,7 @@ def _for_export(model: nn.Module, given: dict[str, Any]) -> nn.Module:
     return compiled_copy(model, TORCH_EXPORT)
 
 
-def _refuse_draft(model: nn.Module, given: dict[str, Any]) -> nn.Module:
+def _refuse_draft(model: nn.Module, arguments: dict[str, Any]) -> nn.Module:
     raise ExportError(  # a draft asks more of operators than FBGEMM's do
         "torch.export.draft_export cannot run FBGEMM's operators, which look rows up in an exported graph.",
         reason=TORCH_EXPORT.reason,
@@ -104,13 +104,13 @@ def _refuse_draft(model: nn.Module, given: dict[str, Any]) -> nn.Module:
     )
 
 
-def _refuse_by_class(model: nn.Module, given: dict[str, Any]) -> nn.Module:
-    """Refuses to quantize if the classes of collections are among those to be quantized."""
-    classes = given.get("qconfig_spec", given.get("qconfig_dict")) or ()
-    return _refuse_to_quantize(model, given) if any(kind.standard in classes for kind in KINDS) else model
+def _refuse_by_class(model: nn.Module, arguments: dict[str, Any]) -> nn.Module:
+    """Refuse to quantize if the classes of collections are among those to be quantized."""
+    classes = arguments.get("qconfig_spec", arguments.get("qconfig_dict")) or ()
+    return _refuse_to_quantize(model, arguments) if any(kind.standard in classes for kind in KINDS) else model
 
 
-def _refuse_to_quantize(model: nn.Module, given: dict[str, Any]) -> nn.Module:
+def _refuse_to_quantize(model: nn.Module, arguments: dict[str, Any]) -> nn.Module:
     raise ExportError(
         "TorchRec quantizes standard EmbeddingBagCollections only, and would leave this converted one as it is.",
         reason="not_quantized",

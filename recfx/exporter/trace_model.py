@@ -53,7 +53,7 @@ def warmed(call: ModelCall) -> ModelCall:
 def each_way(make: Callable[[Ways], _Made], failures: list[Diagnostic]) -> Iterator[_Made]:
     """What ``make`` returns for one way of tracing after the other; the next is asked for if one was not good enough.
 
-    ``failures`` takes up why ``make`` raised ``WayFailed``.
+    ``failures`` collects why ``make`` raised ``WayFailed``.
     """
     ways = Ways()
     while not ways.exhausted:
@@ -122,8 +122,8 @@ class _Tracer(ShallowTracer):
 
     def proxy(self, node: fx.Node) -> fx.Proxy:
         """A proxy that knows its features, if it is a batch and they are known."""
-        known = self.features.get(str(node.target)) if node.op == "placeholder" else features_made_by(node)
-        return CopiedProxy(node, self) if known is None else BatchProxy(node, self, known, self.reads)
+        features = self.features.get(str(node.target)) if node.op == "placeholder" else features_made_by(node)
+        return CopiedProxy(node, self) if features is None else BatchProxy(node, self, features, self.reads)
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         """True for collections, and for modules that hold none; but hooks are part of the graph."""

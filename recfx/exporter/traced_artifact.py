@@ -139,7 +139,7 @@ def _exported(root: nn.Module, run: Run, call: ModelCall, examples: Examples) ->
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Without warnings about how torch and TorchRec use torch, and without the stack of each node in the program.
+    """A context without warnings about how torch and TorchRec use torch, in which programs get no stack for each node.
 
     Stacks take a tenth of the time, and the paths and lines of this machine's sources are not for servers.
     """
@@ -234,5 +234,5 @@ def _why_not(error: Exception, root: nn.Module) -> Diagnostic:
         module = frame.f_locals.get("self")
         if id(module) in paths and frame.f_code.co_filename != nn.modules.module.__file__:
             path, line = paths[id(module)], f" ({frame.f_code.co_filename}:{number})"
-    lines = [each.strip() for each in str(error).strip().splitlines() if each.strip()]
+    lines = [text.strip() for text in str(error).strip().splitlines() if text.strip()]
     return Diagnostic("not_exportable", path, f"{type(error).__name__}: {' '.join(lines[:2])[:_LONGEST]}{line}")

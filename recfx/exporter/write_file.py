@@ -61,7 +61,7 @@ def find_records(path: Path, marks: list[bytes], manifest: str) -> list[Record]:
             by_mark[file.read(_MARK_BYTES)] = record
             if info.filename.endswith(manifest):
                 of_manifest.append(record)
-    return [by_mark[each] for each in marks] + of_manifest
+    return [by_mark[key] for key in marks] + of_manifest
 
 
 def _content_begin(file: BinaryIO, info: zipfile.ZipInfo) -> int:
@@ -122,7 +122,7 @@ def content_checksum(archive: zipfile.ZipFile, manifest: str, text: str) -> int:
     Args:
         archive: the file, whose checksums are right.
         manifest: the end of the name of the record that is left out, because it holds the result.
-        text: what it holds besides, which is part of the content.
+        text: what that record holds besides, which is part of the content.
     """
     records = sorted((info.filename, info.CRC) for info in archive.infolist())
     crc = zlib.crc32(text.encode())
@@ -167,7 +167,7 @@ def write_file(
     path: Path,
     show_progress: bool,
 ) -> dict[str, Record]:
-    """Save a program with all its content, and return where those big buffers are that were not filled in memory.
+    """Save a program with all its content, and return where the big buffers are that were not filled in memory.
 
     Args:
         save: saves the program as it is, with the text of the manifest.
@@ -289,16 +289,16 @@ def disk_errors(target: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        what = error.strerror or str(error)
-        raise _cannot_write(target, what, "make room, or pass a path where files can be written.") from error
+        why = error.strerror or str(error)
+        raise _cannot_write(target, why, "make room, or pass a path where files can be written.") from error
 
 
-def _cannot_write(target: Path, what: str, what_to_do: str) -> ExportError:
+def _cannot_write(target: Path, why: str, what_to_do: str) -> ExportError:
     free = ""
     with contextlib.suppress(OSError):
         free = f" ({shutil.disk_usage(target.parent).free} bytes are free there)"
     return ExportError(
-        f"{target} cannot be written: {what}{free}. A file that was there before is as it was.",
+        f"{target} cannot be written: {why}{free}. A file that was there before is as it was.",
         reason="cannot_write",
         what_to_do=what_to_do,
     )

@@ -23,7 +23,7 @@ class AssembleColumns(ServedNode):
         self.keys = keys
         self.dims = dims
         begins, begin = {}, 0
-        for columns in (each for part in parts for each in part):
+        for columns in (columns for part in parts for columns in part):
             begins[columns.key] = begin
             begin += columns.dim
         order = [begins[key] + column for key, dim in zip(keys, dims, strict=True) for column in range(dim)]

@@ -176,27 +176,27 @@ class StoredRows(ServedNode):
         for position in self.positions:
             begin, end = ends[position], ends[position + 1]
             rows = bags.values[begin:end]
-            found = self.gathered(rows.clamp(min=0)) * (rows >= 0).unsqueeze(1)
+            looked_up = self.gathered(rows.clamp(min=0)) * (rows >= 0).unsqueeze(1)
             if self.is_weighted and weights is not None:
-                found = found * weights[begin:end].unsqueeze(1)
+                looked_up = looked_up * weights[begin:end].unsqueeze(1)
             bag = torch.repeat_interleave(samples, lengths[position], output_size=end - begin)
-            sums = found.new_zeros([lengths.size(1), self.dim]).index_add(0, bag, found)
+            sums = looked_up.new_zeros([lengths.size(1), self.dim]).index_add(0, bag, looked_up)
             pooled.append(sums / lengths[position].clamp(min=1).unsqueeze(1) if self.is_mean else sums)
         return torch.cat(pooled, dim=1)
 
     def gathered(self, rows: torch.Tensor) -> torch.Tensor:
         """``rows``: int64 ``[n]``. Returns float32 ``[n, dim]``."""
-        found = self.rows.index_select(0, rows)
+        stored = self.rows.index_select(0, rows)
         if not self.is_quantized:
-            return found.float()
-        codes = found[:, 4:]
+            return stored.float()
+        codes = stored[:, 4:]
         if self.bits == 4:
             codes = torch.stack([codes & 15, codes >> 4], dim=2).flatten(1)[:, : self.dim]
-        return codes.float() * self.float16_at(found, 0) + self.float16_at(found, 2)
+        return codes.float() * self.float16_at(stored, 0) + self.float16_at(stored, 2)
 
-    def float16_at(self, found: torch.Tensor, at: int) -> torch.Tensor:
+    def float16_at(self, stored: torch.Tensor, at: int) -> torch.Tensor:
         """The float16 at a byte of each row, float32 ``[n, 1]``: finite in tables of finite rows."""
-        low, high = found[:, at].long(), found[:, at + 1].long()
+        low, high = stored[:, at].long(), stored[:, at + 1].long()
         exponent, mantissa = (high >> 2) & 31, low + ((high & 3) << 8)
         size = (mantissa + (exponent > 0).long() * 1024).float() * self.powers.index_select(0, exponent)
         return torch.where(high >= 128, -size, size).unsqueeze(1)

@@ -47,7 +47,7 @@ def _module(of: Lowered, target: ServingTarget) -> nn.Module:
     if kind == "mean_divide":
         return DivideMeans(of.graph.tables(of.node), of.attributes["divided"], tuple(collection.keys))
     if kind == "keyed_tensor":
-        parts = [of.graph.columns(each) for each in of.node.all_input_nodes]
+        parts = [of.graph.columns(node) for node in of.node.all_input_nodes]
         return AssembleColumns(list(collection.keys), embedding_dims(collection.tables), parts)
     return _own(of)
 
@@ -70,13 +70,13 @@ def _indexes(of: Lowered) -> dict[str, FrozenIndex]:
 
 
 def _own(of: Lowered) -> nn.Module:
-    """The module of an operator of the user's. Ids and rows are other objects in files than in models."""
+    """The module of a user's operator. Ids and rows are other objects in files than in models."""
     kind = NODE_KINDS[of.graph.kind(of.node)]
-    others = {wanted for each in kind.inputs for wanted in each.types} - _POOLED
-    if others:
+    refused = {value_type for declared in kind.inputs for value_type in declared.types} - _POOLED
+    if refused:
         raise ExportError(
-            f"operator {kind.name!r} takes {min(each.value for each in others)}, and files have operators of the "
-            "user's for pooled rows alone.",
+            f"operator {kind.name!r} takes {min(value_type.value for value_type in refused)}, and files have operators "
+            "of the user's for pooled rows alone.",
             reason="operator_not_exported",
             module_path=of.collection.name,
             what_to_do="convert the model without the pass that adds it, load the state, and export that.",

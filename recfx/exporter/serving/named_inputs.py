@@ -22,16 +22,16 @@ class NamedTensor(nn.Module):
 
     def forward(self, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
         """The tensor. One of another rank might be broadcast into an answer to something else."""
-        found = given(inputs, self.name)
+        tensor = input_named(inputs, self.name)
         if self.dimensions >= 0:
-            if found.dim() != self.dimensions:
+            if tensor.dim() != self.dimensions:
                 raise RuntimeError(
-                    f"input {self.name} must have {self.dimensions} dimensions, but is {found.shape} [wrong_rank]"
+                    f"input {self.name} must have {self.dimensions} dimensions, but is {tensor.shape} [wrong_rank]"
                 )
-            if found.is_floating_point() != self.floats:
-                wanted = "floats" if self.floats else "integers or bools"
-                raise RuntimeError(f"input {self.name} must be of {wanted} [wrong_dtype]")
-        return found
+            if tensor.is_floating_point() != self.floats:
+                expected = "floats" if self.floats else "integers or bools"
+                raise RuntimeError(f"input {self.name} must be of {expected} [wrong_dtype]")
+        return tensor
 
 
 class NamedJagged(nn.Module):
@@ -49,11 +49,11 @@ class NamedJagged(nn.Module):
 
     def forward(self, inputs: dict[str, torch.Tensor]) -> JaggedTensor:
         """The jagged tensor."""
-        values, lengths = given(inputs, f"{self.name}.values"), given(inputs, f"{self.name}.lengths")
+        values, lengths = input_named(inputs, f"{self.name}.values"), input_named(inputs, f"{self.name}.lengths")
         check_lengths(self.name, values, lengths)
         weights: torch.Tensor | None = None
         if self.is_weighted:
-            weights = given(inputs, f"{self.name}.weights")
+            weights = input_named(inputs, f"{self.name}.weights")
             check_weights(self.name, values, weights)
         return JaggedTensor(values, weights, lengths)
 
@@ -83,7 +83,7 @@ class NamedFeatures(nn.Module):
         counts: list[int] = []
         for feature in self.features:
             name = f"{self.name}.{feature}"
-            ids, bags = given(inputs, f"{name}.values"), given(inputs, f"{name}.lengths")
+            ids, bags = input_named(inputs, f"{name}.values"), input_named(inputs, f"{name}.lengths")
             check_types(name, ids, bags)
             if len(lengths) > 0 and bags.numel() != lengths[0].numel():
                 raise RuntimeError(
@@ -94,7 +94,7 @@ class NamedFeatures(nn.Module):
             lengths.append(bags)
             counts.append(ids.numel())
             if self.is_weighted:
-                weights.append(given(inputs, f"{name}.weights"))
+                weights.append(input_named(inputs, f"{name}.weights"))
                 check_weights(name, ids, weights[-1])
         all_lengths = torch.stack(lengths)
         is_wrong = False
@@ -112,7 +112,7 @@ class NamedFeatures(nn.Module):
         )
 
 
-def given(inputs: dict[str, torch.Tensor], name: str) -> torch.Tensor:
+def input_named(inputs: dict[str, torch.Tensor], name: str) -> torch.Tensor:
     """The input of this name. Scriptable."""
     if name not in inputs:
         raise RuntimeError(f"input {name} is missing [missing_input]")

@@ -22,7 +22,7 @@ class RowFormat(NamedTuple):
     Args:
         name: as in ``export(quantize=)`` and in reports.
         sparse_type: FBGEMM's number for it.
-        bits: per column.
+        bits: the bits of a column.
         is_quantized: whether each row has a scale and a bias, see ``recfx/kernels/lookup/quantized_rows.py``.
     """
 
@@ -158,7 +158,7 @@ class PoolRows(ServedNode):
         return values, offsets, weights if self.is_weighted else None
 
     def finished(self, pooled: torch.Tensor) -> torch.Tensor:
-        """The columns that the tables have, of all that FBGEMM's rows have, in the collection's dtype."""
+        """The tables' own columns, without FBGEMM's padding, in the collection's dtype."""
         if self.drops_columns:
             pooled = pooled.index_select(1, self.kept_columns)
         return pooled.to(self.output_dtype)
@@ -170,7 +170,7 @@ def _most(sparse_type: int, of_feature: list[int], formats: list[RowFormat], col
 
 
 class FindAndPool(PoolRows):
-    """Find ids and pool their rows; what it takes are ids, where ``PoolRows`` takes rows.
+    """Find ids and pool their rows; it takes ids, where ``PoolRows`` takes rows.
 
     Args:
         pool: the lookup that it replaces.
@@ -195,7 +195,7 @@ class FindAndPool(PoolRows):
         self.slot_counts = [hashed[table.name].slots if table.name in hashed else 0 for table in tables]
         self.side_rows = [hashed[table.name].side_row if table.name in hashed else -1 for table in tables]
         facts = [index_facts(table) for table in tables]
-        self.dense_rows, self.share_buckets, self.seeds = (list(each) for each in zip(*facts, strict=True))
+        self.dense_rows, self.share_buckets, self.seeds = (list(values) for values in zip(*facts, strict=True))
         self.register_buffer("slots", torch.empty(sum(self.slot_counts), 2, dtype=torch.int64))
 
     def forward(self, bags: Bags) -> torch.Tensor:

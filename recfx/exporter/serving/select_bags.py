@@ -145,7 +145,7 @@ class SelectBags(ServedNode):
     def places(self, keys: list[str]) -> list[int]:
         """Where the collection's features are among a batch's keys."""
         place: dict[str, int] = {}
-        for number, key in enumerate(keys):  # of two that are equal, the later one counts, as in TorchRec's dicts
+        for number, key in enumerate(keys):  # of two equal keys, the later one counts, as in TorchRec's dicts
             place[key] = number
         positions: list[int] = []
         for name in self.feature_names:

@@ -20,7 +20,7 @@ class ServingTarget:
     To passes it is what the kernel targets of a machine are for models: it has the methods of ``Targets``.
 
     Args:
-        name: of the target.
+        name: the name of the target.
         select: serves ``select_features``.
         find: serves ``find_rows``.
         pools: serve ``lookup``: the first that does not decline, and the last never does.
@@ -48,7 +48,7 @@ class ServingTarget:
         return Served(pool.kernel, tuple(declined), Diagnostic("no_finding_kernel", "", message, by=self.name))
 
     def may_name(self, backend: str) -> bool:
-        return backend in {each.kernel for each in (self.pools if self.fused is None else (self.fused,))}
+        return backend in {module.kernel for module in (self.pools if self.fused is None else (self.fused,))}
 
     def pool(self, kernel: str) -> type[PoolRows]:
         """What serves a ``lookup`` with this kernel."""

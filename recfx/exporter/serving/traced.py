@@ -47,7 +47,7 @@ class TracedSelectBags(SelectBags):
         return lengths.numel() // len(keys)
 
     def check_range(self, stretch: int, values: torch.Tensor, offsets: torch.Tensor, batch_size: int) -> None:
-        """Refuse ids that are not rows of a table without an index; those of all stretches with the first."""
+        """Refuse ids that are not rows of a table without an index; the first stretch checks those of all."""
         if stretch > 0:
             return
         borders = offsets.index_select(0, torch.arange(len(self.feature_names) + 1) * batch_size)
@@ -63,7 +63,7 @@ class TracedSelectBags(SelectBags):
 
 
 class TracedFindRows(FindFrozenRows):
-    """``FindFrozenRows`` that takes every id for one of every table whose answers need completion."""
+    """``FindFrozenRows`` that completes every id's answer for every table, and keeps it if the id is the table's."""
 
     def forward(self, bags: Bags) -> Bags:
         """``bags``: ids. Returns rows in the same bags, -1 for ids without one."""
