@@ -14,7 +14,7 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import WeightDecayMo
 
 import recfx
 from recfx.optim.fused_optimizer import FusedOptimizer
-from recfx.optim.fused_params import fused_optimizer_from_params
+from recfx.optim.fused_params import fused_optimizer_from_params, weight_decay_left_out
 from recfx.optim.rules.adagrad import ADAGRAD
 from recfx.optim.rules.adam import ADAM
 from recfx.optim.rules.lamb import LAMB
@@ -112,11 +112,13 @@ def test_optimizers(params: dict[str, Any], rule: Rule, group: dict[str, Any]) -
     ],
 )
 def test_weight_decay_that_fbgemm_does_not_apply(optimizer: EmbOptimType, modes: tuple[WeightDecayMode, ...]) -> None:
+    applies_in_some_mode = optimizer == EmbOptimType.EXACT_ROWWISE_ADAGRAD
     for mode in modes:
         params = {"optimizer": optimizer, "weight_decay": 0.25, "weight_decay_mode": mode}
         found = fused_optimizer_from_params(params)
         assert (found.group["weight_decay"], found.left_out) == (0.0, 0.25)
         assert copy.deepcopy(found).left_out == pickle.loads(pickle.dumps(found)).left_out == 0.25
+        assert ("in this weight_decay_mode" in weight_decay_left_out(found, "t").message) == applies_in_some_mode
     none_asked_for = {"optimizer": optimizer, "weight_decay_mode": WeightDecayMode.DECOUPLE}
     assert fused_optimizer_from_params(none_asked_for).left_out == 0.0
 
