@@ -150,7 +150,7 @@ LONG = {
     "runtime/test_batch_fuzz.py", "runtime/test_base.py",
     "collections/test_batches.py", "collections/test_interrupts.py", "kernels/test_thread_safety.py",
     *(f"exporter/test_{name}.py" for name in ("auc", "memory", "pt2", "serve_cpp", "serve_cpp_process", "sharded")),
-    "exporter/test_zoo.py",
+    "exporter/test_zoo.py", *_INTERPRETED,
 }  # fmt: skip
 """They take long, too: they come after the others, but for the file of their own name."""
 
@@ -212,7 +212,9 @@ def _places(path: Path) -> list[str]:
     if path.stem.endswith("_triton"):
         return _INTERPRETED
     package = package_of(path)
-    return BESIDE.get(str(path)) or BESIDE.get(package, [package])
+    places = BESIDE.get(str(path)) or BESIDE.get(package, [package])
+    launches = path.with_name(f"{path.stem}_triton.py").exists()  # the kernels there, from here
+    return [*places, *_INTERPRETED] if launches else places
 
 
 @functools.cache
