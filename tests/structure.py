@@ -29,6 +29,7 @@ LAYERS = [
     "ir",
     "hashing",
     "errors",
+    "printing",
     "version",
     "kernels",
     "kernels.lookup",

@@ -23,6 +23,7 @@ class Chip:
         ub_alignment_bytes: every vector in the unified buffer begins at a multiple of this.
         most_programs: of one launch, the product of the grid's axes; triton-ascend refuses more.
         most_kernel_name: characters of a kernel's name that the device keeps; longer names collide.
+        is_950: whether it is of the generation after the 910, which has a compiler of its own (``dav-c310``).
     """
 
     name: str
@@ -31,32 +32,55 @@ class Chip:
     ub_alignment_bytes: int
     most_programs: int
     most_kernel_name: int
+    is_950: bool = False
 
 
-def _ascend_910b(name: str, vector_cores: int) -> Chip:
-    """The chips of this generation differ in the number of their cores only.
-
-    192 KiB of unified buffer and 32 bytes of alignment are what the compiler writes into the module it compiles
-    (1,572,864 and 256 bits). 65,535 programs and 49 characters are limits of triton-ascend's launcher.
+def _chip(name: str, vector_cores: int, ub_kib: int, is_950: bool = False) -> Chip:
+    """32 bytes of alignment are what the compiler writes into every module that it compiles. 65,535 programs and 49
+    characters are limits of triton-ascend's launcher.
     """
-    return Chip(name, vector_cores, 192 * 1024, 32, 65_535, 49)
+    return Chip(name, vector_cores, ub_kib * 1024, 32, 65_535, 49, is_950)
 
 
-ASCEND_910B = _ascend_910b("Ascend910B3", 40)
+def _ascend_910(name: str, vector_cores: int) -> Chip:
+    """The chips of this generation, 910B and 910_93, differ in the number of their cores only."""
+    return _chip(name, vector_cores, 192)
+
+
+def _ascend_950(name: str, vector_cores: int) -> Chip:
+    """The next generation, which was called 910_95 first. Of 256 KiB of unified buffer, the compiler keeps 8."""
+    return _chip(name, vector_cores, 248, is_950=True)
+
+
+ASCEND_910B = _ascend_910("Ascend910B3", 40)
 """What kernels are compiled for where nobody names a chip: 20 AI cores with two vector cores each."""
+
+# Vector cores, twice the AI cores, by the ends of names, as the driver and `NPUTargetSpec.td` of Ascend's open compiler
+# have them. CANN has the same numbers as `vector_core_cnt` in `data/platform_config/<name>.ini`.
+_910B = {"B1": 48, "B2": 48, "B2C": 48, "B4": 40, "B4-1": 40}
+_910_93 = {"9362": 40, "9372": 40, "9381": 48, "9382": 48, "9391": 48, "9392": 48}
+_910_95 = {"950z": 8, **dict.fromkeys(("9579", "957b", "957d"), 56)}
+_910_95 |= {**dict.fromkeys(("9581", "9589", "958a", "958b"), 64), "9599": 72}
+_950PR = {"950z": 8, **dict.fromkeys(("9579", "957a", "957b", "957c", "957d"), 56)}
+_950PR |= {**dict.fromkeys(("9589", "958a", "958b", "958c", "958d"), 64), **dict.fromkeys(("9599", "959a", "959b"), 72)}
+_950DT = {"950x": 16, "950y": 16, **{str(number): 56 for number in range(9571, 9579)}}
+_950DT |= {str(number): 64 for number in range(9581, 9589)}
+_950DT |= dict.fromkeys(("9591", "9592", "9595", "9596", "95A1", "95A2"), 72)
 
 CHIPS: Mapping[str, Chip] = MappingProxyType(
     {
         chip.name: chip
         for chip in (
-            _ascend_910b("Ascend910B1", 48),  # 24 AI cores, two vector cores each
-            _ascend_910b("Ascend910B2", 48),
             ASCEND_910B,
-            _ascend_910b("Ascend910B4", 40),
+            *(_ascend_910(f"Ascend910{end}", cores) for end, cores in _910B.items()),
+            *(_ascend_910(f"Ascend910_{end}", cores) for end, cores in _910_93.items()),
+            *(_ascend_950(f"Ascend910_{end}", cores) for end, cores in _910_95.items()),
+            *(_ascend_950(f"Ascend950PR_{end}", cores) for end, cores in _950PR.items()),
+            *(_ascend_950(f"Ascend950DT_{end}", cores) for end, cores in _950DT.items()),
         )
     }
 )
-"""By name."""
+"""By name. What kernels need of the unified buffer was measured for the 910 generation."""
 
 SMALLEST_BLOCK = 16
 """Columns. 16 halves fill 32 bytes, the alignment of the unified buffer. Narrower blocks would be further forms to
@@ -131,8 +155,14 @@ def chip_named(name: str) -> Chip:
     Raises:
         ValueError: no chip of this name is known; the message lists those that are.
     """
+    if name.startswith("Ascend310P"):  # cube and vector unit are one core, without bfloat16
+        raise ValueError(f"Ascend's compilers for Triton have no target for chip {name!r}")
     if name not in CHIPS:
-        raise ValueError(f"no tiling table for chip {name!r}; there is one for {', '.join(sorted(CHIPS))}")
+        raise ValueError(
+            f"no tiling table for chip {name!r}, as there is for Ascend910B3 and {len(CHIPS) - 1} others; to add one, "
+            "write into CHIPS of recfx/kernels/build/tiling.py what CANN's file "
+            f"data/platform_config/{name}.ini says: its vector_core_cnt, and its ub_size in KiB"
+        )
     return CHIPS[name]
 
 

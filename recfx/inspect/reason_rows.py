@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from recfx.collections.kinds import table_in
 from recfx.errors import Severity
 from recfx.inspect import wording
-from recfx.inspect.grid import few, groups_of, plural
 from recfx.inspect.report_data import ReportData
 from recfx.inspect.sections import FILLING
+from recfx.printing.grid import few, groups_of, plural
 
 _MOST_NAMES = 4
 _MOST_COLLECTIONS = 3

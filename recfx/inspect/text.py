@@ -20,11 +20,11 @@ from rich.text import Text
 from recfx.collections.kinds import table_in
 from recfx.errors import Severity
 from recfx.inspect import wording
-from recfx.inspect.grid import Grid, few
 from recfx.inspect.reason_rows import Finding, ReasonRow, matter, notes, reason_rows
 from recfx.inspect.report_data import ReportData
 from recfx.inspect.sections import LEGEND, node_grids, overview
-from recfx.ir.names import printable
+from recfx.printing.grid import Grid, few
+from recfx.printing.printable import printable
 
 WIDTH = 120
 

@@ -11,7 +11,7 @@ import sympy
 
 from recfx.inspect.report_data import CollectionReport, ReportData
 from recfx.inspect.table_report import HashingReport, TableReport
-from recfx.ir.names import printable
+from recfx.printing.printable import printable
 
 _MOST_TERMS = 4
 _STATUS_ORDER = ("converted", "convertible", "kept", "refused")

@@ -1,4 +1,4 @@
-"""The names of nodes; and names as they can be printed, because a user may have put anything into one."""
+"""The names of nodes, and of whatever else stands in the text of a graph."""
 
 from __future__ import annotations
 
@@ -29,17 +29,3 @@ WORDS: dict[str, Any] = {"True": True, "False": False, "inf": math.inf, "-inf": 
 def quoted(name: str) -> str:
     """A name as it stands in the text of a graph: in quotes, if it could not be read back otherwise."""
     return name if PLAIN.fullmatch(name) and name not in WORDS else repr(name)
-
-
-def printable(text: str, keep: str = "") -> str:
-    """The text in one line that changes no terminal and fits every encoding of Unicode.
-
-    Line breaks, escape sequences, lone surrogates and marks without a width of their own become backslash escapes.
-    The characters in ``keep`` stay as they are, such as line breaks that were not in a name.
-    """
-    if text.isprintable():  # nearly always
-        return text
-    return "".join(
-        letter if letter.isprintable() or letter in keep else letter.encode("unicode_escape").decode()
-        for letter in text
-    )

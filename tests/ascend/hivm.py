@@ -55,11 +55,16 @@ class Compiled:
 
 
 def compile_to_hivm(linalg: str, compiler: Path, chip: str = CHIP) -> Compiled:
-    """Compile for one chip.
+    """Compile for one chip of the 910 generation; arguments and errors are those of ``hivm_of``."""
+    return _read(hivm_of(linalg, compiler, chip))
+
+
+def hivm_of(linalg: str, compiler: Path, chip: str) -> str:
+    """The text of HIVM for one chip.
 
     Args:
         linalg: text that triton-ascend made.
-        compiler: ``bishengir-compile``.
+        compiler: ``bishengir-compile``; for the 950 generation, ``bishengir-compile-a5``.
         chip: as the compiler calls it.
 
     Raises:
@@ -71,8 +76,9 @@ def compile_to_hivm(linalg: str, compiler: Path, chip: str = CHIP) -> Compiled:
     with tempfile.TemporaryDirectory() as folder:
         where = Path(folder)
         (where / "bin").mkdir()
-        (where / "bin/hivmc").write_text(_STAND_IN)
-        (where / "bin/hivmc").chmod(0o755)
+        for name in ("hivmc", "hivmc-a5"):
+            (where / "bin" / name).write_text(_STAND_IN)
+            (where / "bin" / name).chmod(0o755)
         (where / "kernel.linalg.mlir").write_text(linalg)
         command = [
             str(compiler), "kernel.linalg.mlir", f"--target={chip}", "--enable-auto-multi-buffer=True",
@@ -91,7 +97,7 @@ def compile_to_hivm(linalg: str, compiler: Path, chip: str = CHIP) -> Compiled:
             raise UnifiedBufferOverflow(f"{needed} bytes of the unified buffer needed, {there} there")
         if done.returncode or not output.is_file():
             raise CompileError(f"status {done.returncode}: {log[-4000:]}")
-        return _read(output.read_text(errors="replace"))
+        return output.read_text(errors="replace")
 
 
 def _read(hivm: str) -> Compiled:

@@ -68,6 +68,14 @@ def bishengir_compile(version: str) -> Path:
     return FOLDER / f"ascendnpu-ir-{version}" / "ascendnpuir/bin/bishengir-compile"
 
 
+def bishengir_opt(version: str, is_950: bool) -> Path:
+    """The tool beside it that runs single passes, of one of the two generations of chips."""
+    program = bishengir_compile(version).with_name(f"bishengir-opt{'-a5' if is_950 else ''}")
+    if program.is_file() and not os.access(program, os.X_OK):  # pip does not keep the mode
+        program.chmod(0o755)
+    return program
+
+
 def ascendnpu_ir(version: str) -> Tool:
     """BiSheng's compiler up to HIVM, its last open stage."""
     compiler = bishengir_compile(version)

@@ -19,8 +19,8 @@ from recfx import ConversionError, HashConfig, convert
 from recfx.errors import Diagnostic, Severity
 from recfx.inspect import Report, wording
 from recfx.inspect.explain import explain
-from recfx.inspect.grid import few
 from recfx.inspect.text import WIDTH
+from recfx.printing.grid import few
 from tests.builders.optimizers import attach
 from tests.inspect.models import OwnForward, Wrapped, batch, collection, config, towers
 

@@ -54,12 +54,25 @@ def test_chips_are_found_by_their_names() -> None:
     assert all(chip_named(name).name == name for name in CHIPS)
 
 
-def test_a_chip_without_a_table() -> None:
-    message = (
-        "no tiling table for chip 'Ascend310P3'; there is one for Ascend910B1, Ascend910B2, Ascend910B3, Ascend910B4"
-    )
-    with pytest.raises(ValueError, match=message):
+def test_a_chip_without_a_table_and_how_to_add_one() -> None:
+    with pytest.raises(ValueError, match=r"no tiling table for chip 'Ascend930'.*CHIPS.*Ascend930\.ini.*ub_size"):
+        chip_named("Ascend930")
+    with pytest.raises(ValueError, match="compilers for Triton have no target for chip 'Ascend310P3'"):
         chip_named("Ascend310P3")
+
+
+@pytest.mark.parametrize(
+    ("name", "cores", "ub_kib"),
+    [
+        ("Ascend910B4-1", 40, 192),
+        ("Ascend910_9382", 48, 192),
+        ("Ascend910_9589", 64, 248),
+        ("Ascend950DT_95A1", 72, 248),
+    ],
+)
+def test_chips_of_every_generation(name: str, cores: int, ub_kib: int) -> None:
+    chip = chip_named(name)
+    assert (chip.name, chip.vector_cores, chip.ub_bytes) == (name, cores, ub_kib * 1024)
 
 
 KERNELS = [(kernel, size, None) for kernel, of_sizes in tiling.NEEDS.items() for size in of_sizes]

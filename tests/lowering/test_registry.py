@@ -79,7 +79,7 @@ SERVED = [
     pytest.param(planned("npu", 1024), "Ascend910B3", "device device device - -", id="chip"),
     pytest.param(planned("npu", 12), "Ascend910B3", "device device device - -", id="12"),
     pytest.param(planned("npu"), "Ascend310P3", "device device device no_tiling_table -", id="other chip"),
-    pytest.param(planned("npu"), "Ascend950DT", "device device device no_tiling_table -", id="newer chip"),
+    pytest.param(planned("npu"), "Ascend960", "device device device no_tiling_table -", id="newer chip"),
     pytest.param(planned("npu", is_weighted=True), "Ascend910B3", "device device device - -", id="weighted"),
     pytest.param(planned("npu", rows=0), None, "device device device - -", id="no rows on an npu"),
     pytest.param(planned("cpu", optimizer=OptimizerFacts("lamb")), None, "- optimizer optimizer device -", id="lamb"),

@@ -9,8 +9,8 @@ import subprocess
 from recfx.errors import DrawingError
 from recfx.inspect.drawing.drawing import Drawing
 from recfx.inspect.drawing.view import Box, View, cut, view_of
-from recfx.ir.names import printable
 from recfx.ir.snapshot import BEFORE
+from recfx.printing.printable import printable
 
 COLOURS = {
     "select": "#cfe3f5",

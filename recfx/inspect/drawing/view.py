@@ -19,7 +19,7 @@ from recfx.inspect.drawing.drawing import (
     DrawnNode,
     DrawnStep,
 )
-from recfx.inspect.grid import groups_of, plural
+from recfx.printing.grid import groups_of, plural
 
 STACK_FROM = 6
 """From this number on, like nodes of a collection are drawn as one stack."""
