@@ -129,7 +129,7 @@ def _as_it_is(
     topology: AnyTopology | Hardware | None,
     again: Callable[[int], Cost] | None = None,
 ) -> Cost:
-    """A graph, or a model with converted collections."""
+    """The cost of a graph, or of a model with converted collections, as it is."""
     prices = ModelPrices(model.training)
     if isinstance(model, fx.GraphModule):
         nodes = prices.nodes_of(model)
@@ -156,8 +156,8 @@ def price_planned(
 ) -> tuple[Cost, dict[str, Rewriting]]:
     """The cost of a model as a plan would shard it, seen from rank 0; ``converted`` has its collections by every path.
 
-    Also what the passes make of each collection, by the first of its paths. ``again`` gives the cost on another number
-    of ranks.
+    Also returns what the passes make of each collection, by the first of its paths. ``again`` gives the cost on another
+    number of ranks.
 
     Raises:
         ConversionError: ``plan_unknown_collection``, ``plan_missing_collection``, and those of ``read_plan``.
@@ -308,11 +308,11 @@ def compare_plans(
         priced = cost(model, topology, plan=plan, world_size=world_size).at(B, L=L)
         rows.append(PlanRow(str(name), _types(plan), priced))
     hardware = {row.name: row.cost.hardware for row in rows}
-    other = next((name for name, its_own in hardware.items() if its_own != rows[0].cost.hardware), None)
-    if other is not None:
+    different = next((name for name, its_own in hardware.items() if its_own != rows[0].cost.hardware), None)
+    if different is not None:
         raise ConversionError(
-            f"{rows[0].name} was made for {rows[0].cost.hardware.name}, but {other} is priced for "
-            f"{hardware[other].name} with constants of its own: their times say nothing about each other.",
+            f"{rows[0].name} was made for {rows[0].cost.hardware.name}, but {different} is priced for "
+            f"{hardware[different].name} with constants of its own: their times say nothing about each other.",
             reason="invalid_argument",
             what_to_do="pass topology=, what to compare them on.",
         )

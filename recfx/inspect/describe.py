@@ -156,15 +156,15 @@ def _optimizer(facts: TableFacts) -> str:
     return "none: gradients to weight.grad" if facts.weight.requires_grad else "none: frozen"
 
 
-def describe_converted(found: CollectionReport, collection: UnshardedCollection, existed: bool) -> CollectionReport:
-    """Add to what discovery knows what the collection shows of itself, but not yet what there is to say about it.
+def describe_converted(base: CollectionReport, collection: UnshardedCollection, existed: bool) -> CollectionReport:
+    """Add what the collection shows of itself to what discovery knows, but no reasons yet.
 
     ``existed``: whether its tables were there before recfx.
     """
     own = {table.name: table.name for table in collection.tables}
-    facts = table_facts(collection, own, found.path, existed)
+    facts = table_facts(collection, own, base.path, existed)
     described = replace(
-        found,
+        base,
         is_weighted=collection.is_weighted(),
         device=str(collection.device),
         tables=tuple(table_report(facts[table.name]) for table in collection.tables),
@@ -172,11 +172,11 @@ def describe_converted(found: CollectionReport, collection: UnshardedCollection,
     return with_graph(described, collection)
 
 
-def describe_other(found: CollectionReport, collection: nn.Module) -> CollectionReport:
+def describe_other(base: CollectionReport, collection: nn.Module) -> CollectionReport:
     """Add what a collection that was not converted shows of itself, which may be nothing."""
     names = shown_by(collection)
     if names is None:
-        return found
+        return base
     read, holder = names
     try:
         configs = list(getattr(collection, read)())
@@ -188,8 +188,8 @@ def describe_other(found: CollectionReport, collection: nn.Module) -> Collection
             _table_of_config(config, getattr(modules.get(config.name), "weight", None)) for config in configs
         )
     except Exception:  # a foreign class may implement none of this; then the report has less to show
-        return found
-    return replace(found, is_weighted=is_weighted, device=device, tables=tables)
+        return base
+    return replace(base, is_weighted=is_weighted, device=device, tables=tables)
 
 
 def with_graph(described: CollectionReport, collection: ConvertedCollection) -> CollectionReport:
@@ -202,7 +202,7 @@ def with_graph(described: CollectionReport, collection: ConvertedCollection) -> 
 def with_nodes(
     described: CollectionReport, metas: Mapping[str, NodeMeta], records: Sequence[PassRecord]
 ) -> CollectionReport:
-    """Show these nodes of a graph, by name, and the passes that have made it, in place of those before."""
+    """Replace the nodes and passes that are shown by those of a graph: its metadata by node, and its passes."""
     return replace(
         described,
         nodes=tuple(_node(name, meta) for name, meta in metas.items()),
@@ -224,15 +224,15 @@ def _node(name: str, meta: NodeMeta) -> NodeReport:
     )
 
 
-def describe_sharded(found: CollectionReport, sharded: ShardedCollection, existed: bool) -> CollectionReport:
+def describe_sharded(base: CollectionReport, sharded: ShardedCollection, existed: bool) -> CollectionReport:
     """Add what a sharded collection shows on this rank; the arguments are those of ``describe_converted``.
 
     Does not communicate.
     """
     local = {table.name: sharded.sharding.local_of(table.name) for table in sharded.tables}
     own = {name: shards[0].name for name, shards in local.items() if shards}  # all shards here have the same rows
-    facts = table_facts(sharded, own, found.path, existed)
-    path_of = partial(kind_of(sharded).table_path, found.path)
+    facts = table_facts(sharded, own, base.path, existed)
+    path_of = partial(kind_of(sharded).table_path, base.path)
     tables = []
     for table in sharded.sharding.tables:
         name = table.table.name
@@ -240,13 +240,13 @@ def describe_sharded(found: CollectionReport, sharded: ShardedCollection, existe
         optimizer = sharded.store.optimizers.get(own.get(name, ""))
         tables.append(_with_sharding(report, table, optimizer, sharded.sharding, path_of(name), sharded.taken))
     described = replace(
-        found,
+        base,
         is_weighted=sharded.is_weighted(),
         device=next((table.device for table in tables if table.device), ""),
         tables=tuple(tables),
     )
-    reasons = collection_sharding_reasons(sharded.tables, sharded.graph_module, found.path)
-    return with_reasons(with_graph(described, sharded), reasons + pipelining_reasons(sharded, found.path))
+    reasons = collection_sharding_reasons(sharded.tables, sharded.graph_module, base.path)
+    return with_reasons(with_graph(described, sharded), reasons + pipelining_reasons(sharded, base.path))
 
 
 def with_plan(
@@ -262,8 +262,7 @@ def with_plan(
     The graph is that of one rank, on the devices of the topology or else of the tables.
 
     Raises:
-        ConversionError: the same as ``shard_collection``, in its order; ``malformed_graph``: passes of the user's left
-            one.
+        ConversionError: as ``shard_collection``, in its order; ``malformed_graph``: the user's passes left one.
     """
     path = described.path
     sharding = read_plan(collection.tables, plan, rank, world_size, path)

@@ -59,7 +59,7 @@ def explain(
 ) -> Report:
     """Say what was done to ``model``, or, before conversion, what ``convert`` with the same arguments would do to it.
 
-    What ``convert`` would refuse raises nothing, except for arguments that are none: the report lists it, with the
+    What ``convert`` would refuse raises nothing, except for invalid arguments: the report lists it, with the
     reason and what to do, and is not ok. The model, its optimizers and the random state stay as they are. What
     ``convert`` would make is made and forgotten: indexes, rows that are added and, with a sample, the copies that are
     compared take memory for the time of the call.
@@ -129,7 +129,7 @@ def explain(
             )
             for finding in discovery.findings
         ]
-    rollbacks = list(discovery.rollbacks) + [found for _, record in records.conversions for found in record.rollbacks]
+    rollbacks = list(discovery.rollbacks) + [why for _, record in records.conversions for why in record.rollbacks]
     notes = [note for _, record in records.conversions for note in record.notes]
     verification = records.verification(model)
     if decision.conversion is not None and decision.replacements:
@@ -172,7 +172,7 @@ def _holder(model: nn.Module) -> nn.Module:
 
 
 def _is_to_be_traced(model: nn.Module, records: Records) -> bool:
-    """Whether a sample says something: not of a model that was converted with one, unless there is more to convert."""
+    """Whether a sample tells anything: not if the model was converted with one, unless there is more to convert."""
     if not records.traced() and not isinstance(unwrap(model), WholeGraph):
         return True
     findings = (classify(module, path) for path, module in model.named_modules())
@@ -183,9 +183,9 @@ def _collection(
     finding: Finding, collection: nn.Module, record: Found | None, planned: _PlannedSharding | None
 ) -> CollectionReport:
     """The report of one collection, which may be one that it would become; ``record`` is what was found before."""
-    known = record is not None and finding.found == "walked"
-    how, source = (record.found, record.source) if record is not None and known else (finding.found, finding.source)
-    found = CollectionReport(
+    walked = record is not None and finding.found == "walked"
+    how, source = (record.found, record.source) if record is not None and walked else (finding.found, finding.source)
+    report = CollectionReport(
         paths=tuple(finding.paths),
         kind=type(finding.module).__name__ if record is None else record.kind,
         status=finding.status,
@@ -196,21 +196,21 @@ def _collection(
         reasons=_collection_reasons(finding, how),
     )
     existed = finding.status == CONVERTIBLE or (
-        record is not None and record.kind not in {each.__name__ for each in CONVERTED_CLASSES.values()}
+        record is not None and record.kind not in {converted.__name__ for converted in CONVERTED_CLASSES.values()}
     )
     if isinstance(collection, UnshardedCollection):
-        described = describe_converted(found, collection, existed)
+        described = describe_converted(report, collection, existed)
         return with_reasons(described) if planned is None else planned.describe(described, collection)
     if isinstance(collection, ShardedCollection):
-        return describe_sharded(found, collection, existed)
-    return describe_other(found, finding.module)
+        return describe_sharded(report, collection, existed)
+    return describe_other(report, finding.module)
 
 
-def _collection_reasons(finding: Finding, found: str) -> tuple[Diagnostic, ...]:
+def _collection_reasons(finding: Finding, how: str) -> tuple[Diagnostic, ...]:
     reasons = []
     if finding.why is not None:
         reasons.append(finding.why)
-    if found == "never called":
+    if how == "never called":
         message = "calling the model with the sample never reaches this collection, in train or eval mode."
         advice = "check the sample, or call the collection; what is converted does not depend on it."
         reasons.append(Diagnostic("never_called", finding.path, message, advice, Severity.WARNING))
@@ -236,11 +236,11 @@ class _PlannedSharding:
     def __init__(self, plan: Any, world_size: int | None) -> None:
         check_plan(plan)
         self._plan = plan
-        given = None if world_size is None else whole_number(world_size, "world_size", most=MOST_RANKS)
+        ranks = None if world_size is None else whole_number(world_size, "world_size", most=MOST_RANKS)
         in_group = dist.is_available() and dist.is_initialized()
-        if given is None and in_group:
-            given = dist.get_world_size()  # as for convert
-        self._world_size = world_size_of(plan, given)
+        if ranks is None and in_group:
+            ranks = dist.get_world_size()  # as for convert
+        self._world_size = world_size_of(plan, ranks)
         self._rank = dist.get_rank() if in_group and dist.get_world_size() == self._world_size else 0
         self._unknown: list[Diagnostic] = []
 

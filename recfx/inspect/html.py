@@ -1,6 +1,6 @@
 """The report as one HTML page: complete, without other files or scripts, and with everything from the model escaped.
 
-It begins as the text does: with what matters, one row per reason, one line per group of like tables. What it says of
+It begins as the text does: with what matters, one row per reason, one line per group of like tables. What it says about
 each single table, node and pass is folded up below, by collection.
 """
 
@@ -23,13 +23,13 @@ def render_html(report: ReportData) -> str:
     title = wording.headline(report)
     rows = reason_rows(report)
     parts = [f"<p>{escape(wording.versions(report))}, report version {escape(report.version)}</p>"]
-    if found := matter(rows):
-        parts += ["<h2>Refusals and warnings</h2>", _reasons(found)]
+    if important := matter(rows):
+        parts += ["<h2>Refusals and warnings</h2>", _reasons(important)]
     parts.append(f"<h2>Verification</h2>{pre(report.verification.text)}")
     for grid in overview(report.collections):
         parts += [f"<h2>{escape(_below(grid.title))}</h2>", *_grid(grid)]
-    if found := notes(rows):
-        parts += ["<h2>Notes</h2>", _reasons(found)]
+    if minor := notes(rows):
+        parts += ["<h2>Notes</h2>", _reasons(minor)]
     if report.collections:
         parts.append("<h2>Collections, table by table</h2>")
     for collection in report.collections:
@@ -41,20 +41,20 @@ def _below(text: str) -> str:
     return text.replace(LISTS_EACH, "each is listed below")
 
 
-def _reasons(found: list[ReasonRow]) -> str:
+def _reasons(reasons: list[ReasonRow]) -> str:
     rows = []
-    for one in found:
-        messages = [_message(one, place) for place in range(len(one.findings))]
-        paths = list(dict.fromkeys(path for finding in one.findings for path in finding.paths))
-        all_names = holds_for(paths) if len(paths) > 1 else ""
+    for reason in reasons:
+        messages = [_message(reason, place) for place in range(len(reason.findings))]
+        paths = list(dict.fromkeys(path for finding in reason.findings for path in finding.paths))
+        names = holds_for(paths) if len(paths) > 1 else ""
         cells = (
-            escape(one.severity),
-            escape(one.code),
-            _folded(one.holds_for, [] if one.holds_for.endswith(all_names) else [f"<div>{escape(all_names)}</div>"]),
+            escape(reason.severity),
+            escape(reason.code),
+            _folded(reason.holds_for, [] if reason.holds_for.endswith(names) else [f"<div>{escape(names)}</div>"]),
             messages[0] if len(messages) == 1 else _folded(plural(len(messages), "message"), messages),
-            escape(one.advice if one.advice is not None else "see the messages"),
+            escape(reason.advice if reason.advice is not None else "see the messages"),
         )
-        rows.append((one.severity, cells))
+        rows.append((reason.severity, cells))
     advice = any(cells[-1] for _, cells in rows)
     columns = _REASON_COLUMNS if advice else _REASON_COLUMNS[:-1]
     lines = [

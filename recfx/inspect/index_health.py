@@ -42,7 +42,7 @@ class IndexHealth:
         return buffers_named(name, (self.index,))[0]
 
     def notice_loads(self) -> None:
-        """If another state has taken the place of the index's, the interval begins with it.
+        """Begin the interval with the index's present state, if that was loaded in it.
 
         Raises:
             CheckpointError: the state that was last loaded is not complete, or not valid.
@@ -65,7 +65,7 @@ class IndexHealth:
 
     @property
     def ids_seen(self) -> int:
-        """In training, in the interval that has ended."""
+        """The number of ids seen in training in the interval that has ended."""
         return self.counted[_IDS_SEEN]
 
     def buckets(self) -> list[tuple[int, int]]:
@@ -131,9 +131,9 @@ _LARGEST = ("worst_bucket", "longest_probe", "evicts", "admits", "shares")
 
 @dataclass(frozen=True)
 class Health:
-    """The numbers of one table over an interval: of one slice of it, of several, or of those of several ranks.
+    """The numbers of one table over an interval: of one slice of it, of several, or of the slices of several ranks.
 
-    The largest is taken of what cannot be added up. What is not known is 0: a rank without a slice learns from the
+    What cannot be added up is joined by its maximum. What is not known is 0: a rank without a slice learns from the
     others what the config says.
     """
 
@@ -142,7 +142,7 @@ class Health:
 
     @classmethod
     def of(cls, parts: Sequence[IndexHealth]) -> Health:
-        """One table: all its slices on this rank, of which there may be none, in the intervals that have ended."""
+        """The numbers of a table's slices on this rank, which may be none, in the intervals that have ended."""
         return reduce(cls.joined, map(cls._of_slice, parts), cls())
 
     @classmethod

@@ -39,7 +39,7 @@ class ScalarWriter(Protocol):
 def monitor(model: nn.Module, *, probed_groups: int | None = None) -> Monitor:
     """Watch the tables of a model that have an index.
 
-    Make it of the model that is trained: after it was converted, sharded or copied, because these make other tables.
+    Make it from the model that is trained: after it was converted, sharded or copied, because these make other tables.
     Wrappers may come before or after, and so may checkpoints.
 
     Args:
@@ -108,7 +108,7 @@ class Monitor:
 
         - ``occupancy``: share of the index's rows that are taken.
         - ``worst_bucket``: share of the fullest bucket's rows that are taken; the table is full when this is 1.
-        - ``longest_probe``: how many groups of slots (cache lines) the slowest lookup reads. Of the windows that were
+        - ``longest_probe``: how many groups of slots (cache lines) the slowest lookup reads, in the windows that were
           read so far, until all were; left out before the first.
 
         Of the ids seen in training since the last call, counting each occurrence (after a load, since the load):

@@ -18,7 +18,7 @@ _MOST_COLLECTIONS = 3
 
 @dataclass(frozen=True)
 class Finding:
-    """What a reason says, in the same words, of one or several modules."""
+    """What a reason says, in the same words, about one or several modules."""
 
     paths: tuple[str, ...]
     message: str
@@ -33,7 +33,7 @@ class ReasonRow:
         severity: how much it matters.
         code: the reason code.
         holds_for: what it is about, in a few words.
-        findings: what it says; tables of which it says the same are one finding.
+        findings: what it says; tables about which it says the same are one finding.
     """
 
     severity: Severity
@@ -44,8 +44,8 @@ class ReasonRow:
     @property
     def advice(self) -> str | None:
         """What to do, if that is the same for all findings; otherwise None."""
-        found = {finding.what_to_do for finding in self.findings}
-        return found.pop() if len(found) == 1 else None
+        advice = {finding.what_to_do for finding in self.findings}
+        return advice.pop() if len(advice) == 1 else None
 
 
 def reason_rows(report: ReportData, every: bool = False) -> list[ReasonRow]:

@@ -116,18 +116,18 @@ def index_left_out(table: TableFacts) -> Diagnostic | None:
 def index_not_needed(table: TableFacts) -> Diagnostic | None:
     """All ids would fit as they are, but the config sends them through an index."""
     spec = table.spec
-    known = spec.id_range
-    if known is None or spec.hashing is None or not spec.has_index or spec.never_needs_index:
+    id_range = spec.id_range
+    if id_range is None or spec.hashing is None or not spec.has_index or spec.never_needs_index:
         return None
-    if known.lower < 0 or known.upper >= spec.num_embeddings:
+    if id_range.lower < 0 or id_range.upper >= spec.num_embeddings:
         return None
     message = (
-        f"its ids are {known}, and it has {spec.num_embeddings} rows, but they go through an index, because "
-        f"dense_rows is {spec.hashing.dense_rows}. Proof: {known.proof}."
+        f"its ids are {id_range}, and it has {spec.num_embeddings} rows, but they go through an index, because "
+        f"dense_rows is {spec.hashing.dense_rows}. Proof: {id_range.proof}."
     )
     advice = (
-        f"give HashConfig(dense_rows={known.upper + 1}) or more, so that ids are rows; the index stays if it counts or "
-        "evicts ids, which are then not those."
+        f"give HashConfig(dense_rows={id_range.upper + 1}) or more, so that ids are rows; the index stays if it counts "
+        "or evicts ids, which are then not those."
     )
     return Diagnostic("index_not_needed", table.module_path, message, advice)
 

@@ -29,12 +29,12 @@ class Records:
     @classmethod
     def of(cls, model: nn.Module) -> Records:
         """Every record in ``model``; there are several if modules were converted separately and then put together."""
-        found = []
+        conversions = []
         for path, module in model.named_modules():
             record = conversion_of(module)
             if (record.found or record.notes) and unwrap(module) is module:
-                found.append((path, record))
-        return cls(tuple(found))
+                conversions.append((path, record))
+        return cls(tuple(conversions))
 
     def of_collection(self, finding: Finding) -> Found | None:
         """What was recorded when ``finding`` was converted or kept."""
@@ -48,8 +48,8 @@ class Records:
 
     def kept(self, finding: Finding) -> Diagnostic | None:
         """Why it was kept although it can be converted, if it was."""
-        found = self.of_collection(finding)
-        return found.why if found is not None and found.status == REFUSED else None
+        record = self.of_collection(finding)
+        return record.why if record is not None and record.status == REFUSED else None
 
     @cached_property
     def _by_path(self) -> tuple[dict[str, Found], dict[str, list[Found]]]:
@@ -57,15 +57,15 @@ class Records:
         by_path: dict[str, Found] = {}
         inside: dict[str, list[Found]] = {}
         for prefix, record in reversed(self.conversions):
-            for found in record.found:
-                for path in found.paths:
-                    by_path[_join(prefix, path)] = found
-                    inside.setdefault(without_wrappers(_join(prefix, path)), []).append(found)
+            for entry in record.found:
+                for path in entry.paths:
+                    by_path[_join(prefix, path)] = entry
+                    inside.setdefault(without_wrappers(_join(prefix, path)), []).append(entry)
         return by_path, inside
 
     def traced(self) -> bool:
         """Whether a conversion has traced where collections are called."""
-        return any(found.found != "walked" for _, record in self.conversions for found in record.found) or any(
+        return any(entry.found != "walked" for _, record in self.conversions for entry in record.found) or any(
             record.rollbacks for _, record in self.conversions
         )
 
@@ -78,8 +78,8 @@ class Records:
         record = conversions[0]
         if record.verification is not None:
             return Verification.of(record.verification)
-        given = self.traced() or isinstance(unwrap(model), WholeGraph)
-        return Verification(None, "not run: verify=False" if given else "not run: no sample")
+        had_sample = self.traced() or isinstance(unwrap(model), WholeGraph)
+        return Verification(None, "not run: verify=False" if had_sample else "not run: no sample")
 
 
 def _join(prefix: str, path: str) -> str:

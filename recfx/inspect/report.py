@@ -24,7 +24,7 @@ _REASON = {
 }
 _DECLINED = {"by": "by", "reason": "code", "message": "message", "node": "node"}
 _ROLLBACK = {"module_path": "path", "reason": "code", "message": "message"}
-_WHY = ("reason", "message", "what_to_do")  # of a collection: keys of the collection itself, not of a nested object
+_WHY = ("reason", "message", "what_to_do")  # keys of a collection itself, not of an object in it
 
 # How diagnostics are written in each field of the report that holds them: key -> attribute.
 _KEYS = {
@@ -51,11 +51,11 @@ def plain(value: Any, field: str = "") -> Any:
     if isinstance(value, Diagnostic):
         return {key: getattr(value, attribute) for key, attribute in _KEYS[field].items()}
     if is_dataclass(value):
-        names = [each.name for each in fields(ReportData if isinstance(value, ReportData) else value)]
+        names = [attribute.name for attribute in fields(ReportData if isinstance(value, ReportData) else value)]
         if isinstance(value, CollectionReport):
             names[names.index("why") : names.index("why") + 1] = _WHY
-        found = {name: plain(getattr(value, name), name) for name in names}
-        return found | {"counters": dict(value.counters)} if isinstance(value, HashingReport) else found
+        data = {name: plain(getattr(value, name), name) for name in names}
+        return data | {"counters": dict(value.counters)} if isinstance(value, HashingReport) else data
     if isinstance(value, tuple):
         return [plain(item, field) for item in value]
     return str(value) if isinstance(value, sympy.Basic) else value

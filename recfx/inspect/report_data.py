@@ -104,9 +104,9 @@ class Verification:
     text: str
 
     @classmethod
-    def of(cls, found: VerifyReport) -> Verification:
+    def of(cls, comparison: VerifyReport) -> Verification:
         """What a comparison has found; that nothing could be compared is no difference."""
-        return cls(found.ok if found.ok or found.of(DIFFERENT) else None, str(found))
+        return cls(comparison.ok if comparison.ok or comparison.of(DIFFERENT) else None, str(comparison))
 
 
 @dataclass(frozen=True)

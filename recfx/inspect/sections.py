@@ -39,7 +39,7 @@ def overview(collections: tuple[CollectionReport, ...], every: bool = False) -> 
     """The indexes that fill up, then all collections, all tables, and where the parts of sharded tables are.
 
     Args:
-        collections: those of the report.
+        collections: the collections of the report.
         every: a line for each, however many there are.
     """
     tables = [TableOf(collection, table) for collection in collections for table in collection.tables]
@@ -56,7 +56,7 @@ def node_grids(collections: tuple[CollectionReport, ...], every: bool = False) -
     """The nodes of each kind of graph, and a line about those that are left out.
 
     Args:
-        collections: those of the report.
+        collections: the collections of the report.
         every: the nodes of each collection, however many there are.
     """
     described = [one for one in collections if one.nodes]
@@ -156,7 +156,7 @@ _TABLE_FACTS: dict[str, Callable[[TableReport], str]] = {
     "size": lambda table: wording.size(table.bytes),
     "hashing": wording.hashing,
     "kernel": lambda table: table.kernel,
-    "passed over": lambda table: " ".join(f"{each.by}: {each.message}" for each in table.kernels_passed_over),
+    "passed over": lambda table: " ".join(f"{refusal.by}: {refusal.message}" for refusal in table.kernels_passed_over),
     "optimizer": lambda table: table.optimizer,
     "reasons": lambda table: ", ".join(dict.fromkeys(reason.code for reason in table.reasons)),
 }
@@ -180,7 +180,7 @@ def _tables(tables: list[TableOf], every: bool) -> Grid:
         "type": lambda group: "" if usual else group[0].table.dtype,
         "size": lambda group: _size(table for _, table in group),
         "hashing": lambda group: wording.rules(group[0].table.hashing),
-        "ids held": lambda group: wording.held([table for _, table in group]),
+        "ids held": lambda group: wording.ids_held([table for _, table in group]),
         "kernel": lambda group: group[0].table.kernel,
         "optimizer": lambda group: group[0].table.optimizer.removeprefix("none: ").removeprefix("gradients to "),
     }
@@ -271,10 +271,10 @@ def _what_happens(counting: list[TableOf]) -> str:
     """What happens in how many of the tables: ``1 table fills up, 5 tables evict ids``."""
     codes = [{reason.code for reason in one.table.reasons} for one in counting]
     counts = {
-        ("fills up", "fill up"): sum("index_nearly_full" in each for each in codes),
-        ("shares rows", "share rows"): sum("shared_answers" in each for each in codes),
+        ("fills up", "fill up"): sum("index_nearly_full" in own for own in codes),
+        ("shares rows", "share rows"): sum("shared_answers" in own for own in codes),
         ("evicts ids", "evict ids"): sum(one.hash_index.count("evicted") > 0 for one in counting),
-        ("forgets ids that wait", "forget ids that wait"): sum("candidates_dropped" in each for each in codes),
+        ("forgets ids that wait", "forget ids that wait"): sum("candidates_dropped" in own for own in codes),
     }
     told = [f"{plural(count, 'table')} {words[count > 1]}" for words, count in counts.items() if count]
     return ", ".join(told) or "none fills up"

@@ -23,12 +23,12 @@ def diff_steps(model_or_graph: nn.Module, first: str, second: str, *, context: i
     Args:
         model_or_graph: a converted model, also inside wrappers; or a graph of ``recfx.trace``, or of one collection.
         first: the name of a pass, whose result is meant, or ``"before"``.
-        second: likewise; it may also come before ``first``.
+        second: the name of a pass, or ``"before"``; it may also come before ``first``.
         context: how many equal lines to show around each change, 0 or more.
 
     Returns:
-        one section per collection that differs; ``""`` if none does. A collection that has not run a pass, because
-        none of its own has that name, is taken as its last pass before that left it.
+        one section per collection that differs; ``""`` if none does. A collection that has no pass of that name is
+        taken as the last of its passes before it left it.
 
     Raises:
         ConversionError: ``invalid_argument``: it is not a module, or ``context`` is no number of lines;
@@ -74,11 +74,11 @@ def graph_texts(model_or_graph: nn.Module, step: str) -> dict[str, str]:
     """The graph of each collection after a step, with the metadata of its nodes, by fully qualified name."""
     collections = _records(model_or_graph)
     steps = _names(collections)
-    found = {}
+    texts = {}
     for path, records in collections.items():
         record = _last(records, steps[: steps.index(step) + 1])
-        found[path] = text_before(_named(path, records)) if record is None else record.text_with_meta
-    return found
+        texts[path] = text_before(_named(path, records)) if record is None else record.text_with_meta
+    return texts
 
 
 def _names(collections: Mapping[str, Sequence[PassRecord]]) -> tuple[str, ...]:
@@ -93,7 +93,7 @@ def _records(model_or_graph: nn.Module) -> dict[str, Sequence[PassRecord]]:
         return {_named("", own): own}
     if isinstance(model, WholeGraph):
         model = model.python_model
-    return {path: each.pass_records for path, each in converted_collections(model).items()}
+    return {path: collection.pass_records for path, collection in converted_collections(model).items()}
 
 
 def text_before(path: str) -> str:
@@ -112,7 +112,7 @@ def _text(path: str, records: Sequence[PassRecord], done: Sequence[str]) -> str:
 
 
 def _named(path: str, records: Sequence[PassRecord]) -> str:
-    """The name that the collection had when it was converted, as its nodes have it: it may be part of another model."""
+    """The name that the collection had when it was converted, as its nodes have it: its model may be another by now."""
     metas = [node.meta for record in records[-1:] for node in record.nodes if node.meta is not None]
     return metas[0].collection if metas else path
 

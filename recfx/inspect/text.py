@@ -80,9 +80,9 @@ def render(report: ReportData, every: bool, width: int, lines: box.Box = box.SIM
         yield Text(f"\n{more}")
     if graphs:
         yield Text(LEGEND)
-    if found := notes(rows):
+    if minor := notes(rows):
         yield Text("\nNotes", style="bold")
-        for row in found:
+        for row in minor:
             yield from _reason(row, width, every)
 
 
@@ -122,12 +122,12 @@ def _prose(text: str, width: int) -> Iterator[Text]:
     yield Text("\n".join(_wrapped(text, width, "    ", "    ")))
 
 
-def _wrapped(text: str, width: int, first: str, others: str) -> list[str]:
+def _wrapped(text: str, width: int, first: str, rest: str) -> list[str]:
     return textwrap.wrap(
         printable(text),
         width,
         initial_indent=first,
-        subsequent_indent=others,
+        subsequent_indent=rest,
         break_long_words=False,
         break_on_hyphens=False,
     )

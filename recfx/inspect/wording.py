@@ -22,8 +22,8 @@ def headline(report: ReportData) -> str:
     counts = Counter(collection.status for collection in report.collections)
     total = len(report.collections)
     parts = ", ".join(f"{counts[status]} {status}" for status in _STATUS_ORDER if counts[status])
-    found = f"{total} {'collection' if total == 1 else 'collections'}" if total else "no collections"
-    return f"{found}{': ' if parts else ''}{parts}. {'OK' if report.ok else 'NOT OK'}"
+    counted = f"{total} {'collection' if total == 1 else 'collections'}" if total else "no collections"
+    return f"{counted}{': ' if parts else ''}{parts}. {'OK' if report.ok else 'NOT OK'}"
 
 
 def versions(report: ReportData) -> str:
@@ -80,31 +80,31 @@ def share(part: float) -> str:
 
 def hashing(table: TableReport) -> str:
     """How ids become rows, in one line, with what its index has counted."""
-    found, index = table.hashing, table.index
-    if found is None or found.mode != "index":
-        return "" if found is None else found.mode
+    report, index = table.hashing, table.index
+    if report is None or report.mode != "index":
+        return "" if report is None else report.mode
     if index is None or index.occupancy is None or index.worst_bucket_occupancy is None:
-        return f"index{_dense(found)}, {'not allocated' if table.is_here else 'on other ranks'}"
+        return f"index{_dense(report)}, {'not allocated' if table.is_here else 'on other ranks'}"
     worst = f", worst bucket {share(index.worst_bucket_occupancy)}" if (index.buckets or 1) > 1 else ""
     return f"index{_dense(index)}: {index.ids_held:,} ids, {share(index.occupancy)}{worst}{_rules(index)}"
 
 
-def rules(found: HashingReport | None) -> str:
+def rules(report: HashingReport | None) -> str:
     """How ids become rows, without what an index has counted: the same for all tables with these settings."""
-    if found is None or found.mode != "index":
-        return "" if found is None else found.mode
-    return f"index{_dense(found)}{_rules(found)}"
+    if report is None or report.mode != "index":
+        return "" if report is None else report.mode
+    return f"index{_dense(report)}{_rules(report)}"
 
 
-def held(tables: Sequence[TableReport]) -> str:
+def ids_held(tables: Sequence[TableReport]) -> str:
     """How many ids the indexes of like tables hold, and how full these are: ``17,800, 68-70%``."""
-    found = [table.hashing for table in tables if table.hashing is not None and table.hashing.mode == "index"]
-    shares = sorted(one.occupancy for one in found if one.occupancy is not None)
-    if not found:
+    reports = [table.hashing for table in tables if table.hashing is not None and table.hashing.mode == "index"]
+    shares = sorted(report.occupancy for report in reports if report.occupancy is not None)
+    if not reports:
         return ""
     if not shares:
         return "not allocated" if any(table.is_here for table in tables) else "on other ranks"
-    ids = count(sum(one.ids_held or 0 for one in found))
+    ids = count(sum(report.ids_held or 0 for report in reports))
     least, most = f"{100 * shares[0]:.0f}", f"{100 * shares[-1]:.0f}"
     return f"{ids}, {share(shares[0])}" if len(shares) == 1 or least == most else f"{ids}, {least}-{most}%"
 
@@ -136,13 +136,13 @@ def listed(names: tuple[str, ...], most: int = 3) -> str:
     return ", ".join(names[:most]) + (f" and {more:,} more" if more > 0 else "")
 
 
-def _dense(found: HashingReport) -> str:
-    return f", ids below {found.dense_rows:,} dense" if found.dense_rows else ""
+def _dense(report: HashingReport) -> str:
+    return f", ids below {report.dense_rows:,} dense" if report.dense_rows else ""
 
 
-def _rules(found: HashingReport) -> str:
+def _rules(report: HashingReport) -> str:
     """``, evict lru, admit after 3, unseen share``: what differs from the defaults."""
-    full = "" if found.on_full == "error" else f", {found.on_full} {found.evict}".rstrip()
-    admits = f", admit after {found.admit_after}" if (found.admit_after or 1) > 1 else ""
-    unseen = "" if found.unseen == "zeros" else f", unseen {found.unseen}"
+    full = "" if report.on_full == "error" else f", {report.on_full} {report.evict}".rstrip()
+    admits = f", admit after {report.admit_after}" if (report.admit_after or 1) > 1 else ""
+    unseen = "" if report.unseen == "zeros" else f", unseen {report.unseen}"
     return full + admits + unseen

@@ -62,22 +62,22 @@ def few(names: Sequence[str], most: int) -> str:
 
 def runs_of(names: Sequence[str]) -> list[tuple[str, int]]:
     """Each run of at least three consecutive numbers as ``table_0..25``, other names as they are, with their counts."""
-    found: list[list[tuple[str, str, int]]] = []  # runs of (name, name without number, number)
+    runs: list[list[tuple[str, str, int]]] = []  # runs of (name, name without number, number)
     for name in names:
         matched = _NUMBERED.fullmatch(name)
         stem, number = (matched[1], int(matched[2])) if matched is not None else (name, -1)
-        last = found[-1][-1] if found else ("", "", -1)
+        last = runs[-1][-1] if runs else ("", "", -1)
         if matched is not None and last[2] >= 0 and (last[1], last[2] + 1) == (stem, number):
-            found[-1].append((name, stem, number))
+            runs[-1].append((name, stem, number))
         else:
-            found.append([(name, stem, number)])
-    runs = []
-    for run in found:
+            runs.append([(name, stem, number)])
+    shown = []
+    for run in runs:
         if len(run) < _SHORTEST_RUN:
-            runs += [(name, 1) for name, _, _ in run]
+            shown += [(name, 1) for name, _, _ in run]
         else:
-            runs.append((f"{run[0][0]}..{run[-1][2]}", len(run)))
-    return runs
+            shown.append((f"{run[0][0]}..{run[-1][2]}", len(run)))
+    return shown
 
 
 def groups_of(items: Iterable[_Item], key: Callable[[_Item], Hashable]) -> list[list[_Item]]:

@@ -120,7 +120,7 @@ def collect(subject: nn.Module, hardware: Hardware | None = None, planned: Plann
         else:
             findings = planned.findings
         conversion = conversion_of(model) if planned is None else planned.conversion
-        records = {found.paths[0]: found for found in conversion.found}
+        records = {record.paths[0]: record for record in conversion.found}
         collections = tuple(
             _collection(finding, records.get(finding.path), costs)
             if planned is None or finding.path not in planned.graphs
@@ -265,30 +265,30 @@ def _name(node: fx.Node, inside: Mapping[fx.Node, _Call]) -> str:
 
 def _kernels_now(graph_module: fx.GraphModule) -> dict[str, tuple[str, ...]]:
     """Which kernel serves each lookup of a graph now, and why, by name of the node."""
-    found = {}
+    kernels = {}
     for node in graph_module.graph.nodes:
         module = find_module(graph_module, node)
         lookup = module.lookup if isinstance(module, HashLookup) else module
         if isinstance(lookup, Lookup):
             try:
                 choice = lookup.select(lookup.backend)
-                found[node.name] = _why(choice.backend, choice.declined, lookup.backend)
+                kernels[node.name] = _why(choice.backend, choice.declined, lookup.backend)
             except ConversionError as error:
-                found[node.name] = (f"none: {error.diagnostic.message}",)
-    return found
+                kernels[node.name] = (f"none: {error.diagnostic.message}",)
+    return kernels
 
 
 def _kernels_planned(graph: OperatorGraph, asked: str) -> dict[str, tuple[str, ...]]:
     """Which kernel would serve each lookup of a planned graph, and why, with the backend that was asked for."""
-    found = {}
+    kernels = {}
     for node in graph.of_kind("lookup", "hash_lookup"):
         served = graph.served(node)
-        found[node.name] = _why(served.backend, served.declined, asked)
-    return found
+        kernels[node.name] = _why(served.backend, served.declined, asked)
+    return kernels
 
 
 def _why(backend: str, declined: Iterable[Diagnostic], asked: str) -> tuple[str, ...]:
-    why_not = tuple(f"not {other.by}: {other.message}" for other in declined)
+    why_not = tuple(f"not {refusal.by}: {refusal.message}" for refusal in declined)
     if not backend:
         return (f"none: backend {asked!r} was asked for", *why_not)
     reason = "the backend that was asked for" if asked != "auto" else "the first that can serve these tables"

@@ -104,7 +104,7 @@ class DrawnCosts:
         return self._places.get((collection, name), -1)
 
     def is_of(self, device: str) -> bool:
-        """Whether what runs on tensors of a device is what the times are of; on meta, nothing runs."""
+        """Whether the times are those of what runs on tensors of a device; on meta, nothing runs."""
         kind = device.split(":")[0]
         timed = "" if self.hardware is None else self.hardware.device
         return kind != "meta" and timed in ("", "npu" if kind == PRIVATE else kind)
@@ -185,7 +185,7 @@ class PlannedModel:
 
     findings: list[Finding]  # its collections as they are now
     conversion: Conversion  # what a conversion would record of them
-    graphs: Mapping[str, Rewriting]  # of those that are sharded, by path
+    graphs: Mapping[str, Rewriting]  # the graphs of the sharded collections, by path
     cost: Cost
     hardware: Hardware | None  # what the plan is for, if that is known
 
@@ -196,7 +196,7 @@ def as_planned(
     plan: ShardingPlan | None,
     world_size: int | None,
 ) -> PlannedModel:
-    """What a plan, or without one that of ``recfx.plan`` for ``topology``, would make of a model, which stays as it is.
+    """What ``plan``, or else ``recfx.plan``'s for ``topology``, would make of a model, which stays as it is.
 
     Raises:
         DrawingError: ``invalid_argument``, ``already_sharded``.
@@ -205,15 +205,15 @@ def as_planned(
     """
     model = unwrap(model_or_graph)
     ranks = None if world_size is None else whole_number(world_size, "world_size", most=MOST_RANKS)
-    given = None if isinstance(topology, Hardware) else topology
-    _check(model, given, plan, ranks)
+    of_ranks = None if isinstance(topology, Hardware) else topology
+    _check(model, of_ranks, plan, ranks)
     with unchanged(model):
         discovery = discover(model)
         converted = converted_by_path(model, discovery)
     if plan is None:
-        assert given is not None  # one of them is given
-        plan = make_plan(model, given)
-    ranks = world_size_of(plan, ranks or (None if given is None else given.world_size))
+        assert of_ranks is not None  # one of them is given
+        plan = make_plan(model, of_ranks)
+    ranks = world_size_of(plan, ranks or (None if of_ranks is None else of_ranks.world_size))
     topology = topology_of(plan) if topology is None else topology
     cost, graphs = price_planned(model, converted, plan, ranks, topology)
     for path in graphs:

@@ -29,14 +29,14 @@ def as_path(path: object) -> Path:
     Raises:
         DrawingError: ``invalid_argument``.
     """
-    found = os.fspath(path) if isinstance(path, os.PathLike) else path
-    if not isinstance(found, str) or not found or "\0" in found:
+    name = os.fspath(path) if isinstance(path, os.PathLike) else path
+    if not isinstance(name, str) or not name or "\0" in name:
         raise DrawingError(
             f"path is {path!r}, which cannot be the name of a file.",
             reason="invalid_argument",
             what_to_do="pass the path of the file, as a str or a pathlib.Path.",
         )
-    return Path(found)
+    return Path(name)
 
 
 def write_text(path: Path, text: str) -> None:
@@ -64,9 +64,9 @@ def _disk_errors(path: Path) -> Iterator[None]:
         raise _cannot_write(path, error.strerror or str(error)) from error
 
 
-def _cannot_write(path: Path, what: str) -> DrawingError:
+def _cannot_write(path: Path, why: str) -> DrawingError:
     return DrawingError(
-        f"{path} cannot be written: {what}. A file that was there before is as it was.",
+        f"{path} cannot be written: {why}. A file that was there before is as it was.",
         reason="cannot_write",
         what_to_do="pass the path of a file in a directory that exists, with room for it, where you may write.",
     )
@@ -87,7 +87,7 @@ def draw(
     Args:
         model_or_graph: a model, converted or not, also inside DDP and torch.compile wrappers; a graph that
             ``recfx.trace`` returns, or one of ``convert(..., whole_graph=True)``, with the code around the collections;
-            or the graph of one collection. Of a sharded model, each rank draws its own graphs. Without a graph of the
+            or the graph of one collection. Each rank of a sharded model draws its own graphs. Without a graph of the
             whole model, each collection is drawn by itself; one that is not converted is drawn as it is.
         path: the file, which is replaced if it exists. Its ending is the format: ``.html`` is one page that needs no
             network, with every pass, what is known of each node, and a search; ``.svg`` a picture of before and after,
@@ -97,7 +97,7 @@ def draw(
             Nodes and kernels are those of its devices, as if all that kernels need were installed. A page also predicts
             the time of each node. Or a :class:`recfx.planner.pricing.hardware.Hardware`, for times alone; with
             ``plan``, also for the nodes and kernels of its device.
-        plan: likewise, by this plan; times are those on what it was made for, if ``recfx.plan`` made it.
+        plan: draws the model as this plan shards it; times are for what ``recfx.plan`` made it for, if it did.
         world_size: the number of ranks that ``plan`` is for. Default: those that it was made for, if
             ``recfx.plan`` made it; those of the topology; or those of a table that is on all ranks.
 

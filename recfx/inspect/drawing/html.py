@@ -50,7 +50,7 @@ def _readable(data: Any) -> Any:
         return printable(data)
     if isinstance(data, dict):
         return {name: _readable(value) for name, value in data.items()}
-    return [_readable(each) for each in data] if isinstance(data, (list, tuple)) else data
+    return [_readable(item) for item in data] if isinstance(data, (list, tuple)) else data
 
 
 def page_data(drawing: Drawing) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 Every conversion in every process has a folder of its own: ``001-DLRM``, or ``001-DLRM-rank-0`` where there are several
 ranks. Files hold graphs, reports, versions and times; no weights and no ids. Each file is written as a whole or not at
-all, and the index page of a folder comes last, so that a folder without one is of a conversion that was stopped.
+all, and the index page of a folder comes last, so that a folder without one belongs to a conversion that was stopped.
 
 Tracing never stops a conversion, because it might be that of one rank among many: what cannot be written is a warning.
 """
@@ -71,7 +71,7 @@ def index_page(
     )
     parts = [f"<h1>{escape(title)}: {escape(outcome)}</h1>"]
     parts.append(f"<p>{escape(', '.join(f'{name} {value}' for name, value in versions.items()))}</p>")
-    rows = "".join(f"<tr><td>{_link(name)}</td><td>{escape(what)}</td></tr>" for name, what in files)
+    rows = "".join(f"<tr><td>{_link(name)}</td><td>{escape(description)}</td></tr>" for name, description in files)
     parts.append(f"<h2>Files</h2><table><tr><th>file</th><th>what is in it</th></tr>{rows}</table>")
     if times:
         parts.append(f"<h2>Times: {total:.3f} s</h2><table><tr><th>stage</th><th>seconds</th></tr>{times}</table>")
@@ -194,13 +194,13 @@ class ConversionTrace:
         self._write("index.html", page, "")
         _list_all(self.folder.parent)
 
-    def _write(self, name: str, text: str, what: str) -> None:
-        self._file(name, what, lambda path: write_text(path, text))
+    def _write(self, name: str, text: str, description: str) -> None:
+        self._file(name, description, lambda path: write_text(path, text))
 
-    def _file(self, name: str, what: str, write: Callable[[Path], None]) -> None:
+    def _file(self, name: str, description: str, write: Callable[[Path], None]) -> None:
         write(self.folder / name)
-        if what:
-            self.files.append((name, what))
+        if description:
+            self.files.append((name, description))
 
     @contextlib.contextmanager
     def _warning(self) -> Iterator[None]:
@@ -238,9 +238,9 @@ def without_quotes(value: Any) -> Any:
         said = _SAID.sub(rf"raises \1 {_LEFT_OUT}", value)
         return _READ_FROM_A_TABLE.sub(r"\1 in a range (left out here: its borders are ids)", said)
     if isinstance(value, tuple):
-        return tuple(without_quotes(each) for each in value)
+        return tuple(without_quotes(item) for item in value)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = {each.name: getattr(value, each.name) for each in dataclasses.fields(value)}
+        fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
         changed = {name: new for name, old in fields.items() if (new := without_quotes(old)) != old}
         return dataclasses.replace(value, **changed) if changed else value
     return value
@@ -265,8 +265,8 @@ def _beginning(page: Path) -> str:
 
 def _finished(top: Path) -> list[str]:
     """The folders of conversions that have ended, in order."""
-    found = [each.name for each in top.iterdir() if _FOLDER.match(each.name) and (each / "index.html").is_file()]
-    return sorted(found, key=lambda name: (int(name.partition("-")[0]), name))
+    folders = [path.name for path in top.iterdir() if _FOLDER.match(path.name) and (path / "index.html").is_file()]
+    return sorted(folders, key=lambda name: (int(name.partition("-")[0]), name))
 
 
 def _new_folder(directory: Path, name: str) -> Path:

@@ -67,7 +67,7 @@ class View:
                     self.arrows.setdefault((tail, head), label)
 
     def columns(self) -> list[tuple[str, str]]:
-        """What no arrow reaches would all stand side by side: invisible arrows that put it into columns."""
+        """Invisible arrows that put what no arrow reaches into columns; otherwise, it would all stand side by side."""
         reached = {name for arrow in self.arrows for name in arrow}
         boxes = [(name, name) for name, box in self.boxes.items() if not box.cluster and name not in reached]
         arrows = []
@@ -85,7 +85,7 @@ class View:
         tables = plural(len(collection.tables), "table")
         if graph is not None and graph.nodes and not collapse:
             self.clusters[call.name] = collection.label
-            lone = not call.inputs and not any(call.name in other.inputs for other in drawing.nodes)
+            lone = not call.inputs and not any(call.name in node.inputs for node in drawing.nodes)
             self._add_nodes(call, collection, graph, lone)
             return
         lines = (collection.was, collection.label, tables)
@@ -138,8 +138,8 @@ def view_of(drawing: Drawing, step: str) -> View:
 
 
 def _outer_stacks(nodes: tuple[DrawnNode, ...]) -> dict[str, tuple[str, int]]:
-    """For nodes of the model that do alike things with the same inputs, such as to take out one feature each: the first
-    of them, and how many they are.
+    """For nodes of the model that do the same with the same inputs, such as taking out one feature each: the first of
+    them, and how many there are.
     """
     dense = [node for node in nodes if node.kind == DENSE]
     alike = groups_of(dense, lambda node: (re.sub(r"'[^']*'|\d+", "", _short(node)), *node.inputs))
