@@ -138,6 +138,8 @@ NEEDS: Mapping[str, Mapping[int, Need]] = MappingProxyType(
         # Ids are scalars: no block.
         "recfx_find_rows": {8: Need(128, 0)},
         "recfx_bucket_scatter": _floats(Need(64, 0)),
+        # Always 128 columns at once.
+        "recfx_initialize_rows": _floats(Need(45_568, 0)),
         # The block is the number of pieces.
         "recfx_bucket_counts": {8: Need(288, 24)},
     }

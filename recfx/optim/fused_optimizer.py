@@ -21,6 +21,7 @@ from recfx.errors import ConversionError
 from recfx.ir.facts import OptimizerFacts
 from recfx.kernels.build.huge_pages import full_on_huge_pages
 from recfx.kernels.step.fused_step import step_touched_rows
+from recfx.kernels.step.row_initialization import StateOfRows
 from recfx.optim.rules.rule import STEP, Rule
 
 
@@ -173,6 +174,11 @@ class FusedOptimizer:
             tensor = self.state.get(each.name)
             if tensor is not None:
                 tensor.index_fill_(0, rows.to(tensor.device), self.start(each.name))
+
+    def states_of_rows(self) -> tuple[StateOfRows, ...]:
+        """What ``reset_rows`` resets: the states that are there already, and what their rows begin with."""
+        states = [(self.state.get(each.name), self.start(each.name)) for each in self.rule.states]
+        return tuple(StateOfRows(tensor, value) for tensor, value in states if tensor is not None)
 
     def is_ready(self, weight: torch.Tensor) -> bool:
         """Whether kernels can address every state: as contiguous float32 rows on the weight's device."""

@@ -20,8 +20,15 @@ from recfx.ir.tables import TableSpec
 from recfx.kernels.index import hash_index
 from recfx.kernels.index.hash_index import UndoRecord
 from recfx.kernels.index.index_buffers import BATCHES, NEW, is_uninitialized
-from recfx.kernels.step.row_initialization import initialization_key, initialize_rows
+from recfx.kernels.step.row_initialization import (
+    TableOfRows,
+    are_in_triton,
+    initialization_key,
+    initialize_rows,
+    initialize_rows_of_tables,
+)
 from recfx.runtime.table_store import TableStore
+from recfx.runtime.transfers import copy_to_device
 
 
 class Segment(NamedTuple):
@@ -184,7 +191,7 @@ class NewRows:
         """
         given = [each for each in given if each.rows.numel() > 0 and not self._store.weight(each.table.name).is_meta]
         failed: InputError | None = None
-        for each in given:
+        for each in given if self._store.device.type == "cpu" else self._left_by_launches(given, insertion):
             optimizer = self._store.optimizers.get(each.table.name)
             if insertion is not None:  # right before they are written, when they will be in the cache
                 insertion.keep_rows(each.table.name, each.rows)
@@ -214,14 +221,53 @@ class NewRows:
         for index in indexes:
             index.written()
 
-    def _write_initial(self, table: TableSpec, rows: torch.Tensor) -> None:
+    def _left_by_launches(self, given: list[GivenRows], insertion: Insertion | None) -> list[GivenRows]:
+        """Initialise by kernels in Triton, all tables of one dtype in one launch; what is left to others."""
+        left = [each for each in given if each.table.custom_init_fn]
+        alike: dict[torch.dtype, list[GivenRows]] = {}
+        for each in given:
+            if not each.table.custom_init_fn:
+                alike.setdefault(self._store.weight(each.table.name).dtype, []).append(each)
+        for dtype, group in alike.items():
+            # All tables, so that what the device knows of them does not depend on the batch.
+            tables = [table for table in self._tables if self._is_launched(table, dtype)]
+            described = [self._described(table) for table in tables]
+            if not are_in_triton(described):
+                left += group
+                continue
+            if insertion is not None:
+                for each in group:
+                    insertion.keep_rows(each.table.name, each.rows)
+            place = {table.name: number for number, table in enumerate(tables)}
+            entries = []
+            for each in group:
+                ids = self._store.index(each.table.name).row_ids[each.rows]
+                entries.append(torch.stack([each.rows, ids, torch.full_like(ids, place[each.table.name])], 1))
+            device = described[0].weight.device
+            initialize_rows_of_tables(copy_to_device(torch.cat(entries), device), described)
+        return left
+
+    def _is_launched(self, table: TableSpec, dtype: torch.dtype) -> bool:
+        return not table.custom_init_fn and self._store.weight(table.name).dtype == dtype
+
+    def _described(self, table: TableSpec) -> TableOfRows:
+        optimizer = self._store.optimizers.get(table.name)
+        states = () if optimizer is None else optimizer.states_of_rows()
+        low, high = table.weight_init_min, table.weight_init_max
+        weight = self._store.weight(table.name)
+        return TableOfRows(weight, self._key(table), low, high, table.first_column, states)
+
+    def _key(self, table: TableSpec) -> int:
         assert table.hashing is not None
         named = (table.table_name, table.hashing.seed)
         if named not in self._keys:
             self._keys[named] = initialization_key(*named)
+        return self._keys[named]
+
+    def _write_initial(self, table: TableSpec, rows: torch.Tensor) -> None:
         ids, weight = self._store.index(table.name).row_ids[rows], self._store.weight(table.name)
         low, high = table.weight_init_min, table.weight_init_max
-        initialize_rows(weight, rows, ids, self._keys[named], low, high, table.first_column)
+        initialize_rows(weight, rows, ids, self._key(table), low, high, table.first_column)
 
     def _fill_again(self, given: GivenRows, will_be_undone: bool) -> InputError | None:
         """Refill rows that have been used: the table's own ``init_fn`` filled every row once, when the table was built.

@@ -9,6 +9,7 @@ from tests.ascend import (
     per_sample_weights_cases,
     pooled_lookup_cases,
     quantized_lookup_cases,
+    row_initialization_cases,
 )
 from tests.ascend.kernel_case import KernelCase
 
@@ -19,5 +20,6 @@ CASES: tuple[KernelCase, ...] = (
     *per_sample_weights_cases.cases(),
     *find_rows_cases.cases(),
     *bucketize_cases.cases(),
+    *row_initialization_cases.cases(),
 )
 BY_NAME = {case.name: case for case in CASES}

@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_leaves
 from recfx.kernels.build import launch, library
 from recfx.kernels.index import find_rows
 from recfx.kernels.route.bucketize import bucketize_triton
+from recfx.kernels.step import row_initialization
 from recfx.lowering.triton import lookup as triton_lookup
 from tests.ascend.npu_runtime.round_trips import COPY, FALLBACK, INSIDE, WAITS, Meeting, Moment, Occasion
 from tests.ascend.tools import ROOT
@@ -146,6 +147,7 @@ def launching_nothing() -> Iterator[None]:
         (triton_lookup, "per_sample_weight_gradients_triton"),
         (triton_lookup, "fused_step_triton_"),
         (find_rows, "find_rows_triton"),
+        (row_initialization, "init_rows_triton_"),
     )
     with ExitStack() as patches:
         for name, answer in (("why_not", ""), ("is_possible", True)):

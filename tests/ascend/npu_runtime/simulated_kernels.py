@@ -20,6 +20,7 @@ from recfx.kernels.lookup.pooled_lookup_reference import pooled_lookup
 from recfx.kernels.lookup.quantized_lookup import quantized_lookup_reference, quantized_lookup_triton
 from recfx.kernels.route.bucketize import bucketize_reference
 from recfx.kernels.step.fused_step import fused_step_
+from recfx.kernels.step.row_initialization import init_rows_of_tables_reference_, init_rows_triton_
 from recfx.optim.fused_step_op import fused_step_triton_, rules_in_triton, triton_module
 from tests.ascend.npu_runtime.environment import is_simulated
 from tests.ascend.npu_runtime.simulated_operators import KEY, over_the_same_memory
@@ -38,6 +39,7 @@ def _install() -> None:
     quantized_lookup_triton.register_kernel("npu", quantized_lookup_reference)
     find_rows_triton.register_kernel("npu", _find_rows)
     fused_step_triton_.register_kernel("npu", _fused_step)
+    init_rows_triton_.register_kernel("npu", init_rows_of_tables_reference_)
 
 
 def _find_rows(ids: torch.Tensor, table_ends: torch.Tensor, *indexes: torch.Tensor) -> tuple[torch.Tensor, ...]:

@@ -1,0 +1,64 @@
+"""The operator that initialises rows of several tables: ``opcheck``, its reference, and the operator on the CPU."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from recfx.kernels.step import row_initialization_triton as kernel
+from recfx.kernels.step.row_initialization import (
+    StateOfRows,
+    TableFacts,
+    TableOfRows,
+    init_rows_triton_,
+    initialize_rows,
+    initialize_rows_of_tables,
+)
+
+
+def tables_of(dtype: torch.dtype) -> list[TableOfRows]:
+    """One without states, one with a state per row, and a shard of columns with two states."""
+    wide = torch.full((6, 150), 7.0, dtype=dtype)
+    one, two = (StateOfRows(torch.full((6, width), 7.0), value) for width, value in ((1, 0.5), (140, 0.25)))
+    return [
+        TableOfRows(torch.full((5, 3), 7.0, dtype=dtype), 2**63 - 1, -0.1, 0.7, 0, ()),
+        TableOfRows(torch.full((6, 16), 7.0, dtype=dtype), -5, 0.1, 0.1, 3, (one,)),
+        TableOfRows(wide[:, :140], 0, -3.0, 2.0, 10, (two, StateOfRows(torch.full((6, 140), 7.0), 0.0))),
+    ]
+
+
+ENTRIES = torch.tensor([[4, -(2**63), 0], [0, 5, 2], [3, 2**40, 1], [5, -1, 2], [0, 2**63 - 1, 0]])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_writes_the_bits_of_the_operator_on_the_cpu(dtype: torch.dtype) -> None:
+    found, expected = tables_of(dtype), tables_of(dtype)
+    initialize_rows_of_tables(ENTRIES, found)
+    for row, id_, number in ENTRIES.tolist():
+        table, rows = expected[number], torch.tensor([row])
+        ids = torch.tensor([id_])
+        initialize_rows(table.weight, rows, ids, table.key, table.low, table.high, table.first_column)
+        for state in table.states:
+            state.tensor[row] = state.value
+    for one, other in zip(found, expected, strict=True):
+        assert torch.equal(one.weight, other.weight)
+        assert all(torch.equal(a.tensor, b.tensor) for a, b in zip(one.states, other.states, strict=True))
+
+
+def test_nothing_is_written_for_no_rows() -> None:
+    tables = tables_of(torch.float32)
+    initialize_rows_of_tables(ENTRIES[:0], tables)
+    assert all(bool((table.weight == 7).all()) for table in tables)
+
+
+def test_opcheck() -> None:
+    nothing = torch.empty(0, 0)
+    weights, states = [torch.zeros(3, 2), torch.zeros(2, 4)], [nothing, torch.ones(2, 4)]
+    entries = torch.tensor([[1, 5, 0], [0, -7, 1]])
+    numbers = ([3, 4], [0, 1], [-1.0, 0.0], [1.0, 0.5], [0.0, 0.5], [0.0, 0.0])
+    torch.library.opcheck(init_rows_triton_, (entries, weights, states, [nothing, nothing], *numbers))
+
+
+def test_the_facts_are_in_the_order_of_the_kernel() -> None:
+    positions = [getattr(kernel, name.upper()).value for name in TableFacts._fields]
+    assert positions == list(range(kernel.FIELDS.value))
