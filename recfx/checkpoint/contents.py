@@ -22,19 +22,19 @@ def with_prefix(described: Mapping[str, Tensor], prefix: str) -> dict[str, Tenso
     return {name[len(prefix) :]: tensor for name, tensor in described.items() if name.startswith(prefix)}
 
 
-def check_names(what: str, wanted: Collection[str], saved: Collection[str], what_to_do: str) -> None:
+def check_names(subject: str, expected: Collection[str], saved: Collection[str], what_to_do: str) -> None:
     """Raise if a checkpoint lacks something, or has something that is not used here.
 
     Raises:
         CheckpointError: ``checkpoint_mismatch``, naming both.
     """
-    known, here = set(saved), set(wanted)
-    missing = [name for name in wanted if name not in known]
+    saved_names, here = set(saved), set(expected)
+    missing = [name for name in expected if name not in saved_names]
     unexpected = [name for name in saved if name not in here]
     parts = [f"lacks {_listed(missing)}"] if missing else []
     parts += [f"has {_listed(unexpected)}, which this model does not have"] if unexpected else []
     if parts:
-        raise mismatch(f"the checkpoint {' and '.join(parts)} ({what}).", what_to_do=what_to_do)
+        raise mismatch(f"the checkpoint {' and '.join(parts)} ({subject}).", what_to_do=what_to_do)
 
 
 def mismatch(message: str, *, module_path: str = "", what_to_do: str = BUILD_AS_SAVED) -> CheckpointError:
@@ -67,10 +67,10 @@ def check_storable(name: str, tensor: torch.Tensor) -> None:
     Raises:
         CheckpointError: ``value_not_supported``.
     """
-    given: object = tensor
-    if is_traceable_wrapper_subclass(given):  # such as DTensor, whose elements are in other tensors
+    value: object = tensor
+    if is_traceable_wrapper_subclass(value):  # such as DTensor, whose elements are in other tensors
         raise CheckpointError(
-            f"{name} is {type_of(given)}.",
+            f"{name} is {type_of(value)}.",
             reason="value_not_supported",
             what_to_do="save such a model with torch.distributed.checkpoint.",
         )
@@ -103,7 +103,7 @@ def check_has_elements(state: Mapping[str, object], on_meta: str, what_to_do: st
 
     Args:
         state: tensors by name; anything else in it is ignored.
-        on_meta: what to say of a tensor on meta.
+        on_meta: what to say about a tensor on meta.
         what_to_do: the advice for a tensor on meta.
 
     Raises:

@@ -30,7 +30,7 @@ _WAIT_SECONDS = 60.0
 
 
 def new_names() -> tuple[str, str]:
-    """Names that no writer has used: of a data folder, and of a manifest before it is switched."""
+    """Names that no writer has used, for a data folder and for a manifest before it is switched."""
     token = secrets.token_hex(8)
     return f"data-{token}", f"{MANIFEST}.{token}"
 
@@ -72,7 +72,7 @@ def _is_data(path: Path) -> bool:
     if path.is_symlink() or not path.is_dir():
         return False
     with os.scandir(path) as entries:
-        return all(_IN_DATA.fullmatch(each.name) and each.is_file(follow_symlinks=False) for each in entries)
+        return all(_IN_DATA.fullmatch(entry.name) and entry.is_file(follow_symlinks=False) for entry in entries)
 
 
 @contextlib.contextmanager

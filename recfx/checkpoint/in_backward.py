@@ -1,7 +1,7 @@
 """Optimizers in backward, fused or not, in a checkpoint: by the name of their parameter.
 
-Saved ones are checked against those of the model first, then read into their tensors. Those of sharded tables are
-described as if the table were whole; each rank reads the state of its own shards.
+Saved optimizers are checked against the model's first, then read into their tensors. The optimizer of a sharded table
+is described as if the table were whole; each rank reads the state of its own shards.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class BackwardOptimizer:
 
     @property
     def kind(self) -> str:
-        """Its name in a checkpoint: that of its rule, or of its class."""
+        """Its name in a checkpoint: the name of its rule, or of its class."""
         return self.optimizer_class.__name__ if self.rule is None else self.rule.name
 
     def tensors(self) -> dict[str, Tensor]:
@@ -87,7 +87,7 @@ class BackwardOptimizer:
 
 
 def optimizers_in_backward(model: nn.Module) -> list[BackwardOptimizer]:
-    """Every optimizer in backward of ``model``: those of converted collections, then others, then of sharded tables."""
+    """Every optimizer in backward of ``model``: of unsharded collections, then of other parameters, then of shards."""
     optimizers: list[BackwardOptimizer] = []
     fused_parameters = set(sharded_parameters(model))
     for path, collection in unsharded_collections(model).items():
@@ -218,7 +218,7 @@ class BackwardPlan:
 
     def carry_out(self, folder: SavedFolder) -> None:
         """Load."""
-        # The fused form has its own state if kernels could not read that of the optimizer.
+        # The fused form has its own state if kernels could not read the optimizer's.
         fused = self.optimizer.fused
         state = self.optimizer.state if fused is None else fused.state
         for key in [key for key in state if key not in self.tensors]:  # the saved optimizer had not taken a step yet

@@ -138,8 +138,8 @@ class _Plans:
         """Load the rest. Everything has been checked; what can still fail is the disk."""
         with torch.no_grad():
             self.model.carry_out()
-            for each in self.backward:
-                each.carry_out(folder)
+            for plan in self.backward:
+                plan.carry_out(folder)
             load_warm_ups(self.warm_ups)  # last, as they set learning rates
 
 
@@ -154,6 +154,6 @@ def _plan(root: nn.Module, folder: SavedFolder, optimizer: torch.optim.Optimizer
     if optimizer is not None and inner is not None:
         rebuilt = optimizer, rebuild_state(inner, root, folder, described, settings["optimizer"], moves)
     warm_ups = [] if optimizer is None else plan_warm_ups(optimizer, settings["warm_ups"])
-    for each in backward:
-        each.prepare()
+    for of_optimizer in backward:
+        of_optimizer.prepare()
     return _Plans(plan, backward, rebuilt, warm_ups)

@@ -77,23 +77,23 @@ class Manifest:
         if rest != hashlib.sha256(line).hexdigest().encode() + b"\n":
             raise torn(path, "its checksum is wrong")
         try:
-            found = json.loads(line)
+            parsed = json.loads(line)
         except (ValueError, RecursionError) as error:
             raise torn(path, f"it is not JSON ({type(error).__name__})") from None
-        if not isinstance(found, dict) or found.get("format") != "recfx" or type(found.get("version")) is not int:
+        if not isinstance(parsed, dict) or parsed.get("format") != "recfx" or type(parsed.get("version")) is not int:
             raise torn(path, "it is not a manifest of recfx")
-        if found["version"] != _VERSION:
+        if parsed["version"] != _VERSION:
             raise CheckpointError(
-                f"the checkpoint in {directory} has version {found['version']}, but this recfx reads {_VERSION}.",
+                f"the checkpoint in {directory} has version {parsed['version']}, but this recfx reads {_VERSION}.",
                 reason="checkpoint_version",
                 what_to_do="load it with the recfx that saved it"
                 + (
                     ", only if you trust whoever wrote its files (version 1 can run code), and save it again."
-                    if found["version"] == 1
+                    if parsed["version"] == 1
                     else "."
                 ),
             )
-        data, files = found.get("data"), _files(found.get("files"))
+        data, files = parsed.get("data"), _files(parsed.get("files"))
         if not isinstance(data, str) or not DATA_NAME.fullmatch(data) or files is None:
             raise torn(path, "it names files that do not belong to a checkpoint")
         return cls(data, files)
@@ -128,7 +128,7 @@ def _content(directory: Path) -> bytes:
 
 
 def _files(entries: object) -> dict[str, tuple[int, str]] | None:
-    """By name, size and checksum; None if they are not that."""
+    """The size and checksum of each file, by name; None if the entries are something else."""
     if not isinstance(entries, dict):
         return None
     files = {}
@@ -180,10 +180,10 @@ def missing(directory: Path) -> CheckpointError:
     )
 
 
-def torn(path: Path, what: str) -> CheckpointError:
+def torn(path: Path, why: str) -> CheckpointError:
     """The error for a damaged file."""
     return CheckpointError(
-        f"{path} is damaged: {what}.",
+        f"{path} is damaged: {why}.",
         reason="checkpoint_torn",
         what_to_do="use another checkpoint; nothing was loaded.",
     )

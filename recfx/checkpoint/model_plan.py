@@ -52,7 +52,7 @@ class ModelPlan:
     Args:
         model: the model without wrappers.
         folder: the data folder.
-        state: the state for ``load_state_dict``; it has the model's own tensors for those that are read in place.
+        state: the state for ``load_state_dict``; tensors that are read in place are the model's own.
         in_place: tensors of the model to read into, by name.
         moves: where the rows of tables that have more rows than saved go, by weight name.
         described: shapes and dtypes of what is saved, by name in the model.
@@ -107,13 +107,13 @@ class ModelPlan:
 
 
 @contextmanager
-def refused_as(what: str, module_path: str) -> Iterator[None]:
+def refused_as(subject: str, module_path: str) -> Iterator[None]:
     """Turn errors that foreign code raises about saved values into a ``CheckpointError``."""
     try:
         yield
     except Exception as error:
         raise mismatch(
-            f"{what} does not accept what was saved ({type(error).__name__}: {error}).",
+            f"{subject} does not accept what was saved ({type(error).__name__}: {error}).",
             module_path=module_path,
         ) from error
 
@@ -160,13 +160,13 @@ def plan_model(
 
 def _state_of(model: nn.Module) -> dict[str, Any]:
     """The ``state_dict``, even after an interrupted load: names and shapes are right, and the rest will be loaded."""
-    with contextlib.ExitStack() as held:
+    with contextlib.ExitStack() as stack:
         for module in model.modules():
             if isinstance(module, HashIndex):
-                held.enter_context(module.readable())
+                stack.enter_context(module.readable())
         for table in sharded_tables(model):
             for index in table.local_indexes():
-                held.enter_context(index.readable())
+                stack.enter_context(index.readable())
         return model.state_dict()
 
 

@@ -112,8 +112,8 @@ def state_after_a_step(optimizer: type, settings: Mapping[str, Any], parameter: 
                 group["differentiable"] = False  # otherwise torch refuses leaves, such as this one
             probe.step()
     except Exception as error:  # bad settings can make torch's code raise anything
-        what = f"{with_article(optimizer.__name__)} cannot step with the settings that were saved"
-        raise _mismatch(f"{what} ({type(error).__name__}: {error}).", name) from error
+        problem = f"{with_article(optimizer.__name__)} cannot step with the settings that were saved"
+        raise _mismatch(f"{problem} ({type(error).__name__}: {error}).", name) from error
     return dict(probe.state[tiny])
 
 

@@ -56,7 +56,7 @@ def _warm_ups(optimizer: object) -> dict[str, WarmupOptimizer]:
 
 def warm_up_states(optimizer: object) -> dict[str, list[int]]:
     """How far each warm-up is: its number of steps and of the stage that it is in, by its place in ``optimizer``."""
-    return {place: list(each._get_warmup_state()) for place, each in _warm_ups(optimizer).items()}
+    return {place: list(warm_up._get_warmup_state()) for place, warm_up in _warm_ups(optimizer).items()}
 
 
 def plan_warm_ups(optimizer: object, saved: Mapping[str, Any]) -> list[tuple[WarmupOptimizer, list[int]]]:
@@ -77,9 +77,9 @@ def plan_warm_ups(optimizer: object, saved: Mapping[str, Any]) -> list[tuple[War
 
 def load_warm_ups(planned: list[tuple[WarmupOptimizer, list[int]]]) -> None:
     """Set states and learning rates. From the innermost, as the outermost has the last word when they step."""
-    for each, (steps, stage) in reversed(planned):
-        each.state[each._warmup_param] = {"warmup": torch.tensor([steps, stage], dtype=torch.long, device="cpu")}
-        each._set_lr(steps, stage)
+    for warm_up, (steps, stage) in reversed(planned):
+        warm_up.state[warm_up._warmup_param] = {"warmup": torch.tensor([steps, stage], dtype=torch.long, device="cpu")}
+        warm_up._set_lr(steps, stage)
 
 
 def unwrap_optimizer(optimizer: Any) -> torch.optim.Optimizer | None:
@@ -121,19 +121,19 @@ def load_state(optimizer: Any, state: dict[str, Any]) -> Callable[[], None]:
     """
     (inner,) = _not_fused(optimizer)
     wrappers = [wrapper for _, wrapper in _unwrapped(optimizer) if type(wrapper) in _AROUND_ONE]
-    before = [(each, each.state, each.param_groups) for each in (inner, *wrappers)]
+    before = [(part, part.state, part.param_groups) for part in (inner, *wrappers)]
 
     def undo() -> None:
-        for each, state, groups in before:
-            each.state, each.param_groups = state, groups
+        for part, state, groups in before:
+            part.state, part.param_groups = state, groups
 
     try:
         inner.load_state_dict(state)
     except BaseException:
         undo()
         raise
-    for each in reversed(wrappers):  # torch has replaced the objects that they know
-        each.state, each.param_groups = each._optimizer.state, each._optimizer.param_groups
+    for wrapper in reversed(wrappers):  # torch has replaced the objects that they know
+        wrapper.state, wrapper.param_groups = wrapper._optimizer.state, wrapper._optimizer.param_groups
     return undo
 
 
@@ -162,12 +162,12 @@ class _Stepped(NamedTuple):
 
 def _stepped(optimizer: torch.optim.Optimizer, model: nn.Module) -> list[_Stepped]:
     """The parameters of all groups, in the order in which ``state_dict`` numbers them."""
-    known = {id(parameter): name for name, parameter in model.named_parameters()}
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
     sharded = sharded_parameters(model)
     stepped = []
     for number, parameter in enumerate(parameter for group in optimizer.param_groups for parameter in group["params"]):
         shard = sharded.get(id(parameter))
-        name = known.get(id(parameter), f"#{number}") if shard is None else shard[0].weight
+        name = names.get(id(parameter), f"#{number}") if shard is None else shard[0].weight
         stepped.append(_Stepped(parameter, name, shard))
     return stepped
 
@@ -180,7 +180,7 @@ def describe_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module) -> De
             a sharded table that is not cut as the table is.
     """
     stepped = _stepped(optimizer, model)
-    foreign = [number for number, each in enumerate(stepped) if each.name == f"#{number}"]
+    foreign = [number for number, parameter in enumerate(stepped) if parameter.name == f"#{number}"]
     if foreign:
         raise _not_supported(
             f"optimizer= updates {len(foreign)} parameters that the model lacks; the first is its number {foreign[0]}.",
@@ -192,8 +192,8 @@ def describe_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module) -> De
     for number, state in saved["state"].items():
         _, name, shard = stepped[number]
         tensors = {key: value.detach() for key, value in state.items() if isinstance(value, Tensor)}
-        others = {key: value for key, value in state.items() if key not in tensors}
-        values[name] = {"values": others, "tensors": list(tensors)}
+        rest = {key: value for key, value in state.items() if key not in tensors}
+        values[name] = {"values": rest, "tensors": list(tensors)}
         for key, tensor in tensors.items():
             if shard is None:
                 described.tensors[f"{name}.{key}"] = tensor
@@ -207,10 +207,10 @@ def describe_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module) -> De
 
 
 def _state_dict(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """Without what a warm-up keeps there, for a parameter that the optimizer does not have: torch cannot number it."""
+    """The state without a warm-up's, which it keeps for a parameter that is not the optimizer's: it has no number."""
     stepped = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
     whole = optimizer.state
-    optimizer.state = defaultdict(dict, {each: state for each, state in whole.items() if id(each) in stepped})
+    optimizer.state = defaultdict(dict, {tensor: state for tensor, state in whole.items() if id(tensor) in stepped})
     try:
         return optimizer.state_dict()
     finally:
@@ -253,16 +253,16 @@ def join_described(described: list[dict[str, Any]], model: nn.Module) -> dict[st
         CheckpointError: ``optimizer_not_supported``: they have different numbers of groups.
     """
     first = described[0]
-    if any(len(each["groups"]) != len(first["groups"]) for each in described):
+    if any(len(of_rank["groups"]) != len(first["groups"]) for of_rank in described):
         raise _not_supported("optimizer= does not have the same number of groups on all ranks.")
     state: dict[str, Any] = {}
-    for each in reversed(described):
-        state.update(each["state"])
+    for of_rank in reversed(described):
+        state.update(of_rank["state"])
     tables = {table.weight for table in sharded_tables(model)}
     groups, any_order = [], False
     order = {name: place for place, name in enumerate(model.state_dict())}
     for number, group in enumerate(first["groups"]):
-        names = list(dict.fromkeys(name for each in described for name in each["groups"][number]["params"]))
+        names = list(dict.fromkeys(name for of_rank in described for name in of_rank["groups"][number]["params"]))
         if tables.intersection(names):  # no rank knows their order
             any_order = True
             names.sort(key=lambda name: order.get(name, -1))
@@ -331,7 +331,7 @@ def _read_state(
     optimizer: type,
     settings: Mapping[str, Any],
 ) -> dict[str, Tensor]:
-    """The tensors of the state of one parameter; of a shard, its part of them."""
+    """The tensors of one parameter's state; for a shard, its part of them."""
     tensors = {key: described.get(f"{OPTIMIZER}{stepped.name}.{key}") for key in entry["tensors"]}
     state: dict[str, Tensor] = {}
     for key, tensor in tensors.items():

@@ -102,20 +102,20 @@ def checked_directory(directory: object, peers: Peers) -> Path:
     """
 
     def check() -> None:
-        found = os.fspath(directory) if isinstance(directory, os.PathLike) else directory
-        if not isinstance(found, str):
+        path = os.fspath(directory) if isinstance(directory, os.PathLike) else directory
+        if not isinstance(path, str):
             raise _wrong_directory(f"is {type_of(directory)}")
-        if not found or "\0" in found:
-            raise _wrong_directory(f"is {found!r}, which cannot be the name of a directory")
+        if not path or "\0" in path:
+            raise _wrong_directory(f"is {path!r}, which cannot be the name of a directory")
 
     peers.agree(check)
     assert isinstance(directory, (str, os.PathLike))
     return Path(directory)
 
 
-def _wrong_directory(what: str) -> CheckpointError:
+def _wrong_directory(problem: str) -> CheckpointError:
     return CheckpointError(
-        f"directory {what}.",
+        f"directory {problem}.",
         reason="invalid_argument",
         what_to_do="pass the path of a directory, as a str or a pathlib.Path.",
     )

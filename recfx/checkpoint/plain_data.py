@@ -1,6 +1,6 @@
 """Converts plain data to JSON and back: what a checkpoint stores besides tensors, read without a pickle.
 
-Numbers, strings, None and lists are those of JSON. Everything else is an object with one key, which says what it is.
+Numbers, strings, None and lists are JSON's own. Everything else is an object with one key, which says what it is.
 """
 
 from __future__ import annotations
@@ -50,16 +50,16 @@ def _encoded(value: Any) -> Any:
     if value is None or kind in (bool, int, float, str):
         return value
     if kind is list:
-        return [_encoded(each) for each in value]
-    for name, (known, to_json, _) in _KINDS.items():
-        if kind is known:
+        return [_encoded(item) for item in value]
+    for name, (known_type, to_json, _) in _KINDS.items():
+        if kind is known_type:
             return {name: to_json(value)}
     raise TypeError(f"{kind.__module__}.{kind.__qualname__}")
 
 
 def _decoded(value: Any) -> Any:
     if isinstance(value, list):
-        return [_decoded(each) for each in value]
+        return [_decoded(item) for item in value]
     if not isinstance(value, dict):
         return value
     ((name, content),) = value.items()
@@ -67,21 +67,21 @@ def _decoded(value: Any) -> Any:
 
 
 def _items(value: Any) -> list[Any]:
-    return [_encoded(each) for each in value]
+    return [_encoded(item) for item in value]
 
 
 def _pairs(value: dict[Any, Any]) -> list[Any]:
-    return [[_encoded(key), _encoded(each)] for key, each in value.items()]
+    return [[_encoded(key), _encoded(item)] for key, item in value.items()]
 
 
 def _pairs_back(content: list[Any]) -> list[tuple[Any, Any]]:
-    return [(_decoded(key), _decoded(each)) for key, each in content]
+    return [(_decoded(key), _decoded(item)) for key, item in content]
 
 
 def _list_back(content: Any) -> list[Any]:
     if not isinstance(content, list):
         raise TypeError("not a list")
-    return [_decoded(each) for each in content]
+    return [_decoded(item) for item in content]
 
 
 def _tensor(value: Tensor) -> dict[str, Any]:

@@ -76,13 +76,13 @@ def save_checkpoint(
 
 
 def _write(path: Path, tensors: dict[str, Tensor | Parts], data: str, temporary: str, peers: Peers) -> None:
-    with contextlib.ExitStack() as held:  # the first rank holds the lock for all
+    with contextlib.ExitStack() as stack:  # the first rank holds the lock for all
         written: list[Metadata] = []
         switching: list[Manifest] = []
 
         def begin() -> None:
             make_directory(path)
-            held.enter_context(locked(path, shared=False))
+            stack.enter_context(locked(path, shared=False))
             if is_foreign(path):
                 raise CheckpointError(
                     f"{path / MANIFEST} was not written by save_checkpoint.",
@@ -154,7 +154,7 @@ def _contents(model: nn.Module, optimizer: Any, peers: Peers) -> dict[str, Tenso
 
 
 def _in_backward(model: nn.Module, tensors: dict[str, Tensor]) -> dict[str, Any]:
-    """What is saved of the optimizers in backward besides tensors; those are added to ``tensors``."""
+    """What is saved about the optimizers in backward besides their tensors, which are added to ``tensors``."""
     described = {}
     for optimizer in optimizers_in_backward(model):
         tensors.update({f"{IN_BACKWARD}{optimizer.name}.{key}": value for key, value in optimizer.tensors().items()})

@@ -30,9 +30,9 @@ def pack_settings(settings: dict[str, Any]) -> Tensor:
     try:
         content = plain_data.encode(settings)
     except (TypeError, RecursionError) as error:
-        what = "a value that contains itself" if isinstance(error, RecursionError) else str(error)
+        problem = "a value that contains itself" if isinstance(error, RecursionError) else str(error)
         raise CheckpointError(
-            f"a setting of an optimizer, or an extra state of a module, is not plain data ({what}).",
+            f"a setting of an optimizer, or an extra state of a module, is not plain data ({problem}).",
             reason="value_not_supported",
             what_to_do="use numbers, strings and tensors, and lists and dicts of them.",
         ) from error

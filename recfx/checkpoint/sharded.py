@@ -52,7 +52,7 @@ def tables_contents(model: nn.Module) -> tuple[dict[str, Tensor | Parts], dict[s
 
 
 def joined_counts(ranks: Sequence[dict[str, list[Tensor]]]) -> dict[str, Tensor]:
-    """The tables' ``counts`` from those of all ranks."""
+    """The tables' ``counts``, joined from those of all ranks."""
     slices: dict[str, list[dict[str, Tensor]]] = {}
     for counts in ranks:
         for name, values in counts.items():
@@ -113,16 +113,16 @@ def _counts(index: HashIndex) -> Tensor:
 def _optimizer(table: NamedTable, tensors: dict[str, Tensor | Parts]) -> None:
     store, spec = table.module.store, table.table.table
     rule = table.module.fused[table.name].rule
-    for each in rule.states:
+    for declared in rule.states:
 
-        def tensor_of(local: str, name: str = each.name) -> Tensor:
+        def tensor_of(local: str, name: str = declared.name) -> Tensor:
             state: Tensor = store.optimizers[local].state[name]
             return state.view(state.shape[0], math.prod(state.shape[1:]))
 
         rows = spec.num_embeddings
-        blocks = table.table.column_blocks if each.per_row else ()
+        blocks = table.table.column_blocks if declared.per_row else ()
         size = (len(blocks) * rows, 1) if blocks else (rows, spec.embedding_dim)
-        tensors[f"{IN_BACKWARD}{table.weight}.{each.name}"] = _parts(table, size, tensor_of, blocks)
+        tensors[f"{IN_BACKWARD}{table.weight}.{declared.name}"] = _parts(table, size, tensor_of, blocks)
     if rule.counts_steps and table.is_first_shard_here():
         step = store.optimizers[table.table.saved[0].name].state[STEP]
         tensors[f"{IN_BACKWARD}{table.weight}.{STEP}"] = torch.as_tensor(step).detach().reshape(())
@@ -223,8 +223,8 @@ def _plan_index(plan: TablePlan, folder: SavedFolder, saved: Mapping[str, Tensor
         sizes[SLICE_COUNTS] = (part_count(spec.hashing), len(STATISTICS))
     if any(saved[keys[name]].shape != size for name, size in sizes.items()):
         read = storage.read(folder, {MODEL + key: saved[key] for key in keys.values()})
-        found = {name: read[MODEL + key] for name, key in keys.items()}
-        pieces, plan.move = fit_whole_index(table.module, table.table, found, plan.saved)
+        whole_state = {name: read[MODEL + key] for name, key in keys.items()}
+        pieces, plan.move = fit_whole_index(table.module, table.table, whole_state, plan.saved)
         plan.indexes = {shard.name: piece for shard, piece in pieces.items()}
         return
     common = storage.read(

@@ -78,12 +78,12 @@ class Parts:
 
 
 class SavePlanner(DefaultSavePlanner):
-    """DCP's, which also finds ``Parts``."""
+    """DCP's planner, which also finds ``Parts``."""
 
     def lookup_object(self, index: MetadataIndex) -> Any:
-        """What is written."""
-        found: Any = self.state_dict[index.fqn]
-        return found.at(index.offset) if isinstance(found, Parts) else super().lookup_object(index)
+        """The tensor that is written."""
+        value: Any = self.state_dict[index.fqn]
+        return value.at(index.offset) if isinstance(value, Parts) else super().lookup_object(index)
 
     def transform_object(self, write_item: WriteItem, object: Any) -> Tensor:
         """Its elements in order, because they are found by their position in the file."""
@@ -171,7 +171,7 @@ def read_into(folder: SavedFolder, targets: Mapping[str, Tensor | Parts]) -> Non
             parts = target
         else:
             parts = Parts(saved.size).put((0,) * len(saved.size), target)
-        chunks = [ChunkStorageMetadata(torch.Size(each.offsets), torch.Size(each.sizes)) for each in saved.chunks]
+        chunks = [ChunkStorageMetadata(torch.Size(chunk.offsets), torch.Size(chunk.sizes)) for chunk in saved.chunks]
         described = TensorStorageMetadata(TensorProperties(saved.dtype), torch.Size(saved.size), chunks)
         for item in create_read_items_for_chunk_list(name, described, parts.__create_chunk_list__()):
             assert item.storage_index.index is not None
@@ -187,6 +187,6 @@ def read_into(folder: SavedFolder, targets: Mapping[str, Tensor | Parts]) -> Non
 def read(folder: SavedFolder, described: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Read tensors that ``describe`` has named into new ones on the CPU."""
     with torch.inference_mode(False):  # optimizers keep them, and change them in place
-        found = {name: torch.empty_like(tensor, device="cpu") for name, tensor in described.items()}
-    read_into(folder, found)
-    return found
+        tensors = {name: torch.empty_like(tensor, device="cpu") for name, tensor in described.items()}
+    read_into(folder, tensors)
+    return tensors

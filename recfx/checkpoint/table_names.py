@@ -86,11 +86,11 @@ class NamedTable:
 def sharded_tables(model: nn.Module) -> list[NamedTable]:
     """Every sharded table under every name: a state has the keys of a shared module once per name."""
     seen: set[int] = set()
-    found = []
+    tables = []
     for prefix, module in collections_by_prefix(model, ShardedCollection):
-        found += [NamedTable(prefix, module, table, id(module) not in seen) for table in module.sharding.tables]
+        tables += [NamedTable(prefix, module, table, id(module) not in seen) for table in module.sharding.tables]
         seen.add(id(module))
-    return found
+    return tables
 
 
 def sharded_names(model: nn.Module) -> set[str]:
@@ -142,7 +142,7 @@ def fit_names(
         what_to_do: the advice if names differ.
 
     Returns:
-        The names in ``state`` that are to be loaded, and what of ``saved`` is used.
+        The names in ``state`` that are to be loaded, and the part of ``saved`` that is used.
 
     Raises:
         CheckpointError: ``checkpoint_mismatch``.
@@ -170,7 +170,7 @@ def check_same_tables_have_indexes(
     Raises:
         CheckpointError: ``checkpoint_mismatch``.
     """
-    with_index = dict.fromkeys(found for found in map(_table_of, saved) if found is not None)
+    with_index = dict.fromkeys(owner for owner in map(_table_of, saved) if owner is not None)
     for prefix, table in tables:
         if (prefix, table) not in with_index and _has_weight(saved, prefix, table):
             raise mismatch(

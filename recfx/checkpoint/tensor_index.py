@@ -73,11 +73,11 @@ def from_json(content: bytes, files: Mapping[str, int]) -> dict[str, SavedTensor
         ValueError: it is not such a file, or refers to data that the files do not have.
     """
     try:
-        found = json.loads(content)
+        index = json.loads(content)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
-    entries = _entry(found, "tensors", dict)
-    order = _entry(found, "byteorder", str)
+    entries = _entry(index, "tensors", dict)
+    order = _entry(index, "byteorder", str)
     if order != sys.byteorder:
         raise ValueError(f"it was saved on a machine with byte order {order!a}, this one is {sys.byteorder}-endian")
     tensors = {name: _tensor(name, entry, files) for name, entry in entries.items()}
@@ -85,8 +85,8 @@ def from_json(content: bytes, files: Mapping[str, int]) -> dict[str, SavedTensor
     return tensors
 
 
-def _entry(found: object, key: str, kind: type) -> Any:
-    value = found.get(key) if isinstance(found, dict) else None
+def _entry(container: object, key: str, kind: type) -> Any:
+    value = container.get(key) if isinstance(container, dict) else None
     if not isinstance(value, kind):
         raise ValueError(f"it has no {key!r} of type {kind.__name__}")
     return value
@@ -96,12 +96,12 @@ def _tensor(name: str, entry: object, files: Mapping[str, int]) -> SavedTensor:
     dtype = DTYPES.get(_entry(entry, "dtype", str))
     size = _numbers(_entry(entry, "size", list))
     chunks = _entry(entry, "chunks", list)
-    if dtype is None or size is None or math.prod(max(1, each) for each in size) * dtype.itemsize > _MOST_BYTES:
+    if dtype is None or size is None or math.prod(max(1, length) for length in size) * dtype.itemsize > _MOST_BYTES:
         raise ValueError(f"tensor {name!a} has a wrong dtype or size")
-    found = tuple(_chunk(name, chunk, size, dtype.itemsize, files) for chunk in chunks)
-    if not _covers(size, [chunk for chunk in found if math.prod(chunk.sizes) > 0]):
+    checked = tuple(_chunk(name, chunk, size, dtype.itemsize, files) for chunk in chunks)
+    if not _covers(size, [chunk for chunk in checked if math.prod(chunk.sizes) > 0]):
         raise ValueError(f"the parts of tensor {name!a} do not make it up")
-    return SavedTensor(dtype, size, found)
+    return SavedTensor(dtype, size, checked)
 
 
 def _chunk(name: str, chunk: object, size: tuple[int, ...], itemsize: int, files: Mapping[str, int]) -> SavedChunk:
@@ -156,7 +156,7 @@ def _overlap(intervals: Iterator[tuple[int, int]] | list[tuple[int, int]]) -> bo
 
 
 def _check_disjoint(tensors: Mapping[str, SavedTensor]) -> None:
-    """Check that no byte belongs to two tensors, so that never more is described than the files hold."""
+    """Check that no byte belongs to two tensors, so that the tensors are never bigger than the files."""
     regions: dict[str, list[tuple[int, int]]] = {}
     for tensor in tensors.values():
         for chunk in tensor.chunks:
