@@ -59,8 +59,8 @@ def measure() -> Recorder:
                 _run(recorder, target, HASHING[name], optimizer, weighted)
     for weighted in (False, True):
         _run_file(recorder, weighted)
-    for operators, seen in ranks(2, "hccl").run(sharded_coverage.measure):
-        recorder.add(operators, seen)
+    for found in ranks(2, "hccl").run(sharded_coverage.measure):
+        recorder.add(*found)
     return recorder
 
 

@@ -1,4 +1,7 @@
-"""Records where the host is involved in what runs on an NPU, judged by torch_npu's dispatch table."""
+"""Records where the host or the AI CPU is involved in what runs on an NPU.
+
+The host is judged by torch_npu's dispatch table, the AI CPU by dtypes: see ``engines.py``.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
 from recfx.kernels.build import launch, library
@@ -19,7 +22,18 @@ from recfx.kernels.index import find_rows
 from recfx.kernels.route.bucketize import bucketize_triton
 from recfx.kernels.step import row_initialization
 from recfx.lowering.triton import lookup as triton_lookup
-from tests.ascend.npu_runtime.round_trips import COPY, FALLBACK, INSIDE, WAITS, Meeting, Moment, Occasion
+from tests.ascend.npu_runtime import engines
+from tests.ascend.npu_runtime.round_trips import (
+    AI_CPU,
+    COPY,
+    FALLBACK,
+    INSIDE,
+    UNKNOWN,
+    WAITS,
+    Meeting,
+    Moment,
+    Occasion,
+)
 from tests.ascend.tools import ROOT
 
 # The table of dispatch says "kernel", but that kernel copies everything to the host, computes there and copies back.
@@ -28,6 +42,7 @@ _COPY_INSIDE = frozenset({"aten::_embedding_bag_per_sample_weights_backward"})
 _WAIT = frozenset(
     f"aten::{name}" for name in ("_unique2", "unique_consecutive", "unique_dim", "nonzero", "masked_select", "bincount")
 )
+_COPIES = frozenset({"aten::_to_copy", "aten::copy_"})
 # Operators whose result is a number of Python's.
 _ANSWER = frozenset({"aten::_local_scalar_dense", "aten::equal"})
 
@@ -52,7 +67,8 @@ class Recorder(TorchDispatchMode):
         self.now: Moment | None = None
         self.operators: set[str] = set()
         self.seen: defaultdict[Meeting, set[Moment]] = defaultdict(set)
-        self.calls: Counter[Meeting] = Counter()  # in this process
+        self.calls: Counter[Meeting] = Counter()  # of those with the host, in this process
+        self.lines: dict[Meeting, str] = {}
 
     def __enter__(self) -> Recorder:
         self._as_functions = patch.object(library, "operators", _AsFunctions)
@@ -66,12 +82,13 @@ class Recorder(TorchDispatchMode):
 
     @property
     def meetings(self) -> dict[Meeting, Occasion]:
-        """Where the host was involved, and when."""
+        """Where the host or the AI CPU was involved, and when."""
         return {meeting: Occasion.of(seen) for meeting, seen in self.seen.items()}
 
-    def add(self, operators: set[str], seen: Mapping[Meeting, set[Moment]]) -> None:
+    def add(self, operators: set[str], seen: Mapping[Meeting, set[Moment]], lines: Mapping[Meeting, str]) -> None:
         """Take over what the recorder of another process has seen."""
         self.operators |= operators
+        self.lines |= lines
         for meeting, moments in seen.items():
             self.seen[meeting] |= moments
 
@@ -84,10 +101,19 @@ class Recorder(TorchDispatchMode):
             if how is None and _length_is_data(func.name(), args, kwargs or {}):
                 how = WAITS
             if how:
-                meeting = Meeting(func.name(), how, _where(sys._getframe(1)))
-                self.seen[meeting].add(self.now)
-                self.calls[meeting] += 1
+                self.calls[self._saw(self.now, func.name(), how)] += 1
+            if how in (None, WAITS) and not (func.name() in _COPIES and "cpu" in given | made):
+                slow = _not_on_ai_cores(func, args, kwargs or {}, result)
+                if slow:
+                    self._saw(self.now, func.name(), slow)
         return result
+
+    def _saw(self, now: Moment, operator: str, how: str) -> Meeting:
+        path, line = _where(sys._getframe(1))
+        meeting = Meeting(operator, how, path)
+        self.seen[meeting].add(now)
+        self.lines.setdefault(meeting, f"{path}:{line}")
+        return meeting
 
     def _how(self, name: str, given: set[str], made: set[str]) -> str | None:
         if served_by(name) == "backend fallback" or name in self._allowed:
@@ -121,17 +147,41 @@ def _length_is_data(name: str, args: Any, kwargs: Any) -> bool:
     return name in repeats and kwargs.get("output_size") is None
 
 
+def _not_on_ai_cores(func: Any, args: Any, kwargs: Any, result: Any) -> str:
+    """How a call ran, with its dtypes, unless on an AI Core or without any kernel."""
+    given, made = _dtypes((args, kwargs)), _dtypes(result)
+    engine = engines.engine(func.name(), given, made)
+    dtypes = " -> ".join(", ".join(dict.fromkeys(each)) for each in (given, made))
+    if engine == engines.AI_CPU:
+        return AI_CPU + dtypes
+    gaps = any(not each.is_contiguous() for each in _written(func, args, kwargs))
+    return f"{UNKNOWN}{dtypes}{', into a strided view' * gaps}" if gaps or engine == engines.UNKNOWN else ""
+
+
+def _written(func: Any, args: Any, kwargs: Any) -> Iterator[torch.Tensor]:
+    """The tensors that a call writes to."""
+    for position, argument in enumerate(func._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            yield kwargs[argument.name] if argument.name in kwargs else args[position]
+
+
+def _dtypes(values: Any) -> list[str]:
+    on_npu = (each for each in tree_leaves(values) if isinstance(each, torch.Tensor) and each.device.type == "npu")
+    return [str(each.dtype).removeprefix("torch.") for each in on_npu]
+
+
 def _devices(values: Any) -> set[str]:
     return {each.device.type for each in tree_leaves(values) if isinstance(each, torch.Tensor)}
 
 
-def _where(frame: FrameType | None) -> str:
+def _where(frame: FrameType | None) -> tuple[str, int]:
+    """The innermost file of recfx that was running, and its line."""
     while frame is not None:
         path = frame.f_code.co_filename
         if path.startswith(f"{ROOT}/recfx/"):
-            return path.removeprefix(f"{ROOT}/")
+            return path.removeprefix(f"{ROOT}/"), frame.f_lineno
         frame = frame.f_back
-    return "autograd"
+    return "autograd", 0
 
 
 @contextmanager
@@ -159,7 +209,11 @@ def launching_nothing() -> Iterator[None]:
 
 
 def _route(kernel: Any, programs: int, ids: torch.Tensor, *arguments: Any, **constants: Any) -> None:
-    name = kernel.fn.__name__
+    with _disable_current_modes():  # these stand for a kernel, and are none of the graph's operators
+        _answer(kernel.fn.__name__, ids, *arguments)
+
+
+def _answer(name: str, ids: torch.Tensor, *arguments: Any) -> None:
     if name == "recfx_bucket_counts":
         offsets, _, _, pieces, counts, outside = arguments[:6]
         pieces.zero_()

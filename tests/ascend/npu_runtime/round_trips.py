@@ -1,4 +1,4 @@
-"""The committed table of operators that involve the host, in ``host_round_trips.md``."""
+"""The committed table of operators that involve the host or the AI CPU, in ``host_round_trips.md``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 LISTED = Path(__file__).with_name("host_round_trips.md")
 HEADER = (
-    "| operator | how it meets the host | where | target | collections | when | why |\n"
+    "| operator | how it leaves the AI Cores | where | target | collections | when | why |\n"
     "| --- | --- | --- | --- | --- | --- | --- |\n"
 )
 
@@ -17,14 +17,16 @@ FALLBACK = "runs on the host"
 INSIDE = "its kernel copies to the host"
 COPY = "copies to the host"
 WAITS = "waits for the size of its result"
+AI_CPU = "runs on the AI CPU: "  # and its dtypes, as for the next one
+UNKNOWN = "engine unknown: "
 
 
 class Meeting(NamedTuple):
-    """An operator that is called with tensors on an NPU and involves the host.
+    """An operator that is called with tensors on an NPU and involves the host or the AI CPU.
 
     Args:
         operator: its name, with namespace and overload.
-        how: one of the constants above.
+        how: one of the constants above, the last two with dtypes.
         where: the innermost file of recfx that was running; ``autograd`` if none was.
     """
 
@@ -50,7 +52,7 @@ class Moment(NamedTuple):
 class Occasion(NamedTuple):
     """All moments at which it happens, in the words of the table: see ``Moment``.
 
-    Where not every target meets the host for all collections in one of the modes, the mode says for which it does not.
+    Where it does not happen with every target for all collections in one of the modes, the mode says for which not.
     """
 
     target: str

@@ -48,14 +48,14 @@ CASES = (
 )
 
 
-def measure(rank: int, world_size: int) -> tuple[set[str], dict[Meeting, set[Moment]]]:
-    """The operators of all cases, through both targets, and where the host was involved."""
+def measure(rank: int, world_size: int) -> tuple[set[str], dict[Meeting, set[Moment]], dict[Meeting, str]]:
+    """The operators of all cases, through both targets, and where the host or the AI CPU was involved."""
     recorder = Recorder(frozenset(round_trips.fallbacks()))
     for target in ("reference", "npu"):
         with launching_nothing() if target == "npu" else nullcontext():
             for case, ids_on_host in product(CASES, (False, True)):
                 _run(recorder, target, case, ids_on_host, rank, world_size)
-    return recorder.operators, dict(recorder.seen)
+    return recorder.operators, dict(recorder.seen), recorder.lines
 
 
 def _run(recorder: Recorder, target: str, case: Case, ids_on_host: bool, rank: int, world_size: int) -> None:
