@@ -7,6 +7,9 @@
 without Python, and ``load`` reads it.
 """
 
+from recfx.doctor import at_start  # says what is missing where what follows cannot be imported
+
+# isort: split
 from recfx.checkpoint import load_checkpoint, save_checkpoint
 from recfx.collections.averaged_model import extend_averaging
 from recfx.collections.pooled import HashEmbeddingBagCollection, HashEmbeddingBagConfig
@@ -51,6 +54,7 @@ AFTER_SHARDING.append(trace_sharded)
 extend_torch()  # torch.jit.script compiles what was converted
 extend_averaging()  # torch's AveragedModel follows the ids of hashed tables
 del AFTER_SHARDING, OBSERVERS, ConversionTrace, extend_averaging, extend_torch, extend_torchrec, trace_sharded
+del at_start
 
 __all__ = [
     "CheckpointError",

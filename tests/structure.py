@@ -7,6 +7,7 @@ LAYERS = [
     "__init__",
     "__main__",
     "commandline",
+    "doctor",
     "compat",
     "exporter",
     "exporter.serving",

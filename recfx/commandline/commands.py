@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import nn
 from torchrec.distributed.planner import Topology
 
 from recfx.collections.converted_collection import converted_collections
 from recfx.collections.sharding.whole_plan import MOST_RANKS
+from recfx.commandline.command import DONE, NOT_OK, Argument, Command, Outcome, WrongUsage
+from recfx.commandline.doctor import DOCTOR
 from recfx.commandline.factory import Made
 from recfx.conversion.convert import convert
 from recfx.conversion.request import DEFAULT_HASHING
@@ -31,51 +33,9 @@ from recfx.planner.pricing.values import BATCH_SIZE, LENGTH
 from recfx.planner.topology import NpuTopology, npu_topology
 from recfx.verification.verify import verify
 
-# Exit statuses. Besides these, 130 after Ctrl-C and 141 if nothing reads the output any more, as usual in a shell.
-DONE, NOT_OK, NO_MODEL = 0, 1, 2
-
 DRAW_VERSION = EXPORT_VERSION = GRAPH_VERSION = VERIFY_VERSION = "1"  # of the JSON that a command prints
 
 _HARDWARE = {"ascend_910b": ASCEND_910B, "h100": H100}
-
-
-class Outcome(NamedTuple):
-    """What a command prints, and its exit status. What has colours in a terminal is plain text elsewhere."""
-
-    output: object
-    status: int = DONE
-
-
-class WrongUsage(Exception):
-    """The options do not fit each other, or the model. The message is shown."""
-
-
-class Argument:
-    """One argument of a command: what ``argparse.ArgumentParser.add_argument`` takes."""
-
-    def __init__(self, name: str, **settings: Any) -> None:
-        self.name, self.settings = name, settings
-
-
-@dataclass(frozen=True)
-class Command:
-    """One command.
-
-    Args:
-        name: what follows ``python -m recfx``.
-        help: one line.
-        description: what it prints, and when its exit status is 1.
-        example: a command line that works, without ``python -m recfx``.
-        arguments: its arguments, beside the factory.
-        run: does it.
-    """
-
-    name: str
-    help: str
-    description: str
-    example: str
-    arguments: tuple[Argument, ...]
-    run: Callable[[argparse.Namespace, Made], Outcome]
 
 
 # --- what several commands take
@@ -383,4 +343,5 @@ COMMANDS = (
         ),
         run=_export,
     ),
+    DOCTOR,
 )

@@ -17,7 +17,8 @@ from collections.abc import Iterator, Sequence
 
 from rich.console import Console
 
-from recfx.commandline.commands import COMMANDS, NO_MODEL, NOT_OK, Command, Outcome, WrongUsage
+from recfx.commandline.command import NO_MODEL, NOT_OK, Command, Outcome, WrongUsage
+from recfx.commandline.commands import COMMANDS
 from recfx.commandline.factory import NoModelError, make
 from recfx.errors import RecfxError
 from recfx.version import __version__
@@ -27,7 +28,7 @@ INTERRUPTED, NO_READER = 130, 141
 _STATUSES = """\
 exit status:
   0    all is well: the report is ok, the models agree, the file is written
-  1    something is refused, the models do not agree, or a file cannot be written
+  1    something is refused, missing or wrong, the models do not agree, or a file cannot be written
   2    the command line is wrong, or the factory gives no model
   130  interrupted by Ctrl-C
   141  nothing reads the output any more"""
@@ -67,7 +68,7 @@ def _run(command: Command, given: argparse.Namespace) -> Outcome | int:
     logging.getLogger("torch.fx").setLevel(logging.ERROR)  # it warns of the names of its own functions
     try:
         with _prints_to_stderr():
-            return command.run(given, make(given.factory))
+            return command.run(given, *([make(given.factory)] if command.has_factory else []))
     except (NoModelError, WrongUsage) as error:
         if given.traceback and error.__cause__ is not None:
             traceback.print_exception(error.__cause__)
@@ -114,11 +115,12 @@ def _parser() -> argparse.ArgumentParser:
         subparser = commands.add_parser(
             command.name,
             help=command.help,
-            description=f"{textwrap.fill(command.description, _WIDTH)}\n\n{_FACTORY}",
+            description=textwrap.fill(command.description, _WIDTH) + f"\n\n{_FACTORY}" * command.has_factory,
             epilog=f"example:\n  {_PROGRAM} {command.example}\n\n{_STATUSES}",
             formatter_class=raw,
         )
-        subparser.add_argument("factory", metavar="module:factory", help="returns a model, or (model, sample)")
+        if command.has_factory:
+            subparser.add_argument("factory", metavar="module:factory", help="returns a model, or (model, sample)")
         for argument in command.arguments:
             subparser.add_argument(argument.name, **argument.settings)
         subparser.add_argument("--traceback", action="store_true", help="also print where an error was raised")

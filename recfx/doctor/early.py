@@ -1,0 +1,62 @@
+"""``python -m recfx doctor`` where torch or TorchRec cannot be imported: what is installed is looked at all the same.
+
+That is the first day of many: torch is installed with torch_npu, CANN's environment script was not sourced, and
+``import torch`` fails. ``recfx/__init__.py`` imports ``at_start.py`` before it imports either.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from recfx.doctor.cann import cann
+from recfx.doctor.packages import PACKAGES, installed, packages
+from recfx.doctor.report import Report
+from recfx.doctor.show import to_text
+from recfx.doctor.write import write
+
+# Versions that do not fit each other fail in many ways.
+_CANNOT_BE_IMPORTED = (ImportError, OSError, RuntimeError, AttributeError, TypeError)
+
+MODULES = ("torch", "fbgemm_gpu", "torchrec")
+
+
+def look_first(command: Sequence[str]) -> None:
+    """If ``command`` is that of the doctor and one of ``MODULES`` cannot be imported, report that and end the process.
+
+    Args:
+        command: of the process, as ``sys.orig_argv`` has it.
+
+    The exit status is 1 then.
+    """
+    words = list(command)
+    place = words.index("-m") if "-m" in words else len(words)
+    if words[place + 1 : place + 3] != ["recfx", "doctor"] or all(map(_is_importable, MODULES)):
+        return
+    parser = argparse.ArgumentParser(add_help=False)
+    parser.add_argument("--device", default="npu" if installed("torch_npu") else "cpu")
+    parser.add_argument("--out", type=Path, default=Path())
+    parser.add_argument("--json", action="store_true")
+    given, _ = parser.parse_known_args(words[place + 3 :])
+    kind = given.device.partition(":")[0]
+    report = Report(given.device, stopped="Nothing was run: recfx cannot be imported here.")
+    report.findings += packages(kind if kind in PACKAGES else "cpu")
+    if kind == "npu":
+        report.findings += cann()
+    written = write(report, given.out)
+    print(report.to_json() if given.json else f"{to_text(report)}\n\n{chr(10).join(map(str, written))}", flush=True)
+    os._exit(1)  # libraries that were loaded in part may crash in an orderly end
+
+
+def _is_importable(module: str) -> bool:
+    environment = dict(os.environ)
+    try:
+        importlib.import_module(module)
+    except _CANNOT_BE_IMPORTED:
+        os.environ.clear()
+        os.environ.update(environment)  # while it loads extensions, torch tells its children not to
+        return False
+    return True

@@ -1,0 +1,130 @@
+"""The device, the Triton that would compile for it, and recfx's library: what is seen from inside of a process."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+from recfx.doctor.finding import Finding, missing, ok, warning
+from recfx.kernels.build import launch, library, tiling
+
+SIMULATED = "RECFX_SIMULATED_NPUS"
+"""Set in processes that see the simulated NPU of ``tests/ascend/npu_runtime``."""
+
+
+_ADVICE = {
+    "cuda": "install a driver, and a torch that was built for CUDA; nvidia-smi shows what the driver sees",
+    "npu": "npu-smi info shows what the driver sees; ASCEND_RT_VISIBLE_DEVICES may hide devices",
+}
+
+
+def how(device: str) -> str:
+    """How kernels run: ``real``, ``simulated`` (nothing was computed by an NPU) or ``interpreted`` (by Triton)."""
+    if device.startswith("npu") and SIMULATED in os.environ:
+        return "simulated"
+    return "interpreted" if device.startswith("cpu") and launch.is_interpreted() else "real"
+
+
+def no_device(device: str) -> str:
+    """Why there is no device of this name, such as ``npu:1``, in a few words; ``""`` if there is."""
+    kind, _, number = device.partition(":")
+    if kind == "cpu":
+        return ""
+    module = getattr(torch, kind, None)
+    if module is None or not module.is_available():
+        return f"torch {torch.__version__} sees no {kind} device"
+    count = module.device_count()
+    return "" if int(number or 0) < count else f"there are {count} {kind} devices, numbered from 0"
+
+
+def name_of(device: torch.device) -> str:
+    """What the driver calls the device."""
+    if device.type == "cpu":
+        return _processor()
+    return str(torch.get_device_module(device).get_device_name(device))
+
+
+def machine(device: str) -> Iterator[Finding]:
+    """The device, Triton, the C++ compiler and the library."""
+    if reason := no_device(device):
+        yield missing("device", reason, _ADVICE[device.partition(":")[0]])
+    else:
+        there = torch.device(device)
+        yield ok("device", _described(there))
+        yield from _chip(there)
+        yield _triton(there)
+    yield _compiler()
+    yield _library()
+
+
+def _described(device: torch.device) -> str:
+    threads = f"torch uses {torch.get_num_threads()} of {os.cpu_count()} logical cores"
+    if device.type == "cpu":
+        return f"{_processor()}; {threads}"
+    count = torch.get_device_module(device).device_count()
+    return f"{name_of(device)}, one of {count}; on the host, {threads}"
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return "CPU"
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "CPU")
+
+
+def _chip(device: torch.device) -> Iterator[Finding]:
+    """The limits that kernels are cut for, of an NPU."""
+    if device.type != "npu":
+        return
+    try:
+        chip = tiling.chip_named(name_of(device))
+    except ValueError as error:
+        yield missing("limits of the chip", str(error), "send this report along: it has the chip's name")
+        return
+    yield ok("limits of the chip", f"{chip.vector_cores} vector cores, {chip.ub_bytes:,} bytes of unified buffer each")
+
+
+def _triton(device: torch.device) -> Finding:
+    if device.type == "cpu" and not launch.is_interpreted():
+        return ok("Triton", "not used on the CPU, where kernels are in C++")
+    refusal = launch.refusal(device)
+    if refusal is not None:
+        package = "triton-ascend==3.2.0" if device.type == "npu" else "triton==3.7.0"
+        return missing("Triton", refusal[1].rstrip("."), f"pip uninstall triton triton-ascend; pip install {package}")
+    version = "unknown version"
+    if importlib.util.find_spec("triton") is not None:
+        import triton
+
+        version = str(triton.__version__)
+    return ok("Triton", f"{version}{', in its interpreter' if launch.is_interpreted() else ''}")
+
+
+def _compiler() -> Finding:
+    named = os.environ.get("CXX")
+    paths = map(shutil.which, [named.split()[0]] if named else ["g++", "c++", "clang++"])
+    found = next(filter(None, paths), None)
+    if found:
+        return ok("C++ compiler", found)
+    absent = f"CXX names {named}, which is not there" if named else "none of g++, c++ and clang++ on PATH"
+    return missing("C++ compiler", absent, "install g++ (apt-get install g++), or set CXX to another one")
+
+
+def _library() -> Finding:
+    """Loads the library; the first time, that compiles it."""
+    if not library.load():
+        why = library.why_not().partition("\n")[0]
+        return missing("recfx's library", f"not loaded: {why}", "python -m recfx.kernels shows what is wrong")
+    path = library.loaded_path()
+    if path is not None and path.parent != library.build_directory():
+        return warning(
+            "recfx's library",
+            f"compiled for this process alone: {library.build_directory()} cannot be used",
+            "set RECFX_BUILD_DIR to a directory of your own that nobody else can write to",
+        )
+    return ok("recfx's library", f"{path}")

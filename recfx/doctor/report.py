@@ -1,0 +1,76 @@
+"""What the doctor found, as data, and as versioned JSON."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from recfx.doctor.finding import Finding, Status
+from recfx.version import __version__
+
+DOCTOR_VERSION = "1"
+"""Of the JSON. It changes if a field does."""
+
+
+@dataclass
+class Report:
+    """Everything, in the order in which it is found.
+
+    Args:
+        device: as it was asked for, such as ``npu:0``.
+        device_name: as its driver calls it; ``""`` if it is not there.
+        how: ``real``, ``simulated`` or ``interpreted``; only the first one has times.
+        quick: whether less was looked at.
+        findings: what is installed.
+        complete: whether everything was done; False after Ctrl-C, and where nothing can be run.
+        stopped: why it is not complete.
+    """
+
+    device: str
+    device_name: str = ""
+    how: str = "real"
+    quick: bool = False
+    findings: list[Finding] = field(default_factory=list)
+    complete: bool = False
+    stopped: str = ""
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing is missing and nothing is wrong, as far as it went."""
+        return all(finding.status != Status.MISSING for finding in self.findings)
+
+    @property
+    def headline(self) -> str:
+        """One line."""
+        missing = sum(finding.status == Status.MISSING for finding in self.findings)
+        told = [f"{missing} missing"] if missing else []
+        place = f"recfx on {self.device}{f' ({self.device_name})' if self.device_name else ''}"
+        mark = {"real": "", "simulated": ", SIMULATED", "interpreted": ", interpreted"}[self.how]
+        end = "OK" if self.ok else "NOT OK"
+        return f"{place}{mark}: {', '.join([*told, end])}{'' if self.complete else ', NOT COMPLETE'}"
+
+    def plain(self) -> dict[str, Any]:
+        """Dicts, lists and scalars; the user's home directory is ``~`` in every text."""
+        found = {"version": DOCTOR_VERSION, "recfx": __version__, "ok": self.ok, **asdict(self)}
+        shortened: dict[str, Any] = _without_home(found)
+        return shortened
+
+    def to_json(self) -> str:
+        """The whole report, indented."""
+        return json.dumps(self.plain(), indent=2, default=str)
+
+
+def _without_home(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_home(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_home(each) for each in value]
+    return without_home(value) if isinstance(value, str) else value
+
+
+def without_home(text: str) -> str:
+    """The text with ``~`` for the user's home directory, whose name is often the user's."""
+    home = str(Path.home())
+    return text.replace(home, "~") if len(home) > 1 else text

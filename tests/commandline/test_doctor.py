@@ -1,0 +1,89 @@
+"""``python -m recfx doctor``: its files, its exit status, and what is left after Ctrl-C."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from recfx.commandline.main import main
+from recfx.doctor import examine as examine_module
+from recfx.doctor.finding import missing
+
+REPOSITORY = Path(__file__).parents[2]
+
+
+def test_a_report_of_the_cpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--device", "cpu", "--quick", "--out", str(tmp_path)]) == 0
+    printed = capsys.readouterr().out
+    assert printed.startswith("recfx on cpu")
+    assert printed.splitlines()[-2:] == [str(tmp_path / "recfx-doctor.html"), str(tmp_path / "recfx-doctor.json")]
+    found = json.loads((tmp_path / "recfx-doctor.json").read_text())
+    assert (found["version"], found["ok"], found["complete"], found["how"]) == ("1", True, True, "real")
+    page = (tmp_path / "recfx-doctor.html").read_text()
+    assert "http" not in page.replace("<!DOCTYPE html>", "")
+    for text in (page, json.dumps(found)):
+        assert str(Path.home()) not in text or len(str(Path.home())) == 1
+
+
+def test_something_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gone = missing("torchrec", f"not in {Path.home()}", "pip install <torchrec>")
+    monkeypatch.setattr(examine_module, "packages", lambda device: [gone])
+    monkeypatch.setattr(examine_module, "cann", lambda: [])
+    monkeypatch.setattr(examine_module, "machine", lambda device: [])
+    assert main(["doctor", "--device", "npu", "--json", "--out", str(tmp_path / "mine")]) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert found["ok"] is False
+    assert found["findings"][0]["found"] == f"not in {'~' if len(str(Path.home())) > 1 else Path.home()}"
+    assert found["stopped"].startswith("Nothing was run: ")
+    page = (tmp_path / "mine.html").read_text()
+    assert "pip install &lt;torchrec&gt;" in page
+    assert "1 missing, NOT OK, NOT COMPLETE" in page
+
+
+def test_ctrl_c_leaves_what_was_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(device: str) -> list[object]:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(examine_module, "machine", interrupt)
+    assert main(["doctor", "--device", "cpu", "--out", str(tmp_path)]) == 130
+    found = json.loads((tmp_path / "recfx-doctor.json").read_text())
+    assert found["complete"] is False
+    assert "Ctrl-C" in found["stopped"]
+    assert found["findings"]
+
+
+def test_a_directory_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--device", "cpu", "--quick", "--out", str(tmp_path / "none" / "report")]) == 1
+    assert "No such file or directory" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("device", ["tpu", "npu:", "npu:x", "cuda:-1"])
+def test_a_device_that_is_none(device: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as raised:
+        main(["doctor", "--device", device])
+    assert raised.value.code == 2
+    assert "none of cpu, cuda, npu" in capsys.readouterr().err
+
+
+def test_where_torch_cannot_be_imported(tmp_path: Path) -> None:
+    """As if CANN's environment script had not been sourced."""
+    (tmp_path / "torch.py").write_text("raise ImportError('libhccl.so: cannot open shared object file')")
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (tmp_path, REPOSITORY)))}
+    done = subprocess.run(
+        [sys.executable, "-m", "recfx", "doctor", "--device", "npu", "--out", str(tmp_path)],
+        env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (1, "")
+    found = json.loads((tmp_path / "recfx-doctor.json").read_text())
+    by_name = {each["name"]: each for each in found["findings"]}
+    assert "libhccl.so" in by_name["torch"]["found"]
+    assert "source CANN" in by_name["torch"]["what_to_do"]
+    assert by_name["CANN"]["status"] == "missing"
+    assert "recfx cannot be imported" in (tmp_path / "recfx-doctor.html").read_text()

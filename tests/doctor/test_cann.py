@@ -1,0 +1,81 @@
+"""What the doctor reads from the files of CANN and of the driver, and says of what is not there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from recfx.doctor import cann as cann_module
+from recfx.doctor.cann import cann, version_in
+from recfx.doctor.finding import Finding, Status
+
+
+@pytest.fixture
+def ascend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder like the one of an installation, of CANN 8.5 with its compiler and a driver."""
+    for name, text in {
+        "ascend-toolkit/latest/version.cfg": "# version: 1.0\nruntime_running_version=[8.5.0:8.5.0]\n",
+        "ascend-toolkit/set_env.sh": "",
+        "driver/version.info": "Version=25.0.rc1\n",
+        "bin/bishengir-compile": "",
+    }.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    (tmp_path / "bin/bishengir-compile").chmod(0o755)
+    monkeypatch.setattr(cann_module, "installed", {"triton-ascend": "3.2.0", "triton": ""}.__getitem__)
+    monkeypatch.setattr("sys.version_info", (3, 11, 0))
+    return tmp_path
+
+
+def found_in(root: Path, **environment: str) -> dict[str, Finding]:
+    found = {each.name: each for each in cann({"PATH": "", **environment}, (str(root),))}
+    assert list(found) == ["CANN", "Ascend driver", "Ascend compiler", "triton-ascend"]
+    return found
+
+
+def test_all_is_well(ascend: Path) -> None:
+    home = str(ascend / "ascend-toolkit/latest")
+    found = found_in(ascend, ASCEND_HOME_PATH=home, PATH=str(ascend / "bin"))
+    assert [(each.found, each.status) for each in found.values()] == [
+        (f"8.5.0 in {home}", Status.OK),
+        ("25.0.rc1", Status.OK),
+        (str(ascend / "bin/bishengir-compile"), Status.OK),
+        ("3.2.0", Status.OK),
+    ]
+
+
+def test_the_environment_script_was_not_sourced(ascend: Path) -> None:
+    found = found_in(ascend)
+    assert found["CANN"].status == Status.MISSING
+    assert found["CANN"].what_to_do == f"source {ascend / 'ascend-toolkit/set_env.sh'}"
+    assert found["Ascend compiler"].status == Status.MISSING
+
+
+def test_nothing_is_there(tmp_path: Path) -> None:
+    found = found_in(tmp_path)
+    assert [each.status for each in found.values()][:3] == [Status.MISSING, Status.WARNING, Status.MISSING]
+    assert "install CANN" in found["CANN"].what_to_do
+
+
+@pytest.mark.parametrize(
+    ("text", "status"), [("version=8.3.RC1", Status.MISSING), ("version=9.1.0", Status.OK), ("", Status.WARNING)]
+)
+def test_versions(text: str, status: Status, ascend: Path) -> None:
+    home = ascend / "other"
+    (home / "x86_64-linux").mkdir(parents=True)
+    (home / "x86_64-linux/ascend_toolkit_install.info").write_text(f"package_name=Ascend\n{text}\n")
+    assert version_in(home) == text.removeprefix("version=")
+    assert found_in(ascend, ASCEND_HOME_PATH=str(home))["CANN"].status == status
+
+
+def test_both_tritons(ascend: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cann_module, "installed", {"triton-ascend": "3.2.0", "triton": "3.7.0"}.__getitem__)
+    assert found_in(ascend)["triton-ascend"].status == Status.WARNING
+    monkeypatch.setattr(cann_module, "installed", {"triton-ascend": "", "triton": "3.7.0"}.__getitem__)
+    assert found_in(ascend)["triton-ascend"].status == Status.MISSING
+
+
+def test_a_python_that_triton_ascend_is_not_made_for(ascend: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.version_info", (3, 12, 0))
+    assert found_in(ascend)["triton-ascend"].status == Status.WARNING

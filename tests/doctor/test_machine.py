@@ -1,0 +1,70 @@
+"""What the doctor says of devices, and of recfx's own library."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from recfx.doctor import machine as machine_module
+from recfx.doctor.finding import Status
+from recfx.doctor.machine import how, machine, no_device
+from recfx.kernels.build import library
+
+
+def test_the_cpu() -> None:
+    found = {each.name: each for each in machine("cpu")}
+    assert list(found) == ["device", "Triton", "C++ compiler", "recfx's library"]
+    assert {each.status for each in found.values()} == {Status.OK}
+    assert how("cpu") == "real"
+
+
+def test_a_device_that_is_not_there() -> None:
+    assert "sees no npu device" in no_device("npu")
+    found = {each.name: each for each in machine("npu:1")}
+    assert found["device"].status == Status.MISSING
+    assert "npu-smi" in found["device"].what_to_do
+    assert "Triton" not in found
+
+
+def test_a_number_beyond_the_last_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "npu", SimpleNamespace(is_available=lambda: True, device_count=lambda: 2), raising=False)
+    assert (no_device("npu"), no_device("npu:1")) == ("", "")
+    assert no_device("npu:2") == "there are 2 npu devices, numbered from 0"
+
+
+@pytest.mark.parametrize(
+    ("chip", "status", "text"),
+    [("Ascend910_9382", Status.OK, "48 vector cores"), ("Ascend930", Status.MISSING, "Ascend930.ini")],
+)
+def test_the_limits_of_a_chip(chip: str, status: Status, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine_module, "name_of", lambda device: chip)
+    (found,) = machine_module._chip(SimpleNamespace(type="npu"))  # type: ignore[arg-type]
+    assert found.status == status
+    assert text in found.found
+
+
+def test_a_simulated_npu(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert how("npu") == "real"
+    monkeypatch.setenv(machine_module.SIMULATED, "2")
+    assert (how("npu"), how("npu:1"), how("cpu")) == ("simulated", "simulated", "real")
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    assert how("cpu") == "interpreted"
+
+
+def test_a_compiler_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler -O2")
+    found = machine_module._compiler()
+    assert found.status == Status.MISSING
+    assert "CXX names no-such-compiler" in found.found
+
+
+def test_a_library_that_is_not_loaded_or_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(library, "loaded_path", lambda: Path("/tmp/recfx-1/librecfx.so"))
+    assert machine_module._library().status == Status.WARNING
+    monkeypatch.setattr(library, "load", lambda: False)
+    monkeypatch.setattr(library, "why_not", lambda: "the compiler failed\nwith much to say")
+    found = machine_module._library()
+    assert (found.status, found.found) == (Status.MISSING, "not loaded: the compiler failed")
