@@ -22,7 +22,7 @@ class FxLeaf(nn.Module):
     """Base of the modules that become one ``call_module`` node: converted collections and the nodes of their graphs."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Like ``nn.Module``'s; if a torch.fx tracer calls it, it becomes one node of the graph."""
+        """Call the module as usual; if a torch.fx tracer calls it, it becomes one node of the graph."""
         if torch.compiler.is_dynamo_compiling():
             return super().__call__(*args, **kwargs)
         tracer = tracer_of_call(self, args, kwargs)

@@ -41,14 +41,14 @@ class BatchChecks:
         """
         if isinstance(features, KeyedJaggedTensor):
             return features
-        what = f"the batch is {type_of(features)}, not a KeyedJaggedTensor."
+        problem = f"the batch is {type_of(features)}, not a KeyedJaggedTensor."
         if isinstance(features, TensorDict):
             try:
                 return maybe_td_to_kjt(features, None)
             except (AttributeError, TypeError, RuntimeError, AssertionError) as error:
-                what = f"the TensorDict is not a batch of jagged tensors ({type(error).__name__}: {error})."
+                problem = f"the TensorDict is not a batch of jagged tensors ({type(error).__name__}: {error})."
         raise InputError(
-            what,
+            problem,
             reason="not_a_keyed_jagged_tensor",
             module_path=self.collection,
             what_to_do="pass a torchrec.KeyedJaggedTensor, or a TensorDict of jagged tensors.",
@@ -140,15 +140,15 @@ class BatchChecks:
                     "pass weights= to the KeyedJaggedTensor, or build the collection with is_weighted=False.",
                 )
             return None
-        what = ""
+        problem = ""
         if not isinstance(weights, torch.Tensor) or weights.layout != torch.strided:
-            what = f"weights are {_form(weights)}, but must be a dense tensor."
+            problem = f"weights are {_form(weights)}, but must be a dense tensor."
         elif weights.dim() == 0 or weights.shape[0] != values.shape[0] or (self.is_weighted and weights.dim() != 1):
-            what = f"weights have shape {list(weights.shape)}, but there are {values.shape[0]} ids."
+            problem = f"weights have shape {list(weights.shape)}, but there are {values.shape[0]} ids."
         elif self.is_weighted and weights.dtype not in _WEIGHTS:
-            what = f"weights are {weights.dtype}, but must be floating-point numbers."
-        if what:
-            self._refuse(what, "bad_weights", "pass one floating-point weight per id.")
+            problem = f"weights are {weights.dtype}, but must be floating-point numbers."
+        if problem:
+            self._refuse(problem, "bad_weights", "pass one floating-point weight per id.")
         if not self.is_weighted:
             return None
         if weights.device != values.device:
@@ -254,19 +254,19 @@ class BatchChecks:
         numbers = bags.tolist()
         lengths = [end - begin for begin, end in pairwise(numbers)] if are_offsets else numbers
         if fault.kind == NEGATIVE_LENGTH:
-            what = f"a bag has length {lengths[fault.position]}"
+            problem = f"a bag has length {lengths[fault.position]}"
             if are_offsets:
-                what = f"offsets go down from {numbers[fault.position]} to {numbers[fault.position + 1]}"
+                problem = f"offsets go down from {numbers[fault.position]} to {numbers[fault.position + 1]}"
         else:
-            what = f"lengths add up to {sum(lengths)}"
-        self._refuse(f"{what}, and there are {values.numel()} ids.", "bad_lengths", _FIT_LENGTHS)
+            problem = f"lengths add up to {sum(lengths)}"
+        self._refuse(f"{problem}, and there are {values.numel()} ids.", "bad_lengths", _FIT_LENGTHS)
 
     def _refuse(self, message: str, reason: str, what_to_do: str) -> NoReturn:
         raise InputError(message, reason=reason, module_path=self.collection, what_to_do=what_to_do)
 
-    def _refuse_devices(self, what: str, tensor: torch.Tensor, values: torch.Tensor) -> NoReturn:
+    def _refuse_devices(self, subject: str, tensor: torch.Tensor, values: torch.Tensor) -> NoReturn:
         self._refuse(
-            f"{what} are on device {tensor.device}, but ids on {values.device}.",
+            f"{subject} are on device {tensor.device}, but ids on {values.device}.",
             "several_devices",
             "move the whole KeyedJaggedTensor to one device, with its own .to(device).",
         )

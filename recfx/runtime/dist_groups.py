@@ -61,8 +61,8 @@ class DistGroups:
 
 def sent_on(group: dist.ProcessGroup) -> torch.device:
     """The device on which a tensor must be for the group to send it: accelerator backends cannot send from the host."""
-    found = None if dist.get_backend(group) == "gloo" else torch.accelerator.current_accelerator(check_available=True)
-    return found or torch.device("cpu")
+    device = None if dist.get_backend(group) == "gloo" else torch.accelerator.current_accelerator(check_available=True)
+    return device or torch.device("cpu")
 
 
 def replicate(tensor: torch.Tensor, group: dist.ProcessGroup) -> None:

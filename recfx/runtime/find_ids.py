@@ -113,10 +113,10 @@ class InsertIds(NodeModule):
         super().__init__()
         self.hash_ids = hash_ids
 
-    def forward(self, features: KeyedJaggedTensor, found: FoundRows | None) -> KeyedJaggedTensor:
+    def forward(self, features: KeyedJaggedTensor, found_rows: FoundRows | None) -> KeyedJaggedTensor:
         """Return and do what ``hash_ids`` would for ``features``.
 
-        The rows in ``found`` are not used if they are no longer right, in eval mode, and in a forward that activation
+        ``found_rows`` is not used if its rows are no longer right, in eval mode, and in a forward that activation
         checkpointing runs again.
 
         Raises:
@@ -125,15 +125,15 @@ class InsertIds(NodeModule):
         indexes, training = self.hash_ids.indexes, self.hash_ids.training
         if not indexes.begin(features, training):
             return features
-        if found is not None and training and not is_replay() and found.snapshot.holds:
-            return self.insert_absent(features, found)
+        if found_rows is not None and training and not is_replay() and found_rows.snapshot.holds:
+            return self.insert_absent(features, found_rows)
         return hash_batch(indexes, features, training)[0]
 
-    def insert_absent(self, features: KeyedJaggedTensor, found: FoundRows) -> KeyedJaggedTensor:
-        """The rows in ``found``, completed for the ids that have none."""
-        rows = found.rows
+    def insert_absent(self, features: KeyedJaggedTensor, found_rows: FoundRows) -> KeyedJaggedTensor:
+        """The rows in ``found_rows``, completed for the ids that have none."""
+        rows = found_rows.rows
         if bool((rows == -1).any()):
-            self.hash_ids.indexes.insert_absent(features, found.ids, rows)
+            self.hash_ids.indexes.insert_absent(features, found_rows.ids, rows)
         else:
             self.hash_ids.indexes.count_resident(features)
         return with_values(features, rows.to(features.values().device), features.weights_or_none())

@@ -56,7 +56,7 @@ class Forward:
             self._changes.pop()()
 
     def takes(self, collection: int, calls: int) -> bool:
-        """Count a call of a collection that a forward calls so often; False if it must be one of the next forward."""
+        """Count a call of a collection that a forward calls ``calls`` times; False if it is one of the next forward."""
         made = self.calls.get(collection, 0)
         if self.is_trained or made >= calls:
             return False
@@ -135,7 +135,7 @@ class Forwards:
 
     @contextlib.contextmanager
     def forward(self) -> Iterator[None]:
-        """Around a whole forward, which is undone if it is refused anywhere."""
+        """A context around a whole forward, which is undone if it is refused anywhere."""
         here = self._here
         if here.is_declared:
             yield
@@ -181,7 +181,7 @@ def guard_backward(
     """Make the backward of a lookup's ``output`` raise if one of its ``indexes`` has removed ids by then.
 
     The backward raises an ``InputError``, ``backward_after_removal`` or ``backward_after_refusal``, before anything is
-    updated. ``forward`` is the one that this is a part of, if it may be undone: not any more after this backward.
+    updated. ``forward`` is the forward of the lookup, if it may be undone; after this backward, it no longer may.
     """
     if output.grad_fn is None or not indexes:
         return
@@ -198,7 +198,7 @@ def guard_backward(
             )
         now = [index.removals for index in indexes]
         if now != before:
-            changed = next(index.name for index, one, other in zip(indexes, before, now, strict=True) if one != other)
+            changed = next(index.name for index, old, new in zip(indexes, before, now, strict=True) if old != new)
             raise InputError(
                 f"the backward of a batch of table {changed!r}: ids were removed from its index since the forward, "
                 "and their rows may have gone to other ids.",

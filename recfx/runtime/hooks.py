@@ -55,7 +55,7 @@ def load_hooks(module: nn.Module) -> dict[Any, Callable[..., Any]]:
 
 @contextlib.contextmanager
 def without_load_hooks(module: nn.Module) -> Iterator[None]:
-    """Inside, the module loads without its hooks: they have run already."""
+    """A context in which the module loads without its hooks: they have run already."""
     hooks = module.__dict__["_load_state_dict_pre_hooks"]
     module.__dict__["_load_state_dict_pre_hooks"] = {}
     try:

@@ -72,7 +72,7 @@ class BatchInFlight:
             self._rows, self._evicted = {}, self._counts()
 
     def restore(self) -> Callable[[], None]:
-        """What makes the batch keep the rows again that it keeps now."""
+        """A function that makes the batch keep again the rows that it keeps now."""
         rows, evicted = self._rows, self._evicted
 
         def restore() -> None:
@@ -108,8 +108,8 @@ class BatchesInFlight:
         depth: for how many later forwards a batch keeps its rows.
         turn: the number of forwards before the one that is under way.
         latest: the batch of the last forward that a backward may follow; None if none may.
-        refused_replay: why a forward that activation checkpointing is running again cannot be; only of collections that
-            are sharded, where all ranks must learn of it first.
+        refused_replay: why the forward that activation checkpointing runs again cannot be run; only in sharded
+            collections, where all ranks must learn of it first.
     """
 
     def __init__(self, depth: int = BATCHES_IN_FLIGHT) -> None:
@@ -139,7 +139,7 @@ class BatchesInFlight:
         self._batches = [batch for batch in self._batches if batch.keeps_rows]
 
     def restore(self) -> Callable[[], None]:
-        """What undoes the forward that begins now, through which no backward has run.
+        """A function that undoes the forward that begins now, through which no backward has run.
 
         It does nothing if other threads have run forwards meanwhile, whose batches must stay.
         """
@@ -156,7 +156,7 @@ class BatchesInFlight:
 
     def of_table(self, table: str) -> InFlight:
         nothing = InFlight.nothing()
-        kept = [found for batch in self._batches if (found := batch.rows_kept(table)) is not None]
+        kept = [entry for batch in self._batches if (entry := batch.rows_kept(table)) is not None]
         if not kept:
             return nothing
         numbers, rows = zip(*kept, strict=True)

@@ -37,7 +37,7 @@ class CountsOnDevice:
         """
         device = seen.device
         with self._lock:
-            if [None if each is None else each() for each in self._indexes] != list(indexes) or self._device != device:
+            if [None if ref is None else ref() for ref in self._indexes] != list(indexes) or self._device != device:
                 self.fold()
                 self._indexes = [None if index is None else weakref.ref(index) for index in indexes]
                 self._device = device
@@ -60,10 +60,8 @@ class CountsOnDevice:
                 torch.get_device_module(self._device).synchronize(self._device)
             counts = torch.stack([counted.cpu() for counted in self._of_stream.values()]).sum(0).tolist()
             self._of_stream = {}
-            found = [
-                (None if each is None else each(), count) for each, count in zip(self._indexes, counts, strict=True)
-            ]
-            present = [(index, count) for index, count in found if index is not None and not index.eval_counts.is_meta]
+            pairs = [(None if ref is None else ref(), count) for ref, count in zip(self._indexes, counts, strict=True)]
+            present = [(index, count) for index, count in pairs if index is not None and not index.eval_counts.is_meta]
             amounts = [amount for _, count in present for amount in count]
             hash_index.add_counts([index.eval_counts for index, _ in present], amounts)
 

@@ -66,7 +66,7 @@ class DistContext(EmbeddingShardingContext):
 
 
 class ArrivingIds(KJTAllToAllTensorsAwaitable):
-    """Does what TorchRec's class does, but for the operators that torch_npu would run on the host."""
+    """Does what TorchRec's class does, without the operators that torch_npu would run on the host."""
 
     def __init__(self, *, sent: KeyedJaggedTensor, stride_per_rank: list[int], **arguments: Any) -> None:
         # Without batch sizes, TorchRec does not expand the order of features to one of bags, which is FBGEMM's part.
@@ -103,7 +103,7 @@ def in_order_of_features(
     )
     positions = torch.arange(features * batch, device=values.device)
     by_rank = positions.split([features * stride for stride in stride_per_rank])
-    bags = torch.cat([each.view(features, -1) for each in by_rank if each.numel()] or [positions], dim=-1).view(-1)
+    bags = torch.cat([part.view(features, -1) for part in by_rank if part.numel()] or [positions], dim=-1).view(-1)
     values, lengths, offsets, weights = select_bags(arrived, bags, weights, values.numel())
     return KeyedJaggedTensor(keys, values, weights, lengths=lengths, offsets=offsets, stride=batch)
 
@@ -164,8 +164,8 @@ class InputDistStart(NodeModule):
     @property
     def pipeline(self) -> object | None:
         """What a TorchRec pipeline has put in place of the exchange, to send the sizes of all collections at once."""
-        found = self._dist.forward
-        return found if isinstance(found, KJTAllToAllForward) else None
+        forward = self._dist.forward
+        return forward if isinstance(forward, KJTAllToAllForward) else None
 
     def forward(self, features: KeyedJaggedTensor | Outgoing) -> tuple[Started | KJTSplitsAllToAllMeta, DistContext]:
         """``features``: this rank's batch. Returns what ``input_dist_wait`` waits for, and the batch's context."""

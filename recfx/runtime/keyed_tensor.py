@@ -20,12 +20,12 @@ _NOBODY = -1
 class ColumnOrder:
     """Concatenates column ranges of the parts; columns that are adjacent both before and after stay together.
 
-    Columns that are ``wanted``, but that no part holds, are zeros.
+    The columns are those in ``order``; those that no part holds are zeros.
     """
 
-    def __init__(self, parts: list[list[Columns]], wanted: list[Columns]) -> None:
-        place = {columns: position for position, columns in enumerate(wanted)}
-        after = {columns: wanted[position + 1] for columns, position in place.items() if position + 1 < len(wanted)}
+    def __init__(self, parts: list[list[Columns]], order: list[Columns]) -> None:
+        place = {columns: position for position, columns in enumerate(order)}
+        after = {columns: order[position + 1] for columns, position in place.items() if position + 1 < len(order)}
         self._widths: list[list[int]] = []  # the widths of the ranges of each part
         where: dict[Columns, tuple[int, int]] = {}  # the first columns of a range: part, number of the range
         inside: set[Columns] = set()  # columns that are not the first in their range
@@ -41,9 +41,9 @@ class ColumnOrder:
                     widths.append(columns.dim)
                 last = columns
             self._widths.append(widths)
-        self._dtype = functools.reduce(torch.promote_types, {each.dtype for each in wanted} or {torch.float32})
+        self._dtype = functools.reduce(torch.promote_types, {columns.dtype for columns in order} or {torch.float32})
         self._pieces: list[tuple[int, int]] = []  # part and number of its range; or _NOBODY and a width
-        for columns in wanted:
+        for columns in order:
             if columns in inside:
                 continue
             piece = where.get(columns, (_NOBODY, columns.dim))
@@ -57,7 +57,7 @@ class ColumnOrder:
         return len(self._pieces)
 
     def __call__(self, parts: Sequence[torch.Tensor], batch_size: int, device: torch.device) -> torch.Tensor:
-        """Join ``[B, sum dim]`` parts to ``[B, sum of the wanted dims]``.
+        """Join ``[B, sum dim]`` parts to ``[B, sum of the dims in order]``.
 
         ``batch_size`` and ``device`` are those of the result if there are no parts.
         """
@@ -99,4 +99,4 @@ def keyed_order(keys: Sequence[str], parts: list[list[Columns]]) -> ColumnOrder:
     """The order of an output's columns."""
     position = {key: number for number, key in enumerate(keys)}
     arrived = [columns for part in parts for columns in part]
-    return ColumnOrder(parts, sorted(arrived, key=lambda each: (position[each.key], each.first)))
+    return ColumnOrder(parts, sorted(arrived, key=lambda columns: (position[columns.key], columns.first)))

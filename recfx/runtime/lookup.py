@@ -59,10 +59,10 @@ class Lookup(NodeModule):
         self.is_weighted = is_weighted
         self.backend = backend
         self.store = store
-        wanted = [name for table in tables for name in table.embedding_names]
-        self._keys, self._names = wanted, [table.name for table in tables]
+        keys = [name for table in tables for name in table.embedding_names]
+        self._keys, self._names = keys, [table.name for table in tables]
         positions = self.features.positions
-        self._positions = None if tuple(wanted) == features else [positions[name] for name in wanted]
+        self._positions = None if tuple(keys) == features else [positions[name] for name in keys]
         self._indexed = [table.name for table in tables if table.has_index]
         self._may_read_untrained = any(_may_read_untrained(table) for table in tables)
         self._choice: Choice | None = None
@@ -89,10 +89,10 @@ class Lookup(NodeModule):
     def _check_shapes(self) -> None:
         """Check the tables' sizes, which kernels rely on: a table may have been replaced by one of another size."""
         for table in self.tables:
-            wanted, found = (table.num_embeddings, table.embedding_dim), tuple(self.store.weight(table.name).shape)
-            if found != wanted:
+            before, shape = (table.num_embeddings, table.embedding_dim), tuple(self.store.weight(table.name).shape)
+            if shape != before:
                 raise ConversionError(
-                    f"the weight of table {table.name!r} has shape {found}, but the table was converted with {wanted}.",
+                    f"the weight of table {table.name!r} has shape {shape}, but the table was converted with {before}.",
                     reason="table_shape_changed",
                     module_path=self.collection,
                     what_to_do="load weights of the same shape, or convert again.",
@@ -111,8 +111,8 @@ class Lookup(NodeModule):
     @property
     def optimizer(self) -> str:
         """The optimizer that updates the rows inside the backward; ``""`` if the backward returns gradients."""
-        found = self.store.optimizers.get(self.tables[0].name)
-        return "" if found is None else found.rule.name
+        optimizer = self.store.optimizers.get(self.tables[0].name)
+        return "" if optimizer is None else optimizer.rule.name
 
     @property
     def kernel(self) -> str:
@@ -121,15 +121,15 @@ class Lookup(NodeModule):
         if choice is None:
             return ""
         bags = [self.store.bags[table.name] for table in self.tables]
-        weights: list[torch.Tensor] = [found for bag in bags if (found := bag._parameters.get("weight")) is not None]
+        weights: list[torch.Tensor] = [weight for bag in bags if (weight := bag._parameters.get("weight")) is not None]
         return "" if choice.stale(weights) else choice.backend
 
     @property
     def now(self) -> dict[str, str]:
-        """What the graph says of it, as it is now: those of shards and of whole graphs stay when tables change."""
+        """What the graph would say about it now: graphs of shards and whole graphs stay when tables change."""
         dtype = str(self.dtype).removeprefix("torch.")
-        found = {"dtype": dtype, "optimizer": self.optimizer, "kernel": self.kernel}
-        return {name: value for name, value in found.items() if value}
+        facts = {"dtype": dtype, "optimizer": self.optimizer, "kernel": self.kernel}
+        return {name: value for name, value in facts.items() if value}
 
     def spec(self) -> LookupSpec:
         return LookupSpec(
@@ -177,16 +177,16 @@ class Lookup(NodeModule):
 
     def _pool_rows(self, features: KeyedJaggedTensor) -> torch.Tensor:
         device = self.store.weight(self.tables[0].name).device
-        found = features.values().device
-        if found.type == "cpu" and device.type != "cpu":  # hashed on the host, looked up elsewhere
+        batch_device = features.values().device
+        if batch_device.type == "cpu" and device.type != "cpu":  # hashed on the host, looked up elsewhere
             features.offsets()  # computed on the host, and copied along
             features = features.to(device)
-        elif found != device:
+        elif batch_device != device:
             what_to_do = "pass a batch with data; for shapes alone, put the model on meta as well."
             if not features.values().is_meta:
-                what_to_do = f"move the batch to {device}, or leave it on the CPU; or move the model to {found}."
+                what_to_do = f"move the batch to {device}, or leave it on the CPU; or move the model to {batch_device}."
             raise InputError(
-                f"the batch is on {found}, but table {self.tables[0].name!r} is on {device}.",
+                f"the batch is on {batch_device}, but table {self.tables[0].name!r} is on {device}.",
                 reason="several_devices",
                 module_path=self.collection,
                 what_to_do=what_to_do,

@@ -113,7 +113,7 @@ def lower_graph(
         graph: the graph, after the last rewrite.
         metas: the metadata of its nodes, by name.
         make: makes the module of a node: ``module_of``, for models.
-        runtime: what the modules work on; nodes that it has a module for call that. None: for what needs nothing live.
+        runtime: what the modules work on, with those that some nodes already have; None if they need nothing live.
         backend: ``"auto"``, or the one backend that every lookup must use.
 
     Returns:
@@ -122,11 +122,11 @@ def lower_graph(
     Raises:
         ConversionError: ``backend_unusable``, ``table_shape_changed``, ``not_lowered``, ``operator_with_state``.
     """
-    root, lowered, known = nn.Module(), fx.Graph(), dict[fx.Node, fx.Node]()
+    root, lowered, new_nodes = nn.Module(), fx.Graph(), dict[fx.Node, fx.Node]()
     numbers: dict[str, int] = {}
     for node in graph.graph.nodes:
         if node.name not in metas:
-            known[node] = lowered.node_copy(node, known.__getitem__)
+            new_nodes[node] = lowered.node_copy(node, new_nodes.__getitem__)
             continue
         kind = graph.kind(node)
         number = numbers[kind] = numbers.get(kind, -1) + 1
@@ -139,10 +139,10 @@ def lower_graph(
             if runtime is not None:
                 runtime.add(node.name, kind, module)
         root.add_module(target, module)
-        inputs = fx.map_arg(node.args, known.__getitem__)
-        known[node] = lowered.create_node("call_module", target, inputs, {}, name=node.name)
-        annotate(known[node], metas[node.name])
-        known[node].meta[OPERATOR_KEY] = Operator(graph, node)
+        inputs = fx.map_arg(node.args, new_nodes.__getitem__)
+        new_nodes[node] = lowered.create_node("call_module", target, inputs, {}, name=node.name)
+        annotate(new_nodes[node], metas[node.name])
+        new_nodes[node].meta[OPERATOR_KEY] = Operator(graph, node)
     graph_module = fx.GraphModule(root, lowered)
     graph_module.meta["recfx_numbers"] = numbers
     return graph_module
@@ -155,7 +155,7 @@ def module_of(of: Lowered) -> NodeModule:
 
 
 def make_own(of: Lowered) -> OwnNode:
-    """What runs for a node of an operator of the user's: a module that calls the user's.
+    """What runs for a node of a user's operator: a module that calls the user's.
 
     Raises:
         ConversionError: ``not_lowered``, ``operator_with_state``.
@@ -178,13 +178,13 @@ class Lowered:
     graph: OperatorGraph
     node: fx.Node
     collection: CollectionContext
-    given: Runtime | None
+    runtime_or_none: Runtime | None
     backend: str
 
     @property
     def runtime(self) -> Runtime:
-        assert self.given is not None  # see ``lower_graph``
-        return self.given
+        assert self.runtime_or_none is not None  # see ``lower_graph``
+        return self.runtime_or_none
 
     @property
     def attributes(self) -> dict[str, Any]:
@@ -213,10 +213,10 @@ def _select_features(of: Lowered) -> SelectFeatures:
 
 def _bucketize(of: Lowered) -> Bucketize:
     cut = [table for table in of.sharding.tables for _ in table.table.embedding_names]
-    indexed = [each.table.hashing if each.table.has_index else None for each in cut]
+    indexed = [sharded.table.hashing if sharded.table.has_index else None for sharded in cut]
     routes = Routes(
-        row_borders=[each.row_borders() for each in cut],
-        rows=[each.table.num_embeddings for each in cut],
+        row_borders=[sharded.row_borders() for sharded in cut],
+        rows=[sharded.table.num_embeddings for sharded in cut],
         dense_rows=[0 if config is None else config.dense_rows for config in indexed],
         buckets=[0 if config is None else config.buckets for config in indexed],
         seeds=[0 if config is None else config.seed for config in indexed],
@@ -295,7 +295,7 @@ def _hash_lookup(of: Lowered) -> HashLookup:
 
 def _output_dist_start(of: Lowered) -> OutputDistStart:
     hop = of.graph.hop(of.node)
-    parts = [of.graph.columns(each) for each in of.node.all_input_nodes[:-1]]
+    parts = [of.graph.columns(node) for node in of.node.all_input_nodes[:-1]]
     return STARTS[hop.operation](hop, of.groups, parts, of.runtime.store.device, of.runtime.late_backwards)
 
 
@@ -305,7 +305,7 @@ def _mean_divide(of: Lowered) -> MeanDivide:
 
 
 def _keyed_tensor(of: Lowered) -> AssembleKeyedTensor:
-    parts = [of.graph.columns(each) for each in of.node.all_input_nodes]
+    parts = [of.graph.columns(node) for node in of.node.all_input_nodes]
     return AssembleKeyedTensor(list(of.collection.keys), embedding_dims(of.collection.tables), parts)
 
 

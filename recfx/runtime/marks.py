@@ -26,7 +26,7 @@ _names: dict[int, str] = {}  # names of collections by their part of the mark, f
 def identity(collection: str, keys: list[str], splits: list[int], setting: str = "") -> int:
     """The part of a mark that identifies the calling collection: the same number on all ranks.
 
-    ``setting`` is one that all ranks must have alike, in words; see ``input_dist_start`` for the rest.
+    ``setting``, in words, must be the same on all ranks; see ``input_dist_start`` for the rest.
     """
     text = repr((collection, keys, splits, setting))
     number = int.from_bytes(hashlib.sha256(text.encode()).digest()[:6], "big") << _BITS

@@ -12,11 +12,11 @@ from recfx.runtime.base import NodeModule
 class MeanDivide(NodeModule):
     """Divide the columns of MEAN features by ``max(length, 1)``.
 
-    The length is that of the bag before hashing: an id without a row still counts.
+    The length of a bag is taken before hashing: an id without a row still counts.
 
     Args:
         tables: the tables whose columns these are.
-        divided: the names of those that are MEAN.
+        divided: the names of the tables that are MEAN.
         features: the output keys of the whole collection, in the order of the KJT's keys.
         columns: the columns of the input, in order.
     """
@@ -31,12 +31,12 @@ class MeanDivide(NodeModule):
         keys = {name for table in tables if table.name in by_length for name in table.embedding_names}
         self._widths: list[int] = []
         self._positions: list[int] = []  # in the KJT; -1 if not divided
-        for each in columns:
-            position = self.features.positions[each.key] if each.key in keys else -1
+        for part in columns:
+            position = self.features.positions[part.key] if part.key in keys else -1
             if position < 0 and self._positions and self._positions[-1] < 0:
-                self._widths[-1] += each.dim
+                self._widths[-1] += part.dim
             else:
-                self._widths.append(each.dim)
+                self._widths.append(part.dim)
                 self._positions.append(position)
 
     def forward(self, pooled: torch.Tensor, features: KeyedJaggedTensor) -> torch.Tensor:

@@ -69,8 +69,8 @@ class Insertion:
         weight, optimizer = self._store.weight(table).detach(), self._store.optimizers.get(table)
         state = {}
         if optimizer is not None:
-            held = {each.name: optimizer.state.get(each.name) for each in optimizer.rule.states}
-            state = {name: _taken(tensor, rows) for name, tensor in held.items() if tensor is not None}
+            tensors = {declared.name: optimizer.state.get(declared.name) for declared in optimizer.rule.states}
+            state = {name: _taken(tensor, rows) for name, tensor in tensors.items() if tensor is not None}
         self._before.append(_RowsBefore(table, rows, _taken(weight, rows), state))
 
     def undo(self) -> None:
@@ -98,8 +98,8 @@ class Insertion:
             for index in self._indexes:
                 index.written()
                 index.number_state()
-            for each in self._before:
-                self._restore(each)
+            for before in self._before:
+                self._restore(before)
 
     def _changed(self) -> list[HashIndex]:
         """The indexes that are not as the batch left them, apart from later batches that were undone.
@@ -175,13 +175,13 @@ class NewRows:
                     left.append(GivenRows(table, rows, index.row_state[rows] != NEW))
             self.initialize(left)
 
-    def initialize(self, given: list[GivenRows], insertion: Insertion | None = None) -> None:
+    def initialize(self, new_rows: list[GivenRows], insertion: Insertion | None = None) -> None:
         """Write the initial weights for the ids that now have these rows, and reset the optimizers' state.
 
         Tables whose weights are on the meta device are skipped for now.
 
         Args:
-            given: the rows.
+            new_rows: the rows, by table.
             insertion: what gave out the rows, if it is undone when this fails.
 
         Raises:
@@ -189,45 +189,45 @@ class NewRows:
                 insertion is undone, the ids of these rows lose them again; ids that were evicted for them remain
                 evicted. All other rows are initialised.
         """
-        given = [each for each in given if each.rows.numel() > 0 and not self._store.weight(each.table.name).is_meta]
+        new_rows = [new for new in new_rows if new.rows.numel() > 0 and not self._store.weight(new.table.name).is_meta]
         failed: InputError | None = None
-        for each in given if self._store.device.type == "cpu" else self._left_by_launches(given, insertion):
-            optimizer = self._store.optimizers.get(each.table.name)
+        for new in new_rows if self._store.device.type == "cpu" else self._left_by_launches(new_rows, insertion):
+            optimizer = self._store.optimizers.get(new.table.name)
             if insertion is not None:  # right before they are written, when they will be in the cache
-                insertion.keep_rows(each.table.name, each.rows)
+                insertion.keep_rows(new.table.name, new.rows)
             if optimizer is not None:
-                optimizer.reset_rows(each.rows)
-            if not each.table.custom_init_fn:
-                self._write_initial(each.table, each.rows)
-        for each in given:  # user code comes last, because it may fail
-            if each.table.custom_init_fn:
-                failed = self._fill_again(each, insertion is not None) or failed
-        self._mark_initialized(given)
+                optimizer.reset_rows(new.rows)
+            if not new.table.custom_init_fn:
+                self._write_initial(new.table, new.rows)
+        for new in new_rows:  # user code comes last, because it may fail
+            if new.table.custom_init_fn:
+                failed = self._fill_again(new, insertion is not None) or failed
+        self._mark_initialized(new_rows)
         if failed is not None:
             raise failed
 
-    def _mark_initialized(self, given: list[GivenRows]) -> None:
-        if not given:
+    def _mark_initialized(self, new_rows: list[GivenRows]) -> None:
+        if not new_rows:
             return
-        indexes = [self._store.index(each.table.name) for each in given]
-        ends = list(accumulate(each.rows.numel() for each in given))
+        indexes = [self._store.index(new.table.name) for new in new_rows]
+        ends = list(accumulate(new.rows.numel() for new in new_rows))
         hash_index.mark_initialized(
             [index.buffers_as_they_are() for index in indexes],
             [index.policy for index in indexes],
-            torch.cat([each.rows for each in given]),
+            torch.cat([new.rows for new in new_rows]),
             [0, *ends[:-1]],
             ends,
         )
         for index in indexes:
             index.written()
 
-    def _left_by_launches(self, given: list[GivenRows], insertion: Insertion | None) -> list[GivenRows]:
+    def _left_by_launches(self, new_rows: list[GivenRows], insertion: Insertion | None) -> list[GivenRows]:
         """Initialise by kernels in Triton, all tables of one dtype in one launch; what is left to others."""
-        left = [each for each in given if each.table.custom_init_fn]
+        left = [new for new in new_rows if new.table.custom_init_fn]
         alike: dict[torch.dtype, list[GivenRows]] = {}
-        for each in given:
-            if not each.table.custom_init_fn:
-                alike.setdefault(self._store.weight(each.table.name).dtype, []).append(each)
+        for new in new_rows:
+            if not new.table.custom_init_fn:
+                alike.setdefault(self._store.weight(new.table.name).dtype, []).append(new)
         for dtype, group in alike.items():
             # All tables, so that what the device knows of them does not depend on the batch.
             tables = [table for table in self._tables if self._is_launched(table, dtype)]
@@ -236,13 +236,13 @@ class NewRows:
                 left += group
                 continue
             if insertion is not None:
-                for each in group:
-                    insertion.keep_rows(each.table.name, each.rows)
+                for new in group:
+                    insertion.keep_rows(new.table.name, new.rows)
             place = {table.name: number for number, table in enumerate(tables)}
             entries = []
-            for each in group:
-                ids = self._store.index(each.table.name).row_ids[each.rows]
-                entries.append(torch.stack([each.rows, ids, torch.full_like(ids, place[each.table.name])], 1))
+            for new in group:
+                ids = self._store.index(new.table.name).row_ids[new.rows]
+                entries.append(torch.stack([new.rows, ids, torch.full_like(ids, place[new.table.name])], 1))
             device = described[0].weight.device
             initialize_rows_of_tables(copy_to_device(torch.cat(entries), device), described)
         return left
@@ -269,15 +269,15 @@ class NewRows:
         low, high = table.weight_init_min, table.weight_init_max
         initialize_rows(weight, rows, ids, self._key(table), low, high, table.first_column)
 
-    def _fill_again(self, given: GivenRows, will_be_undone: bool) -> InputError | None:
+    def _fill_again(self, new: GivenRows, will_be_undone: bool) -> InputError | None:
         """Refill rows that have been used: the table's own ``init_fn`` filled every row once, when the table was built.
 
         Returns the error if it cannot fill them, in which case the rows are given back, now or by the caller.
         """
-        rows = given.rows[given.are_renewed]
+        rows = new.rows[new.are_renewed]
         if rows.numel() == 0:
             return None
-        name, weight = given.table.name, self._store.weight(given.table.name).data
+        name, weight = new.table.name, self._store.weight(new.table.name).data
         init_fn = self._store.init_fns[name]
         assert init_fn is not None
         filled = torch.empty(rows.numel(), weight.shape[1], dtype=weight.dtype, device=weight.device)
@@ -285,22 +285,22 @@ class NewRows:
             init_fn(filled)
         except Exception as error:  # raised by user code
             if not will_be_undone:
-                self._give_back(given)
-            return self._failed(given, error)
+                self._give_back(new)
+            return self._failed(new, error)
         weight.index_copy_(0, rows.to(weight.device), filled)
         return None
 
-    def _give_back(self, given: GivenRows) -> None:
+    def _give_back(self, new: GivenRows) -> None:
         """Take rows that cannot be filled away from their ids again."""
-        index, rows = self._store.index(given.table.name), given.rows[given.are_renewed]
+        index, rows = self._store.index(new.table.name), new.rows[new.are_renewed]
         index.removals += 1
         hash_index.erase(index.row_ids[rows], index.buffers_as_they_are(), index.policy)
         index.written()
         index.number_state()
 
-    def _failed(self, given: GivenRows, error: Exception) -> InputError:
+    def _failed(self, new: GivenRows, error: Exception) -> InputError:
         failed = InputError(
-            f"init_fn of table {given.table.name!r} cannot fill {int(given.are_renewed.sum())} rows "
+            f"init_fn of table {new.table.name!r} cannot fill {int(new.are_renewed.sum())} rows "
             f"({type(error).__name__}: {error}).",
             reason="init_fn_failed",
             module_path=self._collection,

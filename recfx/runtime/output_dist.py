@@ -35,7 +35,7 @@ class BackwardWatch(Protocol):
         """
 
     def watch(self, started: Awaitable[torch.Tensor], context: DistContext, training: bool) -> Awaitable[torch.Tensor]:
-        """What ``started``, an ``output_dist_start`` of the forward that is under way, gives, watched.
+        """What ``started``, an ``output_dist_start`` of the forward that is under way, returns, watched.
 
         In ``training``, the forward may evict ids.
         """
@@ -47,7 +47,7 @@ class OutputDistStart(NodeModule, ABC):
     Args:
         hop: what is sent, and in which group.
         groups: the process groups of the collection.
-        parts: the columns of each input, in order; those of the hop that no part has are zeros.
+        parts: the columns of each input, in order; columns of the hop that no part has are zeros.
         device: where a rank without inputs creates what it sends; the group's backend may support no other device.
         late_backwards: refuses backwards that come too late, if any table of the collection has an index.
 
@@ -164,7 +164,7 @@ class OwnBatch(OutputDistStart):
 
 
 STARTS: dict[str, type[OutputDistStart]] = {
-    each.operation: each for each in (AllToAll, ReduceScatter, CrossHost, OwnBatch)
+    start.operation: start for start in (AllToAll, ReduceScatter, CrossHost, OwnBatch)
 }
 """The modules of ``output_dist_start``, by operation."""
 

@@ -24,7 +24,7 @@ REASONS = ("replayed_ids_evicted", "replayed_ids_absent", "replayed_rows_renewed
 
 
 def replayed_elsewhere(collection: str, reason: str) -> InputError:
-    """Another rank of a sharded collection cannot run it again, for one of ``REASONS``."""
+    """The error if another rank of a sharded collection cannot run it again, for one of ``REASONS``."""
     return InputError(
         "activation checkpointing runs a forward again, which another rank cannot do: rows of its tables have changed "
         "since.",
@@ -35,7 +35,7 @@ def replayed_elsewhere(collection: str, reason: str) -> InputError:
 
 
 def replayed_ids_lost(collection: str, table: TableSpec) -> InputError:
-    """Ids of the first run have no row any more."""
+    """The error if ids of the first run have no row any more."""
     if table.evicts:
         return InputError(
             f"activation checkpointing runs a forward again, but ids of table {table.name!r} have lost their "
@@ -56,7 +56,7 @@ def replayed_ids_lost(collection: str, table: TableSpec) -> InputError:
 
 
 def replayed_rows_renewed(collection: str, table: TableSpec) -> InputError:
-    """Rows of the first run hold other weights now."""
+    """The error if rows of the first run hold other weights now."""
     return InputError(
         "activation checkpointing runs a forward again, but ids that are not admitted shared rows of table "
         f"{table.name!r} which later batches have given to other ids, with new weights.",
@@ -68,7 +68,7 @@ def replayed_rows_renewed(collection: str, table: TableSpec) -> InputError:
 
 
 def replayed_rows_unknown(collection: str, table: TableSpec) -> InputError:
-    """Nobody kept what the first run answered."""
+    """The error if nobody kept what the first run answered."""
     return InputError(
         "a forward runs inside a backward, as with activation checkpointing, but it is not known which ids of "
         f"table {table.name!r} were admitted when it first ran.",
@@ -127,7 +127,7 @@ class Replays:
 
     def __len__(self) -> int:
         """The number of forwards whose answers are still known."""
-        return len({id(each) for calls in list(self._calls.values()) for each in calls.answers})
+        return len({id(answers) for calls in list(self._calls.values()) for answers in calls.answers})
 
     def remember(self, ids: torch.Tensor, rows: torch.Tensor, owners: Callable[[], torch.Tensor]) -> None:
         """Leave the answers of a forward, which is not a replay, with the checkpoints around it, if any.
@@ -143,24 +143,24 @@ class Replays:
     def answers(self, ids: torch.Tensor) -> Answers | None:
         """What the first run of this forward answered; None if it is not known.
 
-        If the checkpoint that runs again is not known, they are those of any forward of these ids, provided that all
-        such forwards had the same answers.
+        If the checkpoint that runs again is not known, any forward of these ids gives the answers, provided that all
+        such forwards had the same ones.
         """
         around = _surroundings()
         calls = self._calls.get(around.replayed) if around.replayed is not None else None
-        found = self._only_one(ids) if calls is None else calls.again(ids)
-        if found is not None:
-            self._leave(found, around.checkpoints)
-        return found
+        answers = self._only_one(ids) if calls is None else calls.again(ids)
+        if answers is not None:
+            self._leave(answers, around.checkpoints)
+        return answers
 
     def _leave(self, answers: Answers, checkpoints: list[object]) -> None:
-        for each in checkpoints:
-            self._calls.setdefault(each, _Calls()).answers.append(answers)
+        for enclosing in checkpoints:
+            self._calls.setdefault(enclosing, _Calls()).answers.append(answers)
 
     def _only_one(self, ids: torch.Tensor) -> Answers | None:
-        every = [each for calls in list(self._calls.values()) for each in calls.answers]
-        same = [each for each in every if torch.equal(each.ids, ids)]
-        return same[0] if same and all(torch.equal(each.rows, same[0].rows) for each in same) else None
+        every = [answers for calls in list(self._calls.values()) for answers in calls.answers]
+        same = [answers for answers in every if torch.equal(answers.ids, ids)]
+        return same[0] if same and all(torch.equal(answers.rows, same[0].rows) for answers in same) else None
 
 
 class _Surroundings(NamedTuple):
@@ -190,7 +190,7 @@ def _surroundings() -> _Surroundings:
                 if isinstance(value, GeneratorType) and value.gi_frame is not None:  # suspended around its function
                     checkpoints += _checkpoint_frames(value.gi_frame)
         frame = frame.f_back
-    if hooked is not None and all(each is not hooked for each in checkpoints):
+    if hooked is not None and all(enclosing is not hooked for enclosing in checkpoints):
         checkpoints.append(hooked)
     return _Surroundings(checkpoints, None)
 

@@ -31,7 +31,7 @@ class TableIndexes:
     Args:
         collection: fully qualified name of the collection, for messages.
         tables: every table of the collection, in the KJT's order.
-        hashed: the names of those whose ids go through an index; ids of other tables are passed on unchanged.
+        hashed: the names of the tables whose ids go through an index; other ids are passed on unchanged.
         store: the store that holds the indexes and weights.
         is_alone: whether no other node of the collection hashes ids.
         sharded: whether the ids come from ``input_dist``. Then no other rank gives out rows of these shards, or all
@@ -166,8 +166,8 @@ class TableIndexes:
                 forward.changed(insertion.undo)
             counts = [count for count, _ in report]
             are_renewed = inserted.states_before != NEVER_USED
-            given = zip(segments, inserted.new_rows.split(counts), are_renewed.split(counts), strict=True)
-            new_rows = [GivenRows(segment.table, rows, renewed) for segment, rows, renewed in given]
+            per_table = zip(segments, inserted.new_rows.split(counts), are_renewed.split(counts), strict=True)
+            new_rows = [GivenRows(segment.table, rows, renewed) for segment, rows, renewed in per_table]
             self._new_rows.initialize(new_rows, insertion)
         if self.counts_every_id:
             self._replays.remember(ids, inserted.rows, lambda: self._owners(inserted.rows, segments))
@@ -182,26 +182,26 @@ class TableIndexes:
         absent = torch.nonzero(rows < 0).squeeze(1)
         edges = [edge for segment in segments for edge in (segment.begin, segment.end)]
         borders = torch.searchsorted(absent, torch.tensor(edges, device="cpu")).tolist()
-        found = [
+        fresh = [
             segment._replace(begin=begin, end=end)
             for segment, begin, end in zip(segments, borders[::2], borders[1::2], strict=True)
         ]
-        rows[absent] = self.find_or_insert(ids[absent], found)
+        rows[absent] = self.find_or_insert(ids[absent], fresh)
         resident = [
-            (segment.end - segment.begin) - (new.end - new.begin) for segment, new in zip(segments, found, strict=True)
+            (segment.end - segment.begin) - (new.end - new.begin) for segment, new in zip(segments, fresh, strict=True)
         ]
         self._count_found(resident, batches=0)  # find_or_insert has already counted the batch
 
     def count_resident(self, features: KeyedJaggedTensor) -> None:
         """Count a training batch in which all ids already had rows."""
         borders = features.offset_per_key()
-        found = [borders[last] - borders[first] for _, first, last in self._keys_of_hashed]
-        self._count_found(found, batches=1)
+        resident = [borders[last] - borders[first] for _, first, last in self._keys_of_hashed]
+        self._count_found(resident, batches=1)
 
-    def _count_found(self, found: list[int], batches: int) -> None:
+    def _count_found(self, resident: list[int], batches: int) -> None:
         # The first two counts of an index are the batches and the ids seen.
         counts, forward = buffers_named("counts", self._all()), self._forward()
-        amounts = [amount for count in found for amount in (batches, count)]
+        amounts = [amount for count in resident for amount in (batches, count)]
         hash_index.add_counts(counts, amounts)
         if forward is not None:
             forward.changed(lambda: hash_index.add_counts(counts, [-amount for amount in amounts]))
@@ -333,9 +333,9 @@ class TableIndexes:
             ids,
             [segment.begin for segment in segments],
             [segment.end for segment in segments],
-            [each.slot_groups for each in buffers],
-            [each.side_row for each in buffers],
-            [each.lock for each in buffers],
+            [buffer.slot_groups for buffer in buffers],
+            [buffer.side_row for buffer in buffers],
+            [buffer.lock for buffer in buffers],
             [policy.own_dense_rows for policy in policies],
             [policy.row_begin for policy in policies],
         )

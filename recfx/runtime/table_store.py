@@ -78,8 +78,8 @@ class TableStore:
     def device(self) -> torch.device:
         # Only the first table is read: every node calls this, so reading all tables would be quadratic.
         bag = next((bag for bag in self.bags._modules.values() if bag is not None), None)
-        found = None if bag is None else bag._parameters["weight"]
-        return self._without_tables if found is None else found.device
+        weight = None if bag is None else bag._parameters["weight"]
+        return self._without_tables if weight is None else weight.device
 
     def weight(self, table: str) -> nn.Parameter:
         """The table's ``[rows, dim]`` parameter.
@@ -105,8 +105,8 @@ class TableStore:
     def weights(self, tables: Sequence[str]) -> list[torch.Tensor]:
         """``weight`` of each of ``tables``. Every batch asks for all of them, in some models for thousands."""
         bags: Any = self.bags._modules
-        found = [bags[table]._parameters.get("weight") for table in tables]
-        return [self.weight(table) if weight is None else weight for table, weight in zip(tables, found, strict=True)]
+        weights = [bags[table]._parameters.get("weight") for table in tables]
+        return [self.weight(table) if weight is None else weight for table, weight in zip(tables, weights, strict=True)]
 
     def own_weights(self) -> None:
         """Record that the fused optimizers belong to the current parameters."""
@@ -129,8 +129,8 @@ class TableStore:
 
     def indexes_of(self, tables: Sequence[str]) -> list[HashIndex]:
         """The indexes of ``tables``. Every batch asks for all of them, in some models for thousands."""
-        found: Any = self.indexes._modules
-        return [found[table] for table in tables]
+        indexes: Any = self.indexes._modules
+        return [indexes[table] for table in tables]
 
     def index(self, table: str) -> HashIndex:
         index = self.indexes._modules.get(table)

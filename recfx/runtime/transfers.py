@@ -24,8 +24,8 @@ def record_stream(value: Any, stream: Any) -> None:
     ``value`` is a tensor, a jagged or keyed tensor, a list of them, or anything else with ``record_stream``.
     """
     if isinstance(value, KJTList):
-        for each in value:
-            record_stream(each, stream)
+        for kjt in value:
+            record_stream(kjt, stream)
         return
     if isinstance(value, torch.Tensor):
         if value.device.type != "cpu":
@@ -52,8 +52,8 @@ def crosses(tables: torch.device, indexes: torch.device) -> bool:
 @cache
 def pins(device_type: str) -> bool:
     """Whether memory of the host can be pinned for devices of this type, and their streams record events."""
-    found = torch.accelerator.current_accelerator(check_available=True)
-    if found is None or found.type != device_type:  # memory is pinned for the accelerator of the process
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    if accelerator is None or accelerator.type != device_type:  # memory is pinned for the accelerator of the process
         return False
     return hasattr(torch.get_device_module(device_type), "current_stream")
 
@@ -121,7 +121,7 @@ class ToHost(NodeModule):
 
 
 def _ids_of(features: KeyedJaggedTensor) -> KeyedJaggedTensor:
-    """Only the ids, and how many each key has, on the host."""
+    """A batch on the host with only the ids, and how many each key has."""
     copied, stride = [features.values().long()], features.stride()
     length_per_key = features.length_per_key_or_none()
     if length_per_key is None and features.variable_stride_per_key():

@@ -43,7 +43,7 @@ class DivideMeans(ServedNode):
 
     Args:
         tables: the tables whose columns these are, in order.
-        divided: the names of those that are MEAN.
+        divided: the names of the tables that are MEAN.
         features: the output keys of the whole collection, in order.
     """
 
