@@ -129,8 +129,8 @@ class RuleNeeds:
 
 NEEDS: Mapping[str, Mapping[int, Need]] = MappingProxyType(
     {
-        # Sums take 20 bytes per column, five vectors of float32; means take a sixth.
-        "recfx_pooled_lookup": _floats(Need(192, 24)),
+        # Eight rows, twice, and what is made of them. Half as many bytes of rows are not half of everything.
+        "recfx_pooled_lookup": {4: Need(832, 152), 2: Need(64, 120)},
         # Codes of 4 bits, whose halves are put together at the end; codes of 8 bits take 28 bytes per column.
         "recfx_quantized_lookup": {1: Need(640, 44)},
         # Four vectors, and half a one in which their product is reduced to a number.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 
 import torch
@@ -10,6 +11,8 @@ from recfx.kernels.lookup import pooled_lookup_reference
 from tests.ascend.kernel_case import Call, KernelCase, Place
 
 _KERNEL = "recfx.kernels.lookup.pooled_lookup_triton:recfx_pooled_lookup"
+ABOUT_A_BLOCK = (8, 8, 7, 1, 9, 7, 0, 16, 17, 15, 0, 0, 1, 1, 1, 2, 3, 8, 6, 4, 5, 10, 11, 0, 12, 13, 14, 5, 8, 0)
+"""Lengths of bags: some end where a block of eight rows does, or a row before or after; all fill a number of blocks."""
 _DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 
@@ -34,23 +37,26 @@ def _case(dtype: str, block: int, weighted: bool, mean: bool) -> KernelCase:
         "empty bags": partial(make, dims=dims, batch_size=3, longest=0),
         "no bags": partial(make, dims=dims, batch_size=0),
         "long bags": partial(make, dims=[block], batch_size=2, longest=300),
+        "bags of about a block": partial(make, dims=dims[:2], batch_size=len(ABOUT_A_BLOCK), lengths=ABOUT_A_BLOCK),
     }
     if weighted:
         calls["absent rows whose weights are no numbers"] = partial(make, dims=dims, batch_size=9, not_finite=True)
     name = "-".join(["pooled_lookup", dtype, f"block_{block}", *["weighted"] * weighted, *["mean"] * mean])
     constexprs = {"BLOCK_D": block, "WEIGHTED": weighted, "MEAN": mean}
-    return KernelCase(name, _KERNEL, signature, constexprs, calls)
+    programs = 1 if mean else 3 if weighted else 40  # bags share blocks where there are several in a program
+    return KernelCase(name, _KERNEL, signature, constexprs, calls, programs)
 
 
 def _call(
     place: Place, dtype: str, weighted: bool, mean: bool, dims: list[int], batch_size: int, longest: int = 6,
-    not_finite: bool = False,
+    not_finite: bool = False, lengths: Sequence[int] = (),
 ) -> Call:  # fmt: skip
     """Rows at both ends of every table, absent rows, and empty bags; the tables lie apart from each other."""
     draw = torch.Generator().manual_seed(sum(dims) + batch_size)
     tables = [torch.randn(11, dim, generator=draw).to(_DTYPES[dtype]) for dim in dims]
-    lengths = torch.randint(0, longest + 1, (len(dims) * batch_size,), generator=draw)
-    offsets = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
+    drawn = torch.randint(0, longest + 1, (len(dims) * batch_size,), generator=draw)
+    of_bags = torch.tensor(lengths).repeat(len(dims)) if lengths else drawn
+    offsets = torch.cat([torch.zeros(1, dtype=torch.int64), of_bags.cumsum(0)])
     rows = torch.randint(-1, 11, (int(offsets[-1]),), generator=draw)
     rows[:1], rows[-1:] = 0, 10
     scales = torch.rand(rows.numel(), generator=draw) if weighted else None

@@ -131,8 +131,8 @@ def test_a_need_that_is_too_small_is_noticed(monkeypatch: pytest.MonkeyPatch) ->
     name = "recfx_pooled_lookup"
     known = {of: bound for of, bound in bounds.read().items() if (of.kernel, of.elements) == (name, "fp32")}
     assert bounds.uncovered(known) == []
-    monkeypatch.setattr(tiling, "NEEDS", {name: {4: tiling.Need(192, 10)}})
-    assert {64, 1024, 16384} <= {subject.block for subject in bounds.uncovered(known)}
+    monkeypatch.setattr(tiling, "NEEDS", {name: {4: tiling.Need(832, 76)}})
+    assert {64, 1024, 2048} <= {subject.block for subject in bounds.uncovered(known)}
 
 
 def test_a_kernel_of_unknown_operations_is_refused() -> None:
