@@ -18,8 +18,8 @@ def checked_arguments(
     Raises:
         ConversionError: ``invalid_argument``, ``invalid_hash_config``.
     """
-    given: object = config  # users do not always run a type checker
-    if not isinstance(given, (HashConfig, ResolvedHashConfig)):
+    argument: object = config  # users do not always run a type checker
+    if not isinstance(argument, (HashConfig, ResolvedHashConfig)):
         raise ConversionError(
             f"config is {type_of(config)}.",
             reason="invalid_argument",
@@ -80,10 +80,10 @@ def check_ids(ids: Tensor, name: str, *, on_meta: bool) -> None:
         IdTypeError: ``wrong_id_dtype``.
         InputError: ``wrong_id_layout``, ``wrong_id_shape``, ``index_on_meta``.
     """
-    given: object = ids  # users do not always run a type checker
-    if not isinstance(given, Tensor):
+    argument: object = ids  # users do not always run a type checker
+    if not isinstance(argument, Tensor):
         raise IdTypeError(
-            f"Ids must be a tensor, got {type(given).__name__}.",
+            f"Ids must be a tensor, got {type(argument).__name__}.",
             reason="wrong_id_dtype",
             module_path=name,
             what_to_do="pass torch.tensor(ids, dtype=torch.int64).",

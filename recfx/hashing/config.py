@@ -24,8 +24,8 @@ class HashConfig:
     """How a table turns raw 64-bit ids into rows. ``None`` means that it depends on the table.
 
     Args:
-        rows: the number of physical rows; default: that of the table. If there are more than the table has, new rows
-            follow the existing ones.
+        rows: the number of physical rows; default: as many as the table has. If there are more, new rows follow the
+            existing ones.
         dense_rows: an id ``0 <= id < dense_rows`` is its own row and never touches the index. The default in
             ``recfx.convert`` is the number of rows of the table (so there is no index: a trained table is adopted
             unchanged); in a ``HashIndex`` that is built directly it is 0.

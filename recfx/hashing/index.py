@@ -84,7 +84,7 @@ class HashIndex(IndexStorage):
 
     Args:
         rows: the number of rows of the table.
-        config: the table's, in which ``dense_rows=None`` stands for 0 here; or the resolved form for this table.
+        config: the table's config, in which ``dense_rows=None`` stands for 0 here; or its resolved form.
         name: the name of the table, for messages.
         device: only ``"meta"`` (also as torch's default device) makes a difference.
         row_begin, row_end: the rows of the table that the index holds, at least one; by default all. Each border must

@@ -15,9 +15,9 @@ from recfx.kernels.index.index_buffers import IndexView
 
 
 def buffers_named(name: str, indexes: Sequence[HashIndex]) -> list[Tensor]:
-    """That buffer of each index; as an attribute of the module, it would take ten times as long."""
+    """The buffer of this name of each index; reading attributes of the modules would take ten times as long."""
     buffers: list[Any] = [index._buffers for index in indexes]
-    return [each[name] for each in buffers]
+    return [tensors[name] for tensors in buffers]
 
 
 def views_of(indexes: Sequence[HashIndex], training: bool) -> list[IndexView]:

@@ -20,7 +20,7 @@ from recfx.hashing.index import HashIndex
 from recfx.kernels.index import buckets
 from recfx.kernels.index.index_buffers import FREED, NEVER_USED, IndexPolicy
 
-# Prefixes of the buffers with one value per row: that of the id that has the row, or of the candidate at that place.
+# Prefixes of the buffers with one value per row: for the id that has the row, or for the candidate at that place.
 _ROWS, _CANDIDATES = "row_", "candidate_"
 _NO_ROW = (NEVER_USED, FREED)
 
@@ -126,12 +126,12 @@ def _is_column(value: Tensor) -> bool:
     return value.dim() == 1 and not value.is_meta
 
 
-def _move(ids: Tensor, taken: Tensor, policy: IndexPolicy, name: str, what: str) -> RowMove:
+def _move(ids: Tensor, taken: Tensor, policy: IndexPolicy, name: str, kind: str) -> RowMove:
     ids, taken = ids.detach().cpu(), taken.cpu()
     dense = min(policy.own_dense_rows, ids.numel())
     old = dense + torch.nonzero(taken[dense:]).squeeze(1)
     bucket, order = torch.sort(buckets.bucket_of(ids[old], policy.buckets, policy.seed), stable=True)
-    _refuse_other_slices(ids[old[order]], bucket, policy, name, what)
+    _refuse_other_slices(ids[old[order]], bucket, policy, name, kind)
     borders = torch.arange(policy.buckets + 1, device="cpu")
     begins = buckets.bucket_begins(borders, policy.rows, policy.dense_rows, policy.buckets) - policy.row_begin
     first = torch.searchsorted(bucket, borders[:-1])
@@ -140,7 +140,7 @@ def _move(ids: Tensor, taken: Tensor, policy: IndexPolicy, name: str, what: str)
     if beyond.numel() > 0:
         full = int(bucket[beyond[0]])
         raise CheckpointError(
-            f"The saved index has {int((bucket == full).sum())} {what} of bucket {full}, which has "
+            f"The saved index has {int((bucket == full).sum())} {kind} of bucket {full}, which has "
             f"{int(begins[full + 1] - begins[full])} rows here.",
             reason="bucket_too_small",
             module_path=name,
@@ -150,13 +150,13 @@ def _move(ids: Tensor, taken: Tensor, policy: IndexPolicy, name: str, what: str)
     return RowMove(ids.numel(), torch.cat([stay, old[order]]), torch.cat([stay, new]))
 
 
-def _refuse_other_slices(ids: Tensor, bucket: Tensor, policy: IndexPolicy, name: str, what: str) -> None:
+def _refuse_other_slices(ids: Tensor, bucket: Tensor, policy: IndexPolicy, name: str, kind: str) -> None:
     """``bucket``: the bucket of each id."""
     own = policy.own_buckets
     foreign = torch.nonzero((bucket < own.start) | (bucket >= own.stop)).squeeze(1)
     if foreign.numel() > 0:
         raise CheckpointError(
-            f"The saved index has {what} of bucket {int(bucket[foreign[0]])}, such as {int(ids[foreign[0]])}, but "
+            f"The saved index has {kind} of bucket {int(bucket[foreign[0]])}, such as {int(ids[foreign[0]])}, but "
             f"rows {policy.row_begin} to {policy.row_end} of the table have other buckets.",
             reason="wrong_bucket",
             module_path=name,

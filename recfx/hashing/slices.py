@@ -131,9 +131,9 @@ class SliceCounts:
         """Hold what the slice has counted.
 
         Args:
-            counts: of the slice, int64 ``[6]``.
-            first: of the first slice of the table on this rank, if that is another one: the number of batches and
-                ``of_table`` are only loaded there.
+            counts: the counts of the slice, int64 ``[6]``.
+            first: the counts of the first slice of the table on this rank, if that is another one: the number of
+                batches and ``of_table`` are only loaded there.
         """
         self.of_parts.copy_(spread(self.config, counts, *self.rows))
         if first is None:
@@ -144,7 +144,7 @@ class SliceCounts:
         self.note()
 
     def note(self) -> None:
-        """What is here now is known."""
+        """Note that what is here now was not loaded."""
         self._versions = self._current()
 
     def loaded(self) -> dict[str, Tensor]:
@@ -175,9 +175,9 @@ def _last_up_to(row: int, rows: int, pieces: int) -> int:
 
 def _evenly(statistics: Tensor, parts: int) -> Tensor:
     """int64 ``[parts, 5]``, which add up to ``statistics``."""
-    each = torch.div(statistics, max(parts, 1), rounding_mode="floor")
-    rest = statistics - each * parts
-    return each + (torch.arange(parts, device=statistics.device)[:, None] < rest)
+    quotient = torch.div(statistics, max(parts, 1), rounding_mode="floor")
+    rest = statistics - quotient * parts
+    return quotient + (torch.arange(parts, device=statistics.device)[:, None] < rest)
 
 
 def row_cuts(config: ResolvedHashConfig, pieces: int) -> list[int]:

@@ -77,7 +77,7 @@ def buffers_from_state(
 
     Args:
         config: the configuration of the table.
-        policy: that of the index that loads the state; ``saved`` is the state of the slice that it describes.
+        policy: the policy of the index that loads the state; ``saved`` is the state of the slice that it describes.
         name: the name of the table, for messages.
         saved: tensors by name, see ``state_names``; if there are none, the index is empty.
 
@@ -133,10 +133,10 @@ def _checked_tensors(config: ResolvedHashConfig, name: str, saved: Mapping[str, 
             continue
         dtype = _DTYPES.get(key, torch.int64)
         if not isinstance(value, Tensor) or value.is_meta or value.dtype != dtype or value.dim() != 1:
-            found = type(value).__name__
+            actual = type(value).__name__
             if isinstance(value, Tensor):
-                found = f"{value.dtype} {list(value.shape)} on {value.device}"
-            raise torn(f"{key} must be {dtype} [rows] with data, got {found}.", name)
+                actual = f"{value.dtype} {list(value.shape)} on {value.device}"
+            raise torn(f"{key} must be {dtype} [rows] with data, got {actual}.", name)
         tensors[key] = value.detach().cpu()
     rows = tensors["row_ids"].numel()
     for key, tensor in tensors.items():
@@ -202,18 +202,18 @@ def _problem_error(
     """The error for what ``rebuild`` found in a state of ``saved_rows`` rows that was loaded into ``buffers``."""
     problem, row = rebuilt.problem, rebuilt.row
     ids, states = buffers.row_ids, buffers.row_state
-    what = "row"
+    place = "row"
     if rebuilt.is_candidate:
-        ids, states, what = buffers.candidate_ids, buffers.candidate_counts, "candidate place"
+        ids, states, place = buffers.candidate_ids, buffers.candidate_counts, "candidate place"
     id_, state = int(ids[row]), int(states[row])
     if problem == index_rebuild.UNKNOWN_STATE:
         return torn(f"Row {row} has the invalid {'count' if rebuilt.is_candidate else 'state'} {state}.", name)
     if problem == index_rebuild.BAD_SCORE:
         scores = buffers.candidate_order if rebuilt.is_candidate else buffers.row_scores
-        return torn(f"{what.capitalize()} {row} has the score {int(scores[row])}, of a batch that has not run.", name)
+        return torn(f"{place.capitalize()} {row} has the score {int(scores[row])}, of a batch that has not run.", name)
     if problem == index_rebuild.DUPLICATE_ID:
         return CheckpointError(
-            f"Id {id_} has {what} {row} and also an earlier one.",
+            f"Id {id_} has {place} {row} and also an earlier one.",
             reason="duplicate_id",
             module_path=name,
             what_to_do="The saved state is damaged: use another one.",

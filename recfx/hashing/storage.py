@@ -186,7 +186,7 @@ class IndexStorage(nn.Module):
         return not self._expects_load and self._leader is None and self._versions == self._current_versions()
 
     def _notice_written_state(self) -> bool:
-        """Returns whether there was one."""
+        """Take over a state that was written from outside; returns whether there was one."""
         has_changed = self._leader is not None and self._leader._notice_written_state()
         if self._versions == self._current_versions():
             return has_changed
@@ -250,7 +250,7 @@ class IndexStorage(nn.Module):
     def _current_versions(self) -> tuple[int, ...]:
         buffers: Any = self._buffers
         try:
-            return tuple([each._version for each in watched(buffers)])
+            return tuple([tensor._version for tensor in watched(buffers)])
         except RuntimeError:  # inference tensors have no versions
             return ()
 

@@ -2,8 +2,7 @@
 
 Ids fall into buckets by their hash, like balls into bins. With independent Poisson arrivals, one id per bucket and unit
 of time, a bucket with ``f`` free rows still has room at time ``x`` with probability ``Q(f + 1, x)``, the regularised
-upper
-incomplete gamma function. On average, the first id that meets a full bucket is number
+upper incomplete gamma function. On average, the first id that meets a full bucket is number
 ``buckets * integral over x > 0 of the product of Q(f_b + 1, x) over the buckets b``. For equal buckets this is the
 generalised birthday problem: M. S. Klamkin, D. J. Newman, "Extensions of the birthday surprise", Journal of
 Combinatorial Theory 3 (1967), 279-282. The expectation is exact; the integral is computed numerically.

@@ -77,7 +77,7 @@ def take_over_step(weight: torch.Tensor, step: Callable[[], None]) -> Any:
 
 @contextmanager
 def _trained(weight: torch.Tensor) -> Iterator[None]:
-    """The weight has no ``AccumulateGrad`` node of its own while it is frozen or autograd is off."""
+    """A context with autograd in which the weight is not frozen: otherwise it has no ``AccumulateGrad`` node."""
     trained = weight.requires_grad
     with torch.inference_mode(False), torch.enable_grad():
         weight.requires_grad_()

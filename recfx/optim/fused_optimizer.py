@@ -33,7 +33,7 @@ class FusedOptimizer:
         rule: the kind of optimizer: the maths of a step, the states that it keeps and their names.
         group: the optimizer's parameter group; read at every step, so ``group["lr"]`` may change.
         state: the optimizer's state for the table, under ``torch.optim``'s names: the rule's states and ``step``.
-        given: the settings that the user chose; all others in ``group`` are defaults of the optimizer's class. None:
+        chosen: the settings that the user chose; all others in ``group`` are defaults of the optimizer's class. None:
             all of them were chosen.
         left_out: the weight decay that was asked for, if FBGEMM, whose optimizer it is, does not apply it.
         shard: fully qualified name of the weight, if it is a shard of a table; empty if it is a whole table.
@@ -42,7 +42,7 @@ class FusedOptimizer:
     rule: Rule
     group: dict[str, Any]
     state: dict[str, Any] = field(default_factory=dict)
-    given: frozenset[str] | None = None
+    chosen: frozenset[str] | None = None
     left_out: float = 0.0
     shard: str = ""
 
@@ -51,12 +51,12 @@ class FusedOptimizer:
     def __deepcopy__(self, memo: dict[int, Any]) -> FusedOptimizer:
         # The group's parameter becomes that of the copied model; shards of one table share a group, and so do theirs.
         group, state = copy.deepcopy(self.group, memo), copy.deepcopy(self.state, memo)
-        return FusedOptimizer(self.rule, group, state, self.given, self.left_out, self.shard)
+        return FusedOptimizer(self.rule, group, state, self.chosen, self.left_out, self.shard)
 
     def __reduce__(self) -> Any:
         # Not with the parameter, which would be saved with the optimizer in backward that hangs on it.
         group = {key: value for key, value in self.group.items() if key != "params"}
-        return FusedOptimizer, (self.rule, group, self.state, self.given, self.left_out, self.shard)
+        return FusedOptimizer, (self.rule, group, self.state, self.chosen, self.left_out, self.shard)
 
     def is_form_of(self, optimizer: object) -> bool:
         """Whether this is the fused form of ``optimizer``. In a copy of a model, it is the form of none."""
@@ -97,9 +97,9 @@ class FusedOptimizer:
 
     @property
     def facts(self) -> OptimizerFacts:
-        """What kernels are chosen by: the rule and all settings that its step reads, but the learning rate."""
+        """The facts by which kernels are chosen: the rule and the settings of a step, without the learning rate."""
         rule, group = self.rule, self.group
-        read = [(each.name, group.get(each.name, each.default)) for each in rule.settings_of_facts]
+        read = [(setting.name, group.get(setting.name, setting.default)) for setting in rule.settings_of_facts]
         return OptimizerFacts(rule.name, tuple([(name, _as_data(value)) for name, value in read]))
 
     @property
@@ -134,7 +134,7 @@ class FusedOptimizer:
             state[STEP] += 1
             step = float(state[STEP])
         update = partial(rule.update, step=step, group=self.group)
-        step_touched_rows(update, weight, rows, gradient, {each.name: state[each.name] for each in rule.states})
+        step_touched_rows(update, weight, rows, gradient, {spec.name: state[spec.name] for spec in rule.states})
 
     def prepare(self, weight: torch.Tensor) -> None:
         """Create the state that ``weight`` needs if it is missing or kernels cannot read it.
@@ -148,8 +148,8 @@ class FusedOptimizer:
             self._own_state()
         if self.rule.counts_steps:
             self.state.setdefault(STEP, torch.tensor(0.0, dtype=torch.float32, device="cpu"))
-        for each in self.rule.states:
-            name, shape = each.name, each.shape(*weight.shape)
+        for spec in self.rule.states:
+            name, shape = spec.name, spec.shape(*weight.shape)
             tensor = self.state.get(name)
             if tensor is None or (tensor.is_meta and not weight.is_meta):
                 self.state[name] = full_on_huge_pages(shape, self.start(name), weight.device)
@@ -170,20 +170,20 @@ class FusedOptimizer:
 
     def reset_rows(self, rows: torch.Tensor) -> None:
         """Reset the state of ``rows``, which now belong to new ids."""
-        for each in self.rule.states:
-            tensor = self.state.get(each.name)
+        for spec in self.rule.states:
+            tensor = self.state.get(spec.name)
             if tensor is not None:
-                tensor.index_fill_(0, rows.to(tensor.device), self.start(each.name))
+                tensor.index_fill_(0, rows.to(tensor.device), self.start(spec.name))
 
     def states_of_rows(self) -> tuple[StateOfRows, ...]:
         """What ``reset_rows`` resets: the states that are there already, and what their rows begin with."""
-        states = [(self.state.get(each.name), self.start(each.name)) for each in self.rule.states]
+        states = [(self.state.get(spec.name), self.start(spec.name)) for spec in self.rule.states]
         return tuple(StateOfRows(tensor, value) for tensor, value in states if tensor is not None)
 
     def is_ready(self, weight: torch.Tensor) -> bool:
         """Whether kernels can address every state: as contiguous float32 rows on the weight's device."""
-        for each in self.rule.states:
-            tensor = self.state.get(each.name)
+        for spec in self.rule.states:
+            tensor = self.state.get(spec.name)
             if (
                 tensor is None
                 or tensor.dtype != torch.float32
@@ -223,15 +223,15 @@ class AttachedOptimizer(FusedOptimizer):
         rule: as above.
         optimizer: the optimizer of one parameter.
         weight: that parameter.
-        given: as above.
+        chosen: as above.
     """
 
     def __init__(
-        self, rule: Rule, optimizer: torch.optim.Optimizer, weight: torch.Tensor, given: frozenset[str]
+        self, rule: Rule, optimizer: torch.optim.Optimizer, weight: torch.Tensor, chosen: frozenset[str]
     ) -> None:
         self._optimizer, self._weight = optimizer, weight
         self._states = _states.setdefault(optimizer, _States({}, {}))
-        self.rule, self.given, self.left_out, self.shard = rule, given, 0.0, ""
+        self.rule, self.chosen, self.left_out, self.shard = rule, chosen, 0.0, ""
 
     @property
     def group(self) -> dict[str, Any]:  # type: ignore[override]  # nobody replaces it
@@ -264,10 +264,10 @@ def changed_settings(tables: Sequence[str], optimizers: Mapping[str, FusedOptimi
     """Find the tables whose optimizer has a ``changed_setting``, and that setting. Every batch asks for all tables, in
     some models for thousands.
     """
-    found = [(table, optimizer) for table in tables if (optimizer := optimizers.get(table)) is not None]
+    pairs = [(table, optimizer) for table in tables if (optimizer := optimizers.get(table)) is not None]
     may_have = [
         (table, optimizer)
-        for table, optimizer in found
+        for table, optimizer in pairs
         if (rule := optimizer.rule).neutral or any(map(optimizer.group.get, rule.refused))
     ]
     return [(table, changed) for table, optimizer in may_have if (changed := optimizer.changed_setting())]

@@ -56,8 +56,8 @@ def fused_optimizer_from_params(params: Mapping[str, Any]) -> FusedOptimizer:
     optimizer = EmbOptimType.EXACT_SGD if params.get("optimizer") is None else params["optimizer"]
     rule = rule_of_type(optimizer)
     if rule is None:
-        known = ", ".join(f"EmbOptimType.{each.name}" for other in RULES for each in other.fused_types)
-        raise _unsupported("optimizer", optimizer, f"use one of {known}.")
+        names = ", ".join(f"EmbOptimType.{fused_type.name}" for fused in RULES for fused_type in fused.fused_types)
+        raise _unsupported("optimizer", optimizer, f"use one of {names}.")
     return optimizer_from_params(rule, params)
 
 
@@ -73,21 +73,21 @@ def optimizer_from_params(rule: Rule, params: Mapping[str, Any]) -> FusedOptimiz
     Raises:
         ConversionError: ``unsupported_fused_param``.
     """
-    given = {name: value for name, value in params.items() if value is not None and name != "optimizer"}
-    mode = given.pop("weight_decay_mode", WeightDecayMode.NONE)
+    arguments = {name: value for name, value in params.items() if value is not None and name != "optimizer"}
+    mode = arguments.pop("weight_decay_mode", WeightDecayMode.NONE)
     if mode not in ANY_MODE:
-        names = ", ".join(f"WeightDecayMode.{each.name}" for each in ANY_MODE)
+        names = ", ".join(f"WeightDecayMode.{allowed.name}" for allowed in ANY_MODE)
         raise _unsupported("weight_decay_mode", mode, f"leave it out, or use one of {names}.")
     rule, left_out = rule.variants.get(mode, rule), 0.0
-    values = {setting.name: _value(setting, given) for setting in rule.read_from_params}
+    values = {setting.name: _value(setting, arguments) for setting in rule.read_from_params}
     if mode not in rule.decay_modes and not rule.decay_in_fused_params:
         left_out, values[WEIGHT_DECAY.name] = values[WEIGHT_DECAY.name], 0.0
     if values[WEIGHT_DECAY.name] and rule.decay_in_fused_params:
         raise _unsupported("weight_decay", values[WEIGHT_DECAY.name], rule.decay_in_fused_params)
-    for name, value in given.items():
+    for name, value in arguments.items():
         if name not in NEUTRAL:
-            known = dict.fromkeys(each for setting in known_settings() for each in setting.fused_params)
-            raise _unsupported(name, value, f"leave it out; the known names are {', '.join(('optimizer', *known))}.")
+            entries = dict.fromkeys(param for setting in known_settings() for param in setting.fused_params)
+            raise _unsupported(name, value, f"leave it out; the known names are {', '.join(('optimizer', *entries))}.")
         if value not in NEUTRAL[name]:
             raise _unsupported(name, value, f"leave {name} out.")
     group = {setting.name: values[setting.name] for setting in rule.settings}
@@ -98,10 +98,10 @@ def weight_decay_left_out(optimizer: FusedOptimizer, path: str) -> Diagnostic:
     """What to say if ``optimizer.left_out`` is not 0.
 
     Args:
-        optimizer: that of a table.
+        optimizer: the optimizer of a table.
         path: fully qualified name of the table's ``nn.EmbeddingBag``.
     """
-    modes = [f"WeightDecayMode.{each.name}" for each in (*optimizer.rule.decay_modes, *optimizer.rule.variants)]
+    modes = [f"WeightDecayMode.{mode.name}" for mode in (*optimizer.rule.decay_modes, *optimizer.rule.variants)]
     advice = f"weight_decay_mode={' or '.join(modes)}" if modes else "torch.optim's class, attached before sharding"
     return Diagnostic(
         "weight_decay_left_out",
@@ -113,13 +113,13 @@ def weight_decay_left_out(optimizer: FusedOptimizer, path: str) -> Diagnostic:
     )
 
 
-def _value(setting: Setting, given: dict[str, Any]) -> Any:
-    """The value of ``setting``; its names are removed from ``given``."""
+def _value(setting: Setting, arguments: dict[str, Any]) -> Any:
+    """The value of ``setting``; its names are removed from ``arguments``."""
     if len(setting.fused_params) != 1:  # one name per element
         defaults = zip(setting.fused_params, setting.default, strict=True)
-        return tuple(_number(name, given.pop(name, default)) for name, default in defaults)
+        return tuple(_number(name, arguments.pop(name, default)) for name, default in defaults)
     (name,) = setting.fused_params
-    return _number(name, given.pop(name, setting.default))
+    return _number(name, arguments.pop(name, setting.default))
 
 
 def _number(name: str, value: Any) -> float:

@@ -44,25 +44,25 @@ _HOOKS = operator.attrgetter("_backward_hooks"), operator.attrgetter("_post_accu
 
 
 def _watches_steps(optimizer: Any) -> bool:
-    found = optimizer.__dict__
-    if found.get(_BEFORE_STEP) or found.get(_AFTER_STEP):
+    attributes = optimizer.__dict__
+    if attributes.get(_BEFORE_STEP) or attributes.get(_AFTER_STEP):
         return True
     # Learning-rate schedulers replace step() by one that only records that it was called.
-    return "step" in found and not hasattr(found["step"], "_wrapped_by_lr_sched")
+    return "step" in attributes and not hasattr(attributes["step"], "_wrapped_by_lr_sched")
 
 
 def positions_with_hooks(weights: Sequence[torch.Tensor], attached: Sequence[Sequence[Any]] | None = None) -> list[int]:
     """Which of ``weights`` have ``hooks_on_step``. Every forward calls this, in some models for thousands of tables.
 
     Args:
-        weights: of tables.
-        attached: what ``attached_to_each`` says of them, if the caller has asked already.
+        weights: the weights of tables.
+        attached: what ``attached_to_each`` says about them, if the caller has asked already.
     """
     optimizers = chain.from_iterable(attached_to_each(weights) if attached is None else attached)
     if not any(any(map(hooks_of, weights)) for hooks_of in _HOOKS) and not any(
-        _watches_steps(each)
-        for each in optimizers
-        if (found := each.__dict__).get(_BEFORE_STEP) or found.get(_AFTER_STEP) or "step" in found
+        _watches_steps(optimizer)
+        for optimizer in optimizers
+        if (attributes := optimizer.__dict__).get(_BEFORE_STEP) or attributes.get(_AFTER_STEP) or "step" in attributes
     ):
         return []
     return [position for position, weight in enumerate(weights) if hooks_on_step(weight)]
@@ -90,16 +90,16 @@ def fused_optimizer_of(weight: nn.Parameter, path: str) -> FusedOptimizer | Diag
     (optimizer,) = optimizers
     rule = rule_of_class(type(optimizer))
     if rule is None:
-        known = sorted({each.__name__ for other in RULES for each in other.classes})
+        names = sorted({fused_class.__name__ for fused_rule in RULES for fused_class in fused_rule.classes})
         return _not_fused(
             "optimizer_not_fused",
             path,
             f"{type(optimizer).__name__} has no fused form; it runs on the whole table after the backward, as before.",
-            f"use one of {known} to have it fused.",
+            f"use one of {names} to have it fused.",
         )
     if not hasattr(optimizer, "param_groups"):
         return _of_placeholder(rule, optimizer, weight, path)
-    if (several := sum(len(each["params"]) for each in optimizer.param_groups)) > 1:
+    if (several := sum(len(group["params"]) for group in optimizer.param_groups)) > 1:
         return _not_fused(
             "optimizer_not_fused",
             path,
@@ -120,7 +120,7 @@ def fused_optimizer_of(weight: nn.Parameter, path: str) -> FusedOptimizer | Diag
                 f"{type(optimizer).__name__}({name}={value!r}) has no fused form.",
                 f"leave {name} at its default, or step this table with an ordinary optimizer instead.",
             )
-    mode = next((given[_MODE] for _, given in attached_classes(weight) if given.get(_MODE) is not None), None)
+    mode = next((settings[_MODE] for _, settings in attached_classes(weight) if settings.get(_MODE) is not None), None)
     if mode is not None and mode not in rule.decay_modes:
         return _not_fused(
             "unsupported_optimizer_argument",
@@ -129,7 +129,7 @@ def fused_optimizer_of(weight: nn.Parameter, path: str) -> FusedOptimizer | Diag
             "sharded tables do: the same argument would train two different models.",
             f"leave it out here; for sharded tables, give weight_decay and {_MODE} to the sharders, in fused_params.",
         )
-    return AttachedOptimizer(rule, optimizer, weight, _given(optimizer, weight))
+    return AttachedOptimizer(rule, optimizer, weight, _chosen(optimizer, weight))
 
 
 _MODE = "weight_decay_mode"
@@ -143,16 +143,16 @@ def _of_placeholder(rule: Rule, optimizer: Any, weight: nn.Parameter, path: str)
     kept: FusedOptimizer | None = kept_form(weight, optimizer)
     if kept is not None:
         return kept
-    params, given = dict(optimizer._kwargs), set()
+    params, chosen = dict(optimizer._kwargs), set()
     for setting in rule.read_from_params:
         if setting.name in params:  # torch.optim's name; TorchRec renames it
             value = params.pop(setting.name)
             params |= zip(setting.fused_params, value if len(setting.fused_params) > 1 else [value], strict=True)
         if params.keys() & {*setting.fused_params}:
-            given.add(setting.name)
+            chosen.add(setting.name)
     try:
         made = optimizer_from_params(rule, params)
-        fused = FusedOptimizer(made.rule, made.group, given=frozenset(given), left_out=made.left_out)
+        fused = FusedOptimizer(made.rule, made.group, chosen=frozenset(chosen), left_out=made.left_out)
         keep_form(weight, optimizer, fused)
         return fused
     except ConversionError as error:
@@ -164,7 +164,7 @@ def _not_fused(code: str, path: str, message: str, what_to_do: str) -> Diagnosti
     return Diagnostic(code, path, message, what_to_do, Severity.WARNING)
 
 
-def _given(optimizer: torch.optim.Optimizer, weight: torch.Tensor) -> frozenset[str]:
+def _chosen(optimizer: torch.optim.Optimizer, weight: torch.Tensor) -> frozenset[str]:
     """The settings that the user chose: those passed with the class, and those that differ from its defaults."""
     passed = {name for _, settings in attached_classes(weight) for name in settings}
     if "learning_rate" in passed:  # TorchRec renames it there when it shards the table
@@ -196,7 +196,7 @@ def attach_unfused(weight: nn.Parameter, fused: FusedOptimizer) -> None:
 
 def _dense_state(fused: FusedOptimizer, weight: torch.Tensor) -> dict[str, Any]:
     """The state as ``torch.optim`` keeps it: in the table's dtype, on its device. A count of steps stays as it is."""
-    of_rows = {each.name for each in fused.rule.states}
+    of_rows = {spec.name for spec in fused.rule.states}
     return {
         name: value.to(weight.device, weight.dtype) if name in of_rows else value for name, value in fused.state.items()
     }
@@ -219,8 +219,8 @@ def fused_optimizers(
     for name, bag in bags.items():
         weight: Any = bag.weight
         path = f"{collection}.{tables}.{name}" if collection else f"{tables}.{name}"
-        found = fused_optimizer_of(weight, path)
-        if isinstance(found, FusedOptimizer) and (hooks := hooks_on_step(weight)):
+        form = fused_optimizer_of(weight, path)
+        if isinstance(form, FusedOptimizer) and (hooks := hooks_on_step(weight)):
             not_fused[name] = _not_fused(
                 "optimizer_not_fused",
                 path,
@@ -228,15 +228,15 @@ def fused_optimizers(
                 "the whole table after the backward, as before.",
                 "remove the hook to have it fused; a hook on the collection's output sees the pooled gradient.",
             )
-        elif isinstance(found, FusedOptimizer):
-            optimizers[name] = found
-        elif found is not None:
-            if found.code == "unsupported_optimizer_argument":
+        elif isinstance(form, FusedOptimizer):
+            optimizers[name] = form
+        elif form is not None:
+            if form.code == "unsupported_optimizer_argument":
                 raise ConversionError(
-                    f"table {name!r}: {found.message}",
-                    reason=found.code,
+                    f"table {name!r}: {form.message}",
+                    reason=form.code,
                     module_path=collection,
-                    what_to_do=found.what_to_do,
+                    what_to_do=form.what_to_do,
                 )
-            not_fused[name] = found
+            not_fused[name] = form
     return optimizers, not_fused

@@ -1,6 +1,6 @@
 """TorchRec's views of the fused optimizers: of one collection, and of a whole model.
 
-That of a collection also loads state that was saved when the table had fewer rows.
+The view of a collection also loads state that was saved when the table had fewer rows.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from recfx.hashing.row_move import RowMove
 _FORMER_NAMES = {"exp_avg_sq": "momentum2"}  # which recfx used for Adam before it used TorchRec's
 
 
-def present_names(saved: Mapping[str, Any], wanted: Iterable[str]) -> dict[str, Any]:
+def present_names(saved: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
     """The saved state of one parameter under today's names.
 
     Args:
         saved: the state, by ``<table>.momentum1`` and so on.
-        wanted: today's names.
+        names: today's names.
     """
     renamed = dict(saved)
-    for key in wanted:
+    for key in names:
         table, _, name = key.rpartition(".")
         former = f"{table}.{_FORMER_NAMES.get(name)}"
         if key not in renamed and former in renamed:
@@ -93,7 +93,7 @@ class FusedKeyedOptimizer(KeyedOptimizer):
         """Does nothing: the tables' gradients are consumed inside ``backward``."""
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Like TorchRec's. State with fewer rows is moved like the weights that ``load_state_dict`` has just loaded.
+        """Load as TorchRec does; state with fewer rows moves like the weights that ``load_state_dict`` has just loaded.
 
         Raises:
             CheckpointError: ``rows_mismatch``: the state has a different number of rows, and no weights with that
@@ -157,7 +157,7 @@ def attach_fused_optimizer(model: nn.Module) -> None:
     if isinstance(model.__dict__.get(_ATTRIBUTE), ModelFusedOptimizer):
         del model.__dict__[_ATTRIBUTE]
     if not hasattr(model, _ATTRIBUTE):
-        collections = {path: each for path, each in model.named_modules() if isinstance(each, FusedOptimizerModule)}
+        collections = {path: part for path, part in model.named_modules() if isinstance(part, FusedOptimizerModule)}
         model.__dict__[_ATTRIBUTE] = ModelFusedOptimizer(collections)
 
 

@@ -109,14 +109,14 @@ def _has_empty_shard(option: ShardingOption) -> bool:
 def _no_option(option: ShardingOption) -> ConversionError:
     index, filled = index_of(option.module[1], option.name), sum(shard.size[0] > 0 for shard in option.shards)
     if index is not None:
-        what = f"its rows are cut between its buckets, and it has only {index.config.buckets}"
+        problem = f"its rows are cut between its buckets, and it has only {index.config.buckets}"
         advice = "give it HashConfig(buckets=...), a multiple of the ranks that share it, allow table_wise, or pass "
         advice += "empty_ranks=True."
     else:
-        what = f"it has {option.tensor.shape[0]} rows"
+        problem = f"it has {option.tensor.shape[0]} rows"
         advice = "allow table_wise or data_parallel for so small a table, or pass empty_ranks=True."
     return ConversionError(
-        f"table {option.name!r} cannot be sharded {option.sharding_type} as its constraints say: {what}, so only "
+        f"table {option.name!r} cannot be sharded {option.sharding_type} as its constraints say: {problem}, so only "
         f"{filled} of {len(option.shards)} shards would have any rows.",
         reason="no_sharding_option",
         module_path=option.path,

@@ -40,7 +40,7 @@ _WARNED = "HeuristicalStorageReservation is known to cause issues"  # it is the 
 
 @contextlib.contextmanager
 def without_noise() -> Iterator[None]:
-    """Inside, this thread logs none of ``_LOGGED``; everything else is logged as outside."""
+    """A context in which this thread logs none of ``_LOGGED``; everything else is logged as usual."""
     thread, root = threading.get_ident(), logging.getLogger()
 
     def is_wanted(record: logging.LogRecord) -> bool:
@@ -97,12 +97,12 @@ def plan(
         ConversionError: ``plan_does_not_fit`` with TorchRec's own text, ``plan_failed``, ``unknown_table``,
             ``no_sharding_option``, ``no_collection``, ``already_sharded``, ``invalid_topology``.
     """
-    return _plan(model, topology, constraints, batch_size, empty_ranks, others=True)
+    return _plan(model, topology, constraints, batch_size, empty_ranks, with_torchrec=True)
 
 
 def plan_of_collections(model: nn.Module, topology: Topology | NpuTopology) -> ShardingPlan:
     """The plan that ``plan`` makes, without the modules that recfx does not convert: they stay as they are."""
-    return _plan(model, topology, others=False)
+    return _plan(model, topology, with_torchrec=False)
 
 
 def _plan(
@@ -112,7 +112,7 @@ def _plan(
     batch_size: int = BATCH_SIZE,
     empty_ranks: bool = False,
     *,
-    others: bool,
+    with_torchrec: bool,
 ) -> ShardingPlan:
     check_topology(topology)
     check_module(model)
@@ -125,7 +125,7 @@ def _plan(
             what_to_do="make the plan from the model before it is sharded.",
         )
     pod = topology.as_cuda() if isinstance(topology, NpuTopology) else topology
-    sharders = planning_sharders(model, others=others and pod is topology)
+    sharders = planning_sharders(model, with_torchrec=with_torchrec and pod is topology)
     limits = _checked_constraints(constraints)
     _check(model, sharders, pod.compute_device, limits)
     prices = PricedProposals(
@@ -163,16 +163,16 @@ def _plan(
     return PricedPlan(best.plan, topology, prices.pricing(left_out(proposing)))
 
 
-def planning_sharders(model: nn.Module, *, others: bool) -> list[ModuleSharder[nn.Module]]:
-    """A sharder, for planning only, for each class of collection in ``model`` that is converted or can be; with
-    ``others``, also those of TorchRec.
+def planning_sharders(model: nn.Module, *, with_torchrec: bool) -> list[ModuleSharder[nn.Module]]:
+    """A sharder, for planning only, for each class of collection in ``model`` that is converted or can be; also
+    TorchRec's own if ``with_torchrec``.
     """
     ours: dict[type[nn.Module], ModuleSharder[nn.Module]] = {}
     for path, module in model.named_modules():
         finding = classify(module, path)
         if finding is not None and finding.status in (CONVERTED, CONVERTIBLE):
             ours[type(module)] = HashEmbeddingBagCollectionSharder(module_type=type(module))
-    if not others:
+    if not with_torchrec:
         return list(ours.values())
     # TorchRec takes the last sharder of a class, so ours must be the only one. Feature-processed collections are
     # planned as the collection inside them, which is what recfx converts.
@@ -218,15 +218,15 @@ def _check(
 
 
 def _checked_constraints(constraints: object) -> dict[str, ParameterConstraints]:
-    given = dict(constraints) if isinstance(constraints, Mapping) else {}
-    wrong = next((value for value in given.values() if not isinstance(value, ParameterConstraints)), None)
+    by_table = dict(constraints) if isinstance(constraints, Mapping) else {}
+    wrong = next((value for value in by_table.values() if not isinstance(value, ParameterConstraints)), None)
     if wrong is not None or not (constraints is None or isinstance(constraints, Mapping)):
         raise ConversionError(
             f"constraints are {constraints!r}.",
             reason="invalid_argument",
             what_to_do="pass a torchrec.distributed.planner.types.ParameterConstraints by the name of each table.",
         )
-    return given
+    return by_table
 
 
 def _has_option(sharder: ModuleSharder[nn.Module], device: str, limits: ParameterConstraints) -> bool:

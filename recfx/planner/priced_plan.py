@@ -56,25 +56,25 @@ class Pricing:
     left_out: int = 0
 
     def __str__(self) -> str:
-        others = f" ({self.left_out:,} similar ones were left out to save time)" if self.left_out else ""
+        skipped = f" ({self.left_out:,} similar ones were left out to save time)" if self.left_out else ""
         text = (
-            f"the cheapest of {self.tried} plans{others}: {self.chosen}, {in_time(self.chosen.seconds)} per step "
+            f"the cheapest of {self.tried} plans{skipped}: {self.chosen}, {in_time(self.chosen.seconds)} per step "
             f"predicted for {self.hardware} and {self.batch_size} samples per rank"
         )
-        other = self.runner_up
-        if other is None:
+        runner_up = self.runner_up
+        if runner_up is None:
             return text + "; no other plan fits."
-        return f"{text}; the runner-up ({other}) takes {in_time(other.seconds)}: {self.why_it_lost()}."
+        return f"{text}; the runner-up ({runner_up}) takes {in_time(runner_up.seconds)}: {self.why_it_lost()}."
 
     def why_it_lost(self) -> str:
         """What the runner-up does in more time, the largest part first."""
-        other = self.runner_up
-        if other is None:
+        runner_up = self.runner_up
+        if runner_up is None:
             return ""
-        more = {part: seconds - self.chosen.parts.get(part, 0.0) for part, seconds in other.parts.items()}
-        listed = sorted(more.items(), key=lambda each: -abs(each[1]))
+        more = {part: seconds - self.chosen.parts.get(part, 0.0) for part, seconds in runner_up.parts.items()}
+        listed = sorted(more.items(), key=lambda item: -abs(item[1]))
         shown = [f"{_WORDS[part]} {_signed(seconds)}" for part, seconds in listed if abs(seconds) > 1e-9]
-        moved = [name for name, kind in other.types.items() if self.chosen.types.get(name) != kind]
+        moved = [name for name, kind in runner_up.types.items() if self.chosen.types.get(name) != kind]
         if not shown:
             return "it is as fast, and was proposed later"
         where = f", with {len(moved)} table{'s' if len(moved) > 1 else ''} sharded otherwise" if moved else ""
@@ -132,21 +132,21 @@ def price_of(plan: ShardingPlan | None) -> list[Diagnostic]:
 
 def _tables(plan: Mapping[str, Any]) -> dict[str, dict[str, object]]:
     """The tables of a plan, each with a copy of what the plan says about it."""
-    return {path: {name: copy.copy(each) for name, each in tables.items()} for path, tables in plan.items()}
+    return {path: {name: copy.copy(sharding) for name, sharding in tables.items()} for path, tables in plan.items()}
 
 
-def world_size_of(plan: ShardingPlan, given: int | None = None) -> int:
+def world_size_of(plan: ShardingPlan, requested: int | None = None) -> int:
     """The number of ranks of a plan: what a plan of recfx knows, what the user gives, or what tables on all ranks tell.
     Raises ``plan_rank`` if plan and user disagree, and ``unknown_world_size`` if nobody says it.
     """
     own = plan.world_size if isinstance(plan, PricedPlan) else None
-    if own is not None and given not in (None, own):
+    if own is not None and requested not in (None, own):
         raise ConversionError(
-            f"the plan was made for {own:,} rank{'' if own == 1 else 's'}, not for {given:,}.",
+            f"the plan was made for {own:,} rank{'' if own == 1 else 's'}, not for {requested:,}.",
             reason="plan_rank",
             what_to_do="make a plan for as many ranks as there are: recfx.plan(model, topology).",
         )
-    world_size = own or given or ranks_spanned(plan)
+    world_size = own or requested or ranks_spanned(plan)
     if world_size is None:
         named = ranks_named(plan)
         raise ConversionError(

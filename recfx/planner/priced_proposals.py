@@ -37,7 +37,7 @@ class PricedProposals(PerfModel):
     ) -> None:
         self._topology, self._collections, self._hardware = topology, collections, hardware
         self._device, self._batch_size, self._trains = device, batch_size, trains
-        self._specs = {path: {table.name: table for table in each.tables} for path, each in collections.items()}
+        self._specs = {path: {table.name: table for table in part.tables} for path, part in collections.items()}
         self._values: Values | None = None
         self._tables: dict[Hashable, PlannedTable] = {}
         self._rated: dict[Hashable, float] = {}
@@ -65,17 +65,17 @@ class PricedProposals(PerfModel):
     def _price(self, plan: list[ShardingOption]) -> PlanPrice:
         values = self._values = self._values or self._values_of(plan)
         by_path: dict[str, dict[str, PlannedTable]] = {}
-        others = [0.0] * self._topology.world_size
+        stock_seconds = [0.0] * self._topology.world_size
         for option in plan:
             if option.path in self._collections:
                 by_path.setdefault(option.path, {})[option.name] = self._table(option, values)
             else:
                 for shard in option.shards:
-                    others[shard.rank] += shard.perf.total / 1e3
+                    stock_seconds[shard.rank] += shard.perf.total / 1e3
         graphs = [self._graphs(path, tables, values) for path, tables in by_path.items()]
         parts = dict(price_step([Batch(graphs, values)], self._hardware, with_residents=False).parts)
-        if any(others):
-            parts[OTHERS] = max(others)
+        if any(stock_seconds):
+            parts[OTHERS] = max(stock_seconds)
         types = {option.fqn.lstrip("."): str(option.sharding_type) for option in plan}
         return PlanPrice(sum(parts.values()), parts, types)
 

@@ -72,7 +72,7 @@ class GreedySteps(GreedyProposer):
             self._pending = [number for number in around if 0 <= number < self.total and number not in self._ratings]
 
     def _steps(self) -> list[str]:
-        """Which table takes its next option, step by step: that whose shards take most storage now."""
+        """Which table takes its next option, step by step: the one whose shards take most storage now."""
         sizes = {
             table: [tuple(-size for size in _storage(option)) for option in options]
             for table, options in self._sharding_options_by_fqn.items()
@@ -106,7 +106,7 @@ class GreedySteps(GreedyProposer):
 
 
 def _storage(option: ShardingOption) -> tuple[float, ...]:
-    """By what ``GreedyProposer`` compares tables."""
+    """What ``GreedyProposer`` compares tables by."""
     storages: list[Any] = [shard.storage for shard in option.shards]
     hbm, ddr = [storage.hbm for storage in storages], [storage.ddr for storage in storages]
     return max(hbm), sum(hbm), max(ddr), sum(ddr)

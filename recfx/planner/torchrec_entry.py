@@ -77,20 +77,20 @@ def extend_torchrec() -> None:
 # Which sharders a model needs
 
 
-def sharders_for(model: nn.Module, given: Sequence[ModuleSharder[nn.Module]]) -> Sequence[ModuleSharder[nn.Module]]:
-    """``given``, plus a sharder for each class of converted collection in ``model`` for which it has none. They shard
-    these as the given ones would shard the standard collections; where nothing in ``given`` shards a kind, none is
+def sharders_for(model: nn.Module, listed: Sequence[ModuleSharder[nn.Module]]) -> Sequence[ModuleSharder[nn.Module]]:
+    """``listed``, plus a sharder for each class of converted collection in ``model`` for which it has none. They shard
+    these as the listed ones would shard the standard collections; where nothing in ``listed`` shards a kind, none is
     added.
     """
     classes = {type(collection): kind_of(collection) for collection in unsharded_collections(model).values()}
     if not classes:
-        return given
-    sharders = _without_feature_processed(model, given)
-    known = {sharder.module_type for sharder in sharders}
+        return listed
+    sharders = _without_feature_processed(model, listed)
+    sharder_types = {sharder.module_type for sharder in sharders}
     ours = next((sharder for sharder in sharders if isinstance(sharder, HashEmbeddingBagCollectionSharder)), None)
     for module_type, kind in sorted(classes.items(), key=lambda item: item[0].__qualname__):
         stock = next((sharder for sharder in reversed(sharders) if isinstance(sharder, kind.sharder)), None)
-        if module_type in known:
+        if module_type in sharder_types:
             continue
         if ours is not None:
             sharders.append(ours.for_class(module_type))
@@ -99,7 +99,7 @@ def sharders_for(model: nn.Module, given: Sequence[ModuleSharder[nn.Module]]) ->
     return sharders
 
 
-def _without_feature_processed(model: nn.Module, given: Sequence[ModuleSharder[nn.Module]]) -> Sharders:
+def _without_feature_processed(model: nn.Module, listed: Sequence[ModuleSharder[nn.Module]]) -> Sharders:
     """The list without TorchRec's sharder of feature-processed collections, if these hold converted collections.
 
     The converted collection inside is then sharded by itself, after the features were processed.
@@ -107,7 +107,7 @@ def _without_feature_processed(model: nn.Module, given: Sequence[ModuleSharder[n
     holders = [module for module in model.modules() if isinstance(module, FeatureProcessedEmbeddingBagCollection)]
     converted = [isinstance(holder._embedding_bag_collection, UnshardedCollection) for holder in holders]
     if not any(converted):
-        return list(given)
+        return list(listed)
     if not all(converted):
         raise ConversionError(
             "some of the model's FeatureProcessedEmbeddingBagCollections hold a converted collection, some do not: "
@@ -115,7 +115,7 @@ def _without_feature_processed(model: nn.Module, given: Sequence[ModuleSharder[n
             reason="feature_processed",
             what_to_do="convert the whole model, or shard the others separately.",
         )
-    return [sharder for sharder in given if sharder.module_type is not FeatureProcessedEmbeddingBagCollection]
+    return [sharder for sharder in listed if sharder.module_type is not FeatureProcessedEmbeddingBagCollection]
 
 
 def _extend(
@@ -130,10 +130,10 @@ def _extend(
     @functools.wraps(original)
     def extended(*arguments: Any, **keywords: Any) -> Any:
         named = {**dict(zip(order, arguments, strict=False)), **keywords}
-        model, given, place = named.get("module"), named.get("sharders"), order.index("sharders")
+        model, listed, place = named.get("module"), named.get("sharders"), order.index("sharders")
         if not isinstance(model, nn.Module) or not unsharded_collections(model):
             return original(*arguments, **keywords)
-        sharders = named["sharders"] = sharders_for(model, stock_defaults() if given is None else given)
+        sharders = named["sharders"] = sharders_for(model, stock_defaults() if listed is None else listed)
         if place < len(arguments):
             arguments = (*arguments[:place], sharders, *arguments[place + 1 :])
         else:
@@ -145,7 +145,7 @@ def _extend(
 
 
 def _extend_defaults(original: Callable[[], Sharders]) -> Callable[[], Sharders]:
-    """For ``construct_module_sharding_plan`` and others that ask for the sharder of one class."""
+    """Add sharders of converted classes: ``construct_module_sharding_plan`` and others ask for the one of a class."""
 
     @functools.wraps(original)
     def extended() -> Sharders:
@@ -201,13 +201,13 @@ def _refuse_left_out(
     The ``DistributedDataParallel`` inside ``DistributedModelParallel`` averages these. An index, or an optimizer in the
     lookup's backward, would belong to this rank alone.
     """
-    known = {sharder.module_type for sharder in sharders}
+    sharder_types = {sharder.module_type for sharder in sharders}
     paths: dict[int, list[str]] = {}
     for path, module in model.named_modules(remove_duplicate=False):
         paths.setdefault(id(module), []).append(path)
     for path, collection in unsharded_collections(model).items():
         planned = plan is None or any(plan.plan.get(alias) for alias in paths[id(collection)])
-        if type(collection) in known and planned:
+        if type(collection) in sharder_types and planned:
             continue
         apart = [*collection.hash_indexes, *collection.fused_optimizers()]
         if planned and plan is not None:

@@ -44,23 +44,23 @@ def test_a_weight_without_an_optimizer() -> None:
 @pytest.mark.parametrize("settings", [{}, {"lr": 0.01}, {"lr": torch.tensor(0.5)}, {"eps": 1e-10, "lr": 0.5}])
 def test_what_was_passed_was_chosen(settings: dict[str, Any]) -> None:
     """Even the class's own default."""
-    assert fused(weight_with(torch.optim.Adagrad, **settings)).given == settings.keys()
+    assert fused(weight_with(torch.optim.Adagrad, **settings)).chosen == settings.keys()
 
 
 def test_a_setting_that_was_changed_in_the_group_was_chosen() -> None:
     weight = weight_with(torch.optim.Adagrad, eps=0.5)
     group = attached_optimizers(weight)[0].param_groups[0]
     group["lr"], group["initial_lr"] = 0.25, 0.01  # the latter by a scheduler
-    assert fused(weight).given == {"eps", "lr"}
+    assert fused(weight).chosen == {"eps", "lr"}
 
 
 def test_torchrec_renames_the_learning_rate_in_what_was_passed() -> None:
     weight = weight_with(torch.optim.SGD, lr=0.5)
     (passed,) = weight._optimizer_kwargs  # type: ignore[attr-defined]
     passed["learning_rate"] = passed.pop("lr")
-    assert fused(weight).given == {"learning_rate", "lr"}
+    assert fused(weight).chosen == {"learning_rate", "lr"}
     passed["weight_decay"] = passed.pop("learning_rate")
-    assert fused(weight).given == {"weight_decay"}
+    assert fused(weight).chosen == {"weight_decay"}
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ def test_a_placeholder_holds_arguments_for_fbgemm(
     kind: type[torch.optim.Optimizer], settings: dict[str, Any], group: dict[str, Any], given: set[str]
 ) -> None:
     found = fused(weight_with(kind, **settings))
-    assert (type(found), found.group, found.given) == (FusedOptimizer, group, given)
+    assert (type(found), found.group, found.chosen) == (FusedOptimizer, group, given)
 
 
 @pytest.mark.parametrize(

@@ -252,7 +252,7 @@ def test_a_copy_shares_nothing_with_the_original(rule: Rule, copied: Callable[[A
     fused.prepare(weight)
     other, its_weight, its_optimizer = copied((fused, weight, optimizer))
     assert type(other) is FusedOptimizer
-    assert (other.rule, other.given) == (rule, fused.given)
+    assert (other.rule, other.chosen) == (rule, fused.chosen)
     assert other.state.keys() == fused.state.keys()
     for name, value in fused.state.items():
         if isinstance(value, torch.Tensor):

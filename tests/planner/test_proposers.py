@@ -24,7 +24,7 @@ def model_of(count: int) -> nn.Module:
 
 
 def options_of(model: nn.Module, topology: Topology) -> list[ShardingOption]:
-    return OrderedEnumerator(topology, 512, {}).enumerate(model, planning_sharders(model, others=True))
+    return OrderedEnumerator(topology, 512, {}).enumerate(model, planning_sharders(model, with_torchrec=True))
 
 
 def all_proposals(proposer: Proposer, options: list[ShardingOption], best: int = -1) -> list[tuple[str, ...]]:

@@ -120,7 +120,7 @@ def _completed(
 ) -> tuple[FusedOptimizer, tuple[Diagnostic, ...]]:
     """The optimizer in backward; settings that were not given are FBGEMM's defaults, not those of its class."""
     settings = _without_parameter(own)
-    if own.given is None:
+    if own.chosen is None:
         return settings, ()
     changed = []
     theirs = optimizer_from_params(own.rule, fused_params or {})
@@ -128,10 +128,10 @@ def _completed(
         changed.append(f"weight_decay_mode={(fused_params or {})['weight_decay_mode']}")
         settings = FusedOptimizer(theirs.rule, settings.group)
     for name, value in theirs.group.items():
-        if name not in own.given and settings.group.get(name) != value:
+        if name not in own.chosen and settings.group.get(name) != value:
             changed.append(f"{name}={value} (the class has {settings.group.get(name)})")
             settings.group[name] = value
-    decays = theirs if "weight_decay" not in own.given else own if own.left_out else None
+    decays = theirs if "weight_decay" not in own.chosen else own if own.left_out else None
     taken = [] if decays is None else list(_about_decay(decays, settings.group, fused_params or {}, path))
     if changed:
         message = f"its {own.rule.name} was attached without {', '.join(changed)}, TorchRec's value for sharded tables."

@@ -47,9 +47,9 @@ def registered(rule: Rule) -> Iterator[Rule]:
     module, constant = type(rule).__module__, rule.name.upper()
     if getattr(sys.modules[module], constant, None) is not rule:
         raise ValueError(f"rule {rule.name!r} must be the constant {constant} of {module}, by which it is pickled.")
-    for other in RULES:
-        if other.name == rule.name or {*other.classes, *other.fused_types} & {*rule.classes, *rule.fused_types}:
-            raise ValueError(f"rule {rule.name!r} has the name, a class or a type of rule {other.name!r}.")
+    for older in RULES:
+        if older.name == rule.name or {*older.classes, *older.fused_types} & {*rule.classes, *rule.fused_types}:
+            raise ValueError(f"rule {rule.name!r} has the name, a class or a type of rule {older.name!r}.")
     RULES.append(rule)
     try:
         yield rule
@@ -82,7 +82,7 @@ def known_settings() -> tuple[Setting, ...]:
 def class_names() -> str:
     """The classes of torch and TorchRec that users can attach, for messages: ``SGD, Adagrad, ..., or LarsSGD``."""
     theirs = [(*rule.placeholders, rule.dense_class)[0] for rule in RULES]
-    *names, last = [each.__name__ for each in theirs if not each.__module__.startswith("recfx.")]
+    *names, last = [optimizer.__name__ for optimizer in theirs if not optimizer.__module__.startswith("recfx.")]
     return f"{', '.join(names)} or {last}"
 
 

@@ -18,10 +18,10 @@ class LambRule(TouchedRowsRule):
     def update(self, values: Tensor, gradient: Tensor, state: State, step: float, group: Group) -> Tensor:
         """Step as FBGEMM does, except that a step of zeros changes nothing; ``step`` counts the table's."""
         first, divisor = moving_averages(gradient, state, step, group)
-        wanted = first / (1 - group["betas"][0] ** step) / divisor
+        change = first / (1 - group["betas"][0] ** step) / divisor
         if group["weight_decay"]:
-            wanted = wanted + group["weight_decay"] * values
-        return values - float(group["lr"]) * scaled_to_weights(values, wanted)
+            change = change + group["weight_decay"] * values
+        return values - float(group["lr"]) * scaled_to_weights(values, change)
 
     def step_numbers(self, step: float, group: Group) -> StepNumbers:
         """The first average is corrected by a number of its own: the learning rate scales the whole step."""
@@ -30,14 +30,14 @@ class LambRule(TouchedRowsRule):
         )
 
 
-def scaled_to_weights(values: Tensor, wanted: Tensor) -> Tensor:
-    """Each row of ``wanted``, a step, as long as the row of weights that it is for; a step of zeros stays one.
+def scaled_to_weights(values: Tensor, change: Tensor) -> Tensor:
+    """Each row of ``change``, a step, as long as the row of weights that it is for; a step of zeros stays one.
 
     FBGEMM divides zero by zero then, and the row becomes NaN.
     """
-    length = wanted.norm(dim=1, keepdim=True)
+    length = change.norm(dim=1, keepdim=True)
     ratio = values.norm(dim=1, keepdim=True) / length
-    return torch.where(length == 0, 0.0, ratio) * wanted
+    return torch.where(length == 0, 0.0, ratio) * change
 
 
 class Lamb(TouchedRowsOptimizer):

@@ -87,16 +87,16 @@ class StepNumbers(NamedTuple):
     """The numbers of one step, as the step functions of kernels take them (``*_triton.py`` beside the rules).
 
     Args:
-        learning_rate: with what the rule multiplies or divides it by in this step.
+        learning_rate: the learning rate, with what the rule multiplies or divides it by in this step.
         weight_decay: added to the gradient, times the weights.
         eps: 0 if the rule has none.
-        first_share: of the gradient, in the moving average that is the first state.
-        second_beta: of the moving average that is the second state.
-        second_share: of the squared gradient, in that average.
+        first_share: the share of the gradient in the moving average that is the first state.
+        second_beta: the share of the old value in the moving average that is the second state.
+        second_share: the share of the squared gradient in that average.
         second_correction: what the square root of that average is divided by.
         first_correction: what the average that is the first state is divided by, if ``learning_rate`` is not.
         own_decay: what the rule itself multiplies weights by for weight decay, if it is not added to the gradient.
-        momentum: of the first state in the next one, if it is no average.
+        momentum: the share of the old value in the first state, if that is no average.
 
     Kernels in Triton take the first seven (``TRITON_NUMBERS``): no rule that reads the others has a step in Triton.
     """
@@ -146,8 +146,8 @@ class Rule(ABC):
         decay_modes: the values of ``weight_decay_mode`` in ``fused_params`` with which FBGEMM applies ``weight_decay``,
             as this rule does; its default is ``WeightDecayMode.NONE``. With others it leaves weight decay out.
         variants: the rules that its ``fused_types`` mean with other values.
-        step_need: the unified buffer of an NPU that ``recfx_fused_step`` takes with it; None: it was never measured.
-        border_need: likewise, of ``recfx_fused_step_of_borders``.
+        step_need: the unified buffer of an NPU that ``recfx_fused_step`` takes with it; None if it was never measured.
+        border_need: the unified buffer that ``recfx_fused_step_of_borders`` takes with it; None likewise.
         when_cut: if cutting columns changes training: what the rule does in ``{blocks}``, which the sentence names, and
             the rule that does not.
         neutral: arguments of its classes that no other rule has, with the values that change nothing; all other values
@@ -214,7 +214,7 @@ class Rule(ABC):
     def settings_of_facts(self) -> tuple[Setting, ...]:
         """The settings that a step reads, by name, without the learning rate: see ``recfx.ir.facts``."""
         return tuple(
-            sorted((each for each in self.settings if each.name != LEARNING_RATE.name), key=attrgetter("name"))
+            sorted((setting for setting in self.settings if setting.name != LEARNING_RATE.name), key=attrgetter("name"))
         )
 
     @cached_property
@@ -268,10 +268,10 @@ class Rule(ABC):
         """
         if self.when_cut is None:
             return None
-        what, instead = self.when_cut
-        what = what.format(blocks=f"each of the {blocks} column blocks")
+        effect, instead = self.when_cut
+        effect = effect.format(blocks=f"each of the {blocks} column blocks")
         return (
-            f"{self.label} {what}. TorchRec's does the same, but the uncut table would train differently.",
+            f"{self.label} {effect}. TorchRec's does the same, but the uncut table would train differently.",
             f"use {instead}, or do not cut columns, if training must not depend on the plan.",
         )
 

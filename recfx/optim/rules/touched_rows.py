@@ -1,7 +1,7 @@
 """Dense optimizers for rules that neither torch nor TorchRec can run on a whole table.
 
-TorchRec has classes for these rules that only hold arguments for FBGEMM. These here run, as optimizers of plain models:
-what a fused optimizer becomes when its table is plain again.
+TorchRec has classes for these rules that only hold arguments for FBGEMM. Those of this module run, as optimizers of
+plain models: a fused optimizer becomes one of them when its table is plain again.
 """
 
 from __future__ import annotations
@@ -69,17 +69,17 @@ class TouchedRowsOptimizer(torch.optim.Optimizer):
 
     def _step(self, weight: torch.Tensor, gradient: torch.Tensor, group: dict[str, Any]) -> None:
         rule, state = self.rule, self.state[weight]
-        for each in rule.states:
-            if each.name not in state:
-                shape = each.shape(*weight.shape)
-                state[each.name] = torch.full(shape, rule.start(each.name, group), dtype=weight.dtype).to(weight.device)
+        for spec in rule.states:
+            if spec.name not in state:
+                shape = spec.shape(*weight.shape)
+                state[spec.name] = torch.full(shape, rule.start(spec.name, group), dtype=weight.dtype).to(weight.device)
         step = 0.0
         if rule.counts_steps:
             state.setdefault(STEP, torch.zeros((), dtype=torch.float32, device="cpu")).add_(1)
             step = float(state[STEP])
         rows = gradient.ne(0).any(dim=1).nonzero().squeeze(1)
         exact = torch.promote_types(weight.dtype, torch.float32)
-        row_states = {each.name: state[each.name][rows].to(exact) for each in rule.states}
+        row_states = {spec.name: state[spec.name][rows].to(exact) for spec in rule.states}
         stepped = rule.update(weight[rows].to(exact), gradient[rows].to(exact), row_states, step, group)
         weight[rows] = stepped.to(weight.dtype)
         for name, value in row_states.items():
