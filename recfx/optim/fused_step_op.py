@@ -10,6 +10,7 @@ from torch import Tensor
 
 from recfx.kernels.build import launch, tiling
 from recfx.kernels.lookup.table_layout import layout_of, starts
+from recfx.kernels.step.step_order import step_order
 from recfx.optim.rules import RULES
 from recfx.optim.rules.rule import TRITON_NUMBERS, Rule, StepNumbers
 
@@ -62,16 +63,10 @@ def fused_step_triton_(
     step = import_module(rule_module).step
     layout, device = layout_of(weights, table_of_feature), rows.device
     lengths = offsets.diff()
-    bags = torch.arange(lengths.numel(), dtype=torch.int32, device=device)
-    bag_of = torch.repeat_interleave(bags, lengths, output_size=rows.numel())
-    batch_size = lengths.numel() // len(table_of_feature)
-    table_of = layout.tables.index_select(0, bag_of // batch_size)
-    is_present = rows >= 0
-    if not all(is_stepped):
-        is_present &= torch.tensor(is_stepped, device=device).index_select(0, table_of)
-    keys = torch.where(is_present, layout.row_starts.index_select(0, table_of) + rows, -1)
-    # Stable: the gradients of a row are summed in the order of the batch, whatever the device.
-    keys, order = keys.sort(stable=True)
+    table_rows = [weight.shape[0] for weight in weights]
+    keys, bag_of, scales = step_order(
+        rows, offsets, lengths, table_rows, table_of_feature, is_stepped, per_sample_weights
+    )
     block = tiling.block_of(layout.largest_dim)
     chunks = launch.programs(device, rows.numel())
     parts = torch.empty(chunks, 2, block, dtype=torch.float32, device=device)
@@ -92,14 +87,14 @@ def fused_step_triton_(
     )
     decays = StepNumbers(*numbers).weight_decay != 0
     constants = {"BLOCK_D": block, "DECAYS": decays, "STEP": step, "FIRST_IS_PER_ROW": first_is_per_row}
-    bag_of = bag_of.index_select(0, order)
+    batch_size = lengths.numel() // len(table_of_feature)
     launch.launch(
         recfx_fused_step,
         chunks,
         keys,
         bag_of,
         lengths,
-        parts if per_sample_weights is None else per_sample_weights.index_select(0, order),  # not read if None
+        parts if scales is None else scales,  # not read if None
         gradients,
         layout.first_columns,
         *of_tables,

@@ -10,6 +10,7 @@ from tests.ascend import (
     pooled_lookup_cases,
     quantized_lookup_cases,
     row_initialization_cases,
+    step_order_cases,
 )
 from tests.ascend.kernel_case import KernelCase
 
@@ -21,5 +22,6 @@ CASES: tuple[KernelCase, ...] = (
     *find_rows_cases.cases(),
     *bucketize_cases.cases(),
     *row_initialization_cases.cases(),
+    *step_order_cases.cases(),
 )
 BY_NAME = {case.name: case for case in CASES}

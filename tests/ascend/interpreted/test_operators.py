@@ -15,6 +15,7 @@ from recfx.kernels.lookup.pooled_lookup import pooled_lookup_triton
 from recfx.kernels.lookup.quantized_lookup import quantized_lookup_triton
 from recfx.kernels.lookup.quantized_rows import quantize_rows
 from recfx.kernels.route.bucketize import Routes
+from recfx.kernels.step.row_initialization import TableOfRows, initialize_rows_of_tables
 from recfx.optim.fused_step_op import fused_step_triton_, rules_in_triton, triton_module
 from recfx.optim.rules.rule import Rule
 from tests.ascend.on_device.lookup import GROUP, Lookup
@@ -57,15 +58,19 @@ def test_operators_launch_their_kernels(monkeypatch: pytest.MonkeyPatch) -> None
     by_kernels(torch.tensor([3, 9]), torch.tensor([2]), 1, routes)
     no_index = ReadIndexes(torch.empty(0, 2, dtype=torch.int64), torch.tensor([-1]), torch.tensor([_NO_INDEX]))
     find_rows(torch.tensor([9, 3]), torch.tensor([2]), no_index)
+    table = TableOfRows(case.weights[0], 5, 0.0, 1.0, 0, ())
+    initialize_rows_of_tables(torch.tensor([[0, 7, 0]]), [table])
     assert launched == [
         "recfx_pooled_lookup",
         "recfx_per_sample_weight_gradients",
+        "recfx_step_digits",
         "recfx_fused_step",
         "recfx_fused_step_of_borders",
         "recfx_quantized_lookup",
         "recfx_bucket_counts",
         "recfx_bucket_scatter",
         "recfx_find_rows",
+        "recfx_initialize_rows",
     ]
 
 

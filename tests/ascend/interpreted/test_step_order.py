@@ -1,0 +1,56 @@
+"""The order of positions, against a stable sort of int64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from recfx.kernels.step.step_order import step_keys, step_order
+
+SIZES = st.sampled_from([1, 3, 40, 2**24 - 44, 2**24, 2**24 + 1, 2**31 - 1, 2**31, 2**40])
+
+
+@settings(max_examples=60)
+@given(
+    st.lists(st.tuples(SIZES, st.booleans()), min_size=1, max_size=5),
+    st.integers(1, 4),
+    st.integers(0, 2**32),
+    st.booleans(),
+)
+def test_is_stable(tables: list[tuple[int, bool]], batch_size: int, seed: int, is_weighted: bool) -> None:
+    draw = torch.Generator().manual_seed(seed)
+    table_rows, is_stepped = [count for count, _ in tables], [stepped for _, stepped in tables]
+    table_of_feature = [*range(len(tables)), 0]
+    lengths = torch.randint(0, 30, (len(table_of_feature), batch_size), generator=draw)
+    rows = []
+    for table, count in zip(table_of_feature, lengths.sum(1).tolist(), strict=True):
+        few = torch.tensor([-1, 0, 1, 2**24 - 1, 2**24, 2**31 - 2, table_rows[table] - 1]).clamp(
+            max=table_rows[table] - 1
+        )
+        rows.append(few[torch.randint(0, few.numel(), (count,), generator=draw)])
+    lengths, asked = lengths.view(-1), torch.cat(rows)
+    if asked.numel() == 0:
+        return
+    offsets = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
+    scales = torch.rand(asked.numel(), generator=draw) if is_weighted else None
+    found = step_order(asked, offsets, lengths, table_rows, table_of_feature, is_stepped, scales)
+
+    starts = [sum(table_rows[:table]) for table in range(len(tables))]
+    bags = torch.repeat_interleave(torch.arange(lengths.numel()), lengths)
+    keys = [
+        starts[table] + row if row >= 0 and is_stepped[table] else -1
+        for row, table in zip(asked.tolist(), [table_of_feature[bag // batch_size] for bag in bags], strict=True)
+    ]
+    order = sorted(range(len(keys)), key=keys.__getitem__)
+    assert found.keys.tolist() == [keys[position] for position in order]
+    assert found.bags.tolist() == bags[order].tolist()
+    assert found.bags.dtype == torch.int32
+    assert (found.scales is None) == (scales is None)
+    assert scales is None or torch.equal(found.scales, scales[order])
+
+
+@pytest.mark.parametrize(("bases", "keys"), [([0, 10], [3, -1, 12]), ([0, -1], [3, -1, -1])])
+def test_keys_in_aten(bases: list[int], keys: list[int]) -> None:
+    assert step_keys(torch.tensor([3, -1, 2]), torch.tensor([0, 1, 2, 2, 3]), bases).tolist() == keys

@@ -1,0 +1,57 @@
+"""Keys in digits: features with and without positions, rows that are absent, tables that are not stepped, many rows."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+
+from recfx.kernels.step.step_order import step_keys
+from tests.ascend.kernel_case import Call, KernelCase, Place
+
+_PROGRAMS = 3
+_SIGNATURE = {
+    "rows_ptr": "*i64", "offsets_ptr": "*i64", "bases_ptr": "*i64", "low_ptr": "*fp32", "high_ptr": "*fp32",
+    "num_positions": "i32", "num_features": "i32", "batch_size": "i32", "per_program": "i32",
+}  # fmt: skip
+_FEW = ((7, 5), (9, 5), (3, -1), (4, 2**24 - 4))
+_MANY = ((2**31 - 1, 2**24 - 9), (5, 2**31), (3, -1), (2**24 + 9, 2**40 + 2**24 - 5), (2**30, 0))
+"""Of each feature: the rows of its table, and the key of the first one."""
+
+
+def cases() -> list[KernelCase]:
+    """The kernel has one compiled form."""
+    calls = {
+        "several features": partial(_call, batch_size=5, longest=9),
+        "many rows": partial(_call, batch_size=5, longest=9, tables=_MANY),
+        "long bags": partial(_call, batch_size=2, longest=900),
+        "one feature": partial(_call, batch_size=3, longest=9, tables=_MANY[:1]),
+        "empty features": partial(_call, batch_size=1, longest=1),
+        "most rows absent": partial(_call, batch_size=5, longest=9, absent=0.9),
+        "no positions": partial(_call, batch_size=2, longest=0),
+    }
+    kernel = "recfx.kernels.step.step_order_triton:recfx_step_digits"
+    return [KernelCase("step_digits", kernel, _SIGNATURE, {}, calls, programs=_PROGRAMS)]
+
+
+def _call(
+    place: Place, batch_size: int, longest: int, tables: tuple[tuple[int, int], ...] = _FEW, absent: float = 0.2
+) -> Call:
+    draw = torch.Generator().manual_seed(longest)
+    lengths = torch.randint(0, longest + 1, (len(tables), batch_size), generator=draw)
+    rows = []
+    for (count, _), of_feature in zip(tables, lengths.sum(1).tolist(), strict=True):
+        some = (torch.rand(of_feature, generator=draw, dtype=torch.float64) * count).long()
+        some[:2] = torch.tensor([count - 1, 0])[: some.numel()]
+        rows.append(torch.where(torch.rand(of_feature, generator=draw) < absent, -1, some))
+    asked, offsets = torch.cat(rows), torch.cat([torch.zeros(1, dtype=torch.int64), lengths.view(-1).cumsum(0)])
+    bases = [base for _, base in tables]
+    keys = step_keys(asked, offsets, bases)
+    low = torch.where(keys < 0, -1, keys & 0xFFFFFF).float()
+    high = torch.where(keys < 0, 0, keys >> 24).float()
+    per_program = (-(-asked.numel() // _PROGRAMS) + 15) // 16 * 16
+    arguments = [
+        place(asked), place(offsets), place(torch.tensor(bases)), place(torch.full_like(low, -7.0)),
+        place(torch.full_like(low, -7.0)), asked.numel(), len(tables), batch_size, per_program,
+    ]  # fmt: skip
+    return Call(arguments, {"low_ptr": low, "high_ptr": high})
