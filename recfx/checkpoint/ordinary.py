@@ -142,7 +142,7 @@ class DescribedOptimizer:
     """The content of ``optimizer.state_dict()``.
 
     Args:
-        tensors: by ``<parameter>.<state>``; without those of sharded tables.
+        tensors: the tensors, by ``<parameter>.<state>``, without those of sharded tables.
         sharded: this rank's parts of the tensors of sharded tables.
         values: everything else.
     """

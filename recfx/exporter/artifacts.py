@@ -77,4 +77,4 @@ FILE_FORMATS = {
     "torchscript": FileFormat(SCRIPT, ATEN, script_artifacts, "TorchScript", "not_scriptable", NATIVE, TRITON),
     "pt2": FileFormat(TRACED, None, traced_artifacts, "torch.export", "not_exportable"),
 }
-"""The formats by name."""
+"""The formats, by name."""

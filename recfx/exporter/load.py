@@ -30,7 +30,7 @@ _TOLD = re.compile(r"(builtins\.)?(RuntimeError: )?(?P<message>.*?) *\[(?P<reaso
 
 
 _LONGEST_MANIFEST = 2**26
-"""In bytes. A file of no more than some megabytes may claim to hold gigabytes."""
+"""The limit in bytes: a file of no more than some megabytes may claim to hold gigabytes."""
 
 _NO_MEMORY = re.compile("can't allocate memory|bad_alloc|out of memory", re.IGNORECASE)
 _ERRNO = re.compile(r"\berrno (\d+)")
@@ -191,7 +191,7 @@ class LoadedModel(nn.Module):
         self.eval()
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """The model's answer; arguments are those of the model that was exported.
+        """The model's answer; it takes the arguments of the model that was exported.
 
         If it returned a dataclass, this returns a dict of its fields.
 

@@ -59,7 +59,7 @@ class ModelFile:
         except _OF_THE_CONTENT as error:
             raise self._not_ours(error) from error
         except OSError as error:
-            if error.errno not in (None, errno.EINVAL):  # those of codecs, and of seeks to before the first byte
+            if error.errno not in (None, errno.EINVAL):  # codecs raise these, and seeks to before the first byte
                 raise
             raise self._not_ours(error) from error
 

@@ -115,7 +115,7 @@ class Ranks:
         return joined
 
     def ids(self, number: int, row_ids: torch.Tensor, row_state: torch.Tensor, begin: int, end: int) -> None:
-        """Write the ids and the states of some rows into those of the whole index, int64 and uint8 ``[rows]``."""
+        """Write the ids and states of some rows into the whole index's, int64 and uint8 ``[rows]``."""
         self._gather(_IDS, number, begin, end, row_ids[begin:end])
         self._gather(_STATES, number, begin, end, row_state[begin:end])
 

@@ -36,10 +36,10 @@ _Made = TypeVar("_Made")
 _TYPES = {"tensor": torch.Tensor, "kjt": KeyedJaggedTensor, "jagged": JaggedTensor}
 
 PATHS = "recfx_paths"
-"""In a traced graph's ``meta``: by the name of a module in the graph, its path in the model."""
+"""Where a traced graph's ``meta`` has the path in the model of each module of the graph, by its name there."""
 
 ROLLBACKS = "recfx_rollbacks"
-"""In a traced graph's ``meta``: by path, why modules could not be traced."""
+"""Where a traced graph's ``meta`` says why modules could not be traced, by path."""
 
 
 def warmed(call: ModelCall) -> ModelCall:

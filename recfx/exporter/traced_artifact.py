@@ -41,7 +41,7 @@ from recfx.runtime.hooks import has_forward_hooks
 _LONGEST = 400  # characters of torch's messages
 
 Run = Callable[[list[Any]], dict[str, torch.Tensor]]
-"""From the tensors and KJTs of the signature to the output tensors by name."""
+"""Maps the tensors and KJTs of the signature to the output tensors by name."""
 
 
 Examples = tuple[list[torch.Tensor], list[dict[int, Any]]]

@@ -140,7 +140,7 @@ MANIFEST = "recfx.json"
 """The name of the manifest among the extra files of the archive."""
 
 MANIFEST_RECORD = f"/extra/{MANIFEST}"
-"""The end of the name of its record."""
+"""The end of the name of the manifest's record."""
 
 
 ARCHIVE_BYTES = 2**20
@@ -172,8 +172,8 @@ def write_file(
     Args:
         save: saves the program as it is, with the text of the manifest.
         fillings: its big buffers.
-        make_manifest: makes the manifest, given the CRC-32 of each big buffer by name, and that of the content as
-            ``content_checksum`` computes it, from the manifest with 0 in its place; always of the same length.
+        make_manifest: makes the manifest, always of the same length, given the CRC-32 of each big buffer by name and
+            the CRC-32 of the content, which ``content_checksum`` computes from a manifest with 0 in its place.
         path: the file to write.
         show_progress: whether to show a bar.
     """

@@ -1,4 +1,4 @@
-"""The identity of a saved index, which tells the index of one table from that of another."""
+"""The identity of a saved index, which tells the indexes of different tables apart."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def identity(config: ResolvedHashConfig, name: str) -> Tensor:
 
 
 def check_identity(config: ResolvedHashConfig, name: str, saved: object) -> None:
-    """Check that a saved ``identity`` is that of this table; None stands for a state without one, which passes.
+    """Check that a saved ``identity`` is this table's; None stands for a state without one, which passes.
 
     Raises:
         CheckpointError: ``torn_state``, ``averaged_index``, ``wrong_table``, ``wrong_seed``, ``dense_rows_mismatch``.

@@ -24,7 +24,7 @@ from recfx.kernels.index.buckets import bucket_begin, bucket_from
 from recfx.kernels.index.index_buffers import BATCHES, COUNTERS
 
 COUNTS, SLICE_COUNTS = "counts", "slice_counts"
-STATISTICS = COUNTERS[BATCHES + 1 :]  # the number of batches is that of the table in every slice
+STATISTICS = COUNTERS[BATCHES + 1 :]  # every slice has the table's number of batches
 _MOST_DENSE_PARTS = 1024
 
 
@@ -65,7 +65,7 @@ def spread(config: ResolvedHashConfig, counts: Tensor, row_begin: int, row_end: 
 
 
 def share(config: ResolvedHashConfig, counts: Tensor, row_begin: int, row_end: int) -> Tensor:
-    """The ``counts`` of a slice, given those of the whole table: int64 ``[6]``, a new tensor.
+    """The ``counts`` of a slice, given the whole table's: int64 ``[6]``, a new tensor.
 
     Statistics are divided evenly among the buckets, because ids are.
     """

@@ -366,7 +366,7 @@ class IndexStorage(nn.Module):
     ) -> None:
         """Load, or raise a ``CheckpointError`` that leaves this index unchanged (torch passes the exception on).
 
-        A state without an index is that of a plain table: it makes this index empty, unless the collection around it
+        A state without an index is a plain table's: it makes this index empty, unless the collection around it
         says otherwise (``state.ABSENT``).
         """
         for hook in self._load_state_dict_pre_hooks.values():

@@ -86,7 +86,7 @@ def ids_on_every_rank(table: ShardedTable, path: str, _: FusedOptimizer | None) 
 def collection_sharding_reasons(
     tables: tuple[TableSpec, ...], graph_module: nn.Module | None, path: str
 ) -> tuple[Diagnostic, ...]:
-    """What is worth saying about the collection as a whole; ``graph_module`` is that of a sharded one."""
+    """What is worth saying about the collection as a whole; ``graph_module`` is the graph of a sharded one."""
     reasons = []
     means = [table.name for table in tables if table.pooling == "MEAN"]
     if means:

@@ -202,7 +202,7 @@ def with_graph(described: CollectionReport, collection: ConvertedCollection) -> 
 def with_nodes(
     described: CollectionReport, metas: Mapping[str, NodeMeta], records: Sequence[PassRecord]
 ) -> CollectionReport:
-    """Replace the nodes and passes that are shown by those of a graph: its metadata by node, and its passes."""
+    """Show the nodes of another graph, given by their metadata, and the passes that made it."""
     return replace(
         described,
         nodes=tuple(_node(name, meta) for name, meta in metas.items()),
@@ -225,7 +225,7 @@ def _node(name: str, meta: NodeMeta) -> NodeReport:
 
 
 def describe_sharded(base: CollectionReport, sharded: ShardedCollection, existed: bool) -> CollectionReport:
-    """Add what a sharded collection shows on this rank; the arguments are those of ``describe_converted``.
+    """Add what a sharded collection shows on this rank; arguments as for ``describe_converted``.
 
     Does not communicate.
     """

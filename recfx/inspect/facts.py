@@ -40,12 +40,12 @@ class Candidates:
 class IndexFacts:
     """One index, of a table or of a slice of one; see also :class:`recfx.inspect.HashingReport`.
 
-    The counts are those of the slice; what was counted before the table was cut there is its share of that.
+    The counts are the slice's, with its share of what was counted before the table was cut there.
     """
 
     config: ResolvedHashConfig  # of the whole table
     rows: int  # of the table that the index covers, dense rows included
-    index_rows: int  # those of them that the index gives out
+    index_rows: int  # the rows among them that the index gives out
     buckets: int  # 0 in a slice of dense rows
     occupancy: Occupancy
     counters: dict[str, int]  # of training and eval together

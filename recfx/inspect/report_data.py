@@ -54,7 +54,7 @@ class CollectionReport:
         nodes: the nodes of the final graph.
         passes: the passes, in the order in which they ran.
         declined: what passes and backends did not do, and why.
-        reasons: those of :attr:`Report.reasons` that are about it or its tables.
+        reasons: the reasons among :attr:`Report.reasons` that are about it or its tables.
     """
 
     paths: tuple[str, ...]
@@ -124,7 +124,7 @@ class ReportData:
         reasons: everything worth knowing, errors first.
         rollbacks: modules that the trace could not enter.
         verification: what ``convert`` compared.
-        notes: those of ``reasons`` that the conversion itself recorded.
+        notes: the reasons among ``reasons`` that the conversion itself recorded.
     """
 
     version: str

@@ -15,7 +15,7 @@ FEW = 12  # up to this many collections or tables have a line each
 FILLING = ("index_nearly_full", "shared_answers", "eviction_churn", "candidates_dropped")
 """The reasons of tables that are, or soon will be, too small."""
 LISTS_EACH = 'tables="all" lists each'
-"""What a title or ``more`` says of what is left out; the page, which leaves nothing out, says something else."""
+"""What a title or ``more`` says about what is left out; the page, which leaves nothing out, says something else."""
 LEGEND = "B: batch size; W: ranks; L_f: mean number of ids of feature f per sample"
 
 _FULLEST, _MOST_NODES, _MOST_GRAPHS = 5, 24, 3

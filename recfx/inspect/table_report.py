@@ -163,7 +163,7 @@ class TableReport:
         optimizer: what updates it: ``"none: gradients to weight.grad"``, ``"fused <rule>"``, or
             ``"in backward, not fused: <reason>"``.
         custom_init_fn: whether it has its own ``init_fn``, which fills new rows.
-        reasons: those of the report's reasons that are about this table.
+        reasons: the report's reasons that are about this table.
         sharding: where its parts are; None if it is not sharded. ``rows``, ``dim`` and ``bytes`` are those of the whole
             table; ``device``, ``kernel`` and ``optimizer`` are those of this rank's part, ``""`` if it has no part.
     """

@@ -32,7 +32,7 @@ def versions(report: ReportData) -> str:
 
 
 def name_of(path: str) -> str:
-    """A fully qualified name, with a word for that of the root."""
+    """A fully qualified name, or a word for the root, whose name is empty."""
     return printable(path) or "(root)"
 
 

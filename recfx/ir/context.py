@@ -65,7 +65,7 @@ class CollectionContext:
 
     @cached_property
     def keys(self) -> KeyOrder:
-        """The keys of selected ids, which are those of the output."""
+        """The keys of selected ids, which are the keys of the output."""
         return KeyOrder.of(embedding_names(self.tables))
 
     @cached_property
@@ -75,7 +75,7 @@ class CollectionContext:
 
     @cached_property
     def sent_keys(self) -> tuple[str, ...]:
-        """The keys that a rank sends, in order: those of the shards of all ranks, rank by rank."""
+        """The keys that a rank sends, in order: the keys of the shards of all ranks, rank by rank."""
         return KeyOrder.of(embedding_names(tuple(shard.spec for shard in self._sharding.by_rank())))
 
     def named(self, names: tuple[str, ...], local: bool) -> tuple[TableSpec, ...]:

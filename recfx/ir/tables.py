@@ -73,9 +73,9 @@ class TableSpec:
             float32 whatever the dtype of the rows is.
         custom_init_fn: whether the table has its own ``init_fn``; new rows keep the values that it filled in.
         shard_of: the name of the table that this is a shard of; ``""`` for a whole table. In a shard, ``name`` tells
-            shards on one rank apart, ``num_embeddings`` and ``embedding_dim`` are those of the shard, and ``hashing``
-            is that of the table.
-        shard_keys: the keys of a shard in the output; ``embedding_names`` are its keys among those of its rank.
+            shards on one rank apart, ``num_embeddings`` and ``embedding_dim`` are the shard's, and ``hashing`` is the
+            table's.
+        shard_keys: the keys of a shard in the output; ``embedding_names`` are its keys among the keys of its rank.
         first_row: the table's row at which a shard begins.
         first_column: the table's column at which a shard begins.
         id_range: the range that all of its ids are known to be in.

@@ -18,7 +18,7 @@ from recfx.ir.tables import columns_of, embedding_dims
 
 
 class GraphVerificationError(AssertionError):
-    """A pass left a malformed graph. This is a bug in recfx or in a pass of the user's, never in the user's model."""
+    """A pass left a malformed graph. This is a bug in recfx or in a user's pass, never in the user's model."""
 
 
 Fail = Callable[[fx.Node, str], NoReturn]
@@ -173,7 +173,7 @@ def _call_of(lookup: fx.Node) -> str:
 
 _SINGLE = (bool, int, float, str, torch.dtype)
 _OF_TABLES = ("tables", "hashed", "divided")
-"""The attributes that hold names of tables, which may be objects of a class of the user's that is a string."""
+"""The attributes that hold names of tables, which may be objects of a user's subclass of ``str``."""
 
 
 def _check_other(node: fx.Node, fail: Fail) -> None:

@@ -46,7 +46,7 @@ class SentRows:
 
     @classmethod
     def of(cls, shards: Sequence[Shard], ranks_per_sender: int, world_size: int) -> SentRows:
-        """The rows of ``shards``, which are those of all ranks."""
+        """The rows of ``shards``, which are the shards of all ranks."""
         blocks: dict[tuple[str, tuple[int, int]], RowSize] = {}
         senders: list[dict[tuple[str, tuple[int, int]], RowSize]] = [{} for _ in range(world_size // ranks_per_sender)]
         for shard in shards:

@@ -49,7 +49,7 @@ class FusedOptimizer:
     # A copied parameter has no optimizer in backward, so a copy is the form of none.
 
     def __deepcopy__(self, memo: dict[int, Any]) -> FusedOptimizer:
-        # The group's parameter becomes that of the copied model; shards of one table share a group, and so do theirs.
+        # The group's parameter becomes the copied model's; shards of one table share a group, and so do their copies.
         group, state = copy.deepcopy(self.group, memo), copy.deepcopy(self.state, memo)
         return FusedOptimizer(self.rule, group, state, self.chosen, self.left_out, self.shard)
 

@@ -97,7 +97,7 @@ def _look(graph: OperatorGraph, node: fx.Node, meta: NodeMeta | None = None) -> 
 
 
 def _again(graph: OperatorGraph, node: fx.Node, was: _Seen) -> _Seen:
-    """The same node; its snapshot is shared unless names have changed, because passes leave most nodes as they are."""
+    """A node that has not changed; its snapshot is shared unless names have, as passes leave most nodes as they are."""
     inputs = tuple(source.name for source in node.all_input_nodes)
     if (was.snapshot.name, was.snapshot.inputs) == (node.name, inputs):
         return was

@@ -41,8 +41,8 @@ def index_bytes(module: nn.Module, table: str) -> int:
 
 
 class OrderedEnumerator(EmbeddingEnumerator):
-    """TorchRec's enumerator, with three differences. Its order does not depend on the process, which that of TorchRec's
-    sets of strings does, and so it cannot decide among equally good plans. Options that TorchRec's planner would choose
+    """TorchRec's enumerator, with three differences. Its order does not depend on the process, as the order of sets of
+    strings does, and so it cannot decide among equally good plans. Options that TorchRec's planner would choose
     and then refuse, and cuts that leave ranks without rows, are not offered (``empty_ranks`` allows the latter where
     the constraints leave no other). Tables with an index are cut between buckets.
     """

@@ -109,7 +109,7 @@ class PricedProposals(PerfModel):
         sharding = CollectionSharding(sharded, 0, self._topology.world_size)
         facts = {name: table.known for name, table in ordered.items()}
         planned = planned_with(self._collections[path], path, sharding, facts)
-        # No graphs are made, so that passes of the user's do not matter.
+        # No graphs are made, so that the user's passes do not matter.
         return PlannedGraphs(replace(planned, passes=None), values.symbols, self._trains, list(ordered.values()))
 
 

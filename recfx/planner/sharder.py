@@ -80,7 +80,7 @@ def torchrec_sharders(fused_params: Mapping[str, Any] | None = None) -> Sharders
 
 
 def stock_defaults() -> Sharders:
-    """TorchRec's own default sharders, without those of recfx."""
+    """TorchRec's own default sharders, without recfx's."""
     return list(inspect.unwrap(sharding_plan.get_default_sharders)())
 
 

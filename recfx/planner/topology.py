@@ -93,7 +93,7 @@ def npu_topology(
 ) -> NpuTopology:
     """A pod of ``world_size`` NPUs; if a server has more than that, they are all in one server.
 
-    The other arguments are those of :class:`NpuTopology`; by default, those of Atlas 800T A2 servers.
+    The other arguments are as for :class:`NpuTopology`; their defaults describe Atlas 800T A2 servers.
     """
     memory = (hbm_cap, ddr_cap, hbm_bandwidth, ddr_bandwidth)
     return NpuTopology(
@@ -113,7 +113,7 @@ def check_topology(topology: object) -> AnyTopology:
 
 
 def hardware_of(topology: AnyTopology) -> Hardware:
-    """The bandwidths of a topology; what it does not say is that of an Ascend 910B, an H100 or a host.
+    """The bandwidths of a topology; what it does not say is taken from an Ascend 910B, an H100 or a host.
 
     The same topology gives the same constants in every process: nothing is measured.
     """

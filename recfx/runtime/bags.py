@@ -94,7 +94,7 @@ def expanded(
 ) -> KeyedJaggedTensor:
     """The features at ``positions``, each with the bags that its inverse indices name, under new names.
 
-    ``batch_sizes`` are those of all keys of the source; ``inverse`` is int64 ``[positions, B]``.
+    ``batch_sizes`` has the batch size of each key of the source; ``inverse`` is int64 ``[positions, B]``.
     """
     starts = [0, *accumulate(batch_sizes)]
     first_bag = torch.tensor([starts[position] for position in positions], device=inverse.device)

@@ -106,10 +106,10 @@ def _once(group: dist.ProcessGroup, purpose: str, members: Callable[[], list[lis
 
 
 def _make(group: dist.ProcessGroup, purpose: str, members: list[list[int]]) -> _Made:
-    """Like ``torch.distributed.new_group``, which names a group after the number of groups that the process is in.
+    """Make groups like ``torch.distributed.new_group``, which names one after the number of the process's groups.
 
     Ranks that are in different numbers of groups would therefore wait for each other under different names. The names
-    here start with that of ``group``, which its ranks agree on.
+    here start with the name of ``group``, which its ranks agree on.
     """
     whole = c10d._get_default_group()
     _, store = c10d._world.pg_map[whole]

@@ -55,7 +55,7 @@ class HashIds(NodeModule):
 
 
 def hash_batch(indexes: TableIndexes, features: KeyedJaggedTensor, training: bool) -> HashedBatch:
-    """Hash a whole batch at once, after ``indexes.begin``. The errors are those of ``HashIds.forward``."""
+    """Hash a whole batch at once, after ``indexes.begin``; errors as for ``HashIds.forward``."""
     segments = indexes.segments(features)
     ids = features.values().to(indexes.device, torch.int64)
     batch = None

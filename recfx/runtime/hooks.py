@@ -15,7 +15,7 @@ FORWARD_HOOKS = (
     "_forward_pre_hooks",
     "_forward_pre_hooks_with_kwargs",
 )
-"""Those for hooks that run around ``forward``."""
+"""The attributes of modules that hold the hooks around ``forward``."""
 
 MODULE_HOOKS = (
     *FORWARD_HOOKS,

@@ -221,7 +221,7 @@ class Lookup(NodeModule):
         return self._kernel()[1].takes_absent and not _inside_torch_func()
 
     def pool_ids(self, features: KeyedJaggedTensor, ids_to_rows: IdsToRows) -> torch.Tensor | None:
-        """Like ``forward``, but from raw ids, with a kernel that finds their rows itself; for lookups that do not
+        """Do what ``forward`` does, from raw ids, with a kernel that finds their rows itself; for lookups that do not
         permute keys. Returns None if there is no such kernel for the tables as they are now, or it must not run.
         """
         weights, choice = self._kernel()

@@ -149,7 +149,7 @@ def lower_graph(
 
 
 def module_of(of: Lowered) -> NodeModule:
-    """What runs for a node in a model; the errors are those of ``lower_graph``."""
+    """What runs for a node in a model; errors as for ``lower_graph``."""
     kind = of.graph.kind(of.node)
     return MAKERS[kind](of) if kind in MAKERS else make_own(of)
 
@@ -238,7 +238,7 @@ def _input_dist_start(of: Lowered) -> InputDistStart:
 
 
 def _sources(of: Lowered) -> list[int]:
-    """The position of each key that arrives somewhere, among those of the selected ids."""
+    """The position, among the keys of the selected ids, of each key that arrives somewhere."""
     positions = of.collection.keys.positions
     return [positions[name] for shard in of.sharding.by_rank() for name in shard.table.embedding_names]
 

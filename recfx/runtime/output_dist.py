@@ -109,7 +109,7 @@ class AllToAll(OutputDistStart):
 class ReduceScatter(OutputDistStart):
     """Every rank sends a part of the same columns, and receives their sums for its own samples.
 
-    If the group is that of one host, its rank ``i`` takes the samples of rank ``i`` of every host, in the order of
+    If the group is one host's, its rank ``i`` takes the samples of rank ``i`` of every host, in the order of
     hosts. If batches differ in size, it runs an all-to-all, and a sum in the order of ranks. That takes the same number
     of bytes, but more copies (in torchrec 1.8.0, gloo has no backward for a reduce-scatter of uneven sizes).
     """

@@ -20,7 +20,7 @@ from recfx.errors import InputError
 from recfx.ir.tables import TableSpec
 
 REASONS = ("replayed_ids_evicted", "replayed_ids_absent", "replayed_rows_renewed", "replayed_rows_unknown")
-"""Why, in the order in which ranks tell each other."""
+"""The reasons, in the order in which ranks tell each other."""
 
 
 def replayed_elsewhere(collection: str, reason: str) -> InputError:

@@ -21,7 +21,7 @@ def lower_served(made: Rewriting, target: ServingTarget) -> fx.GraphModule:
     """Lower the graph of one collection for a file, whose writer fills its rows and slots.
 
     Raises:
-        ExportError: ``operator_not_exported``: an operator of the user's takes ids or rows.
+        ExportError: ``operator_not_exported``: a user's operator takes ids or rows.
     """
     graph_module = lower_graph(made.graph, made.metas, lambda of: _module(of, target))
     for node in graph_module.graph.nodes:

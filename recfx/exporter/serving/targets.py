@@ -79,4 +79,4 @@ TRITON = ServingTarget(
 """``ATEN``, but where recfx has a kernel in Triton for a lookup, its operator, which Python registers."""
 
 FOR_DEVICES = (ATEN, TRITON)
-"""Those whose files run on any device."""
+"""The targets whose files run on any device."""

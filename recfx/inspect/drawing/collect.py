@@ -72,7 +72,7 @@ def _submodule(graph_module: fx.GraphModule, path: str) -> object:
 
 
 def _inlined(graph_module: fx.GraphModule) -> list[list[fx.Node]]:
-    """The nodes of each inlined call: those of one collection that values travel between without leaving it."""
+    """The nodes of each inlined call: nodes of one collection between which values travel without leaving it."""
     leaders: dict[fx.Node, fx.Node] = {}
 
     def leader(node: fx.Node) -> fx.Node:
@@ -205,7 +205,7 @@ def _as_planned(finding: Finding, record: Found, planned: PlannedModel, costs: D
 def _graph_of_collection(
     graph_module: fx.GraphModule, records: tuple[PassRecord, ...], costs: DrawnCosts
 ) -> tuple[tuple[DrawnNode, ...], tuple[DrawnCollection, ...]]:
-    """The graph is that of one collection itself."""
+    """What a picture shows of the graph of one collection by itself."""
     metas = [node.meta for node in records[-1].nodes if node.meta is not None]
     path = metas[0].collection if metas else ""
     source = metas[0].source if metas else None

@@ -100,7 +100,7 @@ class DrawnCosts:
         return {(node.collection, node.name): place for place, node in enumerate(self.cost.nodes)}
 
     def place(self, collection: str, name: str) -> int:
-        """The position of a node among those of the cost; -1 if it has none."""
+        """The position of a node among the nodes of the cost; -1 if it is not there."""
         return self._places.get((collection, name), -1)
 
     def is_of(self, device: str) -> bool:

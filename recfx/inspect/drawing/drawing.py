@@ -43,7 +43,7 @@ class DrawnNode:
     device: str = ""
     kernel: str = ""
     why: tuple[str, ...] = ()  # why this kernel serves it, and why those before it do not
-    tables: tuple[int, ...] = ()  # their positions among those of its collection
+    tables: tuple[int, ...] = ()  # their positions in its collection
     passes: tuple[str, ...] = ()  # those that made or changed it
     collectives: tuple[str, ...] = ()
     cost: int = -1  # the position of what it costs among the costs of the drawing
@@ -92,7 +92,7 @@ class DrawnCollection:
 
     @property
     def label(self) -> str:
-        """The first name, with a word for that of the root."""
+        """The first name, or a word for the root, whose name is empty."""
         return self.path or "(root)"
 
     @property

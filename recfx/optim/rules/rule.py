@@ -122,7 +122,7 @@ Group = Mapping[str, Any]
 """The settings of an optimizer, by name: its parameter group."""
 
 ANY_MODE = (WeightDecayMode.NONE, WeightDecayMode.L2, WeightDecayMode.DECOUPLE)
-"""Those that FBGEMM takes without further arguments, all of which mean the same to a rule that reads none."""
+"""The modes that FBGEMM takes without further arguments, which all mean the same to a rule that reads none."""
 
 
 @dataclass(frozen=True, eq=False)
