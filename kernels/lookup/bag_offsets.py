@@ -2,7 +2,7 @@
 
 ``recfx::bag_offsets`` runs in C++ on the CPU (``csrc/lookup/bag_offsets.cpp``) and in ATen everywhere else. There is no
 kernel in Triton: CUDA's backend and torch_npu have kernels of their own for ``cumsum``, ``index_select`` and
-``searchsorted``, and nothing waits for the device but the fault that the caller reads.
+``repeat_interleave``, and nothing waits for the device but the fault that the caller reads.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from recfx.kernels.build import library
+from recfx.kernels.route.from_zero import from_zero
 
 # The kinds of fault. csrc/lookup/bag_offsets.cpp has the same numbers.
 NOTHING, NEGATIVE_LENGTH, WRONG_TOTAL, OUT_OF_RANGE = range(4)
@@ -87,19 +88,22 @@ def bag_offsets_reference(
         begin, end = lengths[:-1], lengths[1:]
         negative, lengths = end < begin, end - begin
         lengths = torch.where((lengths < 0) & ~negative, torch.full_like(lengths, ids + 1), lengths)  # it overflowed
-    # Any length above the number of ids is equally wrong, so lengths are clamped there and their sums do not overflow.
-    ends = lengths.clamp(0, ids + 1).cumsum(0)
-    zero = torch.zeros(1, dtype=torch.int64, device=device)
-    offsets = torch.cat([zero, ends])
-    bag = _first(negative | (ends > ids), zero)
+    # Any length above the number of ids is equally wrong, so lengths are clamped there, and the first sum that is wrong
+    # does not overflow. Those behind it do not matter.
+    offsets = from_zero(lengths.clamp(0, ids + 1), 2 * ids + 1)
+    zero = offsets[:1]
+    bag = _first(negative | (offsets[1:] > ids), zero)
     is_wrong = (bag < count) | (offsets[-1:] != ids)
     is_negative = torch.cat([negative, zero > 0]).index_select(0, bag)
     kind = torch.where(is_negative, zero + negative_length, zero + wrong_total)
-    # Which key an id belongs to. If the lengths are wrong, no one asks whether the ids are rows.
-    last_bags = torch.tensor(bags_per_key, dtype=torch.int64, device=device).cumsum(0)
-    positions = torch.arange(ids, dtype=torch.int64, device=device)
-    keys = torch.searchsorted(offsets.index_select(0, last_bags), positions, right=True)
-    rows = rows_per_key.to(device).index_select(0, keys.clamp(max=rows_per_key.numel() - 1))
+    # Below what each id must be. If the lengths are wrong, no one asks whether the ids are rows: the first key gets all.
+    keys = len(bags_per_key)
+    borders = [0]
+    for bags_of_key in bags_per_key:
+        borders.append(borders[-1] + bags_of_key)
+    numbers = torch.tensor(borders + [ids] + [0] * (keys - 1), dtype=torch.int64, device=device)
+    ids_per_key = torch.where(is_wrong, numbers[keys + 1 :], offsets.index_select(0, numbers[: keys + 1]).diff())
+    rows = torch.repeat_interleave(rows_per_key.to(device), ids_per_key, output_size=ids)
     bad = _first((rows >= 0) & ((values < 0) | (values >= rows)), zero)
     is_bad = bad < ids
     kind = torch.where(is_wrong, kind, torch.where(is_bad, zero + out_of_range, zero))

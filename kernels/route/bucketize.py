@@ -16,6 +16,7 @@ from torch import Tensor
 from recfx.kernels.build import launch, library
 from recfx.kernels.index.buckets import home_rows
 from recfx.kernels.index.mix64 import mix64_integer
+from recfx.kernels.route.from_zero import from_zero
 
 WHOLE = -1
 """Instead of a piece: all ids of the feature, unchanged."""
@@ -168,9 +169,9 @@ def bucketize_triton(ids: Tensor, lengths: Tensor, batch_size: int, *arguments: 
     device, bags, features = ids.device, lengths.numel(), len(routes.rows)
     on_device = _routes_on(device, *(tuple(map(tuple, routes.row_borders)), *map(tuple, routes[1:])))
     most = on_device.most_pieces
-    ends = lengths.cumsum(0, dtype=torch.int64)
-    is_invalid = (lengths < 0).any() | (ends[-1] != ids.numel())
-    offsets = _from_zero(ends.clamp(0, ids.numel()))  # nothing outside of the ids is read, whatever the lengths are
+    is_invalid = (lengths < 0).any() | (lengths.sum() != ids.numel())
+    # Nothing outside of the ids is read, whatever the lengths are.
+    offsets = from_zero(lengths, ids.numel()).clamp(0, ids.numel())
     piece_of_id = torch.empty(ids.numel(), dtype=torch.int32, device=device)
     counts = torch.empty(bags, most, dtype=torch.int32, device=device)
     programs = launch.programs(device, bags)
@@ -182,7 +183,7 @@ def bucketize_triton(ids: Tensor, lengths: Tensor, batch_size: int, *arguments: 
     choices = torch.cat([counts.to(lengths.dtype).view(features, batch_size, most), lengths.view(features, -1, 1)], 2)
     choices = choices.transpose(1, 2).reshape(-1, batch_size)
     new_lengths = choices.index_select(0, on_device.choices).view(-1)
-    new_offsets = _from_zero(new_lengths.cumsum(0, dtype=torch.int64))
+    new_offsets = from_zero(new_lengths, len(routes.sources) * ids.numel())
     total, first_outside, invalid = torch.stack([new_offsets[-1], outside.min(), is_invalid.long()]).tolist()
     if invalid:
         _check_lengths(ids, lengths)
@@ -198,10 +199,6 @@ def bucketize_triton(ids: Tensor, lengths: Tensor, batch_size: int, *arguments: 
         new_lengths.numel(), batch_size, WEIGHTED=weights is not None,
     )  # fmt: skip
     return new_ids, new_lengths, new_weights
-
-
-def _from_zero(ends: Tensor) -> Tensor:
-    return torch.cat([ends.new_zeros(1), ends])
 
 
 class _RoutesOnDevice(NamedTuple):

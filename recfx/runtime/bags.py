@@ -7,6 +7,8 @@ from itertools import accumulate
 import torch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
+from recfx.kernels.route.from_zero import from_zero
+
 # KeyedJaggedTensor.permute calls FBGEMM, whose operators elsewhere (on NPUs) go through the host, if they run at all.
 FBGEMM_PERMUTES_ON = ("cpu", "cuda")
 
@@ -29,7 +31,9 @@ def select_bags(
         lengths = features.values().new_empty(bags.numel(), dtype=torch.int64)
         return features.values(), lengths, lengths.new_empty(bags.numel() + 1), weights
     lengths = features.lengths().index_select(0, bags)
-    offsets = from_zero(lengths)
+    if ids is None:
+        ids = int(lengths.sum())
+    offsets = from_zero(lengths, ids)
     starts = _offsets_of(features).index_select(0, bags).to(torch.int64)
     take = torch.repeat_interleave(starts - offsets[:-1], lengths.to(torch.int64), output_size=ids)
     take = take + torch.arange(take.numel(), device=lengths.device)
@@ -44,15 +48,8 @@ def select_bags(
 def _offsets_of(features: KeyedJaggedTensor) -> torch.Tensor:
     offsets = features.offsets_or_none()
     if offsets is None and features.lengths().device.type not in FBGEMM_PERMUTES_ON:
-        return from_zero(features.lengths())  # TorchRec computes them by FBGEMM
+        return from_zero(features.lengths(), features.values().numel())  # TorchRec computes them by FBGEMM
     return features.offsets()
-
-
-def from_zero(lengths: torch.Tensor) -> torch.Tensor:
-    """Where bags of these lengths begin, and where the last one ends: int64 ``[N + 1]``."""
-    offsets = torch.zeros(lengths.numel() + 1, dtype=torch.int64, device=lengths.device)
-    torch.cumsum(lengths, 0, out=offsets[1:])
-    return offsets
 
 
 def permute_features(features: KeyedJaggedTensor, positions: list[int], keys: list[str]) -> KeyedJaggedTensor:
@@ -140,8 +137,7 @@ def as_sent(features: KeyedJaggedTensor) -> KeyedJaggedTensor:
 
 def keep_ids(features: KeyedJaggedTensor, values: torch.Tensor, kept: torch.Tensor) -> KeyedJaggedTensor:
     """Put different values, ``[n]``, into the same bags of one batch size, without those that are not ``kept``."""
-    before = torch.zeros(values.numel() + 1, dtype=torch.int64, device=values.device)
-    torch.cumsum(kept, 0, out=before[1:])
+    before = from_zero(kept, values.numel())
     weights, positions = features.weights_or_none(), torch.nonzero(kept).squeeze(1)
     weights = None if weights is None else weights.index_select(0, positions)
     return keep_ids_at(features, values.index_select(0, positions), before, weights)

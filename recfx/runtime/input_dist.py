@@ -21,8 +21,9 @@ from torchrec.distributed.types import Awaitable
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recfx.kernels.route.bucketize import Routes, bucketize
+from recfx.kernels.route.from_zero import from_zero
 from recfx.runtime import marks
-from recfx.runtime.bags import FBGEMM_PERMUTES_ON, from_zero, permute_features, select_bags
+from recfx.runtime.bags import FBGEMM_PERMUTES_ON, permute_features, select_bags
 from recfx.runtime.base import NodeModule
 
 
@@ -98,9 +99,8 @@ def in_order_of_features(
     Returns a KJT ordered by feature, rank and sample, with offsets.
     """
     features, batch = len(keys), sum(stride_per_rank)
-    arrived = KeyedJaggedTensor(
-        ["arrived"], values, weights, lengths=lengths, offsets=from_zero(lengths), stride=lengths.numel()
-    )
+    offsets = from_zero(lengths, values.numel())
+    arrived = KeyedJaggedTensor(["arrived"], values, weights, lengths=lengths, offsets=offsets, stride=lengths.numel())
     positions = torch.arange(features * batch, device=values.device)
     by_rank = positions.split([features * stride for stride in stride_per_rank])
     bags = torch.cat([part.view(features, -1) for part in by_rank if part.numel()] or [positions], dim=-1).view(-1)
