@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
@@ -12,6 +11,8 @@ from recfx.doctor.cann import cann
 from recfx.doctor.machine import how, machine, name_of, no_device
 from recfx.doctor.packages import packages
 from recfx.doctor.report import Report
+from recfx.doctor.right import kernels_here
+from recfx.doctor.training import trainings
 from recfx.doctor.write import write
 
 DEVICES = ("cpu", "cuda", "npu")
@@ -39,12 +40,10 @@ def examine(device: str, out: Path, quick: bool = False) -> tuple[Report, list[P
     """
     report = Report(device, how=how(device), quick=quick)
     try:
-        steps = list(_steps(device, report))
-        with tqdm(steps, unit="step", leave=False, disable=None) as bar:
-            for name, step in bar:
-                bar.set_description(name)
-                step()
-        report.complete = not report.stopped
+        _look(report, device)
+        if not report.stopped:
+            _run(report, torch.device(device))
+            report.complete = True
     except KeyboardInterrupt:
         report.stopped = "Stopped by Ctrl-C: the rest was not looked at."
         write(report, out)
@@ -52,16 +51,22 @@ def examine(device: str, out: Path, quick: bool = False) -> tuple[Report, list[P
     return report, write(report, out)
 
 
-def _steps(device: str, report: Report) -> Iterator[tuple[str, Callable[[], None]]]:
-    def installation() -> None:
-        kind = device.partition(":")[0]
-        report.findings += packages(kind)
-        if kind == "npu":
-            report.findings += cann()
-        report.findings += machine(device)
-        if reason := no_device(device):
-            report.stopped = f"Nothing was run: {reason}."
-        else:
-            report.device_name = name_of(torch.device(device))
+def _look(report: Report, device: str) -> None:
+    """What is installed."""
+    kind = device.partition(":")[0]
+    report.findings += packages(kind)
+    if kind == "npu":
+        report.findings += cann()
+    report.findings += machine(device)
+    if reason := no_device(device):
+        report.stopped = f"Nothing was run: {reason}."
+    else:
+        report.device_name = name_of(torch.device(device))
 
-    yield "installation", installation
+
+def _run(report: Report, device: torch.device) -> None:
+    """What runs."""
+    with tqdm([*kernels_here(device), *trainings(device)], unit="check", leave=False, disable=None) as bar:
+        for name, check in bar:
+            bar.set_description(name)
+            report.answers.append(check(report.quick))

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from recfx.doctor.answer import Answer
 from recfx.doctor.finding import Finding, Status
 from recfx.version import __version__
 
@@ -24,6 +25,7 @@ class Report:
         how: ``real``, ``simulated`` or ``interpreted``; only the first one has times.
         quick: whether less was looked at.
         findings: what is installed.
+        answers: whether kernels, and models, are right.
         complete: whether everything was done; False after Ctrl-C, and where nothing can be run.
         stopped: why it is not complete.
     """
@@ -33,19 +35,27 @@ class Report:
     how: str = "real"
     quick: bool = False
     findings: list[Finding] = field(default_factory=list)
+    answers: list[Answer] = field(default_factory=list)
     complete: bool = False
     stopped: str = ""
 
     @property
     def ok(self) -> bool:
         """Whether nothing is missing and nothing is wrong, as far as it went."""
-        return all(finding.status != Status.MISSING for finding in self.findings)
+        return not self._missing and not self._wrong
+
+    @property
+    def _missing(self) -> int:
+        return sum(finding.status == Status.MISSING for finding in self.findings)
+
+    @property
+    def _wrong(self) -> int:
+        return sum(not answer.ok for answer in self.answers)
 
     @property
     def headline(self) -> str:
         """One line."""
-        missing = sum(finding.status == Status.MISSING for finding in self.findings)
-        told = [f"{missing} missing"] if missing else []
+        told = [f"{count} {what}" for count, what in ((self._missing, "missing"), (self._wrong, "wrong")) if count]
         place = f"recfx on {self.device}{f' ({self.device_name})' if self.device_name else ''}"
         mark = {"real": "", "simulated": ", SIMULATED", "interpreted": ", interpreted"}[self.how]
         end = "OK" if self.ok else "NOT OK"

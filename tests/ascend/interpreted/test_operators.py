@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from recfx.doctor.lookup_case import GROUP, LookupCase
 from recfx.kernels.build import launch
 from recfx.kernels.index.find_rows import IndexFacts, ReadIndexes, find_rows
 from recfx.kernels.lookup.per_sample_weights import per_sample_weight_gradients_triton
@@ -18,7 +19,6 @@ from recfx.kernels.route.bucketize import Routes
 from recfx.kernels.step.row_initialization import TableOfRows, initialize_rows_of_tables
 from recfx.optim.fused_step_op import fused_step_triton_, rules_in_triton, triton_module
 from recfx.optim.rules.rule import Rule
-from tests.ascend.on_device.lookup import GROUP, Lookup
 from tests.kernels.routes import by_kernels
 
 
@@ -26,7 +26,7 @@ def states_of(rule: Rule, weights: list[Tensor]) -> list[list[Tensor]]:
     return [[torch.rand(state.shape(*weight.shape)) for weight in weights] for state in rule.states]
 
 
-def arguments_of(case: Lookup, rule: Rule, states: list[list[Tensor]], is_stepped: list[bool], mean: bool) -> Any:
+def arguments_of(case: LookupCase, rule: Rule, states: list[list[Tensor]], is_stepped: list[bool], mean: bool) -> Any:
     first, second = (*states, [], [])[:2]
     numbers = list(rule.step_numbers(3.0, GROUP))
     of_rule = (triton_module(rule), rule.has_row_state, numbers)
@@ -47,7 +47,7 @@ def test_operators_launch_their_kernels(monkeypatch: pytest.MonkeyPatch) -> None
         real(kernel, *arguments, **constants)
 
     monkeypatch.setattr(launch, "launch", counting)
-    case = Lookup([5, 8], 3)
+    case = LookupCase([5, 8], 3)
     pooled_lookup_triton(case.rows, case.offsets, case.weights, case.table_of_feature, False, None)
     per_sample_weight_gradients_triton(case.rows, case.offsets, case.gradients, case.weights, case.table_of_feature)
     rule = rules_in_triton()[0]
@@ -75,7 +75,7 @@ def test_operators_launch_their_kernels(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_opcheck_of_reading_operators() -> None:
-    case = Lookup([5, 8], 3)
+    case = LookupCase([5, 8], 3)
     for mean, scales in ((False, None), (True, None), (False, case.scales)):
         torch.library.opcheck(
             pooled_lookup_triton, (case.rows, case.offsets, case.weights, case.table_of_feature, mean, scales)
@@ -86,13 +86,13 @@ def test_opcheck_of_reading_operators() -> None:
 
 @pytest.mark.parametrize("rule", rules_in_triton(), ids=[rule.name for rule in rules_in_triton()])
 def test_opcheck_of_the_step(rule: Rule) -> None:
-    case = Lookup([5, 8], 3)
+    case = LookupCase([5, 8], 3)
     states = states_of(rule, case.weights)
     torch.library.opcheck(fused_step_triton_, arguments_of(case, rule, states, [True, True], False))
 
 
 def test_a_batch_without_samples() -> None:
-    case = Lookup([5, 8], 1)
+    case = LookupCase([5, 8], 1)
     offsets, rows = torch.zeros(1, dtype=torch.int64), torch.empty(0, dtype=torch.int64)
     pooled = pooled_lookup_triton(rows, offsets, case.weights, case.table_of_feature, False, None)
     assert pooled.shape == (0, 18)

@@ -9,6 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from recfx.doctor.lookup_case import DTYPES, GROUP, STEPS, LookupCase
 from recfx.kernels.index.find_rows import IndexFacts, ReadIndexes, find_rows, find_rows_reference
 from recfx.kernels.index.index_buffers import IndexView
 from recfx.kernels.index.slot_table import insert_into_slots, slot_count
@@ -25,13 +26,12 @@ from recfx.optim.fused_step_op import fused_step_triton_, rules_in_triton, trito
 from recfx.optim.rules import RULES
 from recfx.optim.rules.rule import Rule
 from tests.ascend.on_device.device import assert_same, device, moved
-from tests.ascend.on_device.lookup import DTYPES, GROUP, STEPS, Lookup
 from tests.kernels.quantized import lookups
 from tests.kernels.routes import batches, by_kernels, by_reference
 
 FEW = settings(max_examples=40, deadline=None)
 CASES = st.builds(
-    Lookup,
+    LookupCase,
     st.lists(st.integers(1, 130), min_size=1, max_size=4),
     st.integers(1, 40),
     st.sampled_from(DTYPES),
@@ -46,7 +46,7 @@ def _there_is_a_device() -> None:
 
 @given(CASES, st.sampled_from(["sum", "mean", "weighted"]))
 @FEW
-def test_pooled_lookup(case: Lookup, kind: str) -> None:
+def test_pooled_lookup(case: LookupCase, kind: str) -> None:
     scales = case.scales if kind == "weighted" else None
     arguments = (case.rows, case.offsets, case.weights, case.table_of_feature, kind == "mean", scales)
     assert_same(pooled_lookup_triton(*moved(arguments)), pooled_lookup(*arguments), in_one_order=True)
@@ -54,7 +54,7 @@ def test_pooled_lookup(case: Lookup, kind: str) -> None:
 
 @given(CASES)
 @FEW
-def test_per_sample_weight_gradients(case: Lookup) -> None:
+def test_per_sample_weight_gradients(case: LookupCase) -> None:
     arguments = (case.rows, case.offsets, case.gradients, case.weights, case.table_of_feature)
     assert_same(
         per_sample_weight_gradients_triton(*moved(arguments)), per_sample_weight_gradients_reference(*arguments)
@@ -63,7 +63,7 @@ def test_per_sample_weight_gradients(case: Lookup) -> None:
 
 @given(CASES, st.sampled_from(rules_in_triton()), st.booleans(), st.integers(0, 15))
 @FEW
-def test_fused_step(case: Lookup, rule: Rule, mean: bool, stepped: int) -> None:
+def test_fused_step(case: LookupCase, rule: Rule, mean: bool, stepped: int) -> None:
     """Weights and states; tables that are not stepped keep every bit."""
     is_stepped = [bool(stepped >> table & 1) for table in range(len(case.dims))]
     states = [[torch.rand(state.shape(*weight.shape)) for weight in case.weights] for state in rule.states]
@@ -127,7 +127,7 @@ def test_find_rows(count: int) -> None:
 
 def test_one_hot_row_among_very_many_positions() -> None:
     """More positions than programs, most of them of one row: sums cross the borders of chunks."""
-    case = Lookup([64, 8], 100 if device().type == "cpu" else 20_000, seed=3)  # there are three programs on the CPU
+    case = LookupCase([64, 8], 100 if device().type == "cpu" else 20_000, seed=3)  # there are three programs on the CPU
     case.rows = torch.where((case.rows >= 0) & (torch.arange(case.rows.numel()) % 5 > 0), 2, case.rows)
     case.gradients = (case.gradients * 16).round() / 16  # sums are exact, in any order
     sgd = next(rule for rule in RULES if rule.name == "sgd")

@@ -1,0 +1,54 @@
+"""Whether a kernel left what its reference left."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map_only
+
+# A GPU fuses multiplications and additions, and its division and square root may be a bit off.
+ON_A_DEVICE = {torch.float32: 1e-4, torch.float16: 2e-3, torch.bfloat16: 2e-2}
+ON_THE_CPU = ON_A_DEVICE | {torch.float32: 1e-5}
+
+
+def tolerances(device: torch.device, in_one_order: bool = False) -> Mapping[torch.dtype, float]:
+    """Absolute and relative, by dtype; 0 for all that are not listed.
+
+    Args:
+        device: on which the kernel ran.
+        in_one_order: kernel and reference add up in one order: on the CPU, numbers are then equal bit for bit.
+    """
+    return ON_A_DEVICE if device.type != "cpu" else {} if in_one_order else ON_THE_CPU
+
+
+def mismatch(found: Any, wanted: Any, allowed: Mapping[torch.dtype, float]) -> str:
+    """What differs, in one line; ``""`` if nothing does. Integers, shapes and dtypes have to be equal.
+
+    Args:
+        found: a tensor, None, or a sequence of these, on any device.
+        wanted: likewise, on the CPU.
+        allowed: see ``tolerances``.
+    """
+    if isinstance(found, Sequence) and isinstance(wanted, Sequence):
+        if len(found) != len(wanted):
+            return f"{len(found)} results instead of {len(wanted)}"
+        each = (mismatch(one, other, allowed) for one, other in zip(found, wanted, strict=True))
+        return next((f"result {place}: {text}" for place, text in enumerate(each) if text), "")
+    if not isinstance(found, Tensor) or not isinstance(wanted, Tensor):
+        return "" if found is None and wanted is None else f"{type(found).__name__} instead of {type(wanted).__name__}"
+    if (found.dtype, found.shape) != (wanted.dtype, wanted.shape):
+        return f"{found.dtype} {list(found.shape)} instead of {wanted.dtype} {list(wanted.shape)}"
+    tolerance = allowed.get(wanted.dtype, 0.0)
+    try:
+        torch.testing.assert_close(found.cpu(), wanted, rtol=tolerance, atol=tolerance, equal_nan=True)
+    except AssertionError as error:
+        return " ".join(str(error).split())
+    return ""
+
+
+def moved(values: Any, device: torch.device) -> Any:
+    """The same structure with copies of its tensors on the device, each in memory of its own."""
+    return tree_map_only(Tensor, lambda tensor: tensor.to(device, copy=True), values)

@@ -1,0 +1,146 @@
+"""The shapes that kernels are checked with, as arguments of their operators on the CPU, the smallest first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import accumulate, chain
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from recfx.doctor.kernel_check import Shape
+from recfx.doctor.lookup_case import GROUP, STEPS, LookupCase
+from recfx.kernels.index.find_rows import IndexFacts, ReadIndexes
+from recfx.kernels.index.index_buffers import IndexView
+from recfx.kernels.index.slot_table import insert_into_slots, slot_count
+from recfx.kernels.lookup.quantized_rows import BITS, quantize_rows
+from recfx.kernels.route.bucketize import WHOLE, Routes
+from recfx.kernels.step.row_initialization import initialization_key
+from recfx.optim.rules.rule import Rule
+
+SIZES: tuple[tuple[list[int], int, torch.dtype], ...] = (
+    ([1], 1, torch.float32),
+    ([4, 3], 3, torch.float32),
+    ([64, 33, 5], 9, torch.float32),
+    ([64, 8], 9, torch.float16),
+    ([128, 48], 17, torch.bfloat16),
+    ([1000, 1024], 4, torch.float32),
+)
+"""The dims of tables, the batch size, and the dtype."""
+
+_EXTREMES = (0, 1, -1, 2**31, -(2**31), 2**63 - 1, -(2**63))
+
+
+def lookups(quick: bool) -> Iterator[tuple[str, LookupCase]]:
+    """Tables and a batch of every size."""
+    for dims, batch_size, dtype in SIZES[: 3 if quick else None]:
+        name = str(dtype).removeprefix("torch.")
+        yield f"dims {', '.join(map(str, dims))}, batch {batch_size}, {name}", LookupCase(dims, batch_size, dtype)
+
+
+def pooled(quick: bool) -> Iterator[Shape]:
+    """Sums, means and weighted sums."""
+    for text, case in lookups(quick):
+        for kind in ("sum", "mean", "weighted"):
+            scales = case.scales if kind == "weighted" else None
+            tables = (case.weights, case.table_of_feature)
+            yield Shape(f"{text}, {kind}", (case.rows, case.offsets, *tables, kind == "mean", scales))
+
+
+def weight_gradients(quick: bool) -> Iterator[Shape]:
+    """Gradients of weighted sums."""
+    for text, case in lookups(quick):
+        yield Shape(text, (case.rows, case.offsets, case.gradients, case.weights, case.table_of_feature))
+
+
+def steps(rule: Rule, quick: bool) -> Iterator[tuple[str, LookupCase, list[list[Tensor]], list[bool], bool]]:
+    """A step of a rule: its states, which tables are stepped, and whether sums are means."""
+    for place, (text, case) in enumerate(lookups(quick)):
+        draw = torch.Generator().manual_seed(place)
+        states = [[torch.rand(s.shape(*weight.shape), generator=draw) for weight in case.weights] for s in rule.states]
+        is_stepped = [table != 1 or place % 2 == 0 for table in range(len(case.dims))]
+        yield text, case, states, is_stepped, place % 2 == 1
+
+
+def numbers_of(rule: Rule) -> list[float]:
+    """The numbers of the step that ``stepped`` takes."""
+    return list(rule.step_numbers(STEPS, GROUP))
+
+
+def quantized(quick: bool) -> Iterator[Shape]:
+    """Codes of 8 and 4 bits, at even addresses and at odd ones."""
+    for text, case in lookups(quick):
+        for bits in BITS:
+            for alignment in (1, 16):
+                tables = [quantize_rows(weight.float(), bits, alignment) for weight in case.weights]
+                features = (case.table_of_feature, False, case.scales)
+                arguments = (case.rows, case.offsets, tables, case.dims, bits, *features)
+                yield Shape(f"{text.rpartition(',')[0]}, {bits} bits, rows at multiples of {alignment}", arguments)
+
+
+def index_reads(quick: bool) -> Iterator[Shape]:
+    """Full indexes with dense and with shared rows, a table without one; the extremes among the ids, and absent ids."""
+    for count in (1, 5) if quick else (1, 5, 700):
+        yield Shape(f"{3 * count} ids in 3 tables", index_read(count))
+
+
+def index_read(count: int) -> tuple[Any, ...]:
+    """The arguments of ``recfx::find_rows_triton``, with ``count`` ids for each table."""
+    draw = torch.Generator().manual_seed(count)
+    rows = 400
+    slots: list[Tensor] = []
+    side_rows, facts, ids = [], [], []
+    extremes = torch.tensor(_EXTREMES)
+    for table, buckets in enumerate((0, 3)):
+        held = torch.cat([extremes[1:], torch.randint(2**40, 2**62, (rows - 20,), generator=draw)])
+        of_table, side_row = torch.full((slot_count(rows), 2), -1), torch.full((1,), -1)
+        insert_into_slots(held, torch.arange(held.numel()), of_table, side_row)
+        view = IndexView(of_table, side_row, 10 * table, buckets, seed=7)
+        facts.append(IndexFacts.of(view, table, sum(each.shape[0] for each in slots), len(of_table), rows))
+        slots.append(of_table)
+        side_rows.append(side_row)
+        some = torch.cat([held, extremes, torch.arange(30), torch.randint(-(2**62), 0, (300,), generator=draw)])
+        ids.append(some[torch.randperm(some.numel(), generator=draw)][:count])
+    facts.append(IndexFacts.without_index())
+    side_rows.append(torch.full((1,), -1))
+    ids.append(torch.arange(count))
+    ends = torch.tensor([of_table.numel() for of_table in ids]).cumsum(0)
+    indexes = ReadIndexes(torch.cat(slots), torch.cat(side_rows), torch.tensor(facts))
+    return (torch.cat(ids), ends, *indexes)
+
+
+def routed(quick: bool) -> Iterator[Shape]:
+    """A table that is not cut, one whose ids are rows, and one with an index; with weights and without."""
+    routes = Routes(
+        [[], [0, 4, 4, 10], [0, 7, 20]], [0, 0, 2], [0, 10, 20], [0, 0, 3], [0, 0, -(2**63)],
+        [1, 0, 1, 1, 2, 2, 2], [0, WHOLE, 1, 2, 0, 1, WHOLE],
+    )  # fmt: skip
+    borders = list(chain.from_iterable(routes.row_borders))
+    lists = (borders, list(map(len, routes.row_borders)), *routes[1:])
+    for batch_size in (1, 5) if quick else (1, 5, 40):
+        draw = torch.Generator().manual_seed(batch_size)
+        lengths = torch.randint(0, 4, (3 * batch_size,), generator=draw)
+        ends = list(accumulate(lengths.view(3, batch_size).sum(1).tolist(), initial=0))
+        ids = torch.randint(-(2**63), 2**63 - 1, (ends[-1],), generator=draw)
+        ids[ends[1] : ends[2]] = torch.randint(0, 10, (ends[2] - ends[1],), generator=draw)
+        for weights in (None, torch.rand(ids.numel(), generator=draw)):
+            text = f"batch {batch_size}{'' if weights is None else ', weighted'}"
+            yield Shape(text, (ids, lengths, batch_size, *lists, weights))
+
+
+def new_rows(quick: bool) -> Iterator[Shape]:
+    """New rows of one and of three tables, with two states, one and none."""
+    sizes = (([3], torch.float32), ([64, 5, 130], torch.float32), ([64, 8, 1000], torch.float16))
+    for dims, dtype in sizes[: 2 if quick else None]:
+        draw = torch.Generator().manual_seed(len(dims))
+        weights = [torch.zeros(9, dim, dtype=dtype) for dim in dims]
+        first = [torch.full((9, 0 if table == 2 else dim), 7.0) for table, dim in enumerate(dims)]
+        second = [torch.full((9, 1 if table == 0 else 0), 7.0) for table, _ in enumerate(dims)]
+        ids = torch.randint(-(2**63), 2**63 - 1, (5 * len(dims),), generator=draw)
+        rows = torch.cat([torch.randperm(9, generator=draw)[:5] for _ in dims])
+        entries = torch.stack([rows, ids, torch.arange(len(dims)).repeat_interleave(5)], 1)
+        keys = [initialization_key(f"t{table}", 3) for table, _ in enumerate(dims)]
+        ends = ([-0.5] * len(dims), [0.25] * len(dims), [0.5] * len(dims), [0.0] * len(dims))
+        text = f"dims {', '.join(map(str, dims))}, {str(dtype).removeprefix('torch.')}"
+        yield Shape(text, (entries, weights, first, second, keys, list(range(len(dims))), *ends))

@@ -1,0 +1,124 @@
+"""A small model, converted, that trains on the device as it does on the CPU; on the CPU, as it does in plain ATen."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor, PoolingType
+from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
+from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
+
+from recfx.collections.pooled import HashEmbeddingBagCollection
+from recfx.conversion.convert import convert
+from recfx.doctor.answer import Answer
+from recfx.doctor.attempt import Failure, attempt
+from recfx.doctor.compare import mismatch, tolerances
+from recfx.doctor.machine import how
+from recfx.hashing import HashConfig
+
+STEPS = 5
+_ROWS = 24
+
+_OPTIMIZERS: dict[str, tuple[type[torch.optim.Optimizer], dict[str, Any]]] = {
+    "sgd": (torch.optim.SGD, {"lr": 0.1}),
+    "adagrad": (torch.optim.Adagrad, {"lr": 0.1, "eps": 1e-3}),
+    "rowwise adagrad": (RowWiseAdagrad, {"lr": 0.1, "eps": 1e-3}),
+    "adam": (torch.optim.Adam, {"lr": 0.01, "eps": 1e-3}),
+}
+_HASHING = {
+    "ids are rows": None,
+    "raw ids": HashConfig(dense_rows=0, seed=3),
+    "raw ids, old ones evicted": HashConfig(dense_rows=0, seed=3, on_full="evict"),
+}
+_RUNS = (
+    ("ids are rows", "sgd"), ("raw ids", "adagrad"), ("ids are rows", "adam"), ("raw ids", "rowwise adagrad"),
+    ("raw ids, old ones evicted", "adagrad"),
+)  # fmt: skip
+
+
+def trainings(device: torch.device) -> Iterator[tuple[str, Callable[[bool], Answer]]]:
+    """Each run with its name, and what runs it."""
+    for ids, optimizer in _RUNS:
+        yield f"training, {ids}, {optimizer}", partial(_answer, ids, optimizer, device)
+
+
+def _answer(ids: str, optimizer: str, device: torch.device, quick: bool) -> Answer:
+    begin, found = time.perf_counter(), [""]
+    backend = "reference" if device.type == "cpu" else "auto"  # of the run that it is compared with
+
+    def compare() -> None:
+        wanted = train(ids, optimizer, torch.device("cpu"), backend)
+        trained = train(ids, optimizer, device, "triton" if how(str(device)) == "interpreted" else "auto")
+        found[0] = _difference(trained, wanted, device)
+
+    failure = attempt(compare) or (Failure(found[0], "") if found[0] else None)
+    return Answer(
+        f"training: {ids}, {optimizer}",
+        "device",
+        STEPS,
+        0 if failure is None else 1,
+        "" if failure is None else f"{STEPS} steps",
+        "" if failure is None else failure.message,
+        "" if failure is None else failure.traceback,
+        time.perf_counter() - begin,
+    )
+
+
+def train(ids: str, optimizer: str, device: torch.device, backend: str) -> dict[str, Any]:
+    """Outputs of every step and of one in eval mode, and all that is kept, on the CPU.
+
+    Args:
+        ids: a key of ``_HASHING``.
+        optimizer: a key of ``_OPTIMIZERS``; it runs in the backward.
+        device: where the model is.
+        backend: as for ``recfx.convert``.
+    """
+    tables = [
+        EmbeddingBagConfig(
+            name=f"t{place}", num_embeddings=_ROWS, embedding_dim=dim, feature_names=[f"f{place}"], pooling=pooling
+        )
+        for place, (dim, pooling) in enumerate([(8, PoolingType.SUM), (5, PoolingType.MEAN), (64, PoolingType.SUM)])
+    ]
+    draw = torch.Generator().manual_seed(1)
+    collection = EmbeddingBagCollection(tables)
+    for weight in collection.parameters():
+        weight.data = torch.rand(weight.shape, generator=draw) - 0.5
+    kind, settings = _OPTIMIZERS[optimizer]
+    apply_optimizer_in_backward(kind, collection.parameters(), settings)
+    hashing = _HASHING[ids]
+    distinct = 2 * _ROWS if hashing is not None and hashing.on_full == "evict" else _ROWS
+    model = convert(collection, hashing=hashing or HashConfig(), backend=backend, device=device)
+    outputs = []
+    for step in range(STEPS + 1):
+        model.train(step < STEPS)
+        output = model(_batch(step, hashing is not None, distinct).to(device)).values()
+        if step < STEPS:
+            (output - 1).square().sum().backward()
+        outputs.append(output.detach().cpu())
+    kept = {name: value.cpu() for name, value in model.state_dict().items() if isinstance(value, Tensor)}
+    for table, fused in cast(HashEmbeddingBagCollection, model).fused_optimizers().items():
+        kept |= {f"{table}.{name}": value.cpu() for name, value in fused.state.items() if isinstance(value, Tensor)}
+    return {"outputs": outputs, **kept}
+
+
+def _batch(step: int, raw: bool, distinct: int) -> KeyedJaggedTensor:
+    """Four bags of up to five ids for each of three features."""
+    draw = torch.Generator().manual_seed(step)
+    lengths = torch.randint(0, 6, (12,), generator=draw)
+    numbers = torch.randint(0, distinct, (int(lengths.sum()),), generator=draw)
+    return KeyedJaggedTensor(["f0", "f1", "f2"], numbers * (2**40 if raw else 1) - 5 * raw, lengths=lengths)
+
+
+def _difference(found: dict[str, Any], wanted: dict[str, Any], device: torch.device) -> str:
+    """What differs first, in one line."""
+    if found.keys() != wanted.keys():
+        return f"{sorted(found.keys() ^ wanted.keys())} are in one state only"
+    # Slots are placed by a seed that each index draws for itself.
+    names = [name for name in wanted if not name.endswith(("slot_groups", "side_row"))]
+    differing = ((name, mismatch(found[name], wanted[name], tolerances(device))) for name in names)
+    return next((f"{name}: {text}" for name, text in differing if text), "")

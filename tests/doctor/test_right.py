@@ -1,0 +1,115 @@
+"""Kernels against their references: what is wrong is found, with the smallest shape that shows it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from recfx.doctor import right as right_module
+from recfx.doctor.compare import ON_A_DEVICE, mismatch, tolerances
+from recfx.doctor.device_checks import device_checks
+from recfx.doctor.host_checks import host_checks
+from recfx.doctor.kernel_check import KernelCheck, Shape
+from recfx.doctor.right import answer_of, kernels_here
+from recfx.kernels.build import library
+
+CPU = torch.device("cpu")
+
+
+def shapes(quick: bool) -> Iterator[Shape]:
+    for count in (1, 2) if quick else (1, 2, 3, 4):
+        yield Shape(f"{count} numbers", (torch.arange(count, dtype=torch.float32),))
+
+
+def check(found: Any) -> KernelCheck:
+    return KernelCheck("mix64", shapes, found, lambda numbers: numbers * 2)
+
+
+@pytest.fixture(autouse=True)
+def _no_opcheck(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(KernelCheck, "opcheck", lambda *arguments: None)
+
+
+def test_all_is_right() -> None:
+    answer = answer_of(check(lambda numbers: numbers + numbers), CPU, "device", quick=True)
+    assert (answer.ok, answer.checked, answer.wrong, answer.smallest, answer.traceback) == (True, 2, 0, "", "")
+
+
+def test_wrong_from_some_size_on() -> None:
+    answer = answer_of(check(lambda numbers: numbers * 2 + (numbers.numel() > 2)), CPU, "device", quick=False)
+    assert (answer.ok, answer.checked, answer.wrong, answer.smallest) == (False, 4, 2, "3 numbers")
+    assert "Mismatched elements: 3 / 3" in answer.message
+
+
+def test_what_is_raised_is_a_result() -> None:
+    def crash(numbers: torch.Tensor) -> torch.Tensor:
+        assert numbers.numel() != 2, "no code\nfor this"
+        return numbers * 2
+
+    answer = answer_of(check(crash), CPU, "device", quick=False)
+    assert (answer.wrong, answer.smallest, answer.message) == (1, "2 numbers", "AssertionError: no code")
+    assert "in crash" in answer.traceback
+
+
+def test_ctrl_c_is_no_result() -> None:
+    def interrupted(numbers: torch.Tensor) -> torch.Tensor:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        answer_of(check(interrupted), CPU, "device", quick=True)
+
+
+def test_what_opcheck_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*arguments: object) -> None:
+        raise RuntimeError("no fake")
+
+    monkeypatch.setattr(KernelCheck, "opcheck", refuse)
+    answer = answer_of(check(lambda numbers: numbers * 2), CPU, "device", quick=True)
+    assert (answer.ok, answer.wrong, answer.message) == (False, 0, "opcheck: RuntimeError: no fake")
+
+
+@pytest.mark.parametrize(
+    ("found", "wanted", "text"),
+    [
+        (torch.ones(2), torch.ones(3), "torch.float32 [2] instead of torch.float32 [3]"),
+        (torch.ones(2), torch.ones(2, dtype=torch.int64), "instead of torch.int64"),
+        (None, torch.ones(2), "NoneType instead of Tensor"),
+        ([torch.ones(1)], [], "1 results instead of 0"),
+        ([torch.ones(1), torch.ones(1)], [torch.ones(1), torch.zeros(1)], "result 1: "),
+        (torch.tensor([1.0001]), torch.tensor([1.0]), "Tensor-likes are not"),
+        (torch.tensor([torch.nan]), torch.tensor([0.0]), "Tensor-likes are not"),
+    ],
+)
+def test_what_differs(found: Any, wanted: Any, text: str) -> None:
+    assert text in mismatch(found, wanted, {})
+    assert mismatch(wanted, wanted, {}) == ""
+
+
+def test_tolerances() -> None:
+    assert tolerances(CPU, in_one_order=True) == {}
+    assert tolerances(CPU)[torch.float32] == 1e-5
+    assert tolerances(torch.device("cuda"), in_one_order=True) == ON_A_DEVICE
+    assert mismatch(torch.tensor([1.00005]), torch.tensor([1.0]), ON_A_DEVICE) == ""
+
+
+def test_the_kernels_of_the_host_are_right() -> None:
+    answers = [run(True) for _, run in kernels_here(CPU)]
+    assert [answer for answer in answers if not answer.ok or answer.where != "host"] == []
+    assert len(answers) == len(list(host_checks()))
+
+
+def test_without_a_library_there_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(right_module.library, "load", lambda: False)
+    assert list(kernels_here(CPU)) == []
+
+
+def test_every_operator_in_triton_is_looked_at() -> None:
+    library.operators()
+    known = {name.removeprefix("recfx::").partition(".")[0] for name in torch._C._dispatch_get_all_op_names()}
+    in_triton = {name for name in known if name.rstrip("_").endswith("_triton")}
+    looked_at = {each.name.partition(":")[0] for each in device_checks()}
+    assert len(in_triton) > 4
+    assert in_triton - looked_at == set(), "recfx/doctor/device_checks.py has no line for it"
