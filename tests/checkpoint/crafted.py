@@ -33,12 +33,12 @@ class Runs:
 
 def pickles(marker: Path) -> dict[str, bytes]:
     """Files that run code for whoever loads them carelessly, by how they were made."""
-    found = {f"pickle_{protocol}": pickle.dumps(Runs(marker), protocol) for protocol in (0, 2, 5)}
+    contents = {f"pickle_{protocol}": pickle.dumps(Runs(marker), protocol) for protocol in (0, 2, 5)}
     for name, zipped in (("torch", True), ("torch_legacy", False)):
         stream = io.BytesIO()
         torch.save(Runs(marker), stream, _use_new_zipfile_serialization=zipped)
-        found[name] = stream.getvalue()
-    return found
+        contents[name] = stream.getvalue()
+    return contents
 
 
 def data_of(directory: Path) -> Path:

@@ -185,8 +185,8 @@ def _loaded(training: Training, target: Training, directory: Path) -> int:
     recfx.load_checkpoint(target.model, directory)
     version = int(target.model.after.bias[0].detach())
     set_version(training, version)
-    wanted = {name: value for name, value in training.everything().items() if _is_compared(name)}
-    assert_same({name: value for name, value in target.everything().items() if _is_compared(name)}, wanted)
+    expected = {name: value for name, value in training.everything().items() if _is_compared(name)}
+    assert_same({name: value for name, value in target.everything().items() if _is_compared(name)}, expected)
     return version
 
 

@@ -87,9 +87,9 @@ def test_tensors_made_of_others(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def said(wanted: list[str], saved: list[str]) -> str:
+def said(names: list[str], saved: list[str]) -> str:
     with pytest.raises(recfx.CheckpointError) as caught:
-        check_names("model", wanted, saved, "do it.")
+        check_names("model", names, saved, "do it.")
     assert (caught.value.reason, caught.value.what_to_do) == ("checkpoint_mismatch", "do it.")
     return caught.value.message
 

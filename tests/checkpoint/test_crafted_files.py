@@ -90,11 +90,11 @@ def test_a_pickle_in_front_of_the_elements_runs_nothing(crafted: Path, tmp_path:
     """Each tensor in a data file is a file of ``torch.save``, pickle and all."""
     marker, path = tmp_path / "ran", path_of(crafted, "__0_0.distcp")
     content = path.read_bytes()
-    found = pickles(marker)["pickle_2"]
+    payload = pickles(marker)["pickle_2"]
     begin, count = 0, 0
     while (begin := content.find(b"\x80\x02ctorch._utils", begin)) >= 0:
-        content = content[:begin] + found + content[begin + len(found) :]
-        begin, count = begin + len(found), count + 1
+        content = content[:begin] + payload + content[begin + len(payload) :]
+        begin, count = begin + len(payload), count + 1
     assert count > 10
     path.write_bytes(content)
     reseal(crafted)
@@ -150,11 +150,11 @@ def test_json_of_other_shapes(crafted: Path, target: Training, file: str) -> Non
 
 def nodes(value: Any) -> list[tuple[Any, Any]]:
     """Every place in a tree of dicts and lists."""
-    found: list[tuple[Any, Any]] = []
+    places: list[tuple[Any, Any]] = []
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    for key, each in items:
-        found += [(value, key), *nodes(each)]
-    return found
+    for key, child in items:
+        places += [(value, key), *nodes(child)]
+    return places
 
 
 def changed(value: Any, generator: random.Random) -> Any:
@@ -162,16 +162,16 @@ def changed(value: Any, generator: random.Random) -> Any:
     value = copy.deepcopy(value)
     places = nodes(value)
     parent, key = generator.choice(places)
-    other, other_key = generator.choice(places)
+    source, source_key = generator.choice(places)
     choice = generator.randrange(5)
     if choice == 0:
         del parent[key]
     elif choice == 1:
-        parent[key] = copy.deepcopy(other[other_key])
+        parent[key] = copy.deepcopy(source[source_key])
     elif choice == 2 and type(parent[key]) is int:
         parent[key] += generator.choice([-1, 1, 4, -4, 2**20, 2**62, -(2**63)])
     elif choice == 3 and isinstance(parent, dict):
-        parent[generator.choice(["", "params", "../x", "\ud800", str(other_key)])] = parent.pop(key)
+        parent[generator.choice(["", "params", "../x", "\ud800", str(source_key)])] = parent.pop(key)
     else:
         parent[key] = generator.choice(OTHER_SHAPES)
     return value
@@ -190,11 +190,11 @@ def test_json_with_one_place_changed_is_refused_or_harmless(saved: Path, tmp_pat
     training = trained()
     before = training.everything()
     for _ in range(300):
-        found = changed(original, generator)
+        mutated = changed(original, generator)
         if file == "checkpoint.json":
-            seal(directory, found)
+            seal(directory, mutated)
         else:
-            write(directory, file, json.dumps(found).encode())
+            write(directory, file, json.dumps(mutated).encode())
         try:
             training.load(directory)
         except recfx.CheckpointError:
@@ -290,9 +290,9 @@ def test_truncated_files_with_right_checksums(crafted: Path, target: Training) -
 
 @pytest.mark.parametrize("file", FILES[1:])
 def test_files_of_another_checkpoint(crafted: Path, tmp_path: Path, target: Training, file: str) -> None:
-    other = Training.build("adagrad", rows=80, seed=1, model_class=TwoPart)
-    other.steps(0, 1)
-    other.save(tmp_path / "other")
+    unrelated = Training.build("adagrad", rows=80, seed=1, model_class=TwoPart)
+    unrelated.steps(0, 1)
+    unrelated.save(tmp_path / "other")
     shutil.copy(path_of(tmp_path / "other", file), path_of(crafted, file))
     assert refused(target, crafted).reason == "checkpoint_torn"
     reseal(crafted)
@@ -350,16 +350,16 @@ class Strict(OnePart):
 
 
 def test_an_extra_state_that_its_module_refuses(tmp_path: Path) -> None:
-    source, other = (Training.build("adam", rows=40, seed=seed, model_class=Strict) for seed in (0, 1))
+    source, target = (Training.build("adam", rows=40, seed=seed, model_class=Strict) for seed in (0, 1))
     source.steps(0, 1)
-    other.steps(3, 4)
-    other.model.calls = 7
+    target.steps(3, 4)
+    target.model.calls = 7
     source.save(tmp_path)
     change_settings(tmp_path, lambda settings: settings["extra_state"].update(_extra_state={"calls": "many"}))
-    error = refused(other, tmp_path)
+    error = refused(target, tmp_path)
     assert error.reason == "checkpoint_mismatch"
     assert "the Strict does not accept what was saved (TypeError" in error.message
-    assert other.model.calls == 7
+    assert target.model.calls == 7
 
 
 def test_a_folder_that_is_swapped_while_it_is_read(
@@ -376,11 +376,11 @@ def test_a_folder_that_is_swapped_while_it_is_read(
         return plan(*arguments)
 
     monkeypatch.setattr(load, "_plan", swap_and_plan)
-    found, wanted = build(3), build(4)
-    found.load(crafted)
+    loaded, expected = build(3), build(4)
+    loaded.load(crafted)
     monkeypatch.undo()
-    wanted.load(saved)
-    assert_same(dict(found.model.state_dict()), dict(wanted.model.state_dict()))
+    expected.load(saved)
+    assert_same(dict(loaded.model.state_dict()), dict(expected.model.state_dict()))
 
 
 def test_a_file_that_is_changed_while_it_is_read(

@@ -152,14 +152,14 @@ def test_a_damaged_checkpoint_can_be_written_over(
     monkeypatch.setattr(Manifest, "switch", fail)
     with pytest.raises(recfx.CheckpointError, match="no space left") as caught:
         training.save(tmp_path)
-    found = sorted(os.listdir(tmp_path))
+    listing = sorted(os.listdir(tmp_path))
     if b'"version": 1000' in path.read_bytes():  # so the new one is not valid
         assert "The old checkpoint, if there was one, is as it was" in caught.value.message
-        assert found == before
+        assert listing == before
     else:
         assert "It is unknown which checkpoint is valid now" in caught.value.message
-        assert set(before) < set(found)
-    before = found
+        assert set(before) < set(listing)
+    before = listing
     monkeypatch.undo()
     monkeypatch.setattr(storage, "write_index", fail)  # before the manifest could be switched
     with pytest.raises(recfx.CheckpointError, match="no space left"):
@@ -225,7 +225,7 @@ def test_an_error_after_the_switch_deletes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unreadable: BaseException
 ) -> None:
     """Neither when the directory cannot be written to the disk, nor when its manifest cannot even be read then."""
-    training, other = (Training.build("sgd", rows=40, model_class=OnePart, seed=seed) for seed in (0, 1))
+    training, second = (Training.build("sgd", rows=40, model_class=OnePart, seed=seed) for seed in (0, 1))
     training.save(tmp_path)
     replace, read = os.replace, manifest_module._content
 
@@ -239,12 +239,12 @@ def test_an_error_after_the_switch_deletes_nothing(
 
     monkeypatch.setattr(os, "replace", replace_and_fail)
     with pytest.raises((recfx.CheckpointError, KeyboardInterrupt)) as caught:
-        other.save(tmp_path)
+        second.save(tmp_path)
     if isinstance(caught.value, recfx.CheckpointError):
         assert "neither the old one nor the new one was deleted" in caught.value.message
     monkeypatch.setattr(manifest_module, "_content", read)
     training.load(tmp_path)
-    assert_same(dict(training.model.state_dict()), dict(other.model.state_dict()))
+    assert_same(dict(training.model.state_dict()), dict(second.model.state_dict()))
 
 
 def fail(*_: object) -> None:

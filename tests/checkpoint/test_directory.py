@@ -69,8 +69,8 @@ def test_a_directory_and_those_above_it(tmp_path: Path, monkeypatch: pytest.Monk
     assert synced == [tmp_path / "a"]
     make_directory(tmp_path / "a" / "b")
     assert synced == [tmp_path / "a"]
-    found = iter([False, True, True])  # somebody makes it at the same moment
-    monkeypatch.setattr(Path, "is_dir", lambda path: next(found))
+    answers = iter([False, True, True])  # somebody makes it at the same moment
+    monkeypatch.setattr(Path, "is_dir", lambda path: next(answers))
     make_directory(tmp_path / "a" / "b")
 
 
@@ -128,20 +128,20 @@ def test_a_lock_is_waited_for_a_minute(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_a_lock_that_is_released_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    other = os.open(tmp_path, os.O_RDONLY)
-    fcntl.flock(other, fcntl.LOCK_EX)
-    clock = Clock(lambda now: fcntl.flock(other, fcntl.LOCK_UN) if now > 1030 else None)
+    lock = os.open(tmp_path, os.O_RDONLY)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    clock = Clock(lambda now: fcntl.flock(lock, fcntl.LOCK_UN) if now > 1030 else None)
     monkeypatch.setattr(checkpoint_directory, "time", clock)
     with locked(tmp_path, shared=True):
         assert clock.sleeps > 100
-    os.close(other)
+    os.close(lock)
 
 
 def test_the_lock_ends_though_a_process_was_forked_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checkpoint_directory, "_WAIT_SECONDS", 0.0)
     with locked(tmp_path, shared=False):
-        held = [int(name) for name in os.listdir("/proc/self/fd") if _target(name) == str(tmp_path)]
-        forked = [os.dup(descriptor) for descriptor in held]  # as a forked process has it
+        descriptors = [int(name) for name in os.listdir("/proc/self/fd") if _target(name) == str(tmp_path)]
+        forked = [os.dup(descriptor) for descriptor in descriptors]  # as a forked process has it
     assert forked
     with locked(tmp_path, shared=False):
         pass
@@ -161,10 +161,10 @@ def test_file_systems_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         raise OSError(errno.ENOLCK, "no locks available")
 
     monkeypatch.setattr(fcntl, "flock", fail)
-    model, other = nn.Linear(2, 2), nn.Linear(2, 2)
+    model, target = nn.Linear(2, 2), nn.Linear(2, 2)
     recfx.save_checkpoint(model, tmp_path)
-    recfx.load_checkpoint(other, tmp_path)
-    assert torch.equal(other.weight, model.weight)
+    recfx.load_checkpoint(target, tmp_path)
+    assert torch.equal(target.weight, model.weight)
 
 
 def test_no_file_stays_open(tmp_path: Path) -> None:

@@ -23,13 +23,13 @@ def training() -> Training:
 
 
 def test_a_name_of_any_length_is_refused_at_once(tmp_path: Path) -> None:
-    found = training()
-    found.save(tmp_path)
+    trained = training()
+    trained.save(tmp_path)
 
     nothing = {"dtype": "uint8", "size": [0], "chunks": []}
     change_index(tmp_path, lambda index: index["tensors"].update({"model." + "hash_indexes." * 12_000: nothing}))
     begin = time.process_time()
-    error = refused(found, tmp_path)
+    error = refused(trained, tmp_path)
     assert time.process_time() - begin < 10
     assert error.reason == "checkpoint_mismatch"
     assert len(str(error)) < 2_000
@@ -38,8 +38,8 @@ def test_a_name_of_any_length_is_refused_at_once(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["row_ids", "counts", "settings"])
 def test_what_is_much_too_big_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """A file of many gigabytes costs nobody anything: it is sparse."""
-    found = training()
-    found.save(tmp_path)
+    trained = training()
+    trained.save(tmp_path)
     numbers, key = 1 << 21, name if name == "settings" else f"model.first.hash_indexes.a.{name}"
     monkeypatch.setattr(settings, "_MOST_BYTES", 1 << 20)
 
@@ -66,7 +66,7 @@ def test_what_is_much_too_big_is_not_read(tmp_path: Path, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(torch, "empty", watch)
     monkeypatch.setattr(torch, "empty_like", watch_like)
-    assert refused(found, tmp_path).reason == ("checkpoint_torn" if name == "settings" else "rows_mismatch")
+    assert refused(trained, tmp_path).reason == ("checkpoint_torn" if name == "settings" else "rows_mismatch")
     assert max(allocated, default=0) < 1 << 20
 
 
@@ -102,5 +102,5 @@ def test_a_bool_is_0_or_1_whatever_the_file_says(tmp_path: Path, numbers: int) -
 def test_a_bool_of_the_settings_is_0_or_1() -> None:
     content = json.loads(plain_data.encode(torch.zeros(3, dtype=torch.bool)))
     content["tensor"]["content"] = "/wIA"  # the bytes 255, 2 and 0
-    found = plain_data.decode(json.dumps(content).encode())
-    assert found.view(torch.uint8).tolist() == [1, 1, 0]
+    decoded = plain_data.decode(json.dumps(content).encode())
+    assert decoded.view(torch.uint8).tolist() == [1, 1, 0]

@@ -61,12 +61,11 @@ def steps(model: Any, *numbers: int) -> None:
 
 def all_state(model: nn.Module) -> dict[str, Any]:
     """Weights, and settings and state of all optimizers, copied."""
-    found: dict[str, Any] = dict(model.state_dict())
-    for each in optimizers_in_backward(model):
-        found.update(
-            {f"{each.name}.{key}": value for key, value in {**each.described()["settings"], **each.state}.items()}
-        )
-    return {name: value.clone() if isinstance(value, torch.Tensor) else value for name, value in found.items()}
+    state: dict[str, Any] = dict(model.state_dict())
+    for optimizer in optimizers_in_backward(model):
+        values = {**optimizer.described()["settings"], **optimizer.state}
+        state.update({f"{optimizer.name}.{key}": value for key, value in values.items()})
+    return {name: value.clone() if isinstance(value, torch.Tensor) else value for name, value in state.items()}
 
 
 def refused(model: nn.Module, directory: Path) -> recfx.CheckpointError:
@@ -81,7 +80,7 @@ def refused(model: nn.Module, directory: Path) -> recfx.CheckpointError:
 @pytest.mark.parametrize("optimizer", [torch.optim.Adam, torch.optim.NAdam], ids=["fused", "not_fused"])
 def test_optimizers_of_every_kind_beside_each_other(tmp_path: Path, optimizer: type[torch.optim.Optimizer]) -> None:
     source, target = build(optimizer), build(optimizer, seed=1)
-    names = [each.name for each in optimizers_in_backward(source)]
+    names = [optimizer.name for optimizer in optimizers_in_backward(source)]
     assert names == [TABLE, "after.weight", "after.bias", "after.bias#1"]
     steps(source, 0, 1)
     steps(target, 5)
@@ -104,7 +103,7 @@ def test_a_checkpoint_from_before_the_first_step(tmp_path: Path, optimizer: type
     steps(target, 5)
     recfx.save_checkpoint(source, tmp_path)
     recfx.load_checkpoint(target, tmp_path)
-    state = {each.name: each.state for each in optimizers_in_backward(target)}
+    state = {optimizer.name: optimizer.state for optimizer in optimizers_in_backward(target)}
     assert [dict(state[name]) for name in ("after.weight", "after.bias", "after.bias#1")] == [{}, {}, {}]
     if optimizer is torch.optim.NAdam:
         assert dict(state[TABLE]) == {}
@@ -159,16 +158,16 @@ def test_grown_rows_start_where_a_new_row_does(tmp_path: Path, kind: type[torch.
     recfx.load_checkpoint(target, tmp_path)
     old, new = (model.first.fused_optimizers()["a"].state["sum"] for model in (source, target))
     ids, rows = source.first.index("a").items()
-    found = target.first.index("a").find(ids)
-    assert torch.equal(new[found], old[rows])
-    others = torch.ones(60, dtype=torch.bool)
-    others[found] = False
-    assert bool((new[others] == 0.25).all())
+    kept = target.first.index("a").find(ids)
+    assert torch.equal(new[kept], old[rows])
+    fresh = torch.ones(60, dtype=torch.bool)
+    fresh[kept] = False
+    assert bool((new[fresh] == 0.25).all())
 
 
 def test_a_learning_rate_that_is_a_tensor_stays_the_same_object(tmp_path: Path) -> None:
     source, target = (build(torch.optim.NAdam, lr=torch.tensor(rate), capturable=True) for rate in (0.5, 0.25))
-    group = next(each.group for each in optimizers_in_backward(target) if each.name == TABLE)
+    group = next(optimizer.group for optimizer in optimizers_in_backward(target) if optimizer.name == TABLE)
     rate = group["lr"]
     recfx.save_checkpoint(source, tmp_path)
     recfx.load_checkpoint(target, tmp_path)
@@ -176,7 +175,8 @@ def test_a_learning_rate_that_is_a_tensor_stays_the_same_object(tmp_path: Path) 
     assert float(rate) == 0.5
     plain = build(torch.optim.NAdam, lr=0.25, capturable=True)
     recfx.load_checkpoint(plain, tmp_path)
-    assert float(next(each.group["lr"] for each in optimizers_in_backward(plain) if each.name == TABLE)) == 0.5
+    rates = {optimizer.name: optimizer.group["lr"] for optimizer in optimizers_in_backward(plain)}
+    assert float(rates[TABLE]) == 0.5
 
 
 def test_memory_for_the_state_is_found_before_anything_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -306,12 +306,12 @@ def test_blocks_of_columns_become_their_mean(tmp_path: Path, monkeypatch: pytest
     source, state = saved_in_blocks(tmp_path, monkeypatch, [(0, 1), (1, 4)])
     target = build(RowWiseAdagrad, rows)
     recfx.load_checkpoint(target, tmp_path)
-    found = target.first.fused_optimizers()["a"].state["sum"]
+    sums = target.first.fused_optimizers()["a"].state["sum"]
     ids, old = source.first.index("a").items()
     new = target.first.index("a").find(ids)
     expected = (state[:40] * 0.25 + state[40:] * 0.75)[old]  # weighted by columns
     assert ids.numel() > 5
-    torch.testing.assert_close(found[new].view(-1), expected.view(-1))
+    torch.testing.assert_close(sums[new].view(-1), expected.view(-1))
 
 
 @pytest.mark.parametrize("blocks", [[(0, 2), (2, 5)], [(0, 3)]])

@@ -69,9 +69,9 @@ def test_what_is_no_manifest(directory: Path, changed: dict[str, Any], message: 
     assert "nothing was loaded" in error.what_to_do
 
 
-@pytest.mark.parametrize("found", [[], 1, "recfx", None])
-def test_what_is_no_dict(directory: Path, found: Any) -> None:
-    seal(directory, found)
+@pytest.mark.parametrize("content", [[], 1, "recfx", None])
+def test_what_is_no_dict(directory: Path, content: Any) -> None:
+    seal(directory, content)
     assert "it is not a manifest of recfx" in refused(directory).message
 
 
@@ -145,9 +145,9 @@ def test_whose_it_is(directory: Path) -> None:
     assert content.startswith(b'{"data": "data-')
     ours = [content, content[:5], content[:1], b"", bytes(100), content[:30] + bytes(50), content[40:], b"??" + content]
     theirs = [b"x", b'{"step": 5}', b"\0x\0", b"[]", b'{"data": "mine"}', b'{"format": "other"}']
-    for found, foreign in [*((each, False) for each in ours), *((each, True) for each in theirs)]:
-        path.write_bytes(found)
-        assert is_foreign(directory) == foreign, found
+    for content, foreign in [*((text, False) for text in ours), *((text, True) for text in theirs)]:
+        path.write_bytes(content)
+        assert is_foreign(directory) == foreign, content
     path.unlink()
     assert not is_foreign(directory)
     path.mkdir()

@@ -161,7 +161,7 @@ def test_whatever_the_callers_modes_are(tmp_path: Path) -> None:
             recfx.load_checkpoint(target, tmp_path)
         assert extra(target) == extra(source)
         assert all(torch.equal(value, weights(source)[name]) for name, value in weights(target).items())
-        sum(each.sum() for each in target.parameters()).backward()
+        sum(parameter.sum() for parameter in target.parameters()).backward()
         optimizer.step()
 
 
@@ -206,10 +206,10 @@ def test_an_interrupted_load_is_made_good_by_another(
         begun.append(True)
         carry_out(plan)
 
-    def interrupt(*given: Any) -> Any:
+    def interrupt(*arguments: Any) -> Any:
         if begun:
             raise KeyboardInterrupt
-        return ordinary(*given)
+        return ordinary(*arguments)
 
     module, name = (storage, "read_into") if where == "weights" else (state, "buffers_from_state")
     ordinary: Any = getattr(module, name)
@@ -225,10 +225,10 @@ def test_an_interrupted_load_is_made_good_by_another(
             use()
         assert caught.value.reason == "load_interrupted"
     target.load(tmp_path)
-    found, expected = target.everything(), source.everything()
-    for each in (found, expected):
-        del each["first.a.slot_groups"]  # which order ids came in
-    assert_same(found, expected)
+    actual, expected = target.everything(), source.everything()
+    for contents in (actual, expected):
+        del contents["first.a.slot_groups"]  # which order ids came in
+    assert_same(actual, expected)
 
 
 @pytest.mark.parametrize("name", ["two\nlines", "a b", "ta\tb", "😀", 'quote"', "\u2028", "hash_indexes"])
@@ -238,7 +238,7 @@ def test_tables_of_any_name(tmp_path: Path, name: str, hashing: recfx.HashConfig
         torch.manual_seed(seed)
         return recfx.convert(nn.Sequential(collection([name], 40)), hashing=hashing)
 
-    source, other = one(0), one(1)
+    source, target = one(0), one(1)
     recfx.save_checkpoint(source, tmp_path)
-    recfx.load_checkpoint(other, tmp_path)
-    assert_same(dict(other.state_dict()), dict(source.state_dict()))
+    recfx.load_checkpoint(target, tmp_path)
+    assert_same(dict(target.state_dict()), dict(source.state_dict()))

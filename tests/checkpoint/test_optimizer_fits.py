@@ -31,9 +31,9 @@ MATRIX = torch.ones(5, 3)
 @pytest.mark.parametrize("inference", [False, True])
 def test_the_state(optimizer: type, settings: dict[str, Any], names: set[str], inference: bool) -> None:
     with torch.inference_mode(inference):
-        found = state_after_a_step(optimizer, settings, MATRIX, "w")
-    assert found.keys() == names
-    for name, value in found.items():
+        state = state_after_a_step(optimizer, settings, MATRIX, "w")
+    assert state.keys() == names
+    for name, value in state.items():
         assert name == "step" or value.dim() == 2
 
 
@@ -43,10 +43,10 @@ def test_the_number_of_dimensions_and_the_dtype(optimizer: type, parameter: torc
     """Of what has the parameter's shape; the rest are numbers."""
     if optimizer is optim.SparseAdam and parameter.dim() == 0:
         return
-    found = state_after_a_step(optimizer, {}, parameter, "w")
-    tensors = [value for value in found.values() if isinstance(value, torch.Tensor)]
+    state = state_after_a_step(optimizer, {}, parameter, "w")
+    tensors = [value for value in state.values() if isinstance(value, torch.Tensor)]
     assert {value.dim() for value in tensors} <= {0, parameter.dim()}
-    averages = [value for name, value in found.items() if "avg" in name]
+    averages = [value for name, value in state.items() if "avg" in name]
     assert all(value.dtype == parameter.dtype and value.numel() == 1 for value in averages)
 
 

@@ -49,9 +49,9 @@ class Layers(nn.Module):
 def build(kind: str, seed: int = 0, **settings: Any) -> tuple[nn.Module, optim.Optimizer]:
     torch.manual_seed(seed)
     model = Layers()
-    optimizer_class, given = OPTIMIZERS[kind]
+    optimizer_class, defaults = OPTIMIZERS[kind]
     optimizer: Any = optimizer_class
-    return model, optimizer(model.parameters(), **{**given, **settings})
+    return model, optimizer(model.parameters(), **{**defaults, **settings})
 
 
 def step(model: nn.Module, optimizer: optim.Optimizer, number: int) -> None:
@@ -103,8 +103,8 @@ def test_a_state_that_lacks_something(tmp_path: Path, kind: str) -> None:
             refused(tmp_path, kind, without)
 
 
-def group_of(found: Any) -> dict[str, Any]:
-    group: dict[str, Any] = found["groups"][0]
+def group_of(saved: Any) -> dict[str, Any]:
+    group: dict[str, Any] = saved["groups"][0]
     return group
 
 
@@ -112,17 +112,17 @@ def group_of(found: Any) -> dict[str, Any]:
     ("change", "message"),
     [
         (
-            lambda found: found["state"]["layer.bias"].update(
+            lambda saved: saved["state"]["layer.bias"].update(
                 tensors=["step"], values={"exp_avg": 1.0, "exp_avg_sq": 1.0}
             ),
             "state 'exp_avg' was saved as 1.0",
         ),
-        (lambda found: group_of(found).update(amsgrad=True), "lacks 'max_exp_avg_sq'"),
-        (lambda found: group_of(found).update(capturable=True), ""),
-        (lambda found: group_of(found).update(lr=[1]), "setting 'lr'"),
-        (lambda found: found["state"]["scale"]["tensors"].append("more"), "lacks its state 'scale.more'"),
-        (lambda found: found["state"]["scale"].update(values={"extra": "x"}), "state 'extra' was saved as 'x'"),
-        (lambda found: found["groups"].append({"params": []}), "the saved optimizer updates"),
+        (lambda saved: group_of(saved).update(amsgrad=True), "lacks 'max_exp_avg_sq'"),
+        (lambda saved: group_of(saved).update(capturable=True), ""),
+        (lambda saved: group_of(saved).update(lr=[1]), "setting 'lr'"),
+        (lambda saved: saved["state"]["scale"]["tensors"].append("more"), "lacks its state 'scale.more'"),
+        (lambda saved: saved["state"]["scale"].update(values={"extra": "x"}), "state 'extra' was saved as 'x'"),
+        (lambda saved: saved["groups"].append({"params": []}), "the saved optimizer updates"),
     ],
 )
 def test_a_state_that_cannot_be_used(tmp_path: Path, change: Callable[[Any], None], message: str) -> None:
@@ -147,8 +147,8 @@ def test_numbers_of_numpy(tmp_path: Path) -> None:
     step(model, optimizer, 0)
     recfx.save_checkpoint(model, tmp_path, optimizer=optimizer)
     for setting in (numpy.float64(0.5), 0.5):
-        other, its_optimizer = build("adam", 3, lr=setting)
-        recfx.load_checkpoint(other, tmp_path, optimizer=its_optimizer)
+        target, its_optimizer = build("adam", 3, lr=setting)
+        recfx.load_checkpoint(target, tmp_path, optimizer=its_optimizer)
         assert its_optimizer.param_groups[0]["lr"] == 0.01
     model, optimizer = build("adam", lr=numpy.float32(0.01))  # torch reckons with it as with no other number
     with pytest.raises(recfx.CheckpointError, match="float32") as caught:

@@ -37,7 +37,7 @@ def step(model: nn.Module, optimizer: Any, number: int = 0) -> None:
 
 
 def wrapped(model: nn.Module, prefix: str = "") -> KeyedOptimizerWrapper:
-    named = {name: each for name, each in model.named_parameters() if name.startswith(prefix)}
+    named = {name: parameter for name, parameter in model.named_parameters() if name.startswith(prefix)}
     return KeyedOptimizerWrapper(named, lambda parameters: torch.optim.Adam(parameters, lr=0.1))
 
 
@@ -114,15 +114,15 @@ def test_loading_in_inference_mode(tmp_path: Path) -> None:
 
 def test_settings_that_only_one_of_them_has(tmp_path: Path) -> None:
     model = layers()
-    saved, other = (torch.optim.Adam(model.parameters(), lr=rate) for rate in (0.1, 0.2))
+    saved, target = (torch.optim.Adam(model.parameters(), lr=rate) for rate in (0.1, 0.2))
     saved.param_groups[0]["initial_lr"] = 0.5  # a scheduler's
     del saved.param_groups[0]["amsgrad"]
     recfx.save_checkpoint(model, tmp_path, optimizer=saved)
-    other.param_groups[0].update(amsgrad=True, note=3)
-    recfx.load_checkpoint(model, tmp_path, optimizer=other)
-    found = other.param_groups[0]
-    assert (found["lr"], found["initial_lr"], found["amsgrad"]) == (0.1, 0.5, True)
-    assert "note" not in found
+    target.param_groups[0].update(amsgrad=True, note=3)
+    recfx.load_checkpoint(model, tmp_path, optimizer=target)
+    group = target.param_groups[0]
+    assert (group["lr"], group["initial_lr"], group["amsgrad"]) == (0.1, 0.5, True)
+    assert "note" not in group
 
 
 class Refuses(torch.optim.Adam):
@@ -157,7 +157,7 @@ def test_an_optimizer_that_refuses_its_state_keeps_what_it_had(tmp_path: Path, i
     assert (caught.value.reason, caught.value.module_path) == ("checkpoint_mismatch", "optimizer")
     assert optimizer.state is state
     assert optimizer.param_groups is groups
-    assert all(float(each["step"]) == 2 for each in state.values())
+    assert all(float(entry["step"]) == 2 for entry in state.values())
     assert all(torch.equal(value, weights[name]) for name, value in model.state_dict().items())
 
 
@@ -257,7 +257,7 @@ def stages() -> list[WarmupStage]:
 
 
 def dense(model: Any) -> KeyedOptimizerWrapper:
-    parameters = {f"over.{name}": each for name, each in model.over.named_parameters()}
+    parameters = {f"over.{name}": parameter for name, parameter in model.over.named_parameters()}
     return KeyedOptimizerWrapper(parameters, lambda params: torch.optim.Adam(params, lr=0.1))
 
 
@@ -319,8 +319,8 @@ def test_a_run_resumes(wrapped: str, taken: int, tmp_path: Path) -> None:
     recfx.load_checkpoint(resumed, tmp_path, optimizer=again)
     for _ in range(4):
         assert rates(again) == rates(optimizer)
-        for each in ((model, optimizer), (resumed, again)):
-            steps(*each, 1)
+        for pair in ((model, optimizer), (resumed, again)):
+            steps(*pair, 1)
         torch.testing.assert_close(resumed.state_dict(), model.state_dict(), rtol=0, atol=0)
     recfx.save_checkpoint(resumed, tmp_path, optimizer=again)  # once more, with what was loaded
 
@@ -329,12 +329,12 @@ def test_a_run_resumes(wrapped: str, taken: int, tmp_path: Path) -> None:
 def test_another_warm_up_than_was_saved(saved: str, here: str, tmp_path: Path) -> None:
     model, optimizer = build(saved)
     recfx.save_checkpoint(model, tmp_path, optimizer=optimizer)
-    other, again = build(here)
-    before, found = rates(again), {name: each.clone() for name, each in other.state_dict().items()}
+    target, again = build(here)
+    before, kept = rates(again), {name: tensor.clone() for name, tensor in target.state_dict().items()}
     with pytest.raises(recfx.CheckpointError, match="warm-ups were saved at") as caught:
-        recfx.load_checkpoint(other, tmp_path, optimizer=again)
+        recfx.load_checkpoint(target, tmp_path, optimizer=again)
     assert (caught.value.reason, rates(again)) == ("checkpoint_mismatch", before)
-    torch.testing.assert_close(dict(other.state_dict()), found, rtol=0, atol=0)
+    torch.testing.assert_close(dict(target.state_dict()), kept, rtol=0, atol=0)
 
 
 def test_a_warm_up_with_fewer_stages(tmp_path: Path) -> None:

@@ -24,16 +24,16 @@ NAMES = [f"{number}-{type(value).__name__}" for number, value in enumerate(VALUE
 
 @pytest.mark.parametrize("value", VALUES, ids=NAMES)
 def test_what_is_written_is_read(value: Any) -> None:
-    found = decode(encode(value))
-    assert found == value
-    assert type(found) is type(value)
+    decoded = decode(encode(value))
+    assert decoded == value
+    assert type(decoded) is type(value)
 
 
 def test_the_order_of_dicts() -> None:
     for kind in (dict, OrderedDict):
-        found = decode(encode(kind([("b", 1), ("a", kind())])))
-        assert list(found) == ["b", "a"]
-        assert [type(each) for each in (found, found["a"])] == [kind, kind]
+        decoded = decode(encode(kind([("b", 1), ("a", kind())])))
+        assert list(decoded) == ["b", "a"]
+        assert [type(item) for item in (decoded, decoded["a"])] == [kind, kind]
 
 
 @pytest.mark.parametrize(
@@ -54,16 +54,16 @@ def test_the_order_of_dicts() -> None:
 def test_tensors(tensor: torch.Tensor, around: str) -> None:
     content = encode(tensor)
     with torch.device("meta" if around == "device" else "cpu"):
-        found = decode(content)
-    assert (found.dtype, found.device.type, found.requires_grad) == (tensor.dtype, "cpu", False)
-    assert torch.equal(found, tensor.detach())
+        decoded = decode(content)
+    assert (decoded.dtype, decoded.device.type, decoded.requires_grad) == (tensor.dtype, "cpu", False)
+    assert torch.equal(decoded, tensor.detach())
 
 
 def test_numbers_of_numpy() -> None:
     values = [numpy.float64(0.1), numpy.int64(3), numpy.bool_(True)]
-    found = decode(encode(values))
-    assert found == [0.1, 3, True]
-    assert [type(each) for each in found] == [float, int, bool]
+    decoded = decode(encode(values))
+    assert decoded == [0.1, 3, True]
+    assert [type(item) for item in decoded] == [float, int, bool]
 
 
 class Named(dict):  # type: ignore[type-arg]
@@ -103,7 +103,7 @@ def test_the_tensor_below_is_one() -> None:
 
 
 @pytest.mark.parametrize(
-    "found",
+    "content",
     [
         {}, {"a": 1}, {"tuple": [], "set": []}, {"tuple": "ab"}, {"tuple": {"a": 1}}, {"set": [{"dict": []}]},
         {"set": "ab"}, {"dict": [[1]]}, {"dict": [1]}, {"dict": [[[1], 2]]}, {"bytes": "A!=="}, {"bytes": "AAAA\nAAAA"},
@@ -115,11 +115,11 @@ def test_the_tensor_below_is_one() -> None:
     ],
     ids=json.dumps,
 )  # fmt: skip
-def test_what_encode_does_not_write(found: Any) -> None:
+def test_what_encode_does_not_write(content: Any) -> None:
     with pytest.raises(ValueError):
-        decode(json.dumps(found).encode())
+        decode(json.dumps(content).encode())
     with pytest.raises(ValueError):
-        decode(json.dumps([found]).encode())
+        decode(json.dumps([content]).encode())
 
 
 def test_brackets_without_end() -> None:

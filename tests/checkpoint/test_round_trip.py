@@ -124,12 +124,12 @@ def test_torchrec_wraps_ordinary_optimizers(tmp_path: Path) -> None:
         named = dict(model.after.named_parameters())
         return model, KeyedOptimizerWrapper(named, lambda parameters: torch.optim.Adam(parameters, lr=0.1))
 
-    (source, optimizer), (target, other) = build(), build()
+    (source, optimizer), (target, target_optimizer) = build(), build()
     source(batch(0)).sum().backward()
     optimizer.step()
     recfx.save_checkpoint(source, tmp_path, optimizer=optimizer)
-    recfx.load_checkpoint(target, tmp_path, optimizer=other)
-    left, right = optimizer.state_dict()["state"], other.state_dict()["state"]
+    recfx.load_checkpoint(target, tmp_path, optimizer=target_optimizer)
+    left, right = optimizer.state_dict()["state"], target_optimizer.state_dict()["state"]
     assert left.keys() == right.keys() == {"weight", "bias"}
     assert all(torch.equal(left[name][key], right[name][key]) for name in left for key in left[name])
 
@@ -152,7 +152,7 @@ def test_half_precision_tables_keep_their_float_state(tmp_path: Path) -> None:
     target.load(tmp_path)
     for training in (source, target):
         step(training, 1)
-    state = [each.model.first.fused_optimizers()["a"].state["sum"] for each in (source, target)]
+    state = [training.model.first.fused_optimizers()["a"].state["sum"] for training in (source, target)]
     assert state[0].dtype == torch.float32
     assert torch.equal(state[0], state[1])
     assert_same(dict(target.model.state_dict()), dict(source.model.state_dict()))
@@ -191,10 +191,10 @@ def test_under_distributed_data_parallel(tmp_path: Path) -> None:
     recfx.save_checkpoint(nn.parallel.DistributedDataParallel(source.model), tmp_path, optimizer=source.optimizer)
     target.load(tmp_path)
     assert_same(without_derived(target), without_derived(source))
-    other = Training.build("adam", seed=10)
-    wrapped = nn.parallel.DistributedDataParallel(other.model)
-    recfx.load_checkpoint(wrapped, tmp_path, optimizer=other.optimizer)
-    assert_same(without_derived(other), without_derived(source))
+    target = Training.build("adam", seed=10)
+    wrapped = nn.parallel.DistributedDataParallel(target.model)
+    recfx.load_checkpoint(wrapped, tmp_path, optimizer=target.optimizer)
+    assert_same(without_derived(target), without_derived(source))
 
 
 def test_a_plain_model_and_an_adopted_one(tmp_path: Path) -> None:
@@ -238,9 +238,9 @@ def test_tensors_of_any_dtype_and_layout(tmp_path: Path, dtype: torch.dtype) -> 
     recfx.save_checkpoint(source, tmp_path)
     recfx.load_checkpoint(target, tmp_path)
     for name, value in source.state_dict().items():
-        found = target.state_dict()[name]
-        assert found.dtype == dtype
-        assert bytes_of(found) == bytes_of(value), name
+        loaded = target.state_dict()[name]
+        assert loaded.dtype == dtype
+        assert bytes_of(loaded) == bytes_of(value), name
 
 
 def bytes_of(tensor: torch.Tensor) -> bytes:
@@ -260,14 +260,14 @@ def test_extra_states_of_all_plain_data(tmp_path: Path) -> None:
     source.model.calls = state
     source.save(tmp_path)
     target.load(tmp_path)
-    found = target.model.calls
-    assert [type(each) for each in found["ordered"].values()] == [int, OrderedDict]
-    assert list(found["ordered"]) == ["b", "a"]
-    for one, two in zip(found.pop("tensors"), state.pop("tensors"), strict=True):
+    calls = target.model.calls
+    assert [type(item) for item in calls["ordered"].values()] == [int, OrderedDict]
+    assert list(calls["ordered"]) == ["b", "a"]
+    for one, two in zip(calls.pop("tensors"), state.pop("tensors"), strict=True):
         assert one.dtype == two.dtype
         assert torch.equal(one, two)
-    assert found == state
-    assert type(found["torch"][0]) is torch.Size
+    assert calls == state
+    assert type(calls["torch"][0]) is torch.Size
 
 
 class ExtraState(OnePart):
@@ -296,7 +296,7 @@ def test_modules_under_two_names(tmp_path: Path) -> None:
     source.save(tmp_path)
     recfx.load_checkpoint(target.model, tmp_path)
     ids = source.model.first.index("a").items()[0]
-    assert torch.equal(*(each.model.eval()(batch(1)).detach() for each in (source, target)))
+    assert torch.equal(*(training.model.eval()(batch(1)).detach() for training in (source, target)))
     assert len(target.model.again.index("a")) == len(ids)
 
 

@@ -75,11 +75,11 @@ def test_the_largest_that_can_be_packed(monkeypatch: pytest.MonkeyPatch, reads: 
 def test_what_cannot_be_packed() -> None:
     itself: dict[str, Any] = {}
     itself["itself"] = itself
-    for value, what in ((itself, "(a value that contains itself)"), ({"a": object()}, "(builtins.object)")):
+    for value, words in ((itself, "(a value that contains itself)"), ({"a": object()}, "(builtins.object)")):
         with pytest.raises(recfx.CheckpointError) as caught:
             pack_settings(value)
         assert caught.value.reason == "value_not_supported"
-        assert what in caught.value.message
+        assert words in caught.value.message
 
 
 @pytest.mark.parametrize(
@@ -161,9 +161,9 @@ MISSING = object()
     ],
 )
 def test_settings_of_another_shape(reads: Callable[[Any], Any], path: str, value: Any, message: str) -> None:
-    found = copy.deepcopy(VALID)
+    settings = copy.deepcopy(VALID)
     *parents, key = path.split()
-    place = found
+    place = settings
     for parent in parents:
         place = place[parent]
     if value is MISSING:
@@ -171,7 +171,7 @@ def test_settings_of_another_shape(reads: Callable[[Any], Any], path: str, value
     else:
         place[key] = value
     with pytest.raises(recfx.CheckpointError) as caught:
-        reads(found)
+        reads(settings)
     assert caught.value.reason == "checkpoint_torn"
     assert f"its settings are invalid: {message}" in caught.value.message
 

@@ -44,10 +44,10 @@ def folder(tmp_path: Path) -> Iterator[SavedFolder]:
     cut = Parts((4, 6)).put((0, 2), CUT[:, 2:]).put((0, 0), CUT[:, :2])
     path = tmp_path / "data-0123456789abcdef"
     storage.write_index(path, storage.write(path, {**TENSORS, "cut": cut}))
-    found = SavedFolder(tmp_path, manifest_of(tmp_path))
-    found.verify()
-    yield found
-    found.close()
+    opened = SavedFolder(tmp_path, manifest_of(tmp_path))
+    opened.verify()
+    yield opened
+    opened.close()
 
 
 def whole(name: str) -> torch.Tensor:
@@ -95,11 +95,11 @@ def test_whatever_the_callers_modes_are(folder: SavedFolder, mode: str) -> None:
         torch.set_default_dtype(torch.float64)
     with torch.inference_mode(mode == "inference"), torch.device("meta" if mode == "default_device" else "cpu"):
         described = storage.describe(folder)
-        found = storage.read(folder, described)
+        loaded = storage.read(folder, described)
         columns = torch.empty(7, 2, dtype=torch.float32, device="cpu")
         storage.read_into(folder, {"table": Parts((7, 5)).put((0, 3), columns)})
     assert torch.equal(columns, TENSORS["table"][:, 3:])
-    for name, value in found.items():
+    for name, value in loaded.items():
         assert described[name].is_meta
         assert value.device.type == "cpu"
         assert value.dtype == described[name].dtype == whole(name).dtype
@@ -120,8 +120,8 @@ def test_a_file_that_becomes_shorter(folder: SavedFolder, monkeypatch: pytest.Mo
 def test_one_byte_at_a_time(folder: SavedFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     preadv = os.preadv
     monkeypatch.setattr(os, "preadv", lambda file, into, begin: preadv(file, [into[0][:1]], begin))
-    found = storage.read(folder, {"ids": storage.describe(folder)["ids"]})["ids"]
-    assert torch.equal(found, TENSORS["ids"])
+    loaded = storage.read(folder, {"ids": storage.describe(folder)["ids"]})["ids"]
+    assert torch.equal(loaded, TENSORS["ids"])
 
 
 def test_saving_is_silent(tmp_path: Path) -> None:
@@ -150,9 +150,9 @@ def test_what_could_not_be_loaded_is_not_indexed(tmp_path: Path) -> None:
     assert not (tmp_path / "data" / "tensors.json").exists()
 
 
-def torn(found: SavedFolder) -> str:
+def torn(folder: SavedFolder) -> str:
     with pytest.raises(recfx.CheckpointError) as caught:
-        _ = found.tensors
+        _ = folder.tensors
     assert caught.value.reason == "checkpoint_torn"
     return caught.value.message
 
@@ -160,9 +160,9 @@ def torn(found: SavedFolder) -> str:
 def test_an_index_that_the_manifest_does_not_name(tmp_path: Path, folder: SavedFolder) -> None:
     manifest = manifest_of(tmp_path)
     del manifest.files["tensors.json"]
-    other = SavedFolder(tmp_path, manifest)
-    assert "tensors.json is damaged: the manifest does not name it" in torn(other)
-    other.close()
+    opened = SavedFolder(tmp_path, manifest)
+    assert "tensors.json is damaged: the manifest does not name it" in torn(opened)
+    opened.close()
 
 
 def test_an_index_of_any_size(tmp_path: Path, folder: SavedFolder, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -188,17 +188,17 @@ def test_files_of_another_size(tmp_path: Path) -> None:
     size = manifest.files["__0_0.distcp"][0]
     with open(path / "__0_0.distcp", "ab") as file:
         file.write(b"\0")
-    found = SavedFolder(tmp_path, manifest)
+    opened = SavedFolder(tmp_path, manifest)
     with pytest.raises(recfx.CheckpointError, match=f"it has {size + 1} bytes instead of {size}"):
-        found.verify()
+        opened.verify()
     content = (path / "__0_0.distcp").read_bytes()[:-1]
     (path / "__0_0.distcp").write_bytes(b"\1" + content[1:])
     with pytest.raises(recfx.CheckpointError, match="its checksum is wrong"):
-        found.verify()
+        opened.verify()
     (path / "__0_0.distcp").write_bytes(content)
     assert hashlib.sha256(content).hexdigest() == manifest.files["__0_0.distcp"][1]
-    found.verify()
-    found.close()
+    opened.verify()
+    opened.close()
 
 
 def test_a_folder_that_the_disk_does_not_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -39,8 +39,8 @@ def test_what_is_written_is_read() -> None:
     assert from_json(to_json(TENSORS), FILES) == TENSORS
 
 
-def read(entry: Any, others: dict[str, Any] | None = None) -> None:
-    index = {"byteorder": sys.byteorder, "tensors": {"x": entry, **(others or {})}}
+def read(entry: Any, more: dict[str, Any] | None = None) -> None:
+    index = {"byteorder": sys.byteorder, "tensors": {"x": entry, **(more or {})}}
     from_json(json.dumps(index).encode(), FILES)
 
 

@@ -94,12 +94,12 @@ class Training:
         torch.manual_seed(seed)
         model = model_class(rows)
         optimizer_class, settings = KINDS[kind]
-        tables = {name: each for name, each in model.named_parameters() if "embedding_bags" in name}
+        tables = {name: parameter for name, parameter in model.named_parameters() if "embedding_bags" in name}
         converted = recfx.convert(model, hashing=hashing)
         attach(tables.values(), optimizer_class, **settings)
-        dense = [each for name, each in converted.named_parameters() if name not in tables]
+        dense = [parameter for name, parameter in converted.named_parameters() if name not in tables]
         optimizer = torch.optim.Adam(dense, lr=0.01)
-        attached = {name: each._in_backward_optimizers[0] for name, each in tables.items()}
+        attached = {name: parameter._in_backward_optimizers[0] for name, parameter in tables.items()}
         return cls(converted, optimizer, attached)
 
     def step(self, number: int) -> float:
@@ -122,21 +122,21 @@ class Training:
 
     def everything(self) -> dict[str, Any]:
         """Copies of all state, also of what is derived and of what optimizers of the user's hold."""
-        found: dict[str, Any] = {f"model.{name}": value for name, value in self.model.state_dict().items()}
-        for path, each in unsharded_collections(self.model).items():
-            for table in each.hash_indexes:
-                index = each.index(table)
-                found.update({f"{path}.{table}.{name}": index._buffers[name] for name in _DERIVED})
-                found[f"{path}.{table}.side_row"] = index.side_row[:1]  # without the seed
-            for table, fused in each.fused_optimizers().items():
-                found.update({f"fused.{path}.{table}.{name}": value for name, value in fused.state.items()})
-                found[f"fused.{path}.{table}"] = {k: v for k, v in fused.group.items() if k != "params"}
+        tensors: dict[str, Any] = {f"model.{name}": value for name, value in self.model.state_dict().items()}
+        for path, collection in unsharded_collections(self.model).items():
+            for table in collection.hash_indexes:
+                index = collection.index(table)
+                tensors.update({f"{path}.{table}.{name}": index._buffers[name] for name in _DERIVED})
+                tensors[f"{path}.{table}.side_row"] = index.side_row[:1]  # without the seed
+            for table, fused in collection.fused_optimizers().items():
+                tensors.update({f"fused.{path}.{table}.{name}": value for name, value in fused.state.items()})
+                tensors[f"fused.{path}.{table}"] = {k: v for k, v in fused.group.items() if k != "params"}
         for name, attached in self.user_optimizers.items():
             state = attached.state_dict()["state"].get(0, {})
-            found.update({f"user.{name}.{key}": value for key, value in state.items()})
+            tensors.update({f"user.{name}.{key}": value for key, value in state.items()})
         for number, state in self.optimizer.state_dict()["state"].items():
-            found.update({f"optimizer.{number}.{key}": value for key, value in state.items()})
-        return {name: value.clone() if isinstance(value, torch.Tensor) else value for name, value in found.items()}
+            tensors.update({f"optimizer.{number}.{key}": value for key, value in state.items()})
+        return {name: value.clone() if isinstance(value, torch.Tensor) else value for name, value in tensors.items()}
 
 
 def batch(number: int) -> KeyedJaggedTensor:

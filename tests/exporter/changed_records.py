@@ -27,7 +27,7 @@ def forge(path: Path, target: Path, change: ChangeRecords) -> None:
     """The same, by someone who took care of the checksum in the manifest as well."""
     rewrite(path, target, change)
     with zipfile.ZipFile(target) as archive:
-        (name,) = (each for each in archive.namelist() if each.endswith(MANIFEST_RECORD))
+        (name,) = (entry for entry in archive.namelist() if entry.endswith(MANIFEST_RECORD))
         text = archive.read(name).decode()
         content = content_checksum(archive, MANIFEST_RECORD, without_checksum(text))
     rewrite(
@@ -44,9 +44,9 @@ def with_manifest(**fields: object) -> ChangeRecords:
     """Some fields of the manifest are others; those that are None are gone."""
 
     def change(records: Records) -> Records:
-        (name,) = (each for each in records if each.endswith(MANIFEST_RECORD))
-        found = {**json.loads(records[name]), **fields}
-        text = json.dumps({key: value for key, value in found.items() if value is not None}, indent=1)
+        (name,) = (entry for entry in records if entry.endswith(MANIFEST_RECORD))
+        manifest = {**json.loads(records[name]), **fields}
+        text = json.dumps({key: value for key, value in manifest.items() if value is not None}, indent=1)
         return {**records, name: text.encode()}
 
     return change
@@ -64,16 +64,16 @@ def swapped(records: Records) -> Records:
 
 def with_another(records: Records) -> Records:
     """One tensor has another value."""
-    name = max(_tensors(records), key=lambda each: len(records[each]))
+    name = max(_tensors(records), key=lambda entry: len(records[entry]))
     return {**records, name: bytes([records[name][0] ^ 1]) + records[name][1:]}
 
 
 def without_one(records: Records) -> Records:
     """One record is gone."""
     name = _tensors(records)[0]
-    return {each: content for each, content in records.items() if each != name}
+    return {entry: content for entry, content in records.items() if entry != name}
 
 
 def _tensors(records: Records) -> list[str]:
-    found = [name for name in records if "/data/" in name or "/constants/" in name]
-    return [name for name in found if records[name] and not name.endswith((".pkl", ".json"))]
+    names = [name for name in records if "/data/" in name or "/constants/" in name]
+    return [name for name in names if records[name] and not name.endswith((".pkl", ".json"))]

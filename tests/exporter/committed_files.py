@@ -38,7 +38,7 @@ def committed_file(version: int, path: Path) -> list[tuple[tuple[Any, ...], torc
     text = (DATA / f"format_{version}.txt").read_text()
     path.write_bytes(lzma.decompress(base64.b85decode(text.replace("\n", ""))))
     calls = json.loads((DATA / f"format_{version}.json").read_text())
-    return [(_arguments(each), torch.tensor(each["output"]).view(-1, 2)) for each in calls]
+    return [(_arguments(call), torch.tensor(call["output"]).view(-1, 2)) for call in calls]
 
 
 def write_committed_file() -> Path:

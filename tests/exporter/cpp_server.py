@@ -108,9 +108,9 @@ def answers(program: Path, model: Path, requests: list[dict[str, torch.Tensor]],
     text = "".join(request_text(str(number), inputs) for number, inputs in enumerate(requests))
     done = run(program, model, *options, text=text)
     assert done.returncode == 0, done.stderr
-    found = sorted(parsed(done.stdout), key=lambda answer: int(answer.id))
-    assert [answer.id for answer in found] == [str(number) for number in range(len(requests))]
-    return found
+    received = sorted(parsed(done.stdout), key=lambda answer: int(answer.id))
+    assert [answer.id for answer in received] == [str(number) for number in range(len(requests))]
+    return received
 
 
 def parsed(text: str) -> list[Answer]:

@@ -78,15 +78,15 @@ def by_name(sample: recfx.Sample) -> dict[str, torch.Tensor]:
     """The inputs of ``serve`` for a call."""
     dense, features = sample.args
     assert isinstance(features, KeyedJaggedTensor)
-    found = {"dense": dense}
+    tensors = {"dense": dense}
     lengths = features.lengths().view(len(features.keys()), -1)  # `to_dict` fails for a batch size of 0
     counts = lengths.sum(1).tolist()
     weights = features.weights_or_none()
     for number, (key, ids) in enumerate(zip(features.keys(), features.values().split(counts), strict=True)):
-        found |= {f"features.{key}.values": ids, f"features.{key}.lengths": lengths[number]}
+        tensors |= {f"features.{key}.values": ids, f"features.{key}.lengths": lengths[number]}
         if weights is not None:
-            found[f"features.{key}.weights"] = weights.split(counts)[number]
-    return found
+            tensors[f"features.{key}.weights"] = weights.split(counts)[number]
+    return tensors
 
 
 TRACES: dict[str, Callable[[nn.Module], nn.Module]] = {

@@ -73,15 +73,15 @@ class _Client:
         self.stops = threading.Event()
         good = [by_name(call(size, seed=size)) for size in (0, 1, 2, 3, 5, 8, 13, 64)]
         bad = _bad(by_name(call(3, seed=1)))
-        self.texts = [request_text("ID", inputs) for inputs, _ in bad] + [request_text("ID", each) for each in good] * 3
+        self.texts = [request_text("ID", inputs) for inputs, _ in bad] + [request_text("ID", body) for body in good] * 3
         self.reasons = [reason for _, reason in bad]
         loaded = {version_of(path): recfx.load(path) for path in files}
-        self.wanted = {
+        self.expected = {
             (len(bad) + number, version): model.serve(good[number % len(good)])
             for version, model in loaded.items()
             for number in range(len(self.texts) - len(bad))
         }
-        self.threads = [threading.Thread(target=each) for each in (self.send, self.receive, self.listen)]
+        self.threads = [threading.Thread(target=task) for task in (self.send, self.receive, self.listen)]
 
     def send(self) -> None:
         assert self.server.stdin
@@ -113,11 +113,11 @@ class _Client:
                 self.compare(which, answer.version, answer.outputs, answer.error)
 
     def compare(self, which: int, version: str, outputs: dict[str, torch.Tensor], error: str) -> None:
-        wanted = self.wanted.get((which, version), {})
-        if outputs.keys() != wanted.keys() or not all(
-            torch.allclose(outputs[name], wanted[name], rtol=1e-6, atol=1e-7) for name in wanted
+        expected = self.expected.get((which, version), {})
+        if outputs.keys() != expected.keys() or not all(
+            torch.allclose(outputs[name], expected[name], rtol=1e-6, atol=1e-7) for name in expected
         ):
-            self.problems.append(f"request {which}, file {version}: {error or outputs} instead of {wanted}")
+            self.problems.append(f"request {which}, file {version}: {error or outputs} instead of {expected}")
         self.figures.answers += 1
         self.figures.by_version[version] += 1
 
@@ -132,11 +132,11 @@ class _Client:
     def listen(self) -> None:
         assert self.server.stderr
         for line in self.server.stderr:
-            what, _, message = line.decode().rstrip("\n").partition("\t")
-            self.figures.reloads += what == "reloaded"
-            self.figures.refused += what == "not reloaded"
-            if what not in ("loaded", "reloaded", "not reloaded", "served"):
-                self.problems.append(f"the server says: {what} {message}")
+            event, _, message = line.decode().rstrip("\n").partition("\t")
+            self.figures.reloads += event == "reloaded"
+            self.figures.refused += event == "not reloaded"
+            if event not in ("loaded", "reloaded", "not reloaded", "served"):
+                self.problems.append(f"the server says: {event} {message}")
 
 
 def _bad(good: dict[str, torch.Tensor]) -> list[tuple[dict[str, torch.Tensor], str]]:

@@ -53,10 +53,10 @@ def test_arguments_by_position_are_those_of_the_model_whatever_the_order_in_the_
     one, two = torch.rand(2, 3, 2)
     sample = recfx.Sample(taken=two, added=one, features=features())
     model, loaded = exported(TwoTensors(), sample, tmp_path, format)
-    wanted = model(features(), one, two)
-    assert torch.allclose(loaded(features(), one, two), wanted)
-    assert torch.allclose(loaded(features(), one, two, 2.0), wanted)
-    assert torch.allclose(loaded(features(), taken=two, added=one), wanted)
+    expected = model(features(), one, two)
+    assert torch.allclose(loaded(features(), one, two), expected)
+    assert torch.allclose(loaded(features(), one, two, 2.0), expected)
+    assert torch.allclose(loaded(features(), taken=two, added=one), expected)
 
 
 def test_what_the_sample_left_out_may_be_passed_as_it_is_by_default(tmp_path: Path) -> None:
@@ -114,12 +114,12 @@ class Branches(TwoTensors):
 @pytest.mark.parametrize("scale", [3.0, float("inf")])
 def test_arguments_of_a_model_that_is_not_traced(names: list[str], scale: float, tmp_path: Path) -> None:
     def sample(size: int) -> recfx.Sample:
-        given = {"taken": torch.full([size, 2], 5.0 * size), "added": torch.full([size, 2], 7.0 * size), "scale": scale}
-        return recfx.Sample(features(size), **{name: given[name] for name in names})
+        named = {"taken": torch.full([size, 2], 5.0 * size), "added": torch.full([size, 2], 7.0 * size), "scale": scale}
+        return recfx.Sample(features(size), **{name: named[name] for name in names})
 
     model, loaded = exported(Branches(), sample(3), tmp_path, "torchscript")
-    other = sample(4)
-    assert torch.allclose(loaded(*other.args, **other.kwargs), model(*other.args, **other.kwargs))
+    bigger = sample(4)
+    assert torch.allclose(loaded(*bigger.args, **bigger.kwargs), model(*bigger.args, **bigger.kwargs))
 
 
 def test_none_by_position_of_a_model_that_is_not_traced(tmp_path: Path) -> None:
@@ -157,7 +157,7 @@ def test_names_that_mean_something_in_the_program(names: list[str], format: str,
 
 
 @pytest.mark.parametrize(
-    ("path", "wanted"),
+    ("path", "expected"),
     [
         ("over.layers.0", "over_layers_0"),
         ("größe", "gr__e"),  # TorchScript knows ASCII alone
@@ -167,5 +167,5 @@ def test_names_that_mean_something_in_the_program(names: list[str], format: str,
         ("a.b", "a_b_2"),
     ],
 )
-def test_identifiers(path: str, wanted: str) -> None:
-    assert identifier(path, {"a_b", "a_b_1"}) == wanted
+def test_identifiers(path: str, expected: str) -> None:
+    assert identifier(path, {"a_b", "a_b_1"}) == expected

@@ -30,14 +30,14 @@ def assert_ranks_as_well(
 ) -> None:
     trained = auc(predict(model), labels)
     assert trained > at_least  # or there would be nothing to lose
-    found = {}
+    aucs = {}
     for quantize in BOUNDS:
         report = recfx.export(model, path, sample, quantize=quantize)
-        found[quantize] = auc(predict(recfx.load(path)), labels)
+        aucs[quantize] = auc(predict(recfx.load(path)), labels)
         assert (report.output_error > 1e-6) == (quantize is not None)
-        print(f"quantize={quantize}: AUC {found[quantize]:.6f}, trained {trained:.6f}, {report.bytes:,} bytes")
+        print(f"quantize={quantize}: AUC {aucs[quantize]:.6f}, trained {trained:.6f}, {report.bytes:,} bytes")
     for quantize, most in BOUNDS.items():
-        assert abs(found[quantize] - trained) <= most, quantize
+        assert abs(aucs[quantize] - trained) <= most, quantize
 
 
 def test_movielens(data_directory: Path, tmp_path: Path) -> None:

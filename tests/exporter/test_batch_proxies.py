@@ -81,8 +81,8 @@ def test_code_that_iterates_over_features_is_traced(model: nn.Module, file: Path
 
 
 def _batch(keys: list[str], **changed: Any) -> Both:
-    given = {"values": torch.arange(len(keys)), "lengths": torch.ones(len(keys), dtype=torch.int64)} | changed
-    return Both(torch.zeros(1, 1), KeyedJaggedTensor(keys, **given))
+    fields = {"values": torch.arange(len(keys)), "lengths": torch.ones(len(keys), dtype=torch.int64)} | changed
+    return Both(torch.zeros(1, 1), KeyedJaggedTensor(keys, **fields))
 
 
 @pytest.mark.parametrize(

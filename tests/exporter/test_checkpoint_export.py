@@ -30,9 +30,9 @@ FACTORIES = "tests.exporter.factories"
 @pytest.fixture(scope="module")
 def directory(model: nn.Module, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A checkpoint of the model."""
-    found = tmp_path_factory.mktemp("checkpoint")
-    recfx.save_checkpoint(model, found)
-    return found
+    path = tmp_path_factory.mktemp("checkpoint")
+    recfx.save_checkpoint(model, path)
+    return path
 
 
 @pytest.mark.parametrize("factory", ["built", "on_meta"])
@@ -49,14 +49,14 @@ def test_the_file_is_that_of_the_model_that_was_saved(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(table_sources, "PIECE_BYTES", 256)
-    found = tmp_path / "found.pt"
-    assert main(["export", f"{FACTORIES}:{factory}", str(found), "--checkpoint", str(directory), *quantize]) == 0
-    chosen: Any = dict(each.split("=") for each in quantize[1::2]) if len(quantize) > 2 else (quantize or [None])[-1]
+    written = tmp_path / "found.pt"
+    assert main(["export", f"{FACTORIES}:{factory}", str(written), "--checkpoint", str(directory), *quantize]) == 0
+    chosen: Any = dict(flag.split("=") for flag in quantize[1::2]) if len(quantize) > 2 else (quantize or [None])[-1]
     first, *rest = capsys.readouterr().out.splitlines()
-    assert first.startswith(f"{found}: torchscript, ")
+    assert first.startswith(f"{written}: torchscript, ")
     report = usual_export(False, chosen)
     assert rest == str(report).splitlines()[1:]
-    assert_same_file(found, report.path)
+    assert_same_file(written, report.path)
     assert [file.name for file in tmp_path.iterdir()] == ["found.pt"]
 
 
@@ -135,7 +135,7 @@ def test_a_tensor_on_meta_that_was_not_saved(tmp_path: Path) -> None:
 
 
 def test_a_damaged_checkpoint_and_none(model: nn.Module, tmp_path: Path) -> None:
-    for what, reason in (("", "checkpoint_torn"), ("nowhere", "checkpoint_missing")):
+    for folder, reason in (("", "checkpoint_torn"), ("nowhere", "checkpoint_missing")):
         directory = tmp_path / "checkpoint"
         recfx.save_checkpoint(model, directory)
         for file in directory.glob("data-*/*.distcp"):
@@ -143,7 +143,7 @@ def test_a_damaged_checkpoint_and_none(model: nn.Module, tmp_path: Path) -> None
             content[len(content) // 2] ^= 1
             file.write_bytes(content)
         with pytest.raises(recfx.CheckpointError) as raised:
-            recfx.export(model, tmp_path / "model.pt", call(6), checkpoint=directory / what)
+            recfx.export(model, tmp_path / "model.pt", call(6), checkpoint=directory / folder)
         assert raised.value.reason == reason
         assert not (tmp_path / "model.pt").exists()
 

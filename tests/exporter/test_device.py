@@ -83,9 +83,9 @@ def test_every_id_of_a_full_index_is_found(tmp_path: Path) -> None:
     model(KeyedJaggedTensor(["a"], ids, lengths=torch.ones(5000, dtype=torch.int64))).sum().backward()
     features = KeyedJaggedTensor(["a"], ids.flip(0), lengths=torch.ones(5000, dtype=torch.int64))
     recfx.export(model, tmp_path / "model", (features,), device="npu")
-    wanted = model.eval()(features)
-    assert wanted.abs().sum(1).gt(0).float().mean() > 0.9
-    assert torch.allclose(recfx.load(tmp_path / "model")(features), wanted)
+    expected = model.eval()(features)
+    assert expected.abs().sum(1).gt(0).float().mean() > 0.9
+    assert torch.allclose(recfx.load(tmp_path / "model")(features), expected)
 
 
 class _OneTable(nn.Module):
@@ -108,9 +108,9 @@ def test_models(name: str, tmp_path: Path) -> None:
         assert codes == (["operators_of_the_model"] if name == "sparse_nn" else [])  # it regroups by FBGEMM
         assert ("fbgemm" in _operators(tmp_path / "model.pt")) == (name == "sparse_nn")
         sample = case.sample(7)
-        wanted, answer = run_model(model.eval(), sample), run_model(recfx.load(tmp_path / "model.pt"), sample)
-        expected, found = (list(take_apart(return_pattern(value), value).items()) for value in (wanted, answer))
-        assert first_difference(expected, found, case.rtol, case.atol) is None
+        reference, answer = run_model(model.eval(), sample), run_model(recfx.load(tmp_path / "model.pt"), sample)
+        expected, actual = (list(take_apart(return_pattern(value), value).items()) for value in (reference, answer))
+        assert first_difference(expected, actual, case.rtol, case.atol) is None
 
 
 def test_a_file_for_the_cpu_stays_there(

@@ -42,10 +42,10 @@ def test_recfx_operators_answer_as_stock_operators_do(
     files = [recfx.load(usual_export(is_weighted, quantize).path), recfx.load(report.path)]
     for batch_size, low, high in ((5, -20, 20), (1, -20, 20), (0, 0, 20), (7, -(2**63), 2**63 - 1)):
         sample = call(batch_size, seed=9, low=low, high=high, is_weighted=is_weighted)
-        wanted, found = (each(*sample.args) for each in files)
-        assert torch.allclose(found, wanted, rtol=1e-5, atol=1e-6)
+        expected, answer = (file(*sample.args) for file in files)
+        assert torch.allclose(answer, expected, rtol=1e-5, atol=1e-6)
         if quantize is None:
-            assert torch.allclose(wanted, hashed(*sample.args), rtol=1e-5, atol=1e-6)
+            assert torch.allclose(expected, hashed(*sample.args), rtol=1e-5, atol=1e-6)
 
 
 def test_recfx_operators_are_for_torchscript(model: nn.Module, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,7 +144,7 @@ def test_rows_that_a_format_cannot_hold_are_refused(quantize: str, value: Any, t
     with pytest.raises(recfx.ExportError, match=r"rows of table 'shared_by_two'.* no finite value as") as raised:
         recfx.export(hashed, tmp_path / "m.pt", call(6), quantize=quantize)
     assert (raised.value.reason, raised.value.module_path) == ("rows_out_of_range", "ebc")
-    assert [each.read_text() for each in tmp_path.iterdir()] == ["old"]
+    assert [file.read_text() for file in tmp_path.iterdir()] == ["old"]
     report = recfx.export(hashed, tmp_path / "m.pt", call(6), quantize={"mean": quantize})
     assert report.tables[0].error == 0
 
@@ -196,8 +196,8 @@ class _OneIsNotCalled(nn.Module):
     def forward(self, dense: torch.Tensor, features: KeyedJaggedTensor) -> torch.Tensor:
         if self.training:
             dense = dense + self.other(dense, features)
-        found: torch.Tensor = self.called(dense, features)
-        return found
+        output: torch.Tensor = self.called(dense, features)
+        return output
 
 
 def test_a_collection_that_is_not_called_is_not_in_the_report_either(tmp_path: Path) -> None:
@@ -290,7 +290,7 @@ def test_a_hook_that_would_be_lost_is_seen_also_when_rows_are_quantized(quantize
         recfx.export(recfx.convert(model, hashing=HASHING).eval(), tmp_path / "m.pt", call(6), quantize=quantize)
     assert (raised.value.reason, raised.value.module_path) == ("not_scriptable", "ebc")
     assert "the file answers differently" in str(raised.value)
-    assert sorted(each.name for each in tmp_path.iterdir()) == ["plain.pt"]
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["plain.pt"]
 
 
 NOT_ANNOTATED = """

@@ -67,9 +67,9 @@ def test_hashed_models(is_weighted: bool, quantize: str, model_of: dict[bool, nn
     files = both(model_of[is_weighted], sample, tmp_path, quantize=quantize)
     for batch_size in (0, 1, 7):
         for low, high in ((-20, 20), (-(2**63), 2**63 - 1), (10_000, 20_000)):
-            given = call(batch_size, seed=9, low=low, high=high, is_weighted=is_weighted).args
-            found, wanted = (file(*given) for file in files)
-            torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
+            arguments = call(batch_size, seed=9, low=low, high=high, is_weighted=is_weighted).args
+            answer, expected = (file(*arguments) for file in files)
+            torch.testing.assert_close(answer, expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -81,10 +81,10 @@ def test_lookups_of_sums_and_of_means(is_weighted: bool, quantize: Any, tmp_path
     model = recfx.convert(StaticModel(is_weighted=is_weighted), hashing=None)
     files = both(model, recfx.Sample(batch(4, is_weighted=is_weighted)), tmp_path, quantize=quantize)
     for batch_size, longest in ((0, 0), (1, 4), (7, 3), (3, 0), (2, 40)):
-        given = batch(batch_size, longest, is_weighted)
-        found, wanted = (file(given) for file in files)
-        assert found.shape == (batch_size, 3 + 2 * 17 + 64 + 1)
-        torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
+        kjt = batch(batch_size, longest, is_weighted)
+        answer, expected = (file(kjt) for file in files)
+        assert answer.shape == (batch_size, 3 + 2 * 17 + 64 + 1)
+        torch.testing.assert_close(answer, expected, rtol=1e-5, atol=1e-5)
 
 
 def test_files_call_the_operator_and_it_the_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,8 +136,8 @@ def test_what_the_kernel_does_not_take_is_left_to_aten_and_said(
         monkeypatch.setattr(launch, "why_not", lambda device: "there is no Triton.")
         assert recfx.load(tmp_path / "model").manifest["portable"] is True
     recfx.export(model, tmp_path / "aten", (features,), **options)
-    wanted = recfx.load(tmp_path / "aten")(features)
-    torch.testing.assert_close(recfx.load(tmp_path / "model")(features), wanted, rtol=1e-5, atol=1e-5)
+    expected = recfx.load(tmp_path / "aten")(features)
+    torch.testing.assert_close(recfx.load(tmp_path / "model")(features), expected, rtol=1e-5, atol=1e-5)
 
 
 def test_a_device_without_triton(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -45,9 +45,9 @@ def replaced_all_the_time(path: Path, versions: list[Path]) -> Iterator[None]:
         number = 0
         while not stops.wait(0.0005):
             number += 1
-            other = path.with_name(f"{number}.next")
-            os.link(versions[number % 2], other)
-            os.replace(other, path)
+            replacement = path.with_name(f"{number}.next")
+            os.link(versions[number % 2], replacement)
+            os.replace(replacement, path)
 
     os.link(versions[0], path)
     thread = threading.Thread(target=replace)
@@ -61,16 +61,16 @@ def replaced_all_the_time(path: Path, versions: list[Path]) -> Iterator[None]:
 
 
 def test_a_file_that_is_replaced_while_it_is_loaded_is_one_of_both(versions: list[Path], tmp_path: Path) -> None:
-    wanted = {}
+    answers = {}
     for version in versions:
         loaded = recfx.load(version)
-        wanted[loaded.manifest["content_crc32"]] = loaded(*BATCH.args)
+        answers[loaded.manifest["content_crc32"]] = loaded(*BATCH.args)
     seen = set()
     with replaced_all_the_time(tmp_path / "model", versions):
         for _ in range(10):
             loaded = recfx.load(tmp_path / "model")
             seen.add(loaded.manifest["content_crc32"])
-            assert torch.equal(loaded(*BATCH.args), wanted[loaded.manifest["content_crc32"]])
+            assert torch.equal(loaded(*BATCH.args), answers[loaded.manifest["content_crc32"]])
     assert len(seen) == 2
 
 
@@ -105,19 +105,19 @@ def test_torch_reads_what_was_checked_and_makes_no_copy_first(
 ) -> None:
     if recfx.load(versions[0]).manifest["format"] != "torchscript":
         pytest.skip("torch.export reads an open file in pieces")
-    wanted, read, given = recfx.load(versions[0])(*BATCH.args), torch.jit.load, []
+    expected, read, passed = recfx.load(versions[0])(*BATCH.args), torch.jit.load, []
 
     def note(file: Any, **options: Any) -> Any:
-        given.append(file)
+        passed.append(file)
         return read(file, **options)
 
     monkeypatch.setattr(torch.jit, "load", note)
-    assert torch.equal(recfx.load(versions[0])(*BATCH.args), wanted)
+    assert torch.equal(recfx.load(versions[0])(*BATCH.args), expected)
     exists = os.path.exists
     monkeypatch.setattr(os.path, "exists", lambda path: not str(path).startswith("/proc") and exists(path))
-    assert torch.equal(recfx.load(versions[0])(*BATCH.args), wanted)
-    assert [type(file) for file in given[:1]] == [str]
-    assert not isinstance(given[1], str)
+    assert torch.equal(recfx.load(versions[0])(*BATCH.args), expected)
+    assert [type(file) for file in passed[:1]] == [str]
+    assert not isinstance(passed[1], str)
 
 
 # What a host may lack

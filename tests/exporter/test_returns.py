@@ -73,12 +73,12 @@ def test_answers_that_a_file_would_not_give(
 @pytest.mark.parametrize("format", FORMATS)
 def test_weights_in_an_answer_are_kept(format: str, tmp_path: Path) -> None:
     loaded = export(lambda values, batch: (values, batch, batch["f"]), tmp_path, format, is_weighted=True)
-    given = batch(5, is_weighted=True)
-    _, features, jagged = loaded(given)
-    for found in (features, jagged):
-        assert torch.equal(found.weights(), given.weights())
-        assert torch.equal(found.values(), given.values())
-        assert torch.equal(found.lengths(), given.lengths())
+    sent = batch(5, is_weighted=True)
+    _, features, jagged = loaded(sent)
+    for returned in (features, jagged):
+        assert torch.equal(returned.weights(), sent.weights())
+        assert torch.equal(returned.values(), sent.values())
+        assert torch.equal(returned.lengths(), sent.lengths())
 
 
 class DependsOnTheBatch(Returns):
@@ -118,8 +118,8 @@ def test_lists_and_tuples_stay_what_they_are(format: str, tmp_path: Path) -> Non
 
     def kinds(value: Any) -> Any:
         if isinstance(value, dict):
-            return {key: kinds(each) for key, each in value.items()}
-        return torch.Tensor if isinstance(value, torch.Tensor) else (type(value), [kinds(each) for each in value])
+            return {key: kinds(item) for key, item in value.items()}
+        return torch.Tensor if isinstance(value, torch.Tensor) else (type(value), [kinds(item) for item in value])
 
-    found = export(make, tmp_path, format)(batch())
-    assert kinds(found) == kinds(make(torch.zeros(1), batch()))
+    returned = export(make, tmp_path, format)(batch())
+    assert kinds(returned) == kinds(make(torch.zeros(1), batch()))

@@ -104,18 +104,18 @@ def test_what_was_scripted_does_not_change(model: nn.Module, way: str) -> None:
 @pytest.mark.parametrize("way", WAYS)
 def test_in_training_mode_collections_are_compiled_for_eval_and_that_is_said_once(model: nn.Module, way: str) -> None:
     sample = call(5, seed=9)
-    wanted = model(*sample.args)
+    expected = model(*sample.args)
     taken = WAYS[way](model.train())
     modes = {name: module.training for name, module in taken.named_modules()}
     with pytest.warns(UserWarning, match="scripted_for_eval") as said:
         scripted = torch.jit.script(taken)
-    (warning,) = [each for each in said if "converted" in str(each.message)]
+    (warning,) = [entry for entry in said if "converted" in str(entry.message)]
     assert "[scripted_for_eval]" in str(warning.message)
     assert "model.eval()" in str(warning.message)
     assert warning.filename == __file__
     assert scripted.training == taken.training
     assert {name: module.training for name, module in taken.named_modules()} == modes
-    torch.testing.assert_close(saved_and_loaded(scripted)(*sample.args), wanted, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(saved_and_loaded(scripted)(*sample.args), expected, rtol=1e-5, atol=1e-6)
 
 
 class WithDropout(nn.Module):
@@ -139,15 +139,15 @@ def test_around_the_collections_a_script_trains_as_that_of_the_standard_model_do
     converted = recfx.convert(copy.deepcopy(plain))
     sample = call(6, low=0)
     answers, gradients, means = [], [], []
-    for each, scripted in (
+    for source, scripted in (
         (plain, torch.jit.script(plain)),
         (converted, torch.jit.script(WAYS[way](converted))),
     ):
         torch.manual_seed(1)
         answers.append(scripted(*sample.args))
         answers[-1].square().sum().backward()
-        gradients.append(each.inner.linear.weight.grad)
-        means.append(each.norm.running_mean)
+        gradients.append(source.inner.linear.weight.grad)
+        means.append(source.norm.running_mean)
     torch.testing.assert_close(answers[1], answers[0], rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(gradients[1], gradients[0], rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(means[1], means[0], rtol=1e-5, atol=1e-6)
@@ -187,9 +187,9 @@ class Asks(nn.Module):
 def test_a_script_that_asks_its_collection_for_more() -> None:
     plain = Asks().eval()
     sample = one_bag(1, 2)
-    wanted = torch.jit.script(plain)(sample)
-    found = saved_and_loaded(torch.jit.script(recfx.convert(plain, hashing=None)))(sample)
-    torch.testing.assert_close(found, wanted)
+    expected = torch.jit.script(plain)(sample)
+    answer = saved_and_loaded(torch.jit.script(recfx.convert(plain, hashing=None)))(sample)
+    torch.testing.assert_close(answer, expected)
 
 
 def test_a_graph_that_takes_a_dataclass_is_referred_to_export(model: nn.Module) -> None:
@@ -205,8 +205,8 @@ def test_a_graph_that_takes_a_dataclass_is_referred_to_export(model: nn.Module) 
 
 def test_nodes_of_a_collection_that_were_rewired(model: nn.Module) -> None:
     graph_module = recfx.trace(model, call(6))
-    dense, *others = graph_module.graph.nodes
-    last = next(node for node in reversed(others) if ".graph_module." in str(node.target))
+    dense, *rest = graph_module.graph.nodes
+    last = next(node for node in reversed(rest) if ".graph_module." in str(node.target))
     last.insert_arg(1, dense)
     with pytest.raises(recfx.ExportError, match="graph was changed") as caught:
         torch.jit.script(graph_module)
@@ -287,10 +287,10 @@ def test_another_tool_may_have_wrapped_torch_functions_before() -> None:
     def wrapped(*a: Any, **k: Any) -> Any:
         return a, k
 
-    extended = _replacing(lambda model, given: "replaced")(wrapped)  # type: ignore[arg-type,return-value]
+    extended = _replacing(lambda model, arguments: "replaced")(wrapped)  # type: ignore[arg-type,return-value]
     converted = recfx.convert(one_table())
-    other = nn.Linear(1, 1)
+    module = nn.Linear(1, 1)
     assert extended(converted, 1, more=2) == (("replaced", 1), {"more": 2})
     assert extended(more=2, model=converted) == ((), {"more": 2, "model": "replaced"})
-    assert extended(other, more=2) == ((other,), {"more": 2})
+    assert extended(module, more=2) == ((module,), {"more": 2})
     assert extended() == ((), {})

@@ -44,13 +44,13 @@ def test_answers_are_those_of_python(
     requests = [*map(by_name, batches), with_extreme_ids()]
     loaded = recfx.load(path)
     for request, answer in zip(requests, answers(program, path, requests), strict=True):
-        wanted = loaded.serve(request)["output"]
+        expected = loaded.serve(request)["output"]
         assert answer.version == version_of(path)
-        assert answer.outputs["output"].dtype == wanted.dtype
-        torch.testing.assert_close(answer.outputs["output"], wanted, rtol=1e-6, atol=1e-7)
+        assert answer.outputs["output"].dtype == expected.dtype
+        torch.testing.assert_close(answer.outputs["output"], expected, rtol=1e-6, atol=1e-7)
     if quantize is None:
-        found = answers(program, path, [by_name(each) for each in batches[1:]])
-        for answer, batch in zip(found, batches[1:], strict=True):
+        received = answers(program, path, [by_name(request_batch) for request_batch in batches[1:]])
+        for answer, batch in zip(received, batches[1:], strict=True):
             torch.testing.assert_close(answer.outputs["output"], model(*batch.args).detach(), rtol=1e-5, atol=1e-6)
 
 
@@ -62,9 +62,9 @@ def test_a_weighted_collection_and_empty_bags(program: Path, usual_export: Usual
     not_a_number = {**request, "features.a.weights": request["features.a.weights"] * float("nan")}
     requests = [request, empty, not_a_number]
     loaded = recfx.load(path)
-    for each, answer in zip(requests, answers(program, path, requests), strict=True):
-        wanted = loaded.serve(each)["output"]
-        torch.testing.assert_close(answer.outputs["output"], wanted, rtol=1e-6, atol=1e-7, equal_nan=True)
+    for request, answer in zip(requests, answers(program, path, requests), strict=True):
+        expected = loaded.serve(request)["output"]
+        torch.testing.assert_close(answer.outputs["output"], expected, rtol=1e-6, atol=1e-7, equal_nan=True)
 
 
 def test_a_file_that_is_not_portable(program: Path, model: nn.Module, tmp_path: Path) -> None:
@@ -98,10 +98,10 @@ def test_a_file_with_big_records(
         for name in old.namelist():
             new.writestr(name, old.read(name))
     request = by_name(call(3))
-    wanted = recfx.load(tmp_path / "model.pt").serve(request)["output"]
+    expected = recfx.load(tmp_path / "model.pt").serve(request)["output"]
     for name in ("model.pt", "big.pt"):
         (answer,) = answers(program, tmp_path / name, [request])
-        torch.testing.assert_close(answer.outputs["output"], wanted, rtol=1e-6, atol=1e-7)
+        torch.testing.assert_close(answer.outputs["output"], expected, rtol=1e-6, atol=1e-7)
 
 
 def test_no_python_is_loaded(program: Path, file: Path) -> None:
@@ -127,14 +127,14 @@ def test_latency_and_throughput(program: Path, file: Path, tmp_path: Path) -> No
     assert done.returncode == 0, done.stderr
     number = r"\d+\.\d+"
     for line, threads in zip(done.stdout.splitlines(), ("1 thread", "2 threads"), strict=True):
-        found = re.fullmatch(
+        match = re.fullmatch(
             rf"{threads}: (\d+) requests in {number} s, (\d+) requests/s, 0 errors, "
             rf"p50 ({number}) ms, p95 ({number}) ms, p99 ({number}) ms",
             line,
         )
-        assert found, line
-        assert int(found[1]) > 0
-        assert 0 < float(found[3]) <= float(found[4]) <= float(found[5])
+        assert match, line
+        assert int(match[1]) > 0
+        assert 0 < float(match[3]) <= float(match[4]) <= float(match[5])
 
 
 def test_it_says_its_inputs_and_how_it_is_used(program: Path, file: Path) -> None:
@@ -170,13 +170,13 @@ WRONG: list[tuple[dict[str, torch.Tensor | None], str]] = [
 
 
 def test_a_bad_request_is_an_error_and_the_next_one_is_served(program: Path, file: Path) -> None:
-    bad = [{name: each for name, each in {**GOOD, **wrong}.items() if each is not None} for wrong, _ in WRONG]
-    found = answers(program, file, [request for each in bad for request in (each, GOOD)])
-    assert [answer.error.rpartition("[")[2] for answer in found[::2]] == [f"{reason}]" for _, reason in WRONG]
-    assert not any(answer.error for answer in found[1::2])
+    bad = [{name: value for name, value in {**GOOD, **wrong}.items() if value is not None} for wrong, _ in WRONG]
+    received = answers(program, file, [request for refused in bad for request in (refused, GOOD)])
+    assert [answer.error.rpartition("[")[2] for answer in received[::2]] == [f"{reason}]" for _, reason in WRONG]
+    assert not any(answer.error for answer in received[1::2])
     named = {1: "features.a.values", 5: "features.a.lengths", 8: "feature d", 11: "dense", 14: "features.b.lengths"}
     for number, name in named.items():
-        assert name in found[2 * number].error
+        assert name in received[2 * number].error
 
 
 UNREADABLE = [
@@ -208,9 +208,9 @@ def test_a_request_that_cannot_be_read_is_an_error(program: Path, file: Path) ->
     good = request_text("good", GOOD)
     done = run(program, file, text="".join(text + good for text in texts))
     assert done.returncode == 0, done.stderr
-    found = parsed(done.stdout)
-    assert [(answer.id, answer.error) for answer in found[1::2]] == [("good", "")] * len(UNREADABLE)
-    assert [answer.error.rpartition("[")[2] for answer in found[::2]] == [f"{reason}]" for _, reason in UNREADABLE]
+    received = parsed(done.stdout)
+    assert [(answer.id, answer.error) for answer in received[1::2]] == [("good", "")] * len(UNREADABLE)
+    assert [answer.error.rpartition("[")[2] for answer in received[::2]] == [f"{reason}]" for _, reason in UNREADABLE]
 
 
 def test_arrays_are_read_and_printed_as_they_are(formats: Path) -> None:
@@ -241,12 +241,12 @@ def damaged_requests(count: int) -> str:
         damaged = bytearray(good.replace("\tgood\n", "\tdamaged\n", 1).encode())
         for _ in range(rng.randint(1, 3)):
             at = rng.randrange(len(damaged) + 1)
-            what = rng.randrange(4)
-            if what == 0:
+            choice = rng.randrange(4)
+            if choice == 0:
                 damaged[at : at + 1] = bytes([rng.randrange(256)])
-            elif what == 1:
+            elif choice == 1:
                 del damaged[at : at + rng.randint(1, 9)]
-            elif what == 2:
+            elif choice == 2:
                 damaged[at:at] = rng.choice([b"-", b"\t", b"\n", b"9" * 20, b"end\n", b"\0", b"nan", b","])
             else:
                 del damaged[at:]
@@ -260,13 +260,13 @@ def test_damaged_requests_never_stop_the_server(program: Path, formats: Path, fi
     for command in ([program, file], [formats]):
         done = run(*command, text=text)
         assert done.returncode == 0, done.stderr
-        found = parsed(done.stdout)
-        served = [answer for answer in found if answer.id == "good" and not answer.error]
+        received = parsed(done.stdout)
+        served = [answer for answer in received if answer.id == "good" and not answer.error]
         assert count * 0.9 < len(served) <= count  # a line that has lost its end takes the next one with it
-        assert sum(bool(answer.error) for answer in found) > count * 0.5
-    wanted = recfx.load(file).serve(GOOD)["output"]
+        assert sum(bool(answer.error) for answer in received) > count * 0.5
+    expected = recfx.load(file).serve(GOOD)["output"]
     answer = parsed(run(program, file, text=text).stdout)[-1]
-    torch.testing.assert_close(answer.outputs["output"], wanted, rtol=1e-6, atol=1e-7)
+    torch.testing.assert_close(answer.outputs["output"], expected, rtol=1e-6, atol=1e-7)
 
 
 # Bad files
@@ -300,23 +300,23 @@ def test_damaged_files_are_refused(program: Path, formats: Path, file: Path, tmp
         paths.append(tmp_path / f"cut-{size}.pt")
         paths[-1].write_bytes(whole[:size])
     extra = (b"\0", b"PK\5\6" + bytes(18), whole[-22:], whole[-98:])
-    longer = [whole + each for each in extra] + [each + whole for each in extra]
-    longer += [whole[:-2] + len(each).to_bytes(2, "little") + each for each in extra]
+    longer = [whole + part for part in extra] + [part + whole for part in extra]
+    longer += [whole[:-2] + len(part).to_bytes(2, "little") + part for part in extra]
     for number, content in enumerate(longer):
         paths.append(tmp_path / f"longer-{number}.pt")
         paths[-1].write_bytes(content)
-    found = check(program, paths)
-    assert {message for kind, message in check(formats, paths) if kind == "error"} <= {message for _, message in found}
-    for path, (kind, message) in zip(paths, found, strict=True):
+    checks = check(program, paths)
+    assert {message for kind, message in check(formats, paths) if kind == "error"} <= {message for _, message in checks}
+    for path, (kind, message) in zip(paths, checks, strict=True):
         if kind == "ok":
             readable.append(path)
         else:
             assert message.endswith("]"), message
     assert not [path for path in readable if not path.name.startswith("flipped")]
-    wanted = recfx.load(file).serve(GOOD)["output"]
+    expected = recfx.load(file).serve(GOOD)["output"]
     for path in readable[:5]:
         (answer,) = answers(program, path, [GOOD])
-        torch.testing.assert_close(answer.outputs["output"], wanted, rtol=1e-6, atol=1e-7)
+        torch.testing.assert_close(answer.outputs["output"], expected, rtol=1e-6, atol=1e-7)
     assert len(readable) < len(paths) / 2
 
 
@@ -374,12 +374,12 @@ def test_files_of_other_versions_and_strange_manifests(program: Path, file: Path
                 if name.endswith("recfx.json"):
                     if change is None:
                         continue
-                    found = {**json.loads(content), **change} if isinstance(change, dict) else change
-                    content = (found if isinstance(found, str) else json.dumps(found, indent=1)).encode()
+                    manifest = {**json.loads(content), **change} if isinstance(change, dict) else change
+                    content = (manifest if isinstance(manifest, str) else json.dumps(manifest, indent=1)).encode()
                 new.writestr(name, content)
-    found = [(kind, message.rpartition("[")[2]) for kind, message in check(program, paths)]
-    assert [kind for kind, _ in found] == ["error" if reason else "ok" for _, reason in MANIFESTS]
-    assert [reason for kind, reason in found if kind == "error"] == [f"{reason}]" for _, reason in MANIFESTS if reason]
+    checks = [(kind, message.rpartition("[")[2]) for kind, message in check(program, paths)]
+    assert [kind for kind, _ in checks] == ["error" if reason else "ok" for _, reason in MANIFESTS]
+    assert [reason for kind, reason in checks if kind == "error"] == [f"{reason}]" for _, reason in MANIFESTS if reason]
 
 
 def test_records_that_belong_to_another_file_are_refused(program: Path, file: Path, tmp_path: Path) -> None:
@@ -399,17 +399,17 @@ def test_records_that_belong_to_another_file_are_refused(program: Path, file: Pa
     changes += [with_manifest(format_version=1, content_crc32=None, order=None, crc32=None)]
     for number, change in enumerate(changes):
         rewrite(file, tmp_path / f"{number}.pt", change)
-    found = check(program, sorted(tmp_path.iterdir()))
-    assert [kind for kind, _ in found] == ["ok", "ok", *["error"] * 7], found
-    assert all(message.endswith("[damaged_file]") for _, message in found[2:])
+    results = check(program, sorted(tmp_path.iterdir()))
+    assert [kind for kind, _ in results] == ["ok", "ok", *["error"] * 7], results
+    assert all(message.endswith("[damaged_file]") for _, message in results[2:])
 
 
 @pytest.mark.parametrize("version", committed_versions())
 def test_files_that_earlier_versions_wrote_are_served(program: Path, version: int, tmp_path: Path) -> None:
     calls = committed_file(version, tmp_path / "model.pt")
-    found = answers(program, tmp_path / "model.pt", [by_name(recfx.Sample(*arguments)) for arguments, _ in calls])
-    for answer, (_, wanted) in zip(found, calls, strict=True):
-        torch.testing.assert_close(answer.outputs["output"], wanted, rtol=1e-5, atol=1e-6)
+    received = answers(program, tmp_path / "model.pt", [by_name(recfx.Sample(*arguments)) for arguments, _ in calls])
+    for answer, (_, expected) in zip(received, calls, strict=True):
+        torch.testing.assert_close(answer.outputs["output"], expected, rtol=1e-5, atol=1e-6)
 
 
 def test_what_is_no_file_of_recfx(program: Path, tmp_path: Path) -> None:

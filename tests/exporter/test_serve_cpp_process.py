@@ -155,7 +155,7 @@ def test_a_library_in_the_current_directory(program: Path, tmp_path: Path) -> No
 
 def test_lines_may_end_with_carriage_return_and_line_feed(program: Path, files: list[Path]) -> None:
     text = "".join(request_text(id, GOOD) for id in "12")
-    with_line_feeds, with_both = (run(program, files[0], text=each) for each in (text, text.replace("\n", "\r\n")))
+    with_line_feeds, with_both = (run(program, files[0], text=lines) for lines in (text, text.replace("\n", "\r\n")))
     assert with_both.stdout == with_line_feeds.stdout
     assert [answer.error for answer in parsed(with_both.stdout)] == ["", ""]
 

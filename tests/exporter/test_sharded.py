@@ -61,8 +61,8 @@ def exported(
     pieces: list[int] = []
 
     def rows(self: Ranks, number: int, begin: int, end: int) -> torch.Tensor:
-        pieces.append((found := taken(self, number, begin, end)).nbytes)
-        return found
+        pieces.append((piece := taken(self, number, begin, end)).nbytes)
+        return piece
 
     taken = Ranks.rows
     with pytest.MonkeyPatch.context() as patch:
@@ -95,13 +95,13 @@ def test_the_file_is_that_of_the_unsharded_model(
     plan: str, hashing: Any, world_size: int, options: dict[str, Any], tmp_path: Path
 ) -> None:
     case = case_of(plan, hashing, world_size=world_size)
-    found = ranks(world_size).run(exported, case, trained_alone(case).state_dict(), tmp_path / "sharded.pt", options)
+    reports = ranks(world_size).run(exported, case, trained_alone(case).state_dict(), tmp_path / "sharded.pt", options)
     whole = trained_alone(case)
-    wanted = recfx.export(whole, tmp_path / "whole.pt", sample_of(case), **options)
+    expected = recfx.export(whole, tmp_path / "whole.pt", sample_of(case), **options)
     assert [file.name for file in sorted(tmp_path.iterdir())] == ["sharded.pt", "whole.pt"]
-    assert all(report == found[0] for report in found)
-    assert (found[0].tables, found[0].graph) == (wanted.tables, wanted.graph)
-    assert found[0].bytes == (tmp_path / "sharded.pt").stat().st_size
+    assert all(report == reports[0] for report in reports)
+    assert (reports[0].tables, reports[0].graph) == (expected.tables, expected.graph)
+    assert reports[0].bytes == (tmp_path / "sharded.pt").stat().st_size
     assert_same_file(tmp_path / "sharded.pt", tmp_path / "whole.pt")
     for seed in range(2):
         assert_same_answers(tmp_path, sample_of(case, seed))
@@ -135,10 +135,10 @@ def test_id_minus_one_may_belong_to_any_rank(seed: int, tmp_path: Path) -> None:
 @pytest.mark.parametrize("options", [{"format": "pt2", "quantize": "int8"}, {"portable": False}])
 def test_other_files_answer_as_those_of_the_unsharded_model(options: dict[str, Any], tmp_path: Path) -> None:
     case = case_of("mixed", ADMIT)
-    found = ranks(2).run(exported, case, trained_alone(case).state_dict(), tmp_path / "sharded.pt", options)
-    wanted = recfx.export(trained_alone(case), tmp_path / "whole.pt", sample_of(case), **options)
-    assert found[0] == found[1]
-    assert (found[0].format, found[0].tables) == (wanted.format, wanted.tables)
+    reports = ranks(2).run(exported, case, trained_alone(case).state_dict(), tmp_path / "sharded.pt", options)
+    expected = recfx.export(trained_alone(case), tmp_path / "whole.pt", sample_of(case), **options)
+    assert reports[0] == reports[1]
+    assert (reports[0].format, reports[0].tables) == (expected.format, expected.tables)
     assert_same_answers(tmp_path, sample_of(case, 1))
 
 
@@ -151,8 +151,8 @@ def in_model_parallel(rank: int, world_size: int, case: Case, path: Path) -> Exp
         parallel(step[rank])[0].backward()
     report = recfx.export(parallel, path, sample_of(case))
     parallel.eval()
-    wanted = parallel(sample_of(case))
-    for output, answer in zip(recfx.load(path)(sample_of(case)), wanted, strict=True):
+    expected = parallel(sample_of(case))
+    for output, answer in zip(recfx.load(path)(sample_of(case)), expected, strict=True):
         torch.testing.assert_close(output, answer, rtol=1e-5, atol=1e-6)
     return report
 
@@ -186,40 +186,40 @@ def test_arguments_are_compared_whatever_the_order_of_a_dict(tmp_path: Path) -> 
 # Errors
 
 
-def fails(rank: int, world_size: int, case: Case, before: State, path: Path, what: str) -> tuple[str, str]:
+def fails(rank: int, world_size: int, case: Case, before: State, path: Path, fault: str) -> tuple[str, str]:
     """What export raises on this rank, after which it works."""
     model = sharded(case, before, world_size)
     sample: Any = sample_of(case)
     options: dict[str, Any] = {}
     with pytest.MonkeyPatch.context() as patch:
-        if what == "quantize":
+        if fault == "quantize":
             options = {"quantize": "int3"}
-        elif what == "other quantize" and rank == 1:
+        elif fault == "other quantize" and rank == 1:
             options = {"quantize": "int8"}
-        elif what == "format" and rank == 1:
+        elif fault == "format" and rank == 1:
             options = {"format": "onnx"}
-        elif what == "checkpoint" and rank == 1:
+        elif fault == "checkpoint" and rank == 1:
             options = {"checkpoint": path.parent}
-        elif what == "sample" and rank == 1:
+        elif fault == "sample" and rank == 1:
             sample = torch.zeros(2)
-        elif what == "directory":
+        elif fault == "directory":
             path = path / "nowhere" / "model.pt"
-        elif what == "disk":
+        elif fault == "disk":
             patch.setattr(write_file, "overwrite", _full)
-        elif what == "index" and rank == 1:
+        elif fault == "index" and rank == 1:
             next(iter(model.sparse.hash_indexes.values())).row_state.fill_(7)  # type: ignore[union-attr, operator]
-        elif what in ("piece", "interrupted piece") and rank == 1:
-            error = ValueError("bad memory") if what == "piece" else KeyboardInterrupt()
+        elif fault in ("piece", "interrupted piece") and rank == 1:
+            error = ValueError("bad memory") if fault == "piece" else KeyboardInterrupt()
             patch.setattr(exporter_ranks, "_part", lambda *_: _raise(error))
-        elif what == "interrupted first" and rank == 0:
+        elif fault == "interrupted first" and rank == 0:
             patch.setattr(Ranks, "rows", lambda *_: _raise(KeyboardInterrupt()))
-        elif what == "interrupted wait" and rank == 1:
+        elif fault == "interrupted wait" and rank == 1:
             patch.setattr(Ranks, "_broadcast", _Interrupted(Ranks._broadcast))
         with pytest.raises(BaseException) as raised:
             recfx.export(model, path, sample, **options)
-    if what != "index":
+    if fault != "index":
         recfx.export(
-            model, path.parent / "other.pt" if what != "directory" else path.parents[1] / "other.pt", sample_of(case)
+            model, path.parent / "other.pt" if fault != "directory" else path.parents[1] / "other.pt", sample_of(case)
         )
     return type(raised.value).__name__, getattr(raised.value, "reason", "")
 
@@ -279,7 +279,7 @@ def _full(*_: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("what", "first", "second"),
+    ("fault", "first", "second"),
     [
         ("quantize", "invalid_argument", "invalid_argument"),
         ("other quantize", "ranks_differ", "ranks_differ"),
@@ -296,13 +296,13 @@ def _full(*_: Any) -> Any:
     ],
 )
 def test_an_error_on_one_rank_is_one_on_all_and_the_old_file_stays(
-    what: str, first: str, second: str, tmp_path: Path
+    fault: str, first: str, second: str, tmp_path: Path
 ) -> None:
     (tmp_path / "model.pt").write_text("old")
-    path = tmp_path if what == "directory" else tmp_path / "model.pt"
+    path = tmp_path if fault == "directory" else tmp_path / "model.pt"
     case = case_of("rows", LRU)
-    found = ranks(2).run(fails, case, trained_alone(case).state_dict(), path, what)
-    assert [reason or name for name, reason in found] == [first, second]
+    errors = ranks(2).run(fails, case, trained_alone(case).state_dict(), path, fault)
+    assert [reason or name for name, reason in errors] == [first, second]
     assert (tmp_path / "model.pt").read_text() == "old"
     assert {file.name for file in tmp_path.iterdir()} <= {"model.pt", "other.pt"}
 
@@ -314,9 +314,9 @@ def test_ctrl_c_on_one_rank_is_told_to_the_others(who: int, when: int, tmp_path:
     (tmp_path / "model.pt").write_text("old")
     case = case_of("rows", LRU)
     state = trained_alone(case).state_dict()
-    found = ranks(2).run(interrupted, case, state, tmp_path / "model.pt", who, when)
-    assert found[who] == "KeyboardInterrupt"
-    assert found[1 - who] == "other_rank_failed"
+    errors = ranks(2).run(interrupted, case, state, tmp_path / "model.pt", who, when)
+    assert errors[who] == "KeyboardInterrupt"
+    assert errors[1 - who] == "other_rank_failed"
     assert (tmp_path / "model.pt").read_text() == "old"
     assert {file.name for file in tmp_path.iterdir()} == {"model.pt", "other.pt"}
 
@@ -336,6 +336,6 @@ def refused(rank: int, world_size: int, path: Path) -> list[str]:
 
 
 def test_what_cannot_be_exported_from_all_ranks(tmp_path: Path) -> None:
-    found = ranks(2).run(refused, tmp_path / "model.pt")
-    assert found == [["model_is_sharded", "several_process_groups"]] * 2
+    reasons = ranks(2).run(refused, tmp_path / "model.pt")
+    assert reasons == [["model_is_sharded", "several_process_groups"]] * 2
     assert list(tmp_path.iterdir()) == []

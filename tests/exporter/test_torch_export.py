@@ -71,7 +71,7 @@ def test_saved_programs_take_batches_of_every_size(tmp_path: Path) -> None:
         torch.export.save(program, tmp_path / f"{number}.pt2")
         ranges = [(least, most), (-20, 20)] if hashed else [(0, 20)]
         batches = [call(size, 9, low, high, is_weighted) for size in (2, 9, 40) for low, high in ranges]
-        torch.save([(tensors(each), model(*each.args)) for each in batches], tmp_path / f"{number}.pt")
+        torch.save([(tensors(sample), model(*sample.args)) for sample in batches], tmp_path / f"{number}.pt")
     subprocess.run([sys.executable, "-c", _IN_ANOTHER_PROCESS, str(tmp_path)], check=True, timeout=300)
 
 
@@ -149,7 +149,7 @@ def test_in_training_mode_it_says_eval(way: str) -> None:
 
 def test_tables_that_are_not_on_the_cpu() -> None:
     converted = recfx.convert(HashedModel().to("meta"), device="meta").eval()
-    sample = recfx.Sample(*(each.to("meta") for each in call(3, low=0).args))
+    sample = recfx.Sample(*(argument.to("meta") for argument in call(3, low=0).args))
     with pytest.raises(recfx.ExportError, match="on meta") as caught:
         torch.export.export(converted, sample.args)
     assert (caught.value.reason, caught.value.module_path) == ("not_exportable", "ebc")

@@ -88,7 +88,7 @@ def _to_rows(features: KeyedJaggedTensor, mapping: dict[str, tuple[torch.Tensor,
     for key in features.keys():  # noqa: SIM118  # a batch is not a dict
         ids, rows = of_table[key]
         row_of = dict(zip(ids.tolist(), rows.tolist(), strict=True))
-        values += [row_of[each] for each in features[key].values().tolist()]
+        values += [row_of[id_] for id_ in features[key].values().tolist()]
     return KeyedJaggedTensor(features.keys(), torch.tensor(values), lengths=features.lengths())
 
 
@@ -117,11 +117,11 @@ def test_unconverted_models_are_quantized_sharded_and_scripted(hashing: str, wor
     loaded = saved_and_loaded(sharded)
     for size in (5, 1):
         features = batch(size, seed=1)
-        given = rows(features)
-        wanted = model(features)
-        torch.testing.assert_close(untouched(given), wanted, rtol=1e-5, atol=1e-6)
-        torch.testing.assert_close(loaded(given), quantized(given), rtol=1e-5, atol=1e-6)
-        difference = (loaded(given) - wanted).detach().abs().max()
+        as_rows = rows(features)
+        expected = model(features)
+        torch.testing.assert_close(untouched(as_rows), expected, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(loaded(as_rows), quantized(as_rows), rtol=1e-5, atol=1e-6)
+        difference = (loaded(as_rows) - expected).detach().abs().max()
         assert 0 < float(difference) < 0.02
 
 

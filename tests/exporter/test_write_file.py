@@ -48,7 +48,7 @@ def test_a_path_that_cannot_be_written_is_refused_before_anything_is_computed(
         recfx.export(model, tmp_path / path, call(6))
     assert raised.value.reason == "cannot_write"
     assert str(tmp_path) in raised.value.message
-    assert sorted(each.name for each in tmp_path.iterdir()) == ["file", "link", "pipe"]
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["file", "link", "pipe"]
 
 
 def test_a_symbolic_link_stays_and_its_file_is_replaced(model: nn.Module, tmp_path: Path) -> None:
@@ -59,7 +59,7 @@ def test_a_symbolic_link_stays_and_its_file_is_replaced(model: nn.Module, tmp_pa
     assert report.path == tmp_path / "latest.pt"
     assert (tmp_path / "latest.pt").is_symlink()
     assert recfx.load(tmp_path / "files" / "model.pt").manifest == recfx.load(report.path).manifest
-    assert [each.name for each in (tmp_path / "files").iterdir()] == ["model.pt"]
+    assert [file.name for file in (tmp_path / "files").iterdir()] == ["model.pt"]
 
 
 def test_a_directory_that_may_not_be_written(model: nn.Module, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,7 +105,7 @@ def test_a_disk_that_is_full_leaves_the_old_file(
         recfx.export(model, tmp_path / "model.pt", call(6))
     assert raised.value.reason == "cannot_write"
     assert (tmp_path / "model.pt").read_text() == "old"
-    assert [each.name for each in tmp_path.iterdir()] == ["model.pt"]
+    assert [file.name for file in tmp_path.iterdir()] == ["model.pt"]
 
 
 @pytest.mark.parametrize("format", ["torchscript", "pt2"])
@@ -128,7 +128,7 @@ def test_no_room_for_the_file_is_an_error_and_does_not_end_the_process(format: s
     assert done.returncode == 0, done.stderr
     assert "[cannot_write] model.pt cannot be written: File too large" in done.stdout
     assert (tmp_path / "model.pt").read_text() == "old"
-    assert [each.name for each in tmp_path.iterdir()] == ["model.pt"]
+    assert [file.name for file in tmp_path.iterdir()] == ["model.pt"]
 
 
 def test_an_interrupt_anywhere_leaves_the_old_file_or_the_new_one(model: nn.Module, tmp_path: Path) -> None:
@@ -140,7 +140,7 @@ def test_an_interrupt_anywhere_leaves_the_old_file_or_the_new_one(model: nn.Modu
     for at in range(1, count + 1, max(1, count // 12)):
         path.write_text("old")
         assert interrupt(run, at)
-        assert [each.name for each in tmp_path.iterdir()] == ["model.pt"], at
+        assert [file.name for file in tmp_path.iterdir()] == ["model.pt"], at
         if path.read_bytes() != b"old":
             recfx.load(path)
             new += 1
@@ -158,8 +158,8 @@ def test_a_file_that_is_replaced_keeps_its_mode_and_owner(model: nn.Module, tmp_
                 os.chown(path, 1234, 5678)
             owner = path.stat().st_uid, path.stat().st_gid
             recfx.export(model, path, call(6))
-            found = path.stat()
-            assert (stat.S_IMODE(found.st_mode), found.st_uid, found.st_gid) == (mode, *owner)
+            status = path.stat()
+            assert (stat.S_IMODE(status.st_mode), status.st_uid, status.st_gid) == (mode, *owner)
     finally:
         os.umask(before)
 
@@ -182,12 +182,12 @@ def test_what_a_killed_export_leaves_is_removed_by_the_next_one_in_that_director
     assert ours.recv() == "writing"
     (left,) = tmp_path.iterdir()
     assert (left.name[:11], stat.S_IMODE(left.stat().st_mode)) == (".killed.pt.", 0o600)
-    others = [tmp_path / name for name in (".model.pt.recfx", ".model.pt.recfx0123456789a", "model.pt.recfx0123456789")]
-    for other in others:
-        other.touch()
+    theirs = [tmp_path / name for name in (".model.pt.recfx", ".model.pt.recfx0123456789a", "model.pt.recfx0123456789")]
+    for file in theirs:
+        file.touch()
     recfx.export(model, tmp_path / "model.pt", call(6))
     assert left.exists()
     exporting.kill()
     exporting.join(60)
     recfx.export(model, tmp_path / "model.pt", call(6))
-    assert sorted(tmp_path.iterdir()) == sorted([tmp_path / "model.pt", *others])
+    assert sorted(tmp_path.iterdir()) == sorted([tmp_path / "model.pt", *theirs])

@@ -86,15 +86,15 @@ def test_files_answer_as_the_model_does_or_are_refused_and_not_written(case: Cas
         for batch_size in (7, 1, 0) if files else ():
             try:
                 call = case.sample(batch_size)
-                wanted = named_tensors(run_model(model, call))
+                expected = named_tensors(run_model(model, call))
             except (RuntimeError, IndexError):  # some models cannot be called with an empty batch
                 assert batch_size == 0
                 continue
             for file in files:
                 answer = named_tensors(run_model(file, call))
-                assert first_difference(wanted, answer, case.rtol, case.atol) is None, (
+                assert first_difference(expected, answer, case.rtol, case.atol) is None, (
                     file.manifest["format"],
                     batch_size,
                 )
-            compared += len(wanted)
+            compared += len(expected)
         assert bool(compared) == bool(files)

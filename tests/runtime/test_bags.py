@@ -34,16 +34,16 @@ def source(
     )
 
 
-def assert_is(found: KeyedJaggedTensor, keys: list[str], bags: list[list[int]], weights: list[float] | None) -> None:
+def assert_is(features: KeyedJaggedTensor, keys: list[str], bags: list[list[int]], weights: list[float] | None) -> None:
     """Lengths and offsets are both there already, as int64: no later node computes them again."""
-    assert found.keys() == keys
-    assert found.values().tolist() == [id_ for bag in bags for id_ in bag]
-    assert found.lengths_or_none().tolist() == [len(bag) for bag in bags]  # type: ignore[union-attr]
+    assert features.keys() == keys
+    assert features.values().tolist() == [id_ for bag in bags for id_ in bag]
+    assert features.lengths_or_none().tolist() == [len(bag) for bag in bags]  # type: ignore[union-attr]
     ends = [sum(map(len, bags[:number])) for number in range(len(bags) + 1)]
-    assert found.offsets_or_none().tolist() == ends  # type: ignore[union-attr]
-    scale = found.weights_or_none()
+    assert features.offsets_or_none().tolist() == ends  # type: ignore[union-attr]
+    scale = features.weights_or_none()
     assert (None if scale is None else scale.tolist()) == weights
-    assert found.stride() == len(bags) // len(keys)
+    assert features.stride() == len(bags) // len(keys)
 
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
@@ -70,29 +70,29 @@ def test_of_a_batch_on_meta_the_number_of_bags_is_known() -> None:
 @pytest.mark.parametrize("weights", ["none", "constant", "trained"])
 def test_features_are_selected_repeated_and_renamed(weights: str) -> None:
     batch = source(weights != "none", weights == "trained")
-    found = permute_features(batch, [1, 0, 1], ["x", "y", "z"])
+    selected = permute_features(batch, [1, 0, 1], ["x", "y", "z"])
     scale = None if weights == "none" else [3.0, 4.0, 5.0, 0.0, 1.0, 2.0, 3.0, 4.0, 5.0]
-    assert_is(found, ["x", "y", "z"], [[], [13, 14, 15], [10, 11], [12], [], [13, 14, 15]], scale)
+    assert_is(selected, ["x", "y", "z"], [[], [13, 14, 15], [10, 11], [12], [], [13, 14, 15]], scale)
     if weights == "trained":
-        found.weights().sum().backward()
+        selected.weights().sum().backward()
         assert batch.weights().grad.tolist() == [1.0, 1.0, 1.0, 2.0, 2.0, 2.0]  # type: ignore[union-attr]
 
 
 def test_a_batch_of_no_samples_stays_one() -> None:
     batch = KeyedJaggedTensor(["a", "b"], on_cpu([]), None, lengths=on_cpu([]), stride=0)
-    found = permute_features(batch, [1, 0], ["b", "a"])
-    assert_is(found, ["b", "a"], [], None)
+    selected = permute_features(batch, [1, 0], ["b", "a"])
+    assert_is(selected, ["b", "a"], [], None)
 
 
 def test_a_batch_of_no_keys_has_samples_all_the_same() -> None:
     assert permute_features(source(), [], []).stride() == 2
     nothing = KeyedJaggedTensor([], on_cpu([]), None, lengths=on_cpu([], torch.int32), offsets=on_cpu([0]), stride=3)
-    for found in (
+    for selected in (
         with_values(nothing, nothing.values(), None),
         as_sent(nothing),
         keep_ids(nothing, nothing.values(), nothing.values() > 0),
     ):
-        assert (found.keys(), found.stride()) == ([], 3)
+        assert (selected.keys(), selected.stride()) == ([], 3)
 
 
 def test_bags_are_expanded_by_inverse_indices() -> None:
@@ -104,9 +104,9 @@ def test_bags_are_expanded_by_inverse_indices() -> None:
         stride_per_key_per_rank=[[1], [2], [1]],
     )
     inverse = on_cpu([[0, 0, 0], [1, 0, 1], [0, 0, 0]])
-    found = expanded(batch, [2, 1, 0], [1, 2, 1], inverse, ["c", "b", "a"])
+    selected = expanded(batch, [2, 1, 0], [1, 2, 1], inverse, ["c", "b", "a"])
     bags = [[14, 15], [14, 15], [14, 15], [13], [11, 12], [13], [10], [10], [10]]
-    assert_is(found, ["c", "b", "a"], bags, [float(id_ - 10) for bag in bags for id_ in bag])
+    assert_is(selected, ["c", "b", "a"], bags, [float(id_ - 10) for bag in bags for id_ in bag])
 
 
 def test_other_values_in_the_same_bags() -> None:
@@ -141,15 +141,15 @@ def test_what_is_sent_has_one_type(
     assert sent.keys() == ["a", "b"]
     assert (sent.values().dtype, sent.lengths().dtype) == (torch.int64, torch.int64)
     assert (sent.values().tolist(), sent.lengths().tolist()) == ([10, 11, 12, 13, 14, 15], [2, 1, 0, 3])
-    found = sent.weights_or_none()
-    assert (found is None) == (weights is None)
-    assert found is None or (found.dtype, found.tolist()) == (torch.float32, [0.0, 1.0, 2.0, 3.0, 4.0, 5.0])
+    outgoing = sent.weights_or_none()
+    assert (outgoing is None) == (weights is None)
+    assert outgoing is None or (outgoing.dtype, outgoing.tolist()) == (torch.float32, [0.0, 1.0, 2.0, 3.0, 4.0, 5.0])
 
 
 @pytest.mark.parametrize("weights", [False, True])
 def test_ids_are_taken_out_of_their_bags(weights: bool) -> None:
     batch = source(weights)
     kept = on_cpu([False, True, False, True, False, True], torch.bool)
-    found = keep_ids(batch, batch.values() + 1, kept)
-    assert_is(found, ["a", "b"], [[12], [], [], [14, 16]], [1.0, 3.0, 5.0] if weights else None)
-    assert found.offsets().dtype == torch.int64
+    selected = keep_ids(batch, batch.values() + 1, kept)
+    assert_is(selected, ["a", "b"], [[12], [], [], [14, 16]], [1.0, 3.0, 5.0] if weights else None)
+    assert selected.offsets().dtype == torch.int64

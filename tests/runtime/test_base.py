@@ -57,13 +57,13 @@ def assert_same_training(models: list[nn.Module], reference: nn.Module, case: Ca
             for path in unsharded_collections(model):
                 assert not any(call.startswith(f"{path or 'embedding_bag_collection'}.") for call in calls)
         for size in BATCH_SIZES:
-            wanted, gradients = trained(expected, reference, case, size)
+            answers, gradients = trained(expected, reference, case, size)
             for model, graph in zip(models, graphs, strict=True):
                 outputs, ours = trained(graph, model, case, size)
-                assert len(outputs) == len(wanted)
-                for one, other in zip(outputs, wanted, strict=True):
-                    assert one.requires_grad == other.requires_grad
-                    torch.testing.assert_close(one, other, rtol=case.rtol, atol=case.atol)
+                assert len(outputs) == len(answers)
+                for output, answer in zip(outputs, answers, strict=True):
+                    assert output.requires_grad == answer.requires_grad
+                    torch.testing.assert_close(output, answer, rtol=case.rtol, atol=case.atol)
                 assert ours.keys() == gradients.keys()
                 for name in set(ours) - set(case.skip_gradients):
                     assert_same_gradient(name, ours[name], gradients[name], case)
@@ -74,11 +74,11 @@ def traced(trace: Trace, model: nn.Module) -> fx.GraphModule:
     return trace(model)
 
 
-def assert_same_gradient(name: str, one: torch.Tensor | None, other: torch.Tensor | None, case: Case) -> None:
-    if one is None or other is None:  # a table that no id read may have zeros or nothing
-        assert not any(gradient is not None and gradient.any() for gradient in (one, other)), name
+def assert_same_gradient(name: str, gradient: torch.Tensor | None, reference: torch.Tensor | None, case: Case) -> None:
+    if gradient is None or reference is None:  # a table that no id read may have zeros or nothing
+        assert not any(one is not None and one.any() for one in (gradient, reference)), name
     else:
-        torch.testing.assert_close(one, other, rtol=case.rtol, atol=case.atol, msg=name)
+        torch.testing.assert_close(gradient, reference, rtol=case.rtol, atol=case.atol, msg=name)
 
 
 class Tower(nn.Module):
@@ -114,14 +114,14 @@ def test_a_graph_is_copied_pickled_and_traced_again(build: Any, again: Any, trac
     model = build()
     graph = trace(model)
     graph.graph.lint()
-    other = trace(graph) if again == "retrace" else again(graph)
+    copied = trace(graph) if again == "retrace" else again(graph)
     features = batch(4)
-    (wanted, found) = (one(features) for one in (model, other))
-    if isinstance(wanted, torch.Tensor):
-        assert torch.equal(found, wanted)
+    (expected, answer) = (module(features) for module in (model, copied))
+    if isinstance(expected, torch.Tensor):
+        assert torch.equal(answer, expected)
     else:
-        assert torch.equal(found.values(), wanted.values())
-    assert [node.op for node in other.graph.nodes] == [node.op for node in graph.graph.nodes]
+        assert torch.equal(answer.values(), expected.values())
+    assert [node.op for node in copied.graph.nodes] == [node.op for node in graph.graph.nodes]
 
 
 def test_the_node_has_the_path_and_the_class_of_the_collection() -> None:
@@ -207,9 +207,9 @@ def test_every_way_to_call_the_collection(kind: type[Tower], trace: Trace) -> No
     assert graph.graph.find_nodes(op="call_module", target="ebc")
     case = Case("tower", kind, lambda size: recfx.Sample(batch(size)))
     for _ in range(2):
-        wanted, gradients = trained(plain, plain, case, 4)
-        found, ours = trained(graph, model, case, 4)
-        torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-6)
+        expected, gradients = trained(plain, plain, case, 4)
+        answer, ours = trained(graph, model, case, 4)
+        torch.testing.assert_close(answer, expected, rtol=1e-5, atol=1e-6)
         for name, gradient in gradients.items():
             torch.testing.assert_close(ours[name], gradient, rtol=1e-5, atol=1e-6)
         for one in (plain, model):
@@ -288,8 +288,8 @@ def test_torchrecs_pipelines_around_an_unsharded_model(pipeline: Any, hashing: s
         batches = iter(inputs())
         outputs[name] = [progress.progress(batches) for _ in range(4)]
     torch.testing.assert_close(outputs["converted"], outputs["plain"], rtol=1e-5, atol=1e-6)
-    for found, wanted in zip(model.parameters(), reference.parameters(), strict=True):
-        torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-6)
+    for parameter, expected in zip(model.parameters(), reference.parameters(), strict=True):
+        torch.testing.assert_close(parameter, expected, rtol=1e-5, atol=1e-6)
 
 
 def test_a_subclass_of_the_collection_is_a_leaf() -> None:
@@ -334,10 +334,10 @@ def test_the_graph_of_a_hashed_model_gives_ids_the_same_rows(case: Case) -> None
         reference.train(training)
         graph = torchrec.fx.symbolic_trace(model)
         for size in BATCH_SIZES:
-            wanted, gradients = trained(reference, reference, case, size)
-            found, ours = trained(graph, model, case, size)
-            for one, other in zip(found, wanted, strict=True):
-                assert torch.equal(one, other)
+            expected, gradients = trained(reference, reference, case, size)
+            answer, ours = trained(graph, model, case, size)
+            for output, expected_output in zip(answer, expected, strict=True):
+                assert torch.equal(output, expected_output)
             for name, gradient in gradients.items():
                 assert (gradient is None) == (ours[name] is None)
                 assert gradient is None or torch.equal(ours[name], gradient)

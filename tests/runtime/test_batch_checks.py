@@ -143,11 +143,11 @@ def test_of_a_batch_on_meta_sizes_alone_are_checked(weighted: bool) -> None:
     rows = torch.full((2,), -1)
     for form in ({"lengths": torch.tensor([2, 1, 1, 2])}, {"offsets": torch.tensor([0, 2, 3, 4, 6])}):
         features = batch(weights=WEIGHTS, **form).to(torch.device("meta"))
-        found = checks.checked(features, rows, lambda id_, key: pytest.fail(f"{id_} {key}"))
-        assert (found.lengths().shape, found.offsets().shape, found.offsets().dtype) == ((4,), (5,), torch.int64)
-        assert (found.values().is_meta, found.lengths().is_meta, found.offsets().is_meta) == (True, True, True)
-        assert (found.keys(), found.stride()) == (["a", "b"], 2)
-        assert (found.weights_or_none() is not None) == weighted
+        checked = checks.checked(features, rows, lambda id_, key: pytest.fail(f"{id_} {key}"))
+        assert (checked.lengths().shape, checked.offsets().shape, checked.offsets().dtype) == ((4,), (5,), torch.int64)
+        assert (checked.values().is_meta, checked.lengths().is_meta, checked.offsets().is_meta) == (True, True, True)
+        assert (checked.keys(), checked.stride()) == (["a", "b"], 2)
+        assert (checked.weights_or_none() is not None) == weighted
 
 
 LENGTHS, OFFSETS = torch.tensor([2, 1, 1, 2]), torch.tensor([0, 2, 3, 4, 6])
@@ -173,8 +173,8 @@ TAKEN: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("taken", TAKEN.values(), ids=TAKEN.keys())
 def test_what_the_standard_collection_takes(hashing: recfx.HashConfig | None, taken: dict[str, Any]) -> None:
     oracle, model = standard(), converted(hashing)
-    for each in (oracle, model):
-        (each(batch(**taken)).values() ** 2).sum().backward()
+    for collection in (oracle, model):
+        (collection(batch(**taken)).values() ** 2).sum().backward()
     torch.testing.assert_close(model(batch(**taken)).values(), oracle(batch(**taken)).values())
     for name, parameter in oracle.named_parameters():
         torch.testing.assert_close(model.get_parameter(name).grad, parameter.grad)
@@ -183,9 +183,9 @@ def test_what_the_standard_collection_takes(hashing: recfx.HashConfig | None, ta
 def test_more_ids_than_a_small_length_can_count() -> None:
     """The standard collection adds lengths up in their own type."""
     lengths = torch.full((4,), 100, dtype=torch.uint8)
-    found = converted(recfx.HashConfig())(batch(torch.zeros(400, dtype=torch.int64), lengths=lengths))
-    wanted = standard()(batch(torch.zeros(400, dtype=torch.int64), lengths=lengths.long()))
-    torch.testing.assert_close(found.values(), wanted.values())
+    answer = converted(recfx.HashConfig())(batch(torch.zeros(400, dtype=torch.int64), lengths=lengths))
+    expected = standard()(batch(torch.zeros(400, dtype=torch.int64), lengths=lengths.long()))
+    torch.testing.assert_close(answer.values(), expected.values())
 
 
 @each_hashing
@@ -217,7 +217,7 @@ def test_meta(hashing: recfx.HashConfig | None, optimizer: Any, permuted: bool) 
             ).to(torch.device(device))
             pooled = model(features)
             pooled.values().sum().backward()
-            gradients = [None if each.grad is None else each.grad.device for each in model.parameters()]
+            gradients = [None if parameter.grad is None else parameter.grad.device for parameter in model.parameters()]
             answers.append((pooled.keys(), pooled.values().shape, pooled.values().device, gradients))
     assert answers[:2] == answers[2:]
 
@@ -237,8 +237,8 @@ def test_torch_func(hashing: recfx.HashConfig | None, fused: bool, how: str) -> 
 
         parameters = {name: parameter.detach() for name, parameter in model.named_parameters()}
         if how == "grad":
-            found: dict[str, torch.Tensor] = torch.func.grad(loss)(parameters)
-            return found
+            grads: dict[str, torch.Tensor] = torch.func.grad(loss)(parameters)
+            return grads
         value, backward = torch.func.vjp(loss, parameters)
         return backward(torch.ones_like(value))[0]
 
@@ -246,28 +246,28 @@ def test_torch_func(hashing: recfx.HashConfig | None, fused: bool, how: str) -> 
     if fused:
         attach(plain, torch.optim.SGD)
     model = recfx.convert(plain, hashing=hashing)
-    found = gradients(model)
+    actual = gradients(model)
     before = copy.deepcopy(model.state_dict())
-    torch.testing.assert_close(gradients(model), found)
+    torch.testing.assert_close(gradients(model), actual)
     torch.testing.assert_close(
-        {name: model.state_dict()[name] for name in found}, {name: before[name] for name in found}
+        {name: model.state_dict()[name] for name in actual}, {name: before[name] for name in actual}
     )
     dense = recfx.convert(standard(), hashing=hashing)
     (dense(batch()).values() ** 2).sum().backward()
-    wanted = {name: parameter.grad for name, parameter in dense.named_parameters()}
+    expected = {name: parameter.grad for name, parameter in dense.named_parameters()}
     if hashing is None or hashing.dense_rows is None:
-        wanted = gradients(standard())
-    torch.testing.assert_close(found, wanted)
+        expected = gradients(standard())
+    torch.testing.assert_close(actual, expected)
 
 
 @each_hashing
 def test_torch_func_of_the_batch_weights(hashing: recfx.HashConfig | None) -> None:
     model = converted(hashing, is_weighted=True)
     model(batch(weights=WEIGHTS))  # gives rows
-    found = torch.func.grad(lambda weights: (model(batch(weights=weights)).values() ** 2).sum())(WEIGHTS)
+    gradient = torch.func.grad(lambda weights: (model(batch(weights=weights)).values() ** 2).sum())(WEIGHTS)
     weights = WEIGHTS.clone().requires_grad_()
     (model(batch(weights=weights)).values() ** 2).sum().backward()
-    torch.testing.assert_close(found, weights.grad)
+    torch.testing.assert_close(gradient, weights.grad)
 
 
 # Tables that FBGEMM cannot train

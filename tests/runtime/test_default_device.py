@@ -61,20 +61,20 @@ def trained(hashing: str, backend: str, optimizer: str, is_weighted: bool, defau
     features = batches(is_weighted)
     with torch.device(default):
         model: Any = recfx.convert(plain, hashing=HASHINGS[hashing], backend=backend)
-        found = []
+        outputs = []
         for training in (True, True, False):
             model.train(training)
-            for each in features:
+            for kjt in features:
                 scale = torch.ones(1, device=CPU, requires_grad=True)
-                values = checkpoint(lambda scale, each=each: model(each).values() * scale, scale, use_reentrant=False)
+                values = checkpoint(lambda scale, kjt=kjt: model(kjt).values() * scale, scale, use_reentrant=False)
                 values.square().sum().backward()
-                found += [values.detach(), scale.grad]
+                outputs += [values.detach(), scale.grad]
                 if is_weighted:
-                    found.append(each.weights().grad.clone())  # type: ignore[union-attr]
+                    outputs.append(kjt.weights().grad.clone())  # type: ignore[union-attr]
     gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
     assert bool(gradients) == (not optimizer)
-    states = [value for _, each in sorted(model.fused_optimizers().items()) for value in each.state.values()]
-    return [*found, *gradients, *states, *model.state_dict().values()]
+    states = [value for _, fused in sorted(model.fused_optimizers().items()) for value in fused.state.values()]
+    return [*outputs, *gradients, *states, *model.state_dict().values()]
 
 
 @pytest.mark.parametrize("is_weighted", [False, True], ids=["mean", "weighted"])
@@ -86,9 +86,9 @@ def trained(hashing: str, backend: str, optimizer: str, is_weighted: bool, defau
 def test_training_and_answers(hashing: str, backend: str, optimizer: str, is_weighted: bool) -> None:
     if hashing == "evicting" and not optimizer:
         optimizer = "sgd"
-    wanted = trained(hashing, backend, optimizer, is_weighted, "cpu")
-    found = trained(hashing, backend, optimizer, is_weighted, "meta")
-    assert len(found) == len(wanted) >= 20
-    for one, other in zip(found, wanted, strict=True):
-        assert one.device == CPU
-        assert torch.equal(one, other)
+    expected = trained(hashing, backend, optimizer, is_weighted, "cpu")
+    actual = trained(hashing, backend, optimizer, is_weighted, "meta")
+    assert len(actual) == len(expected) >= 20
+    for tensor, expected_tensor in zip(actual, expected, strict=True):
+        assert tensor.device == CPU
+        assert torch.equal(tensor, expected_tensor)

@@ -34,17 +34,17 @@ def test_finding_changes_and_counts_nothing() -> None:
     converted, _, find = nodes()
     converted(one_bag(5, 6))
     before = {name: value.clone() for name, value in converted.state_dict().items()}
-    _, found = find([6, 7, 5])
-    assert found.rows.tolist() == [1, -1, 0]
+    _, found_rows = find([6, 7, 5])
+    assert found_rows.rows.tolist() == [1, -1, 0]
     assert all(torch.equal(value, before[name]) for name, value in converted.state_dict().items())
 
 
 def test_what_was_inserted_meanwhile_changes_no_row_that_was_found() -> None:
     converted, hash_ids, find = nodes()
     converted(one_bag(5, 6))
-    features, found = find([6, 7, 5])
+    features, found_rows = find([6, 7, 5])
     converted(one_bag(9, 7))
-    rows = InsertIds(hash_ids)(features, found)
+    rows = InsertIds(hash_ids)(features, found_rows)
     assert rows.values().tolist() == [1, 3, 0]
     assert converted.index("t").counters["batches"] == 3
     assert converted.index("t").counters["ids_seen"] == 7
@@ -65,20 +65,20 @@ def test_what_is_not_right_any_more_is_hashed_in_turn(change: str) -> None:
     converted(one_bag(5, 6))
     saved = {name: value.clone() for name, value in converted.state_dict().items()}
     converted(one_bag(7))
-    features, found = find([7, 6])
+    features, found_rows = find([7, 6])
     insert = InsertIds(hash_ids)
     if change == "erase":
         converted.index("t").erase(torch.tensor([7]))
         converted(one_bag(8))  # takes the row
-        assert insert(features, found).values().tolist() == [3, 1]
+        assert insert(features, found_rows).values().tolist() == [3, 1]
     elif change == "load":
         converted.load_state_dict(saved)
         converted(one_bag(8))
-        assert insert(features, found).values().tolist() == [3, 1]
+        assert insert(features, found_rows).values().tolist() == [3, 1]
     else:
         converted.eval()
-        found.rows.fill_(-1)
-        assert insert(features, found).values().tolist() == [2, 1]
+        found_rows.rows.fill_(-1)
+        assert insert(features, found_rows).values().tolist() == [2, 1]
         assert converted.index("t").counters["batches"] == 2
 
 
@@ -105,6 +105,6 @@ def test_on_meta_nothing_is_found() -> None:
     assert not SnapshotIndexes(hash_ids).is_of_use
     snapshot = SnapshotIndexes(hash_ids)()
     assert snapshot is None
-    found = FindIds(hash_ids)(features, snapshot)
-    assert found is None
-    assert InsertIds(hash_ids)(features, found) is features
+    found_rows = FindIds(hash_ids)(features, snapshot)
+    assert found_rows is None
+    assert InsertIds(hash_ids)(features, found_rows) is features

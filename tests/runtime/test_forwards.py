@@ -34,7 +34,7 @@ KINDS = {
 
 class Batch(NamedTuple):
     features: KeyedJaggedTensor
-    others: KeyedJaggedTensor
+    other_features: KeyedJaggedTensor
 
 
 class Model(nn.Module):
@@ -54,7 +54,7 @@ class Model(nn.Module):
         parts.append(self.second(batch.features).values())
         for _ in range(self.times - 1):
             parts.append(self.first(batch.features).values())
-        parts.append(self.last(batch.others).values())
+        parts.append(self.last(batch.other_features).values())
         both = torch.cat(parts, 1)
         return (both.tanh() ** 2).mean(), both.detach()
 
@@ -78,8 +78,8 @@ def out_of_range(number: int) -> Batch:
 
 
 def wrong_dtype(number: int) -> Batch:
-    features, others = batch(number)
-    return Batch(features, KeyedJaggedTensor(others.keys(), others.values().double(), lengths=others.lengths()))
+    features, second = batch(number)
+    return Batch(features, KeyedJaggedTensor(second.keys(), second.values().double(), lengths=second.lengths()))
 
 
 def too_many(number: int) -> Batch:
@@ -87,7 +87,7 @@ def too_many(number: int) -> Batch:
 
 
 REFUSED: dict[str, Callable[[int], Batch]] = {
-    each.__name__: each for each in (missing, out_of_range, wrong_dtype, too_many)
+    make_batch.__name__: make_batch for make_batch in (missing, out_of_range, wrong_dtype, too_many)
 }
 
 
@@ -102,50 +102,50 @@ def make(kind: str, optimizer: str = "adagrad", times: int = 1, sampled: bool = 
 
 def state(model: nn.Module) -> dict[str, torch.Tensor]:
     """All that training changes, also in rows that no id has."""
-    found = {name: value.clone() for name, value in model.state_dict().items()}
+    tensors = {name: value.clone() for name, value in model.state_dict().items()}
     for path, collection in converted_collections(model).items():
         for name, optimizer in collection.store.optimizers.items():
-            held = optimizer.state.items()
-            found |= {f"{path}.{name}.{key}": value.clone() for key, value in held if torch.is_tensor(value)}
+            values = optimizer.state.items()
+            tensors |= {f"{path}.{name}.{key}": value.clone() for key, value in values if torch.is_tensor(value)}
         for name in collection.hash_indexes:
             index = collection.index(name)
-            found[f"{path}.{name}.uninitialized"] = index.uninitialized.clone()
+            tensors[f"{path}.{name}.uninitialized"] = index.uninitialized.clone()
             ids, rows = index.items()
             assert torch.equal(index.find(ids), rows)
-    return found
+    return tensors
 
 
-def assert_equal(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
-    assert found.keys() == expected.keys()
+def assert_equal(actual: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
+    assert actual.keys() == expected.keys()
     for name, value in expected.items():
-        assert torch.equal(found[name], value), name
+        assert torch.equal(actual[name], value), name
 
 
-def step(model: nn.Module, given: Batch) -> torch.Tensor:
-    loss, output = model(given)
+def step(model: nn.Module, passed: Batch) -> torch.Tensor:
+    loss, output = model(passed)
     loss.backward()
     return output
 
 
-def refuse(model: nn.Module, given: Batch) -> None:
+def refuse(model: nn.Module, passed: Batch) -> None:
     before = state(model)
     with pytest.raises(RecfxError):
-        model(given)
+        model(passed)
     assert_equal(state(model), before)
 
 
 @pytest.mark.parametrize("whole_graph", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_loop_goes_on_as_if_the_batch_had_never_been(kind: str, whole_graph: bool) -> None:
-    model, other = (make(kind, whole_graph=whole_graph) for _ in range(2))
+    model, reference = (make(kind, whole_graph=whole_graph) for _ in range(2))
     most = 30 if kind == "admission" else 150
     for number in range(10):
         if number in (0, 5, 6, 9):
             for which, wrong in enumerate(REFUSED.values()):
                 features, _ = batch(100 + 10 * number + which, most)
                 refuse(model, wrong(0)._replace(features=features))
-        assert torch.equal(step(model, batch(number, most)), step(other, batch(number, most)))
-        assert_equal(state(model), state(other))
+        assert torch.equal(step(model, batch(number, most)), step(reference, batch(number, most)))
+        assert_equal(state(model), state(reference))
     evicted = [model.get_submodule("first").index("a").counters["evicted"], KINDS[kind].on_full == "evict"]
     assert bool(evicted[0]) == evicted[1]
 
@@ -183,21 +183,21 @@ def test_what_a_forward_calls_is_learned_from_the_last_one() -> None:
 @pytest.mark.parametrize("sampled", [True, False])
 def test_batches_that_wait_for_their_backward_stay(sampled: bool) -> None:
     """Losses of several forwards are accumulated; steps are skipped; one forward fails in the user's own code."""
-    model, other = make("lru", sampled=sampled), make("lru", sampled=sampled)
+    model, reference = make("lru", sampled=sampled), make("lru", sampled=sampled)
     for number in range(0, 9, 3):
         losses = {}
-        for each in (model, other):
-            losses[each] = each(batch(number))[0]
-            if each is model:
+        for module in (model, reference):
+            losses[module] = module(batch(number))[0]
+            if module is model:
                 refuse(model, missing(100 + number))
-            losses[each] = losses[each] + each(batch(number + 1))[0]
-            if each is model:
+            losses[module] = losses[module] + module(batch(number + 1))[0]
+            if module is model:
                 refuse(model, out_of_range(200 + number))
-            each(batch(number + 2))  # skipped
-            if each is model:
+            module(batch(number + 2))  # skipped
+            if module is model:
                 refuse(model, missing(300 + number))
-            losses[each].backward()
-        assert_equal(state(model), state(other))
+            losses[module].backward()
+        assert_equal(state(model), state(reference))
 
 
 def test_a_tower_that_is_called_alone_stays() -> None:
@@ -208,7 +208,7 @@ def test_a_tower_that_is_called_alone_stays() -> None:
     before = state(model)
     model.second(batch(1).features)
     with pytest.raises(InputError):
-        model.last(missing(3).others)
+        model.last(missing(3).other_features)
     after = state(model)
     assert not torch.equal(after["first.hash_indexes.a.counts"], before["first.hash_indexes.a.counts"])
     kept.backward()
@@ -230,7 +230,7 @@ def test_the_backward_of_what_was_undone() -> None:
     step(model, batch(0))
     output = model.first(batch(1).features).values().sum()
     with pytest.raises(InputError):
-        model.last(missing(1).others)
+        model.last(missing(1).other_features)
     before = state(model)
     with pytest.raises(InputError) as caught:
         output.backward()
@@ -244,7 +244,7 @@ def test_nothing_is_undone_after_a_backward() -> None:
     output.backward()
     before = state(model)
     with pytest.raises(InputError):
-        model.last(missing(1).others)
+        model.last(missing(1).other_features)
     assert_equal(state(model), before)
     assert int(before["first.hash_indexes.a.counts"][0]) == 1
 
@@ -256,7 +256,7 @@ def test_rows_that_were_found_in_between_are_not_used() -> None:
     model.first(batch(1).features)
     snapshot, version = IndexSnapshot({"a": index}), index.map_version
     with pytest.raises(InputError):
-        model.last(missing(1).others)
+        model.last(missing(1).other_features)
     assert not snapshot.holds
     model.first(batch(1).features)
     assert index.map_version[2] == version[2]
@@ -265,11 +265,11 @@ def test_rows_that_were_found_in_between_are_not_used() -> None:
 
 def test_copies_undo_what_is_theirs() -> None:
     model = make("lru")
-    for each in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+    for copied in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
         model(batch(0))
         before = state(model)
-        step(each, batch(0))
-        refuse(each, missing(1))
+        step(copied, batch(0))
+        refuse(copied, missing(1))
         assert_equal(state(model), before)
 
 
@@ -280,7 +280,7 @@ def test_an_index_that_was_changed_meanwhile_stays(recwarn: pytest.WarningsRecor
     index.erase(index.items()[0][:1])
     before = state(model)
     with pytest.warns(UserWarning, match="table 'a' was|stays counted in table 'a'"), pytest.raises(InputError):
-        model.last(missing(1).others)
+        model.last(missing(1).other_features)
     assert_equal(state(model), before)
 
 
@@ -317,7 +317,7 @@ def test_a_batch_of_another_thread_in_between_stays() -> None:
     assert not thread.is_alive()
     before, forwards = state(model), first.store.in_flight.turn
     with pytest.warns(UserWarning, match="another thread"), pytest.raises(InputError):
-        model.last(missing(1).others)
+        model.last(missing(1).other_features)
     assert_equal(state(model), before)
     assert first.store.in_flight.turn == forwards
     assert sorted(index.items()[0].tolist()) == [0, 2, 3, 5]
@@ -347,11 +347,11 @@ def test_the_only_collection_which_a_forward_calls_twice() -> None:
 
 def test_batches_of_the_pipeline() -> None:
     def source(model: nn.Module, refused: bool) -> Iterator[torch.Tensor]:
-        given = [batch(number) for number in range(8)]
+        planned = [batch(number) for number in range(8)]
         if refused:
-            given[3:3], given[6:6] = [missing(100), out_of_range(101)], [too_many(102)]
+            planned[3:3], planned[6:6] = [missing(100), out_of_range(101)], [too_many(102)]
         pipeline = recfx.TrainPipeline(model, torch.optim.SGD([torch.zeros(1, requires_grad=True)], 0.1), "cpu")
-        batches = iter(given)
+        batches = iter(planned)
         while True:
             try:
                 yield pipeline.progress(batches)
@@ -360,11 +360,11 @@ def test_batches_of_the_pipeline() -> None:
             except RecfxError as error:
                 refusals.append(error.reason)
 
-    model, other = make("lru"), make("lru")
+    model, reference = make("lru"), make("lru")
     refusals: list[str] = []
-    for left, right in zip(source(model, True), source(other, False), strict=True):
+    for left, right in zip(source(model, True), source(reference, False), strict=True):
         assert torch.equal(left, right)
-    assert_equal(state(model), state(other))
+    assert_equal(state(model), state(reference))
     assert refusals == ["missing_feature", "id_out_of_range", "table_full"]
 
 

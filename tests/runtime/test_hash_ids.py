@@ -52,7 +52,7 @@ def test_ids_that_have_rows_are_counted_beside_new_ones(on_full: str) -> None:
     converted(batch([1, 9, 2, 2], [4, 4])).values().sum().backward()
     converted(batch([1], [])).values().sum().backward()
     counted = [converted.index(name).counters for name in ("a", "b")]
-    assert [(each["batches"], each["ids_seen"], each["inserted"]) for each in counted] == [(3, 8, 4), (3, 3, 1)]
+    assert [(counts["batches"], counts["ids_seen"], counts["inserted"]) for counts in counted] == [(3, 8, 4), (3, 3, 1)]
 
 
 def test_rows_in_flight_stay_after_an_older_state_was_loaded_in_place() -> None:
@@ -134,5 +134,5 @@ def test_every_counter_of_batches_whose_ids_all_have_rows() -> None:
     before = [converted.index(name).counters for name in ("a", "b")]
     converted(batch([1, 2, 2, 3], [4, 4])).values().sum().backward()
     for name, old, seen in zip(("a", "b"), before, (4, 2), strict=True):
-        wanted = {**old, "batches": old["batches"] + 1, "ids_seen": old["ids_seen"] + seen}
-        assert converted.index(name).counters == wanted
+        expected = {**old, "batches": old["batches"] + 1, "ids_seen": old["ids_seen"] + seen}
+        assert converted.index(name).counters == expected

@@ -15,8 +15,8 @@ PRODUCT = Path(recfx.__file__).parent
 
 
 def test_the_list_is_torchs() -> None:
-    others = {"training", "_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"}
-    assert set(vars(nn.Module())) - others == set(hooks.MODULE_HOOKS)
+    not_hooks = {"training", "_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"}
+    assert set(vars(nn.Module())) - not_hooks == set(hooks.MODULE_HOOKS)
     assert {name for name in vars(nn.Module()) if hooks.holds_hooks(name)} == {
         name for name in hooks.MODULE_HOOKS if name != "_is_full_backward_hook"
     }
@@ -65,9 +65,9 @@ def test_load_hooks_are_away_only_inside() -> None:
 
 def test_nobody_else_names_them() -> None:
     own = [name for name in hooks.MODULE_HOOKS if name != "_backward_hooks"]  # tensors have those as well
-    found = {
+    files = {
         path.relative_to(PRODUCT).as_posix()
         for path in PRODUCT.rglob("*.py")
         if any(f'"{name}"' in (text := path.read_text()) or f".{name}" in text for name in own)
     }
-    assert found == {"runtime/hooks.py", "hashing/storage.py"}  # the index is below runtime, and runs its own
+    assert files == {"runtime/hooks.py", "hashing/storage.py"}  # the index is below runtime, and runs its own

@@ -82,9 +82,9 @@ def test_rows_that_must_keep_their_ids() -> None:
         one.keep({name: torch.tensor(values) for name, values in rows.items()}, training=True)
         batches.add(one)
     one.end()
-    found = batches.of_table("t")
-    assert (found.oldest, found.oldest_listed) == (nothing.oldest, 7)
-    assert sorted(found.rows.tolist()) == [3, 6, 8]
+    in_flight = batches.of_table("t")
+    assert (in_flight.oldest, in_flight.oldest_listed) == (nothing.oldest, 7)
+    assert sorted(in_flight.rows.tolist()) == [3, 6, 8]
     assert batches.of_table("u").oldest_listed == 1
     assert batches.of_table("v").rows.tolist() == []
     batches.turn = 7

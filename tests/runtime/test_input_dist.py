@@ -27,7 +27,7 @@ def test_equals_torchrec(keys: list[str], strides: list[int], weighted: bool) ->
     lengths = torch.randint(0, 4, (len(keys) * sum(strides),), generator=draw)
     values = torch.randperm(int(lengths.sum()), generator=draw)
     weights = torch.rand(values.numel(), generator=draw) if weighted else None
-    found = in_order_of_features(keys, lengths, values, weights, strides)
+    ordered = in_order_of_features(keys, lengths, values, weights, strides)
     expected = KeyedJaggedTensor.dist_init(
         keys=keys,
         tensors=[lengths, values, *([] if weights is None else [weights])],
@@ -36,10 +36,10 @@ def test_equals_torchrec(keys: list[str], strides: list[int], weighted: bool) ->
         recat=_get_recat(len(keys), len(strides), batch_size_per_rank=strides),
         stride_per_rank=strides,
     )
-    assert (found.keys(), found.stride()) == (expected.keys(), expected.stride())
+    assert (ordered.keys(), ordered.stride()) == (expected.keys(), expected.stride())
     for name in ("values", "lengths", "weights_or_none"):
-        torch.testing.assert_close(getattr(found, name)(), getattr(expected, name)(), rtol=0, atol=0)
-    assert found.offsets().tolist() == [0, *expected.lengths().cumsum(0).tolist()]
+        torch.testing.assert_close(getattr(ordered, name)(), getattr(expected, name)(), rtol=0, atol=0)
+    assert ordered.offsets().tolist() == [0, *expected.lengths().cumsum(0).tolist()]
 
 
 def exchanged(rank: int, world_size: int, weighted: bool, fbgemm_permutes_on: tuple[str, ...]) -> tuple[str, Any, Any]:
@@ -57,8 +57,8 @@ def exchanged(rank: int, world_size: int, weighted: bool, fbgemm_permutes_on: tu
 
 @pytest.mark.parametrize("weighted", [False, True])
 def test_devices_with_fbgemm_and_others_receive_the_same_ids(weighted: bool) -> None:
-    found, expected = (ranks(2).run(exchanged, weighted, devices) for devices in ((), ("cpu",)))
-    for ours, of_torchrec in zip(found, expected, strict=True):
+    received, expected = (ranks(2).run(exchanged, weighted, devices) for devices in ((), ("cpu",)))
+    for ours, of_torchrec in zip(received, expected, strict=True):
         assert (ours[0], of_torchrec[0]) == ("ArrivingIds", "KJTAllToAllTensorsAwaitable")
         assert ours[1] == of_torchrec[1]
         torch.testing.assert_close(ours[2], of_torchrec[2], rtol=0, atol=0)

@@ -16,15 +16,15 @@ def part_of(*columns: Columns) -> torch.Tensor:
     """Two samples; the hundreds name the key, the tens the sample, the units the column."""
     return torch.cat(
         [
-            torch.tensor([[100 * "abcd".index(each.key) + 10 * row + i for i in range(each.dim)] for row in range(2)])
-            for each in columns
+            torch.tensor([[100 * "abcd".index(part.key) + 10 * row + i for i in range(part.dim)] for row in range(2)])
+            for part in columns
         ],
         dim=1,
     ).float()
 
 
 @pytest.mark.parametrize(
-    ("parts", "wanted", "pieces"),
+    ("parts", "order", "pieces"),
     [
         ([[A, B], [C, D]], [A, B, C, D], 2),
         ([[C, D], [A, B]], [A, B, C, D], 2),
@@ -37,11 +37,11 @@ def part_of(*columns: Columns) -> torch.Tensor:
     ],
 )
 def test_columns_that_stay_adjacent_are_one_piece(
-    parts: list[list[Columns]], wanted: list[Columns], pieces: int
+    parts: list[list[Columns]], order: list[Columns], pieces: int
 ) -> None:
     tensors = [part_of(*part).requires_grad_() for part in parts]
-    joined = ColumnOrder(parts, wanted)(tensors, 2, CPU)
-    assert joined.tolist() == part_of(*wanted).tolist()
+    joined = ColumnOrder(parts, order)(tensors, 2, CPU)
+    assert joined.tolist() == part_of(*order).tolist()
     assert len(joined.grad_fn.next_functions) == pieces  # type: ignore[union-attr]
     joined.sum().backward()
     assert all((tensor.grad == 1).all() for tensor in tensors)  # type: ignore[union-attr]
@@ -53,7 +53,7 @@ def test_a_part_that_is_in_order_is_not_copied() -> None:
 
 
 @pytest.mark.parametrize(
-    ("parts", "wanted", "pieces"),
+    ("parts", "order", "pieces"),
     [
         ([[B]], [A, B, C, D], 3),
         ([[C]], [A, B, C], 2),
@@ -62,11 +62,11 @@ def test_a_part_that_is_in_order_is_not_copied() -> None:
         ([[B], [D]], [A, B, C, D], 4),
     ],
 )
-def test_columns_that_no_part_holds_are_zeros(parts: list[list[Columns]], wanted: list[Columns], pieces: int) -> None:
+def test_columns_that_no_part_holds_are_zeros(parts: list[list[Columns]], order: list[Columns], pieces: int) -> None:
     tensors = [part_of(*part).requires_grad_() for part in parts]
-    joined = ColumnOrder(parts, wanted)(tensors, 2, CPU)
-    held = {columns for part in parts for columns in part}
-    blocks = [part_of(each) if each in held else torch.zeros(2, each.dim) for each in wanted]
+    joined = ColumnOrder(parts, order)(tensors, 2, CPU)
+    present = {columns for part in parts for columns in part}
+    blocks = [part_of(part) if part in present else torch.zeros(2, part.dim) for part in order]
     assert joined.tolist() == torch.cat(blocks, dim=1).tolist()
     assert len(joined.grad_fn.next_functions) == pieces  # type: ignore[union-attr]
 
@@ -77,7 +77,7 @@ def test_zeros_are_of_the_type_of_the_parts(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize(
-    ("wanted", "dtype"),
+    ("order", "dtype"),
     [
         ([], torch.float32),
         ([Columns("f", 0, 4)], torch.float32),
@@ -87,10 +87,10 @@ def test_zeros_are_of_the_type_of_the_parts(dtype: torch.dtype) -> None:
 )
 @pytest.mark.parametrize("device", ["cpu", "meta"])
 def test_what_a_rank_without_shards_sends_is_on_its_device(
-    wanted: list[Columns], dtype: torch.dtype, device: str
+    order: list[Columns], dtype: torch.dtype, device: str
 ) -> None:
-    sent = ColumnOrder([], wanted)((), 3, torch.device(device))
-    assert (sent.device.type, sent.dtype, tuple(sent.shape)) == (device, dtype, (3, 4 * len(wanted)))
+    sent = ColumnOrder([], order)((), 3, torch.device(device))
+    assert (sent.device.type, sent.dtype, tuple(sent.shape)) == (device, dtype, (3, 4 * len(order)))
 
 
 def test_samples_that_nobody_has_columns_of() -> None:

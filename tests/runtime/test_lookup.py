@@ -101,10 +101,10 @@ def test_a_batch_on_meta_needs_tables_on_meta() -> None:
 def test_copies_choose_their_own_kernel(copied: Callable[[Lookup], Lookup]) -> None:
     lookup, _ = lookup_of("")
     assert (lookup.kernel, lookup.has_finding_kernel) == ("cpu", True)
-    other = copied(lookup)
-    assert (other.kernel, other.has_finding_kernel) == ("", False)
-    assert torch.equal(other(one_bag(1, 2)), lookup(one_bag(1, 2)))
-    assert other.kernel == "cpu"
+    its_copy = copied(lookup)
+    assert (its_copy.kernel, its_copy.has_finding_kernel) == ("", False)
+    assert torch.equal(its_copy(one_bag(1, 2)), lookup(one_bag(1, 2)))
+    assert its_copy.kernel == "cpu"
 
 
 def test_a_kernel_is_chosen_again_for_tables_of_another_type() -> None:
@@ -120,8 +120,8 @@ def test_a_kernel_is_chosen_again_for_tables_of_another_type() -> None:
 def test_what_a_graph_prints_of_a_table_on_another_rank_is_its_description() -> None:
     lookup, _ = lookup_of("adagrad")
     table = replace(lookup.tables[0], name="elsewhere", dtype=torch.float16)
-    other = Lookup("ebc", (table,), "SUM", ("f",), False, lookup.store)
-    assert (other.dtype, other.optimizer, other.kernel) == (torch.float16, "", "")
+    remote = Lookup("ebc", (table,), "SUM", ("f",), False, lookup.store)
+    assert (remote.dtype, remote.optimizer, remote.kernel) == (torch.float16, "", "")
     assert (lookup.dtype, lookup.optimizer) == (torch.float32, "adagrad")
 
 
@@ -166,15 +166,15 @@ def test_what_one_kernel_can_do_takes_one_step(
 ) -> None:
     model = trained(config).train(training)
     with torch.set_grad_enabled(grad_mode):
-        found = ranges(lambda: model(one_bag(1, 2)))
-    assert [name for name in found if name not in ("select_features", "keyed_tensor")] == steps
+        names = ranges(lambda: model(one_bag(1, 2)))
+    assert [name for name in names if name not in ("select_features", "keyed_tensor")] == steps
 
 
 def test_a_forward_that_is_run_again_takes_two_steps() -> None:
     model = trained(PLAIN)
     scale = torch.ones(1, requires_grad=True)
     output = checkpoint(lambda scale: model(one_bag(1, 2)).values() * scale, scale, use_reentrant=False)
-    found = ranges(lambda: output.sum().backward())
-    assert [name for name in found if name not in ("select_features", "keyed_tensor")] == [
+    names = ranges(lambda: output.sum().backward())
+    assert [name for name in names if name not in ("select_features", "keyed_tensor")] == [
         *TWO_STEPS, "hash_lookup (backward)", "hash_lookup (step)",
     ]  # fmt: skip

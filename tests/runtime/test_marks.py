@@ -34,7 +34,7 @@ def test_what_a_rank_says_of_its_batch_is_no_other_call(says: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("other", "words"),
+    ("mark", "words"),
     [
         (ITEM, "rank 0 calls 'user'; rank 1 calls 'item'."),
         (ROOT | LAST, "rank 0 calls 'user'; rank 1 calls the collection of feature 'f3'."),
@@ -42,12 +42,12 @@ def test_what_a_rank_says_of_its_batch_is_no_other_call(says: int) -> None:
         (12345 << 8, "rank 0 calls 'user'; rank 1 is at a call that this rank does not know."),
     ],
 )
-def test_different_calls_are_named(other: int, words: str) -> None:
-    for found in (marks.other_calls([USER, other], "user"), marks.verdict([USER, other | REFUSED], "user")):
-        assert isinstance(found, OutOfStepError)
-        assert (found.reason, found.module_path) == ("ranks_at_different_calls", "user")
-        assert f"ranks are at different calls: {words} No ids were sent" in str(found)
-        assert found.what_to_do
+def test_different_calls_are_named(mark: int, words: str) -> None:
+    for error in (marks.other_calls([USER, mark], "user"), marks.verdict([USER, mark | REFUSED], "user")):
+        assert isinstance(error, OutOfStepError)
+        assert (error.reason, error.module_path) == ("ranks_at_different_calls", "user")
+        assert f"ranks are at different calls: {words} No ids were sent" in str(error)
+        assert error.what_to_do
 
 
 @pytest.mark.parametrize(
@@ -61,14 +61,14 @@ def test_different_calls_are_named(other: int, words: str) -> None:
     ],
 )
 def test_the_verdict_of_all_ranks(says: list[int], reason: str | None, words: str) -> None:
-    found = marks.verdict([USER | each for each in says], "user")
+    error = marks.verdict([USER | bits for bits in says], "user")
     if reason is None:
-        assert found is None
+        assert error is None
         return
-    assert found is not None
-    assert (found.reason, found.module_path) == (reason, "user")
-    assert words in str(found)
-    assert found.what_to_do
+    assert error is not None
+    assert (error.reason, error.module_path) == (reason, "user")
+    assert words in str(error)
+    assert error.what_to_do
 
 
 def test_errors_of_the_data() -> None:

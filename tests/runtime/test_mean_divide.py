@@ -22,7 +22,7 @@ def tables() -> dict[str, TableSpec]:
         table(name, features, dim=dim, pooling=PoolingType.MEAN)
         for name, features, dim in (("one", ["a", "b"], 2), ("two", ["c"], 3), ("three", ["d"], 1))
     ]
-    return {each.name: each for each in recfx.HashEmbeddingBagCollection(configs).tables}
+    return {spec.name: spec for spec in recfx.HashEmbeddingBagCollection(configs).tables}
 
 
 @pytest.mark.parametrize(
@@ -43,9 +43,9 @@ def test_columns_are_divided_by_the_lengths_of_their_bags(
     chosen = tuple(specs[name] for name in order)
     node = MeanDivide(chosen, tuple(divided), FEATURES, columns_of(chosen))
     pooled = torch.rand(2, len(divisors[0]), dtype=dtype)
-    found = node(pooled, BAGS)
-    assert found.dtype == dtype
-    assert torch.equal(found, pooled / torch.tensor(divisors))
+    means = node(pooled, BAGS)
+    assert means.dtype == dtype
+    assert torch.equal(means, pooled / torch.tensor(divisors))
 
 
 class CountsDivisions(TorchDispatchMode):

@@ -34,7 +34,7 @@ def model_of(
 
 def step(model: recfx.HashEmbeddingBagCollection, *ids: list[int]) -> None:
     names = [f"f{table.name}" for table in model.tables]
-    model(bags({name: [each] for name, each in zip(names, ids, strict=True)})).values().sum().backward()
+    model(bags({name: [table_ids] for name, table_ids in zip(names, ids, strict=True)})).values().sum().backward()
 
 
 class Filling:

@@ -49,7 +49,7 @@ def test_the_backward_and_the_step_have_the_node_s_name(backend: str, is_fused: 
             converted(one_bag(1, 2)).sum().backward()
     counts = {event.key: event.count for event in profiled.key_averages() if event.key.startswith("sparse_ebc_lookup")}
     ranges = ["", " (backward)", *([" (step)"] if is_fused else [])]
-    assert counts == {f"sparse_ebc_lookup{each}": 2 for each in ranges}
+    assert counts == {f"sparse_ebc_lookup{suffix}": 2 for suffix in ranges}
 
 
 def test_there_are_no_ranges_without_a_profiler(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -36,7 +36,7 @@ def table_of(rows: int = 10, optimizer: str = "sgd", lr: float = 0.1, **config: 
 
 
 def replays(model: nn.Module) -> Replays:
-    (node,) = [each for each in model.modules() if isinstance(each, HashIds)]
+    (node,) = [module for module in model.modules() if isinstance(module, HashIds)]
     return node.indexes._replays
 
 
@@ -151,7 +151,7 @@ def test_an_id_that_is_admitted_before_the_replay_is_answered_as_the_first_time(
         model = table_of(on_full=on_full, optimizer="adagrad", unseen="share")
         assert int(model.index("t").shared_rows(torch.tensor([5]))) > 2, "no batch trains what another one reads"
         scale = torch.ones(1, requires_grad=True)
-        losses = [forward(model, way, each, scale) for each in ids]
+        losses = [forward(model, way, batch_ids, scale) for batch_ids in ids]
         backwards(*losses)
         assert 5 in model.index("t").items()[0].tolist()
         scales.append(scale.grad)
@@ -160,7 +160,7 @@ def test_an_id_that_is_admitted_before_the_replay_is_answered_as_the_first_time(
     assert_same(*models)
 
 
-@pytest.mark.parametrize("run", [each for each in WAYS if each is not composable])
+@pytest.mark.parametrize("run", [way for way in WAYS if way is not composable])
 def test_a_second_backward_gets_the_same_answers_again(run: Run) -> None:
     """A rate of 0, as the second replay would read trained weights. Composable checkpoints have no second backward."""
     scales = []
@@ -213,10 +213,10 @@ def test_forwards_outside_of_checkpoints_leave_nothing() -> None:
     with torch.no_grad():
         forward(model, without, [5, 9], scale)
     with torch.autograd.graph.save_on_cpu():
-        other = forward(model, without, [5, 9], scale)
+        unrelated = forward(model, without, [5, 9], scale)
     assert len(replays(model)) == 0
     loss.backward()
-    other.backward()
+    unrelated.backward()
 
 
 @pytest.mark.parametrize("run", [nonreentrant, below_other_hooks, nested])

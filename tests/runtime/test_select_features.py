@@ -34,12 +34,12 @@ def test_batches_of_several_key_orders(hashing: recfx.HashConfig | None) -> None
     )
     converted = recfx.convert(plain, hashing=hashing)
     first = ["a", "b", "c"]
-    wanted = (converted if hashing else plain)(batch(first))
+    expected = (converted if hashing else plain)(batch(first))
     for keys in (first, ["c", "a", "b"], first, ["b", "unused", "c", "a"], ["c", "a", "b"], first):
-        found = converted(batch(keys))
-        assert found.keys() == wanted.keys() == first
-        torch.testing.assert_close(found.values(), wanted.values(), rtol=1e-6, atol=1e-6)
-    assert not torch.equal(wanted["a"], wanted["b"])
+        answer = converted(batch(keys))
+        assert answer.keys() == expected.keys() == first
+        torch.testing.assert_close(answer.values(), expected.values(), rtol=1e-6, atol=1e-6)
+    assert not torch.equal(expected["a"], expected["b"])
 
 
 def test_orders_of_the_same_length_are_told_apart() -> None:
@@ -98,13 +98,13 @@ def test_a_feature_of_several_tables_has_the_name_of_each() -> None:
 def test_inverse_indices_expand_features_of_one_batch_size_too() -> None:
     node = node_of(("t", ["a", "b"], 10))
     assert not node.has_expanded
-    given = KeyedJaggedTensor(
+    kjt = KeyedJaggedTensor(
         ["a", "b"],
         torch.tensor([1, 2, 3]),
         lengths=torch.tensor([1, 0, 1, 1]),
         inverse_indices=(["a", "b"], torch.tensor([[1, 0, 0], [0, 0, 1]])),
     )
-    selected = node(given)
+    selected = node(kjt)
     assert (selected.values().tolist(), selected.lengths().tolist()) == ([1, 1, 2, 2, 3], [0, 1, 1, 1, 1, 1])
     assert node.has_expanded
 
@@ -162,8 +162,8 @@ def small(weights: bool = False, requires_grad: bool = False) -> KeyedJaggedTens
 
 def test_what_stays_on_its_rank_keeps_its_type() -> None:
     selected = node_of(("t", ["a"], 10), is_weighted=True)(small(weights=True))
-    found = selected.values().dtype, selected.lengths().dtype, selected.weights().dtype
-    assert found == (torch.int32, torch.int32, torch.float64)
+    dtypes = selected.values().dtype, selected.lengths().dtype, selected.weights().dtype
+    assert dtypes == (torch.int32, torch.int32, torch.float64)
 
 
 @pytest.mark.parametrize("on_host", [True, False])
@@ -171,8 +171,8 @@ def test_what_is_sent_has_one_type(on_host: bool) -> None:
     node = node_of(("t", ["a"], 10), is_weighted=True)
     node.prepare_to_send(2, on_host)
     selected = node(small(weights=True))
-    found = selected.values().dtype, selected.lengths().dtype, selected.weights().dtype
-    assert found == (torch.int64, torch.int64, torch.float32)
+    dtypes = selected.values().dtype, selected.lengths().dtype, selected.weights().dtype
+    assert dtypes == (torch.int64, torch.int64, torch.float32)
 
 
 def test_a_batch_on_meta_is_not_sent() -> None:
@@ -225,19 +225,19 @@ def changed(row: int, sample: int, index: int) -> torch.Tensor:
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
 @pytest.mark.parametrize("default", ["cpu", "meta"])
 def test_rows_are_selected_by_name(dtype: torch.dtype, default: str) -> None:
-    given = GOOD.to(dtype)
+    indices = GOOD.to(dtype)
     with torch.device(default):
-        found = CHECKS.of_features((NAMES, given), SIZES, BATCH)
-    assert (found.dtype, found.device.type) == (torch.int64, "cpu")
-    assert found.tolist() == [[2, 1, 0, 0], [0, 1, 1, 0]]
+        inverse = CHECKS.of_features((NAMES, indices), SIZES, BATCH)
+    assert (inverse.dtype, inverse.device.type) == (torch.int64, "cpu")
+    assert inverse.tolist() == [[2, 1, 0, 0], [0, 1, 1, 0]]
 
 
 @pytest.mark.parametrize("named", [None, (NAMES, GOOD[:, :0]), (NAMES, torch.empty(3, 0))])
 @pytest.mark.parametrize("default", ["cpu", "meta"])
 def test_without_any_every_sample_is_a_bag(named: Any, default: str) -> None:
     with torch.device(default):
-        found = CHECKS.of_features(named, [3, 3], BATCH)
-    assert found.tolist() == [[0, 1, 2], [0, 1, 2]]
+        inverse = CHECKS.of_features(named, [3, 3], BATCH)
+    assert inverse.tolist() == [[0, 1, 2], [0, 1, 2]]
     with pytest.raises(InputError, match="there are no inverse indices") as caught:
         CHECKS.of_features(named, SIZES, BATCH)
     assert caught.value.reason == "variable_batch_without_inverse_indices"
@@ -247,8 +247,8 @@ def test_without_any_every_sample_is_a_bag(named: Any, default: str) -> None:
 
 def test_of_a_batch_on_meta_nothing_is_read() -> None:
     meta = torch.device("meta")
-    found = CHECKS.of_features((NAMES, GOOD + 100), SIZES, BATCH.to(meta))
-    assert (found.device, tuple(found.shape), found.dtype) == (meta, (2, 4), torch.int64)
+    inverse = CHECKS.of_features((NAMES, GOOD + 100), SIZES, BATCH.to(meta))
+    assert (inverse.device, tuple(inverse.shape), inverse.dtype) == (meta, (2, 4), torch.int64)
     assert CHECKS.of_features(None, [3, 3], BATCH.to(meta)).device == meta
 
 

@@ -38,12 +38,12 @@ def test_the_device_is_that_of_the_tables_if_there_are_any() -> None:
 
 def test_who_owns_a_weight_is_known_once_it_was_recorded() -> None:
     one = store()
-    other = nn.Parameter(torch.zeros(4, 2))
+    parameter = nn.Parameter(torch.zeros(4, 2))
     assert one.owner("t") is None
-    assert one.replaced(["t", "u"], [other, other]) == []
+    assert one.replaced(["t", "u"], [parameter, parameter]) == []
     one.own_weights()
-    assert one.replaced(["u", "t"], [other, one.weight("t")]) == []
-    assert one.replaced(["u", "t"], [other, other]) == ["t"], "u has no fused optimizer"
+    assert one.replaced(["u", "t"], [parameter, one.weight("t")]) == []
+    assert one.replaced(["u", "t"], [parameter, parameter]) == ["t"], "u has no fused optimizer"
     for copied in (copy.deepcopy(one), pickle.loads(pickle.dumps(one))):
         assert copied.owner("t") is None
 
