@@ -155,16 +155,16 @@ def _check_buffers(file: ModelFile, loaded: LoadedModel) -> None:
 def _of_torch(file: ModelFile, manifest: dict[str, Any], error: RuntimeError) -> ExportError:
     """Why torch cannot load a file that is whole."""
     file.check_unchanged()
-    said = str(error).strip().splitlines()[0]
-    number = _ERRNO.search(said)
-    if isinstance(error, torch.OutOfMemoryError) or _NO_MEMORY.search(said):
+    message = str(error).strip().splitlines()[0]
+    number = _ERRNO.search(message)
+    if isinstance(error, torch.OutOfMemoryError) or _NO_MEMORY.search(message):
         return out_of_memory(file.path)
     if number is not None:
         return cannot_read(file.path, os.strerror(int(number[1])))
-    if "PytorchStreamReader" in said:
-        return file.damaged(f"torch does not find its records: {said}")
+    if "PytorchStreamReader" in message:
+        return file.damaged(f"torch does not find its records: {message}")
     return ExportError(
-        f"torch {torch.__version__} cannot load {file.path}, although all its records are right: {said}",
+        f"torch {torch.__version__} cannot load {file.path}, although all its records are right: {message}",
         reason="cannot_load",
         what_to_do=f"load it with torch {manifest.get('torch_version')}, which wrote it, or export the model again.",
     )
@@ -234,12 +234,12 @@ def _input_errors() -> Iterator[None]:
     try:
         yield
     except (torch.jit.Error, RuntimeError) as error:
-        told = _TOLD.fullmatch(_last_line(error))
-        if told is None:
+        match = _TOLD.fullmatch(_last_line(error))
+        if match is None:
             raise
         raise InputError(
-            f"{told['message']}.",
-            reason=told["reason"],
+            f"{match['message']}.",
+            reason=match["reason"],
             what_to_do="pass a batch as the model takes it.",
         ) from error
 

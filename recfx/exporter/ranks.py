@@ -158,9 +158,9 @@ class Ranks:
         dist.broadcast(command, dist.get_global_rank(self.group, 0), group=self.group)
 
     def _tell(self, outcome: tuple[Exception | None, Any]) -> tuple[Exception | None, Any]:
-        told: list[Any] = [outcome]
-        dist.broadcast_object_list(told, dist.get_global_rank(self.group, 0), group=self.group)
-        outcome_of_first: tuple[Exception | None, Any] = told[0]
+        sent: list[Any] = [outcome]
+        dist.broadcast_object_list(sent, dist.get_global_rank(self.group, 0), group=self.group)
+        outcome_of_first: tuple[Exception | None, Any] = sent[0]
         return outcome_of_first
 
     def _send(

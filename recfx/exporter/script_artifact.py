@@ -208,14 +208,14 @@ def compile_module(module: nn.Module) -> torch.jit.ScriptModule:
 def _summary(error: Exception) -> str:
     """What the compiler says, and the line of the user's code that it points at."""
     lines = [line.strip() for line in str(error).strip().splitlines() if line.strip(" :")]
-    said = [line for line in lines if not line.startswith('File "') and "~" not in line]
-    if said and re.fullmatch(r"\S+\(.*\) -> .*:", said[0]):  # the signature of what is called comes before the reason
-        said = [line for line in said[1:] if line.startswith(("Expected", "Inferred"))] or said
+    texts = [line for line in lines if not line.startswith('File "') and "~" not in line]
+    if texts and re.fullmatch(r"\S+\(.*\) -> .*:", texts[0]):  # the signature of what is called comes before the reason
+        texts = [line for line in texts[1:] if line.startswith(("Expected", "Inferred"))] or texts
     else:
-        said = said[:1]
-    told = re.sub(r" \(of Python compilation unit at: 0x[0-9a-f]+\)|__torch__\.(\w+\.)*", "", " ".join(said))
+        texts = texts[:1]
+    message = re.sub(r" \(of Python compilation unit at: 0x[0-9a-f]+\)|__torch__\.(\w+\.)*", "", " ".join(texts))
     where = next((line for line in lines if line.startswith('File "')), "")
-    return f"{type(error).__name__}: {told} {where}".strip()
+    return f"{type(error).__name__}: {message} {where}".strip()
 
 
 def _served_model(

@@ -76,9 +76,9 @@ def _replacing(replacement: Callable[[nn.Module, dict[str, Any]], nn.Module]) ->
 
 def _for_script(model: nn.Module, arguments: dict[str, Any]) -> nn.Module:
     copied = compiled_copy(model, TORCHSCRIPT)
-    said = compiled_for_eval(model)
-    if said is not None:
-        warnings.warn(str(said), stacklevel=5)  # below torch.jit.script and its implementation
+    notice = compiled_for_eval(model)
+    if notice is not None:
+        warnings.warn(str(notice), stacklevel=5)  # below torch.jit.script and its implementation
     return copied
 
 

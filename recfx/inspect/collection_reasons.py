@@ -156,7 +156,7 @@ def _why_not_in_eval(collection: ConvertedCollection, nodes: list[FindRows]) -> 
         return nodes[0].finds_on_host
     if collection.is_sharded:
         return "rows of sharded tables are found on the host only."
-    declined = [one for record in collection.pass_records for one in record.declined if one.code == "found_on_host"]
+    declined = [why for record in collection.pass_records for why in record.declined if why.code == "found_on_host"]
     if declined:
         return declined[0].message
     return (

@@ -85,7 +85,7 @@ def cost(
     if isinstance(model, WholeGraph):
         model = model.graph_module
     collections = list(converted_collections(model).values())
-    is_graph, is_sharded = isinstance(model, fx.GraphModule), any(one.is_sharded for one in collections)
+    is_graph, is_sharded = isinstance(model, fx.GraphModule), any(collection.is_sharded for collection in collections)
     ranks = topology.world_size if isinstance(topology, (Topology, NpuTopology)) else 1
     if is_graph or is_sharded:
         if plan is not None:
@@ -134,7 +134,7 @@ def _as_it_is(
     if isinstance(model, fx.GraphModule):
         nodes = prices.nodes_of(model)
     else:
-        nodes = [node for one in collections for node in prices.nodes_of(one.graph_module, max(one.calls, 1))]
+        nodes = [node for part in collections for node in prices.nodes_of(part.graph_module, max(part.calls, 1))]
         nodes += [] if _is_one_of(model, collections) else [prices.dense("dense", model)]
     if all(node.kind == "dense" for node in nodes):
         raise _no_collection()
@@ -171,8 +171,8 @@ def price_planned(
         planned_by(converted[paths[0]], plan_of_collection(plan, paths), world_size, device, paths[0])
         for paths in aliases.values()
     )
-    graphs = {one.name: planned_graph(one, 0, chip_of(topology, device)) for one in planned}
-    nodes = [node for one in planned for node in price_graph(graphs[one.name].graph, trains, one.calls)]
+    graphs = {part.name: planned_graph(part, 0, chip_of(topology, device)) for part in planned}
+    nodes = [node for part in planned for node in price_graph(graphs[part.name].graph, trains, part.calls)]
     collections = list(converted.values())
     if not _is_one_of(model, collections):
         for collection in collections:

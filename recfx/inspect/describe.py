@@ -49,7 +49,7 @@ def declared_tables(module: nn.Module) -> tuple[TableReport, ...]:
         return tuple(map(declared_table, module.tables))
     if isinstance(module, fx.GraphModule):
         operators = filter(None, map(lowered_from, module.graph.nodes))
-        specs = next((one.graph.collection(one.node).tables for one in operators), ())
+        specs = next((operator.graph.collection(operator.node).tables for operator in operators), ())
         return tuple(map(declared_table, specs))
     names = shown_by(module)
     try:

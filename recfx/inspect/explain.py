@@ -140,8 +140,8 @@ def explain(
     reasons += _model_reasons(rollbacks, verification) + notes
     if planned is not None:
         reasons += planned.reasons()
-    said = {(reason.code, reason.path) for reason in reasons}
-    reasons += [refusal for refusal in decision.refusals if (refusal.code, refusal.path) not in said]
+    listed = {(reason.code, reason.path) for reason in reasons}
+    reasons += [refusal for refusal in decision.refusals if (refusal.code, refusal.path) not in listed]
     reasons.sort(key=lambda reason: reason.severity.rank)
     return Report(
         version=REPORT_VERSION,

@@ -84,9 +84,9 @@ def _details(collection: CollectionReport) -> list[str]:
     for grid in details(collection):
         parts += [f"<h3>{escape(grid.title)}</h3>"] if grid.title else []
         parts += _grid(grid)
-    for one in collection.passes:
-        changed = "" if one.modified else " (no change)"
-        parts.append(f"<details><summary>graph after {escape(one.name)}{changed}</summary>{pre(one.graph)}</details>")
+    for step in collection.passes:
+        changed = "" if step.modified else " (no change)"
+        parts.append(f"<details><summary>graph after {escape(step.name)}{changed}</summary>{pre(step.graph)}</details>")
     if collection.declined:
         parts.append(f"<details><summary>declined: {len(collection.declined):,}</summary>")
         parts += [*_grid(declined(collection)), "</details>"]

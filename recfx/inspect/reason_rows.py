@@ -55,16 +55,16 @@ def reason_rows(report: ReportData, every: bool = False) -> list[ReasonRow]:
         report: the report.
         every: write out all names instead of a few.
     """
-    places = {path: wording.place(one) for one in report.collections for path in one.paths if one.file}
-    tables = sum(len(one.tables) for one in report.collections)
+    places = {path: wording.place(part) for part in report.collections for path in part.paths if part.file}
+    tables = sum(len(part.tables) for part in report.collections)
     most = None if every else _MOST_NAMES
     rows = []
-    for group in groups_of(report.reasons, lambda one: (one.severity, one.code)):
+    for group in groups_of(report.reasons, lambda reason: (reason.severity, reason.code)):
         findings = tuple(
-            Finding(tuple(one.path for one in same), same[0].message, same[0].what_to_do)
-            for same in groups_of(group, lambda one: (one.message, one.what_to_do))
+            Finding(tuple(reason.path for reason in same), same[0].message, same[0].what_to_do)
+            for same in groups_of(group, lambda reason: (reason.message, reason.what_to_do))
         )
-        paths = list(dict.fromkeys(one.path for one in group))
+        paths = list(dict.fromkeys(reason.path for reason in group))
         rows.append(ReasonRow(group[0].severity, group[0].code, holds_for(paths, most, tables, places), findings))
     return sorted(rows, key=lambda row: (row.severity.rank, row.code not in FILLING))
 
@@ -87,7 +87,7 @@ def holds_for(
     split = [table_in(path) for path in paths]
     if not all(table for _, table in split):
         return f"{len(paths):,} modules: {few([wording.name_of(path) for path in paths], shown)}"
-    by_collection = groups_of(split, lambda one: one[0])
+    by_collection = groups_of(split, lambda named: named[0])
     count = ("all " if len(paths) == all_tables else "") + plural(len(paths), "table")
     if len(by_collection) == 1:
         owner = f" of {split[0][0]}" if split[0][0] else ""

@@ -59,9 +59,9 @@ def node_grids(collections: tuple[CollectionReport, ...], every: bool = False) -
         collections: the collections of the report.
         every: the nodes of each collection, however many there are.
     """
-    described = [one for one in collections if one.nodes]
-    alike = groups_of(described, lambda one: tuple((node.kind, node.made_by, node.kernel) for node in one.nodes))
-    groups = [[one] for one in described] if every else alike
+    described = [collection for collection in collections if collection.nodes]
+    alike = groups_of(described, lambda report: tuple((node.kind, node.made_by, node.kernel) for node in report.nodes))
+    groups = [[collection] for collection in described] if every else alike
     shown = groups if every else groups[:_MOST_GRAPHS]
     rest = sum(len(group) for group in groups[len(shown) :])
     more = f"... and {plural(rest, 'more collection')} with other nodes ({LISTS_EACH})" if rest else ""
@@ -85,10 +85,10 @@ def details(collection: CollectionReport) -> list[Grid]:
 def declined(collection: CollectionReport) -> Grid:
     """What passes and kernel targets did not do, and why."""
     columns: dict[str, Callable[[Diagnostic], str]] = {
-        "by": lambda one: one.by,
-        "reason": lambda one: one.code,
-        "message": lambda one: one.message,
-        "node": lambda one: one.node,
+        "by": lambda refusal: refusal.by,
+        "reason": lambda refusal: refusal.code,
+        "message": lambda refusal: refusal.message,
+        "node": lambda refusal: refusal.node,
     }
     return Grid.of("", collection.declined, columns)
 
@@ -104,38 +104,38 @@ def totals(tables: Iterable[TableReport]) -> str:
 # --- collections
 
 _COLLECTION_FACTS: dict[str, Callable[[CollectionReport], str]] = {
-    "class": lambda one: one.kind,
-    "found": lambda one: one.found,
-    "where": lambda one: f"{one.file}:{one.line}" if one.file else "unknown",
-    "reason": lambda one: one.reason,
-    "message": lambda one: one.message,
-    "what to do": lambda one: one.what_to_do,
+    "class": lambda collection: collection.kind,
+    "found": lambda collection: collection.found,
+    "where": lambda collection: f"{collection.file}:{collection.line}" if collection.file else "unknown",
+    "reason": lambda collection: collection.reason,
+    "message": lambda collection: collection.message,
+    "what to do": lambda collection: collection.what_to_do,
 }
 
 
 def _collections(collections: tuple[CollectionReport, ...], every: bool) -> Grid:
-    alike = groups_of(collections, lambda one: (one.kind, one.status, one.reason, one.found))
-    groups = [[one] for one in collections] if every or len(collections) <= FEW else alike
-    usual = all(one.kind == _USUAL_CLASS for one in collections)
+    alike = groups_of(collections, lambda report: (report.kind, report.status, report.reason, report.found))
+    groups = [[collection] for collection in collections] if every or len(collections) <= FEW else alike
+    usual = all(collection.kind == _USUAL_CLASS for collection in collections)
     columns: dict[str, Callable[[list[CollectionReport]], str]] = {
         "collection": _names_of_collections,
         "class": lambda group: "" if usual else group[0].kind,
         "status": lambda group: ": ".join(filter(None, (group[0].status, group[0].reason))),
         "found": lambda group: group[0].found,
-        "tables": lambda group: f"{sum(len(one.tables) for one in group):,}",
-        "size": lambda group: _size(table for one in group for table in one.tables),
+        "tables": lambda group: f"{sum(len(collection.tables) for collection in group):,}",
+        "size": lambda group: _size(table for collection in group for table in collection.tables),
         "where": _places,
     }
     return Grid.of("Collections", groups, columns, ("tables", "size"))
 
 
 def _names_of_collections(group: list[CollectionReport]) -> str:
-    names = [" = ".join(map(wording.name_of, one.paths)) for one in group]
+    names = [" = ".join(map(wording.name_of, collection.paths)) for collection in group]
     return names[0] if len(group) == 1 else f"{len(group):,}: {few(names, 3)}"
 
 
 def _places(group: list[CollectionReport]) -> str:
-    places = list(dict.fromkeys(place for one in group if (place := wording.place(one))))
+    places = list(dict.fromkeys(place for collection in group if (place := wording.place(collection))))
     return places[0] if len(places) == 1 else plural(len(places), "place") if places else ""
 
 
@@ -164,7 +164,7 @@ _TABLE_FACTS: dict[str, Callable[[TableReport], str]] = {
 
 def _tables(tables: list[TableOf], every: bool) -> Grid:
     single = every or len(tables) <= FEW
-    groups = [[one] for one in tables] if single else groups_of(tables, _what_tables_share)
+    groups = [[item] for item in tables] if single else groups_of(tables, _what_tables_share)
     title = f"Tables: {totals(table for _, table in tables)}"
     if len(groups) < len(tables):
         title += f", in {plural(len(groups), 'group')} of like ones ({LISTS_EACH})"
@@ -187,12 +187,12 @@ def _tables(tables: list[TableOf], every: bool) -> Grid:
     return Grid.of(title, groups, columns, ("rows", "dim", "size"))
 
 
-def _what_tables_share(one: TableOf) -> Hashable:
+def _what_tables_share(item: TableOf) -> Hashable:
     """What the tables of a group have in common; how they are sharded is in a table of its own."""
-    table = one.table
+    table = item.table
     return (
         table.dim, table.pooling, table.dtype, table.device, wording.rules(table.hashing), table.kernel,
-        table.optimizer, one.collection.status,
+        table.optimizer, item.collection.status,
     )  # fmt: skip
 
 
@@ -211,55 +211,55 @@ def _owners(group: list[TableOf]) -> list[str]:
 # --- indexes
 
 _INDEX_FACTS: dict[str, Callable[[TableOf], str]] = {
-    "table": lambda one: one.table.name,
-    "batches": lambda one: f"{one.hash_index.count('batches'):,}",
-    "ids seen": lambda one: f"{one.hash_index.count('ids_seen'):,}",
-    "inserted": lambda one: f"{one.hash_index.count('inserted'):,}",
-    "evicted": lambda one: f"{one.hash_index.count('evicted'):,}",
-    "shared": lambda one: f"{one.hash_index.count('shared_answers'):,}",
-    "unseen": lambda one: f"{one.hash_index.count('unseen_answers'):,}",
-    "waiting": lambda one: _number(one.hash_index.candidates),
-    "worst bucket": lambda one: _worst_bucket(one.hash_index),
-    "probe": lambda one: str(one.hash_index.longest_probe),
-    "bytes/row": lambda one: _bytes_per_row(one.hash_index),
-    "usable": lambda one: "" if one.hash_index.usable_share is None else wording.share(one.hash_index.usable_share),
-    "room": lambda one: _number(one.hash_index.room),
-    "batches until full": lambda one: _number(one.hash_index.batches_until_full),
-    "suggested rows": lambda one: _number(one.hash_index.suggested_rows),
+    "table": lambda item: item.table.name,
+    "batches": lambda item: f"{item.hash_index.count('batches'):,}",
+    "ids seen": lambda item: f"{item.hash_index.count('ids_seen'):,}",
+    "inserted": lambda item: f"{item.hash_index.count('inserted'):,}",
+    "evicted": lambda item: f"{item.hash_index.count('evicted'):,}",
+    "shared": lambda item: f"{item.hash_index.count('shared_answers'):,}",
+    "unseen": lambda item: f"{item.hash_index.count('unseen_answers'):,}",
+    "waiting": lambda item: _number(item.hash_index.candidates),
+    "worst bucket": lambda item: _worst_bucket(item.hash_index),
+    "probe": lambda item: str(item.hash_index.longest_probe),
+    "bytes/row": lambda item: _bytes_per_row(item.hash_index),
+    "usable": lambda item: "" if item.hash_index.usable_share is None else wording.share(item.hash_index.usable_share),
+    "room": lambda item: _number(item.hash_index.room),
+    "batches until full": lambda item: _number(item.hash_index.batches_until_full),
+    "suggested rows": lambda item: _number(item.hash_index.suggested_rows),
 }
 
 
 def _filling(tables: list[TableOf], every: bool) -> Grid | None:
     """The indexes that have counted something, the fullest first; None if there are none."""
     counting = [
-        one for one in tables if one.table.index is not None and any(count for _, count in one.hash_index.counters)
+        item for item in tables if item.table.index is not None and any(count for _, count in item.hash_index.counters)
     ]
     if not counting:
         return None
     ordered = sorted(
-        counting, key=lambda one: (_fills(one), one.hash_index.worst_bucket_occupancy or 0.0), reverse=True
+        counting, key=lambda item: (_fills(item), item.hash_index.worst_bucket_occupancy or 0.0), reverse=True
     )
     fullest = min(max(sum(map(_fills, counting)), _FULLEST), FEW)
     shown = ordered if every or len(ordered) <= FEW else ordered[:fullest]
     several = len({collection.paths for collection, _ in tables}) > 1
     columns: dict[str, Callable[[TableOf], str]] = {
-        "table": lambda one: one.table.name,
-        "collection": lambda one: wording.name_of(one.collection.path) if several else "",
-        "ids held": lambda one: wording.count(one.hash_index.ids_held or 0),
-        "full": lambda one: wording.share(one.hash_index.occupancy or 0.0),
-        "worst bucket": lambda one: _worst_bucket(one.hash_index),
-        "fits": lambda one: (
-            "" if one.hash_index.room is None or one.hash_index.evict else wording.count(one.hash_index.room)
+        "table": lambda item: item.table.name,
+        "collection": lambda item: wording.name_of(item.collection.path) if several else "",
+        "ids held": lambda item: wording.count(item.hash_index.ids_held or 0),
+        "full": lambda item: wording.share(item.hash_index.occupancy or 0.0),
+        "worst bucket": lambda item: _worst_bucket(item.hash_index),
+        "fits": lambda item: (
+            "" if item.hash_index.room is None or item.hash_index.evict else wording.count(item.hash_index.room)
         ),
-        "full in": lambda one: _batches(one.hash_index.batches_until_full),
-        "suggested": lambda one: _number(one.hash_index.suggested_rows),
-        "seen": lambda one: wording.count(one.hash_index.count("ids_seen")),
-        "evicted": lambda one: wording.count(one.hash_index.count("evicted")),
-        "shared": lambda one: wording.count(one.hash_index.count("shared_answers")),
-        "unseen": lambda one: wording.count(one.hash_index.count("unseen_answers")),
-        "waiting": lambda one: "" if one.hash_index.candidates is None else wording.count(one.hash_index.candidates),
-        "probe": lambda one: str(one.hash_index.longest_probe) if every else "",
-        "bytes/row": lambda one: _bytes_per_row(one.hash_index) if every else "",
+        "full in": lambda item: _batches(item.hash_index.batches_until_full),
+        "suggested": lambda item: _number(item.hash_index.suggested_rows),
+        "seen": lambda item: wording.count(item.hash_index.count("ids_seen")),
+        "evicted": lambda item: wording.count(item.hash_index.count("evicted")),
+        "shared": lambda item: wording.count(item.hash_index.count("shared_answers")),
+        "unseen": lambda item: wording.count(item.hash_index.count("unseen_answers")),
+        "waiting": lambda item: "" if item.hash_index.candidates is None else wording.count(item.hash_index.candidates),
+        "probe": lambda item: str(item.hash_index.longest_probe) if every else "",
+        "bytes/row": lambda item: _bytes_per_row(item.hash_index) if every else "",
     }
     numbers = [name for name in columns if name not in ("table", "collection", "worst bucket")]
     rest = len(ordered) - len(shown)
@@ -269,19 +269,19 @@ def _filling(tables: list[TableOf], every: bool) -> Grid | None:
 
 def _what_happens(counting: list[TableOf]) -> str:
     """What happens in how many of the tables: ``1 table fills up, 5 tables evict ids``."""
-    codes = [{reason.code for reason in one.table.reasons} for one in counting]
+    codes = [{reason.code for reason in item.table.reasons} for item in counting]
     counts = {
         ("fills up", "fill up"): sum("index_nearly_full" in own for own in codes),
         ("shares rows", "share rows"): sum("shared_answers" in own for own in codes),
-        ("evicts ids", "evict ids"): sum(one.hash_index.count("evicted") > 0 for one in counting),
+        ("evicts ids", "evict ids"): sum(item.hash_index.count("evicted") > 0 for item in counting),
         ("forgets ids that wait", "forget ids that wait"): sum("candidates_dropped" in own for own in codes),
     }
-    told = [f"{plural(count, 'table')} {words[count > 1]}" for words, count in counts.items() if count]
-    return ", ".join(told) or "none fills up"
+    phrases = [f"{plural(count, 'table')} {words[count > 1]}" for words, count in counts.items() if count]
+    return ", ".join(phrases) or "none fills up"
 
 
-def _fills(one: TableOf) -> bool:
-    return any(reason.code in FILLING for reason in one.table.reasons)
+def _fills(item: TableOf) -> bool:
+    return any(reason.code in FILLING for reason in item.table.reasons)
 
 
 def _number(number: int | None) -> str:
@@ -312,8 +312,8 @@ def _sharding(tables: list[TableReport], every: bool) -> Grid | None:
         return None
     groups = [[table] for table in sharded]
     if not every and len(sharded) > FEW:
-        kinds = [(one.sharding_type, one.compute_kernel, one.bytes_here > 0) for one in _shardings(sharded)]
-        alike = groups_of(zip(kinds, sharded, strict=True), lambda one: one[0])
+        kinds = [(part.sharding_type, part.compute_kernel, part.bytes_here > 0) for part in _shardings(sharded)]
+        alike = groups_of(zip(kinds, sharded, strict=True), lambda pair: pair[0])
         groups = [[table for _, table in group] for group in alike]
     title = f"Where they are: {_sharding_title(sharded)}; {_weights_by_rank(sharded)}"
     return Grid.of(title, groups, _sharding_columns(most=3), ("rows here", "columns here", "size here"))
@@ -327,9 +327,9 @@ def _sharding_columns(most: int) -> dict[str, Callable[[list[TableReport]], str]
         "kernel": lambda group: _shardings(group)[0].compute_kernel,
         "pooled rows": lambda group: _shardings(group)[0].travels,
         "where": lambda group: _where(group, most),
-        "rows here": lambda group: wording.between(one.rows_here for one in _shardings(group)),
-        "columns here": lambda group: wording.between(one.columns_here for one in _shardings(group)),
-        "size here": lambda group: wording.size(sum(one.bytes_here for one in _shardings(group))),
+        "rows here": lambda group: wording.between(sharding.rows_here for sharding in _shardings(group)),
+        "columns here": lambda group: wording.between(sharding.columns_here for sharding in _shardings(group)),
+        "size here": lambda group: wording.size(sum(sharding.bytes_here for sharding in _shardings(group))),
     }
 
 
@@ -350,7 +350,7 @@ def _where(group: list[TableReport], most: int) -> str:
         return "every rank"
     if len(group) == 1:
         return wording.listed(tuple(_shard(group[0], shard) for shard in shardings[0].shards), most)
-    ranks = sorted({shard.rank for one in shardings for shard in one.shards if shard.bytes})
+    ranks = sorted({shard.rank for sharding in shardings for shard in sharding.shards if shard.bytes})
     return f"ranks {few([str(rank) for rank in ranks], 4)}"
 
 
@@ -368,7 +368,7 @@ def _weights_by_rank(tables: list[TableReport]) -> str:
     """How evenly the weights lie on the ranks."""
     shardings = _shardings(tables)
     sizes = dict.fromkeys(range(shardings[0].world_size), 0)
-    for shard in (shard for one in shardings for shard in one.shards):
+    for shard in (shard for sharding in shardings for shard in sharding.shards):
         sizes[shard.rank] = sizes.get(shard.rank, 0) + shard.bytes
     least, most = min(sizes.values()), max(sizes.values())
     if least == most:
@@ -392,9 +392,9 @@ _NODE_FACTS: dict[str, Callable[[NodeReport], str]] = {
 
 
 def _nodes(group: list[CollectionReport], every: bool) -> Grid:
-    one = group[0]
-    nodes = one.nodes if every else one.nodes[:_MOST_NODES]
+    first = group[0]
+    nodes = first.nodes if every else first.nodes[:_MOST_NODES]
     alike = f" ({plural(len(group) - 1, 'more collection')} with the same nodes)" if len(group) > 1 else ""
-    more = f"... and {len(one.nodes) - len(nodes):,} more nodes" if len(nodes) < len(one.nodes) else ""
+    more = f"... and {len(first.nodes) - len(nodes):,} more nodes" if len(nodes) < len(first.nodes) else ""
     columns = {name: _NODE_FACTS[name] for name in ("node", "shape", "bytes", "kernel", "made by")}
-    return Grid.of(f"Nodes of {wording.name_of(one.path)}{alike}", nodes, columns, more=more)
+    return Grid.of(f"Nodes of {wording.name_of(first.path)}{alike}", nodes, columns, more=more)

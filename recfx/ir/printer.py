@@ -65,9 +65,9 @@ def format_node(graph_module: fx.GraphModule, node: fx.Node) -> str:
     call, made_from = format_call(node), lowered_from(node)
     if made_from is None:
         return call
-    said, now = attributes_of(*made_from), getattr(find_module(graph_module, node), "now", {})
-    changed = {name: value for name, value in now.items() if value != said.get(name, "")}
-    return call + _in_braces(said) + (f"  # now{_in_braces(changed)}" if changed else "")
+    attributes, now = attributes_of(*made_from), getattr(find_module(graph_module, node), "now", {})
+    changed = {name: value for name, value in now.items() if value != attributes.get(name, "")}
+    return call + _in_braces(attributes) + (f"  # now{_in_braces(changed)}" if changed else "")
 
 
 def format_call(node: fx.Node) -> str:

@@ -221,16 +221,16 @@ class BatchChecks:
 
     def _check_length_per_key(self, features: KeyedJaggedTensor, offsets: torch.Tensor, per_key: list[int]) -> None:
         """Check what the KJT states besides its lengths, because the standard collection relies on it."""
-        said = features.length_per_key_or_none()
-        if said is None:
+        stated = features.length_per_key_or_none()
+        if stated is None:
             return
         keys = len(features.keys())
         counts = per_key * keys if len(per_key) == 1 else per_key
         ends = torch.tensor([0, *counts], device=offsets.device).cumsum(0)
         true = offsets.index_select(0, ends).diff().tolist()
-        if list(said) != true:
+        if list(stated) != true:
             self._refuse(
-                f"length_per_key is {said}, but the lengths add up to {true}.",
+                f"length_per_key is {stated}, but the lengths add up to {true}.",
                 "bad_lengths",
                 "leave length_per_key= out: the KeyedJaggedTensor computes it.",
             )

@@ -158,8 +158,8 @@ class Replays:
             self._calls.setdefault(enclosing, _Calls()).answers.append(answers)
 
     def _only_one(self, ids: torch.Tensor) -> Answers | None:
-        every = [answers for calls in list(self._calls.values()) for answers in calls.answers]
-        same = [answers for answers in every if torch.equal(answers.ids, ids)]
+        kept = [answers for calls in list(self._calls.values()) for answers in calls.answers]
+        same = [answers for answers in kept if torch.equal(answers.ids, ids)]
         return same[0] if same and all(torch.equal(answers.rows, same[0].rows) for answers in same) else None
 
 

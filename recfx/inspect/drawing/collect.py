@@ -141,7 +141,7 @@ def collect(subject: nn.Module, hardware: Hardware | None = None, planned: Plann
             reason="no_collection",
             what_to_do="pass the model that holds the torchrec.EmbeddingBagCollection, or its graph.",
         )
-    steps = tuple(dict.fromkeys(step.name for one in collections for step in one.steps))
+    steps = tuple(dict.fromkeys(step.name for collection in collections for step in collection.steps))
     if not steps:
         costs = NO_COSTS  # of what a conversion would make, which is not drawn
     ranks = None if planned is None else planned.cost.world_size
@@ -189,7 +189,7 @@ def _as_planned(finding: Finding, record: Found, planned: PlannedModel, costs: D
     made = planned.graphs[finding.path]
     context = made.graph.context.collections[finding.path]
     tables, source = tuple(map(declared_table, context.tables)), context.source or finding.source
-    (backend,) = (one.backend for one in planned.cost.planned if one.name == finding.path)
+    (backend,) = (collection.backend for collection in planned.cost.planned if collection.name == finding.path)
     return DrawnCollection(
         paths=tuple(finding.paths),
         kind=SHARDED[kind_of(finding.module)].__name__,
@@ -211,7 +211,7 @@ def _graph_of_collection(
     source = metas[0].source if metas else None
     tables, made = declared_tables(graph_module), {meta.kind for meta in metas}
     kind = next((kind for kind in KINDS if kind.assembled_by in made), POOLED)
-    one = DrawnCollection(
+    collection = DrawnCollection(
         paths=(path,),
         kind=converted_class(kind).__name__,
         was="collection",  # the graph does not know
@@ -221,12 +221,12 @@ def _graph_of_collection(
         tables=tables,
         steps=drawn_steps(records, tables, _kernels_now(graph_module), costs),
     )
-    return (_lone_call(0, one),), (one,)
+    return (_lone_call(0, collection),), (collection,)
 
 
-def _lone_call(position: int, one: DrawnCollection) -> DrawnNode:
-    source = one.sources[0] if one.sources else None
-    return DrawnNode(one.path.replace(".", "_") or "ebc", CALL, one.path, source=source, collection=position)
+def _lone_call(position: int, drawn: DrawnCollection) -> DrawnNode:
+    source = drawn.sources[0] if drawn.sources else None
+    return DrawnNode(drawn.path.replace(".", "_") or "ebc", CALL, drawn.path, source=source, collection=position)
 
 
 def _graph_of_model(

@@ -52,16 +52,16 @@ def time_formula(node: NodeCost, hardware: Hardware, world_size: int, formula: C
     for work in (node.forward, node.backward):
         amounts = {name: amount for name, amount in vars(work.symbolic()).items() if amount != 0}
         for name, amount in amounts.items():
-            one = seconds_of_work(Work(**{name: 1.0}), hardware, on_host)
-            terms.append(["*", one - overhead, formula(amount)])
+            unit = seconds_of_work(Work(**{name: 1.0}), hardware, on_host)
+            terms.append(["*", unit - overhead, formula(amount)])
         terms += [overhead] if amounts else []
     for call in node.collectives:
         ranks = call.ranks or world_size
-        latency, one = (
+        latency, unit = (
             seconds_of_collective(call.operation, size, ranks, hardware, across_hosts=call.across_hosts)
             for size in (0.0, 1.0)
         )
-        terms += [latency, ["*", one - latency, formula(call.bytes)]]
+        terms += [latency, ["*", unit - latency, formula(call.bytes)]]
     if any(isinstance(term, list) and term[-1] is None for term in terms):
         return None
     return ["*", node.calls, ["+", *terms]] if terms else 0

@@ -154,7 +154,7 @@ def drawn_steps(
                 nodes=tuple(_node(node, positions, kernels, shown) for node in inner),
                 giver=output[0] if output else "",
                 input=by_op["placeholder"].name if "placeholder" in by_op else "",
-                declined=tuple(f"{one.code}: {one.message}" for one in record.declined),
+                declined=tuple(f"{refusal.code}: {refusal.message}" for refusal in record.declined),
             )
         )
     return tuple(steps)

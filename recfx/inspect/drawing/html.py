@@ -63,19 +63,19 @@ def page_data(drawing: Drawing) -> dict[str, Any]:
 
     collections = [
         {
-            "paths": one.paths,
-            "prefix": one.prefix,
-            "kind": one.kind,
-            "was": one.was,
-            "shape": one.shape,
-            "status": one.status,
-            "why": one.why,
-            "device": one.device,
-            "sources": [source_text(source) for source in one.sources],
-            "tables": [_table(table) for table in one.tables],
-            "steps": [vars(step) | {"nodes": [place_of(node) for node in step.nodes]} for step in one.steps],
+            "paths": collection.paths,
+            "prefix": collection.prefix,
+            "kind": collection.kind,
+            "was": collection.was,
+            "shape": collection.shape,
+            "status": collection.status,
+            "why": collection.why,
+            "device": collection.device,
+            "sources": [source_text(source) for source in collection.sources],
+            "tables": [_table(table) for table in collection.tables],
+            "steps": [vars(step) | {"nodes": [place_of(node) for node in step.nodes]} for step in collection.steps],
         }
-        for one in drawing.collections
+        for collection in drawing.collections
     ]
     outer = [place_of(node) for node in drawing.nodes]
     return {
@@ -103,7 +103,7 @@ def _node(node: DrawnNode, source_text: Callable[[SourceLocation], str]) -> dict
 
 def _costs(drawing: Drawing) -> dict[str, Any]:
     costs, cost = drawing.costs, drawing.costs.cost
-    positions = {path: place for place, one in enumerate(drawing.collections) for path in one.paths}
+    positions = {path: place for place, collection in enumerate(drawing.collections) for path in collection.paths}
     return {
         "nodes": [
             {"collection": positions.get(node.collection, -1), "amounts": amounts}

@@ -235,8 +235,8 @@ def without_quotes(value: Any) -> Any:
     So may a range that is proved by the values of a tensor of the model.
     """
     if isinstance(value, str):
-        said = _SAID.sub(rf"raises \1 {_LEFT_OUT}", value)
-        return _READ_FROM_A_TABLE.sub(r"\1 in a range (left out here: its borders are ids)", said)
+        text = _SAID.sub(rf"raises \1 {_LEFT_OUT}", value)
+        return _READ_FROM_A_TABLE.sub(r"\1 in a range (left out here: its borders are ids)", text)
     if isinstance(value, tuple):
         return tuple(without_quotes(item) for item in value)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):

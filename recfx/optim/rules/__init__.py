@@ -81,8 +81,8 @@ def known_settings() -> tuple[Setting, ...]:
 
 def class_names() -> str:
     """The classes of torch and TorchRec that users can attach, for messages: ``SGD, Adagrad, ..., or LarsSGD``."""
-    theirs = [(*rule.placeholders, rule.dense_class)[0] for rule in RULES]
-    *names, last = [optimizer.__name__ for optimizer in theirs if not optimizer.__module__.startswith("recfx.")]
+    attachable = [(*rule.placeholders, rule.dense_class)[0] for rule in RULES]
+    *names, last = [optimizer.__name__ for optimizer in attachable if not optimizer.__module__.startswith("recfx.")]
     return f"{', '.join(names)} or {last}"
 
 
