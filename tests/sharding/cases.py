@@ -275,9 +275,9 @@ def train_sharded(rank: int, world_size: int, case: Case, steps: int = 3) -> dic
         optimizer.step()
         pooled.append(values)
     indexes = {
-        each.table.name: (each.rows, copy.deepcopy(model.sparse.index(each.name).state_dict()))
-        for each in model.sparse.sharding.local()
-        if each.name in model.sparse.hash_indexes
+        shard.table.name: (shard.rows, copy.deepcopy(model.sparse.index(shard.name).state_dict()))
+        for shard in model.sparse.sharding.local()
+        if shard.name in model.sparse.hash_indexes
     }
     return {
         "pooled": pooled,

@@ -98,9 +98,9 @@ def sharded_model(case: Case, world_size: int, form: str) -> nn.Module:
     model: Any = plain_model(case)
     model.sparse = shard(case, model.sparse, world_size)
     if form == "two":
-        other, width = build(case)
+        second, width = build(case)
         torch.manual_seed(1)
-        model = Two(model.sparse, shard(case, other, world_size), width)
+        model = Two(model.sparse, shard(case, second, world_size), width)
     model.over = nn.parallel.DistributedDataParallel(model.over)
     return model
 
@@ -118,7 +118,7 @@ def dense_optimizer(case: Case, model: nn.Module) -> torch.optim.Optimizer:
 
 
 def collections(model: nn.Module) -> list[ShardedHashEmbeddingBagCollection]:
-    return [each for each in model.modules() if isinstance(each, ShardedHashEmbeddingBagCollection)]
+    return [module for module in model.modules() if isinstance(module, ShardedHashEmbeddingBagCollection)]
 
 
 def what_is_left(model: nn.Module) -> dict[str, torch.Tensor]:
@@ -153,19 +153,19 @@ def train(
         "shards": shards_of(sparse[0]),
         "over": over.detach(),
         "left": what_is_left(model),
-        "forwards": [type(each.forward).__name__ for each in sparse],
-        "reported": [_is_reported_pipelined(each) for each in sparse],
+        "forwards": [type(collection.forward).__name__ for collection in sparse],
+        "reported": [_is_reported_pipelined(collection) for collection in sparse],
     }
 
 
-def assert_same(found: list[dict[str, Any]], expected: list[dict[str, Any]]) -> None:
+def assert_same(actual: list[dict[str, Any]], expected: list[dict[str, Any]]) -> None:
     """Equal bits on every rank."""
-    for rank, (mine, other) in enumerate(zip(found, expected, strict=True)):
-        for step, (one, two) in enumerate(zip(mine["pooled"], other["pooled"], strict=True)):
+    for rank, (mine, theirs) in enumerate(zip(actual, expected, strict=True)):
+        for step, (one, two) in enumerate(zip(mine["pooled"], theirs["pooled"], strict=True)):
             assert torch.equal(one, two), f"output of step {step} on rank {rank}"
-        assert mine["left"].keys() == other["left"].keys()
+        assert mine["left"].keys() == theirs["left"].keys()
         for name, value in mine["left"].items():
-            assert torch.equal(value, other["left"][name]), f"{name} on rank {rank}"
+            assert torch.equal(value, theirs["left"][name]), f"{name} on rank {rank}"
 
 
 def _is_reported_pipelined(collection: nn.Module) -> bool:

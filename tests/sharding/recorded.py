@@ -27,8 +27,8 @@ def recorded(step: Callable[[], object]) -> Sent:
         original = getattr(dist, name)
 
         def call(*arguments: Any, **keywords: Any) -> Any:
-            given = arguments[position] if len(arguments) > position else keywords["input"]
-            sent.append((operation, given.numel() * given.element_size()))
+            tensor = arguments[position] if len(arguments) > position else keywords["input"]
+            sent.append((operation, tensor.numel() * tensor.element_size()))
             return original(*arguments, **keywords)
 
         return call

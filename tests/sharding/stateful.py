@@ -81,9 +81,9 @@ def gather(value: torch.Tensor) -> torch.Tensor:
     mine = [(shard.metadata.shard_offsets, shard.tensor.clone()) for shard in value.local_shards()]
     everybody: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(everybody, mine)
-    found = [shard for each in everybody for shard in each]
-    whole = torch.full(value.metadata().size, 77, dtype=found[0][1].dtype)
-    for offsets, tensor in found:
+    shards = [shard for of_rank in everybody for shard in of_rank]
+    whole = torch.full(value.metadata().size, 77, dtype=shards[0][1].dtype)
+    for offsets, tensor in shards:
         part = whole[tuple(slice(o, o + n) for o, n in zip(offsets, tensor.shape, strict=True))]
         assert bool(((part == 77) | (part == tensor)).all()), "copies differ"
         part.copy_(tensor)
@@ -121,15 +121,15 @@ def optimizer_state(state: dict[str, torch.Tensor]) -> dict[str, Any]:
     return {"state": entries}
 
 
-def assert_same(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor], exact: bool = True) -> None:
+def assert_same(actual: dict[str, torch.Tensor], expected: dict[str, torch.Tensor], exact: bool = True) -> None:
     """Same names and values, statistics included."""
-    assert found.keys() == expected.keys(), found.keys() ^ expected.keys()
-    for name, value in found.items():
-        wanted = expected[name]
+    assert actual.keys() == expected.keys(), actual.keys() ^ expected.keys()
+    for name, value in actual.items():
+        expected_value = expected[name]
         if exact or name.endswith(".counts"):
-            assert torch.equal(value, wanted), name
+            assert torch.equal(value, expected_value), name
         else:
-            torch.testing.assert_close(value, wanted, rtol=1e-4, atol=1e-6, msg=lambda m, n=name: f"{n}: {m}")
+            torch.testing.assert_close(value, expected_value, rtol=1e-4, atol=1e-6, msg=lambda m, n=name: f"{n}: {m}")
 
 
 def sharded_of(model: nn.Module) -> ShardedHashEmbeddingBagCollection:
@@ -174,28 +174,28 @@ def carry_over(model: Any, again: Any, how: str, folder: str) -> None:
 def tables_of(model: nn.Module) -> dict[str, torch.Tensor]:
     """Weight, index with all of its ``counts``, and fused optimizer of every table, whole. Collective."""
     sparse: Any = model.get_submodule("sparse")
-    found = {"over": model.get_parameter("over.weight").detach().clone()}
+    tensors = {"over": model.get_parameter("over.weight").detach().clone()}
     if isinstance(sparse, ShardedHashEmbeddingBagCollection):
         for name, table in gather_tables(sparse).items():
-            found[f"{name}.weight"] = table.weight
-            found.update({f"{name}.index.{key}": value for key, value in table.index.items()})
+            tensors[f"{name}.weight"] = table.weight
+            tensors.update({f"{name}.index.{key}": value for key, value in table.index.items()})
             assert table.optimizer is not None
-            found.update({f"{name}.optimizer.{key}": value for key, value in table.optimizer.state.items()})
-            found[f"{name}.lr"] = torch.tensor(table.optimizer.group["lr"])
-        return found
+            tensors.update({f"{name}.optimizer.{key}": value for key, value in table.optimizer.state.items()})
+            tensors[f"{name}.lr"] = torch.tensor(table.optimizer.group["lr"])
+        return tensors
     for spec in sparse.tables:
-        found[f"{spec.name}.weight"] = sparse.weight(spec.name)
+        tensors[f"{spec.name}.weight"] = sparse.weight(spec.name)
         if spec.has_index:
             state = sparse.index(spec.name).state_dict()
-            found.update({f"{spec.name}.index.{key}": value for key, value in state.items()})
+            tensors.update({f"{spec.name}.index.{key}": value for key, value in state.items()})
         fused = sparse.fused_optimizers()[spec.name]
-        found.update({f"{spec.name}.optimizer.{key}": value for key, value in fused.state.items()})
-        found[f"{spec.name}.lr"] = torch.tensor(fused.group["lr"])
-    return {name: value.detach().clone() for name, value in found.items()}
+        tensors.update({f"{spec.name}.optimizer.{key}": value for key, value in fused.state.items()})
+        tensors[f"{spec.name}.lr"] = torch.tensor(fused.group["lr"])
+    return {name: value.detach().clone() for name, value in tensors.items()}
 
 
-def assert_equal(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
+def assert_equal(actual: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
     """To the bit, statistics included."""
-    assert found.keys() == expected.keys(), found.keys() ^ expected.keys()
-    for name, value in found.items():
+    assert actual.keys() == expected.keys(), actual.keys() ^ expected.keys()
+    for name, value in actual.items():
         assert torch.equal(value, expected[name]), (name, value, expected[name])

@@ -177,8 +177,8 @@ def train_until(rank: int, world_size: int, lengths: tuple[int, int], between: s
 
 def run_another(batch: Any, world_size: int) -> None:
     """One batch of another model, in a pipeline of its own."""
-    other: nn.Module = sharded_model(CASE, world_size, "alone").eval()
-    pipeline = EvalPipelineSparseDist(other, dense_optimizer(CASE, other), CPU)
+    second: nn.Module = sharded_model(CASE, world_size, "alone").eval()
+    pipeline = EvalPipelineSparseDist(second, dense_optimizer(CASE, second), CPU)
     source = iter([batch])
     pipeline.progress(source)
     with pytest.raises(StopIteration):

@@ -41,9 +41,9 @@ def blocks(rank: int, world_size: int, case: Case, folder: str) -> None:
     model = make(case, world_size)
     train(model, case, rank, world_size, 0, STEPS)
     recfx.save_checkpoint(model, folder)
-    other = make(case, world_size, seed=5)
-    recfx.load_checkpoint(other, folder)
-    assert_same(whole_state(other), whole_state(model))
+    loaded = make(case, world_size, seed=5)
+    recfx.load_checkpoint(loaded, folder)
+    assert_same(whole_state(loaded), whole_state(model))
 
 
 def test_rowwise_adagrad_keeps_a_state_a_column_block(tmp_path: Path) -> None:
@@ -57,16 +57,16 @@ def go_on(rank: int, world_size: int, case: Case, folder: str) -> dict[str, torc
     recfx.save_checkpoint(model, folder)
     resumed = make(case, world_size, seed=9)
     recfx.load_checkpoint(resumed, folder)
-    for each in (model, resumed):
-        train(each, case, rank, world_size, STEPS, 3 * STEPS)
+    for module in (model, resumed):
+        train(module, case, rank, world_size, STEPS, 3 * STEPS)
     assert_equal(tables_of(resumed), tables_of(model))
     return tables_of(resumed)
 
 
 def test_training_goes_on_as_if_it_had_not_stopped(tmp_path: Path) -> None:
-    found = ranks(2).run(go_on, case_of("mixed"), str(tmp_path))[0]
+    state = ranks(2).run(go_on, case_of("mixed"), str(tmp_path))[0]
     evicted = recfx.kernels.index.index_buffers.COUNTERS.index("evicted")
-    assert int(found["a.index.counts"][evicted]) > 0
+    assert int(state["a.index.counts"][evicted]) > 0
 
 
 @pytest.mark.parametrize(
@@ -87,8 +87,8 @@ def test_any_number_of_ranks_loads_what_any_number_saved(
     }
     sources = {(1, "rows"): two, (2, "replicas"): two, (4, "mixed"): two, (2, "columns"): plain, (2, "rows"): four}
     for (world_size, plan), folder in sources.items():
-        for found in ranks(world_size).run(load, case(plan, world_size), folder):
-            assert_equal(found, saved[folder])
+        for state in ranks(world_size).run(load, case(plan, world_size), folder):
+            assert_equal(state, saved[folder])
     for folder in (two, four):
         assert_equal(load(0, 0, case("tables", 0), folder), saved[folder])
 
@@ -111,11 +111,11 @@ def more_rows(rank: int, world_size: int, case: Case, folder: str, weights: dict
     model = make(case, world_size, seed=5)
     train(model, case, rank, world_size, 0, 2 * STEPS)
     recfx.load_checkpoint(model, folder)
-    found = tables_of(model)
+    tensors = tables_of(model)
     for table, by_id in weights.items():
-        ids, rows = found[f"{table}.index.row_ids"], found[f"{table}.weight"]
-        states = found[f"{table}.optimizer.sum"]
-        taken = found[f"{table}.index.row_state"] == recfx.kernels.index.index_buffers.TAKEN
+        ids, rows = tensors[f"{table}.index.row_ids"], tensors[f"{table}.weight"]
+        states = tensors[f"{table}.optimizer.sum"]
+        taken = tensors[f"{table}.index.row_state"] == recfx.kernels.index.index_buffers.TAKEN
         assert bool((states[~taken] == 0.5).all())  # the rows that other ids had here start anew
         for row in torch.nonzero(taken).flatten():
             weight, state = by_id.pop(int(ids[row]))
@@ -247,7 +247,7 @@ def test_what_one_rank_cannot_load_none_loads(function: str, tmp_path: Path) -> 
 
 def test_crafted_files_run_nothing_on_any_rank(tmp_path: Path) -> None:
     case, marker, saved = case_of("mixed"), tmp_path / "ran", tmp_path / "saved"
-    wanted = ranks(2).run(save, case, str(saved))[0]
+    expected = ranks(2).run(save, case, str(saved))[0]
     names = (".metadata", "tensors.json", "__0_0.distcp", "__1_0.distcp")
     contents = {name: (data_of(saved) / name).read_bytes() for name in names}
     for name, intact in contents.items():
@@ -255,7 +255,7 @@ def test_crafted_files_run_nothing_on_any_rank(tmp_path: Path) -> None:
         path.write_bytes(pickles(marker)["pickle_2"])
         reseal(saved)
         if name == ".metadata":  # nobody reads it
-            assert_equal(ranks(2).run(load, case, str(saved))[1], wanted)
+            assert_equal(ranks(2).run(load, case, str(saved))[1], expected)
         else:
             assert ranks(2).run(refused, case, str(saved)) == ["checkpoint_torn"] * 2
         path.write_bytes(intact)

@@ -40,7 +40,7 @@ def in_model_parallel(rank: int, world_size: int, case: Case, folder: str, wrapp
         if not wrapped:
             return parallel, CombinedOptimizer([parallel.fused_optimizer, ordinary])
         clipped = GradientClippingOptimizer(ordinary, GradientClipping.NORM, max_gradient=0.1)
-        warming = [WarmupOptimizer(each, copy.deepcopy(stages)) for each in (parallel.fused_optimizer, clipped)]
+        warming = [WarmupOptimizer(inner, copy.deepcopy(stages)) for inner in (parallel.fused_optimizer, clipped)]
         return parallel, CombinedOptimizer([("fused", warming[0]), ("", warming[1])])
 
     def steps(parallel: nn.Module, optimizer: CombinedOptimizer, first: int, last: int) -> None:
@@ -55,11 +55,11 @@ def in_model_parallel(rank: int, world_size: int, case: Case, folder: str, wrapp
     resumed, again = build_one(3)
     recfx.load_checkpoint(resumed, folder, optimizer=again)
     for _ in range(2):
-        rates = [[group["lr"] for group in each.param_groups] for each in (optimizer, again)]
+        rates = [[group["lr"] for group in trained.param_groups] for trained in (optimizer, again)]
         assert rates[0] == rates[1]
         steps(model, optimizer, 2, 4)
         steps(resumed, again, 2, 4)
-    inner: Any = [recfx.discovery.discover.unwrap(each) for each in (resumed, model)]
+    inner: Any = [recfx.discovery.discover.unwrap(model_of) for model_of in (resumed, model)]
     assert_equal(tables_of(inner[0]), tables_of(inner[1]))
 
 
@@ -102,10 +102,10 @@ def test_an_ordinary_optimizer_of_sharded_tables(tmp_path: Path) -> None:
     shutil.rmtree(tmp_path / "a")
     onward = dense(0, 0, case("tables", 0), str(tmp_path / "c"), str(tmp_path / "b"), 2)
     sharded = ranks(2).run(dense, case("tables", 2), str(tmp_path / "d"), str(tmp_path / "b"), 2)[0]
-    last = [dense(0, 0, case("tables", 0), str(tmp_path / "e"), str(tmp_path / each), 1) for each in "cd"]
-    for found, wanted in ((sharded, onward), last):
-        for name, value in found.items():
-            torch.testing.assert_close(value, wanted[name], rtol=1e-4, atol=1e-6)
+    last = [dense(0, 0, case("tables", 0), str(tmp_path / "e"), str(tmp_path / name), 1) for name in "cd"]
+    for actual, expected in ((sharded, onward), last):
+        for name, value in actual.items():
+            torch.testing.assert_close(value, expected[name], rtol=1e-4, atol=1e-6)
 
 
 def test_an_ordinary_optimizer_of_named_parameters(tmp_path: Path) -> None:

@@ -59,17 +59,17 @@ def test_a_copy_has_its_own_tables_the_same_groups_and_what_else_was_shared() ->
 def test_the_mode_of_the_unsharded_module_stays(training: bool) -> None:
     with fake_group(0, 2):
         module = sharded(training)
-        assert {each.training for each in module.modules()} == {training}
+        assert {submodule.training for submodule in module.modules()} == {training}
 
 
 def test_what_torchrec_finds_on_its_own_sharded_modules() -> None:
     with fake_group(0, 2):
         module = sharded()
         of_kind = {
-            kind: [each for each in module.graph_module.modules() if isinstance(each, kind)]
+            kind: [node for node in module.graph_module.modules() if isinstance(node, kind)]
             for kind in (InputDistStart, Lookup, OutputDistStart)
         }
-        assert [len(found) for found in of_kind.values()] == [1, 2, 2]
+        assert [len(nodes) for nodes in of_kind.values()] == [1, 2, 2]
         assert [module._input_dists, module._lookups, module._output_dists] == list(of_kind.values())
         assert module._has_uninitialized_input_dist is False
         assert set(module.sharded_parameter_names("sparse")) == {
@@ -80,11 +80,11 @@ def test_what_torchrec_finds_on_its_own_sharded_modules() -> None:
 def test_shards_are_held_in_bags_of_their_size() -> None:
     with fake_group(0, 2):
         bags: Any = sharded().embedding_bags
-        found = {
+        described = {
             name: (bag.num_embeddings, bag.embedding_dim, bag.mode, bag.include_last_offset)
             for name, bag in bags.items()
         }
-        assert found == {
+        assert described == {
             "a": (32, 8, "sum", True),
             "b": (32, 4, "mean", True),
             "b@1": (32, 4, "mean", True),

@@ -48,7 +48,7 @@ TYPES: dict[str, tuple[tuple[torch.dtype, torch.dtype, torch.dtype], ...]] = {
 
 def train_on(rank: int, world_size: int, case: Case, types: str) -> dict[str, Any]:
     def of_types(*arguments: Any) -> list[list[KeyedJaggedTensor]]:
-        return [[_cast(each, *TYPES[types][i]) for i, each in enumerate(step)] for step in batches(*arguments)]
+        return [[_cast(kjt, *TYPES[types][i]) for i, kjt in enumerate(step)] for step in batches(*arguments)]
 
     with mock.patch.object(cases, "batches", of_types):
         return train_sharded(rank, world_size, case)
@@ -143,21 +143,21 @@ def train_with_schedule(rank: int, world_size: int) -> list[tuple[torch.Tensor, 
     dense = {name: parameter for name, parameter in wrapped.named_parameters() if "over" in name}
     kind, settings = cases.OPTIMIZERS[case.optimizer]
     both = CombinedOptimizer(
-        [("", wrapped.fused_optimizer), ("over", KeyedOptimizerWrapper(dense, lambda given: kind(given, **settings)))]
+        [("", wrapped.fused_optimizer), ("over", KeyedOptimizerWrapper(dense, lambda params: kind(params, **settings)))]
     )
     optimizers = both, kind(oracle.parameters(), **settings)
-    schedules = [torch.optim.lr_scheduler.StepLR(each, step_size=1, gamma=0.5) for each in optimizers]
+    schedules = [torch.optim.lr_scheduler.StepLR(inner, step_size=1, gamma=0.5) for inner in optimizers]
     compared = []
     for step in range(3):
         for optimizer in optimizers:
             optimizer.zero_grad()
-        loss, found = wrapped(variable_batch(rank, step)[0])
+        loss, output = wrapped(variable_batch(rank, step)[0])
         loss.backward()
-        everybody = [oracle(variable_batch(each, step)[1]) for each in range(world_size)]
+        everybody = [oracle(variable_batch(other_rank, step)[1]) for other_rank in range(world_size)]
         torch.stack([loss for loss, _ in everybody]).mean().backward()
-        for each in (*optimizers, *schedules):
-            each.step()
-        compared.append((found, everybody[rank][1]))
+        for stepped in (*optimizers, *schedules):
+            stepped.step()
+        compared.append((output, everybody[rank][1]))
     state = wrapped.module.sparse.state_dict()
     compared += [(gather(state[name]), weight.detach()) for name, weight in oracle.sparse.named_parameters()]
     dist.barrier()
@@ -166,5 +166,5 @@ def train_with_schedule(rank: int, world_size: int) -> list[tuple[torch.Tensor, 
 
 def test_a_schedule_and_variable_batches() -> None:
     for compared in ranks(2).run(train_with_schedule):
-        for found, expected in compared:
-            torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+        for output, expected in compared:
+            torch.testing.assert_close(output, expected, rtol=1e-5, atol=1e-6)

@@ -65,8 +65,8 @@ def test_any_number_of_ranks_loads_what_any_number_saved(
     turned = {"adagrad": 0, "adam": 1}[optimizer] + (hashing is None)  # so that each is loaded by several
     for number, (name, expected) in enumerate(saved.items()):
         world_size, plan = targets[(number + turned) % 4]
-        for found in ranks(world_size).run(load, case(plan, world_size), str(tmp_path / name)):
-            assert_same(found, expected)
+        for state in ranks(world_size).run(load, case(plan, world_size), str(tmp_path / name)):
+            assert_same(state, expected)
         assert_same(load(0, 0, case("tables", 0), str(tmp_path / name)), expected)
 
 
@@ -77,10 +77,10 @@ def test_grids_and_host_rows_on_four_ranks_and_one(tmp_path: Path) -> None:
     }
     saved = ranks(4).run(save, cases[4, "mixed"], str(tmp_path / "four"))[0]
     for (world_size, _), case in cases.items():
-        for found in ranks(world_size).run(load, case, str(tmp_path / "four")):
-            assert_same(found, saved)
+        for state in ranks(world_size).run(load, case, str(tmp_path / "four")):
+            assert_same(state, saved)
     ranks(1).run(save, cases[1, "columns"], str(tmp_path / "one"))
-    assert len({str(each) for each in ranks(4).run(load_counts, cases[4, "mixed"], str(tmp_path / "one"))}) == 1
+    assert len({str(counts) for counts in ranks(4).run(load_counts, cases[4, "mixed"], str(tmp_path / "one"))}) == 1
 
 
 def load_counts(rank: int, world_size: int, case: Case, folder: str) -> list[int]:
@@ -129,5 +129,5 @@ def in_place(rank: int, world_size: int, case: Case, folder: str) -> dict[str, A
 def test_what_is_loaded_in_place_counts_in_every_column_shard(tmp_path: Path) -> None:
     case = case_of("columns", LRU, "adagrad", 2)
     ranks(2).run(save, case, str(tmp_path / "saved"))
-    found = ranks(2).run(in_place, case, str(tmp_path / "saved"))[0]
-    assert_same(found, ranks(2).run(go_on, case, str(tmp_path / "saved"), STEPS, STEPS + 2, True)[0])
+    state = ranks(2).run(in_place, case, str(tmp_path / "saved"))[0]
+    assert_same(state, ranks(2).run(go_on, case, str(tmp_path / "saved"), STEPS, STEPS + 2, True)[0])

@@ -49,10 +49,10 @@ def train(rank: int, world_size: int, case: Case, around: bool = False) -> dict[
     pooled = []
     for step in batches(case, world_size, 3):
         optimizer.zero_grad()
-        loss, found = replicas(step[rank])
+        loss, output = replicas(step[rank])
         loss.backward()
         optimizer.step()
-        pooled.append(found)
+        pooled.append(output)
     return {"pooled": pooled, "shards": shards_of(sharded.sparse), "over": sharded.over.weight.detach()}
 
 
@@ -91,8 +91,8 @@ def sharded_dense(rank: int, world_size: int, order: str) -> list[torch.Tensor]:
 def test_fsdp_after_the_conversion_and_before_one_in_place() -> None:
     expected = ranks(2).run(sharded_dense, "never")[0]
     for order in ("first, in place", "then", "around"):
-        for found in ranks(2).run(sharded_dense, order):
-            torch.testing.assert_close(found, expected)
+        for weights in ranks(2).run(sharded_dense, order):
+            torch.testing.assert_close(weights, expected)
 
 
 def refused_after_fsdp(rank: int, world_size: int) -> list[tuple[str, str, str]]:
@@ -111,22 +111,22 @@ def refused_after_fsdp(rank: int, world_size: int) -> list[tuple[str, str, str]]
         lambda: recfx.unconvert(converted),
         lambda: recfx.export(converted, "not_written.pt", (features,)),
     ]
-    found = []
+    refusals = []
     for call in calls:
         with pytest.raises(recfx.ConversionError) as caught:
             call()
-        found.append((caught.value.reason, caught.value.module_path, caught.value.what_to_do))
+        refusals.append((caught.value.reason, caught.value.module_path, caught.value.what_to_do))
     report = recfx.explain(model)
     assert not report.ok
     assert "[fully_sharded] over" in str(report) or "fully_sharded" in report.to_json()
-    for each in (model, converted):
-        each(features)[0].backward()  # as before
-    return found
+    for trained in (model, converted):
+        trained(features)[0].backward()  # as before
+    return refusals
 
 
 def test_copies_of_what_fsdp_has_are_refused_with_what_to_do() -> None:
-    for found in ranks(2).run(refused_after_fsdp):
-        assert {(reason, path) for reason, path, _ in found} == {("fully_sharded", "over")}
-        advice = [what for *_, what in found]
-        assert all("fully_shard afterwards" in what for what in advice)
-        assert ["inplace=True" in what for what in advice] == [True, True, True, False, False, False]
+    for refusals in ranks(2).run(refused_after_fsdp):
+        assert {(reason, path) for reason, path, _ in refusals} == {("fully_sharded", "over")}
+        advice = [advised for *_, advised in refusals]
+        assert all("fully_shard afterwards" in advised for advised in advice)
+        assert ["inplace=True" in advised for advised in advice] == [True, True, True, False, False, False]

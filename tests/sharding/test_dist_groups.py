@@ -60,9 +60,9 @@ def groups_of(rank: int, world_size: int, environment: dist.ProcessGroup, local_
     assert (again.ids, again.intra, again.cross) == (groups.ids, groups.intra, groups.cross)
     answers = []
     for group in (groups.ids, groups.intra, groups.cross):
-        found = [torch.zeros(1, dtype=torch.int64) for _ in range(group.size())]
-        dist.all_gather(found, torch.tensor([rank]), group=group)
-        answers.append([int(each) for each in found])
+        members = [torch.zeros(1, dtype=torch.int64) for _ in range(group.size())]
+        dist.all_gather(members, torch.tensor([rank]), group=group)
+        answers.append([int(member) for member in members])
     return answers
 
 
@@ -96,14 +96,14 @@ def test_training_where_ranks_are_in_different_numbers_of_groups(sharding: tuple
 
 def tables_of(model: Any) -> dict[str, torch.Tensor]:
     """Whole weights, indexes and optimizer state. Collective in the group of the model."""
-    found = {}
+    tensors = {}
     for name, table in gather_tables(sharded_of(model)).items():
-        found[f"sparse.embedding_bags.{name}.weight"] = table.weight
-        found.update({f"sparse.hash_indexes.{name}.{key}": value for key, value in table.index.items()})
+        tensors[f"sparse.embedding_bags.{name}.weight"] = table.weight
+        tensors.update({f"sparse.hash_indexes.{name}.{key}": value for key, value in table.index.items()})
         assert table.optimizer is not None
         assert "params" not in table.optimizer.group
-        found[f"embedding_bags.{name}.weight/{name}.momentum1"] = table.optimizer.state["sum"]
-    return found
+        tensors[f"embedding_bags.{name}.weight/{name}.momentum1"] = table.optimizer.state["sum"]
+    return tensors
 
 
 def in_halves(rank: int, world_size: int, case: Case) -> dict[str, torch.Tensor]:
@@ -122,8 +122,8 @@ def in_halves(rank: int, world_size: int, case: Case) -> dict[str, torch.Tensor]
             assert value._process_group is group
     sharded_of(again).load_state_dict(state)
     sharded_of(again).fused_optimizer.load_state_dict(optimizer)
-    found = tables_of(model)
-    assert_same(tables_of(again), found)
+    tensors = tables_of(model)
+    assert_same(tables_of(again), tensors)
     index: Any = next(iter(sharded_of(again).hash_indexes.values()))
     if rank == 2:
         index.row_state.fill_(7)
@@ -132,15 +132,15 @@ def in_halves(rank: int, world_size: int, case: Case) -> dict[str, torch.Tensor]
             recfx.unconvert(again, with_mapping=True)
     else:
         recfx.unconvert(again, with_mapping=True)
-    return found
+    return tensors
 
 
 @pytest.mark.parametrize("plan", ["mixed", "columns"])
 def test_two_halves_of_the_ranks_train_models_of_their_own(plan: str) -> None:
     case = case_of(plan, LRU, "adagrad")
-    found = ranks(4).run(in_halves, case)
+    states = ranks(4).run(in_halves, case)
     for number in (0, 1):
         whole = make(case, 0, number)
         train(whole, case, 0, 0, 0, 3)
-        assert_same(found[number], whole_state(whole), exact=False)
-        assert_same(found[number + 2], found[number])
+        assert_same(states[number], whole_state(whole), exact=False)
+        assert_same(states[number + 2], states[number])

@@ -53,9 +53,9 @@ def explained(rank: int, world_size: int, case: Case, wrapping: str) -> dict[str
     page.feed(report.to_html())
     text = "\n".join(page.text)
     assert page.open == []
-    held = {name: len(index) for name, index in inner.sparse.hash_indexes.items()}
+    ids_held = {name: len(index) for name, index in inner.sparse.hash_indexes.items()}
     facts = {"report": report, "text": str(report), "html": text, "json": report.to_json(), "planned": planned}
-    return {**facts, "held": held}
+    return {**facts, "held": ids_held}
 
 
 def codes(report: Report) -> set[tuple[str, str]]:
@@ -67,13 +67,13 @@ def test_every_rank_sees_its_share(wrapping: str) -> None:
     answers = ranks(2).run(explained, RAW, wrapping)
     for rank, answer in enumerate(answers):
         report = answer["report"]
-        (found,) = report.collections
+        (collection,) = report.collections
         assert report.ok
-        assert (found.status, found.kind, found.device) == ("converted", "EmbeddingBagCollection", "cpu")
-        kinds = [node.kind for node in found.nodes]
+        assert (collection.status, collection.kind, collection.device) == ("converted", "EmbeddingBagCollection", "cpu")
+        kinds = [node.kind for node in collection.nodes]
         assert set(NODES) <= set(kinds)
-        tables = {table.name: table for table in found.tables}
-        assert {table.bytes for table in found.tables} == {64 * 8 * 4}
+        tables = {table.name: table for table in collection.tables}
+        assert {table.bytes for table in collection.tables} == {64 * 8 * 4}
         rows = tables["rows"].sharding
         assert rows.shards == (ShardReport(0, (0, 21), (0, 8), 672), ShardReport(1, (21, 64), (0, 8), 1376))
         assert (rows.rank, rows.world_size, rows.sharding_type, rows.compute_kernel) == (rank, 2, "row_wise", "fused")
@@ -83,8 +83,8 @@ def test_every_rank_sees_its_share(wrapping: str) -> None:
         assert (tables["whole"].hashing.ids_held is None) == (rank == 0)
         assert tables["columns"].sharding.columns_here == 4
         assert tables["replicas"].sharding.rows_here == 64
-        for name, held in answer["held"].items():
-            assert tables[name].hashing.ids_held == held > 0
+        for name, ids_held in answer["held"].items():
+            assert tables[name].hashing.ids_held == ids_held > 0
         slice_of = tables["rows"].hashing
         assert slice_of.rows_here == rows.rows_here
         assert slice_of.occupancy == slice_of.ids_held / rows.rows_here
@@ -104,16 +104,16 @@ def test_every_rank_sees_its_share(wrapping: str) -> None:
         assert list(plain) == [field.name for field in dataclasses.fields(ShardingReport)]
         assert plain["shards"][1] == {"rank": 1, "rows": [21, 64], "columns": [0, 8], "bytes": 1376}
         (planned,) = answer["planned"].collections
-        assert [table.sharding for table in planned.tables] == [table.sharding for table in found.tables]
-        assert (planned.nodes, planned.passes[-1]) == (found.nodes, found.passes[-1])
+        assert [table.sharding for table in planned.tables] == [table.sharding for table in collection.tables]
+        assert (planned.nodes, planned.passes[-1]) == (collection.nodes, collection.passes[-1])
         assert codes(answer["planned"]) == codes(report) | {("weights_not_used", table) for table in tables}
 
 
 def test_dense_kernels_and_static_tables() -> None:
     for answer in ranks(2).run(explained, DENSE, ""):
-        (found,) = answer["report"].collections
-        assert found.tables[0].sharding.compute_kernel == "dense"
-        assert found.tables[0].optimizer == "none: gradients to weight.grad"
+        (collection,) = answer["report"].collections
+        assert collection.tables[0].sharding.compute_kernel == "dense"
+        assert collection.tables[0].optimizer == "none: gradients to weight.grad"
         assert not {"cuts_at_bucket_borders", "optimizer_state_per_column_block"} & {
             code for code, _ in codes(answer["report"])
         }
@@ -138,7 +138,7 @@ def few_buckets(rank: int, world_size: int) -> tuple[Report, int]:
 
 def test_ranks_without_rows_and_slices_that_fill() -> None:
     answers = ranks(4).run(few_buckets)
-    for rank, (report, held) in enumerate(answers):
+    for rank, (report, ids_held) in enumerate(answers):
         rows, tiny = report.collections[0].tables
         empty = [shard.rank for shard in rows.sharding.shards if shard.bytes == 0]
         assert len(empty) == 2
@@ -149,12 +149,12 @@ def test_ranks_without_rows_and_slices_that_fill() -> None:
         assert [one.code for one in tiny.reasons] == ["ranks_without_rows"]
         if rank in empty:
             continue
-        assert rows.hashing.ids_held == held
+        assert rows.hashing.ids_held == ids_held
         assert rows.hashing.candidates is not None
-        assert rows.hashing.worst_bucket_occupancy == held / 32
-        assert ("index_nearly_full" in {one.code for one in rows.reasons}) == (held >= 0.8 * 32)
-        assert ((rows.hashing.suggested_rows or 0) > 64) == (held >= 0.8 * 32)
-    assert max(held for _, held in answers) >= 0.8 * 32
+        assert rows.hashing.worst_bucket_occupancy == ids_held / 32
+        assert ("index_nearly_full" in {one.code for one in rows.reasons}) == (ids_held >= 0.8 * 32)
+        assert ((rows.hashing.suggested_rows or 0) > 64) == (ids_held >= 0.8 * 32)
+    assert max(ids_held for _, ids_held in answers) >= 0.8 * 32
 
 
 def expanded(rank: int, world_size: int) -> list[str]:
@@ -181,10 +181,10 @@ def wrong_plans(rank: int, world_size: int) -> None:
     model, plan = model_and_plan(RAW, world_size)
     tables = dict(plan.plan["sparse"])
     missing = ShardingPlan({"sparse": EmbeddingModuleShardingPlan({"rows": tables["rows"]})})
-    other = ShardingPlan({"elsewhere": plan.plan["sparse"]})
+    misplaced = ShardingPlan({"elsewhere": plan.plan["sparse"]})
     for wrong, reasons in (
         (missing, {"plan_missing_table"}),
-        (other, {"plan_missing_collection", "plan_unknown_collection"}),
+        (misplaced, {"plan_missing_collection", "plan_unknown_collection"}),
     ):
         report = recfx.explain(model, plan=wrong)
         assert not report.ok

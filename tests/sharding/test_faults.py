@@ -119,7 +119,7 @@ def folders(tmp_path: Path) -> Callable[[str], Path]:
 
 def train_until_a_rank_dies(rank: int, folder: Path) -> dict[str, Any]:
     model = sharded_model(CASE, 2)
-    data = [each[rank] for each in batches(CASE, 2, 3)]
+    data = [step[rank] for step in batches(CASE, 2, 3)]
     step(model, data[0])
     torch.save(local_tensors(model), folder.parent / f"saved{rank}")
     second = step(model, data[1])
@@ -192,7 +192,7 @@ def _pipeline(model: Model, batch: KeyedJaggedTensor, ends: Callable[[], None]) 
 
 def lose_a_rank(rank: int, folder: Path) -> list[tuple[str, str, float]]:
     """What the rank that is left raises, at each place where the other one ends."""
-    function = {each.__name__: each for each in LOSSES}[folder.name]
+    function = {loss.__name__: loss for loss in LOSSES}[folder.name]
     model = sharded_model(CASE, 2)
     batch = batches(CASE, 2, 1)[0][rank]
     step(model, batch)
@@ -209,7 +209,7 @@ def lose_a_rank(rank: int, folder: Path) -> list[tuple[str, str, float]]:
 LOSSES = (_forward, _wait, _backward, _unconvert, _save, _pipeline)
 
 
-@pytest.mark.parametrize("where", LOSSES, ids=lambda each: each.__name__.strip("_"))
+@pytest.mark.parametrize("where", LOSSES, ids=lambda loss: loss.__name__.strip("_"))
 def test_a_lost_rank_is_one_error_of_ours(where: Callable[..., None], folders: Callable[[str], Path]) -> None:
     ((reason, what_to_do, seconds),), _ = run(folders(where.__name__), lose_a_rank, expected_exits=(0, 7))
     assert reason == "rank_lost"
@@ -223,7 +223,7 @@ def test_a_lost_rank_is_one_error_of_ours(where: Callable[..., None], folders: C
 def fill_a_table(rank: int, folder: Path) -> dict[str, Any]:
     case = CASE
     model = sharded_model(case, 2)
-    data = [each[rank] for each in batches(case, 2, 2)]
+    data = [step[rank] for step in batches(case, 2, 2)]
     step(model, data[0])
     too_many = torch.arange(200) * 2**33 + 3
     many = KeyedJaggedTensor(["f0", "f1"], too_many, lengths=torch.tensor([0] * 2 + [100] * 2))
@@ -306,7 +306,7 @@ def one_wrong_batch(rank: int, world_size: int, reason: str) -> None:
     )
     case = Case(tables, sizes=(3, 4))
     model = sharded_model(case, world_size)
-    good = [each[rank] for each in batches(case, world_size, 2)]
+    good = [step[rank] for step in batches(case, world_size, 2)]
     step(model, good[0])
     before = {name: value.clone() for name, value in model.named_parameters()}
     plain = KeyedJaggedTensor(["f0", "f1"], torch.tensor([1, 2, 3, 4]), lengths=torch.tensor([1, 1, 1, 1]))

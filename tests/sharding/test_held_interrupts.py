@@ -78,7 +78,7 @@ def until_asked(reached: list[str]) -> None:
         (until_it_is_no_longer_held, ["kept"]),
         (until_asked, ["kept"]),
     ],
-    ids=lambda each: getattr(each, "__name__", ""),
+    ids=lambda value: getattr(value, "__name__", ""),
 )
 def test_when_it_is_raised(function: Callable[[list[str]], None], expected: list[str]) -> None:
     reached: list[str] = []

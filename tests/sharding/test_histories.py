@@ -145,9 +145,9 @@ class Player:
         self.kept: list[Any] = []
         self.log: list[str] = []
 
-    def play(self, event: Event, given: list[KeyedJaggedTensor]) -> None:
+    def play(self, event: Event, steps: list[KeyedJaggedTensor]) -> None:
         """``given``: batches of the event."""
-        getattr(self, "_" + event.kind.replace(" ", "_"))(event, given)
+        getattr(self, "_" + event.kind.replace(" ", "_"))(event, steps)
 
     def _loss(self, event: Event, features: KeyedJaggedTensor) -> torch.Tensor:
         loss, pooled = self.model(features)
@@ -165,73 +165,73 @@ class Player:
             self.log.append(f"refused: {str(error).split('comes')[0]}")
             self.refused = True
 
-    def _train(self, event: Event, given: list[KeyedJaggedTensor]) -> None:
-        self._backward(self._loss(event, given[0]))
+    def _train(self, event: Event, steps: list[KeyedJaggedTensor]) -> None:
+        self._backward(self._loss(event, steps[0]))
 
-    def _skip(self, event: Event, given: list[KeyedJaggedTensor]) -> None:
-        self._loss(event, given[0])
+    def _skip(self, event: Event, steps: list[KeyedJaggedTensor]) -> None:
+        self._loss(event, steps[0])
 
-    def _detach(self, event: Event, given: list[KeyedJaggedTensor]) -> None:
-        self.kept.append(self._loss(event, given[0]).detach())
+    def _detach(self, event: Event, steps: list[KeyedJaggedTensor]) -> None:
+        self.kept.append(self._loss(event, steps[0]).detach())
 
-    def _without_gradients(self, event: Event, given: list[KeyedJaggedTensor]) -> None:
+    def _without_gradients(self, event: Event, steps: list[KeyedJaggedTensor]) -> None:
         with torch.no_grad():
-            self._loss(event, given[0])
+            self._loss(event, steps[0])
 
-    def _evaluate(self, event: Event, given: list[KeyedJaggedTensor]) -> None:
+    def _evaluate(self, event: Event, steps: list[KeyedJaggedTensor]) -> None:
         self.model.eval()
-        self._without_gradients(event, given)
+        self._without_gradients(event, steps)
         self.model.train()
 
-    def _evaluate_with_gradients(self, event: Event, given: list[KeyedJaggedTensor]) -> None:
+    def _evaluate_with_gradients(self, event: Event, steps: list[KeyedJaggedTensor]) -> None:
         self.model.eval()
-        loss = self._loss(event, given[0])
+        loss = self._loss(event, steps[0])
         self.model.train()
         if event.number < 2:
             self.waiting.append(loss)
 
-    def _evaluate_and_train(self, event: Event, given: list[KeyedJaggedTensor]) -> None:
+    def _evaluate_and_train(self, event: Event, steps: list[KeyedJaggedTensor]) -> None:
         self.model.eval()
-        self._backward(self._loss(event, given[0]))
+        self._backward(self._loss(event, steps[0]))
         self.model.train()
 
-    def _ahead(self, event: Event, given: list[KeyedJaggedTensor]) -> None:
-        self.waiting.append(self._loss(event, given[0]))
+    def _ahead(self, event: Event, steps: list[KeyedJaggedTensor]) -> None:
+        self.waiting.append(self._loss(event, steps[0]))
 
-    def _catch_up(self, event: Event, given: list[KeyedJaggedTensor]) -> None:
+    def _catch_up(self, event: Event, steps: list[KeyedJaggedTensor]) -> None:
         for loss in self.waiting[:: -1 if event.number == 0 else 1]:
             self._backward(loss)
         self.waiting.clear()
 
-    def _accumulate(self, event: Event, given: list[KeyedJaggedTensor]) -> None:
-        losses = [self._loss(event, features) for features in given[: 1 + event.number % 4]]
+    def _accumulate(self, event: Event, steps: list[KeyedJaggedTensor]) -> None:
+        losses = [self._loss(event, features) for features in steps[: 1 + event.number % 4]]
         self._backward(torch.stack(losses).sum())
 
-    def _twice(self, event: Event, given: list[KeyedJaggedTensor]) -> None:
-        loss = self._loss(event, given[0])
+    def _twice(self, event: Event, steps: list[KeyedJaggedTensor]) -> None:
+        loss = self._loss(event, steps[0])
         self._backward(loss, retain_graph=True)
         self._backward(loss, retain_graph=True)
         if event.number < 3:
             self.waiting.append(loss)
 
-    def _late_again(self, event: Event, given: list[KeyedJaggedTensor]) -> None:
+    def _late_again(self, event: Event, steps: list[KeyedJaggedTensor]) -> None:
         if self.waiting:
             self._backward(self.waiting[event.number % len(self.waiting)], retain_graph=True)
 
-    def _recfx_pipeline(self, event: Event, given: list[KeyedJaggedTensor]) -> None:
-        self._pipeline(recfx.TrainPipeline, given)
+    def _recfx_pipeline(self, event: Event, steps: list[KeyedJaggedTensor]) -> None:
+        self._pipeline(recfx.TrainPipeline, steps)
 
-    def _torchrec_pipeline(self, event: Event, given: list[KeyedJaggedTensor]) -> None:
-        self._pipeline(TrainPipelineSparseDist, given)
+    def _torchrec_pipeline(self, event: Event, steps: list[KeyedJaggedTensor]) -> None:
+        self._pipeline(TrainPipelineSparseDist, steps)
 
-    def _pipeline(self, kind: Any, given: list[KeyedJaggedTensor]) -> None:
+    def _pipeline(self, kind: Any, steps: list[KeyedJaggedTensor]) -> None:
         optimizer = torch.optim.SGD([self.model.unused], lr=0.5)
         if self.world_size == 0:
-            for features in given:
+            for features in steps:
                 self.model(features)[0].backward()
             return
-        pipeline, data = kind(self.model, optimizer, torch.device("cpu")), iter(given)
-        for _ in given:
+        pipeline, data = kind(self.model, optimizer, torch.device("cpu")), iter(steps)
+        for _ in steps:
             pipeline.progress(data)
         if hasattr(pipeline, "detach"):
             pipeline.detach()
@@ -275,9 +275,9 @@ def compare(history: History, world_sizes: list[int]) -> str:
         except TableFullError:
             return "a table is too small"
         world_size = world_sizes[number % len(world_sizes)]
-        for found_log, found in ranks(world_size).run(played, history, number, state):
-            assert found_log == log, f"history {history.seed}, part {number}: {found_log} instead of {log}"
-            assert_same(found, expected)
+        for trained_log, trained in ranks(world_size).run(played, history, number, state):
+            assert trained_log == log, f"history {history.seed}, part {number}: {trained_log} instead of {log}"
+            assert_same(trained, expected)
         state = expected
         refusals += len(log)
         evicted += sum(int(value[3]) for name, value in expected.items() if name.endswith(".counts"))
@@ -316,5 +316,5 @@ def test_losses_of_skipped_steps_that_one_rank_keeps(sharding: tuple[Any, ...]) 
         sizes=(1,),
     )
     expected = kept_on_one_rank(0, 0, case)
-    for found in ranks(2).run(kept_on_one_rank, case):
-        assert_same(found, expected)
+    for state in ranks(2).run(kept_on_one_rank, case):
+        assert_same(state, expected)

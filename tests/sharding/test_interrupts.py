@@ -50,7 +50,7 @@ def check(collection: ShardedHashEmbeddingBagCollection, most_steps: int) -> Non
         rows = rows[table.index["row_state"][rows] == 1]
         ids = table.index["row_ids"][rows]
         assert ids.numel() >= 2
-        spec = next(each for each in collection.tables if each.name == name)
+        spec = next(table for table in collection.tables if table.name == name)
         key = initialization_key(name, 0)
         initial = initial_rows(ids, DIM, key, spec.weight_init_min, spec.weight_init_max)
         steps = (initial - table.weight[rows]) / LR

@@ -25,10 +25,10 @@ def train(rank: int, world_size: int, case: Case, use_reentrant: bool | None) ->
     both = iter(batches(case, world_size, 6))
     for first, second in zip(both, both, strict=True):
         losses = []
-        for each in (first, second):
+        for batch in (first, second):
 
-            def forward(scale: torch.Tensor, each: Any = each) -> torch.Tensor:
-                return (model(each[rank]).values() * scale).exp().sum()
+            def forward(scale: torch.Tensor, batch: Any = batch) -> torch.Tensor:
+                return (model(batch[rank]).values() * scale).exp().sum()
 
             losses.append(
                 forward(scale) if use_reentrant is None else checkpoint(forward, scale, use_reentrant=use_reentrant)
@@ -38,8 +38,8 @@ def train(rank: int, world_size: int, case: Case, use_reentrant: bool | None) ->
         optimizer.step()
         optimizer.zero_grad()
     left = [scale.detach()]
-    for each in model.sharding.local():
-        left += [model.store.weight(each.name).detach(), *model.hash_indexes[each.name].state_dict().values()]
+    for local in model.sharding.local():
+        left += [model.store.weight(local.name).detach(), *model.hash_indexes[local.name].state_dict().values()]
     return [tensor.clone() for tensor in left]
 
 
@@ -51,9 +51,9 @@ def test_checkpointed_batches_train_the_same_as_others(kind: str) -> None:
     pair = ranks(2)
     expected = pair.run(train, case, None)
     for use_reentrant in (False, True):
-        for rank, found in enumerate(pair.run(train, case, use_reentrant)):
-            assert len(found) == len(expected[rank])
-            assert all(torch.equal(mine, other) for mine, other in zip(found, expected[rank], strict=True))
+        for rank, tensors in enumerate(pair.run(train, case, use_reentrant)):
+            assert len(tensors) == len(expected[rank])
+            assert all(torch.equal(mine, theirs) for mine, theirs in zip(tensors, expected[rank], strict=True))
 
 
 ALONE = (  # rank 1 has no part of the table whose rows are given away

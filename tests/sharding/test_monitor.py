@@ -48,28 +48,28 @@ def counted(rank: int, world_size: int, case: Case) -> list[tuple[str, float, fl
     """What the sum of all ranks says after each step beside what is counted by hand: occupancy, and new ids."""
     sharded = shard(case, build(case)[0], world_size)
     monitor = recfx.monitor(sharded)
-    known: dict[str, set[int]] = {table.name: set() for table in case.tables}
-    found = []
+    ids_before: dict[str, set[int]] = {table.name: set() for table in case.tables}
+    rows = []
     for step in batches(case, world_size, 4):
         sharded(step[rank]).values().sum().backward()
         scalars = monitor.scalars(dist.group.WORLD)
         for table in case.tables:
             prefix = f"embedding_bags.{table.name}/"
-            ids = [each for part in step for key in table.features for each in part[key].values().tolist()]
-            new = set(ids) - known[table.name]
-            known[table.name] |= new
-            found.append((prefix + "occupancy", scalars[prefix + "occupancy"], len(known[table.name]) / 64))
+            ids = [id_ for part in step for key in table.features for id_ in part[key].values().tolist()]
+            new = set(ids) - ids_before[table.name]
+            ids_before[table.name] |= new
+            rows.append((prefix + "occupancy", scalars[prefix + "occupancy"], len(ids_before[table.name]) / 64))
             if ids:
-                found.append((prefix + "insert_rate", scalars[prefix + "insert_rate"], len(new) / len(ids)))
-    return found
+                rows.append((prefix + "insert_rate", scalars[prefix + "insert_rate"], len(new) / len(ids)))
+    return rows
 
 
 @pytest.mark.parametrize(
     ("kind", "sizes"), [(kind, ((3,), (4, 0, 1, 2))[number % 2]) for number, kind in enumerate(sorted(TYPES))]
 )
 def test_the_sum_of_all_ranks_is_what_is_counted_by_hand(kind: str, sizes: tuple[int, ...]) -> None:
-    for found in ranks(4).run(counted, hashed_case(kind, "error", local_size=2, sizes=sizes)):
-        for name, scalar, expected in found:
+    for rows in ranks(4).run(counted, hashed_case(kind, "error", local_size=2, sizes=sizes)):
+        for name, scalar, expected in rows:
             assert scalar == pytest.approx(expected), name
 
 
@@ -82,15 +82,15 @@ def test_ranks_have_their_own_rows_and_the_sum_of_all(wrapped: bool) -> None:
     tables = [{tag.partition("/")[0].removeprefix(prefix) for tag in answer["mine"]} for answer in answers]
     assert tables == [{"rows", "columns", "replicas"}, {"rows", "whole", "columns", "replicas"}]
     everyones = answers[0]["all"]
-    held = [answer["counts"]["rows"] for answer in answers]
-    for rank, (occupancy, counters) in enumerate(held):
+    counts = [answer["counts"]["rows"] for answer in answers]
+    for rank, (occupancy, counters) in enumerate(counts):
         mine = answers[rank]["mine"]
         assert mine[f"{prefix}rows/occupancy"] == occupancy.taken / occupancy.rows
         assert mine[f"{prefix}rows/insert_rate"] == counters["inserted"] / counters["ids_seen"]
-    assert everyones[f"{prefix}rows/occupancy"] == sum(one.taken for one, _ in held) / 64
-    seen = sum(counters["ids_seen"] for _, counters in held)
-    assert everyones[f"{prefix}rows/insert_rate"] == sum(counters["inserted"] for _, counters in held) / seen
-    assert everyones[f"{prefix}rows/unseen_rate"] == sum(one["unseen_answers"] for _, one in held) / seen
+    assert everyones[f"{prefix}rows/occupancy"] == sum(one.taken for one, _ in counts) / 64
+    seen = sum(counters["ids_seen"] for _, counters in counts)
+    assert everyones[f"{prefix}rows/insert_rate"] == sum(counters["inserted"] for _, counters in counts) / seen
+    assert everyones[f"{prefix}rows/unseen_rate"] == sum(one["unseen_answers"] for _, one in counts) / seen
     worst = [answer["mine"][f"{prefix}rows/worst_bucket"] for answer in answers]
     assert everyones[f"{prefix}rows/worst_bucket"] == pytest.approx(max(worst))
     for name in ("whole", "columns", "replicas"):
@@ -106,17 +106,17 @@ def loaded(rank: int, world_size: int, case: Case, folder: str) -> list[dict[str
     sharded(first[rank]).values().sum().backward()
     sharded(first[rank]).values().sum().backward()
     recfx.save_checkpoint(sharded, folder)
-    other = shard(case, build(case)[0], world_size)
-    other(first[rank]).values().sum().backward()
-    monitor = recfx.monitor(other)
-    other(first[rank]).values().sum().backward()
-    recfx.load_checkpoint(other, folder)
-    found = [monitor.scalars(dist.group.WORLD)]
-    other(first[rank]).values().sum().backward()
-    found.append(monitor.scalars(dist.group.WORLD))
-    other.load_state_dict(sharded.state_dict())
-    found.append(monitor.scalars(dist.group.WORLD))
-    return found
+    second = shard(case, build(case)[0], world_size)
+    second(first[rank]).values().sum().backward()
+    monitor = recfx.monitor(second)
+    second(first[rank]).values().sum().backward()
+    recfx.load_checkpoint(second, folder)
+    told = [monitor.scalars(dist.group.WORLD)]
+    second(first[rank]).values().sum().backward()
+    told.append(monitor.scalars(dist.group.WORLD))
+    second.load_state_dict(sharded.state_dict())
+    told.append(monitor.scalars(dist.group.WORLD))
+    return told
 
 
 @pytest.mark.parametrize("kind", ["column_wise", "data_parallel", "grid_shard", "row_wise"])
@@ -137,15 +137,15 @@ def scalars_of_steps(
 ) -> list[dict[str, float]]:
     """After each step, of which every third is in eval mode; without the probes, which depend on how tables are cut."""
     monitor = recfx.monitor(collection, probed_groups=0)
-    found = []
+    told = []
     for number, step in enumerate(steps):
         collection.train(number % 3 != 2)
         with torch.set_grad_enabled(collection.training):  # a backward that may follow would keep rows from eviction
             pooled = collection(step).values()
         if collection.training:
             pooled.sum().backward()
-        found.append(monitor.scalars(group))
-    return found
+        told.append(monitor.scalars(group))
+    return told
 
 
 def on_all_ranks(rank: int, world_size: int, case: Case) -> list[dict[str, float]]:
@@ -165,8 +165,8 @@ def on_all_ranks(rank: int, world_size: int, case: Case) -> list[dict[str, float
 def test_the_sum_of_all_ranks_is_that_of_the_unsharded_model(kind: str, config: str) -> None:
     case = hashed_case(kind, config, local_size=2, sizes=(3,))
     whole = with_optimizer(case, recfx.convert(build(case)[0], hashing=case.hashing))
-    wanted = scalars_of_steps(whole, [concatenate(step) for step in batches(case, 4, _STEPS)], None)
-    rates = {tag.rpartition("/")[2] for each in wanted for tag, value in each.items() if value > 0}
+    expected = scalars_of_steps(whole, [concatenate(step) for step in batches(case, 4, _STEPS)], None)
+    rates = {tag.rpartition("/")[2] for told in expected for tag, value in told.items() if value > 0}
     assert (
         rates
         >= {
@@ -175,7 +175,7 @@ def test_the_sum_of_all_ranks_is_that_of_the_unsharded_model(kind: str, config: 
             "share": {"insert_rate", "shared_rate", "eval_unseen_rate"},
         }[config]
     )
-    for found in ranks(4).run(on_all_ranks, case):
-        assert [each.keys() for each in found] == [each.keys() for each in wanted]
-        for here, there in zip(found, wanted, strict=True):
+    for told in ranks(4).run(on_all_ranks, case):
+        assert [scalars.keys() for scalars in told] == [scalars.keys() for scalars in expected]
+        for here, there in zip(told, expected, strict=True):
             assert here == pytest.approx(there)

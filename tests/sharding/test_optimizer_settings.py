@@ -99,7 +99,7 @@ def trained(optimizer: Any, arguments: Any, params: Any, kernel: str, ours: bool
         weight = state[name].local_shards()[0].tensor if hasattr(state[name], "local_shards") else state[name]
         with torch.no_grad():
             weight.copy_(torch.arange(weight.numel()).view(weight.shape) / 24 - 0.5)
-    rest = torch.optim.SGD([each for _, each in in_backward_optimizer_filter(parallel.named_parameters())], lr=50.0)
+    rest = torch.optim.SGD([dense for _, dense in in_backward_optimizer_filter(parallel.named_parameters())], lr=50.0)
     for step in range(3):
         rest.zero_grad()
         ids = torch.tensor([0, 1, 1, 2, step * 2])
@@ -146,24 +146,24 @@ def settings_of(rank: int, world_size: int, optimizer: Any, arguments: Any, chan
     before = recfx.explain(model, plan=ShardingPlan({"sparse": plan}))
     sharded = recfx.convert(copy.deepcopy(model), plan=ShardingPlan({"sparse": plan}))
     after = recfx.explain(sharded)
-    codes = [[reason.code for reason in each.collections[0].tables[0].reasons] for each in (before, after)]
+    codes = [[reason.code for reason in report.collections[0].tables[0].reasons] for report in (before, after)]
     assert set(codes[0]) == set(codes[1])
     return sharded.sparse.fused["a"].group, codes[1]
 
 
 def test_settings_without_a_kernel_to_compare_with() -> None:
-    def found(*arguments: Any) -> Any:
+    def settled(*arguments: Any) -> Any:
         return ranks(1).run(settings_of, *arguments)[0]
 
-    group, codes = found(ADAM, {}, {})
+    group, codes = settled(ADAM, {}, {})
     assert (group["lr"], group["eps"], group["betas"]) == (0.01, 1e-8, (0.9, 0.999))
     assert "default_optimizer_setting" in codes
-    group, _ = found(ADAM, {"lr": 0.001, "betas": (0.8, 0.9)}, {})
+    group, _ = settled(ADAM, {"lr": 0.001, "betas": (0.8, 0.9)}, {})
     assert (group["lr"], group["betas"]) == (0.001, (0.8, 0.9))
-    group, codes = found(ADAGRAD, {"lr": 0.1}, {"eps": 1e-5})  # changed since, by a schedule say
+    group, codes = settled(ADAGRAD, {"lr": 0.1}, {"eps": 1e-5})  # changed since, by a schedule say
     assert group["eps"] == 1e-5
     assert "default_optimizer_setting" not in codes
-    group, codes = found(ADAGRAD, {"lr": 0.1, "weight_decay": 0.5}, {})
+    group, codes = settled(ADAGRAD, {"lr": 0.1, "weight_decay": 0.5}, {})
     assert group["weight_decay"] == 0.5
     assert "weight_decay_unlike_torchrec" in codes
 
@@ -191,7 +191,7 @@ def sharded(
     for name, weight in standard.named_parameters():
         weight.requires_grad_(frozen not in name.split("."))
     if optimizer is not None:
-        attach([each for each in standard.parameters() if each.requires_grad], optimizer, lr=0.1)
+        attach([parameter for parameter in standard.parameters() if parameter.requires_grad], optimizer, lr=0.1)
     converted = recfx.convert(standard, hashing=hashing)
     assert isinstance(converted, recfx.HashEmbeddingBagCollection)
     env = ShardingEnv.from_process_group(dist.group.WORLD)
@@ -250,7 +250,7 @@ def test_a_table_that_evicts_keeps_its_fused_optimizer_on_a_dense_kernel() -> No
     """Other tables have ordinary gradients there, as in TorchRec, and the report says what is not carried out."""
     module = sharded("dense", ADAGRAD, hashing={"rows": EVICTS}, dense_as_torchrec=True)
     assert sorted(module.fused) == ["rows"]
-    assert {name: [each.code for each in taken] for name, taken in module.taken.items()} == {
+    assert {name: [reason.code for reason in taken] for name, taken in module.taken.items()} == {
         "all": ["dense_kernel_not_fused"],
         "one": ["dense_kernel_not_fused"],
     }
@@ -264,12 +264,12 @@ def test_a_table_that_evicts_keeps_its_fused_optimizer_on_a_dense_kernel() -> No
 @pytest.mark.usefixtures("first_of_two")
 def test_what_is_said_about_settings_that_nobody_chose() -> None:
     default = sharded("fused", None).taken["one"]
-    assert [each.code for each in default] == ["default_fused_optimizer"]
+    assert [reason.code for reason in default] == ["default_fused_optimizer"]
     assert "it trains by SGD with lr=0.01 in backward" in default[0].message
     module = sharded("fused", ADAGRAD, fused_params={"eps": 0.5})
-    (found,) = module.taken["one"]
-    assert found.code == "default_optimizer_setting"
-    assert "was attached without eps=0.5 (the class has 1e-10)" in found.message
+    (reason,) = module.taken["one"]
+    assert reason.code == "default_optimizer_setting"
+    assert "was attached without eps=0.5 (the class has 1e-10)" in reason.message
     assert module.fused["one"].group["eps"] == 0.5
 
 
@@ -277,14 +277,14 @@ def test_what_is_said_about_settings_that_nobody_chose() -> None:
 def test_fused_params_choose_how_the_weight_decay_of_an_attached_optimizer_works() -> None:
     mode = {"weight_decay": 0.25, "weight_decay_mode": WeightDecayMode.DECOUPLE}
     module = sharded("fused", RowWiseAdagrad, fused_params=mode)
-    applied, found = module.taken["one"]
-    assert (module.fused["one"].rule.name, found.code) == ("rowwise_adagrad_decoupled", "default_optimizer_setting")
+    applied, reason = module.taken["one"]
+    assert (module.fused["one"].rule.name, reason.code) == ("rowwise_adagrad_decoupled", "default_optimizer_setting")
     assert applied.code == "weight_decay_unlike_torchrec"
-    assert "weight_decay_mode=" in found.message
+    assert "weight_decay_mode=" in reason.message
     assert (module.fused["one"].group["lr"], module.fused["one"].group["weight_decay"]) == (0.1, 0.25)
-    (found,) = sharded("fused", ADAGRAD, fused_params={**mode, "eps": 1e-10}).taken["one"]
-    assert found.code == "weight_decay_left_out"
-    assert "weight_decay=0.25 is not applied: FBGEMM's Adagrad leaves it out." in found.message
+    (reason,) = sharded("fused", ADAGRAD, fused_params={**mode, "eps": 1e-10}).taken["one"]
+    assert reason.code == "weight_decay_left_out"
+    assert "weight_decay=0.25 is not applied: FBGEMM's Adagrad leaves it out." in reason.message
 
 
 @pytest.mark.usefixtures("first_of_two")
@@ -293,9 +293,9 @@ def test_fused_params_choose_how_the_weight_decay_of_an_attached_optimizer_works
 def test_weight_decay_in_a_mode_that_row_wise_adagrad_follows(mode: WeightDecayMode, kernel: str) -> None:
     """FBGEMM's GPU kernels do; there is none for the CPU to compare with, and the report says so."""
     module = sharded(kernel, None, fused_params={**ROWWISE_PARAMS, "weight_decay": 0.25, "weight_decay_mode": mode})
-    (found,) = module.taken["all"]
-    assert (module.fused["all"].group["weight_decay"], found.code) == (0.25, "weight_decay_unlike_torchrec")
-    assert mode.name in found.message
+    (reason,) = module.taken["all"]
+    assert (module.fused["all"].group["weight_decay"], reason.code) == (0.25, "weight_decay_unlike_torchrec")
+    assert mode.name in reason.message
     rule = {WeightDecayMode.L2: "rowwise_adagrad", WeightDecayMode.DECOUPLE: "rowwise_adagrad_decoupled"}[mode]
     assert module.fused["all"].rule.name == rule
 
@@ -304,9 +304,9 @@ def test_an_unsharded_placeholder_whose_weight_decay_is_left_out_is_reported() -
     model = Model()
     attach(model.sparse, placeholders.SGD, weight_decay=0.5)
     (table,) = recfx.explain(recfx.convert(model)).collections[0].tables
-    (found,) = [each for each in table.reasons if each.code == "weight_decay_left_out"]
-    assert found.path == "sparse.embedding_bags.a"
-    assert "weight_decay=0.5 is not applied" in found.message
+    (reason,) = [candidate for candidate in table.reasons if candidate.code == "weight_decay_left_out"]
+    assert reason.path == "sparse.embedding_bags.a"
+    assert "weight_decay=0.5 is not applied" in reason.message
 
 
 @pytest.mark.usefixtures("first_of_two")

@@ -89,8 +89,8 @@ def dmp(rank: int, world_size: int, case: Case) -> dict[str, Any]:
             plain[f"sparse.{table}"][name] = value
     fused.save_param_groups(False)
     fused.load_state_dict({"state": plain})
-    found = whole_state(parallel.module)
-    assert_same({k: v for k, v in found.items() if "/" in k}, {k: v for k, v in kept.items() if "/" in k})
+    state = whole_state(parallel.module)
+    assert_same({k: v for k, v in state.items() if "/" in k}, {k: v for k, v in kept.items() if "/" in k})
     for group in fused.param_groups:
         group["lr"] = 0.0
     before = whole_state(parallel.module)
@@ -102,8 +102,8 @@ def dmp(rank: int, world_size: int, case: Case) -> dict[str, Any]:
 
 @pytest.mark.parametrize("optimizer", ["adagrad", "adam"])
 def test_distributed_model_parallel_collects_saves_loads_and_schedules(optimizer: str) -> None:
-    for found in ranks(2).run(dmp, case_of("mixed", None, optimizer)):
-        assert all(found.values()), "a learning rate of 0 does not reach the kernels"
+    for answer in ranks(2).run(dmp, case_of("mixed", None, optimizer)):
+        assert all(answer.values()), "a learning rate of 0 does not reach the kernels"
 
 
 def blocks(rank: int, world_size: int, case: Case) -> str:
@@ -125,7 +125,7 @@ def test_rowwise_state_of_another_number_of_column_blocks_is_refused() -> None:
 
 def copied(rank: int, world_size: int, case: Case) -> bool:
     sparse = sharded_of(make(case, world_size))
-    groups = [id(each.group) for each in sparse.store.optimizers.values()]
+    groups = [id(optimizer.group) for optimizer in sparse.store.optimizers.values()]
     assert set(groups) <= {id(group) for group in sparse.fused_optimizer.param_groups}
     return len(set(groups)) < len(groups)
 
@@ -289,12 +289,12 @@ def warm_up(rank: int, world_size: int, optimizer: str, ours: bool, alone: bool)
         return model, warm if alone else CombinedOptimizer([("fused", warm)])
 
     def steps(model: Any, warm: Any, first: int, last: int) -> list[float]:
-        found = []
+        rates = []
         for batch in batches(case, world_size, last)[first:]:
             model(batch[rank]).wait().values().square().mean().backward()
             warm.step()
-            found.append(next(iter(warm.param_groups))["lr"])
-        return found
+            rates.append(next(iter(warm.param_groups))["lr"])
+        return rates
 
     model, warm = made()
     steps(model, warm, 0, 4)
@@ -313,10 +313,10 @@ def warm_up(rank: int, world_size: int, optimizer: str, ours: bool, alone: bool)
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adagrad", "rowwise_adagrad"])
 def test_torchrecs_warm_up_around_it_saves_and_resumes_as_around_torchrecs(optimizer: str) -> None:
-    stock, ours = (ranks(2).run(warm_up, optimizer, each, False) for each in (False, True))
-    for (theirs, onward), (found, rates) in zip(stock, ours, strict=True):
+    stock, ours = (ranks(2).run(warm_up, optimizer, own, False) for own in (False, True))
+    for (theirs, onward), (saved, rates) in zip(stock, ours, strict=True):
         assert rates == onward
-        assert theirs.items() <= found.items()  # which has the tables of other ranks as well
+        assert theirs.items() <= saved.items()  # which has the tables of other ranks as well
         assert theirs["fused.__warmup"] == ["warmup"]
 
 
@@ -339,5 +339,5 @@ def refused_with_a_warm_up(rank: int, world_size: int) -> list[Any]:
 
 
 def test_what_is_refused_leaves_no_state_of_a_warm_up() -> None:
-    (found,) = ranks(1).run(refused_with_a_warm_up)
-    assert found == [f"embedding_bags.{name}.weight" for name in ("a", "b", "c", "d")]
+    (names,) = ranks(1).run(refused_with_a_warm_up)
+    assert names == [f"embedding_bags.{name}.weight" for name in ("a", "b", "c", "d")]

@@ -79,17 +79,17 @@ class Batch:
 def answers(model: nn.Module, batches: list[Batch], training: bool) -> list[Any]:
     """What each batch gives: pooled numbers, or the reason of an error."""
     model.train(training)
-    found: list[Any] = []
+    told: list[Any] = []
     for batch in batches:
         try:
             pooled = model(batch)
             if training:
-                sum(each.sum() for each in pooled).backward()
+                sum(part.sum() for part in pooled).backward()
                 model.zero_grad()
-            found.append([float(each[0, 0]) for each in pooled])
+            told.append([float(part[0, 0]) for part in pooled])
         except recfx.RecfxError as error:
-            found.append(error.reason)
-    return found
+            told.append(error.reason)
+    return told
 
 
 def run(rank: int, world_size: int, batches: list[list[Batch]], sharding: str, training: bool) -> list[Any]:
@@ -118,8 +118,8 @@ def test_a_batch_that_one_rank_refuses_is_refused_by_all(
     orders = (ITEM, order, order, order, TURNED)
     good, bad = steps(*orders), steps(*orders, wrong={2: wrong_call})
     expected: list[Any] = [batch.expected for batch in good]
-    found = ranks(2).run(run, [good, bad], sharding, training)
-    assert found == [[*expected[:2], reason, *expected[3:]] for reason in (THERE, HERE)]
+    told = ranks(2).run(run, [good, bad], sharding, training)
+    assert told == [[*expected[:2], reason, *expected[3:]] for reason in (THERE, HERE)]
 
 
 def test_a_batch_that_all_ranks_refuse() -> None:
@@ -129,9 +129,9 @@ def test_a_batch_that_all_ranks_refuse() -> None:
 
 def test_four_ranks_two_of_which_refuse() -> None:
     good, bad = steps(BOTH, BOTH, BOTH), steps(BOTH, BOTH, BOTH, wrong={1: 1})
-    found = ranks(4).run(run, [good, bad], "row_wise", True)
-    assert [answer[1] for answer in found] == [THERE, HERE, THERE, HERE]
-    assert [answer[2] for answer in found] == [good[2].expected] * 4
+    told = ranks(4).run(run, [good, bad], "row_wise", True)
+    assert [answer[1] for answer in told] == [THERE, HERE, THERE, HERE]
+    assert [answer[2] for answer in told] == [good[2].expected] * 4
 
 
 # Several models in one group
@@ -140,11 +140,11 @@ def test_four_ranks_two_of_which_refuse() -> None:
 def two_models(rank: int, world_size: int) -> list[list[Any]]:
     first, second = (Towers(TYPES["row_wise"], world_size) for _ in range(2))
     good, bad = steps(BOTH, BOTH), steps(BOTH, BOTH, wrong={0: 1})
-    found = [answers(model, bad, training=True) for model in (first, second)]
+    told = [answers(model, bad, training=True) for model in (first, second)]
     third = Towers(TYPES["table_wise"], world_size)
     alternating = [answers(model, [batch], training=True)[0] for batch in good for model in (third, first, second)]
     assert alternating == [batch.expected for batch in good for _ in range(3)]
-    return found
+    return told
 
 
 def test_models_of_one_group_do_not_hinder_each_other() -> None:
@@ -158,18 +158,18 @@ def test_models_of_one_group_do_not_hinder_each_other() -> None:
 def leave_out(rank: int, world_size: int) -> list[Any]:
     """Rank 1 fails between its calls of the second step, and its caller goes on with the third."""
     model = Towers(TYPES["row_wise"], world_size)
-    found: list[Any] = []
+    told: list[Any] = []
     for step, batch in enumerate(steps(*[BOTH] * (4 + rank))):
         try:
             user = model.user(batch.features[0]).values()
             if (rank, step) == (1, 1):
                 raise KeyError("the caller's own")
-            found.append([float(each[0, 0]) for each in (user, model.item(batch.features[1]).values())])
+            told.append([float(part[0, 0]) for part in (user, model.item(batch.features[1]).values())])
         except KeyError:
-            found.append("own")
+            told.append("own")
         except recfx.OutOfStepError as error:
-            found.append(str(error))
-    return found
+            told.append(str(error))
+    return told
 
 
 def test_ranks_at_different_calls_all_say_so_and_the_next_step_is_right() -> None:

@@ -39,10 +39,10 @@ def test_the_error_lists_the_first_four_cuts_of_each_side(world_size: int, end: 
         with pytest.raises(CheckpointError) as caught:
             parts_of(saved, here, group, "ebc.a")
     assert (caught.value.reason, caught.value.module_path) == ("other_plan", "ebc.a")
-    cuts, _, wanted = caught.value.message.partition(", but here it is cut into ")
+    cuts, _, here = caught.value.message.partition(", but here it is cut into ")
     assert cuts.startswith("the saved tensor is cut into ((0, 0), (")
     assert cuts.endswith(end)
-    assert wanted == "((0, 0), (12, 8), 2) (offsets, sizes, rank)."
+    assert here == "((0, 0), (12, 8), 2) (offsets, sizes, rank)."
 
 
 def test_empty_shards_that_torchrec_lists_do_not_matter() -> None:
@@ -50,10 +50,10 @@ def test_empty_shards_that_torchrec_lists_do_not_matter() -> None:
     with fake_group(0, 4) as group:
         pieces = weight_pieces(table_of(("row_wise",), 4, rows=2))
         assert whole_size(pieces) == (2, 8)
-        own, other = (ShardMetadata([rank, 0], [1, 8], f"rank:{rank}/cpu") for rank in range(2))
+        own, second = (ShardMetadata([rank, 0], [1, 8], f"rank:{rank}/cpu") for rank in range(2))
         empty = [ShardMetadata([2, 0], [0, 8], f"rank:{rank}/cpu") for rank in (2, 3)]
         metadata = ShardedTensorMetadata(
-            [own, other, *empty], torch.Size((2, 8)), TensorProperties(dtype=torch.float32)
+            [own, second, *empty], torch.Size((2, 8)), TensorProperties(dtype=torch.float32)
         )
         saved = ShardedTensor._init_from_local_shards_and_global_metadata(
             [TensorShard(torch.full((1, 8), 5.0), own)], metadata, process_group=group

@@ -424,7 +424,7 @@ def test_tables_without_an_index_are_cut_where_the_plan_says_even_if_they_have_a
 def test_ranks_go_through_the_ways_back_in_one_order() -> None:
     converted = recfx.convert(Model()).part["ebc"]
     host = pieces_on("table_row_wise", (0, 0, 8, 8, 0), (8, 0, 8, 8, 1))
-    found = []
+    orders = []
     for a, b in (
         (ParameterSharding("data_parallel", "dense", []), host),
         (host, pieces_on("row_wise", *((4 * rank, 0, 4, 8, rank) for rank in range(4)))),
@@ -434,10 +434,10 @@ def test_ranks_go_through_the_ways_back_in_one_order() -> None:
         ),
     ):
         ways = read_plan(converted.tables, {"a": a, "b": b}, 0, WORLD).ways_back
-        found.append([(way.place, way.name, way.wording) for way in ways])
+        orders.append([(way.place, way.name, way.wording) for way in ways])
     whole, by_rows = (0, "table_wise", "all-to-all"), (1, "row_wise", "summed over ranks")
     by_hosts = (2, "table_row_wise", "summed on a host, then all-to-all")
-    assert found == [[by_hosts, (3, "data_parallel", "stay")], [by_rows, by_hosts], [whole, by_rows]]
+    assert orders == [[by_hosts, (3, "data_parallel", "stay")], [by_rows, by_hosts], [whole, by_rows]]
 
 
 @pytest.mark.usefixtures("four_ranks")

@@ -33,11 +33,11 @@ def raises(rank: int, world_size: int, failing: dict[int, str]) -> str:
         return rank * 10
 
     try:
-        found = str(on_all_ranks(dist.group.WORLD, function, _told))
+        told = str(on_all_ranks(dist.group.WORLD, function, _told))
     except BaseException as error:
-        found = f"{type(error).__name__} {error}".strip()
+        told = f"{type(error).__name__} {error}".strip()
     dist.barrier()
-    return found
+    return told
 
 
 @pytest.mark.parametrize(
@@ -108,9 +108,9 @@ def test_counts_are_told_to_ranks_at_the_same_call(same_call: bool, expected: ob
 
 @pytest.mark.parametrize("collective", ["all_gather_object(", "all_reduce("])
 def test_nobody_else_asks_all_ranks(collective: str) -> None:
-    found = [
+    files = [
         path.relative_to(PRODUCT).as_posix()
         for path in sorted(PRODUCT.rglob("*.py"))
         if f"dist.{collective}" in path.read_text()
     ]
-    assert found == ["collections/sharding/ranks_agree.py"]
+    assert files == ["collections/sharding/ranks_agree.py"]

@@ -31,9 +31,9 @@ def sharded_over(group: dist.ProcessGroup) -> ShardedHashEmbeddingBagCollection:
     return shard_collection(converted, plan_of(CASE, converted, 1), ShardingEnv.from_process_group(group))
 
 
-def saved_in_vain(rank: int, world_size: int, folder: str, what: str) -> tuple[str, str, bool]:
+def saved_in_vain(rank: int, world_size: int, folder: str, kind: str) -> tuple[str, str, bool]:
     """Reason and path of the refusal, and whether the folder is as empty as before."""
-    if what == "torchrec":
+    if kind == "torchrec":
         plain = nn.ModuleDict({"ebc": EmbeddingBagCollection([CASE.tables[0].config()])})
         model: nn.Module = DistributedModelParallel(plain, device=torch.device("cpu"))
     else:
@@ -45,12 +45,12 @@ def saved_in_vain(rank: int, world_size: int, folder: str, what: str) -> tuple[s
 
 
 @pytest.mark.parametrize(
-    ("what", "reason", "path"),
+    ("kind", "reason", "path"),
     [("torchrec", "model_is_sharded", "ebc"), ("two_groups", "several_process_groups", "ebc1")],
 )
-def test_models_that_no_checkpoint_is_made_of(what: str, reason: str, path: str, tmp_path: Path) -> None:
-    ((found, module_path, untouched),) = ranks(1).run(saved_in_vain, str(tmp_path), what)
-    assert (found, untouched) == (reason, True)
+def test_models_that_no_checkpoint_is_made_of(kind: str, reason: str, path: str, tmp_path: Path) -> None:
+    ((code, module_path, untouched),) = ranks(1).run(saved_in_vain, str(tmp_path), kind)
+    assert (code, untouched) == (reason, True)
     assert module_path.endswith(path)
 
 

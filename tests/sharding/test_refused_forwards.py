@@ -40,7 +40,7 @@ ADMIT = recfx.HashConfig(dense_rows=0, on_full="evict", evict="lfu", admit_after
 class Pair(Batch):
     """Features of both collections."""
 
-    others: KeyedJaggedTensor
+    other_features: KeyedJaggedTensor
 
     def to(self, device: torch.device, non_blocking: bool = False) -> Pair:
         return self
@@ -54,7 +54,7 @@ class Two(nn.Module):
         self.over = nn.Linear(32, 3)
 
     def forward(self, batch: Pair) -> tuple[torch.Tensor, torch.Tensor]:
-        both = torch.cat([self.first(batch.features).values(), self.second(batch.others).values()], 1)
+        both = torch.cat([self.first(batch.features).values(), self.second(batch.other_features).values()], 1)
         return (self.over(both).tanh() ** 2).mean(), both.detach()
 
 
@@ -89,8 +89,8 @@ def make(world_size: int, sharding: str, flow: str, kind: str) -> nn.Module:
         plan[path] = plan_of(Case(tables, local_size=world_size), module, world_size)
     if flow == "dmp":
         env = ShardingEnv.from_process_group(torch.distributed.group.WORLD)
-        found = DistributedModelParallel(converted, env, CPU, ShardingPlan(plan), recfx.sharders())
-        return found
+        parallel = DistributedModelParallel(converted, env, CPU, ShardingPlan(plan), recfx.sharders())
+        return parallel
     return recfx.convert(converted, plan=ShardingPlan(plan), inplace=True)
 
 
@@ -102,13 +102,13 @@ def trained(
     dense = [p for name, p in model.named_parameters() if "over" in name]
     runner = PIPELINES[pipeline](model, torch.optim.SGD(dense, lr=0.1), CPU)
     numbers = [number for number in range(8) for _ in range(1 + (number in refused))]
-    given, seen = [], set()
+    pairs, seen = [], set()
     for number in numbers:
         is_refused = number in refused and number not in seen
         seen.add(number)
-        given.append(pair(number + 100 * is_refused, rank, fits=not is_refused or rank != 1))
+        pairs.append(pair(number + 100 * is_refused, rank, fits=not is_refused or rank != 1))
     outputs, reasons = [], []
-    source: Iterator[Pair] = iter(given)
+    source: Iterator[Pair] = iter(pairs)
     while True:
         try:
             outputs.append(runner.progress(source))
@@ -121,11 +121,11 @@ def trained(
                     runner.wait_sparse_data_dist(runner.contexts[1])
                 runner.dequeue_batch()
     state: dict[str, torch.Tensor] = what_is_left(model)
-    for number, each in enumerate(collections(model)):
-        for name, optimizer in each.store.optimizers.items():
+    for number, collection in enumerate(collections(model)):
+        for name, optimizer in collection.store.optimizers.items():
             state |= {f"{number} {name} {key}": value.clone() for key, value in optimizer.state.items()}
-        state[f"{number} turn"] = torch.tensor(each.store.in_flight.turn)
-    evicted = sum(index.counters["evicted"] for each in collections(model) for index in each.hash_indexes.values())
+        state[f"{number} turn"] = torch.tensor(collection.store.in_flight.turn)
+    evicted = sum(index.counters["evicted"] for part in collections(model) for index in part.hash_indexes.values())
     return {"pooled": outputs, "left": state, "reasons": reasons, "evicted": evicted}
 
 
@@ -150,16 +150,16 @@ def without_refusals(sharding: str, flow: str, kind: str) -> Any:
     ],
 )
 def test_training_goes_on_as_if_the_batch_had_never_been(sharding: str, flow: str, pipeline: str, kind: str) -> None:
-    found = ranks(2).run(trained, sharding, flow, pipeline, kind, (0, 3, 6))
+    answers = ranks(2).run(trained, sharding, flow, pipeline, kind, (0, 3, 6))
     expected = without_refusals(sharding, flow, kind)
-    assert [each["reasons"] for each in expected] == [[], []]
-    assert [each["reasons"] for each in found] == [["refused_on_another_rank"] * 3, ["id_out_of_range"] * 3]
-    assert (sum(each["evicted"] for each in found) > 0) == (kind != "plain")
-    for mine, other in zip(found, expected, strict=True):
-        assert mine["left"].keys() == other["left"].keys()
-        for name, value in other["left"].items():
+    assert [answer["reasons"] for answer in expected] == [[], []]
+    assert [answer["reasons"] for answer in answers] == [["refused_on_another_rank"] * 3, ["id_out_of_range"] * 3]
+    assert (sum(answer["evicted"] for answer in answers) > 0) == (kind != "plain")
+    for mine, theirs in zip(answers, expected, strict=True):
+        assert mine["left"].keys() == theirs["left"].keys()
+        for name, value in theirs["left"].items():
             assert torch.equal(mine["left"][name], value), name
-        for one, two in zip(mine["pooled"], other["pooled"], strict=True):
+        for one, two in zip(mine["pooled"], theirs["pooled"], strict=True):
             assert torch.equal(one, two)
 
 
@@ -187,8 +187,8 @@ def left_by_one_rank(rank: int, world_size: int) -> list[torch.Tensor]:
 
 def test_replicas_stay_equal_when_one_rank_leaves_a_forward_by_itself() -> None:
     """What both ranks have done together stays on both: the one that left undoes nothing, so the other must not."""
-    for mine, other in zip(*ranks(2).run(left_by_one_rank), strict=True):
-        assert torch.equal(mine, other)
+    for mine, theirs in zip(*ranks(2).run(left_by_one_rank), strict=True):
+        assert torch.equal(mine, theirs)
 
 
 def converted_one_by_one(rank: int, world_size: int) -> bool:

@@ -35,9 +35,9 @@ def train_and_reload(rank: int, world_size: int, case: Case, folder: str) -> lis
     theirs.fused_optimizer.load_state_dict(copy.deepcopy(ours.fused_optimizer.state_dict()))
     recfx.save_checkpoint(model, folder)
     recfx.load_checkpoint(loaded, folder)
-    for each in (model, keyed, loaded):
-        train(each, case, rank, world_size, 3, 5)
-        states.append(whole_state(each))
+    for trained in (model, keyed, loaded):
+        train(trained, case, rank, world_size, 3, 5)
+        states.append(whole_state(trained))
     return states
 
 
@@ -58,8 +58,8 @@ def test_training_is_that_of_the_unsharded_model(
     expected = whole_state(whole)
     for after_three, after_five, *reloaded in ranks(2).run(train_and_reload, case, str(tmp_path)):
         assert_same(after_three, expected, exact=False)
-        for each in reloaded:
-            assert_same(each, after_five)
+        for state in reloaded:
+            assert_same(state, after_five)
 
 
 def blocks_of(case: Case, names: dict[str, list[tuple[int, int]]]) -> tuple[Case, Any]:
@@ -80,8 +80,8 @@ def blocks_of(case: Case, names: dict[str, list[tuple[int, int]]]) -> tuple[Case
 
 
 def report(rank: int, world_size: int, case: Case) -> set[str]:
-    (found,) = recfx.explain(make(case, world_size)).collections
-    return {reason.code for table in found.tables for reason in table.reasons}
+    (collection,) = recfx.explain(make(case, world_size)).collections
+    return {reason.code for table in collection.tables for reason in table.reasons}
 
 
 @every_rule
@@ -97,13 +97,13 @@ def test_each_block_of_columns_trains_like_a_table_of_its_own(rule: str, tmp_pat
             parts = [expected[f"sparse.embedding_bags.{table.name}_{left}.weight"] for left, _ in blocks[table.name]]
             torch.testing.assert_close(after_three[f"sparse.{key}"], torch.cat(parts, dim=1), rtol=1e-4, atol=1e-6)
             if rule in PER_ROW:
-                found = after_three[f"{key}/{table.name}.{PER_ROW[rule]}"]
+                sums = after_three[f"{key}/{table.name}.{PER_ROW[rule]}"]
                 names = [f"{table.name}_{left}" for left, _ in blocks[table.name]]
                 parts = [expected[f"embedding_bags.{name}.weight/{name}.{PER_ROW[rule]}"] for name in names]
-                torch.testing.assert_close(found, torch.cat(parts), rtol=1e-4, atol=1e-6)
-        for each in reloaded:
-            assert_same(each, after_five)
-    assert all("optimizer_state_per_column_block" in found for found in ranks(2).run(report, case))
+                torch.testing.assert_close(sums, torch.cat(parts), rtol=1e-4, atol=1e-6)
+        for state in reloaded:
+            assert_same(state, after_five)
+    assert all("optimizer_state_per_column_block" in codes for codes in ranks(2).run(report, case))
 
 
 def unconverted(rank: int, world_size: int, case: Case) -> list[Any]:

@@ -46,12 +46,12 @@ def go_on(rank: int, world_size: int, case: Case, before: dict[str, torch.Tensor
     weight.data = weight.data.t().contiguous().t()  # stored column by column
     collection = model.sparse = sharded(case, converted, world_size)
     assert_same(whole_state(model), before)
-    assert all(each.is_contiguous() for each in collection.parameters())
+    assert all(parameter.is_contiguous() for parameter in collection.parameters())
     train(model, case, rank, world_size, 2, 4)
-    found = whole_state(model)
+    state = whole_state(model)
     model.sparse = converted
     assert_same(whole_state(model), before)
-    return found
+    return state
 
 
 @pytest.mark.parametrize(
@@ -69,8 +69,8 @@ def test_training_goes_on_sharded(plan: str, hashing: recfx.HashConfig | None, o
     train(whole, case, 0, 0, 0, 2)
     before = whole_state(whole)
     train(whole, case, 0, 0, 2, 4)
-    for found in ranks(2).run(go_on, case, before):
-        assert_same(found, whole_state(whole), exact=False)
+    for state in ranks(2).run(go_on, case, before):
+        assert_same(state, whole_state(whole), exact=False)
 
 
 def frozen(rank: int, world_size: int, case: Case) -> dict[str, Any]:
@@ -79,7 +79,7 @@ def frozen(rank: int, world_size: int, case: Case) -> dict[str, Any]:
     model = Model(standard, width)
     for name in ("a", "c"):
         standard.embedding_bags[name].weight.requires_grad_(False)
-    attach([each for each in standard.parameters() if each.requires_grad], torch.optim.Adagrad, lr=0.1)
+    attach([parameter for parameter in standard.parameters() if parameter.requires_grad], torch.optim.Adagrad, lr=0.1)
     model.sparse = collection = sharded(case, recfx.convert(standard), world_size)
     train(model, case, rank, world_size, 0, 2)
     trained = {shard.table.name: collection.store.weight(shard.name) for shard in collection.sharding.local()}
@@ -99,11 +99,11 @@ def frozen(rank: int, world_size: int, case: Case) -> dict[str, Any]:
 def test_frozen_tables_stay_as_they_are_and_come_back_frozen(plan: str) -> None:
     case = case_of(plan, None)
     standard, _ = build(case)
-    for found in ranks(2).run(frozen, case):
+    for answer in ranks(2).run(frozen, case):
         names = [f"embedding_bags.{table}.weight" for table in "bd"]
-        assert (found["fused"], found["trained"], found["stepped"]) == (["b", "d"], names, names)
+        assert (answer["fused"], answer["trained"], answer["stepped"]) == (["b", "d"], names, names)
         for name, weight in standard.named_parameters():
-            assert torch.equal(found["weights"][name], weight) == (name not in names)
+            assert torch.equal(answer["weights"][name], weight) == (name not in names)
 
 
 def from_meta(rank: int, world_size: int) -> list[tuple[str, torch.dtype, torch.device, list[float]]]:
@@ -130,8 +130,8 @@ def from_meta(rank: int, world_size: int) -> list[tuple[str, torch.dtype, torch.
     pooled = alone(KeyedJaggedTensor(["f0", "f1"], ids, lengths=torch.tensor([1, 1]))).values()
     assert torch.equal(pooled, torch.full((1, 8), 0.25))
     assert len(list(alone.parameters())) == (2, 0)[rank]
-    found = collection(("row_wise",)).named_parameters()
-    return [(name, weight.dtype, weight.device, weight.unique().tolist()) for name, weight in found]
+    named = collection(("row_wise",)).named_parameters()
+    return [(name, weight.dtype, weight.device, weight.unique().tolist()) for name, weight in named]
 
 
 def test_tables_on_meta_are_made_and_initialised_where_their_shards_are() -> None:
@@ -176,8 +176,8 @@ def test_replicas_of_an_index_begin_with_the_ids_of_rank_0() -> None:
         ids = torch.arange(5 + number) * 1000 + number
         converted(KeyedJaggedTensor(["f0"], ids, lengths=torch.ones(len(ids), dtype=torch.int64)))
         states.append(converted.state_dict())
-    for found in ranks(2).run(replicas, states):
-        assert_same(found, states[0])
+    for state in ranks(2).run(replicas, states):
+        assert_same(state, states[0])
 
 
 STATIC_REPLICAS = (Table("a", 11, 8, ("f0",), "SUM", ("data_parallel",)),)

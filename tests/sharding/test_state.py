@@ -51,15 +51,15 @@ def plain_state(case: Case, steps: int = 3) -> dict[str, torch.Tensor]:
 
 def layout(rank: int, world_size: int, case: Case) -> dict[str, tuple[str, tuple[int, ...], torch.dtype]]:
     sparse = sharded_of(make(case, world_size))
-    found = {}
+    layouts = {}
     for key, value in sparse.state_dict().items():
         if isinstance(value, ShardedTensor):
             metadata = value.metadata()
             assert all(0 not in shard.shard_sizes for shard in metadata.shards_metadata)
-            found[key] = "sharded", tuple(metadata.size), metadata.tensor_properties.dtype
+            layouts[key] = "sharded", tuple(metadata.size), metadata.tensor_properties.dtype
         else:
-            found[key] = "plain", tuple(value.shape), value.dtype
-    return found
+            layouts[key] = "plain", tuple(value.shape), value.dtype
+    return layouts
 
 
 @pytest.mark.parametrize("plan", sorted(PLANS))
@@ -67,10 +67,10 @@ def test_keys_sizes_and_dtypes_are_those_of_the_unsharded_collection(plan: str) 
     case = case_of(plan, ADMIT)
     expected = make(case, 0).get_submodule("sparse").state_dict()
     replicated = {table.name for table in case.tables if table.sharding[0] == "data_parallel"}
-    for found in ranks(2).run(layout, case):
-        assert list(found) == list(expected)
+    for layouts in ranks(2).run(layout, case):
+        assert list(layouts) == list(expected)
         for key, value in expected.items():
-            kind, size, dtype = found[key]
+            kind, size, dtype = layouts[key]
             assert (size, dtype) == (tuple(value.shape), value.dtype), key
             plain = key.split(".")[1] in replicated or key.endswith(".identity")
             assert kind == ("plain" if plain else "sharded"), key
@@ -95,7 +95,7 @@ def load_plain(
     sparse.load_state_dict(model_state(state), strict=True)
     if with_optimizer:
         sparse.fused_optimizer.load_state_dict(optimizer_state(state))
-        steps = [each.state["step"] for each in sparse.store.optimizers.values() if each.rule.saves_step]
+        steps = [optimizer.state["step"] for optimizer in sparse.store.optimizers.values() if optimizer.rule.saves_step]
         assert {float(step) for step in steps} <= {3.0}  # of every shard
     again = make(case, world_size, seed=8)
     sharded_of(again).load_state_dict(sparse.state_dict())
@@ -108,8 +108,8 @@ def load_plain(
 def test_whole_tensors_load_under_any_plan(plan: str, hashing: recfx.HashConfig) -> None:
     case = case_of(plan, hashing, "adam")
     state = plain_state(case)
-    for found in ranks(2).run(load_plain, case, state, True):
-        assert_same(found, state)
+    for loaded in ranks(2).run(load_plain, case, state, True):
+        assert_same(loaded, state)
 
 
 @pytest.mark.parametrize("plan", ["columns", "mixed", "rows"])
@@ -124,22 +124,22 @@ def test_fewer_rows_fill_as_in_the_unsharded_collection(plan: str) -> None:
     sparse.load_state_dict(model_state(state))
     sparse.fused_optimizer.load_state_dict(optimizer_state(state))
     assert all(bool((sparse.index(table.name).row_state == FREED).any()) for table in case.tables)
-    for found in ranks(2).run(load_plain, case, state, True, steps):
-        for name, wanted in whole_state(whole).items():
+    for loaded in ranks(2).run(load_plain, case, state, True, steps):
+        for name, expected in whole_state(whole).items():
             if name.endswith(".weight"):  # rows without an id keep their weights, which trained a little differently
-                torch.testing.assert_close(found[name], wanted, rtol=1e-4, atol=1e-5)
+                torch.testing.assert_close(loaded[name], expected, rtol=1e-4, atol=1e-5)
             elif not name.endswith(".counts"):
-                assert torch.equal(found[name], wanted), name
+                assert torch.equal(loaded[name], expected), name
 
 
 def test_a_state_without_index_empties_it() -> None:
     case = replace(case_of("mixed"), hashing=recfx.HashConfig(dense_rows=0, rows=80, buckets=4, on_full="evict"))
     smaller, _ = build(replace(case, seed=3))
     standard = {key: value.clone() for key, value in smaller.state_dict().items()}
-    for found in ranks(2).run(load_plain, case, standard, False):
+    for loaded in ranks(2).run(load_plain, case, standard, False):
         for key, value in standard.items():
-            assert torch.equal(found[f"sparse.{key}"][:48], value)
-        states = [value for key, value in found.items() if key.endswith(".row_state")]
+            assert torch.equal(loaded[f"sparse.{key}"][:48], value)
+        states = [value for key, value in loaded.items() if key.endswith(".row_state")]
         assert states
         assert not any(bool(value.any()) for value in states)
 
@@ -147,12 +147,12 @@ def test_a_state_without_index_empties_it() -> None:
 Refused = tuple[str, str, bool]
 
 
-def refuse(rank: int, world_size: int, case: Case, other: Case, damage: str, state: dict[str, Any]) -> Refused:
+def refuse(rank: int, world_size: int, case: Case, saved_case: Case, damage: str, state: dict[str, Any]) -> Refused:
     """Load what must be refused into a whole model; the reason, the path, and whether anything has changed."""
     model = make(case, world_size)
     guard_loading(model)
     train(model, case, rank, world_size, 0, 2)
-    source = make(other, world_size, seed=3)
+    source = make(saved_case, world_size, seed=3)
     saved: dict[str, Any] = dict(source.state_dict())
     if state:
         saved.update({f"over.{key}": torch.zeros_like(v) for key, v in model.over.state_dict().items()})  # type: ignore[operator, union-attr]
@@ -201,7 +201,7 @@ SEEDED = replace(LRU, seed=99)
 
 
 @pytest.mark.parametrize(
-    ("plan", "other", "hashing", "damage", "reason", "path"),
+    ("plan", "saved_plan", "hashing", "damage", "reason", "path"),
     [
         ("mixed", "columns", LRU, "", "other_plan", "sparse.hash_indexes.a.row_ids"),
         ("mixed", "columns", None, "", "other_plan", "sparse.embedding_bags.a.weight"),
@@ -213,11 +213,11 @@ SEEDED = replace(LRU, seed=99)
     ],
 )
 def test_shards_that_do_not_fit_change_nothing_on_any_rank(
-    plan: str, other: str, hashing: recfx.HashConfig | None, damage: str, reason: str, path: str
+    plan: str, saved_plan: str, hashing: recfx.HashConfig | None, damage: str, reason: str, path: str
 ) -> None:
     case = case_of(plan, LRU if hashing is SEEDED else hashing)
-    found = ranks(2).run(refuse, case, case_of(other, hashing), damage, {})
-    assert found == [(reason, path, True)] * 2
+    refusals = ranks(2).run(refuse, case, case_of(saved_plan, hashing), damage, {})
+    assert refusals == [(reason, path, True)] * 2
 
 
 def missing(rank: int, world_size: int, case: Case, state: dict[str, Any]) -> list[str]:
@@ -252,19 +252,19 @@ def assigned(rank: int, world_size: int, case: Case, state: dict[str, Any]) -> d
     sharded_of(model).load_state_dict(saved, assign=True)
     sharded_of(model).fused_optimizer.load_state_dict(optimizer_state(state))
     assert all(parameter.is_contiguous() for parameter in model.parameters())
-    before, found = {key: value.clone() for key, value in saved.items()}, whole_state(model)
+    before, loaded = {key: value.clone() for key, value in saved.items()}, whole_state(model)
     train(model, case, rank, world_size, 3, 5)
     for key, value in saved.items():
         assert torch.equal(value, before[key]), key
-    return found
+    return loaded
 
 
 @pytest.mark.parametrize("plan", ["columns", "mixed", "tables"])
 def test_a_state_can_be_assigned(plan: str) -> None:
     case = case_of(plan)
     state = plain_state(case)
-    for found in ranks(2).run(assigned, case, state):
-        assert_same(found, state)
+    for loaded in ranks(2).run(assigned, case, state):
+        assert_same(loaded, state)
 
 
 def interrupted(rank: int, world_size: int, case: Case, state: dict[str, Any]) -> list[str]:
@@ -300,16 +300,16 @@ def with_whole_counts(rank: int, world_size: int, case: Case) -> None:
     model, again = make(case, world_size), make(case, world_size, seed=7)
     train(model, case, rank, world_size, 0, 3)
     state: dict[str, Any] = sharded_of(model).state_dict()
-    wanted = {name: table.index for name, table in gather_tables(sharded_of(model)).items()}
-    for name, index in wanted.items():
+    expected = {name: table.index for name, table in gather_tables(sharded_of(model)).items()}
+    for name, index in expected.items():
         state[f"hash_indexes.{name}.counts"] = index["counts"]
         state[f"hash_indexes.{name}.slice_counts"] = index["slice_counts"]
         assert int(index["counts"][0]) == 3
     sharded_of(again).load_state_dict(state)
     for name, table in gather_tables(sharded_of(again)).items():
-        assert table.index.keys() == wanted[name].keys()
+        assert table.index.keys() == expected[name].keys()
         for key, value in table.index.items():
-            assert torch.equal(value, wanted[name][key]), (name, key)
+            assert torch.equal(value, expected[name][key]), (name, key)
 
 
 def test_slices_load_with_the_counts_of_the_whole_table() -> None:
@@ -342,7 +342,7 @@ def optimizer_afterwards(
     rank: int, world_size: int, case: Case, folder: str, state: dict[str, Any]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Fewer rows: from a checkpoint and from a state dict; the optimizer's state follows on its own."""
-    found = []
+    states = []
     for from_checkpoint in (True, False):
         model = make(case, world_size, seed=7)
         if from_checkpoint:
@@ -350,8 +350,8 @@ def optimizer_afterwards(
         else:
             sharded_of(model).load_state_dict(model_state(state))
         sharded_of(model).fused_optimizer.load_state_dict(optimizer_state(state))
-        found.append(whole_state(model))
-    return found[0], found[1]
+        states.append(whole_state(model))
+    return states[0], states[1]
 
 
 def test_optimizer_state_of_fewer_rows_after_a_checkpoint_of_them(tmp_path: Path) -> None:
@@ -359,10 +359,10 @@ def test_optimizer_state_of_fewer_rows_after_a_checkpoint_of_them(tmp_path: Path
     model = make(replace(case, hashing=replace(LRU, rows=69)), 0)
     train(model, case, 0, 0, 0, 3)
     recfx.save_checkpoint(model, tmp_path)
-    for found, wanted in ranks(2).run(optimizer_afterwards, case, str(tmp_path), whole_state(model)):
-        states = [key for key in wanted if "/" in key]
+    for actual, expected in ranks(2).run(optimizer_afterwards, case, str(tmp_path), whole_state(model)):
+        states = [key for key in expected if "/" in key]
         assert len(states) > 3
-        assert_same({key: found[key] for key in states}, {key: wanted[key] for key in states})
+        assert_same({key: actual[key] for key in states}, {key: expected[key] for key in states})
 
 
 def in_place(rank: int, world_size: int, case: Case) -> str:
@@ -394,11 +394,11 @@ def train_on_nothing(model: torch.nn.Module, case: Case) -> None:
 
 def counted(model: torch.nn.Module) -> dict[str, list[int]]:
     """What this rank's indexes have counted, by table."""
-    found = {}
+    counts = {}
     for name, index in sharded_of(model).hash_indexes.items():
         assert isinstance(index, recfx.HashIndex)
-        found[name] = index.index_buffers().counts.tolist()
-    return found
+        counts[name] = index.index_buffers().counts.tolist()
+    return counts
 
 
 def forecasts(model: torch.nn.Module) -> list[Any]:
@@ -413,28 +413,28 @@ def resumed(rank: int, world_size: int, case: Case, how: str, folder: str) -> li
     train(model, case, rank, world_size, 0, 4)
     train_on_nothing(model, case)
     train(again, case, rank, world_size, 5, 6)
-    monitors = [recfx.monitor(each, probed_groups=0) for each in (model, again)]
+    monitors = [recfx.monitor(watched, probed_groups=0) for watched in (model, again)]
     carry_over(model, again, how, folder)
     before, after = counted(model), counted(again)
     told, tells = forecasts(model), forecasts(again)
     monitors[0].scalars()
-    for each in (model, again):
-        train(each, case, rank, world_size, 6, 7)
-    told_later, tells_later = (each.scalars() for each in monitors)
+    for trained in (model, again):
+        train(trained, case, rank, world_size, 6, 7)
+    told_later, tells_later = (monitor.scalars() for monitor in monitors)
     return [before, after, told == tells, counted(model) == counted(again) and told_later == tells_later]
 
 
 @pytest.mark.parametrize("how", ["state_dict", "checkpoint", "dcp", "dcp in place"])
 @pytest.mark.parametrize("plan", ["rows", "mixed"])
 def test_every_rank_gets_back_what_it_had_counted(plan: str, how: str, tmp_path: Path) -> None:
-    found = ranks(2).run(resumed, case_of(plan, ADMIT), how, str(tmp_path / "saved"))
-    for before, after, same_forecasts, same_later in found:
+    answers = ranks(2).run(resumed, case_of(plan, ADMIT), how, str(tmp_path / "saved"))
+    for before, after, same_forecasts, same_later in answers:
         assert after == before
         assert {counts[0] for counts in after.values()} == {5}
         assert same_forecasts
         assert same_later
     if plan == "rows":
-        assert all(counts[2] > 0 for before, *_ in found for name, counts in before.items() if name != "c")
+        assert all(counts[2] > 0 for before, *_ in answers for name, counts in before.items() if name != "c")
 
 
 def shares(rank: int, world_size: int, case: Case, saved: str, how: str) -> dict[str, list[int]]:
@@ -471,10 +471,10 @@ def test_every_rank_of_another_world_gets_a_share_of_what_was_counted(worlds: tu
     ways = {"checkpoint": "checkpoint", "dcp": "dcp", "dcp in place": "dcp"} | ({} if before else {"plain": "plain"})
     for how, file in ways.items():
         case = case_of("rows", ADMIT, world_size=after)
-        found = ranks(after).run(shares, case, f"{folder}/{file}", how)
+        counts_of_ranks = ranks(after).run(shares, case, f"{folder}/{file}", how)
         for name in "abd":
-            of_ranks = [counts[name] for counts in found]
-            assert [sum(each) for each in zip(*of_ranks, strict=True)][1:] == sums[0][name][1:], (how, name)
+            of_ranks = [counts[name] for counts in counts_of_ranks]
+            assert [sum(column) for column in zip(*of_ranks, strict=True)][1:] == sums[0][name][1:], (how, name)
             assert {counts[0] for counts in of_ranks} == {4}
             assert all(counts[1] > 0 and counts[2] > 0 for counts in of_ranks), (how, name, of_ranks)
 
@@ -496,8 +496,8 @@ def test_averages_of_shards_follow_the_ids(plan: str, use_buffers: bool) -> None
     case = case_of(plan)
     expected = model_state(averaged(0, 0, case, use_buffers))
     assert int(expected["hash_indexes.a.counts"][3]) > 0
-    for found in ranks(2).run(averaged, case, use_buffers):
-        assert_same(model_state(found), expected, exact=False)
+    for averages in ranks(2).run(averaged, case, use_buffers):
+        assert_same(model_state(averages), expected, exact=False)
 
 
 def make_crossed(case: Case, world_size: int, seed: int = 0) -> torch.nn.Module:
@@ -524,16 +524,16 @@ def two_slices(rank: int, world_size: int, case: Case, how: str, folder: str) ->
     train(again, case, rank, world_size, 4, 10)
     carry_over(model, again, how, folder)
     before, after = counted(model), counted(again)
-    for each in (model, again):
-        train(each, case, rank, world_size, 4, 7)
-    found, expected = (
+    for trained in (model, again):
+        train(trained, case, rank, world_size, 4, 7)
+    resumed_state, expected = (
         {
-            name: value for name, value in tables_of(each).items() if not name.endswith(".step")
+            name: value for name, value in tables_of(trained).items() if not name.endswith(".step")
         }  # TorchRec's state has none
-        for each in (again, model)
+        for trained in (again, model)
     )
-    assert_equal({**found, "over": expected["over"]}, expected)
-    return [before, after, found]
+    assert_equal({**resumed_state, "over": expected["over"]}, expected)
+    return [before, after, resumed_state]
 
 
 @pytest.mark.parametrize("hashing", [LRU, ADMIT], ids=["lru", "admit"])
@@ -545,9 +545,9 @@ def test_two_slices_of_a_table_on_a_rank(how: str, hashing: recfx.HashConfig, tm
     train_on_nothing(whole, case)
     train(whole, case, 0, 0, 4, 7)
     index = whole.get_submodule("sparse").index("d")  # type: ignore[operator]
-    for before, after, found in ranks(2).run(two_slices, case, how, str(tmp_path / "saved")):
+    for before, after, state in ranks(2).run(two_slices, case, how, str(tmp_path / "saved")):
         assert before["d"] != before["d@1"]
         assert after == before
         assert {counts[0] for counts in after.values()} == {5}
         for name, value in index.state_dict().items():
-            assert torch.equal(found[f"d.index.{name}"], value), name
+            assert torch.equal(state[f"d.index.{name}"], value), name

@@ -36,7 +36,7 @@ CALLS = (2, 1, 3)  # per step
 
 def loss(pooled: list[torch.Tensor]) -> torch.Tensor:
     return torch.stack(
-        [(number + 1) * (each.square().mean() - each.mean()) for number, each in enumerate(pooled)]
+        [(number + 1) * (output.square().mean() - output.mean()) for number, output in enumerate(pooled)]
     ).sum()
 
 
@@ -48,11 +48,11 @@ def train(rank: int, world_size: int, case: Case) -> None:
         taken = [next(steps) for _ in range(calls)]
         loss([model(call[rank]).values() for call in taken]).backward()
         of_all = [plain(concatenate(call)).values().split(case.batch_sizes(world_size)) for call in taken]
-        losses = [loss([call[each] for call in of_all]) for each in range(world_size)]
+        losses = [loss([call[other_rank] for call in of_all]) for other_rank in range(world_size)]
         (torch.stack(losses).sum() / world_size).backward()
-        found = {name: gather(value) for name, value in model.state_dict().items()}
-        wanted = {name: value.detach() for name, value in plain.state_dict().items()}
-        torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
+        state = {name: gather(value) for name, value in model.state_dict().items()}
+        expected = {name: value.detach() for name, value in plain.state_dict().items()}
+        torch.testing.assert_close(state, expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adagrad", "rowwise_adagrad"])
@@ -67,7 +67,7 @@ def hook_on_a_shard(rank: int, world_size: int, kind: str) -> tuple[str, str, bo
     (batch,) = (step[rank] for step in batches(case, world_size, 1))
     weight: Any = model.embedding_bags["replicas"].weight
     register = weight.register_hook if kind == "hook" else weight.register_post_accumulate_grad_hook
-    handle = register(lambda given: None)
+    handle = register(lambda gradient: None)
     with pytest.raises(recfx.ConversionError) as caught:
         model(batch)
     handle.remove()

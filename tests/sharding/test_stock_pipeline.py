@@ -37,12 +37,12 @@ def in_a_loop(name: str, form: str, modes: str = "ttttt") -> list[dict[str, Any]
 )
 def test_the_sparse_dist_pipeline_changes_no_bit(name: str, form: str) -> None:
     case, expected = CASES[name], in_a_loop(name, form)
-    found = ranks(2).run(train, case, "sparse_dist", form)
-    assert [answer["forwards"] for answer in found] == [["PipelinedForward"]] * 2
-    assert [answer["reported"] for answer in expected + found] == [[False]] * 2 + [[True]] * 2
-    assert_same(found, expected)
+    pipelined = ranks(2).run(train, case, "sparse_dist", form)
+    assert [answer["forwards"] for answer in pipelined] == [["PipelinedForward"]] * 2
+    assert [answer["reported"] for answer in expected + pipelined] == [[False]] * 2 + [[True]] * 2
+    assert_same(pipelined, expected)
     unsharded = train_whole(case, 2, 5)[0] if name in HASHED else None
-    check(case, 2, found, rtol=1e-4, atol=1e-5, expected=unsharded)
+    check(case, 2, pipelined, rtol=1e-4, atol=1e-5, expected=unsharded)
 
 
 @pytest.mark.parametrize(
@@ -58,9 +58,9 @@ def test_the_sparse_dist_pipeline_changes_no_bit(name: str, form: str) -> None:
 )
 def test_collections_that_share_features_and_steps_in_eval_mode(name: str, form: str, modes: str) -> None:
     expected = in_a_loop(name, form, modes)
-    found = ranks(2).run(train, CASES[name], "sparse_dist", form, modes)
-    assert {kind for answer in found for kind in answer["forwards"]} == {"PipelinedForward"}
-    assert_same(found, expected)
+    pipelined = ranks(2).run(train, CASES[name], "sparse_dist", form, modes)
+    assert {kind for answer in pipelined for kind in answer["forwards"]} == {"PipelinedForward"}
+    assert_same(pipelined, expected)
 
 
 @pytest.mark.parametrize("name", ["mixed", "hashed_row_wise"])
@@ -102,19 +102,19 @@ def train_to_the_end(
 def test_data_of_two_lengths_trains_what_both_ranks_have(name: str, form: str, lengths: tuple[int, int]) -> None:
     both, longer = min(lengths), lengths.index(max(lengths))
     expected = ranks(2).run(train_to_the_end, CASES[name], "loop", form, (both, both))
-    found = ranks(2).run(train_to_the_end, CASES[name], "sparse_dist", form, lengths)
-    assert_same(found, expected)
-    assert found[1 - longer]["error"] == ""  # TorchRec's StopIteration
-    assert "[data_ended]" in found[longer]["error"]
-    assert f"the data of rank {1 - longer} ended after {both} batches" in found[longer]["error"]
+    answers = ranks(2).run(train_to_the_end, CASES[name], "sparse_dist", form, lengths)
+    assert_same(answers, expected)
+    assert answers[1 - longer]["error"] == ""  # TorchRec's StopIteration
+    assert "[data_ended]" in answers[longer]["error"]
+    assert f"the data of rank {1 - longer} ended after {both} batches" in answers[longer]["error"]
 
 
 def test_data_of_four_lengths() -> None:
     lengths = (3, 4, 2, 3)
     expected = ranks(4).run(train_to_the_end, CASES["mixed"], "loop", "alone", (2, 2, 2, 2))
-    found = ranks(4).run(train_to_the_end, CASES["mixed"], "sparse_dist", "alone", lengths)
-    assert_same(found, expected)
-    for rank, answer in enumerate(found):
+    answers = ranks(4).run(train_to_the_end, CASES["mixed"], "sparse_dist", "alone", lengths)
+    assert_same(answers, expected)
+    for rank, answer in enumerate(answers):
         assert (answer["error"] == "") == (rank == 2)
         assert rank == 2 or "the data of rank 2 ended after 2 batches" in answer["error"]
 

@@ -146,18 +146,18 @@ def public_dlrm(rank: int, line: Line, adagrad: bool) -> Result:
     optimizer = CombinedOptimizer([model.fused_optimizer, dense_optimizer])
     set_weights(model)
     train_pipeline = TrainPipelineSparseDist(model, optimizer, CPU, execute_all_batches=True)
-    found = []
+    losses = []
     for epoch in range(2):
         for group in optimizer.param_groups:
             group["lr"] = 0.1 / (1 + epoch)
         model.train()
-        found += run_all(train_pipeline, data(rank, FEATURES, seed=epoch, batches=STEPS))
+        losses += run_all(train_pipeline, data(rank, FEATURES, seed=epoch, batches=STEPS))
         model.eval()
         with torch.no_grad():
-            found += run_all(TrainPipelineSparseDist(model, optimizer, CPU), data(rank, FEATURES, seed=9, batches=2))
+            losses += run_all(TrainPipelineSparseDist(model, optimizer, CPU), data(rank, FEATURES, seed=9, batches=2))
     model.load_state_dict(model.state_dict())
     optimizer.load_state_dict(optimizer.state_dict())
-    return found, local_weights(model)
+    return losses, local_weights(model)
 
 
 def run_all(pipeline: Any, batches: Iterator[Batch]) -> list[torch.Tensor]:
@@ -197,14 +197,14 @@ def set_weights(model: nn.Module) -> None:
 
 
 def local_weights(model: nn.Module) -> dict[str, torch.Tensor]:
-    found = {}
+    weights = {}
     for name, value in model.state_dict().items():
         if not hasattr(value, "local_shards"):
-            found[name] = value.detach().clone()
+            weights[name] = value.detach().clone()
             continue
         for number, shard in enumerate(value.local_shards()):
-            found[f"{name}@{number}"] = shard.tensor.detach().clone()
-    return found
+            weights[f"{name}@{number}"] = shard.tensor.detach().clone()
+    return weights
 
 
 SCRIPTS: dict[str, Callable[..., Result]] = {

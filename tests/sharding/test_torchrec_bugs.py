@@ -62,21 +62,21 @@ def test_mean_in_mixed_plans(name: str) -> None:
     case, world_size = MEANS[name], 4 if name == "grid_mean" else 2
     answers = ranks(world_size).run(pooled, case)
     check(case, world_size, ranks(world_size).run(train_sharded, case))
-    for each in answers:
-        torch.testing.assert_close(each["ours"], each["unsharded"], rtol=1e-5, atol=1e-6)
+    for answer in answers:
+        torch.testing.assert_close(answer["ours"], answer["unsharded"], rtol=1e-5, atol=1e-6)
     assert any(
-        not torch.allclose(each["torchrec"][key], each["unsharded"][key], 1e-3)
-        for each in answers
-        for key in each["ours"]
+        not torch.allclose(answer["torchrec"][key], answer["unsharded"][key], 1e-3)
+        for answer in answers
+        for key in answer["ours"]
     )
 
 
 def test_keys_stand_in_the_unsharded_order() -> None:
     kinds: tuple[tuple[Any, ...], ...] = (("row_wise",), ("table_wise", 1), ("data_parallel",), ("table_wise", 0))
     case = Case(tuple(Table(f"t{i}", 9, 8, (f"f{3 - i}",), "SUM", kind) for i, kind in enumerate(kinds)))
-    for each in ranks(2).run(pooled, case):
-        assert list(each["ours"]) == list(each["unsharded"]) == ["f3", "f2", "f1", "f0"]
-        assert list(each["torchrec"]) != list(each["unsharded"])
+    for answer in ranks(2).run(pooled, case):
+        assert list(answer["ours"]) == list(answer["unsharded"]) == ["f3", "f2", "f1", "f0"]
+        assert list(answer["torchrec"]) != list(answer["unsharded"])
 
 
 def settings_after(rank: int, world_size: int, ours: bool) -> list[dict[str, Any]]:

@@ -103,5 +103,5 @@ SUM, MEAN = PoolingType.SUM, PoolingType.MEAN
     ],
 )
 def test_torchrec_own_test_passes(sharding_type: str, world_size: int, pooling: PoolingType) -> None:
-    found = ranks(world_size).run(run_torchrec_test, sharding_type, pooling, 16)
-    assert found == [2] * world_size  # the plain and the weighted collection
+    counts = ranks(world_size).run(run_torchrec_test, sharding_type, pooling, 16)
+    assert counts == [2] * world_size  # the plain and the weighted collection

@@ -68,13 +68,13 @@ def test_state_whole_tables_and_report(hashing: recfx.HashConfig | None) -> None
     plain = make(case, 0)
     train(plain, case, 0, 0, 0, 3)
     expected = whole_state(plain)
-    for rank, found in enumerate(ranks(2).run(with_toy, all_states, case)):
-        assert_same(found["state"], expected, exact=False)
-        for name, weight in found["weights"].items():
-            torch.testing.assert_close(weight, found["state"][f"sparse.embedding_bags.{name}.weight"])
-        assert found["here"] == [["d", "b"], ["c", "d", "a"]][rank]
-        assert "one_rank" in found["report"]
-        assert "toy all-to-all" in found["report"]
+    for rank, answer in enumerate(ranks(2).run(with_toy, all_states, case)):
+        assert_same(answer["state"], expected, exact=False)
+        for name, weight in answer["weights"].items():
+            torch.testing.assert_close(weight, answer["state"][f"sparse.embedding_bags.{name}.weight"])
+        assert answer["here"] == [["d", "b"], ["c", "d", "a"]][rank]
+        assert "one_rank" in answer["report"]
+        assert "toy all-to-all" in answer["report"]
 
 
 def planned_and_refused() -> tuple[ShardingPlan, recfx.ConversionError]:
@@ -94,19 +94,19 @@ def test_without_its_line_it_is_unknown() -> None:
 
 def test_messages_name_it_and_planners_leave_it_out() -> None:
     plan, error = with_toy(0, 1, lambda *_: planned_and_refused())
-    assert {table.sharding_type for table in plan.plan[""].values()} <= {each.name for each in SHARDING_TYPES}
+    assert {table.sharding_type for table in plan.plan[""].values()} <= {kind.name for kind in SHARDING_TYPES}
     assert "'diagonal'" in error.message
     assert error.message.endswith("'grid_shard', 'one_rank').")
 
 
 def test_no_other_file_asks_for_a_type_by_name() -> None:
     package = Path(recfx.__file__).parent
-    names = {each.name for each in SHARDING_TYPES}
-    found = [
+    names = {kind.name for kind in SHARDING_TYPES}
+    places = [
         f"{path.relative_to(package)}:{node.lineno}: {node.value}"
         for path in package.rglob("*.py")
         if path.parent != package / "collections" / "sharding" / "types" and path != package / "ir" / "ways_back.py"
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.Constant) and node.value in names
     ]
-    assert found == []
+    assert places == []

@@ -75,7 +75,7 @@ def moved(rank: int, world_size: int, case: Case, division: bool) -> list[tuple[
     try:
         standard, _ = build(case)
         sharded = shard(case, standard, world_size)
-        own = [(each.name, sharded._store.weight(each.name)) for each in sharded.sharding.local()]
+        own = [(shard.name, sharded._store.weight(shard.name)) for shard in sharded.sharding.local()]
         old = copy.deepcopy([weight.detach() for _, weight in own])
         values = sharded(batches(case, world_size, 1)[0][rank]).values()
         (values * torch.linspace(-1, 2, values.numel()).view_as(values)).sum().backward()
@@ -89,8 +89,8 @@ def test_one_step(kind: str) -> None:
     world_size = 2
     case = one_type(kind)
     averaged, summed = (ranks(world_size).run(moved, case, division) for division in (True, False))
-    for one, other in zip(averaged, summed, strict=True):
-        assert [name for name, _ in one] == [name for name, _ in other]
-        for (_, by_mean), (_, by_sum) in zip(one, other, strict=True):
+    for means, sums in zip(averaged, summed, strict=True):
+        assert [name for name, _ in means] == [name for name, _ in sums]
+        for (_, by_mean), (_, by_sum) in zip(means, sums, strict=True):
             torch.testing.assert_close(by_sum, by_mean * world_size, rtol=1e-5, atol=1e-6)
     assert any(bool(change.any()) for answer in averaged for _, change in answer)

@@ -24,8 +24,8 @@ def described(plain: Any, mapping: Any) -> dict[str, Any]:
     state = {}
     for name, parameter in sparse.named_parameters():
         (optimizer,) = parameter._in_backward_optimizers
-        found = optimizer.state[parameter]
-        state[name] = {key: found[key].clone() for key in found if isinstance(found[key], torch.Tensor)}
+        values = optimizer.state[parameter]
+        state[name] = {key: values[key].clone() for key in values if isinstance(values[key], torch.Tensor)}
     return {"weights": plain.state_dict(), "optimizer": state, "mapping": mapping}
 
 
@@ -47,30 +47,30 @@ def test_equals_the_unsharded_model_unconverted(plan: str, hashing: Any, optimiz
     whole = make(case, 0)
     train(whole, case, 0, 0, 0, 3)
     expected = described(*recfx.unconvert(whole, with_mapping=True))  # type: ignore[misc]
-    for found in ranks(2).run(back, case):
-        assert found["weights"].keys() == expected["weights"].keys()
+    for answer in ranks(2).run(back, case):
+        assert answer["weights"].keys() == expected["weights"].keys()
         for name, weight in expected["weights"].items():
-            torch.testing.assert_close(found["weights"][name], weight, rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(answer["weights"][name], weight, rtol=1e-4, atol=1e-5)
         for name, state in expected["optimizer"].items():
             for key in KEYS[optimizer]:
-                torch.testing.assert_close(found["optimizer"][name][key], state[key], rtol=1e-4, atol=1e-5)
-        assert found["mapping"].keys() == expected["mapping"].keys()
+                torch.testing.assert_close(answer["optimizer"][name][key], state[key], rtol=1e-4, atol=1e-5)
+        assert answer["mapping"].keys() == expected["mapping"].keys()
         for table, (ids, rows) in expected["mapping"].items():
-            assert torch.equal(found["mapping"][table][0], ids)
-            assert torch.equal(found["mapping"][table][1], rows)
+            assert torch.equal(answer["mapping"][table][0], ids)
+            assert torch.equal(answer["mapping"][table][1], rows)
 
 
 def under_another_default_device(rank: int, world_size: int, case: Case) -> None:
     model = make(case, world_size)
     train(model, case, rank, world_size, 0, 2)
-    wanted = gather_tables(sharded_of(model))
+    expected = gather_tables(sharded_of(model))
     with torch.device("meta"):
-        found = gather_tables(sharded_of(model))
-    for name, table in found.items():
-        torch.testing.assert_close(table.weight, wanted[name].weight, rtol=0, atol=0)
-        torch.testing.assert_close(table.index, wanted[name].index, rtol=0, atol=0)
+        tables = gather_tables(sharded_of(model))
+    for name, table in tables.items():
+        torch.testing.assert_close(table.weight, expected[name].weight, rtol=0, atol=0)
+        torch.testing.assert_close(table.index, expected[name].index, rtol=0, atol=0)
         assert table.optimizer is not None
-        torch.testing.assert_close(table.optimizer.state, wanted[name].optimizer.state, rtol=0, atol=0)  # type: ignore[union-attr]
+        torch.testing.assert_close(table.optimizer.state, expected[name].optimizer.state, rtol=0, atol=0)  # type: ignore[union-attr]
 
 
 def test_tables_are_gathered_under_another_default_device() -> None:
@@ -113,9 +113,9 @@ def test_inside_distributed_model_parallel() -> None:
     case = case_of("mixed", None)
     torch.manual_seed(1)
     expected, _ = build(case)
-    for found in ranks(2).run(in_dmp, case):
+    for weights in ranks(2).run(in_dmp, case):
         for name, weight in expected.state_dict().items():
-            assert torch.equal(found[f"sparse.{name}"], weight)
+            assert torch.equal(weights[f"sparse.{name}"], weight)
 
 
 def back_before_the_first_step(rank: int, world_size: int, case: Case) -> dict[str, Any]:
@@ -125,8 +125,8 @@ def back_before_the_first_step(rank: int, world_size: int, case: Case) -> dict[s
 @pytest.mark.parametrize("optimizer", ["adagrad", "adam"])
 def test_before_the_first_step(optimizer: str) -> None:
     """Optimizer state that no step has made yet is made: every rank sends what the others wait for."""
-    for found in ranks(2).run(back_before_the_first_step, case_of("mixed", LRU, optimizer)):
-        assert found["optimizer"]
-        for state in found["optimizer"].values():
+    for answer in ranks(2).run(back_before_the_first_step, case_of("mixed", LRU, optimizer)):
+        assert answer["optimizer"]
+        for state in answer["optimizer"].values():
             assert set(KEYS[optimizer]) <= state.keys()
             assert not any(state[key].any() for key in KEYS[optimizer])

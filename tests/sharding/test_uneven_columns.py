@@ -74,12 +74,12 @@ def test_sums_of_blocks_become_their_mean_weighted_by_columns(tmp_path: Path) ->
     folder = str(tmp_path)
     whole = make(uneven, 0)
     train(whole, uneven, 0, 0, 0, 1)
-    wanted = {name: fused.state["sum"] for name, fused in whole.sparse.fused_optimizers().items()}
+    expected = {name: fused.state["sum"] for name, fused in whole.sparse.fused_optimizers().items()}
     unsharded = make(uneven, 0, seed=5)
-    found = ranks(2).run(save, uneven, folder)
-    found += ranks(2).run(load, cut(("row_wise",), ("table_wise", 1), ("column_sizes", 8, 8)), folder)
+    answers = ranks(2).run(save, uneven, folder)
+    answers += ranks(2).run(load, cut(("row_wise",), ("table_wise", 1), ("column_sizes", 8, 8)), folder)
     recfx.load_checkpoint(unsharded, folder)
-    found.append({name: fused.state["sum"] for name, fused in unsharded.sparse.fused_optimizers().items()})
-    for each in found:
-        for name, value in wanted.items():
-            torch.testing.assert_close(each[name], value, rtol=1e-4, atol=1e-6)
+    answers.append({name: fused.state["sum"] for name, fused in unsharded.sparse.fused_optimizers().items()})
+    for answer in answers:
+        for name, value in expected.items():
+            torch.testing.assert_close(answer[name], value, rtol=1e-4, atol=1e-6)

@@ -37,8 +37,8 @@ def traced(rank: int, world_size: int, case: Case) -> dict[str, Any]:
     after = {name: gather(value) for name, value in model.state_dict().items()}
     torch.testing.assert_close(after, before, rtol=0, atol=0)
     ids_held = [len(index) for index in model.sparse.hash_indexes.values()]
-    found, wanted = (module.eval()(batch) for module in (graph, model))
-    torch.testing.assert_close(found, wanted, rtol=0, atol=0, equal_nan=True)
+    output, expected = (module.eval()(batch) for module in (graph, model))
+    torch.testing.assert_close(output, expected, rtol=0, atol=0, equal_nan=True)
     alone = recfx.trace(model.sparse, (batch,))
     assert alone is model.sparse.graph_module
     return {"code": graph.code, "ids": sum(ids_held), "kinds": [node.name for node in graph.graph.nodes]}

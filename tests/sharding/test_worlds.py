@@ -62,17 +62,17 @@ def test_the_number_of_ranks_changes_no_bit(kind: str, hashing: recfx.HashConfig
     on = {"table_wise": (0,), "column_wise": (0, 1)}.get(kind, ())
     tables = (Table("a", 16, 8, ("f0",), "SUM", (kind, *on)), Table("b", 20, 8, ("f1", "f0"), "SUM", (kind, *on)))
     case = Case(tables, hashing=hashing)
-    found = [ranks(world_size).run(train_dyadic, case, 4)[0]["tables"] for world_size in (1, 2, 4)]
-    for one, other in itertools.pairwise(found):
+    of_worlds = [ranks(world_size).run(train_dyadic, case, 4)[0]["tables"] for world_size in (1, 2, 4)]
+    for fewer, more in itertools.pairwise(of_worlds):
         for name in ("a", "b"):
-            assert_equal(one[name], other[name])
+            assert_equal(fewer[name], more[name])
 
 
-def assert_equal(one: Any, other: Any) -> None:
-    assert torch.equal(one.weight, other.weight)
-    assert one.index.keys() == other.index.keys()
-    for key, value in one.index.items():
-        assert torch.equal(value, other.index[key]), key
+def assert_equal(table: Any, reference: Any) -> None:
+    assert torch.equal(table.weight, reference.weight)
+    assert table.index.keys() == reference.index.keys()
+    for key, value in table.index.items():
+        assert torch.equal(value, reference.index[key]), key
 
 
 @pytest.mark.parametrize("kind", ["data_parallel", "table_wise", "row_wise"])
