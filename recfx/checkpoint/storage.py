@@ -99,7 +99,7 @@ def _single_process() -> Iterator[None]:
 
 
 def write(folder: Path, tensors: Mapping[str, Tensor | Parts], group: dist.ProcessGroup | None = None) -> Metadata:
-    """Write ``tensors`` to a new folder; with a group, those of all its ranks, each tensor or part from one of them.
+    """Write ``tensors`` to a new folder; with a group, all its ranks' tensors, each tensor or part from one of them.
 
     Returns:
         what DCP has written, for ``write_index``, because the file that says so must not be read.

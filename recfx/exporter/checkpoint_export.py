@@ -111,7 +111,7 @@ def _load_rest(converted: nn.Module, folder: SavedFolder, described: Mapping[str
 
 
 def _allocate(model: nn.Module, loaded: Mapping[str, torch.Tensor]) -> None:
-    """Give tensors on meta memory, if they will be loaded."""
+    """Allocate the tensors on meta that will be loaded."""
     made: dict[int, torch.Tensor] = {}
     for path, module in model.named_modules(remove_duplicate=False):
         for registry in (module._parameters, module._buffers):

@@ -29,7 +29,7 @@ _Outputs = list[tuple[str, torch.Tensor]]
 
 
 def run_model(run: Callable[..., Any], sample: Sample) -> Any:
-    """What one call returns, from fixed random numbers."""
+    """What one call returns, with fixed random numbers."""
     call = sample.clone()
     with torch.no_grad(), fixed_randomness(_SEED):
         return run(*call.args, **call.kwargs)

@@ -89,7 +89,7 @@ def _place(device: torch.device | str | int | None) -> torch.device:
 
 
 def _check_operators(file: ModelFile, manifest: dict[str, Any], device: torch.device) -> None:
-    """Refuse a file with operators of recfx's that are not here, or do not run on the device."""
+    """Refuse a file with recfx's operators if they are not here, or do not run on the device."""
     if manifest.get("target") != TRITON.name:
         if not library.load():
             raise ExportError(

@@ -101,7 +101,7 @@ class ModelFile:
 
 @contextlib.contextmanager
 def open_model_file(path: Path) -> Iterator[ModelFile]:
-    """Open a file. What is missing to read it, wherever that is noticed, is not said to be wrong with the file.
+    """Open a file. Whatever keeps this process from reading it, wherever that is noticed, is not blamed on the file.
 
     Raises:
         ExportError: ``no_file``, ``cannot_read``, ``out_of_memory``.

@@ -43,8 +43,8 @@ def group_of(model: nn.Module) -> dist.ProcessGroup | None:
 def agree(group: dist.ProcessGroup | None, function: Callable[[], _Result]) -> list[_Result]:
     """Call ``function``, which must not communicate, on all ranks, and return what each returned. Collective.
 
-    An error is that of this rank, or else of the first rank where it failed: ``other_rank_failed`` if it is not one of
-    recfx's. Without a group, this process is alone.
+    An error is this rank's, or else the one of the first rank where it failed: ``other_rank_failed`` if it is not one
+    of recfx's. Without a group, this process is alone.
     """
     rank = 0 if group is None else group.rank()
 

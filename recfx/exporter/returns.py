@@ -41,7 +41,7 @@ def _unsupported(message: str, what_to_do: str = _WHAT_TO_DO) -> ExportError:
 
 
 def check_alike(expected: Pattern, answer: Pattern, batch: str, where: str = "output") -> None:
-    """Refuse a model that returns something else for another batch, but for the content of tensors.
+    """Refuse a model whose answer to another batch differs in more than the content of tensors.
 
     A file would return what the sample's answer had.
 

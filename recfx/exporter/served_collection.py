@@ -31,7 +31,7 @@ QUANTIZED: dict[str | None, torch.dtype | None] = {
 }
 
 _KEPT = {torch.float32: torch.float32, torch.float16: torch.float16}
-"""The dtype in which rows are stored that are not quantized; rows of other dtypes are stored as float32."""
+"""The dtype in which unquantized rows are stored; rows of other dtypes are stored as float32."""
 
 
 def stored_dtypes(

@@ -122,5 +122,5 @@ def proposers(topology: Topology, most_tables: int = MOST_TABLES) -> list[Propos
 
 
 def left_out(made: Sequence[Proposer]) -> int:
-    """How many proposals of TorchRec's were not made."""
+    """How many of TorchRec's proposals were not made."""
     return sum(proposer.total - proposer.made for proposer in made if isinstance(proposer, GreedySteps))

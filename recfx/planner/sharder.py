@@ -38,7 +38,7 @@ _DEVICES = frozenset({"cpu", "cuda", "npu", "meta"})
 def sharders(host_env: ShardingEnv | None = None, fused_params: Mapping[str, Any] | None = None) -> Sharders:
     """Sharders for TorchRec's planners and ``DistributedModelParallel``, with everything that recfx can do.
 
-    Without them, or with sharders of TorchRec's own, converted collections are sharded as TorchRec would shard the
+    Without them, or with TorchRec's own sharders, converted collections are sharded as TorchRec would shard the
     standard ones; these add row-wise types on CPUs, ``host_env``, and fused optimizers of data-parallel tables.
 
     TorchRec looks sharders up by a module's exact class. A converted subclass of ``EmbeddingBagCollection`` has a class

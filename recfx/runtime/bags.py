@@ -136,7 +136,7 @@ def as_sent(features: KeyedJaggedTensor) -> KeyedJaggedTensor:
 
 
 def keep_ids(features: KeyedJaggedTensor, values: torch.Tensor, kept: torch.Tensor) -> KeyedJaggedTensor:
-    """Put different values, ``[n]``, into the same bags of one batch size, without those that are not ``kept``."""
+    """Put different values, ``[n]``, into the same bags of one batch size, and leave out what is not ``kept``."""
     before = from_zero(kept, values.numel())
     weights, positions = features.weights_or_none(), torch.nonzero(kept).squeeze(1)
     weights = None if weights is None else weights.index_select(0, positions)

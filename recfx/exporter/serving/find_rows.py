@@ -72,7 +72,7 @@ class FindFrozenRows(ServedNode):
         return Bags(rows, bags.offsets, bags.weights)
 
     def complete(self, number: int, ids: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-        """The rows of one table's ids: also those of id -1, of dense ids, and the shared rows of ids without one."""
+        """The rows of one table's ids, completed for id -1, for dense ids, and for ids without a row that share one."""
         rows = torch.where(ids == -1, torch.full_like(rows, self.side_row[number]), rows)
         dense_rows = self.dense_rows[number]
         rows = torch.where((ids >= 0) & (ids < dense_rows), ids, rows)

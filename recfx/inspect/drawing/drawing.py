@@ -17,7 +17,7 @@ from recfx.ir.snapshot import NodeSnapshot, PassRecord
 
 INPUT, OUTPUT, CALL, DENSE, ITEM = "input", "output", "call", "dense", "item"
 """Kinds of nodes that are not recfx's: the model's inputs and outputs, calls of collections, other nodes of the model,
-and items of what a node of recfx's returns, which are drawn as edges."""
+and items of what recfx's nodes return, which are drawn as edges."""
 
 _STAGE_OF = {
     Stage.SELECT: "select",
@@ -34,7 +34,7 @@ class DrawnNode:
     """One node; what is ``""``, ``()`` or -1 is not known, or says nothing."""
 
     name: str  # unique in its graph
-    kind: str  # a kind of recfx's, or one of the words above
+    kind: str  # one of recfx's kinds, or one of the words above
     line: str = ""  # as the text of the graph shows it
     inputs: tuple[str, ...] = ()
     shape: str = ""

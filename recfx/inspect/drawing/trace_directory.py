@@ -4,7 +4,7 @@ Every conversion in every process has a folder of its own: ``001-DLRM``, or ``00
 ranks. Files hold graphs, reports, versions and times; no weights and no ids. Each file is written as a whole or not at
 all, and the index page of a folder comes last, so that a folder without one belongs to a conversion that was stopped.
 
-Tracing never stops a conversion, because it might be that of one rank among many: what cannot be written is a warning.
+Tracing never stops a conversion, because other ranks may be converting as well: what cannot be written is a warning.
 """
 
 from __future__ import annotations
