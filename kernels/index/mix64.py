@@ -1,8 +1,7 @@
 """splitmix64's finalizer on signed 64-bit integers: the hash behind buckets, shared rows and initial weights.
 
-``csrc/index/mix64.h`` has the same function. ATen has no unsigned 64-bit shift, so shifts are masked; products wrap
-around. The constants deliberately differ from those of the slot table's hash: otherwise the ids of one bucket would
-cluster there.
+``csrc/index/mix64.h`` has the same function. Products wrap around. The constants deliberately differ from those of the
+slot table's hash: otherwise the ids of one bucket would cluster there.
 """
 
 from __future__ import annotations
@@ -10,12 +9,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from recfx.kernels.index.shifts import shifted_right
+
 
 def _finalize(z: Tensor) -> Tensor:
     # TorchScript cannot read global constants; these are 0xbf58476d1ce4e5b9 and 0x94d049bb133111eb.
-    z = (z ^ ((z >> 30) & 0x3FFFFFFFF)) * -4658895280553007687
-    z = (z ^ ((z >> 27) & 0x1FFFFFFFFF)) * -7723592293110705685
-    return z ^ ((z >> 31) & 0x1FFFFFFFF)
+    z = (z ^ shifted_right(z, 30)) * -4658895280553007687
+    z = (z ^ shifted_right(z, 27)) * -7723592293110705685
+    return z ^ shifted_right(z, 31)
 
 
 def mix64(ids: Tensor, seed: int = 0) -> Tensor:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from recfx.kernels.build import library
 from recfx.kernels.index.index_buffers import is_taken
+from recfx.kernels.index.shifts import shifted_right
 
 
 def slot_count(rows: int) -> int:
@@ -24,9 +25,9 @@ def slot_count(rows: int) -> int:
 
 def slot_hash(ids: Tensor) -> Tensor:
     """murmur3's 64-bit finalizer, as int64."""
-    k = (ids ^ ((ids >> 33) & 0x7FFFFFFF)) * -49064778989728563  # 0xff51afd7ed558ccd
-    k = (k ^ ((k >> 33) & 0x7FFFFFFF)) * -4265267296055464877  # 0xc4ceb9fe1a85ec53
-    return k ^ ((k >> 33) & 0x7FFFFFFF)
+    k = (ids ^ shifted_right(ids, 33)) * -49064778989728563  # 0xff51afd7ed558ccd
+    k = (k ^ shifted_right(k, 33)) * -4265267296055464877  # 0xc4ceb9fe1a85ec53
+    return k ^ shifted_right(k, 33)
 
 
 def home_slots(ids: Tensor, slots: int) -> Tensor:

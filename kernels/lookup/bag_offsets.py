@@ -96,7 +96,7 @@ def bag_offsets_reference(
     is_wrong = (bag < count) | (offsets[-1:] != ids)
     is_negative = torch.cat([negative, zero > 0]).index_select(0, bag)
     kind = torch.where(is_negative, zero + negative_length, zero + wrong_total)
-    # Below what each id must be. If the lengths are wrong, no one asks whether the ids are rows: the first key gets all.
+    # Below what each id must be. If the lengths are wrong, no one asks whether ids are rows: the first key gets all.
     keys = len(bags_per_key)
     borders = [0]
     for bags_of_key in bags_per_key:

@@ -3,6 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recfx.kernels.index.mix64 import mix64, mix64_integer, mixed_modulo, to_int64
+from recfx.kernels.index.shifts import shifted_by_floats, shifted_right
 from tests.kernels.chosen_ids import mix64_inverse, of_one_bucket
 
 INT64 = st.integers(-(2**63), 2**63 - 1)
@@ -38,11 +39,20 @@ def test_modulo_clears_the_sign_first(ids: list[int], pieces: int, seed: int) ->
     assert mixed_modulo(torch.tensor(ids), pieces, seed).tolist() == expected
 
 
+@given(st.lists(INT64, min_size=1, max_size=20), st.integers(16, 39))
+def test_shifts_with_and_without_floats(numbers: list[int], bits: int) -> None:
+    expected = [number % 2**64 >> bits for number in [*numbers, -1, -(2**63), 2**63 - 1]]
+    tensor = torch.tensor([*numbers, -1, -(2**63), 2**63 - 1])
+    for shifted in (shifted_right, shifted_by_floats):
+        assert shifted(tensor, bits).tolist() == expected
+
+
 def test_scriptable() -> None:
     ids = torch.tensor([0, 1, -1, 2**63 - 1, -(2**63)])
     for seed in (0, -7):
         assert torch.equal(torch.jit.script(mix64)(ids, seed), mix64(ids, seed))
         assert torch.equal(torch.jit.script(mixed_modulo)(ids, 64, seed), mixed_modulo(ids, 64, seed))
+    assert torch.equal(torch.jit.script(shifted_by_floats)(ids, 33), shifted_right(ids, 33))
 
 
 def test_it_has_an_inverse() -> None:

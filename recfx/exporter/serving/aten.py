@@ -14,6 +14,7 @@ from recfx.exporter.serving.select_bags import Bags, SelectBags, ServedNode
 from recfx.ir.facts import FrozenIndex
 from recfx.ir.tables import TableSpec
 from recfx.kernels.index.slot_table import home_slots
+from recfx.kernels.route.from_zero import from_zero
 
 
 class AtenSelectBags(SelectBags):
@@ -47,16 +48,15 @@ class AtenSelectBags(SelectBags):
         if keys != self.feature_names:
             first = torch.tensor(positions, device=lengths.device).unsqueeze(1) * batch_size
             bags = (first + torch.arange(batch_size, device=lengths.device)).view(-1)
-            begins = lengths.cumsum(0) - lengths
+            begins = from_zero(lengths, values.numel()).index_select(0, bags)
             lengths = lengths.index_select(0, bags)
-            shifts = begins.index_select(0, bags) - (lengths.cumsum(0) - lengths)
+            shifts = begins - from_zero(lengths, ends[-1])[:-1]
             take = torch.repeat_interleave(shifts, lengths, output_size=ends[-1])
             take = take + torch.arange(ends[-1], device=lengths.device)
             values = values.index_select(0, take)
             if weights is not None:
                 weights = weights.index_select(0, take)
-        offsets = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
-        return Bags(values, offsets, weights, ends)
+        return Bags(values, from_zero(lengths, ends[-1]), weights, ends)
 
     def checked_counts(self, keys: list[str], values: torch.Tensor, lengths: torch.Tensor) -> list[int]:
         """How many ids each key has. The one place where the host waits for the device."""
@@ -69,11 +69,11 @@ class AtenSelectBags(SelectBags):
             counts, least, most, wrong = [0 for _ in keys], 0, 0, [0 for _ in keys]
         else:
             per_key = lengths.view(len(keys), -1).sum(1)
-            key = torch.bucketize(torch.arange(ids, device=device), per_key.cumsum(0), right=True)
-            key = key.clamp(max=len(keys) - 1)  # lengths may be wrong
-            most_of_id = torch.tensor(limits, device=device).index_select(0, key)
+            borders = from_zero(per_key.clamp(0, ids), len(keys) * ids).clamp(max=ids)
+            borders[-1] = ids  # lengths may be wrong
+            most_of_id = torch.repeat_interleave(torch.tensor(limits, device=device), borders.diff(), output_size=ids)
             is_wrong = (most_of_id >= 0) & ((values < 0) | (values >= most_of_id))
-            of_key = torch.zeros_like(per_key).index_add(0, key, is_wrong.long())
+            of_key = from_zero(is_wrong, ids).index_select(0, borders).diff()
             range_of = torch.stack([lengths.amin(), lengths.amax()])
             facts: list[int] = torch.cat([range_of, per_key, of_key]).tolist()
             least, most = facts[0], facts[1]
@@ -189,15 +189,16 @@ class StoredRows(ServedNode):
         stored = self.rows.index_select(0, rows)
         if not self.is_quantized:
             return stored.float()
-        codes = stored[:, 4:]
+        codes = stored[:, 4:].float()
         if self.bits == 4:
-            codes = torch.stack([codes & 15, codes >> 4], dim=2).flatten(1)[:, : self.dim]
-        return codes.float() * self.float16_at(stored, 0) + self.float16_at(stored, 2)
+            both = stored[:, 4:].int()
+            codes = torch.stack([(both & 15).float(), (both & 240).float() * 0.0625], dim=2).flatten(1)[:, : self.dim]
+        return codes * self.float16_at(stored, 0) + self.float16_at(stored, 2)
 
     def float16_at(self, stored: torch.Tensor, at: int) -> torch.Tensor:
         """The float16 at a byte of each row, float32 ``[n, 1]``: finite in tables of finite rows."""
         low, high = stored[:, at].long(), stored[:, at + 1].long()
-        exponent, mantissa = (high >> 2) & 31, low + ((high & 3) << 8)
+        exponent, mantissa = ((high & 124).float() * 0.25).long(), low + (high & 3) * 256
         size = (mantissa + (exponent > 0).long() * 1024).float() * self.powers.index_select(0, exponent)
         return torch.where(high >= 128, -size, size).unsqueeze(1)
 

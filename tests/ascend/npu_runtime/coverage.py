@@ -69,7 +69,8 @@ def _run_file(recorder: Recorder, weighted: bool) -> None:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "model.pt"
         sample = hashed_models.call(6, is_weighted=weighted)
-        recfx.export(hashed_models.trained(weighted), file, sample, device=DEVICE, quantize={"mean": "int8"})
+        quantize = {"mean": "int8", "shared_by_two": "int4"}
+        recfx.export(hashed_models.trained(weighted), file, sample, device=DEVICE, quantize=quantize)
         loaded = recfx.load(file, device=DEVICE)
     arguments = [each.to(torch.device(DEVICE)) for each in sample.args]
     with recorder:
