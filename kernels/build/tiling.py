@@ -140,6 +140,8 @@ NEEDS: Mapping[str, Mapping[int, Need]] = MappingProxyType(
         "recfx_bucket_scatter": _floats(Need(64, 0)),
         # Always 128 columns at once.
         "recfx_initialize_rows": _floats(Need(45_568, 0)),
+        # Always 512 bags or ids at once.
+        "recfx_bag_offsets": {8: Need(89_216, 0), 4: Need(76_928, 0)},
         # Always 1,024 positions at once.
         "recfx_step_digits": {8: Need(36_864, 0)},
         # The block is the number of pieces.

@@ -1,22 +1,29 @@
 """Where the bags of a batch begin, and whether its lengths and ids are valid, in one pass over the batch.
 
-``recfx::bag_offsets`` runs in C++ on the CPU (``csrc/lookup/bag_offsets.cpp``) and in ATen everywhere else. There is no
-kernel in Triton: CUDA's backend and torch_npu have kernels of their own for ``cumsum``, ``index_select`` and
-``repeat_interleave``, and nothing waits for the device but the fault that the caller reads.
+``recfx::bag_offsets`` runs in C++ on the CPU (``csrc/lookup/bag_offsets.cpp``) and in ATen everywhere else. Where
+kernels in Triton can be launched, ``recfx::bag_offsets_triton`` (``bag_offsets_triton.py``) does the same for batches
+that are right, and the reference in ATen is asked about others. Nothing waits for the device but what the caller reads.
 """
 
 from __future__ import annotations
 
+from functools import lru_cache
+from itertools import accumulate
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from recfx.kernels.build import library
+from recfx.kernels.build import launch, library
 from recfx.kernels.route.from_zero import from_zero
 
 # The kinds of fault. csrc/lookup/bag_offsets.cpp has the same numbers.
 NOTHING, NEGATIVE_LENGTH, WRONG_TOTAL, OUT_OF_RANGE = range(4)
+LARGEST = 1 << 30
+"""The kernel in Triton computes with numbers up to this one."""
+_LINE = 16  # bags: programs write to different lines of the memory
+_LANES = 512  # bags or ids that the kernel reads at once
+_KEPT = 256
 
 
 class Fault(NamedTuple):
@@ -39,9 +46,23 @@ class Fault(NamedTuple):
         return cls(kind, position) if kind else None
 
 
+class BagOffsets(NamedTuple):
+    """Where bags begin.
+
+    Args:
+        offsets: int64 ``[bags + 1]``, from 0 to ``n``; meaningless if there is a fault in the lengths.
+        fault: the first fault, or None.
+        borders: where the ids of each key begin, and where those of the last end; None if the host has not learned it.
+    """
+
+    offsets: Tensor
+    fault: Fault | None
+    borders: list[int] | None
+
+
 def bag_offsets(
     values: Tensor, bags: Tensor, are_offsets: bool, bags_per_key: list[int], rows_per_key: Tensor
-) -> tuple[Tensor, Fault | None]:
+) -> BagOffsets:
     """Compute and check the offsets of all bags. No sum overflows, whatever the lengths are.
 
     Args:
@@ -49,17 +70,91 @@ def bag_offsets(
         bags: int64 or int32; lengths ``[bags]``, or offsets ``[bags + 1]``, which need not begin at 0.
         are_offsets: whether ``bags`` are offsets.
         bags_per_key: how many bags each of the ``F`` keys has, or one number for all of them.
-        rows_per_key: int64 ``[F]``: ids must be at least 0 and below this number; -1 leaves the key unchecked.
-
-    Returns:
-        offsets: int64 ``[bags + 1]``, from 0 to ``n``; meaningless if there is a fault in the lengths.
-        fault: the first fault, or None.
+        rows_per_key: int64 ``[F]``, on the CPU: ids must be at least 0 and below this number; -1 leaves the key
+            unchecked.
 
     Raises:
         RuntimeError: an argument has a different shape or dtype.
     """
+    if values.device.type != "cpu" and launch.is_possible(values.device):
+        found = _by_kernel(values, bags, are_offsets, bags_per_key, rows_per_key.tolist())
+        if found is not None:
+            return found
     offsets, fault = library.operators().bag_offsets(values, bags, are_offsets, bags_per_key, rows_per_key)
-    return offsets, Fault.of(fault)
+    return BagOffsets(offsets, Fault.of(fault), None)
+
+
+def _by_kernel(
+    values: Tensor, bags: Tensor, are_offsets: bool, bags_per_key: list[int], rows_per_key: list[int]
+) -> BagOffsets | None:
+    """What the kernel finds; None if something may be wrong, or numbers are too large for it."""
+    counts = bags_per_key * len(rows_per_key) if len(bags_per_key) == 1 else bags_per_key
+    fit = len(counts) == len(rows_per_key) and min(counts) >= 0 and sum(counts) == bags.numel() - are_offsets
+    if not fit or sum(counts) == 0 or max(values.numel(), *rows_per_key) > LARGEST:
+        return None
+    arguments = (values.contiguous(), bags.contiguous(), are_offsets, counts, rows_per_key)
+    offsets, reports = bag_offsets_triton(*arguments)
+    said = reports.tolist()  # the host waits for the device
+    borders, wrong = said[: len(counts) + 1], said[len(counts) + 1 :]
+    return None if any(wrong) else BagOffsets(offsets, None, borders)
+
+
+@torch.library.custom_op("recfx::bag_offsets_triton", mutates_args=())
+def bag_offsets_triton(
+    values: Tensor, bags: Tensor, are_offsets: bool, bags_per_key: list[int], rows_per_key: list[int]
+) -> tuple[Tensor, Tensor]:
+    """The kernel's offsets; and int64 ``[F + 1 + any number]``, which is ``borders`` and, for faults, some ones.
+
+    There is one number of bags per key, and at least one bag. No number is larger than ``LARGEST``.
+    """
+    from recfx.kernels.lookup.bag_offsets_triton import recfx_bag_offsets
+
+    device, count, ids = values.device, sum(bags_per_key), values.numel()
+    first_bags, limits = _keys_on(device, tuple(bags_per_key), tuple(rows_per_key))
+    # Sums may wrap around; what is larger than the number of ids before they do is a fault.
+    ends = bags if are_offsets else bags.cumsum(0, dtype=torch.int32)
+    programs = _programs(device, max(count, ids))
+    offsets = torch.empty(count + 1, dtype=torch.int64, device=device)
+    reports = torch.empty(len(bags_per_key) + 1 + programs, dtype=torch.int64, device=device)
+    bags_each, ids_each = (-(-number // (programs * _LINE)) * _LINE for number in (count, ids))
+    launch.launch(
+        recfx_bag_offsets, programs, bags, ends, values, first_bags, limits, offsets, reports,
+        count, ids, len(bags_per_key), bags_each, ids_each, ARE_OFFSETS=are_offsets,
+    )  # fmt: skip
+    return offsets, reports
+
+
+def _programs(device: torch.device, most: int) -> int:
+    return launch.programs(device, -(-most // _LANES))
+
+
+@bag_offsets_triton.register_fake
+def _(
+    values: Tensor, bags: Tensor, are_offsets: bool, bags_per_key: list[int], rows_per_key: list[int]
+) -> tuple[Tensor, Tensor]:
+    count = sum(bags_per_key)
+    reports = len(bags_per_key) + 1 + _programs(values.device, max(count, values.shape[0]))
+    return bags.new_empty(count + 1, dtype=torch.int64), bags.new_empty(reports, dtype=torch.int64)
+
+
+@lru_cache(maxsize=_KEPT)
+def _keys_on(
+    device: torch.device, bags_per_key: tuple[int, ...], rows_per_key: tuple[int, ...]
+) -> tuple[Tensor, Tensor]:
+    """Where each key's bags begin, and below what its ids must be."""
+    first_bags = [0, *accumulate(bags_per_key)]
+    first, limits = (torch.tensor(each, dtype=torch.int64, device=device) for each in (first_bags, rows_per_key))
+    return first, limits
+
+
+def kernel_reference(
+    values: Tensor, bags: Tensor, are_offsets: bool, bags_per_key: list[int], rows_per_key: list[int]
+) -> tuple[Tensor, Tensor]:
+    """``bag_offsets_triton`` in ATen, on any device."""
+    limits = torch.tensor(rows_per_key)
+    offsets, fault = bag_offsets_reference(values, bags, are_offsets, bags_per_key, limits)
+    first_bags, _ = _keys_on(values.device, tuple(bags_per_key), tuple(rows_per_key))
+    return offsets, torch.cat([offsets.index_select(0, first_bags), fault[:1].clamp(max=1)])
 
 
 @library.fake("bag_offsets")

@@ -7,7 +7,7 @@ devices are read from the tensors; lengths, offsets and ids are read once, by th
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any, NoReturn
 
 import torch
@@ -86,11 +86,12 @@ class BatchChecks:
             return self._as_kjt(keys, values, weights, bags, offsets, per_key)
         if bags.dim() != 1:
             bags = self._flat(bags, per_key)
-        offsets, fault = bag_offsets(values, bags, are_offsets, per_key, rows_per_key)
+        offsets, fault, borders = bag_offsets(values, bags, are_offsets, per_key, rows_per_key)
         if fault is not None:
             self._raise(fault, values, bags, are_offsets, offsets, per_key, out_of_range)
-        self._check_length_per_key(features, offsets, per_key)
-        return self._as_kjt(keys, values, weights, None if are_offsets else bags, offsets, per_key)
+        length_per_key = None if borders is None else [end - begin for begin, end in pairwise(borders)]
+        self._check_length_per_key(features, offsets, per_key, length_per_key)
+        return self._as_kjt(keys, values, weights, None if are_offsets else bags, offsets, per_key, length_per_key)
 
     @staticmethod
     def _as_kjt(
@@ -100,6 +101,7 @@ class BatchChecks:
         lengths: torch.Tensor | None,
         offsets: torch.Tensor,
         per_key: list[int],
+        length_per_key: list[int] | None = None,
     ) -> KeyedJaggedTensor:
         return KeyedJaggedTensor(
             keys,
@@ -108,6 +110,7 @@ class BatchChecks:
             lengths=lengths,
             offsets=offsets,
             stride_per_key_per_rank=None if len(per_key) == 1 else [[count] for count in per_key],
+            length_per_key=length_per_key,
         )
 
     def _ids(self, features: KeyedJaggedTensor) -> torch.Tensor:
@@ -219,15 +222,20 @@ class BatchChecks:
                 pass
         self._refuse(f"lengths are {_form(lengths)}, which are not lengths key by key.", "bad_lengths", _FIT_LENGTHS)
 
-    def _check_length_per_key(self, features: KeyedJaggedTensor, offsets: torch.Tensor, per_key: list[int]) -> None:
-        """Check what the KJT states besides its lengths, because the standard collection relies on it."""
+    def _check_length_per_key(
+        self, features: KeyedJaggedTensor, offsets: torch.Tensor, per_key: list[int], true: list[int] | None
+    ) -> None:
+        """Check what the KJT states besides its lengths, because the standard collection relies on it. ``true`` is what
+        is right, if the host knows it.
+        """
         stated = features.length_per_key_or_none()
         if stated is None:
             return
-        keys = len(features.keys())
-        counts = per_key * keys if len(per_key) == 1 else per_key
-        ends = torch.tensor([0, *counts], device=offsets.device).cumsum(0)
-        true = offsets.index_select(0, ends).diff().tolist()
+        if true is None:
+            keys = len(features.keys())
+            counts = per_key * keys if len(per_key) == 1 else per_key
+            ends = torch.tensor([0, *accumulate(counts)], device=offsets.device)
+            true = offsets.index_select(0, ends).diff().tolist()
         if list(stated) != true:
             self._refuse(
                 f"length_per_key is {stated}, but the lengths add up to {true}.",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tests.ascend import (
+    bag_offsets_cases,
     bucketize_cases,
     find_rows_cases,
     fused_optimizer_cases,
@@ -23,5 +24,6 @@ CASES: tuple[KernelCase, ...] = (
     *bucketize_cases.cases(),
     *row_initialization_cases.cases(),
     *step_order_cases.cases(),
+    *bag_offsets_cases.cases(),
 )
 BY_NAME = {case.name: case for case in CASES}

@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_leaves
 
 from recfx.kernels.build import launch, library
 from recfx.kernels.index import find_rows
+from recfx.kernels.lookup import bag_offsets
 from recfx.kernels.route.bucketize import bucketize_triton
 from recfx.kernels.step import row_initialization
 from recfx.lowering.triton import lookup as triton_lookup
@@ -188,9 +189,10 @@ def _where(frame: FrameType | None) -> tuple[str, int]:
 def launching_nothing() -> Iterator[None]:
     """Let target ``npu`` serve, and do everything that it does around its kernels, which are not launched.
 
-    Results are whatever was in memory, and nothing here depends on them, except that ids are routed, all of them to
-    the first piece of their table, as id 0, and that ids that are only looked up all have row 0. The operators with
-    kernels are called as the functions that they are, because no dispatch mode sees what runs inside an operator.
+    Results are whatever was in memory, and nothing here depends on them, except that batches are checked, that ids are
+    routed, all of them to the first piece of their table, as id 0, and that ids that are only looked up all have row 0.
+    The operators with kernels are called as the functions that they are, because no dispatch mode sees what runs inside
+    an operator.
     """
     operators = (
         (triton_lookup, "pooled_lookup_triton"),
@@ -198,6 +200,7 @@ def launching_nothing() -> Iterator[None]:
         (triton_lookup, "fused_step_triton_"),
         (find_rows, "find_rows_triton"),
         (row_initialization, "init_rows_triton_"),
+        (bag_offsets, "bag_offsets_triton"),
     )
     with ExitStack() as patches:
         for name, answer in (("why_not", ""), ("is_possible", True)):
@@ -210,10 +213,10 @@ def launching_nothing() -> Iterator[None]:
 
 def _route(kernel: Any, programs: int, ids: torch.Tensor, *arguments: Any, **constants: Any) -> None:
     with _disable_current_modes():  # these stand for a kernel, and are none of the graph's operators
-        _answer(kernel.fn.__name__, ids, *arguments)
+        _answer(kernel.fn.__name__, ids, *arguments, **constants)
 
 
-def _answer(name: str, ids: torch.Tensor, *arguments: Any) -> None:
+def _answer(name: str, ids: torch.Tensor, *arguments: Any, **constants: Any) -> None:
     if name == "recfx_bucket_counts":
         offsets, _, _, pieces, counts, outside = arguments[:6]
         pieces.zero_()
@@ -226,3 +229,9 @@ def _answer(name: str, ids: torch.Tensor, *arguments: Any) -> None:
     elif name == "recfx_find_rows":
         rows = arguments[4]
         rows.zero_()
+    elif name == "recfx_bag_offsets":
+        _, values, first_bags, limits, offsets, reports = arguments[:6]
+        per_key = first_bags.diff().tolist()
+        found, said = bag_offsets.kernel_reference(values, ids, constants["ARE_OFFSETS"], per_key, limits.tolist())
+        offsets.copy_(found)
+        reports.zero_()[: len(per_key) + 1] = said[:-1]

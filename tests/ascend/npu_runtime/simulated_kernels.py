@@ -11,6 +11,7 @@ from torch.utils._pytree import tree_map_only
 
 from recfx.kernels.build import launch
 from recfx.kernels.index.find_rows import ReadIndexes, find_rows_reference, find_rows_triton
+from recfx.kernels.lookup import bag_offsets
 from recfx.kernels.lookup.per_sample_weights import (
     per_sample_weight_gradients_reference,
     per_sample_weight_gradients_triton,
@@ -40,6 +41,7 @@ def _install() -> None:
     find_rows_triton.register_kernel("npu", _find_rows)
     fused_step_triton_.register_kernel("npu", _fused_step)
     init_rows_triton_.register_kernel("npu", init_rows_of_tables_reference_)
+    bag_offsets.bag_offsets_triton.register_kernel("npu", bag_offsets.kernel_reference)
 
 
 def _find_rows(ids: torch.Tensor, table_ends: torch.Tensor, *indexes: torch.Tensor) -> tuple[torch.Tensor, ...]:

@@ -1,0 +1,43 @@
+"""The kernel that checks batches: what it says is right is right, and it says so of every ordinary batch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+
+from recfx.kernels.lookup import bag_offsets as operators
+from recfx.kernels.lookup import bag_offsets_triton as kernel
+from recfx.kernels.lookup.bag_offsets import LARGEST, NOTHING, bag_offsets_triton
+from tests.kernels.bags import batches, plain
+
+
+@settings(max_examples=200)
+@given(batches())
+def test_equals_a_plain_loop(batch: tuple[Any, ...]) -> None:
+    values, bags, are_offsets, per_key, rows, ids, bags_dtype = batch
+    offsets, (kind, _) = plain(values, bags, are_offsets, per_key, rows)
+    found = operators._by_kernel(
+        torch.tensor(values, dtype=ids), torch.tensor(bags, dtype=bags_dtype), are_offsets, per_key, rows
+    )
+    if kind != NOTHING:
+        assert found is None
+    elif found is None:  # offsets may begin anywhere, but the kernel leaves what is unusual to the reference
+        assert (are_offsets and min(bags) < 0) or max(rows) > LARGEST or not sum(per_key)
+    else:
+        assert found.offsets.tolist() == offsets
+        borders = [sum(per_key[:key]) for key in range(len(per_key) + 1)]
+        assert found.borders == [offsets[border] for border in borders]
+
+
+@pytest.mark.parametrize("are_offsets", [False, True])
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32])
+def test_opcheck(are_offsets: bool, dtype: torch.dtype) -> None:
+    bags = torch.tensor([0, 2, 2, 3] if are_offsets else [2, 0, 1], dtype=dtype)
+    torch.library.opcheck(bag_offsets_triton, (torch.tensor([3, 4, 5]), bags, are_offsets, [1, 2], [5, -1]))
+
+
+def test_numbers_are_those_of_the_kernel() -> None:
+    assert (kernel.LARGEST.value, kernel.LANES.value) == (LARGEST, operators._LANES)
