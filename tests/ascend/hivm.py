@@ -25,7 +25,7 @@ for argument; do
 done
 cp "$input" "$output" && cp "$input" "$output.o"
 """
-_BYTES = {"i1": 1, "i8": 1, "i16": 2, "f16": 2, "bf16": 2, "i32": 4, "f32": 4, "i64": 8, "f64": 8}
+BYTES = {"i1": 1, "i8": 1, "i16": 2, "f16": 2, "bf16": 2, "i32": 4, "f32": 4, "i64": 8, "f64": 8}
 
 
 class CompileError(RuntimeError):
@@ -112,7 +112,7 @@ def _ub_bytes(hivm: str, constants: dict[str, int]) -> int:
     used = 0
     cast = r"hivm\.hir\.pointer_cast\(([^)]*)\)[^\n]*? : memref<((?:\d+x)*)(\w+)[,>][^\n]*address_space<ub>"
     for addresses, shape, dtype in re.findall(cast, hivm):
-        size = _BYTES[dtype]
+        size = BYTES[dtype]
         for extent in shape.split("x")[:-1]:
             size *= int(extent)
         used = max(used, *(constants[address] + size for address in re.findall(r"%[\w-]+", addresses)))

@@ -1,0 +1,69 @@
+"""``python -m tests.ascend.model``: times of the README's workload on an Ascend chip, by a model; nothing was timed.
+
+It is ``recfx.kernels.build.chip_model``, for the kernels alone: not for what sorts their ids, or for other operators.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from recfx.kernels.build.chip_model import ASSUMPTIONS, MIDDLE, Assumptions, Modelled, modelled_form
+from recfx.kernels.build.row_work import Form, FormWork, row_work
+from recfx.kernels.build.tiling import ASCEND_910B
+
+COMMAND = "python -m tests.ascend.model"
+BEFORE = Path(__file__).with_name("row_work_before.txt")
+TABLES, ROWS, DIM, BATCH, IDS_PER_BAG = 26, 100_000, 64, 2048, 10
+POSITIONS = TABLES * BATCH * IDS_PER_BAG
+TOUCHED = TABLES * ROWS * (1 - (1 - 1 / ROWS) ** (BATCH * IDS_PER_BAG))
+"""Rows that are stepped, if ids are drawn evenly."""
+LAUNCHES: Mapping[str, tuple[Form, float]] = {
+    "forward": (Form("recfx_pooled_lookup", "", "fp32", 64, ""), TABLES * BATCH),
+    "SGD step": (Form("recfx_fused_step", "sgd", "fp32", 64, ""), TOUCHED),
+    "Adagrad step": (Form("recfx_fused_step", "adagrad", "fp32", 64, ""), TOUCHED),
+}
+
+
+def answer(name: str, version: str, assumed: Assumptions, before: bool = False) -> Modelled:
+    """Of one launch, with one version of the compiler; ``before``: as the kernel was."""
+    form, more = LAUNCHES[name]
+    works: dict[str, FormWork] = {work.compiler: work for work in row_work(*[BEFORE] * before)[form]}
+    return modelled_form(form, works[version], POSITIONS, more, DIM, ASCEND_910B, assumed)
+
+
+def table() -> str:
+    """In Markdown."""
+    heads = [
+        "",
+        "ascendnpu-ir",
+        "rows in flight",
+        "before, middle",
+        *(assumed.name for assumed in ASSUMPTIONS),
+        "binds",
+    ]
+    rows = [heads, ["---"] * len(heads)]
+    for name, (form, _) in LAUNCHES.items():
+        for work in row_work()[form]:
+            version = work.compiler
+            answers = [answer(name, version, assumed) for assumed in ASSUMPTIONS]
+            former, middle = answer(name, version, MIDDLE, before=True), answers[ASSUMPTIONS.index(MIDDLE)]
+            cells = [name, version, f"{work.row.rows_in_flight:.3g}", *map(_cell, [former, *answers]), middle.binds]
+            rows.append(cells)
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in rows)
+
+
+def _cell(found: Modelled) -> str:
+    return f"{found.seconds * 1e3:.2g} ms, {found.share:.1%}"
+
+
+def main() -> None:
+    print(
+        f"A model; nothing was timed on a chip. {ASCEND_910B.name}, {TABLES} tables of {ROWS:,} x {DIM} in float32, "
+        f"{BATCH:,} samples, {IDS_PER_BAG} ids per bag: the time of a kernel, and its share of the memory's bandwidth."
+    )
+    print(table())
+
+
+if __name__ == "__main__":
+    main()

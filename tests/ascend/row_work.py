@@ -1,0 +1,169 @@
+"""Counts what a compiled kernel does per row that it reads, and per bag or per row that it steps.
+
+A compiled form is followed over batches of two sizes; the difference is what the additional rows, bags or steps take.
+What a batch looks like is known by the names of a kernel's parameters. The figures are written to
+``kernels/build/row_work.txt`` by ``python -m tests.ascend.bounds``, with the bounds of the unified buffer.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from recfx.kernels.build.chip_model import Assumptions
+from recfx.kernels.build.row_work import FIGURES, FILE, Form, FormWork, RowWork, row_work
+from tests.ascend import tools
+from tests.ascend.bounds import subject_of
+from tests.ascend.hivm import compile_to_hivm
+from tests.ascend.hivm_program import Core, Vector, program_of
+from tests.ascend.kernel_case import KernelCase
+from tests.ascend.lower import LoweringError, lower
+from tests.ascend.vector_core import ModelledCore
+
+Program = Callable[[Core, Sequence[Any]], None]
+
+_ISSUE = 1 / 64
+LATENCY_ALONE = Assumptions("latency alone", 1.0, *[0.0] * 8, float("inf"), float("inf"), 0.0)
+"""Only copies take time: how long a kernel takes is then how many of them follow one another."""
+IN_LINE = replace(LATENCY_ALONE, copy_issue=_ISSUE)
+"""Copies also begin one after the other."""
+_SMALLEST_BLOCK = 64
+"""Columns. Narrower blocks do the same per row."""
+IDS_PER_BAG = 10
+"""Of the bags that are counted as such: as in the README's workload."""
+_TABLES = 2
+_ROWS = 100_000
+_DTYPES = {"fp32": "f32", "fp16": "f16"}
+_FLAGS = {"WEIGHTED": "weighted", "MEAN": "mean", "EVEN": "even", "DECAYS": "decays"}
+_HEADER = """\
+# What kernels that read rows of tables do per row, and beyond their rows per bag of ten ids or per row that is stepped:
+# counted in what Ascend's compilers make of each form for rows as wide as the block, with every id present. What the
+# columns mean is in row_work.py. Nothing was run on a chip. Written by `python -m tests.ascend.bounds`.
+"""
+_Batch = tuple[int, int, bool]
+"""Bags, ids per bag, and whether each id is of a row of its own."""
+
+
+def form_of(case: KernelCase) -> Form | None:
+    """What the figures of a case are listed under; None if it reads no rows of tables, or in narrow blocks."""
+    subject = subject_of(case)
+    has_rows = "rows_ptr" in case.signature or "gradients_ptr" in case.signature
+    if not has_rows or subject.block < _SMALLEST_BLOCK:
+        return None
+    flags = [text for name, text in _FLAGS.items() if case.constexprs.get(name)]
+    flags += ["half"] if case.signature.get("pooled_ptr") == "*fp16" else []
+    return Form(subject.kernel, subject.rule, subject.elements, subject.block, "+".join(flags))
+
+
+def count(hivm: str, case: KernelCase, compiler: str) -> FormWork:
+    """Count what one compilation does.
+
+    Raises:
+        UnknownOperation: the text cannot be followed.
+        KeyError: the kernel has a parameter that no batch has.
+    """
+    program = program_of(hivm)
+    if "keys_ptr" in case.signature:
+        row = _between(program, case, (2, 128, False), (2, 256, False), 256)
+        stepped = _between(program, case, (2, 128, True), (2, 256, True), 256)
+        return FormWork(compiler, row, stepped.plus(row, -1))
+    row = _between(program, case, (2, 128, True), (2, 256, True), 256)
+    bag = _between(program, case, (16, IDS_PER_BAG, True), (48, IDS_PER_BAG, True), 32)
+    return FormWork(compiler, row, bag.plus(row, -IDS_PER_BAG))
+
+
+def follow(program: Program, case: KernelCase, batch: _Batch, assumed: Assumptions) -> ModelledCore:
+    """One core that does all of a batch."""
+    block = case.constexprs["BLOCK_D"]
+    values, numbers = _values(batch, block)
+    arguments: list[Any] = []
+    for name, kind in case.signature.items():
+        if kind.startswith("*"):
+            arguments.append(Vector(name, _DTYPES.get(kind[1:], kind[1:]), 0, ()))
+        else:
+            arguments.append(1.0 if kind.startswith("fp") else numbers[name])
+    core = ModelledCore(values, assumed)
+    program(core, [*arguments, 1, 1, 1])
+    return core
+
+
+def _values(batch: _Batch, block: int) -> tuple[dict[str, list[int]], dict[str, int]]:
+    bags, per_bag, each_its_own = batch
+    draw, positions, batch_size = random.Random(0), bags * per_bag, max(1, bags // _TABLES)
+    features = [min(_TABLES - 1, position * _TABLES // positions) for position in range(positions)]
+    starts = [number * _ROWS * block for number in range(_TABLES)]
+    values = {
+        "rows_ptr": [draw.randrange(_ROWS) for _ in range(positions)],
+        "offsets_ptr": list(range(0, positions + 1, per_bag)),
+        "lengths_ptr": [per_bag] * bags,
+        "keys_ptr": list(range(positions)) if each_its_own else [0] * positions,
+        "bags_ptr": [feature * batch_size + draw.randrange(batch_size) for feature in features],
+        "tables_ptr": list(range(_TABLES)),
+        "row_starts_ptr": [0, features.index(_TABLES - 1)],
+        "dims_ptr": [block] * _TABLES,
+        "first_columns_ptr": [number * block for number in range(_TABLES + 1)],
+        "row_bytes_ptr": [block + 4] * _TABLES,
+        **dict.fromkeys(("table_starts_ptr", "weight_starts_ptr", "first_starts_ptr", "second_starts_ptr"), starts),
+    }
+    numbers = {"num_bags": bags, "batch_size": batch_size, "num_columns": _TABLES * block, "num_positions": positions}
+    numbers |= {"num_rows": positions, "dim": block}
+    return values, numbers
+
+
+def _between(program: Program, case: KernelCase, small: _Batch, large: _Batch, more: int) -> RowWork:
+    """What the larger batch takes beyond the smaller one, divided by how much more it has."""
+    before, after = (follow(program, case, batch, LATENCY_ALONE) for batch in (small, large))
+    in_line = [follow(program, case, batch, IN_LINE).seconds for batch in (small, large)]
+    figures: dict[str, float] = {name: after.counts[name] - before.counts[name] for name in FIGURES}
+    figures["series"] = after.seconds - before.seconds
+    figures["queued"] = (in_line[1] - in_line[0] - figures["series"]) / _ISSUE
+    return RowWork(*(figures[name] / more for name in FIGURES))
+
+
+def count_all(cases: Iterable[KernelCase]) -> dict[Form, list[FormWork]]:
+    """What each of these cases does that reads rows of tables, with each version of the compiler."""
+    counted = [(case, form) for case in cases if (form := form_of(case)) is not None]
+    answers = lower([case for case, _ in counted], tools.triton_ascend_folder())
+    found: dict[Form, list[FormWork]] = {}
+    for case, form in counted:
+        answer = answers[case.name]
+        if isinstance(answer, LoweringError):
+            raise answer
+        for version in tools.ASCENDNPU_IR:
+            hivm = compile_to_hivm(answer.linalg, tools.bishengir_compile(version)).hivm
+            found.setdefault(form, []).append(count(hivm, case, version))
+        print(case, flush=True)
+    return found
+
+
+def read() -> Mapping[Form, Sequence[FormWork]]:
+    """The committed figures; none before they were first written."""
+    return row_work() if FILE.exists() else {}
+
+
+def write(works: Mapping[Form, Sequence[FormWork]]) -> None:
+    """Commit to these figures."""
+    names = f"# {'kernel':<32} {'rule':<16} {'elements':<8} {'block':>5} {'form':<21} {'with':<6} {'per':<4}"
+    lines = [names + "".join(f"{name:>11}" for name in FIGURES)]
+    for form in sorted(works):
+        other = "step" if form.rule else "bag"
+        for work in works[form]:
+            for per, amounts in (("row", work.row), (other, work.more)):
+                line = f"{form.kernel:<34} {form.rule or '-':<16} {form.elements:<8} {form.block:>5}"
+                line += f" {form.flags or '-':<21} {work.compiler:<6} {per:<4}"
+                figures = (f"{round(figure, 4) + 0.0:>11g}" for figure in vars(amounts).values())
+                lines.append(line + "".join(figures))
+    FILE.write_text(_HEADER + "\n".join(lines) + "\n")
+
+
+def misfit(found: FormWork, known: FormWork) -> str:
+    """Which figures of a compiled form are not what was committed; ``""``: all are."""
+    wrong = []
+    for per, here, there in (("row", found.row, known.row), ("bag or step", found.more, known.more)):
+        for name in FIGURES:
+            figure, committed = getattr(here, name), getattr(there, name)
+            if abs(figure - committed) > 0.02 * abs(committed) + 0.001:
+                wrong.append(f"{figure:g} {name} per {per}, not {committed:g}")
+    return "; ".join(wrong)

@@ -1,0 +1,104 @@
+"""What compiled kernels do per row is what was committed, and the model of a chip says what follows from it."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+
+from recfx.kernels.build.chip_model import ASSUMPTIONS, parts_of
+from recfx.kernels.build.row_work import RowWork, row_work
+from tests.ascend import bounds, tools
+from tests.ascend.cases import BY_NAME, CASES
+from tests.ascend.hivm import compile_to_hivm
+from tests.ascend.hivm_program import UnknownOperation, program_of
+from tests.ascend.kernel_case import KernelCase
+from tests.ascend.lower import Lowered, lower
+from tests.ascend.lowered import lowered
+from tests.ascend.row_work import IDS_PER_BAG, count, follow, form_of, misfit
+
+each_version = pytest.mark.parametrize("version", tools.ASCENDNPU_IR)
+WITH_ROWS = [case.name for case in CASES if form_of(case) is not None]
+FOLLOWED = [
+    "pooled_lookup-fp32-block_64", "pooled_lookup-fp32-block_1024-weighted", "quantized_lookup-int8-block_64-even-fp32",
+    "fused_step-sgd-fp32-block_64-undecayed", "fused_step-adagrad-fp32-block_64-undecayed",
+    "fused_step-rowwise_adagrad-fp32-block_64-undecayed", "per_sample_weight_gradients-fp32-block_64",
+]  # fmt: skip
+SIGNATURE = {"rows_ptr": "*i64", "table_ptr": "*fp32", "sums_ptr": "*fp32", "num_rows": "i32", "dim": "i32"}
+
+
+def hivm_of(name: str, version: str) -> str:
+    linalg = lowered(name).linalg
+    tools.ascendnpu_ir(version).require()
+    return compile_to_hivm(linalg, tools.bishengir_compile(version)).hivm
+
+
+@each_version
+@pytest.mark.parametrize("name", WITH_ROWS)
+def test_kernels_do_per_row_what_was_committed(name: str, version: str) -> None:
+    case = BY_NAME[name]
+    found = count(hivm_of(name, version), case, version)
+    known = {work.compiler: work for work in row_work()[form_of(case)]}[version]
+    assert misfit(found, known) == "", f"`{bounds.COMMAND}` counts again"
+
+
+def test_every_kernel_with_rows_was_counted() -> None:
+    assert {form_of(BY_NAME[name]) for name in WITH_ROWS} == set(row_work())
+    assert all(tuple(work.compiler for work in works) == tools.ASCENDNPU_IR for works in row_work().values())
+
+
+@each_version
+@pytest.mark.parametrize("name", FOLLOWED)
+def test_the_model_says_what_a_followed_core_says(name: str, version: str) -> None:
+    """The formula has a few sums; a core that is followed instruction by instruction has the order, too."""
+    case, hivm = BY_NAME[name], hivm_of(name, version)
+    program, work, block = program_of(hivm), count(hivm, case, version), case.constexprs["BLOCK_D"]
+    if "keys_ptr" in case.signature:
+        batches = {(2, 128, False): work.row, (2, 128, True): work.row.plus(work.more, 1)}
+    else:
+        batches = {(2, 128, True): work.row, (16, IDS_PER_BAG, True): work.row.plus(work.more, 1 / IDS_PER_BAG)}
+    for batch, per_row in batches.items():
+        bags, per_bag, each_its_own = batch
+        larger = (bags, 2 * per_bag, each_its_own) if bags == 2 else (2 * bags, per_bag, each_its_own)
+        for assumed in ASSUMPTIONS:
+            seconds = [follow(program, case, each, assumed).seconds for each in (batch, larger)]
+            by_core = (seconds[1] - seconds[0]) / (bags * per_bag)
+            by_formula = max(parts_of(per_row, per_row.bytes, block, assumed).values())
+            assert by_formula == pytest.approx(by_core, rel=0.2), (batch, assumed.name)
+
+
+@cache
+def of_kernel(name: str, version: str) -> tuple[KernelCase, str]:
+    case = KernelCase(name, f"tests.ascend.wrong_kernels:{name}", SIGNATURE, {"BLOCK_D": 64}, {}, programs=1)
+    answer = lower([case], tools.triton_ascend_folder())[name]
+    assert isinstance(answer, Lowered), answer
+    return case, compile_to_hivm(answer.linalg, tools.bishengir_compile(version)).hivm
+
+
+@each_version
+def test_two_rows_in_flight_do_not_pass_as_eight(version: str) -> None:
+    """The newer compiler asks for the next two, or eight, before these are added."""
+    tools.triton_ascend().require()
+    tools.ascendnpu_ir(version).require()
+    names = ("recfx_wrong_asks_for_two_rows", "recfx_asks_for_eight_rows")
+    two, eight = (count(hivm, case, version) for case, hivm in (of_kernel(name, version) for name in names))
+    ahead = {"1.0.0": 1, "1.2.0": 2}[version]
+    assert two.row.rows_in_flight == pytest.approx(2 * ahead)
+    assert eight.row.rows_in_flight == pytest.approx(8 * ahead)
+    assert two.row.copies == eight.row.copies == two.row.loads == eight.row.loads == 1
+    assert "series per row" in misfit(two, eight)
+
+
+def test_what_cannot_be_followed_is_refused() -> None:
+    with pytest.raises(UnknownOperation, match="no kernel"):
+        program_of("module {}")
+    head = (
+        "  func.func @kernel(%arg0: i64 x, %arg1: i64, %arg2: i64, %arg3: i32, %arg4: i32, %arg5: i32, %arg6: i32) {\n"
+    )
+    with pytest.raises(UnknownOperation, match=r"arith\.unheard_of"):
+        program_of(head + "    %0 = arith.unheard_of %arg3 : i32\n    return\n  }\n")
+
+
+def test_no_figure_is_lost_in_the_file() -> None:
+    figures = [RowWork(*range(1, 13)), RowWork(*range(2, 14))]
+    assert RowWork().plus(figures[0], 2).plus(figures[1], -1) == RowWork(*range(12))
