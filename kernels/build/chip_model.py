@@ -7,8 +7,8 @@ one that takes longest binds::
 
     copies    = max(copies * copy_issue, bytes / core_bandwidth)
     scalars   = operations * operation + divisions * division + loads * load + lines * line
-    vectors   = vectors * (256-byte pieces of a block) * piece
-    latency   = series * (copy + 2 * wait + vector) + queued * copy_issue + stops * wait
+    vectors   = vectors * pieces of a block * piece, of 256 bytes each
+    latency   = series * copy + queued * copy_issue + chained * (vector + pieces of a block * piece) + waited * wait
     core      = max(copies, scalars, vectors, latency), and latency + scalars where the scalar unit stops
     memory    = bytes of all cores / memory_bandwidth
     seconds   = launch + max(core, memory)
@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from types import MappingProxyType
 
 from recfx.kernels.build.row_work import Form, FormWork, RowWork, row_work
@@ -144,6 +145,7 @@ def modelled(
     return max(found, key=lambda one: one.seconds)
 
 
+@cache
 def _nearest(kernel: str, rule: str, element_bytes: float, block: int, weighted: bool) -> list[Form]:
     """The measured forms that are most like the one asked for, one per type of elements."""
     sizes = {"fp32": 4, "fp16": 2, "bf16": 2, "int8": 1, "int4": 0.5}
@@ -197,10 +199,14 @@ def parts_of(work: RowWork, moved: float, block: int, assumed: Assumptions) -> d
         + work.lines * assumed.line
     )
     moving = moved / max(work.copies + work.stores, 1) / assumed.core_bandwidth
-    turn = assumed.copy + moving + 2 * assumed.wait + assumed.vector
-    latency = work.series * turn + work.queued * max(assumed.copy_issue, moving)
+    latency = (
+        work.series * (assumed.copy + moving)
+        + work.queued * max(assumed.copy_issue, moving)
+        + work.chained * (assumed.vector + pieces * assumed.piece)
+        + work.waited * assumed.wait
+    )
     if work.stops:
-        latency += scalars + work.stops * assumed.wait
+        latency += scalars
     return {
         "copies": max(max(work.copies, work.stores) * assumed.copy_issue, moved / assumed.core_bandwidth),
         "scalars": scalars,

@@ -30,7 +30,9 @@ class RowWork:
         waits: for another unit, or for the unit's own instructions.
         stops: waits in which the scalar unit stands still, so that it hands out nothing.
         series: latencies of copies that follow one another, because the next begins when the one before is there.
-        queued: copies that stand in line before the one whose latency counts.
+        queued: copies that begin one after the other before such a latency.
+        chained: operations on vectors between such latencies, one after the other.
+        waited: waits between them.
     """
 
     copies: float = 0.0
@@ -45,6 +47,8 @@ class RowWork:
     stops: float = 0.0
     series: float = 0.0
     queued: float = 0.0
+    chained: float = 0.0
+    waited: float = 0.0
 
     def plus(self, other: RowWork, times: float) -> RowWork:
         """This work, and the other so many times."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from math import inf
 from typing import Any
 
 from recfx.kernels.build.chip_model import Assumptions
@@ -24,11 +24,13 @@ from tests.ascend.vector_core import ModelledCore
 
 Program = Callable[[Core, Sequence[Any]], None]
 
-_ISSUE = 1 / 64
-LATENCY_ALONE = Assumptions("latency alone", 1.0, *[0.0] * 8, float("inf"), float("inf"), 0.0)
-"""Only copies take time: how long a kernel takes is then how many of them follow one another."""
-IN_LINE = replace(LATENCY_ALONE, copy_issue=_ISSUE)
-"""Copies also begin one after the other."""
+_DIGIT = 14
+"""Bits: no batch has as many copies, vectors or waits one after the other."""
+IN_SERIES = Assumptions(
+    "in series", copy=1.0, copy_issue=2.0**-_DIGIT, vector=2.0 ** (-2 * _DIGIT), wait=2.0 ** (-3 * _DIGIT), load=0.0,
+    line=0.0, operation=0.0, division=0.0, piece=0.0, core_bandwidth=inf, memory_bandwidth=inf, launch=0.0,
+)  # fmt: skip
+"""A time in digits: how many copies, beginnings of copies, vectors and waits follow one another until all is done."""
 _SMALLEST_BLOCK = 64
 """Columns. Narrower blocks do the same per row."""
 IDS_PER_BAG = 10
@@ -66,8 +68,8 @@ def count(hivm: str, case: KernelCase, compiler: str) -> FormWork:
     """
     program = program_of(hivm)
     if "keys_ptr" in case.signature:
-        row = _between(program, case, (2, 128, False), (2, 256, False), 256)
-        stepped = _between(program, case, (2, 128, True), (2, 256, True), 256)
+        row = _between(program, case, (2, 64, False), (2, 128, False), 128)
+        stepped = _between(program, case, (2, 64, True), (2, 128, True), 128)
         return FormWork(compiler, row, stepped.plus(row, -1))
     row = _between(program, case, (2, 128, True), (2, 256, True), 256)
     bag = _between(program, case, (16, IDS_PER_BAG, True), (48, IDS_PER_BAG, True), 32)
@@ -114,12 +116,16 @@ def _values(batch: _Batch, block: int) -> tuple[dict[str, list[int]], dict[str, 
 
 def _between(program: Program, case: KernelCase, small: _Batch, large: _Batch, more: int) -> RowWork:
     """What the larger batch takes beyond the smaller one, divided by how much more it has."""
-    before, after = (follow(program, case, batch, LATENCY_ALONE) for batch in (small, large))
-    in_line = [follow(program, case, batch, IN_LINE).seconds for batch in (small, large)]
-    figures: dict[str, float] = {name: after.counts[name] - before.counts[name] for name in FIGURES}
-    figures["series"] = after.seconds - before.seconds
-    figures["queued"] = (in_line[1] - in_line[0] - figures["series"]) / _ISSUE
-    return RowWork(*(figures[name] / more for name in FIGURES))
+    figures = [_figures(follow(program, case, batch, IN_SERIES)) for batch in (small, large)]
+    return RowWork(*((figures[1][name] - figures[0][name]) / more for name in FIGURES))
+
+
+def _figures(core: ModelledCore) -> dict[str, int]:
+    digits = int(core.seconds * 2.0 ** (3 * _DIGIT))
+    figures = {name: core.counts[name] for name in FIGURES}
+    for name in ("waited", "chained", "queued"):
+        digits, figures[name] = divmod(digits, 2**_DIGIT)
+    return figures | {"series": digits}
 
 
 def count_all(cases: Iterable[KernelCase]) -> dict[Form, list[FormWork]]:

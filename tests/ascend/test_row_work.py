@@ -100,5 +100,5 @@ def test_what_cannot_be_followed_is_refused() -> None:
 
 
 def test_no_figure_is_lost_in_the_file() -> None:
-    figures = [RowWork(*range(1, 13)), RowWork(*range(2, 14))]
-    assert RowWork().plus(figures[0], 2).plus(figures[1], -1) == RowWork(*range(12))
+    figures = [RowWork(*range(1, 15)), RowWork(*range(2, 16))]
+    assert RowWork().plus(figures[0], 2).plus(figures[1], -1) == RowWork(*range(14))

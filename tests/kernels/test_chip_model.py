@@ -30,27 +30,27 @@ def test_sets_go_from_kind_to_harsh() -> None:
     ("assumed", "expected"),
     [
         ({"copy": 7.0}, {"latency": 14.0}),
-        ({"wait": 1.0}, {"latency": 4.0}),
-        ({"vector": 1.0}, {"latency": 2.0}),
+        ({"wait": 1.0}, {"latency": 8.0}),
+        ({"vector": 1.0}, {"latency": 7.0}),
         ({"copy_issue": 1.0}, {"copies": 16.0, "latency": 3.0}),
         ({"core_bandwidth": 512.0}, {"copies": 8.0, "latency": 2 * 0.4 + 3 * 0.4}),
         ({"operation": 1.0}, {"scalars": 30 + 16 + 4 + 5 + 6.0}),
         ({"division": 2.0}, {"scalars": 8.0}),
         ({"load": 1.0}, {"scalars": 9.0}),
         ({"line": 1.0}, {"scalars": 2.0}),
-        ({"piece": 1.0}, {"vectors": 5 * 4.0}),
+        ({"piece": 1.0}, {"vectors": 5 * 4.0, "latency": 7 * 4.0}),
     ],
 )
 def test_what_each_assumption_does(assumed: dict[str, float], expected: dict[str, float]) -> None:
-    work = RowWork(16, 4, 4096, 30, 4, 9, 2, 5, 6, 0, 2, 3)
+    work = RowWork(16, 4, 4096, 30, 4, 9, 2, 5, 6, 0, 2, 3, 7, 8)
     parts = parts_of(work, work.bytes, 256, replace(FREE, **assumed))
     assert {name: value for name, value in parts.items() if value} == pytest.approx(expected)
 
 
 def test_a_scalar_unit_that_stops_works_before_and_after_the_copies() -> None:
-    work = RowWork(operations=30, series=2, stops=1)
+    work = RowWork(operations=30, series=2, stops=1, waited=2)
     parts = parts_of(work, 0.0, 64, replace(FREE, operation=1.0, copy=10.0, wait=3.0))
-    assert parts["latency"] == 2 * (10 + 2 * 3) + 30 + 1 * 3
+    assert parts["latency"] == 2 * 10 + 2 * 3 + 30
 
 
 def test_more_cores_take_less_time() -> None:
