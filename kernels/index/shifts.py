@@ -11,7 +11,7 @@ def shifted_right(numbers: Tensor, bits: int) -> Tensor:
 
     Args:
         numbers: int64, any shape.
-        bits: from 16 to 39.
+        bits: from 16 to 62.
 
     Returns:
         int64, the shape of ``numbers``, at least 0.
@@ -26,7 +26,10 @@ def shifted_by_floats(numbers: Tensor, bits: int) -> Tensor:
 
     At most 24 bits at a time become a float32, which holds them exactly, also after it is divided by a power of two.
     """
-    middle = bits + 24
-    low = (numbers & (0xFFFFFF << bits)).to(torch.float32) * 2.0**-bits
-    high = (numbers & -(1 << middle)).to(torch.float32) * 2.0**-middle  # below 0 if the top bit is set
-    return low.to(torch.int64) + (high.to(torch.int64) & ((1 << (40 - bits)) - 1)) * 0x1000000
+    first = max(bits, 40)
+    high = (numbers & -(1 << first)).to(torch.float32) * 2.0**-first  # below 0 if the top bit is set
+    shifted = high.to(torch.int64) & ((1 << (64 - first)) - 1)
+    if bits < 40:
+        low = (numbers & ((1 << 40) - (1 << bits))).to(torch.float32) * 2.0**-bits
+        shifted = shifted * (1 << (40 - bits)) + low.to(torch.int64)
+    return shifted

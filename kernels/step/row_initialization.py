@@ -22,6 +22,7 @@ from torch import Tensor
 
 from recfx.kernels.build import launch, library
 from recfx.kernels.index.mix64 import mix64, mix64_integer, to_int64
+from recfx.kernels.index.shifts import shifted_right
 
 
 def initialization_key(table_name: str, seed: int) -> int:
@@ -68,7 +69,7 @@ def initial_rows(ids: Tensor, dim: int, key: int, low: float, high: float, first
     """The initial rows of these ids, float32 ``[n, dim]`` on their device; arguments as above. Scriptable."""
     column = torch.arange(first_column + 1, first_column + dim + 1, dtype=torch.int64, device=ids.device)
     bits = mix64(mix64(ids ^ key).unsqueeze(1) + column * -7046029254386353131)  # 0x9E3779B97F4A7C15
-    uniform = ((bits >> 40) & 0xFFFFFF).to(torch.float32) * 5.9604644775390625e-08  # 2 ** -24, exact
+    uniform = shifted_right(bits, 40).to(torch.float32) * 5.9604644775390625e-08  # 2 ** -24, exact
     # The ends are rounded to float32 before they are subtracted, as in C++.
     ends = torch.tensor([low, high], dtype=torch.float32, device=ids.device)
     return uniform * (ends[1] - ends[0]) + ends[0]

@@ -37,6 +37,12 @@ def test_the_table_is_what_is_found() -> None:
     assert not new + gone, "\n".join([*new, *gone, HOW_TO])
 
 
+def test_nothing_of_target_npu_runs_on_the_ai_cpu() -> None:
+    """Nor on an engine that the sources leave open: what the table lists of these belongs to other targets."""
+    slow = [each for each, line in round_trips.read().items() if each.how.startswith((AI_CPU, UNKNOWN))]
+    assert not [each for each in slow if "npu" in round_trips.read()[each].occasion.target.split("; ")]
+
+
 def test_every_line_has_a_reason() -> None:
     without = [each for each, line in round_trips.read().items() if not line.why]
     assert not without, HOW_TO
