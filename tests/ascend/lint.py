@@ -18,6 +18,10 @@ _IN_TTIR = {
     "multiply_high": (r"tt\.mulhiui\b", "`umulhi` is lowered to the signed product: do without it."),
     "compare_and_swap": (r"tt\.atomic_cas\b", "`atomic_cas` gives back the new value: give each slot one owner."),
     "double": (r"\bf64\b", "BiSheng's compiler has no double precision."),
+    "boolean_in_while": (
+        r"scf\.while [^\n]*: \([^)\n]*\bi1\b",
+        "loops that carry a boolean make one version of the compiler crash, or never end, now and then: carry numbers.",
+    ),
 }
 _WIDE_VECTOR = re.compile(r"arith\.(?:addi|subi|muli|cmpi|shli|shrsi|divsi|remsi|maxsi|minsi)\b[^\n]*: tensor<\d+xi64>")
 _SELECTED = re.compile(r"(%[\w#]+) = arith\.select [^\n]*: tensor<\d+xi1>, tensor<")

@@ -1,11 +1,11 @@
-"""Level 1: kernels in Triton's interpreter answer as their references do."""
+"""Level 1: kernels in Triton's interpreter answer as their references do, and read nothing that they have written."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from tests.ascend import tools
+from tests.ascend import tools, written_then_read
 from tests.ascend.cases import BY_NAME, CASES
 from tests.ascend.interpreter import interpreter
 from tests.ascend.kernel_case import assert_answered, function_at, resolved
@@ -17,7 +17,8 @@ def answer(name: str) -> None:
     kernel = function_at(case.kernel)
     for build in case.calls.values():
         call = build(torch.clone)
-        kernel[(case.programs,)](*call.arguments, **resolved(case.constexprs))
+        with written_then_read.refused():
+            kernel[(case.programs,)](*call.arguments, **resolved(case.constexprs))
         assert_answered(case, call)
 
 

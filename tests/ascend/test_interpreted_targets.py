@@ -11,7 +11,7 @@ FILES = {
     "steps": ["tests/lowering/test_step_once.py", "-k", "triton"],
     "operators": [
         f"tests/ascend/interpreted/test_{name}.py"
-        for name in ("operators", "quantized_lookup", "bucketize", "find_rows")
+        for name in ("operators", "quantized_lookup", "bucketize", "find_rows", "insert_rows")
     ],
     "models": [f"tests/ascend/interpreted/test_{name}.py" for name in ("models", "find_rows_in_models")],
     "files": ["tests/exporter/test_kernels_in_files.py"],

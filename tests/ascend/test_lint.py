@@ -19,6 +19,7 @@ WRONG = {
     "stores_every_other": "discrete_store",
     "hashes_wide": "wide_vector",
     "computes_in_double": "double",
+    "carries_a_boolean": "boolean_in_while",
 }
 
 

@@ -13,7 +13,7 @@ import torch
 from recfx.kernels.build import tiling
 from recfx.kernels.build.tiling import ASCEND_910B, refusal
 from recfx.optim.rules.adam import ADAM
-from tests.ascend import bounds, tools
+from tests.ascend import bounds, tools, written_then_read
 from tests.ascend.cases import CASES as EVERY_CASE
 from tests.ascend.guard_pages import guarded, signal_of
 from tests.ascend.hivm import UnifiedBufferOverflow, compile_to_hivm
@@ -57,6 +57,7 @@ CASES = {
         wrong("has_no_mask"),
         wrong("sums_backwards"),
         wrong("masks_a_scalar"),
+        wrong("reads_what_it_wrote"),
         wrong("takes_codes_as_signed", build=call_with_codes, table="*i8"),
         wrong("needs_many_blocks", 65536),
     )
@@ -72,7 +73,8 @@ def lowered() -> dict[str, str]:
 def interpret(name: str) -> None:
     case = CASES[name]
     made = case.calls["sum"](torch.clone)
-    function_at(case.kernel)[(1,)](*made.arguments, **resolved(case.constexprs))
+    with written_then_read.refused():
+        function_at(case.kernel)[(1,)](*made.arguments, **resolved(case.constexprs))
     assert_answered(case, made)
 
 
@@ -81,6 +83,12 @@ def test_the_interpreter_notices_other_results(name: str) -> None:
     tools.triton().require()
     with pytest.raises(AssertionError, match=f"{name}, sums_ptr: Tensor-likes are not equal"):
         interpreter().run(interpret, name)
+
+
+def test_the_interpreter_notices_reads_of_what_was_written() -> None:
+    tools.triton().require()
+    with pytest.raises(AssertionError, match="48 elements are read after the launch has written them"):
+        interpreter().run(interpret, "reads_what_it_wrote")
 
 
 @pytest.mark.parametrize("name", ["sums_backwards", "takes_codes_as_signed"])

@@ -160,3 +160,26 @@ def recfx_asks_for_eight_rows(rows_ptr, table_ptr, sums_ptr, num_rows, dim, BLOC
         total += row6
         total += row7
     tl.store(sums_ptr + columns, total, mask=columns < dim)
+
+
+@triton.jit
+def recfx_wrong_reads_what_it_wrote(rows_ptr, table_ptr, sums_ptr, num_rows, dim, BLOCK_D: tl.constexpr):
+    """Right in the interpreter and on the CPU."""
+    columns = tl.arange(0, BLOCK_D)
+    for position in range(0, num_rows):
+        row = tl.load(rows_ptr + position)
+        total = tl.load(sums_ptr + columns, mask=columns < dim, other=0.0)
+        total += tl.load(table_ptr + row * dim + columns, mask=columns < dim, other=0.0)
+        tl.store(sums_ptr + columns, total, mask=columns < dim)
+
+
+@triton.jit
+def recfx_wrong_carries_a_boolean(ids_ptr, hashes_ptr, num_ids, BLOCK: tl.constexpr):
+    number = 0
+    goes_on = number < num_ids
+    while goes_on:
+        goes_on = tl.load(ids_ptr + number) != 0
+        if goes_on:
+            number += 1
+            goes_on = number < num_ids
+    tl.store(hashes_ptr, number)

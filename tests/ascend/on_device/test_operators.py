@@ -10,8 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recfx.doctor.lookup_case import DTYPES, GROUP, STEPS, LookupCase
+from recfx.kernels.index.device_indexes import DeviceIndexes
 from recfx.kernels.index.find_rows import IndexFacts, ReadIndexes, find_rows, find_rows_reference
 from recfx.kernels.index.index_buffers import IndexView
+from recfx.kernels.index.insert_rows import insert_rows
+from recfx.kernels.index.insert_rows_reference import insert_rows_reference
 from recfx.kernels.index.slot_table import insert_into_slots, slot_count
 from recfx.kernels.lookup.per_sample_weights import (
     per_sample_weight_gradients_reference,
@@ -25,6 +28,8 @@ from recfx.kernels.route.bucketize import Routes
 from recfx.optim.fused_step_op import fused_step_triton_, rules_in_triton, triton_module
 from recfx.optim.rules import RULES
 from recfx.optim.rules.rule import Rule
+from tests.ascend.insert_rows_batches import BATCHES as INSERTED
+from tests.ascend.insert_rows_batches import made as inserted
 from tests.ascend.on_device.device import assert_same, device, moved
 from tests.kernels.quantized import lookups
 from tests.kernels.routes import batches, by_kernels, by_reference
@@ -123,6 +128,19 @@ def test_find_rows(count: int) -> None:
     indexes = ReadIndexes(torch.cat(slots), torch.cat(side_rows), torch.tensor(facts))
     found = find_rows(moved(torch.cat(ids)), moved(ends), ReadIndexes(*moved(tuple(indexes))))
     assert_same(found, find_rows_reference(torch.cat(ids), ends, indexes))
+
+
+@pytest.mark.parametrize("label", INSERTED)
+def test_insert_rows(label: str) -> None:
+    """Repeated ids, freed rows, id -1, full tables, and groups that overflow at the end; twice each."""
+    batch = inserted(label)
+    indexes = DeviceIndexes(*(tensor.clone() for tensor in batch.indexes))
+    on_device = DeviceIndexes(*moved(tuple(indexes)))
+    for _ in range(2):
+        found = insert_rows(moved(batch.ids), moved(batch.ends), on_device)
+        wanted = insert_rows_reference(batch.ids, batch.ends, indexes)
+        assert_same(tuple(found), tuple(wanted))
+        assert_same(tuple(on_device), tuple(indexes))
 
 
 def test_one_hot_row_among_very_many_positions() -> None:
