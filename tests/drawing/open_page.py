@@ -20,7 +20,7 @@ AFTER = "#after [aria-label*='{}']"
 
 
 def tables(first: int, count: int, **more: Any) -> nn.Module:
-    return EmbeddingBagCollection([config(first + each, rows=4, dim=4, **more) for each in range(count)])
+    return EmbeddingBagCollection([config(first + number, rows=4, dim=4, **more) for number in range(count)])
 
 
 def whole() -> nn.Module:
@@ -30,7 +30,7 @@ def whole() -> nn.Module:
 
 def many() -> nn.Module:
     """50 collections, 500 tables."""
-    return recfx.convert(nn.ModuleDict({f"c{each}": tables(10 * each, 10) for each in range(50)}), hashing=RAW)
+    return recfx.convert(nn.ModuleDict({f"c{number}": tables(10 * number, 10) for number in range(50)}), hashing=RAW)
 
 
 def opened(page: Page, model: nn.Module, tmp_path: Path) -> Page:
@@ -40,10 +40,10 @@ def opened(page: Page, model: nn.Module, tmp_path: Path) -> Page:
 
 
 def texts(page: Page, selector: str) -> list[str]:
-    found: list[str] = page.run(
+    shown: list[str] = page.run(
         f"[...document.querySelectorAll({json.dumps(selector)})].map((e) => e.textContent.trim())"
     )
-    return found
+    return shown
 
 
 def boxes(page: Page, side: str = "after") -> list[str]:

@@ -16,8 +16,8 @@ def data_of(path: Path) -> dict[str, Any]:
     """The data in a page."""
     packed = re.search(r'id="data">([^<]*)</script>', path.read_bytes().decode())
     assert packed is not None
-    found: dict[str, Any] = json.loads(gzip.decompress(base64.b64decode(packed[1])))
-    return found
+    data: dict[str, Any] = json.loads(gzip.decompress(base64.b64decode(packed[1])))
+    return data
 
 
 def value_of(formula: Any, batch: int, ranks: int, lengths: list[float]) -> float:

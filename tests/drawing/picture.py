@@ -58,9 +58,9 @@ def main(target: Path) -> None:
     program = find_browser()
     if program is None:
         sys.exit("no Chromium on this machine")
-    with tempfile.TemporaryDirectory() as folder, fake_group(0, RANKS), browser(program) as found:
+    with tempfile.TemporaryDirectory() as folder, fake_group(0, RANKS), browser(program) as opened:
         recfx.draw(sharded(), Path(folder) / "model.html")
-        page = found.page()
+        page = opened.page()
         page.show(width=1280, height=900)
         page.open(Path(folder) / "model.html")
         page.run(

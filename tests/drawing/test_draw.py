@@ -105,8 +105,8 @@ def test_every_model_of_the_zoo_can_be_drawn(case: Case, tmp_path: Path) -> None
         converted = recfx.convert(model, sample, verify=False, whole_graph=not case.whole_graph)
         after = dot(converted, tmp_path)
         recfx.draw(converted, tmp_path / "model.html")
-    for found in paths:
-        assert f"{found.path or '(root)'}\\n" in text
+    for source in paths:
+        assert f"{source.path or '(root)'}\\n" in text
     assert "select_features" in after.partition("cluster after")[2]
 
 
@@ -146,7 +146,7 @@ def test_only_passes_of_the_mode_that_the_model_is_in_are_drawn(tmp_path: Path) 
     assert isinstance(records, list)
     records.append(replace(records[-1], name="find_on_device"))  # of the graph of eval mode, if it is another one
     recfx.draw(model, tmp_path / "model.html")
-    assert data_of(tmp_path / "model.html")["steps"] == ["before", *(each.name for each in recfx.passes())]
+    assert data_of(tmp_path / "model.html")["steps"] == ["before", *(pass_.name for pass_ in recfx.passes())]
 
 
 def test_svg_is_made_by_the_program_of_graphviz_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -224,7 +224,7 @@ def test_a_file_is_replaced_and_a_link_stays(tmp_path: Path) -> None:
 
 
 def test_many_tables_stay_readable(tmp_path: Path) -> None:
-    many = recfx.convert(nn.ModuleDict({f"c{each}": tables(each, 10) for each in range(50)}), hashing=RAW)
+    many = recfx.convert(nn.ModuleDict({f"c{number}": tables(number, 10) for number in range(50)}), hashing=RAW)
     assert dot(many, tmp_path).count("fillcolor") == 50 + 50  # one box per collection, before and after
     one = recfx.convert(nn.ModuleDict({"only": tables(0, 500)}), hashing=RAW)
     assert dot(one, tmp_path).count("fillcolor") == 1 + 5
@@ -232,7 +232,7 @@ def test_many_tables_stay_readable(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("count", [8, 50])
 def test_many_collections_are_no_long_strip(count: int, tmp_path: Path) -> None:
-    model = nn.ModuleDict({f"c{each}": tables(each, 2) for each in range(count)})
+    model = nn.ModuleDict({f"c{number}": tables(number, 2) for number in range(count)})
     recfx.draw(recfx.convert(model, hashing=RAW), tmp_path / "model.svg")
     size = re.search(r'<svg width="(\d+)pt" height="(\d+)pt"', (tmp_path / "model.svg").read_text())
     assert size is not None
@@ -241,4 +241,4 @@ def test_many_collections_are_no_long_strip(count: int, tmp_path: Path) -> None:
 
 
 def tables(number: int, count: int) -> nn.Module:
-    return EmbeddingBagCollection([config(number * count + each, rows=4, dim=4) for each in range(count)])
+    return EmbeddingBagCollection([config(number * count + place, rows=4, dim=4) for place in range(count)])

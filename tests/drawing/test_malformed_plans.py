@@ -98,10 +98,10 @@ def test_more_ranks_than_there_can_be(world_size: int, tmp_path: Path) -> None:
 @pytest.mark.parametrize("world_size", [4, 16])
 def test_ranks_for_which_there_is_no_plan(world_size: int, tmp_path: Path) -> None:
     """That of ``recfx.plan`` is for the ranks of the topology."""
-    for given in ({"topology": npu_topology(8)}, {}):
+    for arguments in ({"topology": npu_topology(8)}, {}):
         with pytest.raises(RecfxError, match=r"^\[invalid_argument\] world_size is given, but no plan"):
-            recfx.draw(Model(), tmp_path / "model.dot", **given, world_size=world_size)
+            recfx.draw(Model(), tmp_path / "model.dot", **arguments, world_size=world_size)
         with pytest.raises(RecfxError, match=r"^\[invalid_argument\] world_size is given, but no plan"):
-            recfx.cost(Model(), **given, world_size=world_size)
+            recfx.cost(Model(), **arguments, world_size=world_size)
     recfx.draw(Model(), tmp_path / "model.dot", npu_topology(8), world_size=8)
     assert recfx.cost(Model(), npu_topology(8), world_size=8).world_size == 8

@@ -50,12 +50,12 @@ def test_a_clicked_node_tells_where_it_comes_from(page: Page, tmp_path: Path) ->
     opened(page, recfx.convert(model, sample, hashing=RAW, verify=False), tmp_path)
     page.click(AFTER.format("hash_lookup"))
     assert texts(page, "#details-title") == [f"{PREFIX}_hash_lookup"]
-    found = details(page)
-    assert re.fullmatch(r"torchrec/models/dlrm\.py:\d+", found["source"])
-    assert found["collection"] == "sparse_arch.embedding_bag_collection"
-    assert found["touched by"] == "expand_collection → insert_hash → batch_lookups → fuse_hash_lookup → lower"
-    assert (found["device"], found["kernel"], found["shape"]) == ("cpu", "cpu", "[B, 16]")
-    assert found["why"] == "cpu: the first that can serve these tables"
+    shown = details(page)
+    assert re.fullmatch(r"torchrec/models/dlrm\.py:\d+", shown["source"])
+    assert shown["collection"] == "sparse_arch.embedding_bag_collection"
+    assert shown["touched by"] == "expand_collection → insert_hash → batch_lookups → fuse_hash_lookup → lower"
+    assert (shown["device"], shown["kernel"], shown["shape"]) == ("cpu", "cpu", "[B, 16]")
+    assert shown["why"] == "cpu: the first that can serve these tables"
     assert {"bytes read", "bytes that stay in memory"} < set(texts(page, "#details .cost tbody th"))
     assert texts(page, "#details .scroll tbody tr td:first-child") == ["t0", "t1"]
     assert page.run("document.querySelectorAll('.selected').length") == 1
@@ -67,7 +67,7 @@ def test_a_clicked_node_tells_where_it_comes_from(page: Page, tmp_path: Path) ->
 
 def test_the_slider_steps_through_the_passes(page: Page, tmp_path: Path) -> None:
     opened(page, whole(), tmp_path)
-    names = ["before", *(each.name for each in recfx.passes())]
+    names = ["before", *(pass_.name for pass_ in recfx.passes())]
     page.run("document.getElementById('step').focus()")
     assert texts(page, "#step-name") == [f"lower ({len(names) - 1} of {len(names) - 1})"]
     seen = {}
@@ -167,7 +167,7 @@ def test_all_of_it_works_with_the_keyboard(page: Page, tmp_path: Path) -> None:
     for _ in range(16):
         page.press("Tab")
         order.append(focused(page))
-    wanted = [
+    expected = [
         "collapse-all",
         "expand-all",
         "Zoom out",
@@ -178,7 +178,7 @@ def test_all_of_it_works_with_the_keyboard(page: Page, tmp_path: Path) -> None:
         "step",
         "search",
     ]
-    assert [each for each in order if each in wanted] == wanted
+    assert [stop for stop in order if stop in expected] == expected
     assert page.run("document.querySelectorAll('#after [tabindex=\"0\"]').length") == 1  # one stop; arrows go on
     page.run("document.querySelector(\"#after [aria-label*='select_features']\").focus()")
     page.press("ArrowDown")
@@ -235,15 +235,15 @@ def test_light_and_dark(page: Page, tmp_path: Path) -> None:
 
 def colours(page: Page) -> dict[str, tuple[str, str]]:
     """Background and text colour of each entry of the legend."""
-    found: dict[str, tuple[str, str]] = page.run(
+    colours_of: dict[str, tuple[str, str]] = page.run(
         "Object.fromEntries([...document.querySelectorAll('#legend li[class^=swatch]')].map((e) => "
         "[e.className, [getComputedStyle(e).backgroundColor, getComputedStyle(e).color]]))"
     )
-    return found
+    return colours_of
 
 
-def contrast(one: str, other: str) -> float:
-    lights = sorted(map(luminance, (one, other)))
+def contrast(one: str, second: str) -> float:
+    lights = sorted(map(luminance, (one, second)))
     return (lights[1] + 0.05) / (lights[0] + 0.05)
 
 
@@ -259,8 +259,8 @@ def test_a_narrow_window(page: Page, tmp_path: Path) -> None:
     page.show(width=640, height=1000)
     page.open(tmp_path / "model.html")
     places = [
-        page.run(f"document.querySelector('{each}').getBoundingClientRect().toJSON()")
-        for each in ("#step-control", "#search", "#before", "#after", "#details", "#list")
+        page.run(f"document.querySelector('{selector}').getBoundingClientRect().toJSON()")
+        for selector in ("#step-control", "#search", "#before", "#after", "#details", "#list")
     ]
     assert all(place["width"] > 100 and place["height"] > 20 for place in places)
     tops = [place["top"] for place in places]
@@ -282,9 +282,9 @@ def test_zoom(page: Page, tmp_path: Path) -> None:
 def test_many_like_nodes_of_the_model_are_one_stack(page: Page, tmp_path: Path) -> None:
     """TorchRec's DLRM takes out one feature after the other."""
     count = 20
-    model = DLRM(EmbeddingBagCollection([config(each, rows=10, dim=4) for each in range(count)]), 4, [8, 4], [4, 1])
+    model = DLRM(EmbeddingBagCollection([config(number, rows=10, dim=4) for number in range(count)]), 4, [8, 4], [4, 1])
     ids = KeyedJaggedTensor(
-        [f"f{each}" for each in range(count)], torch.zeros(count).long(), lengths=torch.ones(count).int()
+        [f"f{number}" for number in range(count)], torch.zeros(count).long(), lengths=torch.ones(count).int()
     )
     converted = recfx.convert(model, (torch.rand(1, 4), ids), verify=False, whole_graph=True)
     opened(page, converted, tmp_path)
@@ -307,12 +307,12 @@ def test_a_sharded_model(page: Page, tmp_path: Path) -> None:
     assert set(shown) >= {"select_features", "hash_lookup", "keyed_tensor", *dist}
     assert {"ids_in_flight", "dist_context", "[B, 64]"} <= set(texts(page, "#after g.edge text"))
     page.click("#after [aria-label*='input_dist_start']")
-    found = details(page)
-    assert "all_to_all" in found["sends"]
-    assert found["stage"] == "dist: between ranks"
+    shown = details(page)
+    assert "all_to_all" in shown["sends"]
+    assert shown["stage"] == "dist: between ranks"
     assert "bytes sent" in texts(page, "#details .cost tbody th")
-    assert found["touched by"] == "insert_dist"
-    assert "tests/drawing/picture.py:" in found["source"]
+    assert shown["touched by"] == "insert_dist"
+    assert "tests/drawing/picture.py:" in shown["source"]
     page.run("goTo(data.steps.indexOf('insert_dist'))")
     page.click("#after [aria-label*='lookup, 1 table']")
     assert details(page)["touched by"] == "expand_collection → insert_dist"
@@ -349,12 +349,12 @@ def test_names_are_never_markup(page: Page, tmp_path: Path) -> None:
 @pytest.mark.parametrize("collections", [1, 50, 250])
 def test_a_page_of_1000_tables_is_small(collections: int, tmp_path: Path) -> None:
     count = 1000 // collections
-    model = nn.ModuleDict({f"c{each}": tables(count * each, count) for each in range(collections)})
+    model = nn.ModuleDict({f"c{number}": tables(count * number, count) for number in range(collections)})
     recfx.draw(recfx.convert(model, hashing=RAW), tmp_path / "model.html")
     assert (tmp_path / "model.html").stat().st_size < 2_500_000
-    found = data_of(tmp_path / "model.html")
-    names = itertools.chain.from_iterable(each["tables"] for each in found["collections"])
-    assert [name for name, *_ in names] == [f"t{each}" for each in range(1000)]
+    data = data_of(tmp_path / "model.html")
+    names = itertools.chain.from_iterable(collection["tables"] for collection in data["collections"])
+    assert [name for name, *_ in names] == [f"t{number}" for number in range(1000)]
 
 
 def test_equal_models_give_equal_pages(tmp_path: Path) -> None:

@@ -39,8 +39,8 @@ def type_into(page: Page, field: str, text: str) -> None:
 
 
 def costs_at(node: Any) -> dict[str, float]:
-    found = {name: getattr(node, attribute) for attribute, name in AMOUNTS.items()}
-    return {name: pytest.approx(value) for name, value in found.items() if value}
+    amounts = {name: getattr(node, attribute) for attribute, name in AMOUNTS.items()}
+    return {name: pytest.approx(value) for name, value in amounts.items() if value}
 
 
 @pytest.mark.parametrize("fused", [False, True])
@@ -56,13 +56,13 @@ def test_costs_in_numbers(fused: bool, page: Page, tmp_path: Path) -> None:
     for samples, length, lengths in ((512, "1", 1), (64, "2.5", 2.5), (7, "3, f1=0.5", {"f0": 3, "f1": 0.5})):
         type_into(page, "batch", str(samples))
         type_into(page, "length", length)
-        found = recfx.cost(model).at(B=samples, L=lengths)
-        (lookup,) = (node for node in found.nodes if node.kind == "hash_lookup")
+        priced = recfx.cost(model).at(B=samples, L=lengths)
+        (lookup,) = (node for node in priced.nodes if node.kind == "hash_lookup")
         assert shown_costs(page) == costs_at(lookup)
-        total = in_bytes(found.totals.read_bytes)
+        total = in_bytes(priced.totals.read_bytes)
         assert f"One training step of the whole model: {total} read" in texts(page, "#cost-total")[0]
     page.click("#details button")  # the collection: the sum
-    assert shown_costs(page)["bytes read"] == sum(node.read_bytes for node in found.nodes if node.kind != "dense")
+    assert shown_costs(page)["bytes read"] == sum(node.read_bytes for node in priced.nodes if node.kind != "dense")
     assert page.complaints == []
 
 
@@ -89,11 +89,11 @@ def test_costs_of_a_sharded_model_are_those_of_its_ranks(page: Page, tmp_path: P
     with fake_group(3, picture.RANKS):
         model = picture.sharded()
         opened(page, model, tmp_path)
-        found = recfx.cost(model, H100).at(B=100, L=2)
+        priced = recfx.cost(model, H100).at(B=100, L=2)
     type_into(page, "batch", "100")
     type_into(page, "length", "2")
     assert texts(page, "#ranks") == ["W = 8 ranks"]
-    for node in found.nodes:
+    for node in priced.nodes:
         if node.kind == "dense":
             continue
         page.run(f"[...document.querySelectorAll('#list button')].find((e) => e.textContent === '{node.name}').click()")
@@ -111,9 +111,9 @@ def test_times_of_a_planned_model(device: str, lengths: str, page: Page, tmp_pat
     type_into(page, "batch", "96")
     type_into(page, "length", lengths)
     mean = float(lengths.partition(",")[0])
-    found = recfx.cost(model, topology).at(B=96, L={"f0": mean, "f1": 0 if "," in lengths else mean})
+    priced = recfx.cost(model, topology).at(B=96, L={"f0": mean, "f1": 0 if "," in lengths else mean})
     seen = 0
-    for node in found.nodes:
+    for node in priced.nodes:
         if node.kind == "dense":
             continue
         page.run(
@@ -124,7 +124,7 @@ def test_times_of_a_planned_model(device: str, lengths: str, page: Page, tmp_pat
             assert abs(shown_costs(page).get(TIME, 0.0) - node.seconds) < 1e-6  # as many places are shown
     assert seen >= 5
     total = texts(page, "#cost-total")[0]
-    assert f"predicted on {found.hardware.name}" in total
+    assert f"predicted on {priced.hardware.name}" in total
     assert "on this rank, without waiting for others" in total
     assert page.complaints == []
 
@@ -134,8 +134,8 @@ def test_times_on_given_hardware(page: Page, tmp_path: Path) -> None:
     model = recfx.convert(model, hashing=RAW)
     recfx.draw(model, tmp_path / "model.html", H100)
     page.open(tmp_path / "model.html")
-    found = recfx.cost(model, H100).at()
-    assert f"{1e6 * found.seconds:.1f} µs predicted on H100, " in texts(page, "#cost-total")[0]
+    priced = recfx.cost(model, H100).at()
+    assert f"{1e6 * priced.seconds:.1f} µs predicted on H100, " in texts(page, "#cost-total")[0]
     assert page.complaints == []
 
 

@@ -155,9 +155,9 @@ def test_modules_that_recfx_does_not_shard_stay_as_they_are(tmp_path: Path) -> N
     topology = Topology(4, "cpu", created_by_factory=True)
     assert recfx.plan(WithSequence(), topology).plan.keys() == {"ebc", "sequence"}
     model = recfx.convert(WithSequence(), verify=False, on_unsupported="keep")
-    for each in (model, WithSequence()):
-        assert "rank 0 of 4 as planned" in drawn(each, tmp_path, topology)
-        assert recfx.cost(each, topology).world_size == 4
+    for drawn_model in (model, WithSequence()):
+        assert "rank 0 of 4 as planned" in drawn(drawn_model, tmp_path, topology)
+        assert recfx.cost(drawn_model, topology).world_size == 4
     with fake_group(0, 1) as group:
         sharded: Any = recfx.convert(model, env=ShardingEnv.from_process_group(group), on_unsupported="keep")
     assert sharded.ebc.is_sharded
@@ -192,8 +192,8 @@ def test_times_are_those_of_recfx_cost(device: str, hashing: Any, tmp_path: Path
 
 def _seconds(shown: dict[str, Any], place: int, batch: int, length: int) -> float:
     """What the page says for one node."""
-    found = [formula for name, _, formula in shown["nodes"][place]["amounts"] if name == TIME]
-    return sum(value_of(formula, batch, shown["W"], [length] * len(shown["features"])) for formula in found)
+    formulas = [formula for name, _, formula in shown["nodes"][place]["amounts"] if name == TIME]
+    return sum(value_of(formula, batch, shown["W"], [length] * len(shown["features"])) for formula in formulas)
 
 
 def test_a_page_planned_for_npus_shows_their_nodes_and_kernels(tmp_path: Path) -> None:
@@ -223,7 +223,7 @@ def test_a_page_planned_for_npus_shows_their_nodes_and_kernels(tmp_path: Path) -
     assert lookup["why"][0] == "npu: the first that can serve these tables"
     assert lookup["why"][1].startswith("not cpu: the tables are on npu")
     names = [step["name"] for step in one["steps"]]
-    assert names == [each.name for each in recfx.passes()]
+    assert names == [pass_.name for pass_ in recfx.passes()]
 
 
 def test_a_backend_that_does_not_serve_the_planned_device(tmp_path: Path) -> None:
@@ -234,11 +234,11 @@ def test_a_backend_that_does_not_serve_the_planned_device(tmp_path: Path) -> Non
     assert {node.get("kernel", "") for node in nodes if node["kind"] == "lookup"} == {""}
     declined = data["collections"][0]["steps"][-1]["declined"]
     assert declined
-    assert all(each.startswith("device: the tables are on npu") for each in declined)
+    assert all(why.startswith("device: the tables are on npu") for why in declined)
 
 
 @pytest.mark.parametrize(
-    ("given", "kernels"),
+    ("arguments", "kernels"),
     [
         ({}, {"cpu"}),
         ({"topology": CPU_HOST}, {"cpu"}),
@@ -251,11 +251,11 @@ def test_a_backend_that_does_not_serve_the_planned_device(tmp_path: Path) -> Non
     ids=["no times", "host", "npu", "gpu", "planned for npus", "planned for hosts", "planned for gpus"],
 )
 def test_no_kernel_is_shown_beside_times_of_another_device(
-    given: dict[str, Any], kernels: set[str], tmp_path: Path
+    arguments: dict[str, Any], kernels: set[str], tmp_path: Path
 ) -> None:
     page = tmp_path / "model.html"
-    is_planned = isinstance(given.get("topology"), (Topology, NpuTopology))
-    recfx.draw(Model() if is_planned else recfx.convert(Model()), page, **given)
+    is_planned = isinstance(arguments.get("topology"), (Topology, NpuTopology))
+    recfx.draw(Model() if is_planned else recfx.convert(Model()), page, **arguments)
     data = data_of(page)
     nodes = [data["nodes"][place] for one in data["collections"] for place in one["steps"][-1]["nodes"]]
     assert {node.get("kernel", "") for node in nodes if node["kind"] == "lookup"} == kernels

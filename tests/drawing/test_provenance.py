@@ -27,8 +27,8 @@ RAW = HashConfig(dense_rows=0)
 def line_of(mark: str) -> SourceLocation:
     """The line of this file that ends in a comment."""
     lines = Path(__file__).read_text().splitlines()
-    (found,) = [number for number, line in enumerate(lines, 1) if line.endswith(f"  # {mark}")]
-    return SourceLocation(__file__, found)
+    (number_of_line,) = [number for number, line in enumerate(lines, 1) if line.endswith(f"  # {mark}")]
+    return SourceLocation(__file__, number_of_line)
 
 
 def definition_of(kind: type) -> SourceLocation:
@@ -124,7 +124,7 @@ def node_sources(one: DrawnCollection) -> set[SourceLocation | None]:
 
 
 @pytest.mark.parametrize(
-    ("build", "wanted"),
+    ("build", "marked"),
     [
         (Nested, {"middle.first.ebc": ["inner"], "middle.second.ebc": ["inner"]}),
         (Shared, {"user": ["shared once", "shared twice"]}),
@@ -132,9 +132,9 @@ def node_sources(one: DrawnCollection) -> set[SourceLocation | None]:
     ],
 )
 def test_collections_know_the_lines_that_call_them(
-    build: Callable[[], nn.Module], wanted: dict[str, list[str]]
+    build: Callable[[], nn.Module], marked: dict[str, list[str]]
 ) -> None:
-    places = {path: tuple(line_of(mark) for mark in marks) for path, marks in wanted.items()}
+    places = {path: tuple(line_of(mark) for mark in marks) for path, marks in marked.items()}
     for whole_graph in (False, True):
         converted = recfx.convert(build(), SAMPLE, hashing=RAW, whole_graph=whole_graph)
         assert sources(converted) == places

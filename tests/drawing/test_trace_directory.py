@@ -30,14 +30,14 @@ from tests.sharding.ranks import ranks
 from tests.support.forked_script import run_script
 
 RAW = HashConfig(dense_rows=0)
-PASSES = [each.name for each in recfx.passes()]
+PASSES = [pass_.name for pass_ in recfx.passes()]
 
 
 @pytest.fixture
 def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    found = tmp_path / "trace"
-    monkeypatch.setenv("RECFX_TRACE", str(found))
-    return found
+    path = tmp_path / "trace"
+    monkeypatch.setenv("RECFX_TRACE", str(path))
+    return path
 
 
 def names(folder: Path) -> set[str]:
@@ -52,8 +52,8 @@ def test_every_pass_the_report_and_the_times_are_written(directory: Path) -> Non
     changed = [record.name for record in converted.sparse_arch.embedding_bag_collection.pass_records if record.modified]
     diffs = {f"passes/{1 + PASSES.index(name):02d}-{name}.diff" for name in changed}
     reports = {"report.txt", "report.html", "report.json"}
-    others = {"graph.html", "timings.json", "versions.json", "index.html"}
-    assert names(folder) == texts | diffs | reports | others
+    always = {"graph.html", "timings.json", "versions.json", "index.html"}
+    assert names(folder) == texts | diffs | reports | always
     assert "# sparse_arch.embedding_bag_collection\nfeatures = input\n" in (folder / "passes/00-before.txt").read_text()
     last = (folder / f"passes/{len(PASSES):02d}-lower.txt").read_text()
     assert "hash_lookup(" in last
@@ -371,7 +371,7 @@ def on_one_rank_alone(rank: int, world_size: int, directory: str) -> list[str]:
             recfx.convert(model, plan=plan)
     finally:
         del os.environ["RECFX_TRACE"]
-    return [str(each.message) for each in said if issubclass(each.category, TraceWarning)]
+    return [str(warning.message) for warning in said if issubclass(warning.category, TraceWarning)]
 
 
 def test_ranks_do_not_wait_for_one_that_cannot_write(tmp_path: Path) -> None:

@@ -137,7 +137,7 @@ class Dictionary:
         for id_ in [id_ for id_ in waiting if id_ in self.candidates]:
             self.candidates[id_] += counts[id_]
         for id_ in [id_ for id_ in waiting if id_ not in self.candidates]:
-            peers = [other for other in self.candidates if self.bucket(other) == self.bucket(id_)]
+            peers = [candidate for candidate in self.candidates if self.bucket(candidate) == self.bucket(id_)]
             if len(peers) == len(self.bucket(id_)):
                 del self.candidates[peers[0]]
             self.candidates[id_] = counts[id_]

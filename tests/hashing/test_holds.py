@@ -31,12 +31,12 @@ def test_every_id_belongs_to_one_slice(pieces: int, dense_rows: int) -> None:
         HashIndex(40, config=whole.config, row_begin=begin, row_end=end)
         for begin, end in itertools.pairwise(row_cuts(whole.config, pieces))
     ]
-    owners = torch.stack([each.holds(ids) for each in slices])
+    owners = torch.stack([part.holds(ids) for part in slices])
     assert torch.equal(owners.sum(0), torch.ones(len(ids), dtype=torch.int64))
     shared = whole.shared_rows(ids)
-    for owned, each in zip(owners, slices, strict=True):
-        here = each.shared_rows(ids)
-        assert torch.equal(here[owned] + each.row_begin, shared[owned])
+    for owned, part in zip(owners, slices, strict=True):
+        here = part.shared_rows(ids)
+        assert torch.equal(here[owned] + part.row_begin, shared[owned])
         assert bool((here[~owned] == -1).all())
 
 
@@ -64,8 +64,8 @@ def test_answers_on_meta_are_int64_for_ids_of_any_dtype() -> None:
     index = HashIndex(4, device="meta")
     ids = torch.empty(3, dtype=torch.int32, device="meta")
     inserted = index.insert(ids)
-    for found in (index.find(ids), index.erase(ids), index.answer(ids), inserted.rows):
-        assert (found.dtype, found.device.type, tuple(found.shape)) == (torch.int64, "meta", (3,))
+    for answer in (index.find(ids), index.erase(ids), index.answer(ids), inserted.rows):
+        assert (answer.dtype, answer.device.type, tuple(answer.shape)) == (torch.int64, "meta", (3,))
     for nothing in (inserted.new_rows, inserted.evicted_ids):
         assert (nothing.dtype, nothing.device.type, tuple(nothing.shape)) == (torch.int64, "meta", (0,))
     assert (len(index), index.longest_probe(), index.name, HashIndex(4).name) == (0, 0, "table", "table")
@@ -87,10 +87,10 @@ def test_states_are_fitted_sliced_and_joined_under_another_default_device(admit_
     expected, room = everything(), (expected_room(torch.tensor([3, 4, 4])), usable_share(77, 7))
     usable_share.cache_clear()
     with torch.device("meta"):
-        found = everything()
+        actual = everything()
         assert (expected_room(torch.tensor([3, 4, 4], device="cpu")), usable_share(77, 7)) == room
-    torch.testing.assert_close(found, expected, rtol=0, atol=0)
-    assert all(not tensor.is_meta for tensor in found[0].values())
+    torch.testing.assert_close(actual, expected, rtol=0, atol=0)
+    assert all(not tensor.is_meta for tensor in actual[0].values())
 
 
 def test_what_is_read_at_random_asks_for_huge_pages_before_it_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,7 +98,7 @@ def test_what_is_read_at_random_asks_for_huge_pages_before_it_is_written(monkeyp
     monkeypatch.setattr(state, "advise_huge_pages", lambda tensor: asked.append(tensor.data_ptr()))
     buffers = HashIndex(64, config=HashConfig(on_full="evict", admit_after=2)).index_buffers()
     assert asked == [
-        each.data_ptr() for each in (buffers.slot_groups, buffers.row_scores, buffers.candidate_slot_groups)
+        buffer.data_ptr() for buffer in (buffers.slot_groups, buffers.row_scores, buffers.candidate_slot_groups)
     ]
 
 

@@ -222,11 +222,11 @@ def test_copies() -> None:
     torch.save(index, file)
     file.seek(0)
     saved = torch.load(file, weights_only=False)
-    for other in (copied, pickled, saved):
-        assert_equal(other, index)
-        other.insert(torch.tensor([71]))
-        assert len(other) == len(index) + 1
-        assert other.slot_groups.device.type == "cpu"
+    for copy_ in (copied, pickled, saved):
+        assert_equal(copy_, index)
+        copy_.insert(torch.tensor([71]))
+        assert len(copy_) == len(index) + 1
+        assert copy_.slot_groups.device.type == "cpu"
 
 
 @pytest.mark.parametrize(("name", "garbage"), [("slot_groups", 10**9), ("slot_groups", 0), ("side_row", 10**9)])
@@ -392,5 +392,5 @@ def test_memory_is_for_what_the_policies_need(config: HashConfig, empty: set[str
         },
     }  # fmt: skip
     buffers = HashIndex(40, config=config).index_buffers()._asdict()
-    found = {name for name, buffer in buffers.items() if buffer.numel() == 0}
-    assert found == set().union(*(needed_for[policy] for policy in empty))
+    unused = {name for name, buffer in buffers.items() if buffer.numel() == 0}
+    assert unused == set().union(*(needed_for[policy] for policy in empty))

@@ -63,4 +63,4 @@ def test_a_load_that_was_interrupted_is_told() -> None:
 def test_training_shares_no_rows() -> None:
     sharing = HashIndex(64, config=HashConfig(dense_rows=0, on_full="share", unseen="share"))
     for _ in range(2):  # made, and kept
-        assert [view.share_buckets > 0 for each in (False, True) for view in views_of([sharing], each)] == [True, False]
+        assert [view.share_buckets > 0 for mode in (False, True) for view in views_of([sharing], mode)] == [True, False]

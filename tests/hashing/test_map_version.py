@@ -118,8 +118,8 @@ def test_counts_from_elsewhere_are_added_once() -> None:
     for _ in range(2):
         assert (index.counters["ids_seen"], index.counters["unseen_answers"]) == (13, 3)
     Counts(index)
-    other = copy.deepcopy(index)
-    assert (other.counters["ids_seen"], index.counters["ids_seen"]) == (23, 23)
+    copied = copy.deepcopy(index)
+    assert (copied.counters["ids_seen"], index.counters["ids_seen"]) == (23, 23)
     Counts(index)
     index.load_state_dict(filled().state_dict())
     assert (index.counters["ids_seen"], index.counters["unseen_answers"]) == (3, 0)

@@ -29,7 +29,7 @@ def index_of(rows: int, buckets: int, dense_rows: int = 0, seed: int = 0) -> Has
 def test_every_id_takes_the_lowest_free_row_of_its_bucket_in_the_order_of_old_rows(
     dense_rows: int, saved_rows: int, more_rows: int, buckets: tuple[int, int], ids: list[int], seed: int
 ) -> None:
-    buckets = tuple(min(each, saved_rows - dense_rows) for each in buckets)
+    buckets = tuple(min(count, saved_rows - dense_rows) for count in buckets)
     source = index_of(saved_rows, buckets[0], dense_rows, seed)
     for id_ in ids:  # as many as go in, and holes between them
         bucket = int(bucket_of(torch.tensor([id_]), buckets[0], seed))
@@ -40,16 +40,16 @@ def test_every_id_takes_the_lowest_free_row_of_its_bucket_in_the_order_of_old_ro
     target = index_of(saved_rows + more_rows, buckets[1], dense_rows, seed)
     config = target.config
 
-    held = [(row, id_) for row, id_ in enumerate(saved["row_ids"].tolist()) if saved["row_state"][row] == 1]
-    wanted: dict[int, int] = {}
+    placed = [(row, id_) for row, id_ in enumerate(saved["row_ids"].tolist()) if saved["row_state"][row] == 1]
+    expected: dict[int, int] = {}
     taken = [0] * config.buckets
     fits = True
-    for _, id_ in held:
+    for _, id_ in placed:
         bucket = int(bucket_of(torch.tensor([id_]), config.buckets, seed))
         begin, end = (bucket_begin(b, config.rows, dense_rows, config.buckets) for b in (bucket, bucket + 1))
-        wanted[id_] = begin + taken[bucket]
+        expected[id_] = begin + taken[bucket]
         taken[bucket] += 1
-        fits = fits and wanted[id_] < end
+        fits = fits and expected[id_] < end
     if not fits:
         with pytest.raises(CheckpointError) as caught:
             fit_rows(target, saved)
@@ -58,10 +58,10 @@ def test_every_id_takes_the_lowest_free_row_of_its_bucket_in_the_order_of_old_ro
     state, move = fit_rows(target, saved)
     assert move is not None
     target.load_state_dict(state)
-    assert dict(zip(*(part.tolist() for part in target.items()), strict=True)) == wanted
+    assert dict(zip(*(part.tolist() for part in target.items()), strict=True)) == expected
     old_of = {int(new): int(old) for old, new in zip(move.old_rows, move.new_rows, strict=True)}
     assert all(old_of[row] == row for row in range(dense_rows))
-    assert {wanted[id_]: row for row, id_ in held} == {new: old for new, old in old_of.items() if new >= dense_rows}
+    assert {expected[id_]: row for row, id_ in placed} == {new: old for new, old in old_of.items() if new >= dense_rows}
 
 
 def test_rows_that_lose_their_ids_are_marked_as_used_and_others_are_not() -> None:
@@ -104,8 +104,8 @@ def test_candidates_and_scores_move_too_and_counters_do_not() -> None:
     assert sorted(row_ids[state["row_state"] == 1].tolist()) == [100, 101, 102, 103]
     counts = state["candidate_counts"]
     rows = torch.nonzero(counts).squeeze(1)
-    found = {int(state["candidate_ids"][row]): (int(counts[row]), int(state["candidate_order"][row])) for row in rows}
-    assert found == {-1: (3, 50), 900: (1, 51), 901: (2, 52)}
+    moved = {int(state["candidate_ids"][row]): (int(counts[row]), int(state["candidate_order"][row])) for row in rows}
+    assert moved == {-1: (3, 50), 900: (1, 51), 901: (2, 52)}
     for row in rows:
         bucket = int(bucket_of(state["candidate_ids"][row].view(1), 4, 0))
         assert bucket * 8 <= row < bucket * 8 + 8

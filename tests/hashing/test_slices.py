@@ -278,7 +278,7 @@ def test_counts_of_slices(dense_rows: int) -> None:
     config = HashConfig(dense_rows=dense_rows, buckets=6).resolve(dense_rows + 40, False)
     parts = min(dense_rows, 1024) + 6
     whole = {"counts": torch.arange(1, 7) * 7, SLICE_COUNTS: torch.zeros(parts, 5, dtype=torch.int64)}
-    wanted = [7, *(7 * k for k in range(2, 7))]
+    expected = [7, *(7 * k for k in range(2, 7))]
     for worlds in itertools.product((1, 2, 3, 7), repeat=2):
         state = whole
         for world in worlds:
@@ -289,15 +289,15 @@ def test_counts_of_slices(dense_rows: int) -> None:
             with_buckets = [counts for counts, (_, end) in zip(own, cuts, strict=True) if end > dense_rows]
             assert all(bool((counts[1:] > 0).all()) for counts in with_buckets), "each has a share"
             saved = [spread(config, counts, *cut) for counts, cut in zip(own, cuts, strict=True)]
-            assert [each.sum(dim=0).tolist() for each in saved] == [counts[1:].tolist() for counts in own]
+            assert [piece.sum(dim=0).tolist() for piece in saved] == [counts[1:].tolist() for counts in own]
             state = {"counts": torch.tensor([7, 0, 0, 0, 0, 0]), SLICE_COUNTS: torch.cat(saved)}
             assert state[SLICE_COUNTS].shape == (parts, 5)
             again = [folded(slice_state(config, state, *cut))["counts"] for cut in cuts]
             assert torch.equal(torch.stack(again), torch.stack(own)), "the same slices have what they had"
             joined = join_states(pieces)
-            assert joined["counts"].tolist() == wanted
+            assert joined["counts"].tolist() == expected
             assert not bool(joined[SLICE_COUNTS].any())
-    assert whole["counts"].tolist() == wanted, "a copy"
+    assert whole["counts"].tolist() == expected, "a copy"
 
 
 def test_slices_of_dense_rows_keep_their_counts() -> None:
@@ -368,18 +368,18 @@ def test_pooling_over_slices(kind: str, unseen: Any) -> None:
     offsets = torch.tensor([0, 7, 7, 50, ids.numel()])
     with operators(kind):
         pooled, rows, _ = find_and_pool(ids, offsets, [weight], [0], [whole.view()])
-        total, found = torch.zeros_like(pooled), torch.full_like(rows, -1)
+        total, rows_found = torch.zeros_like(pooled), torch.full_like(rows, -1)
         for index in Slices(config, row_cuts(config, 4), state_of(whole)).indexes:
             shard = weight[index.row_begin : index.row_end].contiguous()
             own_pooled, own_rows, own_absent = find_and_pool(ids, offsets, [shard], [0], [index.view()])
             total += own_pooled
             assert bool((own_rows < index.row_end - index.row_begin).all())
             has_row = own_rows >= 0
-            assert bool((found[has_row] == -1).all()), "an id has rows in two slices"
-            found[has_row] = own_rows[has_row] + index.row_begin
-            held = index.find(ids) >= 0
-            assert int(own_absent) == int((~held).sum())
-    assert torch.equal(found, rows)
+            assert bool((rows_found[has_row] == -1).all()), "an id has rows in two slices"
+            rows_found[has_row] = own_rows[has_row] + index.row_begin
+            has_id = index.find(ids) >= 0
+            assert int(own_absent) == int((~has_id).sum())
+    assert torch.equal(rows_found, rows)
     torch.testing.assert_close(total, pooled)
 
 

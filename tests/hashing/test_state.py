@@ -190,7 +190,7 @@ def test_pre_hooks_run() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "what"),
+    ("change", "words"),
     [
         (lambda t: t.int(), "must be torch.int64"),
         (lambda t: t[:, :4], "must be torch.int64"),
@@ -200,12 +200,12 @@ def test_pre_hooks_run() -> None:
         (lambda t: t[:1], "has 1 parts, but these rows have 2"),
     ],
 )
-def test_slice_counts_that_cannot_be(change: Any, what: str) -> None:
+def test_slice_counts_that_cannot_be(change: Any, words: str) -> None:
     whole = HashIndex(40, config=HashConfig(buckets=4), name="t1")
     index = HashIndex(40, config=whole.config, name="t1", row_begin=20, row_end=40)
     state = slice_state(whole.config, whole.state_dict(), 20, 40)
     state[SLICE_COUNTS] = change(state[SLICE_COUNTS])
-    assert_refused(index, state, "torn_state", what)
+    assert_refused(index, state, "torn_state", words)
 
 
 def test_a_whole_table_takes_what_slices_of_other_buckets_counted() -> None:

@@ -31,21 +31,21 @@ def filled(rows: int = 20, name: str = "t1", **config: Any) -> HashIndex:
 
 
 def assert_same(left: HashIndex, right: HashIndex) -> None:
-    for (key, one), (other_key, other) in zip(left.state_dict().items(), right.state_dict().items(), strict=True):
+    for (key, value), (other_key, twin) in zip(left.state_dict().items(), right.state_dict().items(), strict=True):
         assert key == other_key
-        assert torch.equal(one, other), key
+        assert torch.equal(value, twin), key
     ids = torch.arange(90, 300)
     assert torch.equal(left.find(ids), right.find(ids))
-    for one, other in zip(left.candidates(), right.candidates(), strict=True):
-        assert torch.equal(one, other)
+    for ids, other_ids in zip(left.candidates(), right.candidates(), strict=True):
+        assert torch.equal(ids, other_ids)
 
 
 def assert_lives_on_alike(left: HashIndex, right: HashIndex) -> None:
     """The next batches find, admit and evict the same."""
     for step in range(8):
         ids = torch.arange(98 + 3 * step, 106 + 3 * step) + torch.tensor([0, 90]).repeat(4)
-        for one, other in zip(left.insert(ids), right.insert(ids), strict=True):
-            assert torch.equal(one, other)
+        for rows, other_rows in zip(left.insert(ids), right.insert(ids), strict=True):
+            assert torch.equal(rows, other_rows)
     assert_same(left, right)
 
 
@@ -145,9 +145,9 @@ def test_a_loaded_index_lives_on_as_the_saved_one(config: dict[str, Any]) -> Non
     file = io.BytesIO()
     torch.save(index, file)
     file.seek(0)
-    for other in (*copies, on_meta, torch.load(file, weights_only=False)):
-        assert_same(index, other)
-        assert_lives_on_alike(copy.deepcopy(index), other)
+    for again in (*copies, on_meta, torch.load(file, weights_only=False)):
+        assert_same(index, again)
+        assert_lives_on_alike(copy.deepcopy(index), again)
 
 
 def test_to_empty_forgets_scores_and_candidates() -> None:
@@ -287,8 +287,8 @@ def test_whoever_uses_it_first_notices_what_was_written(use: Callable[[HashIndex
     state = target.state_dict()
     for key, value in source.state_dict().items():
         state[key].copy_(value)
-    for other in (copy.deepcopy(target), pickle.loads(pickle.dumps(target))):
-        assert_lives_on_alike(other, copy.deepcopy(source))
+    for copied in (copy.deepcopy(target), pickle.loads(pickle.dumps(target))):
+        assert_lives_on_alike(copied, copy.deepcopy(source))
     used, expected = use(target), use(source)
     if isinstance(used, HashIndex) and isinstance(expected, HashIndex):
         assert_same(used, expected)

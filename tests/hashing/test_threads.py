@@ -60,9 +60,9 @@ def test_readers_and_writers(config: dict[str, Any]) -> None:
         while not writing.is_set():
             rows = look_up(torch.cat([kept, universe]))
             assert torch.equal(rows[:16], rows_of_kept)
-            found = rows[16:]
-            assert ((found == -1) | ((found >= lowest) & (found < end))).all()
-            taken = found[found >= 0]
+            shared = rows[16:]
+            assert ((shared == -1) | ((shared >= lowest) & (shared < end))).all()
+            taken = shared[shared >= 0]
             assert taken.unique().numel() == taken.numel(), "two ids with one row: half a batch was seen"
             reads[number] += 1
 

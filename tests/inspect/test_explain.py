@@ -28,16 +28,16 @@ def codes(reasons: tuple[Diagnostic, ...]) -> list[tuple[str, str, str]]:
 def test_dlrm_before_conversion() -> None:
     model, sample = dlrm()
     report = explain(model, sample)
-    (found,) = report.collections
+    (entry,) = report.collections
     assert report.ok
     assert report.reasons == ()
     assert report.verification.ok is True
-    assert (found.paths, found.kind, found.status) == ((DLRM_PATH,), "EmbeddingBagCollection", "convertible")
-    assert found.found == "traced"
-    assert found.file.endswith("torchrec/models/dlrm.py")
-    assert "self.embedding_bag_collection(" in _line(found.file, found.line)
-    assert (found.is_weighted, found.device) == (False, "cpu")
-    assert [one.name for one in found.passes] == [
+    assert (entry.paths, entry.kind, entry.status) == ((DLRM_PATH,), "EmbeddingBagCollection", "convertible")
+    assert entry.found == "traced"
+    assert entry.file.endswith("torchrec/models/dlrm.py")
+    assert "self.embedding_bag_collection(" in _line(entry.file, entry.line)
+    assert (entry.is_weighted, entry.device) == (False, "cpu")
+    assert [one.name for one in entry.passes] == [
         "expand_collection",
         "insert_dist",
         "insert_hash",
@@ -47,7 +47,7 @@ def test_dlrm_before_conversion() -> None:
         "insert_transfers",
         "lower",
     ]
-    first, second = found.tables
+    first, second = entry.tables
     assert (first.name, first.features, first.embedding_names) == ("t0", ("f0",), ("f0",))
     assert (first.rows, first.dim, first.pooling, first.dtype, first.device) == (100, 8, "SUM", "float32", "cpu")
     assert (first.bytes, second.bytes) == (100 * 8 * 4, 50 * 8 * 4)
@@ -70,9 +70,9 @@ def test_dlrm_after_conversion_with_an_index() -> None:
     converted.eval()
     converted(sample[0], batch([1, 2, 3, 99, 5, 6, 7, 8]))
     report = explain(converted)
-    (found,) = report.collections
-    assert (found.status, found.found, found.kind) == ("converted", "traced", "EmbeddingBagCollection")
-    assert found.tables[0].hashing == HashingReport(
+    (entry,) = report.collections
+    assert (entry.status, entry.found, entry.kind) == ("converted", "traced", "EmbeddingBagCollection")
+    assert entry.tables[0].hashing == HashingReport(
         "index",
         rows=100,
         dense_rows=0,
@@ -107,14 +107,14 @@ def test_dlrm_after_conversion_with_an_index() -> None:
     ]
     assert report.reasons[2].message == "1 of 4 (25.0%) ids seen in eval mode had no row and read zeros."
     assert report.ok
-    nodes = [(node.kind, str(node.bytes), node.made_by, node.kernel) for node in found.nodes]
+    nodes = [(node.kind, str(node.bytes), node.made_by, node.kernel) for node in entry.nodes]
     assert nodes == [
         ("select_features", "8*B*(L_f0 + L_f1)", "expand_collection", ""),
         ("hash_lookup", "64*B", "fuse_hash_lookup", "cpu"),
         ("mean_divide", "64*B", "batch_lookups", ""),
         ("keyed_tensor", "64*B", "expand_collection", ""),
     ]
-    assert [(one.by, one.code) for one in found.declined] == [("elide_hash", "has_index")] * 2
+    assert [(one.by, one.code) for one in entry.declined] == [("elide_hash", "has_index")] * 2
     assert report.verification.text == "not run: verify=False"
 
 
@@ -129,7 +129,7 @@ def test_verification_is_reported() -> None:
 def test_statuses_aliases_and_reasons() -> None:
     model, sample = towers()
     report = explain(model, sample)
-    assert [(found.paths, found.status, found.found) for found in report.collections] == [
+    assert [(entry.paths, entry.status, entry.found) for entry in report.collections] == [
         (("user", "item"), "convertible", "traced"),
         (("own",), "refused", "traced"),
         (("unused",), "convertible", "never called"),
@@ -148,7 +148,7 @@ def test_statuses_aliases_and_reasons() -> None:
     assert [(table.name, table.pooling, table.bytes) for table in sequence.tables] == [("s", "", 160)]
     converted = convert(model, sample, on_unsupported="keep", verify=False)
     after = explain(converted)
-    assert [(found.paths, found.status, found.found) for found in after.collections] == [
+    assert [(entry.paths, entry.status, entry.found) for entry in after.collections] == [
         (("user", "item"), "converted", "traced"),
         (("own",), "refused", "traced"),
         (("unused",), "converted", "never called"),
@@ -160,9 +160,9 @@ def test_statuses_aliases_and_reasons() -> None:
 def test_refusals_of_single_tables_are_reported_not_raised() -> None:
     model = Wrapped(collection())
     model.inner.embedding_bags["t1"].padding_idx = 0
-    (found,) = explain(model).collections
-    assert (found.status, found.reason) == ("refused", "unsupported_bag_option")
-    assert "padding_idx=0" in found.message
+    (entry,) = explain(model).collections
+    assert (entry.status, entry.reason) == ("refused", "unsupported_bag_option")
+    assert "padding_idx=0" in entry.message
 
 
 def test_momentum_is_refused() -> None:
@@ -226,18 +226,18 @@ def test_rollbacks_are_reported() -> None:
 def test_root_collection() -> None:
     root, sample = collection(), (batch([1, 2, 3, 4]),)
     for model in (root, convert(root), convert(root, sample, verify=False, whole_graph=True)):
-        (found,) = explain(model, sample).collections
-        assert (found.paths, found.found) == (("",), "traced")
-        assert found.nodes[0].name == "ebc_select_features"
+        (entry,) = explain(model, sample).collections
+        assert (entry.paths, entry.found) == (("",), "traced")
+        assert entry.nodes[0].name == "ebc_select_features"
 
 
 def test_built_directly() -> None:
     model = Wrapped(HashEmbeddingBagCollection(tables=[config(0)]))
     report = explain(model)
-    (found,) = report.collections
-    assert (found.status, found.kind) == ("converted", "HashEmbeddingBagCollection")
-    assert found.tables[0].hashing is not None
-    assert found.tables[0].hashing.mode == "index"
+    (entry,) = report.collections
+    assert (entry.status, entry.kind) == ("converted", "HashEmbeddingBagCollection")
+    assert entry.tables[0].hashing is not None
+    assert entry.tables[0].hashing.mode == "index"
     assert report.reasons == ()  # fresh tables: there are no weights that are not used
     assert report.verification.text == "not run: built directly"
 
@@ -253,7 +253,7 @@ def test_wrappers_whole_graph_and_copies() -> None:
     model, sample = dlrm()
     converted = convert(model, sample, verify=False)
     whole = convert(model, sample, verify=False, whole_graph=True)
-    for other, path in (
+    for wrapped, path in (
         (torch.compile(converted), f"_orig_mod.{DLRM_PATH}"),
         (convert(torch.compile(model), sample, verify=False), f"_orig_mod.{DLRM_PATH}"),
         (convert(torch.compile(model), sample, verify=False)._orig_mod, DLRM_PATH),
@@ -262,10 +262,10 @@ def test_wrappers_whole_graph_and_copies() -> None:
         (copy.deepcopy(converted), DLRM_PATH),
         (pickle.loads(pickle.dumps(converted)), DLRM_PATH),
     ):
-        (found,) = explain(other, sample).collections
-        assert (found.paths, found.status, found.found) == ((path,), "converted", "traced")
-        assert (found.kind, found.line > 0) == ("EmbeddingBagCollection", True)
-        assert found.tables[0].kernel == "cpu"
+        (entry,) = explain(wrapped, sample).collections
+        assert (entry.paths, entry.status, entry.found) == ((path,), "converted", "traced")
+        assert (entry.kind, entry.line > 0) == ("EmbeddingBagCollection", True)
+        assert entry.tables[0].kernel == "cpu"
 
 
 @pytest.fixture

@@ -32,10 +32,10 @@ def fields(kind: type) -> list[str]:
 def test_json_is_complete_and_in_order() -> None:
     model, sample = dlrm()
     report = explain(convert(model, sample, hashing=HashConfig(dense_rows=0)))
-    found = json.loads(report.to_json())
-    assert found["version"] == "1"
-    assert list(found) == fields(ReportData)
-    (one,) = found["collections"]
+    parsed = json.loads(report.to_json())
+    assert parsed["version"] == "1"
+    assert list(parsed) == fields(ReportData)
+    (one,) = parsed["collections"]
     assert list(one) == [
         "paths",
         "kind",
@@ -58,9 +58,9 @@ def test_json_is_complete_and_in_order() -> None:
     assert list(one["tables"][0]["hashing"]) == fields(HashingReport)
     assert list(one["nodes"][0]) == fields(NodeReport)
     assert list(one["passes"][0]) == fields(PassReport)
-    assert list(found["reasons"][0]) == ["code", "module_path", "message", "what_to_do", "severity"]
+    assert list(parsed["reasons"][0]) == ["code", "module_path", "message", "what_to_do", "severity"]
     assert list(one["declined"][0]) == ["by", "reason", "message", "node"]
-    assert list(found["verification"]) == fields(Verification)
+    assert list(parsed["verification"]) == fields(Verification)
     assert one["tables"][0]["hashing"]["counters"] == {
         "batches": 0,
         "ids_seen": 0,
@@ -72,8 +72,8 @@ def test_json_is_complete_and_in_order() -> None:
     assert one["nodes"][2]["shape"] == ["B", "16"]
     assert one["nodes"][2]["bytes"] == "64*B"
     assert one["paths"] == ["sparse_arch.embedding_bag_collection"]
-    assert found["ok"] is True
-    assert found["verification"]["ok"] is True
+    assert parsed["ok"] is True
+    assert parsed["verification"]["ok"] is True
 
 
 @pytest.mark.parametrize(
@@ -88,9 +88,9 @@ def test_json_is_complete_and_in_order() -> None:
 )
 def test_json_of_a_diagnostic_in_each_field(field: str, keys: dict[str, str]) -> None:
     diagnostic = Diagnostic("dtype", "ebc", "m", "w", Severity.WARNING, by="fbgemm", node="ebc_lookup")
-    found = json.loads(json.dumps(plain((diagnostic,), field)))
-    assert found == [keys]
-    assert list(found[0]) == list(keys)
+    written = json.loads(json.dumps(plain((diagnostic,), field)))
+    assert written == [keys]
+    assert list(written[0]) == list(keys)
 
 
 def test_json_is_the_same_every_time() -> None:

@@ -33,9 +33,9 @@ def hashed(tables: int = 1, rows: int = 100, **settings: Any) -> nn.Module:
 def feed(model: nn.Module, *ids: list[int]) -> None:
     """One batch of one sample; one list of ids per table."""
     keys = [f"f{number}" for number in range(len(ids))]
-    lengths = torch.tensor([len(each) for each in ids])
+    lengths = torch.tensor([len(of_key) for of_key in ids])
     pooled = model(
-        KeyedJaggedTensor(keys, torch.tensor([each for one in ids for each in one], dtype=torch.int64), lengths=lengths)
+        KeyedJaggedTensor(keys, torch.tensor([id_ for one in ids for id_ in one], dtype=torch.int64), lengths=lengths)
     )
     if model.training:
         pooled.sum().backward()
@@ -43,9 +43,9 @@ def feed(model: nn.Module, *ids: list[int]) -> None:
 
 def of(name: str, scalars: dict[str, float]) -> dict[str, float]:
     """Those of one table, without the probe."""
-    found = {tag.rpartition("/")[2]: value for tag, value in scalars.items() if tag.startswith(f"{name}/")}
-    found.pop("longest_probe", None)
-    return found
+    named = {tag.rpartition("/")[2]: value for tag, value in scalars.items() if tag.startswith(f"{name}/")}
+    named.pop("longest_probe", None)
+    return named
 
 
 def test_an_interval_has_what_was_counted_in_it() -> None:
@@ -54,9 +54,9 @@ def test_an_interval_has_what_was_counted_in_it() -> None:
     watched = recfx.monitor(model)
     assert watched.tables == (T0, T1)
     feed(model, [7, 9, 10, 10], [1])
-    found = watched.scalars()
-    assert of(T0, found) == {"occupancy": 0.04, "worst_bucket": 0.04, "insert_rate": 2 / 4}
-    assert of(T1, found) == {"occupancy": 0.01, "worst_bucket": 0.01, "insert_rate": 0.0}
+    scalars = watched.scalars()
+    assert of(T0, scalars) == {"occupancy": 0.04, "worst_bucket": 0.04, "insert_rate": 2 / 4}
+    assert of(T1, scalars) == {"occupancy": 0.01, "worst_bucket": 0.01, "insert_rate": 0.0}
     assert of(T0, watched.scalars()) == {"occupancy": 0.04, "worst_bucket": 0.04}  # a rate over no ids is none
     model.eval()
     feed(model, [7, 500, 501, 502], [1])
@@ -92,11 +92,11 @@ def test_admission() -> None:
     model = hashed(buckets=1, admit_after=2)
     watched = recfx.monitor(model)
     feed(model, [1, 2, 3])
-    found = of(T0, watched.scalars())
-    assert (found["unseen_rate"], found["admit_rate"], found["insert_rate"], found["occupancy"]) == (1.0, 0.0, 0.0, 0.0)
+    rates = of(T0, watched.scalars())
+    assert (rates["unseen_rate"], rates["admit_rate"], rates["insert_rate"], rates["occupancy"]) == (1.0, 0.0, 0.0, 0.0)
     feed(model, [1, 2, 4, 5])
-    found = of(T0, watched.scalars())
-    assert (found["unseen_rate"], found["admit_rate"], found["insert_rate"]) == (2 / 4, 2 / 4, 2 / 4)
+    rates = of(T0, watched.scalars())
+    assert (rates["unseen_rate"], rates["admit_rate"], rates["insert_rate"]) == (2 / 4, 2 / 4, 2 / 4)
 
 
 def test_the_longest_probe_is_found_window_by_window(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,11 +107,11 @@ def test_the_longest_probe_is_found_window_by_window(monkeypatch: pytest.MonkeyP
     groups = model.inner.index("t0").slot_groups.size(0)
     read = []
     stock = slot_groups.home_groups
-    monkeypatch.setattr(slot_groups, "home_groups", lambda ids, *given: read.append(len(ids)) or stock(ids, *given))
+    monkeypatch.setattr(slot_groups, "home_groups", lambda ids, *rest: read.append(len(ids)) or stock(ids, *rest))
     watched = recfx.monitor(model, probed_groups=-(-groups // 4))
     seen = [watched.scalars() for _ in range(8)]
-    assert [f"{T1}/longest_probe" in each for each in seen] == [False] * 4 + [True] * 4
-    assert all(f"{T0}/longest_probe" in each for each in seen)
+    assert [f"{T1}/longest_probe" in told for told in seen] == [False] * 4 + [True] * 4
+    assert all(f"{T0}/longest_probe" in told for told in seen)
     assert seen[3][f"{T0}/longest_probe"] == seen[7][f"{T0}/longest_probe"] == exact["t0"]
     assert seen[7][f"{T1}/longest_probe"] == exact["t1"]
     assert sum(read) == 4000 + 50  # each id once
@@ -124,9 +124,9 @@ def test_all_probes_at_once_or_none() -> None:
     model = hashed(2)
     feed(model, [1, 2, 3], [4])
     assert not [tag for tag in recfx.monitor(model, probed_groups=0).scalars() if tag.endswith("probe")]
-    found = recfx.monitor(model, probed_groups=0).scalars(probe_all=True)
-    assert found[f"{T0}/longest_probe"] == model.inner.index("t0").longest_probe()
-    assert found[f"{T1}/longest_probe"] == 1.0
+    scalars = recfx.monitor(model, probed_groups=0).scalars(probe_all=True)
+    assert scalars[f"{T0}/longest_probe"] == model.inner.index("t0").longest_probe()
+    assert scalars[f"{T1}/longest_probe"] == 1.0
 
 
 def test_counts_that_begin_anew_are_no_interval() -> None:
@@ -225,50 +225,50 @@ class ByHand:
     def train(self, ids: list[int]) -> None:
         self.batch += 1
         self.count["seen"] += len(ids)
-        for each in set(ids) & self.rows_of.keys():
-            self.rows_of[each] = self.batch
-        self.sightings.update(each for each in ids if each not in self.rows_of)
-        for each in dict.fromkeys(ids):
-            if each in self.rows_of:
+        for id_ in set(ids) & self.rows_of.keys():
+            self.rows_of[id_] = self.batch
+        self.sightings.update(id_ for id_ in ids if id_ not in self.rows_of)
+        for id_ in dict.fromkeys(ids):
+            if id_ in self.rows_of:
                 continue
-            if self.sightings[each] < self.admit_after:
-                self.count["unseen"] += ids.count(each)
+            if self.sightings[id_] < self.admit_after:
+                self.count["unseen"] += ids.count(id_)
                 continue
             if len(self.rows_of) == self.rows and self.on_full == "share":
-                self.count["shared"] += ids.count(each)
+                self.count["shared"] += ids.count(id_)
                 continue
             if len(self.rows_of) == self.rows:
                 oldest = min(self.rows_of.values())
                 # Which of several ids is the oldest does not matter to the counts of this batch, but to those of later
                 # ones: the caller takes them from the index.
                 assert oldest < self.batch
-                del self.rows_of[next(known for known, last in self.rows_of.items() if last == oldest)]
+                del self.rows_of[next(resident for resident, last in self.rows_of.items() if last == oldest)]
                 self.count["evicted"] += 1
-            self.rows_of[each] = self.batch
-            del self.sightings[each]
+            self.rows_of[id_] = self.batch
+            del self.sightings[id_]
             self.count["inserted"] += 1
 
     def evaluate(self, ids: list[int]) -> None:
         self.count["asked"] += len(ids)
-        self.count["absent"] += sum(each not in self.rows_of for each in ids)
+        self.count["absent"] += sum(id_ not in self.rows_of for id_ in ids)
 
     def scalars(self) -> dict[str, float]:
         count, self.count = self.count, Counter()
         taken = len(self.rows_of) / self.rows
-        found = {"occupancy": taken, "worst_bucket": taken}
+        scalars = {"occupancy": taken, "worst_bucket": taken}
         if count["seen"]:
-            found["insert_rate"] = count["inserted"] / count["seen"]
+            scalars["insert_rate"] = count["inserted"] / count["seen"]
             if self.on_full == "evict":
-                found["evict_rate"] = count["evicted"] / count["seen"]
+                scalars["evict_rate"] = count["evicted"] / count["seen"]
             if self.on_full == "share":
-                found["shared_rate"] = count["shared"] / count["seen"]
+                scalars["shared_rate"] = count["shared"] / count["seen"]
             if self.admit_after > 1:
-                found["unseen_rate"] = count["unseen"] / count["seen"]
+                scalars["unseen_rate"] = count["unseen"] / count["seen"]
                 if count["inserted"] + count["unseen"]:
-                    found["admit_rate"] = count["inserted"] / (count["inserted"] + count["unseen"])
+                    scalars["admit_rate"] = count["inserted"] / (count["inserted"] + count["unseen"])
         if count["asked"]:
-            found["eval_unseen_rate"] = count["absent"] / count["asked"]
-        return found
+            scalars["eval_unseen_rate"] = count["absent"] / count["asked"]
+        return scalars
 
 
 @pytest.mark.parametrize("every", [1, 7, 60])
@@ -289,9 +289,9 @@ def test_the_rates_are_those_that_are_counted_by_hand(settings: dict[str, Any], 
         if model.training:
             by_hand.train(ids)
             if settings.get("on_full") == "evict":
-                held = set(model.inner.index("t0").items()[0].tolist())
-                assert len(held) == len(by_hand.rows_of)
-                by_hand.rows_of = {each: by_hand.rows_of.get(each, by_hand.batch) for each in held}
+                ids = set(model.inner.index("t0").items()[0].tolist())
+                assert len(ids) == len(by_hand.rows_of)
+                by_hand.rows_of = {id_: by_hand.rows_of.get(id_, by_hand.batch) for id_ in ids}
         else:
             by_hand.evaluate(ids)
         if step % every == every - 1:
@@ -335,8 +335,8 @@ def test_names_are_ones_that_every_writer_takes() -> None:
         for number, name in enumerate(named)
     ]
     model = recfx.convert(EmbeddingBagCollection(tables=tables), hashing=recfx.HashConfig(dense_rows=0))
-    wanted = ["ad_type_2", "ad_type", "ad_type_3", "größe", "a/b"]
-    assert recfx.monitor(model).tables == tuple(f"embedding_bags.{name}" for name in wanted)
+    names = ["ad_type_2", "ad_type", "ad_type_3", "größe", "a/b"]
+    assert recfx.monitor(model).tables == tuple(f"embedding_bags.{name}" for name in names)
 
 
 def test_what_is_read_of_the_slots_follows_what_was_trained(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -47,8 +47,8 @@ def test_plain_conversion_has_nothing_to_say() -> None:
     ],
 )
 def test_optimizer_text(kind: type, arguments: dict[str, Any], text: str) -> None:
-    (found,) = explain(optimized(kind, **arguments)).collections
-    assert found.tables[0].optimizer == text
+    (collection,) = explain(optimized(kind, **arguments)).collections
+    assert collection.tables[0].optimizer == text
 
 
 def test_frozen_table() -> None:
@@ -121,8 +121,8 @@ def test_weights_not_used_and_init_fn_rows() -> None:
     tables = [config(0), config(1, init_fn=partial(nn.init.constant_, val=2.0)), config(2)]
     model = Wrapped(EmbeddingBagCollection(tables=tables))
     converted = convert(model, hashing={"t0": INDEX, "t1": INDEX})
-    found = [(reason.severity, reason.code, reason.path) for reason in explain(converted).reasons]
-    assert found == [
+    reasons = [(reason.severity, reason.code, reason.path) for reason in explain(converted).reasons]
+    assert reasons == [
         ("warning", "weights_not_used", "inner.embedding_bags.t0"),
         ("info", "init_fn_rows", "inner.embedding_bags.t1"),
     ]

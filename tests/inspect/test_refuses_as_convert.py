@@ -130,11 +130,11 @@ def test_raw_ids_of_a_collection_that_is_kept(samples: tuple[Any, ...]) -> None:
 @pytest.mark.parametrize("options", [[], ["--raw-ids"], ["--raw-ids", "--keep"]], ids=" ".join)
 def test_the_commands_agree(options: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     name = f"{__name__}:make"
-    wanted = 1 if options == ["--raw-ids"] else 0
+    status = 1 if options == ["--raw-ids"] else 0
     assert {command: main([command, name, *options]) for command in ("explain", "verify", "graph")} == {
-        "explain": wanted, "verify": wanted, "graph": wanted,
+        "explain": status, "verify": status, "graph": status,
     }  # fmt: skip
-    assert ("raw_ids_of_kept_tables" in capsys.readouterr().out) == bool(wanted)
+    assert ("raw_ids_of_kept_tables" in capsys.readouterr().out) == bool(status)
 
 
 class Failing(Holder):
@@ -180,10 +180,10 @@ def test_rows_that_are_added_are_taken_back() -> None:
     assert {name: (weight.data_ptr(), weight.shape) for name, weight in model.named_parameters()} == before
 
 
-@pytest.mark.parametrize("other", [{"hashing": RAW}, {"backend": "reference"}], ids=["hashing", "backend"])
-def test_a_model_that_is_converted_otherwise(other: dict[str, Any]) -> None:
+@pytest.mark.parametrize("changed", [{"hashing": RAW}, {"backend": "reference"}], ids=["hashing", "backend"])
+def test_a_model_that_is_converted_otherwise(changed: dict[str, Any]) -> None:
     converted = recfx.convert(Holder(collection()))
-    assert assert_alike(converted, **other) == ("already_converted", "arch.sparse")
+    assert assert_alike(converted, **changed) == ("already_converted", "arch.sparse")
     assert assert_alike(converted) is None
 
 
@@ -229,12 +229,12 @@ PLANS = {
 @pytest.mark.parametrize(("plan", "refusal"), PLANS.values(), ids=list(PLANS))
 def test_plans(plan: ShardingPlan, refusal: tuple[str, str | None] | None) -> None:
     with process_group():
-        found = assert_alike(Holder(collection()), plan=plan)
-    if refusal is None or found is None:
-        assert found is refusal
+        told = assert_alike(Holder(collection()), plan=plan)
+    if refusal is None or told is None:
+        assert told is refusal
     else:
-        assert found[0] == refusal[0]
-        assert refusal[1] in (None, found[1])
+        assert told[0] == refusal[0]
+        assert refusal[1] in (None, told[1])
 
 
 def test_a_plan_for_a_collection_that_is_kept() -> None:

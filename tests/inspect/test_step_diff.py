@@ -99,13 +99,13 @@ def test_the_text_before_is_that_of_the_graph() -> None:
 def test_graphs_and_whole_graphs() -> None:
     model, sample = dlrm()
     whole = recfx.convert(model, sample, verify=False, whole_graph=True)
-    wanted = diff_steps(recfx.convert(model), "before", "lower")
-    assert "+++ sparse_arch.embedding_bag_collection after lower" in wanted
-    assert diff_steps(whole, "before", "lower") == wanted
-    assert diff_steps(recfx.trace(model, sample), "before", "lower") == wanted
+    expected = diff_steps(recfx.convert(model), "before", "lower")
+    assert "+++ sparse_arch.embedding_bag_collection after lower" in expected
+    assert diff_steps(whole, "before", "lower") == expected
+    assert diff_steps(recfx.trace(model, sample), "before", "lower") == expected
     one = recfx.convert(model).get_submodule("sparse_arch.embedding_bag_collection").graph_module
     assert isinstance(one, nn.Module)
-    assert diff_steps(one, "before", "lower") == wanted
+    assert diff_steps(one, "before", "lower") == expected
 
 
 def test_what_there_is_no_diff_of() -> None:

@@ -89,7 +89,7 @@ def small_report() -> Report:
     converted = convert(model, sample, hashing={"t1": HashConfig(dense_rows=0)}, on_unsupported="keep", verify=False)
     converted(*sample)
     report = explain(converted)
-    placed = tuple(replace(found, file="model.py", line=7) for found in report.collections)
+    placed = tuple(replace(described, file="model.py", line=7) for described in report.collections)
     return replace(report, recfx_version="1", torch_version="2", torchrec_version="3", collections=placed)
 
 
@@ -105,9 +105,9 @@ def test_width_and_characters() -> None:
 
 
 def test_file_is_shown_from_the_package_on() -> None:
-    (found,) = explain(Wrapped(collection())).collections
+    (described,) = explain(Wrapped(collection())).collections
     assert "tests/inspect/models.py:" in str(explain(Wrapped(collection())))
-    assert found.file.startswith("/")
+    assert described.file.startswith("/")
     assert "\ntorchrec/modules" not in str(explain(collection()))
     assert "site-packages" not in str(explain(collection()))
 
@@ -229,8 +229,8 @@ def test_the_rules_and_counts_of_an_index() -> None:
     assert "index: 0 ids, 0.0%, evict lfu, admit after 3, unseen share" in page
     counted = ("batches", "ids seen", "inserted", "evicted", "shared", "unseen", "waiting", "worst bucket", "probe")
     for name in ("table", *counted, "bytes/row", "usable", "room", "batches until full", "suggested rows"):
-        known = name not in ("batches until full", "suggested rows")  # no batch yet: no column for them
-        assert bool(re.search(rf"<th [^>]*>{re.escape(name)}</th>", page)) is known
+        is_known = name not in ("batches until full", "suggested rows")  # no batch yet: no column for them
+        assert bool(re.search(rf"<th [^>]*>{re.escape(name)}</th>", page)) is is_known
     assert '<td class="number">100.0%</td><td class="number">100</td></tr>' in page
 
 

@@ -51,8 +51,8 @@ def not_combined(graph: OperatorGraph) -> PassResult:
 
 def made(*more: str) -> OperatorGraph:
     """The graph of rows that are not combined, after these passes too."""
-    expand, *others = until("insert_hash")
-    rewrites = [expand, Rewrite("not_combined", not_combined), *(each for each in others if each.name in more)]
+    expand, *rest = until("insert_hash")
+    rewrites = [expand, Rewrite("not_combined", not_combined), *(rewrite for rewrite in rest if rewrite.name in more)]
     return run_passes(unexpanded(collection(INDEXED, INDEXED)), rewrites).graph
 
 
@@ -120,4 +120,4 @@ def test_every_backend_declines_it_with_a_reason() -> None:
 
 
 def test_the_names_are_those_of_torchrec() -> None:
-    assert tuple(each.name for each in PoolingType) == COMBINES
+    assert tuple(pooling.name for pooling in PoolingType) == COMBINES

@@ -20,10 +20,10 @@ def test_they_are_compared_by_value() -> None:
 
 def test_nothing_that_lives_is_imported() -> None:
     """No module, store, device, kernel or optimizer: dtypes are all that torch is there for."""
-    found = set()
+    imported = set()
     for node in ast.walk(ast.parse(Path(facts.__file__).read_text())):
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
+            imported |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
-            found.add(str(node.module))
-    assert found == {"__future__", "collections.abc", "dataclasses", "functools", "recfx.ir.tables", "torch"}
+            imported.add(str(node.module))
+    assert imported == {"__future__", "collections.abc", "dataclasses", "functools", "recfx.ir.tables", "torch"}

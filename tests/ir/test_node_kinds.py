@@ -17,16 +17,16 @@ def test_the_cuts_are_in_the_order_of_the_stages() -> None:
 def test_no_value_goes_back_to_an_earlier_stage() -> None:
     for giver in NODE_KINDS.values():
         for kind in NODE_KINDS.values():
-            taken = {type_ for each in kind.inputs for type_ in each.types}
+            taken = {type_ for declared in kind.inputs for type_ in declared.types}
             if taken & set(giver.outputs):
                 assert giver.stage.value <= kind.stage.value, (giver.name, kind.name)
 
 
 def test_every_value_is_given_and_taken() -> None:
-    given = {type_ for kind in NODE_KINDS.values() for type_ in kind.outputs}
-    taken = {type_ for kind in NODE_KINDS.values() for each in kind.inputs for type_ in each.types}
+    produced = {type_ for kind in NODE_KINDS.values() for type_ in kind.outputs}
+    taken = {type_ for kind in NODE_KINDS.values() for declared in kind.inputs for type_ in declared.types}
     not_yet = {ValueType.UNPOOLED}  # a lookup with combine=NONE gives it, but only operators of the user's take it
-    assert {ValueType.BATCH, *given} == {ValueType.KEYED_TENSOR, *taken} == set(ValueType) - not_yet
+    assert {ValueType.BATCH, *produced} == {ValueType.KEYED_TENSOR, *taken} == set(ValueType) - not_yet
 
 
 def test_sizes_follow_the_dtype_of_the_output() -> None:

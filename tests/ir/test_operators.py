@@ -20,11 +20,11 @@ def test_an_operator_does_not_run_but_leaves_itself_in_a_trace() -> None:
         operators.OPERATORS["lookup"](torch.ones(1), collection="")
 
     def model(ids: torch.Tensor) -> torch.Tensor:
-        found: torch.Tensor = operators.OPERATORS["lookup"](ids, collection="a", tables=("t",), combine="SUM")
-        return found
+        looked_up: torch.Tensor = operators.OPERATORS["lookup"](ids, collection="a", tables=("t",), combine="SUM")
+        return looked_up
 
     graph = fx.symbolic_trace(model).graph
-    (node,) = [each for each in graph.nodes if operators.kind_of(each) is not None]
+    (node,) = [candidate for candidate in graph.nodes if operators.kind_of(candidate) is not None]
     assert node.kwargs == {"collection": "a", "tables": ("t",), "combine": "SUM"}
 
 

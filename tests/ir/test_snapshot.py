@@ -66,7 +66,7 @@ def test_nodes_that_a_pass_leaves_alone_are_shared() -> None:
     graph_module = lowered(collection(INDEXED, ADOPTED), until("insert_dist"))
     first, second = graph_module.meta[PASSES_KEY]
     assert not second.modified
-    assert all(one is other for one, other in zip(first.nodes, second.nodes, strict=True))
+    assert all(one is again for one, again in zip(first.nodes, second.nodes, strict=True))
     duplicate = copy.deepcopy(graph_module)
     assert duplicate.meta[PASSES_KEY][0] is first
 

@@ -64,7 +64,7 @@ class Chain:
         self.graph.output(self.node(kind, sources, f"a_{kind}_tested"))
 
     def node(self, kind: str, sources: list[str], name: str) -> fx.Node:
-        arguments = tuple(self.value(each) for each in sources)
+        arguments = tuple(self.value(source) for source in sources)
         node = self.graph.create_node("call_function", torch.neg, arguments, {}, name=name)
         return annotate(node, NodeMeta(kind, "a", "test"))
 

@@ -23,10 +23,10 @@ def test_what_is_attached_is_read_in_its_order() -> None:
     none, two = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2))
     attach([two], torch.optim.SGD, lr=0.5)
     attach([two], torch.optim.Adagrad, lr=0.25)
-    assert [type(each) for each in attached_optimizers(two)] == [torch.optim.SGD, torch.optim.Adagrad]
+    assert [type(optimizer) for optimizer in attached_optimizers(two)] == [torch.optim.SGD, torch.optim.Adagrad]
     assert attached_classes(two) == [(torch.optim.SGD, {"lr": 0.5}), (torch.optim.Adagrad, {"lr": 0.25})]
     assert (len(attached_optimizers(none)), attached_classes(none)) == (0, [])
-    assert [len(each) for each in attached_to_each([none, two, none])] == [0, 2, 0]
+    assert [len(optimizers) for optimizers in attached_to_each([none, two, none])] == [0, 2, 0]
     assert attached_to_each([two])[0] is attached_optimizers(two)
 
 

@@ -30,9 +30,9 @@ def weight_with(kind: type[torch.optim.Optimizer], **settings: Any) -> nn.Parame
 
 
 def fused(weight: nn.Parameter) -> FusedOptimizer:
-    found = fused_optimizer_of(weight, "t")
-    assert isinstance(found, FusedOptimizer)
-    return found
+    form = fused_optimizer_of(weight, "t")
+    assert isinstance(form, FusedOptimizer)
+    return form
 
 
 def test_a_weight_without_an_optimizer() -> None:
@@ -64,7 +64,7 @@ def test_torchrec_renames_the_learning_rate_in_what_was_passed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "settings", "group", "given"),
+    ("kind", "settings", "group", "chosen"),
     [
         (placeholders.SGD, {}, {"lr": 0.01, "weight_decay": 0.0}, set()),
         (
@@ -97,10 +97,10 @@ def test_torchrec_renames_the_learning_rate_in_what_was_passed() -> None:
     ],
 )
 def test_a_placeholder_holds_arguments_for_fbgemm(
-    kind: type[torch.optim.Optimizer], settings: dict[str, Any], group: dict[str, Any], given: set[str]
+    kind: type[torch.optim.Optimizer], settings: dict[str, Any], group: dict[str, Any], chosen: set[str]
 ) -> None:
-    found = fused(weight_with(kind, **settings))
-    assert (type(found), found.group, found.chosen) == (FusedOptimizer, group, given)
+    form = fused(weight_with(kind, **settings))
+    assert (type(form), form.group, form.chosen) == (FusedOptimizer, group, chosen)
 
 
 @pytest.mark.parametrize(
@@ -160,18 +160,18 @@ class WithOption(torch.optim.SGD):
 def test_an_argument_that_no_rule_knows_is_refused(monkeypatch: pytest.MonkeyPatch, value: object) -> None:
     """Also at its default: nobody knows what it does."""
     monkeypatch.setattr("recfx.optim.in_backward.rule_of_class", lambda kind: recfx.optim.rules.sgd.SGD)
-    found = fused_optimizer_of(weight_with(WithOption, option=value), "m.t")
-    assert isinstance(found, Diagnostic)
-    assert (found.code, found.path) == ("unsupported_optimizer_argument", "m.t")
-    assert f"WithOption(option={value!r}) has no fused form" in found.message
+    refusal = fused_optimizer_of(weight_with(WithOption, option=value), "m.t")
+    assert isinstance(refusal, Diagnostic)
+    assert (refusal.code, refusal.path) == ("unsupported_optimizer_argument", "m.t")
+    assert f"WithOption(option={value!r}) has no fused form" in refusal.message
 
 
 def test_a_mode_of_weight_decay_that_only_sharded_tables_would_follow_is_refused() -> None:
     """RowWiseAdagrad takes any argument; L2 is what it does."""
-    found = fused_optimizer_of(weight_with(RowWiseAdagrad, weight_decay_mode=WeightDecayMode.DECOUPLE), "t")
-    assert isinstance(found, Diagnostic)
-    assert found.code == "unsupported_optimizer_argument"
-    assert "train two different models" in found.message
+    refusal = fused_optimizer_of(weight_with(RowWiseAdagrad, weight_decay_mode=WeightDecayMode.DECOUPLE), "t")
+    assert isinstance(refusal, Diagnostic)
+    assert refusal.code == "unsupported_optimizer_argument"
+    assert "train two different models" in refusal.message
     assert fused(weight_with(RowWiseAdagrad, weight_decay_mode=WeightDecayMode.L2)).rule.name == "rowwise_adagrad"
 
 
@@ -179,9 +179,9 @@ def test_a_neutral_value_in_a_tensor_is_refused() -> None:
     """It may change at any time, and no kernel reads it."""
     weight = weight_with(torch.optim.SGD)
     attached_optimizers(weight)[0].param_groups[0]["momentum"] = torch.tensor(0.0)
-    found = fused_optimizer_of(weight, "t")
-    assert isinstance(found, Diagnostic)
-    assert found.code == "unsupported_optimizer_argument"
+    refusal = fused_optimizer_of(weight, "t")
+    assert isinstance(refusal, Diagnostic)
+    assert refusal.code == "unsupported_optimizer_argument"
 
 
 @pytest.mark.parametrize("nested", [False, True])
@@ -189,11 +189,11 @@ def test_an_optimizer_that_is_not_fused_is_reported_under_its_tables_path(nested
     model = one_table(rows=ROWS)
     attach(model, torch.optim.RMSprop)
     converted: Any = recfx.convert(nn.Sequential(model) if nested else model)
-    found = (converted[0] if nested else converted).not_fused["t"]
-    assert (found.code, found.path) == (
+    refusal = (converted[0] if nested else converted).not_fused["t"]
+    assert (refusal.code, refusal.path) == (
         "optimizer_not_fused", "0.embedding_bags.t" if nested else "embedding_bags.t"
     )  # fmt: skip
-    assert "'RowWiseAdagrad', 'SGD'" in found.what_to_do
+    assert "'RowWiseAdagrad', 'SGD'" in refusal.what_to_do
 
 
 def test_a_hook_is_reported_under_its_tables_path_and_two_optimizers_are() -> None:

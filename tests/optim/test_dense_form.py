@@ -50,12 +50,12 @@ def state_of(model: nn.Module) -> dict[str, Any]:
     return state
 
 
-def assert_same(found: nn.Module, wanted: nn.Module, near: float) -> None:
+def assert_same(fused: nn.Module, expected: nn.Module, near: float) -> None:
     """Weights and states, and the dtypes of both."""
-    torch.testing.assert_close(weight_of(found), weight_of(wanted), rtol=near, atol=near)
-    assert state_of(found).keys() >= state_of(wanted).keys()
-    for name, value in state_of(wanted).items():
-        torch.testing.assert_close(torch.as_tensor(state_of(found)[name]), torch.as_tensor(value), rtol=near, atol=near)
+    torch.testing.assert_close(weight_of(fused), weight_of(expected), rtol=near, atol=near)
+    assert state_of(fused).keys() >= state_of(expected).keys()
+    for name, value in state_of(expected).items():
+        torch.testing.assert_close(torch.as_tensor(state_of(fused)[name]), torch.as_tensor(value), rtol=near, atol=near)
 
 
 @every_dtype
@@ -117,9 +117,9 @@ def test_an_optimizer_that_was_attached_to_a_copy_later_stays_as_it_is() -> None
     _, model = pair("adagrad")
     converted = recfx.convert(model)
     train(converted)
-    other = copy.deepcopy(converted)
-    attach(other, "adagrad", lr=0.5, initial_accumulator_value=2.0)
-    back = recfx.unconvert(other)
+    copied = copy.deepcopy(converted)
+    attach(copied, "adagrad", lr=0.5, initial_accumulator_value=2.0)
+    back = recfx.unconvert(copied)
     assert isinstance(back, nn.Module)
     assert attached_optimizers(weight_of(back))[0].param_groups[0]["lr"] == 0.5
     assert torch.equal(state_of(back)["sum"], torch.full((ROWS, 4), 2.0))

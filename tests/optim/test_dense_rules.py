@@ -41,8 +41,8 @@ def test_an_optimizer_built_before_conversion_steps_on(optimizer: type[torch.opt
             stepper.zero_grad()
             (one(features) - 1).square().mean().backward()
             stepper.step()
-    for (name, wanted), (_, found) in zip(plain.named_parameters(), converted.named_parameters(), strict=True):
-        torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5, msg=lambda m, n=name: f"{n}: {m}")
+    for (name, expected), (_, actual) in zip(plain.named_parameters(), converted.named_parameters(), strict=True):
+        torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5, msg=lambda m, n=name: f"{n}: {m}")
 
 
 @fused_kinds
@@ -62,12 +62,12 @@ def test_fused_optimizers_follow_the_dense_rule(kind: str, backend: str, tables:
         for config in plain.embedding_bag_configs():
             for name in config.feature_names:
                 touched.setdefault(config.name, set()).update(features[name].values().tolist())
-    for name, wanted in plain.state_dict().items():
-        found = converted.state_dict()[name]
-        torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-6, msg=lambda m, n=name: f"{n}: {m}")
+    for name, expected in plain.state_dict().items():
+        actual = converted.state_dict()[name]
+        torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-6, msg=lambda m, n=name: f"{n}: {m}")
         untouched = [row for row in range(20) if row not in touched[name.split(".")[1]]]
-        assert torch.equal(found[untouched], start[name][untouched])
-        assert not torch.equal(found, start[name])
+        assert torch.equal(actual[untouched], start[name][untouched])
+        assert not torch.equal(actual, start[name])
     assert all(parameter.grad is None for parameter in converted.parameters())
 
 
@@ -84,11 +84,11 @@ def test_fused_adam_follows_the_dense_rule_on_touched_rows(more: dict[str, Any])
     for _ in range(3):
         train(plain, features)
         train(converted, features)
-        for name, wanted in plain.state_dict().items():
-            found, rows = converted.state_dict()[name], touched[name.split(".")[1]]
-            torch.testing.assert_close(found[rows], wanted[rows], rtol=1e-5, atol=1e-6)
+        for name, expected in plain.state_dict().items():
+            actual, rows = converted.state_dict()[name], touched[name.split(".")[1]]
+            torch.testing.assert_close(actual[rows], expected[rows], rtol=1e-5, atol=1e-6)
             untouched = [row for row in range(20) if row not in rows]
-            assert torch.equal(found[untouched], start[name][untouched])
+            assert torch.equal(actual[untouched], start[name][untouched])
 
 
 @pytest.mark.parametrize("kind", ["sgd", "adagrad", "rowwise_adagrad"])
@@ -100,10 +100,10 @@ def test_fused_weight_decay_follows_the_dense_rule_on_touched_rows(kind: str) ->
     for _ in range(3):
         train(plain, features)
         train(converted, features)
-    wanted, found = (one.state_dict()["embedding_bags.t1.weight"] for one in (plain, converted))
-    torch.testing.assert_close(found[rows], wanted[rows], rtol=1e-5, atol=1e-6)
+    expected, actual = (one.state_dict()["embedding_bags.t1.weight"] for one in (plain, converted))
+    torch.testing.assert_close(actual[rows], expected[rows], rtol=1e-5, atol=1e-6)
     untouched = [row for row in range(20) if row not in rows]
-    assert torch.equal(found[untouched], start[untouched])
+    assert torch.equal(actual[untouched], start[untouched])
 
 
 @fused_kinds
@@ -119,8 +119,8 @@ def test_fused_optimizers_of_half_precision_tables(kind: str, backend: str) -> N
         features = batch(6)
         train(exact, features)
         train(converted, features)
-    for name, wanted in exact.state_dict().items():
-        torch.testing.assert_close(converted.state_dict()[name].float(), wanted, rtol=1e-2, atol=1e-2)
+    for name, expected in exact.state_dict().items():
+        torch.testing.assert_close(converted.state_dict()[name].float(), expected, rtol=1e-2, atol=1e-2)
 
 
 @pytest.mark.parametrize("kind", ["sgd", "adagrad", "rowwise_adagrad", "adam"])
@@ -188,7 +188,7 @@ def test_an_optimizer_without_a_fused_form_trains_as_before() -> None:
         train(converted, features)
     assert_alike(plain, converted)
     assert converted.not_fused.keys() == {"t1", "t2", "t3"}
-    assert all(each.code == "optimizer_not_fused" for each in converted.not_fused.values())
+    assert all(refusal.code == "optimizer_not_fused" for refusal in converted.not_fused.values())
 
 
 def test_one_table_fused_and_one_not() -> None:
@@ -260,13 +260,13 @@ def test_a_dense_form_steps_rows_whose_gradient_is_partly_zero(rule: Rule) -> No
     optimizer = dense([weight], lr=0.5, weight_decay=0.25)
     gradient = torch.tensor([[1.0, 0.0, 2.0], [0.0, 0.0, 0.0], [0.0, -1.0, 0.0], [1.0, 2.0, 3.0]])
     touched = [0, 2, 3]
-    state = {each.name: torch.zeros(each.shape(3, 3)) for each in rule.states}
+    state = {spec.name: torch.zeros(spec.shape(3, 3)) for spec in rule.states}
     for step in (1.0, 2.0):
-        wanted = weight.detach().clone()
-        wanted[touched] = rule.update(wanted[touched], gradient[touched], state, step, optimizer.param_groups[0])
+        expected = weight.detach().clone()
+        expected[touched] = rule.update(expected[touched], gradient[touched], state, step, optimizer.param_groups[0])
         weight.grad = gradient.clone()
         optimizer.step()
-        torch.testing.assert_close(weight.detach(), wanted, rtol=1e-6, atol=1e-7)
+        torch.testing.assert_close(weight.detach(), expected, rtol=1e-6, atol=1e-7)
     for name, value in state.items():
         torch.testing.assert_close(optimizer.state[weight][name][touched], value, rtol=1e-6, atol=1e-7)
         assert not optimizer.state[weight][name][1].any()

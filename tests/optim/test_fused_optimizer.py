@@ -31,7 +31,7 @@ ROWS, DIM = 6, 4
 GROUP = {"lr": 0.5, "eps": 0.1, "betas": (0.5, 0.75), "weight_decay": 0.0, "initial_accumulator_value": 0.25}
 every_rule = pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
 copied = pytest.mark.parametrize(
-    "copied", [copy.deepcopy, lambda each: pickle.loads(pickle.dumps(each))], ids=["deepcopy", "pickle"]
+    "copied", [copy.deepcopy, lambda value: pickle.loads(pickle.dumps(value))], ids=["deepcopy", "pickle"]
 )
 
 
@@ -40,10 +40,10 @@ def fused_of(rule: Rule, dtype: torch.dtype = torch.float32) -> tuple[FusedOptim
     weight = nn.Parameter(torch.ones(ROWS, DIM, dtype=dtype))
     attach([weight], rule.dense_class, lr=0.5)
     (weight * torch.arange(1, DIM + 1)).sum().backward()
-    found = fused_optimizer_of(weight, "t")
-    assert isinstance(found, FusedOptimizer)
+    fused = fused_optimizer_of(weight, "t")
+    assert isinstance(fused, FusedOptimizer)
     (optimizer,) = attached_optimizers(weight)
-    return found, optimizer, weight
+    return fused, optimizer, weight
 
 
 def train(model: nn.Module) -> None:
@@ -123,12 +123,12 @@ def test_state_in_another_dtype_is_copied(rule: Rule) -> None:
     fused, optimizer, weight = fused_of(rule, torch.float64)
     theirs = dict(optimizer.state[weight])
     fused.prepare(weight)
-    for each in rule.states:
-        assert theirs[each.name].dtype == torch.float64
-        assert optimizer.state[weight][each.name] is theirs[each.name]
-        assert fused.state[each.name].dtype == torch.float32
-        assert torch.equal(fused.state[each.name].double(), theirs[each.name].float().double())
-        assert bool(theirs[each.name].all())
+    for spec in rule.states:
+        assert theirs[spec.name].dtype == torch.float64
+        assert optimizer.state[weight][spec.name] is theirs[spec.name]
+        assert fused.state[spec.name].dtype == torch.float32
+        assert torch.equal(fused.state[spec.name].double(), theirs[spec.name].float().double())
+        assert bool(theirs[spec.name].all())
     ready = fused.state
     fused.prepare(weight)
     assert fused.state is ready
@@ -250,26 +250,26 @@ def test_a_copy_shares_nothing_with_the_original(rule: Rule, copied: Callable[[A
     optimizer.param_groups[0]["lr"] = torch.tensor(0.5)
     optimizer.state[weight]["remark"] = "mine"
     fused.prepare(weight)
-    other, its_weight, its_optimizer = copied((fused, weight, optimizer))
-    assert type(other) is FusedOptimizer
-    assert (other.rule, other.chosen) == (rule, fused.chosen)
-    assert other.state.keys() == fused.state.keys()
+    its_copy, its_weight, its_optimizer = copied((fused, weight, optimizer))
+    assert type(its_copy) is FusedOptimizer
+    assert (its_copy.rule, its_copy.chosen) == (rule, fused.chosen)
+    assert its_copy.state.keys() == fused.state.keys()
     for name, value in fused.state.items():
         if isinstance(value, torch.Tensor):
-            assert torch.equal(other.state[name], value)
-            assert other.state[name] is not value
+            assert torch.equal(its_copy.state[name], value)
+            assert its_copy.state[name] is not value
         else:
-            assert other.state[name] == value
+            assert its_copy.state[name] == value
     fused.group["lr"].fill_(0.125)
-    assert float(other.group["lr"]) == 0.5
+    assert float(its_copy.group["lr"]) == 0.5
     if copied is copy.deepcopy:
-        assert other.group["params"][0] is its_weight is not weight
-        assert other.group is its_optimizer.param_groups[0], "a schedule on the copied optimizer is felt"
+        assert its_copy.group["params"][0] is its_weight is not weight
+        assert its_copy.group is its_optimizer.param_groups[0], "a schedule on the copied optimizer is felt"
     else:
-        assert {*other.group, "params"} == {*fused.group}
-        assert "params" not in other.group, "a table would be saved with it"
+        assert {*its_copy.group, "params"} == {*fused.group}
+        assert "params" not in its_copy.group, "a table would be saved with it"
     assert (fused.is_form_of(optimizer), fused.is_form_of(copy.copy(optimizer))) == (True, False)
-    assert not other.is_form_of(its_optimizer)
+    assert not its_copy.is_form_of(its_optimizer)
 
 
 def test_shards_of_one_table_share_their_settings_in_a_copy() -> None:
@@ -291,8 +291,8 @@ def test_a_copy_of_a_copy_trains_as_the_original_does(copied: Callable[[Any], An
     assert keyed.state_dict()["state"].keys() == {"embedding_bags.t.weight"}
     attached_optimizers(converted.weight("t"))[0].param_groups[0]["lr"].fill_(0.4)
     keyed.param_groups[0]["lr"].fill_(0.4)
-    for each in (converted, last):
-        train(each)
+    for module in (converted, last):
+        train(module)
     assert torch.equal(last.weight("t"), converted.weight("t"))
 
 
@@ -302,17 +302,17 @@ def test_a_copy_that_is_emptied_names_its_new_parameter(via_meta: bool) -> None:
     attach(model, "adagrad")
     converted = recfx.convert(model)
     train(converted)
-    other: Any = copy.deepcopy(converted)
+    emptied: Any = copy.deepcopy(converted)
     if via_meta:
-        other.to("meta")
-        assert other.fused_optimizer.state_dict()["state"]["embedding_bags.t.weight"]["t.momentum1"].is_meta
-    other.to_empty(device="cpu")
-    other.weight("t").data.fill_(1.0)
-    keyed = other.fused_optimizer
-    assert keyed.param_groups[0]["params"][0] is other.weight("t")
+        emptied.to("meta")
+        assert emptied.fused_optimizer.state_dict()["state"]["embedding_bags.t.weight"]["t.momentum1"].is_meta
+    emptied.to_empty(device="cpu")
+    emptied.weight("t").data.fill_(1.0)
+    keyed = emptied.fused_optimizer
+    assert keyed.param_groups[0]["params"][0] is emptied.weight("t")
     assert not keyed.state_dict()["state"]["embedding_bags.t.weight"]["t.momentum1"].is_meta
-    train(other)
-    assert not bool((other.weight("t") == 1.0).any())
+    train(emptied)
+    assert not bool((emptied.weight("t") == 1.0).any())
 
 
 @pytest.mark.parametrize(("rates", "calls"), [((0.5, 0.5), 1), ((0.5, 0.25), 2)])
@@ -321,7 +321,7 @@ def test_tables_with_equal_learning_rate_tensors_share_a_call(rates: tuple[float
     for parameter, rate in zip(model.parameters(), rates, strict=True):
         attach([parameter], "sgd", lr=torch.tensor(rate))
     converted = recfx.convert(model)
-    assert sum(isinstance(each, recfx.runtime.Lookup) for each in converted.modules()) == calls
+    assert sum(isinstance(module, recfx.runtime.Lookup) for module in converted.modules()) == calls
 
 
 # What it says of itself as data
@@ -334,6 +334,6 @@ def test_the_learning_rate_is_no_fact_of_an_optimizer(rate: object) -> None:
 
 def test_settings_are_data_whatever_torch_and_files_made_of_them() -> None:
     as_files_have_it = FusedOptimizer(ADAM, {"lr": 0.1, "betas": [0.5, 0.75], "eps": torch.tensor(0.25)})
-    found = as_files_have_it.facts
-    assert found.group == (("betas", (0.5, 0.75)), ("eps", 0.25), ("weight_decay", 0.0))
-    assert {found} == {FusedOptimizer(ADAM, {"lr": 0.5, "betas": (0.5, 0.75), "eps": 0.25}).facts}
+    facts = as_files_have_it.facts
+    assert facts.group == (("betas", (0.5, 0.75)), ("eps", 0.25), ("weight_decay", 0.0))
+    assert {facts} == {FusedOptimizer(ADAM, {"lr": 0.5, "betas": (0.5, 0.75), "eps": 0.25}).facts}

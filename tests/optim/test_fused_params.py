@@ -115,10 +115,10 @@ def test_weight_decay_that_fbgemm_does_not_apply(optimizer: EmbOptimType, modes:
     applies_in_some_mode = optimizer == EmbOptimType.EXACT_ROWWISE_ADAGRAD
     for mode in modes:
         params = {"optimizer": optimizer, "weight_decay": 0.25, "weight_decay_mode": mode}
-        found = fused_optimizer_from_params(params)
-        assert (found.group["weight_decay"], found.left_out) == (0.0, 0.25)
-        assert copy.deepcopy(found).left_out == pickle.loads(pickle.dumps(found)).left_out == 0.25
-        assert ("in this weight_decay_mode" in weight_decay_left_out(found, "t").message) == applies_in_some_mode
+        fused = fused_optimizer_from_params(params)
+        assert (fused.group["weight_decay"], fused.left_out) == (0.0, 0.25)
+        assert copy.deepcopy(fused).left_out == pickle.loads(pickle.dumps(fused)).left_out == 0.25
+        assert ("in this weight_decay_mode" in weight_decay_left_out(fused, "t").message) == applies_in_some_mode
     none_asked_for = {"optimizer": optimizer, "weight_decay_mode": WeightDecayMode.DECOUPLE}
     assert fused_optimizer_from_params(none_asked_for).left_out == 0.0
 

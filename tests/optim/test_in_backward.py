@@ -29,8 +29,8 @@ def collection() -> EmbeddingBagCollection:
 
 def batch(*ids: int) -> KeyedJaggedTensor:
     """One bag a feature; every row, if no ids are given."""
-    given = ids or tuple(range(ROWS))
-    return bags({"f": [given], "g": [given[:1]]})
+    all_ids = ids or tuple(range(ROWS))
+    return bags({"f": [all_ids], "g": [all_ids[:1]]})
 
 
 def train(model: nn.Module, features: KeyedJaggedTensor) -> None:
@@ -255,9 +255,9 @@ def test_an_optimizer_that_several_tables_share_steps_them_all_as_before(late: b
     converted = converted if late else recfx.convert(model)
     for one in (plain, converted):
         train(one, features)
-    for wanted, found in zip(plain.parameters(), converted.parameters(), strict=True):
-        torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-6)
-    assert [each.code for each in converted.not_fused.values()] == ["optimizer_not_fused"] * 2
+    for expected, actual in zip(plain.parameters(), converted.parameters(), strict=True):
+        torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-6)
+    assert [refusal.code for refusal in converted.not_fused.values()] == ["optimizer_not_fused"] * 2
     assert "its SGD has 2 parameters" in converted.not_fused["b"].message
 
 
@@ -275,15 +275,15 @@ def test_a_new_id_starts_with_fresh_state(kind: type[torch.optim.Optimizer], sta
     for _ in range(2):
         train(converted, batch(100, 200))
     fused = converted.fused_optimizers()["t"]
-    (row, other) = converted.index("t").find(torch.tensor([100, 200])).tolist()
-    kept = {each.name: fused.state[each.name][other].clone() for each in fused.rule.states}
+    (row, other_row) = converted.index("t").find(torch.tensor([100, 200])).tolist()
+    kept = {spec.name: fused.state[spec.name][other_row].clone() for spec in fused.rule.states}
     assert all(bool((fused.state[name][row] != (start or 0.0)).any()) for name in kept)
     converted.index("t").erase(torch.tensor([100]))
     converted(batch(300))
     assert converted.index("t").find(torch.tensor([300])).tolist() == [row]
     for name, value in kept.items():
         assert bool((fused.state[name][row] == (start or 0.0)).all())
-        assert torch.equal(fused.state[name][other], value)
+        assert torch.equal(fused.state[name][other_row], value)
 
 
 Hook = Callable[[nn.Parameter, list[torch.Tensor]], Any]

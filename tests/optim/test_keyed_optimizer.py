@@ -36,15 +36,15 @@ def train(model: Any, steps: int = 2) -> None:
 
 
 def state(model: Any) -> dict[str, dict[str, torch.Tensor]]:
-    found: dict[str, dict[str, torch.Tensor]] = copy.deepcopy(model.fused_optimizer.state_dict()["state"])
-    return found
+    states: dict[str, dict[str, torch.Tensor]] = copy.deepcopy(model.fused_optimizer.state_dict()["state"])
+    return states
 
 
-def assert_same(found: dict[str, dict[str, torch.Tensor]], wanted: dict[str, dict[str, torch.Tensor]]) -> None:
-    assert found.keys() == wanted.keys()
-    for name, values in wanted.items():
-        assert found[name].keys() == values.keys()
-        assert all(torch.equal(found[name][key], value) for key, value in values.items())
+def assert_same(actual: dict[str, dict[str, torch.Tensor]], expected: dict[str, dict[str, torch.Tensor]]) -> None:
+    assert actual.keys() == expected.keys()
+    for name, values in expected.items():
+        assert actual[name].keys() == values.keys()
+        assert all(torch.equal(actual[name][key], value) for key, value in values.items())
 
 
 def test_state_and_settings_round_trip_in_a_combined_optimizer() -> None:
@@ -54,7 +54,7 @@ def test_state_and_settings_round_trip_in_a_combined_optimizer() -> None:
     train(trained)
     both = []
     for model in (trained, loaded):
-        ordinary = KeyedOptimizerWrapper(dict(dense.named_parameters()), lambda given: torch.optim.SGD(given, lr=0.5))
+        ordinary = KeyedOptimizerWrapper(dict(dense.named_parameters()), lambda params: torch.optim.SGD(params, lr=0.5))
         combined = CombinedOptimizer([("sparse", model.fused_optimizer), ("dense", ordinary)])
         combined.save_param_groups(True)
         both.append(combined)
@@ -62,7 +62,7 @@ def test_state_and_settings_round_trip_in_a_combined_optimizer() -> None:
     both[1].load_state_dict(copy.deepcopy(both[0].state_dict()))
     assert {f"sparse.{name}" for name in state(trained)} <= both[1].params.keys()
     assert_same(state(loaded), state(trained))
-    assert [each.group["lr"] for each in loaded.fused_optimizers().values()] == [0.25, 0.25]
+    assert [fused.group["lr"] for fused in loaded.fused_optimizers().values()] == [0.25, 0.25]
     for model in (trained, loaded):
         train(model)
     assert_same(state(loaded), state(trained))
@@ -92,16 +92,16 @@ def test_state_of_fewer_rows_moves_with_the_weights(kind: str) -> None:
     saved = state(small)
     big.load_state_dict(small.state_dict())
     big.fused_optimizer.load_state_dict({"state": copy.deepcopy(saved)})
-    found = state(big)
+    moved = state(big)
     for name in saved:
         for key, value in saved[name].items():
             if key.endswith("step"):
-                assert torch.equal(found[name][key], value)
+                assert torch.equal(moved[name][key], value)
                 continue
-            assert found[name][key].shape == (9, *value.shape[1:])
+            assert moved[name][key].shape == (9, *value.shape[1:])
             kept = 3 if name == NAME else 2  # ids have the first rows of the only bucket
-            assert torch.equal(found[name][key][:kept], value[:kept])
-            assert bool((found[name][key][kept:] == (0.5 if start else 0.0)).all())
+            assert torch.equal(moved[name][key][:kept], value[:kept])
+            assert bool((moved[name][key][kept:] == (0.5 if start else 0.0)).all())
             assert bool((value[:kept] != (0.5 if start else 0.0)).any())
 
 
@@ -147,7 +147,7 @@ def test_a_number_in_place_of_a_tensor_is_that_number() -> None:
     saved = state(model)
     saved[NAME]["a.step"] = 7.0  # type: ignore[assignment]
     model.fused_optimizer.load_state_dict({"state": saved})
-    assert [float(each.state["step"]) for each in model.fused_optimizers().values()] == [7.0, 0.0]
+    assert [float(fused.state["step"]) for fused in model.fused_optimizers().values()] == [7.0, 0.0]
 
 
 def test_what_torchrec_refuses() -> None:
@@ -221,13 +221,14 @@ def test_a_users_own_attribute_stays() -> None:
 
 
 @pytest.mark.parametrize(
-    "copied", [copy.deepcopy, lambda each: pickle.loads(pickle.dumps(each))], ids=["deepcopy", "pickle"]
+    "copied", [copy.deepcopy, lambda value: pickle.loads(pickle.dumps(value))], ids=["deepcopy", "pickle"]
 )
 def test_a_copy_has_the_optimizers_of_its_own_collections(copied: Callable[[Any], Any]) -> None:
     model = model_of(1.0, 2.0)
     attach_fused_optimizer(model)
-    other = copied(copied(model))
-    assert other.fused_optimizer.params["inner.1.weight"] is other.inner[1].weight
-    assert [group["lr"] for group in other.fused_optimizer.param_groups] == [1.0, 2.0]
-    assert {id(each) for each in other.fused_optimizer.params.values()} == {id(each) for each in other.parameters()}
-    assert not {id(each) for each in other.parameters()} & {id(each) for each in model.parameters()}
+    again = copied(copied(model))
+    assert again.fused_optimizer.params["inner.1.weight"] is again.inner[1].weight
+    assert [group["lr"] for group in again.fused_optimizer.param_groups] == [1.0, 2.0]
+    weights = {id(weight) for weight in again.parameters()}
+    assert {id(weight) for weight in again.fused_optimizer.params.values()} == weights
+    assert not weights & {id(weight) for weight in model.parameters()}

@@ -181,17 +181,17 @@ def test_a_learning_rate_schedule_is_no_hook() -> None:
 def test_functional_call_trains_nothing_and_gives_gradients(leaf: bool, as_parameter: bool) -> None:
     """The optimizer belongs to the parameter, not to what stands in for it."""
     plain, converted = pair("adagrad")
-    found = []
+    gradients = []
     for model in (plain, converted):
         train(model)
         start = (weight_of(model).detach() * 2).requires_grad_()
-        given = nn.Parameter(start.detach().clone()) if as_parameter else start if leaf else start * 1.5
-        before = given.detach().clone()
-        loss(torch.func.functional_call(model, {"ebc.embedding_bags.t.weight": given}, (batch(),))).backward()
-        assert torch.equal(given, before)
-        found.append((given if leaf else start).grad)
+        passed = nn.Parameter(start.detach().clone()) if as_parameter else start if leaf else start * 1.5
+        before = passed.detach().clone()
+        loss(torch.func.functional_call(model, {"ebc.embedding_bags.t.weight": passed}, (batch(),))).backward()
+        assert torch.equal(passed, before)
+        gradients.append((passed if leaf else start).grad)
         train(model)
-    torch.testing.assert_close(found[1], found[0], rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(gradients[1], gradients[0], rtol=1e-5, atol=1e-6)
     assert_same(plain, converted)
     ebc: Any = converted.ebc
     assert set(ebc.fused_optimizers()) == {"t"}
@@ -199,9 +199,9 @@ def test_functional_call_trains_nothing_and_gives_gradients(leaf: bool, as_param
 
 def test_functional_call_of_a_whole_graph_is_refused() -> None:
     _, converted = pair("sgd", whole_graph=True, sample=(batch(),))
-    given = {"ebc.embedding_bags.t.weight": torch.zeros(ROWS, DIM, requires_grad=True)}
+    passed = {"ebc.embedding_bags.t.weight": torch.zeros(ROWS, DIM, requires_grad=True)}
     with pytest.raises(recfx.ConversionError, match="functional_call") as caught:
-        torch.func.functional_call(converted, given, (batch(),))
+        torch.func.functional_call(converted, passed, (batch(),))
     assert (caught.value.reason, caught.value.module_path) == ("fused_weight_replaced", "ebc")
 
 

@@ -58,8 +58,8 @@ def compare(plain: nn.Module, converted: nn.Module, between: Callable[[nn.Module
             if step == 2 and between is not None:
                 between(one)
             train(one)
-    for name, wanted in plain.state_dict().items():
-        torch.testing.assert_close(converted.state_dict()[name], wanted, rtol=1e-5, atol=1e-6)
+    for name, expected in plain.state_dict().items():
+        torch.testing.assert_close(converted.state_dict()[name], expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize(("kind", "name"), CASES)

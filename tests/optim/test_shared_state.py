@@ -46,7 +46,7 @@ def train(model: Any, step: int, feature: str = "f") -> None:
 
 
 @kinds
-@pytest.mark.parametrize("first", [lambda each: each, copy.deepcopy], ids=["itself", "a copy"])
+@pytest.mark.parametrize("first", [lambda model: model, copy.deepcopy], ids=["itself", "a copy"])
 def test_collections_that_share_a_table_train_it_together(
     kind: type, dtype: torch.dtype, first: Callable[[Any], Any]
 ) -> None:
@@ -88,15 +88,15 @@ def test_a_plain_model_trains_on_where_a_placeholder_was_attached(kind: type) ->
     converted: Any = recfx.convert(model)
     for step in range(3):
         train(converted, step)
-    other = copy.deepcopy(converted)
+    back = copy.deepcopy(converted)
     plain: Any = recfx.unconvert(converted)
     weight = plain.embedding_bags["t"].weight
     (optimizer,) = attached_optimizers(weight)
-    assert type(optimizer) is other.fused_optimizers()["t"].rule.dense_class
+    assert type(optimizer) is back.fused_optimizers()["t"].rule.dense_class
     every_row = bags({"f": [tuple(range(ROWS))]})  # dense Adam would step other rows as well
-    for each in (plain, other):
-        (each(every_row).values() - 2).square().sum().backward()
-    torch.testing.assert_close(weight, other.weight("t"), rtol=1e-5, atol=1e-6)
+    for trained in (plain, back):
+        (trained(every_row).values() - 2).square().sum().backward()
+    torch.testing.assert_close(weight, back.weight("t"), rtol=1e-5, atol=1e-6)
 
 
 @kinds
@@ -108,8 +108,8 @@ def test_a_hook_makes_it_dense_and_its_removal_fuses_it_again(kind: type, dtype:
     converted: Any = recfx.convert(model)
 
     def state() -> dict[str, Any]:
-        held: dict[str, Any] = converted.fused_optimizers()["t"].state
-        return held
+        fused_state: dict[str, Any] = converted.fused_optimizers()["t"].state
+        return fused_state
 
     train(converted, 0)
     hook = converted.weight("t").register_hook(lambda gradient: None)

@@ -84,14 +84,14 @@ def test_three_steps_are_the_dense_rule(hashing: recfx.HashConfig | None, backen
     steps(dense, rows)
     steps(converted, ids)
     assert converted.weight("t").grad is None
-    for found, expected in zip(fused_state(converted), dense_state(dense), strict=True):
-        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+    for actual, expected in zip(fused_state(converted), dense_state(dense), strict=True):
+        torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.usefixtures("_toy")
 def test_the_report_names_it_and_the_kernels_that_it_has_not() -> None:
-    (found,) = recfx.explain(recfx.convert(collection())).collections
-    (table,) = found.tables
+    (collection_report,) = recfx.explain(recfx.convert(collection())).collections
+    (table,) = collection_report.tables
     assert table.optimizer == "fused sign_sgd"
     (fallback,) = [reason for reason in table.reasons if reason.code == "kernel_fallback"]
     assert "FBGEMM has no sign_sgd on the CPU" in fallback.message
@@ -104,11 +104,11 @@ def test_verified_and_back() -> None:
     assert recfx.verify(dense, converted, (batch(0, ids),)).ok
     steps(converted, ids)
     back = recfx.unconvert(copy.deepcopy(converted))
-    assert [type(each) for each in attached_optimizers(next(back.parameters()))] == [SignSGD]
+    assert [type(optimizer) for optimizer in attached_optimizers(next(back.parameters()))] == [SignSGD]
     steps(converted, ids, 3, 5)
     steps(back, ids, 3, 5)
-    for found, expected in zip(dense_state(back), fused_state(converted), strict=True):
-        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+    for actual, expected in zip(dense_state(back), fused_state(converted), strict=True):
+        torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.usefixtures("_toy")
@@ -121,15 +121,15 @@ def test_saved_and_loaded(tmp_path: Path) -> None:
     keyed.load_state_dict(trained.state_dict())
     keyed.fused_optimizer.load_state_dict(trained.fused_optimizer.state_dict())
     pickled = pickle.loads(pickle.dumps(trained))
-    for each in (trained, loaded, keyed, pickled):
-        steps(each, ids, 3, 5)
-        for found, expected in zip(fused_state(each), fused_state(trained), strict=True):
-            assert torch.equal(found, expected)
+    for model in (trained, loaded, keyed, pickled):
+        steps(model, ids, 3, 5)
+        for actual, expected in zip(fused_state(model), fused_state(trained), strict=True):
+            assert torch.equal(actual, expected)
 
 
 def test_without_the_line_it_is_not_fused() -> None:
-    (found,) = recfx.explain(recfx.convert(collection())).collections
-    assert found.tables[0].optimizer == "in backward, not fused: optimizer_not_fused"
+    (collection_report,) = recfx.explain(recfx.convert(collection())).collections
+    assert collection_report.tables[0].optimizer == "in backward, not fused: optimizer_not_fused"
 
 
 def test_no_two_rules_stand_for_one_class() -> None:
@@ -146,10 +146,10 @@ class SignSGDWithOption(SignSGD):
 
 
 def test_a_rule_that_could_not_be_pickled_is_refused() -> None:
-    other = replace(SIGN_SGD, name="signs")
-    with pytest.raises(ValueError, match=r"must be the constant SIGNS of tests\.toys\.sign_sgd"), registered(other):
+    renamed = replace(SIGN_SGD, name="signs")
+    with pytest.raises(ValueError, match=r"must be the constant SIGNS of tests\.toys\.sign_sgd"), registered(renamed):
         pass
-    assert other not in RULES
+    assert renamed not in RULES
 
 
 def test_a_rule_names_the_values_at_which_an_argument_of_its_class_changes_nothing(
@@ -180,12 +180,12 @@ def train_and_reload(rank: int, world_size: int, case: Case) -> list[dict[str, t
         train(model, case, rank, world_size, 0, 3)
         states = [whole_state(model)]
         sparse: Any = model.get_submodule("sparse")
-        other: Any = loaded.get_submodule("sparse")
-        other.load_state_dict(copy.deepcopy(sparse.state_dict()))
-        other.fused_optimizer.load_state_dict(copy.deepcopy(sparse.fused_optimizer.state_dict()))
-        for each in (model, loaded):
-            train(each, case, rank, world_size, 3, 5)
-            states.append(whole_state(each))
+        sparse_again: Any = loaded.get_submodule("sparse")
+        sparse_again.load_state_dict(copy.deepcopy(sparse.state_dict()))
+        sparse_again.fused_optimizer.load_state_dict(copy.deepcopy(sparse.fused_optimizer.state_dict()))
+        for trained in (model, loaded):
+            train(trained, case, rank, world_size, 3, 5)
+            states.append(whole_state(trained))
         return states
 
 

@@ -40,7 +40,7 @@ def collection(first: HashConfig, second: HashConfig) -> HashEmbeddingBagCollect
 
 def until(name: str) -> list[Rewrite]:
     """The passes up to this one."""
-    names = [each.name for each in passes()]
+    names = [pass_.name for pass_ in passes()]
     return list(passes()[: names.index(name) + 1])
 
 
@@ -70,5 +70,5 @@ def after(name: str, converted: HashEmbeddingBagCollection) -> tuple[OperatorGra
 
 def node(graph: OperatorGraph, name: str) -> fx.Node:
     """The node of this name."""
-    (found,) = [each for each in graph.graph.nodes if each.name == name]
-    return found
+    (node_named,) = [candidate for candidate in graph.graph.nodes if candidate.name == name]
+    return node_named

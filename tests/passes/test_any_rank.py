@@ -47,14 +47,14 @@ def context(collection: HashEmbeddingBagCollection, sharding: CollectionSharding
 
 def texts(of: CollectionContext) -> list[str]:
     """The text of the graph after each pass; each is read back as the graph that it was made from."""
-    found: list[str] = []
+    texts_of_passes: list[str] = []
 
     def note(_: str, graph: OperatorGraph) -> None:
-        found.append(format_graph(graph))
-        assert parse_graph(found[-1], graph.context) == graph
+        texts_of_passes.append(format_graph(graph))
+        assert parse_graph(texts_of_passes[-1], graph.context) == graph
 
     run_passes(OperatorGraph.of(of, TargetsHere()), passes(), note)
-    return found
+    return texts_of_passes
 
 
 @pytest.mark.parametrize("hashing", ["adopted", "raw", "static"])
@@ -62,9 +62,9 @@ def texts(of: CollectionContext) -> list[str]:
 def test_unsharded(case: Any, hashing: str) -> None:
     config = {"adopted": recfx.HashConfig(), "raw": recfx.HashConfig(dense_rows=0), "static": None}[hashing]
     with case.around():
-        found = standard_collections(case.model())
-    assert found
-    for standard in found:
+        collections = standard_collections(case.model())
+    assert collections
+    for standard in collections:
         converted = recfx.convert(standard, hashing=config, on_unsupported="keep")
         if isinstance(converted, HashEmbeddingBagCollection):
             found_texts = texts(context(converted))

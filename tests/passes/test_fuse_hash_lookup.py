@@ -89,7 +89,7 @@ def test_keys_in_another_order() -> None:
 def test_means() -> None:
     graph, _, _, _ = after("batch_lookups", collection(INDEXED, INDEXED))
     graph.change(node(graph, "ebc_lookup"), combine="MEAN")
-    assert [each.code for each in fuse_hash_lookup(graph).declined] == ["mean_from_ids"]
+    assert [refusal.code for refusal in fuse_hash_lookup(graph).declined] == ["mean_from_ids"]
 
 
 # What runs
@@ -106,7 +106,7 @@ def two_forms(on_full: str = "error", **config: Any) -> tuple[Any, Any]:
         converted.fused_optimizers()  # takes them over, and compiles
         made.append(converted)
     fused, plain = made
-    plain.graph_module = lowered(plain, [each for each in passes() if each.name != "fuse_hash_lookup"])
+    plain.graph_module = lowered(plain, [pass_ for pass_ in passes() if pass_.name != "fuse_hash_lookup"])
     return fused, plain
 
 
@@ -139,13 +139,13 @@ def test_both_forms_give_the_same_bits(config: dict[str, Any]) -> None:
     for number, batch in enumerate(batches(universe)):
         fused.train(number % 3 != 2)
         plain.train(number % 3 != 2)
-        outputs = [each(batch).values() for each in (fused, plain)]
+        outputs = [form(batch).values() for form in (fused, plain)]
         assert torch.equal(*outputs)
         for output in outputs:
             if output.requires_grad and number != 1:  # the batch of step 1 stays without a backward
                 output.sum().backward()
-    for mine, other in zip(fused.state_dict().values(), plain.state_dict().values(), strict=True):
-        assert torch.equal(mine, other)
+    for mine, theirs in zip(fused.state_dict().values(), plain.state_dict().values(), strict=True):
+        assert torch.equal(mine, theirs)
     for name in ("a", "b"):
         assert fused.index(name).counters == plain.index(name).counters
 
@@ -188,8 +188,8 @@ def test_inside_torch_func_it_gives_gradients() -> None:
     )
     parameters = dict(converted.named_parameters())
 
-    def loss(given: dict[str, torch.Tensor]) -> torch.Tensor:
-        pooled: torch.Tensor = torch.func.functional_call(converted, given, (batch,)).values().sum()
+    def loss(parameters: dict[str, torch.Tensor]) -> torch.Tensor:
+        pooled: torch.Tensor = torch.func.functional_call(converted, parameters, (batch,)).values().sum()
         return pooled
 
     gradients = torch.func.grad(loss)(parameters)
@@ -203,9 +203,9 @@ def test_rows_that_eval_mode_reads_with_gradients_stay_until_the_backward() -> N
     fused.eval()
     output = fused(KeyedJaggedTensor(["a", "b"], torch.arange(11, 19), lengths=torch.tensor([0, 8]))).values().sum()
     fused.train()
-    others = KeyedJaggedTensor(["a", "b"], torch.tensor([1, 21]), lengths=torch.tensor([1, 1]))
+    second = KeyedJaggedTensor(["a", "b"], torch.tensor([1, 21]), lengths=torch.tensor([1, 1]))
     with pytest.raises(recfx.TableFullError, match="in use"):
-        fused(others)
+        fused(second)
     output.backward()
-    fused(others)
+    fused(second)
     assert fused.index("b").counters["evicted"] == 1

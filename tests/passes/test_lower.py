@@ -14,14 +14,14 @@ def test_float32_tables_on_the_cpu_get_the_table_batched_kernel() -> None:
 def test_float64_falls_back_to_the_reference_and_says_why() -> None:
     converted = collection(ADOPTED, ADOPTED).to(torch.float64)
     graph, _, _, declined = after("lower", converted)
-    assert {each.kwargs["kernel"] for each in graph.of_kind("lookup")} == {"reference"}
+    assert {lookup.kwargs["kernel"] for lookup in graph.of_kind("lookup")} == {"reference"}
     assert declined == ["dtype"] * 4  # cpu and fbgemm, for each of the two lookups
 
 
 def test_a_backend_named_by_the_user_is_used_or_is_an_error() -> None:
     converted = collection(ADOPTED, ADOPTED)
     graph = rewritten(converted, "lower", "reference").graph
-    assert {each.kwargs["kernel"] for each in graph.of_kind("lookup")} == {"reference"}
+    assert {lookup.kwargs["kernel"] for lookup in graph.of_kind("lookup")} == {"reference"}
     with pytest.raises(ConversionError, match="bfloat16") as caught:
         rewritten(converted.to(torch.bfloat16), "lower", "fbgemm")
     assert caught.value.reason == "backend_unusable"

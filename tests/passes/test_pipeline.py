@@ -116,7 +116,7 @@ def test_nodes_are_called_what_their_modules_are_and_say_what_they_hold(
     first: HashConfig, second: HashConfig, last: int
 ) -> None:
     graph_module = lowered(collection(first, second), list(recfx.passes()[:last]))
-    calls = [each for each in graph_module.graph.nodes if each.op == "call_module"]
+    calls = [node for node in graph_module.graph.nodes if node.op == "call_module"]
     assert {name for name, _ in graph_module.named_children()} == {str(call.target) for call in calls}
     for call in calls:
         meta = node_meta(call)

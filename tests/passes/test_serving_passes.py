@@ -57,7 +57,7 @@ def served(first: HashConfig, second: HashConfig, *, fuses: bool = False, **dtyp
 
 
 def test_export_passes_leave_out_what_files_have_no_use_for() -> None:
-    names = [each.name for each in export_passes()]
+    names = [pass_.name for pass_ in export_passes()]
     assert names == ["expand_collection", "insert_hash", "elide_hash", "batch_lookups"]
     assert set(export_passes()) < set(passes())
 
@@ -122,5 +122,5 @@ def test_lookups_that_share_rows_are_fused_together_or_not_at_all() -> None:
     made = made_by(Files(("ads",)), ADOPTED, INDEXED)
     (record,) = [record for record in made.records if record.name == "fuse_served_lookup"]
     (of_users,) = [node.name for node in made.graph.of_kind("lookup") if node.kwargs["tables"] == ("users",)]
-    assert [(each.code, each.node, each.by) for each in record.declined] == [("no_finding_kernel", of_users, "files")]
+    assert [(why.code, why.node, why.by) for why in record.declined] == [("no_finding_kernel", of_users, "files")]
     assert not made.graph.of_kind("hash_lookup")

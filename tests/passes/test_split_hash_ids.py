@@ -87,19 +87,19 @@ def test_the_stages_of_the_split_graph() -> None:
 
 
 def test_it_shares_indexes_and_counts_with_the_fused_graph() -> None:
-    converted, other = collection(INDEXED, INDEXED), collection(INDEXED, INDEXED)
-    other.load_state_dict(converted.state_dict())
+    converted, fused = collection(INDEXED, INDEXED), collection(INDEXED, INDEXED)
+    fused.load_state_dict(converted.state_dict())
     form = split(converted)
     keys = ["user", "friend", "ad"]
     for ids in ([1, 2, 3, 4], [1, 5, 3, 3], [1, 5, 3, 3], [9, 9, 9, 9]):
         batch = KeyedJaggedTensor(keys, torch.tensor(ids), lengths=torch.tensor([1, 1, 2]))
-        assert torch.equal(form(batch).values(), other(batch).values())
-        assert torch.equal(converted(batch).values(), other(batch).values())
+        assert torch.equal(form(batch).values(), fused(batch).values())
+        assert torch.equal(converted(batch).values(), fused(batch).values())
     for table in ("users", "ads"):
-        assert converted.index(table).counters["inserted"] == other.index(table).counters["inserted"]
-        assert converted.index(table).counters["batches"] == other.index(table).counters["batches"] == 8
-        assert converted.index(table).counters["ids_seen"] == other.index(table).counters["ids_seen"]
+        assert converted.index(table).counters["inserted"] == fused.index(table).counters["inserted"]
+        assert converted.index(table).counters["batches"] == fused.index(table).counters["batches"] == 8
+        assert converted.index(table).counters["ids_seen"] == fused.index(table).counters["ids_seen"]
     converted.eval()  # the mode is the collection's
     unseen = KeyedJaggedTensor(keys, torch.tensor([70]), lengths=torch.tensor([1, 0, 0]))
     assert form(unseen).values().abs().sum() == 0
-    assert converted.index("users").counters["inserted"] == other.index("users").counters["inserted"]
+    assert converted.index("users").counters["inserted"] == fused.index("users").counters["inserted"]

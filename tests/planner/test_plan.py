@@ -48,11 +48,11 @@ def parameters(plan: ShardingPlan) -> dict[str, ParameterSharding]:
 
 def placements(plan: ShardingPlan) -> set[str]:
     """The places of all shards; torch calls the device ``npu`` where torch_npu is there."""
-    found = set()
+    names = set()
     for parameter in parameters(plan).values():
         if parameter.sharding_spec is not None:
-            found |= {str(shard.placement) for shard in parameter.sharding_spec.shards}
-    return {name.replace("privateuseone", "npu") for name in found}
+            names |= {str(shard.placement) for shard in parameter.sharding_spec.shards}
+    return {name.replace("privateuseone", "npu") for name in names}
 
 
 def converted(device: str) -> nn.Module:
@@ -69,14 +69,14 @@ def test_plans_every_table(kind: str, make: Callable[[str], nn.Module], device: 
     tables = {f"{path}.{prefix}{number}" for path, prefix in PATHS.items() for number in range(3)}
     assert parameters(plan).keys() == tables
     assert {parameter.compute_kernel for parameter in parameters(plan).values()} <= {"fused", "dense"}
-    wanted = {f"rank:{rank}/{kind}" if kind == "cpu" else f"rank:{rank}/{kind}:{rank}" for rank in range(4)}
-    assert placements(plan) <= wanted
+    expected = {f"rank:{rank}/{kind}" if kind == "cpu" else f"rank:{rank}/{kind}:{rank}" for rank in range(4)}
+    assert placements(plan) <= expected
     assert before == {name: (parameter, parameter.device) for name, parameter in model.named_parameters()}
 
 
 def test_npu_pods_of_several_servers() -> None:
-    wanted = {"p0": ParameterConstraints(sharding_types=["row_wise"])}
-    plan = recfx.plan(Model(), npu_topology(16), wanted)
+    constraints = {"p0": ParameterConstraints(sharding_types=["row_wise"])}
+    plan = recfx.plan(Model(), npu_topology(16), constraints)
     assert {f"rank:{rank}/npu:{rank % 8}" for rank in range(16)} <= placements(plan)
 
 
@@ -140,12 +140,12 @@ def test_in_another_process(tmp_path: Path) -> None:
     ],
 )
 def test_replace_placements(device: str, index: int | None, expected: set[str]) -> None:
-    wanted = {
+    constraints = {
         "p0": ParameterConstraints(sharding_types=["row_wise"]),
         "p1": ParameterConstraints(sharding_types=["data_parallel"]),
         "p2": ParameterConstraints(sharding_types=["column_wise"], min_partition=16),
     }
-    plan = EmbeddingShardingPlanner(topology=stock(), constraints=wanted).plan(
+    plan = EmbeddingShardingPlanner(topology=stock(), constraints=constraints).plan(
         nn.ModuleDict({"plain": recfx.convert(collection("p"))}), recfx.sharders()
     )
     plan.plan["plain"]["p0"].enforce_hbm = True  # type: ignore[index]
@@ -167,15 +167,15 @@ def test_replace_placements(device: str, index: int | None, expected: set[str]) 
 
 
 def test_placements_that_cannot_be_replaced() -> None:
-    wanted = {f"p{number}": ParameterConstraints(sharding_types=["table_wise"]) for number in range(3)}
-    plan = recfx.plan(Model(), stock(device="cpu"), wanted)
+    constraints = {f"p{number}": ParameterConstraints(sharding_types=["table_wise"]) for number in range(3)}
+    plan = recfx.plan(Model(), stock(device="cpu"), constraints)
     with refused("unsupported_placement", match="local_world_size"):
         replace_placements(plan, "npu")
     with refused("unknown_device", match="'tpu'"):
         replace_placements(plan, "tpu")
-    other = ParameterSharding("row_wise", "fused", sharding_spec=object())
+    unsupported = ParameterSharding("row_wise", "fused", sharding_spec=object())
     with refused("unsupported_placement", "ebc.t"):
-        replace_placements(ShardingPlan({"ebc": EmbeddingModuleShardingPlan(t=other)}), "cpu")
+        replace_placements(ShardingPlan({"ebc": EmbeddingModuleShardingPlan(t=unsupported)}), "cpu")
 
 
 @pytest.mark.parametrize("kind", ["cuda", "npu"])
@@ -206,8 +206,8 @@ def test_the_memory_of_indexes_counts() -> None:
 
 def test_dense_kernels_are_data_parallel() -> None:
     plan = recfx.plan(Model(), stock(), {"p0": ParameterConstraints(compute_kernels=["dense"])})
-    found = parameters(plan)["plain.p0"]
-    assert (found.sharding_type, found.compute_kernel) == ("data_parallel", "dense")
+    sharding = parameters(plan)["plain.p0"]
+    assert (sharding.sharding_type, sharding.compute_kernel) == ("data_parallel", "dense")
 
 
 @pytest.mark.parametrize(
@@ -230,9 +230,9 @@ def small(rows: int, hashing: recfx.HashConfig | None) -> nn.Module:
 
 def test_rows_of_a_plan_are_as_they_are_cut() -> None:
     """Buckets stay whole: three of them on two ranks are one and two."""
-    wanted = {f"t{n}": ParameterConstraints(sharding_types=["row_wise"]) for n in range(3)}
+    constraints = {f"t{n}": ParameterConstraints(sharding_types=["row_wise"]) for n in range(3)}
     hashed = small(90, recfx.HashConfig(dense_rows=0, buckets=3))
-    plan = recfx.plan(hashed, stock(2), wanted)
+    plan = recfx.plan(hashed, stock(2), constraints)
     read = read_plan(hashed.tables, plan.plan[""], 0, 2)
     assert [list(table.planned_borders) for table in read.tables] == [[0, 30, 90], [0, 60, 180], [0, 90, 270]]
     assert [table.row_borders() for table in read.tables] == [list(table.planned_borders) for table in read.tables]
@@ -243,8 +243,8 @@ def test_rows_of_a_plan_are_as_they_are_cut() -> None:
 )
 def test_no_plan_leaves_ranks_without_rows(rows: int, hashing: recfx.HashConfig | None) -> None:
     model = small(rows, hashing)
-    wanted = {"t0": ParameterConstraints(sharding_types=["row_wise", "table_wise"])}
-    assert recfx.plan(model, stock(4), wanted).plan[""]["t0"].sharding_type == "table_wise"
+    constraints = {"t0": ParameterConstraints(sharding_types=["row_wise", "table_wise"])}
+    assert recfx.plan(model, stock(4), constraints).plan[""]["t0"].sharding_type == "table_wise"
     with refused("no_sharding_option", match=r"only [13] of 4 shards"):
         recfx.plan(model, stock(4), {"t0": ParameterConstraints(sharding_types=["row_wise"])})
     limits = {"t0": ParameterConstraints(sharding_types=["row_wise"])}
@@ -315,10 +315,10 @@ def test_noise_that_is_left_out(logger: logging.Logger, message: str, caplog: py
         logger.warning(message)
         assert caplog.messages == []
         logger.warning("something else")
-        other = threading.Thread(target=logger.warning, args=(message,))
-        other.start()
-        other.join(60)
-        assert not other.is_alive()
+        thread = threading.Thread(target=logger.warning, args=(message,))
+        thread.start()
+        thread.join(60)
+        assert not thread.is_alive()
     logger.warning(message)
     assert caplog.messages == ["something else", message, message]
     assert logger.filters == []
@@ -355,6 +355,6 @@ def test_a_logger_without_handlers_stays_without(monkeypatch: pytest.MonkeyPatch
     ],
 )
 def test_a_wrong_argument_is_named(arguments: dict[str, Any], match: str) -> None:
-    given = {"model": Model("meta"), "topology": npu_topology(8), **arguments}
+    passed = {"model": Model("meta"), "topology": npu_topology(8), **arguments}
     with refused("invalid_argument", match=match, error=recfx.RecfxError):
-        recfx.plan(**given)
+        recfx.plan(**passed)

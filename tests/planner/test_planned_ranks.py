@@ -40,8 +40,8 @@ class Model(nn.Module):
 
 def on_ranks_0_to_4(topology: Any) -> ShardingPlan:
     """A plan with a table on each of the first five ranks, if there are more."""
-    wanted = {name: ParameterConstraints(sharding_types=["table_wise"]) for name in TABLES}
-    return recfx.plan(Model(), topology, wanted)
+    constraints = {name: ParameterConstraints(sharding_types=["table_wise"]) for name in TABLES}
+    return recfx.plan(Model(), topology, constraints)
 
 
 def stock(kind: Callable[[int], Any], world_size: int) -> ShardingPlan:
@@ -50,9 +50,9 @@ def stock(kind: Callable[[int], Any], world_size: int) -> ShardingPlan:
     return plan_of_kinds("ebc", Model().ebc, kinds, world_size)
 
 
-def ranks_drawn(folder: Path, plan: ShardingPlan, **given: Any) -> str:
+def ranks_drawn(folder: Path, plan: ShardingPlan, **arguments: Any) -> str:
     path = folder / "model.dot"
-    recfx.draw(Model(), path, plan=plan, **given)
+    recfx.draw(Model(), path, plan=plan, **arguments)
     return path.read_text()
 
 
@@ -75,16 +75,16 @@ def test_a_plan_of_ours_knows_its_ranks_and_their_hardware(again: Callable[[Any]
 
 def test_other_numbers_of_ranks_are_planned_for_the_same_hardware() -> None:
     plan = on_ranks_0_to_4(npu_topology(8))
-    found = recfx.cost(Model(), plan=plan).at(64, W=2)
-    assert (len(found.ranks), found.hardware.name) == (2, "Ascend 910B")
+    priced = recfx.cost(Model(), plan=plan).at(64, W=2)
+    assert (len(priced.ranks), priced.hardware.name) == (2, "Ascend 910B")
 
 
 def test_other_hardware_for_the_same_ranks() -> None:
     plan = on_ranks_0_to_4(npu_topology(8))
-    found = recfx.cost(Model(), H100, plan=plan).at(64)
-    assert (len(found.ranks), found.hardware.name) == (8, H100.name)
-    found = recfx.cost(Model(), Topology(8, "cpu", created_by_factory=True), plan=plan).at(64)
-    assert len(found.ranks) == 8
+    priced = recfx.cost(Model(), H100, plan=plan).at(64)
+    assert (len(priced.ranks), priced.hardware.name) == (8, H100.name)
+    priced = recfx.cost(Model(), Topology(8, "cpu", created_by_factory=True), plan=plan).at(64)
+    assert len(priced.ranks) == 8
 
 
 def test_a_plan_of_ours_for_other_ranks_is_refused(tmp_path: Path) -> None:
@@ -155,8 +155,8 @@ def types_and_plan(rank: int, world_size: int) -> tuple[Any, Any]:
     env = ShardingEnv.from_process_group(dist.group.WORLD)
     sharded = recfx.convert(Model(), env=env, verify=False).get_submodule("ebc")
     plan: Any = recfx.plan(Model(), Topology(world_size, "cpu")).plan["ebc"]
-    found = {each.table.name: each.type.name for each in sharded.sharding.tables}
-    return found, {name: each.sharding_type for name, each in plan.items()}
+    types = {sharded_table.table.name: sharded_table.type.name for sharded_table in sharded.sharding.tables}
+    return types, {name: sharding.sharding_type for name, sharding in plan.items()}
 
 
 def test_the_plan_is_that_of_recfx() -> None:

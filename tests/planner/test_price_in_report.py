@@ -39,7 +39,7 @@ class Model(nn.Module):
 
 
 def prices(report: recfx.Report) -> list[str]:
-    return [each.message for each in report.reasons if each.code == "plan_price"]
+    return [reason.message for reason in report.reasons if reason.code == "plan_price"]
 
 
 def made_plan(world_size: int, kind: Callable[..., nn.Module] = EmbeddingBagCollection) -> ShardingPlan:
@@ -78,33 +78,33 @@ def reported(rank: int, world_size: int, way: str) -> dict[str, Any]:
     plan = made_plan(world_size, kind)
     sharded = WAYS[way](ShardingEnv.from_process_group(dist.group.WORLD), plan)
     report = recfx.explain(sharded)
-    found = {
+    shown = {
         "plan": prices(recfx.explain(Model(kind), plan=plan)),
         "reasons": prices(report),
-        "notes": [each.message for each in report.notes if each.code == "plan_price"],
-        "json": [each["message"] for each in json.loads(report.to_json())["reasons"] if each["code"] == "plan_price"],
+        "notes": [note.message for note in report.notes if note.code == "plan_price"],
+        "json": [item["message"] for item in json.loads(report.to_json())["reasons"] if item["code"] == "plan_price"],
         "text": " ".join(str(report).split()),
         "html": html.unescape(report.to_html()),
         "ok": report.ok,
     }
     if way != "model_parallel":  # TorchRec cannot copy it
-        found["copied"] = prices(recfx.explain(copy.deepcopy(sharded)))
+        shown["copied"] = prices(recfx.explain(copy.deepcopy(sharded)))
     record = conversion_of(sharded)
     assert pickle.loads(pickle.dumps(record)) == record
-    return found
+    return shown
 
 
 @pytest.mark.parametrize("way", WAYS)
 def test_equals_what_the_report_of_the_plan_says(way: str) -> None:
-    for found in ranks(2).run(reported, way):
-        (expected,) = found["plan"]
+    for shown in ranks(2).run(reported, way):
+        (expected,) = shown["plan"]
         assert expected.startswith("the plan is the cheapest of ")
         assert "; the runner-up (" in expected
-        assert found["reasons"] == found["notes"] == found["json"] == [expected]
-        assert found.get("copied", [expected]) == [expected]
-        assert expected in found["text"]
-        assert expected in found["html"]
-        assert found["ok"]
+        assert shown["reasons"] == shown["notes"] == shown["json"] == [expected]
+        assert shown.get("copied", [expected]) == [expected]
+        assert expected in shown["text"]
+        assert expected in shown["html"]
+        assert shown["ok"]
 
 
 def other_plans(rank: int, world_size: int) -> dict[str, list[str]]:
@@ -121,9 +121,9 @@ def other_plans(rank: int, world_size: int) -> dict[str, list[str]]:
 
 def test_only_what_is_known_is_said() -> None:
     """TorchRec's plans have no price, and that of a plan that was changed is not known."""
-    for found in ranks(2).run(other_plans):
-        assert found["stock"] == []
-        (message,) = found["changed"]
+    for shown in ranks(2).run(other_plans):
+        assert shown["stock"] == []
+        (message,) = shown["changed"]
         assert message.startswith("the plan was changed after recfx.plan had made it")
 
 

@@ -51,11 +51,11 @@ def test_the_plan_is_the_cheapest_of_those_tried() -> None:
     assert pricing.runner_up is not None
     assert pricing.tried > 20
     assert pricing.chosen.seconds < pricing.runner_up.seconds
-    others = {
+    alternatives = {
         kind: recfx.plan(model, topology, {f"t{n}": ParameterConstraints(sharding_types=[kind]) for n in range(26)})
         for kind in ("data_parallel", "table_wise", "column_wise")
     }
-    compared = recfx.compare_plans(model, {"chosen": plan, **others}, topology=topology, B=4096)
+    compared = recfx.compare_plans(model, {"chosen": plan, **alternatives}, topology=topology, B=4096)
     assert compared.best.name == "chosen"
     chosen = next(row for row in compared if row.name == "chosen")
     assert chosen.cost.seconds == pytest.approx(pricing.chosen.seconds)
@@ -65,7 +65,7 @@ def test_the_plan_is_the_cheapest_of_those_tried() -> None:
 def test_the_report_shows_the_runner_up_and_why_it_lost() -> None:
     model = dlrm()
     plan = recfx.plan(model, Topology(2, "cpu"))
-    (reason,) = [each for each in recfx.explain(model, plan=plan).reasons if each.code == "plan_price"]
+    (reason,) = [candidate for candidate in recfx.explain(model, plan=plan).reasons if candidate.code == "plan_price"]
     assert isinstance(plan, PricedPlan)
     assert reason.message.startswith(f"the plan is the cheapest of {plan.pricing.tried} plans: 26 table_wise, ")
     assert f"; the runner-up ({plan.pricing.runner_up}) takes " in reason.message
@@ -106,10 +106,10 @@ def test_tables_on_one_rank_that_recfx_does_not_shard_take_their_times_one_after
             EmbeddingConfig(name=name, num_embeddings=1000, embedding_dim=64, feature_names=[name])
             for name in names[:count]
         ]
-        others = EmbeddingCollection(tables=tables, device=torch.device("meta"))
-        model = nn.ModuleDict({"ebc": dlrm()["ebc"], "sequence": others})
-        wanted = {name: ParameterConstraints(sharding_types=["table_wise"]) for name in names[:count]}
-        plan = recfx.plan(model, Topology(2, "cuda"), wanted)
+        sequence = EmbeddingCollection(tables=tables, device=torch.device("meta"))
+        model = nn.ModuleDict({"ebc": dlrm()["ebc"], "sequence": sequence})
+        constraints = {name: ParameterConstraints(sharding_types=["table_wise"]) for name in names[:count]}
+        plan = recfx.plan(model, Topology(2, "cuda"), constraints)
         assert isinstance(plan, PricedPlan)
         assert plan.pricing is not None
         on_ranks = Counter(rank for table in plan.plan["sequence"].values() for rank in table.ranks)

@@ -30,12 +30,12 @@ def options_of(model: nn.Module, topology: Topology) -> list[ShardingOption]:
 def all_proposals(proposer: Proposer, options: list[ShardingOption], best: int = -1) -> list[tuple[str, ...]]:
     """The sharding types of every proposal, if that of number ``best`` among all steps is the best one."""
     proposer.load(options)
-    found = []
+    proposals = []
     while (proposal := proposer.propose()) is not None:
-        found.append(tuple(f"{option.name} {option.sharding_type} {option.compute_kernel}" for option in proposal))
-        step = proposer._pending[0] if isinstance(proposer, GreedySteps) else len(found)
+        proposals.append(tuple(f"{option.name} {option.sharding_type} {option.compute_kernel}" for option in proposal))
+        step = proposer._pending[0] if isinstance(proposer, GreedySteps) else len(proposals)
         proposer.feedback(True, proposal, float(abs(step - best)))
-    return found
+    return proposals
 
 
 @pytest.mark.parametrize("use_depth", [True, False])
@@ -55,25 +55,25 @@ def test_with_a_limit_they_are_some_and_those_around_the_best() -> None:
     options = options_of(model_of(60), topology)
     expected = all_proposals(GreedyProposer(), options)
     steps = GreedySteps(True, Storage(hbm=2**60, ddr=2**60), 60)
-    found = all_proposals(steps, options, best=101)
+    proposals = all_proposals(steps, options, best=101)
     assert steps.total == len(expected) > 200
-    assert 40 <= len(found) == steps.made < 60
-    assert found[0] == expected[0]
-    assert expected[101] in found
-    assert set(found) <= set(expected)
-    assert len(set(found)) == len(found)
+    assert 40 <= len(proposals) == steps.made < 60
+    assert proposals[0] == expected[0]
+    assert expected[101] in proposals
+    assert set(proposals) <= set(expected)
+    assert len(set(proposals)) == len(proposals)
 
 
 def test_what_cannot_fit_is_not_proposed() -> None:
     """TorchRec's planner would try to place each of them, and fail."""
     options = options_of(model_of(9), Topology(4, "cuda"))
-    size = {f"{each.name} {each.sharding_type} {each.compute_kernel}": each.total_storage.hbm for each in options}
+    size = {f"{way.name} {way.sharding_type} {way.compute_kernel}": way.total_storage.hbm for way in options}
     expected = all_proposals(GreedyProposer(), options)
     sizes = [sum(size[option] for option in proposal) for proposal in expected]
     limit = sorted(sizes)[len(sizes) // 2]
-    found = all_proposals(GreedySteps(True, Storage(hbm=limit, ddr=2**60), 10**6), options)
-    assert found == [proposal for proposal, taken in zip(expected, sizes, strict=True) if taken <= limit]
-    assert 0 < len(found) < len(expected)
+    proposals = all_proposals(GreedySteps(True, Storage(hbm=limit, ddr=2**60), 10**6), options)
+    assert proposals == [proposal for proposal, taken in zip(expected, sizes, strict=True) if taken <= limit]
+    assert 0 < len(proposals) < len(expected)
 
 
 def test_the_report_says_how_many_were_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,7 +103,7 @@ def test_if_none_of_some_fits_more_are_tried(monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr(planning, "proposers", only_one)
     plan = recfx.plan(model_of(3), Topology(2, "cuda"))
-    assert [len(each) for each in asked] == [0, 1]
+    assert [len(proposed) for proposed in asked] == [0, 1]
     assert len(plan.plan["ebc"]) == 3
 
 

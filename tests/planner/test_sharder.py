@@ -56,11 +56,11 @@ def test_stock_planner(hashing: recfx.HashConfig | None, device: str) -> None:
 @pytest.mark.parametrize("sharding_type", type_names())
 def test_every_sharding_type(sharding_type: str, device: str) -> None:
     model = recfx.convert(collection("t", dim=256), hashing=RAW)
-    wanted = {
+    constraints = {
         f"t{number}": ParameterConstraints(sharding_types=[sharding_type], min_partition=64) for number in range(3)
     }
     topology = Topology(world_size=4, local_world_size=2, compute_device=device)
-    plan = EmbeddingShardingPlanner(topology=topology, constraints=wanted).plan(model, recfx.sharders())
+    plan = EmbeddingShardingPlanner(topology=topology, constraints=constraints).plan(model, recfx.sharders())
     for parameter in plan.plan[""].values():
         assert parameter.sharding_type == sharding_type
         assert parameter.compute_kernel == ("dense" if sharding_type == "data_parallel" else "fused")
@@ -102,10 +102,10 @@ def test_what_the_sharder_offers() -> None:
 
 
 def test_others_are_torchrecs() -> None:
-    found = recfx.sharders()
-    assert found[0].module_type is recfx.HashEmbeddingBagCollection
+    listed = recfx.sharders()
+    assert listed[0].module_type is recfx.HashEmbeddingBagCollection
     theirs = [sharder.module_type for sharder in stock_defaults()]
-    assert [sharder.module_type for sharder in found[-len(theirs) :]] == theirs
+    assert [sharder.module_type for sharder in listed[-len(theirs) :]] == theirs
     params = {"learning_rate": 0.5}
     with_params = recfx.sharders(fused_params=params)
     for kind in (HashEmbeddingBagCollectionSharder, EmbeddingBagCollectionSharder, EmbeddingCollectionSharder):
@@ -168,8 +168,8 @@ def test_what_sharding_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
     model = recfx.convert(collection("t"), hashing=RAW)
     plan = planner(world_size=1).plan(model, recfx.sharders()).plan[""]
     device = torch.device("cpu")
-    for given, expected in ((None, None), (host_env, group)):
-        (sharder, *_) = recfx.sharders(given, params)
+    for environment, expected in ((None, None), (host_env, group)):
+        (sharder, *_) = recfx.sharders(environment, params)
         assert isinstance(sharder.shard(model, plan, env, device, "part.ebc"), Sharded)
         assert calls.pop() == (
             (model, plan, env, device),
@@ -195,14 +195,14 @@ def test_an_index_inside_a_feature_processed_collection_is_not_dropped() -> None
     inner = {"fp._embedding_bag_collection": ["t0", "t1", "t2"]}
     assert tables_of(planner().plan(model, recfx.sharders())) == inner
     for sharders in stock_defaults(), recfx.sharders():
-        (theirs,) = [each for each in sharders if each.module_type is FeatureProcessedEmbeddingBagCollection]
+        (theirs,) = [sharder for sharder in sharders if sharder.module_type is FeatureProcessedEmbeddingBagCollection]
         with refused("feature_processed", "fp._embedding_bag_collection"):
             theirs.shard(model["fp"], {}, ShardingEnv.from_local(1, 0))
     half = nn.ModuleDict({"converted": model, "standard": plain})
     with refused("feature_processed"):
         planner().plan(half, stock_defaults())
-    for each in (model, nn.ModuleDict({"fp": plain})):
-        plan = recfx.plan(each, Topology(world_size=2, compute_device="cpu"))
+    for planned in (model, nn.ModuleDict({"fp": plain})):
+        plan = recfx.plan(planned, Topology(world_size=2, compute_device="cpu"))
         assert tables_of(plan) == {"fp._embedding_bag_collection": ["t0", "t1", "t2"]}
 
 

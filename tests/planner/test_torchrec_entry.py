@@ -66,12 +66,12 @@ HOW: dict[str, Callable[[], Any]] = {
 
 def weights_after_training(rank: int, world_size: int) -> dict[str, dict[str, torch.Tensor]]:
     """Every rank's batch is another one; what all ranks hold of the tables after two steps, for each way."""
-    found = {}
+    weights = {}
     for how in HOW:
         for planned in (False, True):
             kind = Subclass if how in ("left out", "ours") else EmbeddingBagCollection
-            found[f"{how}, {planned}"] = _weights_after_training(rank, world_size, how, planned, kind)
-    return found
+            weights[f"{how}, {planned}"] = _weights_after_training(rank, world_size, how, planned, kind)
+    return weights
 
 
 def _weights_after_training(rank: int, world_size: int, how: str, planned: bool, kind: type) -> dict[str, torch.Tensor]:
@@ -83,9 +83,9 @@ def _weights_after_training(rank: int, world_size: int, how: str, planned: bool,
         plan = planner.collective_plan(model, sharders, dist.GroupMember.WORLD)
     parallel = DistributedModelParallel(model, device=CPU, plan=plan, sharders=sharders)
     assert isinstance(parallel.module.sparse, ShardedHashEmbeddingBagCollection)
-    others = dict(in_backward_optimizer_filter(parallel.named_parameters()))
+    dense = dict(in_backward_optimizer_filter(parallel.named_parameters()))
     optimizer = CombinedOptimizer(
-        [parallel.fused_optimizer, KeyedOptimizerWrapper(others, lambda params: torch.optim.SGD(params, lr=1.0))]
+        [parallel.fused_optimizer, KeyedOptimizerWrapper(dense, lambda params: torch.optim.SGD(params, lr=1.0))]
     )
     for step in batches(CASE, world_size, 2):
         optimizer.zero_grad()
@@ -112,13 +112,13 @@ def other_ways(rank: int, world_size: int) -> list[str]:
     model, _shard_modules = converted(RAW), importlib.import_module("torchrec.distributed.shard")._shard_modules
     plan = construct_module_sharding_plan(model.sparse, dict.fromkeys("ab", column_wise(ranks=[0, 1])))
     whole = ShardingPlan({"sparse": plan})
-    found = [
+    shards = [
         EmbeddingBagCollectionSharder().shard(model.sparse, plan, env, CPU),
         _shard_modules(converted(RAW), env, CPU, whole).sparse,
         _shard_modules(converted(RAW), env, CPU, whole, sharders=[EmbeddingBagCollectionSharder()]).sparse,
         DistributedModelParallel(converted(RAW).sparse, device=CPU).module,
     ]
-    return [type(each).__name__ for each in found if all(table.has_index for table in each.tables)]
+    return [type(shard).__name__ for shard in shards if all(table.has_index for table in shard.tables)]
 
 
 def test_every_other_way_keeps_the_indexes() -> None:
@@ -127,23 +127,23 @@ def test_every_other_way_keeps_the_indexes() -> None:
 
 def refusals(rank: int, world_size: int) -> list[tuple[str, str]]:
     """Lists and plans leave a converted collection out whose ranks would train apart."""
-    model, found = converted(), []
+    model, refused = converted(), []
     raw, dense = converted(RAW, fused=False), converted(fused=False)
-    others = [EmbeddingCollectionSharder()]
+    stock = [EmbeddingCollectionSharder()]
     plan = EmbeddingShardingPlanner(topology=Topology(world_size, "cpu")).collective_plan(model)
-    for each, keywords in (
-        (model, {"sharders": others}),
+    for model_of_case, keywords in (
+        (model, {"sharders": stock}),
         (model, {"plan": ShardingPlan({})}),
-        (model, {"plan": plan, "sharders": others}),
-        (raw, {"sharders": others}),
-        (dense, {"plan": plan, "sharders": others}),
+        (model, {"plan": plan, "sharders": stock}),
+        (raw, {"sharders": stock}),
+        (dense, {"plan": plan, "sharders": stock}),
     ):
-        before = {name: type(module) for name, module in each.named_modules()}
+        before = {name: type(module) for name, module in model_of_case.named_modules()}
         with pytest.raises(recfx.ConversionError, match=r"sharders=recfx\.sharders\(\)") as caught:
-            DistributedModelParallel(each, device=CPU, **keywords)
-        found.append((caught.value.reason, caught.value.module_path))
-        assert {name: type(module) for name, module in each.named_modules()} == before
-    return found
+            DistributedModelParallel(model_of_case, device=CPU, **keywords)
+        refused.append((caught.value.reason, caught.value.module_path))
+        assert {name: type(module) for name, module in model_of_case.named_modules()} == before
+    return refused
 
 
 def test_what_would_train_apart_is_refused() -> None:
@@ -184,17 +184,17 @@ def in_ddp(rank: int, world_size: int) -> list[str]:
         if name.startswith("sparse"):
             del parameter._in_backward_optimizers  # or DDP would step it by itself
     wrapped = DistributedDataParallel(model, find_unused_parameters=True)
-    found = []
+    refused = []
     with pytest.raises(recfx.ConversionError) as caught:
         wrapped(batch)
-    found.append(f"{caught.value.reason} {caught.value.module_path}")
+    refused.append(f"{caught.value.reason} {caught.value.module_path}")
     wrapped.eval()
     wrapped(batch)
     with torch.no_grad():
         wrapped.train()(batch)
     assert all(torch.equal(value, before[name]) for name, value in _whole(model).items())
     model(batch)[0].backward()  # models of their own, one on each rank
-    return found
+    return refused
 
 
 def test_a_fused_optimizer_inside_ddp_is_refused_in_training() -> None:
@@ -231,14 +231,14 @@ def test_quantized_communication_is_refused() -> None:
 
 
 def test_other_models_and_second_calls_change_nothing() -> None:
-    given = [EmbeddingBagCollectionSharder()]
+    listed = [EmbeddingBagCollectionSharder()]
     standard, width = build(CASE)
-    assert sharders_for(Model(standard, width), given) is given
+    assert sharders_for(Model(standard, width), listed) is listed
     init, plan = DistributedModelParallel.__init__, EmbeddingShardingPlanner.plan
     extend_torchrec()
     assert DistributedModelParallel.__init__ is init
     assert EmbeddingShardingPlanner.plan is plan
-    assert len(sharders_for(converted(), sharders_for(converted(), given))) == 2
+    assert len(sharders_for(converted(), sharders_for(converted(), listed))) == 2
 
 
 def convert_with_a_plan(rank: int, world_size: int) -> list[Any]:
@@ -272,7 +272,7 @@ def looked_at(rank: int, world_size: int) -> list[list[str]]:
     plan = construct_module_sharding_plan(model.sparse, dict.fromkeys("ab", table_wise(rank=1)))
     sharded = DistributedModelParallel(model, device=CPU, plan=ShardingPlan({"sparse": plan})).module.sparse
     parts = (sharded._input_dists, sharded._lookups, sharded._output_dists)
-    return [sorted({type(each).__name__ for each in part}) for part in parts]
+    return [sorted({type(module).__name__ for module in part}) for part in parts]
 
 
 def test_the_parts_that_torchrecs_introduction_looks_at() -> None:
@@ -335,7 +335,7 @@ def test_the_state_of_a_hashed_model_in_the_plain_one_names_unconvert() -> None:
         assert "recfx.unconvert" in caught.value.what_to_do
         loaded = model.load_state_dict(part, strict=False)
         assert all("hash_indexes" in name for name in loaded.unexpected_keys)
-    with pytest.raises(RuntimeError) as other:
+    with pytest.raises(RuntimeError) as plain_error:
         plain.load_state_dict({**plain.state_dict(), "sparse.other": torch.zeros(1)})
-    assert type(other.value) is RuntimeError
+    assert type(plain_error.value) is RuntimeError
     converted(hashing=RAW, kind=Subclass).load_state_dict(state)

@@ -58,9 +58,9 @@ def check_other_rows_stay(rule: Rule, settings: dict[str, Any]) -> None:
     weight, touched = table(), torch.tensor([1, 4])
     ours = fused(rule, settings, weight)
     ours.step(weight, *batch(0))
-    before = {"weight": weight.clone(), **{each.name: ours.state[each.name].clone() for each in rule.states}}
+    before = {"weight": weight.clone(), **{spec.name: ours.state[spec.name].clone() for spec in rule.states}}
     ours.step(weight, *batch(1, touched))
-    after = {"weight": weight, **{each.name: ours.state[each.name] for each in rule.states}}
+    after = {"weight": weight, **{spec.name: ours.state[spec.name] for spec in rule.states}}
     for name, value in after.items():
         moved = (value != before[name]).any(dim=1)
         assert moved.nonzero().squeeze(1).tolist() == touched.tolist(), name
@@ -74,7 +74,7 @@ def check_against_formula(rule: Rule, settings: dict[str, Any], formula: Formula
     """Batches that read different rows: weights and states are those of the formula, row by row."""
     weight = table()
     ours, exact = fused(rule, settings, weight), table().double()
-    states = {each.name: torch.zeros(each.shape(ROWS, DIM), dtype=torch.float64) for each in rule.states}
+    states = {spec.name: torch.zeros(spec.shape(ROWS, DIM), dtype=torch.float64) for spec in rule.states}
     for step, touched in zip(range(steps), ([0, 1, 2, 3, 4, 5, 6], [1, 4], [0, 4, 6], [1, 2]), strict=True):
         rows, gradient = batch(step, torch.tensor(touched))
         ours.step(weight, rows, gradient)

@@ -40,20 +40,20 @@ def test_a_rule_is_one_constant_of_the_file_of_its_name(rule: Rule) -> None:
 def test_it_says_when_cut_columns_change_it(rule: Rule) -> None:
     """One number per row is a mean over the columns of a block; LAMB and LARS-SGD take norms over them."""
     changes = rule.has_row_state or "lamb" in rule.name or "lars" in rule.name
-    found = rule.when_columns_are_cut(3)
-    assert (found is not None) == changes
-    assert found is None or "3 column blocks" in found[0]
+    told = rule.when_columns_are_cut(3)
+    assert (told is not None) == changes
+    assert told is None or "3 column blocks" in told[0]
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
 def test_states_are_saved_under_the_names_of_torchrec(rule: Rule) -> None:
     """TorchRec 1.8 calls the first one "momentum1", and any other as FBGEMM's ``get_optimizer_state`` calls it."""
-    names = [each.name for each in rule.states]
-    assert [each.saved_as for each in rule.states] == ["momentum1", *names[1:]][: len(names)]
+    names = [spec.name for spec in rule.states]
+    assert [spec.saved_as for spec in rule.states] == ["momentum1", *names[1:]][: len(names)]
 
 
 def test_no_two_stand_for_the_same() -> None:
-    stand_for = [each for rule in RULES for each in (rule.name, *rule.classes, *rule.fused_types)]
+    stand_for = [name for rule in RULES for name in (rule.name, *rule.classes, *rule.fused_types)]
     assert len(set(stand_for)) == len(stand_for)
 
 
@@ -93,8 +93,8 @@ def test_a_rule_is_registered_inside_the_block_even_if_that_fails() -> None:
 @pytest.mark.parametrize("rule", [rule for rule in RULES if rule.start_setting], ids=lambda rule: rule.name)
 def test_state_starts_at_zero_unless_a_setting_says_otherwise(rule: Rule) -> None:
     for group, start in (({}, 0.0), ({rule.start_setting: 0.5}, 0.5)):
-        assert {each.name: rule.start(each.name, group) for each in rule.states} == {
-            each.name: start for each in rule.states
+        assert {spec.name: rule.start(spec.name, group) for spec in rule.states} == {
+            spec.name: start for spec in rule.states
         }
         assert rule.start("step", group) == 0.0
 

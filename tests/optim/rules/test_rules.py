@@ -68,8 +68,8 @@ def lamb(settings: dict[str, Any], *, per_row: bool = False) -> Formula:
 
     def formula(values: Tensor, gradient: Tensor, state: dict[str, Tensor], step: int) -> Tensor:
         squares = gradient.square().mean() if per_row else gradient.square()
-        wanted = averages_of(settings, state, gradient, squares, step) + decay * values
-        return values - rate * values.norm() / wanted.norm() * wanted
+        change = averages_of(settings, state, gradient, squares, step) + decay * values
+        return values - rate * values.norm() / change.norm() * change
 
     return formula
 
@@ -182,8 +182,8 @@ def test_steps(rule: Rule, settings: dict[str, Any]) -> None:
 
 @every_rule
 def test_what_stands_for_it(rule: Rule) -> None:
-    assert [rule_of_class(each) for each in CASES[rule].classes] == [rule] * len(CASES[rule].classes)
-    assert [rule_of_type(each) for each in CASES[rule].types] == [rule] * len(CASES[rule].types)
+    assert [rule_of_class(kind) for kind in CASES[rule].classes] == [rule] * len(CASES[rule].classes)
+    assert [rule_of_type(kind) for kind in CASES[rule].types] == [rule] * len(CASES[rule].types)
 
 
 def test_what_stands_for_none() -> None:
@@ -196,8 +196,8 @@ def test_its_state(rule: Rule) -> None:
     ours = fused(rule, LR, table())
     assert {name: tuple(value.shape) for name, value in ours.named_state().items()} == CASES[rule].shapes
     assert ours.starts() == dict.fromkeys(CASES[rule].shapes, 0.0)
-    for each in rule.states:
-        assert ours.named_state()[each.saved_as].data_ptr() == ours.state[each.name].data_ptr()
+    for spec in rule.states:
+        assert ours.named_state()[spec.saved_as].data_ptr() == ours.state[spec.name].data_ptr()
 
 
 @pytest.mark.parametrize("rule", [rule for rule in RULES if rule.start_setting], ids=lambda rule: rule.name)
