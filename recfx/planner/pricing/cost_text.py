@@ -41,8 +41,7 @@ def in_time(seconds: float) -> str:
 
 def shortened(expression: sympy.Expr) -> str:
     """An expression, with only the first terms of sums of many."""
-    given = sympy.sympify(expression)
-    return str(given.replace(_is_long, lambda part: _cut(*part.args)) if given.has(sympy.Add) else given)
+    return str(sympy.sympify(expression).replace(_is_long, lambda part: _cut(*part.args)))
 
 
 def _is_long(part: sympy.Basic) -> bool:
