@@ -34,7 +34,7 @@ def first_bag_of(program, offsets_ptr, num_bags):
 
 @triton.jit
 def row_at(position, end, rows_ptr):
-    """The row of a position; -1 from the end on, where nothing is read (a scalar's mask would not keep Ascend from it)."""
+    """The row of a position; from the end on -1, and nothing is read (a mask would not keep Ascend from reading)."""
     row = tl.load(rows_ptr + tl.minimum(position, end - 1))
     return tl.where(position < end, row, -1)
 
