@@ -148,6 +148,8 @@ NEEDS: Mapping[str, Mapping[int, Need]] = MappingProxyType(
         "recfx_initialize_rows": _floats(Need(45_568, 0)),
         # Always 512 bags or ids at once.
         "recfx_bag_offsets": {8: Need(89_216, 0), 4: Need(76_928, 0)},
+        # Always 1,024 bags or ids at once.
+        "recfx_select_keys": {4: Need(61_472, 0), 2: Need(49_184, 0)},
         # Always 1,024 positions at once.
         "recfx_step_digits": {8: Need(36_864, 0)},
         # The block is the number of pieces.

@@ -7,7 +7,9 @@ from itertools import accumulate
 import torch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
+from recfx.kernels.build import launch
 from recfx.kernels.route.from_zero import from_zero
+from recfx.kernels.route.select_keys import select_keys
 
 # KeyedJaggedTensor.permute calls FBGEMM, whose operators elsewhere (on NPUs) go through the host, if they run at all.
 FBGEMM_PERMUTES_ON = ("cpu", "cuda")
@@ -58,6 +60,8 @@ def permute_features(features: KeyedJaggedTensor, positions: list[int], keys: li
     ``features`` has one batch size.
     """
     weights, device = features.weights_or_none(), features.values().device
+    if _are_copied_by_kernel(features):
+        return _copied_by_kernel(features, positions, keys)
     if device.type in FBGEMM_PERMUTES_ON and (weights is None or not weights.requires_grad):
         permuted = _with_length_per_key(features).permute(positions)
         values, lengths, offsets = permuted.values(), permuted.lengths(), permuted.offsets()
@@ -71,6 +75,29 @@ def permute_features(features: KeyedJaggedTensor, positions: list[int], keys: li
         ids = features.values().numel() if every_key_once else None
         values, lengths, offsets, weights = select_bags(features, bags, weights, ids)
     return KeyedJaggedTensor(keys, values, weights, lengths=lengths, offsets=offsets, stride=features.stride())
+
+
+def _are_copied_by_kernel(features: KeyedJaggedTensor) -> bool:
+    values, weights = features.values(), features.weights_or_none()
+    if values.device.type in ("cpu", "meta") or not launch.is_possible(values.device):
+        return False
+    if weights is not None and (weights.requires_grad or weights.dtype == torch.float64):
+        return False
+    return features.stride() > 0 and values.numel() < 2**31
+
+
+def _copied_by_kernel(features: KeyedJaggedTensor, positions: list[int], keys: list[str]) -> KeyedJaggedTensor:
+    """The host waits for the device only if it does not know how many ids each key has."""
+    ids_per_key, stride, weights = features.length_per_key_or_none(), features.stride(), features.weights_or_none()
+    offsets = _offsets_of(features).to(torch.int64).contiguous()
+    if ids_per_key is None:
+        ids_per_key = offsets[::stride].diff().tolist()
+    weights = None if weights is None else weights.contiguous()
+    values, offsets, weights = select_keys(
+        features.values().contiguous(), offsets, positions, len(features.keys()), ids_per_key, weights
+    )
+    ids_per_key = [ids_per_key[position] for position in positions]
+    return KeyedJaggedTensor(keys, values, weights, offsets=offsets, stride=stride, length_per_key=ids_per_key)
 
 
 def _with_length_per_key(features: KeyedJaggedTensor) -> KeyedJaggedTensor:
@@ -111,9 +138,10 @@ def with_values(
         features.keys() if keys is None else keys,
         values,
         weights,
-        lengths=features.lengths(),
+        lengths=features.lengths_or_none(),
         offsets=features.offsets(),
         stride=features.stride(),
+        length_per_key=features.length_per_key_or_none(),
     )
 
 

@@ -12,6 +12,7 @@ from tests.ascend import (
     pooled_lookup_cases,
     quantized_lookup_cases,
     row_initialization_cases,
+    select_keys_cases,
     step_order_cases,
 )
 from tests.ascend.kernel_case import KernelCase
@@ -27,5 +28,6 @@ CASES: tuple[KernelCase, ...] = (
     *row_initialization_cases.cases(),
     *step_order_cases.cases(),
     *bag_offsets_cases.cases(),
+    *select_keys_cases.cases(),
 )
 BY_NAME = {case.name: case for case in CASES}

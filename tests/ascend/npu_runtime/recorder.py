@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from types import FrameType
 from typing import Any
@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_leaves
 from recfx.kernels.build import launch, library
 from recfx.kernels.index import find_rows
 from recfx.kernels.lookup import bag_offsets
+from recfx.kernels.route import select_keys
 from recfx.kernels.route.bucketize import bucketize_triton
 from recfx.kernels.step import row_initialization
 from recfx.lowering.triton import lookup as triton_lookup
@@ -70,16 +71,26 @@ class Recorder(TorchDispatchMode):
         self.seen: defaultdict[Meeting, set[Moment]] = defaultdict(set)
         self.calls: Counter[Meeting] = Counter()  # of those with the host, in this process
         self.lines: dict[Meeting, str] = {}
+        self.launches: defaultdict[Moment, Counter[str]] = defaultdict(Counter)  # what the host starts on the NPU
 
     def __enter__(self) -> Recorder:
-        self._as_functions = patch.object(library, "operators", _AsFunctions)
-        self._as_functions.start()
+        self._patches = ExitStack()
+        self._patches.enter_context(patch.object(library, "operators", _AsFunctions))
+        self._patches.enter_context(patch.object(launch, "launch", self._counting(launch.launch)))
         super().__enter__()
         return self
 
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)
-        self._as_functions.stop()
+        self._patches.close()
+
+    def _counting(self, launched: Callable[..., None]) -> Callable[..., None]:
+        def count(kernel: Any, *arguments: Any, **constants: Any) -> None:
+            if self.now:
+                self.launches[self.now][kernel.fn.__name__] += 1
+            launched(kernel, *arguments, **constants)
+
+        return count
 
     @property
     def meetings(self) -> dict[Meeting, Occasion]:
@@ -98,6 +109,7 @@ class Recorder(TorchDispatchMode):
         given, made = _devices((args, kwargs)), _devices(result)  # of an argument that is written to: as it was
         if self.now and "npu" in given | made:
             self.operators.add(func.name())
+            self.launches[self.now][func.name()] += _starts_something(func)
             how = self._how(func.name(), given, made)
             if how is None and _length_is_data(func.name(), args, kwargs or {}):
                 how = WAITS
@@ -166,6 +178,13 @@ def _written(func: Any, args: Any, kwargs: Any) -> Iterator[torch.Tensor]:
             yield kwargs[argument.name] if argument.name in kwargs else args[position]
 
 
+def _starts_something(operator: Any) -> bool:
+    """Whether it is neither a view nor memory that is only allocated."""
+    results = [each.alias_info for each in operator._schema.returns]
+    is_view = bool(results) and all(each is not None and not each.is_write for each in results)
+    return not is_view and not operator.name().startswith(("aten::empty", "aten::new_empty"))
+
+
 def _dtypes(values: Any) -> list[str]:
     on_npu = (each for each in tree_leaves(values) if isinstance(each, torch.Tensor) and each.device.type == "npu")
     return [str(each.dtype).removeprefix("torch.") for each in on_npu]
@@ -201,6 +220,7 @@ def launching_nothing() -> Iterator[None]:
         (find_rows, "find_rows_triton"),
         (row_initialization, "init_rows_triton_"),
         (bag_offsets, "bag_offsets_triton"),
+        (select_keys, "select_keys_triton"),
     )
     with ExitStack() as patches:
         for name, answer in (("why_not", ""), ("is_possible", True)):
@@ -235,3 +255,10 @@ def _answer(name: str, ids: torch.Tensor, *arguments: Any, **constants: Any) -> 
         found, said = bag_offsets.kernel_reference(values, ids, constants["ARE_OFFSETS"], per_key, limits.tolist())
         offsets.copy_(found)
         reports.zero_()[: len(per_key) + 1] = said[:-1]
+    elif name == "recfx_select_keys":
+        weights, offsets, positions, *made = arguments[:6]
+        batch_size, count = arguments[7:9]
+        given = (ids, offsets, positions.tolist(), batch_size, count, weights if constants["WEIGHTED"] else None)
+        new_ids, new_offsets, new_weights = select_keys.select_keys_reference(*given)
+        for tensor, found in zip(made, (new_ids, new_weights, new_offsets), strict=True):
+            tensor.copy_(found)

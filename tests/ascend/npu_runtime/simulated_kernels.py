@@ -20,6 +20,7 @@ from recfx.kernels.lookup.pooled_lookup import pooled_lookup_triton
 from recfx.kernels.lookup.pooled_lookup_reference import pooled_lookup
 from recfx.kernels.lookup.quantized_lookup import quantized_lookup_reference, quantized_lookup_triton
 from recfx.kernels.route.bucketize import bucketize_reference
+from recfx.kernels.route.select_keys import select_keys_reference, select_keys_triton
 from recfx.kernels.step.fused_step import fused_step_
 from recfx.kernels.step.row_initialization import init_rows_of_tables_reference_, init_rows_triton_
 from recfx.optim.fused_step_op import fused_step_triton_, rules_in_triton, triton_module
@@ -41,6 +42,7 @@ def _install() -> None:
     find_rows_triton.register_kernel("npu", _find_rows)
     fused_step_triton_.register_kernel("npu", _fused_step)
     init_rows_triton_.register_kernel("npu", init_rows_of_tables_reference_)
+    select_keys_triton.register_kernel("npu", select_keys_reference)
     bag_offsets.bag_offsets_triton.register_kernel("npu", bag_offsets.kernel_reference)
 
 

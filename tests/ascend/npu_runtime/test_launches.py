@@ -1,0 +1,103 @@
+"""How many operators a step calls on an NPU, whatever the number of tables: each is launched by the host.
+
+Counted are operators of torch and recfx that read or write a tensor on the NPU, and kernels in Triton. Views and
+memory that is only allocated are free; a copy from or to the host counts as one.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torchrec import EmbeddingBagCollection, KeyedJaggedTensor, PoolingType
+
+import recfx
+from tests.ascend.npu_runtime.recorder import Recorder, launching_nothing
+from tests.ascend.npu_runtime.round_trips import Moment
+from tests.ascend.npu_runtime.sharded_training import model_on_npus
+from tests.ascend.npu_runtime.training import DEVICE, RAW_IDS
+from tests.builders.batches import batch
+from tests.builders.collections import table
+from tests.builders.optimizers import attach
+from tests.sharding.cases import Case, Table, batches
+from tests.sharding.ranks import ranks
+
+RAW = recfx.HashConfig(dense_rows=0)
+# At most so many in training and in eval mode: of tables that are summed, whose keys are in order; and of others that
+# are averaged beside them, with keys in another order, which makes two lookups of a collection that is not hashed.
+BOUNDS = {
+    ("static", "sums"): (14, 4),
+    ("static", "means"): (31, 9),
+    ("hashed", "sums"): (19, 17),
+    ("hashed", "means"): (27, 24),
+}
+# Of two ranks, with a table of each sharding type, some of which are averaged.
+OF_RANKS = [(119, 76), (111, 76)]
+
+
+CASE = Case(
+    (
+        Table("a", 11, 8, ("f0",), "SUM", ("row_wise",)),
+        Table("b", 13, 16, ("f1", "f0"), "MEAN", ("column_wise", 1, 0)),
+        Table("c", 9, 8, ("f2",), "SUM", ("table_wise", 1)),
+        Table("d", 7, 8, ("f1",), "MEAN", ("data_parallel",)),
+    ),
+    optimizer="adagrad",
+)
+TRAINING, EVAL = (Moment("npu", "unsharded", when) for when in ("training", "eval"))
+
+
+def launches(recorder: Recorder) -> tuple[int, int]:
+    return recorder.launches[TRAINING].total(), recorder.launches[EVAL].total()
+
+
+def step(recorder: Recorder, model: torch.nn.Module, features: KeyedJaggedTensor) -> None:
+    recorder.launches.clear()
+    with recorder:
+        recorder.now = TRAINING
+        pooled = model.train()(features).values()
+        recorder.now = None  # the gradient is that of the rest of the model
+        gradient = torch.ones_like(pooled)
+        recorder.now = TRAINING
+        pooled.backward(gradient)
+        recorder.now = EVAL
+        with torch.no_grad():
+            model.eval()(features).values()
+        recorder.now = None
+
+
+@pytest.mark.parametrize("count", [3, 26])
+@pytest.mark.parametrize(("kind", "pooling"), BOUNDS)
+def test_steps_are_bounded(kind: str, pooling: str, count: int) -> None:
+    means = [PoolingType.MEAN if pooling == "means" and number % 2 else PoolingType.SUM for number in range(count)]
+    tables = [
+        table(f"t{number}", [f"f{number}"], dim=4 * (number % 5 + 1), pooling=mean) for number, mean in enumerate(means)
+    ]
+    collection = EmbeddingBagCollection(tables)
+    attach(collection, "adagrad")
+    order = [f"f{number}" for number in range(count)][:: -1 if pooling == "means" else 1]
+    recorder = Recorder(frozenset())
+    with launching_nothing():
+        model = recfx.convert(collection, hashing=RAW if kind == "hashed" else None).to(DEVICE)
+        for number in range(2):  # in the second step, what does not depend on the batch is there, and new ids come
+            features = batch(4, tuple(order))
+            if kind == "hashed":
+                values = features.values() * RAW_IDS[0] + RAW_IDS[1] + number
+                features = KeyedJaggedTensor(features.keys(), values, lengths=features.lengths())
+            step(recorder, model, features.to(torch.device(DEVICE)))
+    assert launches(recorder) == BOUNDS[kind, pooling], recorder.launches
+
+
+def of_a_rank(rank: int, world_size: int, case: Case) -> tuple[int, int]:
+    device = torch.device("npu", rank)
+    torch.npu.set_device(device)
+    recorder = Recorder(frozenset())
+    with launching_nothing():
+        collection = model_on_npus(case, world_size, device, ids_on_host=False).sparse
+        for of_ranks in batches(case, world_size, 2):
+            step(recorder, collection, of_ranks[rank].to(device))
+    return launches(recorder)
+
+
+def test_steps_of_ranks_are_bounded() -> None:
+    found = ranks(2, "hccl").run(of_a_rank, CASE)
+    assert found == OF_RANKS
