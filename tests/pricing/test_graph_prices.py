@@ -42,8 +42,11 @@ def check(collection: PlannedCollection, trains: bool = True) -> None:
                 assert (node.facts.kind, node.on_host) == (expected.kind, expected.on_host)
                 phases = formula_of(node.facts.kind)(node.facts)
                 for ours, theirs in ((phases.forward, expected.forward), (phases.backward, expected.backward)):
-                    numbers = [vars(work.mapped(values.number)) for work in (ours, theirs)]
-                    assert numbers[0] == pytest.approx(numbers[1]), node.name
+                    numbers = [work.mapped(values.number) for work in (ours, theirs)]
+                    assert numbers[0].amounts() == pytest.approx(numbers[1].amounts()), node.name
+                    for one, other in zip(numbers[0].launches, numbers[1].launches, strict=True):
+                        assert one.form == other.form
+                        assert (one.positions, one.more) == pytest.approx((other.positions, other.more)), node.name
                 sent = [calls_of(node.facts.kind, each.collectives, values) for each in (node, expected)]
                 assert sent[0] == sent[1]
             assert graphs.resident(rank) == sum((node.resident for node in priced[1:]), start=priced[0].resident), (

@@ -33,7 +33,7 @@ from recfx.planner.pricing.cost import COST_VERSION, Cost
 from recfx.planner.pricing.hardware import Hardware
 from recfx.planner.pricing.node_price import runs_on_host
 from recfx.planner.pricing.this_machine import this_machine
-from recfx.planner.pricing.times import seconds_of_collective, seconds_of_work
+from recfx.planner.pricing.times import as_modelled, seconds_of_collective, seconds_of_work
 from recfx.planner.pricing.values import whole_number
 from recfx.planner.pricing.work import NOTHING, NodeCost, Work
 from recfx.planner.topology import NpuTopology, check_topology, hardware_of
@@ -50,9 +50,10 @@ def time_formula(node: NodeCost, hardware: Hardware, world_size: int, formula: C
     overhead = seconds_of_work(NOTHING, hardware, on_host)
     terms: list[Any] = []
     for work in (node.forward, node.backward):
-        amounts = {name: amount for name, amount in vars(work.symbolic()).items() if amount != 0}
+        modelled = as_modelled(work.symbolic(), hardware, on_host)
+        amounts = {name: amount for name, amount in modelled.amounts().items() if amount != 0}
         for name, amount in amounts.items():
-            unit = seconds_of_work(Work(**{name: 1.0}), hardware, on_host)
+            unit = seconds_of_work(Work(**dict[str, Any]({name: 1.0})), hardware, on_host)
             terms.append(["*", unit - overhead, formula(amount)])
         terms += [overhead] if amounts else []
     for call in node.collectives:

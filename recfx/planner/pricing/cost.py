@@ -78,7 +78,7 @@ class CostAt:
         rows.append(["total", "", *_numbers(self.totals)])
         batch = f"B={self.batch}" + (f" of {self.batches}" if self.batches else "")
         heading = (
-            f"{_rank(self.rank, self.world_size)}{batch}, times predicted for {self.hardware.name}; "
+            f"{_rank(self.rank, self.world_size)}{batch}, times predicted for {self.hardware.label}; "
             "wire is what the rank passes to collectives"
         )
         return "\n".join([heading, *aligned(rows)])
@@ -314,7 +314,7 @@ _HEADS = ("ranks", "step", "ids", "tables", "output", "wire", "sent by a rank", 
 
 
 def _heading(cost: CostAt) -> str:
-    return f"B={cost.batch} per rank, times predicted for {cost.hardware.name}"
+    return f"B={cost.batch} per rank, times predicted for {cost.hardware.label}"
 
 
 def _totals(cost: CostAt) -> dict[str, object]:

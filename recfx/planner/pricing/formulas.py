@@ -7,9 +7,11 @@ depends on the order of a batch's keys is counted as if they had to be put into 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from recfx.errors import ConversionError
+from recfx.planner.pricing.kernel_launch import KernelForm, KernelLaunch
 from recfx.planner.pricing.node_facts import NodeFacts, TableLoad
 from recfx.planner.pricing.work import Phases, Work
 
@@ -187,13 +189,14 @@ def _count(table: TableLoad) -> Work:
 def _pool(table: TableLoad, is_weighted: bool) -> Work:
     per_id = ID_BYTES + table.row_bytes + (WEIGHT_BYTES if is_weighted else 0)
     dim = table.spec.embedding_dim
-    return Work(
+    work = Work(
         read_bytes=per_id * table.ids + LENGTH_BYTES * table.bags,
         written_bytes=table.spec.output_dtype.itemsize * dim * table.bags,
         flops=dim * (2 if is_weighted else 1) * table.ids,
         random_accesses=table.ids,
         tables=1,
     )
+    return _launched(work, "recfx_pooled_lookup", table, table.bags, is_weighted)
 
 
 def _backward(table: TableLoad) -> Work:
@@ -216,7 +219,7 @@ def _backward(table: TableLoad) -> Work:
     touched = table.distinct_rows
     states = 1 if table.state_row_bytes else 0
     kept = table.row_bytes + table.state_row_bytes
-    return Work(
+    work = Work(
         read_bytes=ID_BYTES * table.ids + gradients + kept * touched,
         written_bytes=kept * touched,
         flops=dim * table.ids + STEP_FLOPS * dim * touched,
@@ -224,3 +227,17 @@ def _backward(table: TableLoad) -> Work:
         sorted_ids=table.ids,
         tables=1,
     )
+    return (
+        work if table.rule.needs is None else _launched(work, "recfx_fused_step", table, touched, rule=table.rule.name)
+    )
+
+
+def _launched(work: Work, kernel: str, table: TableLoad, more: Any, is_weighted: bool = False, rule: str = "") -> Work:
+    """The work of a kernel in Triton; of tables in double precision, which no kernel serves, the work alone."""
+    dim = table.spec.embedding_dim
+    element_bytes = table.row_bytes // dim
+    if element_bytes not in (2, 4):
+        return work
+    form = KernelForm(kernel, rule, dim, element_bytes, is_weighted)
+    replaced = (work.read_bytes, work.written_bytes, work.flops, work.random_accesses)
+    return replace(work, launches=(KernelLaunch(form, table.ids, more, *replaced),))

@@ -6,7 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import NamedTuple
 
+from recfx.kernels.build.chip_model import MIDDLE
+
 GB = 10**9
+ASSUMED = MIDDLE
+"""What the model of an Ascend chip assumes, which says how long kernels for tables take there."""
 
 COLLECTIVES = ("all_to_all", "reduce_scatter", "all_gather", "all_reduce")
 """The operations of ``recfx.ir.meta.Collective``."""
@@ -48,7 +52,8 @@ class Hardware:
             memory of its own.
         ranks_per_host: ranks that share a host, and its ``link_bandwidth``.
         device: torch's type of the device; ``""`` for that of the model.
-        chip: the name of an NPU, as its driver has it, whose limits kernels have to fit; ``""`` if none do.
+        chip: the name of an NPU, as its driver has it, whose limits kernels have to fit, and of which
+            ``recfx.kernels.build.chip_model`` says how long lookups and fused steps take; ``""``: of none.
         links_are_shared: whether what all ranks of a host send goes through the same memory, so that it does not matter
             which of them sends it; otherwise each rank has a link of its own.
     """
@@ -74,6 +79,11 @@ class Hardware:
     chip: str = ""
     links_are_shared: bool = False
 
+    @property
+    def label(self) -> str:
+        """Its name, and what the times of its kernels rest on."""
+        return f"{self.name} (kernels modelled, assumptions: {ASSUMED.name}; not measured)" if self.chip else self.name
+
     def constants(self) -> dict[str, Constant]:
         """Every constant, by name; those of one operation as ``link_bandwidth.all_to_all``."""
         constants: dict[str, Constant] = {}
@@ -86,7 +96,7 @@ class Hardware:
         return constants
 
     def __str__(self) -> str:
-        lines = [f"{self.name}, {self.ranks_per_host} ranks per host"]
+        lines = [f"{self.label}, {self.ranks_per_host} ranks per host"]
         lines += [f"  {name:<34} {value:10.3g}  {source}" for name, (value, source) in self.constants().items()]
         return "\n".join(lines)
 

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 from recfx.planner.pricing.hardware import Hardware
-from recfx.planner.pricing.work import Work
+from recfx.planner.pricing.work import Work, total
 
 
 def seconds_of_work(work: Work, hardware: Hardware, on_host: bool = False) -> float:
-    """The time of one phase, whose amounts are numbers: its parts one after the other, and the overheads."""
+    """The time of one phase, whose amounts are numbers: its parts one after the other, and the overheads.
+
+    On an Ascend chip, what its kernels do takes the time that a model of the chip says.
+    """
+    work = as_modelled(work, hardware, on_host)
     bandwidth = hardware.host_memory_bandwidth if on_host else hardware.memory_bandwidth
     miss = hardware.host_random_access if on_host else hardware.random_access
     # A host has both its tables and its indexes in one memory, but an index does more per access than a table.
@@ -27,7 +32,18 @@ def seconds_of_work(work: Work, hardware: Hardware, on_host: bool = False) -> fl
         + work.tables * hardware.table_overhead.value
         + work.indexes * hardware.index_overhead.value
         + work.copied_ranges * hardware.range_overhead.value
+        + work.modelled_seconds
     )
+
+
+def as_modelled(work: Work, hardware: Hardware, on_host: bool = False) -> Work:
+    """With the seconds that a model of the hardware says in place of what kernels do, if there is one."""
+    if not hardware.chip or on_host:
+        return work
+    replaced = ("read_bytes", "written_bytes", "flops", "random_accesses")
+    rest = {name: getattr(work, name) - total(getattr(one, name) for one in work.launches) for name in replaced}
+    seconds = total(launch.seconds(hardware) for launch in work.launches)
+    return replace(work, **rest, modelled_seconds=work.modelled_seconds + seconds, launches=())
 
 
 def seconds_of_collective(

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import sympy
 
 from recfx.ir.meta import Collective
+from recfx.planner.pricing.kernel_launch import KernelLaunch
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,8 @@ class Work:
         tables: how many tables are gone through one after the other, with rows to read or to step.
         indexes: how many indexes are called.
         copied_ranges: how many ranges of columns are copied, each row by itself, to put columns into order.
+        modelled_seconds: what a model of the hardware says instead of the amounts above.
+        launches: the kernels that do a part of it, one entry per table.
     """
 
     read_bytes: Any = 0
@@ -39,17 +42,25 @@ class Work:
     tables: Any = 0
     indexes: Any = 0
     copied_ranges: Any = 0
+    modelled_seconds: Any = 0
+    launches: tuple[KernelLaunch, ...] = ()
 
     def __add__(self, other: Work) -> Work:
         return Work(*map(operator.add, vars(self).values(), vars(other).values()))
 
     @classmethod
     def total(cls, parts: Sequence[Work]) -> Work:
-        return cls(*(total(amounts) for amounts in zip(*(vars(part).values() for part in parts), strict=True)))
+        sums = map(total, zip(*(part.amounts().values() for part in parts), strict=True))
+        return replace(cls(*sums), launches=tuple(launch for part in parts for launch in part.launches))
 
     def mapped(self, change: Callable[[Any], Any]) -> Work:
         """This work with every amount changed: expressions to numbers, or numbers to expressions."""
-        return Work(*map(change, vars(self).values()))
+        changed = Work(*map(change, self.amounts().values()))
+        return replace(changed, launches=tuple(launch.mapped(change) for launch in self.launches))
+
+    def amounts(self) -> dict[str, Any]:
+        """All fields but the launches."""
+        return {name: amount for name, amount in vars(self).items() if name != "launches"}
 
     def symbolic(self) -> Work:
         return self.mapped(sympy.sympify)

@@ -1,0 +1,68 @@
+"""Lookups and fused steps on an Ascend chip take the time that a model of it says; elsewhere nothing changes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+import recfx
+from recfx.kernels.build.chip_model import MIDDLE, modelled
+from recfx.kernels.build.tiling import ASCEND_910B as CHIP
+from recfx.planner.pricing.cost import Cost
+from recfx.planner.pricing.hardware import ASCEND_910B, CPU_HOST, H100, Hardware
+from recfx.planner.pricing.times import as_modelled, seconds_of_work
+from recfx.planner.pricing.values import Values
+from recfx.planner.pricing.work import NodeCost
+from tests.builders.collections import one_table
+from tests.builders.optimizers import attach
+
+B, L, DIM, ROWS = 2048, 10, 64, 100_000
+ALONE = replace(MIDDLE, launch=0.0)
+
+
+def cost_of(hardware: Hardware, optimizer: str = "", dtype: torch.dtype = torch.float32) -> Cost:
+    model = one_table(rows=ROWS, dim=DIM).to(dtype)
+    if optimizer:
+        attach(model, optimizer)
+    return recfx.cost(recfx.convert(model, backend="reference").train(bool(optimizer)), hardware)
+
+
+def lookup(cost: Cost) -> NodeCost:
+    return next(node for node in cost.nodes if node.kind == "lookup")
+
+
+def test_a_lookup_takes_what_the_model_says() -> None:
+    cost = cost_of(ASCEND_910B)
+    found = next(node for node in cost.at(B, L=L).nodes if node.kind == "lookup")
+    expected = modelled("recfx_pooled_lookup", B * L, B, DIM, 4, CHIP, ALONE).seconds
+    assert found.seconds == pytest.approx(ASCEND_910B.node_overhead.value + expected, rel=0.02)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adagrad"])
+def test_a_step_takes_what_the_model_says(optimizer: str) -> None:
+    """And the ids are sorted, as on other hardware. Every id may be of a row of its own."""
+    cost = cost_of(ASCEND_910B, optimizer)
+    work = lookup(cost).backward.mapped(Values(B, 1, L, ["f"]).number)
+    expected = modelled("recfx_fused_step", B * L, B * L, DIM, 4, CHIP, ALONE, optimizer).seconds
+    rest = ASCEND_910B.node_overhead.value + B * L * ASCEND_910B.sort_per_id.value
+    assert seconds_of_work(work, ASCEND_910B) == pytest.approx(rest + expected, rel=0.02)
+
+
+def test_other_hardware_has_no_model() -> None:
+    work = lookup(cost_of(H100)).forward
+    assert work.launches
+    assert as_modelled(work, H100) is as_modelled(work, CPU_HOST) is work
+    assert as_modelled(work, ASCEND_910B, on_host=True) is work
+    assert as_modelled(work, ASCEND_910B).launches == ()
+
+
+def test_no_kernel_serves_tables_in_double_precision() -> None:
+    assert lookup(cost_of(ASCEND_910B, dtype=torch.float64)).forward.launches == ()
+
+
+def test_the_text_says_that_it_is_a_model() -> None:
+    heading = str(cost_of(ASCEND_910B).at(B, L=L)).splitlines()[0]
+    assert "for Ascend 910B (kernels modelled, assumptions: middle; not measured); " in heading
+    assert "modelled" not in str(cost_of(H100).at(B, L=L))
