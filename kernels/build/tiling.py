@@ -89,19 +89,23 @@ compile and to keep, for less than one percent of the buffer."""
 
 @dataclass(frozen=True)
 class Need:
-    """An upper bound of the unified buffer that a kernel takes: affine in its block.
+    """An upper bound of the unified buffer that a kernel takes.
 
     Args:
         fixed: bytes that do not depend on the block: scalars on their way to memory, and the padding of small vectors.
         per_column: bytes per column of the block. Every vector that is alive at once has its part, and vectors that
             are read or written in a loop have it twice: the compiler loads the next while it computes on the last.
+        per_row: of a fused step, bytes per column and position of a block (``step_rows``). It also asks for up to four
+            gradients at a time where a row crosses a border of chunks, each of which takes eight bytes per column.
     """
 
     fixed: int
     per_column: int
+    per_row: int = 0
 
     def of(self, block: int) -> int:
-        return self.fixed + self.per_column * block
+        rows = step_rows(block) if self.per_row else 0
+        return self.fixed + (self.per_column + self.per_row * rows + 8 * min(rows, 4)) * block
 
 
 def _floats(need: Need) -> dict[int, Need]:
@@ -191,6 +195,19 @@ def block_of(dim: int) -> int:
     if dim < 1:
         raise ValueError(f"a row has at least one column, not {dim}")
     return max(SMALLEST_BLOCK, 1 << (dim - 1).bit_length())
+
+
+def step_rows(block: int, chip: Chip | None = None) -> int:
+    """Positions for which a fused step asks at a time: eight, or fewer where two vectors for each fill 16 KiB.
+
+    The compiler for the 950 generation fails where a vector is chosen out of several: there, two are the most.
+
+    Args:
+        block: the columns of a row, as ``block_of`` gives them.
+        chip: where the kernel runs; None: not on an NPU.
+    """
+    most = 2 if chip is not None and chip.is_950 else 8
+    return max(2, min(most, 2048 // block))
 
 
 def programs(chip: Chip, work: int) -> int:

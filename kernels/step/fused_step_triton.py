@@ -5,6 +5,10 @@ programs, whatever the rows: one hot row does not hold up a launch. A program su
 in its chunk, in the order of the positions, and steps the row. The sum of a row that crosses a border of chunks is left
 in parts, which the second kernel adds in order. There are no atomics: results do not depend on how programs are timed.
 
+A program walks through its positions in blocks. It asks for all that a block needs, gradients, weights and states,
+before it uses the first of them: the way to memory is waited for once in a block. Weights and states come through one
+pointer and go through another, for Ascend's compiler would have reading a row wait until the row before is written.
+
 What a step does is a function of the rule, ``STEP``.
 """
 
@@ -16,49 +20,132 @@ import triton.language as tl
 
 
 @triton.jit
-def _gradient_of(
-    position, bags_ptr, lengths_ptr, scales_ptr, first_columns_ptr, gradients_ptr,
-    batch_size, num_columns, columns, mask, WEIGHTED: tl.constexpr, MEAN: tl.constexpr,
-):  # fmt: skip
-    """What one position adds to the gradient of its row."""
-    bag = tl.load(bags_ptr + position)
+def _first_of(key, low, high, keys_ptr):
+    """The first position from low on, and before high, with at least this key; high if there is none."""
+    while low < high:
+        middle = low + (high - low) // 2
+        if tl.load(keys_ptr + middle) < key:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+@triton.jit
+def _gradient_at(position, stop, bags_ptr, first_columns_ptr, gradients_ptr, batch_size, num_columns, dim, columns):
+    """The gradient of the bag of a position; zeros from ``stop`` on, a prefix of no columns."""
+    bag = tl.load(bags_ptr + tl.minimum(position, stop - 1))
     feature = bag // batch_size
     sample = bag - feature * batch_size
     bag_ptr = gradients_ptr + sample.to(tl.int64) * num_columns + tl.load(first_columns_ptr + feature)
-    gradient = tl.load(bag_ptr + columns, mask=mask, other=0.0).to(tl.float32)
+    return tl.load(bag_ptr + columns, mask=columns < tl.where(position < stop, dim, 0), other=0.0)
+
+
+@triton.jit
+def _weighed(
+    gradient, position, stop, bags_ptr, lengths_ptr, scales_ptr, WEIGHTED: tl.constexpr, MEAN: tl.constexpr
+):  # fmt: skip
+    """What a position adds to the gradient of its row; zeros from ``stop`` on."""
+    at = tl.minimum(position, stop - 1)
     if MEAN:
-        gradient = gradient / tl.load(lengths_ptr + bag).to(tl.float32)
+        gradient = gradient / tl.load(lengths_ptr + tl.load(bags_ptr + at)).to(tl.float32)
     if WEIGHTED:
-        gradient = gradient * tl.load(scales_ptr + position)
+        gradient = gradient * tl.where(position < stop, tl.load(scales_ptr + at), 0.0)
     return gradient
 
 
 @triton.jit
+def _row_of(
+    row, is_stepped, weights_ptr, firsts_ptr, seconds_ptr, dim, first_dim, columns, state_columns,
+    STATES: tl.constexpr,
+):  # fmt: skip
+    """Weights and states of a row, as far as there are any."""
+    present = tl.where(is_stepped, dim, 0)
+    weight = tl.load(weights_ptr + row * dim + columns, mask=columns < present, other=0.0)
+    first, second = weight, weight
+    if STATES > 0:
+        mask = state_columns < tl.where(is_stepped, first_dim, 0)
+        first = tl.load(firsts_ptr + row * first_dim + state_columns, mask=mask, other=0.0)
+    if STATES > 1:
+        second = tl.load(seconds_ptr + row * dim + columns, mask=columns < present, other=0.0)
+    return weight, first, second
+
+
+@triton.jit
 def _step_row(
-    key, gradient, feature, tables_ptr, row_starts_ptr, dims_ptr,
-    weights_ptr, new_weights_ptr, weight_starts_ptr, first_ptr, first_starts_ptr, second_ptr, second_starts_ptr,
+    row, gradient, weight, first, second, weights_ptr, firsts_ptr, seconds_ptr, dim, first_dim, columns, state_columns,
     learning_rate, weight_decay, eps, first_share, second_beta, second_share, second_correction,
-    columns, DECAYS: tl.constexpr, STEP: tl.constexpr, FIRST_IS_PER_ROW: tl.constexpr,
+    DECAYS: tl.constexpr, STEP: tl.constexpr, STATES: tl.constexpr,
 ):  # fmt: skip
     """Step one row with the sum of its gradients."""
-    table = tl.load(tables_ptr + feature)
-    dim = tl.load(dims_ptr + table)
-    row = key - tl.load(row_starts_ptr + table)
-    mask = columns < dim
-    start = tl.load(weight_starts_ptr + table) + row * dim
-    weight = tl.load(weights_ptr + start + columns, mask=mask, other=0.0).to(tl.float32)
+    weight = weight.to(tl.float32)
     if DECAYS:  # zero times an infinite weight would not be zero
         gradient = gradient + weight_decay * weight
-    if FIRST_IS_PER_ROW:
-        first_row_ptr = first_ptr + tl.load(first_starts_ptr + table) + row
-    else:
-        first_row_ptr = first_ptr + tl.load(first_starts_ptr + table) + row * dim
-    second_row_ptr = second_ptr + tl.load(second_starts_ptr + table) + row * dim
-    weight = STEP(
-        weight, gradient, first_row_ptr, second_row_ptr, dim, columns, mask,
+    weight, first, second = STEP(
+        weight, gradient, first, second, dim,
         learning_rate, eps, first_share, second_beta, second_share, second_correction,
     )  # fmt: skip
-    tl.store(new_weights_ptr + start + columns, weight.to(new_weights_ptr.dtype.element_ty), mask=mask)
+    weight = weight.to(weights_ptr.dtype.element_ty)
+    tl.store(weights_ptr + row * dim + columns, weight, mask=columns < dim)
+    if STATES > 0:
+        tl.store(firsts_ptr + row * first_dim + state_columns, first, mask=state_columns < first_dim)
+    if STATES > 1:
+        tl.store(seconds_ptr + row * dim + columns, second, mask=columns < dim)
+
+
+@triton.jit
+def _is_last(position, stop, key, next_key):
+    """Whether a position is the last of its row."""
+    return (position + 1 == stop) | ((position + 1 < stop) & (next_key != key))
+
+
+@triton.jit
+def _ask(
+    position, stop, key, next_key, key_start, bags_ptr, first_columns_ptr, gradients_ptr, batch_size, num_columns,
+    weights_ptr, firsts_ptr, seconds_ptr, dim, first_dim, columns, state_columns, STATES: tl.constexpr,
+):  # fmt: skip
+    """What a position needs: a gradient, and if it is the last of its row, the row."""
+    gradient = _gradient_at(
+        position, stop, bags_ptr, first_columns_ptr, gradients_ptr, batch_size, num_columns, dim, columns
+    )
+    weight, first, second = _row_of(
+        key - key_start, _is_last(position, stop, key, next_key),
+        weights_ptr, firsts_ptr, seconds_ptr, dim, first_dim, columns, state_columns, STATES,
+    )  # fmt: skip
+    return gradient, weight, first, second
+
+
+@triton.jit
+def _of_place(place, value_0, value_2, value_4, value_6):
+    """What was asked for at a place of the block."""
+    value = value_0
+    if place == 2:
+        value = value_2
+    if place == 4:
+        value = value_4
+    if place == 6:
+        value = value_6
+    return value
+
+
+@triton.jit
+def _take(
+    total, position, stop, key, next_key, key_start, gradient, weight, first, second,
+    bags_ptr, lengths_ptr, scales_ptr, weights_ptr, firsts_ptr, seconds_ptr, dim, first_dim, columns, state_columns,
+    learning_rate, weight_decay, eps, first_share, second_beta, second_share, second_correction,
+    WEIGHTED: tl.constexpr, MEAN: tl.constexpr, DECAYS: tl.constexpr, STEP: tl.constexpr, STATES: tl.constexpr,
+):  # fmt: skip
+    """Add the gradient of a position; step the row if it is the last. Returns the sum."""
+    total += _weighed(gradient, position, stop, bags_ptr, lengths_ptr, scales_ptr, WEIGHTED, MEAN)
+    if _is_last(position, stop, key, next_key):
+        _step_row(
+            key - key_start, total, weight, first, second, weights_ptr, firsts_ptr, seconds_ptr,
+            dim, first_dim, columns, state_columns,
+            learning_rate, weight_decay, eps, first_share, second_beta, second_share, second_correction,
+            DECAYS, STEP, STATES,
+        )  # fmt: skip
+        total = tl.zeros_like(total)
+    return total
 
 
 @triton.jit
@@ -67,17 +154,19 @@ def recfx_fused_step(
     bags_ptr,  # int32 [n], the bag f * B + b of each position
     lengths_ptr,  # int64 [F * B], read if MEAN
     scales_ptr,  # float32 [n], read if WEIGHTED
-    gradients_ptr,  # [B, D], of the pooled output
+    gradients_ptr,  # float32 [B, D], of the pooled output
     first_columns_ptr,  # int32 [F], where the features' columns begin in it
     tables_ptr,  # int32 [F], the features' tables
     row_starts_ptr,  # int64 [T], the key of each table's row 0
     dims_ptr,  # int32 [T]
     weights_ptr,  # the first table; the others are reached from it
-    new_weights_ptr,  # the same memory: reading a row does not wait until the row before it is written
+    new_weights_ptr,  # the same memory; likewise below
     weight_starts_ptr,  # int64 [T], elements from the first table to each
-    first_ptr,  # float32, the first state of the first table
+    first_ptr,  # float32, the first state of the first table, read if STATES > 0
+    new_first_ptr,
     first_starts_ptr,  # int64 [T]
-    second_ptr,  # float32, the second state of the first table
+    second_ptr,  # float32, the second state of the first table, read if STATES > 1
+    new_second_ptr,
     second_starts_ptr,  # int64 [T]
     parts_ptr,  # float32 [programs, 2, BLOCK_D]: sums of the rows that began earlier, and of those that go on
     num_positions,  # n
@@ -91,63 +180,180 @@ def recfx_fused_step(
     second_share,
     second_correction,
     BLOCK_D: tl.constexpr,  # a power of two, at least the largest dim
+    ROWS: tl.constexpr,  # positions of a block: 8, 4 or 2
     WEIGHTED: tl.constexpr,
     MEAN: tl.constexpr,
     DECAYS: tl.constexpr,  # whether there is any weight decay
     STEP: tl.constexpr,
+    STATES: tl.constexpr,  # that the rule has: 0, 1 or 2
     FIRST_IS_PER_ROW: tl.constexpr,
 ):
     """Step the rows that lie in one chunk; leave the parts of the others."""
     program = tl.program_id(0)
     chunk = (num_positions + tl.num_programs(0) - 1) // tl.num_programs(0)
-    begin = program * chunk
-    end = tl.minimum(begin + chunk, num_positions)
+    end = tl.minimum((program + 1) * chunk, num_positions)
     columns = tl.arange(0, BLOCK_D)
-    began_earlier = 0
-    if (begin > 0) & (begin < end):
-        began_earlier = (tl.load(keys_ptr + begin - 1) == tl.load(keys_ptr + begin)).to(tl.int32)
-    total = tl.zeros((BLOCK_D,), dtype=tl.float32)
-    for position in range(begin, end):
-        key = tl.load(keys_ptr + position)
-        feature = tl.load(bags_ptr + position) // batch_size
-        dim = tl.load(dims_ptr + tl.load(tables_ptr + feature))
-        present = tl.where(key >= 0, dim, 0)  # without a row: a prefix of no columns
-        total += _gradient_of(
-            position, bags_ptr, lengths_ptr, scales_ptr, first_columns_ptr, gradients_ptr,
-            batch_size, num_columns, columns, columns < present, WEIGHTED, MEAN,
-        )  # fmt: skip
-        next_key = tl.load(keys_ptr + tl.minimum(position + 1, num_positions - 1))
-        goes_on = (position + 1 < num_positions) & (next_key == key)
-        if (position + 1 == end) | (next_key != key):
-            if began_earlier == 1:
-                tl.store(parts_ptr + (2 * program) * BLOCK_D + columns, total)
-            elif goes_on:
-                tl.store(parts_ptr + (2 * program + 1) * BLOCK_D + columns, total)
-            elif key >= 0:
-                _step_row(
-                    key, total, feature, tables_ptr, row_starts_ptr, dims_ptr,
-                    weights_ptr, new_weights_ptr, weight_starts_ptr,
-                    first_ptr, first_starts_ptr, second_ptr, second_starts_ptr,
-                    learning_rate, weight_decay, eps, first_share, second_beta, second_share, second_correction,
-                    columns, DECAYS, STEP, FIRST_IS_PER_ROW,
-                )  # fmt: skip
-            total = tl.zeros((BLOCK_D,), dtype=tl.float32)
-            began_earlier = 0
+    state_columns = tl.arange(0, 1 if FIRST_IS_PER_ROW else BLOCK_D)
+    begin = _first_of(0, program * chunk, end, keys_ptr)
+    if begin < end:
+        whole_begin = begin  # of the positions whose rows lie in the chunk
+        if begin > 0:
+            whole_begin = _first_of(tl.load(keys_ptr + begin - 1) + 1, begin, end, keys_ptr)
+        whole_end = end
+        if end < num_positions:
+            whole_end = _first_of(tl.load(keys_ptr + end), whole_begin, end, keys_ptr)
+        for part in range(0, 2):
+            low = begin if part == 0 else whole_end
+            stop = whole_begin if part == 0 else end
+            if low < stop:
+                total = tl.zeros((BLOCK_D,), dtype=tl.float32)
+                dim = tl.load(dims_ptr + tl.load(tables_ptr + tl.load(bags_ptr + low) // batch_size))
+                for i in range(low, stop, 4 if ROWS > 2 else 2):
+                    gradient_0 = _gradient_at(
+                        i, stop, bags_ptr, first_columns_ptr, gradients_ptr,
+                        batch_size, num_columns, dim, columns,
+                    )  # fmt: skip
+                    gradient_1 = _gradient_at(
+                        i + 1, stop, bags_ptr, first_columns_ptr, gradients_ptr,
+                        batch_size, num_columns, dim, columns,
+                    )  # fmt: skip
+                    gradient_2, gradient_3 = gradient_0, gradient_1
+                    if ROWS > 2:
+                        gradient_2 = _gradient_at(
+                            i + 2, stop, bags_ptr, first_columns_ptr, gradients_ptr,
+                            batch_size, num_columns, dim, columns,
+                        )  # fmt: skip
+                        gradient_3 = _gradient_at(
+                            i + 3, stop, bags_ptr, first_columns_ptr, gradients_ptr,
+                            batch_size, num_columns, dim, columns,
+                        )  # fmt: skip
+                    total += _weighed(gradient_0, i, stop, bags_ptr, lengths_ptr, scales_ptr, WEIGHTED, MEAN)
+                    total += _weighed(gradient_1, i + 1, stop, bags_ptr, lengths_ptr, scales_ptr, WEIGHTED, MEAN)
+                    if ROWS > 2:
+                        total += _weighed(gradient_2, i + 2, stop, bags_ptr, lengths_ptr, scales_ptr, WEIGHTED, MEAN)
+                        total += _weighed(gradient_3, i + 3, stop, bags_ptr, lengths_ptr, scales_ptr, WEIGHTED, MEAN)
+                tl.store(parts_ptr + (2 * program + part) * BLOCK_D + columns, total)
+        if whole_begin < whole_end:
+            first_table = tl.load(tables_ptr + tl.load(bags_ptr + whole_begin) // batch_size)
+            last_table = tl.load(tables_ptr + tl.load(bags_ptr + whole_end - 1) // batch_size)
+            for table in range(first_table, last_table + 1):
+                stop = whole_end
+                if table < last_table:
+                    stop = _first_of(tl.load(row_starts_ptr + table + 1), whole_begin, whole_end, keys_ptr)
+                dim = tl.load(dims_ptr + table)
+                first_dim = 1 if FIRST_IS_PER_ROW else dim
+                key_start = tl.load(row_starts_ptr + table)
+                old_weights_ptr = weights_ptr + tl.load(weight_starts_ptr + table)
+                table_weights_ptr = new_weights_ptr + tl.load(weight_starts_ptr + table)
+                old_firsts_ptr = first_ptr + tl.load(first_starts_ptr + table)
+                table_firsts_ptr = new_first_ptr + tl.load(first_starts_ptr + table)
+                old_seconds_ptr = second_ptr + tl.load(second_starts_ptr + table)
+                table_seconds_ptr = new_second_ptr + tl.load(second_starts_ptr + table)
+                total = tl.zeros((BLOCK_D,), dtype=tl.float32)
+                for i in range(whole_begin, stop, ROWS):
+                    key_0 = tl.load(keys_ptr + i)
+                    key_1 = tl.load(keys_ptr + tl.minimum(i + 1, stop - 1))
+                    key_2 = tl.load(keys_ptr + tl.minimum(i + 2, stop - 1))
+                    gradient_0, weight_0, first_0, second_0 = _ask(
+                        i, stop, key_0, key_1, key_start, bags_ptr, first_columns_ptr, gradients_ptr,
+                        batch_size, num_columns, old_weights_ptr, old_firsts_ptr, old_seconds_ptr,
+                        dim, first_dim, columns, state_columns, STATES,
+                    )  # fmt: skip
+                    gradient_1, weight_1, first_1, second_1 = _ask(
+                        i + 1, stop, key_1, key_2, key_start, bags_ptr, first_columns_ptr, gradients_ptr,
+                        batch_size, num_columns, old_weights_ptr, old_firsts_ptr, old_seconds_ptr,
+                        dim, first_dim, columns, state_columns, STATES,
+                    )  # fmt: skip
+                    # What is not asked for is not taken either.
+                    gradient_2, weight_2, first_2, second_2 = gradient_0, weight_0, first_0, second_0
+                    gradient_3, weight_3, first_3, second_3 = gradient_1, weight_1, first_1, second_1
+                    gradient_4, weight_4, first_4, second_4 = gradient_0, weight_0, first_0, second_0
+                    gradient_5, weight_5, first_5, second_5 = gradient_1, weight_1, first_1, second_1
+                    gradient_6, weight_6, first_6, second_6 = gradient_0, weight_0, first_0, second_0
+                    gradient_7, weight_7, first_7, second_7 = gradient_1, weight_1, first_1, second_1
+                    if ROWS > 2:
+                        key_3 = tl.load(keys_ptr + tl.minimum(i + 3, stop - 1))
+                        key_4 = tl.load(keys_ptr + tl.minimum(i + 4, stop - 1))
+                        gradient_2, weight_2, first_2, second_2 = _ask(
+                            i + 2, stop, key_2, key_3, key_start, bags_ptr, first_columns_ptr, gradients_ptr,
+                            batch_size, num_columns, old_weights_ptr, old_firsts_ptr, old_seconds_ptr,
+                            dim, first_dim, columns, state_columns, STATES,
+                        )  # fmt: skip
+                        gradient_3, weight_3, first_3, second_3 = _ask(
+                            i + 3, stop, key_3, key_4, key_start, bags_ptr, first_columns_ptr, gradients_ptr,
+                            batch_size, num_columns, old_weights_ptr, old_firsts_ptr, old_seconds_ptr,
+                            dim, first_dim, columns, state_columns, STATES,
+                        )  # fmt: skip
+                    if ROWS > 4:
+                        key_5 = tl.load(keys_ptr + tl.minimum(i + 5, stop - 1))
+                        key_6 = tl.load(keys_ptr + tl.minimum(i + 6, stop - 1))
+                        key_7 = tl.load(keys_ptr + tl.minimum(i + 7, stop - 1))
+                        key_8 = tl.load(keys_ptr + tl.minimum(i + 8, stop - 1))
+                        gradient_4, weight_4, first_4, second_4 = _ask(
+                            i + 4, stop, key_4, key_5, key_start, bags_ptr, first_columns_ptr, gradients_ptr,
+                            batch_size, num_columns, old_weights_ptr, old_firsts_ptr, old_seconds_ptr,
+                            dim, first_dim, columns, state_columns, STATES,
+                        )  # fmt: skip
+                        gradient_5, weight_5, first_5, second_5 = _ask(
+                            i + 5, stop, key_5, key_6, key_start, bags_ptr, first_columns_ptr, gradients_ptr,
+                            batch_size, num_columns, old_weights_ptr, old_firsts_ptr, old_seconds_ptr,
+                            dim, first_dim, columns, state_columns, STATES,
+                        )  # fmt: skip
+                        gradient_6, weight_6, first_6, second_6 = _ask(
+                            i + 6, stop, key_6, key_7, key_start, bags_ptr, first_columns_ptr, gradients_ptr,
+                            batch_size, num_columns, old_weights_ptr, old_firsts_ptr, old_seconds_ptr,
+                            dim, first_dim, columns, state_columns, STATES,
+                        )  # fmt: skip
+                        gradient_7, weight_7, first_7, second_7 = _ask(
+                            i + 7, stop, key_7, key_8, key_start, bags_ptr, first_columns_ptr, gradients_ptr,
+                            batch_size, num_columns, old_weights_ptr, old_firsts_ptr, old_seconds_ptr,
+                            dim, first_dim, columns, state_columns, STATES,
+                        )  # fmt: skip
+                    for at in range(i, tl.minimum(i + ROWS, stop), 2):
+                        place = at - i
+                        key = tl.load(keys_ptr + at)
+                        next_key = tl.load(keys_ptr + tl.minimum(at + 1, stop - 1))
+                        key_after = tl.load(keys_ptr + tl.minimum(at + 2, stop - 1))
+                        total = _take(
+                            total, at, stop, key, next_key, key_start,
+                            _of_place(place, gradient_0, gradient_2, gradient_4, gradient_6),
+                            _of_place(place, weight_0, weight_2, weight_4, weight_6),
+                            _of_place(place, first_0, first_2, first_4, first_6),
+                            _of_place(place, second_0, second_2, second_4, second_6),
+                            bags_ptr, lengths_ptr, scales_ptr, table_weights_ptr, table_firsts_ptr, table_seconds_ptr,
+                            dim, first_dim, columns, state_columns,
+                            learning_rate, weight_decay, eps, first_share, second_beta, second_share, second_correction,
+                            WEIGHTED, MEAN, DECAYS, STEP, STATES,
+                        )  # fmt: skip
+                        total = _take(
+                            total, at + 1, stop, next_key, key_after, key_start,
+                            _of_place(place, gradient_1, gradient_3, gradient_5, gradient_7),
+                            _of_place(place, weight_1, weight_3, weight_5, weight_7),
+                            _of_place(place, first_1, first_3, first_5, first_7),
+                            _of_place(place, second_1, second_3, second_5, second_7),
+                            bags_ptr, lengths_ptr, scales_ptr, table_weights_ptr, table_firsts_ptr, table_seconds_ptr,
+                            dim, first_dim, columns, state_columns,
+                            learning_rate, weight_decay, eps, first_share, second_beta, second_share, second_correction,
+                            WEIGHTED, MEAN, DECAYS, STEP, STATES,
+                        )  # fmt: skip
+                whole_begin = stop
 
 
 @triton.jit
 def recfx_fused_step_of_borders(
-    keys_ptr, bags_ptr, tables_ptr, row_starts_ptr, dims_ptr,
-    weights_ptr, new_weights_ptr, weight_starts_ptr, first_ptr, first_starts_ptr, second_ptr, second_starts_ptr,
+    keys_ptr, bags_ptr, tables_ptr, row_starts_ptr, dims_ptr, weights_ptr, new_weights_ptr, weight_starts_ptr,
+    first_ptr, new_first_ptr, first_starts_ptr, second_ptr, new_second_ptr, second_starts_ptr,
     parts_ptr, num_positions, num_chunks, batch_size,
     learning_rate, weight_decay, eps, first_share, second_beta, second_share, second_correction,
-    BLOCK_D: tl.constexpr, DECAYS: tl.constexpr, STEP: tl.constexpr, FIRST_IS_PER_ROW: tl.constexpr,
+    BLOCK_D: tl.constexpr, DECAYS: tl.constexpr, STEP: tl.constexpr, STATES: tl.constexpr,
+    FIRST_IS_PER_ROW: tl.constexpr,
 ):  # fmt: skip
     """Step the rows whose positions lie in several chunks; parameters as in the first kernel, with its chunks."""
     columns = tl.arange(0, BLOCK_D)
+    state_columns = tl.arange(0, 1 if FIRST_IS_PER_ROW else BLOCK_D)
     chunk = (num_positions + num_chunks - 1) // num_chunks
-    for first in range(tl.program_id(0), num_chunks - 1, tl.num_programs(0)):
-        begin = first * chunk
+    for first_chunk in range(tl.program_id(0), num_chunks - 1, tl.num_programs(0)):
+        begin = first_chunk * chunk
         end = begin + chunk
         if end < num_positions:
             key = tl.load(keys_ptr + end - 1)
@@ -156,8 +362,8 @@ def recfx_fused_step_of_borders(
             if begin > 0:
                 began_earlier = (tl.load(keys_ptr + begin - 1) == key).to(tl.int32)
             if goes_on & (began_earlier == 0) & (key >= 0):
-                total = tl.load(parts_ptr + (2 * first + 1) * BLOCK_D + columns)
-                last = first + 1
+                total = tl.load(parts_ptr + (2 * first_chunk + 1) * BLOCK_D + columns)
+                last = first_chunk + 1
                 more = 1
                 while more == 1:
                     following = (last + 1) * chunk
@@ -165,12 +371,23 @@ def recfx_fused_step_of_borders(
                     if following < num_positions:
                         more = (tl.load(keys_ptr + following) == key).to(tl.int32)
                     last += 1
-                for other in range(first + 1, last):
+                for other in range(first_chunk + 1, last):
                     total += tl.load(parts_ptr + (2 * other) * BLOCK_D + columns)
+                table = tl.load(tables_ptr + tl.load(bags_ptr + end - 1) // batch_size)
+                dim = tl.load(dims_ptr + table)
+                first_dim = 1 if FIRST_IS_PER_ROW else dim
+                row = key - tl.load(row_starts_ptr + table)
+                weight_start = tl.load(weight_starts_ptr + table)
+                first_start = tl.load(first_starts_ptr + table)
+                second_start = tl.load(second_starts_ptr + table)
+                weight, first, second = _row_of(
+                    row, key >= 0, weights_ptr + weight_start, first_ptr + first_start, second_ptr + second_start,
+                    dim, first_dim, columns, state_columns, STATES,
+                )  # fmt: skip
                 _step_row(
-                    key, total, tl.load(bags_ptr + end - 1) // batch_size, tables_ptr, row_starts_ptr, dims_ptr,
-                    weights_ptr, new_weights_ptr, weight_starts_ptr,
-                    first_ptr, first_starts_ptr, second_ptr, second_starts_ptr,
+                    row, total, weight, first, second,
+                    new_weights_ptr + weight_start, new_first_ptr + first_start, new_second_ptr + second_start,
+                    dim, first_dim, columns, state_columns,
                     learning_rate, weight_decay, eps, first_share, second_beta, second_share, second_correction,
-                    columns, DECAYS, STEP, FIRST_IS_PER_ROW,
+                    DECAYS, STEP, STATES,
                 )  # fmt: skip

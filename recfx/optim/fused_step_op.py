@@ -80,13 +80,16 @@ def fused_step_triton_(
         weights[0],
         starts(weights),
         firsts[0],
+        firsts[0],
         starts(firsts) if first_states else layout.row_starts,
+        seconds[0],
         seconds[0],
         starts(seconds) if second_states else layout.row_starts,
         parts,
     )
     decays = StepNumbers(*numbers).weight_decay != 0
     constants = {"BLOCK_D": block, "DECAYS": decays, "STEP": step, "FIRST_IS_PER_ROW": first_is_per_row}
+    constants["STATES"] = bool(first_states) + bool(second_states)
     batch_size = lengths.numel() // len(table_of_feature)
     launch.launch(
         recfx_fused_step,
@@ -102,6 +105,7 @@ def fused_step_triton_(
         batch_size,
         layout.columns,
         *numbers[:TRITON_NUMBERS],
+        ROWS=tiling.step_rows(block, launch.chip_of(device)),
         WEIGHTED=per_sample_weights is not None,
         MEAN=mean,
         **constants,

@@ -17,7 +17,7 @@ from functools import reduce
 from operator import or_
 from pathlib import Path
 
-from recfx.kernels.build.tiling import ASCEND_910B, SMALLEST_BLOCK, RuleNeeds, refusal, ub_bytes
+from recfx.kernels.build.tiling import ASCEND_910B, SMALLEST_BLOCK, RuleNeeds, refusal, step_rows, ub_bytes
 from recfx.optim.rules import RULES
 from tests.ascend import tools
 from tests.ascend.hivm import UnifiedBufferOverflow, compile_to_hivm
@@ -32,7 +32,7 @@ _FLAGS = ("WEIGHTED", "MEAN", "EVEN", "DECAYS")
 _BLOCK_OF = ("BLOCK_D", "BLOCK_W")
 """What blocks are called: of columns, and of the pieces that ids are routed to."""
 _BYTES = {"fp32": 4, "fp16": 2, "bf16": 2, "i64": 8, "i32": 4, "i8": 1, "int8": 1, "int4": 1}
-_MORE = 4
+_MORE = 1
 """A form is compiled until so many compilations in a row have needed no more than those before."""
 _LOOSEST = 1.5
 """A bound is at most so many times what a compilation needs, and one unit: forms differ, but not by more."""
@@ -158,15 +158,16 @@ def uncovered(bounds: Bounds) -> list[Subject]:
 
 
 def forms(cases: Iterable[KernelCase], blocks: Iterable[int] = BLOCKS) -> Iterator[KernelCase]:
-    """Each kernel in every form that can be compiled, tested or not: with and without each flag, in every block."""
+    """Each kernel in its forms, tested or not: without any flag, with each, and with all of them, in every block."""
     seen = set()
     for case in cases:
         flags = [flag for flag in _FLAGS if flag in case.constexprs]
         own = subject_of(case).block
         for block in sorted({own, *blocks}) if own else [0]:
-            for chosen in itertools.product((False, True), repeat=len(flags)):
-                constexprs = {**case.constexprs, **dict(zip(flags, chosen, strict=True))}
+            for chosen in ([], *([flag] for flag in flags), flags):
+                constexprs = {**case.constexprs, **{flag: flag in chosen for flag in flags}}
                 constexprs |= {name: block for name in _BLOCK_OF if name in constexprs}
+                constexprs |= {"ROWS": step_rows(block)} if "ROWS" in constexprs else {}
                 name = f"{case.kernel} {sorted(constexprs.items())} {sorted(case.signature.items())}"
                 if name not in seen:
                     seen.add(name)

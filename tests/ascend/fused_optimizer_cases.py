@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
 
+from recfx.kernels.build.tiling import step_rows
 from recfx.optim.fused_step_op import rules_in_triton
 from recfx.optim.rules.rule import Rule
 from tests.ascend.kernel_case import Call, KernelCase, Place
@@ -19,8 +20,9 @@ _OF_BATCH = {
 }  # fmt: skip
 _OF_TABLES = {
     "tables_ptr": "*i32", "row_starts_ptr": "*i64", "dims_ptr": "*i32", "weights_ptr": "*fp32",
-    "new_weights_ptr": "*fp32", "weight_starts_ptr": "*i64", "first_ptr": "*fp32", "first_starts_ptr": "*i64",
-    "second_ptr": "*fp32", "second_starts_ptr": "*i64", "parts_ptr": "*fp32",
+    "new_weights_ptr": "*fp32", "weight_starts_ptr": "*i64",
+    "first_ptr": "*fp32", "new_first_ptr": "*fp32", "first_starts_ptr": "*i64",
+    "second_ptr": "*fp32", "new_second_ptr": "*fp32", "second_starts_ptr": "*i64", "parts_ptr": "*fp32",
 }  # fmt: skip
 _OF_RULE = (
     "learning_rate", "weight_decay", "eps", "first_share", "second_beta", "second_share", "second_correction",
@@ -32,12 +34,14 @@ STEP = 3
 ROWS = (7, 5, 9)
 TABLES = (0, 1, 0, 2)
 """Of each feature: two features share the first table."""
+ABOUT_A_BLOCK = ((8, 7, 9, 16, 1, 17, 8), (1, 8, 8, 2, 16), (1, 1, 2, 9, 7, 8, 1, 3, 8))
+"""How many positions each row of each table has: some end where a block does, or one before or after."""
 
 
 def cases() -> list[KernelCase]:
     """Each rule in every dtype, in blocks from 4 to 1,024 columns, and without weight decay; both kernels of a step."""
     forms = [("fp32", 64, True, False), ("fp16", 64, False, True), ("bf16", 64, False, False)]
-    forms += [("fp32", block, False, False) for block in (4, 16, 256, 1024)]
+    forms += [("fp32", block, False, False) for block in (4, 16, 512, 1024)]
     made = [_step_case(rule, *form) for rule in rules_in_triton() for form in forms]
     made += [_step_case(rule, "fp32", 64, False, False, decays=False) for rule in rules_in_triton()]
     made += [_border_case(rule, dtype, 64) for rule in rules_in_triton() for dtype in _DTYPES]
@@ -49,7 +53,8 @@ def _step_case(rule: Rule, dtype: str, block: int, weighted: bool, mean: bool, d
     signature |= {"batch_size": "i32", "num_columns": "i32", **dict.fromkeys(_OF_RULE, "fp32")}
     signature |= dict.fromkeys(("weights_ptr", "new_weights_ptr"), f"*{dtype}")
     build = partial(_step_call, rule=rule, dtype=dtype, block=block, weighted=weighted, mean=mean, decays=decays)
-    constexprs = {"BLOCK_D": block, "WEIGHTED": weighted, "MEAN": mean, "DECAYS": decays, **_constexprs_of(rule)}
+    constexprs = {"BLOCK_D": block, "ROWS": step_rows(block), "WEIGHTED": weighted, "MEAN": mean, "DECAYS": decays}
+    constexprs |= _constexprs_of(rule)
     flags = [*["weighted"] * weighted, *["mean"] * mean, *["undecayed"] * (not decays)]
     name = "-".join(["fused_step", rule.name, dtype, f"block_{block}", *flags])
     return KernelCase(name, _KERNELS + "recfx_fused_step", signature, constexprs, _calls(build, decays), programs=5)
@@ -68,7 +73,8 @@ def _border_case(rule: Rule, dtype: str, block: int, decays: bool = True) -> Ker
 
 
 def _constexprs_of(rule: Rule) -> dict[str, Any]:
-    return {"STEP": f"recfx.optim.rules.{rule.name}_triton:step", "FIRST_IS_PER_ROW": rule.has_row_state}
+    step = f"recfx.optim.rules.{rule.name}_triton:step"
+    return {"STEP": step, "STATES": len(rule.states), "FIRST_IS_PER_ROW": rule.has_row_state}
 
 
 def _calls(build: Any, decays: bool) -> dict[str, Any]:
@@ -83,6 +89,7 @@ def _calls(build: Any, decays: bool) -> dict[str, Any]:
         "one id": partial(build, batch_size=1, longest=1),
         "no ids": partial(build, batch_size=2, longest=0),
         "most ids without a row": partial(build, batch_size=9, longest=9, absent=True),
+        "runs of about a block": partial(build, batch_size=9, longest=9, of_rows=ABOUT_A_BLOCK),
     }
 
 
@@ -117,7 +124,7 @@ class _Problem:
     def __init__(
         self, place: Place, rule: Rule, dtype: str, block: int, batch_size: int, longest: int, hot: bool,
         weighted: bool = False, mean: bool = False, decays: bool = True,
-        infinite: bool = False, absent: bool = False,
+        infinite: bool = False, absent: bool = False, of_rows: Sequence[Sequence[int]] = (),
     ) -> None:  # fmt: skip
         draw = torch.Generator().manual_seed(block + batch_size)
         self.rule, self.block, self.batch_size = rule, block, batch_size
@@ -131,6 +138,13 @@ class _Problem:
             rows = torch.where((tables == 0) & (rows >= 0), 3, rows)
         if absent:  # runs of them go across borders of chunks
             rows = torch.where(torch.rand(rows.numel(), generator=draw) < 0.6, -1, rows)
+        for table, counts in enumerate(of_rows):
+            places = (tables == table).nonzero().flatten()
+            repeated = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
+            rows[places] = -1
+            rows[places[torch.randperm(places.numel(), generator=draw)][: repeated.numel()]] = repeated[
+                : places.numel()
+            ]
         self.row_starts = torch.tensor([0, *ROWS[:-1]]).cumsum(0)
         keys = torch.where(rows >= 0, self.row_starts[tables] + rows, -1)
         self.keys, order = keys.sort(stable=True)
@@ -192,8 +206,8 @@ class _Problem:
         return [
             place(torch.tensor(TABLES, dtype=torch.int32)), place(self.row_starts),
             place(torch.tensor(self.dims, dtype=torch.int32)), self.weights[0], self.weights[0],
-            place(_from_first(self.weights)), firsts[0], place(_from_first(firsts)), seconds[0],
-            place(_from_first(seconds)), parts,
+            place(_from_first(self.weights)), firsts[0], firsts[0], place(_from_first(firsts)),
+            seconds[0], seconds[0], place(_from_first(seconds)), parts,
         ]  # fmt: skip
 
     def call(self, arguments: list[Any], expected: dict[str, torch.Tensor], sums: dict[int, torch.Tensor]) -> Call:
@@ -226,16 +240,20 @@ def _padded(gradient: torch.Tensor, block: int) -> torch.Tensor:
 def _step_call(
     place: Place, rule: Rule, dtype: str, block: int, weighted: bool, mean: bool, batch_size: int, longest: int,
     hot: bool = False, decays: bool = True, infinite: bool = False, absent: bool = False,
+    of_rows: Sequence[Sequence[int]] = (),
 ) -> Call:  # fmt: skip
-    problem = _Problem(place, rule, dtype, block, batch_size, longest, hot, weighted, mean, decays, infinite, absent)
+    problem = _Problem(
+        place, rule, dtype, block, batch_size, longest, hot, weighted, mean, decays, infinite, absent, of_rows
+    )
     expected = torch.full((5, 2, block), -1.0)
     sums = {}
     for run in _runs(problem.keys.tolist(), chunks=5):
-        nothing = torch.full((block,), torch.nan if absent and weighted else 0.0)  # what is left there is not read
-        gradient = problem.sum_of(run.positions) if run.key >= 0 else nothing
+        if run.key < 0:
+            continue
+        gradient = problem.sum_of(run.positions)
         if run.began_earlier or run.goes_on:
             expected[run.chunk, 0 if run.began_earlier else 1] = _padded(gradient, block)
-        elif run.key >= 0:
+        else:
             sums[run.key] = gradient
     parts = place(torch.full((5, 2, block), -1.0))
     arguments = [
@@ -248,11 +266,12 @@ def _step_call(
 
 def _border_call(
     place: Place, rule: Rule, dtype: str, block: int, batch_size: int, longest: int, hot: bool = False,
-    decays: bool = True, infinite: bool = False, absent: bool = False,
+    decays: bool = True, infinite: bool = False, absent: bool = False, of_rows: Sequence[Sequence[int]] = (),
 ) -> Call:  # fmt: skip
     problem = _Problem(
-        place, rule, dtype, block, batch_size, longest, hot, decays=decays, infinite=infinite, absent=absent
-    )
+        place, rule, dtype, block, batch_size, longest, hot,
+        decays=decays, infinite=infinite, absent=absent, of_rows=of_rows,
+    )  # fmt: skip
     chunks = 5
     parts = torch.full((chunks, 2, block), float("nan"))
     sums: dict[int, torch.Tensor] = {}

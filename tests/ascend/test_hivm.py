@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import re
 import subprocess
+from dataclasses import replace
 
 import pytest
 
-from recfx.kernels.build.tiling import CHIPS
+from recfx.kernels.build.tiling import CHIPS, step_rows
 from tests.ascend import bounds, tools
 from tests.ascend.bounds import Bound, misfit, subject_of
 from tests.ascend.cases import BY_NAME, CASES
-from tests.ascend.hivm import hivm_of
+from tests.ascend.hivm import CompileError, hivm_of
+from tests.ascend.lower import Lowered, lower
 from tests.ascend.lowered import lowered
 
 each_version = pytest.mark.parametrize("version", tools.ASCENDNPU_IR)
@@ -55,6 +57,22 @@ def test_the_950_generation_takes_the_largest_blocks(kernel: str) -> None:
     tools.ascendnpu_ir(version).require()
     compiler = tools.bishengir_compile(version).with_name("bishengir-compile-a5")
     assert "hivm.hir" in hivm_of(linalg, compiler, "Ascend910_9589")
+
+
+def test_the_950_generation_takes_steps_of_two_rows() -> None:
+    """With eight its compiler fails; ``step_rows`` says so."""
+    tools.triton_ascend().require()
+    version = tools.ASCENDNPU_IR[-1]
+    tools.ascendnpu_ir(version).require()
+    compiler = tools.bishengir_compile(version).with_name("bishengir-compile-a5")
+    chip = CHIPS["Ascend910_9589"]
+    step = next(case for case in CASES if case.name.startswith("fused_step-adagrad-fp32-block_64"))
+    steps = {rows: replace(step, name=str(rows), constexprs={**step.constexprs, "ROWS": rows}) for rows in (2, 8)}
+    answers = lower(steps.values(), tools.triton_ascend_folder())
+    texts = {rows: answer.linalg for rows in steps if isinstance(answer := answers[str(rows)], Lowered)}
+    assert "hivm.hir" in hivm_of(texts[step_rows(64, chip)], compiler, chip.name)
+    with pytest.raises(CompileError):
+        hivm_of(texts[step_rows(64)], compiler, chip.name)
 
 
 def test_a_wrong_bound_is_noticed() -> None:

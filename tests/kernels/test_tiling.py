@@ -14,6 +14,7 @@ from recfx.kernels.build.tiling import (
     chip_named,
     programs,
     refusal,
+    step_rows,
     ub_bytes,
 )
 from recfx.optim.fused_step_op import rules_in_triton
@@ -37,6 +38,13 @@ def test_the_smallest_block_of_halves_fills_the_alignment() -> None:
 def test_rows_without_columns_have_no_block(dim: int) -> None:
     with pytest.raises(ValueError, match=f"a row has at least one column, not {dim}"):
         block_of(dim)
+
+
+@pytest.mark.parametrize(("block", "rows"), [(16, 8), (256, 8), (512, 4), (1024, 2), (4096, 2)])
+def test_a_step_asks_for_fewer_rows_where_they_are_wide(block: int, rows: int) -> None:
+    assert step_rows(block) == step_rows(block, ASCEND_910B) == rows
+    assert step_rows(block, chip_named("Ascend910_9579")) == 2
+    assert Need(5, 10, 3).of(block) == 5 + (10 + 3 * rows + 8 * min(rows, 4)) * block
 
 
 @pytest.mark.parametrize(("work", "expected"), [(0, 1), (1, 1), (39, 39), (40, 40), (41, 40), (10**9, 40)])

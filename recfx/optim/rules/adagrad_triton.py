@@ -9,10 +9,9 @@ import triton.language as tl
 
 @triton.jit
 def step(
-    weight, gradient, first_row_ptr, second_row_ptr, dim, columns, mask,
+    weight, gradient, first, second, dim,
     learning_rate, eps, first_share, second_beta, second_share, second_correction,
 ):  # fmt: skip
-    """The new weights of a row; its sums are updated in place."""
-    total = tl.load(first_row_ptr + columns, mask=mask, other=0.0) + gradient * gradient
-    tl.store(first_row_ptr + columns, total, mask=mask)
-    return weight - learning_rate * gradient / (tl.sqrt(total) + eps)
+    """The new weights of a row, and its sums."""
+    total = first + gradient * gradient
+    return weight - learning_rate * gradient / (tl.sqrt(total) + eps), total, second

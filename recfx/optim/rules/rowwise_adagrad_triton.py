@@ -9,10 +9,9 @@ import triton.language as tl
 
 @triton.jit
 def step(
-    weight, gradient, first_row_ptr, second_row_ptr, dim, columns, mask,
+    weight, gradient, first, second, dim,
     learning_rate, eps, first_share, second_beta, second_share, second_correction,
 ):  # fmt: skip
-    """The new weights of a row; its sum is updated in place. The gradient is zero where ``mask`` is not set."""
-    total = tl.load(first_row_ptr) + tl.sum(gradient * gradient, axis=0) / dim
-    tl.store(first_row_ptr, total)
-    return weight - learning_rate * gradient / (tl.sqrt(total) + eps)
+    """The new weights of a row, and its sum ``[1]``. The gradient is zero in the columns that the row does not have."""
+    total = first + tl.sum(gradient * gradient, axis=0, keep_dims=True) / dim
+    return weight - learning_rate * gradient / (tl.sqrt(total) + eps), total, second
