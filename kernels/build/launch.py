@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 
-from recfx.kernels.build import tiling
+from recfx.kernels.build import tiling, tuned
 
 _INTERPRETED_PROGRAMS = 3  # any number gives the same results; several show it
-_PROGRAMS_PER_MULTIPROCESSOR = 32
+PROGRAMS_PER_MULTIPROCESSOR = 32
 _interpreter = threading.RLock()  # Triton's interpreter keeps the program's number, and more, in global variables
 
 
@@ -84,14 +84,24 @@ def chip_name(device: torch.device) -> str | None:
     return str(torch.get_device_module(device).get_device_name(device))
 
 
-def programs(device: torch.device, work: int) -> int:
-    """How many programs share ``work`` equal pieces; at least one."""
+def programs(device: torch.device, work: int, kernel: str = "") -> int:
+    """How many programs share ``work`` equal pieces; at least one.
+
+    Args:
+        device: where the kernel runs.
+        work: how many parts the work can be cut into.
+        kernel: its name, if another number of programs changes none of its results: see ``tuned.py``.
+    """
     chip = chip_of(device)
     if chip is not None:
-        return tiling.programs(chip, work)
+        per_core = tuned.programs_per_core(chip.name, kernel, 1) if kernel else 1
+        return tiling.programs(chip, work, per_core)
     most = _INTERPRETED_PROGRAMS
     if device.type == "cuda":
-        most = torch.cuda.get_device_properties(device).multi_processor_count * _PROGRAMS_PER_MULTIPROCESSOR
+        properties, per_core = torch.cuda.get_device_properties(device), PROGRAMS_PER_MULTIPROCESSOR
+        if kernel:
+            per_core = tuned.programs_per_core(properties.name, kernel, per_core)
+        most = properties.multi_processor_count * per_core
     return max(1, min(work, most))
 
 

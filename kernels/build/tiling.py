@@ -210,14 +210,15 @@ def step_rows(block: int, chip: Chip | None = None) -> int:
     return max(2, min(most, 2048 // block))
 
 
-def programs(chip: Chip, work: int) -> int:
+def programs(chip: Chip, work: int, per_core: int = 1) -> int:
     """The size of the grid: one program per vector core, fewer if there is less work, and one if there is none.
 
     Args:
         chip: where the kernel runs.
         work: how many parts the work can be cut into (bags, positions, ids).
+        per_core: how many programs share a core, if it was measured that several are faster.
     """
-    return max(1, min(work, chip.vector_cores, chip.most_programs))
+    return max(1, min(work, chip.vector_cores * per_core, chip.most_programs))
 
 
 def ub_bytes(kernel: str, block: int, element_bytes: int, rule: RuleNeeds | None = None) -> int:

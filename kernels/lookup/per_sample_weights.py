@@ -50,7 +50,8 @@ def per_sample_weight_gradients_triton(
     if bags == 0 or rows.numel() == 0:
         return of_positions
     launch.launch(
-        recfx_per_sample_weight_gradients, launch.programs(rows.device, bags), rows, offsets, gradients,
+        recfx_per_sample_weight_gradients,
+        launch.programs(rows.device, bags, "recfx_per_sample_weight_gradients"), rows, offsets, gradients,
         layout.first_columns, weights[0], starts(weights, table_of_feature), of_positions,
         bags, bags // len(table_of_feature), layout.columns, BLOCK_D=tiling.block_of(layout.largest_dim),
     )  # fmt: skip

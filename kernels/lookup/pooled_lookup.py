@@ -138,7 +138,7 @@ def pooled_lookup_triton(
     if bags == 0:
         return pooled
     launch.launch(
-        recfx_pooled_lookup, launch.programs(rows.device, bags), rows, offsets,
+        recfx_pooled_lookup, launch.programs(rows.device, bags, "recfx_pooled_lookup"), rows, offsets,
         pooled if per_sample_weights is None else per_sample_weights,  # not read
         weights[0], starts(weights, table_of_feature), layout.first_columns, pooled, bags, batch_size, layout.columns,
         BLOCK_D=tiling.block_of(layout.largest_dim), WEIGHTED=per_sample_weights is not None, MEAN=mean,

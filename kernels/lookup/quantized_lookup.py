@@ -58,7 +58,7 @@ def quantized_lookup_triton(
     is_even = all((table.data_ptr() | table.shape[1]) % 2 == 0 for table in tables)
     first = tables[0].view(-1)
     launch.launch(
-        recfx_quantized_lookup, launch.programs(rows.device, bags), rows, offsets,
+        recfx_quantized_lookup, launch.programs(rows.device, bags, "recfx_quantized_lookup"), rows, offsets,
         pooled if per_sample_weights is None else per_sample_weights,  # not read
         first.view(torch.int8), first.view(torch.float16) if is_even else pooled,  # not read
         starts(tables, table_of_feature),

@@ -8,6 +8,7 @@ import torch
 from tqdm import tqdm
 
 from recfx.doctor.cann import cann
+from recfx.doctor.fast import measure
 from recfx.doctor.machine import how, machine, name_of, no_device
 from recfx.doctor.packages import packages
 from recfx.doctor.report import Report
@@ -70,3 +71,7 @@ def _run(report: Report, device: torch.device) -> None:
         for name, check in bar:
             bar.set_description(name)
             report.answers.append(check(report.quick))
+    if report.how == "real":
+        with tqdm(measure(report, device), unit="measured", leave=False, disable=None) as measured:
+            for name in measured:
+                measured.set_description(name)

@@ -9,6 +9,7 @@ from typing import Any
 
 from recfx.doctor.answer import Answer
 from recfx.doctor.finding import Finding, Status
+from recfx.doctor.speed import Choice, Speed
 from recfx.version import __version__
 
 DOCTOR_VERSION = "1"
@@ -26,6 +27,9 @@ class Report:
         quick: whether less was looked at.
         findings: what is installed.
         answers: whether kernels, and models, are right.
+        workload: on what speeds were measured; ``""`` if none were.
+        speeds: how fast kernels are.
+        choices: which numbers of programs, or of threads, are best.
         complete: whether everything was done; False after Ctrl-C, and where nothing can be run.
         stopped: why it is not complete.
     """
@@ -36,6 +40,9 @@ class Report:
     quick: bool = False
     findings: list[Finding] = field(default_factory=list)
     answers: list[Answer] = field(default_factory=list)
+    workload: str = ""
+    speeds: list[Speed] = field(default_factory=list)
+    choices: list[Choice] = field(default_factory=list)
     complete: bool = False
     stopped: str = ""
 

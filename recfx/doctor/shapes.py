@@ -11,8 +11,10 @@ from torch import Tensor
 
 from recfx.doctor.kernel_check import Shape
 from recfx.doctor.lookup_case import GROUP, STEPS, LookupCase
+from recfx.kernels.index.device_indexes import DeviceIndexes
 from recfx.kernels.index.find_rows import IndexFacts, ReadIndexes
-from recfx.kernels.index.index_buffers import IndexView
+from recfx.kernels.index.free_rows import update_free_rows
+from recfx.kernels.index.index_buffers import IndexBuffers, IndexPolicy, IndexView, allocate_buffers
 from recfx.kernels.index.slot_table import insert_into_slots, slot_count
 from recfx.kernels.lookup.quantized_rows import BITS, quantize_rows
 from recfx.kernels.route.bucketize import WHOLE, Routes
@@ -108,6 +110,54 @@ def index_read(count: int) -> tuple[Any, ...]:
     ends = torch.tensor([of_table.numel() for of_table in ids]).cumsum(0)
     indexes = ReadIndexes(torch.cat(slots), torch.cat(side_rows), torch.tensor(facts))
     return (torch.cat(ids), ends, *indexes)
+
+
+def insertions(quick: bool) -> Iterator[Shape]:
+    """Ids, some of them repeated, that get rows in two empty indexes which share rows where they are full."""
+    policies = [IndexPolicy(3, 5, 1, 0, 1, 0, 20, 2, 0, 20), IndexPolicy(0, 9, 1, 0, 1, 0, 30, 1, 0, 30)]
+    for count in (1, 12) if quick else (1, 12, 100):
+        draw = torch.Generator().manual_seed(count)
+        indexes = DeviceIndexes.of([(_empty_index(policy), policy) for policy in policies], "cpu")
+        drawn = torch.randint(-(2**62), 2**62, (2, count), generator=draw)
+        ids = drawn.gather(1, torch.randint(0, count, (2, count), generator=draw))
+        ids[:, : count // 4] = torch.tensor(_EXTREMES).repeat(count)[: count // 4]
+        yield Shape(f"{2 * count} ids in 2 tables", (ids.flatten(), torch.tensor([count, 2 * count]), *indexes))
+
+
+def _empty_index(policy: IndexPolicy) -> IndexBuffers:
+    buffers = allocate_buffers(policy, "cpu")
+    for name, tensor in buffers._asdict().items():
+        tensor.fill_(-1 if name in ("slot_groups", "side_row", "row_ids") else 0)
+    buffers.side_row[1] = 77
+    update_free_rows(buffers.free_rows, buffers.row_state, torch.arange(policy.rows), policy.dense_rows)
+    return buffers
+
+
+def bags(quick: bool) -> Iterator[Shape]:
+    """Lengths and offsets of two keys, with ids that are rows of the first key's table, and one that is not."""
+    for batch_size in (1, 9) if quick else (1, 9, 300):
+        lengths = torch.arange(2 * batch_size) % 4
+        for are_offsets, wrong in ((False, False), (True, False), (False, True)):
+            ids = torch.arange(int(lengths.sum())) % 7
+            if wrong and ids.numel() > 0:
+                ids[0] = 7
+            given = torch.nn.functional.pad(lengths.cumsum(0), (1, 0)) if are_offsets else lengths
+            what = "offsets" if are_offsets else "lengths, an id out of range" if wrong else "lengths"
+            yield Shape(f"batch {batch_size}, {what}", (ids, given, are_offsets, [batch_size] * 2, [7, -1]))
+
+
+def selections(quick: bool) -> Iterator[Shape]:
+    """The keys of a batch in another order, some of them twice, with weights and without."""
+    for batch_size in (1, 7) if quick else (1, 7, 300):
+        draw = torch.Generator().manual_seed(batch_size)
+        lengths = torch.randint(0, 4, (4, batch_size), generator=draw)
+        ids = torch.randint(-(2**62), 2**62, (int(lengths.sum()),), generator=draw)
+        offsets = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.flatten().cumsum(0)])
+        positions = [2, 0, 2, 3]
+        count = int(lengths[positions].sum())
+        for weights in (None, torch.rand(ids.numel(), generator=draw)):
+            text = f"batch {batch_size}{'' if weights is None else ', weighted'}"
+            yield Shape(text, (ids, offsets, positions, batch_size, count, weights))
 
 
 def routed(quick: bool) -> Iterator[Shape]:

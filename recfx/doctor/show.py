@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from recfx.doctor.grids import WHAT_TO_DO, grids
-from recfx.doctor.report import DOCTOR_VERSION, Report
+from recfx.doctor.report import DOCTOR_VERSION, Report, without_home
 from recfx.printing.grid import Grid
-from recfx.printing.page import escape, page, table
+from recfx.printing.page import escape, page, pre, table
 from recfx.printing.printable import printable
 from recfx.version import __version__
 
@@ -48,4 +48,7 @@ def to_html(report: Report) -> str:
     parts = [f"<p>recfx {escape(__version__)}, report version {DOCTOR_VERSION}</p>{how}{stopped}"]
     for grid, classes in grids(report):
         parts += [f"<h2>{escape(grid.title)}</h2>", *table(grid, classes)]
+    for answer in (answer for answer in report.answers if answer.traceback):
+        where = f"<summary>where {escape(answer.name)} failed</summary>"
+        parts.append(f"<details>{where}{pre(without_home(answer.traceback))}</details>")
     return page(report.headline, "ok" if report.ok and report.complete else "error", parts)

@@ -1,7 +1,7 @@
 """Tests of this folder run in a process that sees a simulated NPU; the process that collects them reports what it says.
 
 A file with ``MAY_FALL_BACK = True`` lets torch_npu run operators on the host that it has no kernel for; elsewhere only
-those may, that ``host_round_trips.md`` lists.
+those may, that ``host_round_trips.md`` lists. A file with ``INTERPRETED = True`` runs with ``TRITON_INTERPRET=1``.
 
 torch_npu renames a device of torch for good, and the libraries that stand in for CANN's have to be there when it is
 loaded: neither may happen in a process that tests anything else. One process runs all tests of a file. They are
@@ -22,6 +22,7 @@ import pytest
 
 from tests.ascend import tools
 from tests.ascend.npu_runtime.environment import environment, is_simulated, with_fallback
+from tests.ascend.npu_runtime.interpreted_kernels import interpreted_kernels as interpreted_kernels
 from tests.ascend.npu_runtime.simulated_kernels import simulated_kernels as simulated_kernels
 
 REPORT = "RECFX_SIMULATED_NPU_REPORT"
@@ -78,6 +79,8 @@ def _run_file(item: pytest.Function) -> _Told:
     given: dict[str, str] = item.funcargs["npu_environment"]
     if getattr(item.module, "MAY_FALL_BACK", False):
         given = with_fallback(given)
+    if getattr(item.module, "INTERPRETED", False):
+        given = {**given, "TRITON_INTERPRET": "1"}
     report = Path(given["PYTHONPATH"].split(os.pathsep)[1]) / f"{item.path.stem}.jsonl"
     finished = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", *names],

@@ -1,8 +1,9 @@
-"""Kernels in Triton on a real device: ``python -m pytest -q tests/ascend/on_device``, where there is a CUDA device.
+"""Kernels in Triton, and models that use them, on a real device: ``python -m pytest -q tests/ascend/on_device``.
 
-Every case of ``tests/ascend/cases.py`` is launched there, and every operator is compared with its reference. torch,
-Triton, pytest and Hypothesis are enough: neither TorchRec nor FBGEMM is needed. ``RECFX_KERNELS_ON`` names another
-device; ``cpu``, with ``TRITON_INTERPRET=1``, shows that these tests run.
+It runs on an NPU or a CUDA device, whichever is there; ``RECFX_KERNELS_ON`` names another one, such as ``npu:1``, or
+``cpu``, which shows, with ``TRITON_INTERPRET=1``, that these tests run. Every case of ``tests/ascend/cases.py`` is
+launched there, every operator is compared with its reference, and models train and are exported as on the CPU. For the
+kernels and operators, torch, Triton, pytest and Hypothesis are enough: without TorchRec, models are left out.
 """
 
 from __future__ import annotations

@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
+from recfx.doctor.compare import ON_A_DEVICE
+from recfx.kernels.build import launch
 from tests.ascend.cases import BY_NAME, CASES
 from tests.ascend.kernel_case import assert_answered, function_at, resolved
-from tests.ascend.on_device.device import TOLERANCE, device
+from tests.ascend.on_device.device import device
 
 
 @pytest.mark.parametrize("name", [case.name for case in CASES])
@@ -16,8 +18,8 @@ def test_answers_as_its_reference(name: str) -> None:
     kernel = function_at(case.kernel)
     for build in case.calls.values():
         call = build(lambda tensor: tensor.to(on, copy=True))
-        kernel[(case.programs,)](*call.arguments, **resolved(case.constexprs))
-        assert_answered(case, call, TOLERANCE)
+        launch.launch(kernel, case.programs, *call.arguments, **resolved(case.constexprs))
+        assert_answered(case, call, ON_A_DEVICE)
 
 
 def test_the_device_is_the_one_that_was_named() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import pytest
@@ -9,13 +10,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from recfx.doctor.device_checks import device_checks
+from recfx.doctor.kernel_check import KernelCheck
 from recfx.doctor.lookup_case import DTYPES, GROUP, STEPS, LookupCase
+from recfx.doctor.shapes import index_read
 from recfx.kernels.index.device_indexes import DeviceIndexes
-from recfx.kernels.index.find_rows import IndexFacts, ReadIndexes, find_rows, find_rows_reference
-from recfx.kernels.index.index_buffers import IndexView
+from recfx.kernels.index.find_rows import ReadIndexes, find_rows, find_rows_reference
 from recfx.kernels.index.insert_rows import insert_rows
 from recfx.kernels.index.insert_rows_reference import insert_rows_reference
-from recfx.kernels.index.slot_table import insert_into_slots, slot_count
 from recfx.kernels.lookup.per_sample_weights import (
     per_sample_weight_gradients_reference,
     per_sample_weight_gradients_triton,
@@ -34,7 +36,7 @@ from tests.ascend.on_device.device import assert_same, device, moved
 from tests.kernels.quantized import lookups
 from tests.kernels.routes import batches, by_kernels, by_reference
 
-FEW = settings(max_examples=40, deadline=None)
+FEW = settings(max_examples=int(os.environ.get("RECFX_EXAMPLES", "40")), deadline=None)
 CASES = st.builds(
     LookupCase,
     st.lists(st.integers(1, 130), min_size=1, max_size=4),
@@ -108,26 +110,16 @@ def test_bucketize(batch: tuple[torch.Tensor, torch.Tensor, int, Routes, torch.T
 @pytest.mark.parametrize("count", [0, 1, 5, 700])
 def test_find_rows(count: int) -> None:
     """Full tables with dense and shared rows, a table without an index, id -1, the extremes, and absent ids."""
-    draw = torch.Generator().manual_seed(count)
-    rows, slots, side_rows, facts, ids = 400, [], [], [], []
-    extremes = torch.tensor([0, 1, -1, 2**31, -(2**31), 2**63 - 1, -(2**63)])
-    for table, buckets in enumerate((0, 3)):
-        held = torch.cat([extremes[1:], torch.randint(2**40, 2**62, (rows - 20,), generator=draw)])
-        of_table, side_row = torch.full((slot_count(rows), 2), -1), torch.full((1,), -1)
-        insert_into_slots(held, torch.arange(held.numel()), of_table, side_row)
-        view = IndexView(of_table, side_row, 10 * table, buckets, seed=7)
-        facts.append(IndexFacts.of(view, table, sum(map(len, slots)), len(of_table), rows))
-        slots.append(of_table)
-        side_rows.append(side_row)
-        some = torch.cat([held, extremes, torch.arange(30), torch.randint(-(2**62), 0, (300,), generator=draw)])
-        ids.append(some[torch.randperm(some.numel(), generator=draw)][:count])
-    facts.append(IndexFacts.without_index())
-    side_rows.append(torch.full((1,), -1))
-    ids.append(torch.arange(count))
-    ends = torch.tensor([of_table.numel() for of_table in ids]).cumsum(0)
-    indexes = ReadIndexes(torch.cat(slots), torch.cat(side_rows), torch.tensor(facts))
-    found = find_rows(moved(torch.cat(ids)), moved(ends), ReadIndexes(*moved(tuple(indexes))))
-    assert_same(found, find_rows_reference(torch.cat(ids), ends, indexes))
+    ids, ends, *indexes = index_read(count)
+    found = find_rows(*moved((ids, ends)), ReadIndexes(*moved(tuple(indexes))))
+    assert_same(found, find_rows_reference(ids, ends, ReadIndexes(*indexes)))
+
+
+@pytest.mark.parametrize("check", device_checks(), ids=lambda check: check.name)
+def test_the_shapes_of_the_doctor(check: KernelCheck) -> None:
+    shapes = list(check.shapes(False))
+    assert [(shape.text, told) for shape in shapes if (told := check.mismatch(shape, device()))] == []
+    check.opcheck(shapes[0], device(), quick=False)
 
 
 @pytest.mark.parametrize("label", INSERTED)

@@ -1,0 +1,82 @@
+"""How fast the kernels are here, as a share of what a copy moves, and which number of programs is best for each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from recfx.doctor.clock import median_ms
+from recfx.doctor.machine import name_of
+from recfx.doctor.report import Report
+from recfx.doctor.speed import Choice, Speed
+from recfx.doctor.workload import Measured, Workload, size_for
+from recfx.kernels.build import tuned
+from recfx.planner.pricing.hardware import ASCEND_910B
+
+NPU_CANDIDATES, CUDA_CANDIDATES = (1, 2, 4), (32, 8, 16, 64)
+"""Programs of a kernel that share a core; the default first."""
+
+WORTH = 0.97
+"""Another number than the default has to take at most this share of its time."""
+
+
+def measure(report: Report, device: torch.device) -> Iterator[str]:
+    """Measure one thing after the other into the report; yields the name of each before it is measured."""
+    size = size_for(device, report.quick)
+    report.workload = str(size)
+    yield "tables and a batch"
+    workload, limit = Workload(device, size), _limit_of(device)
+    copied = 0.0  # bytes per millisecond
+    found: list[Measured] = []
+    for call in (workload.copy(), *workload.calls()):
+        yield call.name
+        milliseconds = median_ms(call.run, device, report.quick)
+        copied = copied or call.bytes / milliseconds
+        speed = call.bytes / milliseconds
+        of_chip = None if limit is None else speed * 1e3 / limit
+        report.speeds.append(Speed(call.name, milliseconds, call.bytes, speed / copied, of_chip))
+        found.append(call)
+    if device.type == "cpu":
+        yield "threads"
+        report.choices += _threads(found, report.quick)
+        return
+    kept = {}
+    for call in (call for call in found if call.kernel):
+        yield f"programs of {call.kernel}"
+        choice = best_of(call, device, report.quick)
+        report.choices.append(choice)
+        kept[call.kernel] = choice.chosen
+    if kept and not report.quick:
+        tuned.keep(name_of(device), kept)
+
+
+def best_of(call: Measured, device: torch.device, quick: bool) -> Choice:
+    """Try each number of programs per core, and choose the fastest if it is worth it."""
+    candidates = NPU_CANDIDATES if device.type == "npu" else CUDA_CANDIDATES
+    times = {}
+    for number in candidates:
+        with tuned.trying(call.kernel, number):
+            times[number] = median_ms(call.run, device, quick)
+    default, best = candidates[0], min(candidates, key=times.__getitem__)
+    chosen = best if times[best] <= WORTH * times[default] else default
+    return Choice(f"programs per core of {call.kernel}", times, chosen, "" if quick else str(tuned.path()))
+
+
+def _threads(calls: list[Measured], quick: bool) -> Iterator[Choice]:
+    """How the pooled lookup scales. Nothing is kept: torch's number of threads is the user's."""
+    used = torch.get_num_threads()
+    for call in (call for call in calls if call.name == "pooled lookup" and used > 1):
+        times = {used: median_ms(call.run, torch.device("cpu"), quick)}
+        try:
+            torch.set_num_threads(1)
+            times[1] = median_ms(call.run, torch.device("cpu"), quick)
+        finally:
+            torch.set_num_threads(used)
+        yield Choice("threads of torch, for a pooled lookup", times, used)
+
+
+def _limit_of(device: torch.device) -> float | None:
+    """Bytes per second of the chip's memory, by its data sheet."""
+    known = {ASCEND_910B.chip: ASCEND_910B.memory_bandwidth.value}
+    return known.get(name_of(device)) if device.type == "npu" else None

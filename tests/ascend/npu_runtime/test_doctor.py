@@ -1,0 +1,63 @@
+"""``python -m recfx doctor`` on a simulated NPU, whose kernels Triton's interpreter runs: all is right."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from recfx.commandline.main import main
+from recfx.doctor import examine as examine_module
+from recfx.doctor.device_checks import device_checks
+from recfx.kernels.build import launch
+
+INTERPRETED = True
+
+
+def examined(out: Path) -> dict[str, Any]:
+    main(["doctor", "--device", "npu:1", "--quick", "--out", str(out)])
+    found: dict[str, Any] = json.loads((out / "recfx-doctor.json").read_text())
+    return found
+
+
+@pytest.mark.usefixtures("interpreted_kernels")
+def test_all_kernels_are_right(tmp_path: Path) -> None:
+    found = examined(tmp_path)
+    answers = {answer["name"]: answer for answer in found["answers"] if answer["where"] == "device"}
+    assert {check.name for check in device_checks()} < answers.keys()
+    assert [answer for answer in answers.values() if answer["wrong"] or answer["message"]] == []
+    assert (found["how"], found["complete"], found["device_name"]) == ("simulated", True, "Ascend910B3")
+    findings = {finding["name"]: finding["status"] for finding in found["findings"]}
+    assert findings["limits of the chip"] == "ok"
+    assert findings["CANN"] == "missing"
+    assert "SIMULATED" in (tmp_path / "recfx-doctor.html").read_text()
+
+
+@pytest.mark.usefixtures("interpreted_kernels")
+def test_a_kernel_that_cannot_be_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One is wrong, and the rest goes on."""
+    launch_kernel = launch.launch
+
+    def fail(kernel: Any, number: int, *arguments: Any, **constants: Any) -> None:
+        if kernel.fn.__name__ == "recfx_find_rows":
+            raise RuntimeError("ub overflow")
+        launch_kernel(kernel, number, *arguments, **constants)
+
+    monkeypatch.setattr(launch, "launch", fail)
+    monkeypatch.setattr(examine_module, "trainings", lambda device: [])
+    found = examined(tmp_path)
+    wrong = [answer for answer in found["answers"] if answer["wrong"]]
+    assert [(answer["name"], answer["smallest"]) for answer in wrong] == [("find_rows_triton", "3 ids in 3 tables")]
+    assert "ub overflow" in wrong[0]["traceback"]
+    assert not found["ok"]
+
+
+def test_without_triton_ascend_no_kernel_is_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(examine_module, "trainings", lambda device: [])
+    found = examined(tmp_path)
+    assert {answer["where"] for answer in found["answers"]} == {"host"}
+    (triton,) = (finding for finding in found["findings"] if finding["name"] == "Triton")
+    assert triton["status"] == "missing"
+    assert "triton-ascend" in triton["found"]

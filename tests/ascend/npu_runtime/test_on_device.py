@@ -1,0 +1,35 @@
+"""The tests for a real device run on a simulated NPU, kernels included, so that they do on the first chip.
+
+A process of their own runs them as they would be run there. Triton's interpreter takes long, so it runs some forms of
+kernels, and few examples; ``test_doctor.py`` has the operators' other shapes, and the training runs.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests.ascend.tools import ROOT
+
+INTERPRETED = True
+FORMS = "bucket_counts-block_4 or weight_gradients-fp32-block_4"
+
+
+@pytest.mark.parametrize(
+    "chosen",
+    [f"test_kernels and ({FORMS})", "test_operators and not doctor", "test_models and not train_as"],
+    ids=["kernels", "operators", "models"],
+)
+def test_they_run(chosen: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "tests/ascend/on_device",
+         "-k", chosen],
+        env={**os.environ, "RECFX_KERNELS_ON": "npu:1", "RECFX_EXAMPLES": "2"},
+        cwd=ROOT, capture_output=True, text=True, timeout=280, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-6000:]
+    assert " passed" in done.stdout
+    assert "skipped" not in done.stdout

@@ -1,0 +1,130 @@
+"""How fast kernels are: medians, shares, and the number of programs that is chosen."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from recfx.doctor import clock, fast
+from recfx.doctor.clock import median_ms
+from recfx.doctor.fast import best_of, measure
+from recfx.doctor.report import Report
+from recfx.doctor.show import to_html, to_text
+from recfx.doctor.workload import Measured, Size
+from recfx.kernels.build import tuned
+
+CPU = torch.device("cpu")
+NPU: Any = SimpleNamespace(type="npu")
+CALL = Measured("pooled lookup", 1000, lambda: None, "recfx_pooled_lookup")
+
+
+def measured(monkeypatch: pytest.MonkeyPatch, device: Any, quick: bool = True) -> Report:
+    monkeypatch.setattr(fast, "size_for", lambda device, quick: Size(2, 50, 8, 4, 3, 1 << 16))
+    report = Report("cpu", quick=quick)
+    first, *_ = measure(report, device)
+    assert first == "tables and a batch"
+    return report
+
+
+def test_every_kernel_of_the_cpu_has_a_speed(monkeypatch: pytest.MonkeyPatch) -> None:
+    report = measured(monkeypatch, CPU)
+    speeds = {speed.name: speed for speed in report.speeds}
+    assert list(speeds)[:3] == ["copy", "gather (index_select)", "pooled lookup"]
+    assert {"fused step, sgd", "fused step, adam", "ids routed to two ranks"} <= speeds.keys()
+    assert speeds["copy"].share_of_copy == 1.0
+    assert speeds["copy"].bytes == 2 << 16
+    assert speeds["gather (index_select)"].bytes == 2 * 4 * 3 * (8 + 2 * 4 * 8)
+    lookup = speeds["pooled lookup"]
+    assert lookup.bytes == 2 * 4 * 3 * (8 + 32) + 8 * 9 + 2 * 4 * 32
+    assert lookup.gb_s == pytest.approx(lookup.bytes / (lookup.milliseconds / 1e3) / 1e9)
+    assert lookup.share_of_copy == pytest.approx(lookup.gb_s / speeds["copy"].gb_s)
+    assert "Fast: 2 tables of 50 rows" in to_text(report)
+    assert "of a copy" in to_html(report)
+    assert "of the data sheet" not in to_html(report)
+
+
+def test_threads_are_compared_and_stay_as_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        (choice,) = measured(monkeypatch, CPU).choices
+        assert (sorted(choice.milliseconds), choice.chosen, choice.kept_in) == ([1, 2], 2, "")
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize(("times", "chosen"), [((1.0, 0.9, 1.2), 2), ((1.0, 0.98, 1.2), 1), ((1.0, 0.9, 0.5), 4)])
+def test_another_number_has_to_be_worth_it(
+    times: tuple[float, ...], chosen: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    by_number = dict(zip(fast.NPU_CANDIDATES, times, strict=True))
+
+    def time_of(run: Callable[[], object], device: torch.device, quick: bool) -> float:
+        return by_number[tuned.programs_per_core("", CALL.kernel, 99)]
+
+    monkeypatch.setattr(fast, "median_ms", time_of)
+    choice = best_of(CALL, NPU, quick=False)
+    assert (choice.milliseconds, choice.chosen) == (by_number, chosen)
+    assert choice.kept_in == str(tuned.path())
+    assert best_of(CALL, NPU, quick=True).kept_in == ""
+
+
+def test_the_share_of_a_known_chip(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A copy of 1.6 GB in two milliseconds is half of what the data sheet says; and what is chosen is kept."""
+    copy = Measured("copy", 1_600_000_000, lambda: None)
+    workload = SimpleNamespace(copy=lambda: copy, calls=lambda: iter([CALL]))
+    kept: dict[str, Any] = {}
+    monkeypatch.setattr(fast, "Workload", lambda device, size: workload)
+    monkeypatch.setattr(fast, "median_ms", lambda run, device, quick: 2.0)
+    monkeypatch.setattr(fast, "name_of", lambda device: "Ascend910B3")
+    monkeypatch.setattr(tuned, "keep", lambda name, choices: kept.update({name: choices}))
+    report = measured(monkeypatch, NPU, quick=False)
+    assert [speed.share_of_chip for speed in report.speeds] == [0.5, 1000 / 2 * 1e3 / 1.6e12]
+    assert kept == {"Ascend910B3": {"recfx_pooled_lookup": 1}}
+    assert "of the data sheet" in to_text(report)
+    kept.clear()
+    measured(monkeypatch, NPU, quick=True)
+    assert kept == {}
+
+
+def test_a_median_of_calls_after_those_that_warm_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[None] = []
+    times = iter([50.0] * clock.WARM_UP + [1.0, 9.0, *[5.0] * 100])
+    monkeypatch.setattr(clock, "_on_host", lambda run: lambda: (run(), next(times))[1])
+    assert median_ms(lambda: calls.append(None), CPU, quick=False) == 5.0
+    assert len(calls) == clock.WARM_UP + clock.REPEATS
+
+
+def test_slow_calls_are_repeated_less(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clock, "MOST_SECONDS", 0.0)
+    calls: list[None] = []
+    median_ms(lambda: calls.append(None), CPU, quick=True)
+    assert len(calls) == clock.QUICK_WARM_UP + 1
+
+
+def test_events_of_a_device_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The host runs ahead of the device, which is busy with a copy; only what lies between the events counts."""
+    log: list[str] = []
+
+    class Event:
+        def __init__(self, enable_timing: bool) -> None:
+            assert enable_timing
+
+        def record(self) -> None:
+            log.append("record")
+
+        def synchronize(self) -> None:
+            log.append("synchronize")
+
+        def elapsed_time(self, other: object) -> float:
+            return 4.0
+
+    monkeypatch.setattr(torch, "get_device_module", lambda device: SimpleNamespace(Event=Event))
+    timed = clock._on_device(lambda: log.append("run"), CPU)
+    assert timed() == 4.0
+    assert log == ["record", "run", "record", "synchronize"]
