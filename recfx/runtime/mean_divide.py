@@ -70,4 +70,4 @@ def _rows_of_columns(widths: tuple[int, ...], positions: tuple[int, ...], other:
 @lru_cache(maxsize=256)
 def _one(batch_size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     """The lengths of a feature that is not divided."""
-    return torch.ones(1, batch_size, dtype=dtype, device=device)
+    return torch.ones(1, batch_size, dtype=dtype, device="cpu").to(device)
