@@ -20,14 +20,14 @@ FORMS = "bucket_counts-block_4 or weight_gradients-fp32-block_4"
 
 @pytest.mark.parametrize(
     "chosen",
-    [f"test_kernels and ({FORMS})", "test_operators and not doctor", "test_models and not train_as"],
+    [f"test_kernels and ({FORMS})", "test_operators and not doctor and not insert", "test_models and not train_as"],
     ids=["kernels", "operators", "models"],
 )
 def test_they_run(chosen: str) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "tests/ascend/on_device",
          "-k", chosen],
-        env={**os.environ, "RECFX_KERNELS_ON": "npu:1", "RECFX_EXAMPLES": "2"},
+        env={**os.environ, "RECFX_KERNELS_ON": "npu:1", "RECFX_EXAMPLES": "1"},
         cwd=ROOT, capture_output=True, text=True, timeout=280, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-6000:]
