@@ -1,10 +1,13 @@
 """``python -m tests.ascend.model``: times of the README's workload on an Ascend chip, by a model; nothing was timed.
 
 It is ``recfx.kernels.build.chip_model``, for the kernels alone: not for what sorts their ids, or for other operators.
+With ``--write``, the table goes into ``kernels/README.md``.
 """
 
 from __future__ import annotations
 
+import re
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -13,6 +16,8 @@ from recfx.kernels.build.row_work import Form, FormWork, row_work
 from recfx.kernels.build.tiling import ASCEND_910B
 
 COMMAND = "python -m tests.ascend.model"
+README = Path(__file__).resolve().parents[2] / "kernels/README.md"
+_BEGIN, _END = f"<!-- written by `{COMMAND} --write`: -->", "<!-- the table ends here -->"
 BEFORE = Path(__file__).with_name("row_work_before.txt")
 TABLES, ROWS, DIM, BATCH, IDS_PER_BAG = 26, 100_000, 64, 2048, 10
 POSITIONS = TABLES * BATCH * IDS_PER_BAG
@@ -57,7 +62,14 @@ def _cell(found: Modelled) -> str:
     return f"{found.seconds * 1e3:.2g} ms, {found.share:.1%}"
 
 
+def with_table(text: str) -> str:
+    """The text with the table in its place."""
+    return re.sub(f"{re.escape(_BEGIN)}.*?{re.escape(_END)}", f"{_BEGIN}\n\n{table()}\n\n{_END}", text, flags=re.DOTALL)
+
+
 def main() -> None:
+    if "--write" in sys.argv[1:]:
+        README.write_text(with_table(README.read_text()))
     print(
         f"A model; nothing was timed on a chip. {ASCEND_910B.name}, {TABLES} tables of {ROWS:,} x {DIM} in float32, "
         f"{BATCH:,} samples, {IDS_PER_BAG} ids per bag: the time of a kernel, and its share of the memory's bandwidth."

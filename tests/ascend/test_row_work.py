@@ -15,6 +15,7 @@ from tests.ascend.hivm_program import UnknownOperation, program_of
 from tests.ascend.kernel_case import KernelCase
 from tests.ascend.lower import Lowered, lower
 from tests.ascend.lowered import lowered
+from tests.ascend.model import COMMAND, README, table, with_table
 from tests.ascend.row_work import IDS_PER_BAG, count, follow, form_of, misfit
 
 each_version = pytest.mark.parametrize("version", tools.ASCENDNPU_IR)
@@ -47,6 +48,22 @@ def test_kernels_do_per_row_what_was_committed(name: str, version: str) -> None:
 def test_every_kernel_with_rows_was_counted() -> None:
     assert {form_of(BY_NAME[name]) for name in WITH_ROWS} == set(row_work())
     assert all(tuple(work.compiler for work in works) == tools.ASCENDNPU_IR for works in row_work().values())
+
+
+@pytest.mark.parametrize("kernel", ["recfx_pooled_lookup", "recfx_fused_step"])
+def test_eight_rows_are_in_flight(kernel: str) -> None:
+    """Of 64 columns; wider rows fill the unified buffer sooner."""
+    forms = [form for form in row_work() if (form.kernel, form.block) == (kernel, 64)]
+    flying = [work.row.rows_in_flight for form in forms for work in row_work()[form]]
+    assert flying
+    assert min(flying) >= 8
+
+
+def test_the_readme_has_the_table_of_the_model() -> None:
+    text = README.read_text()
+    assert table() in text
+    assert with_table(text) == text, f"`{COMMAND} --write` writes it again"
+    assert "nothing was timed on a chip" in text
 
 
 @each_version
