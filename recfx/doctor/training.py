@@ -25,10 +25,10 @@ STEPS = 5
 _ROWS = 24
 
 _OPTIMIZERS: dict[str, tuple[type[torch.optim.Optimizer], dict[str, Any]]] = {
-    "sgd": (torch.optim.SGD, {"lr": 0.1}),
-    "adagrad": (torch.optim.Adagrad, {"lr": 0.1, "eps": 1e-3}),
-    "rowwise adagrad": (RowWiseAdagrad, {"lr": 0.1, "eps": 1e-3}),
-    "adam": (torch.optim.Adam, {"lr": 0.01, "eps": 1e-3}),
+    "SGD": (torch.optim.SGD, {"lr": 0.1}),
+    "Adagrad": (torch.optim.Adagrad, {"lr": 0.1, "eps": 1e-3}),
+    "row-wise Adagrad": (RowWiseAdagrad, {"lr": 0.1, "eps": 1e-3}),
+    "Adam": (torch.optim.Adam, {"lr": 0.01, "eps": 1e-3}),
 }
 _HASHING = {
     "ids are rows": None,
@@ -36,8 +36,8 @@ _HASHING = {
     "raw ids, old ones evicted": HashConfig(dense_rows=0, seed=3, on_full="evict"),
 }
 _RUNS = (
-    ("ids are rows", "sgd"), ("raw ids", "adagrad"), ("ids are rows", "adam"), ("raw ids", "rowwise adagrad"),
-    ("raw ids, old ones evicted", "adagrad"),
+    ("ids are rows", "SGD"), ("raw ids", "Adagrad"), ("ids are rows", "Adam"), ("raw ids", "row-wise Adagrad"),
+    ("raw ids, old ones evicted", "Adagrad"),
 )  # fmt: skip
 
 

@@ -33,7 +33,7 @@ def test_what_differs_is_told(name: str, change: Any, told: str, monkeypatch: py
         return found if backend == "reference" else found | {name: change(found[name])}
 
     monkeypatch.setattr(training_module, "train", changed)
-    (run,) = (run for title, run in trainings(CPU) if title == "training, raw ids, adagrad")
+    (run,) = (run for title, run in trainings(CPU) if title == "training, raw ids, Adagrad")
     answer = run(True)
     assert not answer.ok
     assert answer.message.startswith(told)

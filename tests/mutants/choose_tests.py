@@ -71,6 +71,7 @@ BESIDE = {
     "discovery": ["discovery", "verification", "inspect", "conversion"],
     "inspect": ["inspect", "commandline", "sharding/test_monitor.py"],
     "drawing": ["drawing", "commandline"],
+    "printing": ["inspect", "drawing"],
     "errors": ["test_diagnostics.py", "checkpoint/test_refusals.py", "conversion/test_refusals.py"],
     "version": ["test_packaging.py"],
     "__init__": ["test_structure.py", "test_packaging.py"],
