@@ -135,10 +135,10 @@ NEEDS: Mapping[str, Mapping[int, Need]] = MappingProxyType(
     {
         # Eight rows, twice, and what is made of them. Half as many bytes of rows are not half of everything.
         "recfx_pooled_lookup": {4: Need(832, 152), 2: Need(64, 120)},
-        # Codes of 4 bits, whose halves are put together at the end; codes of 8 bits take 28 bytes per column.
-        "recfx_quantized_lookup": {1: Need(640, 44)},
-        # Four vectors, and half a one in which their product is reduced to a number.
-        "recfx_per_sample_weight_gradients": _floats(Need(192, 18)),
+        # Codes of 8 bits; those of 4 bits take 82 bytes per column.
+        "recfx_quantized_lookup": {1: Need(1600, 94)},
+        # Eight rows, twice, the gradient of a bag, and their products.
+        "recfx_per_sample_weight_gradients": {4: Need(800, 102), 2: Need(128, 74)},
         # Ids are scalars: no block.
         "recfx_find_rows": {8: Need(128, 0)},
         "recfx_find_in_groups": {8: Need(128, 0)},

@@ -40,7 +40,7 @@ def row_at(position, end, rows_ptr):
 
 
 @triton.jit
-def _values_of(row, table_ptr, dim, columns):
+def values_of(row, table_ptr, dim, columns):
     """The values of a row; of -1: zeros, a prefix of no columns is read."""
     return tl.load(table_ptr + row * dim + columns, mask=columns < tl.where(row >= 0, dim, 0), other=0.0)
 
@@ -93,14 +93,14 @@ def recfx_pooled_lookup(
             row_2, row_3 = row_at(i + 2, end, rows_ptr), row_at(i + 3, end, rows_ptr)
             row_4, row_5 = row_at(i + 4, end, rows_ptr), row_at(i + 5, end, rows_ptr)
             row_6, row_7 = row_at(i + 6, end, rows_ptr), row_at(i + 7, end, rows_ptr)
-            values_0 = _values_of(row_0, table_ptr, dim, columns)
-            values_1 = _values_of(row_1, table_ptr, dim, columns)
-            values_2 = _values_of(row_2, table_ptr, dim, columns)
-            values_3 = _values_of(row_3, table_ptr, dim, columns)
-            values_4 = _values_of(row_4, table_ptr, dim, columns)
-            values_5 = _values_of(row_5, table_ptr, dim, columns)
-            values_6 = _values_of(row_6, table_ptr, dim, columns)
-            values_7 = _values_of(row_7, table_ptr, dim, columns)
+            values_0 = values_of(row_0, table_ptr, dim, columns)
+            values_1 = values_of(row_1, table_ptr, dim, columns)
+            values_2 = values_of(row_2, table_ptr, dim, columns)
+            values_3 = values_of(row_3, table_ptr, dim, columns)
+            values_4 = values_of(row_4, table_ptr, dim, columns)
+            values_5 = values_of(row_5, table_ptr, dim, columns)
+            values_6 = values_of(row_6, table_ptr, dim, columns)
+            values_7 = values_of(row_7, table_ptr, dim, columns)
             block_end = tl.minimum(i + 8, end)
             unfinished = bag  # the first bag that does not end in this block
             while (unfinished < last) & (tl.load(offsets_ptr + tl.minimum(unfinished + 1, last)) <= block_end):

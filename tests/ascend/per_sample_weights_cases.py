@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 
 import torch
 
 from tests.ascend.kernel_case import Call, KernelCase, Place
+from tests.ascend.pooled_lookup_cases import ABOUT_A_BLOCK
 
 _DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
@@ -27,21 +29,26 @@ def _case(dtype: str, block: int) -> KernelCase:
     calls = {
         "several tables": partial(_call, dtype=dtype, dims=dims, batch_size=9),
         "empty bags": partial(_call, dtype=dtype, dims=dims, batch_size=3, longest=0),
+        "bags of about a block": partial(
+            _call, dtype=dtype, dims=dims[:2], batch_size=len(ABOUT_A_BLOCK), lengths=ABOUT_A_BLOCK
+        ),
         "gradients that are no numbers": partial(_call, dtype=dtype, dims=dims, batch_size=9, not_finite=True),
     }
     kernel = "recfx.kernels.lookup.per_sample_weights_triton:recfx_per_sample_weight_gradients"
     return KernelCase(
-        f"per_sample_weight_gradients-{dtype}-block_{block}", kernel, signature, {"BLOCK_D": block}, calls
+        f"per_sample_weight_gradients-{dtype}-block_{block}", kernel, signature, {"BLOCK_D": block}, calls, programs=3
     )
 
 
 def _call(
-    place: Place, dtype: str, dims: list[int], batch_size: int, longest: int = 6, not_finite: bool = False
-) -> Call:
+    place: Place, dtype: str, dims: list[int], batch_size: int, longest: int = 6, not_finite: bool = False,
+    lengths: Sequence[int] = (),
+) -> Call:  # fmt: skip
     draw = torch.Generator().manual_seed(sum(dims))
     tables = [torch.randn(11, dim, generator=draw).to(_DTYPES[dtype]) for dim in dims]
-    lengths = torch.randint(0, longest + 1, (len(dims) * batch_size,), generator=draw)
-    offsets = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
+    drawn = torch.randint(0, longest + 1, (len(dims) * batch_size,), generator=draw)
+    of_bags = torch.tensor(lengths).repeat(len(dims)) if lengths else drawn
+    offsets = torch.cat([torch.zeros(1, dtype=torch.int64), of_bags.cumsum(0)])
     rows = torch.randint(-1, 11, (int(offsets[-1]),), generator=draw)
     columns = torch.tensor([0, *dims]).cumsum(0)
     gradients = torch.randn(batch_size, sum(dims), generator=draw)

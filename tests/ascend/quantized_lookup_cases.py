@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 
 import torch
@@ -9,6 +10,7 @@ import torch
 from recfx.kernels.lookup.quantized_lookup import quantized_lookup_reference
 from recfx.kernels.lookup.quantized_rows import quantize_rows
 from tests.ascend.kernel_case import Call, KernelCase, Place
+from tests.ascend.pooled_lookup_cases import ABOUT_A_BLOCK
 
 _KERNEL = "recfx.kernels.lookup.quantized_lookup_triton:recfx_quantized_lookup"
 _DTYPES = {"fp32": torch.float32, "fp16": torch.float16}
@@ -40,16 +42,18 @@ def _case(bits: int, block: int, even: bool, weighted: bool, mean: bool, out: st
         "empty bags": partial(make, dims=dims, batch_size=3, longest=0),
         "no bags": partial(make, dims=dims, batch_size=0),
         "long bags": partial(make, dims=[max(1, block - 1)], batch_size=2, longest=300),
+        "bags of about a block": partial(make, dims=dims[:2], batch_size=len(ABOUT_A_BLOCK), lengths=ABOUT_A_BLOCK),
         "absent rows of an empty table": partial(make, dims=[block], batch_size=3, table_rows=0),
     }
     parts = [f"int{bits}", f"block_{block}", *["even"] * even, *["weighted"] * weighted, *["mean"] * mean, out]
     constexprs = {"BLOCK_D": block, "BITS": bits, "EVEN": even, "WEIGHTED": weighted, "MEAN": mean}
-    return KernelCase("-".join(["quantized_lookup", *parts]), _KERNEL, signature, constexprs, calls)
+    programs = 1 if mean else 3 if weighted else 40  # bags share blocks where there are several in a program
+    return KernelCase("-".join(["quantized_lookup", *parts]), _KERNEL, signature, constexprs, calls, programs)
 
 
 def _call(
     place: Place, bits: int, even: bool, weighted: bool, mean: bool, out: torch.dtype, dims: list[int],
-    batch_size: int, longest: int = 6, table_rows: int = 11,
+    batch_size: int, longest: int = 6, table_rows: int = 11, lengths: Sequence[int] = (),
 ) -> Call:  # fmt: skip
     """Rows of every alignment that the form takes; codes of all values; rows at both ends of every table."""
     draw = torch.Generator().manual_seed(sum(dims) + batch_size)
@@ -61,8 +65,9 @@ def _call(
     for number, (table, dim) in enumerate(zip(tables, dims, strict=True)):
         table[:, 4:].random_(256, generator=draw)  # every code, and padding of any content
         table[:1, 4 : 4 + dim] = 255 if number % 2 else 0
-    lengths = torch.randint(0, longest + 1, (len(dims) * batch_size,), generator=draw)
-    offsets = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
+    drawn = torch.randint(0, longest + 1, (len(dims) * batch_size,), generator=draw)
+    of_bags = torch.tensor(lengths).repeat(len(dims)) if lengths else drawn
+    offsets = torch.cat([torch.zeros(1, dtype=torch.int64), of_bags.cumsum(0)])
     rows = torch.randint(-1, table_rows, (int(offsets[-1]),), generator=draw)
     if table_rows:
         rows[:1], rows[-1:] = 0, table_rows - 1

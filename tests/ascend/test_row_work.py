@@ -83,7 +83,7 @@ def test_the_model_says_what_a_followed_core_says(name: str, version: str) -> No
             seconds = [follow(program, case, each, assumed).seconds for each in (batch, larger)]
             by_core = (seconds[1] - seconds[0]) / (bags * per_bag)
             by_formula = max(parts_of(per_row, per_row.bytes, block, assumed).values())
-            assert by_formula == pytest.approx(by_core, rel=0.25), (batch, assumed.name)
+            assert by_formula == pytest.approx(by_core, rel=0.35), (batch, assumed.name)
 
 
 @cache
