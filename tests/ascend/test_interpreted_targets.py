@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.ascend.interpreter import WITHOUT_TORCHREC, run_interpreted
+from tests.ascend.tools import ROOT
 
 FILES = {
     "targets": ["tests/lowering/test_targets.py", "-k", "triton"],
@@ -12,6 +13,10 @@ FILES = {
     "operators": [
         f"tests/ascend/interpreted/test_{name}.py"
         for name in ("operators", "quantized_lookup", "bucketize", "find_rows", "insert_rows")
+    ],
+    "batches": [
+        f"tests/ascend/interpreted/test_{name}.py"
+        for name in ("bag_offsets", "row_initialization", "select_keys", "step_order")
     ],
     "models": [f"tests/ascend/interpreted/test_{name}.py" for name in ("models", "find_rows_in_models")],
     "files": ["tests/exporter/test_kernels_in_files.py"],
@@ -25,6 +30,11 @@ BARE = f"{WITHOUT_TORCHREC}import pytest\nsys.exit(pytest.main())"
 @pytest.mark.parametrize("name", FILES)
 def test_as_every_other_target(name: str) -> None:
     assert " passed" in run_interpreted("-m", "pytest", *OPTIONS, *FILES[name])
+
+
+def test_every_interpreted_file_is_run() -> None:
+    files = {str(file.relative_to(ROOT)) for file in (ROOT / "tests/ascend/interpreted").glob("test_*.py")}
+    assert files <= {argument for arguments in FILES.values() for argument in arguments}
 
 
 @pytest.mark.parametrize(
