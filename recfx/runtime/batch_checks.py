@@ -89,6 +89,8 @@ class BatchChecks:
         offsets, fault, borders = bag_offsets(values, bags, are_offsets, per_key, rows_per_key)
         if fault is not None:
             self._raise(fault, values, bags, are_offsets, offsets, per_key, out_of_range)
+        if offsets.numel() == 1:  # TorchRec cannot add up the lengths of no bags
+            borders = [0] * (len(keys) + 1)
         length_per_key = None if borders is None else [end - begin for begin, end in pairwise(borders)]
         self._check_length_per_key(features, offsets, per_key, length_per_key)
         return self._as_kjt(keys, values, weights, None if are_offsets else bags, offsets, per_key, length_per_key)

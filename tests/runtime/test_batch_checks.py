@@ -196,6 +196,16 @@ def test_no_samples_in_another_order(hashing: recfx.HashConfig | None, form: str
     assert converted(hashing)(features).values().shape == (0, 20)
 
 
+@each_hashing
+@pytest.mark.parametrize("form", ["lengths", "offsets"])
+def test_no_samples_in_the_order_of_the_tables(hashing: recfx.HashConfig | None, form: str) -> None:
+    bags = torch.zeros(0 if form == "lengths" else 1, dtype=torch.int64)
+    features = KeyedJaggedTensor(["a"], torch.zeros(0, dtype=torch.int64), **{form: bags})
+    config = EmbeddingBagConfig(name="t", num_embeddings=20, embedding_dim=4, feature_names=["a"])
+    model = recfx.convert(EmbeddingBagCollection([config]), hashing=hashing)
+    assert model(features).values().shape == (0, 4)
+
+
 # Shapes alone
 
 
