@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from recfx.doctor.cann import cann
 from recfx.doctor.packages import PACKAGES, installed, packages
 from recfx.doctor.report import Report
 from recfx.doctor.show import to_text
-from recfx.doctor.write import write
+from recfx.doctor.write import stem_of, write
 
 # Versions that do not fit each other fail in many ways.
 _CANNOT_BE_IMPORTED = (ImportError, OSError, RuntimeError, AttributeError, TypeError)
@@ -46,7 +47,10 @@ def look_first(command: Sequence[str]) -> None:
     report.findings += packages(kind if kind in PACKAGES else "cpu")
     if kind == "npu":
         report.findings += cann()
-    written = write(report, given.out)
+    try:
+        written = write(report, stem_of(given.out))
+    except OSError as error:
+        sys.exit(f"python -m recfx doctor: {error}")
     print(report.to_json() if given.json else f"{to_text(report)}\n\n{chr(10).join(map(str, written))}", flush=True)
     os._exit(1)  # libraries that were loaded in part may crash in an orderly end
 

@@ -14,7 +14,7 @@ from recfx.doctor.packages import packages
 from recfx.doctor.report import Report
 from recfx.doctor.right import kernels_here
 from recfx.doctor.training import trainings
-from recfx.doctor.write import write
+from recfx.doctor.write import stem_of, write
 
 DEVICES = ("cpu", "cuda", "npu")
 
@@ -29,7 +29,7 @@ def examine(device: str, out: Path, quick: bool = False) -> tuple[Report, list[P
 
     Args:
         device: one of ``DEVICES``, perhaps with a number, as in ``npu:1``.
-        out: see ``write``.
+        out: a directory that exists, or the path of the two files without its end; see ``stem_of``.
         quick: fewer shapes, and shorter measurements.
 
     Returns:
@@ -37,8 +37,9 @@ def examine(device: str, out: Path, quick: bool = False) -> tuple[Report, list[P
 
     Raises:
         KeyboardInterrupt: after the files were written.
-        OSError: they cannot be written.
+        OSError: they cannot be written; before anything is looked at, if that can be known.
     """
+    stem = stem_of(out)
     report = Report(device, how=how(device), quick=quick)
     try:
         _look(report, device)
@@ -47,9 +48,9 @@ def examine(device: str, out: Path, quick: bool = False) -> tuple[Report, list[P
             report.complete = True
     except KeyboardInterrupt:
         report.stopped = "Stopped by Ctrl-C: the rest was not looked at."
-        write(report, out)
+        write(report, stem)
         raise
-    return report, write(report, out)
+    return report, write(report, stem)
 
 
 def _look(report: Report, device: str) -> None:

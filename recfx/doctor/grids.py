@@ -72,10 +72,10 @@ def _choices(report: Report) -> Grid:
     columns = {
         "": lambda each: each.name,
         "ms by number": lambda each: ", ".join(f"{number}: {ms:.3f}" for number, ms in each.milliseconds.items()),
-        "chosen": lambda each: f"{each.chosen}",
+        "in use": lambda each: f"{each.chosen}",
         "kept in": lambda each: without_home(each.kept_in),
     }
-    return Grid.of("Choices", report.choices, columns, ("chosen",))
+    return Grid.of("Choices", report.choices, columns, ("in use",))
 
 
 def _class_of(status: Status) -> str:

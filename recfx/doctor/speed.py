@@ -36,7 +36,7 @@ class Choice:
     Args:
         name: what the number is of.
         milliseconds: by number, the default first.
-        chosen: the number that is used from now on.
+        chosen: the number that is in use from now on.
         kept_in: the file that says so; ``""`` if it is not kept.
     """
 

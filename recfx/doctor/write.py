@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from recfx.doctor.report import Report
@@ -11,17 +12,26 @@ from recfx.kernels.build.private_files import new_file
 NAME = "recfx-doctor"
 
 
-def write(report: Report, out: Path) -> list[Path]:
-    """Write ``<out>.html`` and ``<out>.json``, and return their paths.
+def stem_of(out: Path) -> Path:
+    """The path of the two files without its end: ``out``, or ``recfx-doctor`` in it if it is a directory.
 
-    Args:
-        report: see ``Report``.
-        out: a directory that exists, in which they get the name ``recfx-doctor``; or else their path without its end.
+    Raises:
+        OSError: no file can be made there.
+    """
+    stem = out / NAME if out.is_dir() else out
+    if not stem.parent.is_dir():
+        raise NotADirectoryError(f"there is no directory {stem.parent}: create it, or pass another path")
+    if not os.access(stem.parent, os.W_OK):
+        raise PermissionError(f"no file can be made in {stem.parent}: pass another path")
+    return stem
+
+
+def write(report: Report, stem: Path) -> list[Path]:
+    """Write ``<stem>.html`` and ``<stem>.json``, and return their paths.
 
     Raises:
         OSError: they cannot be written. What was there before is as it was.
     """
-    stem = out / NAME if out.is_dir() else out
     texts = {".html": to_html(report), ".json": report.to_json() + "\n"}
     files = {stem.with_name(f"{stem.name}{end}"): text for end, text in texts.items()}
     for path, text in files.items():
