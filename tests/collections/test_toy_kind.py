@@ -186,6 +186,7 @@ _ABOUT_POOLED_ONES = {
     "verification/reference_model.py": "the reference of hashed ones",
     "discovery/classify.py": "the quantized one, which is refused",
     "inspect/sections.py": "the class that reports need not name",
+    "doctor/training.py": "the model that is trained on a device",
 }
 
 

@@ -39,7 +39,7 @@ class StepPrice:
     def imbalance(self) -> float:
         """The time of the slowest rank over the mean of all ranks, 1 if all are equal."""
         times = [rank.seconds for rank in self.ranks]
-        return max(times) * len(times) / sum(times) if sum(times) else 1.0
+        return max(1.0, max(times) * len(times) / sum(times)) if sum(times) else 1.0  # sums are rounded
 
 
 class _NodeCall(NamedTuple):
