@@ -37,6 +37,7 @@ def recfx_bag_offsets(
     wrong = _copy_offsets(
         bags_ptr, ends_ptr, offsets_ptr, program * bags_per_program, bags_per_program, num_bags, num_ids, ARE_OFFSETS
     )
+    wrong = wrong.to(tl.int32)  # loops carry numbers: with a boolean, one version of Ascend's compiler may crash
     begin = tl.minimum(program * ids_per_program, num_ids)
     end = tl.minimum(begin + ids_per_program, num_ids)
     key = 0  # the last one that begins at `begin` or before
@@ -52,7 +53,7 @@ def recfx_bag_offsets(
         stop = tl.cast(tl.minimum(tl.maximum(last, begin), end), tl.int32)
         limit = tl.load(limits_ptr + key)
         if limit >= 0:
-            wrong = wrong | _some_are_beyond(ids_ptr, begin, stop, limit)
+            wrong = wrong | _some_are_beyond(ids_ptr, begin, stop, limit).to(tl.int32)
         begin = stop
         key += 1
     tl.store(reports_ptr + num_keys + 1 + program, wrong.to(tl.int64))
