@@ -83,19 +83,20 @@ SOURCES: Mapping[str, str] = MappingProxyType(
         "launch": "assumed",
     }
 )
-_MEMORY = 1600e9
+MEMORY_BANDWIDTH = 1600e9
+"""Bytes per second of the memory of an Ascend910B3."""
 
 KIND = Assumptions(
     "kind", 500 * _NANO, 10 * _NANO, 5 * _NANO, 3 * _NANO, 50 * _NANO, 0.55 * _NANO, 5 * _NANO, 5 * _NANO, 0.55 * _NANO,
-    80e9, _MEMORY, 5e-6,
+    80e9, MEMORY_BANDWIDTH, 5e-6,
 )  # fmt: skip
 MIDDLE = Assumptions(
     "middle", 800 * _NANO, 25 * _NANO, 15 * _NANO, 8 * _NANO, 200 * _NANO, 0.55 * _NANO, 10 * _NANO, 15 * _NANO,
-    0.55 * _NANO, 50e9, _MEMORY, 10e-6,
+    0.55 * _NANO, 50e9, MEMORY_BANDWIDTH, 10e-6,
 )  # fmt: skip
 HARSH = Assumptions(
     "harsh", 1500 * _NANO, 60 * _NANO, 40 * _NANO, 20 * _NANO, 800 * _NANO, 1.1 * _NANO, 30 * _NANO, 30 * _NANO,
-    1.1 * _NANO, 40e9, _MEMORY, 20e-6,
+    1.1 * _NANO, 40e9, MEMORY_BANDWIDTH, 20e-6,
 )  # fmt: skip
 ASSUMPTIONS = (KIND, MIDDLE, HARSH)
 
@@ -170,7 +171,7 @@ def _distance(form: Form, block: int, weighted: bool) -> tuple[object, ...]:
 def modelled_form(
     form: Form, work: FormWork, positions: float, more: float, dim: int, chip: Chip, assumed: Assumptions
 ) -> Modelled:
-    """The same of one form, compiled with one version of the compiler."""
+    """How long a launch of one form takes, compiled with one version of the compiler; arguments as in ``modelled``."""
     total = RowWork().plus(work.row, positions).plus(work.more, more)
     moved = total.bytes * dim / form.block
     of_core = RowWork().plus(total, 1 / chip.vector_cores)

@@ -13,7 +13,7 @@ from recfx.kernels.index.mix64 import mix64_integer
 from recfx.kernels.index.slot_groups import SLOTS
 
 MOST_BUCKETS = 2**24
-"""Of all tables: the device sorts by keys of float32, which hold integers up to here."""
+"""All tables together may have so many: the device sorts by keys of float32, which hold integers up to here."""
 
 
 class InsertFacts(NamedTuple):

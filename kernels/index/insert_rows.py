@@ -159,7 +159,7 @@ class _Batch:
         return _Given(answers[is_given], states.view(torch.uint8)[is_given], *counted)
 
     def _collect(self, found: _Found, count: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Of the absent ids, in order: their positions; their tables and hashes as digits; their buckets."""
+        """List the absent ids in order: their positions, the digits of their tables and hashes, and their buckets."""
         of_programs = found.absent.sum(1)
         firsts = (of_programs.cumsum(0) - of_programs).to(torch.int32).to(self.ids.device)
         lists = torch.empty(6, count, dtype=torch.int32, device=self.ids.device)

@@ -22,7 +22,7 @@ def shifted_right(numbers: Tensor, bits: int) -> Tensor:
 
 
 def shifted_by_floats(numbers: Tensor, bits: int) -> Tensor:
-    """The same without a shift, which CANN does on the AI CPU of an Ascend 910B.
+    """``shifted_right`` without a shift, which CANN does on the AI CPU of an Ascend 910B.
 
     At most 24 bits at a time become a float32, which holds them exactly, also after it is divided by a power of two.
     """

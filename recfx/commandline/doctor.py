@@ -11,7 +11,7 @@ from recfx.doctor.show import to_text
 
 
 def _device(text: str) -> str:
-    """Of an option; argparse turns the error into a message and exit status 2."""
+    """Check the device that an option names; argparse turns the error into a message and exit status 2."""
     kind, _, number = text.partition(":")
     if kind not in DEVICES or not ((number.isascii() and number.isdigit()) or text == kind):
         raise argparse.ArgumentTypeError(f"{text!r} is none of {', '.join(DEVICES)}, nor one of them with a number")

@@ -50,5 +50,5 @@ def mismatch(found: Any, wanted: Any, allowed: Mapping[torch.dtype, float]) -> s
 
 
 def moved(values: Any, device: torch.device) -> Any:
-    """The same structure with copies of its tensors on the device, each in memory of its own."""
+    """A copy of ``values``, with every tensor on the device in memory of its own."""
     return tree_map_only(Tensor, lambda tensor: tensor.to(device, copy=True), values)

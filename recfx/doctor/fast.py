@@ -12,7 +12,8 @@ from recfx.doctor.report import Report
 from recfx.doctor.speed import Choice, Speed
 from recfx.doctor.workload import Measured, Workload, size_for
 from recfx.kernels.build import tuned
-from recfx.planner.pricing.hardware import ASCEND_910B
+from recfx.kernels.build.chip_model import MEMORY_BANDWIDTH
+from recfx.kernels.build.tiling import ASCEND_910B
 
 NPU_CANDIDATES, CUDA_CANDIDATES = (1, 2, 4), (32, 8, 16, 64)
 """Programs of a kernel that share a core; the default first."""
@@ -78,5 +79,5 @@ def _threads(calls: list[Measured], quick: bool) -> Iterator[Choice]:
 
 def _limit_of(device: torch.device) -> float | None:
     """Bytes per second of the chip's memory, by its data sheet."""
-    known = {ASCEND_910B.chip: ASCEND_910B.memory_bandwidth.value}
+    known = {ASCEND_910B.name: MEMORY_BANDWIDTH}
     return known.get(name_of(device)) if device.type == "npu" else None

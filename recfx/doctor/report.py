@@ -13,7 +13,7 @@ from recfx.doctor.speed import Choice, Speed
 from recfx.version import __version__
 
 DOCTOR_VERSION = "1"
-"""Of the JSON. It changes if a field does."""
+"""The version of the JSON, which changes if a field does."""
 
 
 @dataclass

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,7 +13,6 @@ from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTens
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
-from recfx.collections.pooled import HashEmbeddingBagCollection
 from recfx.conversion.convert import convert
 from recfx.doctor.answer import Answer
 from recfx.doctor.attempt import Failure, attempt
@@ -92,7 +91,7 @@ def train(ids: str, optimizer: str, device: torch.device, backend: str) -> dict[
     apply_optimizer_in_backward(kind, collection.parameters(), settings)
     hashing = _HASHING[ids]
     distinct = 2 * _ROWS if hashing is not None and hashing.on_full == "evict" else _ROWS
-    model = convert(collection, hashing=hashing or HashConfig(), backend=backend, device=device)
+    model: Any = convert(collection, hashing=hashing or HashConfig(), backend=backend, device=device)
     outputs = []
     for step in range(STEPS + 1):
         model.train(step < STEPS)
@@ -101,7 +100,7 @@ def train(ids: str, optimizer: str, device: torch.device, backend: str) -> dict[
             (output - 1).square().sum().backward()
         outputs.append(output.detach().cpu())
     kept = {name: value.cpu() for name, value in model.state_dict().items() if isinstance(value, Tensor)}
-    for table, fused in cast(HashEmbeddingBagCollection, model).fused_optimizers().items():
+    for table, fused in model.fused_optimizers().items():
         kept |= {f"{table}.{name}": value.cpu() for name, value in fused.state.items() if isinstance(value, Tensor)}
     return {"outputs": outputs, **kept}
 

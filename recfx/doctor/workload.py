@@ -23,7 +23,7 @@ GROUP = {"lr": 0.0625, "eps": 1e-8, "betas": (0.9, 0.999), "weight_decay": 0.0}
 
 @dataclass(frozen=True)
 class Size:
-    """Of tables, all alike, and of a batch."""
+    """How large the tables are, which are all alike, and a batch."""
 
     tables: int
     rows: int

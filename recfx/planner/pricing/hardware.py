@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import NamedTuple
 
-from recfx.kernels.build.chip_model import MIDDLE
+from recfx.kernels.build.chip_model import MEMORY_BANDWIDTH, MIDDLE
 
 GB = 10**9
 ASSUMED = MIDDLE
@@ -118,10 +118,10 @@ _HOST_LATENCY = "assumption: 100 ns per miss of a host's cache, ten of which ove
 
 ASCEND_910B = Hardware(
     name="Ascend 910B",
-    memory_bandwidth=Constant(1600 * GB, _SHEET_910B + ": HBM2e"),
-    random_access=Constant(64 / (1600 * GB), _LINE),
+    memory_bandwidth=Constant(MEMORY_BANDWIDTH, _SHEET_910B + ": HBM2e"),
+    random_access=Constant(64 / MEMORY_BANDWIDTH, _LINE),
     flops=Constant(75e12, "published specification tables of the 910B: FP32; not measured"),
-    sort_per_id=Constant(128 / (1600 * GB), _SORT),
+    sort_per_id=Constant(128 / MEMORY_BANDWIDTH, _SORT),
     node_overhead=Constant(10e-6, _LAUNCH),
     table_overhead=Constant(0.0, _ONE_KERNEL),
     index_overhead=Constant(10e-6, _INDEX_CALL),

@@ -15,7 +15,7 @@ from recfx.kernels.build.tiling import chip_named
 from recfx.planner.pricing.hardware import ASSUMED, Hardware
 
 _IDS_PER_BAG = 10
-"""Of the bags that kernels were followed over; others are priced as if so many ids made up a part of each bag."""
+"""Kernels were followed over bags of so many ids; other bags are priced as if they had parts of this length."""
 
 
 class KernelForm(NamedTuple):
@@ -67,7 +67,7 @@ class KernelLaunch:
 
 @cache
 def _seconds_each(form: KernelForm, chip: str, memory_bandwidth: float) -> tuple[float, float]:
-    """Of one position, and of one bag or stepped row beyond its positions."""
+    """How long one position takes, and one bag or stepped row beyond its positions."""
     assumed = replace(ASSUMED, memory_bandwidth=memory_bandwidth, launch=0.0)
 
     def seconds(positions: int, more: int) -> float:
