@@ -28,7 +28,7 @@ def test_they_run(chosen: str) -> None:
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "tests/ascend/on_device",
          "-k", chosen],
         env={**os.environ, "RECFX_KERNELS_ON": "npu:1", "RECFX_EXAMPLES": "1"},
-        cwd=ROOT, capture_output=True, text=True, timeout=580, check=False,
+        cwd=ROOT, capture_output=True, text=True, timeout=280, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-6000:]
     assert " passed" in done.stdout

@@ -23,7 +23,7 @@ def device() -> torch.device:
 
 
 def moved(values: Any) -> Any:
-    """The same structure with copies of its tensors on the device, each in memory of its own."""
+    """A copy of ``values``, with every tensor on the device in memory of its own."""
     return compare.moved(values, device())
 
 
