@@ -9,9 +9,10 @@ import torch
 
 from recfx.errors import Diagnostic
 from recfx.ir.facts import LookupFacts
-from recfx.kernels.lookup.embedding_bag import embedding_bag, per_sample_weight_gradients, row_gradients
+from recfx.ir.node_kinds import NOT_COMBINED
+from recfx.kernels.lookup.embedding_bag import embedding, embedding_bag, per_sample_weight_gradients, row_gradients
 from recfx.lowering.registry import LookupBatch, LookupKernel, LookupSpec
-from recfx.lowering.step.trainable_lookup import LookedUp, TrainableLookup, TrainedBatch
+from recfx.lowering.step.trainable_lookup import LookedUp, TrainableLookup, TrainedBatch, present
 
 
 def serves(lookup: LookupFacts, chip: str | None) -> Diagnostic | None:
@@ -29,6 +30,13 @@ def build(spec: LookupSpec) -> LookupKernel:
         values, offsets = batch.values.to(torch.int64), batch.offsets.to(torch.int64)
 
         def pool(scale: torch.Tensor | None) -> torch.Tensor:
+            if spec.combine == NOT_COMBINED:
+                return torch.cat(
+                    [
+                        embedding(weights[bag.table], bag.rows, spec.tables[bag.table].has_index)
+                        for bag in _feature_bags(spec, values, offsets, batch.batch_size)
+                    ]
+                )
             pooled = [
                 embedding_bag(weights[bag.table], bag.rows, bag.offsets, spec.combine, bag.of_ids(scale))
                 for bag in _feature_bags(spec, values, offsets, batch.batch_size)
@@ -98,7 +106,7 @@ class _FusedBackward:
             if batch.weights[bag.table].requires_grad:
                 scale = bag.of_ids(batch.scale)
                 _, by_row = row_gradients(gradient, bag.rows, bag.offsets, self._spec.combine, scale)
-                touched.setdefault(bag.table, []).append((bag.rows, by_row))
+                touched.setdefault(bag.table, []).append(present(bag.rows, by_row))
         for table, parts in touched.items():
             weight, optimizer = batch.weights[table], self._spec.optimizers[table]
             optimizer.prepare(weight)
@@ -106,7 +114,9 @@ class _FusedBackward:
             optimizer.step(weight.data, rows, by_row)
 
     def _features(self, batch: TrainedBatch, grad_output: torch.Tensor) -> Iterator[tuple[_FeatureBags, torch.Tensor]]:
-        """The bags of each feature, and the gradient of its columns."""
+        """The bags of each feature, and the gradient of its columns; of its rows, if they are not combined."""
         dims = [table.embedding_dim for table in self._spec.tables for _ in table.feature_names]
-        bags = _feature_bags(self._spec, batch.values, batch.offsets, grad_output.shape[0])
+        bags = _feature_bags(self._spec, batch.values, batch.offsets, batch.batch_size(len(dims)))
+        if self._spec.combine == NOT_COMBINED:
+            return ((bag, grad_output[bag.begin : bag.end]) for bag in bags)
         return zip(bags, grad_output.split(dims, dim=1), strict=True)

@@ -74,7 +74,7 @@ class LookupBatch:
         values: ``[n]`` rows, int32 or int64.
         offsets: ``[F * B + 1]`` where bags begin in ``values``.
         per_sample_weights: ``[n]``, or None.
-        batch_size: ``B``.
+        batch_size: ``B``. It is 1 if the rows of a bag are not combined: all ids of a feature are one bag.
     """
 
     values: torch.Tensor
@@ -142,7 +142,8 @@ class Backend:
         serves_on: the types of devices whose tables it can serve, all of a lookup on one device. Empty: any.
         finds_ids: whether it also has kernels that take raw ids: ``serves_finding(lookup) -> Diagnostic | None`` for a
             lookup that it serves, and ``build_finding(kernel) -> FindingKernel`` for a kernel that ``build`` returned.
-        takes_absent: whether its lookups take rows of -1, which add nothing and get no gradient.
+        takes_absent: whether its pooled lookups take rows of -1, which add nothing and get no gradient. Lookups that do
+            not combine rows always take them: they read zeros.
         combines: what its kernels can make of the rows of a bag.
         finds_rows_on: the types of devices on which its kernel finds rows in indexes that are only read.
     """
@@ -239,7 +240,7 @@ BACKENDS: tuple[Backend, ...] = (
         takes_absent=True,
         finds_rows_on=("npu",),
     ),
-    Backend("reference", "recfx.lowering.reference"),
+    Backend("reference", "recfx.lowering.reference", combines=("SUM", "MEAN", "NONE")),
 )
 
 

@@ -13,6 +13,7 @@ from recfx.doctor import at_start  # says what is missing where what follows can
 from recfx.checkpoint import load_checkpoint, save_checkpoint
 from recfx.collections.averaged_model import extend_averaging
 from recfx.collections.pooled import HashEmbeddingBagCollection, HashEmbeddingBagConfig
+from recfx.collections.sequence import HashEmbeddingCollection, HashEmbeddingConfig
 from recfx.conversion.add_operator import add_operator
 from recfx.conversion.convert import OBSERVERS, convert
 from recfx.conversion.trace import trace
@@ -65,6 +66,8 @@ __all__ = [
     "HashConfig",
     "HashEmbeddingBagCollection",
     "HashEmbeddingBagConfig",
+    "HashEmbeddingCollection",
+    "HashEmbeddingConfig",
     "HashIndex",
     "InputError",
     "LoadedModel",

@@ -1,4 +1,4 @@
-"""Pooled embedding lookup: the torch reference, forward and backward, in plain ATen.
+"""Embedding lookups: the torch reference, forward and backward, in plain ATen.
 
 A bag is the sum of its rows, multiplied by per-sample weights if given, and divided by ``max(length, 1)`` for MEAN.
 Results are float32 whatever the table's dtype is, as in the standard collection.
@@ -41,6 +41,23 @@ def embedding_bag(
     ).float()
 
 
+def embedding(weight: torch.Tensor, rows: torch.Tensor, may_be_absent: bool = True) -> torch.Tensor:
+    """The rows themselves, one per id; differentiable.
+
+    Args:
+        weight: ``[table rows, dim]``, any float dtype.
+        rows: ``[n]`` int64; -1 reads zeros and gets no gradient.
+        may_be_absent: False if no row is -1.
+
+    Returns:
+        ``[n, dim]`` float32.
+    """
+    if not may_be_absent:
+        return functional.embedding(rows, weight).float()
+    read = functional.embedding(rows.clamp(min=0), weight).float()
+    return torch.where((rows >= 0).unsqueeze(1), read, 0.0)
+
+
 def row_gradients(
     grad_output: torch.Tensor,
     rows: torch.Tensor,
@@ -51,12 +68,14 @@ def row_gradients(
     """The gradient of one feature's bags with respect to each row that was looked up.
 
     Args:
-        grad_output: ``[B, dim]``.
+        grad_output: ``[B, dim]``; ``[n, dim]`` with pooling ``"NONE"``.
         rows, offsets, pooling, per_sample_weights: as in :func:`embedding_bag`.
 
     Returns:
         ``bag``, int64 ``[n]``, the bag of each id; and ``gradient``, float32 ``[n, dim]``.
     """
+    if pooling == "NONE":
+        return torch.arange(rows.numel(), device=rows.device), grad_output.float()
     lengths = offsets.diff()
     bag = torch.repeat_interleave(torch.arange(lengths.numel(), device=rows.device), lengths, output_size=rows.numel())
     gradient = grad_output.float()

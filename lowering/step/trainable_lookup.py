@@ -7,12 +7,13 @@ until its backward has run.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch.autograd.function import once_differentiable
 
+from recfx.ir.node_kinds import NOT_COMBINED
 from recfx.ir.tables import TableSpec
 from recfx.kernels.lookup.embedding_bag import row_gradients
 from recfx.lowering.registry import LookupSpec
@@ -27,7 +28,7 @@ class TrainedBatch:
     Args:
         weights: the tables' ``[rows, dim]`` tensors.
         values: ``[n]`` int64 rows, all of them in range; -1 if an id gets no gradient.
-        offsets: ``[F * B + 1]`` int64.
+        offsets: ``[F * B + 1]`` int64; ``B`` is 1 if rows are not combined.
         scale: ``[n]`` float32 per-sample weights, or None.
     """
 
@@ -36,11 +37,17 @@ class TrainedBatch:
     offsets: torch.Tensor
     scale: torch.Tensor | None
 
+    def batch_size(self, features: int) -> int:
+        """``B``, of a lookup of so many features."""
+        return (self.offsets.numel() - 1) // features
 
-def joined(batches: list[TrainedBatch], features: int) -> TrainedBatch:
-    """One batch that has the samples of all batches of the same lookup, one batch after the other."""
+
+def joined(
+    batches: list[TrainedBatch], gradients: list[torch.Tensor], features: int, pooling: str
+) -> tuple[TrainedBatch, torch.Tensor]:
+    """One batch that has the samples of all batches of the same lookup, one batch after the other; and its gradient."""
     if len(batches) == 1:
-        return batches[0]
+        return batches[0], gradients[0]
     lengths = [batch.offsets.diff().view(features, -1) for batch in batches]
     sizes = [each.sum(dim=1).tolist() for each in lengths]
     offsets = batches[0].offsets.new_zeros(sum(each.numel() for each in lengths) + 1)
@@ -52,7 +59,16 @@ def joined(batches: list[TrainedBatch], features: int) -> TrainedBatch:
 
     scales = [batch.scale for batch in batches if batch.scale is not None]
     values = by_feature([batch.values for batch in batches])
-    return TrainedBatch(batches[0].weights, values, offsets, by_feature(scales) if scales else None)
+    together = TrainedBatch(batches[0].weights, values, offsets, by_feature(scales) if scales else None)
+    if pooling != NOT_COMBINED:
+        return together, torch.cat(gradients)
+    return replace(together, offsets=offsets[:: len(batches)]), by_feature(gradients)
+
+
+def present(rows: torch.Tensor, gradients: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rows, ``[n]``, and their gradients, ``[n, dim]``, without those of absent ids."""
+    is_present = rows >= 0
+    return rows[is_present], gradients[is_present]
 
 
 def gradients_of_table(
@@ -60,21 +76,24 @@ def gradients_of_table(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The rows that one table's bags read, int64 ``[n]``, and their gradients, float32 ``[n, dim]``.
 
-    ``batch``, ``tables`` and ``grad_output``, ``[B, sum D]``, are those of the whole lookup; ``table`` is a position.
+    ``batch``, ``tables`` and ``grad_output``, ``[B, sum D]`` (``[n, D]`` if rows are not combined), are those of the
+    whole lookup; ``table`` is a position.
     """
-    described, batch_size = tables[table], grad_output.shape[0]
+    described, batch_size = tables[table], batch.batch_size(sum(len(each.feature_names) for each in tables))
     feature = sum(len(each.feature_names) for each in tables[:table])
     column = sum(len(each.feature_names) * each.embedding_dim for each in tables[:table])
     rows, gradients = [], []
     for _ in described.feature_names:
         offsets = batch.offsets[feature * batch_size : (feature + 1) * batch_size + 1]
         ids = slice(int(offsets[0]), int(offsets[-1]))
-        gradient = grad_output[:, column : column + described.embedding_dim]
+        gradient = grad_output[ids]
+        if pooling != NOT_COMBINED:
+            gradient = grad_output[:, column : column + described.embedding_dim]
         scale = None if batch.scale is None else batch.scale[ids]
         by_row = row_gradients(gradient, batch.values[ids], offsets - offsets[0], pooling, scale)[1]
-        is_present = batch.values[ids] >= 0
-        rows.append(batch.values[ids][is_present])
-        gradients.append(by_row[is_present])
+        of_feature = present(batch.values[ids], by_row)
+        rows.append(of_feature[0])
+        gradients.append(of_feature[1])
         feature, column = feature + 1, column + described.embedding_dim
     return torch.cat(rows), torch.cat(gradients)
 
@@ -170,9 +189,8 @@ class _Part:
         if self.grad_output.is_meta:
             return
         features = sum(len(table.feature_names) for table in self.trainable.tables)
-        batch = joined([part.batch for part in parts], features)
-        gradients = [part.grad_output for part in parts]
-        self.trainable.backward.step(batch, gradients[0] if len(gradients) == 1 else torch.cat(gradients))
+        batches, gradients = [part.batch for part in parts], [part.grad_output for part in parts]
+        self.trainable.backward.step(*joined(batches, gradients, features, self.trainable.pooling))
 
     def step_shared(self, parts: PartsOfTables) -> bool:
         step = self.trainable.step_shared

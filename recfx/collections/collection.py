@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, ClassVar, TypeVar
 
@@ -16,7 +17,7 @@ from recfx.collections.converted_collection import collections_of
 from recfx.collections.follow_optimizers import OptimizerFollower
 from recfx.collections.kinds import kind_of
 from recfx.collections.table_holder import all_held, hold
-from recfx.collections.table_specs import physical_configs
+from recfx.collections.table_specs import allocate_tables, check_config, describe_tables, physical_configs
 from recfx.collections.whole_tables import WholeTables
 from recfx.errors import ConversionError
 from recfx.hashing import HashConfig, HashIndex
@@ -88,6 +89,30 @@ class UnshardedCollection(WholeTables):
 
     _replacement: ClassVar[type[UnshardedCollection]]  # of the classes that stand for subclasses of the user's
 
+    def _build(self, configs: list[Any], is_weighted: bool, device: torch.device | str | None, backend: str) -> None:
+        """Become a new collection, with tables of its own.
+
+        Raises:
+            ConversionError: ``no_tables``; what a config is refused for.
+            ValueError: two tables have the same name.
+        """
+        kind = kind_of(self)
+        if not configs:
+            raise ConversionError(
+                "there are no tables.",
+                reason="no_tables",
+                what_to_do=f"pass at least one recfx.Hash{kind.config.__name__}.",
+            )
+        for config in configs:
+            check_config(config, kind)
+        configs = [replace(config, feature_names=config.feature_names or [config.name]) for config in configs]
+        self.requested, self.calls = {config.name: getattr(config, "hashing", HashConfig()) for config in configs}, 1
+        tables = allocate_tables(kind, configs, device)
+        specs = describe_tables(kind, configs, tables, self.requested, is_weighted, adopt=False)
+        weights_device: Any = next(iter(tables.values())).weight.device
+        self._assemble(configs, specs, tables, is_weighted, weights_device, "", backend, None)
+        self.reset_parameters()
+
     @classmethod
     def from_tables(
         cls,
@@ -103,6 +128,7 @@ class UnshardedCollection(WholeTables):
         requested: Mapping[str, HashConfig | None] = MappingProxyType({}),
         calls: int = 1,
         passes: tuple[Pass, ...] | None = None,
+        settings: Mapping[str, Any] = MappingProxyType({}),
     ) -> UnshardedCollection:
         """A collection around tables that already exist; used by the conversion.
 
@@ -110,6 +136,7 @@ class UnshardedCollection(WholeTables):
             bags: the module that holds the rows of each table; their parameters stay the same objects.
             standard: class of the collection that is replaced; the methods of a subclass are kept. None: TorchRec's.
             passes: the passes that make its graph; None: those of ``recfx.passes()``.
+            settings: what ``CollectionKind.settings_of`` returns for the collection that is replaced.
 
         Raises:
             ConversionError: ``unknown_backend``, ``backend_unusable``; of passes of the user's, ``malformed_graph``,
@@ -118,6 +145,7 @@ class UnshardedCollection(WholeTables):
         self = new_instance(cls, standard or cls._kind.standard)
         nn.Module.__init__(self)
         self.requested, self.calls, self.passes = dict(requested), calls, passes
+        self.__dict__.update(settings)
         self._assemble(configs, specs, bags, is_weighted, device, collection, backend, source)
         for table in specs:
             if table.custom_init_fn and table.has_index and not self.weight(table.name).is_meta:
@@ -192,7 +220,14 @@ class UnshardedCollection(WholeTables):
 
     def unexpanded_graph(self) -> OperatorGraph:
         """The graph before the first pass, as data: input, the collection as one leaf, output."""
-        context = context_of(self.collection, self.tables, self._is_weighted, Runtime(self._store), self.source)
+        context = context_of(
+            self.collection,
+            self.tables,
+            self._is_weighted,
+            Runtime(self._store),
+            self.source,
+            need_indices=self._need_indices,
+        )
         return OperatorGraph.of(context, TargetsHere(self.backend))
 
     def _run(self, features: KeyedJaggedTensor) -> Any:
@@ -283,7 +318,7 @@ class UnshardedCollection(WholeTables):
     def own_names(self) -> frozenset[str]:
         """Attributes that belong to this class, as opposed to those that users put on a collection."""
         kind = kind_of(self)
-        return frozenset((kind.tables, kind.configs_attribute, *OWN_NAMES))
+        return frozenset((kind.tables, kind.configs_attribute, *kind.settings_of(self), *OWN_NAMES))
 
     def reset_parameters(self) -> None:
         """Fill every table with its ``init_fn`` and forget all ids; does nothing on meta."""

@@ -144,11 +144,13 @@ def context_of(
     runtime: Runtime,
     source: SourceLocation | None = None,
     sharding: CollectionSharding | None = None,
+    *,
+    need_indices: bool = False,
 ) -> CollectionContext:
     """What there is to say of a collection whose tables are here."""
     groups = runtime.groups
     on_host = groups is None or groups.ids_on_host
-    context = CollectionContext(collection, tables, {}, {}, is_weighted, sharding, on_host, source)
+    context = CollectionContext(collection, tables, {}, {}, is_weighted, sharding, on_host, source, need_indices)
     return context_now(context, runtime.store)
 
 

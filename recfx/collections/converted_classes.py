@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from recfx.collections.collection import UnshardedCollection, classes_made_for
-from recfx.collections.kinds import POOLED, CollectionKind
+from recfx.collections.kinds import POOLED, SEQUENCE, CollectionKind
 from recfx.collections.pooled import HashEmbeddingBagCollection
+from recfx.collections.sequence import HashEmbeddingCollection
 
-CONVERTED_CLASSES: dict[CollectionKind, type[UnshardedCollection]] = {POOLED: HashEmbeddingBagCollection}
+CONVERTED_CLASSES: dict[CollectionKind, type[UnshardedCollection]] = {
+    POOLED: HashEmbeddingBagCollection,
+    SEQUENCE: HashEmbeddingCollection,
+}
 
 
 def converted_class(kind: CollectionKind) -> type[UnshardedCollection]:

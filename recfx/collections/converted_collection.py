@@ -61,6 +61,7 @@ class ConvertedCollection(FxLeaf):
     pass_records: list[PassRecord]
 
     _is_weighted: bool
+    _need_indices: bool = False  # whether the output has the ids as well, if it has a row for each id
     _store: TableStore
     _runtime: Runtime
     _row_moves: dict[str, RowMove]  # of the last load, for the optimizer's state

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar, get_type_hints
+from dataclasses import dataclass, field
+from typing import TypeVar, get_type_hints
 
 import torch
 from torch import nn
@@ -14,8 +14,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 from recfx.collections.collection import UnshardedCollection
 from recfx.collections.converted_collection import ConvertedCollection
 from recfx.collections.kinds import POOLED
-from recfx.collections.table_specs import allocate_tables, check_config, describe_tables
-from recfx.errors import ConversionError
+from recfx.collections.table_specs import check_config
 from recfx.hashing import HashConfig
 
 _Pooled = TypeVar("_Pooled", bound="PooledCollection")
@@ -84,19 +83,7 @@ class HashEmbeddingBagCollection(PooledCollection, UnshardedCollection, Embeddin
         backend: str = "auto",
     ) -> None:
         super().__init__()
-        if not tables:
-            raise ConversionError(
-                "there are no tables.", reason="no_tables", what_to_do="pass at least one HashEmbeddingBagConfig."
-            )
-        for config in tables:
-            check_config(config, POOLED)
-        tables = [replace(config, feature_names=config.feature_names or [config.name]) for config in tables]
-        self.requested, self.calls = {config.name: getattr(config, "hashing", HashConfig()) for config in tables}, 1
-        bags = allocate_tables(POOLED, list(tables), device)
-        specs = describe_tables(POOLED, tables, bags, self.requested, is_weighted, adopt=False)
-        weights_device: Any = next(iter(bags.values())).weight.device
-        self._assemble(tables, specs, bags, is_weighted, weights_device, "", backend, None)
-        self.reset_parameters()
+        self._build(list(tables), is_weighted, device, backend)
 
     def forward(self, features: KeyedJaggedTensor) -> KeyedTensor:
         """``features``: a KJT (or TensorDict) with at least the collection's keys, in any order.

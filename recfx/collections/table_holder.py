@@ -9,14 +9,14 @@ from torch import nn
 
 from recfx.errors import ConversionError
 
-# Attributes that change how nn.EmbeddingBag pools; `training` and the weight are followed.
+# Attributes that change what calling the module returns; `training` and the weight are followed.
 _SETTINGS = frozenset(
     {"max_norm", "norm_type", "scale_grad_by_freq", "mode", "sparse", "include_last_offset", "padding_idx", "forward"}
 )
 
 
-class TableHolder(nn.EmbeddingBag):
-    """An ``nn.EmbeddingBag`` that refuses what its lookup would otherwise ignore."""
+class _Holder(nn.Module):
+    """A table's module that refuses what its lookup would otherwise ignore."""
 
     def __setattr__(self, name: str, value: Any) -> None:
         """As ``nn.Module``'s.
@@ -26,9 +26,11 @@ class TableHolder(nn.EmbeddingBag):
         """
         if name in _SETTINGS and (name == "forward" or value != self.__dict__.get(name, value)):
             what = "its own forward" if name == "forward" else f"{name}={value!r}"
-            raise _refused(what, "unsupported_bag_option", "set it before the conversion, which says what it supports")
+            raise self._refused(
+                what, "unsupported_bag_option", "set it before the conversion, which says what it supports"
+            )
         if name == "__class__":  # the first thing that torch.nn.utils.parametrize does
-            raise _refused("a parametrization", "unsupported_bag", "unconvert the model first")
+            raise self._refused("a parametrization", "unsupported_bag", "unconvert the model first")
         super().__setattr__(name, value)
 
     def __delattr__(self, name: str) -> None:
@@ -38,7 +40,7 @@ class TableHolder(nn.EmbeddingBag):
             ConversionError: ``unsupported_bag``, because the lookups read the weight.
         """
         if name == "weight":
-            raise _refused(
+            raise self._refused(
                 "a parametrization (its weight is taken away)", "unsupported_bag", "unconvert the model first"
             )
         super().__delattr__(name)
@@ -49,7 +51,7 @@ class TableHolder(nn.EmbeddingBag):
         Raises:
             ConversionError: ``unsupported_bag``.
         """
-        raise _refused("a hook", "unsupported_bag", "put the hook on the collection, or on the weight")
+        raise self._refused("a hook", "unsupported_bag", "put the hook on the collection, or on the weight")
 
     register_forward_hook: Callable[..., Any] = _refuse_hook
     register_forward_pre_hook: Callable[..., Any] = _refuse_hook
@@ -58,32 +60,46 @@ class TableHolder(nn.EmbeddingBag):
     register_backward_hook: Callable[..., Any] = _refuse_hook
 
     def _get_name(self) -> str:
-        return "EmbeddingBag"  # how it prints
+        return _standard_class(type(self)).__name__  # how it prints
+
+    def _refused(self, what: str, reason: str, instead: str) -> ConversionError:
+        return ConversionError(
+            f"{what} was put on the nn.{self._get_name()} of a converted table, but all tables are looked up together, "
+            "from their weights alone.",
+            reason=reason,
+            what_to_do=f"{instead}.",
+        )
 
 
-def hold(bags: nn.ModuleDict) -> None:
-    """Make the ``nn.EmbeddingBag``s of a converted collection refuse what would be ignored."""
-    for bag in bags._modules.values():
-        if type(bag) is nn.EmbeddingBag:
-            bag.__class__ = TableHolder
+class TableHolder(_Holder, nn.EmbeddingBag):
+    """The ``nn.EmbeddingBag`` of a converted table."""
 
 
-def all_held(bags: nn.ModuleDict) -> bool:
-    """Whether no bag has been replaced since."""
-    return set(map(type, bags._modules.values())) <= {TableHolder}
+class EmbeddingHolder(_Holder, nn.Embedding):
+    """The ``nn.Embedding`` of a converted table."""
 
 
-def release(bags: nn.ModuleDict) -> None:
-    """Make the holders ``nn.EmbeddingBag``s again."""
-    for bag in bags._modules.values():
-        if type(bag) is TableHolder:
-            object.__setattr__(bag, "__class__", nn.EmbeddingBag)
+_HOLDERS: dict[type[nn.Module], type[_Holder]] = {nn.EmbeddingBag: TableHolder, nn.Embedding: EmbeddingHolder}
 
 
-def _refused(what: str, reason: str, instead: str) -> ConversionError:
-    return ConversionError(
-        f"{what} was put on the nn.EmbeddingBag of a converted table, but all tables are looked up together, from "
-        "their weights alone.",
-        reason=reason,
-        what_to_do=f"{instead}.",
-    )
+def _standard_class(holder: type[nn.Module]) -> type[nn.Module]:
+    return next(standard for standard, held in _HOLDERS.items() if issubclass(holder, held))
+
+
+def hold(tables: nn.ModuleDict) -> None:
+    """Make the modules of a converted collection's tables refuse what would be ignored."""
+    for table in tables._modules.values():
+        if type(table) in _HOLDERS:
+            object.__setattr__(table, "__class__", _HOLDERS[type(table)])
+
+
+def all_held(tables: nn.ModuleDict) -> bool:
+    """Whether no table's module has been replaced since."""
+    return set(map(type, tables._modules.values())) <= {*_HOLDERS.values()}
+
+
+def release(tables: nn.ModuleDict) -> None:
+    """Make the holders standard modules again."""
+    for table in tables._modules.values():
+        if type(table) in _HOLDERS.values():
+            object.__setattr__(table, "__class__", _standard_class(type(table)))

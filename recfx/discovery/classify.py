@@ -14,10 +14,6 @@ from torch import fx, nn
 from torchrec.distributed.embedding import ShardedEmbeddingCollection
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.types import ShardedModule
-from torchrec.modules.embedding_modules import (
-    EmbeddingBagCollectionInterface,
-    EmbeddingCollectionInterface,
-)
 from torchrec.modules.fused_embedding_modules import FusedEmbeddingBagCollection
 from torchrec.modules.mc_embedding_modules import (
     BaseManagedCollisionEmbeddingCollection,
@@ -146,14 +142,13 @@ def classify(module: nn.Module, path: str) -> Finding | None:
         if not kind.configs_of(module):
             return kept("no_tables", "the collection has no tables.")
         return Finding(module, [path], CONVERTIBLE)
-    if isinstance(module, EmbeddingBagCollectionInterface):
-        return refused(
-            "unknown_collection",
-            f"{type(module).__name__} implements EmbeddingBagCollectionInterface in a way that recfx does not know.",
-            "use torchrec.EmbeddingBagCollection, or keep it with on_unsupported='keep'.",
-        )
-    if isinstance(module, EmbeddingCollectionInterface):
-        return kept(EMBEDDING_COLLECTION, f"{type(module).__name__} is not pooled; it works as before.")
+    for kind in KINDS:
+        if isinstance(module, kind.interface):
+            return refused(
+                "unknown_collection",
+                f"{type(module).__name__} implements {kind.interface.__name__} in a way that recfx does not know.",
+                f"use torchrec.{kind.standard.__name__}, or keep it with on_unsupported='keep'.",
+            )
     return None
 
 

@@ -34,6 +34,7 @@ class CollectionContext:
         sharding: how it is sharded, and the rank; None if all of it is on one rank.
         ids_on_host: whether ranks exchange ids on the host.
         source: where the user's code creates it, if known.
+        need_indices: whether the output has the ids as well, if it has a row for each id.
     """
 
     name: str
@@ -44,6 +45,17 @@ class CollectionContext:
     sharding: CollectionSharding | None = None
     ids_on_host: bool = True
     source: SourceLocation | None = None
+    need_indices: bool = False
+
+    @property
+    def is_pooled(self) -> bool:
+        """Whether the output has one row per sample; otherwise it has one per id. All tables are alike."""
+        return self.tables[0].is_pooled
+
+    @property
+    def assembled_by(self) -> str:
+        """The kind of node that makes the output."""
+        return "keyed_tensor" if self.is_pooled else "jagged_dict"
 
     @cached_property
     def device(self) -> str:

@@ -45,6 +45,7 @@ class ValueType(Enum):
     ARRIVED_POOLED = "pooled rows that have arrived"
     DIVIDED = "pooled means"
     KEYED_TENSOR = "a KeyedTensor"
+    JAGGED_DICT = "a dict of JaggedTensors"
 
 
 class Stage(Enum):
@@ -98,6 +99,11 @@ def size_of_nothing(tables: tuple[TableSpec, ...]) -> Size:
 def size_of_pooled(tables: tuple[TableSpec, ...]) -> Size:
     """One row per sample of one rank's batch."""
     return Size((BATCH, sympy.Integer(sum(embedding_dims(tables)))), output_dtype(tables))
+
+
+def size_of_rows(tables: tuple[TableSpec, ...]) -> Size:
+    """A row for each id of one rank's batch."""
+    return size_of_unpooled(size_of_ids(tables).shape[0], tables)
 
 
 def size_of_unpooled(ids: sympy.Expr, tables: tuple[TableSpec, ...]) -> Size:
@@ -348,8 +354,19 @@ NODE_KINDS: dict[str, NodeKind] = {
             size=size_of_pooled,
             stage=Stage.ASSEMBLE,
         ),
+        NodeKind(
+            "jagged_dict",
+            "TorchRec's output type for rows that are not pooled, one JaggedTensor per key, in the unsharded key order",
+            inputs=(Input((ValueType.UNPOOLED,), repeats=True), _IDS),
+            outputs=(ValueType.JAGGED_DICT,),
+            size=size_of_rows,
+            stage=Stage.ASSEMBLE,
+        ),
     )
 }
+
+ASSEMBLERS = ("keyed_tensor", "jagged_dict")
+"""The kinds whose value is a collection's output."""
 
 CUTS: tuple[str, ...] = tuple(kind.name for kind in NODE_KINDS.values() if kind.cut_before)
 """The kinds before which a pipeline may do other work, in the order in which they run."""

@@ -57,7 +57,7 @@ class Shard:
 
     @cached_property
     def spec(self) -> TableSpec:
-        """The shard as a table of its rank. It pools sums; ``mean_divide`` divides them at the end."""
+        """The shard as a table of its rank. What is pooled are sums; ``mean_divide`` divides them at the end."""
         names = tuple(f"{name}{self.name.removeprefix(self.table.name)}" for name in self.table.embedding_names)
         return replace(
             self.table,
@@ -65,7 +65,7 @@ class Shard:
             embedding_names=names,
             num_embeddings=self.num_rows,
             embedding_dim=self.num_columns,
-            pooling="SUM",
+            pooling="SUM" if self.table.is_pooled else self.table.pooling,
             shard_of=self.table.name,
             shard_keys=self.table.embedding_names,
             first_row=self.rows[0],

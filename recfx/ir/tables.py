@@ -64,7 +64,7 @@ class TableSpec:
         embedding_names: their keys in the output; ``feature@table`` if a feature reads several tables.
         num_embeddings: the number of physical rows.
         embedding_dim: the number of columns.
-        pooling: ``"SUM"`` or ``"MEAN"``.
+        pooling: what becomes of the rows of one sample: ``"SUM"``, ``"MEAN"``, or ``"NONE"`` if each stays as it is.
         hashing: how raw ids become rows; ``None`` leaves the table static.
         weight_init_min: the lower end of the uniform distribution of a new row's initial weights.
         weight_init_max: its upper end.
@@ -103,6 +103,11 @@ class TableSpec:
     def table_name(self) -> str:
         """The name of the table; for a shard, the name of its whole table."""
         return self.shard_of or self.name
+
+    @property
+    def is_pooled(self) -> bool:
+        """Whether the rows of one sample become one; otherwise the output has a row for each id."""
+        return self.pooling != "NONE"
 
     @property
     def output_keys(self) -> tuple[str, ...]:

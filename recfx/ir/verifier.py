@@ -11,7 +11,7 @@ import torch
 from torch import fx
 
 from recfx.ir.meta import find_module, node_meta
-from recfx.ir.node_kinds import COMBINES, NODE_KINDS, NOT_COMBINED, NodeKind, ValueType
+from recfx.ir.node_kinds import ASSEMBLERS, COMBINES, NODE_KINDS, NOT_COMBINED, NodeKind, ValueType
 from recfx.ir.operator_graph import OperatorGraph, hop_of
 from recfx.ir.operators import kind_of
 from recfx.ir.tables import columns_of, embedding_dims
@@ -62,7 +62,7 @@ def verify_graph(graph: fx.GraphModule | OperatorGraph, after: str) -> None:
                 _check_operator(operators, node, kind, fail)
             _check_inputs(node, kind, fail)
         elif operators is not None:
-            _check_other(node, fail)
+            _check_other(operators, node, fail)
     _check_once(graph, kinds, fail)
     if operators is not None:
         _check_places(operators, fail)
@@ -161,11 +161,11 @@ def _check_once(graph: fx.GraphModule | OperatorGraph, kinds: Mapping[fx.Node, N
 
 
 def _call_of(lookup: fx.Node) -> str:
-    """The keyed_tensor that a lookup leads to, which tells several calls of a shared collection apart."""
+    """The output that a lookup leads to, which tells several calls of a shared collection apart."""
     users = list(lookup.users)
     while users:
         kind = _declared(users[0])
-        if kind is None or kind.name == "keyed_tensor":
+        if kind is None or kind.name in ASSEMBLERS:
             return str(users[0].name)
         users = list(users[0].users)
     return ""
@@ -176,12 +176,15 @@ _OF_TABLES = ("tables", "hashed", "divided")
 """The attributes that hold names of tables, which may be objects of a user's subclass of ``str``."""
 
 
-def _check_other(node: fx.Node, fail: Fail) -> None:
+def _check_other(graph: OperatorGraph, node: fx.Node, fail: Fail) -> None:
     """Check a node that calls no operator: it is the input, the output, or one of the values of an operator."""
     if node.op == "output":
         (result,) = node.args
-        if not isinstance(result, fx.Node) or _type_of(result, fail) is not ValueType.KEYED_TENSOR:
-            fail(node, f"the graph must return {ValueType.KEYED_TENSOR.value}, not {result}")
+        (collection,) = graph.context.collections.values()
+        (expected,) = NODE_KINDS[collection.assembled_by].outputs
+        is_leaf = isinstance(result, fx.Node) and graph.kind(result) == "collection"
+        if not isinstance(result, fx.Node) or not (is_leaf or _type_of(result, fail) is expected):
+            fail(node, f"the graph must return {expected.value}, not {result}")
     elif node.op != "placeholder" and not (
         node.target is operator.getitem and isinstance(node.args[0], fx.Node) and kind_of(node.args[0])
     ):
@@ -195,8 +198,8 @@ def _check_places(graph: OperatorGraph, fail: Fail) -> None:
         _check_routes(graph, started, fail)
     for started in graph.of_kind("output_dist_start"):
         _check_way_back(graph, started, fail)
-    for keyed in graph.of_kind("keyed_tensor"):
-        _check_columns(graph, keyed, fail)
+    for output in graph.of_kind(*ASSEMBLERS):
+        _check_columns(graph, output, fail)
 
 
 def _check_routes(graph: OperatorGraph, started: fx.Node, fail: Fail) -> None:
@@ -225,17 +228,17 @@ def _check_way_back(graph: OperatorGraph, started: fx.Node, fail: Fail) -> None:
             fail(started, f"it sends columns {first} to {first + dim - 1} of {key!r} by {way!r} too {much} times")
 
 
-def _check_columns(graph: OperatorGraph, keyed: fx.Node, fail: Fail) -> None:
-    """Check that a ``keyed_tensor`` takes all columns of its collection, each of them once."""
-    collection, missing = graph.collection(keyed), Counter[str]()
+def _check_columns(graph: OperatorGraph, output: fx.Node, fail: Fail) -> None:
+    """Check that a collection's output takes all of its columns, each of them once."""
+    collection, missing = graph.collection(output), Counter[str]()
     missing.update(dict(zip(collection.keys, embedding_dims(collection.tables), strict=True)))
-    for node in keyed.args:
+    for node in output.args if graph.kind(output) == "keyed_tensor" else output.args[:-1]:  # ids come last
         assert isinstance(node, fx.Node)
         for columns in graph.columns(node):
             missing[columns.key] -= columns.dim
     for key, count in missing.items():
         if count:
-            fail(keyed, f"it takes {abs(count)} columns of {key!r} too {'few' if count > 0 else 'many'}")
+            fail(output, f"it takes {abs(count)} columns of {key!r} too {'few' if count > 0 else 'many'}")
 
 
 def _check_combine(node: fx.Node, combine: object, dims: set[int], fail: Fail) -> None:

@@ -2,7 +2,7 @@
 
 Tables share a call when they read the same ids, and dtype, device, combine and optimizer settings are equal. Their
 ``mean_divide`` nodes, which count the same ids, are merged as well. If the tables of a group are not adjacent,
-``keyed_tensor`` puts the columns back into the standard order.
+``keyed_tensor``, or ``jagged_dict``, puts the keys back into the standard order.
 """
 
 from __future__ import annotations
@@ -11,13 +11,14 @@ from collections.abc import Hashable
 
 from torch import fx
 
+from recfx.ir.node_kinds import ASSEMBLERS
 from recfx.ir.operator_graph import OperatorGraph, names_in
 from recfx.passes.base import PassResult
 
 
 def batch_lookups(graph: OperatorGraph) -> PassResult:
-    """Merge the lookups that lead to the same ``keyed_tensor`` or ``output_dist_start``."""
-    for output in graph.of_kind("output_dist_start", "keyed_tensor"):
+    """Merge the lookups that lead to the same output, or to the same ``output_dist_start``."""
+    for output in graph.of_kind("output_dist_start", *ASSEMBLERS):
         lookup_of = {pooled: lookup for pooled in output.all_input_nodes if (lookup := _lookup(graph, pooled))}
         counted_of = {lookup.args: pooled.args[1] for pooled, lookup in lookup_of.items() if pooled is not lookup}
         groups: dict[Hashable, list[fx.Node]] = {}

@@ -1,4 +1,5 @@
-"""expand_collection: one leaf becomes ``select_features``, one ``lookup`` per table, and ``keyed_tensor``.
+"""expand_collection: one leaf becomes ``select_features``, one ``lookup`` per table, and ``keyed_tensor``
+(or ``jagged_dict``, which also takes the ids, if rows are not pooled).
 
 Nothing is hashed or batched yet: the result is the standard collection's loop over tables, unrolled.
 """
@@ -22,6 +23,7 @@ def expand_collection(graph: OperatorGraph) -> PassResult:
                 graph.add("lookup", (select,), collection.name, tables=(table.name,), combine=table.pooling)
                 for table in collection.tables
             )
-            graph.replace(node, graph.add("keyed_tensor", lookups, collection.name))
+            inputs = lookups if collection.is_pooled else (*lookups, select)
+            graph.replace(node, graph.add(collection.assembled_by, inputs, collection.name))
         graph.graph.erase_node(node)
     return PassResult(graph)

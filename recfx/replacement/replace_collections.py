@@ -90,6 +90,7 @@ def _replace_collection(
         requested=by_table,
         calls=finding.calls,
         passes=passes,
+        settings=kind.settings_of(standard),
     )
     taken = sorted(name for name in copied.__dict__ if not name.startswith("_") and _uses(converted, name))
     taken = [name for name in taken if name != "training"]

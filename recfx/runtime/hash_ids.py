@@ -84,6 +84,6 @@ def _in_bags(
 
 
 def answers_are_rows(table: TableSpec, training: bool) -> bool:
-    """Whether every id of the table reads some row, so that no id is removed from its bag."""
+    """Whether no id of the table is removed from its bag: each reads some row, or has a place in the output."""
     assert table.hashing is not None
-    return table.hashing.unseen == "share" or (training and not table.admits)
+    return not table.is_pooled or table.hashing.unseen == "share" or (training and not table.admits)

@@ -1,14 +1,16 @@
-"""``lookup``: one table-batched pooled lookup of a group of tables."""
+"""``lookup``: one table-batched lookup of a group of tables; rows of a bag are pooled, or stay as they are."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import accumulate
 from typing import Any
 
 import torch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recfx.errors import ConversionError, InputError
+from recfx.ir.node_kinds import NOT_COMBINED
 from recfx.ir.tables import KeyOrder, TableSpec
 from recfx.lowering import reference
 from recfx.lowering.registry import (
@@ -34,7 +36,7 @@ class Lookup(NodeModule):
     Args:
         collection: fully qualified name of the collection, for messages.
         tables: the group, in column order.
-        combine: ``"SUM"`` or ``"MEAN"``, as the kernel pools (SUM if ``mean_divide`` follows).
+        combine: ``"SUM"`` or ``"MEAN"``, as the kernel pools (SUM if ``mean_divide`` follows); ``"NONE"``: not at all.
         features: the output keys of the whole collection, in the order of the KJT's keys.
         is_weighted: whether the KJT's weights multiply the rows.
         store: the store that holds the weights.
@@ -160,7 +162,9 @@ class Lookup(NodeModule):
             self.register_optim_state_tracker_fn(record_fn)
 
     def forward(self, features: KeyedJaggedTensor, in_flight: BatchInFlight | None = None) -> torch.Tensor:
-        """Pool the rows of every table of the collection, as ``hash_ids`` returns them: float32 ``[B, sum D]``.
+        """Look up the rows of every table of the group, as ``hash_ids`` returns them.
+
+        Returns float32 ``[B, sum D]``; key by key ``[n, D]`` if rows are not pooled.
 
         ``in_flight`` is the batch, if its rows must be kept until its backwards have run.
         """
@@ -191,6 +195,8 @@ class Lookup(NodeModule):
                 module_path=self.collection,
                 what_to_do=what_to_do,
             )
+        if self.combine == NOT_COMBINED:
+            return self._read_rows(features)
         if self._positions is not None:
             features = permute_features(features, self._positions, self._keys)
         if self._may_read_untrained and not features.values().is_meta and bool((features.values() < -1).any()):
@@ -198,9 +204,28 @@ class Lookup(NodeModule):
         return self._pool(features)
 
     def _pool(self, features: KeyedJaggedTensor) -> torch.Tensor:
+        return self._call(self._batch(features))
+
+    def _call(self, batch: LookupBatch) -> torch.Tensor:
         weights, choice = self._kernel()
         kernel = self._plain_kernel() if _inside_torch_func() else choice.kernel
-        return kernel(weights, self._batch(features))
+        return kernel(weights, batch)
+
+    def _read_rows(self, features: KeyedJaggedTensor) -> torch.Tensor:
+        """The rows as they are, ``[n, D]``. The ids of a feature are one bag, whatever its number of samples is."""
+        values, lengths = features.values(), features.length_per_key()
+        if self._positions is not None:
+            by_key = values.split(lengths)
+            values = torch.cat([by_key[position] for position in self._positions])
+            lengths = [lengths[position] for position in self._positions]
+        borders = torch.tensor([0, *accumulate(lengths)], device=values.device)
+        batch = LookupBatch(values, borders, None, batch_size=1)
+        if not self._may_read_untrained or values.is_meta or not bool((values < -1).any()):
+            return self._call(batch)
+        untrained = values < -1
+        with torch.no_grad():
+            read = self._call(replace(batch, values=torch.where(untrained, -values - 2, -1)))
+        return self._call(replace(batch, values=torch.where(untrained, -1, values))) + read
 
     def _plain_kernel(self) -> LookupKernel:
         """A kernel of torch's own operators, without a fused step, for torch.func, which returns gradients."""
@@ -218,7 +243,7 @@ class Lookup(NodeModule):
         Raises:
             ConversionError: no backend can serve the tables as they are now.
         """
-        return self._kernel()[1].takes_absent and not _inside_torch_func()
+        return self.combine == NOT_COMBINED or (self._kernel()[1].takes_absent and not _inside_torch_func())
 
     def pool_ids(self, features: KeyedJaggedTensor, ids_to_rows: IdsToRows) -> torch.Tensor | None:
         """Do what ``forward`` does, from raw ids, with a kernel that finds their rows itself; for lookups that do not

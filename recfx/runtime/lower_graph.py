@@ -27,6 +27,7 @@ from recfx.runtime.find_rows import FindRows
 from recfx.runtime.hash_ids import HashIds
 from recfx.runtime.hash_lookup import HashLookup
 from recfx.runtime.input_dist import Bucketize, InputDistStart, InputDistWait
+from recfx.runtime.jagged_dict import AssembleJaggedDict
 from recfx.runtime.keyed_tensor import AssembleKeyedTensor
 from recfx.runtime.lookup import Lookup
 from recfx.runtime.mean_divide import MeanDivide
@@ -309,6 +310,11 @@ def _keyed_tensor(of: Lowered) -> AssembleKeyedTensor:
     return AssembleKeyedTensor(list(of.collection.keys), embedding_dims(of.collection.tables), parts)
 
 
+def _jagged_dict(of: Lowered) -> AssembleJaggedDict:
+    parts = [[columns.key for columns in of.graph.columns(node)] for node in of.node.all_input_nodes[:-1]]
+    return AssembleJaggedDict(list(of.collection.keys), parts, of.collection.need_indices)
+
+
 MAKERS: dict[str, Callable[[Lowered], NodeModule]] = {
     "select_features": _select_features,
     "bucketize": _bucketize,
@@ -327,6 +333,7 @@ MAKERS: dict[str, Callable[[Lowered], NodeModule]] = {
     "output_dist_wait": lambda of: OutputDistWait(),
     "mean_divide": _mean_divide,
     "keyed_tensor": _keyed_tensor,
+    "jagged_dict": _jagged_dict,
 }
 """What makes the module of each kind of node. A new kind is one line."""
 

@@ -109,6 +109,19 @@ _WHAT_TO_DO = "pass inverse_indices=(names, indices), indices [features, B] of b
 _MOST_ORDERS = 16
 
 
+def _of_keys(features: KeyedJaggedTensor, positions: list[int], keys: list[str]) -> KeyedJaggedTensor:
+    """The features at ``positions``, each with its own number of samples, under new names; without weights."""
+    by_key = list(features.to_dict().values())
+    chosen = [by_key[position] for position in positions]
+    return KeyedJaggedTensor(
+        keys,
+        torch.cat([feature.values() for feature in chosen]),
+        lengths=torch.cat([feature.lengths() for feature in chosen]),
+        stride_per_key_per_rank=[[feature.lengths().numel()] for feature in chosen],
+        length_per_key=[feature.values().numel() for feature in chosen],
+    )
+
+
 class _KeyOrder(NamedTuple):
     """How a batch's keys relate to the features of the collection."""
 
@@ -130,6 +143,7 @@ class SelectFeatures(NodeModule):
         self._checks = BatchChecks(collection, is_weighted)
         self._inverse = InverseIndices(collection, self.feature_names)
         self._is_sent = self._on_host = self._weights_are_sent = False
+        self._expands = tables[0].is_pooled  # unsharded, TorchRec ignores inverse indices where it does not pool
         self._orders: OrderedDict[tuple[str, ...], _KeyOrder] = OrderedDict()
         self.has_expanded = False  # whether any batch had different batch sizes per feature; for the report
 
@@ -138,7 +152,7 @@ class SelectFeatures(NodeModule):
 
         Ranks that sent different types would misread each other. ``on_host``: ids are sent and hashed on the host.
         """
-        self._is_sent, self._on_host = True, on_host
+        self._is_sent, self._on_host, self._expands = True, on_host, True
         self._weights_are_sent = self.is_weighted and world_size > 1
 
     def leave_on_device(self) -> None:
@@ -163,7 +177,9 @@ class SelectFeatures(NodeModule):
         )
         if self._is_sent:
             self._check_sent(checked)
-        if named_inverse is not None or features.variable_stride_per_key():
+        if not self._expands and features.variable_stride_per_key():
+            selected = _of_keys(checked, order.positions, self.keys)
+        elif self._expands and (named_inverse is not None or features.variable_stride_per_key()):
             selected = self._expand(checked, order.positions, named_inverse)
         elif not order.is_same:
             selected = permute_features(checked, order.positions, self.keys)

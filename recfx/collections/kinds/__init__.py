@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import nn
-from torchrec.modules.embedding_modules import EmbeddingCollectionInterface
 
 from recfx.collections.kinds.collection_kind import CollectionKind
 from recfx.collections.kinds.pooled import POOLED
+from recfx.collections.kinds.sequence import SEQUENCE
 
-KINDS: list[CollectionKind] = [POOLED]
-
-# Not converted, but shown.
-_KEPT: dict[type[Any], tuple[str, str]] = {EmbeddingCollectionInterface: ("embedding_configs", "embeddings")}
+KINDS: list[CollectionKind] = [POOLED, SEQUENCE]
 
 
 def standard_kind(module: nn.Module) -> CollectionKind | None:
@@ -43,8 +38,7 @@ def shown_by(module: nn.Module) -> tuple[str, str] | None:
 
     None if it implements none of them.
     """
-    known = {kind.interface: (kind.configs, kind.tables) for kind in KINDS} | _KEPT
-    return next((names for interface, names in known.items() if isinstance(module, interface)), None)
+    return next(((kind.configs, kind.tables) for kind in KINDS if isinstance(module, kind.interface)), None)
 
 
 def table_in(path: str) -> tuple[str, str]:
@@ -56,4 +50,4 @@ def table_in(path: str) -> tuple[str, str]:
     return path, ""
 
 
-__all__ = ["KINDS", "POOLED", "CollectionKind", "kind_of", "shown_by", "standard_kind", "table_in"]
+__all__ = ["KINDS", "POOLED", "SEQUENCE", "CollectionKind", "kind_of", "shown_by", "standard_kind", "table_in"]

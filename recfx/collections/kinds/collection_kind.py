@@ -12,6 +12,9 @@ from torch import nn
 from torchrec.distributed.types import ModuleSharder
 from torchrec.modules.embedding_configs import BaseEmbeddingConfig
 
+from recfx.errors import ConversionError, type_of
+from recfx.runtime.hooks import has_call_hooks
+
 
 @dataclass(frozen=True, eq=False)
 class CollectionKind(ABC):
@@ -73,6 +76,10 @@ class CollectionKind(ABC):
         tables: nn.ModuleDict = getattr(collection, self.tables)
         return tables
 
+    def settings_of(self, collection: nn.Module) -> dict[str, Any]:
+        """The settings of a standard or converted collection besides its configs, by the attributes that hold them."""
+        return {}
+
     # What each kind does in its own way
 
     @abstractmethod
@@ -105,4 +112,42 @@ class CollectionKind(ABC):
 
     @abstractmethod
     def pooling(self, config: Any) -> str:
-        """How the rows of one sample become one: the name of one of TorchRec's ``PoolingType``."""
+        """What becomes of the rows of one sample: the name of one of TorchRec's ``PoolingType``."""
+
+
+def plain_table(
+    kind: CollectionKind, config: Any, table: Any, collection: str, options: Mapping[str, Any], problem: str = ""
+) -> Any:
+    """``table``, if nothing is lost by reading its weight without calling it.
+
+    Args:
+        options: the attributes that would change what a call returns, with the values that do not.
+        problem: what else is wrong with it, as the end of a sentence.
+
+    Raises:
+        ConversionError: ``unsupported_bag``, ``unsupported_bag_option``.
+    """
+    holder, owner = kind.holder.__name__, kind.standard.__name__
+    if not isinstance(table, kind.holder) or type(table).forward is not kind.holder.forward:
+        problem = f"is {type_of(table)} with its own forward"
+    elif type(table.__dict__["_parameters"].get("weight")) is not nn.Parameter:
+        problem = "has a weight that is not a plain parameter (but a parametrization, for example)"
+    elif has_call_hooks(table):
+        problem = "has forward or backward hooks, which a batched lookup would not run"
+    if problem:
+        raise ConversionError(
+            f"the nn.{holder} of table {config.name!r} {problem}.",
+            reason="unsupported_bag",
+            module_path=collection,
+            what_to_do=f"use the tables that {owner} makes, and put hooks on the collection.",
+        )
+    for option, neutral in options.items():
+        value = getattr(table, option)
+        if value != neutral:
+            raise ConversionError(
+                f"the nn.{holder} of table {config.name!r} has {option}={value!r}.",
+                reason="unsupported_bag_option",
+                module_path=collection,
+                what_to_do=f"leave {option} at {neutral!r}; {owner} never sets it.",
+            )
+    return table

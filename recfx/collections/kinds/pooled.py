@@ -11,9 +11,8 @@ from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder, Sha
 from torchrec.modules.embedding_configs import EmbeddingBagConfig, PoolingType, data_type_to_dtype, pooling_type_to_str
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingBagCollectionInterface
 
-from recfx.collections.kinds.collection_kind import CollectionKind
-from recfx.errors import ConversionError, type_of
-from recfx.runtime.hooks import has_call_hooks
+from recfx.collections.kinds.collection_kind import CollectionKind, plain_table
+from recfx.errors import ConversionError
 
 
 class PooledKind(CollectionKind):
@@ -55,8 +54,10 @@ class PooledKind(CollectionKind):
             ConversionError: ``weighted_mean``, ``unsupported_pooling``, ``unsupported_bag``,
                 ``unsupported_bag_option``.
         """
-        plain = _plain_bag(config, table, collection)
-        _check_options(config, plain, is_weighted, collection)
+        plain: nn.EmbeddingBag = plain_table(
+            self, config, table, collection, _OPTIONS, problem=_mode_differs(config, table)
+        )
+        _check_pooling(config, is_weighted, collection)
         return plain
 
     def pooling(self, config: Any) -> str:
@@ -64,6 +65,8 @@ class PooledKind(CollectionKind):
         name: str = config.pooling.name
         return name
 
+
+_OPTIONS = {"max_norm": None, "scale_grad_by_freq": False, "sparse": False, "padding_idx": None}
 
 POOLED = PooledKind(
     name="pooled",
@@ -81,28 +84,14 @@ POOLED = PooledKind(
 """The kind of ``EmbeddingBagCollection``."""
 
 
-def _plain_bag(config: EmbeddingBagConfig, bag: nn.Module, collection: str) -> nn.EmbeddingBag:
-    """``bag``, if nothing is lost by reading its weight without calling it."""
-    problem = ""
-    if not isinstance(bag, nn.EmbeddingBag) or type(bag).forward is not nn.EmbeddingBag.forward:
-        problem = f"is {type_of(bag)} with its own forward"
-    elif type(bag.__dict__["_parameters"].get("weight")) is not nn.Parameter:
-        problem = "has a weight that is not a plain parameter (but a parametrization, for example)"
-    elif has_call_hooks(bag):
-        problem = "has forward or backward hooks, which a batched lookup would not run"
-    elif bag.mode.upper() != config.pooling.name:
-        problem = f"pools by {bag.mode}, but its config says {config.pooling.name}"
-    if problem or not isinstance(bag, nn.EmbeddingBag):
-        raise ConversionError(
-            f"the nn.EmbeddingBag of table {config.name!r} {problem}.",
-            reason="unsupported_bag",
-            module_path=collection,
-            what_to_do="use the bags that EmbeddingBagCollection makes, and put hooks on the collection.",
-        )
-    return bag
+def _mode_differs(config: EmbeddingBagConfig, bag: nn.Module) -> str:
+    """What is wrong with how a bag pools, as the end of a sentence; ``""`` if nothing is."""
+    if not isinstance(bag, nn.EmbeddingBag) or bag.mode.upper() == config.pooling.name:
+        return ""
+    return f"pools by {bag.mode}, but its config says {config.pooling.name}"
 
 
-def _check_options(config: EmbeddingBagConfig, bag: nn.EmbeddingBag, is_weighted: bool, collection: str) -> None:
+def _check_pooling(config: EmbeddingBagConfig, is_weighted: bool, collection: str) -> None:
     if config.pooling not in (PoolingType.SUM, PoolingType.MEAN):
         raise ConversionError(
             f"table {config.name!r} has pooling {config.pooling.name}.",
@@ -117,17 +106,3 @@ def _check_options(config: EmbeddingBagConfig, bag: nn.EmbeddingBag, is_weighted
             module_path=collection,
             what_to_do="use PoolingType.SUM, and divide the weights as you intend.",
         )
-    options = {
-        "max_norm": (bag.max_norm, None),
-        "scale_grad_by_freq": (bag.scale_grad_by_freq, False),
-        "sparse": (bag.sparse, False),
-        "padding_idx": (bag.padding_idx, None),
-    }
-    for option, (value, neutral) in options.items():
-        if value != neutral:
-            raise ConversionError(
-                f"the nn.EmbeddingBag of table {config.name!r} has {option}={value!r}.",
-                reason="unsupported_bag_option",
-                module_path=collection,
-                what_to_do=f"leave {option} at {neutral!r}; EmbeddingBagCollection never sets it.",
-            )

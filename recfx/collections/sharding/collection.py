@@ -88,7 +88,15 @@ class ShardedCollection(BatchSteps, FusedOptimizerModule):
         late_backwards = LateBackwards(self.collection, groups.pooled, evicting, self._store.in_flight)
         is_hashed = any(table.table.has_index for table in sharding.tables)
         self._runtime = Runtime(self._store, groups, late_backwards if is_hashed else None)
-        context = context_of(self.collection, self.tables, self._is_weighted, self._runtime, self.source, sharding)
+        context = context_of(
+            self.collection,
+            self.tables,
+            self._is_weighted,
+            self._runtime,
+            self.source,
+            sharding,
+            need_indices=self._need_indices,
+        )
         graph = OperatorGraph.of(context, TargetsHere(self.backend))
         self.graph_module = compile_graph(graph, self._runtime, self.backend, self.passes)
         refuse_raw_ids(self.graph_module)

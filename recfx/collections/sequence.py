@@ -1,0 +1,135 @@
+"""Converted sequence collections: the class and the config that users build, and what sharded ones share with it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TypeVar, get_type_hints
+
+import torch
+from torch import nn
+from torchrec.modules.embedding_configs import EmbeddingConfig
+from torchrec.modules.embedding_modules import EmbeddingCollectionInterface
+from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
+
+from recfx.collections.collection import UnshardedCollection
+from recfx.collections.converted_collection import ConvertedCollection
+from recfx.collections.kinds import SEQUENCE
+from recfx.collections.table_specs import check_config
+from recfx.hashing import HashConfig
+
+_Sequence = TypeVar("_Sequence", bound="SequenceCollection")
+
+
+class SequenceCollection(ConvertedCollection):
+    """Embeddings of which each id has its own row."""
+
+    _kind = SEQUENCE
+    embeddings: nn.ModuleDict
+    _embedding_configs: list[EmbeddingConfig]
+    _use_gather_select: bool
+    _use_gather_select_per_sharding: dict[str, bool] | None
+
+    def embedding_configs(self) -> list[EmbeddingConfig]:
+        """The configs of the whole tables, in order; ``num_embeddings`` are physical rows."""
+        return self._embedding_configs
+
+    def need_indices(self) -> bool:
+        """Whether the output has the ids as well, as weights of its ``JaggedTensor``s."""
+        return self._need_indices
+
+    def embedding_dim(self) -> int:
+        """The number of columns, which is the same for all tables."""
+        return self.tables[0].embedding_dim
+
+    def embedding_names_by_table(self) -> list[list[str]]:
+        """The keys of each table in the output."""
+        return [list(table.embedding_names) for table in self.tables]
+
+    def use_gather_select(self) -> bool:
+        """As in TorchRec's collection. It changes how a sharded one of TorchRec works, and here nothing."""
+        return self._use_gather_select
+
+    def use_gather_select_per_sharding(self) -> dict[str, bool] | None:
+        """As in TorchRec's collection, like ``use_gather_select``."""
+        return self._use_gather_select_per_sharding
+
+    def path_of_root(self) -> str:
+        """The name under which a graph finds the collection if the collection is the root of the trace."""
+        return "embedding_collection"
+
+    @property
+    def embedding_collection(self: _Sequence) -> _Sequence:
+        """This collection itself, which the graph of ``torch.fx.symbolic_trace(collection)`` calls."""
+        return self
+
+
+@dataclass
+class HashEmbeddingConfig(EmbeddingConfig):
+    """A table of raw 64-bit ids: TorchRec's config and how its ids become rows.
+
+    Args:
+        hashing: see :class:`HashConfig`; by default the index gives out every row.
+    """
+
+    hashing: HashConfig = field(default_factory=HashConfig)
+
+    def __post_init__(self) -> None:
+        check_config(self, SEQUENCE)  # before TorchRec divides by the rows
+        super().__post_init__()
+
+
+class HashEmbeddingCollection(SequenceCollection, UnshardedCollection, EmbeddingCollectionInterface):
+    """Embeddings of raw or dense ids, one row per id; input and output are those of ``torchrec.EmbeddingCollection``.
+
+    What its graph is, and when it is made again, is in ``UnshardedCollection``.
+    Parameters are ``embeddings.<table>.weight``, as in the standard collection; index state is
+    ``hash_indexes.<table>.*``.
+
+    Args:
+        tables: configs; plain ``EmbeddingConfig`` are hashed with ``HashConfig()``. All have one ``embedding_dim``.
+        device: device of the tables; ``"meta"`` allocates nothing.
+        need_indices: whether the output has the raw ids, as weights of its ``JaggedTensor``s.
+        use_gather_select: kept for TorchRec's collection, which a conversion back makes.
+        use_gather_select_per_sharding: as ``use_gather_select``.
+        backend: kernel target of the lookups.
+
+    Raises:
+        ConversionError: a table or setting is not supported.
+        ValueError: two tables have the same name, or different numbers of columns.
+    """
+
+    def __init__(
+        self,
+        tables: list[EmbeddingConfig],
+        device: torch.device | str | None = None,
+        need_indices: bool = False,
+        use_gather_select: bool = False,
+        use_gather_select_per_sharding: dict[str, bool] | None = None,
+        *,
+        backend: str = "auto",
+    ) -> None:
+        super().__init__()
+        self._need_indices, self._use_gather_select = need_indices, use_gather_select
+        self._use_gather_select_per_sharding = use_gather_select_per_sharding
+        for config in tables:
+            check_config(config, SEQUENCE)
+            if config.embedding_dim != tables[0].embedding_dim:
+                raise ValueError(
+                    f"table {config.name!r} has embedding_dim {config.embedding_dim}, and table {tables[0].name!r} "
+                    f"{tables[0].embedding_dim}: the tables of one collection need the same"
+                )
+        self._build(list(tables), False, device, backend)
+
+    def forward(self, features: KeyedJaggedTensor) -> dict[str, JaggedTensor]:
+        """``features``: a KJT (or TensorDict) with at least the collection's keys, in any order.
+
+        Returns:
+            for each key, in the order of the tables and their features, a ``JaggedTensor`` whose values are float32
+            ``[n, embedding_dim]``, a row for each id in the order of the ids, with the lengths of the feature.
+        """
+        rows: dict[str, JaggedTensor] = self._enter(self._run, self._run, features)
+        return rows
+
+
+# Graphs of `torch.fx.symbolic_trace` name these types; as strings they could not be pickled.
+HashEmbeddingCollection.forward.__annotations__ = get_type_hints(HashEmbeddingCollection.forward)

@@ -1,0 +1,41 @@
+"""``jagged_dict``: puts rows that are not pooled into TorchRec's output type, in the standard key order."""
+
+from __future__ import annotations
+
+import torch
+from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
+
+from recfx.runtime.base import NodeModule
+
+
+class AssembleJaggedDict(NodeModule):
+    """Give each key its rows, with the lengths of its feature.
+
+    Args:
+        keys: the keys of the output.
+        parts: the keys whose rows each input has, in order.
+        need_indices: whether the ids are put into the output as well.
+    """
+
+    def __init__(self, keys: list[str], parts: list[list[str]], need_indices: bool) -> None:
+        super().__init__()
+        self.keys, self.parts, self.need_indices = keys, parts, need_indices
+
+    def forward(self, *arguments: torch.Tensor | KeyedJaggedTensor) -> dict[str, JaggedTensor]:
+        """``arguments``: one ``[n, D]`` tensor per part, then the ids, with keys in the order of the output.
+
+        Returns a ``JaggedTensor`` per key: ``[n, D]`` rows, a row per id; ids as weights if they are needed.
+        """
+        *parts, ids = arguments
+        assert isinstance(ids, KeyedJaggedTensor)
+        of_key = ids.to_dict()
+        counts = dict(zip(self.keys, ids.length_per_key(), strict=True))
+        rows = {
+            key: piece
+            for keys, part in zip(self.parts, parts, strict=True)
+            for key, piece in zip(keys, part.split([counts[key] for key in keys]), strict=True)
+        }
+        return {
+            key: JaggedTensor(rows[key], of_key[key].values() if self.need_indices else None, of_key[key].lengths())
+            for key in self.keys
+        }
