@@ -16,7 +16,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from recfx.checkpoint.directory import cause_of
 from recfx.collections.sharding.ranks_agree import group_of_model, on_all_ranks
-from recfx.discovery.wrappers import unwrap
+from recfx.collections.wrappers import unwrap
 from recfx.errors import CheckpointError, RecfxError, type_of
 
 _Result = TypeVar("_Result")

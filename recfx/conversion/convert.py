@@ -15,13 +15,13 @@ from recfx.collections.copy_modules import copy_modules, replace_in_place
 from recfx.collections.devices import usable_device
 from recfx.collections.sharding.collection import leave_to_collections, sharded_collections
 from recfx.collections.whole_graph import WholeGraph
+from recfx.collections.wrappers import unwrap
 from recfx.conversion.decide import decide
 from recfx.conversion.load_guard import guard_loading
 from recfx.conversion.request import DEFAULT_HASHING, Request, named_passes
 from recfx.conversion.whole_graph import make_whole_graph
 from recfx.discovery.classify import Finding
 from recfx.discovery.sample import Sample
-from recfx.discovery.wrappers import unwrap
 from recfx.optim.keyed_optimizer import attach_fused_optimizer
 from recfx.passes import Pass
 from recfx.planner.priced_plan import price_of

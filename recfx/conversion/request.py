@@ -10,7 +10,7 @@ import torch
 from torchrec.distributed.types import ShardingEnv, ShardingPlan
 
 from recfx.collections.sharding.whole_plan import check_plan
-from recfx.discovery.discover import check_module
+from recfx.collections.wrappers import check_module
 from recfx.discovery.sample import Sample
 from recfx.errors import ConversionError, type_of
 from recfx.hashing import HashConfig

@@ -8,10 +8,10 @@ from torch import fx, nn
 
 from recfx.collections.converted_collection import ConvertedCollection
 from recfx.collections.whole_graph import WholeGraph, check_modes
+from recfx.collections.wrappers import unwrap
 from recfx.conversion.convert import convert
 from recfx.conversion.whole_graph import build_whole_graph, sample_failed
 from recfx.discovery.sample import Sample
-from recfx.discovery.wrappers import unwrap
 from recfx.replacement.conversion_record import attach_conversion, conversion_of
 
 

@@ -22,8 +22,8 @@ from recfx.collections.sharding.gather import (
     without_model_parallel,
 )
 from recfx.collections.whole_graph import WholeGraph
+from recfx.collections.wrappers import check_module
 from recfx.conversion.load_guard import release_loading
-from recfx.discovery.discover import check_module
 from recfx.errors import ConversionError
 from recfx.ir.meta import node_meta
 from recfx.optim.in_backward import attach_unfused

@@ -18,13 +18,13 @@ from torch import fx, nn
 from recfx.collections.copy_modules import copy_modules
 from recfx.collections.kinds import kind_of
 from recfx.collections.object_kinds import own_modules
+from recfx.collections.wrappers import unwrap
 from recfx.discovery.bypass import BYPASSED, find_bypassed
 from recfx.discovery.classify import CONVERTIBLE, Finding, classify
 from recfx.discovery.id_ranges import IdRanges
 from recfx.discovery.sample import Sample
 from recfx.discovery.shallow_tracer import ShallowTracer, rollback_of, source_of, trace_graph
-from recfx.discovery.wrappers import unwrap
-from recfx.errors import ConversionError, Diagnostic, type_of
+from recfx.errors import Diagnostic
 from recfx.ir.meta import SourceLocation
 from recfx.ir.tables import IdRange
 
@@ -38,16 +38,6 @@ class Discovery:
 
     def of(self, status: str) -> list[Finding]:
         return [finding for finding in self.findings if finding.status == status]
-
-
-def check_module(model: object, name: str = "model") -> None:
-    """Refuse a model that is not a module; ``name`` is that of the argument."""
-    if not isinstance(model, nn.Module):
-        raise ConversionError(
-            f"{name} is {type_of(model)}.",
-            reason="invalid_argument",
-            what_to_do="pass the torch.nn.Module that holds the collections.",
-        )
 
 
 def discover(model: nn.Module, sample: Sample | None = None, *, calls_are_counted: bool = False) -> Discovery:

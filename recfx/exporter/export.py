@@ -17,9 +17,9 @@ from recfx.collections.collection import unsharded_collections
 from recfx.collections.copy_modules import refuse_fully_sharded
 from recfx.collections.sharding.held_interrupts import held_interrupts
 from recfx.collections.whole_graph import WholeGraph
+from recfx.collections.wrappers import unwrap
 from recfx.conversion.convert import convert
 from recfx.discovery.sample import Sample
-from recfx.discovery.wrappers import unwrap
 from recfx.errors import Diagnostic, ExportError, Severity, type_of
 from recfx.exporter.arguments import signature_of
 from recfx.exporter.artifacts import FILE_FORMATS, Artifact, FileFormat

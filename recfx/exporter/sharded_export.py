@@ -17,8 +17,8 @@ from torchrec.distributed.types import LazyAwaitable
 
 from recfx.collections.copy_modules import copy_modules
 from recfx.collections.sharding.collection import ShardedCollection, sharded_collections
+from recfx.collections.wrappers import unwrap
 from recfx.discovery.sample import Sample
-from recfx.discovery.wrappers import unwrap
 from recfx.errors import ExportError
 from recfx.exporter.compare_outputs import run_model
 from recfx.exporter.model_copies import fresh_copy, sample_failed, uncounted, with_stand_ins

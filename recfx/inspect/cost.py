@@ -18,8 +18,7 @@ from recfx.collections.sharding.whole_plan import (
     refuse_unknown_collections,
 )
 from recfx.collections.whole_graph import WholeGraph
-from recfx.discovery.discover import check_module
-from recfx.discovery.wrappers import unwrap
+from recfx.collections.wrappers import check_module, unwrap
 from recfx.errors import ConversionError, type_of
 from recfx.ir.operator_graph import lowered_from
 from recfx.passes import Rewriting

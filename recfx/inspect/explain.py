@@ -22,12 +22,12 @@ from recfx.collections.sharding.whole_plan import (
     refuse_unknown_collections,
 )
 from recfx.collections.whole_graph import WholeGraph
+from recfx.collections.wrappers import unwrap
 from recfx.conversion.decide import decide
 from recfx.conversion.request import DEFAULT_HASHING, Request, named_passes
 from recfx.discovery.classify import CONVERTED, CONVERTIBLE, REFUSED, Finding, classify
 from recfx.discovery.discover import Discovery
 from recfx.discovery.sample import Sample
-from recfx.discovery.wrappers import unwrap
 from recfx.errors import ConversionError, Diagnostic, Severity
 from recfx.inspect.describe import describe_converted, describe_other, describe_sharded, with_plan, with_reasons
 from recfx.inspect.records import Records

@@ -18,8 +18,7 @@ from recfx.collections.converted_collection import ConvertedCollection, converte
 from recfx.collections.kinds import kind_of
 from recfx.collections.sharding.collection import ShardedCollection
 from recfx.collections.sharding.ranks_agree import on_all_ranks
-from recfx.discovery.discover import check_module
-from recfx.discovery.wrappers import without_wrappers
+from recfx.collections.wrappers import check_module, without_wrappers
 from recfx.errors import ConversionError, RecfxError, type_of
 from recfx.hashing import HashIndex
 from recfx.inspect.index_health import Health, IndexHealth, end_intervals

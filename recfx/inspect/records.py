@@ -9,8 +9,8 @@ from torch import nn
 
 from recfx.collections.converted_collection import converted_collections
 from recfx.collections.whole_graph import WholeGraph
+from recfx.collections.wrappers import unwrap, without_wrappers
 from recfx.discovery.classify import REFUSED, Finding
-from recfx.discovery.wrappers import unwrap, without_wrappers
 from recfx.errors import Diagnostic
 from recfx.inspect.report_data import Verification
 from recfx.replacement.conversion_record import Conversion, Found, conversion_of

@@ -9,8 +9,7 @@ from torch import fx, nn
 
 from recfx.collections.converted_collection import converted_collections
 from recfx.collections.whole_graph import WholeGraph
-from recfx.discovery.discover import check_module
-from recfx.discovery.wrappers import unwrap
+from recfx.collections.wrappers import check_module, unwrap
 from recfx.errors import ConversionError
 from recfx.inspect import wording
 from recfx.ir.names import node_name

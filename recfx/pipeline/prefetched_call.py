@@ -15,10 +15,10 @@ from recfx.collections.sharding.collection import ShardedCollection
 from recfx.collections.sharding.out_of_step import in_step
 from recfx.collections.sharding.pipeline_stages import StagedGraph, Stages
 from recfx.errors import InputError
-from recfx.ir.meta import node_meta
 from recfx.pipeline.background import Streams, Worker
 from recfx.pipeline.batch_paths import Path, follow, path_in
 from recfx.runtime import marks
+from recfx.runtime.transfers import ToHost
 
 
 class KnownCall:
@@ -219,7 +219,10 @@ def hashed_on_host(model: nn.Module) -> dict[str, UnshardedCollection]:
         path: collection
         for path, collection in unsharded_collections(model).items()
         if not collection.graph_is_inlined  # the model's graph calls the nodes one by one
-        and any((meta := node_meta(node)) and meta.kind == "to_host" for node in collection.graph_module.graph.nodes)
+        and any(
+            node.op == "call_module" and isinstance(collection.graph_module.get_submodule(str(node.target)), ToHost)
+            for node in collection.graph_module.graph.nodes
+        )
     }
 
 

@@ -16,7 +16,7 @@ from recfx.collections.devices import usable_device
 from recfx.collections.sharding.collection import sharded_collections
 from recfx.collections.sharding.out_of_step import has_failed, in_step, lost_ranks
 from recfx.collections.sharding.ranks_agree import tell_counts
-from recfx.discovery.discover import check_module
+from recfx.collections.wrappers import check_module
 from recfx.errors import ConversionError, type_of
 from recfx.pipeline.background import Streams
 from recfx.pipeline.batch_paths import move

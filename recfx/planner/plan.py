@@ -16,8 +16,8 @@ from torchrec.distributed.types import ModuleSharder, ShardingPlan
 from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
 
 from recfx.collections.sharding.collection import sharded_collections
+from recfx.collections.wrappers import check_module
 from recfx.discovery.classify import CONVERTED, CONVERTIBLE, classify
-from recfx.discovery.discover import check_module
 from recfx.errors import ConversionError
 from recfx.planner.enumerator import OrderedEnumerator, is_plannable
 from recfx.planner.placements import replace_placements

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from recfx.collections.wrappers import unwrap
 from recfx.discovery.classify import CONVERTED, CONVERTIBLE
 from recfx.discovery.discover import Discovery
-from recfx.discovery.wrappers import unwrap
 from recfx.errors import Diagnostic
 from recfx.ir.meta import SourceLocation
 from recfx.verification.verify_report import VerifyReport

@@ -13,10 +13,9 @@ from recfx.collections.converted_collection import converted_collections
 from recfx.collections.copy_modules import copy_with_tensors
 from recfx.collections.kinds import kind_of, standard_kind
 from recfx.collections.whole_graph import WholeGraph
+from recfx.collections.wrappers import check_module, unwrap
 from recfx.discovery.bypass import way_around
-from recfx.discovery.discover import check_module
 from recfx.discovery.sample import Sample, fixed_randomness
-from recfx.discovery.wrappers import unwrap
 from recfx.errors import ConversionError, RecfxError
 from recfx.optim.attached import attached_optimizers, run_in_backward
 from recfx.runtime.training_checks import on_a_copy

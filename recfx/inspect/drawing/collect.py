@@ -15,10 +15,10 @@ from recfx.collections.converted_collection import ConvertedCollection
 from recfx.collections.kinds import KINDS, POOLED, kind_of
 from recfx.collections.sharding.collection import SHARDED
 from recfx.collections.whole_graph import WholeGraph
+from recfx.collections.wrappers import unwrap
 from recfx.discovery.classify import CONVERTED, Finding
 from recfx.discovery.discover import discover
 from recfx.discovery.shallow_tracer import source_of
-from recfx.discovery.wrappers import unwrap
 from recfx.errors import ConversionError, Diagnostic, DrawingError
 from recfx.inspect.describe import declared_table, declared_tables
 from recfx.inspect.drawing.costs import NO_COSTS, DrawnCosts, PlannedModel, costs_of

@@ -18,9 +18,9 @@ from recfx.collections.sharding.collection import ShardedCollection
 from recfx.collections.sharding.optimizer_settings import check_optimizers
 from recfx.collections.sharding.whole_plan import MOST_RANKS, check_plan
 from recfx.collections.whole_graph import WholeGraph
+from recfx.collections.wrappers import unwrap
 from recfx.discovery.classify import Finding
 from recfx.discovery.discover import discover
-from recfx.discovery.wrappers import unwrap
 from recfx.errors import ConversionError, DrawingError
 from recfx.inspect import wording
 from recfx.inspect.cost import cost, price_planned

@@ -11,7 +11,7 @@ from torch import nn
 from torchrec.distributed.planner import Topology
 from torchrec.distributed.types import ShardingPlan
 
-from recfx.discovery.discover import check_module
+from recfx.collections.wrappers import check_module
 from recfx.errors import DrawingError
 from recfx.inspect.drawing.collect import collect
 from recfx.inspect.drawing.costs import as_planned

@@ -30,7 +30,7 @@ from torch import nn
 
 from recfx.collections.converted_collection import converted_collections
 from recfx.collections.whole_graph import WholeGraph
-from recfx.discovery.wrappers import unwrap
+from recfx.collections.wrappers import unwrap
 from recfx.errors import ConversionError, RecfxError
 from recfx.inspect import diff_steps, wording
 from recfx.inspect.drawing.draw import draw, write_text

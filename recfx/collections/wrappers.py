@@ -1,4 +1,4 @@
-"""What torch and TorchRec put around a model."""
+"""The model that the user passes: what torch and TorchRec put around it, and what is no model."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from typing import Any
 from torch import nn
 from torch._dynamo.eval_frame import OptimizedModule
 from torchrec.distributed.model_parallel import DistributedModelParallel
+
+from recfx.errors import ConversionError, type_of
 
 # What DistributedDataParallel, torch.compile and DistributedModelParallel call the model inside.
 _INSIDE = {"module", "_orig_mod", "_dmp_wrapped_module"}
@@ -29,3 +31,13 @@ def unwrap(model: nn.Module) -> nn.Module:
         if inner is None:
             return model
         model = inner
+
+
+def check_module(model: object, name: str = "model") -> None:
+    """Refuse a model that is not a module; ``name`` is that of the argument."""
+    if not isinstance(model, nn.Module):
+        raise ConversionError(
+            f"{name} is {type_of(model)}.",
+            reason="invalid_argument",
+            what_to_do="pass the torch.nn.Module that holds the collections.",
+        )
