@@ -15,7 +15,7 @@ from recfx.collections.devices import usable_device
 from recfx.collections.kinds import kind_of
 from recfx.conversion.check_conversion import check_conversion, compile_dropped, read_but_not_called
 from recfx.conversion.request import DEFAULT_HASHING, Request, declared_ranges
-from recfx.discovery.classify import CONVERTED, CONVERTIBLE, EMBEDDING_COLLECTION, KEPT, REFUSED, Finding
+from recfx.discovery.classify import CONVERTED, CONVERTIBLE, KEPT, REFUSED, SHARDED_BY_TORCHREC, Finding
 from recfx.discovery.discover import Discovery, discover
 from recfx.errors import ConversionError, Diagnostic
 from recfx.ir.tables import IdRange
@@ -156,10 +156,10 @@ def _refuse_unsupported(discovery: Discovery, on_unsupported: str) -> None:
         raise ConversionError.of(replace(first.why, message=first.why.message + others))
     if not discovery.findings:
         raise ConversionError(
-            "there is no EmbeddingBagCollection in the model.",
+            "there is no EmbeddingBagCollection or EmbeddingCollection in the model.",
             reason="no_collection",
-            what_to_do="pass the model that holds the torchrec.EmbeddingBagCollection, before it is scripted, "
-            "traced or exported.",
+            what_to_do="pass the model that holds the collections of TorchRec, before it is scripted, traced or "
+            "exported.",
         )
 
 
@@ -168,12 +168,10 @@ def _refuse_raw_ids_of_kept(discovery: Discovery, replacements: Mapping[int, nn.
     collections = [module for module in replacements.values() if isinstance(module, ConvertedCollection)]
     raw = [table for collection in collections for table in collection.tables_with_index()]
     for finding in discovery.of(KEPT):
-        if raw and finding.reason == EMBEDDING_COLLECTION:
-            configs: list[Any] = getattr(finding.module, "embedding_configs", list)()
-            names = ", ".join(repr(config.name) for config in configs) or "its tables"
+        if raw and finding.reason == SHARDED_BY_TORCHREC:
             raise ConversionError(
                 f"hashing= makes the whole model take raw ids, but {type(finding.module).__name__} is not converted: "
-                f"its tables ({names}) would take them for rows.",
+                "its tables would take them for rows.",
                 reason="raw_ids_of_kept_tables",
                 module_path=finding.path,
                 what_to_do=f"name the tables, hashing={{{raw[0]!r}: HashConfig(...)}}; or, if the kept tables get "

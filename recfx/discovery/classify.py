@@ -29,7 +29,7 @@ from recfx.ir.meta import SourceLocation
 from recfx.ir.tables import IdRange
 
 CONVERTIBLE, CONVERTED, KEPT, REFUSED = "convertible", "converted", "kept", "refused"
-EMBEDDING_COLLECTION = "embedding_collection"  # kept, because its output is not pooled
+SHARDED_BY_TORCHREC = "sharded_by_torchrec"  # kept
 
 
 @dataclass
@@ -89,7 +89,7 @@ def classify(module: nn.Module, path: str) -> Finding | None:
     if isinstance(module, DistributedModelParallel) and sharded_collections(module):
         return None  # it holds collections that were converted first
     if isinstance(module, ShardedEmbeddingCollection):
-        return kept(EMBEDDING_COLLECTION, "a sharded EmbeddingCollection is not pooled; it works as before.")
+        return kept(SHARDED_BY_TORCHREC, "TorchRec has already sharded this EmbeddingCollection; it works as before.")
     if isinstance(module, (DistributedModelParallel, ShardedModule)):
         return refused(
             "distributed_model_parallel",
@@ -108,7 +108,7 @@ def classify(module: nn.Module, path: str) -> Finding | None:
         return refused(
             "inlined_collection",
             f"a collection was traced into this graph ({node.target}).",
-            "convert before tracing, or trace with EmbeddingBagCollection as a leaf.",
+            "convert before tracing, or trace with the collection as a leaf.",
         )
     if isinstance(module, ManagedCollisionEmbeddingCollection):
         message = f"{type(module).__name__} is not pooled, and remaps ids by itself; it works as before."

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 from torchrec import EmbeddingBagCollection, EmbeddingCollection, EmbeddingConfig, KeyedJaggedTensor
+from torchrec.distributed.embedding import ShardedEmbeddingCollection
 from torchrec.modules.mc_embedding_modules import (
     ManagedCollisionEmbeddingBagCollection,
     ManagedCollisionEmbeddingCollection,
@@ -21,16 +22,11 @@ from torchrec.modules.mc_modules import (
 import recfx
 from recfx.collections.pooled import HashEmbeddingBagCollection
 from tests.builders.batches import batch
-from tests.builders.collections import collection, table
+from tests.builders.collections import collection, sharded_sequences, table
+from tests.models.handwritten import process_group
 from tests.support.refusals import refused
 
 RAW = recfx.HashConfig(dense_rows=0)
-
-
-def sequence(*names: str) -> EmbeddingCollection:
-    return EmbeddingCollection(
-        [EmbeddingConfig(name=name, num_embeddings=20, embedding_dim=4, feature_names=["f1"]) for name in names]
-    )
 
 
 def managed(configs: list[Any]) -> ManagedCollisionCollection:
@@ -91,29 +87,33 @@ def one_feature() -> KeyedJaggedTensor:
 @pytest.mark.parametrize("hashing", [RAW, recfx.HashConfig(rows=50), recfx.HashConfig(dense_rows=5)])
 @pytest.mark.parametrize("inplace", [False, True], ids=["copy", "inplace"])
 def test_raw_ids_for_the_whole_model_name_the_tables_that_stay(hashing: recfx.HashConfig, inplace: bool) -> None:
-    model = Beside(sequence("words", "places"))
-    weights = model.ebc.embedding_bags["t1"].weight
-    with refused("raw_ids_of_kept_tables", "other", match=r"\('words', 'places'\).*hashing=\{'t1'.*on_unsupported"):
-        recfx.convert(model, (batch(3),), hashing=hashing, inplace=inplace)
+    with process_group():
+        model = Beside(sharded_sequences())
+        weights = model.ebc.embedding_bags["t1"].weight
+        with refused("raw_ids_of_kept_tables", "other", match=r"Sharded.*hashing=\{'t1'.*on_unsupported"):
+            recfx.convert(model, (batch(3),), hashing=hashing, inplace=inplace)
     assert model.ebc.embedding_bags["t1"].weight is weights
     assert weights.shape == (20, 8)  # no rows were added
 
 
 def test_what_asks_for_raw_ids_knowingly_is_no_error() -> None:
-    model = Beside(sequence("words"))
-    for options in ({}, {"hashing": None}, {"hashing": {"t1": RAW}}, {"hashing": RAW, "on_unsupported": "keep"}):
-        converted = recfx.convert(model, (batch(3),), **options)
-        assert isinstance(converted.ebc, HashEmbeddingBagCollection)
-        assert isinstance(converted.other, EmbeddingCollection)
+    with process_group():
+        model = Beside(sharded_sequences())
+        for options in ({}, {"hashing": None}, {"hashing": {"t1": RAW}}, {"hashing": RAW, "on_unsupported": "keep"}):
+            converted = recfx.convert(model, (batch(3),), verify=False, **options)
+            assert isinstance(converted.ebc, HashEmbeddingBagCollection)
+            assert isinstance(converted.other, ShardedEmbeddingCollection)
     converted = recfx.convert(Beside(managed_sequence()), hashing=RAW)  # takes raw ids by itself
     assert isinstance(converted.ebc, HashEmbeddingBagCollection)
 
 
 def test_managed_collisions_of_a_sequence_are_kept_and_listed() -> None:
-    for model in (Beside(managed_sequence()), Beside(sequence("words"))):
-        report = recfx.explain(recfx.convert(model, (batch(3),)))
-        assert {found.paths[0]: found.status for found in report.collections} == {"ebc": "converted", "other": "kept"}
-        assert report.ok
+    with process_group():
+        for make, reason in ((managed_sequence, "managed_collision"), (sharded_sequences, "sharded_by_torchrec")):
+            report = recfx.explain(recfx.convert(Beside(make()), (batch(3),), verify=False))
+            found = {each.paths[0]: (each.status, each.reason) for each in report.collections}
+            assert found == {"ebc": ("converted", ""), "other": ("kept", reason)}
+            assert report.ok
     (kept,) = [found for found in recfx.explain(Beside(managed_sequence())).collections if found.status == "kept"]
     assert kept.reason == "managed_collision"
     assert "EmbeddingBagCollection" not in kept.what_to_do  # it has none

@@ -73,13 +73,13 @@ def test_a_meta_model_is_converted_and_the_report_says_that_nothing_was_compared
     assert [reason.code for reason in report.reasons] == ["verification_skipped"]
 
 
-def test_unpooled_collections_are_kept_and_listed() -> None:
+def test_collections_that_are_not_pooled_are_converted_and_listed() -> None:
     model = nn.Sequential(
         EmbeddingCollection([EmbeddingConfig(name="s", num_embeddings=10, embedding_dim=4, feature_names=["f"])])
     )
     report = recfx.explain(recfx.convert(model))
     assert report.ok
-    assert [(found.status, found.reason) for found in report.collections] == [("kept", "embedding_collection")]
+    assert [(found.status, found.kind) for found in report.collections] == [("converted", "EmbeddingCollection")]
 
 
 @pytest.mark.parametrize(

@@ -133,26 +133,25 @@ def test_statuses_aliases_and_reasons() -> None:
         (("user", "item"), "convertible", "traced"),
         (("own",), "refused", "traced"),
         (("unused",), "convertible", "never called"),
-        (("sequence",), "kept", "traced"),
+        (("sequence",), "convertible", "traced"),
     ]
     assert codes(report.reasons) == [
         ("error", "own_forward", "own"),
         ("warning", "never_called", "unused"),
-        ("info", "embedding_collection", "sequence"),
     ]
     assert not report.ok
     own, sequence = report.collections[1], report.collections[3]
     assert own.message.startswith("OwnForward has its own forward")
     assert own.what_to_do
     assert [(table.name, table.bytes, table.hashing, table.kernel) for table in own.tables] == [("t0", 3200, None, "")]
-    assert [(table.name, table.pooling, table.bytes) for table in sequence.tables] == [("s", "", 160)]
+    assert [(table.name, table.pooling, table.bytes) for table in sequence.tables] == [("s", "NONE", 160)]
     converted = convert(model, sample, on_unsupported="keep", verify=False)
     after = explain(converted)
     assert [(entry.paths, entry.status, entry.found) for entry in after.collections] == [
         (("user", "item"), "converted", "traced"),
         (("own",), "refused", "traced"),
         (("unused",), "converted", "never called"),
-        (("sequence",), "kept", "traced"),
+        (("sequence",), "converted", "traced"),
     ]
     assert codes(after.reasons) == codes(report.reasons)
 
@@ -180,11 +179,18 @@ def test_no_collection_is_an_error_in_the_report(model: nn.Module) -> None:
     assert report.collections == ()
 
 
-def test_only_unpooled_collections() -> None:
+def test_only_collections_that_are_not_pooled() -> None:
     table = EmbeddingConfig(name="s", embedding_dim=4, num_embeddings=10, feature_names=["f"])
     report = explain(Wrapped(EmbeddingCollection(tables=[table])))
-    assert codes(report.reasons) == [("info", "embedding_collection", "inner")]
+    assert report.reasons == ()
     assert report.ok
+    (entry,) = report.collections
+    nodes = [(node.kind, node.shape, str(node.bytes)) for node in entry.nodes]
+    assert nodes == [
+        ("select_features", ("B*L_f",), "8*B*L_f"),
+        ("lookup", ("B*L_f", "4"), "16*B*L_f"),
+        ("jagged_dict", ("B*L_f", "4"), "16*B*L_f"),
+    ]
 
 
 def test_a_plan_of_another_kind() -> None:

@@ -25,7 +25,7 @@ from tests.builders.optimizers import attach
 from tests.inspect.models import OwnForward, Wrapped, batch, collection, config, towers
 
 GOLDEN = """\
-4 collections: 2 converted, 1 kept, 1 refused. NOT OK
+4 collections: 3 converted, 1 refused. NOT OK
 recfx 1, torch 2, torchrec 3
 verification: not run: verify=False
 
@@ -47,12 +47,12 @@ table | collection | ids held | full | worst bucket | fits |    full in | seen |
 t1    | user       |        2 | 2.0% | 0: 2.0%      |   98 | 98 batches |    4 |       0 |      0 |      0
 
 Collections
-collection  | class                  | status                     | found        | tables |    size | where
-------------+------------------------+----------------------------+--------------+--------+---------+-----------
-user = item | EmbeddingBagCollection | converted                  | traced       |      2 | 6.2 KiB | model.py:7
-own         | OwnForward             | refused: own_forward       | traced       |      1 | 3.1 KiB | model.py:7
-unused      | EmbeddingBagCollection | converted                  | never called |      1 | 3.1 KiB | model.py:7
-sequence    | EmbeddingCollection    | kept: embedding_collection | traced       |      1 |   160 B | model.py:7
+collection  | class                  | status               | found        | tables |    size | where
+------------+------------------------+----------------------+--------------+--------+---------+-----------
+user = item | EmbeddingBagCollection | converted            | traced       |      2 | 6.2 KiB | model.py:7
+own         | OwnForward             | refused: own_forward | traced       |      1 | 3.1 KiB | model.py:7
+unused      | EmbeddingBagCollection | converted            | never called |      1 | 3.1 KiB | model.py:7
+sequence    | EmbeddingCollection    | converted            | traced       |      1 |   160 B | model.py:7
 
 Tables: 5 tables, 12.7 KiB on cpu
 table | collection | features | rows | dim | pooling | type    |    size | hashing | ids held | kernel | optimizer
@@ -61,7 +61,7 @@ t0    | user       | f0       |  100 |   8 | SUM     | float32 | 3.1 KiB | adopt
 t1    | user       | f1       |  100 |   8 | SUM     | float32 | 3.1 KiB | index   | 2, 2.0%  | cpu    | weight.grad
 t0    | own        | f0       |  100 |   8 | SUM     | float32 | 3.1 KiB |         |          |        |
 t0    | unused     | f0       |  100 |   8 | SUM     | float32 | 3.1 KiB | adopted |          | cpu    | weight.grad
-s     | sequence   | f0       |   10 |   4 |         | float32 |   160 B |         |          |        |
+s     | sequence   | f0       |   10 |   4 | NONE    | float32 |   160 B | adopted |          | cpu    | weight.grad
 
 Nodes of user
 node                 | shape             | bytes             | kernel | made by
@@ -76,11 +76,14 @@ node                   | shape    | bytes    | kernel | made by
 unused_select_features | [B*L_f0] | 8*B*L_f0 |        | expand_collection
 unused_lookup          | [B, 8]   | 32*B     | cpu    | expand_collection
 unused_keyed_tensor    | [B, 8]   | 32*B     |        | expand_collection
-B: batch size; W: ranks; L_f: mean number of ids of feature f per sample
 
-Notes
-info: embedding_collection: sequence (model.py:7)
-    EmbeddingCollection is not pooled; it works as before.
+Nodes of sequence
+node                     | shape       | bytes     | kernel | made by
+-------------------------+-------------+-----------+--------+------------------
+sequence_select_features | [B*L_f0]    | 8*B*L_f0  |        | expand_collection
+sequence_lookup          | [B*L_f0, 4] | 16*B*L_f0 | cpu    | expand_collection
+sequence_jagged_dict     | [B*L_f0, 4] | 16*B*L_f0 |        | expand_collection
+B: batch size; W: ranks; L_f: mean number of ids of feature f per sample
 """
 
 
@@ -141,7 +144,7 @@ def test_a_terminal_gets_colours_and_its_own_width() -> None:
         plain = printed(width)
         assert "\x1b" not in plain
         assert max(map(len, plain.splitlines())) <= width
-        assert "embedding_collection" in plain  # not cut off
+        assert "EmbeddingBagCollection" in plain  # not cut off
 
 
 def test_markup_in_names_is_text() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from recfx.ir.node_kinds import CUTS, NODE_KINDS, ValueType
+from recfx.ir.node_kinds import ASSEMBLERS, CUTS, NODE_KINDS, ValueType
 from recfx.ir.tables import TableSpec, columns_of, total_bytes
 
 
@@ -25,8 +25,9 @@ def test_no_value_goes_back_to_an_earlier_stage() -> None:
 def test_every_value_is_given_and_taken() -> None:
     produced = {type_ for kind in NODE_KINDS.values() for type_ in kind.outputs}
     taken = {type_ for kind in NODE_KINDS.values() for declared in kind.inputs for type_ in declared.types}
-    not_yet = {ValueType.UNPOOLED}  # a lookup with combine=NONE gives it, but only operators of the user's take it
-    assert {ValueType.BATCH, *produced} == {ValueType.KEYED_TENSOR, *taken} == set(ValueType) - not_yet
+    begins = {ValueType.BATCH, ValueType.UNPOOLED}  # a lookup with combine=NONE gives the latter
+    ends = {output for kind in ASSEMBLERS for output in NODE_KINDS[kind].outputs}
+    assert begins | produced == ends | taken == set(ValueType)
 
 
 def test_sizes_follow_the_dtype_of_the_output() -> None:

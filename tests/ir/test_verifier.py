@@ -16,8 +16,10 @@ from tests.passes.small_collection import INDEXED, collection, lowered, until
 HERE = ("select_features", "input_dist_wait.0")
 HASHABLE = (*HERE, "to_host")
 POOLED = ("lookup", "hash_lookup", "output_dist_wait")
+NOT_POOLED = "lookup:NONE"  # a lookup with combine=NONE
 ROWS = ("hash_ids", "hash_ids.0", "insert_ids", "insert_ids.0")  # a batch in flight comes along where tables evict
-OPTIONAL = [("output_dist_start", 0), ("lookup", 1)]  # the first: a rank without tables takes part all the same
+# A rank without tables takes part all the same; that all rows arrive at a jagged_dict is another rule.
+OPTIONAL = [("output_dist_start", 0), ("lookup", 1), ("jagged_dict", 0)]
 TAKES: dict[str, tuple[tuple[str, ...], ...]] = {
     "collection": (("features",),),
     "select_features": (("features",),),
@@ -40,6 +42,7 @@ TAKES: dict[str, tuple[tuple[str, ...], ...]] = {
     "output_dist_wait": (("output_dist_start",),),
     "mean_divide": (POOLED, ("select_features",)),
     "keyed_tensor": ((*POOLED, "mean_divide"),),
+    "jagged_dict": ((NOT_POOLED,), ("select_features",)),
 }
 VALUES = [
     "features",
@@ -51,6 +54,7 @@ VALUES = [
     "hash_ids",
     "insert_ids",
     "find_rows",
+    NOT_POOLED,
 ]
 INPUTS = [(kind, position) for kind, inputs in TAKES.items() for position in range(len(inputs))]
 
@@ -64,8 +68,10 @@ class Chain:
         self.graph.output(self.node(kind, sources, f"a_{kind}_tested"))
 
     def node(self, kind: str, sources: list[str], name: str) -> fx.Node:
+        kind, _, combine = kind.partition(":")
         arguments = tuple(self.value(source) for source in sources)
-        node = self.graph.create_node("call_function", torch.neg, arguments, {}, name=name)
+        attributes = {"combine": combine} if combine else {}
+        node = self.graph.create_node("call_function", torch.neg, arguments, attributes, name=name)
         return annotate(node, NodeMeta(kind, "a", "test"))
 
     def value(self, name: str) -> fx.Node:
@@ -75,7 +81,7 @@ class Chain:
                 whole = self.value(kind)
                 self.values[name] = self.graph.call_function(operator.getitem, (whole, int(item)))
             else:
-                self.values[name] = self.node(kind, right_sources(kind), f"a_{kind}")
+                self.values[name] = self.node(kind, right_sources(kind.partition(":")[0]), f"a_{kind}")
         return self.values[name]
 
     def verify(self) -> None:
