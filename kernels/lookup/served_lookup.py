@@ -1,4 +1,4 @@
-"""Lookups of exported files on the CPU: finds ids in frozen indexes and pools stored rows, in one pass.
+"""Lookups of exported files on the CPU: finds ids in frozen indexes and pools stored rows (or not), in one pass.
 
 ``recfx::served_lookup`` runs in C++ (``csrc/lookup/served_lookup.cpp``); files of ``export(portable=False)`` call it.
 """
@@ -42,6 +42,7 @@ def served_lookup(
     slots: Tensor,
     mean: bool = False,
     per_sample_weights: Tensor | None = None,
+    unpooled: bool = False,
 ) -> Tensor:
     """Find the row of each id, and pool the rows of every bag, in float32 and in the order of the ids.
 
@@ -55,9 +56,10 @@ def served_lookup(
         slots: int64 ``[slots, 2]``, those of all tables.
         mean: divide each sum by the bag's length, in which ids without a row count.
         per_sample_weights: float32 ``[n]``, for sums.
+        unpooled: every id is a bag of its own, so that its row stays as it is; all tables have the same columns.
 
     Returns:
-        float32 ``[B, sum of the features' columns]``.
+        float32 ``[B, sum of the features' columns]``; ``[n, columns]`` if unpooled, zeros for ids without a row.
 
     Raises:
         IndexError: an id of a table without an index is not one of its rows.
@@ -65,7 +67,18 @@ def served_lookup(
     """
     count, columns, formats, *index = map(list, zip(*tables, strict=True))
     return library.operators().served_lookup(
-        ids, offsets, rows, count, columns, formats, table_of_feature, slots, *index, mean, per_sample_weights
+        ids,
+        offsets,
+        rows,
+        count,
+        columns,
+        formats,
+        table_of_feature,
+        slots,
+        *index,
+        mean,
+        per_sample_weights,
+        unpooled,
     )
 
 
@@ -74,6 +87,8 @@ def _fake(
     ids: Tensor, offsets: Tensor, rows: Tensor, counts: list[int], columns: list[int], formats: list[int],
     table_of_feature: list[int], *rest: object,
 ) -> Tensor:  # fmt: skip
+    if rest[-1] is True:
+        return rows.new_empty(ids.numel(), columns[0], dtype=torch.float32)
     batch_size = (offsets.numel() - 1) // len(table_of_feature)
     total = sum(columns[table] for table in table_of_feature)
     return rows.new_empty(batch_size, total, dtype=torch.float32)
@@ -88,6 +103,7 @@ def served_lookup_reference(
     slots: Tensor,
     mean: bool = False,
     per_sample_weights: Tensor | None = None,
+    unpooled: bool = False,
 ) -> Tensor:
     """``served_lookup`` in ATen, feature by feature: the definition of what files answer."""
     batch_size = (offsets.numel() - 1) // len(table_of_feature)
@@ -105,8 +121,10 @@ def served_lookup_reference(
         of_rows = values[number][read[present]]
         if per_sample_weights is not None:
             of_rows = of_rows * per_sample_weights[stretch][present].unsqueeze(1)
+        if unpooled:
+            bags = torch.arange(read.numel() + 1)
         pooled.append(pool_bags(of_rows, present, bags, mean))
-    return torch.cat(pooled, dim=1)
+    return torch.cat(pooled, dim=0 if unpooled else 1)
 
 
 def _rows_of(ids: Tensor, table: ServedTable, slots: Tensor) -> Tensor:

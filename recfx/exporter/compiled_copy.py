@@ -96,11 +96,9 @@ def _answer_as(collection: UnshardedCollection, graph_module: fx.GraphModule) ->
     """Give the exported graph what a model may ask its collection for, besides ``forward``; but it has no tables."""
     carry_over(collection, graph_module, skip=collection.own_names())
     kind = kind_of(collection)
-    graph_module.__dict__ |= {
-        "_device": torch.device(collection.device),
-        "_is_weighted": collection.is_weighted(),
-        kind.configs_attribute: kind.configs_of(collection),
-    }
+    of_standard = vars(kind.empty_like(collection))
+    graph_module.__dict__ |= {name: of_standard[name] for name in of_standard.keys() - vars(nn.Module()).keys()}
+    graph_module.__dict__["_device"] = torch.device(collection.device)
     standard: type[nn.Module] = getattr(type(collection), "_standard", kind.standard)
     for base in reversed(standard.__mro__[: standard.__mro__.index(nn.Module)]):
         for name, value in vars(base).items():

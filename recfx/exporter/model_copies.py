@@ -165,7 +165,15 @@ def with_tables(path: str, collection: ConvertedCollection, specs: Iterable[Tabl
         for spec in specs
     }
     made = converted_class(kind).from_tables(
-        kind.configs_of(collection), specs, nn.ModuleDict(tables), collection.is_weighted(), "cpu", path, "auto", None
+        kind.configs_of(collection),
+        specs,
+        nn.ModuleDict(tables),
+        collection.is_weighted(),
+        "cpu",
+        path,
+        "auto",
+        None,
+        settings=kind.settings_of(collection),
     )
     made.eval()
     return made

@@ -13,7 +13,7 @@ from recfx.collections.compile_graph import rewritten
 from recfx.errors import ExportError
 from recfx.exporter.buffers import Filling, fillings_of
 from recfx.exporter.serving.lower_served import lower_served
-from recfx.exporter.serving.pool_rows import PoolRows
+from recfx.exporter.serving.pool_rows import FORMATS, PoolRows
 from recfx.exporter.serving.targets import ServingTarget
 from recfx.exporter.table_sources import TableSource
 from recfx.ir.context import CollectionContext
@@ -115,8 +115,10 @@ def serve_collection(
 ) -> ServedCollection:
     """Run the export passes on the graph of a collection, whose tables come from elsewhere; it does not change."""
     specs = tuple(source.spec for source in tables.values())
-    facts = {name: _facts(source, target.counts_probes) for name, source in tables.items()}
-    context = CollectionContext(path, specs, facts, dict.fromkeys(facts, 0), collection.is_weighted())
+    facts = {name: _facts(source, dtypes[name], target.counts_probes) for name, source in tables.items()}
+    context = CollectionContext(
+        path, specs, facts, dict.fromkeys(facts, 0), collection.is_weighted(), need_indices=collection._need_indices
+    )
     made = rewritten(
         OperatorGraph.of(context, target), [*export_passes(collection.passes), *serving_passes({path: dtypes})]
     )
@@ -127,9 +129,14 @@ def serve_collection(
     return ServedCollection(path, graph_module, list(made.records), fillings, tables, stored, errors)
 
 
-def _facts(source: TableSource, counts_probes: bool) -> TableFacts:
-    """What a file's graph is told about a table: its index, and one dtype for all, so that they share a lookup."""
+def _facts(source: TableSource, stored: torch.dtype, counts_probes: bool) -> TableFacts:
+    """What a file's graph is told about a table: its index, and one dtype for all, so that they share a lookup.
+
+    Tables that are not pooled share one if the rows that FBGEMM reads for them have the same number of columns.
+    """
     spec, index = source.spec, source.index
+    is_wider = not spec.is_pooled and FORMATS[stored].columns(spec.embedding_dim) > spec.embedding_dim
     if index is not None and counts_probes:
         index = replace(index, longest_probe=source.longest_probe())
-    return TableFacts(spec.num_embeddings, spec.embedding_dim, torch.float32, "meta", index=index)
+    dtype = stored if is_wider else torch.float32
+    return TableFacts(spec.num_embeddings, spec.embedding_dim, dtype, "meta", index=index)

@@ -28,14 +28,15 @@ class AssembleJaggedDict(NodeModule):
         """
         *parts, ids = arguments
         assert isinstance(ids, KeyedJaggedTensor)
-        of_key = ids.to_dict()
         counts = dict(zip(self.keys, ids.length_per_key(), strict=True))
+        # `to_dict` fails for a batch size of 0.
+        lengths = dict(zip(self.keys, ids.lengths().split(ids.stride_per_key()), strict=True))
+        of_key = dict(zip(self.keys, ids.values().split(list(counts.values())), strict=True))
         rows = {
             key: piece
             for keys, part in zip(self.parts, parts, strict=True)
             for key, piece in zip(keys, part.split([counts[key] for key in keys]), strict=True)
         }
         return {
-            key: JaggedTensor(rows[key], of_key[key].values() if self.need_indices else None, of_key[key].lengths())
-            for key in self.keys
+            key: JaggedTensor(rows[key], of_key[key] if self.need_indices else None, lengths[key]) for key in self.keys
         }

@@ -42,15 +42,15 @@ def _tracers_warn_of_nothing() -> None:
 
 
 @pytest.fixture(scope="package")
-def model() -> nn.Module:
-    """A trained model, which no test changes."""
-    return trained()
+def model_of() -> dict[bool, nn.Module]:
+    """Trained models by whether their batches have weights; no test changes them."""
+    return {False: trained(), True: trained(is_weighted=True)}
 
 
 @pytest.fixture(scope="package")
-def model_of(model: nn.Module) -> dict[bool, nn.Module]:
-    """Trained models by whether their batches have weights; no test changes them."""
-    return {False: model, True: trained(is_weighted=True)}
+def model(model_of: dict[bool, nn.Module]) -> nn.Module:
+    """A trained model, which no test changes."""
+    return model_of[False]
 
 
 @pytest.fixture(scope="package")

@@ -4,16 +4,35 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 import torchrec.fx
 from torch import fx, nn
 from torch.distributed.optim import _apply_optimizer_in_backward
-from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor, PoolingType
+from torchrec import (
+    EmbeddingBagCollection,
+    EmbeddingBagConfig,
+    EmbeddingCollection,
+    EmbeddingConfig,
+    JaggedTensor,
+    KeyedJaggedTensor,
+    PoolingType,
+)
 
 import recfx
 
 FEATURES = ["c", "a", "b", "d"]
+FORMATS: dict[str, dict[str, Any]] = {
+    "torchscript": {},
+    "with recfx's operators": {"portable": False},
+    "for a device": {"device": "npu"},
+    "pt2": {"format": "pt2"},
+}
+"""The options of ``export`` that make each kind of file."""
+
+IDS = ((-20, 20), (-(2**63), 2**63 - 1), (10_000, 20_000))  # seen in training, extreme, never seen
+
 HASHING = {
     "shared_by_two": recfx.HashConfig(dense_rows=0),
     "some_dense": recfx.HashConfig(dense_rows=3, rows=40, unseen="share"),
@@ -51,6 +70,51 @@ class HashedModel(nn.Module):
         return self.linear(self.ebc(features).values()) + dense
 
 
+class SequenceModel(nn.Module):
+    """A row for each id of raw ids, dense ids and an adopted table, of two widths, beside pooled rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+
+        def collection(dim: int, *tables: tuple[str, int, list[str]], need_indices: bool = False) -> nn.Module:
+            configs = [
+                EmbeddingConfig(name=name, embedding_dim=dim, num_embeddings=rows, feature_names=features)
+                for name, rows, features in tables
+            ]
+            return EmbeddingCollection(tables=configs, need_indices=need_indices)
+
+        self.wide = collection(8, ("shared_by_two", 40, ["a", "b"]), need_indices=True)
+        self.odd = collection(5, ("adopted", 20, ["d"]), ("some_dense", 30, ["c"]), ("again", 20, ["d"]))
+        self.ebc = EmbeddingBagCollection(
+            tables=[EmbeddingBagConfig(name="mean", embedding_dim=7, num_embeddings=64, feature_names=["a"])]
+        )
+        self.linear = nn.Linear(24, 2)
+
+    def forward(self, dense: torch.Tensor, features: KeyedJaggedTensor) -> torch.Tensor:
+        wide, odd = self.wide(features), self.odd(features)
+        a, b, c = wide["a"], wide["b"], odd["c"]
+        of_a = a.values() * (a.weights() % 7).unsqueeze(1)  # the ids themselves
+        by_sample = [
+            torch.ops.fbgemm.jagged_2d_to_dense(of_a, a.offsets(), 3).sum(dim=1),
+            b.to_padded_dense(3).sum(dim=1)[:, : self.wide.embedding_dim() // 2],
+            c.to_padded_dense(3).amax(dim=1),
+            (odd["d@adopted"].to_padded_dense(2) - odd["d@again"].to_padded_dense(2)).sum(dim=1)[:, 1:],
+            self.ebc(features).values()[:, 4:],
+        ]
+        return self.linear(torch.cat(by_sample, dim=1)) + dense
+
+
+class SequenceOutput(nn.Module):
+    """What the collections of a ``SequenceModel`` return, as it is."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.wide, self.odd = model.wide, model.odd
+
+    def forward(self, features: KeyedJaggedTensor) -> tuple[dict[str, JaggedTensor], dict[str, JaggedTensor]]:
+        return self.wide(features), self.odd(features)
+
+
 def call(batch_size: int, seed: int = 0, low: int = -20, high: int = 20, is_weighted: bool = False) -> recfx.Sample:
     """A call with ids from ``low`` to ``high``; those of the adopted table are its rows."""
     generator = torch.Generator().manual_seed(seed)
@@ -63,11 +127,12 @@ def call(batch_size: int, seed: int = 0, low: int = -20, high: int = 20, is_weig
     return recfx.Sample(torch.rand(batch_size, 1, generator=generator), features)
 
 
-def trained(is_weighted: bool = False) -> nn.Module:
+def trained(is_weighted: bool = False, model: type[nn.Module] | None = None) -> nn.Module:
     """A converted model after three steps with a fused optimizer; its indexes hold ids, id -1 among them."""
     torch.manual_seed(0)
-    converted = recfx.convert(HashedModel(is_weighted), hashing=HASHING)
-    _apply_optimizer_in_backward(torch.optim.SGD, converted.ebc.parameters(), {"lr": 0.5})  # type: ignore[arg-type]
+    converted = recfx.convert(HashedModel(is_weighted) if model is None else model(), hashing=HASHING)
+    tables = [parameter for name, parameter in converted.named_parameters() if "embedding" in name]
+    _apply_optimizer_in_backward(torch.optim.SGD, tables, {"lr": 0.5})
     for step in range(3):
         sample = call(6, seed=step, is_weighted=is_weighted)
         converted(*sample.args).sum().backward()

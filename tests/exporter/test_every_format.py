@@ -21,15 +21,14 @@ from tests.exporter.changed_records import (
     with_manifest,
     without_one,
 )
-from tests.exporter.hashed_models import FEATURES, by_name, call
+from tests.exporter.hashed_models import FEATURES, FORMATS, IDS, SequenceModel, by_name, call, trained
 from tests.support.forked_script import run_script
 
-FORMATS: dict[str, dict[str, Any]] = {
-    "torchscript": {},
-    "with recfx's operators": {"portable": False},
-    "for a device": {"device": "npu"},
-    "pt2": {"format": "pt2"},
-}
+
+@pytest.fixture(scope="module", params=["pooled", "sequence"])
+def model(request: pytest.FixtureRequest, model_of: dict[bool, nn.Module]) -> nn.Module:
+    """A trained model, which no test changes."""
+    return model_of[False] if request.param == "pooled" else trained(model=SequenceModel)
 
 
 @pytest.fixture(scope="module", params=FORMATS)
@@ -54,7 +53,6 @@ def test_features_come_in_any_order(model: nn.Module, loaded: recfx.LoadedModel)
 
 ABCD = ["a", "b", "c", "d"]
 EXTREME = [-(2**63), 2**63 - 1, -1, 0, 1]
-IDS = ((-20, 20), (-(2**63), 2**63 - 1), (10_000, 20_000))  # seen in training, extreme, never seen
 
 
 def check_answers(model: nn.Module, loaded: recfx.LoadedModel, is_weighted: bool = False) -> None:

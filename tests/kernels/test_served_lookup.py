@@ -30,6 +30,7 @@ class Case:
     offsets: torch.Tensor
     mean: bool
     weights: torch.Tensor | None
+    unpooled: bool
 
     @property
     def table_of_feature(self) -> list[int]:
@@ -37,7 +38,8 @@ class Case:
 
     def arguments(self) -> tuple[object, ...]:
         return (
-            self.ids, self.offsets, self.rows, self.tables, self.table_of_feature, self.slots, self.mean, self.weights
+            self.ids, self.offsets, self.rows, self.tables, self.table_of_feature, self.slots, self.mean, self.weights,
+            self.unpooled,
         )  # fmt: skip
 
 
@@ -52,9 +54,12 @@ def cases(draw: st.DrawFn, times: int = 1) -> Case:
     """Ids that are dense, held, absent, -1; empty bags, batches and tables without ids; ``times`` as many samples."""
     generator = torch.Generator().manual_seed(draw(st.integers(0, 1000)))
     tables, stored, slots, pools = [], [], [torch.empty(0, 2, dtype=torch.int64)], []
+    kind = draw(st.sampled_from(["sum", "mean", "weighted", "unpooled"]))
+    of_all = draw(COLUMNS)  # rows that are not pooled are equally wide
+    is_odd = kind == "unpooled" and of_all % 2 == 1
     for _ in range(draw(st.integers(1, 3))):
-        count, row_format = draw(st.integers(8, 60)), draw(st.integers(0, 3))
-        columns = draw(COLUMNS)
+        count, row_format = draw(st.integers(8, 60)), draw(st.integers(0, 2 if is_odd else 3))
+        columns = of_all if kind == "unpooled" else draw(COLUMNS)
         columns += columns % 2 if row_format == 3 else 0
         stored.append(_stored(torch.randn(count, columns, generator=generator), row_format).reshape(-1))
         if draw(st.booleans()):
@@ -80,9 +85,17 @@ def cases(draw: st.DrawFn, times: int = 1) -> Case:
         pool[torch.randint(0, pool.numel(), (size,), generator=generator)]
         for pool, size in zip(of_features, sizes, strict=True)
     ]
-    kind = draw(st.sampled_from(["sum", "mean", "weighted"]))
     weights = torch.randn(int(offsets[-1]), generator=generator) if kind == "weighted" else None
-    return Case(torch.cat(stored), tables, torch.cat(slots), torch.cat(ids), offsets, kind == "mean", weights)
+    return Case(
+        torch.cat(stored),
+        tables,
+        torch.cat(slots),
+        torch.cat(ids),
+        offsets,
+        kind == "mean",
+        weights,
+        kind == "unpooled",
+    )
 
 
 @settings(max_examples=120, deadline=None)
@@ -133,7 +146,8 @@ def test_opcheck() -> None:
     empty = torch.empty(0, 2, dtype=torch.int64)
     arguments = ([10], [6], [2], [0], empty, [0], [-1], [0], [0], [0], False, None)
     ids, offsets = torch.tensor([1, 2, 3]), torch.tensor([0, 1, 3])
-    torch.library.opcheck(torch.ops.recfx.served_lookup, (ids, offsets, rows, *arguments))
+    for unpooled in (False, True):
+        torch.library.opcheck(torch.ops.recfx.served_lookup, (ids, offsets, rows, *arguments, unpooled))
 
 
 @pytest.mark.parametrize(
@@ -153,6 +167,17 @@ def test_opcheck() -> None:
         ({"tables": [ServedTable(10, 6, 2, side_row=10)]}, "is not one"),
         ({"table_of_feature": [1]}, "no table"),
         ({"per_sample_weights": torch.zeros(2)}, "per_sample_weights"),
+        ({"offsets": torch.tensor([0, 0]), "unpooled": True}, "must all be in a bag"),
+        (
+            {
+                "tables": [ServedTable(10, 6, 2), ServedTable(10, 5, 2)],
+                "rows": torch.zeros(190, dtype=torch.uint8),
+                "offsets": torch.tensor([0, 1, 1]),
+                "table_of_feature": [0, 1],
+                "unpooled": True,
+            },
+            "must have the same columns",
+        ),
     ],
 )
 def test_what_does_not_fit_is_refused(change: dict[str, object], message: str) -> None:

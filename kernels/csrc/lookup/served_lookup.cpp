@@ -1,6 +1,7 @@
-// Finds ids in frozen indexes and pools their stored rows, for exported files. Contract:
+// Finds ids in frozen indexes and pools their stored rows (or not), for exported files. Contract:
 // kernels/lookup/served_lookup.py. Determinism: one thread sums each bag, in float32 and in the order of its ids.
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>
 #include <torch/library.h>
 
@@ -105,7 +106,7 @@ at::Tensor served_lookup(const at::Tensor& ids_given, const at::Tensor& offsets_
                          at::IntArrayRef counts, at::IntArrayRef columns, at::IntArrayRef formats,
                          at::IntArrayRef table_of_feature, const at::Tensor& slots, at::IntArrayRef slot_counts,
                          at::IntArrayRef side_rows, at::IntArrayRef dense_rows, at::IntArrayRef share_buckets,
-                         at::IntArrayRef seeds, bool mean, const OptionalTensor& per_sample_weights) {
+                         at::IntArrayRef seeds, bool mean, const OptionalTensor& per_sample_weights, bool unpooled) {
   const at::Tensor ids = ids_given.contiguous();
   const at::Tensor offsets = offsets_given.contiguous();
   const int64_t* id_data = int64_data(ids, "ids");
@@ -119,26 +120,45 @@ at::Tensor served_lookup(const at::Tensor& ids_given, const at::Tensor& offsets_
     check_per_sample_weights(*per_sample_weights, ids.numel(), mean);
     scale = per_sample_weights->contiguous();
   }
-  std::vector<int64_t> first_column;
+  std::vector<int64_t> first_output;
   int64_t total = 0;
   for (const int64_t table : table_of_feature) {
     TORCH_CHECK(0 <= table && table < static_cast<int64_t>(tables.size()), "recfx: there is no table ", table);
-    first_column.push_back(total);
+    first_output.push_back(total);
     total += tables[table].columns;
   }
-  at::Tensor pooled = at::empty({batch_size, total}, at::TensorOptions().dtype(at::kFloat));
-  at::Tensor rows = at::empty({slots.size(0) > 0 ? ids.numel() : 0}, at::TensorOptions().dtype(at::kLong));
+  const int64_t n = ids.numel();
+  if (unpooled) {
+    total = tables[table_of_feature[0]].columns;
+    TORCH_CHECK(offset_data[0] == 0 && offset_data[features * batch_size] == n,
+                "recfx::served_lookup: unpooled ids must all be in a bag");
+    for (int64_t feature = 0; feature < features; ++feature) {
+      TORCH_CHECK(tables[table_of_feature[feature]].columns == total,
+                  "recfx::served_lookup: unpooled tables must have the same columns");
+      first_output[feature] = offset_data[feature * batch_size] * total;
+    }
+  }
+  const at::Tensor own_bags = at::arange(unpooled ? n + 1 : 0, at::TensorOptions().dtype(at::kLong));
+  const auto* own_bag_data = own_bags.const_data_ptr<int64_t>();
+  // The offsets of a feature's bags; if rows are not pooled, each of its ids is one.
+  const auto bags_of = [&](int64_t feature) {
+    const int64_t* bags = offset_data + feature * batch_size;
+    return unpooled ? own_bag_data + *bags : bags;
+  };
+  at::Tensor pooled = at::empty({unpooled ? n : batch_size, total}, at::TensorOptions().dtype(at::kFloat));
+  at::Tensor rows = at::empty({slots.size(0) > 0 ? n : 0}, at::TensorOptions().dtype(at::kLong));
   float* sums = pooled.data_ptr<float>();
   auto* row_data = rows.data_ptr<int64_t>();
   std::vector<BagTask> tasks;
   for (int64_t feature = 0; feature < features; ++feature) {
-    add_bag_tasks(feature, offset_data + feature * batch_size, batch_size, kIdsPerTask, tasks);
+    const int64_t* bags = offset_data + feature * batch_size;
+    add_bag_tasks(feature, bags_of(feature), unpooled ? bags[batch_size] - bags[0] : batch_size, kIdsPerTask, tasks);
   }
   std::atomic<int64_t> wrong{-1};
   run_tasks(ids.numel(), static_cast<int64_t>(tasks.size()), [&](int64_t k) {
     const BagTask& task = tasks[k];
     const Table& table = tables[table_of_feature[task.feature]];
-    const int64_t* bags = offset_data + task.feature * batch_size;
+    const int64_t* bags = bags_of(task.feature);
     const int64_t begin = bags[task.first];
     const int64_t end = bags[task.last];
     const int64_t found = find(table, id_data, row_data, begin, end);
@@ -149,7 +169,7 @@ at::Tensor served_lookup(const at::Tensor& ids_given, const at::Tensor& offsets_
     pool_stored(table.format,
                 {table.rows, table.bytes, table.columns, table.slots ? row_data : id_data,
                  per_sample_weights.has_value() ? scale.const_data_ptr<float>() : nullptr, bags, mean,
-                 sums + first_column[task.feature], total},
+                 sums + first_output[task.feature], total},
                 task.first, task.last);
   });
   TORCH_CHECK_INDEX(wrong < 0, "recfx::served_lookup: id ", id_data[std::max<int64_t>(wrong, 0)], " at position ",
@@ -163,7 +183,7 @@ TORCH_LIBRARY_FRAGMENT(recfx, library) {
   library.def(
       "served_lookup(Tensor ids, Tensor offsets, Tensor rows, int[] counts, int[] columns, int[] formats, "
       "int[] table_of_feature, Tensor slots, int[] slot_counts, int[] side_rows, int[] dense_rows, "
-      "int[] share_buckets, int[] seeds, bool mean, Tensor? per_sample_weights) -> Tensor");
+      "int[] share_buckets, int[] seeds, bool mean, Tensor? per_sample_weights, bool unpooled=False) -> Tensor");
 }
 
 TORCH_LIBRARY_IMPL(recfx, CPU, library) { library.impl("served_lookup", served_lookup); }

@@ -1,7 +1,9 @@
-"""What follows the lookups of an exported graph: ``mean_divide``, and ``keyed_tensor``, which is TorchRec's output."""
+"""What follows the lookups of an exported graph: ``mean_divide``, and TorchRec's outputs: ``keyed_tensor``, and
+``jagged_dict`` where rows are not pooled.
+"""
 
 import torch
-from torchrec.sparse.jagged_tensor import KeyedTensor
+from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedTensor
 
 from recfx.exporter.serving.select_bags import Bags, ServedNode
 from recfx.ir.tables import Columns, TableSpec
@@ -66,3 +68,50 @@ class DivideMeans(ServedNode):
         for part, position in zip(pooled.split(self.widths, dim=1), self.positions):  # noqa: B905  TorchScript
             parts.append(part if position < 0 else part / divisors[position].unsqueeze(1))
         return torch.cat(parts, dim=1)
+
+
+class AssembleJagged(ServedNode):
+    """Give each key its rows, with the lengths of its feature.
+
+    Args:
+        keys: the output keys, in order.
+        parts: the keys whose rows each input has, in order.
+        need_indices: whether the ids are put into the output as well.
+    """
+
+    keys: list[str]
+    parts: list[list[int]]
+
+    def __init__(self, keys: list[str], parts: list[list[str]], need_indices: bool) -> None:
+        super().__init__()
+        self.keys, self.need_indices = keys, need_indices
+        self.parts = [[keys.index(key) for key in part] for part in parts]
+
+    def forward(self, rows: list[torch.Tensor], bags: Bags) -> dict[str, JaggedTensor]:
+        """``rows``: one ``[n, D]`` tensor per input; ``bags``: the collection's ids.
+
+        Returns a ``JaggedTensor`` per key: ``[n, D]`` rows, a row per id; ids as weights if they are needed.
+        """
+        ids, lengths = bags.ids, bags.lengths
+        assert ids is not None
+        assert lengths is not None
+        lengths = lengths.view(len(self.keys), lengths.numel() // len(self.keys))
+        of_rows, of_ids = [rows[0]], [ids]
+        if len(self.keys) > 1:
+            counts = self.counts(bags.ends, lengths)
+            of_rows, of_ids = [rows[0] for _ in self.keys], list(ids.split(counts))
+            for positions, part in zip(self.parts, rows):  # noqa: B905  TorchScript
+                pieces = part.split([counts[position] for position in positions])
+                for position, piece in zip(positions, pieces):  # noqa: B905
+                    of_rows[position] = piece
+        output: dict[str, JaggedTensor] = {}
+        for number, key in enumerate(self.keys):
+            output[key] = JaggedTensor(of_rows[number], of_ids[number] if self.need_indices else None, lengths[number])
+        return output
+
+    def counts(self, ends: list[int] | None, lengths: torch.Tensor) -> list[int]:
+        """How many ids each key has."""
+        if ends is not None:
+            return [ends[number + 1] - ends[number] for number in range(len(self.keys))]
+        counted: list[int] = lengths.sum(1).tolist()
+        return counted

@@ -12,6 +12,7 @@ from recfx.exporter.serving.find_rows import FindFrozenRows
 from recfx.exporter.serving.pool_rows import FORMATS, PoolRows
 from recfx.exporter.serving.select_bags import Bags, SelectBags, ServedNode
 from recfx.ir.facts import FrozenIndex
+from recfx.ir.node_kinds import NOT_COMBINED
 from recfx.ir.tables import TableSpec
 from recfx.kernels.index.slot_table import home_slots
 from recfx.kernels.route.from_zero import from_zero
@@ -37,6 +38,7 @@ class AtenSelectBags(SelectBags):
         keys = features.keys()
         values, lengths = features.values().contiguous(), features.lengths().reshape(-1)
         self.check_shapes(keys, values, lengths)
+        id_type, length_type = values.dtype, lengths.dtype
         values, lengths = values.long(), lengths.long()
         counts = self.checked_counts(keys, values, lengths)
         weights = self.weights_of(features, values)
@@ -56,7 +58,8 @@ class AtenSelectBags(SelectBags):
             values = values.index_select(0, take)
             if weights is not None:
                 weights = weights.index_select(0, take)
-        return Bags(values, from_zero(lengths, ends[-1]), weights, ends)
+        offsets = from_zero(lengths, ends[-1])
+        return Bags(values, offsets, weights, ends, values.to(id_type), lengths.to(length_type))
 
     def checked_counts(self, keys: list[str], values: torch.Tensor, lengths: torch.Tensor) -> list[int]:
         """How many ids each key has. The one place where the host waits for the device."""
@@ -145,12 +148,12 @@ class AtenFindRows(FindFrozenRows):
 
 
 class StoredRows(ServedNode):
-    """The pooled lookup of one table. TorchScript cannot look at bytes as floats, so each table has its own tensor.
+    """The lookup of one table. TorchScript cannot look at bytes as floats, so each table has its own tensor.
 
     Args:
         table: the table, with the dtype of its stored rows.
         positions: its features' positions in the collection.
-        is_mean: whether bags are divided by their lengths.
+        combine: ``"SUM"``, ``"MEAN"`` or ``"NONE"``.
         is_weighted: whether the weights of the ids multiply the rows.
     """
 
@@ -158,9 +161,10 @@ class StoredRows(ServedNode):
     rows: torch.Tensor
     powers: torch.Tensor
 
-    def __init__(self, table: TableSpec, positions: list[int], is_mean: bool, is_weighted: bool) -> None:
+    def __init__(self, table: TableSpec, positions: list[int], combine: str, is_weighted: bool) -> None:
         super().__init__()
-        self.positions, self.is_mean, self.is_weighted = positions, is_mean, is_weighted
+        self.positions, self.is_weighted = positions, is_weighted
+        self.is_pooled, self.is_mean = combine != NOT_COMBINED, combine == "MEAN"
         form = FORMATS[table.dtype]
         self.bits, self.is_quantized, self.dim = form.bits, form.is_quantized, table.embedding_dim
         dtype = torch.uint8 if form.is_quantized else table.dtype
@@ -169,20 +173,24 @@ class StoredRows(ServedNode):
         self.register_buffer("powers", torch.tensor([2.0 ** (max(exponent, 1) - 25) for exponent in range(32)]))
 
     def forward(self, bags: Bags, lengths: torch.Tensor) -> torch.Tensor:
-        """``bags``: rows of every table; ``lengths``: int64 ``[F, B]``. Returns the table's ``[B, columns]``."""
+        """``bags``: rows of every table; ``lengths``: int64 ``[F, B]``. Returns ``[B, columns]``, or ``[n, dim]``."""
         ends, weights, pooled = bags.ends, bags.weights, torch.jit.annotate(list[torch.Tensor], [])
         assert ends is not None
         samples = torch.arange(lengths.size(1), device=lengths.device)
         for position in self.positions:
             begin, end = ends[position], ends[position + 1]
             rows = bags.values[begin:end]
-            looked_up = self.gathered(rows.clamp(min=0)) * (rows >= 0).unsqueeze(1)
+            looked_up = self.gathered(rows.clamp(min=0))
+            looked_up = torch.where((rows >= 0).unsqueeze(1), looked_up, torch.zeros_like(looked_up))
+            if not self.is_pooled:
+                pooled.append(looked_up)
+                continue
             if self.is_weighted and weights is not None:
                 looked_up = looked_up * weights[begin:end].unsqueeze(1)
             bag = torch.repeat_interleave(samples, lengths[position], output_size=end - begin)
             sums = looked_up.new_zeros([lengths.size(1), self.dim]).index_add(0, bag, looked_up)
             pooled.append(sums / lengths[position].clamp(min=1).unsqueeze(1) if self.is_mean else sums)
-        return torch.cat(pooled, dim=1)
+        return torch.cat(pooled, dim=1 if self.is_pooled else 0)
 
     def gathered(self, rows: torch.Tensor) -> torch.Tensor:
         """``rows``: int64 ``[n]``. Returns float32 ``[n, dim]``."""
@@ -219,8 +227,7 @@ class AtenPoolRows(PoolRows):
         place = {name: number for number, name in enumerate(features)}
         positions = [[place[name] for name in table.embedding_names] for table in tables]
         self.stored = nn.ModuleList(
-            StoredRows(table, of_table, combine == "MEAN", is_weighted)
-            for table, of_table in zip(tables, positions, strict=True)
+            StoredRows(table, of_table, combine, is_weighted) for table, of_table in zip(tables, positions, strict=True)
         )
 
     def parts(self) -> list[tuple[str, torch.Tensor, tuple[TableSpec, ...]]]:
@@ -230,10 +237,10 @@ class AtenPoolRows(PoolRows):
         ]
 
     def forward(self, bags: Bags) -> torch.Tensor:
-        """``bags``: rows of every table of the collection. Returns ``[B, sum D]``."""
+        """``bags``: rows of every table of the collection. Returns ``[B, sum D]``, or ``[n, D]`` if not combined."""
         batch_size = (bags.offsets.numel() - 1) // self.num_features
         lengths = bags.offsets.diff().view(self.num_features, batch_size)
         pooled: list[torch.Tensor] = []
         for stored in self.stored:
             pooled.append(stored(bags, lengths))
-        return torch.cat(pooled, dim=1).to(self.output_dtype)
+        return torch.cat(pooled, dim=1 if self.is_pooled else 0).to(self.output_dtype)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from torch import fx, nn
 
 from recfx.errors import ExportError
-from recfx.exporter.serving.assemble import AssembleColumns, DivideMeans
+from recfx.exporter.serving.assemble import AssembleColumns, AssembleJagged, DivideMeans
 from recfx.exporter.serving.pool_rows import PoolRows
 from recfx.exporter.serving.targets import ServingTarget
 from recfx.ir.facts import FrozenIndex
-from recfx.ir.node_kinds import NODE_KINDS, NOT_COMBINED, ValueType
+from recfx.ir.node_kinds import NODE_KINDS, ValueType
 from recfx.ir.snapshot import Rewriting
 from recfx.ir.tables import embedding_dims
 from recfx.runtime.lower_graph import Lowered, lower_graph, make_own
@@ -25,8 +25,11 @@ def lower_served(made: Rewriting, target: ServingTarget) -> fx.GraphModule:
     """
     graph_module = lower_graph(made.graph, made.metas, lambda of: _module(of, target))
     for node in graph_module.graph.nodes:
-        if node.op == "call_module" and isinstance(graph_module.get_submodule(str(node.target)), AssembleColumns):
-            node.args = ([*node.args],)  # TorchScript has no variable number of arguments
+        module = graph_module.get_submodule(str(node.target)) if node.op == "call_module" else None
+        if isinstance(module, AssembleColumns):  # TorchScript has no variable number of arguments
+            node.args = ([*node.args],)
+        elif isinstance(module, AssembleJagged):
+            node.args = ([*node.args[:-1]], node.args[-1])
     graph_module.recompile()
     return graph_module
 
@@ -49,19 +52,15 @@ def _module(of: Lowered, target: ServingTarget) -> nn.Module:
     if kind == "keyed_tensor":
         parts = [of.graph.columns(node) for node in of.node.all_input_nodes]
         return AssembleColumns(list(collection.keys), embedding_dims(collection.tables), parts)
+    if kind == "jagged_dict":
+        keys = [[columns.key for columns in of.graph.columns(node)] for node in of.node.all_input_nodes[:-1]]
+        return AssembleJagged(list(collection.keys), keys, collection.need_indices)
     return _own(of)
 
 
 def _pool(of: Lowered, pool: type[PoolRows]) -> PoolRows:
-    keys, combine = tuple(of.collection.keys), of.attributes["combine"]
-    if combine == NOT_COMBINED:
-        raise ExportError(
-            "files have no lookup with combine=NONE.",
-            reason="operator_not_exported",
-            module_path=of.collection.name,
-            what_to_do="convert the model without the pass that makes it, load the state, and export that.",
-        )
-    return pool(of.graph.stored(of.node), combine, keys, of.collection.is_weighted)
+    keys = tuple(of.collection.keys)
+    return pool(of.graph.stored(of.node), of.attributes["combine"], keys, of.collection.is_weighted)
 
 
 def _indexes(of: Lowered) -> dict[str, FrozenIndex]:

@@ -1,4 +1,4 @@
-"""``lookup`` of an exported graph: one pooled lookup of a group of tables, whatever their rows consist of."""
+"""``lookup`` of an exported graph: one lookup of a group of tables, whatever their rows consist of."""
 
 from typing import NamedTuple
 
@@ -8,11 +8,12 @@ from recfx.errors import Diagnostic
 from recfx.exporter.serving.find_rows import index_facts
 from recfx.exporter.serving.select_bags import Bags, ServedNode
 from recfx.ir.facts import FrozenIndex, LookupFacts
+from recfx.ir.node_kinds import NOT_COMBINED
 from recfx.ir.tables import TableSpec
 from recfx.kernels.lookup.quantized_rows import row_bytes
 
 _HOST = 3  # fbgemm_gpu's EmbeddingLocation.HOST
-_SUM, _MEAN = 0, 1  # its PoolingMode
+_MODES = {"SUM": 0, "MEAN": 1, NOT_COMBINED: 2}  # its PoolingMode
 _FLOAT32 = 0  # its SparseType
 
 
@@ -52,11 +53,12 @@ FORMATS: dict[torch.dtype, RowFormat] = {
 class PoolRows(ServedNode):
     """Pool the rows of a group of tables with FBGEMM's inference operator, which skips rows of -1.
 
+    If they are not combined, each row is read as it is, and rows of -1 read zeros; all ids of a feature are one bag.
     The rows of all tables are one tensor of bytes. ``table_begins`` and ``row_bytes`` say where each table's are.
 
     Args:
         tables: the group, in column order; each has one of the dtypes of ``FORMATS``.
-        combine: ``"SUM"`` or ``"MEAN"``.
+        combine: ``"SUM"``, ``"MEAN"`` or ``"NONE"``.
         features: the output keys of the whole collection, in order.
         is_weighted: whether the weights of the ids multiply the rows.
     """
@@ -64,6 +66,7 @@ class PoolRows(ServedNode):
     kernel = "fbgemm"
     positions: list[int]
     kept_columns: torch.Tensor
+    first_bags: torch.Tensor
     rows: torch.Tensor
 
     def __init__(
@@ -73,7 +76,7 @@ class PoolRows(ServedNode):
         self.specs = tables
         self.features = features
         self.combine = combine
-        self.mode = _MEAN if combine == "MEAN" else _SUM
+        self.mode, self.is_pooled = _MODES[combine], combine != NOT_COMBINED
         self.is_weighted = is_weighted
         self.num_features = len(features)
         formats = [FORMATS[table.dtype] for table in tables]
@@ -96,9 +99,12 @@ class PoolRows(ServedNode):
             for table, end in zip(of_feature, ends[:-1].tolist(), strict=True)
             for column in range(end, end + tables[table].embedding_dim)
         ]
+        if not self.is_pooled:
+            self.total_columns, kept = columns[0], kept[: tables[0].embedding_dim]
         self.drops_columns = len(kept) < self.total_columns
         self.output_dtype = tables[0].output_dtype
         self.register_buffer("kept_columns", torch.tensor(kept))
+        self.register_buffer("first_bags", torch.arange(len(keys) + 1))
         self.register_buffer("placements", torch.full((len(keys),), _HOST, dtype=torch.int32))
         self.register_buffer("begins", torch.tensor([self.table_begins[table] for table in of_feature]))
         sparse_types = [formats[table].sparse_type for table in of_feature]
@@ -122,7 +128,7 @@ class PoolRows(ServedNode):
         return [("rows", self.rows, self.specs)]
 
     def forward(self, bags: Bags) -> torch.Tensor:
-        """``bags``: rows of every table of the collection. Returns ``[B, sum D]``."""
+        """``bags``: rows of every table of the collection. Returns ``[B, sum D]``, or ``[n, D]`` if not combined."""
         values, offsets, weights = self.in_order(bags)
         pooled = torch.ops.fbgemm.int_nbit_split_embedding_codegen_lookup_function(
             self.rows,
@@ -149,12 +155,15 @@ class PoolRows(ServedNode):
     def in_order(self, bags: Bags) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
         """The values, offsets and weights of the bags of these tables' features."""
         values, offsets, weights = bags.values, bags.offsets, bags.weights
+        batch_size = (offsets.numel() - 1) // self.num_features
         if self.permutes:
-            lengths = offsets.diff().view(self.num_features, (offsets.numel() - 1) // self.num_features)
+            lengths = offsets.diff().view(self.num_features, batch_size)
             lengths, values, weights = torch.ops.fbgemm.permute_2D_sparse_data(
                 self.position, lengths, values, weights, None
             )
             offsets = torch.ops.fbgemm.asynchronous_complete_cumsum(lengths.view(-1))
+        if not self.is_pooled:
+            offsets = offsets.index_select(0, self.first_bags * batch_size)
         return values, offsets, weights if self.is_weighted else None
 
     def finished(self, pooled: torch.Tensor) -> torch.Tensor:
@@ -199,7 +208,7 @@ class FindAndPool(PoolRows):
         self.register_buffer("slots", torch.empty(sum(self.slot_counts), 2, dtype=torch.int64))
 
     def forward(self, bags: Bags) -> torch.Tensor:
-        """``bags``: ids of every table of the collection. Returns ``[B, sum D]``."""
+        """``bags``: ids of every table of the collection. Returns ``[B, sum D]``, or ``[n, D]`` if not combined."""
         values, offsets, weights = self.in_order(bags)
         pooled = torch.ops.recfx.served_lookup(
             values,
@@ -217,5 +226,6 @@ class FindAndPool(PoolRows):
             self.seeds,
             self.combine == "MEAN",
             weights,
+            not self.is_pooled,
         )
         return self.finished(pooled)

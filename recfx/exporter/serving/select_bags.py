@@ -17,12 +17,16 @@ class Bags(NamedTuple):
         offsets: int64 ``[F * B + 1]``, where the bags begin in ``values``, feature by feature.
         weights: float32 ``[n]`` if the collection is weighted.
         ends: ``F + 1`` numbers, if the host knows them: where the features begin in ``values``, and its end.
+        ids: ``[n]``, the ids as they came, int32 or int64, if the output may need them.
+        lengths: ``[F * B]``, those of the bags as they came, if the output may need them.
     """
 
     values: torch.Tensor
     offsets: torch.Tensor
     weights: Optional[torch.Tensor]  # noqa: UP045  TorchScript does not compile `X | None` in a NamedTuple
     ends: Optional[list[int]] = None  # noqa: UP045
+    ids: Optional[torch.Tensor] = None  # noqa: UP045
+    lengths: Optional[torch.Tensor] = None  # noqa: UP045
 
 
 class ServedNode(nn.Module):
@@ -93,10 +97,10 @@ class SelectBags(ServedNode):
             )
             lengths = lengths.view(-1)
         offsets = torch.ops.fbgemm.asynchronous_complete_cumsum(lengths.long())
-        values = values.long()
+        ids, values = values, values.long()
         for stretch in range(len(self.least_limit)):
             self.check_range(stretch, values, offsets, batch_size)
-        return Bags(values, offsets, weights)
+        return Bags(values, offsets, weights, None, ids, lengths)
 
     def batch_size(self, keys: list[str], values: torch.Tensor, lengths: torch.Tensor) -> int:
         """The number of samples of a batch that is well formed."""

@@ -13,6 +13,7 @@ from recfx.exporter.serving.aten import AtenPoolRows
 from recfx.exporter.serving.pool_rows import FORMATS
 from recfx.exporter.serving.select_bags import Bags
 from recfx.ir.facts import LookupFacts
+from recfx.ir.node_kinds import NOT_COMBINED
 from recfx.ir.tables import TableSpec
 from recfx.lowering.triton import target as triton_target
 
@@ -42,6 +43,8 @@ class TritonPoolRows(AtenPoolRows):
 
     @classmethod
     def declines(cls, lookup: LookupFacts) -> Diagnostic | None:
+        if lookup.combine == NOT_COMBINED:
+            return Diagnostic("unsupported_combine", "", "the kernel pools rows.", by=cls.kernel)
         dtypes = {table.dtype for table in lookup.tables}
         if len(dtypes) > 1 or not FORMATS[lookup.tables[0].dtype].is_quantized:
             names = ", ".join(sorted(FORMATS[dtype].name for dtype in dtypes))
