@@ -70,7 +70,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The files that take longest come first: of several processes, none is left alone with one at the end."""
-    items.sort(key=lambda item: item.path.name not in _LONG_FILES)
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        items.sort(key=lambda item: item.path.name not in _LONG_FILES)
 
 
 @pytest.hookimpl(optionalhook=True)
