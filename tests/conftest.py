@@ -50,7 +50,7 @@ for _backend in (torch.cuda, torch.mtia, torch.xpu):
 # Half a minute of work or more in few tests: they compile C++, run examples, or run tests in processes of their own.
 _LONG_FILES = frozenset(
     {
-        "test_coverage.py", "test_examples.py", "test_interpreted_targets.py", "test_serve_cpp.py",
+        "test_coverage.py", "test_examples.py", "test_interpreted_targets.py", "test_linalg.py", "test_serve_cpp.py",
         "test_thread_safety.py",
     }
 )  # fmt: skip
@@ -70,7 +70,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The files that take longest come first: of several processes, none is left alone with one at the end."""
-    items.sort(key=lambda item: item.path.name not in _LONG_FILES)
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        items.sort(key=lambda item: item.path.name not in _LONG_FILES)
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -28,7 +28,7 @@ from recfx.ir.tables import TableSpec
 from recfx.lowering.targets import TargetsHere
 from recfx.optim.fused_optimizer import FusedOptimizer
 from recfx.passes import Pass
-from recfx.runtime import TableStore
+from recfx.runtime import FindRows, TableStore
 from recfx.runtime.in_flight import BATCHES_IN_FLIGHT
 from recfx.runtime.lower_graph import Runtime
 from recfx.runtime.training_checks import refuse_fused_replicas
@@ -197,6 +197,8 @@ class UnshardedCollection(WholeTables):
         self.pass_records = list(graph_module.meta[PASSES_KEY])
         eval_graph, records = make_eval_graph(graph_module, self._runtime)
         self.pass_records += records
+        if any(isinstance(node, FindRows) and node.inserts for node in eval_graph.children()):
+            graph_module = eval_graph
         graph_module.train(self.training)  # before other threads see it: in training mode, it would insert ids
         self.graph_module, self._graph_trains = graph_module, True
         # Registered as well, so that modes and copies reach its modules; None if the modes have one graph.

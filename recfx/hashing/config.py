@@ -45,6 +45,10 @@ class HashConfig:
         seed: for buckets, sharing and initial rows; any int64 except the highest. Whoever knows it can choose ids that
             fill one bucket; where ids may be hostile, give a random one (``secrets.randbits(62)``), the same on all
             ranks and after a resume, and keep it secret: states, checkpoints and exported files contain it.
+        find_on_device: for tables on a device: where training finds the rows of ids. False: on the host. True: on the
+            device, as eval mode does, in a copy of the index; only ids without a row go to the host. All tables of a
+            collection that have an index must ask for it, and none may evict or have ``admit_after``; ids are hashed on
+            the host otherwise, as those of sharded tables are, and the report says why. Rows do not depend on it.
 
     Raises:
         ConversionError: ``invalid_hash_config``, naming field and value.
@@ -58,6 +62,7 @@ class HashConfig:
     admit_after: int = 1
     unseen: Literal["zeros", "share"] = "zeros"
     seed: int = 0
+    find_on_device: bool = False
 
     def __post_init__(self) -> None:
         for field in ("rows", "dense_rows", "buckets", "admit_after", "seed"):  # NumPy integers are accepted
@@ -72,6 +77,8 @@ class HashConfig:
         _check_integer("admit_after", self.admit_after, 1, 2**31 - 1)
         _check_choice("unseen", self.unseen, ("zeros", "share"))
         _check_integer("seed", self.seed, -(2**63), 2**63 - 2)  # seed + 1, which chooses shared rows, must not overflow
+        if not isinstance(self.find_on_device, bool):
+            raise _invalid("find_on_device", self.find_on_device, "True or False", "")
         if self.rows is not None and self.dense_rows is not None:
             _check_dense_rows(self.dense_rows, self.rows, "")
 
@@ -117,6 +124,7 @@ class HashConfig:
             admit_after=self.admit_after,
             unseen=self.unseen,
             seed=self.seed,
+            find_on_device=self.find_on_device,
         )
 
 
@@ -132,6 +140,7 @@ class ResolvedHashConfig:
     admit_after: int
     unseen: Literal["zeros", "share"]
     seed: int
+    find_on_device: bool = False
 
     @property
     def index_rows(self) -> int:

@@ -219,7 +219,7 @@ def _config(index: IndexFacts, rows: int) -> str:
     """The index's config with a different number of rows, as source code: everything that is not at its default."""
     resolved, default = index.config, HashConfig()
     fields = [f"rows={rows:_}", f"dense_rows={resolved.dense_rows}", f"buckets={resolved.buckets}"]
-    for name in ("on_full", "evict", "admit_after", "unseen", "seed"):
+    for name in ("on_full", "evict", "admit_after", "unseen", "seed", "find_on_device"):
         value = getattr(resolved, name)
         if value != getattr(default, name):
             fields.append(f"{name}={value!r}")

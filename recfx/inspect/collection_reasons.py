@@ -13,6 +13,7 @@ from recfx.hashing import HashIndex
 from recfx.ir.shards import ShardedTable
 from recfx.ir.tables import TableSpec
 from recfx.optim.fused_optimizer import FusedOptimizer
+from recfx.passes.find_on_device import asks_for_it
 from recfx.runtime import FindRows, SelectFeatures
 from recfx.runtime.transfers import crosses
 
@@ -126,39 +127,68 @@ _RULES: tuple[Callable[[ShardedTable, str, FusedOptimizer | None], Diagnostic | 
 
 
 def transfer_reasons(collection: ConvertedCollection, path: str) -> tuple[Diagnostic, ...]:
-    """At most one reason for the collection, which is at ``path``, as a whole."""
+    """Where the ids of the collection, which is at ``path``, are hashed, if its tables are on a device.
+
+    Also why its ids are hashed on the host although ``HashConfig.find_on_device`` is set.
+    """
     device = collection.store.device
     indexes = [index for index in collection.hash_indexes.values() if isinstance(index, HashIndex)]
-    if not any(crosses(device, index.row_ids.device) for index in indexes):
-        return ()
-    where = f"its tables are on {device}, but its ids are hashed on the host, where the indexes are: "
     nodes = [module for module in collection.graph_of(training=False).children() if isinstance(module, FindRows)]
-    if nodes and not any(node.finds_on_host for node in nodes):
+    in_eval = bool(nodes) and not any(node.finds_on_host for node in nodes)
+    in_training = in_eval and all(node.inserts for node in nodes)
+    reasons = []
+    if any(crosses(device, index.row_ids.device) for index in indexes):
+        reasons.append(_where_ids_are_hashed(collection, path, nodes, in_eval, in_training))
+    if any(asks_for_it(table) for table in collection.tables) and not in_training and device.type != "meta":
+        message = f"find_on_device=True does nothing: {_why_on_host(collection, nodes)}"
+        reasons.append(Diagnostic("find_on_device_not_used", path, message, "nothing: rows do not depend on it."))
+    return tuple(reasons)
+
+
+def _where_ids_are_hashed(
+    collection: ConvertedCollection, path: str, nodes: list[FindRows], in_eval: bool, in_training: bool
+) -> Diagnostic:
+    copies = f"copies of the indexes that take {sum(node.copies.bytes for node in nodes)} bytes there"
+    if in_training:
         message = (
-            f"{where}each forward in training copies ids to the host and their rows to the device (nodes to_host and "
-            "to_device). In eval mode, rows are found on the device (node find_rows), in copies of the indexes that "
-            f"take {sum(node.copies.bytes for node in nodes)} bytes there, and that are made again for the first batch "
-            "after the indexes have changed."
+            f"its tables are on {collection.store.device}, where rows are found (node find_rows), in training as well, "
+            f"in {copies}, and as many on the host. Only ids without a row are copied to the host, which gives them "
+            "one. The copies are made again for the first batch after something else has changed the indexes."
+        )
+        return Diagnostic("found_on_device", path, message, "nothing; recfx.TrainPipeline hashes no ids ahead.")
+    where = (
+        f"its tables are on {collection.store.device}, but its ids are hashed on the host, where the indexes are: each "
+        "forward"
+    )
+    if in_eval:
+        message = (
+            f"{where} in training copies ids to the host and their rows to the device (nodes to_host and to_device). "
+            f"In eval mode, rows are found on the device (node find_rows), in {copies}, and that are made again for "
+            "the first batch after the indexes have changed."
         )
     else:
         message = (
-            f"{where}each forward copies ids to the host and their rows to the device (nodes to_host and to_device); "
-            f"in eval mode as well, because {_why_not_in_eval(collection, nodes)}"
+            f"{where} copies ids to the host and their rows to the device (nodes to_host and to_device); in eval mode "
+            f"as well, because {_why_on_host(collection, nodes)}"
         )
     advice = (
         "nothing; recfx.TrainPipeline copies the next batch's ids ahead, and hashes them while the device computes."
     )
-    return (Diagnostic("hashed_on_host", path, message, advice),)
+    return Diagnostic("hashed_on_host", path, message, advice)
 
 
-def _why_not_in_eval(collection: ConvertedCollection, nodes: list[FindRows]) -> str:
-    if nodes:
-        return nodes[0].finds_on_host
+def _why_on_host(collection: ConvertedCollection, nodes: list[FindRows]) -> str:
+    """Why rows are found on the host, in training or in both modes."""
+    here = [node.finds_on_host for node in nodes if node.finds_on_host]
+    if here:
+        return here[0]
     if collection.is_sharded:
         return "rows of sharded tables are found on the host only."
-    declined = [why for record in collection.pass_records for why in record.declined if why.code == "found_on_host"]
+    declined = [why for record in collection.pass_records for why in record.declined if why.by == "find_on_device"]
     if declined:
         return declined[0].message
+    if collection.store.device.type == "cpu":
+        return "its tables are on the host, where the indexes are."
     return (
         "the nodes of its graph are part of a graph of the whole model, which was made when its tables were elsewhere."
     )

@@ -91,6 +91,7 @@ def index_settings_not_used(table: TableFacts) -> Diagnostic | None:
         "on_full": (config.on_full, "error"),
         "admit_after": (config.admit_after, 1),
         "unseen": (config.unseen, "zeros"),
+        "find_on_device": (config.find_on_device, False),
     }
     unused = [f"{name}={value!r}" for name, (value, default) in settings.items() if value != default]
     if not unused:

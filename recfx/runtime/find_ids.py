@@ -135,5 +135,5 @@ class InsertIds(NodeModule):
         if bool((rows == -1).any()):
             self.hash_ids.indexes.insert_absent(features, found_rows.ids, rows)
         else:
-            self.hash_ids.indexes.count_resident(features)
+            self.hash_ids.indexes.count_resident(self.hash_ids.indexes.segments(features))
         return with_values(features, rows.to(features.values().device), features.weights_or_none())

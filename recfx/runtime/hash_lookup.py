@@ -80,6 +80,6 @@ class _RowsOfBatch:
 
     def answered(self, absent_per_table: list[int]) -> None:
         if self.training:
-            self._indexes.count_resident(self._features)
+            self._indexes.count_resident(self._indexes.segments(self._features))
         else:
             self._indexes.count_answered(self._features, absent_per_table)

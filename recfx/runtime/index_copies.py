@@ -14,7 +14,8 @@ from recfx.hashing import HashIndex
 from recfx.ir.tables import TableSpec
 from recfx.kernels.index import hash_index
 from recfx.kernels.index.find_rows import IndexFacts, ReadIndexes
-from recfx.runtime.transfers import HOST, pins, record_stream
+from recfx.kernels.index.slot_table import insert_beside
+from recfx.runtime.transfers import HOST, copy_to_device, pins, record_stream
 
 
 class CountsOnDevice:
@@ -69,15 +70,20 @@ class CountsOnDevice:
 class IndexCopies:
     """Copies that are made when they are first needed, and again after an index has changed. Threads may use them.
 
-    ``indexes`` returns the index of each table, in the KJT's order; None for tables without one.
+    Args:
+        tables: the tables, in the KJT's order.
+        indexes: returns the index of each table; None for tables without one.
+        follow: whether copies follow the insertions of training batches. The host then keeps what they are made from,
+            which takes as many bytes there.
     """
 
     def __init__(
         self,
         tables: tuple[TableSpec, ...],
         indexes: Callable[[], Sequence[HashIndex | None]],
+        follow: bool = False,
     ) -> None:
-        self._indexes = indexes
+        self._indexes, self._follow = indexes, follow
         features = [len(table.embedding_names) for table in tables]
         self._last_features = [end - 1 for end in accumulate(features)]
         self._copy: CopyOfIndexes | None = None
@@ -94,14 +100,36 @@ class IndexCopies:
             if index is not None:
                 index.refresh()
         # Before the slots are read: if something changes from here on, the next batch copies again.
-        versions = [None if index is None else index.map_version for index in indexes]
+        versions = _versions(indexes)
         with self._lock:
             copy = self._copy
             if copy is None or copy.device != device or copy.versions != versions:
-                self._copy = None  # two copies at once may not fit
-                copy = self._copy = CopyOfIndexes(device, versions, self._read(indexes, device), self._last_features)
+                copy = self._copy = None  # two copies at once may not fit
+                on_host = self._read(indexes, device)
+                copy = self._copy = CopyOfIndexes(device, versions, on_host, self._last_features, self._follow)
         copy.use()
         return copy
+
+    def follow(self, copy: CopyOfIndexes, answers: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
+        """Let a copy follow what a training batch has inserted; if it cannot, the next batch makes another one.
+
+        Args:
+            copy: the copy in which the batch's ids were found.
+            answers: for each index, the ids that had no row, and the rows that they have now, of their own or shared:
+                int64 ``[n]``, on the CPU.
+        """
+        indexes = self._indexes()
+        new = []
+        for index, (ids, rows) in zip([each for each in indexes if each is not None], answers, strict=True):
+            given = rows[index.row_ids[rows] == ids].unique()
+            new.append((index.row_ids[given], given))
+        counts = iter([given.numel() for _, given in new])
+        expected = [None if version is None else (*version[:2], version[2] + next(counts)) for version in copy.versions]
+        with self._lock:
+            if copy is self._copy and _versions(indexes) == expected and copy.insert(new):
+                copy.versions = expected
+            else:
+                self._copy = None
 
     def forget(self) -> None:
         with self._lock:
@@ -146,22 +174,77 @@ class IndexCopies:
         self._copy, self._lock = None, threading.Lock()
 
 
+def _of_indexes(facts: torch.Tensor) -> list[IndexFacts]:
+    return [of_table for fields in facts.tolist() if (of_table := IndexFacts(*fields)).slot_mask >= 0]
+
+
+def _versions(indexes: Sequence[HashIndex | None]) -> list[Any]:
+    return [None if index is None else index.map_version for index in indexes]
+
+
 class CopyOfIndexes:
-    """One state of the indexes, on one device; ``last_features`` is int64 ``[tables]``."""
+    """One state of the indexes, on one device; ``last_features`` is int64 ``[tables]``.
+
+    With ``follow``, insertions can follow, and ``for_training`` has the same slots; ids without a row share none there,
+    because they get one.
+    """
 
     def __init__(
-        self, device: torch.device, versions: list[Any], on_host: ReadIndexes, last_features: list[int]
+        self,
+        device: torch.device,
+        versions: list[Any],
+        on_host: ReadIndexes,
+        last_features: list[int],
+        follow: bool = False,
     ) -> None:
         self.device, self.versions = device, versions
+        self._on_host = on_host if follow else None
         with torch.inference_mode(False):
             self.indexes = ReadIndexes(*(tensor.to(device, non_blocking=True) for tensor in on_host))
             self.last_features = torch.tensor(last_features).to(device)
+            self.for_training = self.indexes
+            if follow:
+                facts = on_host.facts.clone()
+                facts[:, IndexFacts._fields.index("share_buckets")] = 0
+                self.for_training = self.indexes._replace(facts=facts.to(device))
         self._made: Any = None  # the stream that copies, and an event after it
-        if pins(device.type):
-            module = torch.get_device_module(device)
-            stream, event = module.current_stream(device), module.Event()
+        self._is_read_elsewhere = False
+        self._record()
+
+    def _record(self) -> None:
+        if pins(self.device.type):
+            module = torch.get_device_module(self.device)
+            stream, event = module.current_stream(self.device), module.Event()
             event.record(stream)
             self._made = (stream, event)
+
+    def insert(self, new: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> bool:
+        """Insert ids into the slots of each index, on the host and on the device.
+
+        Args:
+            new: for each index, ids that it does not hold, and their rows: int64 ``[n]``, on the CPU.
+
+        Returns:
+            False if the copies are of no use any more: another stream reads them, or an id is too far from its home.
+        """
+        if self._on_host is None or self._is_read_elsewhere:
+            return False
+        slots, side_rows, facts = self._on_host
+        written = []
+        for number, (of_index, (ids, rows)) in enumerate(zip(_of_indexes(facts), new, strict=True)):
+            first = of_index.slots_start // 2
+            of_table = slots[first : first + of_index.slot_mask + 1]
+            places = insert_beside(ids, rows, of_table, side_rows[number : number + 1])
+            if places is None:
+                return False
+            written.append(places + first)
+        places = torch.cat(written)
+        on_device = copy_to_device(places, self.device)
+        self.indexes.slots.index_copy_(0, on_device, copy_to_device(slots[places], self.device))
+        if any(bool((ids == -1).any()) for ids, _ in new):
+            self.indexes.side_rows.copy_(copy_to_device(side_rows.clone(), self.device))
+        self._record()
+        return True
 
     def use(self) -> None:
         """Let the current stream wait for the copies, and keep their memory until it has read them."""
@@ -170,6 +253,7 @@ class CopyOfIndexes:
         stream, event = self._made
         current = torch.get_device_module(self.device).current_stream(self.device)
         if current != stream:
+            self._is_read_elsewhere = True
             current.wait_event(event)
-            for tensor in (*self.indexes, self.last_features):
+            for tensor in (*self.indexes, self.last_features, self.for_training.facts):
                 record_stream(tensor, current)

@@ -112,6 +112,11 @@ class TableIndexes:
         borders = features.offset_per_key()
         return [Segment(table, borders[first], borders[last]) for table, first, last in self._keys_of_hashed]
 
+    def segments_until(self, table_ends: list[int]) -> list[Segment]:
+        """``segments`` of a batch in which the ids of each table of the collection end there."""
+        pieces = zip(self.tables, [0, *table_ends[:-1]], table_ends, strict=True)
+        return [Segment(*piece) for piece in pieces if piece[0].name in self._is_hashed]
+
     def find_views(self, training: bool) -> list[IndexView | None]:
         """The index of each table of the collection; None for tables without one."""
         views = views_of(self._all(), training)
@@ -178,25 +183,38 @@ class TableIndexes:
 
         ``ids`` and ``rows`` are int64 ``[n]``, on the CPU; a row of -1 is completed in place.
         """
-        segments = self.segments(features)
         absent = torch.nonzero(rows < 0).squeeze(1)
+        rows[absent], _ = self.insert_at(absent, ids[absent], self.segments(features))
+
+    def insert_at(
+        self, positions: torch.Tensor, ids: torch.Tensor, segments: list[Segment]
+    ) -> tuple[torch.Tensor, list[Segment]]:
+        """Give rows to the ids of a training batch that have none, where only these are known; the others are counted.
+
+        Args:
+            positions: int64 ``[n]``, on the CPU, ascending: where these ids are in the batch.
+            ids: int64 ``[n]``, on the CPU.
+            segments: of the batch.
+
+        Returns:
+            The rows of these ids, int64 ``[n]``; and which of them belong to each table.
+        """
         edges = [edge for segment in segments for edge in (segment.begin, segment.end)]
-        borders = torch.searchsorted(absent, torch.tensor(edges, device="cpu")).tolist()
+        borders = torch.searchsorted(positions, torch.tensor(edges, device="cpu")).tolist()
         fresh = [
             segment._replace(begin=begin, end=end)
             for segment, begin, end in zip(segments, borders[::2], borders[1::2], strict=True)
         ]
-        rows[absent] = self.find_or_insert(ids[absent], fresh)
+        rows = self.find_or_insert(ids, fresh)
         resident = [
             (segment.end - segment.begin) - (new.end - new.begin) for segment, new in zip(segments, fresh, strict=True)
         ]
         self._count_found(resident, batches=0)  # find_or_insert has already counted the batch
+        return rows, fresh
 
-    def count_resident(self, features: KeyedJaggedTensor) -> None:
+    def count_resident(self, segments: list[Segment]) -> None:
         """Count a training batch in which all ids already had rows."""
-        borders = features.offset_per_key()
-        resident = [borders[last] - borders[first] for _, first, last in self._keys_of_hashed]
-        self._count_found(resident, batches=1)
+        self._count_found([segment.end - segment.begin for segment in segments], batches=1)
 
     def _count_found(self, resident: list[int], batches: int) -> None:
         # The first two counts of an index are the batches and the ids seen.

@@ -45,6 +45,7 @@ def test_every_interpreted_file_is_run() -> None:
 def test_the_tests_for_a_device_run(command: list[str], chosen: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """So that they do on the first GPU, too."""
     monkeypatch.setenv("RECFX_KERNELS_ON", "cpu")
+    monkeypatch.setenv("RECFX_EXAMPLES", "15")
     printed = run_interpreted(*command, *OPTIONS, "tests/ascend/on_device", "-k", chosen)
     assert " passed" in printed
     assert "skipped" not in printed

@@ -23,6 +23,7 @@ def test_defaults_are_those_of_the_design() -> None:
         "admit_after": 1,
         "unseen": "zeros",
         "seed": 0,
+        "find_on_device": False,
     }
     with pytest.raises(dataclasses.FrozenInstanceError):
         HashConfig().rows = 3  # type: ignore[misc]
@@ -56,6 +57,8 @@ def test_defaults_are_those_of_the_design() -> None:
         ("evict", 0),
         ("admit_after", None),
         ("unseen", True),
+        ("find_on_device", 1),
+        ("find_on_device", None),
     ],
 )
 def test_bad_value_is_named(field: str, value: Any) -> None:

@@ -248,7 +248,7 @@ def test_no_gradient_of_a_frozen_table_is_computed(target: str, frozen: list[int
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_repeated_runs_give_identical_bits(target: str) -> None:
-    data = batch(64, 8, False)
+    data = batch(16 if target == "triton" else 64, 8, False)  # an interpreter takes a second for a hundred bags
     start = weights(torch.float32)
     runs = []
     for _ in range(2):

@@ -8,6 +8,7 @@ import re
 from pathlib import Path
 
 from tests.mutants.compile_once import included_by
+from tests.mutants.interpreted import tests_that_interpret
 
 _INTERPRETED = ["ascend/test_interpreted.py", "ascend/test_interpreted_targets.py"]
 _ON_NPU = "ascend/npu_runtime"
@@ -210,8 +211,6 @@ def _words(path: Path) -> set[str]:
 
 def _places(path: Path) -> list[str]:
     """Places below ``tests/`` for a file, or for its package."""
-    if path.stem.endswith("_triton"):
-        return _INTERPRETED
     package = package_of(path)
     places = BESIDE.get(str(path)) or BESIDE.get(package, [package])
     launches = path.with_name(f"{path.stem}_triton.py").exists()  # the kernels there, from here
@@ -237,8 +236,10 @@ def _importing() -> dict[str, list[Path]]:
 def tests_for(path: Path) -> list[str]:
     """Test files for one file of the product, both relative to the root: those of ``FIRST`` and ``CPP``, then of the
     same stem, then those that name more of what is public in it, then the others of its package and those that import
-    it.
+    it. For kernels in Triton, single tests: to interpret all takes minutes.
     """
+    if path.stem.endswith("_triton"):
+        return tests_that_interpret(path)
     files: dict[Path, int] = {}
     first = _first(path)
     places = _places(path)

@@ -177,7 +177,8 @@ def _in_child(copy: Path, tests: Sequence[str], pipe: int, limits: Limits) -> No
         with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
             status = pytest.main([*options, *tests], plugins=[_Tell(pipe, limits)])
         if status == pytest.ExitCode.USAGE_ERROR:  # also where a conftest.py cannot import what has the fault
-            os.write(pipe, b"failed conftest.py\n" if all(map(os.path.exists, tests)) else b"no tests\n")
+            are_there = all(Path(test.partition("::")[0]).exists() for test in tests)
+            os.write(pipe, b"failed conftest.py\n" if are_there else b"no tests\n")
         if status in (0, 2, 5):  # 2: stopped by us
             os.write(pipe, b"end\n")
     finally:

@@ -36,6 +36,7 @@ HASHING: dict[str, recfx.HashConfig | None] = {
     "static": None,
     "adopted": recfx.HashConfig(),
     "hashed": RAW,
+    "on_device": recfx.HashConfig(dense_rows=0, find_on_device=True),
     "share": recfx.HashConfig(dense_rows=0, on_full="share", unseen="share"),
     "evict": recfx.HashConfig(dense_rows=0, on_full="evict"),
     "admit": recfx.HashConfig(dense_rows=0, on_full="evict", admit_after=2),

@@ -209,7 +209,7 @@ def launching_nothing() -> Iterator[None]:
     """Let target ``npu`` serve, and do everything that it does around its kernels, which are not launched.
 
     Results are whatever was in memory, and nothing here depends on them, except that batches are checked, that ids are
-    routed, all of them to the first piece of their table, as id 0, and that ids that are only looked up all have row 0.
+    routed, all of them to the first piece of their table, as id 0, and that rows are found.
     The operators with kernels are called as the functions that they are, because no dispatch mode sees what runs inside
     an operator.
     """
@@ -247,8 +247,10 @@ def _answer(name: str, ids: torch.Tensor, *arguments: Any, **constants: Any) -> 
         new_ids = arguments[8]
         new_ids.zero_()
     elif name == "recfx_find_rows":
-        rows = arguments[4]
-        rows.zero_()
+        given, (rows, absent) = [tensor.cpu() for tensor in (ids, *arguments[:4])], arguments[4:6]
+        found, counts = find_rows.find_rows_reference(*given[:2], find_rows.ReadIndexes(*given[2:]))
+        rows.copy_(found)
+        absent[0].copy_(counts)
     elif name == "recfx_bag_offsets":
         _, values, first_bags, limits, offsets, reports = arguments[:6]
         per_key = first_bags.diff().tolist()

@@ -22,6 +22,7 @@ from tests.sharding.cases import Case, Table, batches
 from tests.sharding.ranks import ranks
 
 RAW = recfx.HashConfig(dense_rows=0)
+HASHING = {"static": None, "hashed": RAW, "on_device": recfx.HashConfig(dense_rows=0, find_on_device=True)}
 # At most so many in training and in eval mode: of tables that are summed, whose keys are in order; and of others that
 # are averaged beside them, with keys in another order, which makes two lookups of a collection that is not hashed.
 BOUNDS = {
@@ -29,6 +30,8 @@ BOUNDS = {
     ("static", "means"): (31, 9),
     ("hashed", "sums"): (19, 17),
     ("hashed", "means"): (27, 24),
+    ("on_device", "sums"): (33, 13),
+    ("on_device", "means"): (41, 20),
 }
 # Of two ranks, with a table of each sharding type, some of which are averaged.
 OF_RANKS = [(119, 76), (111, 76)]
@@ -77,10 +80,10 @@ def test_steps_are_bounded(kind: str, pooling: str, count: int) -> None:
     order = [f"f{number}" for number in range(count)][:: -1 if pooling == "means" else 1]
     recorder = Recorder(frozenset())
     with launching_nothing():
-        model = recfx.convert(collection, hashing=RAW if kind == "hashed" else None).to(DEVICE)
+        model = recfx.convert(collection, hashing=HASHING[kind]).to(DEVICE)
         for number in range(2):  # in the second step, what does not depend on the batch is there, and new ids come
             features = batch(4, tuple(order))
-            if kind == "hashed":
+            if kind != "static":
                 values = features.values() * RAW_IDS[0] + RAW_IDS[1] + number
                 features = KeyedJaggedTensor(features.keys(), values, lengths=features.lengths())
             step(recorder, model, features.to(torch.device(DEVICE)))

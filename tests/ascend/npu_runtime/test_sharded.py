@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torchrec.optim.optimizers import in_backward_optimizer_filter
@@ -94,17 +96,23 @@ def test_ids_are_copied_where_ranks_exchange_or_hash_them() -> None:
         assert "to_device(ebc_rows)" in text
 
 
-def said_of_transfers(rank: int, world_size: int) -> tuple[str, str]:
-    """The reason of the report, and the graph of eval mode."""
+def said_of_transfers(rank: int, world_size: int) -> tuple[list[tuple[str, str]], str]:
+    """The reasons of the report, and the graph of eval mode, of tables that ask for more."""
     case = HASHED["row_wise_lru"]
+    assert case.hashing is not None
+    case = replace(case, hashing=replace(case.hashing, find_on_device=True))
     sharded = model_on_npus(case, world_size, torch.device("npu", rank), ids_on_host=False).sparse.eval()
-    (found,) = transfer_reasons(sharded, "sparse")
-    return found.message, format_graph(sharded.graph_module)
+    said = [(each.code, each.message) for each in transfer_reasons(sharded, "sparse")]
+    return said, format_graph(sharded.graph_module)
 
 
-def test_eval_mode_finds_rows_on_the_host_and_the_report_says_so() -> None:
-    for message, graph in ranks(2, "hccl").run(said_of_transfers):
-        assert message.endswith("in eval mode as well, because rows of sharded tables are found on the host only.")
+def test_rows_are_found_on_the_host_and_the_report_says_so() -> None:
+    why = "rows of sharded tables are found on the host only."
+    for said, graph in ranks(2, "hccl").run(said_of_transfers):
+        assert [code for code, _ in said] == ["hashed_on_host", "find_on_device_not_used"]
+        (_, message), (_, not_used) = said
+        assert message.endswith(f"in eval mode as well, because {why}")
+        assert not_used == f"find_on_device=True does nothing: {why}"
         assert "hash_ids(ebc_to_host)" in graph
 
 
