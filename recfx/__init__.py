@@ -1,6 +1,6 @@
 """recfx: a graph-rewriting compiler pass for recommendation models.
 
-``convert`` rewrites the ``torchrec.EmbeddingBagCollection``s of any model to hashed collections of explicit nodes;
+``convert`` rewrites the embedding collections of TorchRec in any model to hashed collections of explicit nodes;
 ``explain``, ``trace``, ``draw`` and ``verify`` show what it did and that the result is right; ``unconvert`` undoes it;
 ``save_checkpoint`` and ``load_checkpoint`` save and restore a training run; ``plan`` and ``sharders`` shard a model;
 ``TrainPipeline`` trains a sharded one, and ``monitor`` watches its tables; ``export`` writes a model for a server

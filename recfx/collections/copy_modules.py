@@ -213,6 +213,7 @@ def standard_collection(collection: UnshardedCollection) -> nn.Module:
     """The standard collection around the same parameters, without optimizers in backward and without indexes."""
     kind = kind_of(collection)
     standard = kind.empty_like(collection)
+    standard.__class__ = getattr(type(collection), "_standard", kind.standard)  # a subclass of the user's
     tables, _ = copy_modules(kind.tables_of(collection))
     assert isinstance(tables, nn.ModuleDict)
     release(tables)

@@ -64,7 +64,9 @@ def convert(
     id_ranges: Mapping[str, tuple[int, int]] | None = None,
     passes: Iterable[Pass] | None = None,
 ) -> nn.Module:
-    """Rewrite every ``EmbeddingBagCollection`` of ``model`` to a ``HashEmbeddingBagCollection`` of explicit nodes.
+    """Rewrite every ``EmbeddingBagCollection`` and ``EmbeddingCollection`` of ``model`` to a graph of explicit nodes.
+
+    They become a ``HashEmbeddingBagCollection`` or a ``HashEmbeddingCollection``.
 
     Outputs, weights, parameter names and parameter objects stay the same. Without ``hashing=``, ids are row numbers and
     are range-checked; with ``HashConfig(dense_rows=0)`` they are raw 64-bit ids.

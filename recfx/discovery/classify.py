@@ -14,12 +14,13 @@ from torch import fx, nn
 from torchrec.distributed.embedding import ShardedEmbeddingCollection
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.types import ShardedModule
-from torchrec.modules.fused_embedding_modules import FusedEmbeddingBagCollection
+from torchrec.modules.fused_embedding_modules import FusedEmbeddingBagCollection, FusedEmbeddingCollection
 from torchrec.modules.mc_embedding_modules import (
     BaseManagedCollisionEmbeddingCollection,
     ManagedCollisionEmbeddingCollection,
 )
 from torchrec.quant.embedding_modules import EmbeddingBagCollection as QuantEmbeddingBagCollection
+from torchrec.quant.embedding_modules import EmbeddingCollection as QuantEmbeddingCollection
 
 from recfx.collections.converted_collection import ConvertedCollection
 from recfx.collections.kinds import KINDS, standard_kind
@@ -120,17 +121,18 @@ def classify(module: nn.Module, path: str) -> Finding | None:
             "use the inner EmbeddingBagCollection with HashConfig(dense_rows=0) instead, or keep it with "
             "on_unsupported='keep': the model and its conversion then share its state and its mode.",
         )
-    if isinstance(module, QuantEmbeddingBagCollection):
+    if isinstance(module, (QuantEmbeddingBagCollection, QuantEmbeddingCollection)):
         return refused(
             "quantized_collection",
             "a quantized collection cannot be trained or re-indexed.",
             "convert the float model; recfx.export(..., quantize=) quantizes what it writes.",
         )
-    if isinstance(module, FusedEmbeddingBagCollection):
+    if isinstance(module, (FusedEmbeddingBagCollection, FusedEmbeddingCollection)):
         return refused(
             "fused_collection",
-            "FusedEmbeddingBagCollection keeps its tables in its own kernels.",
-            "use EmbeddingBagCollection with apply_optimizer_in_backward; recfx fuses the optimizer.",
+            f"{type(module).__name__} keeps its tables in its own kernels.",
+            f"use {type(module).__name__.removeprefix('Fused')} with apply_optimizer_in_backward; recfx fuses the "
+            "optimizer.",
         )
     if (kind := standard_kind(module)) is not None:
         if type(module).forward is not kind.standard.forward or "forward" in module.__dict__:

@@ -21,7 +21,7 @@ UNEVEN = 1.25  # size of the largest piece, relative to the mean
 
 
 def sharding_reasons(table: ShardedTable, path: str, optimizer: FusedOptimizer | None) -> tuple[Diagnostic, ...]:
-    """Every rule's answer for one table, whose ``nn.EmbeddingBag`` is at ``path``."""
+    """Every rule's answer for one table, whose module is at ``path``."""
     return tuple(reason for rule in _RULES if (reason := rule(table, path, optimizer)) is not None)
 
 

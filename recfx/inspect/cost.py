@@ -235,7 +235,7 @@ def _no_collection() -> ConversionError:
     return ConversionError(
         "there is no collection in it that is converted or can be.",
         reason="no_collection",
-        what_to_do="pass a model that holds a torchrec.EmbeddingBagCollection, or a graph of recfx.trace.",
+        what_to_do="pass a model that holds collections of TorchRec, or a graph of recfx.trace.",
     )
 
 

@@ -72,6 +72,7 @@ class NodeMeta:
         source: where the user's code creates the collection, if known.
         tables: names of the tables that the node works on.
         kernel: the backend that serves a lookup, once lowered.
+        combine: what a lookup makes of its rows.
         collectives: the collective calls of the node, in order, with those of the backward last.
         passes: the passes that made or changed it or a node that it replaces, in order.
         on_host: whether the node runs on the host of the device that has the tables.
@@ -87,6 +88,7 @@ class NodeMeta:
     source: SourceLocation | None = None
     tables: tuple[str, ...] = ()
     kernel: str = ""
+    combine: str = ""
     collectives: tuple[Collective, ...] = ()
     passes: tuple[str, ...] = ()
     on_host: bool = False

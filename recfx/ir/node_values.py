@@ -152,5 +152,6 @@ def meta_of_value(graph: OperatorGraph, node: fx.Node, made_by: str = "") -> Nod
         source=collection.source,
         tables=tuple(table.name for table in graph.tables(node)),
         kernel=str(node.kwargs.get("kernel", "")),
+        combine=str(node.kwargs.get("combine", "")),
         collectives=collectives_of(graph, node),
     )

@@ -130,7 +130,8 @@ def _type_of(value: fx.Node, fail: Fail) -> ValueType | None:
         fail(value, f"a {kind.name} returns {len(kind.outputs)} values: use one of its items")
     if item is not None and (len(kind.outputs) == 1 or item not in range(len(kind.outputs))):
         fail(value, f"a {kind.name} has no item {item}")
-    if giver.kwargs.get("combine") == NOT_COMBINED:
+    meta = node_meta(giver)
+    if NOT_COMBINED in (giver.kwargs.get("combine"), meta and meta.combine):
         return ValueType.UNPOOLED
     return _type_of(giver.all_input_nodes[0], fail) if kind.like_input else kind.outputs[item or 0]
 

@@ -99,7 +99,7 @@ def weight_decay_left_out(optimizer: FusedOptimizer, path: str) -> Diagnostic:
 
     Args:
         optimizer: the optimizer of a table.
-        path: fully qualified name of the table's ``nn.EmbeddingBag``.
+        path: fully qualified name of the table's module.
     """
     modes = [f"WeightDecayMode.{mode.name}" for mode in (*optimizer.rule.decay_modes, *optimizer.rule.variants)]
     advice = f"weight_decay_mode={' or '.join(modes)}" if modes else "torch.optim's class, attached before sharding"

@@ -73,7 +73,7 @@ def fused_optimizer_of(weight: nn.Parameter, path: str) -> FusedOptimizer | Diag
 
     Args:
         weight: the weight of a table.
-        path: fully qualified name of the table's ``nn.EmbeddingBag``, for diagnostics.
+        path: fully qualified name of the table's module, for diagnostics.
 
     Returns:
         The fused form; None if there is no optimizer; if it has no fused form, a diagnostic that says why. Its code is

@@ -206,7 +206,7 @@ def _check(
         raise ConversionError(
             "there is no collection to shard.",
             reason="no_collection",
-            what_to_do="pass a model that holds a torchrec.EmbeddingBagCollection.",
+            what_to_do="pass a model that holds collections of TorchRec.",
         )
     unknown = sorted(constraints.keys() - tables)
     if unknown:

@@ -27,7 +27,7 @@ class TableStore:
     """Weights, indexes and fused optimizers of one collection, by table name.
 
     Args:
-        bags: one ``nn.EmbeddingBag`` per table; its ``weight`` is the table's ``[rows, dim]`` parameter.
+        bags: one module per table; its ``weight`` is the table's ``[rows, dim]`` parameter.
         indexes: a :class:`HashIndex` for every table that has one.
         optimizers: the fused optimizer of every table that has one.
         init_fns: the function that fills a table's rows, by table; None if the table does not have its own.
@@ -92,7 +92,7 @@ class TableStore:
         weight = None if bag is None else bag._parameters.get("weight")
         if weight is None:
             raise ConversionError(
-                f"the nn.EmbeddingBag of table {table!r} has no parameter `weight` any more: something replaced it "
+                f"the module of table {table!r} has no parameter `weight` any more: something replaced it "
                 "(pruning or weight normalization, say).",
                 reason="unsupported_bag",
                 what_to_do="remove it again; to keep it, leave this collection unconverted.",

@@ -6,13 +6,13 @@ from typing import Any, TypeVar
 
 import torch
 from torch import nn
-from torchrec.modules.embedding_modules import EmbeddingBagCollection
-from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
+from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
+from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 from torchrec.sparse.tensor_dict import maybe_td_to_kjt
 
 from recfx.collections.collection import UnshardedCollection, unsharded_collections
 from recfx.collections.copy_modules import copy_modules, copy_with_tensors, standard_collection
-from recfx.collections.kinds import POOLED, CollectionKind, kind_of
+from recfx.collections.kinds import POOLED, SEQUENCE, CollectionKind, kind_of
 from recfx.discovery.sample import clone_value
 from recfx.ir.tables import TableSpec
 from recfx.optim.attached import attached_classes, attached_optimizers, run_in_backward
@@ -48,7 +48,7 @@ def _mix_in(mixin: type[_Module], module: _Module) -> None:
     module.__class__ = mixin if kind in mixin.__bases__ else type(kind.__name__, (mixin, kind), {})
 
 
-class MappedBag(nn.EmbeddingBag):
+class _MappedTable(nn.Module):
     """A table with a row of zeros after its own, for ids without a row.
 
     With ``reads_copies``, a copy of all rows follows: an id that is not admitted reads one without training it.
@@ -56,13 +56,27 @@ class MappedBag(nn.EmbeddingBag):
 
     reads_copies: bool
 
+    def _rows(self: Any) -> torch.Tensor:
+        rows = [self.weight, self.weight.new_zeros(1, self.embedding_dim)]
+        return torch.cat([*rows, self.weight.detach()] if self.reads_copies else rows)
+
+
+class MappedEmbedding(nn.Embedding, _MappedTable):
+    """A table whose rows are not pooled."""
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return nn.functional.embedding(input, self._rows())
+
+
+class MappedBag(nn.EmbeddingBag, _MappedTable):
+    """A table whose rows are pooled."""
+
     def forward(
         self, input: torch.Tensor, offsets: torch.Tensor | None = None, per_sample_weights: torch.Tensor | None = None
     ) -> torch.Tensor:
-        rows = [self.weight, self.weight.new_zeros(1, self.embedding_dim)]
         return nn.functional.embedding_bag(
             input,
-            torch.cat([*rows, self.weight.detach()] if self.reads_copies else rows),
+            self._rows(),
             offsets,
             mode=self.mode,
             per_sample_weights=per_sample_weights,
@@ -70,13 +84,16 @@ class MappedBag(nn.EmbeddingBag):
         )
 
 
-class MappedCollection(EmbeddingBagCollection):
-    """A pooled collection; see :func:`map_collection`, which is the way to make one."""
+class _MappedCollection:
+    """A standard collection that maps ids to rows; see :func:`map_collection`, which is the way to make one.
+
+    It is the last base of its subclasses, so that objects of the standard class can become theirs.
+    """
 
     hashed: UnshardedCollection
 
-    def forward(self, features: KeyedJaggedTensor) -> KeyedTensor:
-        """Map the ids of every feature, then pool as the standard collection does."""
+    def _mapped(self: Any, features: KeyedJaggedTensor, is_weighted: bool = False) -> tuple[Any, KeyedJaggedTensor]:
+        """The collection as it reads one key for each of its outputs, and the rows for these keys."""
         features = maybe_td_to_kjt(features, None)
         by_feature = features.to_dict()
         strides = dict(zip(features.keys(), features.stride_per_key(), strict=True))
@@ -88,7 +105,7 @@ class MappedCollection(EmbeddingBagCollection):
                 values.append(self._map(table, jagged.values().to(torch.int64)))
                 lengths.append(jagged.lengths())
                 key_strides.append([strides[feature]])
-                if self.is_weighted():
+                if is_weighted:
                     weights.append(jagged.weights())
         variable = features.variable_stride_per_key()
         mapped = KeyedJaggedTensor(
@@ -100,9 +117,9 @@ class MappedCollection(EmbeddingBagCollection):
             stride_per_key_per_rank=key_strides if variable else None,
             inverse_indices=features.inverse_indices_or_none(),
         )
-        renamed = object.__new__(EmbeddingBagCollection)
+        renamed: Any = object.__new__(kind_of(self).standard)
         renamed.__dict__ = {**self.__dict__, "_feature_names": names}
-        return EmbeddingBagCollection.forward(renamed, mapped)
+        return renamed, mapped
 
     def _map(self, table: TableSpec, ids: torch.Tensor) -> torch.Tensor:
         if not table.has_index:
@@ -134,7 +151,34 @@ class MappedCollection(EmbeddingBagCollection):
         return torch.where(admitted, full, shared + zeros + 1 if config.unseen == "share" else zeros)
 
 
-_MAPPED: dict[CollectionKind, tuple[type[nn.Module], type[nn.Module]]] = {POOLED: (MappedCollection, MappedBag)}
+class MappedCollection(EmbeddingBagCollection, _MappedCollection):
+    """A pooled collection."""
+
+    def forward(self, features: KeyedJaggedTensor) -> KeyedTensor:
+        """Map the ids of every feature, then pool as the standard collection does."""
+        return EmbeddingBagCollection.forward(*self._mapped(features, self.is_weighted()))
+
+
+class MappedSequences(EmbeddingCollection, _MappedCollection):
+    """A collection whose rows are not pooled."""
+
+    def forward(self, features: KeyedJaggedTensor) -> dict[str, JaggedTensor]:
+        """Map the ids of every feature, then look them up as the standard collection does; its indices are the ids."""
+        output = EmbeddingCollection.forward(*self._mapped(features))
+        if not self.need_indices():
+            return output
+        ids = maybe_td_to_kjt(features, None).to_dict()
+        return {
+            key: JaggedTensor(output[key].values(), ids[feature].values(), output[key].lengths())
+            for table in self.hashed.tables
+            for key, feature in zip(table.embedding_names, table.feature_names, strict=True)
+        }
+
+
+_MAPPED: dict[CollectionKind, tuple[type[nn.Module], type[nn.Module]]] = {
+    POOLED: (MappedCollection, MappedBag),
+    SEQUENCE: (MappedSequences, MappedEmbedding),
+}
 """The classes of a collection and of its tables with an index, by kind."""
 
 

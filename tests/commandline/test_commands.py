@@ -57,7 +57,7 @@ def test_graphs_of_several_collections(capsys: pytest.CaptureFixture[str]) -> No
     assert printed.err.count("\n") == 1
     assert main(["graph", f"{MODELS}:towers", "--keep"]) == 0
     printed = capsys.readouterr()
-    assert [line for line in printed.out.splitlines() if line.startswith("#")] == ["# user", "# unused"]
+    assert [line for line in printed.out.splitlines() if line.startswith("#")] == ["# user", "# unused", "# sequence"]
     assert main(["graph", f"{MODELS}:towers", "--keep", "--collection", "item"]) == 0
     assert capsys.readouterr().out.startswith("features = input\nuser_select_features = ")
 

@@ -23,7 +23,7 @@ from torchrec.streamable import Pipelineable
 import recfx
 from recfx.compat import hybrid_torchrec as hybrid
 from recfx.compat.hybrid_torchrec.distributed import hybrid_train_pipeline, sharding_plan
-from recfx.compat.hybrid_torchrec.modules import hash_embeddingbag
+from recfx.compat.hybrid_torchrec.modules import hash_embedding, hash_embeddingbag
 from recfx.planner.topology import NpuTopology
 from tests.builders.optimizers import attach
 
@@ -113,6 +113,8 @@ def refused(reason: str, call: Callable[[], object]) -> str:
 def test_names_are_where_theirs_are() -> None:
     assert hash_embeddingbag.HashEmbeddingBagConfig is recfx.HashEmbeddingBagConfig
     assert hash_embeddingbag.HashEmbeddingBagCollection is recfx.HashEmbeddingBagCollection
+    assert hash_embedding.HashEmbeddingConfig is hybrid.HashEmbeddingConfig is recfx.HashEmbeddingConfig
+    assert hash_embedding.HashEmbeddingCollection is hybrid.HashEmbeddingCollection is recfx.HashEmbeddingCollection
     assert sharding_plan.get_default_hybrid_sharders is hybrid.get_default_hybrid_sharders
     assert hybrid_train_pipeline.HybridTrainPipelineSparseDist is hybrid.HybridTrainPipelineSparseDist
     assert issubclass(hybrid.DistributedModelParallel, TorchRecModelParallel)

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
-from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
-from recfx.collections.pooled import HashEmbeddingBagCollection
+from recfx.collections.converted_collection import converted_collections
+from recfx.collections.kinds import standard_kind
 from recfx.conversion.convert import convert
 from recfx.inspect.explain import explain
 from recfx.inspect.report import Report
@@ -57,7 +57,7 @@ def test_models_converted_in_place_agree(case: Case) -> None:
         reference, original = case.model(), case.model()
         converted = convert(original, inplace=True, verify=False)
         # A root that is the collection itself has no parent to patch.
-        assert (converted is original) != isinstance(original, EmbeddingBagCollection)
+        assert (converted is original) != (standard_kind(original) is not None)
         _assert_all_are_converted(reference, converted)
         assert_agree(reference, converted, case)
 
@@ -102,11 +102,8 @@ def _in_brief(report: Report) -> str:
 
 
 def _assert_all_are_converted(original: nn.Module, converted: nn.Module) -> None:
-    wanted = [module for module in standard_collections(original) if module.embedding_bag_configs()]
-    found = [module for module in converted.modules() if isinstance(module, HashEmbeddingBagCollection)]
-    assert len(found) == len(wanted) > 0
-    left = [module for module in standard_collections(converted) if module.embedding_bag_configs()]
-    assert not left
+    assert len(converted_collections(converted)) == len(standard_collections(original)) > 0
+    assert not standard_collections(converted)
 
 
 def _unwrapped(model: nn.Module) -> nn.Module:

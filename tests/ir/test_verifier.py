@@ -70,9 +70,8 @@ class Chain:
     def node(self, kind: str, sources: list[str], name: str) -> fx.Node:
         kind, _, combine = kind.partition(":")
         arguments = tuple(self.value(source) for source in sources)
-        attributes = {"combine": combine} if combine else {}
-        node = self.graph.create_node("call_function", torch.neg, arguments, attributes, name=name)
-        return annotate(node, NodeMeta(kind, "a", "test"))
+        node = self.graph.create_node("call_function", torch.neg, arguments, {}, name=name)
+        return annotate(node, NodeMeta(kind, "a", "test", combine=combine))
 
     def value(self, name: str) -> fx.Node:
         if name not in self.values:

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from tensordict import TensorDict
 from torch import nn
-from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 
-from recfx.collections.pooled import HashEmbeddingBagCollection
+from recfx.collections.converted_collection import ConvertedCollection
+from recfx.collections.kinds import standard_kind
 from recfx.discovery.sample import Sample
 
 BATCH_SIZES = (4, 7)
@@ -61,7 +61,8 @@ def tensors_in(value: Any) -> Iterator[torch.Tensor]:
     elif isinstance(value, KeyedTensor):
         yield value.values()
     elif isinstance(value, (KeyedJaggedTensor, JaggedTensor)):
-        yield from (value.values(), value.lengths())
+        weights = value.weights_or_none()
+        yield from (value.values(), value.lengths(), *(() if weights is None else (weights,)))
     elif isinstance(value, (dict, TensorDict)):
         for key in sorted(value.keys()):
             yield from tensors_in(value[key])
@@ -126,10 +127,7 @@ def _assert_same_gradients(reference: nn.Module, converted: nn.Module, case: Cas
         )
 
 
-def standard_collections(model: nn.Module) -> list[EmbeddingBagCollection]:
-    """The collections of ``model`` that still are TorchRec's."""
-    return [
-        module
-        for module in model.modules()
-        if isinstance(module, EmbeddingBagCollection) and not isinstance(module, HashEmbeddingBagCollection)
-    ]
+def standard_collections(model: nn.Module) -> list[nn.Module]:
+    """The collections of ``model`` that still are TorchRec's, and have tables."""
+    standard = [module for module in model.modules() if not isinstance(module, ConvertedCollection)]
+    return [module for module in standard if (kind := standard_kind(module)) and kind.configs_of(module)]

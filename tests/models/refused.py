@@ -11,10 +11,12 @@ import torch
 from torch import nn
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.inference.modules import quantize_embeddings
-from torchrec.modules.embedding_configs import EmbeddingBagConfig, PoolingType
+from torchrec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig, PoolingType
 from torchrec.modules.embedding_modules import (
     EmbeddingBagCollection,
     EmbeddingBagCollectionInterface,
+    EmbeddingCollection,
+    EmbeddingCollectionInterface,
 )
 from torchrec.modules.fused_embedding_modules import FusedEmbeddingBagCollection
 from torchrec.modules.mc_embedding_modules import ManagedCollisionEmbeddingBagCollection
@@ -23,9 +25,10 @@ from torchrec.modules.mc_modules import (
     ManagedCollisionCollection,
     MCHManagedCollisionModule,
 )
-from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
+from torchrec.quant.embedding_modules import EmbeddingCollection as QuantEmbeddingCollection
+from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 
-from tests.builders.collections import collection, table, two_tables
+from tests.builders.collections import collection, sequence_table, sequences, table, two_tables
 from tests.models.handwritten import Tower, process_group
 
 
@@ -85,6 +88,33 @@ class Constant(EmbeddingBagCollectionInterface):
         return False
 
 
+class Clamped(EmbeddingCollection):
+    """A sequence collection whose forward is its own."""
+
+    def forward(self, features: KeyedJaggedTensor) -> dict[str, JaggedTensor]:
+        return super().forward(features)
+
+
+class ConstantSequences(EmbeddingCollectionInterface):
+    """Another implementation of the interface."""
+
+    def forward(self, features: KeyedJaggedTensor) -> dict[str, JaggedTensor]:
+        ids = features["f1"]
+        return {"f1": JaggedTensor(torch.ones(ids.values().numel(), 1), lengths=ids.lengths())}
+
+    def embedding_configs(self) -> list[EmbeddingConfig]:
+        return []
+
+    def embedding_dim(self) -> int:
+        return 1
+
+    def embedding_names_by_table(self) -> list[list[str]]:
+        return []
+
+    def need_indices(self) -> bool:
+        return False
+
+
 class TaughtBag(nn.EmbeddingBag):
     """A table with its own forward."""
 
@@ -113,6 +143,13 @@ def with_bag(bag: nn.Module) -> nn.Module:
     tower = Tower()
     tower.ebc.embedding_bags["t1"] = bag
     return Holder(tower)
+
+
+def with_embedding(change: Callable[[nn.Embedding], object]) -> nn.Module:
+    """Sequences whose table s1 has been changed."""
+    made = sequences()
+    change(made.embeddings["s1"])
+    return Holder(made)
 
 
 def _parametrized() -> nn.Module:
@@ -154,6 +191,14 @@ def _managed_collision() -> nn.Module:
 def _quantized() -> nn.Module:
     model = Holder(collection())
     return quantize_embeddings(model, dtype=torch.qint8, inplace=True)
+
+
+def _quantized_sequences() -> nn.Module:
+    made, observer = sequences(), torch.ao.quantization.PlaceholderObserver
+    made.qconfig = torch.ao.quantization.QConfig(
+        activation=observer.with_args(dtype=torch.float), weight=observer.with_args(dtype=torch.qint8)
+    )
+    return Holder(QuantEmbeddingCollection.from_float(made))
 
 
 def _fused() -> nn.Module:
@@ -221,6 +266,62 @@ REFUSED = [
         "convert before tracing",
     ),
     Refused("no_collection", lambda: Holder(nn.Identity()), "no_collection", "", "no EmbeddingBagCollection"),
+    Refused(
+        "sequence_own_forward",
+        lambda: Holder(Clamped([sequence_table("s1", ["f1"])])),
+        "own_forward",
+        "arch.sparse",
+        "Clamped",
+    ),
+    Refused(
+        "another_sequence",
+        lambda: Holder(ConstantSequences()),
+        "unknown_collection",
+        "arch.sparse",
+        "torchrec.EmbeddingCollection",
+    ),
+    Refused(
+        "quantized_sequence",
+        _quantized_sequences,
+        "quantized_collection",
+        "arch.sparse",
+        "recfx.export(..., quantize=)",
+    ),
+    Refused(
+        "inlined_sequences",
+        lambda: Holder(torch.fx.symbolic_trace(Holder(sequences()))),
+        "inlined_collection",
+        "arch.sparse",
+        "convert before tracing",
+    ),
+    Refused(
+        "scripted_sequences",
+        lambda: Holder(torch.jit.script(sequences())),
+        "script_module",
+        "arch.sparse",
+        "torch.jit.script compiles what convert returns",
+    ),
+    Refused(
+        "embedding_with_an_option",
+        lambda: with_embedding(lambda each: setattr(each, "max_norm", 1.0)),
+        "unsupported_bag_option",
+        "arch.sparse",
+        "max_norm",
+    ),
+    Refused(
+        "embedding_with_a_hook",
+        lambda: with_embedding(lambda each: each.register_forward_hook(lambda module, args, output: output * 2)),
+        "unsupported_bag",
+        "arch.sparse",
+        "nn.Embedding of table 's1'",
+    ),
+    Refused(
+        "parametrized_embedding",
+        lambda: with_embedding(lambda each: nn.utils.parametrize.register_parametrization(each, "weight", _Scaled())),
+        "unsupported_bag",
+        "arch.sparse",
+        "s1",
+    ),
     Refused("weighted_mean", lambda: Holder(_MeanOfWeighted()), "weighted_mean", "arch.sparse.ebc", "t1", runs=False),
     Refused(
         "bag_with_own_forward",

@@ -11,7 +11,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torchrec.distributed.types import ShardingEnv
 
 import recfx
-from recfx import HashEmbeddingBagCollection
+from recfx.collections.collection import UnshardedCollection
 from recfx.collections.compile_graph import compile_graph, context_of
 from recfx.collections.sharding.optimizer_settings import optimizer_settings
 from recfx.collections.sharding.plan import read_plan
@@ -33,7 +33,7 @@ from tests.sharding.typical_cases import CASES, TYPES, hashed_case, random_case
 WORLD_SIZE = 4
 
 
-def context(collection: HashEmbeddingBagCollection, sharding: CollectionSharding | None = None) -> CollectionContext:
+def context(collection: UnshardedCollection, sharding: CollectionSharding | None = None) -> CollectionContext:
     """From the whole tables and the plan alone."""
     of = context_of(
         collection.collection,
@@ -41,6 +41,7 @@ def context(collection: HashEmbeddingBagCollection, sharding: CollectionSharding
         collection.is_weighted(),
         Runtime(collection.store),
         collection.source,
+        need_indices=collection._need_indices,
     )
     return replace(of, sharding=sharding)
 
@@ -66,7 +67,7 @@ def test_unsharded(case: Any, hashing: str) -> None:
     assert collections
     for standard in collections:
         converted = recfx.convert(standard, hashing=config, on_unsupported="keep")
-        if isinstance(converted, HashEmbeddingBagCollection):
+        if isinstance(converted, UnshardedCollection):
             found_texts = texts(context(converted))
             assert found_texts == [record.text for record in converted.pass_records[: len(found_texts)]]
             assert found_texts[-1] == format_graph(converted.graph_module)
@@ -83,7 +84,7 @@ PLANS = {
 def test_sharded(name: str) -> None:
     case = replace(PLANS[name], local_size=2)
     converted = with_optimizer(case, recfx.convert(build(case)[0], hashing=case.hashing))
-    assert isinstance(converted, HashEmbeddingBagCollection)
+    assert isinstance(converted, UnshardedCollection)
     converted.fused_optimizers()  # those that were attached
     plan = plan_of(case, converted, WORLD_SIZE)
     for rank in range(WORLD_SIZE):

@@ -32,7 +32,7 @@ UNTRACEABLE = {
     "preprocessing_collections", "preprocessing_inline", "preprocessing_module", "python_keyword", "regrouped",
     "sparse_nn_negatives", "sparse_nn_negatives_with_parameters", "sparse_nn_over_large", "sparse_nn_over_regroup",
     "sparse_nn_position_weighted", "torch_compile", "variadic", "variadic_by_name", "optional_arguments",
-    "optional_arguments_absent", "hooks",
+    "optional_arguments_absent", "hooks", "sequence_dims", "sequence_to_dense",
 }  # fmt: skip
 # What they follow in the converted model alone: their graph of the standard collection does not run on these batches.
 CONVERTED_ALONE = {"tensor_dict_input"}
@@ -54,8 +54,8 @@ def assert_same_training(models: list[nn.Module], reference: nn.Module, case: Ca
         graphs = [traced(trace, model.train(training)) for model in models]
         for model, graph in zip(models, graphs, strict=True):
             calls = {str(node.target) for node in graph.graph.nodes if node.op == "call_module"}
-            for path in unsharded_collections(model):
-                assert not any(call.startswith(f"{path or 'embedding_bag_collection'}.") for call in calls)
+            for path, converted in unsharded_collections(model).items():
+                assert not any(call.startswith(f"{path or converted.path_of_root()}.") for call in calls)
         for size in BATCH_SIZES:
             answers, gradients = trained(expected, reference, case, size)
             for model, graph in zip(models, graphs, strict=True):
@@ -321,7 +321,17 @@ def test_the_graph_of_a_converted_model_is_that_of_the_standard_one(case: Case) 
             assert_same_training(models, model, case, trace)
 
 
-HASHED = ("dlrm", "deep_fm", "dlrm_train_dcn", "sparse_nn", "tower_sparse_nn", "root_is_the_collection")
+HASHED = (
+    "dlrm",
+    "deep_fm",
+    "dlrm_train_dcn",
+    "sparse_nn",
+    "tower_sparse_nn",
+    "root_is_the_collection",
+    "din",
+    "hstu",
+    "sequence_need_indices",
+)
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")

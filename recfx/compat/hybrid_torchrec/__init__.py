@@ -13,6 +13,7 @@ from recfx.compat.hybrid_torchrec.distributed.hybrid_train_pipeline import Hybri
 from recfx.compat.hybrid_torchrec.distributed.model_parallel import DistributedModelParallel
 from recfx.compat.hybrid_torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
 from recfx.compat.hybrid_torchrec.distributed.sharding_plan import get_default_hybrid_sharders
+from recfx.compat.hybrid_torchrec.modules.hash_embedding import HashEmbeddingCollection, HashEmbeddingConfig
 from recfx.compat.hybrid_torchrec.modules.hash_embeddingbag import HashEmbeddingBagCollection, HashEmbeddingBagConfig
 
 __all__ = [
@@ -20,6 +21,8 @@ __all__ = [
     "EmbeddingShardingPlanner",
     "HashEmbeddingBagCollection",
     "HashEmbeddingBagConfig",
+    "HashEmbeddingCollection",
+    "HashEmbeddingConfig",
     "HybridTrainPipelineSparseDist",
     "Topology",
     "get_default_hybrid_sharders",

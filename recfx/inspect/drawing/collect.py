@@ -137,9 +137,9 @@ def collect(subject: nn.Module, hardware: Hardware | None = None, planned: Plann
         nodes += tuple(_lone_call(position, collections[position]) for position in alone)
     if not collections:
         raise DrawingError(
-            "there is no EmbeddingBagCollection in the model, so there is nothing to draw.",
+            "there is no collection in the model, so there is nothing to draw.",
             reason="no_collection",
-            what_to_do="pass the model that holds the torchrec.EmbeddingBagCollection, or its graph.",
+            what_to_do="pass the model that holds the collections of TorchRec, or its graph.",
         )
     steps = tuple(dict.fromkeys(step.name for collection in collections for step in collection.steps))
     if not steps:

@@ -84,7 +84,9 @@ def insert_ids(facts: NodeFacts) -> Phases:
 
 
 def lookup(facts: NodeFacts) -> Phases:
-    """Reads a row per id, and writes a sum per bag; the backward reads the gradients and steps the rows."""
+    """Reads a row per id, and writes a sum per bag, or the rows as they are; the backward reads the gradients and steps
+    the rows.
+    """
     forward = Work.total([_once(_pool, table, facts.is_weighted) for table in facts.tables])
     if not facts.trains:
         return Phases(forward)
@@ -125,6 +127,11 @@ def keyed_tensor(facts: NodeFacts) -> Phases:
     return _same_in_backward(facts, Work(facts.value_bytes, facts.value_bytes, copied_ranges=copied))
 
 
+def jagged_dict(facts: NodeFacts) -> Phases:
+    """Gives names to parts of its inputs."""
+    return Phases(Work())
+
+
 FORMULAS: dict[str, Formula] = {
     "collection": lookup,  # one that is not expanded: its lookups
     "select_features": select_features,
@@ -144,6 +151,7 @@ FORMULAS: dict[str, Formula] = {
     "output_dist_wait": output_dist_wait,
     "mean_divide": mean_divide,
     "keyed_tensor": keyed_tensor,
+    "jagged_dict": jagged_dict,
 }
 
 
@@ -189,9 +197,12 @@ def _count(table: TableLoad) -> Work:
 def _pool(table: TableLoad, is_weighted: bool) -> Work:
     per_id = ID_BYTES + table.row_bytes + (WEIGHT_BYTES if is_weighted else 0)
     dim = table.spec.embedding_dim
+    written = table.spec.output_dtype.itemsize * dim * table.returned_rows
+    if not table.spec.is_pooled:
+        return Work(per_id * table.ids, written, random_accesses=table.ids, tables=1)
     work = Work(
         read_bytes=per_id * table.ids + LENGTH_BYTES * table.bags,
-        written_bytes=table.spec.output_dtype.itemsize * dim * table.bags,
+        written_bytes=written,
         flops=dim * (2 if is_weighted else 1) * table.ids,
         random_accesses=table.ids,
         tables=1,
@@ -205,7 +216,7 @@ def _backward(table: TableLoad) -> Work:
     The ids of a bag have the same gradient, which is read from memory once, and from a cache for all others.
     """
     dim = table.spec.embedding_dim
-    gradients = table.spec.output_dtype.itemsize * dim * table.bags
+    gradients = table.spec.output_dtype.itemsize * dim * table.returned_rows
     if table.rule is None:
         # A gradient of the whole table, which is cleared before the rows are added up.
         whole = table.row_bytes * table.spec.num_embeddings
@@ -227,9 +238,9 @@ def _backward(table: TableLoad) -> Work:
         sorted_ids=table.ids,
         tables=1,
     )
-    return (
-        work if table.rule.needs is None else _launched(work, "recfx_fused_step", table, touched, rule=table.rule.name)
-    )
+    if table.rule.needs is not None and table.spec.is_pooled:
+        return _launched(work, "recfx_fused_step", table, touched, rule=table.rule.name)
+    return work
 
 
 def _launched(work: Work, kernel: str, table: TableLoad, more: Any, is_weighted: bool = False, rule: str = "") -> Work:

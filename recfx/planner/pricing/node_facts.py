@@ -63,6 +63,11 @@ class TableLoad:
         return self.samples * len(self.spec.feature_names)
 
     @cached_property
+    def returned_rows(self) -> Any:
+        """The rows of a lookup's value: one per bag, or one per id if they are not pooled."""
+        return self.bags if self.spec.is_pooled else self.ids
+
+    @cached_property
     def distinct_rows(self) -> Any:
         """An upper bound of the rows that a batch touches."""
         if not isinstance(self.ids, sympy.Basic):

@@ -19,7 +19,7 @@ class DistributedModelParallel(TorchRecModelParallel):  # type: ignore[misc, unu
     """TorchRec's class, with the one way to call it on NPUs: other ways are refused before anything is sharded.
 
     Args:
-        module: holds at least one ``HashEmbeddingBagCollection``.
+        module: holds at least one converted collection.
         env: must be None.
         device: the device of the shards; on ``npu`` the arguments are checked.
         plan: the result of ``EmbeddingShardingPlanner(...).collective_plan(module, sharders, pg)``.
@@ -103,9 +103,9 @@ def _check_plan(plan: ShardingPlan | None, module: nn.Module) -> None:
     collections = unsharded_collections(module)
     if not collections:
         raise ConversionError(
-            "the model holds no HashEmbeddingBagCollection.",
+            "the model holds no HashEmbeddingBagCollection or HashEmbeddingCollection.",
             reason="no_collection",
-            what_to_do="build its tables with HashEmbeddingBagCollection, or call recfx.convert(model) first.",
+            what_to_do="build its tables with them, or call recfx.convert(model) first.",
         )
     for path, collection in collections.items():
         planned: Any = plan.plan.get(path, {})

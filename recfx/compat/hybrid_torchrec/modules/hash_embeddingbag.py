@@ -1,4 +1,4 @@
-"""Tables: recfx's own classes take what theirs take, plain ``EmbeddingBagConfig``s included."""
+"""Pooled tables: recfx's own classes take what theirs take, plain ``EmbeddingBagConfig``s included."""
 
 from recfx.collections.pooled import HashEmbeddingBagCollection, HashEmbeddingBagConfig
 

@@ -1,0 +1,309 @@
+"""``HashEmbeddingCollection`` is what ``torchrec.EmbeddingCollection`` is: input, output, state, errors, surface."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torchrec import EmbeddingCollection, JaggedTensor, KeyedJaggedTensor
+from torchrec.modules.embedding_configs import DataType
+from torchrec.modules.embedding_modules import EmbeddingCollectionInterface
+
+import recfx
+from recfx import HashConfig, HashEmbeddingCollection, HashEmbeddingConfig
+from tests.builders.batches import RAW_ID, bags, batch, one_bag
+from tests.builders.collections import sequence_table, sequences
+from tests.models.sequences import sharing
+from tests.support.refusals import refused
+
+RAW = HashConfig(dense_rows=0)
+
+
+def assert_same(expected: dict[str, JaggedTensor], found: dict[str, JaggedTensor]) -> None:
+    """Equal keys in order, types, dtypes and values of all that a ``JaggedTensor`` has."""
+    assert type(found) is dict
+    assert list(found) == list(expected)
+    for key, wanted in expected.items():
+        assert type(found[key]) is JaggedTensor
+        for name in ("values", "lengths", "weights_or_none"):
+            want, have = getattr(wanted, name)(), getattr(found[key], name)()
+            assert (want is None) == (have is None), (key, name)
+            if want is not None:
+                assert (want.dtype, want.shape) == (have.dtype, have.shape), (key, name)
+                assert torch.equal(want, have), (key, name)
+
+
+def pair(standard: EmbeddingCollection, **options: Any) -> tuple[EmbeddingCollection, HashEmbeddingCollection]:
+    """A standard collection and its conversion, which share their weights."""
+    converted = recfx.convert(standard, **options)
+    assert isinstance(converted, HashEmbeddingCollection)
+    return standard, converted
+
+
+# What goes in and comes out
+
+
+@pytest.mark.parametrize("hashing", [HashConfig(), None], ids=["adopted", "static"])
+@pytest.mark.parametrize("make", [sequences, lambda: sequences(need_indices=True), sharing, lambda: sequences(dim=1)])
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_outputs_are_bit_for_bit_those_of_the_standard_collection(
+    hashing: HashConfig | None, make: Any, dtype: torch.dtype
+) -> None:
+    standard, converted = pair(make(), hashing=hashing)
+    for features in (
+        batch(5, dtype=dtype),
+        batch(5, ["f3", "more", "f2", "f1"], dtype=dtype),  # in another order, and one that no table reads
+        batch(5, weighted=True, dtype=dtype),  # weights are ignored
+        batch(3, longest=0, dtype=dtype),
+        batch(1, dtype=dtype),
+    ):
+        assert_same(standard(features), converted(features))
+
+
+def test_keys_are_in_the_order_of_tables_and_then_of_their_features() -> None:
+    standard, converted = pair(sharing())
+    assert list(converted(batch(2))) == list(standard(batch(2))) == ["f3", "f2@b", "f2@a"]  # of two random batches
+    assert converted.embedding_names_by_table() == standard.embedding_names_by_table()
+
+
+@pytest.mark.parametrize("cast", [nn.Module.double, nn.Module.half, nn.Module.bfloat16], ids=lambda cast: cast.__name__)
+def test_values_are_float32_whatever_the_tables_are(cast: Any) -> None:
+    standard, converted = pair(cast(sequences()))
+    features = batch(3)
+    assert {value.values().dtype for value in converted(features).values()} == {torch.float32}
+    assert_same(standard(features), converted(features))
+    standard, converted = pair(sequences())
+    assert_same(cast(standard)(features), cast(converted)(features))
+
+
+@pytest.mark.parametrize("data_type", list(DataType))
+def test_tables_have_the_dtype_that_torchrec_gives_them(data_type: DataType) -> None:
+    def weight(kind: Any) -> torch.Tensor:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            try:
+                made = kind([sequence_table("s", ["f"], data_type=data_type)])
+            except Exception as error:
+                return type(error)
+        return made.embeddings["s"].weight.dtype
+
+    assert weight(HashEmbeddingCollection) == weight(EmbeddingCollection)
+
+
+@pytest.mark.parametrize("wrong", [-1, 20, 2**40])
+@pytest.mark.parametrize("hashing", [HashConfig(), None], ids=["adopted", "static"])
+def test_an_id_out_of_range_is_refused(wrong: int, hashing: HashConfig | None) -> None:
+    _, converted = pair(sequences(), hashing=hashing)
+    before = {name: value.clone() for name, value in converted.state_dict().items()}
+    with pytest.raises((recfx.ConversionError, IndexError, RuntimeError)):
+        converted(bags({"f1": [[1, wrong]], "f2": [[2]], "f3": [[3]]}))
+    assert all(torch.equal(value, before[name]) for name, value in converted.state_dict().items())
+
+
+def test_a_missing_feature_is_refused() -> None:
+    _, converted = pair(sequences())
+    with refused("missing_feature", match="f3", error=recfx.InputError):
+        converted(batch(3, ["f1", "f2"]))
+
+
+def test_an_empty_batch_has_an_empty_answer() -> None:
+    """TorchRec raises an ``IndexError``."""
+    empty = KeyedJaggedTensor(["f1", "f2", "f3"], torch.empty(0).long(), lengths=torch.empty(0).long())
+    for hashing in (None, HashConfig(), RAW):
+        found = recfx.convert(sequences(), hashing=hashing)(empty)
+        assert {key: tuple(value.values().shape) for key, value in found.items()} == dict.fromkeys(
+            ("f1", "f2", "f3"), (0, 8)
+        )
+
+
+def test_a_variable_batch_is_not_expanded() -> None:
+    """Each key keeps its own samples, as in TorchRec's unsharded collection."""
+    features = KeyedJaggedTensor(
+        ["f1", "f2", "f3"],
+        torch.arange(9),
+        lengths=torch.tensor([1, 2, 0, 3, 1, 2]),
+        stride_per_key_per_rank=[[3], [1], [2]],
+        inverse_indices=(["f1", "f2", "f3"], torch.tensor([[0, 1, 2], [0, 0, 0], [0, 1, 1]])),
+    )
+    standard, converted = pair(sequences(need_indices=True))
+    assert_same(standard(features), converted(features))
+
+
+def test_a_gradient_is_the_sum_over_the_occurrences_of_an_id() -> None:
+    standard, converted = pair(sequences())
+    features = bags({"f1": [[3, 3], [3]], "f2": [[1], []], "f3": [[], [1, 2]]})
+    gradients = []
+    for one in (standard, converted):
+        one.zero_grad()
+        out = one(features)
+        (out["f1"].values() * torch.tensor([[1.0], [2.0], [4.0]]) + out["f2"].values().sum()).sum().backward()
+        gradients.append([weight.grad.clone() for weight in one.parameters()])
+    assert all(map(torch.equal, *gradients))
+    assert gradients[1][0][3].unique().tolist() == [7.0]
+    assert gradients[1][0].count_nonzero() == 8
+
+
+# What it is
+
+
+def test_what_code_asks_a_collection() -> None:
+    standard, converted = pair(sequences(need_indices=True, use_gather_select=True))
+    assert isinstance(converted, EmbeddingCollectionInterface)
+    assert converted.embedding_configs() == standard.embedding_configs()
+    for question in ("embedding_dim", "need_indices", "use_gather_select", "embedding_names_by_table"):
+        assert getattr(converted, question)() == getattr(standard, question)(), question
+    assert converted.device == standard.device
+    assert list(converted.state_dict()) == list(standard.state_dict()) == [
+        "embeddings.s1.weight", "embeddings.s2.weight",
+    ]  # fmt: skip
+    assert [id(weight) for weight in converted.parameters()] == [id(weight) for weight in standard.parameters()]
+    plain = recfx.unconvert(converted)
+    assert type(plain) is EmbeddingCollection
+    assert plain.need_indices()
+    assert plain.use_gather_select()
+
+
+@pytest.mark.parametrize("kind", [EmbeddingCollection, HashEmbeddingCollection])
+def test_what_cannot_be_built(kind: Any) -> None:
+    with pytest.raises(ValueError, match=r"dim"):
+        kind([sequence_table("a", ["f1"], dim=4), sequence_table("b", ["f2"], dim=8)])
+    with pytest.raises(ValueError, match="a"):
+        kind([sequence_table("a", ["f1"]), sequence_table("a", ["f2"])])
+
+
+def test_no_tables_is_refused() -> None:
+    with refused("no_tables", match="HashEmbeddingConfig"):
+        HashEmbeddingCollection([])
+
+
+def test_a_table_without_features_has_its_name_for_one() -> None:
+    made = HashEmbeddingCollection([HashEmbeddingConfig(num_embeddings=4, embedding_dim=2, name="t")])
+    assert list(made(one_bag(7, feature="t"))) == ["t"]
+
+
+def test_tables_are_initialised_as_torchrec_does() -> None:
+    config = sequence_table("s", ["f"], weight_init_min=0.5, weight_init_max=0.75)
+    made = recfx.convert(EmbeddingCollection([config]), hashing=None)
+    for _ in range(2):
+        weight = made.embeddings["s"].weight.detach()
+        assert 0.5 <= float(weight.min()) < float(weight.max()) <= 0.75
+        before = weight.clone()
+        made.reset_parameters()
+    assert not torch.equal(before, made.embeddings["s"].weight)
+    ones = EmbeddingCollection([sequence_table("s", ["f"], init_fn=lambda weight: weight.data.fill_(1.0))])
+    assert recfx.convert(ones).embeddings["s"].weight.unique().tolist() == [1.0]
+
+
+def test_tables_on_meta_are_allocated_later() -> None:
+    made = HashEmbeddingCollection([sequence_table("s", ["f"])], device="meta")
+    assert made(one_bag(3).to("meta"))["f"].values().shape == (1, 8)
+    here = made.to_empty(device="cpu")
+    here.reset_parameters()
+    assert here(one_bag(RAW_ID))["f"].values().shape == (1, 8)
+
+
+# Raw ids
+
+
+def test_every_integer_is_an_id_and_keeps_its_place() -> None:
+    made = recfx.convert(sequences(need_indices=True), hashing=RAW)
+    ids = [-(2**63), 5, 2**63 - 1, 5, -1]
+    features = bags({"f1": [ids[:2], ids[2:]], "f2": [[], [7]], "f3": [[7], []]})
+    trained = made.train()(features)
+    assert made.index("s1").items()[0].tolist() == [-(2**63), 5, 2**63 - 1, -1]
+    assert trained["f1"].weights().tolist() == ids  # not rows
+    assert torch.equal(trained["f1"].values()[1], trained["f1"].values()[3])
+    assert torch.equal(trained["f2"].values(), trained["f3"].values())
+    assert trained["f1"].lengths().tolist() == [2, 3]
+
+
+@pytest.mark.parametrize("unseen", ["zeros", "share"])
+def test_an_id_without_a_row_is_not_dropped(unseen: str) -> None:
+    made = recfx.convert(sequences(), hashing=HashConfig(dense_rows=0, unseen=unseen))
+    made.train()(bags({"f1": [[10, 11]], "f2": [[]], "f3": [[]]}))
+    found = made.eval()(bags({"f1": [[99, 10], [98], [11]], "f2": [[5], [], []], "f3": [[], [], []]}))
+    rows = made.weight("s1")[made.index("s1").find(torch.tensor([10, 11]))]
+    assert found["f1"].lengths().tolist() == [2, 1, 1]
+    assert torch.equal(found["f1"].values()[[1, 3]], rows)
+    assert len(made.index("s1")) == 2  # nothing was inserted
+    answers = torch.cat([found["f1"].values()[[0, 2]], found["f2"].values()])
+    assert answers.any() == (unseen == "share")
+
+
+def test_new_rows_do_not_depend_on_the_order_of_arrival() -> None:
+    made = [
+        HashEmbeddingCollection(
+            [
+                HashEmbeddingConfig(
+                    num_embeddings=64, embedding_dim=4, name="t", weight_init_min=2.0, weight_init_max=3.0
+                )
+            ]
+        )
+        for _ in range(2)
+    ]
+    ids = [10**12, -5, 77, 3]
+    forward = made[0](one_bag(*ids, feature="t"))["t"].values().detach()
+    backward = made[1](one_bag(*ids[::-1], feature="t"))["t"].values().detach().flip(0)
+    assert torch.equal(forward, backward)
+    assert 2.0 <= float(forward.min()) < float(forward.max()) <= 3.0
+    assert forward.unique(dim=0).shape[0] == len(ids)
+
+
+def test_ids_that_are_not_admitted_read_zeros_and_get_no_gradient() -> None:
+    made = HashEmbeddingCollection([sequence_table("t", ["f"], rows=8)])
+    made = recfx.convert(recfx.unconvert(made), hashing=HashConfig(dense_rows=0, admit_after=2))
+    out = made(one_bag(1, 1, 2))["f"].values()
+    assert out[2].eq(0).all()
+    assert not out[:2].eq(0).any()
+    out.sum().backward()
+    row = made.index("t").find(torch.tensor([1]))
+    assert made.weight("t").grad.nonzero()[:, 0].unique().tolist() == row.tolist()
+
+
+def test_a_full_table() -> None:
+    made = recfx.convert(EmbeddingCollection([sequence_table("t", ["f"], rows=2)]), hashing=RAW)
+    with pytest.raises(recfx.TableFullError):
+        made(one_bag(1, 2, 3))
+    shared = recfx.convert(
+        EmbeddingCollection([sequence_table("t", ["f"], rows=2)]), hashing=HashConfig(dense_rows=0, on_full="share")
+    )
+    assert shared(one_bag(1, 2, 3))["f"].values().shape == (3, 8)
+
+
+def test_only_some_tables_are_hashed() -> None:
+    made = recfx.convert(sequences(), hashing={"s2": RAW})
+    found = made(bags({"f1": [[1]], "f2": [[RAW_ID]], "f3": [[2]]}))
+    assert torch.equal(found["f1"].values()[0], made.weight("s1")[1])
+    assert made.index("s2").items()[0].tolist() == [RAW_ID, 2]
+
+
+def test_the_monitor_and_the_report_name_the_table() -> None:
+    model = nn.ModuleDict({"ec": recfx.convert(sequences(), hashing=RAW)})
+    model["ec"](bags({"f1": [[1, 2]], "f2": [[3]], "f3": [[4]]}))
+    tags = recfx.monitor(model).scalars()
+    assert any("embeddings.s1" in tag for tag in tags)
+    (collection,) = recfx.explain(model).collections
+    assert [table.hashing.ids_held for table in collection.tables] == [2, 2]
+
+
+def test_ranges_that_are_declared_narrow_the_check() -> None:
+    made = recfx.convert(nn.ModuleDict({"ec": sequences()}), id_ranges={"f1": (0, 9)})
+    assert made["ec"].tables[0].id_range is not None
+    made["ec"](batch(2, rows=10))
+
+
+@pytest.mark.parametrize("hashing", [HashConfig(), RAW], ids=["adopted", "raw"])
+def test_compiled_scripted_and_traced(hashing: HashConfig) -> None:
+    features = batch(3)
+    made = recfx.convert(sequences(), hashing=hashing)
+    made(features)
+    expected = made.eval()(features)
+    torch._dynamo.reset()
+    assert_same(expected, torch.compile(made, backend="eager")(features))
+    assert_same(expected, torch.jit.script(made)(features))
+    graph = torch.fx.symbolic_trace(made)
+    assert_same(expected, graph(features))
+    assert [str(node.target) for node in graph.graph.nodes if node.op == "call_module"] == ["embedding_collection"]
