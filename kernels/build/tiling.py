@@ -141,12 +141,6 @@ NEEDS: Mapping[str, Mapping[int, Need]] = MappingProxyType(
         "recfx_per_sample_weight_gradients": {4: Need(800, 102), 2: Need(128, 74)},
         # Ids are scalars: no block.
         "recfx_find_rows": {8: Need(128, 0)},
-        "recfx_find_in_groups": {8: Need(128, 0)},
-        "recfx_collect_absent": {8: Need(384, 0)},
-        "recfx_first_sightings": {8: Need(64, 0)},
-        "recfx_plan_rows": {8: Need(32, 0)},
-        "recfx_take_rows": {8: Need(160, 0)},
-        "recfx_place_ids": {8: Need(448, 0)},
         "recfx_bucket_scatter": _floats(Need(64, 0)),
         # Always 128 columns at once.
         "recfx_initialize_rows": _floats(Need(45_568, 0)),

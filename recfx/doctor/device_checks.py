@@ -11,10 +11,7 @@ from torch import Tensor
 from recfx.doctor import shapes
 from recfx.doctor.kernel_check import KernelCheck, Shape
 from recfx.doctor.lookup_case import stepped
-from recfx.kernels.index.device_indexes import DeviceIndexes
 from recfx.kernels.index.find_rows import ReadIndexes, find_rows_reference, find_rows_triton
-from recfx.kernels.index.insert_rows import insert_rows_
-from recfx.kernels.index.insert_rows_reference import insert_rows_reference
 from recfx.kernels.lookup.bag_offsets import bag_offsets_triton, kernel_reference
 from recfx.kernels.lookup.per_sample_weights import (
     per_sample_weight_gradients_reference,
@@ -41,7 +38,6 @@ def device_checks() -> Iterator[KernelCheck]:
         per_sample_weight_gradients_reference, in_one_order=False,
     )  # fmt: skip
     yield KernelCheck("find_rows_triton", shapes.index_reads, find_rows_triton, _find_rows_reference)
-    yield KernelCheck("insert_rows_", shapes.insertions, _after_insertion(insert_rows_), _after_insertion(_inserted))
     yield KernelCheck("bag_offsets_triton", shapes.bags, _bags(bag_offsets_triton), _bags(kernel_reference))
     yield KernelCheck("select_keys_triton", shapes.selections, select_keys_triton, select_keys_reference)
     yield KernelCheck("bucketize", shapes.routed, bucketize_triton, bucketize_reference)
@@ -60,20 +56,6 @@ def after(operator: Callable[..., Any], *changed: int) -> Callable[..., Any]:
         return [arguments[place] for place in changed]
 
     return call
-
-
-def _after_insertion(operator: Callable[..., Any]) -> Callable[..., Any]:
-    """What was given out, and everything that follows from it but the slots, which may differ."""
-
-    def call(ids: Tensor, ends: Tensor, *indexes: Tensor) -> list[Any]:
-        given = operator(ids, ends, *indexes)
-        return [*given, *DeviceIndexes(*indexes)[1:]]
-
-    return call
-
-
-def _inserted(ids: Tensor, ends: Tensor, *indexes: Tensor) -> tuple[Tensor, ...]:
-    return insert_rows_reference(ids, ends, DeviceIndexes(*indexes))
 
 
 def _bags(operator: Callable[..., Any]) -> Callable[..., Any]:

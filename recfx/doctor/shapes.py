@@ -11,10 +11,8 @@ from torch import Tensor
 
 from recfx.doctor.kernel_check import Shape
 from recfx.doctor.lookup_case import GROUP, STEPS, LookupCase
-from recfx.kernels.index.device_indexes import DeviceIndexes
 from recfx.kernels.index.find_rows import IndexFacts, ReadIndexes
-from recfx.kernels.index.free_rows import update_free_rows
-from recfx.kernels.index.index_buffers import IndexBuffers, IndexPolicy, IndexView, allocate_buffers
+from recfx.kernels.index.index_buffers import IndexView
 from recfx.kernels.index.slot_table import insert_into_slots, slot_count
 from recfx.kernels.lookup.quantized_rows import BITS, quantize_rows
 from recfx.kernels.route.bucketize import WHOLE, Routes
@@ -110,27 +108,6 @@ def index_read(count: int) -> tuple[Any, ...]:
     ends = torch.tensor([of_table.numel() for of_table in ids]).cumsum(0)
     indexes = ReadIndexes(torch.cat(slots), torch.cat(side_rows), torch.tensor(facts))
     return (torch.cat(ids), ends, *indexes)
-
-
-def insertions(quick: bool) -> Iterator[Shape]:
-    """Ids, some of them repeated, that get rows in two empty indexes which share rows where they are full."""
-    policies = [IndexPolicy(3, 5, 1, 0, 1, 0, 20, 2, 0, 20), IndexPolicy(0, 9, 1, 0, 1, 0, 30, 1, 0, 30)]
-    for count in (1, 12) if quick else (1, 12, 100):
-        draw = torch.Generator().manual_seed(count)
-        indexes = DeviceIndexes.of([(_empty_index(policy), policy) for policy in policies], "cpu")
-        drawn = torch.randint(-(2**62), 2**62, (2, count), generator=draw)
-        ids = drawn.gather(1, torch.randint(0, count, (2, count), generator=draw))
-        ids[:, : count // 4] = torch.tensor(_EXTREMES).repeat(count)[: count // 4]
-        yield Shape(f"{2 * count} ids in 2 tables", (ids.flatten(), torch.tensor([count, 2 * count]), *indexes))
-
-
-def _empty_index(policy: IndexPolicy) -> IndexBuffers:
-    buffers = allocate_buffers(policy, "cpu")
-    for name, tensor in buffers._asdict().items():
-        tensor.fill_(-1 if name in ("slot_groups", "side_row", "row_ids") else 0)
-    buffers.side_row[1] = 77
-    update_free_rows(buffers.free_rows, buffers.row_state, torch.arange(policy.rows), policy.dense_rows)
-    return buffers
 
 
 def bags(quick: bool) -> Iterator[Shape]:

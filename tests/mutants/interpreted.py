@@ -10,7 +10,6 @@ from pathlib import Path
 
 _OTHERS = {
     "find_rows": ["operators"],
-    "insert_rows": ["operators"],
     "bucketize": ["operators"],
     "bag_offsets": ["batches"],
     "row_initialization": ["batches"],

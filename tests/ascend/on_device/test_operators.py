@@ -15,10 +15,7 @@ from recfx.doctor.kernel_check import KernelCheck
 from recfx.doctor.lookup_case import DTYPES, GROUP, STEPS, LookupCase
 from recfx.doctor.shapes import index_read
 from recfx.kernels.build import launch
-from recfx.kernels.index.device_indexes import DeviceIndexes
 from recfx.kernels.index.find_rows import ReadIndexes, find_rows, find_rows_reference
-from recfx.kernels.index.insert_rows import insert_rows
-from recfx.kernels.index.insert_rows_reference import insert_rows_reference
 from recfx.kernels.lookup.per_sample_weights import (
     per_sample_weight_gradients_reference,
     per_sample_weight_gradients_triton,
@@ -31,8 +28,6 @@ from recfx.kernels.route.bucketize import Routes
 from recfx.optim.fused_step_op import fused_step_triton_, rules_in_triton, triton_module
 from recfx.optim.rules import RULES
 from recfx.optim.rules.rule import Rule
-from tests.ascend.insert_rows_batches import BATCHES as INSERTED
-from tests.ascend.insert_rows_batches import made as inserted
 from tests.ascend.on_device.device import assert_same, device, moved
 from tests.kernels.quantized import lookups
 from tests.kernels.routes import batches, by_kernels, by_reference
@@ -121,19 +116,6 @@ def test_the_shapes_of_the_doctor(check: KernelCheck) -> None:
     shapes = list(check.shapes(False))
     assert [(shape.text, told) for shape in shapes if (told := check.mismatch(shape, device()))] == []
     check.opcheck(shapes[0], device(), quick=False)
-
-
-@pytest.mark.parametrize("label", INSERTED)
-def test_insert_rows(label: str) -> None:
-    """Repeated ids, freed rows, id -1, full tables, and groups that overflow at the end; twice each."""
-    batch = inserted(label)
-    indexes = DeviceIndexes(*(tensor.clone() for tensor in batch.indexes))
-    on_device = DeviceIndexes(*moved(tuple(indexes)))
-    for _ in range(2):
-        found = insert_rows(moved(batch.ids), moved(batch.ends), on_device)
-        wanted = insert_rows_reference(batch.ids, batch.ends, indexes)
-        assert_same(tuple(found), tuple(wanted))
-        assert_same(tuple(on_device), tuple(indexes))
 
 
 def test_one_hot_row_among_very_many_positions() -> None:
