@@ -1,7 +1,8 @@
-"""Target ``cpu``: recfx's own pooled lookups on the CPU, from rows or from raw ids, and their backward in C++.
+"""Target ``cpu``: recfx's own lookups on the CPU, from rows or from raw ids, and their backward in C++.
 
-With raw ids, the lookup finds their rows itself: a thread finds some thousand ids and sums their rows right away. In
-training, the few ids that have no row yet get one afterwards, and the bags that contain them are summed again.
+With raw ids, the lookup finds their rows itself: a thread finds some thousand ids and sums their rows right away, or
+copies them. In training, the few ids that have no row yet get one afterwards, and the bags that contain them are summed
+again.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import torch
 
 from recfx.errors import Diagnostic
 from recfx.ir.facts import LookupFacts
+from recfx.ir.node_kinds import NOT_COMBINED
 from recfx.kernels.build import library
 from recfx.kernels.build.huge_pages import move_to_huge_pages
 from recfx.kernels.index.index_buffers import IndexView
@@ -49,7 +51,7 @@ def build(spec: LookupSpec) -> LookupKernel:
 
 
 def serves_finding(lookup: LookupFacts) -> Diagnostic | None:
-    """None for sums. A mean would be divided by lengths that leave out the ids without a row."""
+    """None for sums, and for rows that are not combined. Means would be divided by lengths without the absent ids."""
     if lookup.combine == "MEAN":
         return Diagnostic("mean_from_ids", "", "a lookup from raw ids pools sums, not means.")
     return None
@@ -65,7 +67,7 @@ class CpuLookup:
     """The kernel of one lookup, whose weights are not kept. Its first call moves the tables to huge pages."""
 
     def __init__(self, spec: LookupSpec) -> None:
-        self._mean = spec.combine == "MEAN"
+        self._mean, self._unpooled = spec.combine == "MEAN", spec.combine == NOT_COMBINED
         backward = CpuBackward.of(spec)
         self._table_of_feature = backward.table_of_feature
         self._trainable = TrainableLookup(spec, backward, step_shared=step_shared)
@@ -73,20 +75,23 @@ class CpuLookup:
         self._has_moved = False
 
     def __call__(self, weights: list[torch.Tensor], batch: LookupBatch) -> torch.Tensor:
-        """Pool rows: ``batch.values`` are rows, or -1 for nothing. Returns float32 ``[B, sum D]``."""
+        """Look up rows: ``batch.values`` are rows, or -1 for nothing.
+
+        Returns float32 ``[B, sum D]``; ``[n, D]`` if they are not combined.
+        """
         self._move(weights)
         rows, offsets = batch.values.to(torch.int64), batch.offsets.to(torch.int64)
 
         def forward(scale: torch.Tensor | None) -> LookedUp:
-            pooled = pooled_lookup(rows, offsets, weights, self._table_of_feature, self._mean, scale)
-            return LookedUp(pooled, rows)
+            tables, how = self._table_of_feature, (self._mean, scale, self._unpooled)
+            return LookedUp(pooled_lookup(rows, offsets, weights, tables, *how), rows)
 
         return self._trainable(weights, offsets, batch.per_sample_weights, forward)
 
     def from_ids(self, weights: list[torch.Tensor], batch: LookupBatch, ids_to_rows: IdsToRows) -> torch.Tensor:
-        """Find rows and pool them: ``batch.values`` are raw ids, or rows if a table has no index.
+        """Find rows and look them up: ``batch.values`` are raw ids, or rows if a table has no index.
 
-        Returns float32 ``[B, sum D]``: sums, in which ids without a row add nothing.
+        Returns float32 ``[B, sum D]``: sums, in which ids without a row add nothing; or ``[n, D]``, zeros for these.
 
         Raises:
             ValueError: the lookup pools means, whose lengths would leave out the ids without a row.
@@ -120,12 +125,12 @@ class CpuLookup:
     ) -> LookedUp:
         training, tables = ids_to_rows.training, self._table_of_feature
         views = [view or self._no_index for view in ids_to_rows.find_views()]
-        pooled, rows, absent = find_and_pool(ids, offsets, weights, tables, views, scale, keep_rows)
+        pooled, rows, absent = find_and_pool(ids, offsets, weights, tables, views, scale, keep_rows, self._unpooled)
         absent_per_table: list[int] = absent.tolist()
         if not training or not any(absent_per_table):
             ids_to_rows.answered(absent_per_table)
             return LookedUp(pooled, rows)
         was_absent = rows < 0
         ids_to_rows.insert(ids, rows, absent_per_table)
-        pool_again_(pooled, rows, was_absent, offsets, weights, tables, scale)
+        pool_again_(pooled, rows, was_absent, offsets, weights, tables, scale, self._unpooled)
         return LookedUp(pooled, rows)

@@ -222,7 +222,14 @@ class Backend:
 
 # In order of preference.
 BACKENDS: tuple[Backend, ...] = (
-    Backend("cpu", "recfx.lowering.cpu", serves_on=("cpu",), finds_ids=True, takes_absent=True),
+    Backend(
+        "cpu",
+        "recfx.lowering.cpu",
+        serves_on=("cpu",),
+        finds_ids=True,
+        takes_absent=True,
+        combines=("SUM", "MEAN", "NONE"),
+    ),
     Backend("fbgemm", "recfx.lowering.fbgemm.target", serves_on=("cpu",)),
     Backend(
         "triton",

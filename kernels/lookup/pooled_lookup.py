@@ -1,4 +1,4 @@
-"""Pooled lookups of several tables at once, from rows or straight from raw ids.
+"""Lookups of several tables at once, pooled or not, from rows or straight from raw ids.
 
 ``recfx::pooled_lookup``, ``find_and_pool`` and ``pool_again_`` run in C++ (``csrc/lookup/pooled_lookup.cpp``), and
 ``recfx::pooled_lookup_triton`` by the kernel in ``pooled_lookup_triton.py``; ``pooled_lookup_reference.py`` has all of
@@ -10,6 +10,10 @@ contiguous ``[rows, dim]`` of any width, all float32, all float16 or all bfloat1
 multiplied by ``per_sample_weights`` (float32 ``[n]``) if given, computed in float32 and in the order of the ids:
 results do not depend on the number of threads. A row of -1 adds nothing. All other rows must be in range, which is not
 checked; anything else that is wrong raises a RuntimeError.
+
+``unpooled`` lookups copy rows instead: each id is a bag of its own, and has a row of the output, float32 ``[n, dim]``,
+in the order of the ids. A row of -1 gives zeros. ``B`` is 1 then: ``offsets``, ``[F + 1]``, from 0 to ``n``, says where
+the ids of each feature begin. All tables have the same dim, and there are no ``per_sample_weights``.
 """
 
 from __future__ import annotations
@@ -29,19 +33,22 @@ def pooled_lookup(
     table_of_feature: list[int],
     mean: bool = False,
     per_sample_weights: Tensor | None = None,
+    unpooled: bool = False,
 ) -> Tensor:
-    """Pool the rows of every bag.
+    """Pool the rows of every bag, or copy them.
 
     Args:
         rows: int64 ``[n]``.
         offsets: int64 ``[F * B + 1]``.
-        weights, table_of_feature, per_sample_weights: see above.
-        mean: divide each sum by the bag's length; not allowed with ``per_sample_weights``.
+        weights, table_of_feature, per_sample_weights, unpooled: see above.
+        mean: divide each sum by the bag's length; allowed neither with ``per_sample_weights`` nor if ``unpooled``.
 
     Returns:
-        float32 ``[B, sum of the features' dims]``.
+        float32 ``[B, sum of the features' dims]``; ``[n, dim]`` if ``unpooled``.
     """
-    return library.operators().pooled_lookup(rows, offsets, weights, table_of_feature, mean, per_sample_weights)
+    return library.operators().pooled_lookup(
+        rows, offsets, weights, table_of_feature, mean, per_sample_weights, unpooled
+    )
 
 
 def find_and_pool(
@@ -52,17 +59,18 @@ def find_and_pool(
     indexes: list[IndexView],
     per_sample_weights: Tensor | None = None,
     keep_rows: bool = True,
+    unpooled: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Find the row of each id and pool the rows, in one pass. Only reads; waits for writers of the indexes.
 
     Args:
         ids: int64 ``[n]``; for tables without an index, these are rows.
-        offsets, weights, table_of_feature, per_sample_weights: see above.
+        offsets, weights, table_of_feature, per_sample_weights, unpooled: see above.
         indexes: one per table.
         keep_rows: whether to return the rows.
 
     Returns:
-        pooled: float32 ``[B, sum of the features' dims]``.
+        pooled: float32 ``[B, sum of the features' dims]``; ``[n, dim]`` if ``unpooled``.
         rows: int64 ``[n]``, -1 if an id has no row and its table shares none, or if an id is in no bag; empty without
             ``keep_rows``.
         absent: int64 ``[tables]``, the number of ids per table that have no row of their own.
@@ -73,7 +81,7 @@ def find_and_pool(
     lookup = (ids, offsets, weights, table_of_feature)
     views = (slot_groups, side_rows, dense_rows, share_buckets, seeds, table_rows, row_begins)
     own_locks = [lock for lock in locks if lock is not None]
-    return library.operators().find_and_pool(*lookup, *views, own_locks, per_sample_weights, keep_rows)
+    return library.operators().find_and_pool(*lookup, *views, own_locks, per_sample_weights, keep_rows, unpooled)
 
 
 def pool_again_(
@@ -84,20 +92,23 @@ def pool_again_(
     weights: list[Tensor],
     table_of_feature: list[int],
     per_sample_weights: Tensor | None = None,
+    unpooled: bool = False,
 ) -> None:
     """Recompute the bags that contain a changed row: ``pooled`` then equals ``pooled_lookup`` of ``rows`` bit for bit.
 
     Args:
-        pooled: float32 ``[B, sum of the features' dims]``, contiguous: the sums of the old rows; updated in place.
+        pooled: contiguous float32, what ``pooled_lookup`` returned of the old rows; updated in place.
         rows: int64 ``[n]``, the new rows.
         changed: bool ``[n]``, true where a new row differs from the old one.
-        offsets, weights, table_of_feature, per_sample_weights: see above.
+        offsets, weights, table_of_feature, per_sample_weights, unpooled: see above.
     """
-    library.operators().pool_again_(pooled, rows, changed, offsets, weights, table_of_feature, per_sample_weights)
+    library.operators().pool_again_(
+        pooled, rows, changed, offsets, weights, table_of_feature, per_sample_weights, unpooled
+    )
 
 
 def pooled_like(offsets: Tensor, weights: list[Tensor], table_of_feature: list[int]) -> Tensor:
-    """The output of a lookup, without numbers."""
+    """The output of a pooled lookup, without numbers."""
     columns = sum(weights[table].shape[1] for table in table_of_feature)
     batch_size = (offsets.numel() - 1) // len(table_of_feature)
     return weights[0].new_empty(batch_size, columns, dtype=torch.float32)
@@ -105,8 +116,22 @@ def pooled_like(offsets: Tensor, weights: list[Tensor], table_of_feature: list[i
 
 @library.fake("pooled_lookup")
 def _pooled_lookup(
-    rows: Tensor, offsets: Tensor, weights: list[Tensor], table_of_feature: list[int], *rest: object
+    rows: Tensor,
+    offsets: Tensor,
+    weights: list[Tensor],
+    table_of_feature: list[int],
+    mean: bool,
+    per_sample_weights: Tensor | None,
+    unpooled: bool = False,
 ) -> Tensor:
+    return _output_like(rows, offsets, weights, table_of_feature, unpooled)
+
+
+def _output_like(
+    rows: Tensor, offsets: Tensor, weights: list[Tensor], table_of_feature: list[int], unpooled: bool
+) -> Tensor:
+    if unpooled:
+        return weights[0].new_empty(rows.numel(), weights[0].shape[1], dtype=torch.float32)
     return pooled_like(offsets, weights, table_of_feature)
 
 
@@ -114,9 +139,10 @@ def _pooled_lookup(
 def _find_and_pool(
     ids: Tensor, offsets: Tensor, weights: list[Tensor], table_of_feature: list[int], *rest: object
 ) -> tuple[Tensor, Tensor, Tensor]:
-    keep_rows = len(rest) < 10 or bool(rest[9])  # the last argument of the operator
+    keep_rows, unpooled = len(rest) < 10 or bool(rest[9]), len(rest) > 10 and bool(rest[10])  # the last arguments
     rows = torch.empty_like(ids, memory_format=torch.contiguous_format) if keep_rows else ids.new_empty(0)
-    return pooled_like(offsets, weights, table_of_feature), rows, ids.new_empty(len(weights))
+    output = _output_like(ids, offsets, weights, table_of_feature, unpooled)
+    return output, rows, ids.new_empty(len(weights))
 
 
 @torch.library.custom_op("recfx::pooled_lookup_triton", mutates_args=())

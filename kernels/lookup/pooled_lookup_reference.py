@@ -16,8 +16,11 @@ def pooled_lookup(
     table_of_feature: list[int],
     mean: bool,
     per_sample_weights: Tensor | None,
+    unpooled: bool = False,
 ) -> Tensor:
-    """Pool the rows to ``[B, sum of the features' dims]``."""
+    """Pool the rows to ``[B, sum of the features' dims]``, or copy them to ``[n, dim]``."""
+    if unpooled:
+        return gather_rows(rows, offsets, weights, table_of_feature)
     batch_size = (offsets.numel() - 1) // len(table_of_feature)
     pooled: list[Tensor] = []
     for feature in range(len(table_of_feature)):
@@ -30,6 +33,16 @@ def pooled_lookup(
             values = values * per_sample_weights[begin:end][present].unsqueeze(1)
         pooled.append(pool_bags(values, present, bags, mean))
     return torch.cat(pooled, dim=1)
+
+
+def gather_rows(rows: Tensor, offsets: Tensor, weights: list[Tensor], table_of_feature: list[int]) -> Tensor:
+    """The rows as they are: float32 ``[n, dim]``."""
+    gathered = torch.zeros(rows.numel(), weights[0].size(1), dtype=torch.float32, device=rows.device)
+    for feature in range(len(table_of_feature)):
+        begin, end = int(offsets[feature]), int(offsets[feature + 1])
+        present = rows[begin:end] >= 0
+        gathered[begin:end][present] = weights[table_of_feature[feature]][rows[begin:end][present]].float()
+    return gathered
 
 
 def pool_bags(values: Tensor, present: Tensor, bags: Tensor, mean: bool) -> Tensor:
@@ -61,6 +74,7 @@ def find_and_pool(
     table_rows: list[int],
     row_begins: list[int],
     per_sample_weights: Tensor | None,
+    unpooled: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Returns the pooled output, the rows, and the number of absent ids per table."""
     batch_size = (offsets.numel() - 1) // len(table_of_feature)
@@ -82,7 +96,8 @@ def find_and_pool(
                 is_foreign = ((asked >= 0) & (asked < dense)) | (shared < 0) | (shared >= own)
                 rows_of_ids = torch.where(rows_of_ids < 0, shared.masked_fill(is_foreign, -1), rows_of_ids)
         rows[begin:end] = rows_of_ids
-    return pooled_lookup(rows, offsets, weights, table_of_feature, False, per_sample_weights), rows, absent
+    pooled = pooled_lookup(rows, offsets, weights, table_of_feature, False, per_sample_weights, unpooled)
+    return pooled, rows, absent
 
 
 def pool_again_(
@@ -93,9 +108,13 @@ def pool_again_(
     weights: list[Tensor],
     table_of_feature: list[int],
     per_sample_weights: Tensor | None,
+    unpooled: bool = False,
 ) -> None:
     """Replace the sums of the bags that contain a changed row."""
-    now = pooled_lookup(rows, offsets, weights, table_of_feature, False, per_sample_weights)
+    now = pooled_lookup(rows, offsets, weights, table_of_feature, False, per_sample_weights, unpooled)
+    if unpooled:
+        pooled[changed] = now[changed]
+        return
     before = torch.cat([torch.zeros(1, dtype=torch.int64), torch.cumsum(changed.to(torch.int64), 0)])
     counts = before[offsets]
     bag_changed = (counts[1:] > counts[:-1]).view(len(table_of_feature), -1)

@@ -1,6 +1,6 @@
 """One step of an optimizer's rule, which updates only the rows that a batch looked up.
 
-``recfx::fused_step_`` steps all tables of a pooled lookup in C++ (``csrc/step/fused_step.cpp``). Its reference is
+``recfx::fused_step_`` steps all tables of a lookup in C++ (``csrc/step/fused_step.cpp``). Its reference is
 ``step_touched_rows`` with a rule's ``update``, table by table; ``fused_step_triton.py`` has the kernels in Triton.
 """
 
@@ -37,6 +37,7 @@ def fused_step_(
     mean: bool = False,
     per_sample_weights: Tensor | None = None,
     step_counts: Tensor | None = None,
+    unpooled: bool = False,
 ) -> None:
     """Step the rows that a batch looked up, in place, once each. Arithmetic is float32, rounded to the table's dtype.
 
@@ -44,8 +45,9 @@ def fused_step_(
 
     Args:
         rows: int64 ``[n]``; rows of -1 get no gradient.
-        offsets, table_of_feature: as for ``pooled_lookup``.
-        gradients: contiguous float32 ``[B, sum of the features' dims]``, of the lookup's output.
+        offsets, table_of_feature, unpooled: as for ``pooled_lookup``.
+        gradients: contiguous float32 ``[B, sum of the features' dims]``, of the lookup's output; ``[n, widest dim]`` if
+            ``unpooled``, where tables that are less wide get the first columns.
         weights: contiguous ``[rows, dim]``, all float32, float16 or bfloat16.
         first_states: contiguous float32 ``[rows, dim]``, or ``[rows, 1]`` if the rule is row-wise, one per table; those
             of tables that are not stepped are not read. Empty if the rule has none.
@@ -64,7 +66,7 @@ def fused_step_(
     """
     library.operators().fused_step_(
         rows, offsets, gradients, weights, first_states, second_states, table_of_feature, is_stepped, rule, numbers,
-        mean, per_sample_weights, step_counts,
+        mean, per_sample_weights, step_counts, unpooled,
     )  # fmt: skip
 
 

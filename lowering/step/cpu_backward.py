@@ -6,12 +6,14 @@ The fused step of weights that several lookups read, or several tables of one, i
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import accumulate
 from typing import Any
 
 import torch
 from torch.nn.functional import pad
 
 from recfx.errors import IdRangeError
+from recfx.ir.node_kinds import NOT_COMBINED
 from recfx.kernels.lookup.per_sample_weights import per_sample_weight_gradients
 from recfx.kernels.step.fused_step import fused_step_
 from recfx.lowering.registry import LookupSpec
@@ -25,9 +27,10 @@ class CpuBackward:
     """The backward of one lookup, whose tables have fused optimizers of one rule, or none."""
 
     def __init__(
-        self, tables: Sequence[str], optimizers: Sequence[Any], table_of_feature: list[int], mean: bool
+        self, tables: Sequence[str], optimizers: Sequence[Any], table_of_feature: list[int], combine: str
     ) -> None:
-        self.tables, self.optimizers, self.table_of_feature, self.mean = tables, optimizers, table_of_feature, mean
+        self.tables, self.optimizers, self.table_of_feature = tables, optimizers, table_of_feature
+        self.mean, self.unpooled = combine == "MEAN", combine == NOT_COMBINED
         self.rule: Rule = SGD if optimizers[0] is None else optimizers[0].rule
         self.shared: tuple[Any, CpuBackward] | None = None  # see step_shared
         self._counts = StepCounts(optimizers)
@@ -40,7 +43,7 @@ class CpuBackward:
         """The backward of the lookup ``spec``, whose weights are not kept."""
         table_of_feature = [table for table, each in enumerate(spec.tables) for _ in each.feature_names]
         names = [table.name for table in spec.tables]
-        return cls(names, spec.optimizers, table_of_feature, spec.combine == "MEAN")
+        return cls(names, spec.optimizers, table_of_feature, spec.combine)
 
     def scale_gradient(self, batch: TrainedBatch, grad_output: torch.Tensor) -> torch.Tensor:
         try:
@@ -138,14 +141,14 @@ class CpuBackward:
                     self.mean,
                     batch.scale,
                     counts,
+                    self.unpooled,
                 )
         except IndexError as error:
             raise self._beyond_the_end(batch) from error
 
     def _beyond_the_end(self, batch: TrainedBatch) -> Exception:
         """The error for a row that the forward looked up and that its table no longer has; the first table with one."""
-        batch_size = (batch.offsets.numel() - 1) // len(self.table_of_feature)
-        borders = batch.offsets[::batch_size].tolist()
+        borders = batch.offsets[:: batch.batch_size(len(self.table_of_feature))].tolist()
         for feature, table in enumerate(self.table_of_feature):
             rows = batch.values[borders[feature] : borders[feature + 1]]
             last, name = batch.weights[table].shape[0] - 1, self.tables[table]
@@ -170,14 +173,43 @@ def step_shared(parts: Sequence[tuple[Any, tuple[int, ...]]]) -> bool:
         or len({weight.dtype for weight in weights.values()}) > 1
     ):
         return False
+    unpooled = any(backward.unpooled for backward in backwards)
     number_of = {key: number for number, key in enumerate(weights)}
     names, optimizers = [""] * len(weights), [None] * len(weights)
     for (part, tables), backward in zip(reversed(parts), reversed(backwards), strict=True):  # the first one is kept
         for table in reversed(tables):
             number = number_of[id(part.weights[table])]
             names[number], optimizers[number] = backward.tables[table], part.optimizers[table]
+    join = _joined_by_id if unpooled else _joined_by_bag
+    read, values, offsets, scale, gradients = join(parts)
+    table_of_feature = [number_of[id(weight)] for weight in read]
+    batch = TrainedBatch(list(weights.values()), values, offsets, scale)
+    layout = (table_of_feature, list(map(id, optimizers)), unpooled)
+    if backwards[0].shared is None or backwards[0].shared[0] != layout:  # it keeps the optimizers alive
+        combine = NOT_COMBINED if unpooled else "SUM"
+        backwards[0].shared = layout, CpuBackward(names, optimizers, table_of_feature, combine)
+    backwards[0].shared[1].step(batch, gradients)
+    return True
+
+
+_Joined = tuple[list[torch.Tensor], torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor]
+"""The weight that each feature reads, rows, offsets, scale, and gradients, as in ``fused_step_``."""
+
+
+def _joined_by_id(parts: Sequence[tuple[Any, tuple[int, ...]]]) -> _Joined:
+    """One lookup that does not pool, with the ids and gradients of all lookups, some of which may pool."""
+    read = [part.weights[table] for part, tables in parts for table in tables]
+    found = [part.of_table(table) for part, tables in parts for table in tables]
+    rows, gradients = zip(*found, strict=True)
+    borders = torch.tensor([0, *accumulate(each.numel() for each in rows)], device="cpu")
+    widest = max(weight.shape[1] for weight in read)
+    wide = [pad(each, (0, widest - each.shape[1])) for each in gradients]
+    return read, torch.cat(rows), borders, None, torch.cat(wide)
+
+
+def _joined_by_bag(parts: Sequence[tuple[Any, tuple[int, ...]]]) -> _Joined:
+    """One lookup that pools sums, with the bags and gradients of all lookups, which all pool."""
     features = [feature for part, tables in parts for feature in _features(part, tables)]
-    table_of_feature = [number_of[id(feature.weight)] for feature in features]
     samples = max(feature.samples for feature in features)
     with_scale = any(feature.has_scale for feature in features)
     gradients = torch.cat([feature.gradients(samples) for feature in features], dim=1)
@@ -186,12 +218,7 @@ def step_shared(parts: Sequence[tuple[Any, tuple[int, ...]]]) -> bool:
     torch.cumsum(lengths, 0, out=offsets[1:])
     values = torch.cat([feature.rows for feature in features])
     scale = torch.cat([feature.scale() for feature in features]) if with_scale else None
-    batch = TrainedBatch(list(weights.values()), values, offsets, scale)
-    layout = (table_of_feature, list(map(id, optimizers)))
-    if backwards[0].shared is None or backwards[0].shared[0] != layout:  # it keeps the optimizers alive
-        backwards[0].shared = layout, CpuBackward(names, optimizers, table_of_feature, mean=False)
-    backwards[0].shared[1].step(batch, gradients)
-    return True
+    return [feature.weight for feature in features], values, offsets, scale, gradients
 
 
 def _features(part: Any, tables: tuple[int, ...]) -> Iterator[_Feature]:

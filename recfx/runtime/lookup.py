@@ -218,8 +218,7 @@ class Lookup(NodeModule):
             by_key = values.split(lengths)
             values = torch.cat([by_key[position] for position in self._positions])
             lengths = [lengths[position] for position in self._positions]
-        borders = torch.tensor([0, *accumulate(lengths)], device=values.device)
-        batch = LookupBatch(values, borders, None, batch_size=1)
+        batch = _one_bag_per_key(values, lengths)
         if not self._may_read_untrained or values.is_meta or not bool((values < -1).any()):
             return self._call(batch)
         untrained = values < -1
@@ -306,6 +305,8 @@ class Lookup(NodeModule):
             )
 
     def _batch(self, features: KeyedJaggedTensor) -> LookupBatch:
+        if self.combine == NOT_COMBINED:
+            return _one_bag_per_key(features.values(), features.length_per_key())
         return LookupBatch(
             values=features.values(),
             offsets=features.offsets(),
@@ -347,6 +348,11 @@ class Lookup(NodeModule):
             state = {**state, "combine": state["pooling"]}
             del state["pooling"]
         super().__setstate__(state)
+
+
+def _one_bag_per_key(values: torch.Tensor, lengths: list[int]) -> LookupBatch:
+    borders = torch.tensor([0, *accumulate(lengths)], device=values.device)
+    return LookupBatch(values, borders, None, batch_size=1)
 
 
 def _inside_torch_func() -> bool:

@@ -17,6 +17,7 @@ BENCHMARKS: dict[str, str] = {
         "forward",
         "train_step",
         "hashed",
+        "sequence",
         "sharded",
         "plans",
         "small_batch",
@@ -41,4 +42,4 @@ BENCHMARKS: dict[str, str] = {
 }
 
 # Some contestants use several threads and some do not, so these run with every number of threads asked for.
-BY_THREADS = ("forward", "train_step", "hashed", "fused_step")
+BY_THREADS = ("forward", "train_step", "hashed", "sequence", "fused_step")

@@ -12,7 +12,7 @@ from torch.distributed.optim import _apply_optimizer_in_backward as apply_optimi
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, PoolingType
 from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
-from recfx.collections.pooled import HashEmbeddingBagCollection
+from recfx.collections.collection import UnshardedCollection
 from recfx.kernels.index.mix64 import mix64
 from tests.bench import fbgemm_module
 from tests.bench.setup import Setup
@@ -64,21 +64,20 @@ def with_optimizer(collection: EmbeddingBagCollection, optimizer: Optimizer) -> 
     return duplicate
 
 
-def attach(collection: EmbeddingBagCollection, optimizer: Optimizer) -> None:
+def attach(collection: nn.Module, optimizer: Optimizer) -> None:
     """Have the tables of the collection updated in backward."""
     apply_optimizer_in_backward(optimizer.standard, collection.parameters(), dict(optimizer.arguments))
 
 
-def table_batched(
-    setup: Setup, collection: EmbeddingBagCollection, optimizer: Optimizer
-) -> SplitTableBatchedEmbeddingBagsCodegen:
+def table_batched(setup: Setup, collection: nn.Module, optimizer: Optimizer) -> SplitTableBatchedEmbeddingBagsCodegen:
     """FBGEMM's own module with the same weights."""
     return fbgemm_module.table_batched(table_weights(collection), optimizer.name, LEARNING_RATE, EPS, setup.pooling)
 
 
 def table_weights(collection: nn.Module) -> list[torch.Tensor]:
     """One ``[rows, dim]`` tensor per table, in order."""
-    return [weight for name, weight in collection.named_parameters() if name.startswith("embedding_bags.")]
+    named = collection.named_parameters()
+    return [weight for name, weight in named if name.startswith(("embedding_bags.", "embeddings."))]
 
 
 def output_gradients(setup: Setup, count: int) -> list[torch.Tensor]:
@@ -95,7 +94,7 @@ def check_close(what: str, expected: torch.Tensor, actual: torch.Tensor) -> None
     )
 
 
-def fill_with_ids(indexed: HashEmbeddingBagCollection, adopted: torch.nn.Module, universe: int) -> None:
+def fill_with_ids(indexed: UnshardedCollection, adopted: nn.Module, universe: int) -> None:
     """Give every id a row, in a random order, with the weights that its dense id has in the adopted collection."""
     generator = torch.Generator().manual_seed(3)
     for index, ours, theirs in zip(

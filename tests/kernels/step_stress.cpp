@@ -119,7 +119,7 @@ Stepped<weight_t> stepped(const Batch& batch, int threads, int64_t beyond) {
   }
   const auto scale_of = [](int64_t position, int64_t length) { return static_cast<float>(position % 3 + length); };
   recfx::RowGroups<position_t, decltype(scale_of)> groups(
-      batch.rows.data(), batch.offsets.data(), batch.size, batch.tables, scale_of, threads,
+      batch.rows.data(), {batch.offsets.data(), batch.size}, batch.tables, scale_of, threads,
       [&](int64_t, int64_t count, const auto& run) { run_on(threads, count, run); });
   run_on(threads, static_cast<int64_t>(groups.groups().size()), [&](int64_t k) {
     const recfx::PositionGroup& group = groups.groups()[k];

@@ -56,12 +56,13 @@ class Case:
     gradients: torch.Tensor
     mean: bool
     scale: torch.Tensor | None
+    unpooled: bool = False
 
     def arguments(self) -> tuple[Any, ...]:
         first, second = (*self.states, [], [])[:2]
         numbers = [float(number) for number in self.rule.step_numbers(STEP, self.group)] * len(self.weights)
         where = (self.rows, self.offsets, self.gradients, self.weights, first, second, self.table_of_feature)
-        return (*where, [True] * len(self.weights), self.rule.name, numbers, self.mean, self.scale, None)
+        return (*where, [True] * len(self.weights), self.rule.name, numbers, self.mean, self.scale, None, self.unpooled)
 
     def copy(self) -> Case:
         weights = [weight.clone() for weight in self.weights]
@@ -69,14 +70,16 @@ class Case:
         return Case(**{**self.__dict__, "weights": weights, "states": states})
 
     def step_by_reference(self) -> None:
-        batch_size = self.gradients.shape[0]
+        batch_size = (self.offsets.numel() - 1) // len(self.table_of_feature)
         columns = [self.weights[table].shape[1] for table in self.table_of_feature]
+        pooling = "NONE" if self.unpooled else "MEAN" if self.mean else "SUM"
+        parts = self.offsets.diff().tolist() if self.unpooled else columns
         found: dict[int, list[tuple[torch.Tensor, torch.Tensor]]] = {}
-        for feature, gradient in enumerate(self.gradients.split(columns, dim=1)):
+        for feature, gradient in enumerate(self.gradients.split(parts, dim=0 if self.unpooled else 1)):
             bags = self.offsets[feature * batch_size : (feature + 1) * batch_size + 1]
             ids = slice(int(bags[0]), int(bags[-1]))
             scale = None if self.scale is None else self.scale[ids]
-            pooling = "MEAN" if self.mean else "SUM"
+            gradient = gradient[:, : columns[feature]]
             by_row = row_gradients(gradient, self.rows[ids], bags - bags[0], pooling, scale)[1]
             present = self.rows[ids] >= 0
             part = (self.rows[ids][present], by_row[present])
@@ -103,6 +106,7 @@ def case(
     weighted: bool = False,
     weight_decay: float = 0.0,
     absent: float = 0.0,
+    unpooled: bool = False,
     seed: int = 0,
 ) -> Case:
     generator = torch.Generator().manual_seed(seed)
@@ -122,8 +126,11 @@ def case(
     values = torch.cat([*parts, torch.zeros(0, dtype=torch.int64)])
     values[torch.rand(values.numel(), generator=generator) < absent] = -1
     scale = torch.randn(values.numel(), generator=generator) if weighted else None
-    gradients = torch.randn(batch_size, sum(dims[table] for table in table_of_feature), generator=generator)
-    return Case(RULE[rule], group, weights, states, table_of_feature, values, offsets, gradients, mean, scale)
+    shape = (values.numel(), max(dims)) if unpooled else (batch_size, sum(dims[table] for table in table_of_feature))
+    gradients = torch.randn(shape, generator=generator)
+    offsets = offsets[:: max(batch_size, 1)] if unpooled else offsets
+    where = (table_of_feature, values, offsets, gradients)
+    return Case(RULE[rule], group, weights, states, *where, mean, scale, unpooled)
 
 
 def check(made: Case) -> None:
@@ -142,7 +149,7 @@ def check(made: Case) -> None:
     tables=st.lists(st.tuples(st.integers(1, 70), DIMS, st.integers(1, 3)), min_size=1, max_size=3),
     batch_size=st.integers(0, 9),
     longest=st.sampled_from([0, 1, 4, 40]),
-    pooling=st.sampled_from(["sum", "mean", "weighted"]),
+    pooling=st.sampled_from(["sum", "mean", "weighted", "none"]),
     weight_decay=st.sampled_from([0.0, 0.1]),
     absent=st.sampled_from([0.0, 0.2, 1.0]),
     seed=st.integers(0, 1000),
@@ -159,7 +166,9 @@ def test_a_step_is_the_rules_own(
     seed: int,
 ) -> None:
     rows, dims, features = (tuple(each) for each in zip(*tables, strict=True))
-    how = {"mean": pooling == "mean", "weighted": pooling == "weighted", "weight_decay": weight_decay, "absent": absent}
+    batch_size = max(batch_size, 1) if pooling == "none" else batch_size
+    how = {"mean": pooling == "mean", "weighted": pooling == "weighted", "unpooled": pooling == "none"}
+    how |= {"weight_decay": weight_decay, "absent": absent}  # type: ignore[dict-item]
     check(case(rule, dtype, rows, dims, features, batch_size, longest, seed=seed, **how))  # type: ignore[arg-type]
 
 
@@ -167,9 +176,10 @@ def test_a_step_is_the_rules_own(
 # the last ones.
 @pytest.mark.parametrize("rows", [1, 2, 255, 256, 257, 4095, 4096, 4097, 200_000])
 @pytest.mark.parametrize("where", ["anywhere", "first", "last", "one"])
-def test_many_positions(rows: int, where: str) -> None:
-    made = case("sgd", rows=(rows, 3), dims=(2, 1), features=(2, 1), batch_size=2500, longest=4)
-    last = int(made.offsets[5000])
+@pytest.mark.parametrize("unpooled", [False, True])
+def test_many_positions(rows: int, where: str, unpooled: bool) -> None:
+    made = case("sgd", rows=(rows, 3), dims=(2, 1), features=(2, 1), batch_size=2500, longest=4, unpooled=unpooled)
+    last = int(made.offsets[2 if unpooled else 5000])
     if where == "one":
         made.rows[:last] = rows // 2
     elif where != "anywhere":
@@ -179,9 +189,9 @@ def test_many_positions(rows: int, where: str) -> None:
 
 
 @pytest.mark.parametrize("rule", list(SETTINGS))
-@pytest.mark.parametrize("weighted", [False, True])
-def test_any_number_of_threads_gives_the_same_bits(rule: str, weighted: bool) -> None:
-    start = case(rule, rows=(70, 9000), dims=(20, 8), features=(1, 2), batch_size=4000, longest=4, weighted=weighted)
+@pytest.mark.parametrize("how", [{}, {"weighted": True}, {"unpooled": True}])
+def test_any_number_of_threads_gives_the_same_bits(rule: str, how: dict[str, bool]) -> None:
+    start = case(rule, rows=(70, 9000), dims=(20, 8), features=(1, 2), batch_size=4000, longest=4, **how)  # type: ignore[arg-type]
 
     def step() -> list[torch.Tensor]:
         made = start.copy()
@@ -193,11 +203,11 @@ def test_any_number_of_threads_gives_the_same_bits(rule: str, weighted: bool) ->
 
 @pytest.mark.parametrize("side", ["begin", "end"])
 @pytest.mark.parametrize("dim", [1, 3, 4, 7, 8, 12, 15, 20, 28, 60, 100, 132])
-@pytest.mark.parametrize("rule", ["sgd", "adagrad", "partial_rowwise_adam"])
-def test_nothing_outside_of_its_tensors_is_touched(rule: str, dim: int, side: str) -> None:
+@pytest.mark.parametrize(("rule", "unpooled"), [("sgd", False), ("adagrad", True), ("partial_rowwise_adam", False)])
+def test_nothing_outside_of_its_tensors_is_touched(rule: str, unpooled: bool, dim: int, side: str) -> None:
     """Each tensor lies at a page that nobody may touch."""
     place = guarded(side)
-    made = case(rule, rows=(5,), dims=(dim,), features=(1,), batch_size=3, longest=4)
+    made = case(rule, rows=(5,), dims=(dim,), features=(1,), batch_size=3, longest=4, unpooled=unpooled)
     made.weights, made.states = [place(made.weights[0])], [[place(state)] for (state,) in made.states]
     made.rows, made.offsets, made.gradients = place(made.rows), place(made.offsets), place(made.gradients)
     assert signal_of(lambda: fused_step_(*made.arguments())) == 0
@@ -299,6 +309,8 @@ def test_rows_are_rounded_as_torch_rounds(dtype: torch.dtype) -> None:
         ({9: [0.0] * 9}, "and 10 in numbers"),
         ({10: True, 11: torch.ones(1)}, "are for sums, not for means"),
         ({11: torch.ones(2)}, r"per_sample_weights must be float32 \[1\]"),
+        ({11: torch.ones(1), 13: True}, "neither means nor per_sample_weights"),
+        ({2: torch.zeros(2, 8), 13: True}, r"gradients must be contiguous float32 \[1, 8\]"),
         ({12: torch.ones(2)}, r"step_counts must be contiguous float32 \[1\]"),
     ],
     ids=str,
@@ -318,8 +330,10 @@ def test_a_wrong_argument_is_refused_and_nothing_changes(change: dict[int, Any],
 
 
 @pytest.mark.parametrize("rule", list(SETTINGS))
-def test_opcheck(rule: str) -> None:
-    torch.library.opcheck(torch.ops.recfx.fused_step_.default, case(rule, weighted=True).arguments())
+@pytest.mark.parametrize("how", [{"weighted": True}, {"unpooled": True}])
+def test_opcheck(rule: str, how: dict[str, bool]) -> None:
+    arguments = case(rule, **how).arguments()  # type: ignore[arg-type]
+    torch.library.opcheck(torch.ops.recfx.fused_step_.default, arguments)
 
 
 def subtract(values: torch.Tensor, gradient: torch.Tensor, state: dict[str, torch.Tensor]) -> torch.Tensor:

@@ -29,26 +29,30 @@ class Case:
     scale: torch.Tensor | None
     indexes: list[IndexView]
     ids: torch.Tensor
+    unpooled: bool = False
 
-    def found(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        return find_and_pool(self.ids, self.offsets, self.weights, self.table_of_feature, self.indexes, self.scale)
+    def found(self, keep_rows: bool = True) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        arguments = (self.ids, self.offsets, self.weights, self.table_of_feature, self.indexes, self.scale)
+        return find_and_pool(*arguments, keep_rows, self.unpooled)
 
     def wanted(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         *columns, _, table_rows, row_begins = (list(column) for column in zip(*self.indexes, strict=True))
         arguments = (self.ids, self.offsets, self.weights, self.table_of_feature, *columns, table_rows, row_begins)
-        return pooled_lookup_reference.find_and_pool(*arguments, self.scale)
+        return pooled_lookup_reference.find_and_pool(*arguments, self.scale, self.unpooled)
 
 
 @st.composite
 def cases(draw: st.DrawFn) -> Case:
-    """Tables with and without index; ids that are dense, held, absent, -1; empty bags, batches and tables."""
+    """Tables with and without index; ids that are dense, held, absent, -1; empty bags, batches, tables; not pooled."""
     dtype = draw(st.sampled_from([torch.float32, torch.float16, torch.bfloat16]))
-    tables, batch_size = draw(st.integers(1, 3)), draw(st.integers(0, 4))
+    unpooled = draw(st.booleans())
+    tables, batch_size = draw(st.integers(1, 3)), 1 if unpooled else draw(st.integers(0, 4))
+    dim = st.just(draw(DIMS)) if unpooled else DIMS
     generator = torch.Generator().manual_seed(draw(st.integers(0, 1000)))
     weights, indexes, pools = [], [], []
     for _ in range(tables):
         rows, dense_rows = draw(st.integers(8, 60)), draw(st.integers(0, 4))
-        weights.append(torch.randn(rows, draw(DIMS), generator=generator).to(dtype))
+        weights.append(torch.randn(rows, draw(dim), generator=generator).to(dtype))
         if draw(st.booleans()):
             indexes.append(IndexView.none())
             pools.append(torch.arange(rows))
@@ -63,14 +67,14 @@ def cases(draw: st.DrawFn) -> Case:
         pools.append(torch.cat([taken, torch.arange(dense_rows), absent]))
     table_of_feature = [0] * draw(st.integers(0, 1)) + list(range(tables))
     lengths = torch.tensor([[draw(LENGTHS) for _ in range(batch_size)] for _ in table_of_feature], dtype=torch.int64)
-    before, after = draw(st.sampled_from([(0, 0), (2, 3)]))  # ids in no bag
+    before, after = draw(st.sampled_from([(0, 0), *[(2, 3)] * (not unpooled)]))  # ids in no bag
     offsets = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.view(-1).cumsum(0)]) + before
     parts = [torch.full((before,), 5)]
     for table, length in zip(table_of_feature, lengths.sum(1).tolist(), strict=True):
         parts.append(pools[table][torch.randint(pools[table].numel(), (length,), generator=generator)])
     ids = torch.cat([*parts, torch.full((after,), 5)])
-    scale = torch.randn(ids.numel(), generator=generator) if draw(st.booleans()) else None
-    return Case(weights, table_of_feature, offsets, scale, indexes, ids)
+    scale = torch.randn(ids.numel(), generator=generator) if not unpooled and draw(st.booleans()) else None
+    return Case(weights, table_of_feature, offsets, scale, indexes, ids, unpooled)
 
 
 @settings(max_examples=200)
@@ -82,10 +86,9 @@ def test_find_and_pool_equals_its_reference(case: Case) -> None:
     assert torch.equal(absent, wanted_absent)
     assert pooled.dtype == torch.float32
     torch.testing.assert_close(pooled, wanted_pooled, rtol=1e-5, atol=1e-4)
-    again = pooled_lookup(rows, case.offsets, case.weights, case.table_of_feature, False, case.scale)
+    again = pooled_lookup(rows, case.offsets, case.weights, case.table_of_feature, False, case.scale, case.unpooled)
     assert torch.equal(pooled, again), "finding changes the order of the sums"
-    arguments = (case.ids, case.offsets, case.weights, case.table_of_feature, case.indexes, case.scale)
-    without_rows = find_and_pool(*arguments, keep_rows=False)
+    without_rows = case.found(keep_rows=False)
     assert torch.equal(without_rows[0], pooled)
     assert without_rows[1].numel() == 0
     assert torch.equal(without_rows[2], absent)
@@ -95,10 +98,13 @@ def test_find_and_pool_equals_its_reference(case: Case) -> None:
 @given(cases(), st.booleans())
 def test_pooled_lookup_equals_its_reference(case: Case, mean: bool) -> None:
     _, rows, _ = case.wanted()
+    mean = mean and not case.unpooled
     scale = None if mean else case.scale
-    arguments = (rows, case.offsets, case.weights, case.table_of_feature, mean, scale)
-    wanted = pooled_lookup_reference.pooled_lookup(*arguments)
-    torch.testing.assert_close(pooled_lookup(*arguments), wanted, rtol=1e-5, atol=1e-4)
+    arguments = (rows, case.offsets, case.weights, case.table_of_feature, mean, scale, case.unpooled)
+    wanted, found = pooled_lookup_reference.pooled_lookup(*arguments), pooled_lookup(*arguments)
+    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-4)
+    if case.unpooled:
+        assert torch.equal(found, wanted), "a row is not what it was"
 
 
 @settings(max_examples=100)
@@ -108,12 +114,12 @@ def test_pooling_again_gives_the_bits_of_the_final_rows(case: Case, share: float
     changed = torch.rand(final.shape, generator=torch.Generator().manual_seed(seed)) < share
     before = torch.where(changed, torch.full_like(final, -1), final)
     arguments = (case.offsets, case.weights, case.table_of_feature)
-    pooled = pooled_lookup(before, *arguments, False, case.scale)
-    wanted = pooled_lookup(final, *arguments, False, case.scale)
+    pooled = pooled_lookup(before, *arguments, False, case.scale, case.unpooled)
+    wanted = pooled_lookup(final, *arguments, False, case.scale, case.unpooled)
     by_reference = pooled.clone()
-    pool_again_(pooled, final, changed, *arguments, case.scale)
+    pool_again_(pooled, final, changed, *arguments, case.scale, case.unpooled)
     assert torch.equal(pooled, wanted)
-    pooled_lookup_reference.pool_again_(by_reference, final, changed, *arguments, case.scale)
+    pooled_lookup_reference.pool_again_(by_reference, final, changed, *arguments, case.scale, case.unpooled)
     torch.testing.assert_close(by_reference, wanted, rtol=1e-5, atol=1e-4)
 
 
@@ -127,9 +133,9 @@ def test_pooling_again_leaves_other_bags_alone() -> None:
     torch.testing.assert_close(pooled[2], weight[3] + weight[4])
 
 
-def large_case(dtype: torch.dtype) -> Case:
+def large_case(dtype: torch.dtype, unpooled: bool = False) -> Case:
     """Enough ids for many tasks, most of them held, some absent, ragged bags."""
-    weights = [torch.randn(2000, dim).to(dtype) for dim in (20, 64)]
+    weights = [torch.randn(2000, dim).to(dtype) for dim in (20, 20 if unpooled else 64)]
     views, parts, sizes = [], [], []
     for _ in weights:
         index = HashIndex(2000)
@@ -139,12 +145,14 @@ def large_case(dtype: torch.dtype) -> Case:
         sizes.append(lengths)
         parts.append(torch.randint(0, 1100, (int(lengths.sum()),)) * 12345)
     offsets = torch.cat([torch.zeros(1, dtype=torch.int64), torch.cat(sizes).cumsum(0)])
-    return Case(weights, [0, 1], offsets, None, views, torch.cat(parts))
+    offsets = offsets[::500] if unpooled else offsets
+    return Case(weights, [0, 1], offsets, None, views, torch.cat(parts), unpooled)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-def test_results_do_not_depend_on_threads(dtype: torch.dtype) -> None:
-    case = large_case(dtype)
+@pytest.mark.parametrize("unpooled", [False, True])
+def test_results_do_not_depend_on_threads(dtype: torch.dtype, unpooled: bool) -> None:
+    case = large_case(dtype, unpooled)
     _, _, absent = assert_same_on_any_threads(case.found)
     assert int(absent.min()) > 0, "nothing was absent: the case is too easy"
 
@@ -179,6 +187,7 @@ def test_opcheck() -> None:
     ids, offsets = torch.tensor([5, -1, 9, 3, 4]), torch.tensor([0, 2, 3, 3, 5])
     scale, changed = torch.rand(5), torch.tensor([False, True, False, False, False])
     rows, tables = torch.arange(5), [0, 1]
+    borders, alike = torch.tensor([0, 3, 5]), [weights[0], torch.randn(30, 5)]  # not pooled
     views = ([index.slot_groups, empty.slot_groups], [index.side_row, empty.side_row], [0, 0], [1, 0], [0, 0])
     finding = (ids, offsets, weights, tables, *views, [0, 40], [0, 5], [index.lock], scale)
     for name, arguments in (
@@ -187,6 +196,9 @@ def test_opcheck() -> None:
         ("find_and_pool", finding),
         ("find_and_pool", (*finding, False)),
         ("pool_again_", (torch.zeros(2, 13), rows, changed, offsets, weights, tables, scale)),
+        ("pooled_lookup", (rows, borders, alike, tables, False, None, True)),
+        ("find_and_pool", (ids, borders, alike, *finding[3:-1], None, False, True)),
+        ("pool_again_", (torch.zeros(5, 5), rows, changed, borders, alike, tables, None, True)),
     ):
         torch.library.opcheck(getattr(torch.ops.recfx, name).default, arguments)
 
@@ -225,6 +237,18 @@ ROWS, OFFSETS, WEIGHTS = torch.zeros(4, dtype=torch.int64), torch.tensor([0, 2, 
         ({"per_sample_weights": torch.zeros(3)}, "per_sample_weights must be"),
         ({"per_sample_weights": torch.zeros(4).half()}, "per_sample_weights must be"),
         ({"per_sample_weights": torch.zeros(4), "mean": True}, "not for means"),
+        ({"unpooled": True}, r"without pooling, offsets must be \[F \+ 1\]"),
+        ({"unpooled": True, "offsets": torch.tensor([0, 3])}, "from 0 to the 4 ids"),
+        ({"unpooled": True, "offsets": torch.tensor([1, 4])}, "from 0 to the 4 ids"),
+        ({"unpooled": True, "offsets": torch.tensor([0, 4]), "mean": True}, "neither means nor"),
+        (
+            {"unpooled": True, "offsets": torch.tensor([0, 4]), "per_sample_weights": torch.zeros(4)},
+            "neither means nor",
+        ),
+        (
+            {"unpooled": True, "table_of_feature": [0, 1], "weights": [*WEIGHTS, torch.zeros(3, 5)]},
+            "all tables must have the same columns",
+        ),
     ],
 )
 def test_pooled_lookup_checks_what_it_is_given(change: dict[str, object], message: str) -> None:

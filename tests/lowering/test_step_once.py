@@ -24,6 +24,7 @@ from torchrec import (
 from torchrec.modules.embedding_configs import PoolingType
 
 import recfx
+from recfx.lowering import BACKENDS as BACKENDS_THERE
 from recfx.lowering.step import step_once
 from recfx.lowering.step.step_once import Trigger
 from recfx.optim.attached import attached_optimizers
@@ -318,9 +319,9 @@ def test_tables_of_one_collection_that_share_a_weight(optimizer: str) -> None:
 
 
 class Mixed(nn.Module):
-    """Three collections that read the same weights: means, sums, and sums with weights of ids."""
+    """Collections that read the same weights: means, sums, sums with weights of ids, and rows that are not pooled."""
 
-    def __init__(self) -> None:
+    def __init__(self, with_rows: bool = True) -> None:
         super().__init__()
         self.means, self.weighted = collection(), collection(is_weighted=True)
         sums = [replace(each, pooling=PoolingType.SUM) for each in self.means.embedding_bag_configs()]
@@ -328,11 +329,24 @@ class Mixed(nn.Module):
         for other in (self.sums, self.weighted):
             for table, bag in self.means.embedding_bags.items():
                 other.embedding_bags[table].weight = bag.weight
+        self.rows = nn.ModuleList(map(self._sequences, (["t2", "t0"], ["t1"]))) if with_rows else []
+
+    def _sequences(self, tables: list[str]) -> EmbeddingCollection:
+        weights = {table: self.means.embedding_bags[table].weight for table in tables}
+        configs = [
+            EmbeddingConfig(name=table, num_embeddings=ROWS, embedding_dim=weight.shape[1], feature_names=["f0", "f2"])
+            for table, weight in weights.items()
+        ]
+        rows = EmbeddingCollection(configs)
+        for table, weight in weights.items():
+            rows.embeddings[table].weight = weight
+        return rows
 
     def forward(self, sizes: tuple[int, int, int], number: int) -> torch.Tensor:
         found = self.means(batch(sizes[0], number)), self.sums(batch(sizes[1], number + 1))
         weighted = self.weighted(batch(sizes[2], number + 2, weighted=True))
-        return sum((loss(each.values()) for each in (*found, weighted)), torch.zeros(()))
+        sequences = [each for rows in self.rows for each in rows(batch(sizes[2], number + 3)).values()]
+        return sum((loss(each.values()) for each in (*found, weighted, *sequences)), torch.zeros(()))
 
 
 @pytest.fixture
@@ -345,7 +359,8 @@ def _only_in_cpp(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("_only_in_cpp")
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_target_cpu_steps_shared_weights_in_one_call(optimizer: str) -> None:
+@pytest.mark.parametrize("with_rows", [False, True])
+def test_target_cpu_steps_shared_weights_in_one_call(optimizer: str, with_rows: bool) -> None:
     """Means, sums and weighted sums of the same rows, in batches of different sizes, and with a table frozen."""
 
     def step(model: nn.Module, number: int) -> None:
@@ -353,7 +368,7 @@ def test_target_cpu_steps_shared_weights_in_one_call(optimizer: str) -> None:
         model((3, 4, 6), 10 * number).backward()
         model((2, 2, 2), 10 * number + 5).backward()
 
-    check(optimizer, step, build=Mixed)
+    check(optimizer, step, build=lambda: Mixed(with_rows))
     check(optimizer, both_towers, build=Towers)
     check(optimizer, lambda model, number: model(batch(4, number)).backward(), build=Same)
 
@@ -365,9 +380,10 @@ class Tied(nn.Module):
         super().__init__()
         self.readers, self.ebc = readers, collection()
         self.register_buffer("mixing", torch.linspace(-1, 1, 5 * DIM * DIM).sin().view(5 * DIM, DIM))
-        kept = EmbeddingConfig(name="t0", num_embeddings=ROWS, embedding_dim=DIM, feature_names=["f2"])
-        self.kept = EmbeddingCollection([kept])
-        self.kept.embeddings["t0"].weight = self.weight
+        if "rows" in readers:
+            config = EmbeddingConfig(name="t0", num_embeddings=ROWS, embedding_dim=DIM, feature_names=["f2"])
+            self.rows = EmbeddingCollection([config])
+            self.rows.embeddings["t0"].weight = self.weight
         self.sparse = nn.EmbeddingBag(ROWS, DIM, sparse=True, _weight=self.weight)
         self.sparse.weight = self.weight
 
@@ -384,8 +400,8 @@ class Tied(nn.Module):
         hidden = self.ebc(features).values() @ self.mixing if "lookup" in self.readers else torch.ones(2, DIM)
         if "lookup" in self.readers:
             total = total + loss(hidden)
-        if "kept" in self.readers:
-            total = total + loss(self.kept(features)["f2"].values())
+        if "rows" in self.readers:
+            total = total + loss(self.rows(features)["f2"].values())
         if "sparse" in self.readers:
             total = total + loss(self.sparse(torch.tensor([[number, 3, 3]]))) + loss(self.sparse(torch.tensor([[1]])))
         if "after" in self.readers:
@@ -394,8 +410,8 @@ class Tied(nn.Module):
 
 
 READERS = [
-    ("before", "lookup"), ("lookup", "after"), ("before", "lookup", "after"), ("lookup", "kept"),
-    ("lookup", "kept", "after"),
+    ("before", "lookup"), ("lookup", "after"), ("before", "lookup", "after"), ("lookup", "rows"),
+    ("lookup", "rows", "after"),
 ]  # fmt: skip
 
 
@@ -433,6 +449,8 @@ def reentrant(model: nn.Module, number: int) -> None:
 @pytest.mark.parametrize("readers", READERS, ids="-".join)
 def test_what_else_reads_a_weight_joins_its_step(readers: tuple[str, ...], step: Step, backend: str) -> None:
     """Dense Adagrad steps no row without a gradient, so that the two must agree in all rows."""
+    if "rows" in readers and not any(each.name == backend and "NONE" in each.combines for each in BACKENDS_THERE):
+        pytest.skip("it pools all rows")
     check("adagrad", step, build=tied(*readers), backend=backend, steps=3)
 
 

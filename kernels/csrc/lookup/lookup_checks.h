@@ -35,6 +35,23 @@ inline int64_t checked_batch_size(const at::Tensor& offsets, int64_t features, i
   return (offsets.numel() - 1) / features;
 }
 
+// Checks a lookup that does not pool: each id has a row of the output.
+inline void check_unpooled(const at::Tensor& offsets, int64_t features, int64_t ids, bool mean, bool is_scaled) {
+  const int64_t* data = offsets.const_data_ptr<int64_t>();
+  TORCH_CHECK(offsets.numel() == features + 1 && data[0] == 0 && data[features] == ids,
+              "recfx: without pooling, offsets must be [F + 1], from 0 to the ", ids, " ids, for ", features,
+              " features, got ", offsets.sizes());
+  TORCH_CHECK(!mean && !is_scaled, "recfx: without pooling, there are neither means nor per_sample_weights");
+}
+
+inline int64_t widest_of(at::TensorList weights) {
+  int64_t widest = 0;
+  for (const at::Tensor& weight : weights) {
+    widest = std::max(widest, weight.size(1));
+  }
+  return widest;
+}
+
 // Where the columns of each feature begin, and their number: [F + 1].
 inline std::vector<int64_t> checked_columns(at::TensorList weights, at::IntArrayRef table_of_feature) {
   std::vector<int64_t> first{0};
@@ -45,10 +62,10 @@ inline std::vector<int64_t> checked_columns(at::TensorList weights, at::IntArray
   return first;
 }
 
-inline void check_gradients(const at::Tensor& gradients, int64_t batch_size, int64_t columns) {
+inline void check_gradients(const at::Tensor& gradients, int64_t rows, int64_t columns) {
   TORCH_CHECK(gradients.device().is_cpu() && gradients.scalar_type() == at::kFloat && gradients.is_contiguous() &&
-                  gradients.dim() == 2 && gradients.size(0) == batch_size && gradients.size(1) == columns,
-              "recfx: gradients must be contiguous float32 [", batch_size, ", ", columns, "] on the CPU, got ",
+                  gradients.dim() == 2 && gradients.size(0) == rows && gradients.size(1) == columns,
+              "recfx: gradients must be contiguous float32 [", rows, ", ", columns, "] on the CPU, got ",
               gradients.sizes());
 }
 

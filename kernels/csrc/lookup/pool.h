@@ -1,4 +1,4 @@
-// Pools bags of rows, prefetching the rows. This file does not use torch.
+// Pools bags of rows, or copies the rows, prefetching them. This file does not use torch.
 #pragma once
 
 #include <algorithm>
@@ -7,6 +7,7 @@
 
 #include "build/clones.h"
 #include "build/float_of.h"
+#include "lookup/gather.h"
 
 namespace recfx {
 
@@ -27,7 +28,7 @@ struct Bags {
   int64_t dim;
   const int64_t* rows;     // of all ids; -1 adds nothing
   const float* scale;      // of all ids, or null
-  const int64_t* offsets;  // [bags + 1]
+  const int64_t* offsets;  // [bags + 1]; null: rows are not pooled, each id is a bag
   bool mean;
   float* sums;  // of bag 0
   int64_t sum_stride;
@@ -178,7 +179,23 @@ RECFX_INLINE void pool_bags(const Bags<weight_t>& bags, int64_t first, int64_t l
 }
 
 template <int native, typename weight_t>
+RECFX_INLINE void gather_rows(const Bags<weight_t>& bags, int64_t first, int64_t last) {
+  for (int64_t i = first; i < last; ++i) {
+    fetch_row(bags.weight + bags.rows[std::min(i + kWideAhead, last - 1)] * bags.dim, bags.dim);
+    float* to = bags.sums + i * bags.sum_stride;
+    if (bags.rows[i] < 0) {
+      std::fill(to, to + bags.dim, 0.0F);
+    } else {
+      copy_row<native>(bags.weight + bags.rows[i] * bags.dim, bags.dim, to);
+    }
+  }
+}
+
+template <int native, typename weight_t>
 RECFX_INLINE void pool_all(const Bags<weight_t>& bags, int64_t first, int64_t last) {
+  if (bags.offsets == nullptr) {
+    return gather_rows<native>(bags, first, last);
+  }
   const bool wide = bags.row_bytes() >= kWideBytes;
   if (bags.scale == nullptr) {
     wide ? pool_bags<native, false, true>(bags, first, last) : pool_bags<native, false, false>(bags, first, last);

@@ -1,4 +1,4 @@
-// Pooled lookups of all tables of a group in one parallel region. Contract: kernels/lookup/pooled_lookup.py.
+// Lookups of all tables of a group, pooled or not, in one parallel region. Contract: kernels/lookup/pooled_lookup.py.
 // Determinism: one thread sums each bag, in float32 and in the order of its ids.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
@@ -29,28 +29,38 @@ struct Lookup {
   at::Tensor scale_tensor;
   at::TensorList weights;
   at::IntArrayRef table_of_feature;
-  const int64_t* offsets;
   const float* scale = nullptr;
   int64_t ids;
   int64_t features;
-  int64_t batch_size;
+  BatchBags batch;
+  int64_t rows;  // of the output
   int64_t columns = 0;
   bool mean;
   std::vector<int64_t> first_column;  // per feature
 
   Lookup(int64_t ids, const at::Tensor& offsets_given, at::TensorList weights, at::IntArrayRef table_of_feature,
-         const OptionalTensor& scale_given, bool mean)
+         const OptionalTensor& scale_given, bool mean, bool unpooled)
       : offsets_tensor(offsets_given.contiguous()),
         weights(weights),
         table_of_feature(table_of_feature),
-        offsets(int64_data(offsets_tensor, "offsets")),
         ids(ids),
         features(static_cast<int64_t>(table_of_feature.size())),
         mean(mean) {
-    batch_size = checked_batch_size(offsets_tensor, features, ids);
+    const int64_t* offsets = int64_data(offsets_tensor, "offsets");
+    batch = {offsets, checked_batch_size(offsets_tensor, features, ids), unpooled};
     check_weights(weights);
     first_column = checked_columns(weights, table_of_feature);
     columns = first_column.back();
+    rows = batch.batch_size;
+    if (unpooled) {
+      check_unpooled(offsets_tensor, features, ids, mean, scale_given.has_value());
+      first_column.assign(features, 0);
+      columns = widest_of(weights);
+      for (const at::Tensor& weight : weights) {
+        TORCH_CHECK(weight.size(1) == columns, "recfx: without pooling, all tables must have the same columns");
+      }
+      rows = ids;
+    }
     if (scale_given.has_value()) {
       check_per_sample_weights(*scale_given, ids, mean);
       scale_tensor = scale_given->contiguous();
@@ -58,7 +68,7 @@ struct Lookup {
     }
   }
 
-  at::Tensor new_pooled() const { return at::empty({batch_size, columns}, at::TensorOptions().dtype(at::kFloat)); }
+  at::Tensor new_output() const { return at::empty({rows, columns}, at::TensorOptions().dtype(at::kFloat)); }
 
   template <typename weight_t>
   Bags<weight_t> bags(int64_t feature, const int64_t* rows, float* pooled) const {
@@ -67,7 +77,7 @@ struct Lookup {
             weight.size(1),
             rows,
             scale,
-            offsets + feature * batch_size,
+            batch.unpooled ? nullptr : batch.offsets + feature * batch.batch_size,
             mean,
             pooled + first_column[feature],
             columns};
@@ -91,17 +101,18 @@ struct Lookup {
 std::vector<BagTask> tasks_of(const Lookup& lookup) {
   std::vector<BagTask> tasks;
   for (int64_t feature = 0; feature < lookup.features; ++feature) {
-    add_bag_tasks(feature, lookup.offsets + feature * lookup.batch_size, lookup.batch_size, kIdsPerTask, tasks);
+    add_bag_tasks(lookup.batch, feature, kIdsPerTask, tasks);
   }
   return tasks;
 }
 
 at::Tensor pooled_lookup(const at::Tensor& rows, const at::Tensor& offsets, at::TensorList weights,
-                         at::IntArrayRef table_of_feature, bool mean, const OptionalTensor& per_sample_weights) {
+                         at::IntArrayRef table_of_feature, bool mean, const OptionalTensor& per_sample_weights,
+                         bool unpooled) {
   const at::Tensor rows_contiguous = rows.contiguous();
   const int64_t* row_data = int64_data(rows_contiguous, "rows");
-  const Lookup lookup(rows.numel(), offsets, weights, table_of_feature, per_sample_weights, mean);
-  at::Tensor pooled = lookup.new_pooled();
+  const Lookup lookup(rows.numel(), offsets, weights, table_of_feature, per_sample_weights, mean, unpooled);
+  at::Tensor pooled = lookup.new_output();
   float* sums = pooled.data_ptr<float>();
   const std::vector<BagTask> tasks = tasks_of(lookup);
   run_tasks(lookup.ids, static_cast<int64_t>(tasks.size()), [&](int64_t k) {
@@ -114,13 +125,11 @@ at::Tensor pooled_lookup(const at::Tensor& rows, const at::Tensor& offsets, at::
 struct RowsNobodyAsksFor;
 
 // Returns pooled, rows, absent [tables].
-std::tuple<at::Tensor, at::Tensor, at::Tensor> find_and_pool(const at::Tensor& ids, const at::Tensor& offsets,
-                                                             at::TensorList weights, at::IntArrayRef table_of_feature,
-                                                             at::TensorList slot_groups_of, at::TensorList side_rows,
-                                                             at::IntArrayRef dense_rows, at::IntArrayRef share_buckets,
-                                                             at::IntArrayRef seeds, at::IntArrayRef table_rows,
-                                                             at::IntArrayRef row_begins, at::TensorList locks,
-                                                             const OptionalTensor& per_sample_weights, bool keep_rows) {
+std::tuple<at::Tensor, at::Tensor, at::Tensor> find_and_pool(
+    const at::Tensor& ids, const at::Tensor& offsets, at::TensorList weights, at::IntArrayRef table_of_feature,
+    at::TensorList slot_groups_of, at::TensorList side_rows, at::IntArrayRef dense_rows, at::IntArrayRef share_buckets,
+    at::IntArrayRef seeds, at::IntArrayRef table_rows, at::IntArrayRef row_begins, at::TensorList locks,
+    const OptionalTensor& per_sample_weights, bool keep_rows, bool unpooled) {
   const size_t tables = weights.size();
   TORCH_CHECK(slot_groups_of.size() == tables && side_rows.size() == tables && dense_rows.size() == tables &&
                   share_buckets.size() == tables && seeds.size() == tables && table_rows.size() == tables &&
@@ -128,7 +137,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> find_and_pool(const at::Tensor& i
               "recfx::find_and_pool needs one entry per table in every list");
   const at::Tensor ids_contiguous = ids.contiguous();
   const int64_t* id_data = int64_data(ids_contiguous, "ids");
-  const Lookup lookup(ids.numel(), offsets, weights, table_of_feature, per_sample_weights, false);
+  const Lookup lookup(ids.numel(), offsets, weights, table_of_feature, per_sample_weights, false, unpooled);
   std::vector<std::optional<SlotGroups>> views;  // nullopt: the ids are rows
   std::vector<DenseIds> dense;
   std::vector<AbsentAnswer> answers;
@@ -148,13 +157,13 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> find_and_pool(const at::Tensor& i
     answers.emplace_back(rows, dense_rows[t], share_buckets[t], seeds[t], row_begins[t], own_rows);
   }
 
-  at::Tensor pooled = lookup.new_pooled();
+  at::Tensor pooled = lookup.new_output();
   float* sums = pooled.data_ptr<float>();
   at::Tensor rows = at::empty({keep_rows ? lookup.ids : 0}, at::TensorOptions().dtype(at::kLong));
   int64_t* row_data = keep_rows ? rows.data_ptr<int64_t>() : kept_memory<RowsNobodyAsksFor>(lookup.ids);
-  const int64_t* borders = lookup.offsets;  // ids outside the bags belong to no table
+  const int64_t* borders = lookup.batch.offsets;  // ids outside the bags belong to no table
   std::fill(row_data, row_data + borders[0], kNoRow);
-  std::fill(row_data + borders[lookup.features * lookup.batch_size], row_data + lookup.ids, kNoRow);
+  std::fill(row_data + borders[lookup.features * lookup.batch.batch_size], row_data + lookup.ids, kNoRow);
 
   std::vector<IndexLock> index_locks;
   for (const at::Tensor& lock : locks) {
@@ -167,8 +176,8 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> find_and_pool(const at::Tensor& i
     const BagTask& task = tasks[k];
     const int64_t table = table_of_feature[task.feature];
     lookup.with_bags(task.feature, row_data, sums, [&](const auto& bags) {
-      const int64_t begin = bags.offsets[task.first];
-      const int64_t end = bags.offsets[task.last];
+      const int64_t begin = lookup.batch.begin(task.feature, task.first);
+      const int64_t end = lookup.batch.begin(task.feature, task.last);
       if (views[table]) {
         find_range(id_data, row_data, begin, end, *views[table], dense[table]);
         absent_of_task[k] = answer_absent(id_data, row_data, begin, end, answers[table]);
@@ -187,16 +196,17 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> find_and_pool(const at::Tensor& i
 }
 
 void pool_again_(const at::Tensor& pooled, const at::Tensor& rows, const at::Tensor& changed, const at::Tensor& offsets,
-                 at::TensorList weights, at::IntArrayRef table_of_feature, const OptionalTensor& per_sample_weights) {
+                 at::TensorList weights, at::IntArrayRef table_of_feature, const OptionalTensor& per_sample_weights,
+                 bool unpooled) {
   const at::Tensor rows_contiguous = rows.contiguous();
   const int64_t* row_data = int64_data(rows_contiguous, "rows");
-  const Lookup lookup(rows.numel(), offsets, weights, table_of_feature, per_sample_weights, false);
+  const Lookup lookup(rows.numel(), offsets, weights, table_of_feature, per_sample_weights, false, unpooled);
   TORCH_CHECK(changed.device().is_cpu() && changed.scalar_type() == at::kBool && changed.dim() == 1 &&
                   changed.numel() == lookup.ids,
               "recfx::pool_again_: changed must be bool [", lookup.ids, "] on the CPU");
   TORCH_CHECK(pooled.device().is_cpu() && pooled.scalar_type() == at::kFloat && pooled.is_contiguous() &&
-                  pooled.dim() == 2 && pooled.size(0) == lookup.batch_size && pooled.size(1) == lookup.columns,
-              "recfx::pool_again_: pooled must be contiguous float32 [", lookup.batch_size, ", ", lookup.columns,
+                  pooled.dim() == 2 && pooled.size(0) == lookup.rows && pooled.size(1) == lookup.columns,
+              "recfx::pool_again_: pooled must be contiguous float32 [", lookup.rows, ", ", lookup.columns,
               "] on the CPU");
   const at::Tensor changed_contiguous = changed.contiguous();
   const bool* changed_data = changed_contiguous.const_data_ptr<bool>();
@@ -204,11 +214,11 @@ void pool_again_(const at::Tensor& pooled, const at::Tensor& rows, const at::Ten
   const std::vector<BagTask> tasks = tasks_of(lookup);
   run_tasks(lookup.ids, static_cast<int64_t>(tasks.size()), [&](int64_t k) {
     const BagTask& task = tasks[k];
+    const auto begin = [&](int64_t bag) { return changed_data + lookup.batch.begin(task.feature, bag); };
     lookup.with_bags(task.feature, row_data, sums, [&](const auto& bags) {
-      const bool* end = changed_data + bags.offsets[task.last];
       for (int64_t bag = task.first; bag < task.last; ++bag) {
-        const bool* found = std::find(changed_data + bags.offsets[bag], end, true);
-        while (bag < task.last && changed_data + bags.offsets[bag + 1] <= found) {
+        const bool* found = std::find(begin(bag), begin(task.last), true);
+        while (bag < task.last && begin(bag + 1) <= found) {
           ++bag;
         }
         if (bag < task.last) {
@@ -224,15 +234,15 @@ void pool_again_(const at::Tensor& pooled, const at::Tensor& rows, const at::Ten
 TORCH_LIBRARY_FRAGMENT(recfx, library) {
   library.def(
       "pooled_lookup(Tensor rows, Tensor offsets, Tensor[] weights, int[] table_of_feature, bool mean, "
-      "Tensor? per_sample_weights) -> Tensor");
+      "Tensor? per_sample_weights, bool unpooled=False) -> Tensor");
   library.def(
       "find_and_pool(Tensor ids, Tensor offsets, Tensor[] weights, int[] table_of_feature, Tensor[] slot_groups, "
       "Tensor[] side_rows, int[] dense_rows, int[] share_buckets, int[] seeds, int[] table_rows, int[] row_begins, "
-      "Tensor[] locks, Tensor? per_sample_weights, bool keep_rows=True) "
+      "Tensor[] locks, Tensor? per_sample_weights, bool keep_rows=True, bool unpooled=False) "
       "-> (Tensor, Tensor, Tensor)");
   library.def(
       "pool_again_(Tensor(a!) pooled, Tensor rows, Tensor changed, Tensor offsets, Tensor[] weights, "
-      "int[] table_of_feature, Tensor? per_sample_weights) -> ()");
+      "int[] table_of_feature, Tensor? per_sample_weights, bool unpooled=False) -> ()");
 }
 
 TORCH_LIBRARY_IMPL(recfx, CPU, library) {

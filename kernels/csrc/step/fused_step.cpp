@@ -1,4 +1,4 @@
-// One step of a rule for all tables of a pooled lookup. Contract: kernels/step/fused_step.py.
+// One step of a rule for all tables of a lookup, pooled or not. Contract: kernels/step/fused_step.py.
 // Determinism: one thread sums the gradients of each row, in the order of the batch.
 #include <ATen/core/Tensor.h>
 #include <torch/library.h>
@@ -31,7 +31,7 @@ constexpr size_t kNumbers = sizeof(StepNumbers) / sizeof(float);
 
 struct StepArguments {
   const int64_t* rows;
-  const int64_t* offsets;
+  const BatchBags& batch;
   const float* scale;  // null: no per-sample weights
   const at::Tensor& gradients;
   at::TensorList weights;
@@ -40,7 +40,6 @@ struct StepArguments {
   const std::vector<GroupedTable>& tables;
   const std::vector<std::vector<int64_t>>& first_columns;  // per table and feature
   at::ArrayRef<double> numbers;
-  int64_t batch_size;
   bool mean;
 };
 
@@ -56,31 +55,30 @@ void step_tables(const StepArguments& given) {
     return given.mean ? 1.0F / static_cast<float>(length) : given.scale[position];
   };
   RowGroups<position_t, decltype(scale_of)> groups(
-      given.rows, given.offsets, given.batch_size, given.tables, scale_of, at::get_num_threads(),
+      given.rows, given.batch, given.tables, scale_of, at::get_num_threads(),
       [](int64_t ids, int64_t count, const auto& run) { run_tasks(ids, count, run); });
   if (groups.beyond()) {
     const auto [table, row] = *groups.beyond();
     refuse_row("fused_step_", row, table, given.tables[table].rows);
   }
   std::vector<SteppedTable<weight_t>> tables;
-  int64_t widest = 1;
   for (size_t t = 0; t < given.tables.size(); ++t) {
     const int64_t dim = given.weights[t].size(1);
-    widest = std::max(widest, dim);
     const bool is_stepped = !given.tables[t].features.empty();
     tables.push_back({static_cast<weight_t*>(given.weights[t].data_ptr()),
                       is_stepped && Rule::kFirst != RowState::kNone ? given.first[t].data_ptr<float>() : nullptr,
                       is_stepped && Rule::kSecond != RowState::kNone ? given.second[t].data_ptr<float>() : nullptr, dim,
-                      given.gradients.const_data_ptr<float>(), given.gradients.size(1), given.batch_size,
-                      given.first_columns[t].data(), given.first_columns[t].size() == 1,
+                      given.gradients.const_data_ptr<float>(), given.gradients.size(1), given.batch.batch_size,
+                      given.first_columns[t].data(), given.batch.unpooled || given.first_columns[t].size() == 1,
                       numbers_of(given.numbers, static_cast<int64_t>(t))});
   }
   static const auto step = best_step_rows<Rule, position_t, weight_t>();
   const int64_t count = static_cast<int64_t>(groups.groups().size());
-  run_tasks_with_space(groups.positions(), count, kStepSpace * widest, [&](int64_t k, float* space) {
-    const PositionGroup& group = groups.groups()[k];
-    step(tables[group.table], group.first_row, groups.sorted(group), space);
-  });
+  run_tasks_with_space(groups.positions(), count, kStepSpace * std::max<int64_t>(widest_of(given.weights), 1),
+                       [&](int64_t k, float* space) {
+                         const PositionGroup& group = groups.groups()[k];
+                         step(tables[group.table], group.first_row, groups.sorted(group), space);
+                       });
 }
 
 template <typename Rule, typename weight_t>
@@ -158,20 +156,25 @@ std::vector<std::string> fused_step_rules() {
 void fused_step_(const at::Tensor& rows, const at::Tensor& offsets, const at::Tensor& gradients, at::TensorList weights,
                  at::TensorList first, at::TensorList second, at::IntArrayRef table_of_feature,
                  c10::List<bool> is_stepped, c10::string_view rule, at::ArrayRef<double> numbers, bool mean,
-                 const OptionalTensor& per_sample_weights, const OptionalTensor& step_counts) {
+                 const OptionalTensor& per_sample_weights, const OptionalTensor& step_counts, bool unpooled) {
   const at::Tensor rows_contiguous = rows.contiguous(), offsets_contiguous = offsets.contiguous();
   const int64_t* row_data = int64_data(rows_contiguous, "rows");
   const int64_t* offset_data = int64_data(offsets_contiguous, "offsets");
   const auto features = static_cast<int64_t>(table_of_feature.size());
-  const int64_t batch_size = checked_batch_size(offsets_contiguous, features, rows.numel());
+  const BatchBags batch{offset_data, checked_batch_size(offsets_contiguous, features, rows.numel()), unpooled};
   constexpr int64_t kMost = std::numeric_limits<uint32_t>::max();
   TORCH_CHECK(rows.numel() <= kMost && offsets.numel() <= kMost, "recfx::fused_step_: a batch has at most ", kMost,
               " ids and bags");
   check_weights(weights);
   TORCH_CHECK(is_stepped.size() == weights.size() && numbers.size() == kNumbers * weights.size(),
               "recfx::fused_step_ needs one entry per table in is_stepped, and ", kNumbers, " in numbers");
-  const std::vector<int64_t> all_columns = checked_columns(weights, table_of_feature);
-  check_gradients(gradients, batch_size, all_columns.back());
+  std::vector<int64_t> all_columns = checked_columns(weights, table_of_feature);
+  if (unpooled) {
+    check_unpooled(offsets_contiguous, features, rows.numel(), mean, per_sample_weights.has_value());
+    all_columns.assign(features, 0);
+  }
+  check_gradients(gradients, unpooled ? rows.numel() : batch.batch_size,
+                  unpooled ? widest_of(weights) : all_columns.back());
   std::vector<GroupedTable> tables;
   for (const at::Tensor& weight : weights) {
     tables.push_back({weight.size(0), {}});
@@ -189,10 +192,10 @@ void fused_step_(const at::Tensor& rows, const at::Tensor& offsets, const at::Te
     check_per_sample_weights(*per_sample_weights, rows.numel(), mean);
     scale = per_sample_weights->contiguous();
   }
-  const StepArguments given{row_data,  offset_data, scale.defined() ? scale.const_data_ptr<float>() : nullptr,
-                            gradients, weights,     first,
-                            second,    tables,      first_columns,
-                            numbers,   batch_size,  mean};
+  const StepArguments given{row_data,  batch,   scale.defined() ? scale.const_data_ptr<float>() : nullptr,
+                            gradients, weights, first,
+                            second,    tables,  first_columns,
+                            numbers,   mean};
   const auto found =
       std::find_if(std::begin(kRules), std::end(kRules), [&](const RuleOnTables& each) { return rule == each.name; });
   TORCH_CHECK(found != std::end(kRules), "recfx::fused_step_ has no rule ", rule);
@@ -214,7 +217,7 @@ TORCH_LIBRARY_FRAGMENT(recfx, library) {
   library.def(
       "fused_step_(Tensor rows, Tensor offsets, Tensor gradients, Tensor(a!)[] weights, Tensor(b!)[] first_states, "
       "Tensor(c!)[] second_states, int[] table_of_feature, bool[] is_stepped, str rule, float[] numbers, bool mean, "
-      "Tensor? per_sample_weights, Tensor(d!)? step_counts) -> ()");
+      "Tensor? per_sample_weights, Tensor(d!)? step_counts, bool unpooled=False) -> ()");
   library.def("fused_step_rules() -> str[]", fused_step_rules);
 }
 

@@ -28,7 +28,7 @@ constexpr int64_t kMostTasksPerTable = 64;
 // One position of a batch.
 struct Position {
   uint32_t row;  // from the first row of its group
-  uint32_t bag;  // k * B + b: sample b of the k-th feature of its table
+  uint32_t bag;  // k * B + b: sample b of the k-th feature of its table; the id's number if rows are not pooled
 
   static constexpr float scale() { return 1.0F; }
   static constexpr bool kScaled = false;
@@ -117,13 +117,13 @@ struct SortedPositions {
 template <typename position_t, typename ScaleOf>
 class RowGroups {
  public:
-  // rows: of all positions; those of -1 are left out. offsets: int64 [F * B + 1].
+  // rows: of all positions; those of -1 are left out.
   // scale_of(position, bag length): what multiplies the gradient.
   // run_tasks(ids, count, run): calls run(0) to run(count - 1), in any order, on any of the threads.
   template <typename RunTasks>
-  RowGroups(const int64_t* rows, const int64_t* offsets, int64_t batch_size, const std::vector<GroupedTable>& tables,
+  RowGroups(const int64_t* rows, const BatchBags& batch, const std::vector<GroupedTable>& tables,
             const ScaleOf& scale_of, int64_t threads, const RunTasks& run_tasks)
-      : rows_(rows), offsets_(offsets), batch_size_(batch_size), tables_(tables), scale_of_(scale_of) {
+      : rows_(rows), batch_(batch), tables_(tables), scale_of_(scale_of) {
     for (const GroupedTable& table : tables) {
       total_ += ids_of(table);
     }
@@ -166,7 +166,8 @@ class RowGroups {
       end = from;
       const GroupedTable& table = tables_[group.table];
       for (size_t number = 0; number < table.features.size(); ++number) {
-        const BagTask all{table.features[number], 0, batch_size_};
+        const int64_t feature = table.features[number];
+        const BagTask all{feature, batch_.first_of(feature), batch_.end_of(feature)};
         for_positions(all, static_cast<int64_t>(number), [&](int64_t row, const position_t& position) {
           *end = position;
           end->row = static_cast<uint32_t>(row);
@@ -204,7 +205,7 @@ class RowGroups {
   int64_t ids_of(const GroupedTable& table) const {
     int64_t ids = 0;
     for (const int64_t feature : table.features) {
-      ids += offsets_[(feature + 1) * batch_size_] - offsets_[feature * batch_size_];
+      ids += batch_.ids_of(feature);
     }
     return ids;
   }
@@ -226,8 +227,7 @@ class RowGroups {
     const size_t first = chunks_.size(), plan = plans_.size();
     for (size_t k = 0; k < table.features.size(); ++k) {
       std::vector<BagTask> tasks;
-      const int64_t feature = table.features[k];
-      add_bag_tasks(feature, offsets_ + feature * batch_size_, batch_size_, per_task, tasks);
+      add_bag_tasks(batch_, table.features[k], per_task, tasks);
       for (const BagTask& task : tasks) {
         chunks_.push_back({plan, task, static_cast<int64_t>(k), counts_end_});
         counts_end_ += bins;
@@ -243,10 +243,17 @@ class RowGroups {
   // Calls run(row, position) for all positions of some bags, also for those of row -1.
   template <typename Run>
   void for_positions(const BagTask& bags, int64_t number, const Run& run) const {
-    const int64_t* offsets = offsets_ + bags.feature * batch_size_;
+    position_t position{};
+    if (batch_.unpooled) {
+      for (int64_t i = bags.first; i < bags.last; ++i) {
+        position.bag = static_cast<uint32_t>(i);
+        run(rows_[i], position);
+      }
+      return;
+    }
+    const int64_t* offsets = batch_.offsets + bags.feature * batch_.batch_size;
     for (int64_t sample = bags.first; sample < bags.last; ++sample) {
-      position_t position{};
-      position.bag = static_cast<uint32_t>(number * batch_size_ + sample);
+      position.bag = static_cast<uint32_t>(number * batch_.batch_size + sample);
       for (int64_t i = offsets[sample]; i < offsets[sample + 1]; ++i) {
         if constexpr (position_t::kScaled) {
           position.set_scale(scale_of_(i, offsets[sample + 1] - offsets[sample]));
@@ -258,8 +265,8 @@ class RowGroups {
 
   void count(Chunk& chunk) {
     const Plan& plan = plans_[chunk.plan];
-    const int64_t* offsets = offsets_ + chunk.bags.feature * batch_size_;
-    const int64_t begin = offsets[chunk.bags.first], end = offsets[chunk.bags.last];
+    const int64_t begin = batch_.begin(chunk.bags.feature, chunk.bags.first);
+    const int64_t end = batch_.begin(chunk.bags.feature, chunk.bags.last);
     int64_t largest = -1;
     for (int64_t i = begin; i < end; ++i) {
       largest = std::max(largest, rows_[i]);
@@ -343,8 +350,7 @@ class RowGroups {
   }
 
   const int64_t* rows_;
-  const int64_t* offsets_;
-  int64_t batch_size_;
+  const BatchBags batch_;
   const std::vector<GroupedTable>& tables_;
   const ScaleOf scale_of_;
   int64_t total_ = 0;

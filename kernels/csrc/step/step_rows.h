@@ -28,11 +28,11 @@ struct SteppedTable {
   float* first;      // [rows, dim] or [rows, 1]; null if the rule has none
   float* second;     // likewise
   int64_t dim;
-  const float* gradients;  // [B, columns], of the pooled output
+  const float* gradients;  // [B, columns], of the pooled output; [n, columns] if rows are not pooled
   int64_t columns;
   int64_t batch_size;
   const int64_t* first_columns;  // of the table's features
-  bool has_one_feature;
+  bool has_one_feature;          // or rows are not pooled
   StepNumbers numbers;
 
   RECFX_INLINE const float* gradient_of(uint32_t bag) const {
