@@ -25,10 +25,12 @@ import torch.utils.checkpoint
 from torch import fx, nn
 from torch.fx.node import map_aggregate
 
+from recfx.collections.kinds import kind_of
 from recfx.collections.sharding.held_interrupts import held_interrupts
 from recfx.discovery.sample import Sample, fixed_randomness
 from recfx.errors import Diagnostic
 from recfx.ir.meta import SourceLocation
+from recfx.runtime.hooks import has_forward_hooks
 
 _TRACING_SEED = 20_260_101
 
@@ -52,6 +54,51 @@ def _in_place(name: str) -> Callable[[fx.Proxy, Any], Any]:
 
 for _name in fx.graph.inplace_methods.keys() - {"setitem"}:
     setattr(InPlaceProxy, f"__{_name}__", _in_place(_name))
+
+
+class DictProxy(InPlaceProxy):
+    """A proxy of a dict whose keys are known while a model is traced, so that code may iterate over it.
+
+    Args:
+        node: its node.
+        tracer: the tracer.
+        keys: the keys, in order.
+    """
+
+    def __init__(self, node: fx.Node, tracer: fx.Tracer, keys: list[str]) -> None:
+        super().__init__(node, tracer)
+        self._keys = keys
+
+    def keys(self) -> list[str]:  # type: ignore[override]  # a proxy's would be a proxy
+        return list(self._keys)
+
+    def values(self) -> list[Any]:
+        return [item for _, item in self.items()]
+
+    def items(self) -> list[tuple[str, Any]]:
+        return [(key, operator.getitem(self, key)) for key in self._keys]
+
+    def get(self, key: str, default: Any = None) -> Any:
+        return dict(self.items()).get(key, default)
+
+    def __iter__(self) -> Iterator[str]:  # type: ignore[override]
+        return iter(self._keys)
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._keys
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+
+def _keys_of_output(collection: nn.Module) -> list[str] | None:
+    """The keys of the dict that a collection returns; None if it returns something else, or a hook may."""
+    if kind_of(collection).assembled_by != "jagged_dict" or has_forward_hooks(collection):
+        return None
+    if getattr(collection, "is_sharded", False):  # then it returns an awaitable
+        return None
+    by_table: Any = collection.embedding_names_by_table()  # type: ignore[operator]
+    return [name for names in by_table for name in names]
 
 
 class ShallowTracer(fx.Tracer):
@@ -93,7 +140,9 @@ class ShallowTracer(fx.Tracer):
         """Enter ``m``, or make it an opaque leaf if that fails."""
         path = self.path_of_module(m)
         if self.is_leaf_module(m, path):
-            return super().call_module(m, forward, args, kwargs)
+            output = super().call_module(m, forward, args, kwargs)
+            keys = _keys_of_output(m) if id(m) in self._leaves else None
+            return output if keys is None else DictProxy(output.node, self, keys)
         # fx creates the nodes of attribute proxies lazily; if it did so inside `m`, a rollback would remove them.
         map_aggregate((args, kwargs), _touch)
         last = next(iter(reversed(self.graph.nodes)), None)

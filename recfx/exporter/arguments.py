@@ -186,6 +186,12 @@ def _pattern(value: Any, name: str, taken: set[str]) -> Pattern:
         described = {"dimensions": value.dim(), "floats": value.is_floating_point()}
         return Pattern("tensor", _free(name, taken), value=described)
     if isinstance(value, KeyedJaggedTensor):
+        if value.variable_stride_per_key():
+            raise ExportError(
+                f"the features of argument {name} have batch sizes of their own, and files take one for all.",
+                reason="unsupported_argument",
+                what_to_do="pass a sample whose features have the same number of samples.",
+            )
         weighted = value.weights_or_none() is not None
         return Pattern("kjt", _free(name, taken), tuple(value.keys()), is_weighted=weighted)
     if isinstance(value, TensorDict):

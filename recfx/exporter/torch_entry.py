@@ -112,7 +112,7 @@ def _refuse_by_class(model: nn.Module, arguments: dict[str, Any]) -> nn.Module:
 
 def _refuse_to_quantize(model: nn.Module, arguments: dict[str, Any]) -> nn.Module:
     raise ExportError(
-        "TorchRec quantizes standard EmbeddingBagCollections only, and would leave this converted one as it is.",
+        "TorchRec quantizes standard collections only, and would leave this converted one as it is.",
         reason="not_quantized",
         module_path=next(iter(converted_collections(model))),
         what_to_do="call recfx.export(model, path, sample, quantize='int8'); or quantize recfx.unconvert(model), "

@@ -18,6 +18,7 @@ from tests.exporter.hashed_models import (
     FORMATS,
     HASHING,
     IDS,
+    TRACES,
     SequenceModel,
     SequenceOutput,
     assert_same_file,
@@ -87,7 +88,7 @@ def test_ids_and_lengths_keep_their_dtypes(options: dict[str, Any], model: nn.Mo
     assert_same(recfx.load(tmp_path / "model")(as_int32), expected)
 
 
-@pytest.mark.parametrize("quantize", ["int8", "int4", "fp16", {"adopted": "int4", "some_dense": "int8"}], ids=str)
+@pytest.mark.parametrize("quantize", ["int8", "int4", "fp16", {"some_dense": "int4", "again": "int8"}], ids=str)
 @IN_EVERY_FORMAT
 def test_quantized_rows_are_those_of_the_format(
     options: dict[str, Any], quantize: Any, model: nn.Module, tmp_path: Path
@@ -127,6 +128,47 @@ def test_a_lookup_for_each_table(options: dict[str, Any], tmp_path: Path) -> Non
     assert_same(recfx.load(tmp_path / "model")(batch(7)), several(batch(7)))
 
 
+class Merged(nn.Module):
+    """What code does with a dict: TorchScript has no ``update``, and its tuples no keys."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.wide, self.odd = model.wide, model.odd
+
+    def forward(self, features: KeyedJaggedTensor) -> torch.Tensor:
+        wide, odd = self.wide(features), self.odd(features)
+        rows = dict(wide)
+        rows.update(odd)
+        if len(wide) != 2 or "d@again" not in odd or "d" in odd or odd.get("d") is not None:
+            raise ValueError("the keys are others")
+        by_key = [number * rows[key].to_padded_dense(3) for number, key in enumerate(odd, 1)]
+        by_key += [jagged.to_padded_dense(2).sum(dim=1, keepdim=True) for jagged in odd.values()]
+        by_key += [jagged.to_padded_dense(3)[:, :, :5] for key, jagged in wide.items() if key != "a"]
+        return torch.cat(by_key, dim=1)
+
+
+@IN_EVERY_FORMAT
+def test_code_that_iterates_over_the_output(options: dict[str, Any], tmp_path: Path) -> None:
+    model = Merged(trained(model=SequenceModel)).eval()
+    recfx.export(model, tmp_path / "model", (batch(6),), **options)
+    loaded = recfx.load(tmp_path / "model")
+    for batch_size in (0, 1, 7):
+        torch.testing.assert_close(loaded(batch(batch_size)), model(batch(batch_size)), rtol=0, atol=0)
+
+
+def test_features_with_batch_sizes_of_their_own_are_refused(model: nn.Module, tmp_path: Path) -> None:
+    features = KeyedJaggedTensor(
+        ["a", "b", "c", "d"],
+        torch.arange(5),
+        lengths=torch.tensor([1, 0, 2, 1, 1]),
+        stride_per_key_per_rank=[[1], [2], [1], [1]],
+    )
+    with pytest.raises(recfx.ExportError, match="argument features have batch sizes of their own") as raised:
+        recfx.export(model, tmp_path / "model", (features,))
+    assert raised.value.reason == "unsupported_argument"
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_checkpoint(tmp_path: Path) -> None:
     whole = trained(model=SequenceModel)
     recfx.save_checkpoint(whole, tmp_path / "checkpoint")
@@ -136,6 +178,32 @@ def test_a_checkpoint(tmp_path: Path) -> None:
     converted = recfx.convert(built, hashing=HASHING)
     recfx.export(converted, tmp_path / "found", call(6), checkpoint=tmp_path / "checkpoint")
     assert_same_file(tmp_path / "found", tmp_path / "wanted")
+
+
+def test_the_kernel_that_pools_leaves_them_to_aten_and_says_so(tmp_path: Path) -> None:
+    model, sample = trained(model=SequenceModel), call(7, seed=9)
+    report = recfx.export(model, tmp_path / "kernel", call(6), device="npu", portable=False, quantize="int8")
+    assert [(note.code, note.path) for note in report.notes if note.by == "triton"] == [
+        ("unsupported_combine", "wide"),
+        ("unsupported_combine", "odd"),
+    ]
+    assert report.graph.count("kernel=triton") == 1
+    recfx.export(model, tmp_path / "aten", call(6), device="npu", quantize="int8")
+    answer, expected = (recfx.load(tmp_path / name)(*sample.args) for name in ("kernel", "aten"))
+    torch.testing.assert_close(answer, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("way", TRACES)
+def test_torch_compiles_it(way: str) -> None:
+    """``torch.jit.script`` and ``torch.export`` of the model, and of its graphs."""
+    taken = TRACES[way](trained(model=SequenceModel))
+    scripted = torch.jit.script(taken)
+    for size in (1, 6):
+        sample = call(size, seed=9)
+        expected = taken(*sample.args)
+        torch.testing.assert_close(scripted(*sample.args), expected, rtol=1e-5, atol=1e-6)
+        program = torch.export.export(taken, sample.args).module()
+        torch.testing.assert_close(program(*sample.args), expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("quantize", [None, "int8", "int4"])
