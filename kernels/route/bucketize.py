@@ -54,7 +54,7 @@ def bucketize(
         lengths: int32 or int64 ``[F * B]``, the number of ids in each bag.
         batch_size: ``B``.
         routes: see ``Routes``.
-        weights: floats ``[n]``, one per id.
+        weights: ``[n]``, one per id: floats, or integers of 32 or 64 bits, which are only moved.
 
     Returns:
         ids: int64, entry by entry.

@@ -42,7 +42,9 @@ class ValueType(Enum):
     POOLED = "pooled rows of a lookup"
     UNPOOLED = "a row for each id of a lookup"
     POOLED_IN_FLIGHT = "pooled rows in flight"
+    UNPOOLED_IN_FLIGHT = "rows in flight, one for each id"
     ARRIVED_POOLED = "pooled rows that have arrived"
+    ARRIVED_UNPOOLED = "rows that have arrived, one for each id"
     DIVIDED = "pooled means"
     KEYED_TENSOR = "a KeyedTensor"
     JAGGED_DICT = "a dict of JaggedTensors"
@@ -321,8 +323,8 @@ NODE_KINDS: dict[str, NodeKind] = {
         ),
         NodeKind(
             "output_dist_start",
-            "all-to-all or reduce-scatter of pooled rows, started",
-            inputs=(Input(_POOLED, repeats=True), Input((ValueType.DIST_CONTEXT,))),
+            "all-to-all or reduce-scatter of pooled rows, or all-to-all of a row for each id, started",
+            inputs=(Input((*_POOLED, ValueType.UNPOOLED), repeats=True), Input((ValueType.DIST_CONTEXT,))),
             outputs=(ValueType.POOLED_IN_FLIGHT,),
             size=size_of_pooled,
             stage=Stage.OUTPUT_DIST,
@@ -330,8 +332,8 @@ NODE_KINDS: dict[str, NodeKind] = {
         ),
         NodeKind(
             "output_dist_wait",
-            "all-to-all or reduce-scatter of pooled rows, waited for",
-            inputs=(Input((ValueType.POOLED_IN_FLIGHT,)),),
+            "all-to-all or reduce-scatter of pooled rows, waited for; rows of ids are put into the order of the ids",
+            inputs=(Input((ValueType.POOLED_IN_FLIGHT, ValueType.UNPOOLED_IN_FLIGHT)),),
             outputs=(ValueType.ARRIVED_POOLED,),
             size=size_of_pooled,
             stage=Stage.OUTPUT_DIST,
@@ -357,13 +359,20 @@ NODE_KINDS: dict[str, NodeKind] = {
         NodeKind(
             "jagged_dict",
             "TorchRec's output type for rows that are not pooled, one JaggedTensor per key, in the unsharded key order",
-            inputs=(Input((ValueType.UNPOOLED,), repeats=True), _IDS),
+            inputs=(Input((ValueType.UNPOOLED, ValueType.ARRIVED_UNPOOLED), repeats=True), _IDS),
             outputs=(ValueType.JAGGED_DICT,),
             size=size_of_rows,
             stage=Stage.ASSEMBLE,
         ),
     )
 }
+
+UNPOOLED_FORMS = {
+    ValueType.POOLED: ValueType.UNPOOLED,
+    ValueType.POOLED_IN_FLIGHT: ValueType.UNPOOLED_IN_FLIGHT,
+    ValueType.ARRIVED_POOLED: ValueType.ARRIVED_UNPOOLED,
+}
+"""What the values that kinds declare are in collections whose rows are not combined."""
 
 ASSEMBLERS = ("keyed_tensor", "jagged_dict")
 """The kinds whose value is a collection's output."""

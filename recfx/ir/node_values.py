@@ -6,7 +6,16 @@ import sympy
 from torch import fx
 
 from recfx.ir.meta import BATCH, WORLD, Collective, NodeMeta, mean_length
-from recfx.ir.node_kinds import NODE_KINDS, NOT_COMBINED, Size, Stage, ValueType, size_of_ids, size_of_unpooled
+from recfx.ir.node_kinds import (
+    NODE_KINDS,
+    NOT_COMBINED,
+    Size,
+    Stage,
+    ValueType,
+    size_of_ids,
+    size_of_rows,
+    size_of_unpooled,
+)
 from recfx.ir.operator_graph import OperatorGraph, hop_of, source_of
 from recfx.ir.shard import Shard
 from recfx.ir.tables import output_dtype, total_dim
@@ -34,11 +43,7 @@ def _whole(shards: list[Shard]) -> list[Shard]:
 
 def arriving_ids(shards: list[Shard]) -> sympy.Expr:
     """The ids that all ranks send to these shards of one rank, if all rows are equally likely."""
-    terms = []
-    for shard in shards:
-        share = sympy.Rational(shard.num_rows, shard.table.num_embeddings)
-        terms += [share * mean_length(feature) for feature in shard.table.feature_names]
-    return WORLD * BATCH * sympy.Add(*terms)
+    return WORLD * BATCH * sympy.Add(*(shard.expected_ids for shard in shards))
 
 
 def of_splits(world_size: int) -> tuple[Collective, ...]:
@@ -78,7 +83,9 @@ def size_of(graph: OperatorGraph, node: fx.Node) -> Size:
         return Size((arriving_ids(collection.sharding.local()),), dtype)
     if kind == "output_dist_start":
         hop = graph.hop(node)
-        return Size((hop.samples, sympy.Integer(total_dim(hop.columns))), output_dtype(tables))
+        return Size((hop.samples, sympy.Integer(hop.dim)), output_dtype(tables))
+    if kind == "output_dist_wait" and not collection.is_pooled:
+        return size_of_rows(tables)
     if kind == "output_dist_wait":
         start = node.all_input_nodes[0]
         hops, hop_number = collection.hops(str(start.kwargs["way"])), hop_of(start) + 1

@@ -205,6 +205,10 @@ class Operator(NamedTuple):
     graph: OperatorGraph
     node: fx.Node
 
+    @property
+    def collection(self) -> CollectionContext:
+        return self.graph.collection(self.node)
+
 
 def lowered_from(node: fx.Node) -> Operator | None:
     """The operator that a node was made from, in whichever graph it is now; None if it was not made from one."""

@@ -6,8 +6,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+import sympy
 from torch import Tensor
 
+from recfx.ir.meta import mean_length
 from recfx.ir.tables import Columns, TableSpec, columns_of
 
 
@@ -50,6 +52,12 @@ class Shard:
     def output_columns(self) -> list[Columns]:
         """The columns of the table's output keys that it holds."""
         return columns_of((self.spec,))
+
+    @property
+    def expected_ids(self) -> sympy.Expr:
+        """How many ids a sample has for it, if all rows are equally likely."""
+        share = sympy.Rational(self.num_rows, self.table.num_embeddings)
+        return sympy.Add(*(share * mean_length(feature) for feature in self.table.feature_names))
 
     def of(self, whole: Tensor) -> Tensor:
         """A view of this rectangle in the ``[rows, dim]`` tensor of the whole table."""

@@ -27,7 +27,7 @@ class TablePlan:
 
 @dataclass(frozen=True)
 class Cut:
-    """Where the shards of one table are, by column block, then by row, and how their pooled rows travel back.
+    """Where the shards of one table are, by column block, then by row, and how their rows travel back if pooled.
 
     Empty shards are included, and shards have no names yet. If the plan cuts the rows, ``planned_borders`` says where;
     a table with an index is cut at bucket borders.

@@ -11,8 +11,8 @@ import torch
 from torch import fx
 
 from recfx.ir.meta import find_module, node_meta
-from recfx.ir.node_kinds import ASSEMBLERS, COMBINES, NODE_KINDS, NOT_COMBINED, NodeKind, ValueType
-from recfx.ir.operator_graph import OperatorGraph, hop_of
+from recfx.ir.node_kinds import ASSEMBLERS, COMBINES, NODE_KINDS, NOT_COMBINED, UNPOOLED_FORMS, NodeKind, ValueType
+from recfx.ir.operator_graph import Operator, OperatorGraph, hop_of, lowered_from
 from recfx.ir.operators import kind_of
 from recfx.ir.tables import columns_of, embedding_dims
 
@@ -60,7 +60,7 @@ def verify_graph(graph: fx.GraphModule | OperatorGraph, after: str) -> None:
                 fail(node, f"nothing uses this {kind.name}")
             if operators is not None:
                 _check_operator(operators, node, kind, fail)
-            _check_inputs(node, kind, fail)
+            _check_inputs(graph, node, kind, fail)
         elif operators is not None:
             _check_other(operators, node, fail)
     _check_once(graph, kinds, fail)
@@ -86,12 +86,12 @@ def _check_operator(graph: OperatorGraph, node: fx.Node, kind: NodeKind, fail: F
         fail(node, f"a {kind.name} is like its first input, but has none")
 
 
-def _check_inputs(node: fx.Node, kind: NodeKind, fail: Fail) -> None:
+def _check_inputs(graph: fx.GraphModule | OperatorGraph, node: fx.Node, kind: NodeKind, fail: Fail) -> None:
     """Check that each input has a type that the kind declares at its position, and that none is missing."""
     sources: list[Any] = []
     for argument in node.args:  # attributes are keywords
         sources += argument if isinstance(argument, list) else [argument]  # in exported graphs, parts are a list
-    inputs: list[tuple[fx.Node, ValueType | None]] = [(source, _type_of(source, fail)) for source in sources]
+    inputs: list[tuple[fx.Node, ValueType | None]] = [(source, _type_of(graph, source, fail)) for source in sources]
     position = 0
     for declared in kind.inputs:
         begin = position
@@ -115,7 +115,7 @@ def _refuse(
     fail(node, f"a {kind.name} cannot be fed by {source.name}, {description}{hint}")
 
 
-def _type_of(value: fx.Node, fail: Fail) -> ValueType | None:
+def _type_of(graph: fx.GraphModule | OperatorGraph, value: fx.Node, fail: Fail) -> ValueType | None:
     """The type of a value, by the declaration of the kind that produces it; None for values of foreign nodes."""
     if value.op == "placeholder":
         return ValueType.BATCH
@@ -130,10 +130,20 @@ def _type_of(value: fx.Node, fail: Fail) -> ValueType | None:
         fail(value, f"a {kind.name} returns {len(kind.outputs)} values: use one of its items")
     if item is not None and (len(kind.outputs) == 1 or item not in range(len(kind.outputs))):
         fail(value, f"a {kind.name} has no item {item}")
+    if kind.like_input:
+        return _type_of(graph, giver.all_input_nodes[0], fail)
+    declared = kind.outputs[item or 0]
+    return declared if _is_pooled(graph, giver) else UNPOOLED_FORMS.get(declared, declared)
+
+
+def _is_pooled(graph: fx.GraphModule | OperatorGraph, giver: fx.Node) -> bool:
+    """Whether the rows that a node gives are pooled: as it says itself, or else as its collection is."""
     meta = node_meta(giver)
-    if NOT_COMBINED in (giver.kwargs.get("combine"), meta and meta.combine):
-        return ValueType.UNPOOLED
-    return _type_of(giver.all_input_nodes[0], fail) if kind.like_input else kind.outputs[item or 0]
+    says = giver.kwargs.get("combine") or (meta and meta.combine)
+    made_from = Operator(graph, giver) if isinstance(graph, OperatorGraph) else lowered_from(giver)
+    if says or made_from is None:
+        return says != NOT_COMBINED
+    return made_from.collection.is_pooled
 
 
 def _declared(node: fx.Node) -> NodeKind | None:
@@ -184,7 +194,7 @@ def _check_other(graph: OperatorGraph, node: fx.Node, fail: Fail) -> None:
         (collection,) = graph.context.collections.values()
         (expected,) = NODE_KINDS[collection.assembled_by].outputs
         is_leaf = isinstance(result, fx.Node) and graph.kind(result) == "collection"
-        if not isinstance(result, fx.Node) or not (is_leaf or _type_of(result, fail) is expected):
+        if not isinstance(result, fx.Node) or not (is_leaf or _type_of(graph, result, fail) is expected):
             fail(node, f"the graph must return {expected.value}, not {result}")
     elif node.op != "placeholder" and not (
         node.target is operator.getitem and isinstance(node.args[0], fx.Node) and kind_of(node.args[0])
@@ -208,7 +218,7 @@ def _check_routes(graph: OperatorGraph, started: fx.Node, fail: Fail) -> None:
     sharding = graph.collection(started).sharding
     if sharding is None:
         fail(started, "its collection is not sharded")
-    if sharding.cuts_rows and _type_of(started.all_input_nodes[0], fail) is not ValueType.ROUTED_IDS:
+    if sharding.cuts_rows and _type_of(graph, started.all_input_nodes[0], fail) is not ValueType.ROUTED_IDS:
         fail(started, "rows are cut, so its ids must come from a bucketize")
 
 
@@ -222,6 +232,8 @@ def _check_way_back(graph: OperatorGraph, started: fx.Node, fail: Fail) -> None:
     missing = Counter((part.key, part.first, part.dim) for part in expected)
     for node in started.args[:-1]:
         assert isinstance(node, fx.Node)
+        if _is_pooled(graph, node) != collection.is_pooled:
+            fail(started, f"{node.name} gives rows that are {'not ' if collection.is_pooled else ''}pooled")
         missing.subtract((part.key, part.first, part.dim) for part in graph.columns(node))
     for (key, first, dim), count in missing.items():
         if count:

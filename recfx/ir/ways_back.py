@@ -1,4 +1,7 @@
-"""How the pooled rows of sharded tables travel back to the ranks that own the samples, and what it costs.
+"""How the rows of sharded tables travel back to the ranks that own the samples, and what it costs.
+
+Pooled rows have ways back of their own, as reduce-scatters that add them up; rows that are not combined, one for each
+id, retrace the exchange of the ids.
 
 ``B`` is the batch size of a rank, the same on all ranks; bytes are those of the tables' outputs. Backwards are also
 collectives, in which the modules of ``output_dist_start`` average gradients over ranks, as TorchRec's do. This is data
@@ -8,7 +11,7 @@ alone: ``recfx.runtime.output_dist`` makes the modules.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
@@ -16,7 +19,7 @@ import sympy
 
 from recfx.ir.meta import BATCH, WORLD, Collective
 from recfx.ir.shard import Shard
-from recfx.ir.tables import Columns, total_bytes, total_dim
+from recfx.ir.tables import Columns, columns_of, total_bytes, total_dim
 
 
 class World(NamedTuple):
@@ -27,10 +30,11 @@ class World(NamedTuple):
 
 
 class RowSize(NamedTuple):
-    """The width of a row: its columns, and its bytes."""
+    """How much there is per sample: columns of pooled rows, and their bytes; and numbers in rows of single ids."""
 
     dim: int = 0
     bytes: int = 0
+    in_rows: sympy.Expr | int = 0
 
 
 @dataclass(frozen=True)
@@ -47,12 +51,14 @@ class SentRows:
     @classmethod
     def of(cls, shards: Sequence[Shard], ranks_per_sender: int, world_size: int) -> SentRows:
         """The rows of ``shards``, which are the shards of all ranks."""
-        blocks: dict[tuple[str, tuple[int, int]], RowSize] = {}
-        senders: list[dict[tuple[str, tuple[int, int]], RowSize]] = [{} for _ in range(world_size // ranks_per_sender)]
+        blocks: dict[Hashable, RowSize] = {}
+        senders: list[dict[Hashable, RowSize]] = [{} for _ in range(world_size // ranks_per_sender)]
         for shard in shards:
-            block = (shard.table.name, shard.columns)
+            is_pooled = shard.table.is_pooled
+            block = (shard.table.name, shard.columns, () if is_pooled else shard.rows)
             if block not in blocks:
-                blocks[block] = RowSize(total_dim(shard.output_columns), total_bytes(shard.output_columns))
+                in_rows = 0 if is_pooled else shard.num_columns * shard.expected_ids
+                blocks[block] = RowSize(total_dim(shard.output_columns), total_bytes(shard.output_columns), in_rows)
             senders[shard.rank // ranks_per_sender][block] = blocks[block]
         return cls(tuple(_sum(sender.values()) for sender in senders), _sum(blocks.values()))
 
@@ -64,16 +70,17 @@ class SentRows:
 
 def _sum(sizes: Iterable[RowSize]) -> RowSize:
     dims = row_bytes = 0
+    in_rows: sympy.Expr | int = 0
     for size in sizes:
-        dims, row_bytes = dims + size.dim, row_bytes + size.bytes
-    return RowSize(dims, row_bytes)
+        dims, row_bytes, in_rows = dims + size.dim, row_bytes + size.bytes, in_rows + size.in_rows
+    return RowSize(dims, row_bytes, in_rows)
 
 
 class HopSize(NamedTuple):
     """How much one hop sends.
 
     Args:
-        dim: the number of columns that the rank sends.
+        dim: the number of columns that the rank sends; 1 if rows are not combined, because they have several widths.
         samples: the symbolic number of rows that it sends.
         collectives: its collective calls in the forward and the backward, with their bytes.
     """
@@ -92,14 +99,14 @@ class Hop:
         group: which ranks take part: the name of a field of ``recfx.runtime.dist_groups.DistGroups``.
         columns: the columns that this rank sends, in order.
         dims: how many columns each sender of the way back sends.
-        samples: the symbolic number of rows that it sends.
-        collectives: its collective calls in the forward and the backward, with their bytes.
+        dim, samples, collectives: see :class:`HopSize`.
     """
 
     operation: str
     group: str
     columns: tuple[Columns, ...]
     dims: tuple[int, ...]
+    dim: int
     samples: sympy.Expr
     collectives: tuple[Collective, ...]
 
@@ -115,7 +122,7 @@ class WayBack(ABC):
         name: its name in reports.
         place: every rank goes through the ways back of a collection by ascending place; in different orders, ranks
             would wait for each other forever.
-        wording: what happens to pooled rows, in a few words, for reports.
+        wording: what happens to the rows, in a few words, for reports.
         steps: the operation and the group of each hop; see :class:`Hop`.
     """
 
@@ -133,6 +140,10 @@ class WayBack(ABC):
         """How many ranks, one after the other, have parts of the same columns and count as one sender: all of them."""
         return world_size
 
+    def of_rows(self) -> WayBack:
+        """The way back of the rows of tables that are cut alike but not pooled: whatever the cut, it is the same."""
+        return RowsBack()
+
     @abstractmethod
     def hop_sizes(self, sent: SentRows, world: World) -> tuple[HopSize, ...]:
         """How much this rank sends, hop by hop, if rows are so wide; it can be asked for a thousand ranks."""
@@ -147,7 +158,7 @@ class WayBack(ABC):
         columns, dims = tuple(senders[world.rank // ranks]), tuple(map(total_dim, senders))
         sizes = self.hop_sizes(SentRows.of(shards, ranks, world.size), world)
         return tuple(
-            Hop(operation, group, columns, dims, size.samples, size.collectives)
+            Hop(operation, group, columns, dims, *size)
             for (operation, group), size in zip(self.steps, sizes, strict=True)
         )
 
@@ -165,6 +176,7 @@ class WayBack(ABC):
 
 
 _EVERYBODY: sympy.Expr = WORLD * BATCH
+_FLOAT32 = 4
 
 
 @dataclass(frozen=True)
@@ -229,12 +241,56 @@ class Stay(WayBack):
     wording = "stay"
     steps = (("own_batch", "pooled"),)
 
+    def of_rows(self) -> WayBack:
+        """Rows of single ids stay as well."""
+        return RowsStay()
+
     def hop_sizes(self, sent: SentRows, world: World) -> tuple[HopSize, ...]:
         return (HopSize(sent.once.dim, _EVERYBODY, _own_batch(sent.once.bytes, world.size)),)
 
 
+@dataclass(frozen=True)
+class RowsBack(WayBack):
+    """A row for each id goes to the rank that asked for it: one all-to-all, the inverse of that of the ids.
+
+    The message to a rank has, for each key of the sender in order, a row of the sender's columns for every id that came
+    from there.
+    """
+
+    name = "rows"
+    place = 0
+    wording = "all-to-all of the rows of ids"
+    steps = (("rows_all_to_all", "pooled"),)
+
+    def ranks_per_sender(self, world_size: int) -> int:
+        return 1
+
+    def hop_sizes(self, sent: SentRows, world: World) -> tuple[HopSize, ...]:
+        mine, all_columns = sent.by_sender[world.rank].in_rows, sent.once.in_rows
+        collectives = _all_to_all(_FLOAT32 * mine, _FLOAT32 * all_columns, world.size)
+        return (HopSize(1, _EVERYBODY * mine, collectives),)
+
+    def arriving(self, shards: Sequence[Shard], world: World) -> list[Columns]:
+        """All columns of the tables: what arrives is put together and into the order of the ids."""
+        return columns_of(tuple({shard.table.name: shard.table for shard in shards}.values()))
+
+
+@dataclass(frozen=True)
+class RowsStay(WayBack):
+    """Every rank has looked up the ids of all ranks: it takes the rows of its own, and gathers all gradients."""
+
+    name = "rows_data_parallel"
+    place = 3
+    wording = "stay"
+    steps = (("own_rows", "pooled"),)
+
+    def hop_sizes(self, sent: SentRows, world: World) -> tuple[HopSize, ...]:
+        rows = sent.once.in_rows
+        return (HopSize(1, _EVERYBODY * rows, _own_batch(_FLOAT32 * rows, world.size)),)
+
+
 def _all_to_all(
-    sent_bytes: int, arriving_bytes: int, ranks: int, *, across_hosts: bool = False
+    sent_bytes: sympy.Expr | int, arriving_bytes: sympy.Expr | int, ranks: int, *, across_hosts: bool = False
 ) -> tuple[Collective, ...]:
     """Send pooled rows for all ranks' samples, and get the gradients of this rank's back. Sizes are those of a row."""
     if ranks == 1:
@@ -257,7 +313,7 @@ def _reduce_scatter(row_bytes: int, ranks: int, counterparts: int = 1) -> tuple[
     )
 
 
-def _own_batch(row_bytes: int, ranks: int) -> tuple[Collective, ...]:
+def _own_batch(row_bytes: sympy.Expr | int, ranks: int) -> tuple[Collective, ...]:
     """Send nothing in the forward; in the backward, the gradients of this rank's samples go to all ranks."""
     if ranks == 1:
         return ()

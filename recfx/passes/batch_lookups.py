@@ -1,7 +1,8 @@
 """batch_lookups: one table-batched lookup for tables that one kernel call can serve.
 
-Tables share a call when they read the same ids, and dtype, device, combine and optimizer settings are equal. Their
-``mean_divide`` nodes, which count the same ids, are merged as well. If the tables of a group are not adjacent,
+Tables share a call when they read the same ids, and dtype, device, combine and optimizer settings are equal, and so
+are their numbers of columns if rows are not combined. Their ``mean_divide`` nodes, which count the same ids, are merged
+as well. If the tables of a group are not adjacent,
 ``keyed_tensor``, or ``jagged_dict``, puts the keys back into the standard order.
 """
 
@@ -11,7 +12,7 @@ from collections.abc import Hashable
 
 from torch import fx
 
-from recfx.ir.node_kinds import ASSEMBLERS
+from recfx.ir.node_kinds import ASSEMBLERS, NOT_COMBINED
 from recfx.ir.operator_graph import OperatorGraph, names_in
 from recfx.passes.base import PassResult
 
@@ -57,4 +58,6 @@ def _key(graph: OperatorGraph, lookup: fx.Node) -> Hashable:
         (collection.facts_of(table).dtype, collection.kernel_groups.get(table.table_name))
         for table in graph.tables(lookup)
     }
-    return lookup.args, frozenset(settings), lookup.kwargs["combine"]
+    combine = lookup.kwargs["combine"]
+    dims = {table.embedding_dim for table in graph.tables(lookup)} if combine == NOT_COMBINED else ()
+    return lookup.args, frozenset(settings), combine, frozenset(dims)

@@ -3,7 +3,8 @@
 Between ``select_features`` and the lookups, ids are sent to the ranks whose shards they read (``bucketize`` if rows are
 cut, ``input_dist_start``, ``input_dist_wait``). The lookups become those of this rank's shards. After them, pooled rows
 are sent back to the ranks of the samples (``output_dist_start``, ``output_dist_wait``), once per way back. Lookups pool
-sums; ``mean_divide`` comes last and uses the lengths of this rank's own batch. What an ``output_dist`` must know about
+sums; ``mean_divide`` comes last and uses the lengths of this rank's own batch. Rows that are not pooled are sent back
+to where their ids came from. What an ``output_dist`` must know about
 the ``input_dist`` travels on an edge, as the dist context.
 
 All ranks run the same collectives in the same order, even those that have no shard of some tables.
@@ -13,7 +14,7 @@ from __future__ import annotations
 
 from torch import fx
 
-from recfx.ir.node_kinds import NOT_COMBINED
+from recfx.ir.node_kinds import ASSEMBLERS, NOT_COMBINED
 from recfx.ir.operator_graph import OperatorGraph
 from recfx.ir.shards import CollectionSharding
 from recfx.ir.verifier import GraphVerificationError
@@ -23,7 +24,7 @@ from recfx.passes.base import PassResult
 
 def insert_dist(graph: OperatorGraph) -> PassResult:
     """Distribute every collection that is sharded."""
-    for output in graph.of_kind("keyed_tensor"):
+    for output in graph.of_kind(*ASSEMBLERS):
         sharding = graph.collection(output).sharding
         if sharding is not None:
             _Distribution(graph, output, sharding).insert()
@@ -35,7 +36,7 @@ class _Distribution:
 
     def __init__(self, graph: OperatorGraph, output: fx.Node, sharding: CollectionSharding) -> None:
         self.graph, self.output, self.sharding = graph, output, sharding
-        self.collection = graph.collection(output).name
+        self.collection, self.is_pooled = graph.collection(output).name, graph.collection(output).is_pooled
         lookups = [node for node in graph.of_kind("lookup") if graph.collection(node).name == self.collection]
         self.ids = lookups[0].all_input_nodes[0]
 
@@ -45,22 +46,24 @@ class _Distribution:
             ids, context = self.distribute_ids()
             ways = self.sharding.ways_back
             started = [self.look_up(way, ids, context) for way in ways]
-            pooled = [self.collect(way, node, context) for way, node in zip(ways, started, strict=True)]
-            keyed = self.add("keyed_tensor", *pooled)
-        self.graph.replace(self.output, keyed)
+            arrived = [self.collect(way, node, context) for way, node in zip(ways, started, strict=True)]
+            own_ids = () if self.is_pooled else (self.ids,)
+            assembled = self.add(self.graph.kind(self.output), *arrived, *own_ids)
+        self.graph.replace(self.output, assembled)
         self.graph.remove_unused()  # the lookups of whole tables; and the ids of a rank without shards
 
     def refuse_others(self) -> None:
         """Refuse operators beside or after the lookups of whole tables, which are replaced: no operator may be lost."""
-        for node in self.output.all_input_nodes:
+        for node in self.output.all_input_nodes if self.is_pooled else self.output.all_input_nodes[:-1]:
             if self.graph.kind(node) != "lookup":
                 raise GraphVerificationError(
                     f"after pass insert_dist: node {node.name}: the lookup before this {self.graph.kind(node)} becomes "
                     "those of shards, so the pass that makes it must run after insert_dist"
                 )
-            if node.kwargs["combine"] == NOT_COMBINED:
+            if self.is_pooled and node.kwargs["combine"] == NOT_COMBINED:
                 raise GraphVerificationError(
-                    f"after pass insert_dist: node {node.name}: rows with combine={NOT_COMBINED} cannot be sent back"
+                    f"after pass insert_dist: node {node.name}: rows with combine={NOT_COMBINED} cannot be sent back "
+                    "in a collection that is pooled"
                 )
             if tuple(node.all_input_nodes) != (self.ids,):
                 raise GraphVerificationError(
@@ -80,11 +83,12 @@ class _Distribution:
     def look_up(self, way: WayBack, ids: fx.Node, context: fx.Node) -> fx.Node:
         """Add the lookups of this rank's shards with this way back, and the node that sends their rows off."""
         mine = [shard for shard in self.sharding.travelling(way) if shard.rank == self.sharding.rank]
-        lookups = [self.add("lookup", ids, tables=(shard.name,), combine="SUM") for shard in mine]
+        combine = "SUM" if self.is_pooled else NOT_COMBINED
+        lookups = [self.add("lookup", ids, tables=(shard.name,), combine=combine) for shard in mine]
         return self.add("output_dist_start", *lookups, context, way=way.name)
 
     def collect(self, way: WayBack, started: fx.Node, context: fx.Node) -> fx.Node:
-        """Add the nodes that receive the pooled rows of this rank's samples."""
+        """Add the nodes that receive the rows of this rank's samples."""
         for hop in range(1, way.hop_count):
             arrived = self.add("output_dist_wait", started)
             started = self.add("output_dist_start", arrived, context, way=way.name, hop=hop)

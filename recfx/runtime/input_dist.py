@@ -33,16 +33,20 @@ class Bucketize(NodeModule):
     Args:
         routes: one per output key, rank by rank: see ``recfx.kernels.route.bucketize``.
         keys: the names of the output keys.
+        says_origins: whether the weights of the result are the positions of its ids among those of ``features``, int64.
     """
 
-    def __init__(self, routes: Routes, keys: list[str]) -> None:
+    def __init__(self, routes: Routes, keys: list[str], says_origins: bool = False) -> None:
         super().__init__()
         self.routes = routes
         self.keys = keys
+        self.says_origins = says_origins
 
     def forward(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
         """``features``: as selected. Returns rows of the shard if a table has no index, otherwise raw ids."""
         weights = features.weights_or_none()
+        if self.says_origins:
+            weights = torch.arange(features.values().numel(), device=features.values().device)
         values, lengths, weights = bucketize(
             features.values(), features.lengths(), features.stride(), self.routes, weights
         )
@@ -59,11 +63,19 @@ class DistContext(EmbeddingShardingContext):
         output_splits: the marks of all ranks (see ``marks``). TorchRec's awaitables fill in an attribute of this name.
         backward: called before each backward of the batch, if tables evict (see ``late_backwards``).
         asked: whether the ranks have told each other that the forward, which is a replay, can be run again.
+        ids_sent: of each key that was sent, rank by rank, the number of ids, if their rows come back one by one; so too
+            the next two.
+        origins: int64 ``[sum of ids_sent]``, the position of each id that was sent among the selected ids; None if all
+            keys were sent as a whole.
+        ids_arrived: of each key that has arrived, the number of ids from each rank.
     """
 
     output_splits: list[int] = field(default_factory=list)
     backward: Callable[..., None] | None = None
     asked: bool = False
+    ids_sent: list[int] = field(default_factory=list)
+    origins: torch.Tensor | None = None
+    ids_arrived: list[list[int]] = field(default_factory=list)
 
 
 class ArrivingIds(KJTAllToAllTensorsAwaitable):
@@ -137,6 +149,8 @@ class InputDistStart(NodeModule):
         collection: fully qualified name of the collection.
         device: the device that the group sends from; ids on a different device are sent from there.
         is_weighted: whether weights travel with the ids.
+        rows_return: whether the rows of ids come back one by one. Then the weights of ids are their origins, which do
+            not travel.
     """
 
     def __init__(
@@ -148,9 +162,11 @@ class InputDistStart(NodeModule):
         collection: str = "",
         device: torch.device | None = None,
         is_weighted: bool = False,
+        rows_return: bool = False,
     ) -> None:
         super().__init__()
         self.positions = positions
+        self.rows_return = rows_return
         self.keys = keys
         self.collection = collection
         self._device, self._is_weighted = device or torch.device("cpu"), is_weighted
@@ -176,6 +192,9 @@ class InputDistStart(NodeModule):
         elif self.positions is not None:
             sent = permute_features(sent, self.positions, self.keys)
         context = DistContext(batch_size_per_feature_pre_a2a=sent.stride_per_key())
+        if self.rows_return:
+            context.origins, sent = sent.weights_or_none(), _without_weights(sent)
+            context.ids_sent = sent.length_per_key()
         return self._start(sent, self.identity | says), context
 
     def _start(self, sent: KeyedJaggedTensor, mark: int) -> Started | KJTSplitsAllToAllMeta:
@@ -212,7 +231,15 @@ class InputDistStart(NodeModule):
 
 
 class InputDistWait(NodeModule):
-    """Wait for the ids of all ranks' batches, ordered by feature, rank and sample."""
+    """Wait for the ids of all ranks' batches, ordered by feature, rank and sample.
+
+    Args:
+        rows_return: whether the rows of ids go back one by one.
+    """
+
+    def __init__(self, rows_return: bool = False) -> None:
+        super().__init__()
+        self.rows_return = rows_return
 
     def forward(
         self, started: Started | KeyedJaggedTensor, context: DistContext
@@ -223,11 +250,29 @@ class InputDistWait(NodeModule):
             OutOfStepError: ``ranks_at_different_calls``.
         """
         if isinstance(started, KeyedJaggedTensor):
-            return started, context
-        tensors = started.wait()
-        context.batch_size_per_rank = tensors._stride_per_rank
-        context.output_splits = tensors._output_splits[_MARKS]
-        return tensors.wait(), context
+            ids = started
+        else:
+            tensors = started.wait()
+            context.batch_size_per_rank = tensors._stride_per_rank
+            context.output_splits = tensors._output_splits[_MARKS]
+            ids = tensors.wait()
+        if self.rows_return:
+            context.ids_arrived = _ids_per_rank(ids, context.batch_size_per_rank)
+        return ids, context
+
+
+def _without_weights(features: KeyedJaggedTensor) -> KeyedJaggedTensor:
+    if features.weights_or_none() is None:
+        return features
+    return KeyedJaggedTensor(features.keys(), features.values(), lengths=features.lengths(), stride=features.stride())
+
+
+def _ids_per_rank(ids: KeyedJaggedTensor, strides: list[int]) -> list[list[int]]:
+    """The number of ids of each key from each rank, of ids that are ordered by key, rank and sample."""
+    keys = len(ids.keys())
+    by_rank = ids.lengths().view(keys, sum(strides)).split(strides, dim=1)
+    counts: list[list[int]] = torch.stack([lengths.sum(dim=1) for lengths in by_rank], dim=1).tolist()
+    return counts
 
 
 class _Sizes(KJTAllToAllSplitsAwaitable):

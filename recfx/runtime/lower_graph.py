@@ -31,7 +31,8 @@ from recfx.runtime.jagged_dict import AssembleJaggedDict
 from recfx.runtime.keyed_tensor import AssembleKeyedTensor
 from recfx.runtime.lookup import Lookup
 from recfx.runtime.mean_divide import MeanDivide
-from recfx.runtime.output_dist import STARTS, BackwardWatch, OutputDistStart, OutputDistWait
+from recfx.runtime.output_dist import POOLED_STARTS, BackwardWatch, OutputDistStart, OutputDistWait
+from recfx.runtime.rows_dist import ROW_STARTS, RowKeys
 from recfx.runtime.select_features import SelectFeatures
 from recfx.runtime.table_indexes import TableIndexes
 from recfx.runtime.table_store import TableStore
@@ -224,7 +225,7 @@ def _bucketize(of: Lowered) -> Bucketize:
         sources=_sources(of),
         pieces=[shard.piece for shard in of.sharding.by_rank() for _ in shard.table.embedding_names],
     )
-    return Bucketize(routes, list(of.collection.sent_keys))
+    return Bucketize(routes, list(of.collection.sent_keys), says_origins=not of.collection.is_pooled)
 
 
 def _input_dist_start(of: Lowered) -> InputDistStart:
@@ -233,9 +234,8 @@ def _input_dist_start(of: Lowered) -> InputDistStart:
     splits = [sum(len(shard.table.embedding_names) for shard in shards) for shards in by_rank]
     positions = _sources(of) if of.graph.puts_keys_into_order(of.node) else None
     is_weighted = collection.is_weighted and sharding.world_size > 1
-    return InputDistStart(
-        group, splits, positions, list(collection.sent_keys), collection.name, sent_on(group), is_weighted
-    )
+    keys, rows_return = list(collection.sent_keys), not collection.is_pooled
+    return InputDistStart(group, splits, positions, keys, collection.name, sent_on(group), is_weighted, rows_return)
 
 
 def _sources(of: Lowered) -> list[int]:
@@ -298,7 +298,11 @@ def _hash_lookup(of: Lowered) -> HashLookup:
 def _output_dist_start(of: Lowered) -> OutputDistStart:
     hop = of.graph.hop(of.node)
     parts = [of.graph.columns(node) for node in of.node.all_input_nodes[:-1]]
-    return STARTS[hop.operation](hop, of.groups, parts, of.runtime.store.device, of.runtime.late_backwards)
+    common = of.runtime.store.device, of.runtime.late_backwards
+    if of.collection.is_pooled:
+        return POOLED_STARTS[hop.operation](hop, of.groups, parts, *common)
+    keys = RowKeys.of(of.sharding, of.collection.way(str(of.node.kwargs["way"])), parts)
+    return ROW_STARTS[hop.operation](hop, of.groups, keys, *common)
 
 
 def _mean_divide(of: Lowered) -> MeanDivide:
@@ -320,7 +324,7 @@ MAKERS: dict[str, Callable[[Lowered], NodeModule]] = {
     "select_features": _select_features,
     "bucketize": _bucketize,
     "input_dist_start": _input_dist_start,
-    "input_dist_wait": lambda of: InputDistWait(),
+    "input_dist_wait": lambda of: InputDistWait(rows_return=not of.collection.is_pooled),
     "to_host": lambda of: ToHost(with_bags=bool(of.node.kwargs.get("with_bags"))),
     "hash_ids": _hash_ids,
     "snapshot_indexes": lambda of: SnapshotIndexes(_indexes_in_use(of)),

@@ -1,9 +1,10 @@
-"""``output_dist_start`` and ``output_dist_wait``: pooled rows travel back to the ranks whose samples they are.
+"""``output_dist_start`` and ``output_dist_wait``: rows travel back to the ranks whose samples they are.
 
-There is one class per operation: ``AllToAll`` (a rank has complete sums for its columns), ``ReduceScatter`` (every rank
-has a part of every sum), ``CrossHost`` (the second hop of rows that are cut within hosts) and ``OwnBatch`` (every rank
-has pooled the samples of all ranks). A table's sharding type decides which of them its pooled rows take. The backwards
-are collectives as well, and average gradients over ranks like TorchRec's.
+For pooled rows there is one class per operation: ``AllToAll`` (a rank has complete sums for its columns),
+``ReduceScatter`` (every rank has a part of every sum), ``CrossHost`` (the second hop of rows that are cut within hosts)
+and ``OwnBatch`` (every rank has pooled the samples of all ranks). A table's sharding type decides which of them its
+pooled rows take. Those for rows that are not pooled are in ``rows_dist.py``. The backwards are collectives as well, and
+average gradients over ranks like TorchRec's.
 """
 
 from __future__ import annotations
@@ -42,12 +43,11 @@ class BackwardWatch(Protocol):
 
 
 class OutputDistStart(NodeModule, ABC):
-    """Join the pooled columns of this rank and start sending them.
+    """Join the rows of this rank and start sending them.
 
     Args:
         hop: what is sent, and in which group.
         groups: the process groups of the collection.
-        parts: the columns of each input, in order; columns of the hop that no part has are zeros.
         device: where a rank without inputs creates what it sends; the group's backend may support no other device.
         late_backwards: refuses backwards that come too late, if any table of the collection has an index.
 
@@ -59,39 +59,61 @@ class OutputDistStart(NodeModule, ABC):
     operation: ClassVar[str]
 
     def __init__(
-        self,
-        hop: Hop,
-        groups: DistGroups,
-        parts: list[list[Columns]],
-        device: torch.device,
-        late_backwards: BackwardWatch | None = None,
+        self, hop: Hop, groups: DistGroups, device: torch.device, late_backwards: BackwardWatch | None = None
     ) -> None:
         super().__init__()
         self.group: dist.ProcessGroup = getattr(groups, hop.group)
         self.device, self.late_backwards = device, late_backwards
+
+    @abstractmethod
+    def join(self, parts: list[torch.Tensor], context: DistContext) -> torch.Tensor:
+        """All that this rank sends, from what its lookups or the hop before have given."""
+
+    @abstractmethod
+    def send(self, joined: torch.Tensor, context: DistContext) -> Awaitable[torch.Tensor]:
+        """Send what ``join`` has returned."""
+
+    def forward(self, *arguments: Any) -> Awaitable[torch.Tensor]:
+        """``arguments``: one ``[B', D]`` tensor per part, or ``[n, D]`` if not pooled; then the ``DistContext``."""
+        *parts, context = arguments
+        if self.late_backwards is not None:
+            self.late_backwards.refuse_replay(context)
+        joined = self.join(parts, context)
+        if torch.is_grad_enabled() and not joined.requires_grad:
+            joined.requires_grad_()  # nothing is trained here, but every rank joins the backward's collective
+        sent = self.send(joined, context)
+        return sent if self.late_backwards is None else self.late_backwards.watch(sent, context, self.training)
+
+
+class PooledStart(OutputDistStart):
+    """Pooled columns.
+
+    Args:
+        hop, groups, device, late_backwards: as in the base class.
+        parts: the columns of each input, in order; columns of the hop that no part has are zeros.
+    """
+
+    def __init__(self, hop: Hop, groups: DistGroups, parts: list[list[Columns]], *arguments: Any) -> None:
+        super().__init__(hop, groups, *arguments)
         self._join = ColumnOrder(parts, list(hop.columns))
 
     @abstractmethod
-    def send(self, pooled: torch.Tensor, sizes: list[int]) -> Awaitable[torch.Tensor]:
+    def send_pooled(self, pooled: torch.Tensor, sizes: list[int]) -> Awaitable[torch.Tensor]:
         """Send ``pooled``, ``[sum of sizes, D']``; ``sizes`` are the batch sizes of the ranks of the group."""
 
     def sizes(self, context: DistContext) -> list[int]:
         return context.batch_size_per_rank
 
-    def forward(self, *arguments: Any) -> Awaitable[torch.Tensor]:
-        """``arguments``: one ``[B', D]`` tensor per part, then the ``DistContext``."""
-        *pooled, context = arguments
-        if self.late_backwards is not None:
-            self.late_backwards.refuse_replay(context)
-        sizes = self.sizes(context)
-        joined = self._join(pooled, sum(sizes), self.device)
-        if torch.is_grad_enabled() and not joined.requires_grad:
-            joined.requires_grad_()  # nothing is trained here, but every rank joins the backward's collective
-        sent = self.send(joined, sizes)
-        return sent if self.late_backwards is None else self.late_backwards.watch(sent, context, self.training)
+    def join(self, parts: list[torch.Tensor], context: DistContext) -> torch.Tensor:
+        """``[B', D']``."""
+        return self._join(parts, sum(self.sizes(context)), self.device)
+
+    def send(self, joined: torch.Tensor, context: DistContext) -> Awaitable[torch.Tensor]:
+        """Send ``joined``, ``[B', D']``."""
+        return self.send_pooled(joined, self.sizes(context))
 
 
-class AllToAll(OutputDistStart):
+class AllToAll(PooledStart):
     """Every rank sends its columns, and receives the columns of all ranks for its own samples."""
 
     operation = "all_to_all"
@@ -100,13 +122,13 @@ class AllToAll(OutputDistStart):
         super().__init__(hop, *arguments)
         self._dist = _all_to_all(self.group, hop.dims)
 
-    def send(self, pooled: torch.Tensor, sizes: list[int]) -> Awaitable[torch.Tensor]:
+    def send_pooled(self, pooled: torch.Tensor, sizes: list[int]) -> Awaitable[torch.Tensor]:
         """Returns ``[B, sum of the columns of all ranks]``."""
         sent: Awaitable[torch.Tensor] = self._dist(pooled, sizes)
         return sent
 
 
-class ReduceScatter(OutputDistStart):
+class ReduceScatter(PooledStart):
     """Every rank sends a part of the same columns, and receives their sums for its own samples.
 
     If the group is one host's, its rank ``i`` takes the samples of rank ``i`` of every host, in the order of
@@ -122,7 +144,7 @@ class ReduceScatter(OutputDistStart):
         self._dist = PooledEmbeddingsReduceScatter(self.group)
         self._uneven = _all_to_all(self.group, [total_dim(hop.columns)] * self.group.size())
 
-    def send(self, pooled: torch.Tensor, sizes: list[int]) -> Awaitable[torch.Tensor]:
+    def send_pooled(self, pooled: torch.Tensor, sizes: list[int]) -> Awaitable[torch.Tensor]:
         """Returns ``[B, D']``; in the group of a host, for the samples of this rank's counterparts."""
         ranks = self.group.size()
         if self._hosts > 1:
@@ -150,30 +172,30 @@ class CrossHost(AllToAll):
         return context.batch_size_per_rank[self._counterparts]
 
 
-class OwnBatch(OutputDistStart):
+class OwnBatch(PooledStart):
     """Takes this rank's samples out of all. Nothing is sent, but the backward gathers the gradients of all ranks."""
 
     operation = "own_batch"
 
-    def send(self, pooled: torch.Tensor, sizes: list[int]) -> Awaitable[torch.Tensor]:
+    def send_pooled(self, pooled: torch.Tensor, sizes: list[int]) -> Awaitable[torch.Tensor]:
         """Returns ``[B, D']``."""
         if len(sizes) == 1:
             return NoWait(pooled)
-        own: torch.Tensor = _OwnRows.apply(pooled, self.group, sizes)
+        own: torch.Tensor = TakeOwn.apply(pooled, self.group, sizes)
         return NoWait(own)
 
 
-STARTS: dict[str, type[OutputDistStart]] = {
+POOLED_STARTS: dict[str, type[PooledStart]] = {
     start.operation: start for start in (AllToAll, ReduceScatter, CrossHost, OwnBatch)
 }
-"""The modules of ``output_dist_start``, by operation."""
+"""The modules of ``output_dist_start`` for pooled rows, by operation."""
 
 
 class OutputDistWait(NodeModule):
-    """Wait for the pooled rows of this rank's samples."""
+    """Wait for the rows of this rank's samples."""
 
     def forward(self, started: Awaitable[torch.Tensor]) -> torch.Tensor:
-        """Returns ``[B, D']``."""
+        """Returns ``[B, D']``; if rows are not pooled, ``[n, D]``, key by key in the order of the ids."""
         return started.wait()
 
 
@@ -197,7 +219,7 @@ class _SumOverRanks(Awaitable[torch.Tensor]):
         return parts.view(parts.shape[0], self._ranks, parts.shape[1] // self._ranks).sum(1)
 
 
-class _OwnRows(torch.autograd.Function):
+class TakeOwn(torch.autograd.Function):
     """Rows of this rank's samples; backward gathers the gradients of all ranks."""
 
     @staticmethod

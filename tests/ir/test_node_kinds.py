@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from recfx.ir.node_kinds import ASSEMBLERS, CUTS, NODE_KINDS, ValueType
+from recfx.ir.node_kinds import ASSEMBLERS, CUTS, NODE_KINDS, UNPOOLED_FORMS, ValueType
 from recfx.ir.tables import TableSpec, columns_of, total_bytes
 
 
@@ -25,7 +25,7 @@ def test_no_value_goes_back_to_an_earlier_stage() -> None:
 def test_every_value_is_given_and_taken() -> None:
     produced = {type_ for kind in NODE_KINDS.values() for type_ in kind.outputs}
     taken = {type_ for kind in NODE_KINDS.values() for declared in kind.inputs for type_ in declared.types}
-    begins = {ValueType.BATCH, ValueType.UNPOOLED}  # a lookup with combine=NONE gives the latter
+    begins = {ValueType.BATCH, *UNPOOLED_FORMS.values()}  # the latter are given where rows are not combined
     ends = {output for kind in ASSEMBLERS for output in NODE_KINDS[kind].outputs}
     assert begins | produced == ends | taken == set(ValueType)
 

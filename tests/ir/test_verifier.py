@@ -16,7 +16,7 @@ from tests.passes.small_collection import INDEXED, collection, lowered, until
 HERE = ("select_features", "input_dist_wait.0")
 HASHABLE = (*HERE, "to_host")
 POOLED = ("lookup", "hash_lookup", "output_dist_wait")
-NOT_POOLED = "lookup:NONE"  # a lookup with combine=NONE
+NOT_POOLED = ("lookup:NONE", "output_dist_wait:NONE")  # where rows are not combined
 ROWS = ("hash_ids", "hash_ids.0", "insert_ids", "insert_ids.0")  # a batch in flight comes along where tables evict
 # A rank without tables takes part all the same; that all rows arrive at a jagged_dict is another rule.
 OPTIONAL = [("output_dist_start", 0), ("lookup", 1), ("jagged_dict", 0)]
@@ -38,11 +38,11 @@ TAKES: dict[str, tuple[tuple[str, ...], ...]] = {
         ("hash_ids.1", "insert_ids.1", "find_rows.1"),
     ),
     "hash_lookup": (HERE,),
-    "output_dist_start": (POOLED, ("input_dist_wait.1",)),
-    "output_dist_wait": (("output_dist_start",),),
+    "output_dist_start": ((*POOLED, "lookup:NONE"), ("input_dist_wait.1",)),
+    "output_dist_wait": (("output_dist_start", "output_dist_start:NONE"),),
     "mean_divide": (POOLED, ("select_features",)),
     "keyed_tensor": ((*POOLED, "mean_divide"),),
-    "jagged_dict": ((NOT_POOLED,), ("select_features",)),
+    "jagged_dict": (NOT_POOLED, ("select_features",)),
 }
 VALUES = [
     "features",
@@ -54,7 +54,8 @@ VALUES = [
     "hash_ids",
     "insert_ids",
     "find_rows",
-    NOT_POOLED,
+    *NOT_POOLED,
+    "output_dist_start:NONE",
 ]
 INPUTS = [(kind, position) for kind, inputs in TAKES.items() for position in range(len(inputs))]
 

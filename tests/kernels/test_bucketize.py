@@ -183,7 +183,7 @@ def test_what_does_not_fit_is_refused(change: dict[str, Any], message: str, with
     [
         ({"ids": torch.arange(3).int()}, "ids must be int64"),
         ({"lengths": torch.tensor([3.0])}, "lengths must be int64 or int32"),
-        ({"weights": torch.arange(3)}, "weights must be floats"),
+        ({"weights": torch.arange(3).short()}, "weights must be floats, int32 or int64"),
         ({"routes": ROUTES._replace(buckets=[11])}, "has 11 buckets in 10 rows"),
         ({"routes": ROUTES._replace(buckets=[-1])}, "has -1 buckets in 10 rows"),
         ({"routes": ROUTES._replace(buckets=[2], dense_rows=[9])}, "has 2 buckets in 10 rows, 9 of them dense"),

@@ -5,22 +5,38 @@ from __future__ import annotations
 import copy
 import random
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
-from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor, PoolingType
+from torchrec import (
+    EmbeddingBagCollection,
+    EmbeddingBagConfig,
+    EmbeddingCollection,
+    EmbeddingConfig,
+    KeyedJaggedTensor,
+    PoolingType,
+)
 from torchrec.distributed import sharding_plan as stock
+from torchrec.distributed.embedding import EmbeddingCollectionSharder
 from torchrec.distributed.model_parallel import DistributedModelParallel
-from torchrec.distributed.types import EmbeddingModuleShardingPlan, ParameterSharding, ShardingEnv, ShardingPlan
+from torchrec.distributed.types import (
+    EmbeddingModuleShardingPlan,
+    LazyAwaitable,
+    ParameterSharding,
+    ShardingEnv,
+    ShardingPlan,
+)
 from torchrec.optim import optimizers as placeholders
 from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
 import recfx
-from recfx.collections.sharding.collection import ShardedHashEmbeddingBagCollection, shard_collection
+from recfx.collections.collection import UnshardedCollection
+from recfx.collections.kinds import kind_of
+from recfx.collections.sharding.collection import ShardedCollection, shard_collection
 from recfx.optim.rules.rowwise_adagrad_decoupled import DecoupledRowWiseAdagrad
 from recfx.planner.sharder import HashEmbeddingBagCollectionSharder
 from tests.builders.optimizers import attach
@@ -52,20 +68,26 @@ class Table:
     sharding: tuple[Any, ...] = ("table_wise", 0)
 
     def config(self) -> EmbeddingBagConfig:
-        return EmbeddingBagConfig(
-            name=self.name,
-            num_embeddings=self.rows,
-            embedding_dim=self.dim,
-            feature_names=list(self.features),
-            pooling=PoolingType[self.pooling],
-        )
+        return EmbeddingBagConfig(**self._common(), pooling=PoolingType[self.pooling])
+
+    def sequence_config(self) -> EmbeddingConfig:
+        return EmbeddingConfig(**self._common())
+
+    def _common(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "num_embeddings": self.rows,
+            "embedding_dim": self.dim,
+            "feature_names": list(self.features),
+        }
 
 
 @dataclass(frozen=True)
 class Case:
     """A collection, its plan, and how it is trained.
 
-    ``kernel``: "fused" or "dense"; ``sizes``: batch size by rank, repeated; ``hosts``: ranks are cut into so many.
+    ``kernel``: "fused" or "dense"; ``sizes``: batch size by rank, repeated; ``hosts``: ranks are cut into so many;
+    ``is_pooled``: whether it is an ``EmbeddingBagCollection``, otherwise an ``EmbeddingCollection``.
     """
 
     tables: tuple[Table, ...]
@@ -77,9 +99,38 @@ class Case:
     hashing: recfx.HashConfig | None = None
     raw_ids: int = 0  # so many different ones, far apart; 0: ids are rows
     seed: int = 0
+    is_pooled: bool = True
 
     def batch_sizes(self, world_size: int) -> list[int]:
         return [self.sizes[rank % len(self.sizes)] for rank in range(world_size)]
+
+
+def as_sequence(case: Case) -> Case:
+    """The same case with an ``EmbeddingCollection``, whose tables have the same number of columns."""
+    dim = max(table.dim for table in case.tables)
+    tables = tuple(replace(table, dim=dim, pooling="SUM") for table in case.tables)
+    return replace(case, tables=tables, is_weighted=False, is_pooled=False)
+
+
+def values_of(output: Any) -> torch.Tensor:
+    """What a collection has returned, as one tensor: ``[B, D]``, or the rows of all keys, ``[n, dim]``."""
+    if isinstance(output, LazyAwaitable):
+        output = output.wait()
+    values: torch.Tensor = (
+        torch.cat([key.values() for key in output.values()]) if isinstance(output, dict) else output.values()
+    )
+    return values
+
+
+def values_by_rank(output: Any, sizes: list[int]) -> list[torch.Tensor]:
+    """``values_of`` what each rank would return, of an output that has the samples of all ranks."""
+    if not isinstance(output, dict):
+        return list(output.values().split(sizes))
+    of_keys = [
+        jagged.values().split([int(lengths.sum()) for lengths in jagged.lengths().split(sizes)])
+        for jagged in output.values()
+    ]
+    return [torch.cat(of_rank) for of_rank in zip(*of_keys, strict=True)]
 
 
 class Model(nn.Module):
@@ -90,8 +141,8 @@ class Model(nn.Module):
         self.sparse, self.over = sparse, nn.Linear(width, 3)
 
     def forward(self, features: KeyedJaggedTensor) -> tuple[torch.Tensor, torch.Tensor]:
-        pooled = self.sparse(features).values()
-        return (self.over(pooled).tanh() ** 2).mean(), pooled.detach()
+        values = values_of(self.sparse(features))
+        return (self.over(values).tanh() ** 2).mean(), values.detach()
 
 
 # Types that TorchRec makes no plans of, and the type whose plan they read.
@@ -119,7 +170,10 @@ def plan_of(case: Case, module: nn.Module, world_size: int) -> dict[str, Paramet
     }
     local_size = case.local_size or world_size
     local_size = local_size if world_size % local_size == 0 else world_size
-    per_table = {}
+    per_table: dict[str, Any] = {}
+    sharder: Any = HashEmbeddingBagCollectionSharder()
+    if not case.is_pooled:
+        module, sharder = kind_of(module).empty_like(module), EmbeddingCollectionSharder()
     for table in case.tables:
         kind, *on = table.sharding
         per_table[table.name] = makers[PLANNED_AS.get(kind, kind)](*on)
@@ -127,7 +181,7 @@ def plan_of(case: Case, module: nn.Module, world_size: int) -> dict[str, Paramet
         stock.construct_module_sharding_plan(
             module,
             per_table,
-            sharder=HashEmbeddingBagCollectionSharder(),
+            sharder=sharder,
             local_size=local_size,
             world_size=world_size,
             device_type="cpu",
@@ -186,9 +240,11 @@ def concatenate(parts: list[KeyedJaggedTensor]) -> KeyedJaggedTensor:
     return KeyedJaggedTensor(keys, values, weights, lengths=lengths)
 
 
-def build(case: Case) -> tuple[EmbeddingBagCollection, int]:
+def build(case: Case) -> tuple[Any, int]:
     """The standard collection, the same on every rank, and its width."""
     torch.manual_seed(case.seed)
+    if not case.is_pooled:
+        return EmbeddingCollection([table.sequence_config() for table in case.tables]), case.tables[0].dim
     tables = [table.config() for table in case.tables]
     standard = EmbeddingBagCollection(tables=tables, is_weighted=case.is_weighted)
     return standard, sum(table.dim * len(table.features) for table in case.tables)
@@ -214,11 +270,11 @@ def taken(case: Case, parameters: Iterable[nn.Parameter]) -> list[nn.Parameter]:
     return [parameter for parameter in parameters if case.optimizer != "rowwise_adagrad" or parameter.dim() > 1]
 
 
-def shard(case: Case, standard: nn.Module, world_size: int) -> ShardedHashEmbeddingBagCollection:
+def shard(case: Case, standard: nn.Module, world_size: int) -> ShardedCollection:
     """Converted and sharded."""
     converted = with_optimizer(case, recfx.convert(standard, hashing=case.hashing))
     plan = plan_of(case, converted, world_size)
-    assert isinstance(converted, recfx.HashEmbeddingBagCollection)
+    assert isinstance(converted, UnshardedCollection)
     return shard_collection(converted, plan, ShardingEnv.from_process_group(dist.group.WORLD))
 
 
@@ -241,7 +297,7 @@ def model_parallel(model: nn.Module, plan: ShardingPlan, **options: Any) -> Dist
 
 def dense_parameters(case: Case, model: nn.Module) -> list[nn.Parameter]:
     """The parameters that no fused optimizer trains."""
-    return [p for name, p in model.named_parameters() if case.kernel == "dense" or "embedding_bags" not in name]
+    return [p for name, p in model.named_parameters() if case.kernel == "dense" or ".embedding" not in name]
 
 
 def sharded_model(case: Case, world_size: int) -> Model:
@@ -252,7 +308,7 @@ def sharded_model(case: Case, world_size: int) -> Model:
     return sharded
 
 
-def shards_of(sparse: ShardedHashEmbeddingBagCollection) -> list[tuple[str, Any, Any, torch.Tensor]]:
+def shards_of(sparse: ShardedCollection) -> list[tuple[str, Any, Any, torch.Tensor]]:
     """Table, rows, columns and weights of each of this rank's shards."""
     return [
         (shard.table.name, shard.rows, shard.columns, sparse.weight(shard.name).detach().clone())
@@ -299,11 +355,11 @@ def train_unsharded(case: Case, world_size: int, steps: int = 3) -> dict[str, An
     return _train_on_everybody(case, world_size, steps, model, optimizer)
 
 
-def train_whole(case: Case, world_size: int, steps: int = 3) -> tuple[dict[str, Any], recfx.HashEmbeddingBagCollection]:
+def train_whole(case: Case, world_size: int, steps: int = 3) -> tuple[dict[str, Any], UnshardedCollection]:
     """The oracle of hashed tables: the unsharded converted collection on everybody's samples."""
     model = plain_model(case)
     converted = model.sparse = with_optimizer(case, recfx.convert(model.sparse, hashing=case.hashing))
-    assert isinstance(converted, recfx.HashEmbeddingBagCollection)
+    assert isinstance(converted, UnshardedCollection)
     kind, settings = OPTIMIZERS[case.optimizer]
     optimizer = kind(dense_parameters(case, model), **settings)
     return _train_on_everybody(case, world_size, steps, model, optimizer), converted
@@ -322,20 +378,21 @@ def _train_on_everybody(
     for step in batches(case, world_size, steps):
         model.zero_grad()
         features = concatenate(step)
-        values = model.sparse(features).values()
-        out = model.over(values).tanh() ** 2
-        sum(part.mean() for part in out.split(sizes) if part.numel()).div(world_size).backward()
+        values = values_by_rank(model.sparse(features), sizes)
+        losses = [(model.over(part).tanh() ** 2).mean() for part in values if part.numel()]
+        sum(losses).div(world_size).backward()
         optimizer.step()
         after_step(features)
-        pooled.append(values.detach().split(sizes))
-    weights = {table.name: model.sparse.embedding_bags[table.name].weight.detach() for table in case.tables}
+        pooled.append([part.detach() for part in values])
+    tables: Any = kind_of(model.sparse).tables_of(model.sparse)
+    weights = {table.name: tables[table.name].weight.detach() for table in case.tables}
     return {"pooled": pooled, "weights": weights, "over": model.over.weight.detach()}
 
 
 class _TouchedAdam:
     """torch.optim.Adam on touched rows alone: the rule of the fused form (design, section 8)."""
 
-    def __init__(self, case: Case, standard: EmbeddingBagCollection, settings: dict[str, Any]) -> None:
+    def __init__(self, case: Case, standard: nn.Module, settings: dict[str, Any]) -> None:
         self.case, self.standard = case, standard
         self.optimizer = torch.optim.Adam(standard.parameters(), **settings)
 
@@ -347,7 +404,7 @@ class _TouchedAdam:
         }
         self.optimizer.step()
         for table in self.case.tables:
-            name = f"embedding_bags.{table.name}.weight"
+            name = f"{kind_of(self.standard).tables}.{table.name}.weight"
             weight = self.standard.get_parameter(name)
             rows = torch.unique(torch.cat([features[feature].values() for feature in table.features]))
             untouched = torch.ones(table.rows, dtype=torch.bool)

@@ -306,9 +306,10 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> bucketize(
                   lengths.numel() == static_cast<int64_t>(border_counts.size()) * batch_size,
               "recfx::bucketize: lengths must be int64 or int32 [F * B] = [", border_counts.size(), " * ", batch_size,
               "] on the CPU, got ", lengths.scalar_type(), " ", lengths.sizes());
-  TORCH_CHECK(!weights || (weights->device().is_cpu() && weights->dim() == 1 && weights->numel() == ids.numel() &&
-                           weights->is_floating_point() && weights->element_size() >= 2),
-              "recfx::bucketize: weights must be floats [", ids.numel(), "] on the CPU");
+  TORCH_CHECK(
+      !weights || (weights->device().is_cpu() && weights->dim() == 1 && weights->numel() == ids.numel() &&
+                   weights->element_size() >= (weights->is_floating_point() ? 2 : 4) && weights->element_size() <= 8),
+      "recfx::bucketize: weights must be floats, int32 or int64 [", ids.numel(), "] on the CPU");
   const at::Tensor lengths_contiguous = lengths.contiguous();
   const at::Tensor weights_contiguous =
       weights ? weights->contiguous() : at::empty({0}, at::TensorOptions().dtype(at::kFloat));

@@ -17,8 +17,9 @@ from recfx.collections.collection import UnshardedCollection
 from recfx.collections.compile_graph import compile_graph, context_of, refuse_raw_ids
 from recfx.collections.converted_classes import converted_class
 from recfx.collections.converted_collection import collections_of
-from recfx.collections.kinds import POOLED, CollectionKind, kind_of
+from recfx.collections.kinds import POOLED, SEQUENCE, CollectionKind, kind_of
 from recfx.collections.pooled import PooledCollection
+from recfx.collections.sequence import SequenceCollection
 from recfx.collections.sharding.batch_steps import BatchSteps
 from recfx.collections.sharding.late_backwards import LateBackwards
 from recfx.collections.sharding.load_state import LocalState, drop_shard_names, load_local_state
@@ -154,7 +155,14 @@ class ShardedHashEmbeddingBagCollection(PooledCollection, ShardedCollection):
     """Pooled embeddings; ``forward`` returns a ``LazyAwaitable[KeyedTensor]``."""
 
 
-SHARDED: dict[CollectionKind, type[ShardedCollection]] = {POOLED: ShardedHashEmbeddingBagCollection}
+class ShardedHashEmbeddingCollection(SequenceCollection, ShardedCollection):
+    """A row for each id; ``forward`` returns a ``LazyAwaitable[Dict[str, JaggedTensor]]``."""
+
+
+SHARDED: dict[CollectionKind, type[ShardedCollection]] = {
+    POOLED: ShardedHashEmbeddingBagCollection,
+    SEQUENCE: ShardedHashEmbeddingCollection,
+}
 """The class of sharded collections of each kind, one line per kind."""
 
 

@@ -69,7 +69,8 @@ def _read(plan: TablePlan) -> ShardedTable:
     sharding_type = type_named(plan.parameter.sharding_type)
     cut = sharding_type.cut(plan)
     kernel, shards = plan.parameter.compute_kernel, name_shards(cut.shards)
-    return ShardedTable(plan.table, sharding_type, kernel, cut.way_back, shards, cut.planned_borders)
+    way_back = cut.way_back if plan.table.is_pooled else cut.way_back.of_rows()
+    return ShardedTable(plan.table, sharding_type, kernel, way_back, shards, cut.planned_borders)
 
 
 def _check_options(plan: TablePlan) -> None:

@@ -151,6 +151,7 @@ class ShardedTables(ConvertedCollection):
         self.requested, self.calls, self.passes = dict(unsharded.requested), unsharded.calls, unsharded.passes
         kind = kind_of(self)
         setattr(self, kind.configs_attribute, kind.configs_of(unsharded))
+        self.__dict__.update(kind.settings_of(unsharded))
         self._store = cut_tables(unsharded, sharding, groups.pooled, device, settings.fused)
         setattr(self, kind.tables, self._store.bags)
         self._is_weighted = unsharded.is_weighted()
