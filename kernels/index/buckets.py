@@ -43,7 +43,11 @@ def home_rows(ids: Tensor, rows: int, dense_rows: int, buckets: int, seed: int) 
 
 
 def shared_rows(ids: Tensor, rows: int, dense_rows: int, buckets: int, seed: int) -> Tensor:
-    """The row of its bucket that each id shares if it has none of its own (the hashing trick). Scriptable."""
+    """The row of its bucket that each id reads if it has none of its own: chosen by its hash (the hashing trick), or,
+    for ``-buckets``, the last one. Scriptable.
+    """
+    if buckets < 0:
+        return bucket_begins(bucket_of(ids, -buckets, seed) + 1, rows, dense_rows, -buckets) - 1
     bucket = bucket_of(ids, buckets, seed)
     begin = bucket_begins(bucket, rows, dense_rows, buckets)
     end = bucket_begins(bucket + 1, rows, dense_rows, buckets)

@@ -27,7 +27,7 @@ class IndexFacts(NamedTuple):
     row_begin: int  # the table's row at which this slice of it begins
     rows: int  # of the slice
     dense_rows: int  # of the table
-    share_buckets: int  # 0: an id without a row of its own reads nothing
+    share_buckets: int  # 0: an id without a row of its own reads nothing; below 0: the last row of its bucket
     table_rows: int
     mixed_seed: int
     mixed_next_seed: int
@@ -126,7 +126,7 @@ def find_rows_reference(ids: Tensor, table_ends: Tensor, indexes: ReadIndexes) -
             dense = max(0, min(facts.dense_rows - facts.row_begin, facts.rows))
             own_rows = find_rows_in_slots(asked, slots, side_row, dense, facts.row_begin)
             count = (own_rows < 0).sum()
-            if facts.share_buckets > 0:
+            if facts.share_buckets != 0:
                 own_rows = torch.where(own_rows < 0, _shared(asked, facts), own_rows)
             rows[begin:end] = own_rows
         absent.append(count)
@@ -136,12 +136,13 @@ def find_rows_reference(ids: Tensor, table_ends: Tensor, indexes: ReadIndexes) -
 
 def _shared(ids: Tensor, facts: IndexFacts) -> Tensor:
     """The row of the slice that each id reads if it has none of its own; -1 for ids of other slices."""
-    buckets, index_rows = facts.share_buckets, facts.table_rows - facts.dense_rows
+    buckets, index_rows = abs(facts.share_buckets), facts.table_rows - facts.dense_rows
     # mix64 with a seed is mix64 of the id that was mixed with the seed.
     bucket = torch.remainder(mix64(ids ^ facts.mixed_seed) & 0x7FFFFFFFFFFFFFFF, buckets)
     begin = facts.dense_rows + torch.div(bucket * index_rows, buckets, rounding_mode="floor")
     end = facts.dense_rows + torch.div((bucket + 1) * index_rows, buckets, rounding_mode="floor")
     place = torch.remainder(mix64(ids ^ facts.mixed_next_seed) & 0x7FFFFFFFFFFFFFFF, end - begin)
+    place = end - begin - 1 if facts.share_buckets < 0 else place
     rows = begin + place - facts.row_begin
     is_foreign = ((ids >= 0) & (ids < facts.dense_rows)) | (rows < 0) | (rows >= facts.rows)
     return rows.masked_fill(is_foreign, -1)

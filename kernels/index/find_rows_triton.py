@@ -42,7 +42,8 @@ def _row_in_slots(key, slots_ptr, slot_mask):
 @triton.jit
 def _shared_row(key, index_ptr):
     """The row of this slice that an id without one of its own reads, -1 if there is none; see ``buckets.py``."""
-    buckets = tl.load(index_ptr + SHARE_BUCKETS)
+    share = tl.load(index_ptr + SHARE_BUCKETS)
+    buckets = tl.where(share < 0, -share, share)
     dense_rows = tl.load(index_ptr + DENSE_ROWS)
     row = tl.full((), -1, tl.int64)
     if (buckets > 0) & ((key < 0) | (key >= dense_rows)):
@@ -50,7 +51,7 @@ def _shared_row(key, index_ptr):
         bucket = mix63(key, tl.load(index_ptr + MIXED_SEED)) % buckets
         begin = dense_rows + bucket * index_rows // buckets
         end = dense_rows + (bucket + 1) * index_rows // buckets
-        place = mix63(key, tl.load(index_ptr + MIXED_NEXT_SEED)) % (end - begin)
+        place = tl.where(share < 0, end - begin - 1, mix63(key, tl.load(index_ptr + MIXED_NEXT_SEED)) % (end - begin))
         row = begin + place - tl.load(index_ptr + ROW_BEGIN)
         if (row < 0) | (row >= tl.load(index_ptr + ROWS)):
             row = tl.full((), -1, tl.int64)

@@ -224,7 +224,7 @@ def _plan(
     in_flight = min(oldest_in_flight, int(index.counts[BATCHES]) + 1)
     for new in plan.new_ids:
         if new.total < policy.admit_after:
-            new.answer = -_shared_row(new.id, policy) - 2 if policy.unseen == 1 else -1
+            new.answer = -_shared_row(new.id, policy) - 2 if policy.unseen else -1
             plan.unseen_answers += new.sightings
             continue
         if new.bucket not in free:
@@ -267,7 +267,7 @@ def _refuse_foreign(absent: Tensor, policy: IndexPolicy) -> None:
 
 
 def _shared_row(id_: int, policy: IndexPolicy) -> int:
-    row = shared_rows(torch.tensor([id_]), policy.rows, policy.dense_rows, policy.buckets, policy.seed)
+    row = shared_rows(torch.tensor([id_]), policy.rows, policy.dense_rows, policy.signed_buckets, policy.seed)
     return int(row) - policy.row_begin
 
 
@@ -278,6 +278,7 @@ def _rows_of(bucket: int, policy: IndexPolicy) -> slice:
 
 def _free_rows(bucket: int, index: IndexBuffers, policy: IndexPolicy) -> Iterator[int]:
     here = _rows_of(bucket, policy)
+    here = slice(here.start, here.stop - (policy.unseen == 2))
     return iter((here.start + torch.nonzero(~is_taken(index.row_state[here])).squeeze(1)).tolist())
 
 

@@ -49,7 +49,7 @@ class IndexPolicy(NamedTuple):
     on_full: int  # 0 error, 1 share, 2 evict
     evict: int  # 0 lru, 1 lfu
     admit_after: int
-    unseen: int  # 0 zeros, 1 share
+    unseen: int  # 0 zeros, 1 share, 2 row
     rows: int  # of the table
     buckets: int  # of the table
     row_begin: int
@@ -65,6 +65,11 @@ class IndexPolicy(NamedTuple):
     def admits(self) -> bool:
         """Whether ids are counted before they are given a row."""
         return self.admit_after > 1
+
+    @property
+    def signed_buckets(self) -> int:
+        """``buckets`` as ``shared_rows`` takes them."""
+        return -self.buckets if self.unseen == 2 else self.buckets
 
     @property
     def is_whole_table(self) -> bool:
@@ -104,6 +109,11 @@ class IndexPolicy(NamedTuple):
         begin, end = (bucket_begin(b, self.rows, self.dense_rows, self.buckets) for b in (bucket, bucket + 1))
         return range(begin - self.row_begin, end - self.row_begin)
 
+    @property
+    def kept_rows(self) -> list[int]:
+        """The rows that belong to no id, because ids without a row read them, relative to the slice."""
+        return [self.rows_of(bucket).stop - 1 for bucket in self.own_buckets] if self.unseen == 2 else []
+
 
 class IndexBuffers(NamedTuple):
     """The tensors of one index, for the rows and buckets of its slice; those that its policy does not use are empty."""
@@ -136,7 +146,7 @@ class IndexView(NamedTuple):
     slot_groups: Tensor  # int64 [groups, 8], see slot_groups.py; [0, 8]: there is no index, ids are rows
     side_row: Tensor  # int64 [1]: the row of id -1
     dense_rows: int  # of the table: an id 0 <= id < dense_rows is its own row
-    share_buckets: int  # of the table, if an id without a row reads a row of its bucket; 0: it adds nothing
+    share_buckets: int  # of the table, if an id without a row reads one of its bucket, see shared_rows(); 0: nothing
     seed: int  # of the index
     lock: Tensor | None = None  # of the index; None if nothing writes to it any more
     table_rows: int = 0  # of the table, if the weight and the index are a slice of it; 0: they are the whole table

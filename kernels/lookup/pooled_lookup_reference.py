@@ -90,7 +90,7 @@ def find_and_pool(
             own_dense = max(0, min(dense - first, own))
             rows_of_ids = find(asked, slot_groups[table], side_rows[table], own_dense, None, first)
             absent[table] += (rows_of_ids < 0).sum()
-            if share_buckets[table] > 0:
+            if share_buckets[table] != 0:
                 size = own if table_rows[table] == 0 else table_rows[table]
                 shared = shared_rows(asked, size, dense, share_buckets[table], seeds[table]) - first
                 is_foreign = ((asked >= 0) & (asked < dense)) | (shared < 0) | (shared >= own)

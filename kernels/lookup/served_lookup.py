@@ -29,7 +29,7 @@ class ServedTable(NamedTuple):
     slots: int = 0  # of its index, see slot_table.py; 0: it has none, and its ids are its rows
     side_row: int = -1  # the row of id -1
     dense_rows: int = 0  # an id 0 <= id < dense_rows is its own row
-    share_buckets: int = 0  # if an id without a row reads a row of its bucket; 0: it adds nothing
+    share_buckets: int = 0  # if an id without a row reads one of its bucket, see shared_rows(); 0: it adds nothing
     seed: int = 0
 
 

@@ -17,6 +17,7 @@ MOST_BUCKETS = 2**20
 
 _ROWS_PER_DEFAULT_BUCKET = 4096
 _MOST_DEFAULT_BUCKETS = 64
+_UNSEEN = ("zeros", "share", "row")
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,9 @@ class HashConfig:
         admit_after: how many sightings (occurrences, counted for the whole batch first) an id needs to get a row. Until
             then it reads the ``unseen`` answer and trains nothing. A bucket counts as many such ids as it has rows, and
             then forgets the oldest.
-        unseen: what an id without a row reads in eval mode, or before it is admitted: ``"zeros"`` or ``"share"``.
+        unseen: what an id without a row reads in eval mode, or before it is admitted: ``"zeros"``, ``"share"`` (the row
+            that its hash chooses), or ``"row"``: the last row of its bucket, which then belongs to no id (with
+            ``buckets=1``, one row of the table). With ``on_full="share"``, ids of a full bucket read and train it too.
         seed: for buckets, sharing and initial rows; any int64 except the highest. Whoever knows it can choose ids that
             fill one bucket; where ids may be hostile, give a random one (``secrets.randbits(62)``), the same on all
             ranks and after a resume, and keep it secret: states, checkpoints and exported files contain it.
@@ -60,7 +63,7 @@ class HashConfig:
     on_full: Literal["error", "share", "evict"] = "error"
     evict: Literal["lru", "lfu"] = "lru"
     admit_after: int = 1
-    unseen: Literal["zeros", "share"] = "zeros"
+    unseen: Literal["zeros", "share", "row"] = "zeros"
     seed: int = 0
     find_on_device: bool = False
 
@@ -75,7 +78,7 @@ class HashConfig:
         _check_choice("on_full", self.on_full, ("error", "share", "evict"))
         _check_choice("evict", self.evict, ("lru", "lfu"))
         _check_integer("admit_after", self.admit_after, 1, 2**31 - 1)
-        _check_choice("unseen", self.unseen, ("zeros", "share"))
+        _check_choice("unseen", self.unseen, _UNSEEN)
         _check_integer("seed", self.seed, -(2**63), 2**63 - 2)  # seed + 1, which chooses shared rows, must not overflow
         if not isinstance(self.find_on_device, bool):
             raise _invalid("find_on_device", self.find_on_device, "True or False", "")
@@ -115,6 +118,8 @@ class HashConfig:
             raise _invalid(
                 "buckets", buckets, f"at most {index_rows}, the rows that the index gives out (rows - dense_rows)", name
             )
+        if index_rows > 0 and self.unseen == "row" and 2 * buckets > index_rows:
+            raise _invalid("buckets", buckets, f"at most {index_rows // 2}: a row of each belongs to no id", name)
         return ResolvedHashConfig(
             rows=rows,
             dense_rows=dense_rows,
@@ -138,7 +143,7 @@ class ResolvedHashConfig:
     on_full: Literal["error", "share", "evict"]
     evict: Literal["lru", "lfu"]
     admit_after: int
-    unseen: Literal["zeros", "share"]
+    unseen: Literal["zeros", "share", "row"]
     seed: int
     find_on_device: bool = False
 
@@ -158,6 +163,11 @@ class ResolvedHashConfig:
         return self.admit_after > 1
 
     @property
+    def share_buckets(self) -> int:
+        """What ids without a row read, as ``IndexView`` has it."""
+        return {"zeros": 0, "share": self.buckets, "row": -self.buckets}[self.unseen]
+
+    @property
     def policy(self) -> IndexPolicy:
         """The policy for the operators, for an index of the whole table."""
         return IndexPolicy(
@@ -166,7 +176,7 @@ class ResolvedHashConfig:
             on_full=("error", "share", "evict").index(self.on_full),
             evict=("lru", "lfu").index(self.evict),
             admit_after=self.admit_after,
-            unseen=("zeros", "share").index(self.unseen),
+            unseen=_UNSEEN.index(self.unseen),
             rows=self.rows,
             buckets=self.buckets,
             row_begin=0,

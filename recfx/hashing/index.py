@@ -181,7 +181,7 @@ class HashIndex(IndexStorage):
 
         Returns:
             int64 ``[n]``; for an id without a row, -1 with ``unseen="zeros"``, and a row of its bucket with
-            ``"share"``.
+            ``"share"`` and ``"row"``.
         """
         rows = self.find(ids)
         return rows if ids.is_meta else self.answer_absent(ids, rows)
@@ -189,7 +189,7 @@ class HashIndex(IndexStorage):
     def answer_absent(self, ids: Tensor, rows: Tensor) -> Tensor:
         """``answer(ids)`` for a caller that already has ``rows = find(ids)``."""
         absent = rows < 0
-        if self.config.unseen == "share":
+        if self.config.unseen != "zeros":
             rows = torch.where(absent, self.shared_rows(ids.to(torch.int64)), rows)
         if torch.compiler.is_compiling():  # a value that depends on the ids would break the graph
             self.eval_counts[0] += ids.numel()
@@ -219,12 +219,13 @@ class HashIndex(IndexStorage):
         return rows.to(ids.device)
 
     def shared_rows(self, ids: Tensor) -> Tensor:
-        """The row that each id (int64 ``[n]``) shares if it has none of its own: one of its bucket, chosen by its hash.
+        """The row that each id (int64 ``[n]``) shares if it has none of its own: one of its bucket, chosen by its hash,
+        or the last one, with ``unseen="row"``.
 
         For an id of another slice of the table it is -1.
         """
         config = self.config
-        rows = buckets.shared_rows(ids, config.rows, config.dense_rows, config.buckets, config.seed)
+        rows = buckets.shared_rows(ids, config.rows, config.dense_rows, self.policy.signed_buckets, config.seed)
         if self.policy.is_whole_table:
             return rows
         return torch.where(self.holds(ids), rows - self.row_begin, -1)
@@ -331,7 +332,7 @@ class HashIndex(IndexStorage):
                 self.slot_groups,
                 self.side_row,
                 config.dense_rows,
-                config.buckets if config.unseen == "share" else 0,
+                config.share_buckets,
                 config.seed,
                 self.lock,
                 config.rows,

@@ -85,7 +85,7 @@ def buffers_from_state(
         CheckpointError: ``torn_state`` (something is missing, does not fit the rest, or has impossible values),
             ``rows_mismatch`` (saved with more rows, or with fewer rows that are in different buckets here),
             ``wrong_table``,
-            ``wrong_seed``, ``dense_rows_mismatch``, ``duplicate_id``, ``wrong_bucket``, ``dense_id``.
+            ``kept_row_taken``, ``wrong_seed``, ``dense_rows_mismatch``, ``duplicate_id``, ``wrong_bucket``, ``dense_id``.
     """
     if not has_index(saved):
         return empty_buffers(policy)
@@ -109,6 +109,14 @@ def buffers_from_state(
     if "counts" not in tensors:
         buffers.counts[BATCHES] = _last_batch(buffers, config)
     _add_slice_counts(buffers, config, policy, name, saved.get(SLICE_COUNTS))
+    if kept := [row for row in policy.kept_rows if is_taken(buffers.row_state[row])]:
+        raise CheckpointError(
+            f"Row {kept[0]} belongs to id {int(buffers.row_ids[kept[0]])} in the saved index, but with unseen='row' it "
+            "belongs to no id here.",
+            reason="kept_row_taken",
+            module_path=name,
+            what_to_do="Load with the unseen that the state was saved with.",
+        )
     rebuilt = index_rebuild.rebuild(buffers, policy)
     if rebuilt.problem != NO_PROBLEM:
         raise _problem_error(rebuilt, saved_rows, buffers, config, name)

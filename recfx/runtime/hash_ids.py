@@ -86,4 +86,4 @@ def _in_bags(
 def answers_are_rows(table: TableSpec, training: bool) -> bool:
     """Whether no id of the table is removed from its bag: each reads some row, or has a place in the output."""
     assert table.hashing is not None
-    return not table.is_pooled or table.hashing.unseen == "share" or (training and not table.admits)
+    return not table.is_pooled or table.hashing.unseen != "zeros" or (training and not table.admits)

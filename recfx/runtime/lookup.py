@@ -361,4 +361,4 @@ def _inside_torch_func() -> bool:
 
 
 def _may_read_untrained(table: TableSpec) -> bool:
-    return table.admits and table.hashing is not None and table.hashing.unseen == "share"
+    return table.admits and table.hashing is not None and table.hashing.unseen != "zeros"

@@ -324,7 +324,7 @@ class TableIndexes:
         rows, counts = self._find(ids, segments)
         for segment, count in zip(segments, counts, strict=True):
             index = self.store.index(segment.table.name)
-            if count > 0 and index.config.unseen == "share":
+            if count > 0 and index.config.unseen != "zeros":
                 self._share_rows(index, ids, rows, segment)
         self._count_answers(segments, counts)
         return rows

@@ -38,7 +38,7 @@ def map_collection(standard: Any, hashed: UnshardedCollection) -> None:
         holder.weight.data = weight.detach().clone()
         holder.weight.requires_grad_(weight.requires_grad)
         if table.has_index:
-            holder.reads_copies = table.admits and table.hashing is not None and table.hashing.unseen == "share"
+            holder.reads_copies = table.admits and table.hashing is not None and table.hashing.unseen != "zeros"
             _mix_in(mapped_table, holder)
     _mix_in(mapped_collection, standard)
 
@@ -140,7 +140,7 @@ class _MappedCollection:
         config, zeros = table.hashing, torch.full_like(ids, table.num_embeddings)
         assert config is not None
         shared = index.shared_rows(ids)
-        unseen = shared if config.unseen == "share" else zeros
+        unseen = shared if config.unseen != "zeros" else zeros
         if not self.hashed.training:
             return unseen
         full = shared if config.on_full == "share" else zeros
@@ -148,7 +148,7 @@ class _MappedCollection:
             return full
         candidates, sightings = (part.to(ids.device) for part in index.candidates())
         admitted = torch.isin(ids, candidates[sightings >= config.admit_after])
-        return torch.where(admitted, full, shared + zeros + 1 if config.unseen == "share" else zeros)
+        return torch.where(admitted, full, shared + zeros + 1 if config.unseen != "zeros" else zeros)
 
 
 class MappedCollection(EmbeddingBagCollection, _MappedCollection):

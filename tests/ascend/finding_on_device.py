@@ -30,6 +30,7 @@ HASHING = {
     "zeros": recfx.HashConfig(dense_rows=0),
     "share": recfx.HashConfig(dense_rows=0, unseen="share"),
     "buckets": recfx.HashConfig(dense_rows=0, unseen="share", buckets=3, seed=-5),
+    "row": recfx.HashConfig(dense_rows=0, unseen="row", buckets=3),
     "dense": recfx.HashConfig(dense_rows=5, unseen="share", seed=2**63 - 2),
     "dense zeros": recfx.HashConfig(dense_rows=5),
     "evict": recfx.HashConfig(dense_rows=0, on_full="evict"),

@@ -70,11 +70,13 @@ class Dictionary:
 
     def shared(self, id_: int) -> int:
         bucket = self.bucket(id_)
+        if self.config.unseen == "row":
+            return bucket[-1]
         return bucket[mix64(id_, self.config.seed + 1) % 2**63 % len(bucket)]
 
     def answer(self, id_: int) -> int:
         row = self.find(id_)
-        return self.shared(id_) if row < 0 and self.config.unseen == "share" else row
+        return self.shared(id_) if row < 0 and self.config.unseen != "zeros" else row
 
     def owners(self) -> dict[int, int]:
         return {entry.row: id_ for id_, entry in self.entries.items()}
@@ -97,11 +99,12 @@ class Dictionary:
             total = counts[id_] + self.candidates.get(id_, 0)
             if total < config.admit_after:
                 waiting.append(id_)
-                answers[id_] = -self.shared(id_) - 2 if config.unseen == "share" else -1
+                answers[id_] = -self.shared(id_) - 2 if config.unseen != "zeros" else -1
                 unseen += counts[id_]
                 continue
             owners = {entry.row: owner for owner, entry in entries.items()}
-            free = [row for row in self.bucket(id_) if row not in owners]
+            given_out = self.bucket(id_)[: -1 if config.unseen == "row" else None]
+            free = [row for row in given_out if row not in owners]
             may_go = [owners[r] for r in self.bucket(id_) if r in owners]
             may_go = [owner for owner in may_go if entries[owner].last_batch < oldest_in_flight]
             if free:

@@ -18,6 +18,7 @@ TABLES: list[dict[str, Any]] = [
     {"dense_rows": 7},
     {"dense_rows": 7, "unseen": "share", "buckets": 3, "seed": 2**63 - 2},
     {"unseen": "share", "seed": -(2**63)},
+    {"dense_rows": 7, "unseen": "row", "buckets": 3},
 ]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import accumulate
+from typing import Any
 
 import pytest
 import torch
@@ -78,8 +79,9 @@ def test_facts_without_an_index() -> None:
     assert (rows.tolist(), absent.tolist()) == ([3, 1], [0])
 
 
-def test_slices_answer_for_their_own_ids() -> None:
-    config = HashConfig(dense_rows=10, buckets=4, unseen="share")
+@pytest.mark.parametrize("unseen", ["share", "row"])
+def test_slices_answer_for_their_own_ids(unseen: Any) -> None:
+    config = HashConfig(dense_rows=10, buckets=4, unseen=unseen)
     ids = torch.cat([torch.arange(20), torch.tensor(EXTREMES)])
     for begin, end in ((0, 5), (5, 10), (10, 25), (25, 40)):
         index = HashIndex(40, config=config, row_begin=begin, row_end=end)

@@ -39,7 +39,7 @@ CONFIGS = st.fixed_dictionaries(
         "on_full": st.sampled_from(["error", "share", "evict", "evict"]),
         "evict": st.sampled_from(["lru", "lfu"]),
         "admit_after": st.sampled_from([1, 1, 2, 3]),
-        "unseen": st.sampled_from(["zeros", "share"]),
+        "unseen": st.sampled_from(["zeros", "share", "row"]),
         "seed": st.sampled_from([0, 1, -(2**63)]),
     }
 )

@@ -61,7 +61,7 @@ def cases(draw: st.DrawFn) -> Case:
         index = HashIndex(rows, config=HashConfig(dense_rows=dense_rows, buckets=buckets, seed=seed, on_full="share"))
         taken = torch.tensor([-1, 10**12, -5, *range(100, 100 + rows // 2)])
         index.find_or_insert(taken)
-        share_buckets = buckets if draw(st.booleans()) else 0
+        share_buckets = buckets * draw(st.integers(-1, 1))
         indexes.append(IndexView(index.slot_groups, index.side_row, dense_rows, share_buckets, seed))
         absent = torch.arange(10**6, 10**6 + 10)
         pools.append(torch.cat([taken, torch.arange(dense_rows), absent]))

@@ -71,7 +71,7 @@ def cases(draw: st.DrawFn, times: int = 1) -> Case:
         taken = torch.tensor([-1, 10**12, -5, *range(100, 100 + count // 2)])
         index.find_or_insert(taken)
         slots.append(index.slot_table()[0])
-        shared = buckets if draw(st.booleans()) else 0
+        shared = buckets * draw(st.integers(-1, 1))
         side_row = int(index.side_row[0])
         tables.append(ServedTable(count, columns, row_format, index.slot_count, side_row, dense_rows, shared, seed))
         pools.append(torch.cat([taken, torch.tensor([0, 1, -(2**63), 2**63 - 1, 77777])]))

@@ -13,6 +13,7 @@ struct AbsentAnswer {
   int64_t rows;        // of the table
   int64_t dense_rows;  // of the table
   int64_t buckets;     // of the table; 0: such ids read nothing
+  bool last_row;       // they read the last row of their bucket
   int64_t row_begin;   // the first row of the slice
   int64_t own_rows;    // of the slice
   uint64_t mixed_seed;
@@ -21,7 +22,8 @@ struct AbsentAnswer {
   AbsentAnswer(int64_t rows, int64_t dense_rows, int64_t buckets, int64_t seed, int64_t row_begin, int64_t own_rows)
       : rows(rows),
         dense_rows(dense_rows),
-        buckets(buckets),
+        buckets(buckets < 0 ? -buckets : buckets),
+        last_row(buckets < 0),
         row_begin(row_begin),
         own_rows(own_rows),
         mixed_seed(mix64(static_cast<uint64_t>(seed))),
@@ -36,7 +38,8 @@ struct AbsentAnswer {
     }
     const int64_t bucket = mixed_modulo(id, mixed_seed, buckets);
     const int64_t begin = bucket_begin(bucket);
-    const int64_t row = begin + mixed_modulo(id, mixed_share_seed, bucket_begin(bucket + 1) - begin) - row_begin;
+    const int64_t count = bucket_begin(bucket + 1) - begin;
+    const int64_t row = begin + (last_row ? count - 1 : mixed_modulo(id, mixed_share_seed, count)) - row_begin;
     return static_cast<uint64_t>(row) < static_cast<uint64_t>(own_rows) ? row : -1;
   }
 };

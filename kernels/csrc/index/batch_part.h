@@ -174,7 +174,7 @@ class BatchPart {
     const int64_t bucket = index_.bucket_of(each.id);
     const int64_t begin = index_.slice.bucket_begin(bucket);
     const int64_t end = index_.slice.bucket_begin(bucket + 1);
-    int64_t row = index_.free_rows.lowest(begin, end);
+    int64_t row = index_.free_rows.lowest(begin, end - (index_.policy.keeps_last_row ? 1 : 0));
     if (row != kNoRow) {
       given_.push_back(
           {row, index_.row_state[row], kEmptyId, index_.policy.evict ? index_.row_scores[row] : 0, each.position});

@@ -35,6 +35,7 @@ struct Policy {
   bool lfu;    // else lru
   int64_t admit_after;
   bool share_unseen;
+  bool keeps_last_row;    // of each bucket: it belongs to no id, and is the one that ids share
   bool mark_new = false;  // rows that are given out are kNew or kRenewed until they are initialised
 };
 
@@ -93,8 +94,11 @@ struct Index {
   int64_t shared_row(int64_t id) const {
     const int64_t bucket = bucket_of(id);
     const int64_t begin = slice.bucket_begin(bucket);
-    const uint64_t mixed_seed = mix64(static_cast<uint64_t>(policy.seed) + 1);
-    return begin + mixed_modulo(id, mixed_seed, slice.bucket_begin(bucket + 1) - begin);
+    const int64_t end = slice.bucket_begin(bucket + 1);
+    if (policy.keeps_last_row) {
+      return end - 1;
+    }
+    return begin + mixed_modulo(id, mix64(static_cast<uint64_t>(policy.seed) + 1), end - begin);
   }
 
   // Atomic, because batches that need no new row count without holding the lock.

@@ -109,7 +109,8 @@ inline Index index_view(const at::TensorList buffers, const at::IntArrayRef numb
       .evict = numbers[kOnFull] == 2,
       .lfu = numbers[kEvictRule] == 1,
       .admit_after = numbers[kAdmitAfter],
-      .share_unseen = numbers[kUnseen] == 1,
+      .share_unseen = numbers[kUnseen] != 0,
+      .keeps_last_row = numbers[kUnseen] == 2,
       .mark_new = numbers[kMarkNew] == 1,
   };
   const RowSlice slice = row_slice(numbers);

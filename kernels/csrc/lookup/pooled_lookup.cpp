@@ -147,7 +147,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> find_and_pool(
     TORCH_CHECK(row_begins[t] >= 0 && row_begins[t] <= rows - own_rows, "recfx::find_and_pool: a weight of ", own_rows,
                 " rows from row ", row_begins[t], " on is not a slice of table ", t, " of ", rows, " rows");
     TORCH_CHECK(
-        dense_rows[t] >= 0 && share_buckets[t] >= 0 && share_buckets[t] <= std::max<int64_t>(0, rows - dense_rows[t]),
+        dense_rows[t] >= 0 && std::abs(share_buckets[t]) <= std::max<int64_t>(0, rows - dense_rows[t]),
         "recfx::find_and_pool: table ", t, " of ", rows, " rows has ", dense_rows[t], " dense rows and shares ",
         share_buckets[t], " buckets");
     const int64_t own_dense_rows = std::clamp<int64_t>(dense_rows[t] - row_begins[t], 0, own_rows);

@@ -56,7 +56,7 @@ std::vector<Table> tables_of(const at::Tensor& rows, at::IntArrayRef counts, at:
                     (slot_counts[t] & (slot_counts[t] - 1)) == 0 && (formats[t] != 3 || columns[t] % 2 == 0),
                 "recfx::served_lookup: table ", t, " is not one");
     TORCH_CHECK(0 <= dense_rows[t] && dense_rows[t] <= counts[t] && -1 <= side_rows[t] && side_rows[t] < counts[t] &&
-                    0 <= share_buckets[t] && share_buckets[t] <= std::max<int64_t>(0, counts[t] - dense_rows[t]),
+                    std::abs(share_buckets[t]) <= std::max<int64_t>(0, counts[t] - dense_rows[t]),
                 "recfx::served_lookup: the index of table ", t, " is not one");
     const auto format = static_cast<RowFormat>(formats[t]);
     const int64_t bytes = stored_bytes(format, columns[t]);

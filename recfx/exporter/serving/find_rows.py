@@ -47,7 +47,7 @@ class FindFrozenRows(ServedNode):
         for position, table in enumerate(tables):
             side_row = indexes[table.name].side_row if table.has_index else -1
             dense_rows, share_buckets, seed = index_facts(table)
-            if side_row >= 0 or dense_rows > 0 or share_buckets > 0:
+            if side_row >= 0 or dense_rows > 0 or share_buckets != 0:
                 self.completed.append(position)
                 self.side_row.append(side_row)
                 self.dense_rows.append(dense_rows)
@@ -76,15 +76,15 @@ class FindFrozenRows(ServedNode):
         rows = torch.where(ids == -1, torch.full_like(rows, self.side_row[number]), rows)
         dense_rows = self.dense_rows[number]
         rows = torch.where((ids >= 0) & (ids < dense_rows), ids, rows)
-        if self.share_buckets[number] > 0:
+        if self.share_buckets[number] != 0:
             answer = shared_rows(ids, self.rows[number], dense_rows, self.share_buckets[number], self.seed[number])
             rows = torch.where(rows < 0, answer, rows)
         return rows
 
 
 def index_facts(table: TableSpec) -> tuple[int, int, int]:
-    """``dense_rows``, the buckets of shared rows (0: none) and ``seed`` of a table's index; zeros if it has none."""
+    """``dense_rows``, ``share_buckets`` and ``seed`` of a table's index; zeros if it has none."""
     config = table.hashing
     if config is None or not table.has_index:
         return 0, 0, 0
-    return config.dense_rows, config.buckets if config.unseen == "share" else 0, config.seed
+    return config.dense_rows, config.share_buckets, config.seed

@@ -1,0 +1,112 @@
+"""What takes the place of a managed-collision collection: a collection of raw ids, with the output that users expect."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+from torchrec.sparse.tensor_dict import maybe_td_to_kjt
+
+from recfx.errors import ConversionError
+from recfx.runtime.base import FxLeaf
+
+
+class RawIdCollection(nn.Module):
+    """Calls a collection that finds the rows of raw ids itself, as managed-collision collections of TorchRec's are called.
+
+    Names of parameters and private attributes are those of TorchRec's ``ManagedCollisionEmbeddingCollection``, except
+    for what remapped the ids.
+
+    Args:
+        collection: the converted collection; a standard one until it is replaced.
+        return_remapped_features: whether the output has the rows of the ids as well.
+    """
+
+    def __init__(self, collection: nn.Module, return_remapped_features: bool) -> None:
+        super().__init__()
+        self._embedding_module = collection
+        self._return_remapped_features = return_remapped_features
+        self._remapped = RemappedRows(collection) if return_remapped_features else None
+
+    @property
+    def _embedding_collection(self) -> nn.Module:
+        return self._embedding_module
+
+    @property
+    def _embedding_bag_collection(self) -> nn.Module:
+        return self._embedding_module
+
+    def forward(
+        self, features: KeyedJaggedTensor, mutate_miss_lengths: bool = True
+    ) -> tuple[Any, KeyedJaggedTensor | None]:
+        """What the collection returns for ``features``, raw ids; and their rows, or None.
+
+        Args:
+            features: at least the features of the collection, in any order.
+            mutate_miss_lengths: makes no difference: no id loses its place.
+        """
+        embeddings = self._embedding_module(features)
+        if self._remapped is None:
+            return embeddings, None
+        return embeddings, self._remapped(features)
+
+
+class RemappedRows(FxLeaf):
+    """The rows that a collection has read for a batch.
+
+    Args:
+        collection: its indexes are asked; it is no child, because it is part of the model elsewhere.
+    """
+
+    def __init__(self, collection: nn.Module) -> None:
+        super().__init__()
+        self.__dict__["collection"] = collection
+
+    def forward(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
+        """``features`` with the row of each id in its place, in the order of the tables' features.
+
+        An id without a row has the row that it reads; -1 if it reads none.
+
+        Raises:
+            ConversionError: ``rows_of_sharded``: a rank does not know the rows of other ranks.
+        """
+        collection: Any = getattr(self.collection, "hashed", self.collection)
+        if getattr(collection, "is_sharded", False):
+            raise rows_of_sharded(collection.collection)
+        features = maybe_td_to_kjt(features, None)
+        tables = [table for table in collection.tables for _ in table.feature_names]
+        keys = [feature for table in collection.tables for feature in table.feature_names]
+        order = [features.keys().index(key) for key in keys]
+        if order != list(range(len(features.keys()))):
+            features = features.permute(order)
+        pieces = features.values().split(features.length_per_key())
+        rows = [
+            _rows(collection.index(table.name), ids.to(torch.int64))
+            for table, ids in zip(tables, pieces, strict=True)
+        ]
+        return KeyedJaggedTensor(
+            keys=features.keys(),
+            values=torch.cat(rows).to(features.values().dtype),
+            lengths=features.lengths(),
+            weights=features.weights_or_none(),
+            stride=features.stride(),
+            stride_per_key_per_rank=features._stride_per_key_per_rank,
+            inverse_indices=features.inverse_indices_or_none(),
+        )
+
+
+def _rows(index: Any, ids: torch.Tensor) -> torch.Tensor:
+    rows = index.find(ids)
+    return rows if index.config.unseen == "zeros" else torch.where(rows < 0, index.shared_rows(ids), rows)
+
+
+def rows_of_sharded(path: str) -> ConversionError:
+    """The error for a collection whose rows are asked for, but are spread over ranks."""
+    return ConversionError(
+        "return_remapped_features asks for the rows of ids, which are on several ranks.",
+        reason="rows_of_sharded",
+        module_path=path,
+        what_to_do="build the managed-collision collection without return_remapped_features, or do not shard it.",
+    )

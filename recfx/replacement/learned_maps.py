@@ -1,0 +1,156 @@
+"""What managed-collision modules have learned: which id has which row, and how old it is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torchrec.modules.hash_mc_evictions import HashZchEvictionPolicyName
+from torchrec.modules.hash_mc_modules import HashZchManagedCollisionModule
+from torchrec.modules.mc_modules import (
+    DistanceLFU_EvictionPolicy,
+    LFU_EvictionPolicy,
+    LRU_EvictionPolicy,
+    MCHManagedCollisionModule,
+)
+
+from recfx.hashing import HashConfig, HashIndex
+from recfx.hashing.identity import IDENTITY
+from recfx.hashing.state import buffers_from_state
+from recfx.kernels.index.index_buffers import BATCH_BITS, BATCHES, FREED, INSERTED, MOST_SIGHTINGS, TAKEN
+
+_EMPTY = torch.iinfo(torch.int64).max  # of MCH, in the place of an id
+
+
+@dataclass(frozen=True)
+class LearnedMap:
+    """The ids of one table.
+
+    Args:
+        rows: the number of rows of the table; with ``misses``, the last one is the row that unknown ids read.
+        ids: int64 ``[n]``, each once.
+        rows_of_ids: int64 ``[n]``, each once.
+        config: what comes closest to the module's rules.
+        last_batches: int64 ``[n]``, the batch in which each id was seen last, as far as that is known.
+        sightings: int64 ``[n]``, how often each id has been seen, as far as that is known.
+        batches: how many batches the module has seen.
+        misses: whether unknown ids read a row of their own.
+        differences: how training goes on differently, as sentences.
+    """
+
+    rows: int
+    ids: Tensor
+    rows_of_ids: Tensor
+    config: HashConfig
+    last_batches: Tensor
+    sightings: Tensor
+    batches: int
+    misses: bool
+    differences: tuple[str, ...]
+
+    def fill(self, index: HashIndex) -> None:
+        """Give ``index``, which is empty, the ids. It has at least as many rows, in one bucket.
+
+        Raises:
+            CheckpointError: the map is damaged.
+        """
+        policy = index.config
+        rows = policy.rows
+        row_ids = torch.full((rows,), -1, dtype=torch.int64)
+        row_ids[self.rows_of_ids] = self.ids
+        row_state = torch.full((rows,), FREED, dtype=torch.uint8)  # whoever gets the row does not get its weights
+        row_state[self.rows_of_ids] = TAKEN
+        counts = torch.zeros_like(index.counts)
+        counts[BATCHES], counts[INSERTED] = self.batches, self.ids.numel()
+        state: dict[str, object] = {
+            "row_ids": row_ids,
+            "row_state": row_state,
+            "counts": counts,
+            IDENTITY: index.identity,
+        }
+        if policy.evicts:
+            scores = torch.zeros(rows, dtype=torch.int64)
+            scores[self.rows_of_ids] = self.last_batches
+            if policy.evict == "lfu":
+                scores[self.rows_of_ids] += self.sightings.clamp(max=MOST_SIGHTINGS) << BATCH_BITS
+            state["row_scores"] = scores
+        index.take_state(buffers_from_state(policy, index.policy, index.name, state))
+
+
+def learned_by_mch(module: MCHManagedCollisionModule) -> LearnedMap:
+    """The map of a sorted list of ids."""
+    held: Any = module
+    ids, rows = held._mch_sorted_raw_ids[:-1].cpu(), held._mch_remapped_ids_mapping[:-1].cpu()
+    is_first = torch.ones_like(ids, dtype=torch.bool)
+    is_first[1:] = ids[1:] != ids[:-1]  # only the first of equal ids is ever found
+    known = torch.nonzero((ids != _EMPTY) & is_first).squeeze(1)
+    policy = module._eviction_policy
+    counts, last = (
+        held._mch_metadata[name].cpu()[known] if name in held._mch_metadata else torch.zeros_like(known)
+        for name in ("counts", "last_access_iter")
+    )
+    batches = max(int(held._current_iter_tensor), int(last.max()) if last.numel() else 0)
+    differences = [
+        f"a new id gets a row in its first batch, not after up to {module._eviction_interval} batches, also if the row "
+        "of another id is taken for it",
+        "initial weights of a new id do not depend on who had the row before",
+    ]
+    if isinstance(policy, DistanceLFU_EvictionPolicy):
+        differences.append("the distance to the last sighting does not weigh on sightings (evict='lfu' counts alone)")
+    elif getattr(policy, "_decay_exponent", 1.0) != 1.0:
+        differences.append("decay_exponent changes nothing: the order by age is the same")
+    if policy._threshold_filtering_func is not None:
+        differences.append("there is no threshold_filtering_func; HashConfig(admit_after=) counts sightings")
+    if module._current_history_buffer_offset:
+        differences.append("ids seen since the last eviction interval are still unknown")
+    rule = "lru" if isinstance(policy, LRU_EvictionPolicy) else "lfu"
+    return LearnedMap(
+        rows=module._zch_size,
+        ids=ids[known],
+        rows_of_ids=rows[known],
+        config=HashConfig(dense_rows=0, buckets=1, on_full="evict", evict=rule, unseen="row"),  # type: ignore[arg-type]
+        last_batches=last,
+        sightings=counts,
+        batches=batches,
+        misses=True,
+        differences=tuple(differences),
+    )
+
+
+def learned_by_hash_zch(module: HashZchManagedCollisionModule) -> LearnedMap:
+    """The map of a table of slots, of which each is a row."""
+    identities = module._hash_zch_identities.detach().cpu().view(-1)
+    rows = torch.nonzero(identities != -1).squeeze(1)
+    differences = ["an unknown id does not fall back on a slot of another id (unseen= says what it reads)"]
+    if module._disable_fallback:
+        differences = ["an unknown id keeps its place (unseen= says what it reads), instead of being dropped"]
+    policy, metadata = module._eviction_policy_name, module._hash_zch_metadata
+    batches, last = 0, torch.zeros_like(rows)
+    if policy is not None:
+        if metadata is not None and rows.numel():  # hours: only their order counts
+            _, last = torch.unique(metadata.cpu().view(-1)[rows], return_inverse=True)
+            batches = int(last.max())
+        differences.append(f"{policy.name} becomes evict='lru', which takes the oldest of all rows, not of some slots")
+        if policy is not HashZchEvictionPolicyName.LRU_EVICTION:
+            differences.append("no id expires after a time")
+    if module._opt_in_prob > 0:
+        differences.append("opt_in_prob admits by chance; HashConfig(admit_after=) counts sightings")
+    full: Any = "evict" if policy is not None else "error" if module._disable_fallback else "share"
+    return LearnedMap(
+        rows=module._zch_size,
+        ids=identities[rows],
+        rows_of_ids=rows,
+        config=HashConfig(dense_rows=0, buckets=1, on_full=full),
+        last_batches=last,
+        sightings=torch.zeros_like(rows),
+        batches=batches,
+        misses=False,
+        differences=tuple(differences),
+    )
+
+
+def known_policy(module: MCHManagedCollisionModule) -> bool:
+    """Whether the module evicts by a policy of TorchRec's own."""
+    return type(module._eviction_policy) in (LFU_EvictionPolicy, LRU_EvictionPolicy, DistanceLFU_EvictionPolicy)

@@ -1,0 +1,193 @@
+"""Managed collisions of TorchRec's: which collections can be taken over, and a model in which they are."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import nn
+from torchrec.modules.hash_mc_modules import HashZchManagedCollisionModule
+from torchrec.modules.itep_embedding_modules import ITEPEmbeddingBagCollection, ITEPEmbeddingCollection
+from torchrec.modules.mc_embedding_modules import (
+    BaseManagedCollisionEmbeddingCollection,
+    ManagedCollisionEmbeddingBagCollection,
+    ManagedCollisionEmbeddingCollection,
+)
+from torchrec.modules.mc_modules import ManagedCollisionCollection, MCHManagedCollisionModule
+from torchrec.modules.pec_embedding_modules import PECEmbeddingCollection
+
+from recfx.collections.copy_modules import copy_modules
+from recfx.collections.kinds import standard_kind
+from recfx.collections.raw_ids import RawIdCollection, rows_of_sharded
+from recfx.discovery.classify import CONVERTIBLE, classify
+from recfx.discovery.discover import Discovery
+from recfx.errors import ConversionError, Diagnostic, Severity
+from recfx.replacement.learned_maps import LearnedMap, known_policy, learned_by_hash_zch, learned_by_mch
+
+_COLLECTIONS = (ManagedCollisionEmbeddingCollection, ManagedCollisionEmbeddingBagCollection)
+_OTHERS = (ITEPEmbeddingBagCollection, ITEPEmbeddingCollection, PECEmbeddingCollection)
+_READERS = {
+    MCHManagedCollisionModule: learned_by_mch,
+    HashZchManagedCollisionModule: learned_by_hash_zch,
+}
+
+
+@dataclass
+class TakenOver:
+    """A model without the managed collisions that can be taken over.
+
+    Args:
+        model: the model, in which ``RawIdCollection`` have taken their places; the same object if there are none.
+        learned: what they have learned, by ``id`` of the standard collection inside and by table.
+        places: the ``id`` of each managed-collision collection that was taken over, by its path.
+        refused: why others were not, by ``id``.
+    """
+
+    model: nn.Module
+    learned: dict[int, dict[str, LearnedMap]] = field(default_factory=dict)
+    places: dict[str, int] = field(default_factory=dict)
+    refused: dict[int, Diagnostic] = field(default_factory=dict)
+
+    def mark(self, discovery: Discovery) -> None:
+        """Refuse what was not taken over, and collections inside that are called with rows elsewhere."""
+        for finding in discovery.findings:
+            if (why := self.refused.get(id(finding.module))) is not None:
+                finding.refuse(why)
+            elif id(finding.module) in self.learned and (
+                elsewhere := [path for path in finding.paths if not _is_inside(path, self.places)]
+            ):
+                finding.refuse(
+                    _refusal(
+                        "managed_collision_layout",
+                        f"the collection inside is also {elsewhere[0]!r}, where its ids are rows",
+                        "call it only through the managed-collision collection",
+                    )
+                )
+
+    def notes(self, discovery: Discovery) -> list[Diagnostic]:
+        """What the report says of each table."""
+        notes = []
+        for finding in discovery.of(CONVERTIBLE):
+            for table, learned in self.learned.get(id(finding.module), {}).items():
+                unknown = f"unknown ids read row {learned.rows - 1} in eval mode" if learned.misses else ""
+                message = f"{learned.ids.numel()} learned ids of table {table!r} keep their rows{unknown and '; '}{unknown}."
+                differs = f" Training differs: {'; '.join(learned.differences)}."
+                notes.append(Diagnostic("managed_collision_converted", finding.path, message + differs))
+        return notes
+
+
+def take_over(model: nn.Module, *, shards: bool) -> TakenOver:
+    """Make a model in which the managed-collision collections of ``model`` are ``RawIdCollection``; changes nothing."""
+    taken = TakenOver(model)
+    replacements: dict[int, nn.Module] = {}
+    for path, module in model.named_modules():
+        if not isinstance(module, (BaseManagedCollisionEmbeddingCollection, *_OTHERS)):
+            if standard_kind(module) is not None:
+                replacements.setdefault(id(module), module)  # found in `model` itself, whose objects are replaced
+            continue
+        replacements[id(module)] = module
+        try:
+            learned = _learned(module, path, shards)
+        except ConversionError as error:
+            taken.refused[id(module)] = error.diagnostic
+            continue
+        inner: Any = module._embedding_module
+        replacements[id(module)] = RawIdCollection(inner, bool(module._return_remapped_features)).train(module.training)
+        taken.learned[id(inner)] = learned
+        taken.places[path] = id(module)
+    if taken.places:
+        taken.model, _ = copy_modules(model, replacements)
+    return taken
+
+
+def _learned(module: Any, path: str, shards: bool) -> dict[str, LearnedMap]:
+    """What the modules of a collection have learned, by table. Raises the error that says why it cannot be taken over."""
+    if type(module) not in _COLLECTIONS or "forward" in module.__dict__:
+        raise _own_code(module, path)
+    remapping, inner = module._managed_collision_collection, module._embedding_module
+    if type(remapping) is not ManagedCollisionCollection or "forward" in remapping.__dict__:
+        raise _own_code(remapping, path)
+    found = classify(inner, f"{path}.{_INNER}" if path else _INNER)
+    if found is None or found.status != CONVERTIBLE:
+        why = found.why if found is not None and found.why is not None else _own_code(inner, path).diagnostic
+        raise ConversionError.of(why)
+    if module._return_remapped_features and shards:
+        raise rows_of_sharded(path)
+    configs, modules = list(remapping.embedding_configs()), remapping._managed_collision_modules
+    counts = Counter(feature for config in configs for feature in config.feature_names)
+    if repeated := [feature for feature, count in counts.items() if count > 1]:
+        raise ConversionError.of(
+            _refusal("managed_collision_layout", f"feature {repeated[0]!r} is remapped for several tables", _SEPARATE, path)
+        )
+    if list(modules) != [config.name for config in configs] or len(set(map(id, modules.values()))) < len(modules):
+        raise ConversionError.of(
+            _refusal(
+                "managed_collision_layout", "its modules are not one per table, in the order of the tables", _SEPARATE, path
+            )
+        )
+    for config in configs:
+        if getattr(config, "enable_embedding_update", False):
+            raise ConversionError.of(
+                _refusal(
+                    "embedding_update",
+                    f"table {config.name!r} has enable_embedding_update, by which others write its rows",
+                    "leave it out",
+                    path,
+                )
+            )
+    return {name: _learned_by(remap, name, path) for name, remap in modules.items()}
+
+
+_INNER = "_embedding_module"
+_SEPARATE = "give each table features and a module of its own, in the order of the tables"
+
+
+def _learned_by(module: Any, table: str, path: str) -> LearnedMap:
+    reader: Any = _READERS.get(type(module))
+    if reader is None or {"forward", "remap", "preprocess", "profile"} & module.__dict__.keys():
+        raise _own_code(module, path)
+    reason, what, instead = _what_is_lost(module)
+    if what:
+        raise ConversionError.of(_refusal(reason, f"the module of table {table!r} {what}", instead, path))
+    learned: LearnedMap = reader(module)
+    return learned
+
+
+def _what_is_lost(module: Any) -> tuple[str, str, str]:
+    """The reason, what it is that the map does not tell, and what to do about it; empty if there is nothing."""
+    is_mch = isinstance(module, MCHManagedCollisionModule)
+    held = module._mch_sorted_raw_ids if is_mch else module._hash_zch_identities
+    if held.is_meta:
+        return "managed_collision_on_meta", "is on the meta device, where nothing is learned", "load its state first"
+    offset = module._output_global_offset if is_mch else module._output_global_offset_tensor
+    if offset:
+        return "managed_collision_part", "is a part of a sharded one", "convert the model before it is sharded"
+    if is_mch and not known_policy(module):
+        return "managed_collision_code", f"evicts by {type(module._eviction_policy).__name__}", _KEEP
+    if is_mch and module._input_hash_func is not None:
+        return (
+            "managed_collision_hash",
+            "has an input_hash_func, so that it knows hashed ids alone",
+            "apply the function to the ids before the collection, and leave it out of the module",
+        )
+    if not is_mch and module.input_mapper._inference_dispatch_div_train_world_size:
+        return "managed_collision_hash", "divides ids before it looks them up, so that it knows parts of them", _KEEP
+    return "", "", ""
+
+
+_KEEP = "keep it with on_unsupported='keep'"
+
+
+def _own_code(module: nn.Module, path: str) -> ConversionError:
+    return ConversionError.of(
+        _refusal("managed_collision_code", f"{type(module).__name__} remaps ids in a way that recfx does not know", _KEEP, path)
+    )
+
+
+def _refusal(reason: str, message: str, what_to_do: str, path: str = "") -> Diagnostic:
+    return Diagnostic(reason, path, f"{message}.", f"{what_to_do}.", Severity.ERROR)
+
+
+def _is_inside(path: str, places: dict[str, int]) -> bool:
+    return any(path == (f"{place}.{_INNER}" if place else _INNER) for place in places)
