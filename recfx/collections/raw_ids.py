@@ -1,4 +1,4 @@
-"""What takes the place of a managed-collision collection: a collection of raw ids, with the output that users expect."""
+"""What takes the place of a managed-collision collection: a collection of raw ids, with the same output."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from recfx.runtime.base import FxLeaf
 
 
 class RawIdCollection(nn.Module):
-    """Calls a collection that finds the rows of raw ids itself, as managed-collision collections of TorchRec's are called.
+    """Calls a collection of raw ids as users call TorchRec's managed-collision collections.
 
     Names of parameters and private attributes are those of TorchRec's ``ManagedCollisionEmbeddingCollection``, except
     for what remapped the ids.
@@ -83,8 +83,7 @@ class RemappedRows(FxLeaf):
             features = features.permute(order)
         pieces = features.values().split(features.length_per_key())
         rows = [
-            _rows(collection.index(table.name), ids.to(torch.int64))
-            for table, ids in zip(tables, pieces, strict=True)
+            _rows(collection.index(table.name), ids.to(torch.int64)) for table, ids in zip(tables, pieces, strict=True)
         ]
         return KeyedJaggedTensor(
             keys=features.keys(),

@@ -45,6 +45,11 @@ _CONVERSION = (
     Argument(
         "--raw-ids", action="store_true", help="convert with HashConfig(dense_rows=0): ids may be any 64-bit integers"
     ),
+    Argument(
+        "--managed-collisions",
+        choices=["convert"],
+        help="also convert TorchRec's managed-collision collections, whose ids keep their rows",
+    ),
     Argument("--keep", action="store_true", help="leave collections that cannot be converted as they are"),
 )
 _RANKS = Argument(
@@ -62,7 +67,11 @@ def _hardware(help: str) -> Argument:
 def _request(given: argparse.Namespace) -> dict[str, Any]:
     """What the options of ``_CONVERSION`` ask of ``recfx.convert`` and of ``recfx.explain``."""
     hashing = HashConfig(dense_rows=0) if given.raw_ids else DEFAULT_HASHING
-    return {"hashing": hashing, "on_unsupported": "keep" if given.keep else "error"}
+    return {
+        "hashing": hashing,
+        "on_unsupported": "keep" if given.keep else "error",
+        "managed_collisions": given.managed_collisions,
+    }
 
 
 def _converted(given: argparse.Namespace, made: Made) -> nn.Module:

@@ -63,6 +63,7 @@ def convert(
     on_unsupported: str = "error",
     id_ranges: Mapping[str, tuple[int, int]] | None = None,
     passes: Iterable[Pass] | None = None,
+    managed_collisions: str | None = None,
 ) -> nn.Module:
     """Rewrite every ``EmbeddingBagCollection`` and ``EmbeddingCollection`` of ``model`` to a graph of explicit nodes.
 
@@ -99,6 +100,10 @@ def convert(
             and returns a ``recfx.passes.PassResult``. The same passes run again when an optimizer is attached, when the
             model is sharded, and (but for those of recfx that files have no use for) when it is exported. Default:
             ``recfx.passes()``. ``recfx.add_operator`` declares the operators that a pass adds.
+        managed_collisions: ``"convert"`` also converts TorchRec's managed-collision collections: the output stays a
+            tuple, and every id that their MCH or HashZch modules have learned keeps its row, with weights and
+            optimizer state. The index gives rows to new ids from then on, by the rules that come closest, or by those
+            of ``hashing``; ``recfx.explain`` says what differs. None leaves them as they are.
         on_unsupported: ``"error"``, or ``"keep"`` to leave what cannot be converted as it is; the report lists it.
 
     Returns:
@@ -117,7 +122,7 @@ def convert(
         call = None if sample is None else Sample.of(sample)
         asked = Request(
             call, hashing, plan, env, device, backend, whole_graph, verify, inplace, on_unsupported, id_ranges,
-            named_passes(passes),
+            named_passes(passes), managed_collisions,
         )  # fmt: skip
         converted = _convert(model, asked, done)
     except BaseException as error:
@@ -146,6 +151,7 @@ def _convert(model: nn.Module, asked: Request, done: Callable[[str], None]) -> n
         if asked.whole_graph:
             converted = _as_whole_graph(converted, asked.call)
         elif asked.inplace and decision.converted is not None:
+            replacements = {**replacements, **decision.places_in(converted)}
             converted = _patch(model, converted, replacements, decision.discovery.findings)
             guard_loading(converted)
         resizing.keep()

@@ -20,6 +20,7 @@ from recfx.discovery.discover import Discovery, discover
 from recfx.errors import ConversionError, Diagnostic
 from recfx.ir.tables import IdRange
 from recfx.replacement.conversion_record import Conversion, attach_conversion, conversion_of, recorded
+from recfx.replacement.managed_collisions import TakenOver, take_over
 from recfx.replacement.replace_collections import config_for, replace_collections
 from recfx.replacement.resize_tables import TableResizing
 
@@ -36,6 +37,12 @@ class Decision:
     conversion: Conversion | None = None
     converted: nn.Module | None = None
     refusals: list[Diagnostic] = field(default_factory=list)
+    taken_over: TakenOver | None = None
+
+    def places_in(self, converted: nn.Module) -> dict[int, nn.Module]:
+        """What has taken the place of managed-collision collections in ``converted``, by ``id`` of the original."""
+        places = {} if self.taken_over is None else self.taken_over.places
+        return {original: converted.get_submodule(path) for path, original in places.items()}
 
 
 def decide(
@@ -51,12 +58,14 @@ def decide(
     ``raises``, the first refusal is raised, otherwise all are listed. ``kept_before`` says why an earlier conversion
     kept a collection that could be converted by default; ``done`` is told the name of each stage when it ends.
     """
-    discovery = discover(model, asked.call, calls_are_counted=asked.verifies and not asked.keeps)
+    taken_over = take_over(model, shards=asked.shards) if asked.managed_collisions else TakenOver(model)
+    discovery = discover(taken_over.model, asked.call, calls_are_counted=asked.verifies and not asked.keeps)
+    taken_over.mark(discovery)
     if kept_before is not None:
         for finding in discovery.of(CONVERTIBLE):
             if (why := kept_before(finding)) is not None:
                 finding.refuse(why)
-    decision = Decision(discovery)
+    decision = Decision(discovery, taken_over=taken_over)
 
     @contextlib.contextmanager
     def refusals() -> Iterator[None]:
@@ -101,10 +110,11 @@ def decide(
         return decision
     with refusals():
         _refuse_to_copy(model, asked)
-        decision.converted, _ = copy_modules(model, decision.replacements)
+        decision.converted, _ = copy_modules(taken_over.model, decision.replacements)
         done("replace, and run the passes")
         conversion = decision.conversion = recorded(discovery, asked.on_unsupported, before=conversion_of(model))
         conversion.notes += compile_dropped(model, asked.inplace) + read_but_not_called(discovery)
+        conversion.notes += taken_over.notes(discovery)
         attach_conversion(decision.converted, conversion)
         if asked.verifies:
             conversion.notes += check_conversion(model, decision.converted, asked, conversion, discovery)

@@ -39,6 +39,7 @@ class Request:
     on_unsupported: str = "error"
     id_ranges: Mapping[str, tuple[int, int]] | None = None
     passes: tuple[Pass, ...] | None = None
+    managed_collisions: str | None = None
 
     @property
     def keeps(self) -> bool:
@@ -59,6 +60,8 @@ class Request:
         check_module(model)
         if self.on_unsupported not in ("error", "keep"):
             raise _invalid(f"on_unsupported is {self.on_unsupported!r}.", "use 'error' or 'keep'.")
+        if self.managed_collisions not in (None, "convert"):
+            raise _invalid(f"managed_collisions is {self.managed_collisions!r}.", "use 'convert' or None.")
         if self.plan is not None:
             check_plan(self.plan)
         if self.env is not None and not isinstance(self.env, ShardingEnv):

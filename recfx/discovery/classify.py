@@ -48,6 +48,8 @@ class Finding:
         calls: how often one forward calls it, as far as the trace can see.
         id_ranges: the ranges that its ids are in, by feature, as far as the trace can see.
         never_called: how code reaches it other than through the model's modules, if nothing calls it from there.
+        learned: what a managed-collision module has learned of each table, if it is taken over
+            (``recfx.replacement.learned_maps``).
         suspected: the refusal, if code may call it other than through the model's modules; a sample can clear it.
     """
 
@@ -62,6 +64,7 @@ class Finding:
     never_called: str = ""
     suspected: Diagnostic | None = None
     id_ranges: dict[str, IdRange] = field(default_factory=dict)
+    learned: dict[str, Any] = field(default_factory=dict)
 
     def refuse(self, why: Diagnostic) -> None:
         self.status, self.why = REFUSED, replace(why, path=self.path)

@@ -84,8 +84,8 @@ def buffers_from_state(
     Raises:
         CheckpointError: ``torn_state`` (something is missing, does not fit the rest, or has impossible values),
             ``rows_mismatch`` (saved with more rows, or with fewer rows that are in different buckets here),
-            ``wrong_table``,
-            ``kept_row_taken``, ``wrong_seed``, ``dense_rows_mismatch``, ``duplicate_id``, ``wrong_bucket``, ``dense_id``.
+            ``wrong_table``, ``kept_row_taken``,
+            ``wrong_seed``, ``dense_rows_mismatch``, ``duplicate_id``, ``wrong_bucket``, ``dense_id``.
     """
     if not has_index(saved):
         return empty_buffers(policy)

@@ -55,6 +55,7 @@ def explain(
     verify: bool | None = None,
     on_unsupported: str = "error",
     passes: Iterable[Pass] | None = None,
+    managed_collisions: str | None = None,
     tables: Literal["groups", "all"] = "groups",
 ) -> Report:
     """Say what was done to ``model``, or, before conversion, what ``convert`` with the same arguments would do to it.
@@ -72,7 +73,7 @@ def explain(
             and what is wrong with it. The nodes are those of this rank, on the devices for which ``recfx.plan`` made
             the plan, or else where the tables are. A sharded model is explained as this rank sees it; nothing is
             communicated.
-        hashing, backend, id_ranges, on_unsupported, passes: as for ``convert``.
+        hashing, backend, id_ranges, on_unsupported, passes, managed_collisions: as for ``convert``.
         device: as for ``convert``. The report describes the tables where they are now.
         world_size: the number of ranks that ``plan`` is for. Default: those that the plan was made for, if
             ``recfx.plan`` made it, or those of the default process group.
@@ -94,6 +95,7 @@ def explain(
         on_unsupported=on_unsupported,
         id_ranges=id_ranges,
         passes=named_passes(passes),
+        managed_collisions=managed_collisions,
     )
     asked.check(model)
     if tables not in ("groups", "all"):

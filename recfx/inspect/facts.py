@@ -79,7 +79,7 @@ class IndexFacts:
             longest_probe=index.longest_probe(),
             bytes=sum(tensor.numel() * tensor.element_size() for tensor in buffers),
             usable_share=usable_share(policy.own_index_rows, len(own)) if own else 1.0,
-            room=expected_room(begins.diff() - (policy.unseen == 2) - buffers.bucket_taken) if own else 0.0,
+            room=expected_room(begins.diff() - int(policy.unseen == 2) - buffers.bucket_taken) if own else 0.0,
         )
 
     @property

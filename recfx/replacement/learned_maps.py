@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from torchrec.modules.mc_modules import (
     MCHManagedCollisionModule,
 )
 
+from recfx.errors import ConversionError
 from recfx.hashing import HashConfig, HashIndex
 from recfx.hashing.identity import IDENTITY
 from recfx.hashing.state import buffers_from_state
@@ -50,8 +51,8 @@ class LearnedMap:
     misses: bool
     differences: tuple[str, ...]
 
-    def fill(self, index: HashIndex) -> None:
-        """Give ``index``, which is empty, the ids. It has at least as many rows, in one bucket.
+    def fill(self, index: HashIndex, weight: Tensor) -> None:
+        """Give ``index``, which is empty, the ids. It and its table have at least as many rows, in one bucket.
 
         Raises:
             CheckpointError: the map is damaged.
@@ -76,7 +77,29 @@ class LearnedMap:
             if policy.evict == "lfu":
                 scores[self.rows_of_ids] += self.sightings.clamp(max=MOST_SIGHTINGS) << BATCH_BITS
             state["row_scores"] = scores
+        if self.misses and policy.unseen == "row" and rows > self.rows:
+            weight.data[-1] = weight.data[self.rows - 1]
         index.take_state(buffers_from_state(policy, index.policy, index.name, state))
+
+
+def config_of_learned(learned: LearnedMap, asked: HashConfig | None, table: str, path: str) -> HashConfig:
+    """How a table with a learned map is hashed, given what the user asks for it; the default asks for nothing.
+
+    Raises:
+        ConversionError: ``learned_ids_lost``.
+    """
+    if asked == HashConfig():
+        return learned.config
+    if asked is None or asked.dense_rows not in (None, 0) or asked.buckets not in (None, 1):
+        raise ConversionError(
+            f"a managed-collision module has given rows of table {table!r} to ids, and hashing= would not keep them.",
+            reason="learned_ids_lost",
+            module_path=path,
+            what_to_do="leave dense_rows and buckets out of its HashConfig, or leave the table out of hashing=.",
+        )
+    fewest = learned.rows + (asked.unseen == "row" and not learned.misses)  # that row belongs to no id
+    rows = asked.rows if fewest == learned.rows else max(asked.rows or 0, fewest)
+    return replace(asked, dense_rows=0, buckets=1, rows=rows)
 
 
 def learned_by_mch(module: MCHManagedCollisionModule) -> LearnedMap:
@@ -88,8 +111,8 @@ def learned_by_mch(module: MCHManagedCollisionModule) -> LearnedMap:
     known = torch.nonzero((ids != _EMPTY) & is_first).squeeze(1)
     policy = module._eviction_policy
     counts, last = (
-        held._mch_metadata[name].cpu()[known] if name in held._mch_metadata else torch.zeros_like(known)
-        for name in ("counts", "last_access_iter")
+        torch.zeros_like(known) if (noted := held._buffers.get(name)) is None else noted.cpu()[known]
+        for name in ("_mch_counts", "_mch_last_access_iter")
     )
     batches = max(int(held._current_iter_tensor), int(last.max()) if last.numel() else 0)
     differences = [

@@ -20,7 +20,7 @@ from torchrec.modules.pec_embedding_modules import PECEmbeddingCollection
 from recfx.collections.copy_modules import copy_modules
 from recfx.collections.kinds import standard_kind
 from recfx.collections.raw_ids import RawIdCollection, rows_of_sharded
-from recfx.discovery.classify import CONVERTIBLE, classify
+from recfx.discovery.classify import CONVERTIBLE, REFUSED, Finding, classify
 from recfx.discovery.discover import Discovery
 from recfx.errors import ConversionError, Diagnostic, Severity
 from recfx.replacement.learned_maps import LearnedMap, known_policy, learned_by_hash_zch, learned_by_mch
@@ -41,22 +41,26 @@ class TakenOver:
         model: the model, in which ``RawIdCollection`` have taken their places; the same object if there are none.
         learned: what they have learned, by ``id`` of the standard collection inside and by table.
         places: the ``id`` of each managed-collision collection that was taken over, by its path.
-        refused: why others were not, by ``id``.
+        refused: the others by ``id``, and why they were not.
     """
 
     model: nn.Module
     learned: dict[int, dict[str, LearnedMap]] = field(default_factory=dict)
     places: dict[str, int] = field(default_factory=dict)
-    refused: dict[int, Diagnostic] = field(default_factory=dict)
+    refused: dict[int, tuple[nn.Module, Diagnostic]] = field(default_factory=dict)
 
     def mark(self, discovery: Discovery) -> None:
         """Refuse what was not taken over, and collections inside that are called with rows elsewhere."""
+        found = {id(finding.module) for finding in discovery.findings}
+        for key, (module, why) in self.refused.items():
+            if key not in found:  # the model is searched inside of these
+                discovery.findings.append(Finding(module, [why.path], REFUSED, why))
         for finding in discovery.findings:
-            if (why := self.refused.get(id(finding.module))) is not None:
-                finding.refuse(why)
-            elif id(finding.module) in self.learned and (
-                elsewhere := [path for path in finding.paths if not _is_inside(path, self.places)]
-            ):
+            if id(finding.module) in self.refused:
+                finding.refuse(self.refused[id(finding.module)][1])
+            elif id(finding.module) in self.learned:
+                finding.learned = self.learned[id(finding.module)]
+            if finding.learned and (elsewhere := [path for path in finding.paths if not _is_inside(path, self.places)]):
                 finding.refuse(
                     _refusal(
                         "managed_collision_layout",
@@ -70,8 +74,7 @@ class TakenOver:
         notes = []
         for finding in discovery.of(CONVERTIBLE):
             for table, learned in self.learned.get(id(finding.module), {}).items():
-                unknown = f"unknown ids read row {learned.rows - 1} in eval mode" if learned.misses else ""
-                message = f"{learned.ids.numel()} learned ids of table {table!r} keep their rows{unknown and '; '}{unknown}."
+                message = f"{learned.ids.numel()} learned ids of table {table!r} keep their rows."
                 differs = f" Training differs: {'; '.join(learned.differences)}."
                 notes.append(Diagnostic("managed_collision_converted", finding.path, message + differs))
         return notes
@@ -90,7 +93,7 @@ def take_over(model: nn.Module, *, shards: bool) -> TakenOver:
         try:
             learned = _learned(module, path, shards)
         except ConversionError as error:
-            taken.refused[id(module)] = error.diagnostic
+            taken.refused[id(module)] = module, error.diagnostic
             continue
         inner: Any = module._embedding_module
         replacements[id(module)] = RawIdCollection(inner, bool(module._return_remapped_features)).train(module.training)
@@ -102,7 +105,7 @@ def take_over(model: nn.Module, *, shards: bool) -> TakenOver:
 
 
 def _learned(module: Any, path: str, shards: bool) -> dict[str, LearnedMap]:
-    """What the modules of a collection have learned, by table. Raises the error that says why it cannot be taken over."""
+    """What the modules of a collection have learned, by table, or the error that says why that cannot be taken over."""
     if type(module) not in _COLLECTIONS or "forward" in module.__dict__:
         raise _own_code(module, path)
     remapping, inner = module._managed_collision_collection, module._embedding_module
@@ -112,20 +115,16 @@ def _learned(module: Any, path: str, shards: bool) -> dict[str, LearnedMap]:
     if found is None or found.status != CONVERTIBLE:
         why = found.why if found is not None and found.why is not None else _own_code(inner, path).diagnostic
         raise ConversionError.of(why)
+    if any(weight.is_meta for weight in inner.parameters()):
+        raise ConversionError.of(_refusal("managed_collision_on_meta", *_ON_META, path))
     if module._return_remapped_features and shards:
         raise rows_of_sharded(path)
     configs, modules = list(remapping.embedding_configs()), remapping._managed_collision_modules
     counts = Counter(feature for config in configs for feature in config.feature_names)
     if repeated := [feature for feature, count in counts.items() if count > 1]:
-        raise ConversionError.of(
-            _refusal("managed_collision_layout", f"feature {repeated[0]!r} is remapped for several tables", _SEPARATE, path)
-        )
+        raise _misplaced(f"feature {repeated[0]!r} is remapped for several tables", path)
     if list(modules) != [config.name for config in configs] or len(set(map(id, modules.values()))) < len(modules):
-        raise ConversionError.of(
-            _refusal(
-                "managed_collision_layout", "its modules are not one per table, in the order of the tables", _SEPARATE, path
-            )
-        )
+        raise _misplaced("its modules are not one per table, in the order of the tables", path)
     for config in configs:
         if getattr(config, "enable_embedding_update", False):
             raise ConversionError.of(
@@ -140,7 +139,6 @@ def _learned(module: Any, path: str, shards: bool) -> dict[str, LearnedMap]:
 
 
 _INNER = "_embedding_module"
-_SEPARATE = "give each table features and a module of its own, in the order of the tables"
 
 
 def _learned_by(module: Any, table: str, path: str) -> LearnedMap:
@@ -159,7 +157,7 @@ def _what_is_lost(module: Any) -> tuple[str, str, str]:
     is_mch = isinstance(module, MCHManagedCollisionModule)
     held = module._mch_sorted_raw_ids if is_mch else module._hash_zch_identities
     if held.is_meta:
-        return "managed_collision_on_meta", "is on the meta device, where nothing is learned", "load its state first"
+        return "managed_collision_on_meta", *_ON_META
     offset = module._output_global_offset if is_mch else module._output_global_offset_tensor
     if offset:
         return "managed_collision_part", "is a part of a sharded one", "convert the model before it is sharded"
@@ -176,13 +174,18 @@ def _what_is_lost(module: Any) -> tuple[str, str, str]:
     return "", "", ""
 
 
+_ON_META = "is on the meta device, where nothing is learned", "load its state first"
 _KEEP = "keep it with on_unsupported='keep'"
 
 
 def _own_code(module: nn.Module, path: str) -> ConversionError:
-    return ConversionError.of(
-        _refusal("managed_collision_code", f"{type(module).__name__} remaps ids in a way that recfx does not know", _KEEP, path)
-    )
+    message = f"{type(module).__name__} remaps ids in a way that recfx does not know"
+    return ConversionError.of(_refusal("managed_collision_code", message, _KEEP, path))
+
+
+def _misplaced(message: str, path: str) -> ConversionError:
+    what_to_do = "give each table features and a module of its own, in the order of the tables"
+    return ConversionError.of(_refusal("managed_collision_layout", message, what_to_do, path))
 
 
 def _refusal(reason: str, message: str, what_to_do: str, path: str = "") -> Diagnostic:

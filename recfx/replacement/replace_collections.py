@@ -25,6 +25,7 @@ from recfx.hashing import HashConfig
 from recfx.ir.tables import IdRange, TableSpec
 from recfx.optim.attached import attached_optimizers
 from recfx.passes import Pass
+from recfx.replacement.learned_maps import config_of_learned
 from recfx.replacement.resize_tables import TableResizing
 
 Hashing = HashConfig | Mapping[str, HashConfig | None] | None
@@ -73,6 +74,10 @@ def _replace_collection(
     copied, _ = copy_modules(standard)
     tables, configs, is_weighted = kind.tables_of(copied), kind.configs_of(standard), kind.is_weighted(standard)
     by_table = {config.name: config_for(config.name, hashing) for config in configs}
+    by_table |= {
+        name: config_of_learned(learned, by_table[name], name, finding.path)
+        for name, learned in finding.learned.items()
+    }
     specs = describe_tables(kind, configs, tables, by_table, is_weighted, adopt=True, collection=finding.path)
     specs = tuple(replace(spec, id_range=_id_range(spec, finding.id_ranges)) for spec in specs)
     for spec, config in zip(specs, configs, strict=True):
@@ -92,6 +97,8 @@ def _replace_collection(
         passes=passes,
         settings=kind.settings_of(standard),
     )
+    for name, learned in finding.learned.items():
+        learned.fill(converted.index(name), converted.weight(name))
     taken = sorted(name for name in copied.__dict__ if not name.startswith("_") and _uses(converted, name))
     taken = [name for name in taken if name != "training"]
     if taken:

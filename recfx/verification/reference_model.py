@@ -7,12 +7,15 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
+from torchrec.modules.mc_embedding_modules import BaseManagedCollisionEmbeddingCollection
+from torchrec.modules.mc_modules import MCHManagedCollisionModule
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 from torchrec.sparse.tensor_dict import maybe_td_to_kjt
 
 from recfx.collections.collection import UnshardedCollection, unsharded_collections
 from recfx.collections.copy_modules import copy_modules, copy_with_tensors, standard_collection
 from recfx.collections.kinds import POOLED, SEQUENCE, CollectionKind, kind_of
+from recfx.collections.raw_ids import RawIdCollection
 from recfx.discovery.sample import clone_value
 from recfx.ir.tables import TableSpec
 from recfx.optim.attached import attached_classes, attached_optimizers, run_in_backward
@@ -182,9 +185,26 @@ _MAPPED: dict[CollectionKind, tuple[type[nn.Module], type[nn.Module]]] = {
 """The classes of a collection and of its tables with an index, by kind."""
 
 
-def reference_of(original: nn.Module, converted: nn.Module) -> nn.Module:
-    """A copy of ``original`` whose hashed collections take the ids of ``converted``, over copies of its tables."""
+def reference_of(original: nn.Module, converted: nn.Module, training: bool) -> nn.Module:
+    """A copy of ``original`` whose hashed collections take the ids of ``converted``, over copies of its tables.
+
+    Managed collisions that have been taken over run as they are in eval mode, if ids that they do not know have the
+    same answer; in training, they would not give rows to ids as the index does.
+    """
     duplicate = copy_with_tensors(original)
+    taken_over = {path: module for path, module in converted.named_modules() if isinstance(module, RawIdCollection)}
+    run_as_they_are = set()
+    in_front: dict[int, nn.Module] = {}
+    for path, module in taken_over.items():
+        managed: Any = duplicate.get_submodule(path)
+        inside = module._embedding_module
+        if not training and isinstance(inside, UnshardedCollection) and _answers_alike(managed, inside):
+            run_as_they_are.add(id(inside))
+        elif isinstance(managed, BaseManagedCollisionEmbeddingCollection):
+            returns_rows = bool(managed._return_remapped_features)
+            in_front[id(managed)] = RawIdCollection(managed._embedding_module, returns_rows).train(training)
+    if in_front:
+        duplicate, _ = copy_modules(duplicate, in_front)
     collections = unsharded_collections(duplicate).values()  # the original may have been converted in place
     standard = {
         id(collection): standard_collection(collection) for collection in collections if len(collection.hash_indexes)
@@ -192,9 +212,23 @@ def reference_of(original: nn.Module, converted: nn.Module) -> nn.Module:
     if standard:
         duplicate, _ = copy_modules(duplicate, standard)
     for path, collection in unsharded_collections(converted).items():
-        if len(collection.hash_indexes):
+        if len(collection.hash_indexes) and id(collection) not in run_as_they_are:
             map_collection(duplicate.get_submodule(path), collection)
     return duplicate
+
+
+def _answers_alike(managed: Any, converted: UnshardedCollection) -> bool:
+    """Whether ids that managed collisions do not know read the same row in the converted collection."""
+    if not isinstance(managed, BaseManagedCollisionEmbeddingCollection):
+        return False
+    modules: Any = managed._managed_collision_collection._managed_collision_modules
+    return all(
+        isinstance(modules[table.name], MCHManagedCollisionModule)
+        and modules[table.name].output_size() == table.num_embeddings
+        and table.hashing is not None
+        and table.hashing.unseen == "row"
+        for table in converted.tables
+    )
 
 
 def attach_optimizers(source: nn.Module, duplicate: nn.Module, skip: set[str]) -> None:

@@ -140,6 +140,7 @@ def _note_rows(run: Run, name: str, table: nn.Module, inputs: Any, named: dict[s
 
 
 LEARNING_RATE = 0.1
+_REMAPS = "_managed_collision_collection."  # what it holds is in the indexes of a converted collection
 
 
 def run_step(
@@ -172,11 +173,13 @@ def run_step(
         if tensor.grad is not None:
             run.gradients[f"input {position}"] = tensor.grad.clone()
     for name, parameter in model.named_parameters():
+        if _REMAPS in name:
+            continue
         if parameter.grad is not None:
             run.gradients[name] = parameter.grad
             parameter.data.add_(parameter.grad, alpha=-LEARNING_RATE)
         run.parameters[name] = parameter.detach()
     for name, buffer in model.named_buffers():
-        if "hash_indexes." not in name:
+        if "hash_indexes." not in name and _REMAPS not in name:
             run.buffers[name] = buffer.detach()
     return run

@@ -166,7 +166,7 @@ class Comparison:
 
     def _run_reference(self, subject: nn.Module, call: Sample, training: bool) -> Run:
         """One step of the original; with an index, over copies of the tables of ``subject``, which stays as it is."""
-        reference = reference_of(self.original, subject)
+        reference = reference_of(self.original, subject, training)
         attach_optimizers(self.original, reference, skip=set())
         self._attach_missing(reference)
         if self._has_index():

@@ -113,6 +113,8 @@ def test_default_buckets_hold_4096_rows(index_rows: int, buckets: int) -> None:
 def test_more_buckets_than_rows() -> None:
     with pytest.raises(ConversionError, match=r"t1: HashConfig\.buckets is 4\..*at most 3"):
         HashConfig(buckets=4, dense_rows=2).resolve(5, adopt=True, name="t1")
+    with pytest.raises(ConversionError, match=r"t1: HashConfig\.buckets is 2\..*at most 1"):
+        HashConfig(buckets=2, dense_rows=2, unseen="row").resolve(5, adopt=True, name="t1")
 
 
 @given(configurations(), st.integers(1, 80))

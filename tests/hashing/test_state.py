@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from recfx.errors import CheckpointError
+from recfx.errors import CheckpointError, TableFullError
 from recfx.hashing import HashConfig, HashIndex
 from recfx.hashing.slices import SLICE_COUNTS, join_states, slice_state
 from tests.hashing.strategies import State, assert_refused, change, put, state_of
@@ -227,3 +227,14 @@ def test_states_that_do_not_belong_together() -> None:
         join_states([state, {**state, "identity": torch.zeros(3)}])
     with pytest.raises(ValueError, match="no state"):
         join_states([])
+
+
+def test_the_row_of_unseen_ids_belongs_to_no_id() -> None:
+    """An index that gives out every row saves an id in the last row of a bucket, which answers for others here."""
+    source = filled(rows=16, ids=range(15), buckets=1)
+    assert_refused(filled(rows=16, ids=range(3), buckets=1, unseen="row"), state_of(source), "kept_row_taken", "Row 15")
+    ours = filled(rows=17, ids=range(15), buckets=1, unseen="row")
+    assert sorted(ours.items()[1].tolist()) == [*range(16)]
+    assert ours.answer(torch.tensor([3, 99, -7])).tolist() == [3, 16, 16]
+    with pytest.raises(TableFullError):
+        ours.insert(torch.tensor([99]))

@@ -18,8 +18,10 @@ DERIVED = ("side_row", "free_rows", "bucket_taken", "candidate_side_row", "free_
 
 
 def empty(index_rows: int, dense_rows: int = 0, **config: Any) -> tuple[IndexBuffers, IndexPolicy]:
-    """An index that holds nothing, with so many rows to give out."""
+    """An index that holds nothing, with so many rows to give out, or as many as its config needs."""
     assert library.load(), library.why_not()
+    if config.get("unseen") == "row":
+        index_rows = max(index_rows, 2 * config.get("buckets", 1))
     resolved = HashConfig(dense_rows=dense_rows, **config).resolve(index_rows + dense_rows, False)
     buffers = empty_buffers(resolved.policy)
     for side_row in (buffers.side_row, buffers.candidate_side_row):

@@ -48,11 +48,11 @@ class Model(nn.Module):
 
 def test_only_hashed_collections_are_replaced() -> None:
     model = Model()
-    adopted = reference_of(model, recfx.convert(model))
+    adopted = reference_of(model, recfx.convert(model), training=True)
     assert type(adopted.ebc) is EmbeddingBagCollection
     assert adopted.ebc.embedding_bags["t"].weight is not model.ebc.embedding_bags["t"].weight
     converted = recfx.convert(model, hashing=recfx.HashConfig(dense_rows=0))
-    mapped = reference_of(model, converted)
+    mapped = reference_of(model, converted, training=True)
     assert isinstance(mapped.ebc, MappedCollection)
     assert mapped.ebc.hashed is converted.ebc
     assert mapped.after is not model.after
@@ -131,7 +131,7 @@ def test_the_state_of_a_mapped_table_is_a_copy() -> None:
     converted = recfx.convert(source, hashing=recfx.HashConfig(dense_rows=0))
     converted(two_bags(1, 10**12, 7)).square().sum().backward()
     fused = converted.ebc.fused_optimizers()["t"].state
-    reference = reference_of(source, converted)
+    reference = reference_of(source, converted, training=True)
     attach_optimizers(source, reference, skip=set())
     weight = reference.ebc.embedding_bags["t"].weight
     (optimizer,) = attached_optimizers(weight)
@@ -151,7 +151,7 @@ def test_a_fused_optimizer_without_state_leaves_that_of_the_original() -> None:
     attach(source.ebc, torch.optim.Adam)
     converted = recfx.convert(source, hashing=recfx.HashConfig(dense_rows=0))
     converted.ebc.fused_optimizers()["t"].state.clear()
-    reference = reference_of(source, converted)
+    reference = reference_of(source, converted, training=True)
     attach_optimizers(source, reference, skip=set())
     weight = reference.ebc.embedding_bags["t"].weight
     copy_fused_state(converted, reference)

@@ -1,0 +1,272 @@
+"""Managed collisions become indexes: no learned id loses its row, and training goes on."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torchrec.modules.mc_embedding_modules import BaseManagedCollisionEmbeddingCollection
+from torchrec.modules.mc_modules import (
+    DistanceLFU_EvictionPolicy,
+    LFU_EvictionPolicy,
+    LRU_EvictionPolicy,
+    ManagedCollisionCollection,
+    ManagedCollisionModule,
+    average_threshold_filter,
+)
+
+import recfx
+from tests.builders.managed_collisions import LEARNED, ROWS, Model, batch, hash_zch, learn, managed, mch
+from tests.builders.optimizers import attach
+
+MC = (BaseManagedCollisionEmbeddingCollection, ManagedCollisionCollection, ManagedCollisionModule)
+ASKED = batch([*LEARNED, 99, 2**40], [7, 98], [3, 10**15, 77, 2])
+
+
+def converted(model: nn.Module, **settings: Any) -> Any:
+    return recfx.convert(model, managed_collisions="convert", **settings)
+
+
+def inner(model: Any) -> Any:
+    return model.mc._embedding_module
+
+
+@pytest.mark.parametrize("is_pooled", [True, False])
+@pytest.mark.parametrize("remapped", [True, False])
+def test_eval_is_as_before(is_pooled: bool, remapped: bool) -> None:
+    model = Model(learn(managed(is_pooled, return_remapped_features=remapped))).eval()
+    state = copy.deepcopy(model.state_dict())
+    wanted = model(ASKED)
+    ours = converted(model, sample=(ASKED,)).eval()
+    assert not [module for module in ours.modules() if isinstance(module, MC)]
+    for left, right in zip(wanted, ours(ASKED), strict=True):
+        assert torch.equal(left, right)
+        assert left.dtype == right.dtype
+    assert [name for name, _ in ours.named_parameters()] == [name for name, _ in model.named_parameters()]
+    torch.testing.assert_close(model.state_dict(), state, rtol=0, atol=0)
+    for left, right in zip(wanted, model(ASKED), strict=True):
+        assert torch.equal(left, right)
+    notes = [reason for reason in recfx.explain(ours).reasons if reason.code == "managed_collision_converted"]
+    assert len(notes) == 2
+    assert f"{len(LEARNED)} learned ids of table 'a'" in notes[0].message
+
+
+@pytest.mark.parametrize("is_pooled", [True, False])
+def test_training_goes_on_as_with_a_dictionary(is_pooled: bool) -> None:
+    """Known ids train their rows with the optimizer state that they had; unknown ones get rows, and start anew."""
+    collection = managed(is_pooled)
+    attach(collection._embedding_module, torch.optim.Adagrad, lr=0.1)
+    before = learn(collection)
+    for _ in range(2):
+        sum(value.sum() for value in Model(before)(batch(LEARNED, [7], [1, 2]))).backward()
+    tables = before._embedding_module
+    weight = next(tables.parameters())
+    held: Any = before._managed_collision_collection._managed_collision_modules["a"]
+    row_of = dict(zip(held._mch_sorted_raw_ids.tolist(), held._mch_remapped_ids_mapping.tolist(), strict=True))
+    rows = {id_: weight[row_of[id_]].detach().clone() for id_ in LEARNED}
+    (optimizer,) = weight._in_backward_optimizers
+    sums = {id_: optimizer.state[weight]["sum"][row_of[id_]].clone() for id_ in LEARNED}
+    miss = weight[ROWS - 1].detach().clone()
+    ours = converted(Model(before)).train()
+    index = inner(ours).index("a")
+    for step in range(3):
+        ids = [*LEARNED[:3], 500, 500 + step]
+        if step == 0:
+            assert index.find(torch.tensor(ids)).tolist() == [*(row_of[id_] for id_ in LEARNED[:3]), -1, -1]
+        outputs = ours(batch(ids, [], []))
+        for id_ in set(ids) - rows.keys():
+            rows[id_] = inner(ours).weight("a")[int(index.find(torch.tensor([id_])))].detach().clone()
+            sums[id_] = torch.zeros(4)
+        first, *rest = (torch.stack([rows[id_] for id_ in part]).sum(0) for part in (ids[:1], ids[1:]))
+        wanted = torch.stack([first, *rest]) if is_pooled else torch.stack([rows[id_] for id_ in ids])
+        torch.testing.assert_close(outputs[0], wanted)
+        outputs[0].sum().backward()
+        for id_ in set(ids):
+            gradient = float(ids.count(id_))
+            sums[id_] = sums[id_] + gradient**2
+            rows[id_] = rows[id_] - 0.1 * gradient / (sums[id_].sqrt() + 1e-10)
+    for id_, row in rows.items():
+        torch.testing.assert_close(inner(ours).weight("a")[int(index.find(torch.tensor([id_])))], row)
+    assert torch.equal(inner(ours).weight("a")[ROWS - 1], miss)
+    assert torch.equal(ours.eval()(batch([12345], [], []))[0][0], miss)
+
+
+@pytest.mark.parametrize("is_pooled", [True, False])
+def test_state_after_conversion_loads(is_pooled: bool) -> None:
+    model = Model(learn(managed(is_pooled)))
+    attach(model, torch.optim.SGD, lr=0.1)
+    ours, other = converted(model), converted(Model(managed(is_pooled)))
+    ours(batch([1000], [], [2000]))
+    other.load_state_dict(ours.state_dict())
+    for left, right in zip(ours.eval()(ASKED), other.eval()(ASKED), strict=True):
+        assert torch.equal(left, right)
+
+
+POLICIES = {
+    "lfu": (LFU_EvictionPolicy, "lfu", ""),
+    "lru": (LRU_EvictionPolicy, "lru", ""),
+    "decay": (lambda: LRU_EvictionPolicy(decay_exponent=2.0), "lru", "decay_exponent"),
+    "distance": (DistanceLFU_EvictionPolicy, "lfu", "the distance"),
+    "threshold": (lambda: LFU_EvictionPolicy(average_threshold_filter), "lfu", "threshold_filtering_func"),
+}
+
+
+@pytest.mark.parametrize("name", list(POLICIES))
+def test_scores_are_carried_over(name: str) -> None:
+    """The ids that the module would evict first lose their rows first."""
+    make, rule, differs = POLICIES[name]
+    model = Model(managed(True, lambda: mch(policy=make())))
+    attach(model, torch.optim.SGD, lr=0.1)
+    for ids in ([*range(100, 100 + ROWS - 1)], [*range(100, 107)], [*range(105, 100 + ROWS - 1)] * 3, [100, 101]):
+        model.train()(batch(ids, [], [1]))
+    ours = converted(model)
+    index = inner(ours).index("a")
+    assert index.config.evict == rule
+    assert index.counters["batches"] == 4
+    if name != "threshold":  # by which nothing has been learned
+        assert set(index.items()[0].tolist()) == set(range(100, 100 + ROWS - 1))
+        evicted = [index.insert(torch.tensor([7000 + count] * 9)).evicted_ids.tolist() for count in range(3)]
+        assert sorted(id_ for (id_,) in evicted) == [102, 103, 104]
+    (note,) = [r for r in recfx.explain(ours).reasons if r.code == "managed_collision_converted" and "'a'" in r.message]
+    assert differs in note.message
+
+
+def test_hash_zch_keeps_its_slots() -> None:
+    model = Model(managed(False, hash_zch))
+    for remap in model.mc._managed_collision_collection._managed_collision_modules.values():
+        remap._hash_zch_identities.data[[2, 5, 11], 0] = torch.tensor([7, 10**12, -9])
+    weight = next(model.mc._embedding_module.parameters())
+    ours = converted(model).eval()
+    output = ours(batch([7, 10**12, -9, 55], [], []))[0]
+    assert torch.equal(output, torch.cat([weight[[2, 5, 11]], torch.zeros(1, 4)]))
+    (note, _) = [r for r in recfx.explain(ours).reasons if r.code == "managed_collision_converted"]
+    assert "does not fall back" in note.message
+    other = converted(model, hashing={"a": recfx.HashConfig(unseen="row"), "b": recfx.HashConfig(rows=20)})
+    assert inner(other).weight("a").shape[0] == ROWS + 1
+    assert inner(other).index("a").find(torch.tensor([7, 10**12, -9])).tolist() == [2, 5, 11]
+
+
+def test_more_rows_keep_the_answer_of_unknown_ids() -> None:
+    model = Model(learn(managed(False))).eval()
+    wanted = model(ASKED)
+    rows = recfx.HashConfig(rows=30, unseen="row")
+    ours = converted(model, hashing={"a": rows, "b": rows}).eval()
+    for left, right in zip(wanted, ours(ASKED), strict=True):
+        assert torch.equal(left, right)
+    ours.train()(batch([*range(1000, 1023)], [], []))
+    assert torch.equal(ours.eval()(ASKED)[0][-2:], wanted[0][-2:])
+
+
+def test_in_place() -> None:
+    for make in (lambda mc: nn.Sequential(mc), lambda mc: mc):
+        model = make(learn(managed(True)))
+        before = model.eval()(ASKED)
+        ours = converted(model, inplace=True)
+        after = ours.eval()(ASKED)
+        for (left, _), (right, _) in [(before, after)]:
+            assert torch.equal(left.values(), right.values())
+        assert (ours is model) == isinstance(model, nn.Sequential)
+        assert not [module for module in ours.modules() if isinstance(module, MC)]
+
+
+class OwnRemap(type(mch())):  # type: ignore[misc]
+    def remap(self, features: Any, *rest: Any) -> Any:
+        return super().remap(features, *rest)
+
+
+class OwnPolicy(LFU_EvictionPolicy):
+    pass
+
+
+def own_forward() -> Any:
+    collection = managed(True)
+    collection.forward = lambda features: features
+    return collection
+
+
+def on_meta() -> Any:
+    collection = learn(managed(True))
+    return collection.to("meta")
+
+
+def with_update() -> Any:
+    collection = managed(True)
+    collection._embedding_module.embedding_bag_configs()[0].enable_embedding_update = True
+    return collection
+
+
+def exchanged() -> Any:
+    collection = managed(True)
+    modules = collection._managed_collision_collection._managed_collision_modules
+    modules["a"], modules["b"] = modules["b"], modules["a"]
+    modules._modules.move_to_end("a") if hasattr(modules._modules, "move_to_end") else modules._modules.update(
+        a=modules._modules.pop("a")
+    )
+    return collection
+
+
+REFUSED = {
+    "managed_collision_code": [
+        lambda: managed(True, lambda: OwnRemap(ROWS, torch.device("cpu"), LFU_EvictionPolicy(), 1)),
+        lambda: managed(False, lambda: mch(policy=OwnPolicy())),
+        own_forward,
+    ],
+    "managed_collision_hash": [
+        lambda: managed(True, lambda: mch(input_hash_func=lambda ids, size: ids % size)),
+        lambda: managed(True, lambda: hash_zch(inference_dispatch_div_train_world_size=True)),
+    ],
+    "managed_collision_part": [lambda: managed(True, lambda: mch(output_global_offset=ROWS))],
+    "managed_collision_on_meta": [on_meta],
+    "managed_collision_layout": [exchanged],
+    "embedding_update": [with_update],
+}
+
+
+@pytest.mark.parametrize(("reason", "make"), [(reason, make) for reason, all_ in REFUSED.items() for make in all_])
+def test_what_cannot_be_taken_over_is_refused_by_name(reason: str, make: Any) -> None:
+    model = Model(make())
+    with pytest.raises(recfx.ConversionError) as caught:
+        converted(model)
+    assert (caught.value.reason, caught.value.module_path) == (reason, "mc")
+    kept = converted(model, on_unsupported="keep")
+    assert isinstance(kept.mc, BaseManagedCollisionEmbeddingCollection)
+    report = recfx.explain(model, managed_collisions="convert")
+    assert not report.ok
+    assert [found.reason for found in report.collections] == [reason]
+
+
+@pytest.mark.parametrize("asked", [None, recfx.HashConfig(dense_rows=3), recfx.HashConfig(buckets=2)])
+def test_hashing_that_would_take_rows_from_learned_ids(asked: Any) -> None:
+    with pytest.raises(recfx.ConversionError) as caught:
+        converted(Model(learn(managed(True))), hashing={"a": asked})
+    assert caught.value.reason == "learned_ids_lost"
+
+
+def test_an_inner_collection_that_is_also_called_with_rows() -> None:
+    model = Model(learn(managed(True)))
+    model.other = model.mc._embedding_module
+    with pytest.raises(recfx.ConversionError) as caught:
+        converted(model)
+    assert caught.value.reason == "managed_collision_layout"
+
+
+def test_rows_of_a_sharded_collection_are_not_returned() -> None:
+    from recfx.collections.raw_ids import rows_of_sharded
+    from recfx.replacement.managed_collisions import take_over
+
+    assert rows_of_sharded("mc").reason == "rows_of_sharded"
+    model = Model(managed(True, return_remapped_features=True))
+    (refused,) = take_over(model, shards=True).refused.values()
+    assert refused[1].code == "rows_of_sharded"
+
+
+def test_by_default_nothing_changes() -> None:
+    with pytest.raises(recfx.ConversionError) as caught:
+        recfx.convert(Model(managed(True)))
+    assert caught.value.reason == "managed_collision"
+    with pytest.raises(recfx.ConversionError) as caught:
+        recfx.convert(Model(managed(True)), managed_collisions="keep")
+    assert caught.value.reason == "invalid_argument"
