@@ -6,6 +6,7 @@
 #include <torch/library.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <optional>
 #include <tuple>
 #include <vector>
@@ -146,10 +147,9 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> find_and_pool(
     const int64_t rows = table_rows[t] == 0 ? own_rows : table_rows[t];
     TORCH_CHECK(row_begins[t] >= 0 && row_begins[t] <= rows - own_rows, "recfx::find_and_pool: a weight of ", own_rows,
                 " rows from row ", row_begins[t], " on is not a slice of table ", t, " of ", rows, " rows");
-    TORCH_CHECK(
-        dense_rows[t] >= 0 && std::abs(share_buckets[t]) <= std::max<int64_t>(0, rows - dense_rows[t]),
-        "recfx::find_and_pool: table ", t, " of ", rows, " rows has ", dense_rows[t], " dense rows and shares ",
-        share_buckets[t], " buckets");
+    TORCH_CHECK(dense_rows[t] >= 0 && std::abs(share_buckets[t]) <= std::max<int64_t>(0, rows - dense_rows[t]),
+                "recfx::find_and_pool: table ", t, " of ", rows, " rows has ", dense_rows[t], " dense rows and shares ",
+                share_buckets[t], " buckets");
     const int64_t own_dense_rows = std::clamp<int64_t>(dense_rows[t] - row_begins[t], 0, own_rows);
     dense.push_back({own_dense_rows, row_begins[t]});
     views.push_back(slot_groups_of[t].numel() == 0 ? std::nullopt
