@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from tensordict import TensorDict
 from torch import nn
 from torchrec import EmbeddingCollection, JaggedTensor, KeyedJaggedTensor
 from torchrec.modules.embedding_configs import DataType
@@ -16,6 +17,7 @@ import recfx
 from recfx import HashConfig, HashEmbeddingCollection, HashEmbeddingConfig
 from tests.builders.batches import RAW_ID, bags, batch, one_bag
 from tests.builders.collections import sequence_table, sequences
+from tests.builders.optimizers import attach
 from tests.models.sequences import sharing
 from tests.support.refusals import refused
 
@@ -307,3 +309,24 @@ def test_compiled_scripted_and_traced(hashing: HashConfig) -> None:
     graph = torch.fx.symbolic_trace(made)
     assert_same(expected, graph(features))
     assert [str(node.target) for node in graph.graph.nodes if node.op == "call_module"] == ["embedding_collection"]
+
+
+def test_a_tensor_dict_is_taken_as_the_standard_collection_takes_it() -> None:
+    standard, converted = pair(sequences(need_indices=True))
+    nested = {
+        key: torch.nested.nested_tensor_from_jagged(jagged.values(), lengths=jagged.lengths())
+        for key, jagged in batch(4).to_dict().items()
+    }
+    features = TensorDict(nested, batch_size=[])
+    assert_same(standard(features), converted(features))
+
+
+def test_rows_are_touched_if_the_backward_reaches_them_even_with_a_gradient_of_zero() -> None:
+    made = EmbeddingCollection([sequence_table("s", ["f"])])
+    attach(made, "sgd", weight_decay=0.5)
+    converted = recfx.convert(made)
+    before = converted.weight("s").detach().clone()
+    (converted(one_bag(3))["f"].values() * 0).sum().backward()
+    assert (converted.weight("s") - before).any(dim=1).nonzero()[:, 0].tolist() == [3]
+    converted(one_bag(4))["f"].values().detach()
+    assert torch.equal(converted.weight("s")[4], before[4])

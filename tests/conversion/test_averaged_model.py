@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_avg_fn, get_ema_multi_avg_fn, get_swa_avg_fn
-from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
+from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, EmbeddingCollection, EmbeddingConfig, KeyedJaggedTensor
 
 import recfx
 from tests.builders.optimizers import attach
@@ -28,19 +28,22 @@ WAYS: dict[str, dict[str, Any]] = {
 class Model(nn.Module):
     """One table, with a buffer and a layer beside it."""
 
-    def __init__(self, rows: int = IDS, init_fn: Callable[[torch.Tensor], object] | None = None) -> None:
+    def __init__(
+        self, rows: int = IDS, init_fn: Callable[[torch.Tensor], object] | None = None, is_pooled: bool = True
+    ) -> None:
         super().__init__()
-        config = EmbeddingBagConfig(
+        config = (EmbeddingBagConfig if is_pooled else EmbeddingConfig)(
             name="t", embedding_dim=4, num_embeddings=rows, feature_names=["f"], weight_init_min=-1, weight_init_max=1
         )
         if init_fn is not None:
             config.init_fn = init_fn
-        self.sparse = EmbeddingBagCollection(tables=[config])
+        self.sparse = (EmbeddingBagCollection if is_pooled else EmbeddingCollection)(tables=[config])
         self.norm = nn.BatchNorm1d(4)
         self.over = nn.Linear(4, 1)
 
     def forward(self, features: KeyedJaggedTensor) -> torch.Tensor:
-        answer: torch.Tensor = self.over(self.norm(self.sparse(features).values()))
+        rows = self.sparse(features)["f"]  # one id per sample
+        answer: torch.Tensor = self.over(self.norm(rows if isinstance(rows, torch.Tensor) else rows.values()))
         return answer
 
 
@@ -56,14 +59,20 @@ def index_of(model: nn.Module) -> recfx.HashIndex:
 def by_id(model: nn.Module) -> dict[int, torch.Tensor]:
     """The row of each id."""
     ids, rows = index_of(model).items()
-    weight = model.get_parameter("sparse.embedding_bags.t.weight").detach()
+    weight = model.get_submodule("sparse").weight("t").detach()  # type: ignore[operator]
     return {int(id_): weight[row].clone() for id_, row in zip(ids, rows, strict=True)}
 
 
-def hashed(rows: int = 8 * IDS, init_fn: Callable[[torch.Tensor], object] | None = None, **hashing: Any) -> Model:
+def hashed(
+    rows: int = 8 * IDS,
+    init_fn: Callable[[torch.Tensor], object] | None = None,
+    *,
+    is_pooled: bool = True,
+    **hashing: Any,
+) -> Model:
     """Converted, with a table that is trained."""
     torch.manual_seed(0)
-    model = Model(rows, init_fn)
+    model = Model(rows, init_fn, is_pooled)
     attach(model.sparse, torch.optim.Adagrad, lr=0.5)
     converted: Model = recfx.convert(model, hashing=recfx.HashConfig(dense_rows=0, **hashing))
     return converted
@@ -87,14 +96,17 @@ def step(models: list[nn.Module], ids: torch.Tensor) -> None:
 
 @pytest.mark.parametrize("use_buffers", [False, True])
 @pytest.mark.parametrize("way", sorted(WAYS))
-def test_averages_are_those_of_a_standard_table_with_a_row_for_every_id(way: str, use_buffers: bool) -> None:
+@pytest.mark.parametrize("is_pooled", [True, False], ids=["pooled", "sequence"])
+def test_averages_are_those_of_a_standard_table_with_a_row_for_every_id(
+    way: str, use_buffers: bool, is_pooled: bool
+) -> None:
     torch.manual_seed(0)
-    standard = Model()
+    standard = Model(is_pooled=is_pooled)
     attach(standard.sparse, torch.optim.Adagrad, lr=0.5)
-    first, model = initial_rows(), hashed()
+    first, model = initial_rows(), hashed(is_pooled=is_pooled)
     model.over.load_state_dict(standard.over.state_dict())
     with torch.no_grad():
-        standard.sparse.embedding_bags["t"].weight.copy_(torch.stack([first[id_] for id_ in range(IDS)]))
+        next(standard.sparse.parameters()).copy_(torch.stack([first[id_] for id_ in range(IDS)]))
     averages = [AveragedModel(each, use_buffers=use_buffers, **WAYS[way]) for each in (standard, model)]
     generator = torch.Generator().manual_seed(1)
     for number in range(9):

@@ -17,9 +17,12 @@ from torchrec import EmbeddingBagCollection
 
 import recfx
 from recfx import HashConfig
+from tests.builders.batches import batch as small_batch
+from tests.builders.collections import sequences
 from tests.drawing.page_data import data_of
 from tests.inspect.models import Towers, Wrapped, batch, collection, config, dlrm
 from tests.models import ZOO, Case
+from tests.models.sequences import SequenceTower
 
 RAW = HashConfig(dense_rows=0)
 COLLECTION = "sparse_arch.embedding_bag_collection"
@@ -69,6 +72,16 @@ def test_a_model_that_is_not_converted_is_drawn_as_it_is(tmp_path: Path) -> None
     assert 'label="EmbeddingBagCollection\\nuser\\n2 tables"' in text
     assert 'label="OwnForward\\nown\\n1 table"' in text
     assert 'label="EmbeddingCollection\\nsequence\\n1 table"' in text
+
+
+def test_rows_that_are_not_pooled_have_their_shape_and_type(tmp_path: Path) -> None:
+    rows = "[B*(L_f1 + L_f2 + L_f3), 8]"
+    alone = dot(recfx.convert(sequences()), tmp_path)
+    assert '[label="JaggedTensors"' in alone
+    assert f'" -> "(root)/output" [label="{rows}"];' in alone or f'[label="{rows}"];' in alone
+    assert "KeyedTensor" not in alone
+    whole = recfx.convert(SequenceTower(), (small_batch(3),), verify=False, whole_graph=True)
+    assert f'"before ec" -> "before getitem" [label="{rows}"];' in dot(whole, tmp_path)
 
 
 def test_a_graph_of_a_model_that_is_not_converted(tmp_path: Path) -> None:

@@ -116,7 +116,8 @@ class _OneCollectionPerDim(nn.Module):
     def forward(self, features: KeyedJaggedTensor) -> torch.Tensor:
         of_feature = {}
         for ec in self.ec_dict.values():
-            of_feature.update(ec(features))
+            for feature, rows in ec(features).items():
+                of_feature[feature] = rows
         return torch.cat([padded(of_feature[feature]) for feature in ("f3", "f1", "f2")], dim=2)
 
 
@@ -310,7 +311,7 @@ SEQUENCES = [
     Case("sequence_and_pooled", _BesidePooled, _sparse),
     Case("sequence_tied_to_pooled", _TiedToPooled, _sparse),
     Case("sequence_tied_to_output", _TiedToOutput, _sparse),
-    Case("sequence_dims", _OneCollectionPerDim, _sparse, whole_graph="untraceable_root"),
+    Case("sequence_dims", _OneCollectionPerDim, _sparse),
     Case("sequence_module_list", _List, _sparse),
     Case("sequence_shared_features", _SharedFeatures, _sparse),
     Case("sequence_frozen_table", _frozen, _sparse),

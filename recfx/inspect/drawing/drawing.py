@@ -6,13 +6,15 @@ import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import sympy
+
 from recfx.inspect import wording
 from recfx.inspect.drawing.costs import NO_COSTS, DrawnCosts
 from recfx.inspect.reasons import type_name
 from recfx.inspect.table_report import TableReport
-from recfx.ir.meta import SourceLocation
+from recfx.ir.meta import BATCH, SourceLocation, mean_length
 from recfx.ir.names import node_name
-from recfx.ir.node_kinds import NODE_KINDS, Stage
+from recfx.ir.node_kinds import NODE_KINDS, NOT_COMBINED, Stage
 from recfx.ir.snapshot import NodeSnapshot, PassRecord
 
 INPUT, OUTPUT, CALL, DENSE, ITEM = "input", "output", "call", "dense", "item"
@@ -101,11 +103,25 @@ class DrawnCollection:
         return node_name(self.path, "")
 
     @property
+    def is_pooled(self) -> bool:
+        """Whether its output has one row per sample, and not one per id."""
+        return all(table.pooling != NOT_COMBINED for table in self.tables)
+
+    @property
+    def gives(self) -> str:
+        """The type of its output."""
+        return "KeyedTensor" if self.is_pooled else "JaggedTensors"
+
+    @property
     def shape(self) -> str:
-        """The shape of its output, symbolic; ``""`` if it is not pooled."""
+        """The shape of its output, symbolic; ``""`` if it is not known."""
         if not self.tables or not all(table.pooling for table in self.tables):
             return ""
-        return f"[B, {sum(table.dim * len(table.features) for table in self.tables)}]"
+        features = [(table.dim, feature) for table in self.tables for feature in table.features]
+        if self.is_pooled:
+            return f"[B, {sum(dim for dim, _ in features)}]"
+        ids = BATCH * sympy.Add(*(mean_length(feature) for _, feature in features))
+        return _shape((ids, sympy.Integer(features[0][0])))
 
     def at(self, step: str, order: tuple[str, ...]) -> DrawnStep | None:
         """Its graph after ``step``, or after its own last pass before that; None before the first."""

@@ -68,6 +68,7 @@ def page_data(drawing: Drawing) -> dict[str, Any]:
             "kind": collection.kind,
             "was": collection.was,
             "shape": collection.shape,
+            "gives": collection.gives,
             "status": collection.status,
             "why": collection.why,
             "device": collection.device,

@@ -126,7 +126,7 @@ class View:
         giver, shape = box_of[graph.giver][0], shapes.get(graph.giver, "")
         self._givers[call.name] = (giver, shape)
         if lone:
-            self._add(leave, ("KeyedTensor",), "io", call.name)
+            self._add(leave, (collection.gives,), "io", call.name)
             self.arrows[giver, leave] = shape
             self._lone.append((entry, leave))
 

@@ -315,7 +315,7 @@ class View {
     if (giver === undefined) return;
     this.givers.set(call.name, [giver, shapes.get(found.giver)]);
     if (lone) {
-      this.add({ key: `${call.name}/ output`, lines: ["KeyedTensor"], stage: "io", nodes: [], call });
+      this.add({ key: `${call.name}/ output`, lines: [collection.gives], stage: "io", nodes: [], call });
       this.arrow(giver, `${call.name}/ output`, shapes.get(found.giver));
       this.lone.push([entry, `${call.name}/ output`]);
     }
