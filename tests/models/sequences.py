@@ -315,7 +315,8 @@ SEQUENCES = [
     Case("sequence_module_list", _List, _sparse),
     Case("sequence_shared_features", _SharedFeatures, _sparse),
     Case("sequence_frozen_table", _frozen, _sparse),
-    Case("sequence_half", lambda: _with_half_tables(SequenceTower()), _sparse),
+    # The standard collection sums the gradients of an id in float16; converted, they are summed in float32.
+    Case("sequence_half", lambda: _with_half_tables(SequenceTower()), _sparse, rtol=2e-3, atol=2e-4),
     Case("sequence_subclass", _UsesSubclass, _sparse),
     Case("sequence_called_twice", _CalledTwice, lambda b: Sample(batch(b), other=batch(b))),
     Case("sequence_two_names", _UnderTwoNames, _sparse),
