@@ -25,7 +25,8 @@ import torch.utils.checkpoint
 from torch import fx, nn
 from torch.fx.node import map_aggregate
 
-from recfx.collections.kinds import kind_of
+from recfx.collections.collection import UnshardedCollection
+from recfx.collections.kinds import SEQUENCE, kind_of
 from recfx.collections.sharding.held_interrupts import held_interrupts
 from recfx.discovery.sample import Sample, fixed_randomness
 from recfx.errors import Diagnostic
@@ -93,9 +94,9 @@ class DictProxy(InPlaceProxy):
 
 def _keys_of_output(collection: nn.Module) -> list[str] | None:
     """The keys of the dict that a collection returns; None if it returns something else, or a hook may."""
-    if kind_of(collection).assembled_by != "jagged_dict" or has_forward_hooks(collection):
-        return None
-    if getattr(collection, "is_sharded", False):  # then it returns an awaitable
+    # A sharded one returns an awaitable, and one that is kept or refused may return anything.
+    is_known = isinstance(collection, UnshardedCollection) or type(collection).forward is SEQUENCE.standard.forward
+    if not is_known or kind_of(collection) is not SEQUENCE or has_forward_hooks(collection):
         return None
     by_table: Any = collection.embedding_names_by_table()  # type: ignore[operator]
     return [name for names in by_table for name in names]
