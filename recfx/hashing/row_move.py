@@ -136,7 +136,7 @@ def _move(ids: Tensor, taken: Tensor, policy: IndexPolicy, name: str, kind: str)
     begins = buckets.bucket_begins(borders, policy.rows, policy.dense_rows, policy.buckets) - policy.row_begin
     first = torch.searchsorted(bucket, borders[:-1])
     new = begins[bucket] + torch.arange(old.numel(), device="cpu") - first[bucket]
-    beyond = torch.nonzero(new >= begins[bucket + 1]).squeeze(1)
+    beyond = torch.nonzero(new >= begins[bucket + 1] - int(policy.unseen == 2)).squeeze(1)
     if beyond.numel() > 0:
         full = int(bucket[beyond[0]])
         raise CheckpointError(
@@ -147,7 +147,12 @@ def _move(ids: Tensor, taken: Tensor, policy: IndexPolicy, name: str, kind: str)
             what_to_do=f"Build the table with more rows or fewer buckets than {policy.buckets}.",
         )
     stay = torch.arange(dense, device="cpu")
-    return RowMove(ids.numel(), torch.cat([stay, old[order]]), torch.cat([stay, new]))
+    from_rows, to_rows = torch.cat([stay, old[order]]), torch.cat([stay, new])
+    if kind == "ids" and policy.unseen == 2 and policy.is_whole_table:  # what ids without a row read moves as well
+        kept = buckets.bucket_begins(borders[1:], ids.numel(), policy.dense_rows, policy.buckets) - 1
+        free = ~taken[kept]  # unless the saved table had other buckets
+        from_rows, to_rows = torch.cat([from_rows, kept[free]]), torch.cat([to_rows, begins[1:][free] - 1])
+    return RowMove(ids.numel(), from_rows, to_rows)
 
 
 def _refuse_other_slices(ids: Tensor, bucket: Tensor, policy: IndexPolicy, name: str, kind: str) -> None:

@@ -144,3 +144,31 @@ def test_rows_do_not_move_by_other_dense_rows() -> None:
     with pytest.raises(CheckpointError, match="dense_rows=0, this one has dense_rows=3") as caught:
         fit_rows(target, source.state_dict())
     assert caught.value.reason == "dense_rows_mismatch"
+
+
+def test_the_rows_of_unseen_ids_move_to_the_ends_of_their_buckets() -> None:
+    source, target = (HashIndex(rows, config=HashConfig(buckets=2, unseen="row"), name="t") for rows in (8, 14))
+    source.insert(torch.arange(100, 104))
+    state, move = fit_rows(target, dict(source.state_dict()))
+    assert move is not None
+    moved = dict(zip(move.old_rows.tolist(), move.new_rows.tolist(), strict=True))
+    assert (moved[3], moved[7]) == (6, 13)
+    assert len(set(moved.values())) == len(moved) == 6
+    target.load_state_dict(state)
+    for asked in torch.arange(100, 120).split(1):
+        assert moved[int(source.answer(asked))] == int(target.answer(asked))
+
+
+def test_a_bucket_that_needs_the_row_of_unseen_ids() -> None:
+    full = HashIndex(4, config=HashConfig(buckets=1), name="t")
+    full.insert(torch.arange(100, 104))
+    fits, too_small = (
+        HashIndex(rows, config=HashConfig(buckets=buckets, unseen="row"), name="t")
+        for rows, buckets in ((5, 1), (6, 3))
+    )
+    state, _ = fit_rows(fits, dict(full.state_dict()))
+    fits.load_state_dict(state)
+    assert sorted(fits.items()[1].tolist()) == [0, 1, 2, 3]
+    with pytest.raises(CheckpointError) as caught:
+        fit_rows(too_small, dict(full.state_dict()))
+    assert caught.value.reason == "bucket_too_small"
