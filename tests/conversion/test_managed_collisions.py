@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -270,3 +271,27 @@ def test_by_default_nothing_changes() -> None:
     with pytest.raises(recfx.ConversionError) as caught:
         recfx.convert(Model(managed(True)), managed_collisions="keep")
     assert caught.value.reason == "invalid_argument"
+
+
+class OneKey(nn.Module):
+    """A model that can be traced and scripted."""
+
+    def __init__(self, collection: Any, is_pooled: bool) -> None:
+        super().__init__()
+        self.mc, self.is_pooled = collection, is_pooled
+
+    def forward(self, features: Any) -> torch.Tensor:
+        embeddings, _ = self.mc(features)
+        value = embeddings["f"]
+        return value if self.is_pooled else value.values()
+
+
+@pytest.mark.parametrize("is_pooled", [True, False])
+@pytest.mark.parametrize("portable", [True, False])
+def test_graphs_and_files_answer_for_unknown_ids(is_pooled: bool, portable: bool, tmp_path: Path) -> None:
+    model = OneKey(learn(managed(is_pooled)), is_pooled).eval()
+    wanted = model(ASKED)
+    graph = converted(model, sample=(ASKED,), whole_graph=True).eval()
+    assert torch.equal(graph(ASKED), wanted)
+    recfx.export(converted(model).eval(), tmp_path / "model.pt", (ASKED,), portable=portable)
+    assert torch.equal(recfx.load(tmp_path / "model.pt")(ASKED), wanted)
