@@ -43,7 +43,7 @@ def _whole(shards: list[Shard]) -> list[Shard]:
 
 def arriving_ids(shards: list[Shard]) -> sympy.Expr:
     """The ids that all ranks send to these shards of one rank, if all rows are equally likely."""
-    return WORLD * BATCH * sympy.Add(*(shard.expected_ids for shard in shards))
+    return WORLD * BATCH * sympy.Add(*(shard.expected_ids() for shard in shards))
 
 
 def of_splits(world_size: int) -> tuple[Collective, ...]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from functools import cached_property
+from typing import Any
 
-import sympy
 from torch import Tensor
 
 from recfx.ir.meta import mean_length
@@ -53,11 +54,12 @@ class Shard:
         """The columns of the table's output keys that it holds."""
         return columns_of((self.spec,))
 
-    @property
-    def expected_ids(self) -> sympy.Expr:
-        """How many ids a sample has for it, if all rows are equally likely."""
-        share = sympy.Rational(self.num_rows, self.table.num_embeddings)
-        return sympy.Add(*(share * mean_length(feature) for feature in self.table.feature_names))
+    def expected_ids(self, length: Callable[[str], Any] = mean_length) -> Any:
+        """How many ids a sample has for it, if all rows are equally likely and features have so many: an expression, or
+        a number if ``length`` gives numbers.
+        """
+        share = Fraction(self.num_rows, self.table.num_embeddings)
+        return sum(share * length(feature) for feature in self.table.feature_names)
 
     def of(self, whole: Tensor) -> Tensor:
         """A view of this rectangle in the ``[rows, dim]`` tensor of the whole table."""

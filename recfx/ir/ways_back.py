@@ -11,13 +11,13 @@ alone: ``recfx.runtime.output_dist`` makes the modules.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import sympy
 
-from recfx.ir.meta import BATCH, WORLD, Collective
+from recfx.ir.meta import BATCH, WORLD, Collective, mean_length
 from recfx.ir.shard import Shard
 from recfx.ir.tables import Columns, columns_of, total_bytes, total_dim
 
@@ -30,11 +30,13 @@ class World(NamedTuple):
 
 
 class RowSize(NamedTuple):
-    """How much there is per sample: columns of pooled rows, and their bytes; and numbers in rows of single ids."""
+    """How much there is per sample: columns of pooled rows, and their bytes; and how many numbers there are in rows of
+    single ids, an expression or a number.
+    """
 
     dim: int = 0
     bytes: int = 0
-    in_rows: sympy.Expr | int = 0
+    in_rows: Any = 0
 
 
 @dataclass(frozen=True)
@@ -49,15 +51,21 @@ class SentRows:
     once: RowSize
 
     @classmethod
-    def of(cls, shards: Sequence[Shard], ranks_per_sender: int, world_size: int) -> SentRows:
-        """The rows of ``shards``, which are the shards of all ranks."""
+    def of(
+        cls,
+        shards: Sequence[Shard],
+        ranks_per_sender: int,
+        world_size: int,
+        length: Callable[[str], Any] = mean_length,
+    ) -> SentRows:
+        """The rows of ``shards``, which are the shards of all ranks; ``length`` as in ``Shard.expected_ids``."""
         blocks: dict[Hashable, RowSize] = {}
         senders: list[dict[Hashable, RowSize]] = [{} for _ in range(world_size // ranks_per_sender)]
         for shard in shards:
             is_pooled = shard.table.is_pooled
             block = (shard.table.name, shard.columns, () if is_pooled else shard.rows)
             if block not in blocks:
-                in_rows = 0 if is_pooled else shard.num_columns * shard.expected_ids
+                in_rows = 0 if is_pooled else shard.num_columns * shard.expected_ids(length)
                 blocks[block] = RowSize(total_dim(shard.output_columns), total_bytes(shard.output_columns), in_rows)
             senders[shard.rank // ranks_per_sender][block] = blocks[block]
         return cls(tuple(_sum(sender.values()) for sender in senders), _sum(blocks.values()))
@@ -70,7 +78,7 @@ class SentRows:
 
 def _sum(sizes: Iterable[RowSize]) -> RowSize:
     dims = row_bytes = 0
-    in_rows: sympy.Expr | int = 0
+    in_rows: Any = 0
     for size in sizes:
         dims, row_bytes, in_rows = dims + size.dim, row_bytes + size.bytes, in_rows + size.in_rows
     return RowSize(dims, row_bytes, in_rows)

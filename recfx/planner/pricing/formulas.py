@@ -37,9 +37,10 @@ def select_features(facts: NodeFacts) -> Phases:
 
 
 def bucketize(facts: NodeFacts) -> Phases:
-    """Reads the ids once to count them by rank, and once to send them there."""
-    size = _batch_bytes(facts)
-    return Phases(Work(read_bytes=size + ID_BYTES * facts.ids, written_bytes=_batch_bytes(facts, facts.sent_bags)))
+    """Reads the ids once to count them by rank, and once to send them there; their places, if their rows come back."""
+    places = 0 if facts.is_pooled else ID_BYTES * facts.ids
+    size, written = _batch_bytes(facts) + places, _batch_bytes(facts, facts.sent_bags) + places
+    return Phases(Work(read_bytes=size + ID_BYTES * facts.ids, written_bytes=written))
 
 
 def input_dist_start(facts: NodeFacts) -> Phases:
@@ -101,16 +102,19 @@ def hash_lookup(facts: NodeFacts) -> Phases:
 
 
 def output_dist_start(facts: NodeFacts) -> Phases:
-    """Joins the parts, and puts them into the order in which they are sent; the backward averages over ranks."""
-    copies = (1 if facts.parts > 1 else 0) + 1
+    """Joins the parts, and puts them into the order in which they are sent, which is one copy if they are not pooled;
+    the backward averages over ranks.
+    """
+    copies = (1 if facts.parts > 1 and facts.is_pooled else 0) + 1
     size = facts.value_bytes
     forward = Work(read_bytes=copies * size, written_bytes=copies * size)
     return Phases(forward, Work(size * copies, size * copies, flops=size / POOLED_BYTES) if facts.trains else Work())
 
 
 def output_dist_wait(facts: NodeFacts) -> Phases:
-    """Puts what has arrived into the order of samples."""
-    return _same_in_backward(facts, Work(facts.value_bytes, facts.value_bytes))
+    """Puts what has arrived into the order of samples, or of ids, whose places are read."""
+    places = 0 if facts.is_pooled else ID_BYTES * facts.ids
+    return _same_in_backward(facts, Work(facts.value_bytes + places, facts.value_bytes))
 
 
 def mean_divide(facts: NodeFacts) -> Phases:

@@ -78,23 +78,24 @@ class GraphPrices:
         )
 
     def node(self, node: fx.Node) -> PlannedNode:
-        """A node before its formula is asked. A value of two dimensions is pooled rows; others are counted in ids."""
+        """A node before its formula is asked. A value of two dimensions is rows; others are counted in ids."""
         meta, collection = self.metas[node], self.graph.collection(node)
-        kind, is_pooled = NODE_KINDS[meta.kind], len(meta.shape) == 2
+        kind, has_rows = NODE_KINDS[meta.kind], len(meta.shape) == 2
         loads = tuple(self._load(collection, table) for table in self.graph.tables(node))
-        pooled = [giver for giver in node.all_input_nodes if giver in self.metas and len(self.metas[giver].shape) == 2]
-        orders_columns = ValueType.KEYED_TENSOR in kind.outputs and pooled
+        rows = [giver for giver in node.all_input_nodes if giver in self.metas and len(self.metas[giver].shape) == 2]
+        orders_columns = ValueType.KEYED_TENSOR in kind.outputs and rows
         sends = kind.outputs[0] in _SENT and collection.sharding is not None
         facts = NodeFacts(
             kind=kind.name,
             tables=loads,
-            ids=sympy.Add(*(load.ids for load in loads)) if is_pooled else meta.shape[0],
+            ids=sympy.Add(*(load.ids for load in loads)) if has_rows else meta.shape[0],
             bags=sympy.Add(*(load.bags for load in loads)),
             sent_bags=BATCH * len(collection.sent_keys) if sends else 0,
-            value_bytes=meta.bytes if is_pooled else 0,
+            value_bytes=meta.bytes if has_rows else 0,
             is_weighted=collection.is_weighted,
-            parts=len(pooled),
-            ranges=keyed_order(collection.keys, list(map(self.graph.columns, pooled))).ranges if orders_columns else 1,
+            is_pooled=collection.is_pooled,
+            parts=len(rows),
+            ranges=keyed_order(collection.keys, list(map(self.graph.columns, rows))).ranges if orders_columns else 1,
             rows=meta.shape[0],
             moves=kind.outputs[0] is not ValueType.IDS_IN_FLIGHT or self.graph.puts_keys_into_order(node),
             trains=self.trains,

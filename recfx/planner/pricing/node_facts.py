@@ -24,6 +24,7 @@ class Symbols(NamedTuple):
         length: gives the mean number of ids per sample of a feature.
         everybody: the samples of all ranks.
         arriving: gives the mean number of ids per sample over all ranks.
+        sent: as ``length``, for what collectives send; a symbol where each rank has a length of its own.
     """
 
     batch: Any
@@ -31,6 +32,7 @@ class Symbols(NamedTuple):
     length: Callable[[str], Any]
     everybody: Any
     arriving: Callable[[str], Any]
+    sent: Callable[[str], Any] = mean_length
 
 
 SYMBOLS = Symbols(BATCH, WORLD, mean_length, WORLD * BATCH, mean_length)
@@ -115,9 +117,10 @@ class NodeFacts:
         ids: the number of ids that it takes.
         bags: the number of bags that they are in.
         sent_bags: the number of bags that leave it, if it copies bags to several ranks.
-        value_bytes: bytes of its value, if that is pooled rows.
+        value_bytes: bytes of its value, if that is rows.
         is_weighted: whether ids carry weights.
-        parts: the number of its inputs that hold pooled rows.
+        is_pooled: whether the rows of its collection are combined.
+        parts: the number of its inputs that hold rows.
         ranges: the number of ranges of columns that it puts into order; 1 if they are in order.
         rows: the number of rows that it puts into order.
         moves: whether it puts bags into another order.
@@ -131,6 +134,7 @@ class NodeFacts:
     sent_bags: Any = 0
     value_bytes: Any = 0
     is_weighted: bool = False
+    is_pooled: bool = True
     parts: int = 1
     ranges: int = 1
     rows: Any = 0

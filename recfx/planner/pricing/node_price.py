@@ -36,32 +36,31 @@ def calls_of(kind: str, collectives: Sequence[Collective], values: Values) -> li
         operation, passed = collective.operation, float(values.number(collective.bytes))
         if values.sizes and kind == "output_dist_start":
             is_summed = any(other.operation == "reduce_scatter" for other in collectives)
-            operation, passed = _uneven(
-                collective, is_summed, values.sizes, values.rank, float(values.per_sample(collective.bytes))
-            )
+            amounts = values.on_all_ranks(collective.bytes)
+            operation, passed = _uneven(collective, is_summed, amounts, values.rank)
         calls.append(Call(operation, passed, collective.ranks or values.world, collective.across_hosts))
     return calls
 
 
-def _uneven(call: Collective, is_summed: bool, sizes: Sequence[int], rank: int, per_sample: float) -> tuple[str, float]:
-    """The operation that runs, and its bytes; ``per_sample`` are those of batches of one sample each, ``is_summed``
-    whether the node sums over ranks.
+def _uneven(call: Collective, is_summed: bool, amounts: Sequence[float], rank: int) -> tuple[str, float]:
+    """The operation that runs, and its bytes; ``amounts`` are the bytes if all ranks had the batch of each of them,
+    ``is_summed`` says whether the node sums over ranks.
     """
-    ranks = call.ranks or len(sizes)
-    others = len(sizes) // ranks  # groups of as many ranks
+    ranks = call.ranks or len(amounts)
+    others = len(amounts) // ranks  # groups of as many ranks
     if call.operation == "all_to_all":
         if call.backward:
-            return call.operation, sizes[rank] * per_sample
-        receiving = sizes[rank % others :: others] if call.across_hosts else sizes
-        return call.operation, sum(receiving) * per_sample / ranks
+            return call.operation, amounts[rank]
+        receiving = amounts[rank % others :: others] if call.across_hosts else amounts
+        return call.operation, sum(receiving) / ranks
     if not is_summed:  # an all-gather, which takes equal sizes
-        return call.operation, max(sizes) * per_sample
+        return call.operation, max(amounts)
     # Each rank of the group gets the samples of its counterparts in all groups.
-    parts = [sum(sizes[place::ranks]) for place in range(ranks)]
+    parts = [sum(amounts[place::ranks]) for place in range(ranks)]
     are_equal = len(set(parts)) == 1
     if call.operation == "reduce_scatter":
-        return call.operation if are_equal else "all_to_all", sum(sizes) * per_sample / len(sizes)
-    own = parts[rank % ranks] * per_sample / others
+        return call.operation if are_equal else "all_to_all", sum(amounts) / len(amounts)
+    own = parts[rank % ranks] / others
     return (call.operation, own) if are_equal else ("all_to_all", ranks * own)
 
 

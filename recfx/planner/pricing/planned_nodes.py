@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from functools import cached_property
+from itertools import chain
 from typing import Any
 
 import sympy
@@ -16,6 +17,7 @@ import sympy
 from recfx.ir.facts import LookupFacts
 from recfx.ir.meta import BATCH, WORLD, Collective
 from recfx.ir.names import node_name
+from recfx.ir.node_kinds import NOT_COMBINED
 from recfx.ir.node_values import of_sent, of_splits
 from recfx.ir.shard import Shard
 from recfx.ir.shards import ShardedTable
@@ -36,7 +38,7 @@ class PlannedTable:
     def __init__(self, sharded: ShardedTable, known: PlannedFacts, world_size: int, symbols: Symbols) -> None:
         self.sharded, self.known, self.facts, self.group = sharded, known, known.facts, known.group
         self.table, self.way, self.shards = sharded.table, sharded.way_back, sharded.filled
-        self.rows = SentRows.of(self.shards, self.way.ranks_per_sender(world_size), world_size)
+        self.rows = SentRows.of(self.shards, self.way.ranks_per_sender(world_size), world_size, symbols.sent)
         self.is_cut = any(shard.piece >= 0 for shard in self.shards)
         blocks = {shard.columns for shard in self.shards}
         self.times_sent = len(blocks) if self.is_cut else len(self.shards)
@@ -134,7 +136,8 @@ class PlannedGraphs:
         """Whether the kernel of a lookup of this and of like tables on a CPU finds rows itself."""
         if table.group not in self._can_find:
             facts = replace(table.facts, rows=shard.num_rows, embedding_dim=shard.num_columns)
-            lookup = LookupFacts((shard.spec,), "SUM", self.context.is_weighted, (facts,))
+            combine = "SUM" if self.context.is_pooled else NOT_COMBINED
+            lookup = LookupFacts((shard.spec,), combine, self.context.is_weighted, (facts,))
             self._can_find[table.group] = select_planned(lookup, self.planned.backend).finding_declined is None
         return self._can_find[table.group]
 
@@ -159,7 +162,10 @@ class _Way:
         self.way, self.tables = way, tables
         self.rows = SentRows.together([table.rows for table in tables])
         self.element_bytes = output_dtype(tuple(table.table for table in tables)).itemsize
-        self.bags = sum(len(table.table.feature_names) for table in tables)
+        self.features = [name for table in tables for name in table.table.feature_names]
+        self.bags = len(self.features)
+        self.row_bytes = tables[0].table.embedding_dim * self.element_bytes
+        """Bytes of a whole row, if rows are not combined: then all have as many columns."""
         self.has_means = any(table.table.pooling == "MEAN" for table in tables)
 
     @cached_property
@@ -190,8 +196,11 @@ class _NodesOfRank:
         hops_of_ways = [self._look_up(way) for way in graphs.ways]
         for way, hops in zip(graphs.ways, hops_of_ways, strict=True):
             self._collect(way, hops)
-        value_bytes = self.batch * sum(way.rows.once.dim for way in graphs.ways) * graphs.element_bytes
-        self._add("keyed_tensor", value_bytes=value_bytes, ranges=graphs.ranges, rows=self.batch)
+        if graphs.context.is_pooled:
+            value_bytes = self.batch * sum(way.rows.once.dim for way in graphs.ways) * graphs.element_bytes
+            self._add("keyed_tensor", value_bytes=value_bytes, ranges=graphs.ranges, rows=self.batch)
+        else:
+            self._add("jagged_dict", ids=graphs.ids)
         return self._with_fused_lookup()
 
     def _send_ids(self) -> None:
@@ -217,19 +226,28 @@ class _NodesOfRank:
 
     def _look_up(self, way: _Way) -> tuple[HopSize, ...]:
         groups: dict[Hashable, list[TableLoad]] = {}
-        for (table, _), load in zip(self.local, self.loads, strict=True):
+        is_pooled = self.graphs.context.is_pooled
+        for (table, shard), load in zip(self.local, self.loads, strict=True):
             if table.way == way.way:
-                groups.setdefault(table.group, []).append(load)
+                groups.setdefault((table.group, None if is_pooled else shard.num_columns), []).append(load)
         if groups and self.is_hashed and "hash_ids" not in self.numbers:
             self._hash()  # before the first lookup
         for loads in groups.values():
             ids, bags = total(load.ids for load in loads), total(load.bags for load in loads)
             self._add("lookup", tables=tuple(loads), ids=ids, bags=bags)
         hops = way.hops(World(self.rank, self.graphs.world_size))
-        self._send(way, hops[0], len(groups))
+        if is_pooled:
+            self._send(way, hops[0], len(groups))
+        else:
+            numbers = total(load.ids * load.spec.embedding_dim for load in chain(*groups.values()))
+            self._add("output_dist_start", hops[0].collectives, value_bytes=numbers * way.element_bytes)
         return hops
 
     def _collect(self, way: _Way, hops: tuple[HopSize, ...]) -> None:
+        if not self.graphs.context.is_pooled:
+            ids = self.batch * total(map(self.graphs.symbols.length, way.features))
+            self._add("output_dist_wait", ids=ids, value_bytes=ids * way.row_bytes)
+            return
         for hop in hops[1:]:
             self._add("output_dist_wait", value_bytes=self._bytes(way, hop))
             self._send(way, hop, 1)
@@ -250,7 +268,9 @@ class _NodesOfRank:
         number = self.numbers[kind] = self.numbers.get(kind, -1) + 1
         context, trains = self.graphs.context, self.graphs.trains
         name = node_name(context.name, kind if number == 0 else f"{kind}_{number}")
-        node_facts = NodeFacts(kind, is_weighted=context.is_weighted, trains=trains, **facts)
+        node_facts = NodeFacts(
+            kind, is_weighted=context.is_weighted, is_pooled=context.is_pooled, trains=trains, **facts
+        )
         calls = tuple(call for call in collectives if trains or not call.backward)
         self.listed.append(PlannedNode(name, node_facts, calls, on_host))
 

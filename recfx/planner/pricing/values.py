@@ -29,6 +29,7 @@ class Values:
         self.lengths = _lengths(lengths, features)
         self.sizes: tuple[int, ...] = ()
         self.rank = 0
+        self.of_all: tuple[Values, ...] = ()
         self._mean_lengths: dict[str, float] = {}
         self._known: dict[sympy.Expr, int | float] = {}
 
@@ -49,6 +50,8 @@ class Values:
             ids = sum(values.batch * values.lengths[name] for values in all_values)
             for values in all_values:
                 values._mean_lengths[name] = float(ids / everybody)
+        for values in all_values:
+            values.of_all = tuple(all_values)
         return all_values
 
     @cached_property
@@ -57,11 +60,15 @@ class Values:
         lengths = {name: float(length) for name, length in self.lengths.items()}
         everybody = sum(self.sizes) if self.sizes else self.world * self.batch
         of_all = self._mean_lengths or lengths
-        return Symbols(self.batch, self.world, lengths.__getitem__, everybody, of_all.__getitem__)
+        sent = mean_length if self.sizes else lengths.__getitem__
+        return Symbols(self.batch, self.world, lengths.__getitem__, everybody, of_all.__getitem__, sent)
 
-    def per_sample(self, expression: sympy.Expr) -> int | float:
-        """The value for batches of one sample, of an expression without lengths."""
-        return plain_number(expression.xreplace({BATCH: sympy.Integer(1), WORLD: sympy.Integer(self.world)}))
+    def on_all_ranks(self, expression: sympy.Expr) -> list[int | float]:
+        """The value on every rank if its batch were that of all ranks."""
+        if expression.free_symbols <= {BATCH, WORLD}:
+            per_sample = plain_number(expression.xreplace({BATCH: sympy.Integer(1), WORLD: sympy.Integer(self.world)}))
+            return [size * per_sample for size in self.sizes]
+        return [plain_number(expression.xreplace(values._symbols)) for values in self.of_all]
 
     def number(self, expression: Any) -> int | float:
         """The value of an expression: an ``int`` if it is whole."""
