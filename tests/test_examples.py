@@ -121,6 +121,17 @@ def test_demo(run_example: Run, request: pytest.FixtureRequest, data: str) -> No
     assert "50.0% ids seen in eval mode" not in finished.stdout  # of the evaluation before training
 
 
+@pytest.mark.parametrize("data", ["generated", "ml-100k/ml-100k.inter"])
+def test_a_sequence_model(run_example: Run, request: pytest.FixtureRequest, data: str) -> None:
+    files = [] if data == "generated" else ["--data", str(request.getfixturevalue("data_directory") / data)]
+    finished = run_example("train_sequence", "--smoke", *files)
+    assert_ended_well(finished)
+    assert "FAIL" not in finished.stdout
+    assert finished.stdout.count("\nok  ") == 2
+    assert ("943 users rated 1,682 films 100,000 times" in finished.stdout) == bool(files)
+    assert finished.stdout.count("recall@10 of the film that users rate next: ") == 2
+
+
 def test_demo_says_what_to_do_when_a_log_has_more_ids_than_rows(run_example: Run, tmp_path: Path) -> None:
     log = write_log(tmp_path / "day_0.tsv", 300)
     finished = run_example("train_dlrm", "--data", str(log), "--smoke", "--rows", "20")

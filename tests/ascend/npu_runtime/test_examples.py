@@ -31,7 +31,14 @@ def results(script: str, device: str) -> tuple[list[str], str]:
 
 
 def test_every_example_is_run() -> None:
-    assert SCRIPTS == ["explore_sharding", "inference", "rec_sdk_quickstart", "torchrec_tour", "train_dlrm"]
+    assert SCRIPTS == [
+        "explore_sharding",
+        "inference",
+        "rec_sdk_quickstart",
+        "torchrec_tour",
+        "train_dlrm",
+        "train_sequence",
+    ]
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
