@@ -73,7 +73,8 @@ class Sasrec(nn.Module):
         state = self.norms[2](state + self.feed_forward(state))
         last = (history.lengths().clamp(1, LONGEST) - 1).long().view(-1, 1, 1).expand(-1, 1, state.shape[2])
         user = state.gather(1, last).squeeze(1)
-        return (user.repeat_interleave(candidates.lengths().long(), 0) * candidates.values()).sum(1)
+        of_user = torch.arange(user.shape[0], device=user.device).repeat_interleave(candidates.lengths().long())
+        return (user.index_select(0, of_user) * candidates.values()).sum(1)
 
 
 @dataclass
