@@ -18,7 +18,7 @@ import recfx
 from recfx.collections.sharding.collection import ShardedHashEmbeddingBagCollection
 from recfx.runtime.find_ids import InsertIds
 from recfx.runtime.input_dist import InputDistStart
-from tests.sharding.cases import Case, Model, batches, build, with_optimizer
+from tests.sharding.cases import Case, Model, as_sequence, batches, build, with_optimizer
 from tests.sharding.pipelined import (
     CPU,
     PIPELINES,
@@ -34,10 +34,11 @@ from tests.sharding.pipelined import (
 )
 from tests.sharding.ranks import ranks
 from tests.sharding.typical_cases import CASES as STOCK_CASES
-from tests.sharding.typical_cases import MIXED, hashed_case
+from tests.sharding.typical_cases import MIXED, SEQUENCES, hashed_case
 
 CASES = {
     **STOCK_CASES,
+    **SEQUENCES,
     "hashed_error": hashed_case("row_wise", "error", sizes=(3, 5)),
     "hashed_share": hashed_case("table_wise", "share", sizes=(3, 5)),
     "hashed_lru": hashed_case("row_wise", "lru"),
@@ -56,7 +57,9 @@ CASES = {
 FORMS = ("alone", "wrapped", "two")
 
 
-@pytest.mark.parametrize(("name", "form"), [(name, FORMS[number % 3]) for number, name in enumerate(CASES)])
+@pytest.mark.parametrize(
+    ("name", "form"), [(name, "two" if CASES[name].beside else FORMS[number % 3]) for number, name in enumerate(CASES)]
+)
 def test_changes_no_bit(name: str, form: str) -> None:
     expected = ranks(2).run(train, CASES[name], "loop", form, "ttttttt")
     assert_same(ranks(2).run(train, CASES[name], "recfx", form, "ttttttt"), expected)
@@ -88,7 +91,7 @@ def test_changes_no_bit_where_the_worker_is_ahead_on_some_ranks(world_size: int)
 @pytest.mark.parametrize(
     ("name", "modes"),
     [
-        *((name, "ttette") for name in ("mixed", "hashed_error", "hashed_share", "hashed_lfu_admit")),
+        *((name, "ttette") for name in ("mixed", "hashed_error", "hashed_share", "hashed_lfu_admit", "both_evicting")),
         ("mixed", "t"), ("hashed_error", "tt"), ("hashed_share", "t"), ("hashed_lfu_admit", "e"),
     ],
 )  # fmt: skip
@@ -97,15 +100,17 @@ def test_changes_no_bit_where_steps_in_eval_mode_come_between(name: str, modes: 
     assert_same(ranks(2).run(train, CASES[name], "recfx", "two", modes), expected)
 
 
-@pytest.mark.parametrize("name", ["mixed", "hashed_error", "hashed_lru"])
+@pytest.mark.parametrize("name", ["mixed", "hashed_error", "hashed_lru", "sequence_row_wise"])
 def test_changes_no_bit_on_one_rank(name: str) -> None:
     expected = ranks(1).run(train, CASES[name], "loop")
     assert_same(ranks(1).run(train, CASES[name], "recfx"), expected)
 
 
+@pytest.mark.parametrize("is_pooled", [True, False])
 @pytest.mark.parametrize("converted", [False, True])
-def test_a_model_without_sharded_collections_runs_as_well(converted: bool) -> None:
+def test_a_model_without_sharded_collections_runs_as_well(converted: bool, is_pooled: bool) -> None:
     case, left = CASES["hashed_error"] if converted else CASES["mixed"], []
+    case = case if is_pooled else as_sequence(case)
     for pipeline in ("loop", "recfx"):
         standard, width = build(case)
         torch.manual_seed(1)
@@ -147,7 +152,7 @@ def train_and_interfere(rank: int, world_size: int, case: Case, pipeline: str) -
     return {"pooled": pooled, "left": what_is_left(model)}
 
 
-@pytest.mark.parametrize("name", ["hashed_error", "hashed_share", "hashed_lfu_admit"])
+@pytest.mark.parametrize("name", ["hashed_error", "hashed_share", "hashed_lfu_admit", "sequence_row_wise"])
 def test_nothing_of_later_batches_is_seen_between_steps(name: str) -> None:
     expected = ranks(2).run(train_and_interfere, CASES[name], "loop")
     assert_same(ranks(2).run(train_and_interfere, CASES[name], "recfx"), expected)
@@ -237,8 +242,9 @@ def test_a_collection_has_the_forward_between_steps_that_it_had_before() -> None
     assert ranks(2).run(train_with_a_forward_of_its_own, CASES["hashed_error"]) == [[True] * 5] * 2
 
 
-def test_ids_are_sent_and_rows_found_ahead() -> None:
-    for answer in ranks(2).run(train_and_watch, CASES["hashed_error"]):
+@pytest.mark.parametrize("name", ["hashed_error", "sequence_row_wise"])
+def test_ids_are_sent_and_rows_found_ahead(name: str) -> None:
+    for answer in ranks(2).run(train_and_watch, CASES[name]):
         assert answer["events"] == (
             "forward send send step send forward insert step send forward insert step forward insert step"
         )
@@ -260,8 +266,7 @@ class TurnsFirst(Two):
     def forward(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
         self.calls += 1
         features = batch.features.permute(list(range(len(batch.features.keys())))) if self.calls > 1 else batch.features
-        both = torch.cat([self.first(features).values(), self.second(batch.features).values()], 1)
-        return (self.over(torch.cat([both, batch.dense], 1)).tanh() ** 2).mean(), both.detach()
+        return self.loss_and_output(features, batch)
 
 
 def called_otherwise(rank: int, world_size: int, case: Case) -> list[str]:

@@ -87,7 +87,8 @@ class Case:
     """A collection, its plan, and how it is trained.
 
     ``kernel``: "fused" or "dense"; ``sizes``: batch size by rank, repeated; ``hosts``: ranks are cut into so many;
-    ``is_pooled``: whether it is an ``EmbeddingBagCollection``, otherwise an ``EmbeddingCollection``.
+    ``is_pooled``: whether it is an ``EmbeddingBagCollection``, otherwise an ``EmbeddingCollection``;
+    ``beside``: the case of a second collection in models whose state is saved.
     """
 
     tables: tuple[Table, ...]
@@ -100,6 +101,7 @@ class Case:
     raw_ids: int = 0  # so many different ones, far apart; 0: ids are rows
     seed: int = 0
     is_pooled: bool = True
+    beside: Case | None = None
 
     def batch_sizes(self, world_size: int) -> list[int]:
         return [self.sizes[rank % len(self.sizes)] for rank in range(world_size)]

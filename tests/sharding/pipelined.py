@@ -14,7 +14,7 @@ from torchrec.distributed.train_pipeline import TrainPipelineBase, TrainPipeline
 from torchrec.streamable import Pipelineable
 
 import recfx
-from recfx.collections.sharding.collection import ShardedHashEmbeddingBagCollection
+from recfx.collections.sharding.collection import ShardedCollection
 from tests.sharding.cases import (
     OPTIMIZERS,
     Case,
@@ -26,6 +26,7 @@ from tests.sharding.cases import (
     plain_model,
     shard,
     shards_of,
+    values_of,
 )
 
 CPU = torch.device("cpu")
@@ -57,15 +58,23 @@ PIPELINES: dict[str, Callable[..., Any]] = {
 
 
 class Two(nn.Module):
-    """Two collections that read the same features, and one input each that is not theirs."""
+    """Two collections that read the same features, and one input each that is not theirs.
+
+    Each has a value a sample or one an id, so that the layer over them takes sums of a batch.
+    """
 
     def __init__(self, first: nn.Module, second: nn.Module, width: int) -> None:
         super().__init__()
-        self.first, self.second, self.over = first, second, nn.Linear(2 * width + 2, 3)
+        self.first, self.second, self.over = first, second, nn.Linear(width + 2, 3)
 
     def forward(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-        both = torch.cat([self.first(batch.features).values(), self.second(batch.features).values()], 1)
-        return (self.over(torch.cat([both, batch.dense], 1)).tanh() ** 2).mean(), both.detach()
+        return self.loss_and_output(batch.features, batch)
+
+    def loss_and_output(self, first: KeyedJaggedTensor, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        """The loss and all values; ``first``: what the first collection is called with."""
+        both = [values_of(self.first(first)), values_of(self.second(batch.features))]
+        summed = torch.cat([values.tanh().sum(0) for values in (*both, batch.dense)])
+        return (self.over(summed).tanh() ** 2).mean(), torch.cat([values.detach().flatten() for values in both])
 
 
 @dataclass
@@ -91,16 +100,16 @@ def sharded_model(case: Case, world_size: int, form: str) -> nn.Module:
 
     Args:
         form: ``"alone"``: the collection is sharded by itself; ``"wrapped"``: by ``DistributedModelParallel``;
-            ``"two"``: of two collections.
+            ``"two"``: of two collections, the second of them of ``case.beside`` if there is such a case.
     """
     if form == "wrapped":
         return model_parallel(*model_and_plan(case, world_size))
     model: Any = plain_model(case)
     model.sparse = shard(case, model.sparse, world_size)
     if form == "two":
-        second, width = build(case)
+        second, width = build(case.beside or case)
         torch.manual_seed(1)
-        model = Two(model.sparse, shard(case, second, world_size), width)
+        model = Two(model.sparse, shard(case.beside or case, second, world_size), width + model.over.in_features)
     model.over = nn.parallel.DistributedDataParallel(model.over)
     return model
 
@@ -117,8 +126,8 @@ def dense_optimizer(case: Case, model: nn.Module) -> torch.optim.Optimizer:
     return kind(dense_parameters(case, model), **settings)
 
 
-def collections(model: nn.Module) -> list[ShardedHashEmbeddingBagCollection]:
-    return [module for module in model.modules() if isinstance(module, ShardedHashEmbeddingBagCollection)]
+def collections(model: nn.Module) -> list[ShardedCollection]:
+    return [module for module in model.modules() if isinstance(module, ShardedCollection)]
 
 
 def what_is_left(model: nn.Module) -> dict[str, torch.Tensor]:

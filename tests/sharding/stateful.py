@@ -13,9 +13,22 @@ from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 from torchrec.distributed.types import ShardingEnv
 
 import recfx
-from recfx.collections.sharding.collection import ShardedHashEmbeddingBagCollection, shard_collection
+from recfx.collections.collection import UnshardedCollection
+from recfx.collections.converted_collection import ConvertedCollection, collections_of
+from recfx.collections.sharding.collection import ShardedCollection, shard_collection
 from recfx.collections.sharding.gather import gather_tables
-from tests.sharding.cases import Case, Model, Table, batches, build, concatenate, plan_of, with_optimizer
+from tests.sharding.cases import (
+    Case,
+    Model,
+    Table,
+    as_sequence,
+    batches,
+    build,
+    concatenate,
+    plan_of,
+    values_of,
+    with_optimizer,
+)
 
 LRU = recfx.HashConfig(dense_rows=0, rows=80, buckets=4, on_full="evict")
 ADMIT = recfx.HashConfig(
@@ -46,6 +59,12 @@ def case_of(plan: str, hashing: recfx.HashConfig | None = LRU, optimizer: str = 
     return Case(tables, hashing=hashing, raw_ids=raw_ids, optimizer=optimizer, local_size=local_size)
 
 
+def in_kinds(case: Case) -> dict[str, Case]:
+    """The case of pooled tables, that of sequence tables, and that of a model with both, by name."""
+    sequence = as_sequence(case)
+    return {"pooled": case, "sequence": sequence, "mixed": replace(sequence, beside=case)}
+
+
 def make(case: Case, world_size: int, seed: int = 0, group: dist.ProcessGroup | None = None) -> nn.Module:
     """The model on this rank: converted and sharded, over all ranks or a group; on world size 0 converted alone."""
     standard, width = build(replace(case, seed=seed))
@@ -55,9 +74,11 @@ def make(case: Case, world_size: int, seed: int = 0, group: dist.ProcessGroup | 
     model.sparse = converted
     if world_size:
         plan = plan_of(case, converted, world_size)
-        assert isinstance(converted, recfx.HashEmbeddingBagCollection)
+        assert isinstance(converted, UnshardedCollection)
         env = ShardingEnv.from_process_group(group or dist.group.WORLD)
         model.sparse = shard_collection(converted, plan, env)
+    if case.beside is not None:
+        model.beside = make(case.beside, world_size, seed, group).get_submodule("sparse")
     return model
 
 
@@ -70,8 +91,8 @@ def train(model: nn.Module, case: Case, rank: int, world_size: int, first: int, 
     for step in batches(replace(case, sizes=(1,)), parts, last)[first:]:
         share = parts // max(world_size, 1)
         features = concatenate(step[rank * share : (rank + 1) * share])
-        pooled = model.sparse(features).values()
-        (pooled.square().sum() * max(world_size, 1)).backward()
+        values = [values_of(collection(features)) for collection in collections_of(model, ConvertedCollection).values()]
+        (sum(each.square().sum() for each in values) * max(world_size, 1)).backward()  # type: ignore[union-attr]
 
 
 def gather(value: torch.Tensor) -> torch.Tensor:
@@ -132,10 +153,10 @@ def assert_same(actual: dict[str, torch.Tensor], expected: dict[str, torch.Tenso
             torch.testing.assert_close(value, expected_value, rtol=1e-4, atol=1e-6, msg=lambda m, n=name: f"{n}: {m}")
 
 
-def sharded_of(model: nn.Module) -> ShardedHashEmbeddingBagCollection:
+def sharded_of(model: nn.Module) -> ShardedCollection:
     """The collection of ``make``."""
     sparse = model.get_submodule("sparse")
-    assert isinstance(sparse, ShardedHashEmbeddingBagCollection)
+    assert isinstance(sparse, ShardedCollection)
     return sparse
 
 
@@ -173,9 +194,16 @@ def carry_over(model: Any, again: Any, how: str, folder: str) -> None:
 
 def tables_of(model: nn.Module) -> dict[str, torch.Tensor]:
     """Weight, index with all of its ``counts``, and fused optimizer of every table, whole. Collective."""
-    sparse: Any = model.get_submodule("sparse")
     tensors = {"over": model.get_parameter("over.weight").detach().clone()}
-    if isinstance(sparse, ShardedHashEmbeddingBagCollection):
+    for path, collection in collections_of(model, ConvertedCollection).items():
+        prefix = path.removeprefix("sparse") and f"{path}."
+        tensors.update({f"{prefix}{name}": value for name, value in _tables_of(collection).items()})
+    return tensors
+
+
+def _tables_of(sparse: Any) -> dict[str, torch.Tensor]:
+    tensors: dict[str, torch.Tensor] = {}
+    if isinstance(sparse, ShardedCollection):
         for name, table in gather_tables(sparse).items():
             tensors[f"{name}.weight"] = table.weight
             tensors.update({f"{name}.index.{key}": value for key, value in table.index.items()})

@@ -16,9 +16,21 @@ from recfx.errors import CheckpointError
 from tests.checkpoint.crafted import data_of, pickles, reseal
 from tests.sharding.cases import Case
 from tests.sharding.ranks import ranks
-from tests.sharding.stateful import ADMIT, LRU, assert_equal, assert_same, case_of, make, tables_of, train, whole_state
+from tests.sharding.stateful import (
+    ADMIT,
+    LRU,
+    assert_equal,
+    assert_same,
+    case_of,
+    in_kinds,
+    make,
+    tables_of,
+    train,
+    whole_state,
+)
 
 STEPS = 3
+KINDS = ("pooled", "sequence", "mixed")
 
 
 def save(rank: int, world_size: int, case: Case, folder: str) -> dict[str, torch.Tensor]:
@@ -46,8 +58,9 @@ def blocks(rank: int, world_size: int, case: Case, folder: str) -> None:
     assert_same(whole_state(loaded), whole_state(model))
 
 
-def test_rowwise_adagrad_keeps_a_state_a_column_block(tmp_path: Path) -> None:
-    ranks(2).run(blocks, case_of("columns", LRU, "rowwise_adagrad"), str(tmp_path))
+@pytest.mark.parametrize("kind", ["pooled", "sequence"])
+def test_rowwise_adagrad_keeps_a_state_a_column_block(kind: str, tmp_path: Path) -> None:
+    ranks(2).run(blocks, in_kinds(case_of("columns", LRU, "rowwise_adagrad"))[kind], str(tmp_path))
 
 
 def go_on(rank: int, world_size: int, case: Case, folder: str) -> dict[str, torch.Tensor]:
@@ -63,8 +76,9 @@ def go_on(rank: int, world_size: int, case: Case, folder: str) -> dict[str, torc
     return tables_of(resumed)
 
 
-def test_training_goes_on_as_if_it_had_not_stopped(tmp_path: Path) -> None:
-    state = ranks(2).run(go_on, case_of("mixed"), str(tmp_path))[0]
+@pytest.mark.parametrize("kind", KINDS)
+def test_training_goes_on_as_if_it_had_not_stopped(kind: str, tmp_path: Path) -> None:
+    state = ranks(2).run(go_on, in_kinds(case_of("mixed"))[kind], str(tmp_path))[0]
     evicted = recfx.kernels.index.index_buffers.COUNTERS.index("evicted")
     assert int(state["a.index.counts"][evicted]) > 0
 
@@ -72,11 +86,12 @@ def test_training_goes_on_as_if_it_had_not_stopped(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("hashing", "optimizer"), [(LRU, "adagrad"), (ADMIT, "adam"), (None, "rowwise_adagrad")], ids=["lru", "admit", "no"]
 )
+@pytest.mark.parametrize("kind", KINDS)
 def test_any_number_of_ranks_loads_what_any_number_saved(
-    tmp_path: Path, hashing: recfx.HashConfig | None, optimizer: str
+    tmp_path: Path, kind: str, hashing: recfx.HashConfig | None, optimizer: str
 ) -> None:
     def case(plan: str, world_size: int) -> Case:
-        return case_of(plan, hashing, optimizer, world_size)
+        return in_kinds(case_of(plan, hashing, optimizer, world_size))[kind]
 
     rowwise = optimizer == "rowwise_adagrad"
     plain, two, four = str(tmp_path / "plain"), str(tmp_path / "two"), str(tmp_path / "four")

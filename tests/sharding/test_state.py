@@ -20,7 +20,7 @@ from recfx.collections.sharding.gather import gather_tables
 from recfx.conversion.load_guard import guard_loading
 from recfx.errors import CheckpointError
 from recfx.kernels.index.index_buffers import FREED
-from tests.sharding.cases import Case, batches, build, plan_of
+from tests.sharding.cases import Case, batches, build, plan_of, values_of
 from tests.sharding.ranks import ranks
 from tests.sharding.stateful import (
     ADMIT,
@@ -30,6 +30,7 @@ from tests.sharding.stateful import (
     assert_same,
     carry_over,
     case_of,
+    in_kinds,
     load_dcp,
     make,
     model_state,
@@ -63,8 +64,9 @@ def layout(rank: int, world_size: int, case: Case) -> dict[str, tuple[str, tuple
 
 
 @pytest.mark.parametrize("plan", sorted(PLANS))
-def test_keys_sizes_and_dtypes_are_those_of_the_unsharded_collection(plan: str) -> None:
-    case = case_of(plan, ADMIT)
+@pytest.mark.parametrize("of_kind", ["pooled", "sequence"])
+def test_keys_sizes_and_dtypes_are_those_of_the_unsharded_collection(plan: str, of_kind: str) -> None:
+    case = in_kinds(case_of(plan, ADMIT))[of_kind]
     expected = make(case, 0).get_submodule("sparse").state_dict()
     replicated = {table.name for table in case.tables if table.sharding[0] == "data_parallel"}
     for layouts in ranks(2).run(layout, case):
@@ -105,8 +107,9 @@ def load_plain(
 
 @pytest.mark.parametrize("plan", ["columns", "mixed", "rows"])
 @pytest.mark.parametrize("hashing", [LRU, ADMIT], ids=["lru", "admit"])
-def test_whole_tensors_load_under_any_plan(plan: str, hashing: recfx.HashConfig) -> None:
-    case = case_of(plan, hashing, "adam")
+@pytest.mark.parametrize("kind", ["pooled", "sequence"])
+def test_whole_tensors_load_under_any_plan(plan: str, hashing: recfx.HashConfig, kind: str) -> None:
+    case = in_kinds(case_of(plan, hashing, "adam"))[kind]
     state = plain_state(case)
     for loaded in ranks(2).run(load_plain, case, state, True):
         assert_same(loaded, state)
@@ -389,7 +392,7 @@ def train_on_nothing(model: torch.nn.Module, case: Case) -> None:
     nothing = KeyedJaggedTensor(
         keys, torch.empty(0, dtype=torch.int64), lengths=torch.zeros(len(keys), dtype=torch.int64)
     )
-    model.get_submodule("sparse")(nothing).values().sum().backward()
+    values_of(model.get_submodule("sparse")(nothing)).sum().backward()
 
 
 def counted(model: torch.nn.Module) -> dict[str, list[int]]:
@@ -426,8 +429,9 @@ def resumed(rank: int, world_size: int, case: Case, how: str, folder: str) -> li
 
 @pytest.mark.parametrize("how", ["state_dict", "checkpoint", "dcp", "dcp in place"])
 @pytest.mark.parametrize("plan", ["rows", "mixed"])
-def test_every_rank_gets_back_what_it_had_counted(plan: str, how: str, tmp_path: Path) -> None:
-    answers = ranks(2).run(resumed, case_of(plan, ADMIT), how, str(tmp_path / "saved"))
+@pytest.mark.parametrize("kind", ["pooled", "sequence"])
+def test_every_rank_gets_back_what_it_had_counted(plan: str, how: str, kind: str, tmp_path: Path) -> None:
+    answers = ranks(2).run(resumed, in_kinds(case_of(plan, ADMIT))[kind], how, str(tmp_path / "saved"))
     for before, after, same_forecasts, same_later in answers:
         assert after == before
         assert {counts[0] for counts in after.values()} == {5}

@@ -23,7 +23,11 @@ from tests.sharding.pipelined import (
     what_is_left,
 )
 from tests.sharding.ranks import ranks
-from tests.sharding.typical_cases import CASES, HASHED
+from tests.sharding.typical_cases import CASES as POOLED_CASES
+from tests.sharding.typical_cases import SEQUENCES
+
+CASES = {**POOLED_CASES, **SEQUENCES}
+IN_ONE = [name for name in CASES if not CASES[name].beside]
 
 
 @functools.cache
@@ -33,7 +37,7 @@ def in_a_loop(name: str, form: str, modes: str = "ttttt") -> list[dict[str, Any]
 
 
 @pytest.mark.parametrize(
-    ("name", "form"), [(name, ("alone", "wrapped")[number % 2]) for number, name in enumerate(CASES)]
+    ("name", "form"), [(name, ("alone", "wrapped")[number % 2]) for number, name in enumerate(IN_ONE)]
 )
 def test_the_sparse_dist_pipeline_changes_no_bit(name: str, form: str) -> None:
     case, expected = CASES[name], in_a_loop(name, form)
@@ -41,7 +45,7 @@ def test_the_sparse_dist_pipeline_changes_no_bit(name: str, form: str) -> None:
     assert [answer["forwards"] for answer in pipelined] == [["PipelinedForward"]] * 2
     assert [answer["reported"] for answer in expected + pipelined] == [[False]] * 2 + [[True]] * 2
     assert_same(pipelined, expected)
-    unsharded = train_whole(case, 2, 5)[0] if name in HASHED else None
+    unsharded = train_whole(case, 2, 5)[0] if case.hashing else None
     check(case, 2, pipelined, rtol=1e-4, atol=1e-5, expected=unsharded)
 
 
@@ -54,6 +58,9 @@ def test_the_sparse_dist_pipeline_changes_no_bit(name: str, form: str) -> None:
         ("admitting", "alone", "ttette"),
         ("mixed", "alone", "e"),
         ("admitting", "two", "e"),
+        ("both", "two", "ttette"),
+        ("both_evicting", "two", "ttette"),
+        ("sequence_admitting", "alone", "e"),
     ],
 )
 def test_collections_that_share_features_and_steps_in_eval_mode(name: str, form: str, modes: str) -> None:
@@ -63,7 +70,7 @@ def test_collections_that_share_features_and_steps_in_eval_mode(name: str, form:
     assert_same(pipelined, expected)
 
 
-@pytest.mark.parametrize("name", ["mixed", "hashed_row_wise"])
+@pytest.mark.parametrize("name", ["mixed", "hashed_row_wise", "sequence", "sequence_row_wise"])
 def test_the_base_pipeline_changes_no_bit(name: str) -> None:
     assert_same(ranks(2).run(train, CASES[name], "base"), in_a_loop(name, "alone"))
 
@@ -97,6 +104,8 @@ def train_to_the_end(
         ("hashed_table_wise", "alone", (3, 4)),
         ("evicting", "wrapped", (5, 3)),
         ("evicting", "two", (3, 4)),
+        ("sequence", "alone", (3, 4)),
+        ("both_evicting", "two", (5, 3)),
     ],
 )
 def test_data_of_two_lengths_trains_what_both_ranks_have(name: str, form: str, lengths: tuple[int, int]) -> None:

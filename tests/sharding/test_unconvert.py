@@ -6,21 +6,21 @@ from typing import Any
 
 import pytest
 import torch
-from torchrec import EmbeddingBagCollection
+from torchrec import EmbeddingBagCollection, EmbeddingCollection
 
 import recfx
 from recfx.collections.sharding.gather import gather_tables
 from recfx.errors import CheckpointError, ConversionError
 from tests.sharding.cases import Case, Model, build, model_and_plan, model_parallel
 from tests.sharding.ranks import ranks
-from tests.sharding.stateful import ADMIT, LRU, case_of, make, sharded_of, train
+from tests.sharding.stateful import ADMIT, LRU, case_of, in_kinds, make, sharded_of, train
 
 KEYS = {"adagrad": ("sum",), "rowwise_adagrad": ("sum",), "adam": ("exp_avg", "exp_avg_sq", "step")}
 
 
 def described(plain: Any, mapping: Any) -> dict[str, Any]:
     sparse = plain.sparse
-    assert type(sparse) is EmbeddingBagCollection
+    assert type(sparse) in (EmbeddingBagCollection, EmbeddingCollection)
     state = {}
     for name, parameter in sparse.named_parameters():
         (optimizer,) = parameter._in_backward_optimizers
@@ -42,8 +42,9 @@ def back(rank: int, world_size: int, case: Case) -> dict[str, Any]:
     ("plan", "hashing", "optimizer"),
     [("mixed", LRU, "adagrad"), ("columns", ADMIT, "adam"), ("rows", None, "rowwise_adagrad")],
 )
-def test_equals_the_unsharded_model_unconverted(plan: str, hashing: Any, optimizer: str) -> None:
-    case = case_of(plan, hashing, optimizer)
+@pytest.mark.parametrize("kind", ["pooled", "sequence"])
+def test_equals_the_unsharded_model_unconverted(plan: str, hashing: Any, optimizer: str, kind: str) -> None:
+    case = in_kinds(case_of(plan, hashing, optimizer))[kind]
     whole = make(case, 0)
     train(whole, case, 0, 0, 0, 3)
     expected = described(*recfx.unconvert(whole, with_mapping=True))  # type: ignore[misc]
@@ -109,8 +110,9 @@ def in_dmp(rank: int, world_size: int, case: Case) -> dict[str, Any]:
     return {name: value.clone() for name, value in plain.state_dict().items()}  # type: ignore[union-attr]
 
 
-def test_inside_distributed_model_parallel() -> None:
-    case = case_of("mixed", None)
+@pytest.mark.parametrize("kind", ["pooled", "sequence"])
+def test_inside_distributed_model_parallel(kind: str) -> None:
+    case = in_kinds(case_of("mixed", None))[kind]
     torch.manual_seed(1)
     expected, _ = build(case)
     for weights in ranks(2).run(in_dmp, case):

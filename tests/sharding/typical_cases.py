@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import recfx
-from tests.sharding.cases import Case, Table
+from tests.sharding.cases import Case, Table, as_sequence
 
 TYPES = {
     "data_parallel": ("data_parallel",),
@@ -120,3 +120,17 @@ HASHED = {
 }
 
 CASES = {**STATIC, **HASHED}
+
+_EVICTING = Case(FOUR_LARGER, hashing=CONFIGS["lru"], raw_ids=300, optimizer="adagrad")
+
+SEQUENCES = {
+    "sequence": as_sequence(STATIC["mixed"]),
+    "sequence_dense": as_sequence(STATIC["mixed_dense"]),
+    "sequence_uneven": as_sequence(STATIC["uneven"]),
+    "sequence_row_wise": as_sequence(hashed_case("row_wise", "error", sizes=(3, 5))),
+    "sequence_data_parallel": as_sequence(HASHED["hashed_data_parallel"]),
+    "sequence_admitting": as_sequence(HASHED["admitting"]),
+    "both": replace(as_sequence(STATIC["mixed"]), beside=STATIC["mixed"]),
+    "both_evicting": replace(as_sequence(_EVICTING), beside=_EVICTING),
+}
+"""Cases of sequence tables; ``both``: and of pooled ones, for models of two collections."""
