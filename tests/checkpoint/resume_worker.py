@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from tests.checkpoint.training import CONFIGS, Training
+from tests.checkpoint.training import CONFIGS, Training, WithSequences
 
 STEPS = 6
 
@@ -16,7 +16,7 @@ def resume(folder: Path) -> None:
     """Every checkpoint ``<kind>-<config>`` in ``folder``: load, train on, write losses and state beside it."""
     for directory in sorted(folder.iterdir()):
         kind, _, config = directory.name.partition("-")
-        training = Training.build(kind, CONFIGS[config], seed=99)
+        training = Training.build(kind, CONFIGS[config], seed=99, model_class=WithSequences)
         training.load(directory)
         loaded = training.everything()
         losses = training.steps(STEPS, 2 * STEPS)

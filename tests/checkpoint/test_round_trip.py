@@ -22,7 +22,7 @@ from recfx.collections.collection import unsharded_collections
 from tests.builders.optimizers import attach
 from tests.checkpoint import resume_worker
 from tests.checkpoint.resume_worker import STEPS
-from tests.checkpoint.training import CONFIGS, KINDS, RAW, OnePart, Training, TwoPart, assert_same, batch
+from tests.checkpoint.training import CONFIGS, KINDS, RAW, OnePart, Training, TwoPart, WithSequences, assert_same, batch
 from tests.support.forked_script import run_script
 
 DERIVED = (".slot_groups",)  # may be laid out in another order
@@ -34,9 +34,12 @@ def without_derived(training: Training) -> dict[str, object]:
 
 @pytest.mark.parametrize("bytes_in_place", [0, 1 << 20], ids=["in_place", "aside"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_all_state_comes_back(tmp_path: Path, kind: str, bytes_in_place: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("model_class", [TwoPart, WithSequences])
+def test_all_state_comes_back(
+    tmp_path: Path, kind: str, bytes_in_place: int, model_class: type[nn.Module], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(model_plan, "IN_PLACE_BYTES", bytes_in_place)
-    source, target = Training.build(kind), Training.build(kind, seed=9)
+    source, target = (Training.build(kind, seed=seed, model_class=model_class) for seed in (0, 9))
     source.steps(0, 3)
     target.steps(7, 9)
     source.save(tmp_path)
@@ -197,15 +200,18 @@ def test_under_distributed_data_parallel(tmp_path: Path) -> None:
     assert_same(without_derived(target), without_derived(source))
 
 
-def test_a_plain_model_and_an_adopted_one(tmp_path: Path) -> None:
-    plain = TwoPart()
-    attach(plain.first, torch.optim.Adagrad)
+@pytest.mark.parametrize("model_class", [TwoPart, WithSequences])
+def test_a_plain_model_and_an_adopted_one(model_class: type[nn.Module], tmp_path: Path) -> None:
+    plain = model_class()
+    for collection in (plain.first, plain.second):
+        attach(collection, torch.optim.Adagrad)
     features = batch(0)
     features.values().remainder_(300)
     plain(features).sum().backward()
     recfx.save_checkpoint(plain, tmp_path)
-    adopted = TwoPart()
-    attach(adopted.first, torch.optim.Adagrad)
+    adopted = model_class()
+    for collection in (adopted.first, adopted.second):
+        attach(collection, torch.optim.Adagrad)
     adopted = recfx.convert(adopted)
     recfx.load_checkpoint(adopted, tmp_path)
     for one in (plain, adopted):
@@ -357,7 +363,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Run, Run]]
     folder = tmp_path_factory.mktemp("resume")
     here: dict[str, Run] = {}
     for kind, config in CASES:
-        training = Training.build(kind, CONFIGS[config])
+        training = Training.build(kind, CONFIGS[config], model_class=WithSequences)
         training.steps(0, STEPS)
         for attached in training.user_optimizers.values():  # a schedule
             attached.param_groups[0]["lr"] *= 0.5
@@ -377,7 +383,8 @@ def test_resumed_training_is_the_same_to_the_bit(runs: dict[str, tuple[Run, Run]
     assert resumed_losses == losses
     assert_same(resumed, {**after, **{name: resumed[name] for name in _not_saved(after)}})
     moved = [name for name in after if name.startswith("model.") and not torch.equal(before[name], after[name])]
-    assert {"model.first.embedding_bags.a.weight", "model.first.hash_indexes.a.row_ids"} <= set(moved)
+    weights = {"model.first.embedding_bags.a.weight", "model.second.embeddings.c.weight"}
+    assert {*weights, "model.first.hash_indexes.a.row_ids", "model.second.hash_indexes.c.row_ids"} <= set(moved)
 
 
 def _not_saved(state: dict[str, Any]) -> list[str]:

@@ -8,11 +8,20 @@ from typing import Any
 
 import torch
 from torch import nn
-from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor, PoolingType
+from torchrec import (
+    EmbeddingBagCollection,
+    EmbeddingBagConfig,
+    EmbeddingCollection,
+    EmbeddingConfig,
+    JaggedTensor,
+    KeyedJaggedTensor,
+    PoolingType,
+)
 from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
 import recfx
 from recfx.collections.collection import unsharded_collections
+from recfx.collections.kinds import table_in
 from tests.builders.optimizers import attach
 
 KINDS: dict[str, tuple[type[torch.optim.Optimizer], dict[str, Any]]] = {
@@ -53,6 +62,20 @@ class TwoPart(nn.Module):
         return self.after(pooled).squeeze(1)
 
 
+class WithSequences(TwoPart):
+    """A pooled and a sequence collection: rows of the second one are summed here."""
+
+    def __init__(self, rows: int = ROWS) -> None:
+        super().__init__(rows)
+        self.second = sequence_collection("c", rows)
+
+    def forward(self, features: KeyedJaggedTensor) -> torch.Tensor:
+        self.seen += features.stride()
+        summed = sum_of_samples(self.second(features)["c"])
+        pooled = torch.cat([self.before(self.first(features).values()), summed], dim=1)
+        return self.after(pooled).squeeze(1)
+
+
 class OnePart(nn.Module):
     """As little as there can be: a table and a dense layer."""
 
@@ -63,6 +86,27 @@ class OnePart(nn.Module):
 
     def forward(self, features: KeyedJaggedTensor) -> torch.Tensor:
         return self.after(self.first(features).values()).squeeze(1)
+
+
+class OneSequence(OnePart):
+    """``OnePart`` with a sequence table, whose rows are summed here."""
+
+    def __init__(self, rows: int = ROWS) -> None:
+        super().__init__(rows)
+        self.first = sequence_collection("a", rows)
+
+    def forward(self, features: KeyedJaggedTensor) -> torch.Tensor:
+        return self.after(sum_of_samples(self.first(features)["a"])).squeeze(1)
+
+
+def sequence_collection(table: str, rows: int) -> EmbeddingCollection:
+    config = EmbeddingConfig(name=table, num_embeddings=rows, embedding_dim=4, feature_names=[table])
+    return EmbeddingCollection([config])
+
+
+def sum_of_samples(rows: JaggedTensor) -> torch.Tensor:
+    """``[n, D]`` rows of ids, summed to ``[B, D]``."""
+    return torch.segment_reduce(rows.values(), "sum", lengths=rows.lengths(), axis=0)
 
 
 def collection(tables: list[str], rows: int, pooling: PoolingType = PoolingType.SUM) -> EmbeddingBagCollection:
@@ -94,7 +138,7 @@ class Training:
         torch.manual_seed(seed)
         model = model_class(rows)
         optimizer_class, settings = KINDS[kind]
-        tables = {name: parameter for name, parameter in model.named_parameters() if "embedding_bags" in name}
+        tables = {name: parameter for name, parameter in model.named_parameters() if table_in(name)[1]}
         converted = recfx.convert(model, hashing=hashing)
         attach(tables.values(), optimizer_class, **settings)
         dense = [parameter for name, parameter in converted.named_parameters() if name not in tables]

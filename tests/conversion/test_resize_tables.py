@@ -14,7 +14,7 @@ from torch import nn
 from torchrec import EmbeddingBagConfig, KeyedJaggedTensor
 
 import recfx
-from tests.checkpoint.training import KINDS, OnePart, Training, assert_same, batch
+from tests.checkpoint.training import KINDS, OnePart, OneSequence, Training, assert_same, batch
 from tests.support.refusals import refused
 
 BIGGER: dict[str, dict[str, Any]] = {
@@ -24,8 +24,8 @@ BIGGER: dict[str, dict[str, Any]] = {
 }
 
 
-def source_of(kind: str) -> Training:
-    training = Training.build(kind, rows=100, model_class=OnePart)
+def source_of(kind: str, model_class: type[nn.Module] = OnePart) -> Training:
+    training = Training.build(kind, rows=100, model_class=model_class)
     training.steps(0, 4)
     assert 20 < len(training.model.first.index("a")) < 90
     return training
@@ -64,10 +64,11 @@ def assert_trains_alike(source: Training, target: Training) -> None:
 
 @pytest.mark.parametrize("shape", BIGGER)
 @pytest.mark.parametrize("kind", KINDS)
-def test_load_checkpoint(tmp_path: Path, kind: str, shape: str) -> None:
-    source = source_of(kind)
+@pytest.mark.parametrize("model_class", [OnePart, OneSequence])
+def test_load_checkpoint(tmp_path: Path, kind: str, shape: str, model_class: type[nn.Module]) -> None:
+    source = source_of(kind, model_class)
     source.save(tmp_path)
-    target = Training.build(kind, seed=4, model_class=OnePart, **BIGGER[shape])
+    target = Training.build(kind, seed=4, model_class=model_class, **BIGGER[shape])
     target.steps(8, 10)
     initial = target.model.first.weight("a").detach().clone()
     target.load(tmp_path)
@@ -77,9 +78,10 @@ def test_load_checkpoint(tmp_path: Path, kind: str, shape: str) -> None:
 
 @pytest.mark.parametrize("shape", BIGGER)
 @pytest.mark.parametrize("kind", KINDS)
-def test_load_state_dict_of_model_and_fused_optimizer(kind: str, shape: str) -> None:
-    source = source_of(kind)
-    target = Training.build(kind, seed=4, model_class=OnePart, **BIGGER[shape])
+@pytest.mark.parametrize("model_class", [OnePart, OneSequence])
+def test_load_state_dict_of_model_and_fused_optimizer(kind: str, shape: str, model_class: type[nn.Module]) -> None:
+    source = source_of(kind, model_class)
+    target = Training.build(kind, seed=4, model_class=model_class, **BIGGER[shape])
     target.steps(8, 10)
     initial = target.model.first.weight("a").detach().clone()
     target.model.load_state_dict(copy.deepcopy(source.model.state_dict()))

@@ -27,7 +27,7 @@ from recfx.exporter.report import ExportReport
 from tests.exporter.hashed_models import assert_same_file
 from tests.sharding.cases import Case, Model, batches, build, concatenate, plan_of, with_optimizer
 from tests.sharding.ranks import ranks
-from tests.sharding.stateful import ADMIT, LRU, case_of, make, train
+from tests.sharding.stateful import ADMIT, LRU, case_of, in_kinds, make, train
 
 
 def sample_of(case: Case, seed: int = 5) -> KeyedJaggedTensor:
@@ -91,10 +91,11 @@ def _local_state(model: Any) -> dict[str, torch.Tensor]:
      ("columns", ADMIT, 2, {"quantize": {"a": "int4", "sparse.d": "fp16"}}), ("mixed", None, 2, {}),
      ("replicas", LRU, 2, {}), ("mixed", ADMIT, 4, {})],
 )  # fmt: skip
+@pytest.mark.parametrize("kind", ["pooled", "sequence"])
 def test_the_file_is_that_of_the_unsharded_model(
-    plan: str, hashing: Any, world_size: int, options: dict[str, Any], tmp_path: Path
+    plan: str, hashing: Any, world_size: int, options: dict[str, Any], kind: str, tmp_path: Path
 ) -> None:
-    case = case_of(plan, hashing, world_size=world_size)
+    case = in_kinds(case_of(plan, hashing, world_size=world_size))[kind]
     reports = ranks(world_size).run(exported, case, trained_alone(case).state_dict(), tmp_path / "sharded.pt", options)
     whole = trained_alone(case)
     expected = recfx.export(whole, tmp_path / "whole.pt", sample_of(case), **options)

@@ -35,7 +35,7 @@ from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
 import recfx
 from recfx.collections.collection import UnshardedCollection
-from recfx.collections.kinds import kind_of
+from recfx.collections.kinds import SEQUENCE, kind_of
 from recfx.collections.sharding.collection import ShardedCollection, shard_collection
 from recfx.optim.rules.rowwise_adagrad_decoupled import DecoupledRowWiseAdagrad
 from recfx.planner.sharder import HashEmbeddingBagCollectionSharder
@@ -114,13 +114,16 @@ def as_sequence(case: Case) -> Case:
     return replace(case, tables=tables, is_weighted=False, is_pooled=False)
 
 
-def values_of(output: Any) -> torch.Tensor:
-    """What a collection has returned, as one tensor: ``[B, D]``, or the rows of all keys, ``[n, dim]``."""
+def values_of(output: Any, keys: Iterable[str] = ()) -> torch.Tensor:
+    """What a collection has returned, as one tensor: ``[B, D]``, or the rows of all keys, ``[n, dim]``.
+
+    ``keys``: those of the rows, where the output is traced.
+    """
     if isinstance(output, LazyAwaitable):
         output = output.wait()
-    values: torch.Tensor = (
-        torch.cat([key.values() for key in output.values()]) if isinstance(output, dict) else output.values()
-    )
+    if isinstance(output, dict):
+        keys = list(output)
+    values: torch.Tensor = torch.cat([output[key].values() for key in keys]) if keys else output.values()
     return values
 
 
@@ -138,12 +141,14 @@ def values_by_rank(output: Any, sizes: list[int]) -> list[torch.Tensor]:
 class Model(nn.Module):
     """A collection and a layer over it."""
 
-    def __init__(self, sparse: nn.Module, width: int) -> None:
+    def __init__(self, sparse: Any, width: int) -> None:
         super().__init__()
         self.sparse, self.over = sparse, nn.Linear(width, 3)
+        names = sparse.embedding_names_by_table() if kind_of(sparse) is SEQUENCE else []
+        self.keys = [name for of_table in names for name in of_table]
 
     def forward(self, features: KeyedJaggedTensor) -> tuple[torch.Tensor, torch.Tensor]:
-        values = values_of(self.sparse(features))
+        values = values_of(self.sparse(features), self.keys)
         return (self.over(values).tanh() ** 2).mean(), values.detach()
 
 
