@@ -158,8 +158,9 @@ def in_model_parallel(rank: int, world_size: int, case: Case, path: Path) -> Exp
     return report
 
 
-def test_inside_distributed_model_parallel_after_training_on_all_ranks(tmp_path: Path) -> None:
-    reports = ranks(2).run(in_model_parallel, case_of("mixed", LRU), tmp_path / "model.pt")
+@pytest.mark.parametrize("kind", ["pooled", "sequence"])
+def test_inside_distributed_model_parallel_after_training_on_all_ranks(kind: str, tmp_path: Path) -> None:
+    reports = ranks(2).run(in_model_parallel, in_kinds(case_of("mixed", LRU))[kind], tmp_path / "model.pt")
     assert reports[0] == reports[1]
     assert sum(table.ids for table in reports[0].tables) > 50
 

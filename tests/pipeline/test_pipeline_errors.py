@@ -20,7 +20,7 @@ from torchrec.distributed.types import ShardingEnv
 import recfx
 from recfx.collections.sharding.collection import shard_collection
 from recfx.pipeline.train_pipeline import Agreement
-from tests.sharding.cases import Case, Model, Table, build, plan_of
+from tests.sharding.cases import Case, Model, Table, as_sequence, build, plan_of
 from tests.sharding.pipelined import CPU, PIPELINES, batches_of_rank, collections, dense_optimizer, sharded_model
 from tests.sharding.pipelined import what_is_left as _what_is_left
 from tests.sharding.ranks import ranks
@@ -73,8 +73,8 @@ def made(case: Case, rank: int, world_size: int, pipeline: str, steps: int = 6) 
 # What ends, and what follows
 
 
-def two_iterators(rank: int, world_size: int, pipeline: str) -> dict[str, Any]:
-    model, driver, mine = made(FITS, rank, world_size, pipeline)
+def two_iterators(rank: int, world_size: int, pipeline: str, case: Case = FITS) -> dict[str, Any]:
+    model, driver, mine = made(case, rank, world_size, pipeline)
     return run(model, driver, iter(mine[:4]), iter(mine[4:]))
 
 
@@ -103,8 +103,8 @@ def no_batches(rank: int, world_size: int, pipeline: str) -> dict[str, Any]:
 # What goes wrong
 
 
-def a_table_that_fills_up(rank: int, world_size: int, pipeline: str) -> dict[str, Any]:
-    model, driver, mine = made(FILLS_UP, rank, world_size, pipeline)
+def a_table_that_fills_up(rank: int, world_size: int, pipeline: str, case: Case = FILLS_UP) -> dict[str, Any]:
+    model, driver, mine = made(case, rank, world_size, pipeline)
     answer = run(model, driver, iter(mine), iter(mine[:2]))
     errors = [each.split(":")[0] for each in answer["answers"] if isinstance(each, str) and each != "end"]
     assert errors == ["TableFullError"] + ["OutOfStepError"] * (len(errors) - 1)
@@ -112,8 +112,8 @@ def a_table_that_fills_up(rank: int, world_size: int, pipeline: str) -> dict[str
     return answer
 
 
-def a_batch_that_lacks_a_feature(rank: int, world_size: int, pipeline: str) -> dict[str, Any]:
-    model, driver, mine = made(FITS, rank, world_size, pipeline)
+def a_batch_that_lacks_a_feature(rank: int, world_size: int, pipeline: str, case: Case = FITS) -> dict[str, Any]:
+    model, driver, mine = made(case, rank, world_size, pipeline)
     mine[3] = KeyedJaggedTensor(["f0"], torch.tensor([5]), lengths=torch.tensor([1, 0, 0]))
     answer = run(model, driver, iter(mine))
     assert [isinstance(each, str) for each in answer["answers"]] == [False] * 3 + [True] + [False] * 2 + [True] * 2
@@ -375,6 +375,9 @@ def another_model(rank: int, world_size: int, pipeline: str, kind: type[nn.Modul
         (no_batches, ()),
         (a_table_that_fills_up, ()),
         (a_batch_that_lacks_a_feature, ()),
+        (two_iterators, (as_sequence(FITS),)),
+        (a_table_that_fills_up, (as_sequence(FILLS_UP),)),
+        (a_batch_that_lacks_a_feature, (as_sequence(FITS),)),
         (batches_that_lack_a_feature_on_one_rank, ((2, 3),)),
         (batches_that_lack_a_feature_on_one_rank, ((0, 6),)),
         (batches_that_lack_a_feature_on_one_rank, ((1, 2, 3, 4, 5),)),
@@ -428,6 +431,7 @@ LENGTHS = [(0, 1), (1, 0), (1, 2), (2, 1), (5, 2), (3, 4), (4, 3), (6, 3)]
     [
         *(((FITS, SENT, COUNTED)[number % 3], lengths) for number, lengths in enumerate(LENGTHS)),
         *((case, lengths) for case, lengths in [(SENT, (5, 2)), (COUNTED, (3, 4)), (FITS, (4, 3))]),
+        *((as_sequence(case), lengths) for case, lengths in [(SENT, (5, 2)), (COUNTED, (3, 4)), (FITS, (0, 1))]),
     ],
 )
 def test_data_of_two_lengths_trains_what_both_ranks_have_and_ends_with_one_error(
@@ -472,9 +476,9 @@ def test_a_loader_that_fails_on_one_rank_costs_no_batch(at: int) -> None:
     assert_equal(found, expected)
 
 
-def interrupted(rank: int, world_size: int, where: str) -> list[str]:
+def interrupted(rank: int, world_size: int, where: str, case: Case) -> list[str]:
     """Ctrl-C on this rank, in the second step, while ``where`` runs; and the caller goes on."""
-    model, driver, mine = made(SENT, rank, world_size, "recfx")
+    model, driver, mine = made(case, rank, world_size, "recfx")
     source, calls, answers = iter(mine), iter(range(100)), []
 
     def interrupt(*_: Any) -> None:
@@ -492,12 +496,17 @@ def interrupted(rank: int, world_size: int, where: str) -> list[str]:
     return answers
 
 
-def test_an_interrupt_in_progress_between_the_messages_of_a_step_can_be_gone_on_from() -> None:
-    assert ranks(2).run(interrupted, "forward") == [["", "KeyboardInterrupt", ""]] * 2
+OF_BOTH_KINDS = pytest.mark.parametrize("case", [SENT, as_sequence(SENT)], ids=["pooled", "sequence"])
 
 
-def test_an_interrupt_in_progress_among_the_messages_of_a_step_sends_nothing_more() -> None:
-    assert ranks(2).run(interrupted, "select") == [["KeyboardInterrupt", "OutOfStepError", "OutOfStepError"]] * 2
+@OF_BOTH_KINDS
+def test_an_interrupt_in_progress_between_the_messages_of_a_step_can_be_gone_on_from(case: Case) -> None:
+    assert ranks(2).run(interrupted, "forward", case) == [["", "KeyboardInterrupt", ""]] * 2
+
+
+@OF_BOTH_KINDS
+def test_an_interrupt_in_progress_among_the_messages_of_a_step_sends_nothing_more(case: Case) -> None:
+    assert ranks(2).run(interrupted, "select", case) == [["KeyboardInterrupt", "OutOfStepError", "OutOfStepError"]] * 2
 
 
 # What one rank's own code raises in the middle of a step
@@ -537,13 +546,17 @@ def six_steps(driver: Any, source: Iterator[Any]) -> list[str]:
     return answers
 
 
+@pytest.mark.parametrize("is_pooled", [True, False])
 @pytest.mark.parametrize(
     ("kind", "where", "training"),
     [("row_wise", "before", True), ("table_wise", "after", True), ("table_wise", "before", False)],
 )
-def test_own_code_that_fails_on_one_rank_ends_both_in_the_same_step(kind: str, where: str, training: bool) -> None:
+def test_own_code_that_fails_on_one_rank_ends_both_in_the_same_step(
+    kind: str, where: str, training: bool, is_pooled: bool
+) -> None:
     """The pooled rows of the next step are not taken for gradients, or for pooled rows, of this one."""
     case = Case((Table("a", 11, 8, ("f0",), "SUM", (kind, 0)[: 1 + (kind == "table_wise")]),))
+    case = case if is_pooled else as_sequence(case)
     found = ranks(2).run(own_code_fails_on_one_rank, case, where, training)
     assert found[0][:3] == ["", "", "OutOfStepError"]  # the group's timeout is over
     assert found[1][:4] == ["", "", "ValueError", "OutOfStepError"]

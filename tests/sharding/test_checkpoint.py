@@ -173,10 +173,11 @@ def more_rows(rank: int, world_size: int, case: Case, folder: str, weights: dict
         assert not by_id
 
 
-def test_ids_keep_their_rows_in_bigger_tables(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["pooled", "sequence"])
+def test_ids_keep_their_rows_in_bigger_tables(tmp_path: Path, kind: str) -> None:
     """And rows without an id hold the state that a new row has: Adagrad's sums do not start from 0 here."""
     optimizer = "adagrad_from_a_half"
-    saved = save(0, 0, case_of("tables", optimizer=optimizer), str(tmp_path))
+    saved = save(0, 0, in_kinds(case_of("tables", optimizer=optimizer))[kind], str(tmp_path))
     weights = {
         table: {
             int(saved[f"{table}.index.row_ids"][row]): (
@@ -188,7 +189,7 @@ def test_ids_keep_their_rows_in_bigger_tables(tmp_path: Path) -> None:
         for table in "abcd"
     }
     bigger = replace(LRU, rows=130)
-    ranks(2).run(more_rows, case_of("mixed", bigger, optimizer), str(tmp_path), weights)
+    ranks(2).run(more_rows, in_kinds(case_of("mixed", bigger, optimizer))[kind], str(tmp_path), weights)
 
 
 def interrupted(rank: int, world_size: int, case: Case, folder: str) -> dict[str, torch.Tensor]:
@@ -214,9 +215,10 @@ def interrupted(rank: int, world_size: int, case: Case, folder: str) -> dict[str
     return tables_of(model)
 
 
-def test_what_was_interrupted_on_one_rank_is_loaded_again(tmp_path: Path) -> None:
-    saved = ranks(2).run(save, case_of("mixed"), str(tmp_path))[0]
-    for loaded in ranks(2).run(interrupted, case_of("columns"), str(tmp_path)):
+@pytest.mark.parametrize("kind", ["pooled", "mixed"])
+def test_what_was_interrupted_on_one_rank_is_loaded_again(tmp_path: Path, kind: str) -> None:
+    saved = ranks(2).run(save, in_kinds(case_of("mixed"))[kind], str(tmp_path))[0]
+    for loaded in ranks(2).run(interrupted, in_kinds(case_of("columns"))[kind], str(tmp_path)):
         assert_equal(loaded, saved)
 
 

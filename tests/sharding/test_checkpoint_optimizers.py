@@ -22,9 +22,9 @@ import recfx
 from recfx.collections.sharding.gather import gather_tables
 from recfx.optim.fused_optimizer import FusedOptimizer
 from tests.checkpoint.crafted import data_of, reseal
-from tests.sharding.cases import Case, Model, batches, concatenate, model_and_plan, model_parallel
+from tests.sharding.cases import Case, Model, batches, concatenate, model_and_plan, model_parallel, values_of
 from tests.sharding.ranks import ranks
-from tests.sharding.stateful import assert_equal, case_of, make, tables_of
+from tests.sharding.stateful import assert_equal, case_of, in_kinds, make, tables_of
 
 
 def in_model_parallel(rank: int, world_size: int, case: Case, folder: str, wrapped: bool) -> None:
@@ -63,9 +63,10 @@ def in_model_parallel(rank: int, world_size: int, case: Case, folder: str, wrapp
     assert_equal(tables_of(inner[0]), tables_of(inner[1]))
 
 
+@pytest.mark.parametrize("kind", ["pooled", "sequence"])
 @pytest.mark.parametrize("wrapped", [False, True])
-def test_in_torchrecs_model_parallel(wrapped: bool, tmp_path: Path) -> None:
-    ranks(2).run(in_model_parallel, case_of("mixed"), str(tmp_path), wrapped)
+def test_in_torchrecs_model_parallel(wrapped: bool, kind: str, tmp_path: Path) -> None:
+    ranks(2).run(in_model_parallel, in_kinds(case_of("mixed"))[kind], str(tmp_path), wrapped)
 
 
 def dense(
@@ -82,8 +83,8 @@ def dense(
         assert isinstance(model, Model)
         for step in batches(replace(case, sizes=(1,)), 4, 1):
             share = 4 // max(world_size, 1)
-            pooled = model.sparse(concatenate(step[rank * share : (rank + 1) * share])).values()
-            (pooled.square().sum() * max(world_size, 1)).backward()
+            values = values_of(model.sparse(concatenate(step[rank * share : (rank + 1) * share])))
+            (values.square().sum() * max(world_size, 1)).backward()
         optimizer.step()
     recfx.save_checkpoint(model, folder, optimizer=optimizer)
     sparse: Any = model.sparse
@@ -92,9 +93,10 @@ def dense(
     return {f"{spec.name}.weight": sparse.weight(spec.name).detach() for spec in sparse.tables}
 
 
-def test_an_ordinary_optimizer_of_sharded_tables(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["pooled", "sequence"])
+def test_an_ordinary_optimizer_of_sharded_tables(tmp_path: Path, kind: str) -> None:
     def case(plan: str, world_size: int) -> Case:
-        return replace(case_of(plan, None, "adam", world_size), kernel="dense")
+        return replace(in_kinds(case_of(plan, None, "adam", world_size))[kind], kernel="dense")
 
     first = ranks(2).run(dense, case("columns", 2), str(tmp_path / "a"), "", 2)[0]
     kept = dense(0, 0, case("tables", 0), str(tmp_path / "b"), str(tmp_path / "a"), 0)

@@ -11,10 +11,10 @@ from torchrec import KeyedJaggedTensor
 
 import recfx
 from recfx.collections.sharding import out_of_step
-from recfx.collections.sharding.collection import ShardedHashEmbeddingBagCollection
+from recfx.collections.sharding.collection import ShardedCollection
 from recfx.collections.sharding.gather import gather_tables
 from recfx.kernels.step.row_initialization import initial_rows, initialization_key
-from tests.sharding.cases import Case, Table, sharded_model
+from tests.sharding.cases import Case, Table, as_sequence, sharded_model, values_of
 from tests.sharding.ranks import ranks
 from tests.support.interrupts import interrupt, places
 
@@ -38,12 +38,12 @@ def batch(ids: list[int]) -> KeyedJaggedTensor:
     return KeyedJaggedTensor(["f0", "f1"], torch.tensor(ids * 2), lengths=torch.tensor([len(ids)] * 2))
 
 
-def step(collection: ShardedHashEmbeddingBagCollection, ids: list[int]) -> None:
+def step(collection: ShardedCollection, ids: list[int]) -> None:
     """Every id gets a gradient of ones."""
-    collection(batch(ids)).values().sum().backward()
+    values_of(collection(batch(ids))).sum().backward()
 
 
-def check(collection: ShardedHashEmbeddingBagCollection, most_steps: int) -> None:
+def check(collection: ShardedCollection, most_steps: int) -> None:
     """Every row has the initial weights of its id, less a whole number of steps."""
     for name, table in gather_tables(collection).items():
         rows = torch.nonzero(table.index["row_state"]).squeeze(1)
@@ -81,7 +81,9 @@ def interrupted_anywhere(rank: int, world_size: int, case: Case) -> int:
     return left
 
 
+@pytest.mark.parametrize("is_pooled", [True, False])
 @pytest.mark.parametrize("on_full", ["error", "evict"])
-def test_a_step_is_interrupted_anywhere(on_full: str) -> None:
-    (left,) = ranks(1).run(interrupted_anywhere, case_of(on_full))
+def test_a_step_is_interrupted_anywhere(on_full: str, is_pooled: bool) -> None:
+    case = case_of(on_full)
+    (left,) = ranks(1).run(interrupted_anywhere, case if is_pooled else as_sequence(case))
     assert left > 0

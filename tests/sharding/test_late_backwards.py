@@ -10,7 +10,7 @@ from torch.utils.checkpoint import checkpoint
 
 import recfx
 from recfx.errors import InputError, OutOfStepError
-from tests.sharding.cases import Case, Table, batches, build, shard
+from tests.sharding.cases import Case, Table, as_sequence, batches, build, shard, values_of
 from tests.sharding.ranks import ranks
 from tests.sharding.stateful import make, sharded_of
 from tests.sharding.typical_cases import TYPES
@@ -28,7 +28,7 @@ def train(rank: int, world_size: int, case: Case, use_reentrant: bool | None) ->
         for batch in (first, second):
 
             def forward(scale: torch.Tensor, batch: Any = batch) -> torch.Tensor:
-                return (model(batch[rank]).values() * scale).exp().sum()
+                return (values_of(model(batch[rank])) * scale).exp().sum()
 
             losses.append(
                 forward(scale) if use_reentrant is None else checkpoint(forward, scale, use_reentrant=use_reentrant)
@@ -43,11 +43,13 @@ def train(rank: int, world_size: int, case: Case, use_reentrant: bool | None) ->
     return [tensor.clone() for tensor in left]
 
 
+@pytest.mark.parametrize("is_pooled", [True, False])
 @pytest.mark.parametrize("kind", ["table_wise", "row_wise", "data_parallel"])
-def test_checkpointed_batches_train_the_same_as_others(kind: str) -> None:
+def test_checkpointed_batches_train_the_same_as_others(kind: str, is_pooled: bool) -> None:
     config = recfx.HashConfig(dense_rows=0, rows=32, buckets=2, admit_after=2, on_full="share")
     tables = (Table("a", 11, 8, ("f0",), "SUM", TYPES[kind]), Table("b", 13, 8, ("f1", "f0"), "MEAN", TYPES[kind]))
     case = Case(tables, hashing=config, raw_ids=40, optimizer="sgd", kernel="dense", sizes=(3, 5))
+    case = case if is_pooled else as_sequence(case)
     pair = ranks(2)
     expected = pair.run(train, case, None)
     for use_reentrant in (False, True):
@@ -71,7 +73,7 @@ def late(rank: int, world_size: int, case: Case, use_reentrant: bool | None, dep
     sparse.batches_in_flight = depth
 
     def loss(one: torch.Tensor, features: Any) -> torch.Tensor:
-        return (sparse(features).values() * one).sum()
+        return (values_of(sparse(features)) * one).sum()
 
     steps, waiting, outcomes = [step[rank] for step in batches(case, world_size, 12)], [], []
     for features in steps:
@@ -93,23 +95,26 @@ def late(rank: int, world_size: int, case: Case, use_reentrant: bool | None, dep
     return outcomes
 
 
+@pytest.mark.parametrize("case", [EVICTING, as_sequence(EVICTING)], ids=["pooled", "sequence"])
 @pytest.mark.parametrize("depth", [0, 1, 2])
-def test_all_ranks_refuse_a_backward_if_one_of_them_has_lost_its_rows(depth: int) -> None:
-    first, second = ranks(2).run(late, EVICTING, None, depth)
+def test_all_ranks_refuse_a_backward_if_one_of_them_has_lost_its_rows(depth: int, case: Case) -> None:
+    first, second = ranks(2).run(late, case, None, depth)
     assert first == second
     assert first[-1 - depth :] == ["trained"] * (1 + depth)
     assert "[backward_after_eviction]" in first[0]
     assert "['small']" in first[0]
 
 
+@pytest.mark.parametrize("is_pooled", [True, False])
 @pytest.mark.parametrize("use_reentrant", [False, True])
 @pytest.mark.parametrize(
     ("reason", "hashing"), [("replayed_ids_evicted", EVICTING.hashing), ("replayed_rows_renewed", RENEWING)]
 )
 def test_all_ranks_refuse_a_replay_that_one_of_them_cannot_run(
-    reason: str, hashing: recfx.HashConfig, use_reentrant: bool
+    reason: str, hashing: recfx.HashConfig, use_reentrant: bool, is_pooled: bool
 ) -> None:
-    first, second = ranks(2).run(late, Case(ALONE, hashing=hashing, raw_ids=60, sizes=(2,)), use_reentrant)
+    case = Case(ALONE, hashing=hashing, raw_ids=60, sizes=(2,))
+    first, second = ranks(2).run(late, case if is_pooled else as_sequence(case), use_reentrant)
     assert [outcome.partition("]")[0] for outcome in first] == [outcome.partition("]")[0] for outcome in second]
     assert first[0].startswith(f"[{reason}]")
     assert first[-1] == "trained"

@@ -116,9 +116,10 @@ def test_whole_tensors_load_under_any_plan(plan: str, hashing: recfx.HashConfig,
 
 
 @pytest.mark.parametrize("plan", ["columns", "mixed", "rows"])
-def test_fewer_rows_fill_as_in_the_unsharded_collection(plan: str) -> None:
+@pytest.mark.parametrize("kind", ["pooled", "sequence"])
+def test_fewer_rows_fill_as_in_the_unsharded_collection(plan: str, kind: str) -> None:
     """Into one that had more ids: their rows are marked as used before, and the sums of Adagrad start anew."""
-    case, steps = case_of(plan, ADMIT, "adagrad_from_a_half"), 5
+    case, steps = in_kinds(case_of(plan, ADMIT, "adagrad_from_a_half"))[kind], 5
     smaller = replace(ADMIT, rows=ADMIT.rows - 11)  # type: ignore[operator]
     state = plain_state(replace(case, hashing=smaller))
     whole = make(case, 0, seed=7)

@@ -23,16 +23,28 @@ CASE = Case(
     ),
     optimizer="adagrad",
 )
+SEQUENCES = Case(
+    (
+        Table("a", 24, 20, ("f0", "f1"), "SUM", ("column_sizes", 4, 16)),
+        Table("b", 20, 20, ("f1",), "SUM", ("column_sizes", 12, 8)),
+        Table("c", 24, 20, ("f2",), "SUM", ("column_sizes", 8, 12)),
+    ),
+    optimizer="adagrad",
+    is_pooled=False,
+)
+OF_BOTH_KINDS = pytest.mark.parametrize("of_kind", [CASE, SEQUENCES], ids=["pooled", "sequence"])
 
 
-def test_adopted() -> None:
-    check(CASE, 2, ranks(2).run(train_sharded, CASE))
+@OF_BOTH_KINDS
+def test_adopted(of_kind: Case) -> None:
+    check(of_kind, 2, ranks(2).run(train_sharded, of_kind))
 
 
+@OF_BOTH_KINDS
 @pytest.mark.parametrize("admit_after", [1, 2])
-def test_hashed_means_are_divided_by_the_lengths_of_their_own_bags(admit_after: int) -> None:
+def test_hashed_means_are_divided_by_the_lengths_of_their_own_bags(admit_after: int, of_kind: Case) -> None:
     hashing = recfx.HashConfig(dense_rows=0, admit_after=admit_after)
-    case = replace(CASE, hashing=hashing, raw_ids=10)
+    case = replace(of_kind, hashing=hashing, raw_ids=10)
     expected, whole = train_whole(case, 2)
     answers = ranks(2).run(train_sharded, case)
     check(case, 2, answers, expected=expected)
