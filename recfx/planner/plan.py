@@ -81,10 +81,11 @@ def plan(
     hundreds of tables, some proposals are not priced, and it says how many.
 
     No process group is needed, and the model is not changed. It may be on the meta device, and converted or not (recfx
-    shards an ``EmbeddingBagCollection`` after conversion, so the plan may use everything that converted collections
-    support). No cut leaves a rank without rows unless ``empty_ranks`` allows it; tables with an index are cut between
-    buckets, and the plan says where. Other modules that TorchRec can shard are planned too, except for NPUs, on which
-    TorchRec's own lookups do not run. The host memory of indexes is counted if the model is converted.
+    shards collections after conversion, pooled ones and those of sequences, so the plan may use everything that
+    converted collections support). No cut leaves a rank without rows unless ``empty_ranks`` allows it; tables with an
+    index are cut between buckets, and the plan says where. Other modules that TorchRec can shard are planned too,
+    except for NPUs, on which TorchRec's own lookups do not run. The host memory of indexes is counted if the model is
+    converted.
 
     Args:
         model: the model, with its collections under the names that they will have when it is sharded.

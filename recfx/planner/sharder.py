@@ -41,9 +41,9 @@ def sharders(host_env: ShardingEnv | None = None, fused_params: Mapping[str, Any
     Without them, or with TorchRec's own sharders, converted collections are sharded as TorchRec would shard the
     standard ones; these add row-wise types on CPUs, ``host_env``, and fused optimizers of data-parallel tables.
 
-    TorchRec looks sharders up by a module's exact class. A converted subclass of ``EmbeddingBagCollection`` has a class
-    that the conversion made, so there is one sharder per class made so far; those of classes that are made later are
-    added when the list is used.
+    TorchRec looks sharders up by a module's exact class. A converted subclass of a standard collection has a class that
+    the conversion made, so there is one sharder per class made so far; those of classes that are made later are added
+    when the list is used.
 
     Args:
         host_env: environment over a gloo group that sends the ids, if the model's own group is hccl or nccl.
@@ -128,7 +128,7 @@ class ConvertedCollectionSharder(BaseEmbeddingSharder[UnshardedCollection]):
 
 
 class HashEmbeddingBagCollectionSharder(ConvertedCollectionSharder):
-    """Sharder of converted collections, for TorchRec's planners and ``DistributedModelParallel``.
+    """Sharder of converted collections, pooled or not, for TorchRec's planners and ``DistributedModelParallel``.
 
     Args:
         fused_params: TorchRec's dict, see :func:`recfx.optim.fused_params.fused_optimizer_from_params`; used if a table
@@ -197,6 +197,13 @@ class StockSharder(ConvertedCollectionSharder):
                 "collections do not.",
                 reason="quantized_communication",
                 what_to_do="leave out qcomm_codecs_registry: rows are then sent in the tables' own precision.",
+            )
+        if isinstance(stock, EmbeddingCollectionSharder) and stock._use_index_dedup:
+            raise ConversionError(
+                f"the {type(stock).__name__} sends each id of a batch once (use_index_dedup), which converted "
+                "collections do not.",
+                reason="index_dedup",
+                what_to_do="leave out use_index_dedup: the results are the same.",
             )
         super().__init__(stock.fused_params, module_type, dense_as_torchrec=True)
         self._stock = stock

@@ -14,9 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from torch import nn
-from torchrec import EmbeddingCollection, EmbeddingConfig
 from torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
 from torchrec.distributed.planner.types import ParameterConstraints
 from torchrec.distributed.types import EmbeddingModuleShardingPlan, ParameterSharding, ShardingPlan
@@ -26,8 +24,9 @@ from recfx.collections.sharding.plan import read_plan
 from recfx.planner.enumerator import index_bytes
 from recfx.planner.placements import replace_placements
 from recfx.planner.plan import without_noise
+from recfx.planner.sharder import planned_types
 from recfx.planner.topology import HBM_BYTES, NpuTopology, npu_topology
-from tests.sharding.models import PATHS, Model, collection
+from tests.sharding.models import PATHS, Model, collection, fused_collection, sequences
 from tests.support.refusals import refused
 
 RAW = recfx.HashConfig(dense_rows=0)
@@ -286,17 +285,32 @@ def test_a_pod_as_torchrec_sees_it() -> None:
     assert npu_topology(4).local_world_size == 4
 
 
-def test_sequence_collections_are_planned_where_torchrec_can_run_them() -> None:
-    model = nn.ModuleDict(
-        {
-            "pooled": collection("t"),
-            "sequence": EmbeddingCollection(
-                [EmbeddingConfig(name="e", num_embeddings=9, embedding_dim=4)], torch.device("meta")
-            ),
-        }
-    )
-    assert recfx.plan(model, stock()).plan.keys() == {"pooled", "sequence"}
+def test_what_recfx_does_not_shard_is_planned_where_torchrec_can_run_it() -> None:
+    model = nn.ModuleDict({"pooled": collection("t"), "fused": fused_collection("e")})
+    assert recfx.plan(model, stock()).plan.keys() == {"pooled", "fused"}
     assert recfx.plan(model, npu_topology(4)).plan.keys() == {"pooled"}
+
+
+@pytest.mark.parametrize("kind", ["cpu", "cuda", "npu"])
+@pytest.mark.parametrize("sharding_type", planned_types())
+def test_every_type_of_sequence_tables_is_planned(sharding_type: str, kind: str) -> None:
+    limits = {f"q{n}": ParameterConstraints(sharding_types=[sharding_type], min_partition=64) for n in range(3)}
+    model = nn.ModuleDict({"sequence": sequences("q", dim=256), "pooled": collection("p")})
+    topology = npu_topology(16) if kind == "npu" else stock(4, kind, local_world_size=2)
+    plan = recfx.plan(model, topology, limits)
+    assert {table.sharding_type for table in plan.plan["sequence"].values()} == {sharding_type}
+    assert plan.plan["pooled"].keys() == {"p0", "p1", "p2"}
+    assert plan.pricing is not None
+    assert plan.pricing.chosen.seconds > 0
+    report = recfx.explain(model, plan=plan)
+    kinds = {
+        table.sharding.sharding_type
+        for part in report.collections
+        if part.path == "sequence"
+        for table in part.tables
+        if table.sharding
+    }
+    assert kinds == {sharding_type}
 
 
 NOISE = [

@@ -6,9 +6,7 @@ import pickle
 from collections import Counter
 
 import pytest
-import torch
 from torch import nn
-from torchrec import EmbeddingCollection, EmbeddingConfig
 from torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
 from torchrec.distributed.planner.types import ParameterConstraints
 from torchrec.distributed.types import ShardingPlan
@@ -17,7 +15,7 @@ import recfx
 from recfx.planner.priced_plan import PricedPlan
 from recfx.planner.topology import npu_topology
 from tests.builders.plans import model_of_tables
-from tests.sharding.models import Model
+from tests.sharding.models import Model, fused_collection
 
 # Rows of the 26 tables of a DLRM on Criteo's data, no more than 100,000.
 CRITEO = [
@@ -102,17 +100,12 @@ def test_tables_on_one_rank_that_recfx_does_not_shard_take_their_times_one_after
     names = ("e", "f", "g")
     seconds = {}
     for count in (1, 2, 3):
-        tables = [
-            EmbeddingConfig(name=name, num_embeddings=1000, embedding_dim=64, feature_names=[name])
-            for name in names[:count]
-        ]
-        sequence = EmbeddingCollection(tables=tables, device=torch.device("meta"))
-        model = nn.ModuleDict({"ebc": dlrm()["ebc"], "sequence": sequence})
+        model = nn.ModuleDict({"ebc": dlrm()["ebc"], "fused": fused_collection(*names[:count])})
         constraints = {name: ParameterConstraints(sharding_types=["table_wise"]) for name in names[:count]}
         plan = recfx.plan(model, Topology(2, "cuda"), constraints)
         assert isinstance(plan, PricedPlan)
         assert plan.pricing is not None
-        on_ranks = Counter(rank for table in plan.plan["sequence"].values() for rank in table.ranks)
+        on_ranks = Counter(rank for table in plan.plan["fused"].values() for rank in table.ranks)
         seconds[count] = plan.pricing.chosen.parts["others"] / max(on_ranks.values())
     assert seconds[1] > 0
     assert seconds[3] == pytest.approx(seconds[1])  # two of them are on one rank

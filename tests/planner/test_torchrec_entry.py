@@ -13,9 +13,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from torchrec import EmbeddingBagCollection
+from torchrec import EmbeddingBagCollection, EmbeddingCollection, KeyedJaggedTensor
 from torchrec.distributed import sharding_plan
-from torchrec.distributed.embedding import EmbeddingCollectionSharder
+from torchrec.distributed.embedding import EmbeddingCollectionSharder, ShardedEmbeddingCollection
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder, ShardedEmbeddingBagCollection
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
@@ -27,39 +27,72 @@ from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
 from torchrec.optim.optimizers import in_backward_optimizer_filter
 
 import recfx
-from recfx.collections.sharding.collection import ShardedHashEmbeddingBagCollection, sharded_collections
+from recfx.collections.sharding.collection import (
+    ShardedHashEmbeddingBagCollection,
+    ShardedHashEmbeddingCollection,
+    sharded_collections,
+)
 from recfx.planner.sharder import stock_defaults
 from recfx.planner.torchrec_entry import extend_torchrec, sharders_for
-from tests.builders.optimizers import attach
-from tests.sharding.cases import Case, Model, Table, batches, build
+from tests.sharding.cases import (
+    Case,
+    Model,
+    Table,
+    as_sequence,
+    batches,
+    build,
+    plain_model,
+    train_unsharded,
+    with_optimizer,
+)
 from tests.sharding.ranks import ranks
 from tests.support.refusals import refused
 
 CASE = Case((Table("a", 11, 8, ("f0",)), Table("b", 13, 8, ("f1", "f0"), "MEAN")))
+SEQUENCE = as_sequence(CASE)
 RAW = recfx.HashConfig(dense_rows=0)
 CPU = torch.device("cpu")
+STOCK = {True: EmbeddingBagCollectionSharder, False: EmbeddingCollectionSharder}
+"""TorchRec's sharders of pooled collections and of others."""
 
 
 class Subclass(EmbeddingBagCollection):
     """A user's class: what it becomes has a class of its own."""
 
 
-def converted(hashing: Any = None, fused: bool = True, kind: type = EmbeddingBagCollection) -> nn.Module:
-    standard, width = build(CASE)
-    if kind is not EmbeddingBagCollection:
-        standard.__class__ = kind
-    torch.manual_seed(1)
-    model = Model(standard, width)
+class SequenceSubclass(EmbeddingCollection):
+    """Another."""
+
+
+SUBCLASSES = {EmbeddingBagCollection: Subclass, EmbeddingCollection: SequenceSubclass}
+
+
+def converted(hashing: Any = None, fused: bool = True, subclass: bool = False, case: Case = CASE) -> Any:
+    model = plain_model(case)
+    if subclass:
+        model.sparse.__class__ = SUBCLASSES[type(model.sparse)]
     if fused:
-        attach(model.sparse, torch.optim.SGD, lr=1.0)
+        with_optimizer(case, model.sparse)
     return recfx.convert(model, hashing=hashing)
+
+
+class Both(nn.Module):
+    """A pooled and a sequence collection, each with a layer of its own."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+        self.pooled, self.sequence = converted(**options), converted(case=SEQUENCE, **options)
+
+    def forward(self, features: KeyedJaggedTensor) -> torch.Tensor:
+        loss: torch.Tensor = self.pooled(features)[0] + self.sequence(features)[0]
+        return loss
 
 
 HOW: dict[str, Callable[[], Any]] = {
     "left out": lambda: None,
     "the defaults, imported before recfx": stock_defaults,
     "the defaults, imported after": sharding_plan.get_default_sharders,
-    "a list of one": lambda: [EmbeddingBagCollectionSharder()],
+    "a list": lambda: [EmbeddingBagCollectionSharder(), EmbeddingCollectionSharder()],
     "ours": recfx.sharders,
 }
 
@@ -69,29 +102,29 @@ def weights_after_training(rank: int, world_size: int) -> dict[str, dict[str, to
     weights = {}
     for how in HOW:
         for planned in (False, True):
-            kind = Subclass if how in ("left out", "ours") else EmbeddingBagCollection
-            weights[f"{how}, {planned}"] = _weights_after_training(rank, world_size, how, planned, kind)
+            weights[f"{how}, {planned}"] = _weights_after_training(rank, world_size, how, planned)
     return weights
 
 
-def _weights_after_training(rank: int, world_size: int, how: str, planned: bool, kind: type) -> dict[str, torch.Tensor]:
-    sharders = HOW[how]()  # before there is a class for the subclass
-    model = converted(kind=kind)
+def _weights_after_training(rank: int, world_size: int, how: str, planned: bool) -> dict[str, torch.Tensor]:
+    sharders = HOW[how]()  # before there is a class for the subclasses
+    model = Both(subclass=how in ("left out", "ours"))
     plan = None
     if planned:
         planner = EmbeddingShardingPlanner(topology=Topology(world_size, "cpu"))
         plan = planner.collective_plan(model, sharders, dist.GroupMember.WORLD)
     parallel = DistributedModelParallel(model, device=CPU, plan=plan, sharders=sharders)
-    assert isinstance(parallel.module.sparse, ShardedHashEmbeddingBagCollection)
+    assert isinstance(parallel.module.pooled.sparse, ShardedHashEmbeddingBagCollection)
+    assert isinstance(parallel.module.sequence.sparse, ShardedHashEmbeddingCollection)
     dense = dict(in_backward_optimizer_filter(parallel.named_parameters()))
     optimizer = CombinedOptimizer(
-        [parallel.fused_optimizer, KeyedOptimizerWrapper(dense, lambda params: torch.optim.SGD(params, lr=1.0))]
+        [parallel.fused_optimizer, KeyedOptimizerWrapper(dense, lambda params: torch.optim.SGD(params, lr=2.0))]
     )
     for step in batches(CASE, world_size, 2):
         optimizer.zero_grad()
-        parallel(step[rank])[0].backward()
+        parallel(step[rank]).backward()
         optimizer.step()
-    return _whole(recfx.unconvert(parallel.module))
+    return {name: value.detach().clone() for name, value in recfx.unconvert(parallel.module).state_dict().items()}
 
 
 def _whole(model: nn.Module) -> dict[str, torch.Tensor]:
@@ -101,35 +134,44 @@ def _whole(model: nn.Module) -> dict[str, torch.Tensor]:
 def test_the_script_shards_what_was_converted() -> None:
     first, second = ranks(2).run(weights_after_training)
     torch.testing.assert_close(first, second, rtol=0, atol=0)
-    untrained = _whole(recfx.unconvert(converted()))
-    for way, trained in first.items():
-        assert all(not torch.equal(trained[name], untrained[name]) for name in trained), way
-        torch.testing.assert_close(trained, first["ours, False"], rtol=1e-5, atol=1e-6)
+    expected = {}
+    for path, case in (("pooled", CASE), ("sequence", SEQUENCE)):
+        for name, value in train_unsharded(case, 2, 2)["weights"].items():
+            tables = "embedding_bags" if case.is_pooled else "embeddings"
+            expected[f"{path}.sparse.{tables}.{name}.weight"] = value
+    for trained in first.values():
+        of_tables = {name: value for name, value in trained.items() if ".sparse." in name}
+        torch.testing.assert_close(of_tables, expected, rtol=1e-5, atol=1e-6)
 
 
-def other_ways(rank: int, world_size: int) -> list[str]:
-    env = ShardingEnv.from_process_group(dist.group.WORLD)
-    model, _shard_modules = converted(RAW), importlib.import_module("torchrec.distributed.shard")._shard_modules
+def other_ways(rank: int, world_size: int, case: Case) -> list[str]:
+    env, sharder = ShardingEnv.from_process_group(dist.group.WORLD), STOCK[case.is_pooled]
+    model, _shard_modules = (
+        converted(case=case, hashing=RAW),
+        importlib.import_module("torchrec.distributed.shard")._shard_modules,
+    )
     plan = construct_module_sharding_plan(model.sparse, dict.fromkeys("ab", column_wise(ranks=[0, 1])))
     whole = ShardingPlan({"sparse": plan})
     shards = [
-        EmbeddingBagCollectionSharder().shard(model.sparse, plan, env, CPU),
-        _shard_modules(converted(RAW), env, CPU, whole).sparse,
-        _shard_modules(converted(RAW), env, CPU, whole, sharders=[EmbeddingBagCollectionSharder()]).sparse,
-        DistributedModelParallel(converted(RAW).sparse, device=CPU).module,
+        sharder().shard(model.sparse, plan, env, CPU),
+        _shard_modules(converted(RAW, case=case), env, CPU, whole).sparse,
+        _shard_modules(converted(RAW, case=case), env, CPU, whole, sharders=[sharder()]).sparse,
+        DistributedModelParallel(converted(RAW, case=case).sparse, device=CPU).module,
     ]
     return [type(shard).__name__ for shard in shards if all(table.has_index for table in shard.tables)]
 
 
-def test_every_other_way_keeps_the_indexes() -> None:
-    assert ranks(2).run(other_ways) == [["ShardedHashEmbeddingBagCollection"] * 4] * 2
+@pytest.mark.parametrize("case", [CASE, SEQUENCE], ids=["pooled", "sequence"])
+def test_every_other_way_keeps_the_indexes(case: Case) -> None:
+    kind = "ShardedHashEmbeddingBagCollection" if case.is_pooled else "ShardedHashEmbeddingCollection"
+    assert ranks(2).run(other_ways, case) == [[kind] * 4] * 2
 
 
-def refusals(rank: int, world_size: int) -> list[tuple[str, str]]:
+def refusals(rank: int, world_size: int, case: Case) -> list[tuple[str, str]]:
     """Lists and plans leave a converted collection out whose ranks would train apart."""
-    model, refused = converted(), []
-    raw, dense = converted(RAW, fused=False), converted(fused=False)
-    stock = [EmbeddingCollectionSharder()]
+    model, refused = converted(case=case), []
+    raw, dense = converted(RAW, fused=False, case=case), converted(fused=False, case=case)
+    stock = [STOCK[not case.is_pooled]()]
     plan = EmbeddingShardingPlanner(topology=Topology(world_size, "cpu")).collective_plan(model)
     for model_of_case, keywords in (
         (model, {"sharders": stock}),
@@ -146,13 +188,15 @@ def refusals(rank: int, world_size: int) -> list[tuple[str, str]]:
     return refused
 
 
-def test_what_would_train_apart_is_refused() -> None:
-    assert ranks(2).run(refusals) == [[("collection_left_out", "sparse")] * 5] * 2
+@pytest.mark.parametrize("case", [CASE, SEQUENCE], ids=["pooled", "sequence"])
+def test_what_would_train_apart_is_refused(case: Case) -> None:
+    assert ranks(2).run(refusals, case) == [[("collection_left_out", "sparse")] * 5] * 2
 
 
-def left_to_ddp(rank: int, world_size: int) -> dict[str, torch.Tensor]:
+def left_to_ddp(rank: int, world_size: int, case: Case) -> dict[str, torch.Tensor]:
     """Ordinary gradients are averaged: nothing to refuse."""
-    parallel = DistributedModelParallel(converted(fused=False), device=CPU, sharders=[EmbeddingCollectionSharder()])
+    sharders = [STOCK[not case.is_pooled]()]
+    parallel = DistributedModelParallel(converted(fused=False, case=case), device=CPU, sharders=sharders)
     optimizer = torch.optim.SGD(parallel.parameters(), lr=1.0)
     for step in batches(CASE, world_size, 2):
         optimizer.zero_grad()
@@ -162,8 +206,9 @@ def left_to_ddp(rank: int, world_size: int) -> dict[str, torch.Tensor]:
     return _whole(parallel.module)
 
 
-def test_ordinary_gradients_of_an_unsharded_collection_are_averaged() -> None:
-    first, second = ranks(2).run(left_to_ddp)
+@pytest.mark.parametrize("case", [CASE, SEQUENCE], ids=["pooled", "sequence"])
+def test_ordinary_gradients_of_an_unsharded_collection_are_averaged(case: Case) -> None:
+    first, second = ranks(2).run(left_to_ddp, case)
     torch.testing.assert_close(first, second, rtol=0, atol=0)
     assert isinstance(ranks(1).run(alone)[0], str)
 
@@ -220,14 +265,23 @@ def test_a_collection_behind_feature_processors() -> None:
 
 
 def test_torchrecs_sharded_class_does_not_take_a_converted_collection() -> None:
-    with refused("wrong_sharded_class"):
-        ShardedEmbeddingBagCollection(converted().sparse, {}, ShardingEnv.from_local(1, 0))
+    model, env = Both(), ShardingEnv.from_local(1, 0)
+    with refused("wrong_sharded_class", match="EmbeddingBagCollectionSharder"):
+        ShardedEmbeddingBagCollection(model.pooled.sparse, {}, env)
+    with refused("wrong_sharded_class", match="EmbeddingCollectionSharder"):
+        ShardedEmbeddingCollection(model.sequence.sparse, {}, env)
 
 
 def test_quantized_communication_is_refused() -> None:
-    stock = EmbeddingBagCollectionSharder(qcomm_codecs_registry={"pooled_embeddings_all_to_all": object()})
-    with refused("quantized_communication"):
-        sharders_for(converted(), [stock])
+    codecs = {"pooled_embeddings_all_to_all": object()}
+    for kind in (EmbeddingBagCollectionSharder, EmbeddingCollectionSharder):
+        with refused("quantized_communication", match=kind.__name__):
+            sharders_for(Both(), [kind(qcomm_codecs_registry=codecs)])
+
+
+def test_index_dedup_is_refused() -> None:
+    with refused("index_dedup", match="EmbeddingCollectionSharder"):
+        sharders_for(Both(), [EmbeddingCollectionSharder(use_index_dedup=True)])
 
 
 def test_other_models_and_second_calls_change_nothing() -> None:
@@ -338,4 +392,4 @@ def test_the_state_of_a_hashed_model_in_the_plain_one_names_unconvert() -> None:
     with pytest.raises(RuntimeError) as plain_error:
         plain.load_state_dict({**plain.state_dict(), "sparse.other": torch.zeros(1)})
     assert type(plain_error.value) is RuntimeError
-    converted(hashing=RAW, kind=Subclass).load_state_dict(state)
+    converted(hashing=RAW, subclass=True).load_state_dict(state)
