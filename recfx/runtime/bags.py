@@ -145,8 +145,10 @@ def with_values(
     )
 
 
-def as_sent(features: KeyedJaggedTensor) -> KeyedJaggedTensor:
-    """Convert ids and lengths to 64 bits, and weights to float32."""
+def as_sent(features: KeyedJaggedTensor, on_host: bool = False) -> KeyedJaggedTensor:
+    """Convert ids and lengths to 64 bits, and weights to float32; ``on_host``: on the host."""
+    if on_host and features.values().device.type != "cpu":
+        features = features.to(torch.device("cpu"))
     values, lengths, weights = features.values(), features.lengths(), features.weights_or_none()
     if (values.dtype, lengths.dtype) == (torch.int64, torch.int64) and (
         weights is None or weights.dtype == torch.float32

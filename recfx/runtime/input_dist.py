@@ -23,7 +23,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from recfx.kernels.route.bucketize import Routes, bucketize
 from recfx.kernels.route.from_zero import from_zero
 from recfx.runtime import marks
-from recfx.runtime.bags import FBGEMM_PERMUTES_ON, permute_features, select_bags
+from recfx.runtime.bags import FBGEMM_PERMUTES_ON, as_sent, permute_features, select_bags
 from recfx.runtime.base import NodeModule
 
 
@@ -34,18 +34,20 @@ class Bucketize(NodeModule):
         routes: one per output key, rank by rank: see ``recfx.kernels.route.bucketize``.
         keys: the names of the output keys.
         says_origins: whether the weights of the result are the positions of its ids among those of ``features``, int64.
+        on_host: whether ids whose origins are said are copied to the host.
     """
 
-    def __init__(self, routes: Routes, keys: list[str], says_origins: bool = False) -> None:
+    def __init__(self, routes: Routes, keys: list[str], says_origins: bool = False, on_host: bool = False) -> None:
         super().__init__()
         self.routes = routes
         self.keys = keys
-        self.says_origins = says_origins
+        self.says_origins, self.on_host = says_origins, on_host
 
     def forward(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
         """``features``: as selected. Returns rows of the shard if a table has no index, otherwise raw ids."""
         weights = features.weights_or_none()
         if self.says_origins:
+            features = as_sent(features, self.on_host)
             weights = torch.arange(features.values().numel(), device=features.values().device)
         values, lengths, weights = bucketize(
             features.values(), features.lengths(), features.stride(), self.routes, weights
@@ -193,7 +195,8 @@ class InputDistStart(NodeModule):
             sent = permute_features(sent, self.positions, self.keys)
         context = DistContext(batch_size_per_feature_pre_a2a=sent.stride_per_key())
         if self.rows_return:
-            context.origins, sent = sent.weights_or_none(), _without_weights(sent)
+            context.origins = sent.weights_or_none()
+            sent = as_sent(_without_weights(sent), self._device.type == "cpu")
             context.ids_sent = sent.length_per_key()
         return self._start(sent, self.identity | says), context
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
+from torch.autograd.function import once_differentiable
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
 from recfx.runtime.base import NodeModule
@@ -15,11 +18,13 @@ class AssembleJaggedDict(NodeModule):
         keys: the keys of the output.
         parts: the keys whose rows each input has, in order.
         need_indices: whether the ids are put into the output as well.
+        all_train: whether all parts get gradients as soon as any key gets one, because ranks wait for each other in
+            the backwards of all of them.
     """
 
-    def __init__(self, keys: list[str], parts: list[list[str]], need_indices: bool) -> None:
+    def __init__(self, keys: list[str], parts: list[list[str]], need_indices: bool, all_train: bool = False) -> None:
         super().__init__()
-        self.keys, self.parts, self.need_indices = keys, parts, need_indices
+        self.keys, self.parts, self.need_indices, self.all_train = keys, parts, need_indices, all_train
 
     def forward(self, *arguments: torch.Tensor | KeyedJaggedTensor) -> dict[str, JaggedTensor]:
         """``arguments``: one ``[n, D]`` tensor per part, then the ids, with keys in the order of the output.
@@ -28,6 +33,8 @@ class AssembleJaggedDict(NodeModule):
         """
         *parts, ids = arguments
         assert isinstance(ids, KeyedJaggedTensor)
+        if self.all_train and len(parts) > 1:
+            parts = list(_Together.apply(*parts))
         counts = dict(zip(self.keys, ids.length_per_key(), strict=True))
         # `to_dict` fails for a batch size of 0.
         lengths = dict(zip(self.keys, ids.lengths().split(ids.stride_per_key()), strict=True))
@@ -40,3 +47,16 @@ class AssembleJaggedDict(NodeModule):
         return {
             key: JaggedTensor(rows[key], of_key[key] if self.need_indices else None, lengths[key]) for key in self.keys
         }
+
+
+class _Together(torch.autograd.Function):
+    """The same tensors; if any of them gets a gradient, the others get zeros."""
+
+    @staticmethod
+    def forward(ctx: Any, *parts: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return tuple(part.view_as(part) for part in parts)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return gradients

@@ -225,7 +225,8 @@ def _bucketize(of: Lowered) -> Bucketize:
         sources=_sources(of),
         pieces=[shard.piece for shard in of.sharding.by_rank() for _ in shard.table.embedding_names],
     )
-    return Bucketize(routes, list(of.collection.sent_keys), says_origins=not of.collection.is_pooled)
+    says_origins, on_host = not of.collection.is_pooled, of.collection.ids_on_host
+    return Bucketize(routes, list(of.collection.sent_keys), says_origins, on_host)
 
 
 def _input_dist_start(of: Lowered) -> InputDistStart:
@@ -317,7 +318,8 @@ def _keyed_tensor(of: Lowered) -> AssembleKeyedTensor:
 
 def _jagged_dict(of: Lowered) -> AssembleJaggedDict:
     parts = [[columns.key for columns in of.graph.columns(node)] for node in of.node.all_input_nodes[:-1]]
-    return AssembleJaggedDict(list(of.collection.keys), parts, of.collection.need_indices)
+    is_sharded = of.collection.sharding is not None
+    return AssembleJaggedDict(list(of.collection.keys), parts, of.collection.need_indices, all_train=is_sharded)
 
 
 MAKERS: dict[str, Callable[[Lowered], NodeModule]] = {

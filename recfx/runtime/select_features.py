@@ -142,7 +142,7 @@ class SelectFeatures(NodeModule):
         self.keys = [name for table in tables for name in table.embedding_names]
         self._checks = BatchChecks(collection, is_weighted)
         self._inverse = InverseIndices(collection, self.feature_names)
-        self._is_sent = self._on_host = self._weights_are_sent = False
+        self._is_sent = self._converts = self._on_host = self._weights_are_sent = False
         self._expands = tables[0].is_pooled  # unsharded, TorchRec ignores inverse indices where it does not pool
         self._orders: OrderedDict[tuple[str, ...], _KeyOrder] = OrderedDict()
         self.has_expanded = False  # whether any batch had different batch sizes per feature; for the report
@@ -151,8 +151,9 @@ class SelectFeatures(NodeModule):
         """Prepare for sending ids to other ranks: they are converted to one type, whatever type the batch has.
 
         Ranks that sent different types would misread each other. ``on_host``: ids are sent and hashed on the host.
+        If rows are not pooled, the output has ids and lengths as they are, so they are converted when they are sent.
         """
-        self._is_sent, self._on_host, self._expands = True, on_host, True
+        self._is_sent, self._converts, self._on_host, self._expands = True, self.tables[0].is_pooled, on_host, True
         self._weights_are_sent = self.is_weighted and world_size > 1
 
     def leave_on_device(self) -> None:
@@ -187,11 +188,7 @@ class SelectFeatures(NodeModule):
             selected = checked
         else:
             selected = with_values(checked, checked.values(), checked.weights_or_none(), self.keys)
-        if not self._is_sent:
-            return selected
-        if self._on_host and selected.values().device.type != "cpu":
-            selected = selected.to(torch.device("cpu"))
-        return as_sent(selected)
+        return as_sent(selected, self._on_host) if self._converts else selected
 
     def _check_sent(self, checked: KeyedJaggedTensor) -> None:
         if checked.values().is_meta:

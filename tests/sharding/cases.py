@@ -238,6 +238,28 @@ def _batch(
     return KeyedJaggedTensor(keys, torch.cat(values), weights, lengths=lengths)
 
 
+def variable_batch(rank: int, step: int) -> tuple[KeyedJaggedTensor, KeyedJaggedTensor]:
+    """A batch with inverse indices, and the same written out."""
+    generator = torch.Generator().manual_seed(10 * step + rank)
+    keys, size = ["f0", "shared", "f1", "f2", "f3"], 4 + rank
+    strides = torch.randint(1, size + 1, (len(keys),), generator=generator).tolist()
+    lengths = torch.randint(0, 4, (sum(strides),), generator=generator)
+    ids = torch.randint(0, 5, (int(lengths.sum()),), generator=generator)
+    inverse = torch.stack([torch.randint(0, stride, (size,), generator=generator) for stride in strides])
+    short = KeyedJaggedTensor(
+        keys,
+        ids,
+        lengths=lengths,
+        stride_per_key_per_rank=[[stride] for stride in strides],
+        inverse_indices=(keys, inverse),
+    )
+    first = torch.tensor([0, *strides[:-1]]).cumsum(0).unsqueeze(1)
+    bags = (inverse + first).view(-1).tolist()
+    by_bag = ids.split(lengths.tolist())
+    written_out = torch.cat([by_bag[bag] for bag in bags])
+    return short, KeyedJaggedTensor(keys, written_out, lengths=lengths[bags])
+
+
 def concatenate(parts: list[KeyedJaggedTensor]) -> KeyedJaggedTensor:
     """The batches of all ranks as one."""
     keys = parts[0].keys()

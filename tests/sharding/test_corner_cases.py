@@ -25,6 +25,7 @@ from tests.sharding.cases import (
     plain_model,
     shard,
     train_sharded,
+    variable_batch,
 )
 from tests.sharding.ranks import ranks
 from tests.sharding.stateful import gather
@@ -112,28 +113,6 @@ def test_gradients_of_weights_are_not_lost_without_a_word() -> None:
     weights = batch.weights().requires_grad_()
     standard(batch).values().sum().backward()
     torch.testing.assert_close(ranks(1).run(weights_that_are_trained)[0], weights.grad)
-
-
-def variable_batch(rank: int, step: int) -> tuple[KeyedJaggedTensor, KeyedJaggedTensor]:
-    """One with inverse indices, and the same written out."""
-    generator = torch.Generator().manual_seed(10 * step + rank)
-    keys, size = ["f0", "shared", "f1", "f2", "f3"], 4 + rank
-    strides = torch.randint(1, size + 1, (len(keys),), generator=generator).tolist()
-    lengths = torch.randint(0, 4, (sum(strides),), generator=generator)
-    ids = torch.randint(0, 5, (int(lengths.sum()),), generator=generator)
-    inverse = torch.stack([torch.randint(0, stride, (size,), generator=generator) for stride in strides])
-    short = KeyedJaggedTensor(
-        keys,
-        ids,
-        lengths=lengths,
-        stride_per_key_per_rank=[[stride] for stride in strides],
-        inverse_indices=(keys, inverse),
-    )
-    first = torch.tensor([0, *strides[:-1]]).cumsum(0).unsqueeze(1)
-    bags = (inverse + first).view(-1).tolist()
-    by_bag = ids.split(lengths.tolist())
-    written_out = torch.cat([by_bag[bag] for bag in bags])
-    return short, KeyedJaggedTensor(keys, written_out, lengths=lengths[bags])
 
 
 def train_with_schedule(rank: int, world_size: int) -> list[tuple[torch.Tensor, torch.Tensor]]:

@@ -1,4 +1,4 @@
-"""What sharded sequence collections return, beside the unsharded standard one on the same samples."""
+"""What sharded sequence collections return and save, beside the unsharded standard one on the same samples."""
 
 from __future__ import annotations
 
@@ -8,13 +8,15 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 from torchrec import EmbeddingCollection, KeyedJaggedTensor
 from torchrec.distributed.types import LazyAwaitable, ShardingEnv
 
 import recfx
-from recfx.collections.sharding.collection import shard_collection
-from tests.sharding.cases import Case, as_sequence, batches, plan_of
+from recfx.collections.sharding.collection import ShardedCollection, shard_collection
+from tests.sharding.cases import Case, as_sequence, batches, build, model_and_plan, plan_of, shard, variable_batch
 from tests.sharding.ranks import ranks
+from tests.sharding.stateful import gather
 from tests.sharding.typical_cases import MIXED
 
 CASE = as_sequence(Case(MIXED))
@@ -35,7 +37,9 @@ def assert_same_output(actual: Any, standard: EmbeddingCollection, features: Key
     assert list(actual.keys()) == list(expected)
     for key, jagged in expected.items():
         for part in ("values", "lengths", "weights"):
-            assert torch.equal(getattr(actual[key], part)(), getattr(jagged, part)()), (key, part)
+            actual_part, expected_part = getattr(actual[key], part)(), getattr(jagged, part)()
+            assert actual_part.dtype == expected_part.dtype, (key, part)
+            assert torch.equal(actual_part, expected_part), (key, part)
 
 
 def returned(rank: int, world_size: int, sizes: tuple[int, ...], has_ids: bool) -> None:
@@ -58,3 +62,97 @@ def returned(rank: int, world_size: int, sizes: tuple[int, ...], has_ids: bool) 
 @pytest.mark.parametrize("world_size", [1, 2, 4])
 def test_outputs_are_those_of_the_standard_collection(world_size: int, sizes: tuple[int, ...], has_ids: bool) -> None:
     ranks(world_size).run(returned, sizes, has_ids)
+
+
+def returned_types(rank: int, world_size: int) -> None:
+    standard, sharded = made(world_size)
+    features = batches(CASE, world_size, 1)[0][rank]
+    types = (torch.int32, torch.int64) if rank == 0 else (torch.int64, torch.int32)
+    for ids, lengths in (types, types[::-1], (torch.int32, torch.int32)):
+        cast = KeyedJaggedTensor(
+            features.keys(),
+            features.values().to(ids),
+            torch.rand(features.values().numel()),
+            lengths=features.lengths().to(lengths),
+        )
+        assert_same_output(sharded(cast), standard, cast)
+
+
+def test_ids_and_lengths_keep_their_types() -> None:
+    ranks(2).run(returned_types)
+
+
+def returned_variable(rank: int, world_size: int) -> None:
+    standard, sharded = made(world_size)
+    short, written_out = variable_batch(rank, 0)
+    keys = {"f0": "f0", "shared": "f1", "f1": "f2"}
+    renamed = KeyedJaggedTensor.from_jt_dict({new: written_out[old] for old, new in keys.items()})
+    names = [keys.get(key, key + "_unused") for key in short.keys()]  # noqa: SIM118 (a KeyedJaggedTensor is no dict)
+    variable = KeyedJaggedTensor(
+        names,
+        short.values(),
+        lengths=short.lengths(),
+        stride_per_key_per_rank=short.stride_per_key_per_rank(),
+        inverse_indices=(names, short.inverse_indices()[1]),
+    )
+    assert_same_output(sharded(variable), standard, renamed)
+
+
+def test_batches_of_several_sizes_are_expanded() -> None:
+    ranks(2).run(returned_variable)
+
+
+def saved_and_loaded(rank: int, world_size: int) -> None:
+    standard, sharded = made(world_size)
+    state = sharded.state_dict()
+    assert list(state) == [f"embeddings.{table.name}.weight" for table in CASE.tables]
+    assert sum(isinstance(value, ShardedTensor) for value in state.values()) == 3  # a replica is a plain tensor
+    for name, value in standard.state_dict().items():
+        assert torch.equal(gather(state[name]), value)
+    torch.manual_seed(1)
+    other: ShardedCollection = shard(CASE, EmbeddingCollection([t.sequence_config() for t in CASE.tables]), world_size)
+    other.load_state_dict(state)
+    for name, value in other.state_dict().items():
+        assert torch.equal(gather(value), standard.state_dict()[name])
+    whole: Any = recfx.unconvert(sharded)
+    assert type(whole) is EmbeddingCollection
+    assert whole.need_indices()
+    for name, value in standard.state_dict().items():
+        assert torch.equal(whole.state_dict()[name], value)
+
+
+def test_state_is_that_of_the_whole_tables() -> None:
+    ranks(2).run(saved_and_loaded)
+
+
+def trained_on_some_keys(rank: int, world_size: int) -> None:
+    states = []
+    for leaves_out in (True, False):
+        sparse = shard(CASE, build(CASE)[0], world_size)
+        output = sparse(batches(CASE, world_size, 1)[0][rank])
+        loss = output["f0@a"].values().sum()
+        if rank == 0 or not leaves_out:
+            loss = loss + output["f2"].values().sum() * (rank == 0)
+        loss.backward()
+        states.append({name: gather(value) for name, value in sparse.state_dict().items()})
+    for name, value in states[1].items():
+        assert torch.equal(states[0][name], value), name
+
+
+def test_a_key_that_some_ranks_leave_out_has_gradients_of_zero_there() -> None:
+    ranks(2).run(trained_on_some_keys)
+
+
+def converted_by_a_plan(rank: int, world_size: int, case: Case) -> dict[str, Any]:
+    model, plan = model_and_plan(case, world_size)
+    sharded: Any = recfx.convert(model, plan=plan)
+    sharded(batches(case, world_size, 1)[0][rank])[0].backward()
+    state = sharded.sparse.fused_optimizer.state_dict()["state"]
+    return {name: {key: gather(value) for key, value in of_table.items()} for name, of_table in state.items()}
+
+
+def test_a_model_is_sharded_by_a_plan() -> None:
+    case = replace(CASE, optimizer="adagrad")
+    for state in ranks(2).run(converted_by_a_plan, case):
+        assert list(state) == [f"embeddings.{table.name}.weight" for table in case.tables]
+        assert all(value.any() for of_table in state.values() for value in of_table.values())

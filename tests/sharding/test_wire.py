@@ -9,9 +9,10 @@ import pytest
 import sympy
 import torch
 from torch import fx
+from torchrec import KeyedJaggedTensor
 
 from recfx.ir.meta import BATCH, Collective, mean_length, node_meta
-from tests.sharding.cases import Case, Table, batches, build, shard
+from tests.sharding.cases import Case, Table, as_sequence, batches, build, shard, values_of
 from tests.sharding.ranks import ranks
 from tests.sharding.recorded import Sent, recorded
 from tests.sharding.typical_cases import MIXED, TYPES, one_type, random_case
@@ -30,15 +31,24 @@ def predicted(graph: fx.Graph, values: dict[sympy.Symbol, Any]) -> tuple[Sent, S
     return forward, backward
 
 
+def even_batch(case: Case) -> KeyedJaggedTensor:
+    """The same on all ranks: every row of every table once per feature, so that all pieces of rows get as many ids."""
+    keys = sorted({feature for table in case.tables for feature in table.features})
+    rows = case.tables[0].rows
+    return KeyedJaggedTensor(
+        keys, torch.arange(rows).repeat(len(keys)), lengths=torch.full((2 * len(keys),), rows // 2)
+    )
+
+
 def record_step(rank: int, world_size: int, case: Case) -> tuple[Sent, Sent, Sent, Sent]:
     standard, _ = build(case)
     sharded = shard(case, standard, world_size)
-    features = batches(case, world_size, 1)[0][rank]
+    features = batches(case, world_size, 1)[0][rank] if case.is_pooled else even_batch(case)
     values: dict[sympy.Symbol, Any] = {BATCH: features.stride()}
     for key in features.keys():  # noqa: SIM118 (a KeyedJaggedTensor is no dict)
         values[mean_length(key)] = sympy.Rational(int(features[key].lengths().sum()), features.stride())
     results: list[torch.Tensor] = []
-    forward = recorded(lambda: results.append(sharded(features).values()))
+    forward = recorded(lambda: results.append(values_of(sharded(features))))
     backward = recorded(lambda: results[0].sum().backward())
     return forward, backward, *predicted(sharded.graph_module.graph, values)
 
@@ -54,6 +64,17 @@ def check_wire(case: Case, world_size: int) -> None:
 @pytest.mark.parametrize("kind", sorted(TYPES))
 def test_a_type_sends_what_its_graph_says(kind: str, world_size: int) -> None:
     check_wire(one_type(kind, local_size=2 if world_size == 4 else 0), world_size)
+
+
+@pytest.mark.parametrize("world_size", [2, 4])
+@pytest.mark.parametrize("kind", sorted(TYPES))
+def test_rows_of_ids_are_as_many_as_the_graph_says(kind: str, world_size: int) -> None:
+    dim = 256 if kind == "grid_shard" else 8
+    tables = (
+        Table("a", 16, dim, ("f0",), sharding=TYPES[kind]),
+        Table("b", 16, dim, ("f1", "f0"), sharding=TYPES[kind]),
+    )
+    check_wire(as_sequence(Case(tables, local_size=2 if world_size == 4 else 0)), world_size)
 
 
 def test_one_rank_sends_what_its_graph_says() -> None:
