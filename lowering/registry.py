@@ -237,6 +237,7 @@ BACKENDS: tuple[Backend, ...] = (
         ("cuda",),
         serves_on=("cuda", "cpu"),
         takes_absent=True,
+        combines=("SUM", "MEAN", "NONE"),
         finds_rows_on=("cuda", "cpu"),
     ),
     Backend(
@@ -245,6 +246,7 @@ BACKENDS: tuple[Backend, ...] = (
         ("npu",),
         serves_on=("npu",),
         takes_absent=True,
+        combines=("SUM", "MEAN", "NONE"),
         finds_rows_on=("npu",),
     ),
     Backend("reference", "recfx.lowering.reference", combines=("SUM", "MEAN", "NONE")),

@@ -135,6 +135,8 @@ NEEDS: Mapping[str, Mapping[int, Need]] = MappingProxyType(
     {
         # Eight rows, twice, and what is made of them. Half as many bytes of rows are not half of everything.
         "recfx_pooled_lookup": {4: Need(832, 152), 2: Need(64, 120)},
+        # Eight rows, twice; halves also as float32.
+        "recfx_gather_rows": {4: Need(512, 64), 2: Need(512, 96)},
         # Codes of 8 bits; those of 4 bits take 82 bytes per column.
         "recfx_quantized_lookup": {1: Need(1600, 94)},
         # Eight rows, twice, the gradient of a bag, and their products.

@@ -1,8 +1,8 @@
 """Lookups of several tables at once, pooled or not, from rows or straight from raw ids.
 
 ``recfx::pooled_lookup``, ``find_and_pool`` and ``pool_again_`` run in C++ (``csrc/lookup/pooled_lookup.cpp``), and
-``recfx::pooled_lookup_triton`` by the kernel in ``pooled_lookup_triton.py``; ``pooled_lookup_reference.py`` has all of
-them in ATen.
+``recfx::pooled_lookup_triton`` by the kernels in ``pooled_lookup_triton.py`` and ``gather_rows_triton.py``;
+``pooled_lookup_reference.py`` has all of them in ATen.
 
 All of them use the same conventions. A lookup has ``F`` features, in column order; feature ``f`` reads table
 ``table_of_feature[f]``, and its bag ``b`` spans ``offsets[f * B + b]`` to ``offsets[f * B + b + 1]``. Weights are
@@ -153,10 +153,13 @@ def pooled_lookup_triton(
     table_of_feature: list[int],
     mean: bool,
     per_sample_weights: Tensor | None,
+    unpooled: bool = False,
 ) -> Tensor:
     """``pooled_lookup`` by the kernel, in one launch; all tensors are on one device."""
     from recfx.kernels.lookup.pooled_lookup_triton import recfx_pooled_lookup
 
+    if unpooled:
+        return _gather_rows(rows, offsets, weights, table_of_feature)
     layout = layout_of(weights, table_of_feature)
     bags = offsets.numel() - 1
     batch_size = bags // len(table_of_feature)
@@ -170,6 +173,21 @@ def pooled_lookup_triton(
         BLOCK_D=tiling.block_of(layout.largest_dim), WEIGHTED=per_sample_weights is not None, MEAN=mean,
     )  # fmt: skip
     return pooled
+
+
+def _gather_rows(rows: Tensor, borders: Tensor, weights: list[Tensor], table_of_feature: list[int]) -> Tensor:
+    from recfx.kernels.lookup.gather_rows_triton import recfx_gather_rows
+
+    ids, dim = rows.numel(), weights[0].shape[1]
+    gathered = torch.empty(ids, dim, dtype=torch.float32, device=rows.device)
+    if ids == 0:
+        return gathered
+    launch.launch(
+        recfx_gather_rows, launch.programs(rows.device, ids), rows, borders, weights[0],
+        starts(weights, table_of_feature), *[gathered] * 8, ids, len(table_of_feature), dim,
+        BLOCK_D=tiling.block_of(dim),
+    )  # fmt: skip
+    return gathered
 
 
 pooled_lookup_triton.register_fake(_pooled_lookup)

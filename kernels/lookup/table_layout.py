@@ -24,20 +24,21 @@ class TableLayout(NamedTuple):
     row_starts: Tensor  # int64 [T]: the number of each table's first row, counted through all tables
 
 
-def layout_of(weights: Sequence[Tensor], table_of_feature: Sequence[int]) -> TableLayout:
+def layout_of(weights: Sequence[Tensor], table_of_feature: Sequence[int], unpooled: bool = False) -> TableLayout:
     """The layout of a lookup.
 
     Args:
         weights: the tables' ``[rows, dim]`` tensors, on one device.
         table_of_feature: the position of each feature's table.
+        unpooled: all features fill the same columns of the output, each some of its rows; all tables have one dim.
     """
     shapes = tuple((weight.shape[0], weight.shape[1]) for weight in weights)
-    return layout_of_shapes(weights[0].device, shapes, tuple(table_of_feature))
+    return layout_of_shapes(weights[0].device, shapes, tuple(table_of_feature), unpooled)
 
 
 @lru_cache(maxsize=_KEPT)
 def layout_of_shapes(
-    device: torch.device, shapes: tuple[tuple[int, int], ...], table_of_feature: tuple[int, ...]
+    device: torch.device, shapes: tuple[tuple[int, int], ...], table_of_feature: tuple[int, ...], unpooled: bool = False
 ) -> TableLayout:
     """``layout_of`` tables of these rows and columns, whatever their elements are."""
     dims = [dim for _, dim in shapes]
@@ -48,9 +49,9 @@ def layout_of_shapes(
         return torch.tensor(numbers, dtype=dtype, device=device)
 
     return TableLayout(
-        columns=first_columns[-1],
+        columns=dims[0] if unpooled else first_columns[-1],
         largest_dim=max(dims),
-        first_columns=on_device(first_columns, torch.int32),
+        first_columns=on_device([0] * len(first_columns) if unpooled else first_columns, torch.int32),
         tables=on_device(table_of_feature, torch.int32),
         dims=on_device(dims, torch.int32),
         row_starts=on_device(row_starts, torch.int64),

@@ -20,6 +20,7 @@ from recfx.kernels.build import launch
 _DIGIT = 1 << 24  # float32 holds all integers below
 _LINE = 16  # float32 values of one cache line, into which one program writes
 _ROWS = 2**31  # rows are int32 in the kernel
+_MOST_BAGS = 2**31 - 1  # likewise
 _KEPT = 256
 
 
@@ -27,7 +28,7 @@ class StepOrder(NamedTuple):
     """The positions of a batch, ordered."""
 
     keys: Tensor  # int64 [n], ascending: the row, counted through all tables; -1: of no row
-    bags: Tensor  # int32 [n], the bag f * B + b
+    bags: Tensor  # int32 [n], the bag f * B + b; f * n + position if rows are not pooled
     scales: Tensor | None  # float32 [n], the per-sample weights
 
 
@@ -39,6 +40,7 @@ def step_order(
     table_of_feature: Sequence[int],
     is_stepped: Sequence[bool],
     per_sample_weights: Tensor | None,
+    unpooled: bool = False,
 ) -> StepOrder:
     """Order the positions of a batch.
 
@@ -50,6 +52,10 @@ def step_order(
         table_of_feature: the position of each feature's table.
         is_stepped: of each table.
         per_sample_weights: float32 ``[n]``, or None.
+        unpooled: each position is a bag of its own, of ``n`` that a feature has; ``B`` is 1.
+
+    Raises:
+        ValueError: there are more than 2**31 - 1 such bags.
     """
     starts = [0, *accumulate(table_rows)]
     bases = tuple(starts[table] if is_stepped[table] else -1 for table in table_of_feature)
@@ -59,7 +65,16 @@ def step_order(
     else:
         keys, order = _sorted_by_digits(rows, offsets, bases, starts[-1] > _DIGIT)
     scales = None if per_sample_weights is None else per_sample_weights.index_select(0, order)
-    return StepOrder(keys, bag_of.index_select(0, order), scales)
+    bags = bag_of.index_select(0, order)
+    if unpooled:
+        ids = rows.numel()
+        if ids * len(table_of_feature) > _MOST_BAGS:
+            raise ValueError(
+                f"a fused step without pooling takes at most {_MOST_BAGS:,} ids times features, not {ids:,} times "
+                f"{len(table_of_feature):,}; make the batch smaller"
+            )
+        bags = torch.add(order.to(torch.int32), bags, alpha=ids)
+    return StepOrder(keys, bags, scales)
 
 
 def _sorted_by_digits(rows: Tensor, offsets: Tensor, bases: tuple[int, ...], is_wide: bool) -> tuple[Tensor, Tensor]:

@@ -7,6 +7,7 @@ from functools import partial
 
 import torch
 
+from recfx.ir.node_kinds import NOT_COMBINED
 from recfx.kernels.lookup.per_sample_weights import per_sample_weight_gradients_triton
 from recfx.kernels.lookup.pooled_lookup import pooled_lookup_triton
 from recfx.lowering.registry import LookupBatch, LookupKernel, LookupSpec
@@ -28,8 +29,8 @@ def build(spec: LookupSpec) -> LookupKernel:
 
         def forward(scale: torch.Tensor | None) -> LookedUp:
             scale = None if scale is None else scale.contiguous()
-            pooled = pooled_lookup_triton(rows, offsets, tables, backward.table_of_feature, backward.mean, scale)
-            return LookedUp(pooled, rows)
+            how = (backward.table_of_feature, backward.mean, scale, backward.unpooled)
+            return LookedUp(pooled_lookup_triton(rows, offsets, tables, *how), rows)
 
         return trainable(weights, offsets, batch.per_sample_weights, forward)
 
@@ -42,7 +43,7 @@ class TritonBackward:
     def __init__(self, spec: LookupSpec) -> None:
         self.tables, self.optimizers, self.pooling = spec.tables, spec.optimizers, spec.combine
         self.table_of_feature = [table for table, each in enumerate(spec.tables) for _ in each.feature_names]
-        self.mean = spec.combine == "MEAN"
+        self.mean, self.unpooled = spec.combine == "MEAN", spec.combine == NOT_COMBINED
 
     def scale_gradient(self, batch: TrainedBatch, grad_output: torch.Tensor) -> torch.Tensor:
         tables = [weight.detach() for weight in batch.weights]
@@ -133,4 +134,5 @@ class TritonBackward:
             list(numbers),
             self.mean,
             batch.scale,
+            self.unpooled,
         )

@@ -6,6 +6,7 @@ import torch
 
 from recfx.errors import Diagnostic
 from recfx.ir.facts import LookupFacts
+from recfx.ir.node_kinds import NOT_COMBINED
 from recfx.kernels.build import launch, tiling
 from recfx.lowering.triton.lookup import build
 from recfx.optim.fused_step_op import triton_module
@@ -47,10 +48,9 @@ def serves(lookup: LookupFacts, chip: str | None) -> Diagnostic | None:
         return refuse("no_tiling_table", f"{error}.")
     widest = max(table.embedding_dim for table in lookup.tables)
     block, size = tiling.block_of(widest), lookup.facts[0].dtype.itemsize
-    kernels: list[tuple[str, tiling.RuleNeeds | None]] = [
-        ("recfx_pooled_lookup", None),
-        ("recfx_per_sample_weight_gradients", None),
-    ]
+    kernels: list[tuple[str, tiling.RuleNeeds | None]] = [("recfx_gather_rows", None)]
+    if lookup.combine != NOT_COMBINED:
+        kernels = [("recfx_pooled_lookup", None), ("recfx_per_sample_weight_gradients", None)]
     for rule in rules or [SGD]:  # whose step gives the gradient of the weights
         if rule.needs is None:
             return refuse("unified_buffer", f"the unified buffer that a step of {rule.name} takes was never measured.")

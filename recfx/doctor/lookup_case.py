@@ -32,6 +32,7 @@ class LookupCase:
         self.weights = [torch.randn(7 + table, dim, generator=draw).to(dtype) for table, dim in enumerate(dims)]
         lengths = torch.randint(0, 5, (len(self.table_of_feature), batch_size), generator=draw)
         self.offsets = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.view(-1).cumsum(0)])
+        self.borders = self.offsets[::batch_size].contiguous()  # of the features
         rows = [
             torch.randint(-1, self.weights[table].shape[0], (int(own.sum()),), generator=draw)
             for table, own in zip(self.table_of_feature, lengths, strict=True)

@@ -40,12 +40,15 @@ def lookups(quick: bool) -> Iterator[tuple[str, LookupCase]]:
 
 
 def pooled(quick: bool) -> Iterator[Shape]:
-    """Sums, means and weighted sums."""
+    """Sums, means and weighted sums; and the rows of the first table, which are not pooled."""
     for text, case in lookups(quick):
         for kind in ("sum", "mean", "weighted"):
             scales = case.scales if kind == "weighted" else None
             tables = (case.weights, case.table_of_feature)
             yield Shape(f"{text}, {kind}", (case.rows, case.offsets, *tables, kind == "mean", scales))
+        borders = case.borders[:3]
+        rows = case.rows[: int(borders[-1])]
+        yield Shape(f"{text}, not pooled", (rows, borders, case.weights[:1], [0, 0], False, None, True))
 
 
 def weight_gradients(quick: bool) -> Iterator[Shape]:

@@ -41,13 +41,18 @@ def fused_step_triton_(
     numbers: list[float],
     mean: bool,
     per_sample_weights: Tensor | None,
+    unpooled: bool = False,
 ) -> None:
-    """Step the touched rows of some tables in place, once, with the gradients of a pooled lookup.
+    """Step the touched rows of some tables in place, once, with the gradients of a lookup.
+
+    The step of a lookup that does not pool is that of bags of one id: a feature has one for each position of the batch,
+    and only its own positions are in any.
 
     Args:
-        rows, offsets, table_of_feature, mean, per_sample_weights: as in ``recfx::pooled_lookup_triton``; rows of -1 get
-            no gradient.
-        gradients: contiguous float32 ``[B, sum of the features' dims]``, of the lookup's output.
+        rows, offsets, table_of_feature, mean, per_sample_weights, unpooled: as in ``recfx::pooled_lookup_triton``; rows
+            of -1 get no gradient.
+        gradients: contiguous float32 ``[B, sum of the features' dims]``, of the lookup's output; ``[n, dim]`` if
+            ``unpooled``.
         weights: the tables.
         first_states: float32 and contiguous, one per table; empty if the rule has none.
         second_states: likewise.
@@ -55,17 +60,20 @@ def fused_step_triton_(
         rule_module: the module with the rule's ``step`` in Triton; see ``triton_module``.
         first_is_per_row: whether the first state is ``[rows, 1]``.
         numbers: ``StepNumbers``.
+
+    Raises:
+        ValueError: ``unpooled``, and ``n`` times the features are more than 2**31 - 1. Nothing has changed then.
     """
     from recfx.kernels.step.fused_step_triton import recfx_fused_step, recfx_fused_step_of_borders
 
     if rows.numel() == 0:
         return
     step = import_module(rule_module).step
-    layout, device = layout_of(weights, table_of_feature), rows.device
+    layout, device = layout_of(weights, table_of_feature, unpooled), rows.device
     lengths = offsets.diff()
     table_rows = [weight.shape[0] for weight in weights]
     keys, bag_of, scales = step_order(
-        rows, offsets, lengths, table_rows, table_of_feature, is_stepped, per_sample_weights
+        rows, offsets, lengths, table_rows, table_of_feature, is_stepped, per_sample_weights, unpooled
     )
     block = tiling.block_of(layout.largest_dim)
     chunks = launch.programs(device, rows.numel())
@@ -90,7 +98,7 @@ def fused_step_triton_(
     decays = StepNumbers(*numbers).weight_decay != 0
     constants = {"BLOCK_D": block, "DECAYS": decays, "STEP": step, "FIRST_IS_PER_ROW": first_is_per_row}
     constants["STATES"] = bool(first_states) + bool(second_states)
-    batch_size = lengths.numel() // len(table_of_feature)
+    batch_size = rows.numel() if unpooled else lengths.numel() // len(table_of_feature)
     launch.launch(
         recfx_fused_step,
         chunks,

@@ -7,6 +7,7 @@ from tests.ascend import (
     bucketize_cases,
     find_rows_cases,
     fused_optimizer_cases,
+    gather_rows_cases,
     per_sample_weights_cases,
     pooled_lookup_cases,
     quantized_lookup_cases,
@@ -18,6 +19,7 @@ from tests.ascend.kernel_case import KernelCase
 
 CASES: tuple[KernelCase, ...] = (
     *pooled_lookup_cases.cases(),
+    *gather_rows_cases.cases(),
     *quantized_lookup_cases.cases(),
     *fused_optimizer_cases.cases(),
     *per_sample_weights_cases.cases(),

@@ -103,6 +103,7 @@ def _values(batch: _Batch, block: int) -> tuple[dict[str, list[int]], dict[str, 
         "keys_ptr": list(range(positions)) if each_its_own else [0] * positions,
         "bags_ptr": [feature * batch_size + draw.randrange(batch_size) for feature in features],
         "tables_ptr": list(range(_TABLES)),
+        "borders_ptr": [number * positions // _TABLES for number in range(_TABLES + 1)],
         "row_starts_ptr": [0, features.index(_TABLES - 1)],
         "dims_ptr": [block] * _TABLES,
         "first_columns_ptr": [number * block for number in range(_TABLES + 1)],
@@ -110,7 +111,7 @@ def _values(batch: _Batch, block: int) -> tuple[dict[str, list[int]], dict[str, 
         **dict.fromkeys(("table_starts_ptr", "weight_starts_ptr", "first_starts_ptr", "second_starts_ptr"), starts),
     }
     numbers = {"num_bags": bags, "batch_size": batch_size, "num_columns": _TABLES * block, "num_positions": positions}
-    numbers |= {"num_rows": positions, "dim": block}
+    numbers |= {"num_rows": positions, "num_features": _TABLES, "dim": block}
     return values, numbers
 
 

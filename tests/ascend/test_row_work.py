@@ -21,7 +21,8 @@ from tests.ascend.row_work import IDS_PER_BAG, count, follow, form_of, misfit
 each_version = pytest.mark.parametrize("version", tools.ASCENDNPU_IR)
 WITH_ROWS = [case.name for case in CASES if form_of(case) is not None]
 FOLLOWED = [
-    "pooled_lookup-fp32-block_64", "pooled_lookup-fp32-block_1024-weighted", "quantized_lookup-int8-block_64-even-fp32",
+    "pooled_lookup-fp32-block_64", "pooled_lookup-fp32-block_1024-weighted", "gather_rows-fp32-block_64",
+    "quantized_lookup-int8-block_64-even-fp32",
     "fused_step-sgd-fp32-block_64-undecayed", "fused_step-adagrad-fp32-block_64-undecayed",
     "fused_step-rowwise_adagrad-fp32-block_64-undecayed", "per_sample_weight_gradients-fp32-block_64",
 ]  # fmt: skip
@@ -50,7 +51,7 @@ def test_every_kernel_with_rows_was_counted() -> None:
     assert all(tuple(work.compiler for work in works) == tools.ASCENDNPU_IR for works in row_work().values())
 
 
-@pytest.mark.parametrize("kernel", ["recfx_pooled_lookup", "recfx_fused_step"])
+@pytest.mark.parametrize("kernel", ["recfx_pooled_lookup", "recfx_gather_rows", "recfx_fused_step"])
 def test_eight_rows_are_in_flight(kernel: str) -> None:
     """Of 64 columns; wider rows fill the unified buffer sooner."""
     forms = [form for form in row_work() if (form.kernel, form.block) == (kernel, 64)]

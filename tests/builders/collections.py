@@ -57,10 +57,11 @@ def sequence_table(
     return EmbeddingConfig(name=name, feature_names=list(features), embedding_dim=dim, num_embeddings=rows, **options)
 
 
-def sequences(dim: int = 8, **options: object) -> EmbeddingCollection:
+def sequences(dim: int = 8, features: Sequence[str] = ("f1", "f2", "f3"), **options: object) -> EmbeddingCollection:
     """The standard collection of ``s1`` of ``f1`` and ``s2`` of ``f2`` and ``f3``; ``options`` are the collection's."""
+    first, *others = features
     return EmbeddingCollection(
-        [sequence_table("s1", ["f1"], dim=dim), sequence_table("s2", ["f2", "f3"], dim=dim)], **options
+        [sequence_table("s1", [first], dim=dim), sequence_table("s2", others, dim=dim)], **options
     )
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from itertools import product
 
 import pytest
 import torch
@@ -12,12 +14,14 @@ from torchrec import KeyedJaggedTensor
 
 import recfx
 from recfx.ir import format_graph
-from tests.builders.collections import collection, table, tables_named
+from tests.builders.collections import collection, sequences, table, tables_named
 from tests.builders.optimizers import OPTIMIZERS, attach
 from tests.models import ZOO
 from tests.models.case import tensors_in
 
-MODELS = ("dlrm", "deep_fm", "sparse_nn_position_weighted", "tower_sparse_nn")
+MODELS = (
+    "dlrm", "deep_fm", "sparse_nn_position_weighted", "tower_sparse_nn", "din", "hstu", "sequence_tied_to_pooled",
+)  # fmt: skip
 HASHING = {
     "raw": recfx.HashConfig(dense_rows=0),
     "lru": recfx.HashConfig(dense_rows=0, on_full="evict"),
@@ -53,23 +57,26 @@ def batch(seed: int, ids: int) -> KeyedJaggedTensor:
     return KeyedJaggedTensor(["f1", "f2", "f3"], values, lengths=lengths)
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("hashing", HASHING)
-def test_hashed_collections_train_as_on_another_target(hashing: str, optimizer: str) -> None:
+@pytest.mark.parametrize(("build", "optimizer"), [*product([collection], OPTIMIZERS), (sequences, "adagrad")])
+def test_hashed_collections_train_as_on_another_target(
+    build: Callable[[], nn.Module], optimizer: str, hashing: str
+) -> None:
     """Index, weights and optimizer state after six steps, with ids that are new, evicted and not admitted."""
     torch.manual_seed(0)
-    plain = collection()
+    plain = build()
     models = []
     for backend in ("reference", "triton"):
         model = copy.deepcopy(plain)
         attach(model, optimizer)
         models.append(recfx.convert(model, hashing=HASHING[hashing], backend=backend))
+        assert f"kernel={backend}" in format_graph(models[-1].graph_module)
     for step in range(6):
         outputs = []
         for model in models:
-            pooled = model(batch(step, 15)).values()
-            (pooled - torch.linspace(-1, 1, pooled.numel()).view_as(pooled)).square().sum().backward()
-            outputs.append(pooled.detach())
+            output = torch.cat([each.float().flatten() for each in tensors_in(model(batch(step, 15)))])
+            (output - torch.linspace(-1, 1, output.numel())).square().sum().backward()
+            outputs.append(output.detach())
         torch.testing.assert_close(outputs[1], outputs[0], rtol=1e-5, atol=1e-5)
     first, second = (model.state_dict() for model in models)
     assert first.keys() == second.keys()
@@ -77,9 +84,8 @@ def test_hashed_collections_train_as_on_another_target(hashing: str, optimizer: 
         torch.testing.assert_close(second[key], value, rtol=1e-4, atol=1e-5)
     for model in models:
         model.eval()
-    torch.testing.assert_close(
-        models[1](batch(99, 40)).values(), models[0](batch(99, 40)).values(), rtol=1e-4, atol=1e-5
-    )
+    found, wanted = ([*tensors_in(model(batch(99, 40)))] for model in reversed(models))
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
 
 
 def test_the_graph_and_the_report_name_the_target() -> None:

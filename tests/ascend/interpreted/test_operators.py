@@ -49,6 +49,7 @@ def test_operators_launch_their_kernels(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(launch, "launch", counting)
     case = LookupCase([5, 8], 3)
     pooled_lookup_triton(case.rows, case.offsets, case.weights, case.table_of_feature, False, None)
+    pooled_lookup_triton(case.rows, case.borders, case.weights[:1], [0, 0, 0], False, None, True)
     per_sample_weight_gradients_triton(case.rows, case.offsets, case.gradients, case.weights, case.table_of_feature)
     rule = rules_in_triton()[0]
     fused_step_triton_(*arguments_of(case, rule, states_of(rule, case.weights), [True, True], False))
@@ -62,6 +63,7 @@ def test_operators_launch_their_kernels(monkeypatch: pytest.MonkeyPatch) -> None
     initialize_rows_of_tables(torch.tensor([[0, 7, 0]]), [table])
     assert launched == [
         "recfx_pooled_lookup",
+        "recfx_gather_rows",
         "recfx_per_sample_weight_gradients",
         "recfx_step_digits",
         "recfx_fused_step",

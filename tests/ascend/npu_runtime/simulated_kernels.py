@@ -54,14 +54,16 @@ def _find_rows(ids: torch.Tensor, table_ends: torch.Tensor, *indexes: torch.Tens
 
 def _fused_step(*arguments: Any) -> None:
     on_host = tree_map_only(torch.Tensor, over_the_same_memory, arguments)
-    *batch, weights, first, second, table_of_feature, is_stepped, module, _, numbers, mean, scales = on_host
+    batch, (weights, first, second, table_of_feature, is_stepped, module, _, numbers, *how) = on_host[:3], on_host[3:]
     weights = [
         weight if stepped else torch.empty(0, weight.shape[1])
         for weight, stepped in zip(weights, is_stepped, strict=True)
     ]
     (rule,) = [rule for rule in rules_in_triton() if triton_module(rule) == module]
     of_tables = numbers * len(weights)
-    fused_step_(*batch, weights, first, second, table_of_feature, is_stepped, rule.name, of_tables, mean, scales)
+    mean, scales, unpooled = (*how, False)[:3]
+    of_rule = (rule.name, of_tables, mean, scales, None, unpooled)
+    fused_step_(*batch, weights, first, second, table_of_feature, is_stepped, *of_rule)
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torchrec import EmbeddingBagCollection, KeyedJaggedTensor, PoolingType
+from torchrec import EmbeddingBagCollection, EmbeddingCollection, KeyedJaggedTensor, PoolingType
 
 import recfx
 from tests.ascend.npu_runtime.recorder import Recorder, launching_nothing
@@ -16,15 +16,17 @@ from tests.ascend.npu_runtime.round_trips import Moment
 from tests.ascend.npu_runtime.sharded_training import model_on_npus
 from tests.ascend.npu_runtime.training import DEVICE, RAW_IDS
 from tests.builders.batches import batch
-from tests.builders.collections import table
+from tests.builders.collections import sequence_table, table
 from tests.builders.optimizers import attach
+from tests.models.case import tensors_in
 from tests.sharding.cases import Case, Table, batches
 from tests.sharding.ranks import ranks
 
 RAW = recfx.HashConfig(dense_rows=0)
 HASHING = {"static": None, "hashed": RAW, "on_device": recfx.HashConfig(dense_rows=0, find_on_device=True)}
 # At most so many in training and in eval mode: of tables that are summed, whose keys are in order; and of others that
-# are averaged beside them, with keys in another order, which makes two lookups of a collection that is not hashed.
+# are averaged beside them, with keys in another order, which makes two lookups of a collection that is not hashed; and
+# of tables whose rows are not pooled.
 BOUNDS = {
     ("static", "sums"): (14, 4),
     ("static", "means"): (31, 9),
@@ -32,6 +34,9 @@ BOUNDS = {
     ("hashed", "means"): (27, 24),
     ("on_device", "sums"): (33, 13),
     ("on_device", "means"): (41, 20),
+    ("static", "rows"): (17, 4),
+    ("hashed", "rows"): (22, 17),
+    ("on_device", "rows"): (36, 13),
 }
 # Of two ranks, with a table of each sharding type, some of which are averaged.
 OF_RANKS = [(119, 76), (111, 76)]
@@ -57,14 +62,14 @@ def step(recorder: Recorder, model: torch.nn.Module, features: KeyedJaggedTensor
     recorder.launches.clear()
     with recorder:
         recorder.now = TRAINING
-        pooled = model.train()(features).values()
-        recorder.now = None  # the gradient is that of the rest of the model
-        gradient = torch.ones_like(pooled)
+        outputs = [each for each in tensors_in(model.train()(features)) if each.is_floating_point()]
+        recorder.now = None  # the gradients are those of the rest of the model
+        gradients = [torch.ones_like(each) for each in outputs]
         recorder.now = TRAINING
-        pooled.backward(gradient)
+        torch.autograd.backward(outputs, gradients)
         recorder.now = EVAL
         with torch.no_grad():
-            model.eval()(features).values()
+            model.eval()(features)
         recorder.now = None
 
 
@@ -76,6 +81,9 @@ def test_steps_are_bounded(kind: str, pooling: str, count: int) -> None:
         table(f"t{number}", [f"f{number}"], dim=4 * (number % 5 + 1), pooling=mean) for number, mean in enumerate(means)
     ]
     collection = EmbeddingBagCollection(tables)
+    if pooling == "rows":
+        alike = [sequence_table(f"t{number}", [f"f{number}"]) for number in range(count)]
+        collection = EmbeddingCollection(alike)
     attach(collection, "adagrad")
     order = [f"f{number}" for number in range(count)][:: -1 if pooling == "means" else 1]
     recorder = Recorder(frozenset())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import nn
@@ -12,8 +14,10 @@ from recfx.errors import ConversionError
 from recfx.ir import format_graph
 from recfx.kernels.build import launch
 from tests.ascend.npu_runtime.training import DEVICE, assert_close, make_batch, train
-from tests.builders.collections import one_table, table
+from tests.builders.collections import one_table, sequences, table
+from tests.builders.optimizers import attach
 from tests.checkpoint.training import KINDS
+from tests.models.case import tensors_in
 
 # The order of sums differs.
 CLOSE = {"rtol": 1e-5, "atol": 1e-6}
@@ -35,11 +39,41 @@ def test_trains_as_the_cpu(hashing: str, optimizer: str) -> None:
     assert_close(found, expected, **CLOSE)
 
 
-def test_its_name_is_in_the_graph() -> None:
-    model = recfx.convert(nn.Sequential(one_table())).to(DEVICE)
+@pytest.mark.parametrize("build", [one_table, sequences])
+def test_its_name_is_in_the_graph(build: Callable[[], nn.Module]) -> None:
+    model = recfx.convert(nn.Sequential(build())).to(DEVICE)
     text = format_graph(model[0].graph_module)
     assert "kernel=npu" in text
     assert "kernel=reference" not in text
+
+
+@pytest.mark.parametrize(
+    ("hashing", "optimizer"), [*((hashing, "rowwise_adagrad") for hashing in HASHING), ("adopted", ""), ("admit", "")]
+)
+def test_sequences_beside_pooled_tables_train_as_on_the_cpu(hashing: str, optimizer: str) -> None:
+    """Outputs, weights and gradients of three steps, and an eval forward."""
+    results = []
+    for device in ("cpu", DEVICE):
+        torch.manual_seed(0)
+        model = nn.ModuleDict({"pooled": one_table(("a", "b"), rows=24, dim=8), "rows": sequences(features="abc")})
+        if optimizer:
+            attach(model, optimizer)
+        model = recfx.convert(model, hashing=HASHING[hashing]).to(device)
+        kept = []
+        for number in range(3):
+            features = make_batch(number, 20 if HASHING[hashing] is None else 60, HASHING[hashing] is not None)
+            found = [*tensors_in([part(features.to(torch.device(device))) for part in model.values()])]
+            values = [each for each in found if each.is_floating_point()]
+            sum(each.square().sum() for each in values).backward()
+            kept += [each.detach().cpu() for each in found]
+        with torch.no_grad():
+            kept += [each.cpu() for each in tensors_in(model.eval()["rows"](features.to(torch.device(device))))]
+        kept += [each.detach().cpu() for each in model.parameters()]
+        kept += [each.grad.cpu() for each in model.parameters() if each.grad is not None]
+        results.append(kept)
+    assert len(results[0]) == len(results[1])
+    for found, expected in zip(*reversed(results), strict=True):
+        torch.testing.assert_close(found, expected, **CLOSE)
 
 
 def test_gradients_of_tables_and_of_weights_of_ids() -> None:

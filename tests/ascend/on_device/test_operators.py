@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from recfx.doctor.device_checks import device_checks
 from recfx.doctor.kernel_check import KernelCheck
 from recfx.doctor.lookup_case import DTYPES, GROUP, STEPS, LookupCase
+from recfx.doctor.lookup_case import stepped as by_rule
 from recfx.doctor.shapes import index_read
 from recfx.kernels.build import launch
 from recfx.kernels.index.find_rows import ReadIndexes, find_rows, find_rows_reference
@@ -53,6 +55,45 @@ def test_pooled_lookup(case: LookupCase, kind: str) -> None:
     scales = case.scales if kind == "weighted" else None
     arguments = (case.rows, case.offsets, case.weights, case.table_of_feature, kind == "mean", scales)
     assert_same(pooled_lookup_triton(*moved(arguments)), pooled_lookup(*arguments), in_one_order=True)
+
+
+ALIKE = st.builds(
+    lambda dim, tables, *rest: LookupCase([dim] * tables, *rest),
+    st.integers(1, 130),
+    st.integers(1, 4),
+    st.integers(1, 40),
+    st.sampled_from(DTYPES),
+    st.integers(0, 10**6),
+)
+"""Tables of one dim."""
+
+
+@given(ALIKE)
+@FEW
+def test_lookup_without_pooling(case: LookupCase) -> None:
+    arguments = (case.rows, case.borders, case.weights, case.table_of_feature, False, None, True)
+    assert_same(pooled_lookup_triton(*moved(arguments)), pooled_lookup(*arguments), in_one_order=True)
+
+
+@given(ALIKE, st.sampled_from(rules_in_triton()), st.integers(0, 15))
+@FEW
+def test_fused_step_without_pooling(case: LookupCase, rule: Rule, stepped: int) -> None:
+    """It is the step of sums of one id: ``n`` bags of each feature, of which only its own are not empty."""
+    is_stepped = [bool(stepped >> table & 1) for table in range(len(case.dims))]
+    states = [[torch.rand(state.shape(*weight.shape)) for weight in case.weights] for state in rule.states]
+    ids, features = case.rows.numel(), len(case.table_of_feature)
+    gradients = torch.randn(ids, case.dims[0], generator=torch.Generator().manual_seed(ids))
+    weights, on_device = moved(case.weights), moved(states)
+    first, second = (*on_device, [], [])[:2]
+    of_rule: Any = (triton_module(rule), rule.has_row_state, list(rule.step_numbers(STEPS, GROUP)), False, None)
+    tables = (weights, first, second, case.table_of_feature, is_stepped)
+    fused_step_triton_(*moved((case.rows, case.borders, gradients)), *tables, *of_rule, True)
+    begins = [torch.arange(ids).clamp(low, high) for low, high in pairwise(case.borders.tolist())]
+    offsets = torch.cat([*begins, torch.tensor([ids])])
+    batch = (case.rows, offsets, gradients.repeat(1, features))
+    wanted, wanted_states = by_rule(*batch, case.weights, case.table_of_feature, rule, states, is_stepped, mean=False)
+    assert_same(weights, wanted)
+    assert_same(on_device, wanted_states)
 
 
 @given(CASES)
