@@ -78,10 +78,13 @@ class SentRows:
 
 def _sum(sizes: Iterable[RowSize]) -> RowSize:
     dims = row_bytes = 0
-    in_rows: Any = 0
+    in_rows = []
     for size in sizes:
-        dims, row_bytes, in_rows = dims + size.dim, row_bytes + size.bytes, in_rows + size.in_rows
-    return RowSize(dims, row_bytes, in_rows)
+        dims, row_bytes = dims + size.dim, row_bytes + size.bytes
+        in_rows.append(size.in_rows)
+    # Adding many expressions one by one would take quadratic time.
+    is_symbolic = any(isinstance(numbers, sympy.Basic) for numbers in in_rows)
+    return RowSize(dims, row_bytes, sympy.Add(*in_rows) if is_symbolic else sum(in_rows))
 
 
 class HopSize(NamedTuple):

@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 from torch import nn
-from torchrec import EmbeddingBagCollection
+from torchrec import EmbeddingBagCollection, EmbeddingCollection
 from torchrec.distributed.sharding_plan import construct_module_sharding_plan
 from torchrec.distributed.types import ShardingPlan
 
-from tests.builders.collections import table
+from tests.builders.collections import sequence_table, table
 
 
 def plan_of_kinds(
@@ -36,7 +36,8 @@ def plan_of_kinds(
     return ShardingPlan({path: plan})
 
 
-def model_of_tables(rows: Sequence[int], dim: int) -> nn.Module:
+def model_of_tables(rows: Sequence[int], dim: int, *, is_pooled: bool = True) -> nn.Module:
     """The collection ``ebc`` on meta, with a table ``t0``, ``t1``, ... of the feature ``f0``, ... for each size."""
-    tables = [table(f"t{number}", [f"f{number}"], rows=size, dim=dim) for number, size in enumerate(rows)]
-    return nn.ModuleDict({"ebc": EmbeddingBagCollection(tables, device=torch.device("meta"))})
+    make_collection, make = (EmbeddingBagCollection, table) if is_pooled else (EmbeddingCollection, sequence_table)
+    tables = [make(f"t{number}", [f"f{number}"], rows=size, dim=dim) for number, size in enumerate(rows)]
+    return nn.ModuleDict({"ebc": make_collection(tables, device=torch.device("meta"))})

@@ -18,11 +18,12 @@ from torchrec.distributed.sharding_plan import data_parallel, row_wise, table_wi
 from torchrec.distributed.types import ShardingEnv, ShardingPlan
 
 import recfx
+from recfx.collections.sharding.collection import sharded_collections
 from recfx.planner import shard_model
 from recfx.planner.priced_plan import PricedPlan
 from recfx.planner.pricing.hardware import H100
 from recfx.planner.topology import npu_topology
-from tests.builders.collections import tables_named
+from tests.builders.collections import sequences, tables_named
 from tests.builders.plans import plan_of_kinds
 from tests.drawing.page_data import data_of
 from tests.sharding.ranks import ranks
@@ -153,10 +154,17 @@ def test_plans_for_different_hardware_are_not_compared_without_saying_on_which()
 
 def types_and_plan(rank: int, world_size: int) -> tuple[Any, Any]:
     env = ShardingEnv.from_process_group(dist.group.WORLD)
-    sharded = recfx.convert(Model(), env=env, verify=False).get_submodule("ebc")
-    plan: Any = recfx.plan(Model(), Topology(world_size, "cpu")).plan["ebc"]
-    types = {sharded_table.table.name: sharded_table.type.name for sharded_table in sharded.sharding.tables}
-    return types, {name: sharding.sharding_type for name, sharding in plan.items()}
+
+    def model() -> nn.Module:
+        return nn.ModuleDict({"pooled": Model(), "sequence": sequences()})
+
+    sharded = recfx.convert(model(), env=env, verify=False)
+    plan: Any = recfx.plan(model(), Topology(world_size, "cpu")).plan
+    types = {
+        path: {table.table.name: table.type.name for table in collection.sharding.tables}
+        for path, collection in sharded_collections(sharded).items()
+    }
+    return types, {path: {name: table.sharding_type for name, table in part.items()} for path, part in plan.items()}
 
 
 def test_the_plan_is_that_of_recfx() -> None:
@@ -165,7 +173,8 @@ def test_the_plan_is_that_of_recfx() -> None:
     assert first == second
     found, expected = first
     assert found == expected
-    assert "row_wise" not in found.values()
+    assert found.keys() == {"pooled.ebc", "sequence"}
+    assert all("row_wise" not in types.values() for types in found.values())
 
 
 def refused_by_the_planner(rank: int, world_size: int) -> str:

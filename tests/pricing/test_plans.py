@@ -37,8 +37,8 @@ def plan_of(model: nn.Module, world_size: int, kinds: dict[str, Any]) -> Shardin
     return plan_of_kinds("ebc", model.get_submodule("ebc"), kinds, world_size)
 
 
-def many_tables(count: int) -> nn.Module:
-    return model_of_tables([4096] * count, dim=16)
+def many_tables(count: int, is_pooled: bool = True) -> nn.Module:
+    return model_of_tables([4096] * count, dim=16, is_pooled=is_pooled)
 
 
 def planned_and_sharded(rank: int, world_size: int) -> tuple[Any, ...]:
@@ -93,9 +93,7 @@ def test_a_topology_plans_the_model() -> None:
 
 def test_the_nodes_of_a_plan_are_those_of_its_device() -> None:
     """Ids of hashed tables are exchanged and hashed on the hosts of NPUs; GPUs exchange them themselves."""
-    model = recfx.convert(
-        nn.ModuleDict({"ebc": many_tables(2)["ebc"]}), hashing=recfx.HashConfig(dense_rows=0, buckets=4)
-    )
+    model = recfx.convert(many_tables(2), hashing=recfx.HashConfig(dense_rows=0, buckets=4))
     plan = plan_of(model, 2, {f"t{n}": row_wise() for n in range(2)})
     found = {}
     for topology in (CPU_HOST, H100, ASCEND_910B):
@@ -161,8 +159,9 @@ def test_gradients_take_the_way_of_the_rows_back() -> None:
     assert gradients == pytest.approx(rows, rel=1e-9)
 
 
-def test_plans_side_by_side() -> None:
-    model = many_tables(8)
+@pytest.mark.parametrize("is_pooled", [True, False])
+def test_plans_side_by_side(is_pooled: bool) -> None:
+    model = many_tables(8, is_pooled)
     spread = plan_of(model, 4, {f"t{n}": table_wise(rank=n % 4) for n in range(8)})
     heaped = plan_of(model, 4, {f"t{n}": table_wise(rank=0) for n in range(8)})
     copied = plan_of(model, 4, {f"t{n}": data_parallel() for n in range(8)})
@@ -182,8 +181,9 @@ def test_plans_side_by_side() -> None:
     assert (data["best"], [plan["name"] for plan in data["plans"]]) == ("spread", ["spread", "heaped", "copied"])
 
 
-def test_a_thousand_ranks_without_processes() -> None:
-    model = many_tables(26)
+@pytest.mark.parametrize("is_pooled", [True, False])
+def test_a_thousand_ranks_without_processes(is_pooled: bool) -> None:
+    model = many_tables(26, is_pooled)
     plans = [
         plan_of(model, 1024, {f"t{n}": kind(n) for n in range(26)})
         for kind in (lambda n: row_wise(), lambda n: table_wise(rank=n), lambda n: data_parallel())
@@ -196,11 +196,12 @@ def test_a_thousand_ranks_without_processes() -> None:
     assert copies == 1024 * rows
 
 
-def test_a_thousand_tables() -> None:
+@pytest.mark.parametrize("is_pooled", [True, False])
+def test_a_thousand_tables(is_pooled: bool) -> None:
     """Every table is looked at a few times, whatever their number: work per table does not grow with it."""
     visits: list[int] = []
     for count in (250, 1000):
-        model = many_tables(count)
+        model = many_tables(count, is_pooled)
         plan = plan_of(model, 8, {f"t{n}": table_wise(rank=n % 8) for n in range(count)})
         found = recfx.cost(model, H100, plan=plan, world_size=8)
         at = found.at(1024)
