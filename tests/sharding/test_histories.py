@@ -21,7 +21,7 @@ from torchrec.distributed.train_pipeline import TrainPipelineSparseDist
 
 import recfx
 from recfx.errors import InputError, TableFullError
-from tests.sharding.cases import OPTIMIZERS, Case, Table, batches, concatenate
+from tests.sharding.cases import OPTIMIZERS, Case, Table, as_sequence, batches, concatenate, values_of
 from tests.sharding.ranks import ranks
 from tests.sharding.stateful import assert_same, make, model_state, optimizer_state, whole_state
 
@@ -76,7 +76,7 @@ class History:
     seed: int
 
 
-def history_of(seed: int, world_size: int) -> History:
+def history_of(seed: int, world_size: int, is_pooled: bool = True) -> History:
     """The history with this number."""
     choose = random.Random(seed)
     tables = tuple(
@@ -113,7 +113,7 @@ def history_of(seed: int, world_size: int) -> History:
     cuts = sorted(choose.sample(range(len(events)), choose.randrange(3)))
     edges = [0, *cuts, len(events)]
     parts = tuple(tuple(events[begin:end]) for begin, end in itertools.pairwise(edges))
-    return History(case, parts, choose.choice(["off", "on", "often"]), seed)
+    return History(case if is_pooled else as_sequence(case), parts, choose.choice(["off", "on", "often"]), seed)
 
 
 class Summed(nn.Module):
@@ -125,8 +125,8 @@ class Summed(nn.Module):
         self.unused = nn.Parameter(torch.zeros(1))
 
     def forward(self, features: KeyedJaggedTensor) -> tuple[torch.Tensor, torch.Tensor]:
-        pooled = self.sparse(features).values()
-        return pooled.sum() * self.scale, pooled.detach()
+        values = values_of(self.sparse(features))
+        return values.sum() * self.scale, values.detach()
 
 
 class Player:
@@ -150,8 +150,8 @@ class Player:
         getattr(self, "_" + event.kind.replace(" ", "_"))(event, steps)
 
     def _loss(self, event: Event, features: KeyedJaggedTensor) -> torch.Tensor:
-        loss, pooled = self.model(features)
-        self.log.append(f"{event.kind}: {float(pooled.double().sum()) if self.world_size == 0 else ''}")
+        loss, values = self.model(features)
+        self.log.append(f"{event.kind}: {float(values.double().sum()) if self.world_size == 0 else ''}")
         if event.kept_on == "all" or event.kept_on == f"rank {self.rank}":
             self.kept.append(loss)
         return loss
@@ -287,9 +287,10 @@ def compare(history: History, world_sizes: list[int]) -> str:
 HISTORIES = [(seed, [2, 1]) for seed in range(5)] + [(seed, [4, 2]) for seed in range(40, 42)]
 
 
+@pytest.mark.parametrize("is_pooled", [True, False])
 @pytest.mark.parametrize(("seed", "world_sizes"), HISTORIES)
-def test_the_same_calls_leave_the_same_state(seed: int, world_sizes: list[int]) -> None:
-    assert compare(history_of(seed, world_sizes[0]), world_sizes) != "a table is too small"
+def test_the_same_calls_leave_the_same_state(seed: int, world_sizes: list[int], is_pooled: bool) -> None:
+    assert compare(history_of(seed, world_sizes[0], is_pooled), world_sizes) != "a table is too small"
 
 
 def kept_on_one_rank(rank: int, world_size: int, case: Case) -> dict[str, torch.Tensor]:
@@ -297,7 +298,8 @@ def kept_on_one_rank(rank: int, world_size: int, case: Case) -> dict[str, torch.
     log = []
     for number, step in enumerate(batches(case, PARTS, 60)):
         share = PARTS // max(world_size, 1)
-        loss = model.sparse(concatenate(step[rank * share : (rank + 1) * share])).values().sum() * max(world_size, 1)
+        values = values_of(model.sparse(concatenate(step[rank * share : (rank + 1) * share])))
+        loss = values.sum() * max(world_size, 1)
         if number % 7 == 3:
             if rank == 0:
                 log.append(loss)
@@ -306,14 +308,16 @@ def kept_on_one_rank(rank: int, world_size: int, case: Case) -> dict[str, torch.
     return whole_state(model)
 
 
+@pytest.mark.parametrize("is_pooled", [True, False])
 @pytest.mark.parametrize("sharding", [("column_wise", 0, 1), ("row_wise",), ("data_parallel",)])
-def test_losses_of_skipped_steps_that_one_rank_keeps(sharding: tuple[Any, ...]) -> None:
+def test_losses_of_skipped_steps_that_one_rank_keeps(sharding: tuple[Any, ...], is_pooled: bool) -> None:
     case = Case(
         (Table("t", 64, 8, ("f0", "f1"), sharding=sharding),),
         optimizer="dyadic_sgd",
         hashing=recfx.HashConfig(dense_rows=0, on_full="evict", buckets=2),
         raw_ids=500,
         sizes=(1,),
+        is_pooled=is_pooled,
     )
     expected = kept_on_one_rank(0, 0, case)
     for state in ranks(2).run(kept_on_one_rank, case):
