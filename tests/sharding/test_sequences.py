@@ -8,13 +8,25 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 from torchrec import EmbeddingCollection, KeyedJaggedTensor
 from torchrec.distributed.types import LazyAwaitable, ShardingEnv
 
 import recfx
 from recfx.collections.sharding.collection import ShardedCollection, shard_collection
-from tests.sharding.cases import Case, as_sequence, batches, build, model_and_plan, plan_of, shard, variable_batch
+from tests.sharding.cases import (
+    Case,
+    as_sequence,
+    batches,
+    build,
+    model_and_plan,
+    plan_of,
+    shard,
+    values_of,
+    variable_batch,
+)
+from tests.sharding.pipelined import CPU, PIPELINES
 from tests.sharding.ranks import ranks
 from tests.sharding.stateful import gather
 from tests.sharding.typical_cases import MIXED
@@ -156,3 +168,31 @@ def test_a_model_is_sharded_by_a_plan() -> None:
     for state in ranks(2).run(converted_by_a_plan, case):
         assert list(state) == [f"embeddings.{table.name}.weight" for table in case.tables]
         assert all(value.any() for of_table in state.values() for value in of_table.values())
+
+
+class Returned(nn.Module):
+    """A loss, and the output of the collection as it is."""
+
+    def __init__(self, sparse: nn.Module) -> None:
+        super().__init__()
+        self.sparse, self.scale = sparse, nn.Parameter(torch.ones(1))
+
+    def forward(self, features: KeyedJaggedTensor) -> tuple[torch.Tensor, Any]:
+        output = self.sparse(features)
+        return (values_of(output) * self.scale).sum(), output
+
+
+def pipelined(rank: int, world_size: int, pipeline: str) -> None:
+    """Batches of several sizes: those that are under way at the same time keep their own lengths and ids."""
+    standard, sharded = made(world_size)
+    model = Returned(sharded).eval()
+    driver = PIPELINES[pipeline](model, torch.optim.SGD([model.scale], lr=0.1), CPU)
+    mine = [batches(replace(CASE, sizes=(size, 2), seed=size), world_size, 1)[0][rank] for size in (3, 1, 5, 2)]
+    source = iter(mine)
+    for features in mine:
+        assert_same_output(driver.progress(source), standard, features)
+
+
+@pytest.mark.parametrize("pipeline", ["base", "sparse_dist", "recfx"])
+def test_pipelines_return_what_belongs_to_each_batch(pipeline: str) -> None:
+    ranks(2).run(pipelined, pipeline)

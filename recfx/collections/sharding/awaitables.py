@@ -76,7 +76,7 @@ class _Arriving(KJTListAwaitable):
 
 
 class Result(LazyAwaitable[Any]):
-    """The last stage of a graph, which has one output and runs when that is needed."""
+    """The last stage of a graph, which has one output; it runs on the first wait, and later ones give the same."""
 
     def __init__(self, stage: Stage, values: dict[str, Any], group: dist.ProcessGroup, collection: str) -> None:
         super().__init__()
@@ -84,8 +84,9 @@ class Result(LazyAwaitable[Any]):
         self.has_run = False
 
     def _wait_impl(self) -> Any:
-        with in_step(self._group, self._collection):
-            self._stage.run(self._values)
-        self.has_run = True
+        if not self.has_run:
+            with in_step(self._group, self._collection):
+                self._stage.run(self._values)
+            self.has_run = True
         (result,) = self._stage.outputs
         return self._values[result]
