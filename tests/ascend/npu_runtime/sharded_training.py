@@ -12,7 +12,8 @@ from torchrec import KeyedJaggedTensor
 from torchrec.distributed.types import ShardingEnv, ShardingPlan
 
 import recfx
-from recfx.collections.sharding.collection import ShardedHashEmbeddingBagCollection, shard_collection
+from recfx.collections.collection import UnshardedCollection
+from recfx.collections.sharding.collection import ShardedCollection, shard_collection
 from recfx.planner.placements import replace_placements
 from tests.sharding.cases import OPTIMIZERS, Case, Model, batches, build, plan_of, taken, with_optimizer
 
@@ -32,7 +33,7 @@ def model_on_npus(case: Case, world_size: int, device: torch.device, ids_on_host
     torch.manual_seed(1)
     model = Model(standard, width)
     converted = with_optimizer(case, recfx.convert(standard, hashing=case.hashing))
-    assert isinstance(converted, recfx.HashEmbeddingBagCollection)
+    assert isinstance(converted, UnshardedCollection)
     plan: Any = plan_of(case, converted, world_size)
     placed: Any = replace_placements(ShardingPlan({"": plan}), "npu").plan[""]
     env = ShardingEnv.from_process_group(dist.group.WORLD)
@@ -64,7 +65,7 @@ def train_on_npus(
     source: Iterator[KeyedJaggedTensor] = iter([step[rank] for step in batches(case, world_size, steps)])
     pooled = [drive.progress(source).cpu() for _ in range(steps)]
     sparse = model.sparse
-    assert isinstance(sparse, ShardedHashEmbeddingBagCollection)
+    assert isinstance(sparse, ShardedCollection)
     local = sparse.sharding.local()
     weights = {each.name: sparse.store.weight(each.name).detach() for each in local}
     assert {weight.device for weight in weights.values()} <= {device}

@@ -12,9 +12,9 @@ from recfx.errors import RecfxError
 from recfx.inspect.collection_reasons import transfer_reasons
 from recfx.ir import format_graph
 from tests.ascend.npu_runtime.sharded_training import model_on_npus, train_on_npus
-from tests.sharding.cases import Case, Table, batches, check, train_sharded, train_whole
+from tests.sharding.cases import Case, Table, as_sequence, batches, check, train_sharded, train_whole
 from tests.sharding.ranks import ranks
-from tests.sharding.typical_cases import TYPES, hashed_case, one_type
+from tests.sharding.typical_cases import FOUR_LARGER, TYPES, hashed_case, one_type
 
 MIXED = (
     Table("a", 11, 8, ("f0",), "SUM", ("row_wise",)),
@@ -29,6 +29,9 @@ STATIC = {
     "mixed_dense": Case(MIXED, kernel="dense"),
     "uneven": Case(MIXED, optimizer="adagrad", sizes=(4, 1)),
     "weighted": one_type("row_wise", optimizer="adagrad", is_weighted=True),
+    "sequence": as_sequence(Case(MIXED, optimizer="adagrad")),
+    "sequence_uneven": as_sequence(Case(MIXED, sizes=(4, 1))),
+    "sequence_dense": as_sequence(Case(MIXED, kernel="dense")),
 }
 HASHED = {
     f"{kind}_{config}": hashed_case(kind, config)
@@ -39,6 +42,8 @@ HASHED = {
         ("data_parallel", "error"),
     )
 }
+HASHED |= {f"sequence_{name}": as_sequence(HASHED[name]) for name in ("row_wise_lru", "data_parallel_error")}
+HASHED["sequence_mixed"] = as_sequence(replace(HASHED["row_wise_lru"], tables=FOUR_LARGER))
 
 
 WAYS = pytest.mark.parametrize("ids_on_host", [False, True], ids=["ids_on_npus", "ids_on_host"])
@@ -66,8 +71,9 @@ def test_rowwise_adagrad(tables: tuple[Table, ...]) -> None:
             torch.testing.assert_close(weight, wanted, rtol=1e-5, atol=1e-6)
 
 
-def test_static_with_ids_on_the_host() -> None:
-    check(STATIC["uneven"], 2, ranks(2, "hccl").run(train_on_npus, STATIC["uneven"], True))
+@pytest.mark.parametrize("name", ["uneven", "sequence", "sequence_uneven"])
+def test_static_with_ids_on_the_host(name: str) -> None:
+    check(STATIC[name], 2, ranks(2, "hccl").run(train_on_npus, STATIC[name], True))
 
 
 @WAYS
@@ -76,6 +82,21 @@ def test_hashed(name: str, ids_on_host: bool) -> None:
     answers = ranks(2, "hccl").run(train_on_npus, HASHED[name], ids_on_host)
     expected, _ = train_whole(HASHED[name], 2)
     check(HASHED[name], 2, answers, expected=expected)
+
+
+def devices_of_output(rank: int, world_size: int, name: str, ids_on_host: bool) -> set[torch.device]:
+    device, case = torch.device("npu", rank), {**STATIC, **HASHED}[name]
+    torch.npu.set_device(device)
+    sparse = model_on_npus(case, world_size, device, ids_on_host).sparse
+    output = sparse(batches(case, world_size, 1)[0][rank].to(device))
+    return {part.device for jagged in output.values() for part in (jagged.values(), jagged.lengths())}
+
+
+@WAYS
+@pytest.mark.parametrize("name", ["sequence", "sequence_mixed"])
+def test_rows_of_ids_and_their_lengths_are_on_the_npu(name: str, ids_on_host: bool) -> None:
+    devices = ranks(2, "hccl").run(devices_of_output, name, ids_on_host)
+    assert devices == [{torch.device("npu", rank)} for rank in range(2)]
 
 
 def graph_of(rank: int, world_size: int, ids_on_host: bool) -> str:
