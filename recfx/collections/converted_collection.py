@@ -109,7 +109,13 @@ class ConvertedCollection(FxLeaf):
         return self.graph_module
 
     def weight(self, name: str) -> nn.Parameter:
-        """The ``[rows, dim]`` parameter of a table, or of one of this rank's shards."""
+        """The ``[rows, dim]`` parameter of a table, or of one of this rank's shards.
+
+        Raises:
+            KeyError: there is no such table.
+        """
+        if name not in self._store.bags:
+            raise KeyError(f"there is no table {name!r}, only {sorted(self._store.bags)}")
         return self._store.weight(name)
 
     def index(self, name: str) -> HashIndex:

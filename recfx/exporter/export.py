@@ -15,6 +15,7 @@ from torch import nn
 
 from recfx.collections.collection import unsharded_collections
 from recfx.collections.copy_modules import refuse_fully_sharded
+from recfx.collections.raw_ids import RemappedRows
 from recfx.collections.sharding.held_interrupts import held_interrupts
 from recfx.collections.whole_graph import WholeGraph
 from recfx.collections.wrappers import unwrap
@@ -147,6 +148,7 @@ class _File:
 def _export(file: _File, converted: nn.Module, sample: Sample, outputs: Any, sources: Sources) -> ExportReport:
     """Export a converted model, which answers ``outputs``; ``sources`` has the tables that its collections do not."""
     file_format = FILE_FORMATS[file.format]
+    _refuse_remapped_rows(converted)
     with uncounted(converted):
         signature, returns = signature_of(converted, sample), return_pattern(outputs)
         other_calls: dict[str, Sample] = {}
@@ -186,6 +188,17 @@ def _check_arguments(
             reason="model_is_sharded",
             what_to_do="with checkpoint=, pass the unsharded model: any number of ranks may have saved the checkpoint.",
         )
+
+
+def _refuse_remapped_rows(converted: nn.Module) -> None:
+    for path, module in converted.named_modules():
+        if isinstance(module, RemappedRows):
+            raise ExportError(
+                "return_remapped_features asks for the rows of ids, which files do not return.",
+                reason="rows_not_exported",
+                module_path=path.rpartition(".")[0],
+                what_to_do="build the managed-collision collection without return_remapped_features; convert again.",
+            )
 
 
 def _invalid(message: str, what_to_do: str) -> ExportError:

@@ -330,3 +330,17 @@ def test_rows_are_touched_if_the_backward_reaches_them_even_with_a_gradient_of_z
     assert (converted.weight("s") - before).any(dim=1).nonzero()[:, 0].tolist() == [3]
     converted(one_bag(4))["f"].values().detach()
     assert torch.equal(converted.weight("s")[4], before[4])
+
+
+def test_a_table_that_the_collection_does_not_have_is_named() -> None:
+    converted = recfx.convert(EmbeddingCollection([sequence_table("s", ["f"])]))
+    with pytest.raises(KeyError, match="no table 'other', only \\['s'\\]"):
+        converted.weight("other")
+
+
+def test_a_table_whose_output_is_not_used_has_a_gradient_of_zeros() -> None:
+    converted = recfx.convert(EmbeddingCollection([sequence_table("s", ["f"]), sequence_table("t", ["g"])]))
+    features = KeyedJaggedTensor(["f", "g"], torch.tensor([1, 2]), lengths=torch.tensor([1, 1]))
+    converted(features)["f"].values().sum().backward()
+    assert converted.weight("s").grad is not None
+    assert torch.equal(converted.weight("t").grad, torch.zeros_like(converted.weight("t")))

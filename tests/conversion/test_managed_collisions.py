@@ -295,3 +295,10 @@ def test_graphs_and_files_answer_for_unknown_ids(is_pooled: bool, portable: bool
     assert torch.equal(graph(ASKED), wanted)
     recfx.export(converted(model).eval(), tmp_path / "model.pt", (ASKED,), portable=portable)
     assert torch.equal(recfx.load(tmp_path / "model.pt")(ASKED), wanted)
+
+
+def test_rows_of_ids_are_not_exported(tmp_path: Path) -> None:
+    ours = converted(OneKey(learn(managed(False, return_remapped_features=True)), False)).eval()
+    with pytest.raises(recfx.ExportError, match="return_remapped_features") as caught:
+        recfx.export(ours, tmp_path / "model.pt", (ASKED,))
+    assert (caught.value.reason, caught.value.module_path) == ("rows_not_exported", "mc")
