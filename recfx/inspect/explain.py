@@ -125,19 +125,24 @@ def explain(
             finding.why = replace(finding.why, severity=Severity.WARNING)
         if planned is not None:
             planned.check(discovery)
+        notes = [note for _, record in records.conversions for note in record.notes]
+        if decision.conversion is not None and replacements:
+            notes += decision.conversion.notes
+        learned = {note.path for note in notes if note.code == "managed_collision_converted"}
         collections = [
             _collection(
-                finding, replacements.get(id(finding.module), finding.module), records.of_collection(finding), planned
+                finding,
+                replacements.get(id(finding.module), finding.module),
+                records.of_collection(finding),
+                planned,
+                finding.path in learned,
             )
             for finding in discovery.findings
         ]
     rollbacks = list(discovery.rollbacks) + [why for _, record in records.conversions for why in record.rollbacks]
-    notes = [note for _, record in records.conversions for note in record.notes]
     verification = records.verification(model)
-    if decision.conversion is not None and decision.replacements:
-        notes += decision.conversion.notes
-        if decision.conversion.verification is not None:
-            verification = Verification.of(decision.conversion.verification)
+    if decision.conversion is not None and replacements and decision.conversion.verification is not None:
+        verification = Verification.of(decision.conversion.verification)
     reasons = [reason for collection in collections for reason in collection.reasons]
     reasons += _model_reasons(rollbacks, verification) + notes
     if planned is not None:
@@ -182,9 +187,12 @@ def _is_to_be_traced(model: nn.Module, records: Records) -> bool:
 
 
 def _collection(
-    finding: Finding, collection: nn.Module, record: Found | None, planned: _PlannedSharding | None
+    finding: Finding, collection: nn.Module, record: Found | None, planned: _PlannedSharding | None, learned: bool
 ) -> CollectionReport:
-    """The report of one collection, which may be one that it would become; ``record`` is what was found before."""
+    """The report of one collection, which may be one that it would become; ``record`` is what was found before.
+
+    ``learned``: whether its tables took over the rows of ids from managed collisions.
+    """
     walked = record is not None and finding.found == "walked"
     how, source = (record.found, record.source) if record is not None and walked else (finding.found, finding.source)
     report = CollectionReport(
@@ -197,8 +205,9 @@ def _collection(
         line=0 if source is None else source.line,
         reasons=_collection_reasons(finding, how),
     )
-    existed = finding.status == CONVERTIBLE or (
-        record is not None and record.kind not in {converted.__name__ for converted in CONVERTED_CLASSES.values()}
+    existed = not learned and (
+        finding.status == CONVERTIBLE
+        or (record is not None and record.kind not in {converted.__name__ for converted in CONVERTED_CLASSES.values()})
     )
     if isinstance(collection, UnshardedCollection):
         described = describe_converted(report, collection, existed)

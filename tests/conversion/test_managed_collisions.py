@@ -50,6 +50,8 @@ def test_eval_is_as_before(is_pooled: bool, remapped: bool) -> None:
     torch.testing.assert_close(model.state_dict(), state, rtol=0, atol=0)
     for left, right in zip(wanted, model(ASKED), strict=True):
         assert torch.equal(left, right)
+    reasons = [*recfx.explain(ours).reasons, *recfx.explain(model, managed_collisions="convert").reasons]
+    assert "weights_not_used" not in {reason.code for reason in reasons}
     notes = [reason for reason in recfx.explain(ours).reasons if reason.code == "managed_collision_converted"]
     assert len(notes) == 2
     assert f"{len(LEARNED)} learned ids of table 'a'" in notes[0].message
