@@ -69,7 +69,7 @@ def _feature_bags(
     spec: LookupSpec, values: torch.Tensor, offsets: torch.Tensor, batch_size: int
 ) -> Iterator[_FeatureBags]:
     tables = [position for position, table in enumerate(spec.tables) for _ in table.feature_names]
-    if values.is_meta:  # lengths are not known, and shapes do not depend on them
+    if offsets.is_meta:  # lengths are not known, and shapes do not depend on them
         for feature, table in enumerate(tables):
             first = feature * batch_size
             yield _FeatureBags(table, values, offsets[first : first + batch_size + 1], 0, values.numel())

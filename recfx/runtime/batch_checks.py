@@ -83,7 +83,7 @@ class BatchChecks:
         if values.is_meta:
             bags, are_offsets = bags.new_empty(bags.numel() - int(are_offsets), device="meta"), False
             offsets = torch.empty(bags.numel() + 1, dtype=torch.int64, device="meta")
-            return self._as_kjt(keys, values, weights, bags, offsets, per_key)
+            return self._as_kjt(keys, values, weights, bags, offsets, per_key, features.length_per_key_or_none())
         if bags.dim() != 1:
             bags = self._flat(bags, per_key)
         offsets, fault, borders = bag_offsets(values, bags, are_offsets, per_key, rows_per_key)

@@ -351,7 +351,8 @@ class Lookup(NodeModule):
 
 
 def _one_bag_per_key(values: torch.Tensor, lengths: list[int]) -> LookupBatch:
-    borders = torch.tensor([0, *accumulate(lengths)], device=values.device)
+    # What the host knows stays known if there are no data.
+    borders = torch.tensor([0, *accumulate(lengths)], device="cpu" if values.is_meta else values.device)
     return LookupBatch(values, borders, None, batch_size=1)
 
 

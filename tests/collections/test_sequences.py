@@ -344,3 +344,18 @@ def test_a_table_whose_output_is_not_used_has_a_gradient_of_zeros() -> None:
     converted(features)["f"].values().sum().backward()
     assert converted.weight("s").grad is not None
     assert torch.equal(converted.weight("t").grad, torch.zeros_like(converted.weight("t")))
+
+
+@pytest.mark.parametrize("hashing", [HashConfig(), RAW])
+def test_shapes_on_meta_follow_the_lengths_that_the_batch_states(hashing: HashConfig) -> None:
+    made = sequences()
+    features = KeyedJaggedTensor(
+        ["f3", "f1", "f2"],
+        torch.empty(6, dtype=torch.int64, device="meta"),
+        lengths=torch.empty(3, dtype=torch.int64, device="meta"),
+        length_per_key=[1, 3, 2],
+    )
+    converted = recfx.convert(made, hashing=hashing).to("meta")
+    shapes = {key: jagged.values().shape for key, jagged in converted(features).items()}
+    assert shapes == {key: jagged.values().shape for key, jagged in made.to("meta")(features).items()}
+    assert shapes["f1"][0] == 3
