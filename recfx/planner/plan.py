@@ -15,6 +15,7 @@ from torchrec.distributed.planner.types import ParameterConstraints, PlannerErro
 from torchrec.distributed.types import ModuleSharder, ShardingPlan
 from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
 
+from recfx.collections.collection import unsharded_collections
 from recfx.collections.sharding.collection import sharded_collections
 from recfx.collections.wrappers import check_module
 from recfx.discovery.classify import CONVERTED, CONVERTIBLE, classify
@@ -98,11 +99,14 @@ def plan(
         ConversionError: ``plan_does_not_fit`` with TorchRec's own text, ``plan_failed``, ``unknown_table``,
             ``no_sharding_option``, ``no_collection``, ``already_sharded``, ``invalid_topology``.
     """
-    return _plan(model, topology, constraints, batch_size, empty_ranks, with_torchrec=True)
+    return _plan(model, topology, constraints, batch_size, empty_ranks)
 
 
 def plan_of_collections(model: nn.Module, topology: Topology | NpuTopology) -> ShardingPlan:
-    """The plan that ``plan`` makes, without the modules that recfx does not convert: they stay as they are."""
+    """The plan that ``plan`` makes, without the modules that recfx does not convert: they stay as they are.
+
+    So do those that a conversion has left in ``model``.
+    """
     return _plan(model, topology, with_torchrec=False)
 
 
@@ -113,7 +117,7 @@ def _plan(
     batch_size: int = BATCH_SIZE,
     empty_ranks: bool = False,
     *,
-    with_torchrec: bool,
+    with_torchrec: bool = True,
 ) -> ShardingPlan:
     check_topology(topology)
     check_module(model)
@@ -126,7 +130,8 @@ def _plan(
             what_to_do="make the plan from the model before it is sharded.",
         )
     pod = topology.as_cuda() if isinstance(topology, NpuTopology) else topology
-    sharders = planning_sharders(model, with_torchrec=with_torchrec and pod is topology)
+    leaves_rest = not with_torchrec and bool(unsharded_collections(model))
+    sharders = planning_sharders(model, with_torchrec=with_torchrec and pod is topology, only_converted=leaves_rest)
     limits = _checked_constraints(constraints)
     _check(model, sharders, pod.compute_device, limits)
     prices = PricedProposals(
@@ -164,14 +169,17 @@ def _plan(
     return PricedPlan(best.plan, topology, prices.pricing(left_out(proposing)))
 
 
-def planning_sharders(model: nn.Module, *, with_torchrec: bool) -> list[ModuleSharder[nn.Module]]:
-    """A sharder, for planning only, for each class of collection in ``model`` that is converted or can be; also
-    TorchRec's own if ``with_torchrec``.
+def planning_sharders(
+    model: nn.Module, *, with_torchrec: bool, only_converted: bool = False
+) -> list[ModuleSharder[nn.Module]]:
+    """A sharder, for planning only, for each class of collection in ``model`` that is converted or, unless
+    ``only_converted``, can be; also TorchRec's own if ``with_torchrec``.
     """
+    statuses = (CONVERTED,) if only_converted else (CONVERTED, CONVERTIBLE)
     ours: dict[type[nn.Module], ModuleSharder[nn.Module]] = {}
     for path, module in model.named_modules():
         finding = classify(module, path)
-        if finding is not None and finding.status in (CONVERTED, CONVERTIBLE):
+        if finding is not None and finding.status in statuses:
             ours[type(module)] = HashEmbeddingBagCollectionSharder(module_type=type(module))
     if not with_torchrec:
         return list(ours.values())
