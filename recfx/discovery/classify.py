@@ -49,7 +49,7 @@ class Finding:
         id_ranges: the ranges that its ids are in, by feature, as far as the trace can see.
         never_called: how code reaches it other than through the model's modules, if nothing calls it from there.
         learned: what a managed-collision module has learned of each table, if it is taken over
-            (``recfx.replacement.learned_maps``).
+            (``recfx.hashing.learned_maps``).
         suspected: the refusal, if code may call it other than through the model's modules; a sample can clear it.
     """
 

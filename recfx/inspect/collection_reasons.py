@@ -13,7 +13,6 @@ from recfx.hashing import HashIndex
 from recfx.ir.shards import ShardedTable
 from recfx.ir.tables import TableSpec
 from recfx.optim.fused_optimizer import FusedOptimizer
-from recfx.passes.find_on_device import asks_for_it
 from recfx.runtime import FindRows, SelectFeatures
 from recfx.runtime.transfers import crosses
 
@@ -139,7 +138,7 @@ def transfer_reasons(collection: ConvertedCollection, path: str) -> tuple[Diagno
     reasons = []
     if any(crosses(device, index.row_ids.device) for index in indexes):
         reasons.append(_where_ids_are_hashed(collection, path, nodes, in_eval, in_training))
-    if any(asks_for_it(table) for table in collection.tables) and not in_training and device.type != "meta":
+    if any(table.finds_on_device for table in collection.tables) and not in_training and device.type != "meta":
         message = f"find_on_device=True does nothing: {_why_on_host(collection, nodes)}"
         reasons.append(Diagnostic("find_on_device_not_used", path, message, "nothing: rows do not depend on it."))
     return tuple(reasons)

@@ -46,7 +46,7 @@ def find_on_device(graph: OperatorGraph) -> PassResult:
             declined.append(Diagnostic(code, collection.name, message, node=node.name))
             continue
         tables = [table for table in collection.local if table.name in names_in(node, "hashed")]
-        asks = any(asks_for_it(table) for table in tables)
+        asks = any(table.finds_on_device for table in tables)
         why = _why_not_in_training(tables) if asks else ""
         if why:
             declined.append(Diagnostic("inserted_on_host", collection.name, why, node=node.name))
@@ -54,16 +54,11 @@ def find_on_device(graph: OperatorGraph) -> PassResult:
     return PassResult(graph, tuple(declined))
 
 
-def asks_for_it(table: TableSpec) -> bool:
-    """Whether training is asked to find the table's rows on its device."""
-    return table.has_index and table.hashing is not None and table.hashing.find_on_device
-
-
 def _why_not_in_training(tables: list[TableSpec]) -> str:
     counted = [table.name for table in tables if table.evicts or table.admits]
     if counted:
         return f"tables {counted} count every id, or evict: training hashes their ids on the host, batch by batch."
-    others = [table.name for table in tables if not asks_for_it(table)]
+    others = [table.name for table in tables if not table.finds_on_device]
     return f"tables {others} do not ask for it, and one node finds the rows of all tables." if others else ""
 
 

@@ -6,7 +6,7 @@ import contextlib
 import logging
 import threading
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from torch import nn
 from torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
@@ -15,10 +15,8 @@ from torchrec.distributed.planner.types import ParameterConstraints, PlannerErro
 from torchrec.distributed.types import ModuleSharder, ShardingPlan
 from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
 
-from recfx.collections.collection import unsharded_collections
 from recfx.collections.sharding.collection import sharded_collections
 from recfx.collections.wrappers import check_module
-from recfx.discovery.classify import CONVERTED, CONVERTIBLE, classify
 from recfx.errors import ConversionError
 from recfx.planner.enumerator import OrderedEnumerator, is_plannable
 from recfx.planner.placements import replace_placements
@@ -130,13 +128,14 @@ def _plan(
             what_to_do="make the plan from the model before it is sharded.",
         )
     pod = topology.as_cuda() if isinstance(topology, NpuTopology) else topology
-    leaves_rest = not with_torchrec and bool(unsharded_collections(model))
-    sharders = planning_sharders(model, with_torchrec=with_torchrec and pod is topology, only_converted=leaves_rest)
+    collections = as_converted(model)
+    if not with_torchrec:
+        here = {path: each for path, each in collections.items() if model.get_submodule(path) is each}
+        collections = here or collections
+    sharders = planning_sharders(model, collections, with_torchrec=with_torchrec and pod is topology)
     limits = _checked_constraints(constraints)
     _check(model, sharders, pod.compute_device, limits)
-    prices = PricedProposals(
-        pod, as_converted(model), hardware_of(topology), device_of(topology), batch_size, model.training
-    )
+    prices = PricedProposals(pod, collections, hardware_of(topology), device_of(topology), batch_size, model.training)
 
     @without_noise()
     def propose(proposing: list[Proposer]) -> ShardingPlan:
@@ -170,17 +169,15 @@ def _plan(
 
 
 def planning_sharders(
-    model: nn.Module, *, with_torchrec: bool, only_converted: bool = False
+    model: nn.Module, collections: Iterable[str], *, with_torchrec: bool
 ) -> list[ModuleSharder[nn.Module]]:
-    """A sharder, for planning only, for each class of collection in ``model`` that is converted or, unless
-    ``only_converted``, can be; also TorchRec's own if ``with_torchrec``.
+    """A sharder, for planning only, for each class of the ``collections`` of ``model``, which are given by their paths;
+    also TorchRec's own if ``with_torchrec``.
     """
-    statuses = (CONVERTED,) if only_converted else (CONVERTED, CONVERTIBLE)
-    ours: dict[type[nn.Module], ModuleSharder[nn.Module]] = {}
-    for path, module in model.named_modules():
-        finding = classify(module, path)
-        if finding is not None and finding.status in statuses:
-            ours[type(module)] = HashEmbeddingBagCollectionSharder(module_type=type(module))
+    classes = dict.fromkeys(type(model.get_submodule(path)) for path in collections)
+    ours: dict[type[nn.Module], ModuleSharder[nn.Module]] = {
+        kind: HashEmbeddingBagCollectionSharder(module_type=kind) for kind in classes
+    }
     if not with_torchrec:
         return list(ours.values())
     # TorchRec takes the last sharder of a class, so ours must be the only one. Feature-processed collections are

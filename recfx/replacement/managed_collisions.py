@@ -23,7 +23,7 @@ from recfx.collections.raw_ids import RawIdCollection, rows_of_sharded
 from recfx.discovery.classify import CONVERTIBLE, REFUSED, Finding, classify
 from recfx.discovery.discover import Discovery
 from recfx.errors import ConversionError, Diagnostic, Severity
-from recfx.replacement.learned_maps import LearnedMap, known_policy, learned_by_hash_zch, learned_by_mch
+from recfx.hashing.learned_maps import LearnedMap, known_policy, learned_by_hash_zch, learned_by_mch
 
 _COLLECTIONS = (ManagedCollisionEmbeddingCollection, ManagedCollisionEmbeddingBagCollection)
 _OTHERS = (ITEPEmbeddingBagCollection, ITEPEmbeddingCollection, PECEmbeddingCollection)

@@ -22,10 +22,10 @@ from recfx.discovery.classify import CONVERTED, CONVERTIBLE, Finding
 from recfx.discovery.discover import Discovery, discover
 from recfx.errors import ConversionError, type_of
 from recfx.hashing import HashConfig
+from recfx.hashing.learned_maps import config_of_learned
 from recfx.ir.tables import IdRange, TableSpec
 from recfx.optim.attached import attached_optimizers
 from recfx.passes import Pass
-from recfx.replacement.learned_maps import config_of_learned
 from recfx.replacement.resize_tables import TableResizing
 
 Hashing = HashConfig | Mapping[str, HashConfig | None] | None

@@ -156,8 +156,9 @@ def test_modules_that_recfx_does_not_shard_stay_as_they_are(tmp_path: Path) -> N
     topology = Topology(4, "cpu", created_by_factory=True)
     assert recfx.plan(WithSequence(), topology).plan.keys() == {"ebc", "sequence"}
     model = recfx.convert(WithSequence(), verify=False, on_unsupported="keep")
-    assert "rank 0 of 4 as planned" in drawn(model, tmp_path, topology)
-    assert recfx.cost(model, topology).world_size == 4
+    for drawn_model in (model, WithSequence()):
+        assert "rank 0 of 4 as planned" in drawn(drawn_model, tmp_path, topology)
+        assert recfx.cost(drawn_model, topology).world_size == 4
     with fake_group(0, 1) as group:
         sharded: Any = recfx.convert(model, env=ShardingEnv.from_process_group(group), on_unsupported="keep")
     assert sharded.ebc.is_sharded

@@ -16,6 +16,7 @@ from recfx.planner.enumerator import OrderedEnumerator
 from recfx.planner.plan import planning_sharders
 from recfx.planner.priced_plan import PricedPlan
 from recfx.planner.proposers import GreedySteps, proposers
+from recfx.replacement.replace_collections import as_converted
 from tests.builders.plans import model_of_tables
 
 
@@ -24,7 +25,8 @@ def model_of(count: int) -> nn.Module:
 
 
 def options_of(model: nn.Module, topology: Topology) -> list[ShardingOption]:
-    return OrderedEnumerator(topology, 512, {}).enumerate(model, planning_sharders(model, with_torchrec=True))
+    sharders = planning_sharders(model, as_converted(model), with_torchrec=True)
+    return OrderedEnumerator(topology, 512, {}).enumerate(model, sharders)
 
 
 def all_proposals(proposer: Proposer, options: list[ShardingOption], best: int = -1) -> list[tuple[str, ...]]:
