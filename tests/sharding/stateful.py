@@ -91,7 +91,8 @@ def train(model: nn.Module, case: Case, rank: int, world_size: int, first: int, 
     for step in batches(replace(case, sizes=(1,)), parts, last)[first:]:
         share = parts // max(world_size, 1)
         features = concatenate(step[rank * share : (rank + 1) * share])
-        values = [values_of(collection(features)) for collection in collections_of(model, ConvertedCollection).values()]
+        collections = [model.sparse] if case.beside is None else [model.sparse, model.beside]
+        values = [values_of(collection(features)) for collection in collections]
         (sum(each.square().sum() for each in values) * max(world_size, 1)).backward()  # type: ignore[union-attr]
 
 
