@@ -6,9 +6,12 @@ memory that is only allocated are free; a copy from or to the host counts as one
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torchrec import EmbeddingBagCollection, EmbeddingCollection, KeyedJaggedTensor, PoolingType
+from torchrec.distributed.types import LazyAwaitable
 
 import recfx
 from tests.ascend.npu_runtime.recorder import Recorder, launching_nothing
@@ -62,15 +65,20 @@ def step(recorder: Recorder, model: torch.nn.Module, features: KeyedJaggedTensor
     recorder.launches.clear()
     with recorder:
         recorder.now = TRAINING
-        outputs = [each for each in tensors_in(model.train()(features)) if each.is_floating_point()]
+        outputs = [each for each in tensors_in(awaited(model.train()(features))) if each.is_floating_point()]
         recorder.now = None  # the gradients are those of the rest of the model
         gradients = [torch.ones_like(each) for each in outputs]
         recorder.now = TRAINING
         torch.autograd.backward(outputs, gradients)
         recorder.now = EVAL
         with torch.no_grad():
-            model.eval()(features)
+            awaited(model.eval()(features))
         recorder.now = None
+
+
+def awaited(output: Any) -> Any:
+    """What a sharded collection has looked up, too."""
+    return output.wait() if isinstance(output, LazyAwaitable) else output
 
 
 @pytest.mark.parametrize("count", [3, 26])
