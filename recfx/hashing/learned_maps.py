@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -50,6 +50,13 @@ class LearnedMap:
     batches: int
     misses: bool
     differences: tuple[str, ...]
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether each id is there once, and has a row of its own in the table."""
+        rows, count = self.rows_of_ids, self.ids.numel()
+        in_table = bool(((rows >= 0) & (rows < self.rows)).all())
+        return in_table and rows.unique().numel() == count and self.ids.unique().numel() == count
 
     def fill(self, index: HashIndex, weight: Tensor) -> None:
         """Give ``index``, which is empty, the ids. It and its table have at least as many rows, in one bucket.
@@ -128,12 +135,12 @@ def learned_by_mch(module: MCHManagedCollisionModule) -> LearnedMap:
         differences.append("there is no threshold_filtering_func; HashConfig(admit_after=) counts sightings")
     if module._current_history_buffer_offset:
         differences.append("ids seen since the last eviction interval are still unknown")
-    rule = "lru" if isinstance(policy, LRU_EvictionPolicy) else "lfu"
+    rule: Literal["lru", "lfu"] = "lru" if isinstance(policy, LRU_EvictionPolicy) else "lfu"
     return LearnedMap(
         rows=module._zch_size,
         ids=ids[known],
         rows_of_ids=rows[known],
-        config=HashConfig(dense_rows=0, buckets=1, on_full="evict", evict=rule, unseen="row"),  # type: ignore[arg-type]
+        config=HashConfig(dense_rows=0, buckets=1, on_full="evict", evict=rule, unseen="row"),
         last_batches=last,
         sightings=counts,
         batches=batches,

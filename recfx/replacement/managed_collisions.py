@@ -149,6 +149,15 @@ def _learned_by(module: Any, table: str, path: str) -> LearnedMap:
     if what:
         raise ConversionError.of(_refusal(reason, f"the module of table {table!r} {what}", instead, path))
     learned: LearnedMap = reader(module)
+    if not learned.is_whole:
+        raise ConversionError.of(
+            _refusal(
+                "managed_collision_damaged",
+                f"the module of table {table!r} has given a row to two ids, or one that the table has not",
+                "load a state of the module that is whole",
+                path,
+            )
+        )
     return learned
 
 

@@ -50,7 +50,7 @@ class AssembleJaggedDict(NodeModule):
 
 
 class _Together(torch.autograd.Function):
-    """The same tensors; if any of them gets a gradient, the others get zeros."""
+    """Hands its tensors on; if any of them gets a gradient, the others get zeros."""
 
     @staticmethod
     def forward(ctx: Any, *parts: torch.Tensor) -> tuple[torch.Tensor, ...]:

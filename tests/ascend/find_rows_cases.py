@@ -42,6 +42,7 @@ _TABLES = (
     _Table(20, dense_rows=30, share_buckets=2, seed=-3, row_begin=25, table_rows=80),
     _Table(3, fill=0.0),
     _Table(500, share_buckets=8),
+    _Table(70, dense_rows=6, share_buckets=-4, seed=5),  # ids without a row read the last row of their bucket
 )
 
 

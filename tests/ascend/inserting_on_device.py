@@ -54,7 +54,7 @@ class Model(nn.Module):
 
 
 class Twins:
-    """The same model twice on one device: ``host`` hashes on the host in training, ``there`` finds rows on the device.
+    """Two equal models on one device: ``host`` hashes on the host in training, ``there`` finds rows on the device.
 
     Args:
         place: of both.
@@ -220,7 +220,7 @@ def _history(place: Place, policy: str, seed: int, steps: int) -> None:
 
 
 def histories(place: Place) -> None:
-    """Of each policy: tables that have room, and tables that are full."""
+    """Histories of each policy, in tables that have room and in tables that are full."""
     is_interpreted = place.device == "cpu"  # which takes many times as long
     for policy in HASHING:
         for seed in range(1 if is_interpreted else 4):

@@ -72,6 +72,15 @@ def test_verify(capsys: pytest.CaptureFixture[str]) -> None:
     assert set(found["tables"][DLRM]) == {"t0", "t1"}
 
 
+def test_managed_collisions_are_converted_on_request(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", f"{MODELS}:managed_collisions", "--json"]) == 0
+    assert [one["status"] for one in json.loads(capsys.readouterr().out)["collections"]] == ["kept"]
+    assert main(["explain", f"{MODELS}:managed_collisions", "--managed-collisions", "convert", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [one["status"] for one in found["collections"]] == ["convertible"]
+    assert {"managed_collision_converted"} <= {reason["code"] for reason in found["reasons"]}
+
+
 def test_a_failed_verification_is_status_1(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["verify", f"{MODELS}:asks_for_its_class", "--json"]) == 1
     assert json.loads(capsys.readouterr().out)["ok"] is False

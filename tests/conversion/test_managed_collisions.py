@@ -201,6 +201,25 @@ def with_update() -> Any:
     return collection
 
 
+def damaged(row: int) -> Any:
+    """The module of table "a" has given a row that the table has not, or that another id has."""
+    collection = learn(managed(True))
+    held: Any = collection._managed_collision_collection._managed_collision_modules["a"]
+    held._mch_remapped_ids_mapping[0] = held._mch_remapped_ids_mapping[1] if row == TWICE else row
+    return collection
+
+
+TWICE = 1000
+
+
+def held_twice() -> Any:
+    """Two slots of a table have one id."""
+    collection = managed(False, hash_zch)
+    held: Any = collection._managed_collision_collection._managed_collision_modules["a"]
+    held._hash_zch_identities.data[:2] = 7
+    return collection
+
+
 def exchanged() -> Any:
     collection = managed(True)
     modules = collection._managed_collision_collection._managed_collision_modules
@@ -220,6 +239,12 @@ REFUSED = {
     "managed_collision_hash": [
         lambda: managed(True, lambda: mch(input_hash_func=lambda ids, size: ids % size)),
         lambda: managed(True, lambda: hash_zch(inference_dispatch_div_train_world_size=True)),
+    ],
+    "managed_collision_damaged": [
+        lambda: damaged(ROWS),
+        lambda: damaged(-1),
+        lambda: damaged(TWICE),
+        held_twice,
     ],
     "managed_collision_part": [lambda: managed(True, lambda: mch(output_global_offset=ROWS))],
     "managed_collision_on_meta": [on_meta],

@@ -113,7 +113,7 @@ def test_costs_and_traces(case: Case) -> None:
 
 
 def with_raw_ids(value: Any) -> Any:
-    """The same call with ids that are no rows."""
+    """A call like this one, with ids that are no rows."""
     if not isinstance(value, KeyedJaggedTensor):
         return value
     factor = 2**40 if value.values().dtype == torch.int64 else 2**20

@@ -11,6 +11,7 @@ from torchrec.models.dlrm import DLRM
 from torchrec.modules.embedding_configs import PoolingType
 
 from recfx import convert
+from tests.builders.managed_collisions import Model, learn, managed
 
 
 class OwnForward(EmbeddingBagCollection):
@@ -140,3 +141,8 @@ class AsksForItsClass(Wrapped):
 
 def asks_for_its_class() -> tuple[nn.Module, tuple[KeyedJaggedTensor]]:
     return AsksForItsClass(collection()), (batch([1, 2, 3, 4]),)
+
+
+def managed_collisions() -> nn.Module:
+    """A model whose managed collisions have learned ids."""
+    return Model(learn(managed(is_pooled=False)))

@@ -108,7 +108,7 @@ class Case:
 
 
 def as_sequence(case: Case) -> Case:
-    """The same case with an ``EmbeddingCollection``, whose tables have the same number of columns."""
+    """Makes a case of an ``EmbeddingCollection`` of this one: all tables then have the same number of columns."""
     dim = max(table.dim for table in case.tables)
     tables = tuple(replace(table, dim=dim, pooling="SUM") for table in case.tables)
     return replace(case, tables=tables, is_weighted=False, is_pooled=False)

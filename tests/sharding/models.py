@@ -28,7 +28,7 @@ def tables(prefix: str, rows: int = 1000, dim: int = 64) -> list[EmbeddingBagCon
 
 
 def sequences(prefix: str, *, rows: int = 1000, dim: int = 64, device: str = "meta") -> EmbeddingCollection:
-    """The same tables as those of ``collection``, whose rows are not pooled."""
+    """A sequence collection with the tables of ``collection``: rows are not pooled."""
     configs = [
         EmbeddingConfig(
             name=table.name,

@@ -32,7 +32,10 @@ def predicted(graph: fx.Graph, values: dict[sympy.Symbol, Any]) -> tuple[Sent, S
 
 
 def even_batch(case: Case) -> KeyedJaggedTensor:
-    """The same on all ranks: every row of every table once per feature, so that all pieces of rows get as many ids."""
+    """A batch that is equal on all ranks.
+
+    It has every row of every table once per feature, so that all pieces of rows get as many ids.
+    """
     keys = sorted({feature for table in case.tables for feature in table.features})
     rows = case.tables[0].rows
     return KeyedJaggedTensor(
