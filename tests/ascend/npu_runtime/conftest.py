@@ -4,8 +4,9 @@ A file with ``MAY_FALL_BACK = True`` lets torch_npu run operators on the host th
 those may, that ``host_round_trips.md`` lists. A file with ``INTERPRETED = True`` runs with ``TRITON_INTERPRET=1``.
 
 torch_npu renames a device of torch for good, and the libraries that stand in for CANN's have to be there when it is
-loaded: neither may happen in a process that tests anything else. One process runs all tests of a file. They are
-ordinary tests; only fixtures must not touch the device, because they are set up in both processes.
+loaded: neither may happen in a process that tests anything else. One process runs all tests of a file, forked from one
+that has imported torch where the file has neither variable. They are ordinary tests; only fixtures must not touch the
+device, because they are set up in both processes.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,7 @@ import pytest
 
 from tests.ascend import tools
 from tests.ascend.npu_runtime.environment import environment, is_simulated, with_fallback
+from tests.ascend.npu_runtime.forked import Forking
 from tests.ascend.npu_runtime.interpreted_kernels import interpreted_kernels as interpreted_kernels
 from tests.ascend.npu_runtime.simulated_kernels import simulated_kernels as simulated_kernels
 
@@ -52,10 +55,18 @@ def npu_environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return environment(tmp_path_factory.mktemp("simulated_npu"))
 
 
+@pytest.fixture(scope="session")
+def npu_processes(npu_environment: dict[str, str]) -> Iterator[Forking]:
+    """They see two simulated NPUs, and have imported torch."""
+    forking = Forking(npu_environment)
+    yield forking
+    forking.stop()
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_itemcollected(item: pytest.Item) -> None:
     if not is_simulated() and isinstance(item, pytest.Function) and item.path.parent == Path(__file__).parent:
-        item.fixturenames.insert(0, "npu_environment")
+        item.fixturenames[:0] = ["npu_environment", "npu_processes"]
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -82,17 +93,18 @@ def _run_file(item: pytest.Function) -> _Told:
     if getattr(item.module, "INTERPRETED", False):
         given = {**given, "TRITON_INTERPRET": "1"}
     report = Path(given["PYTHONPATH"].split(os.pathsep)[1]) / f"{item.path.stem}.jsonl"
-    finished = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", *names],
-        env={**given, REPORT: str(report)},
-        cwd=item.config.rootpath,
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        timeout=LONGEST,
-        check=False,
-    )
-    told = _Told(printed=finished.stdout)
+    printed = report.with_suffix(".txt")
+    options = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist", *names]
+    printed.touch()
+    if given is item.funcargs["npu_environment"]:
+        item.funcargs["npu_processes"].run(options, {REPORT: str(report)}, printed, LONGEST)
+    else:
+        with printed.open("w") as file:
+            subprocess.run(
+                [sys.executable, "-m", "pytest", *options], env={**given, REPORT: str(report)},
+                cwd=item.config.rootpath, stdout=file, stderr=subprocess.STDOUT, timeout=LONGEST, check=False,
+            )  # fmt: skip
+    told = _Told(printed=printed.read_text())
     for line in report.read_text().splitlines() if report.exists() else []:
         said: dict[str, Any] = json.loads(line)
         if said["outcome"] == "failed":
