@@ -74,10 +74,10 @@ def permute_features(features: KeyedJaggedTensor, positions: list[int], keys: li
         every_key_once = sorted(positions) == list(range(len(features.keys())))
         ids = features.values().numel() if every_key_once else None
         values, lengths, offsets, weights = select_bags(features, bags, weights, ids)
-    known, ids_per_key = features.length_per_key_or_none(), None
-    if values.is_meta and known is not None:  # TorchRec could not compute it
-        ids_per_key = [known[position] for position in positions]
-        ids_per_key = ids_per_key if sum(ids_per_key) == values.numel() else None
+    known = features.length_per_key_or_none()
+    ids_per_key = None if known is None else [known[position] for position in positions]
+    if values.is_meta and ids_per_key is not None and sum(ids_per_key) != values.numel():  # all values were left
+        ids_per_key = None
     return KeyedJaggedTensor(
         keys, values, weights, lengths=lengths, offsets=offsets, stride=features.stride(), length_per_key=ids_per_key
     )

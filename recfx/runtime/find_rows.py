@@ -2,7 +2,7 @@
 
 It stands in graphs of eval mode for collections whose tables are on a device. Neither ids nor rows go through the host,
 and the host does not wait for the device. In graphs of training, where it stands only if the tables ask for it, the
-host learns how many ids each table has and how many of them have no row; these go to the host, which gives them rows.
+host learns how many ids of each table have no row; these go to the host, which gives them rows.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from recfx.runtime.hash_ids import HashedBatch, HashIds, answers_are_rows
 from recfx.runtime.in_flight import BatchInFlight
 from recfx.runtime.index_copies import CopyOfIndexes, CountsOnDevice, IndexCopies
 from recfx.runtime.lookup import Lookup
+from recfx.runtime.new_rows import Segment
 from recfx.runtime.replays import is_replay
 from recfx.runtime.transfers import HOST, ToDevice, ToHost, copy_bags_to_device, copy_to_device, copy_to_host
 
@@ -102,11 +103,12 @@ class FindRows(NodeModule):
         indexes = self.hash_ids.indexes
         if not indexes.begin(features, self.training):
             return (features, None) if indexes.evicts else features
+        segments = indexes.segments(features) if self.training else []  # before a copy leaves out how long they are
         if found_on != device:
             features = copy_bags_to_device(features, device)
         copies = self.copies.on(device)
         if self.training:
-            return self._find_or_insert(features, copies)
+            return self._find_or_insert(features, copies, segments)
         rows = self._find(features, copies)
         values = rows.values()
         if self.leaves_out_absent:
@@ -123,12 +125,13 @@ class FindRows(NodeModule):
         self._counts.add(self.hash_ids.indexes.by_table(), seen, absent)
         return with_values(features, rows, features.weights_or_none())
 
-    def _find_or_insert(self, features: KeyedJaggedTensor, copies: CopyOfIndexes) -> KeyedJaggedTensor:
+    def _find_or_insert(
+        self, features: KeyedJaggedTensor, copies: CopyOfIndexes, segments: list[Segment]
+    ) -> KeyedJaggedTensor:
         """The rows of a training batch. The host waits once for the device, and twice more if ids have no row."""
         indexes, (ids, ends) = self.hash_ids.indexes, _by_table(features, copies)
         rows, absent = find_rows(ids, ends, copies.for_training)
-        table_ends, absent_per_table = copy_to_host([ends, absent])
-        segments = indexes.segments_until(table_ends.tolist())
+        (absent_per_table,) = copy_to_host([absent])
         if not bool(absent_per_table.any()):
             indexes.count_resident(segments)
             return with_values(features, rows, features.weights_or_none())

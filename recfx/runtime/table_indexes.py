@@ -109,13 +109,9 @@ class TableIndexes:
         return True
 
     def segments(self, features: KeyedJaggedTensor) -> list[Segment]:
+        """Where the ids of each hashed table are; the host waits for a device if the batch does not know."""
         borders = features.offset_per_key()
         return [Segment(table, borders[first], borders[last]) for table, first, last in self._keys_of_hashed]
-
-    def segments_until(self, table_ends: list[int]) -> list[Segment]:
-        """``segments`` of a batch in which the ids of each table of the collection end there."""
-        pieces = zip(self.tables, [0, *table_ends[:-1]], table_ends, strict=True)
-        return [Segment(*piece) for piece in pieces if piece[0].name in self._is_hashed]
 
     def find_views(self, training: bool) -> list[IndexView | None]:
         """The index of each table of the collection; None for tables without one."""

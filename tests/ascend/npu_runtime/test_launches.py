@@ -35,11 +35,11 @@ BOUNDS = {
     ("static", "means"): (31, 9),
     ("hashed", "sums"): (19, 17),
     ("hashed", "means"): (27, 24),
-    ("on_device", "sums"): (33, 13),
-    ("on_device", "means"): (41, 20),
+    ("on_device", "sums"): (32, 13),
+    ("on_device", "means"): (40, 20),
     ("static", "rows"): (17, 4),
     ("hashed", "rows"): (22, 17),
-    ("on_device", "rows"): (36, 13),
+    ("on_device", "rows"): (35, 13),
 }
 # Of two ranks, with a table of each sharding type, some of which are averaged.
 OF_RANKS = [(119, 76), (111, 76)]
