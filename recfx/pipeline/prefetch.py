@@ -17,7 +17,15 @@ from recfx.collections.sharding.collection import ShardedCollection
 from recfx.collections.sharding.out_of_step import in_step
 from recfx.errors import Diagnostic
 from recfx.pipeline.background import Streams, Worker
-from recfx.pipeline.prefetched_call import HashedCall, KnownCall, StartedCall, hashed_on_host, sharded_modules
+from recfx.pipeline.prefetched_call import (
+    HashedCall,
+    KnownCall,
+    StartedCall,
+    hashed_on_host,
+    joint_exchanges,
+    sent_together,
+    sharded_modules,
+)
 
 _log = logging.getLogger("recfx")
 
@@ -30,11 +38,13 @@ class PipelinedCollection:
         path: its path in the model.
         pipelined: whether its ids are sent ahead or, if this rank has the whole collection, hashed ahead on the host.
         why: why they are not, or what else is not done ahead; None if there is nothing to say.
+        together_with: the paths of other collections whose ids are sent in the same exchange.
     """
 
     path: str
     pipelined: bool
     why: Diagnostic | None = None
+    together_with: tuple[str, ...] = ()
 
 
 class CallsAhead:
@@ -58,9 +68,13 @@ class CallsAhead:
             (HashedCall if call.name in self._hashed else StartedCall)(call, call.arguments(batch))
             for call in self._known
         ]
+        exchanges = joint_exchanges(started)
         with self._together():
             for call in started:
-                call.start(self._streams, is_last)
+                call.start(self._streams, is_last, exchanges.get(call))
+            with self._streams.on(self._streams.ids):
+                for exchange in dict.fromkeys(exchanges.values()):
+                    exchange.start()
         return started
 
     def send(self, started: list[StartedCall] | None, *, finds_rows: bool = True) -> bool | None:
@@ -174,12 +188,19 @@ class CallsAhead:
         if self._known is None:
             why = "calls are learned from the first batch."
             return PipelinedCollection(path, False, Diagnostic("no_batch_yet", path, why))
+        together = tuple(
+            name
+            for calls in sent_together(self._known)
+            if path in (names := dict.fromkeys(call.name for call in calls))
+            for name in names
+            if name != path
+        )
         in_turn = module.hashed_in_turn() if isinstance(module, ConvertedCollection) else []
         if in_turn:
             done = "copied to the host" if path in self._hashed else "sent"
             why = f"its ids are {done} ahead but hashed in turn, because tables {in_turn} count every id or evict."
-            return PipelinedCollection(path, True, Diagnostic("hashed_in_turn", path, why))
-        return PipelinedCollection(path, True)
+            return PipelinedCollection(path, True, Diagnostic("hashed_in_turn", path, why), together)
+        return PipelinedCollection(path, True, together_with=together)
 
 
 def _noting(

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Any
 
+import torch.distributed as dist
 from torch import fx, nn
 from torchrec.distributed.types import ShardedModule
 
@@ -18,6 +20,7 @@ from recfx.errors import InputError
 from recfx.pipeline.background import Streams, Worker
 from recfx.pipeline.batch_paths import Path, follow, path_in
 from recfx.runtime import marks
+from recfx.runtime.joint_exchange import MOST, JointExchange
 from recfx.runtime.transfers import ToHost
 
 
@@ -79,8 +82,11 @@ class StartedCall:
         self._arrived: Future[Any] | None = None
         self._result: Any = None
 
-    def start(self, streams: Streams, is_last: bool) -> None:
-        """Select the ids, and start telling the other ranks how many there are and whether this is the last batch."""
+    def start(self, streams: Streams, is_last: bool, exchange: JointExchange | None = None) -> None:
+        """Select the ids, and start telling the other ranks how many there are and whether this is the last batch.
+
+        ``exchange``: where to add the ids instead, if they are sent along with those of other calls.
+        """
         module = self.call.module
         ours = isinstance(module, ShardedCollection)
         if self._lacks_arguments and not ours:
@@ -91,13 +97,14 @@ class StartedCall:
                 self._context = module.create_context()
                 if ours:
                     self._context.says = marks.AHEAD | (marks.LAST if is_last else 0)
-                if self._lacks_arguments:
-                    # Other ranks may have such parts, and wait for this rank's ids.
-                    self._context.says |= marks.LACKS
-                    self._sizes = module.refuse(self._context, _lacks_part(self.call.name))
-                    return
-                args, kwargs = module.preprocess_input(list(self.args), dict(self.kwargs))
-                self._sizes = module.input_dist(self._context, *args, **kwargs)
+                with module.sent_by(exchange) if ours else contextlib.nullcontext():
+                    if self._lacks_arguments:
+                        # Other ranks may have such parts, and wait for this rank's ids.
+                        self._context.says |= marks.LACKS
+                        self._sizes = module.refuse(self._context, _lacks_part(self.call.name))
+                        return
+                    args, kwargs = module.preprocess_input(list(self.args), dict(self.kwargs))
+                    self._sizes = module.input_dist(self._context, *args, **kwargs)
         except Exception as error:
             self.error = error
 
@@ -192,6 +199,26 @@ class StartedCall:
         return self._result.has_run if isinstance(self._result, Result) else self._result is not None
 
 
+def sent_together(calls: Sequence[KnownCall]) -> list[list[KnownCall]]:
+    """The calls whose ids are known at the same time, and are sent in the same group of ranks: an exchange for each."""
+    of_group: dict[dist.ProcessGroup, list[KnownCall]] = {}
+    for call in calls:
+        if isinstance(call.module, ShardedCollection) and call.module.groups.ids.size() > 1:
+            of_group.setdefault(call.module.groups.ids, []).append(call)
+    exchanges = [of_one[first : first + MOST] for of_one in of_group.values() for first in range(0, len(of_one), MOST)]
+    return [exchange for exchange in exchanges if len(exchange) > 1]
+
+
+def joint_exchanges(started: Sequence[StartedCall]) -> dict[StartedCall, JointExchange]:
+    """The exchange of each call of a batch that is not sent alone."""
+    exchanges = {}
+    of_call = {call.call: call for call in started}
+    for calls in sent_together(list(of_call)):
+        exchange = JointExchange(calls[0].module.groups.ids, [call.name for call in calls])
+        exchanges.update({of_call[call]: exchange for call in calls})
+    return exchanges
+
+
 def _lacks_part(path: str) -> InputError:
     return InputError(
         "this rank's batch has no such part as the collection was called with before, so no ids were sent for it, and "
@@ -233,7 +260,7 @@ class HashedCall(StartedCall):
     _stages: Stages
     _hashed: Future[tuple[dict[str, Any], bool]] | None = None
 
-    def start(self, streams: Streams, is_last: bool) -> None:
+    def start(self, streams: Streams, is_last: bool, exchange: JointExchange | None = None) -> None:
         """Nothing: no other rank takes part."""
 
     def send(self, streams: Streams, worker: Worker, *, finds_rows: bool = True) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -78,6 +78,29 @@ class DistContext(EmbeddingShardingContext):
     ids_sent: list[int] = field(default_factory=list)
     origins: torch.Tensor | None = None
     ids_arrived: list[list[int]] = field(default_factory=list)
+
+
+class Call(NamedTuple):
+    """What one call sends.
+
+    Args:
+        sent: its ids, rank by rank, of one batch size: int64, with lengths of int64 and, if any, weights of float32.
+        splits: how many of its keys each rank receives.
+        mark: see ``marks``.
+        context: gets the marks of all ranks when sizes have arrived, and their batch sizes when ids have.
+    """
+
+    sent: KeyedJaggedTensor
+    splits: list[int]
+    mark: int
+    context: DistContext
+
+
+class Together(Protocol):
+    """What sends the ids of several calls in one exchange."""
+
+    def add(self, call: Call) -> Awaitable[Awaitable[KeyedJaggedTensor]]:
+        """See ``JointExchange``."""
 
 
 class ArrivingIds(KJTAllToAllTensorsAwaitable):
@@ -153,6 +176,9 @@ class InputDistStart(NodeModule):
         is_weighted: whether weights travel with the ids.
         rows_return: whether the rows of ids come back one by one. Then the weights of ids are their origins, which do
             not travel.
+
+    Attributes:
+        together: what sends the ids instead, along with those of other collections; None outside of ``sent_together``.
     """
 
     def __init__(
@@ -173,6 +199,7 @@ class InputDistStart(NodeModule):
         self.collection = collection
         self._device, self._is_weighted = device or torch.device("cpu"), is_weighted
         self._dist = KJTAllToAll(group, splits)  # TorchRec's pipelines recognise it by this name and type
+        self.together: Together | None = None
         self.agree_on("")
 
     def agree_on(self, setting: str) -> None:
@@ -198,10 +225,14 @@ class InputDistStart(NodeModule):
             context.origins = sent.weights_or_none()
             sent = as_sent(_without_weights(sent), self._device.type == "cpu")
             context.ids_sent = sent.length_per_key()
-        return self._start(sent, self.identity | says), context
+        return self._start(sent, self.identity | says, context), context
 
-    def _start(self, sent: KeyedJaggedTensor, mark: int) -> Started | KJTSplitsAllToAllMeta:
+    def _start(
+        self, sent: KeyedJaggedTensor, mark: int, context: DistContext
+    ) -> Awaitable[Awaitable[KeyedJaggedTensor]] | KJTSplitsAllToAllMeta:
         dist_module = self._dist
+        if self.together is not None:
+            return self.together.add(Call(as_sent(sent), dist_module._splits, mark, context))
         ranks, splits = len(dist_module._splits), sent.dist_splits(dist_module._splits)
         rows = [*splits, *[[0] * ranks] * (_TENSORS - len(splits)), [mark] * ranks]
         labels = [*sent.dist_labels(), *["padding"] * (_TENSORS - len(splits)), _MARKS]

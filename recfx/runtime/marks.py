@@ -8,7 +8,7 @@ has ids for it. All ranks read the same marks, so all of them reach the same ver
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from recfx.errors import InputError, OutOfStepError, RecfxError
 
@@ -19,6 +19,7 @@ AHEAD = 8  # the call is made before its step
 LACKS = 16  # this rank's batch has no such part as the collection is called with: it sends no ids
 _BITS = 8  # of which 5 are used
 _MUST_AGREE = ~(REFUSED | LAST | ENDED | LACKS)
+_OF_BATCH = LAST | AHEAD  # the same for all calls of a batch
 
 _names: dict[int, str] = {}  # names of collections by their part of the mark, for messages
 
@@ -33,6 +34,30 @@ def identity(collection: str, keys: list[str], splits: list[int], setting: str =
     name = repr(collection) if collection else f"the collection of feature {keys[0]!r}"
     _names[number] = f"{name} with {setting}" if setting else name
     return number
+
+
+def joint(marks: Sequence[int]) -> int:
+    """The mark of calls that are made together; what it says of one of them alone is in ``of_one_call``."""
+    calls = [mark >> _BITS << _BITS for mark in marks]
+    number = identity("", ["together"], calls)
+    _names[number] = f"{', '.join(_names[call] for call in calls)} together"
+    return number | marks[0] & _OF_BATCH
+
+
+def of_one_call(mark: int) -> int:
+    """Two bits, whether a rank refuses a call and whether it lacks its part of the batch."""
+    return bool(mark & REFUSED) | bool(mark & LACKS) << 1
+
+
+def of_call(mine: int, joint: int, said: int) -> int:
+    """The mark of a call on another rank.
+
+    Args:
+        mine: the mark of the same call on this rank.
+        joint: the other rank's mark of all calls.
+        said: its ``of_one_call``, in the last two bits.
+    """
+    return mine >> _BITS << _BITS | joint & _OF_BATCH | (said & 1) * REFUSED | (said >> 1 & 1) * LACKS
 
 
 def any_of(marks: Iterable[int], bit: int) -> bool:

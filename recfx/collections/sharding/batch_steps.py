@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from torchrec.distributed.embedding_sharding import KJTSplitsAllToAllMeta
@@ -19,7 +20,7 @@ from recfx.errors import ConversionError
 from recfx.optim.in_backward import positions_with_hooks
 from recfx.runtime import InputDistStart, Lookup, OutputDistStart, marks
 from recfx.runtime.in_flight import BATCHES_IN_FLIGHT
-from recfx.runtime.input_dist import DistContext, Outgoing
+from recfx.runtime.input_dist import DistContext, Outgoing, Together
 
 # Outputs of input_dist_start; the second inside TorchRec's pipelines, which start all collections' exchanges at once.
 _STARTED = (Awaitable, KJTSplitsAllToAllMeta)
@@ -93,6 +94,17 @@ class BatchSteps(ShardedTables, ShardedModule[KJTList, dict[str, Any], Any, Batc
             ctx.refused = error
         del values["features"]
         return self._start(ctx, values.get(selected))
+
+    @contextmanager
+    def sent_by(self, exchange: Together | None) -> Iterator[None]:
+        """Within this context, ids are added to ``exchange`` instead of being sent, if there is one."""
+        for start in self._input_dists:
+            start.together = exchange
+        try:
+            yield
+        finally:
+            for start in self._input_dists:
+                start.together = None
 
     def refuse(self, ctx: BatchContext, error: Exception) -> Awaitable[Awaitable[KJTList]]:
         """Take part without a batch: ``compute`` raises ``error`` on this rank, and the other ranks refuse theirs."""
