@@ -17,7 +17,7 @@ from recfx.kernels.build.huge_pages import move_to_huge_pages
 from recfx.kernels.index.index_buffers import IndexView
 from recfx.kernels.lookup.pooled_lookup import find_and_pool, pool_again_, pooled_lookup
 from recfx.kernels.step import fused_step
-from recfx.lowering.registry import FindingKernel, IdsToRows, LookupBatch, LookupKernel, LookupSpec
+from recfx.lowering.registry import FindingKernel, IdsToRows, LookupBatch, LookupKernel, LookupSpec, Outputs
 from recfx.lowering.step.cpu_backward import CpuBackward, step_shared
 from recfx.lowering.step.trainable_lookup import LookedUp, TrainableLookup
 
@@ -74,24 +74,21 @@ class CpuLookup:
         self._no_index = IndexView.none()
         self._has_moved = False
 
-    def __call__(self, weights: list[torch.Tensor], batch: LookupBatch) -> torch.Tensor:
-        """Look up rows: ``batch.values`` are rows, or -1 for nothing.
-
-        Returns float32 ``[B, sum D]``; ``[n, D]`` if they are not combined.
-        """
+    def __call__(self, weights: list[torch.Tensor], batch: LookupBatch) -> Outputs:
+        """Look up rows: ``batch.values`` are rows, or -1 for nothing."""
         self._move(weights)
         rows, offsets = batch.values.to(torch.int64), batch.offsets.to(torch.int64)
 
         def forward(scale: torch.Tensor | None) -> LookedUp:
             tables, how = self._table_of_feature, (self._mean, scale, self._unpooled)
-            return LookedUp(pooled_lookup(rows, offsets, weights, tables, *how), rows)
+            return LookedUp(tuple(pooled_lookup(rows, offsets, weights, tables, *how)), rows)
 
         return self._trainable(weights, offsets, batch.per_sample_weights, forward)
 
-    def from_ids(self, weights: list[torch.Tensor], batch: LookupBatch, ids_to_rows: IdsToRows) -> torch.Tensor:
+    def from_ids(self, weights: list[torch.Tensor], batch: LookupBatch, ids_to_rows: IdsToRows) -> Outputs:
         """Find rows and look them up: ``batch.values`` are raw ids, or rows if a table has no index.
 
-        Returns float32 ``[B, sum D]``: sums, in which ids without a row add nothing; or ``[n, D]``, zeros for these.
+        Ids without a row add nothing to sums; if rows are not combined, theirs are zeros.
 
         Raises:
             ValueError: the lookup pools means, whose lengths would leave out the ids without a row.
@@ -125,12 +122,12 @@ class CpuLookup:
     ) -> LookedUp:
         training, tables = ids_to_rows.training, self._table_of_feature
         views = [view or self._no_index for view in ids_to_rows.find_views()]
-        pooled, rows, absent = find_and_pool(ids, offsets, weights, tables, views, scale, keep_rows, self._unpooled)
+        outputs, rows, absent = find_and_pool(ids, offsets, weights, tables, views, scale, keep_rows, self._unpooled)
         absent_per_table: list[int] = absent.tolist()
         if not training or not any(absent_per_table):
             ids_to_rows.answered(absent_per_table)
-            return LookedUp(pooled, rows)
+            return LookedUp(tuple(outputs), rows)
         was_absent = rows < 0
         ids_to_rows.insert(ids, rows, absent_per_table)
-        pool_again_(pooled, rows, was_absent, offsets, weights, tables, scale, self._unpooled)
-        return LookedUp(pooled, rows)
+        pool_again_(outputs, rows, was_absent, offsets, weights, tables, scale, self._unpooled)
+        return LookedUp(tuple(outputs), rows)

@@ -11,8 +11,8 @@ from recfx.errors import Diagnostic
 from recfx.ir.facts import LookupFacts
 from recfx.ir.node_kinds import NOT_COMBINED
 from recfx.kernels.lookup.embedding_bag import embedding, embedding_bag, per_sample_weight_gradients, row_gradients
-from recfx.lowering.registry import LookupBatch, LookupKernel, LookupSpec
-from recfx.lowering.step.trainable_lookup import LookedUp, TrainableLookup, TrainedBatch, present
+from recfx.lowering.registry import LookupBatch, LookupKernel, LookupSpec, Outputs
+from recfx.lowering.step.trainable_lookup import Gradients, LookedUp, TrainableLookup, TrainedBatch, present
 
 
 def serves(lookup: LookupFacts, chip: str | None) -> Diagnostic | None:
@@ -26,22 +26,20 @@ def build(spec: LookupSpec) -> LookupKernel:
     spec = replace(spec, weights=[])  # they may be replaced: a kernel must not keep the old ones alive
     trainable = TrainableLookup(spec, _FusedBackward(spec))
 
-    def lookup(weights: list[torch.Tensor], batch: LookupBatch) -> torch.Tensor:
+    def lookup(weights: list[torch.Tensor], batch: LookupBatch) -> Outputs:
         values, offsets = batch.values.to(torch.int64), batch.offsets.to(torch.int64)
 
-        def pool(scale: torch.Tensor | None) -> torch.Tensor:
+        def pool(scale: torch.Tensor | None) -> Outputs:
             if spec.combine == NOT_COMBINED:
-                return torch.cat(
-                    [
-                        embedding(weights[bag.table], bag.rows, spec.tables[bag.table].has_index)
-                        for bag in _feature_bags(spec, values, offsets, batch.batch_size)
-                    ]
+                return tuple(
+                    embedding(weights[bag.table], bag.rows, spec.tables[bag.table].has_index)
+                    for bag in _feature_bags(spec, values, offsets, batch.batch_size)
                 )
             pooled = [
                 embedding_bag(weights[bag.table], bag.rows, bag.offsets, spec.combine, bag.of_ids(scale))
                 for bag in _feature_bags(spec, values, offsets, batch.batch_size)
             ]
-            return torch.cat(pooled, dim=1)
+            return (torch.cat(pooled, dim=1),)
 
         if fused and torch.is_grad_enabled() and any(weight.requires_grad for weight in weights):
             return trainable(weights, offsets, batch.per_sample_weights, lambda scale: LookedUp(pool(scale), values))
@@ -89,20 +87,20 @@ class _FusedBackward:
 
     def scale_gradient(self, batch: TrainedBatch, grad_output: torch.Tensor) -> torch.Tensor:
         parts = torch.zeros(batch.values.numel(), dtype=torch.float32, device=batch.values.device)
-        for bag, gradient in self._features(batch, grad_output):
+        for bag, gradient in self._features(batch, (grad_output,)):
             bag_of_row, _ = row_gradients(gradient, bag.rows, bag.offsets, self._spec.combine)
             weight = batch.weights[bag.table].detach()
             parts[bag.begin : bag.end] = per_sample_weight_gradients(gradient, weight, bag.rows, bag_of_row)
         return parts
 
     def weight_gradients(
-        self, batch: TrainedBatch, grad_output: torch.Tensor, wanted: Sequence[bool]
+        self, batch: TrainedBatch, gradients: Gradients, wanted: Sequence[bool]
     ) -> list[torch.Tensor | None]:
         raise NotImplementedError("without a fused optimizer, autograd's own backward gives these")
 
-    def step(self, batch: TrainedBatch, grad_output: torch.Tensor) -> None:
+    def step(self, batch: TrainedBatch, gradients: Gradients) -> None:
         touched: dict[int, list[tuple[torch.Tensor, torch.Tensor]]] = {}
-        for bag, gradient in self._features(batch, grad_output):
+        for bag, gradient in self._features(batch, gradients):
             if batch.weights[bag.table].requires_grad:
                 scale = bag.of_ids(batch.scale)
                 _, by_row = row_gradients(gradient, bag.rows, bag.offsets, self._spec.combine, scale)
@@ -113,10 +111,11 @@ class _FusedBackward:
             rows, by_row = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
             optimizer.step(weight.data, rows, by_row)
 
-    def _features(self, batch: TrainedBatch, grad_output: torch.Tensor) -> Iterator[tuple[_FeatureBags, torch.Tensor]]:
-        """The bags of each feature, and the gradient of its columns; of its rows, if they are not combined."""
+    def _features(self, batch: TrainedBatch, gradients: Gradients) -> Iterator[tuple[_FeatureBags, torch.Tensor]]:
+        """The bags of each feature that gets a gradient, and that of its columns; of its rows, if not combined."""
         dims = [table.embedding_dim for table in self._spec.tables for _ in table.feature_names]
         bags = _feature_bags(self._spec, batch.values, batch.offsets, batch.batch_size(len(dims)))
-        if self._spec.combine == NOT_COMBINED:
-            return ((bag, grad_output[bag.begin : bag.end]) for bag in bags)
-        return zip(bags, grad_output.split(dims, dim=1), strict=True)
+        if self._spec.combine != NOT_COMBINED:
+            (gradient,) = gradients
+            gradients = () if gradient is None else gradient.split(dims, dim=1)
+        return ((bag, each) for bag, each in zip(bags, gradients, strict=True) if each is not None)

@@ -75,12 +75,14 @@ class LookupBatch:
         offsets: ``[F * B + 1]`` where bags begin in ``values``.
         per_sample_weights: ``[n]``, or None.
         batch_size: ``B``. It is 1 if the rows of a bag are not combined: all ids of a feature are one bag.
+        lengths: how many ids each feature has, if the rows of a bag are not combined; else empty.
     """
 
     values: torch.Tensor
     offsets: torch.Tensor
     per_sample_weights: torch.Tensor | None
     batch_size: int
+    lengths: tuple[int, ...] = ()
 
 
 class IdsToRows(Protocol):
@@ -113,10 +115,14 @@ class IdsToRows(Protocol):
         """Called after a lookup without ``insert`` with the number of ids per table that had no row of their own."""
 
 
-LookupKernel = Callable[[list[torch.Tensor], LookupBatch], torch.Tensor]
+Outputs = tuple[torch.Tensor, ...]
+"""What a lookup returns: one tensor, float32 ``[B, sum D]``; if the rows of a bag are not combined, one for each key,
+``[n, D]``, a row for each of its ids."""
+
+LookupKernel = Callable[[list[torch.Tensor], LookupBatch], Outputs]
 """Called with the tables' weights and a batch whose values are rows."""
 
-FindingKernel = Callable[[list[torch.Tensor], LookupBatch, IdsToRows], torch.Tensor]
+FindingKernel = Callable[[list[torch.Tensor], LookupBatch, IdsToRows], Outputs]
 """Finds rows and pools them in one pass: the batch's values are raw ids, or rows if ``find_views`` has None."""
 
 WeightFacts = tuple[torch.device, torch.dtype, torch.Size, bool]

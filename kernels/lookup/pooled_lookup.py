@@ -11,9 +11,13 @@ multiplied by ``per_sample_weights`` (float32 ``[n]``) if given, computed in flo
 results do not depend on the number of threads. A row of -1 adds nothing. All other rows must be in range, which is not
 checked; anything else that is wrong raises a RuntimeError.
 
-``unpooled`` lookups copy rows instead: each id is a bag of its own, and has a row of the output, float32 ``[n, dim]``,
-in the order of the ids. A row of -1 gives zeros. ``B`` is 1 then: ``offsets``, ``[F + 1]``, from 0 to ``n``, says where
-the ids of each feature begin. All tables have the same dim, and there are no ``per_sample_weights``.
+``unpooled`` lookups copy rows instead: each id is a bag of its own, and has a row of the output, in the order of the
+ids. A row of -1 gives zeros. ``B`` is 1 then: ``offsets``, ``[F + 1]``, from 0 to ``n``, says where the ids of each
+feature begin. There are no ``per_sample_weights``.
+
+``outputs`` are one tensor, float32 ``[B, sum of the features' dims]``; of ``unpooled`` lookups, one for each feature,
+``[ids of the feature, dim]``: the system takes longer to provide large tensors than to fill them, and takes back those
+that are larger than 32 MiB when they are freed. In Triton, they are one tensor, ``[n, dim]``, and tables have one dim.
 """
 
 from __future__ import annotations
@@ -34,7 +38,7 @@ def pooled_lookup(
     mean: bool = False,
     per_sample_weights: Tensor | None = None,
     unpooled: bool = False,
-) -> Tensor:
+) -> list[Tensor]:
     """Pool the rows of every bag, or copy them.
 
     Args:
@@ -44,7 +48,7 @@ def pooled_lookup(
         mean: divide each sum by the bag's length; allowed neither with ``per_sample_weights`` nor if ``unpooled``.
 
     Returns:
-        float32 ``[B, sum of the features' dims]``; ``[n, dim]`` if ``unpooled``.
+        ``outputs``, see above.
     """
     return library.operators().pooled_lookup(
         rows, offsets, weights, table_of_feature, mean, per_sample_weights, unpooled
@@ -60,7 +64,7 @@ def find_and_pool(
     per_sample_weights: Tensor | None = None,
     keep_rows: bool = True,
     unpooled: bool = False,
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[list[Tensor], Tensor, Tensor]:
     """Find the row of each id and pool the rows, in one pass. Only reads; waits for writers of the indexes.
 
     Args:
@@ -70,7 +74,7 @@ def find_and_pool(
         keep_rows: whether to return the rows.
 
     Returns:
-        pooled: float32 ``[B, sum of the features' dims]``; ``[n, dim]`` if ``unpooled``.
+        outputs: see above.
         rows: int64 ``[n]``, -1 if an id has no row and its table shares none, or if an id is in no bag; empty without
             ``keep_rows``.
         absent: int64 ``[tables]``, the number of ids per table that have no row of their own.
@@ -85,7 +89,7 @@ def find_and_pool(
 
 
 def pool_again_(
-    pooled: Tensor,
+    outputs: list[Tensor],
     rows: Tensor,
     changed: Tensor,
     offsets: Tensor,
@@ -94,16 +98,16 @@ def pool_again_(
     per_sample_weights: Tensor | None = None,
     unpooled: bool = False,
 ) -> None:
-    """Recompute the bags that contain a changed row: ``pooled`` then equals ``pooled_lookup`` of ``rows`` bit for bit.
+    """Recompute the bags that contain a changed row: ``outputs`` then equal ``pooled_lookup`` of ``rows`` bit for bit.
 
     Args:
-        pooled: contiguous float32, what ``pooled_lookup`` returned of the old rows; updated in place.
+        outputs: contiguous, what ``pooled_lookup`` returned of the old rows; updated in place.
         rows: int64 ``[n]``, the new rows.
         changed: bool ``[n]``, true where a new row differs from the old one.
         offsets, weights, table_of_feature, per_sample_weights, unpooled: see above.
     """
     library.operators().pool_again_(
-        pooled, rows, changed, offsets, weights, table_of_feature, per_sample_weights, unpooled
+        outputs, rows, changed, offsets, weights, table_of_feature, per_sample_weights, unpooled
     )
 
 
@@ -123,26 +127,26 @@ def _pooled_lookup(
     mean: bool,
     per_sample_weights: Tensor | None,
     unpooled: bool = False,
-) -> Tensor:
-    return _output_like(rows, offsets, weights, table_of_feature, unpooled)
+) -> list[Tensor]:
+    return _outputs_like(offsets, weights, table_of_feature, unpooled)
 
 
-def _output_like(
-    rows: Tensor, offsets: Tensor, weights: list[Tensor], table_of_feature: list[int], unpooled: bool
-) -> Tensor:
-    if unpooled:
-        return weights[0].new_empty(rows.numel(), weights[0].shape[1], dtype=torch.float32)
-    return pooled_like(offsets, weights, table_of_feature)
+def _outputs_like(offsets: Tensor, weights: list[Tensor], table_of_feature: list[int], unpooled: bool) -> list[Tensor]:
+    if not unpooled:
+        return [pooled_like(offsets, weights, table_of_feature)]
+    read = [weights[table] for table in table_of_feature]
+    count = torch.library.get_ctx().new_dynamic_size  # how many ids a feature has depends on data
+    return [weight.new_empty(count(), weight.shape[1], dtype=torch.float32) for weight in read]
 
 
 @library.fake("find_and_pool")
 def _find_and_pool(
     ids: Tensor, offsets: Tensor, weights: list[Tensor], table_of_feature: list[int], *rest: object
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[list[Tensor], Tensor, Tensor]:
     keep_rows, unpooled = len(rest) < 10 or bool(rest[9]), len(rest) > 10 and bool(rest[10])  # the last arguments
     rows = torch.empty_like(ids, memory_format=torch.contiguous_format) if keep_rows else ids.new_empty(0)
-    output = _output_like(ids, offsets, weights, table_of_feature, unpooled)
-    return output, rows, ids.new_empty(len(weights))
+    outputs = _outputs_like(offsets, weights, table_of_feature, unpooled)
+    return outputs, rows, ids.new_empty(len(weights))
 
 
 @torch.library.custom_op("recfx::pooled_lookup_triton", mutates_args=())
@@ -155,7 +159,7 @@ def pooled_lookup_triton(
     per_sample_weights: Tensor | None,
     unpooled: bool = False,
 ) -> Tensor:
-    """``pooled_lookup`` by the kernel, in one launch; all tensors are on one device."""
+    """``pooled_lookup`` by the kernel, in one launch, with one output; all tensors are on one device."""
     from recfx.kernels.lookup.pooled_lookup_triton import recfx_pooled_lookup
 
     if unpooled:
@@ -190,4 +194,16 @@ def _gather_rows(rows: Tensor, borders: Tensor, weights: list[Tensor], table_of_
     return gathered
 
 
-pooled_lookup_triton.register_fake(_pooled_lookup)
+@pooled_lookup_triton.register_fake
+def _pooled_lookup_triton(
+    rows: Tensor,
+    offsets: Tensor,
+    weights: list[Tensor],
+    table_of_feature: list[int],
+    mean: bool,
+    per_sample_weights: Tensor | None,
+    unpooled: bool = False,
+) -> Tensor:
+    if unpooled:
+        return weights[0].new_empty(rows.numel(), weights[0].shape[1], dtype=torch.float32)
+    return pooled_like(offsets, weights, table_of_feature)

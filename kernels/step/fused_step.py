@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 
 import torch
@@ -26,7 +26,7 @@ def rules() -> frozenset[str]:
 def fused_step_(
     rows: Tensor,
     offsets: Tensor,
-    gradients: Tensor,
+    gradients: Sequence[Tensor | None],
     weights: list[Tensor],
     first_states: list[Tensor],
     second_states: list[Tensor],
@@ -46,13 +46,13 @@ def fused_step_(
     Args:
         rows: int64 ``[n]``; rows of -1 get no gradient.
         offsets, table_of_feature, unpooled: as for ``pooled_lookup``.
-        gradients: contiguous float32 ``[B, sum of the features' dims]``, of the lookup's output; ``[n, widest dim]`` if
-            ``unpooled``, where tables that are less wide get the first columns.
+        gradients: those of the lookup's outputs, contiguous float32: one, ``[B, sum of the features' dims]``; if
+            ``unpooled``, one per feature, ``[ids of the feature, dim]``, or None: then its ids are left out.
         weights: contiguous ``[rows, dim]``, all float32, float16 or bfloat16.
         first_states: contiguous float32 ``[rows, dim]``, or ``[rows, 1]`` if the rule is row-wise, one per table; those
             of tables that are not stepped are not read. Empty if the rule has none.
         second_states: likewise, ``[rows, dim]``.
-        is_stepped: of each table; the others are left alone.
+        is_stepped: of each table; the others are left alone, and so are those whose features all have no gradient.
         rule: one of ``rules()``.
         numbers: ten per table, one table after the other: ``StepNumbers`` of ``recfx.optim.rules``.
         mean: whether the lookup divided sums by the lengths of bags; not with ``per_sample_weights``.

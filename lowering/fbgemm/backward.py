@@ -15,7 +15,7 @@ import torch
 from recfx.errors import ConversionError
 from recfx.lowering.fbgemm.arguments import FBGEMM_RULES, FLOAT32, FbgemmRule, Layout, Part, StateArguments, distances
 from recfx.lowering.step.step_numbers import StepCounts
-from recfx.lowering.step.trainable_lookup import TrainedBatch
+from recfx.lowering.step.trainable_lookup import Gradients, TrainedBatch
 
 
 class FbgemmBackward:
@@ -29,7 +29,9 @@ class FbgemmBackward:
         self._state_offsets: torch.Tensor | None = None
         self._counts = StepCounts(layout.optimizers)
 
-    def step(self, batch: TrainedBatch, grad_output: torch.Tensor) -> None:
+    def step(self, batch: TrainedBatch, gradients: Gradients) -> None:
+        (grad_output,) = gradients
+        assert grad_output is not None
         kernel = FBGEMM_RULES[self.optimizers[0].rule]  # tables of one lookup have the same rule
         self._prepare(batch.weights, kernel.state)
         trained = [weight.requires_grad for weight in batch.weights]
@@ -131,9 +133,11 @@ class FbgemmBackward:
         return gradient
 
     def weight_gradients(
-        self, batch: TrainedBatch, grad_output: torch.Tensor, wanted: Sequence[bool]
+        self, batch: TrainedBatch, gradients: Gradients, wanted: Sequence[bool]
     ) -> list[torch.Tensor | None]:
         """See ``Backward``. If some tables are not wanted, there is one call per table."""
+        (grad_output,) = gradients
+        assert grad_output is not None
         totals = [
             torch.zeros(weight.shape, dtype=torch.float32, device="cpu") if want else None
             for weight, want in zip(batch.weights, wanted, strict=True)

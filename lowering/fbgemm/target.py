@@ -13,7 +13,7 @@ from recfx.errors import Diagnostic
 from recfx.ir.facts import LookupFacts
 from recfx.lowering.fbgemm.arguments import FBGEMM_RULES, FLOAT32, Layout
 from recfx.lowering.fbgemm.backward import FbgemmBackward
-from recfx.lowering.registry import LookupBatch, LookupKernel, LookupSpec
+from recfx.lowering.registry import LookupBatch, LookupKernel, LookupSpec, Outputs
 from recfx.lowering.step.trainable_lookup import LookedUp, TrainableLookup
 from recfx.optim.rules import rule_named
 
@@ -58,11 +58,11 @@ def build(spec: LookupSpec) -> LookupKernel:
     layout = Layout(spec)
     trainable = TrainableLookup(spec, FbgemmBackward(layout))
 
-    def lookup(weights: list[torch.Tensor], batch: LookupBatch) -> torch.Tensor:
+    def lookup(weights: list[torch.Tensor], batch: LookupBatch) -> Outputs:
         values, offsets = batch.values.to(torch.int64), batch.offsets.to(torch.int64)
 
         def forward(scale: torch.Tensor | None) -> LookedUp:
-            return LookedUp(pool(layout, weights, values, offsets, scale), values)
+            return LookedUp((pool(layout, weights, values, offsets, scale),), values)
 
         return trainable(weights, offsets, batch.per_sample_weights, forward)
 

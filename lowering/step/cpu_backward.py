@@ -18,7 +18,7 @@ from recfx.kernels.lookup.per_sample_weights import per_sample_weight_gradients
 from recfx.kernels.step.fused_step import fused_step_
 from recfx.lowering.registry import LookupSpec
 from recfx.lowering.step.step_numbers import NumbersOfTables, StepCounts
-from recfx.lowering.step.trainable_lookup import TrainedBatch
+from recfx.lowering.step.trainable_lookup import Gradients, TrainedBatch
 from recfx.optim.rules.rule import Rule, StepNumbers
 from recfx.optim.rules.sgd import SGD
 
@@ -55,7 +55,7 @@ class CpuBackward:
             raise self._beyond_the_end(batch) from error
 
     def weight_gradients(
-        self, batch: TrainedBatch, grad_output: torch.Tensor, wanted: Sequence[bool]
+        self, batch: TrainedBatch, gradients: Gradients, wanted: Sequence[bool]
     ) -> list[torch.Tensor | None]:
         """See ``Backward``. A step of SGD from zero with learning rate -1 is the gradient."""
         totals = [
@@ -66,23 +66,23 @@ class CpuBackward:
             for weight, want in zip(batch.weights, wanted, strict=True)
         ]
         numbers: list[float] = list(StepNumbers(-1.0)) * len(totals)
-        self._run(batch, grad_output, totals, [], list(wanted), SGD.name, numbers, None)
+        self._run(batch, gradients, totals, [], list(wanted), SGD.name, numbers, None)
         return [total if want else None for total, want in zip(totals, wanted, strict=True)]
 
-    def step(self, batch: TrainedBatch, grad_output: torch.Tensor) -> None:
+    def step(self, batch: TrainedBatch, gradients: Gradients) -> None:
         """See ``Backward``. Frozen tables are left alone, and so are their states."""
         trained = [weight.requires_grad for weight in batch.weights]
         if not any(trained):
             return
         try:
-            self._step(batch, grad_output, trained)
+            self._step(batch, gradients, trained)
         except RuntimeError:
             # The operator has checked every state before it changed anything.
             if not self._prepare(batch.weights, trained):
                 raise
-            self._step(batch, grad_output, trained)
+            self._step(batch, gradients, trained)
 
-    def _step(self, batch: TrainedBatch, grad_output: torch.Tensor, trained: list[bool]) -> None:
+    def _step(self, batch: TrainedBatch, gradients: Gradients, trained: list[bool]) -> None:
         # Looked up anew in every step, because any state may be replaced between steps, as by a checkpoint.
         has_state = self.rule.states or self.rule.counts_steps
         held = [optimizer.state for optimizer in self.optimizers] if has_state else []
@@ -96,7 +96,7 @@ class CpuBackward:
         # Only rules that save the number of steps read it.
         counted = (counts + 1).tolist() if counts is not None and self.rule.saves_step else None
         numbers = self._numbers.of([optimizer.group for optimizer in self.optimizers], counted)
-        self._run(batch, grad_output, batch.weights, states, trained, self.rule.name, numbers, counts)
+        self._run(batch, gradients, batch.weights, states, trained, self.rule.name, numbers, counts)
 
     def _tensors(self, held: list[dict[str, Any]], name: str) -> list[torch.Tensor]:
         """That state of each table; an empty tensor, which the operator refuses if it needs it, where there is none."""
@@ -116,7 +116,7 @@ class CpuBackward:
     def _run(
         self,
         batch: TrainedBatch,
-        grad_output: torch.Tensor,
+        gradients: Gradients,
         weights: list[torch.Tensor],
         states: list[list[torch.Tensor]],
         is_stepped: list[bool],
@@ -130,7 +130,7 @@ class CpuBackward:
                 fused_step_(
                     batch.values,
                     batch.offsets,
-                    grad_output,
+                    gradients,
                     weights,
                     first,
                     second,
@@ -192,7 +192,7 @@ def step_shared(parts: Sequence[tuple[Any, tuple[int, ...]]]) -> bool:
     return True
 
 
-_Joined = tuple[list[torch.Tensor], torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor]
+_Joined = tuple[list[torch.Tensor], torch.Tensor, torch.Tensor, torch.Tensor | None, Gradients]
 """The weight that each feature reads, rows, offsets, scale, and gradients, as in ``fused_step_``."""
 
 
@@ -202,9 +202,7 @@ def _joined_by_id(parts: Sequence[tuple[Any, tuple[int, ...]]]) -> _Joined:
     found = [part.of_table(table) for part, tables in parts for table in tables]
     rows, gradients = zip(*found, strict=True)
     borders = torch.tensor([0, *accumulate(each.numel() for each in rows)], device="cpu")
-    widest = max(weight.shape[1] for weight in read)
-    wide = [pad(each, (0, widest - each.shape[1])) for each in gradients]
-    return read, torch.cat(rows), borders, None, torch.cat(wide)
+    return read, torch.cat(rows), borders, None, gradients
 
 
 def _joined_by_bag(parts: Sequence[tuple[Any, tuple[int, ...]]]) -> _Joined:
@@ -218,7 +216,7 @@ def _joined_by_bag(parts: Sequence[tuple[Any, tuple[int, ...]]]) -> _Joined:
     torch.cumsum(lengths, 0, out=offsets[1:])
     values = torch.cat([feature.rows for feature in features])
     scale = torch.cat([feature.scale() for feature in features]) if with_scale else None
-    return [feature.weight for feature in features], values, offsets, scale, gradients
+    return [feature.weight for feature in features], values, offsets, scale, (gradients,)
 
 
 def _features(part: Any, tables: tuple[int, ...]) -> Iterator[_Feature]:
@@ -236,11 +234,12 @@ class _Feature:
     def __init__(self, part: Any, feature: int, table: int, columns: slice) -> None:
         batch: TrainedBatch = part.batch
         self.weight: torch.Tensor = part.weights[table]
-        self.samples: int = part.grad_output.shape[0]
+        (gradients,) = part.gradients
+        self.samples: int = gradients.shape[0]
         self.offsets = batch.offsets[feature * self.samples : (feature + 1) * self.samples + 1]
         self._ids = slice(int(self.offsets[0]), int(self.offsets[-1]))
         self.rows = batch.values[self._ids]
-        self._gradients, self._scale = part.grad_output[:, columns], batch.scale
+        self._gradients, self._scale = gradients[:, columns], batch.scale
         self._mean: bool = part.trainable.backward.mean
         self.has_scale = self._mean or self._scale is not None
 

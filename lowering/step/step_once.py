@@ -34,11 +34,13 @@ class GradientPart(Protocol):
         lookup: the lookup that it belongs to.
         weights: the lookup's ``[rows, dim]`` tables.
         optimizers: the fused optimizer of each table.
+        reached: whether each table gets a gradient. The others are left alone.
     """
 
     lookup: StepOnce
     weights: list[torch.Tensor]
     optimizers: Sequence[Any]
+    reached: Sequence[bool]
 
     def of_table(self, table: int) -> tuple[torch.Tensor, torch.Tensor]:
         """The rows that the table's bags read, int64 ``[n]``, and their gradients, float32 ``[n, dim]``."""
@@ -298,7 +300,7 @@ def _without(parts: Sequence[_PartOfTables], weights: Collection[int]) -> list[_
 def _step_joined(parts: Sequence[_PartOfTables], weight: torch.Tensor, optimizer: FusedOptimizer) -> None:
     """Step ``weight`` with the sum of what the lookups and the other readers gave."""
     of_weight = [(part, tuple(each for each in tables if part.weights[each] is weight)) for part, tables in parts]
-    step_by_weight(of_weight, [(weight, optimizer)])
+    step_by_weight(_reached(of_weight), [(weight, optimizer)])
     increment_version(weight)  # the other readers' nodes may have saved it for another backward
     weight.grad = None
 
@@ -319,8 +321,16 @@ def _step_lookups(parts: list[_PartOfTables], lookups: Mapping[StepOnce, list[Gr
     if alike and len(read) == len(set(read)) and all(len(tables) == len(part.weights) for part, tables in parts):
         for same in lookups.values():
             same[0].step_with(same)
-    elif not parts[0][0].step_shared(parts):
+        return
+    parts = _reached(parts)
+    if parts and not parts[0][0].step_shared(parts):
         step_by_weight(parts)
+
+
+def _reached(parts: Sequence[_PartOfTables]) -> list[_PartOfTables]:
+    """The tables of ``parts`` that get a gradient."""
+    found = [(part, tuple(table for table in tables if part.reached[table])) for part, tables in parts]
+    return [(part, tables) for part, tables in found if tables]
 
 
 def _same(one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:

@@ -7,7 +7,8 @@ until its backward has run.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -16,7 +17,7 @@ from torch.autograd.function import once_differentiable
 from recfx.ir.node_kinds import NOT_COMBINED
 from recfx.ir.tables import TableSpec
 from recfx.kernels.lookup.embedding_bag import row_gradients
-from recfx.lowering.registry import LookupSpec
+from recfx.lowering.registry import LookupSpec, Outputs
 from recfx.lowering.step.profiler_ranges import BACKWARD, later_range
 from recfx.lowering.step.step_once import StepOnce, Triggers, leaf_gradients, leave_for_step, leaves
 
@@ -30,24 +31,33 @@ class TrainedBatch:
         values: ``[n]`` int64 rows, all of them in range; -1 if an id gets no gradient.
         offsets: ``[F * B + 1]`` int64; ``B`` is 1 if rows are not combined.
         scale: ``[n]`` float32 per-sample weights, or None.
+        lengths: how many ids each feature has, if rows are not combined; else empty.
     """
 
     weights: list[torch.Tensor]
     values: torch.Tensor
     offsets: torch.Tensor
     scale: torch.Tensor | None
+    lengths: tuple[int, ...] = ()
 
     def batch_size(self, features: int) -> int:
         """``B``, of a lookup of so many features."""
         return (self.offsets.numel() - 1) // features
 
 
+Gradients = tuple[torch.Tensor | None, ...]
+"""Of the outputs of a lookup, float32 and contiguous. If rows are not combined, None is for keys that the loss does not
+depend on: their ids are left out. The only output of any other lookup has a gradient."""
+
+
 def joined(
-    batches: list[TrainedBatch], gradients: list[torch.Tensor], features: int, pooling: str
-) -> tuple[TrainedBatch, torch.Tensor]:
-    """One batch that has the samples of all batches of the same lookup, one batch after the other; and its gradient."""
+    batches: list[TrainedBatch], gradients: list[Gradients], features: int, pooling: str
+) -> tuple[TrainedBatch, Gradients]:
+    """One batch with the samples of all batches of the same lookup, one batch after the other; and its gradients."""
     if len(batches) == 1:
         return batches[0], gradients[0]
+    if pooling == NOT_COMBINED:
+        return joined_by_key(batches, gradients)
     lengths = [batch.offsets.diff().view(features, -1) for batch in batches]
     sizes = [each.sum(dim=1).tolist() for each in lengths]
     offsets = batches[0].offsets.new_zeros(sum(each.numel() for each in lengths) + 1)
@@ -60,9 +70,31 @@ def joined(
     scales = [batch.scale for batch in batches if batch.scale is not None]
     values = by_feature([batch.values for batch in batches])
     together = TrainedBatch(batches[0].weights, values, offsets, by_feature(scales) if scales else None)
-    if pooling != NOT_COMBINED:
-        return together, torch.cat(gradients)
-    return replace(together, offsets=offsets[:: len(batches)]), by_feature(gradients)
+    return together, (torch.cat([gradient for (gradient,) in gradients if gradient is not None]),)
+
+
+def joined_by_key(batches: list[TrainedBatch], gradients: list[Gradients]) -> tuple[TrainedBatch, Gradients]:
+    """``joined`` for rows that are not combined. Ids of keys without a gradient are not in it."""
+    by_key = [batch.values.split(batch.lengths) for batch in batches]
+    values: list[torch.Tensor] = []
+    of_keys: list[torch.Tensor | None] = []
+    for key in range(len(gradients[0])):
+        found = [
+            (rows[key], each) for rows, given in zip(by_key, gradients, strict=True) if (each := given[key]) is not None
+        ]
+        values += [torch.cat([rows for rows, _ in found]) if found else batches[0].values[:0]]
+        of_keys.append(torch.cat([each for _, each in found]) if found else None)
+    lengths = tuple(rows.numel() for rows in values)
+    borders = torch.tensor([0, *accumulate(lengths)], device=batches[0].offsets.device)
+    return TrainedBatch(batches[0].weights, torch.cat(values), borders, None, lengths), tuple(of_keys)
+
+
+def reached(table_of_feature: Sequence[int], gradients: Gradients, tables: int) -> list[bool]:
+    """Which tables get a gradient."""
+    if len(gradients) == 1 and gradients[0] is not None:
+        return [True] * tables
+    found = {table for table, gradient in zip(table_of_feature, gradients, strict=True) if gradient is not None}
+    return [table in found for table in range(tables)]
 
 
 def present(rows: torch.Tensor, gradients: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -72,12 +104,12 @@ def present(rows: torch.Tensor, gradients: torch.Tensor) -> tuple[torch.Tensor, 
 
 
 def gradients_of_table(
-    batch: TrainedBatch, grad_output: torch.Tensor, tables: Sequence[TableSpec], pooling: str, table: int
+    batch: TrainedBatch, given: Gradients, tables: Sequence[TableSpec], pooling: str, table: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The rows that one table's bags read, int64 ``[n]``, and their gradients, float32 ``[n, dim]``.
 
-    ``batch``, ``tables`` and ``grad_output``, ``[B, sum D]`` (``[n, D]`` if rows are not combined), are those of the
-    whole lookup; ``table`` is a position.
+    ``batch``, ``given`` gradients and ``tables`` are those of the whole lookup; ``table`` is the position of one that
+    they reach.
     """
     described, batch_size = tables[table], batch.batch_size(sum(len(each.feature_names) for each in tables))
     feature = sum(len(each.feature_names) for each in tables[:table])
@@ -86,38 +118,39 @@ def gradients_of_table(
     for _ in described.feature_names:
         offsets = batch.offsets[feature * batch_size : (feature + 1) * batch_size + 1]
         ids = slice(int(offsets[0]), int(offsets[-1]))
-        gradient = grad_output[ids]
-        if pooling != NOT_COMBINED:
-            gradient = grad_output[:, column : column + described.embedding_dim]
-        scale = None if batch.scale is None else batch.scale[ids]
-        by_row = row_gradients(gradient, batch.values[ids], offsets - offsets[0], pooling, scale)[1]
-        of_feature = present(batch.values[ids], by_row)
-        rows.append(of_feature[0])
-        gradients.append(of_feature[1])
+        gradient = given[feature if pooling == NOT_COMBINED else 0]
+        if gradient is not None:
+            if pooling != NOT_COMBINED:
+                gradient = gradient[:, column : column + described.embedding_dim]
+            scale = None if batch.scale is None else batch.scale[ids]
+            by_row = row_gradients(gradient, batch.values[ids], offsets - offsets[0], pooling, scale)[1]
+            of_feature = present(batch.values[ids], by_row)
+            rows.append(of_feature[0])
+            gradients.append(of_feature[1])
         feature, column = feature + 1, column + described.embedding_dim
     return torch.cat(rows), torch.cat(gradients)
 
 
 class LookedUp(NamedTuple):
-    """What a forward returns: ``pooled``, float32 ``[B, sum D]``, and the rows that it read."""
+    """What a forward returns: the lookup's outputs, and the rows that it read."""
 
-    pooled: torch.Tensor
+    outputs: Outputs
     rows: torch.Tensor  # [n] int64, -1 if an id gets no gradient, which is for targets that take absent ids
 
 
 class Backward(Protocol):
-    """A target's backward kernels. Gradients of the output are float32 ``[B, sum D]``, contiguous."""
+    """A target's backward kernels."""
 
     def scale_gradient(self, batch: TrainedBatch, grad_output: torch.Tensor) -> torch.Tensor:
-        """The gradient of the per-sample weights, float32 ``[n]``."""
+        """The gradient of the per-sample weights, float32 ``[n]``. ``grad_output``: contiguous ``[B, sum D]``."""
 
     def weight_gradients(
-        self, batch: TrainedBatch, grad_output: torch.Tensor, wanted: Sequence[bool]
+        self, batch: TrainedBatch, gradients: Gradients, wanted: Sequence[bool]
     ) -> list[torch.Tensor | None]:
         """The gradients of the tables that are ``wanted``, float32 ``[rows, dim]``; None, and no work, for others."""
 
-    def step(self, batch: TrainedBatch, grad_output: torch.Tensor) -> None:
-        """Take one step of the fused optimizers of all tables that are trained."""
+    def step(self, batch: TrainedBatch, gradients: Gradients) -> None:
+        """Take one step of the fused optimizers of all tables that are trained, and that ``gradients`` reach."""
 
 
 PartsOfTables = Sequence[tuple[Any, tuple[int, ...]]]
@@ -139,6 +172,7 @@ class TrainableLookup:
     def __init__(self, spec: LookupSpec, backward: Backward, step_shared: StepShared | None = None) -> None:
         self.tables, self.pooling, self.optimizers = spec.tables, spec.combine, spec.optimizers
         self.backward, self.step_shared = backward, step_shared
+        self.table_of_feature = [table for table, each in enumerate(spec.tables) for _ in each.feature_names]
         self._once = StepOnce(spec.optimizers)
 
     def __call__(
@@ -147,8 +181,8 @@ class TrainableLookup:
         offsets: torch.Tensor,
         per_sample_weights: torch.Tensor | None,
         forward: Forward,
-    ) -> torch.Tensor:
-        """Returns what ``forward`` pools: float32 ``[B, sum D]``, differentiable.
+    ) -> Outputs:
+        """Returns the outputs of ``forward``, differentiable.
 
         Args:
             weights: the tables' ``[rows, dim]`` tensors.
@@ -165,31 +199,30 @@ class TrainableLookup:
             elif any(weight.requires_grad for weight in weights):
                 triggers = self._once.triggers(weights)
                 arguments = leaves(triggers)
-        output: torch.Tensor = _TableBatchedLookup.apply(
+        outputs: Outputs = _TableBatchedLookup.apply(
             self, (self._once, triggers), weights, offsets, forward, per_sample_weights, *arguments
         )
-        return output
+        return outputs
 
 
 class _Part:
     """What one backward contributes to a fused step."""
 
-    def __init__(
-        self, trainable: TrainableLookup, lookup: StepOnce, batch: TrainedBatch, grad_output: torch.Tensor
-    ) -> None:
-        self.trainable, self.lookup, self.batch, self.grad_output = trainable, lookup, batch, grad_output
+    def __init__(self, trainable: TrainableLookup, lookup: StepOnce, batch: TrainedBatch, gradients: Gradients) -> None:
+        self.trainable, self.lookup, self.batch, self.gradients = trainable, lookup, batch, gradients
         self.weights: list[torch.Tensor] = batch.weights
         self.optimizers: Sequence[Any] = trainable.optimizers
+        self.reached = reached(trainable.table_of_feature, gradients, len(trainable.tables))
 
     def of_table(self, table: int) -> tuple[torch.Tensor, torch.Tensor]:
         trainable = self.trainable
-        return gradients_of_table(self.batch, self.grad_output, trainable.tables, trainable.pooling, table)
+        return gradients_of_table(self.batch, self.gradients, trainable.tables, trainable.pooling, table)
 
     def step_with(self, parts: Sequence[_Part]) -> None:
-        if self.grad_output.is_meta:
+        if any(gradient is not None and gradient.is_meta for gradient in self.gradients):
             return
-        features = sum(len(table.feature_names) for table in self.trainable.tables)
-        batches, gradients = [part.batch for part in parts], [part.grad_output for part in parts]
+        features = len(self.trainable.table_of_feature)
+        batches, gradients = [part.batch for part in parts], [part.gradients for part in parts]
         self.trainable.backward.step(*joined(batches, gradients, features, self.trainable.pooling))
 
     def step_shared(self, parts: PartsOfTables) -> bool:
@@ -210,48 +243,52 @@ class _TableBatchedLookup(torch.autograd.Function):
         forward: Forward,
         per_sample_weights: torch.Tensor | None,
         *arguments: torch.Tensor,
-    ) -> torch.Tensor:
+    ) -> Outputs:
         # FBGEMM's kernels take an undefined tensor (None in Python) for "no weights", but would read an empty one.
         ctx.set_materialize_grads(False)
         scale = None if per_sample_weights is None else per_sample_weights.detach().float()
         looked_up = forward(scale)
         ctx.trainable, ctx.step, ctx.kept = trainable, step, []
-        ctx.batch = TrainedBatch(weights, looked_up.rows, offsets, scale)
+        lengths = tuple(map(len, looked_up.outputs)) if trainable.pooling == NOT_COMBINED else ()
+        ctx.batch = TrainedBatch(weights, looked_up.rows, offsets, scale, lengths)
         ctx.scale_dtype = None if per_sample_weights is None else per_sample_weights.dtype
-        return looked_up.pooled
+        return looked_up.outputs
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad_output: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+    def backward(ctx: Any, *given: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
         with later_range(ctx.step[0].node, BACKWARD):
-            return _TableBatchedLookup._backward(ctx, grad_output)
+            return _TableBatchedLookup._backward(ctx, given)
 
     @staticmethod
-    def _backward(ctx: Any, grad_output: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+    def _backward(ctx: Any, given: Gradients) -> tuple[torch.Tensor | None, ...]:
         trainable: TrainableLookup = ctx.trainable
         once, triggers = ctx.step
-        if grad_output is None:  # there is no gradient; zeros instead would cause a step
+        if all(gradient is None for gradient in given):  # there is no gradient; zeros instead would cause a step
             weights = [None] * (len(ctx.needs_input_grad) - _SCALE - 1)
             return (*[None] * _SCALE, None, *(leaf_gradients(triggers) or weights))
-        batch, grad_output = ctx.batch, grad_output.float().contiguous()
+        batch = ctx.batch
+        given = tuple(None if gradient is None else gradient.float().contiguous() for gradient in given)
         scale_gradient = None
-        if ctx.needs_input_grad[_SCALE]:  # this reads the rows, so it comes before they are updated
-            scale_gradient = trainable.backward.scale_gradient(batch, grad_output).to(ctx.scale_dtype)
+        if ctx.needs_input_grad[_SCALE] and given[0] is not None:  # it reads the rows, before they are updated
+            scale_gradient = trainable.backward.scale_gradient(batch, given[0]).to(ctx.scale_dtype)
         gradients: list[torch.Tensor | None]
         if trainable.optimizers[0] is None:
-            gradients = _weight_gradients(trainable, batch, grad_output, ctx.needs_input_grad[_SCALE + 1 :])
+            gradients = _weight_gradients(trainable, batch, given, ctx.needs_input_grad[_SCALE + 1 :])
         else:
-            leave_for_step(triggers, ctx.kept, _Part(trainable, once, batch, grad_output))
+            leave_for_step(triggers, ctx.kept, _Part(trainable, once, batch, given))
             gradients = list(leaf_gradients(triggers))
         return (*[None] * _SCALE, scale_gradient, *gradients)
 
 
 def _weight_gradients(
-    trainable: TrainableLookup, batch: TrainedBatch, grad_output: torch.Tensor, wanted: tuple[bool, ...]
+    trainable: TrainableLookup, batch: TrainedBatch, given: Gradients, needed: tuple[bool, ...]
 ) -> list[torch.Tensor | None]:
+    is_reached = reached(trainable.table_of_feature, given, len(needed))
+    wanted = [is_needed and found for is_needed, found in zip(needed, is_reached, strict=True)]
     if not any(wanted):
         return [None] * len(wanted)
-    gradients = trainable.backward.weight_gradients(batch, grad_output, wanted)
+    gradients = trainable.backward.weight_gradients(batch, given, wanted)
     return [
         None if gradient is None else gradient.to(weight.dtype)
         for gradient, weight in zip(gradients, batch.weights, strict=True)

@@ -1,4 +1,8 @@
-"""Lookups by the kernels in Triton, forward and backward, for the targets ``triton`` and ``npu``."""
+"""Lookups by the kernels in Triton, forward and backward, for the targets ``triton`` and ``npu``.
+
+If rows are not combined, the kernels write and read one tensor, ``[n, D]``: outputs are views of it, and a step joins
+the gradients of the outputs.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +14,16 @@ import torch
 from recfx.ir.node_kinds import NOT_COMBINED
 from recfx.kernels.lookup.per_sample_weights import per_sample_weight_gradients_triton
 from recfx.kernels.lookup.pooled_lookup import pooled_lookup_triton
-from recfx.lowering.registry import LookupBatch, LookupKernel, LookupSpec
+from recfx.lowering.registry import LookupBatch, LookupKernel, LookupSpec, Outputs
 from recfx.lowering.step.to_the_end import to_the_end
-from recfx.lowering.step.trainable_lookup import LookedUp, TrainableLookup, TrainedBatch
+from recfx.lowering.step.trainable_lookup import (
+    Gradients,
+    LookedUp,
+    TrainableLookup,
+    TrainedBatch,
+    joined_by_key,
+    reached,
+)
 from recfx.optim.fused_step_op import fused_step_triton_, triton_module
 from recfx.optim.rules.rule import STEP, StepNumbers
 from recfx.optim.rules.sgd import SGD
@@ -23,14 +34,18 @@ def build(spec: LookupSpec) -> LookupKernel:
     backward = TritonBackward(spec)
     trainable = TrainableLookup(spec, backward)
 
-    def lookup(weights: list[torch.Tensor], batch: LookupBatch) -> torch.Tensor:
+    def lookup(weights: list[torch.Tensor], batch: LookupBatch) -> Outputs:
         rows, offsets = batch.values.to(torch.int64).contiguous(), batch.offsets.to(torch.int64).contiguous()
         tables = [weight.detach() for weight in weights]
 
         def forward(scale: torch.Tensor | None) -> LookedUp:
             scale = None if scale is None else scale.contiguous()
             how = (backward.table_of_feature, backward.mean, scale, backward.unpooled)
-            return LookedUp(pooled_lookup_triton(rows, offsets, tables, *how), rows)
+            output = pooled_lookup_triton(rows, offsets, tables, *how)
+            if not backward.unpooled:
+                return LookedUp((output,), rows)
+            # Detached, because autograd lets nobody change views of what a function returns.
+            return LookedUp(tuple(rows.detach() for rows in output.split(batch.lengths)), rows)
 
         return trainable(weights, offsets, batch.per_sample_weights, forward)
 
@@ -53,9 +68,10 @@ class TritonBackward:
         return found
 
     def weight_gradients(
-        self, batch: TrainedBatch, grad_output: torch.Tensor, wanted: Sequence[bool]
+        self, batch: TrainedBatch, gradients: Gradients, wanted: Sequence[bool]
     ) -> list[torch.Tensor | None]:
         """See ``Backward``. A step of SGD from zero with learning rate -1 is the gradient."""
+        batch, grad_output = self._joined(batch, gradients)
         nothing = torch.zeros(1, dtype=torch.float32, device=grad_output.device)
         totals = [
             # The kernel leaves tables alone that are not stepped; of those, it takes the shape.
@@ -67,20 +83,29 @@ class TritonBackward:
         self._launch(batch, grad_output, totals, ([], []), list(wanted), triton_module(SGD), StepNumbers(-1.0))
         return [total if want else None for total, want in zip(totals, wanted, strict=True)]
 
-    def step(self, batch: TrainedBatch, grad_output: torch.Tensor) -> None:
+    def _joined(self, batch: TrainedBatch, gradients: Gradients) -> tuple[TrainedBatch, torch.Tensor]:
+        """The gradients in one tensor, and the batch without ids that get none."""
+        if None in gradients:
+            batch, gradients = joined_by_key([batch], [gradients])
+        given = [gradient for gradient in gradients if gradient is not None]
+        return batch, given[0] if len(given) == 1 else torch.cat(given)
+
+    def step(self, batch: TrainedBatch, gradients: Gradients) -> None:
         """See ``Backward``. Tables whose numbers are equal are stepped in one launch; frozen ones need no state.
 
         Ctrl-C comes before the step or after it: on another device, autograd calls it in a thread of its own.
         """
-        step = partial(self._step, batch, grad_output)
+        is_reached = reached(self.table_of_feature, gradients, len(batch.weights))
+        batch, grad_output = self._joined(batch, gradients)
+        step = partial(self._step, batch, grad_output, is_reached)
         if grad_output.device.type == "cpu":  # in the interpreter
             to_the_end(step)
         else:
             step()
 
-    def _step(self, batch: TrainedBatch, grad_output: torch.Tensor) -> None:
+    def _step(self, batch: TrainedBatch, grad_output: torch.Tensor, is_reached: list[bool]) -> None:
         weights = [weight.data for weight in batch.weights]  # a step is not an edit that autograd should see
-        trained = [table for table, weight in enumerate(batch.weights) if weight.requires_grad]
+        trained = [table for table, weight in enumerate(batch.weights) if weight.requires_grad and is_reached[table]]
         if not trained:
             return
         for table in trained:

@@ -6,6 +6,9 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from recfx.doctor import shapes
 from recfx.doctor.device_checks import after, stepped_by
 from recfx.doctor.kernel_check import KernelCheck, Shape
@@ -23,7 +26,7 @@ _MEAN = 10  # the position of `mean` among the operator's arguments
 
 def host_checks() -> Iterator[KernelCheck]:
     """All of them."""
-    yield KernelCheck("pooled_lookup", shapes.pooled, _operator("pooled_lookup"), pooled_lookup)
+    yield KernelCheck("pooled_lookup", shapes.pooled, _pooled_lookup, pooled_lookup)
     yield KernelCheck(
         "per_sample_weight_gradients", shapes.weight_gradients, _operator("per_sample_weight_gradients"),
         per_sample_weight_gradients_reference, in_one_order=False,
@@ -32,12 +35,20 @@ def host_checks() -> Iterator[KernelCheck]:
     of_rows = (after(_operator("init_rows_"), 0), after(init_rows_reference_, 0))
     yield KernelCheck("init_rows_", _new_rows, *of_rows)
     for rule in (rule for rule in RULES if rule.name in rules()):
-        of_rule = (partial(_steps, rule), after(_operator("fused_step_"), 3, 4, 5), partial(stepped_by, rule, _MEAN))
+        of_rule = (partial(_steps, rule), after(_operator("fused_step_"), 3, 4, 5), partial(_stepped_by, rule))
         yield KernelCheck(f"fused_step_: {rule.name}", *of_rule, in_one_order=False)
 
 
 def _operator(name: str) -> Any:
     return lambda *arguments: getattr(library.operators(), name)(*arguments)
+
+
+def _pooled_lookup(*arguments: Any) -> Tensor:
+    return torch.cat(library.operators().pooled_lookup(*arguments))
+
+
+def _stepped_by(rule: Rule, rows: Tensor, offsets: Tensor, gradients: list[Tensor], *others: Any) -> list[Any]:
+    return stepped_by(rule, _MEAN, rows, offsets, *gradients, *others)
 
 
 def _new_rows(quick: bool) -> Iterator[Shape]:
@@ -54,4 +65,4 @@ def _steps(rule: Rule, quick: bool) -> Iterator[Shape]:
         first, second = (*states, [], [])[:2]
         of_rule = (rule.name, shapes.numbers_of(rule) * len(case.weights), mean, None, None)
         tables = (case.weights, first, second, case.table_of_feature, is_stepped)
-        yield Shape(f"{text}{', mean' if mean else ''}", (case.rows, case.offsets, case.gradients, *tables, *of_rule))
+        yield Shape(f"{text}{', mean' if mean else ''}", (case.rows, case.offsets, [case.gradients], *tables, *of_rule))

@@ -151,13 +151,14 @@ class Workload:
         ]
         first, second = (*states, [], [])[:2]
         numbers = list(rule.step_numbers(1.0, GROUP))
-        batch = (self.rows, self.offsets, self.gradients)
         tables: Any = (weights, first, second, self.features, [True] * len(weights))
         if in_triton:
             of_rule = (triton_module(rule), rule.has_row_state, numbers)
+            batch = (self.rows, self.offsets, self.gradients)
             return lambda: fused_step_triton_(*batch, *tables, *of_rule, False, None)
         per_table = numbers * len(weights)
-        return lambda: library.operators().fused_step_(*batch, *tables, rule.name, per_table, False, None, None)
+        of_outputs = (self.rows, self.offsets, [self.gradients])
+        return lambda: library.operators().fused_step_(*of_outputs, *tables, rule.name, per_table, False, None, None)
 
 
 def _kernel(in_triton: bool, name: str) -> str:

@@ -20,7 +20,8 @@ from recfx.ir.meta import BATCH, WORLD, mean_length
 from recfx.ir.tables import TableSpec, embedding_dims, output_dtype
 
 NOT_COMBINED = "NONE"
-"""The ``combine`` of a lookup whose value has a row for each id, ``[n, D]``, in the order of the ids."""
+"""The ``combine`` of a lookup whose value is a tuple with ``[n, D]`` for each key, a row for each of its ids. Rows that
+have arrived from other ranks are one tensor, key by key. The size of a value is that of all keys together."""
 
 
 class ValueType(Enum):

@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
 import torch
@@ -176,14 +176,15 @@ class Forwards:
 
 
 def guard_backward(
-    output: torch.Tensor, indexes: list[HashIndex], collection: str, forward: Forward | None = None
+    outputs: Iterable[torch.Tensor], indexes: list[HashIndex], collection: str, forward: Forward | None = None
 ) -> None:
-    """Make the backward of a lookup's ``output`` raise if one of its ``indexes`` has removed ids by then.
+    """Make the backward of a lookup's ``outputs`` raise if one of its ``indexes`` has removed ids by then.
 
     The backward raises an ``InputError``, ``backward_after_removal`` or ``backward_after_refusal``, before anything is
     updated. ``forward`` is the forward of the lookup, if it may be undone; after this backward, it no longer may.
     """
-    if output.grad_fn is None or not indexes:
+    nodes = nodes_of(outputs)
+    if not nodes or not indexes:
         return
     before = [index.removals for index in indexes]
 
@@ -209,4 +210,10 @@ def guard_backward(
         if forward is not None:
             forward.train()
 
-    output.grad_fn.register_prehook(check)
+    for node in nodes:
+        node.register_prehook(check)
+
+
+def nodes_of(outputs: Iterable[torch.Tensor]) -> list[Any]:
+    """Autograd's nodes of a lookup's outputs, which may share one. Empty without gradients."""
+    return list(dict.fromkeys(output.grad_fn for output in outputs if output.grad_fn is not None))

@@ -8,6 +8,7 @@ import torch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recfx.kernels.index.index_buffers import IndexView
+from recfx.lowering.registry import Outputs
 from recfx.runtime.base import NodeModule
 from recfx.runtime.hash_ids import HashIds, hash_batch
 from recfx.runtime.lookup import Lookup
@@ -40,8 +41,8 @@ class HashLookup(NodeModule):
     def now(self) -> dict[str, str]:
         return self.lookup.now | ({"two_steps": self.two_steps} if self.two_steps else {})
 
-    def forward(self, features: KeyedJaggedTensor) -> torch.Tensor:
-        """``features``: raw ids, with keys in the collection's order. Returns float32 ``[B, sum D]``.
+    def forward(self, features: KeyedJaggedTensor) -> torch.Tensor | Outputs:
+        """``features``: raw ids, with keys in the collection's order. Returns what ``Lookup.forward`` does.
 
         Raises:
             The errors of ``HashIds.forward`` and ``Lookup.forward``.
@@ -61,8 +62,8 @@ class HashLookup(NodeModule):
             return self.hash_ids.indexes.counts_every_id or is_replay()
         return self.hash_ids.indexes.evicts and torch.is_grad_enabled()
 
-    def _pool(self, *hashed: object) -> torch.Tensor:
-        pooled: torch.Tensor = self.lookup(*hashed)
+    def _pool(self, *hashed: object) -> torch.Tensor | Outputs:
+        pooled: torch.Tensor | Outputs = self.lookup(*hashed)
         return pooled
 
 

@@ -9,7 +9,7 @@ the meantime.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ from recfx.hashing import HashIndex
 from recfx.ir.tables import TableSpec
 from recfx.kernels.index.hash_index import InFlight
 from recfx.kernels.index.index_buffers import BATCHES, EVICTED
+from recfx.runtime.forwards import nodes_of
 
 BATCHES_IN_FLIGHT = 2
 """For how many later forwards a batch keeps its rows by default. TorchRec's pipelines need one."""
@@ -48,15 +49,17 @@ class BatchInFlight:
         self._rows = {name: rows[name] for name in self._indexes if name in rows}
         self._numbers = {name: int(index.counts[BATCHES]) if training else 0 for name, index in self._indexes.items()}
 
-    def watch(self, output: torch.Tensor) -> None:
-        """Let the rows go once the backwards of all outputs that were watched, one for each lookup, have run."""
-        if output.grad_fn is None:
+    def watch(self, outputs: Iterable[torch.Tensor]) -> None:
+        """Let the rows go once a backward through the outputs of each lookup that was watched has run."""
+        nodes = nodes_of(outputs)
+        if not nodes:
             return
         lookup = self._watched
         self._watched += 1
         self._waiting.add(lookup)
-        output.grad_fn.register_prehook(self._before_backward)
-        output.grad_fn.register_hook(lambda *gradients: self._after_backward(lookup))
+        for node in nodes:
+            node.register_prehook(self._before_backward)
+            node.register_hook(lambda *gradients: self._after_backward(lookup))
 
     def rows_kept(self, table: str) -> tuple[int, torch.Tensor] | None:
         """The number of the batch in a table's index, and the rows that it keeps; None if it keeps none."""

@@ -26,24 +26,28 @@ class AssembleJaggedDict(NodeModule):
         super().__init__()
         self.keys, self.parts, self.need_indices, self.all_train = keys, parts, need_indices, all_train
 
-    def forward(self, *arguments: torch.Tensor | KeyedJaggedTensor) -> dict[str, JaggedTensor]:
-        """``arguments``: one ``[n, D]`` tensor per part, then the ids, with keys in the order of the output.
+    def forward(
+        self, *arguments: tuple[torch.Tensor, ...] | torch.Tensor | KeyedJaggedTensor
+    ) -> dict[str, JaggedTensor]:
+        """``arguments``: the parts, then the ids, with keys in the order of the output.
+
+        A part is a tuple with ``[n, D]`` rows for each key, from a lookup; or one ``[n, D]`` tensor, key by key, if
+        they have arrived from other ranks.
 
         Returns a ``JaggedTensor`` per key: ``[n, D]`` rows, a row per id; ids as weights if they are needed.
         """
         *parts, ids = arguments
         assert isinstance(ids, KeyedJaggedTensor)
-        if self.all_train and len(parts) > 1:
-            parts = list(_Together.apply(*parts))
         counts = dict(zip(self.keys, ids.length_per_key(), strict=True))
         # `to_dict` fails for a batch size of 0.
         lengths = dict(zip(self.keys, ids.lengths().split(ids.stride_per_key()), strict=True))
         of_key = dict(zip(self.keys, ids.values().split(list(counts.values())), strict=True))
-        rows = {
-            key: piece
-            for keys, part in zip(self.parts, parts, strict=True)
-            for key, piece in zip(keys, part.split([counts[key] for key in keys]), strict=True)
-        }
+        rows: dict[str, torch.Tensor] = {}
+        for keys, part in zip(self.parts, parts, strict=True):
+            pieces = part.split([counts[key] for key in keys]) if isinstance(part, torch.Tensor) else part
+            rows.update(zip(keys, pieces, strict=True))
+        if self.all_train and len(parts) > 1:
+            rows = dict(zip(rows, _Together.apply(*rows.values()), strict=True))
         return {
             key: JaggedTensor(rows[key], of_key[key] if self.need_indices else None, lengths[key]) for key in self.keys
         }

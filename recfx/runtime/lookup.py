@@ -19,6 +19,7 @@ from recfx.lowering.registry import (
     LookupBatch,
     LookupKernel,
     LookupSpec,
+    Outputs,
     select_backend,
 )
 from recfx.optim.fused_optimizer import changed_settings
@@ -161,25 +162,28 @@ class Lookup(NodeModule):
         if record_fn is not None:
             self.register_optim_state_tracker_fn(record_fn)
 
-    def forward(self, features: KeyedJaggedTensor, in_flight: BatchInFlight | None = None) -> torch.Tensor:
+    def forward(self, features: KeyedJaggedTensor, in_flight: BatchInFlight | None = None) -> torch.Tensor | Outputs:
         """Look up the rows of every table of the group, as ``hash_ids`` returns them.
 
-        Returns float32 ``[B, sum D]``; key by key ``[n, D]`` if rows are not pooled.
+        Returns float32 ``[B, sum D]``; if rows are not pooled, a tuple with ``[n, D]`` for each key.
 
         ``in_flight`` is the batch, if its rows must be kept until its backwards have run.
         """
-        output = self._pool_rows(features)
-        self._guard(output)
+        outputs = self._look_up(features)
+        self._guard(outputs)
         if in_flight is not None:
-            in_flight.watch(output)
-        return output
+            in_flight.watch(outputs)
+        return self._value(outputs)
 
-    def _guard(self, output: torch.Tensor) -> None:
-        if self._indexed and output.grad_fn is not None:
+    def _value(self, outputs: Outputs) -> torch.Tensor | Outputs:
+        return outputs if self.combine == NOT_COMBINED else outputs[0]
+
+    def _guard(self, outputs: Outputs) -> None:
+        if self._indexed:
             indexes = self.store.indexes_of(self._indexed)
-            guard_backward(output, indexes, self.collection, self.store.forwards.now())
+            guard_backward(outputs, indexes, self.collection, self.store.forwards.now())
 
-    def _pool_rows(self, features: KeyedJaggedTensor) -> torch.Tensor:
+    def _look_up(self, features: KeyedJaggedTensor) -> Outputs:
         device = self.store.weight(self.tables[0].name).device
         batch_device = features.values().device
         if batch_device.type == "cpu" and device.type != "cpu":  # hashed on the host, looked up elsewhere
@@ -200,19 +204,19 @@ class Lookup(NodeModule):
         if self._positions is not None:
             features = permute_features(features, self._positions, self._keys)
         if self._may_read_untrained and not features.values().is_meta and bool((features.values() < -1).any()):
-            return self._pool_partly_trained(features)
-        return self._pool(features)
+            return (self._pool_partly_trained(features),)
+        return (self._pool(features),)
 
     def _pool(self, features: KeyedJaggedTensor) -> torch.Tensor:
-        return self._call(self._batch(features))
+        return self._call(self._batch(features))[0]
 
-    def _call(self, batch: LookupBatch) -> torch.Tensor:
+    def _call(self, batch: LookupBatch) -> Outputs:
         weights, choice = self._kernel()
         kernel = self._plain_kernel() if _inside_torch_func() else choice.kernel
         return kernel(weights, batch)
 
-    def _read_rows(self, features: KeyedJaggedTensor) -> torch.Tensor:
-        """The rows as they are, ``[n, D]``. The ids of a feature are one bag, whatever its number of samples is."""
+    def _read_rows(self, features: KeyedJaggedTensor) -> Outputs:
+        """The rows as they are, by key. The ids of a feature are one bag, whatever its number of samples is."""
         values, lengths = features.values(), features.length_per_key()
         if self._positions is not None:
             by_key = values.split(lengths)
@@ -224,7 +228,7 @@ class Lookup(NodeModule):
         untrained = values < -1
         with torch.no_grad():
             read = self._call(replace(batch, values=torch.where(untrained, -values - 2, -1)))
-        return self._call(replace(batch, values=torch.where(untrained, -1, values))) + read
+        return tuple(map(torch.add, self._call(replace(batch, values=torch.where(untrained, -1, values))), read))
 
     def _plain_kernel(self) -> LookupKernel:
         """A kernel of torch's own operators, without a fused step, for torch.func, which returns gradients."""
@@ -244,16 +248,16 @@ class Lookup(NodeModule):
         """
         return self.combine == NOT_COMBINED or (self._kernel()[1].takes_absent and not _inside_torch_func())
 
-    def pool_ids(self, features: KeyedJaggedTensor, ids_to_rows: IdsToRows) -> torch.Tensor | None:
+    def pool_ids(self, features: KeyedJaggedTensor, ids_to_rows: IdsToRows) -> torch.Tensor | Outputs | None:
         """Do what ``forward`` does, from raw ids, with a kernel that finds their rows itself; for lookups that do not
         permute keys. Returns None if there is no such kernel for the tables as they are now, or it must not run.
         """
         weights, choice = self._kernel()
         if choice.finding is None or _inside_torch_func():
             return None
-        output = choice.finding(weights, self._batch(features), ids_to_rows)
-        self._guard(output)
-        return output
+        outputs = choice.finding(weights, self._batch(features), ids_to_rows)
+        self._guard(outputs)
+        return self._value(outputs)
 
     def _kernel(self) -> tuple[list[torch.Tensor], Choice]:
         choice = self._choice
@@ -323,7 +327,7 @@ class Lookup(NodeModule):
                 read = self._pool(keep_ids(features, -values - 2, untrained))
             return self._pool(keep_ids(features, values, ~untrained)) + read
         kernel, untouched = self._reading_kernel()
-        read = kernel(untouched, self._batch(keep_ids(features, -values - 2, untrained)))
+        (read,) = kernel(untouched, self._batch(keep_ids(features, -values - 2, untrained)))
         return self._pool(keep_ids(features, values, ~untrained)) + read
 
     def _reading_kernel(self) -> tuple[LookupKernel, list[torch.Tensor]]:
@@ -353,7 +357,7 @@ class Lookup(NodeModule):
 def _one_bag_per_key(values: torch.Tensor, lengths: list[int]) -> LookupBatch:
     # What the host knows stays known if there are no data.
     borders = torch.tensor([0, *accumulate(lengths)], device="cpu" if values.is_meta else values.device)
-    return LookupBatch(values, borders, None, batch_size=1)
+    return LookupBatch(values, borders, None, batch_size=1, lengths=tuple(lengths))
 
 
 def _inside_torch_func() -> bool:

@@ -66,7 +66,7 @@ class OutputDistStart(NodeModule, ABC):
         self.device, self.late_backwards = device, late_backwards
 
     @abstractmethod
-    def join(self, parts: list[torch.Tensor], context: DistContext) -> torch.Tensor:
+    def join(self, parts: list[Any], context: DistContext) -> torch.Tensor:
         """All that this rank sends, from what its lookups or the hop before have given."""
 
     @abstractmethod
@@ -74,7 +74,9 @@ class OutputDistStart(NodeModule, ABC):
         """Send what ``join`` has returned."""
 
     def forward(self, *arguments: Any) -> Awaitable[torch.Tensor]:
-        """``arguments``: one ``[B', D]`` tensor per part, or ``[n, D]`` if not pooled; then the ``DistContext``."""
+        """``arguments``: for each part, ``[B', D]``, or a tuple with ``[n, D]`` for each key if not pooled; then the
+        ``DistContext``.
+        """
         *parts, context = arguments
         if self.late_backwards is not None:
             self.late_backwards.refuse_replay(context)

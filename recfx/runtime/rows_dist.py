@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, chain
 from typing import Any, NamedTuple
 
 import torch
@@ -93,11 +93,11 @@ class _RowsStart(OutputDistStart, ABC):
         super().__init__(hop, groups, *arguments)
         self.keys = keys
 
-    def join(self, parts: list[torch.Tensor], context: DistContext) -> torch.Tensor:
-        """``[numbers, 1]``: one message after the other."""
+    def join(self, parts: list[Any], context: DistContext) -> torch.Tensor:
+        """``[numbers, 1]``: one message after the other. ``parts`` are tuples, of a tensor for each key."""
         if not parts:
             return torch.zeros(0, 1, device=self.device)
-        message: torch.Tensor = _Messages.apply(self.keys, context.ids_arrived, *parts)
+        message: torch.Tensor = _Messages.apply(self.keys, context.ids_arrived, *chain.from_iterable(parts))
         return message
 
     def sizes(self, context: DistContext) -> list[int]:
@@ -138,16 +138,16 @@ ROW_STARTS: dict[str, type[_RowsStart]] = {start.operation: start for start in (
 
 
 class _Messages(torch.autograd.Function):
-    """Rows of several lookups, each by key and then by the rank that the ids came from, become one message per rank."""
+    """The rows of each key, by the rank that the ids came from, become one message per rank.
+
+    The backward gives each key a gradient, of zeros where no loss depends on it: no rank knows the losses of others.
+    """
 
     @staticmethod
-    def forward(ctx: Any, keys: RowKeys, counts: list[list[int]], *parts: torch.Tensor) -> torch.Tensor:
+    def forward(ctx: Any, keys: RowKeys, counts: list[list[int]], *of_keys: torch.Tensor) -> torch.Tensor:
         ctx.keys, ctx.counts = keys, counts
-        rows: dict[int, tuple[torch.Tensor, ...]] = {}  # by key, from each rank
-        for positions, part in zip(keys.parts, parts, strict=True):
-            of_keys = part.split([sum(counts[position]) for position in positions])
-            for position, of_key in zip(positions, of_keys, strict=True):
-                rows[position] = of_key.split(counts[position])
+        positions = chain.from_iterable(keys.parts)
+        rows = {key: of_key.split(counts[key]) for key, of_key in zip(positions, of_keys, strict=True)}
         pieces = [rows[key][rank].reshape(-1) for rank in range(len(counts[0])) for key, _ in keys.own]
         return torch.cat(pieces).unsqueeze(1)
 
@@ -160,8 +160,7 @@ class _Messages(torch.autograd.Function):
         rows: dict[int, list[torch.Tensor]] = {key: [] for key, _ in keys.own}  # by key, from each rank
         for (key, _, dim), piece in zip(places, pieces, strict=True):
             rows[key].append(piece.view(-1, dim))
-        parts = [torch.cat([piece for key in positions for piece in rows[key]]) for positions in keys.parts]
-        return None, None, *parts
+        return None, None, *(torch.cat(rows[key]) for key in chain.from_iterable(keys.parts))
 
 
 class _Block(NamedTuple):

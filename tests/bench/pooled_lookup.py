@@ -26,7 +26,7 @@ def run(setup: Setup) -> Iterator[Result]:
         tables = list(range(setup.tables))
 
         def ours(i: int, ids: Ids = ids, weights: list[torch.Tensor] = weights, tables: list[int] = tables) -> object:
-            return pooled_lookup(ids.values[i], ids.offsets, weights, tables)
+            return pooled_lookup(ids.values[i], ids.offsets, weights, tables)[0]
 
         def one_by_one(i: int, ids: Ids = ids, weights: list[torch.Tensor] = weights) -> object:
             rows = ids.values[i].split(setup.batch * setup.bag_length)

@@ -17,7 +17,7 @@ import recfx
 from recfx import HashConfig, HashEmbeddingCollection, HashEmbeddingConfig
 from tests.builders.batches import RAW_ID, bags, batch, one_bag
 from tests.builders.collections import sequence_table, sequences
-from tests.builders.optimizers import attach
+from tests.builders.optimizers import OPTIMIZERS, attach
 from tests.models.sequences import sharing
 from tests.support.refusals import refused
 
@@ -338,12 +338,74 @@ def test_a_table_that_the_collection_does_not_have_is_named() -> None:
         converted.weight("other")
 
 
-def test_a_table_whose_output_is_not_used_has_a_gradient_of_zeros() -> None:
-    converted = recfx.convert(EmbeddingCollection([sequence_table("s", ["f"]), sequence_table("t", ["g"])]))
-    features = KeyedJaggedTensor(["f", "g"], torch.tensor([1, 2]), lengths=torch.tensor([1, 1]))
-    converted(features)["f"].values().sum().backward()
-    assert converted.weight("s").grad is not None
-    assert torch.equal(converted.weight("t").grad, torch.zeros_like(converted.weight("t")))
+# Tables whose output is not used
+
+USED = [["f1"], ["f1", "f2"], ["f3"], ["f1", "f2", "f3"]]
+EVERY_ROW = bags({"f1": [[0, 0], list(range(20))], "f2": [list(range(20)), [3]], "f3": [list(range(20)), []]})
+"""Then no dense rule moves rows that were not read. Raw ids get the rows of their numbers."""
+
+each_kind = pytest.mark.parametrize("hashing", [HashConfig(), RAW], ids=["adopted", "raw"])
+each_backend = pytest.mark.parametrize("backend", ["auto", "reference"])
+
+
+def trained_beside(kind: Any, hashing: HashConfig, backend: str, **settings: Any) -> list[nn.Module]:
+    """A standard collection and its conversion, with equal weights, and with the optimizer in backward, if any."""
+    models = [sequences() for _ in range(2)]
+    for model in models if kind else []:
+        attach(model, kind, **settings)
+    models[1] = recfx.convert(models[1], hashing=hashing, backend=backend)
+    models[1](EVERY_ROW)
+    models[0].load_state_dict({name: value for name, value in models[1].state_dict().items() if "weight" in name})
+    return models
+
+
+def train(model: nn.Module, used: list[str], calls: int) -> None:
+    """One backward through the outputs of ``used`` keys: of all of them in the first call, of fewer in the second."""
+    outputs = [model(EVERY_ROW) for _ in range(calls)]
+    losses = [
+        (outputs[number][key].values() * torch.linspace(-1, 1, 8) * (number + 1)).sum()
+        for number in range(calls)
+        for key in used[number % len(used) :]
+    ]
+    torch.stack(losses).sum().backward()
+
+
+@each_backend
+@each_kind
+@pytest.mark.parametrize("calls", [1, 2])
+@pytest.mark.parametrize("dense", [torch.optim.AdamW, torch.optim.SGD])
+def test_tables_whose_outputs_are_not_used_have_no_gradient(
+    backend: str, hashing: HashConfig, calls: int, dense: Any
+) -> None:
+    models = trained_beside(None, hashing, backend)
+    settings = {"momentum": 0.9} if dense is torch.optim.SGD else {}
+    optimizers = [dense(model.parameters(), lr=0.1, weight_decay=0.5, **settings) for model in models]
+    for used in USED:
+        for model, optimizer in zip(models, optimizers, strict=True):
+            optimizer.zero_grad()
+            train(model, used, calls)
+            optimizer.step()
+        for wanted, found in zip(*(model.parameters() for model in models), strict=True):
+            assert (wanted.grad is None) == (found.grad is None), used
+            torch.testing.assert_close(found, wanted)
+
+
+@each_backend
+@each_kind
+@pytest.mark.parametrize("calls", [1, 2])
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_optimizers_in_backward_leave_tables_alone_whose_outputs_are_not_used(
+    backend: str, hashing: HashConfig, calls: int, kind: str
+) -> None:
+    settings = {} if kind == "rowwise_adagrad" else {"weight_decay": 0.5}
+    standard, converted = trained_beside(kind, hashing, backend, **settings)
+    for used in USED:
+        before = converted.weight("s2").detach().clone()
+        for model in (standard, converted):
+            train(model, used, calls)
+        for wanted, found in zip(standard.parameters(), converted.parameters(), strict=True):
+            torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-6)
+        assert torch.equal(before, converted.weight("s2")) == (used == ["f1"])
 
 
 @pytest.mark.parametrize("hashing", [HashConfig(), RAW])

@@ -367,11 +367,11 @@ def test_pooling_over_slices(kind: str, unseen: Any) -> None:
     ids = torch.cat([torch.arange(-5, 30), torch.arange(90, 140)])
     offsets = torch.tensor([0, 7, 7, 50, ids.numel()])
     with operators(kind):
-        pooled, rows, _ = find_and_pool(ids, offsets, [weight], [0], [whole.view()])
+        (pooled,), rows, _ = find_and_pool(ids, offsets, [weight], [0], [whole.view()])
         total, rows_found = torch.zeros_like(pooled), torch.full_like(rows, -1)
         for index in Slices(config, row_cuts(config, 4), state_of(whole)).indexes:
             shard = weight[index.row_begin : index.row_end].contiguous()
-            own_pooled, own_rows, own_absent = find_and_pool(ids, offsets, [shard], [0], [index.view()])
+            (own_pooled,), own_rows, own_absent = find_and_pool(ids, offsets, [shard], [0], [index.view()])
             total += own_pooled
             assert bool((own_rows < index.row_end - index.row_begin).all())
             has_row = own_rows >= 0

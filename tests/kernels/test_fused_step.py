@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -57,12 +57,22 @@ class Case:
     mean: bool
     scale: torch.Tensor | None
     unpooled: bool = False
+    unused: tuple[int, ...] = ()  # features without a gradient
 
     def arguments(self) -> tuple[Any, ...]:
         first, second = (*self.states, [], [])[:2]
         numbers = [float(number) for number in self.rule.step_numbers(STEP, self.group)] * len(self.weights)
-        where = (self.rows, self.offsets, self.gradients, self.weights, first, second, self.table_of_feature)
+        where = (self.rows, self.offsets, self.of_outputs(), self.weights, first, second, self.table_of_feature)
         return (*where, [True] * len(self.weights), self.rule.name, numbers, self.mean, self.scale, None, self.unpooled)
+
+    def of_outputs(self) -> list[torch.Tensor | None]:
+        """``gradients`` has as many columns as the widest table if rows are not pooled."""
+        if not self.unpooled:
+            return [self.gradients]
+        pieces = self.gradients.split(self.offsets.diff().tolist())
+        widths = [self.weights[table].shape[1] for table in self.table_of_feature]
+        of_features = [piece[:, :width].contiguous() for piece, width in zip(pieces, widths, strict=True)]
+        return [None if number in self.unused else each for number, each in enumerate(of_features)]
 
     def copy(self) -> Case:
         weights = [weight.clone() for weight in self.weights]
@@ -77,6 +87,8 @@ class Case:
         found: dict[int, list[tuple[torch.Tensor, torch.Tensor]]] = {}
         for feature, gradient in enumerate(self.gradients.split(parts, dim=0 if self.unpooled else 1)):
             bags = self.offsets[feature * batch_size : (feature + 1) * batch_size + 1]
+            if feature in self.unused:
+                continue
             ids = slice(int(bags[0]), int(bags[-1]))
             scale = None if self.scale is None else self.scale[ids]
             gradient = gradient[:, : columns[feature]]
@@ -152,6 +164,7 @@ def check(made: Case) -> None:
     pooling=st.sampled_from(["sum", "mean", "weighted", "none"]),
     weight_decay=st.sampled_from([0.0, 0.1]),
     absent=st.sampled_from([0.0, 0.2, 1.0]),
+    unused=st.sets(st.integers(0, 8), max_size=4),
     seed=st.integers(0, 1000),
 )
 def test_a_step_is_the_rules_own(
@@ -163,13 +176,15 @@ def test_a_step_is_the_rules_own(
     pooling: str,
     weight_decay: float,
     absent: float,
+    unused: set[int],
     seed: int,
 ) -> None:
     rows, dims, features = (tuple(each) for each in zip(*tables, strict=True))
     batch_size = max(batch_size, 1) if pooling == "none" else batch_size
     how = {"mean": pooling == "mean", "weighted": pooling == "weighted", "unpooled": pooling == "none"}
     how |= {"weight_decay": weight_decay, "absent": absent}  # type: ignore[dict-item]
-    check(case(rule, dtype, rows, dims, features, batch_size, longest, seed=seed, **how))  # type: ignore[arg-type]
+    made = case(rule, dtype, rows, dims, features, batch_size, longest, seed=seed, **how)  # type: ignore[arg-type]
+    check(replace(made, unused=tuple(unused) if pooling == "none" else ()))
 
 
 # Tables of one group, of several bins per group, and of many groups; all positions in one row, in the first rows or in
@@ -218,7 +233,7 @@ def test_gradients_are_summed_in_the_order_of_the_batch() -> None:
     for order, total in (([1e8, 1.0, -1e8], 0.0), ([1e8, -1e8, 1.0], 1.0)):
         made.weights[0].zero_()
         fused_step_(
-            torch.zeros(3, dtype=torch.int64), torch.arange(4), torch.tensor(order).view(3, 1), made.weights, [], [],
+            torch.zeros(3, dtype=torch.int64), torch.arange(4), [torch.tensor(order).view(3, 1)], made.weights, [], [],
             [0], [True], "sgd", list(StepNumbers(-1.0)),
         )  # fmt: skip
         assert made.weights[0].tolist() == [[total], [0.0]]
@@ -251,10 +266,22 @@ def test_steps_of_tables_that_are_stepped_are_counted_also_without_a_position() 
     assert counts.tolist() == [5.0, 5.0, 7.0]
 
 
+def test_a_table_is_left_alone_if_no_output_of_its_features_has_a_gradient() -> None:
+    """Neither weight decay nor moments move it, and its steps are not counted."""
+    made = replace(case("adam", dims=(8,) * 3, weight_decay=0.1, unpooled=True), unused=(1, 2))  # of the second table
+    before, counts = made.copy(), torch.tensor([4.0, 5.0, 6.0])
+    arguments = list(made.arguments())
+    arguments[12] = counts
+    fused_step_(*arguments)
+    assert counts.tolist() == [5.0, 5.0, 7.0]
+    for found, held in zip([made.weights, *made.states], [before.weights, *before.states], strict=True):
+        assert [torch.equal(one, other) for one, other in zip(found, held, strict=True)] == [False, True, False]
+
+
 def test_an_infinite_weight_stays_infinite() -> None:
     made = case("sgd", rows=(1,), dims=(3,), features=(1,), batch_size=1, longest=1)
     made.weights[0].fill_(float("inf"))
-    fused_step_(torch.tensor([0]), torch.tensor([0, 1]), torch.ones(1, 3), made.weights, [], [], [0], [True], "sgd",
+    fused_step_(torch.tensor([0]), torch.tensor([0, 1]), [torch.ones(1, 3)], made.weights, [], [], [0], [True], "sgd",
                 list(StepNumbers(0.1)))  # fmt: skip
     assert made.weights[0].tolist() == [[float("inf")] * 3]
 
@@ -279,11 +306,11 @@ def test_rows_are_rounded_as_torch_rounds(dtype: torch.dtype) -> None:
     special = torch.tensor([float("inf"), -float("inf"), float("nan"), 3e38, -3e38, 1e-45, -1e-45, 65519.99, 65520.0])
     values = torch.cat([every, *around, special])
     weight = torch.zeros(1, values.numel(), dtype=dtype)
-    fused_step_(torch.tensor([0]), torch.tensor([0, 1]), values.view(1, -1), [weight], [], [], [0], [True], "sgd",
+    fused_step_(torch.tensor([0]), torch.tensor([0, 1]), [values.view(1, -1)], [weight], [], [], [0], [True], "sgd",
                 list(StepNumbers(-1.0)))  # fmt: skip
     torch.testing.assert_close(weight[0], values.to(dtype), rtol=0, atol=0, equal_nan=True)
     start = every.to(dtype).view(1, -1).clone()
-    fused_step_(torch.tensor([0]), torch.tensor([0, 1]), torch.zeros(1, every.numel()), [start], [], [], [0], [True],
+    fused_step_(torch.tensor([0]), torch.tensor([0, 1]), [torch.zeros(1, every.numel())], [start], [], [], [0], [True],
                 "sgd", list(StepNumbers(-1.0)))  # fmt: skip
     assert torch.equal(start[0], every.to(dtype))
 
@@ -295,8 +322,8 @@ def test_rows_are_rounded_as_torch_rounds(dtype: torch.dtype) -> None:
         ({0: torch.tensor([1]).int()}, "rows must be int64"),
         ({1: torch.tensor([0, 2])}, "offsets must ascend within"),
         ({1: torch.tensor([0, 1, 1, 1])}, r"offsets must be \[F \* B \+ 1\]"),
-        ({2: torch.zeros(1, 7)}, r"gradients must be contiguous float32 \[1, 8\]"),
-        ({2: torch.zeros(1, 8).double()}, "gradients must be contiguous float32"),
+        ({2: [torch.zeros(1, 7)]}, r"gradients must be contiguous float32 \[1, 8\]"),
+        ({2: [torch.zeros(1, 8).double()]}, "gradients must be contiguous float32"),
         ({3: [torch.zeros(50, 8, dtype=torch.float64)]}, "all float32, float16 or bfloat16"),
         ({3: []}, "there are no weights"),
         ({4: []}, "needs 1 first states, got 0"),
@@ -310,7 +337,9 @@ def test_rows_are_rounded_as_torch_rounds(dtype: torch.dtype) -> None:
         ({10: True, 11: torch.ones(1)}, "are for sums, not for means"),
         ({11: torch.ones(2)}, r"per_sample_weights must be float32 \[1\]"),
         ({11: torch.ones(1), 13: True}, "neither means nor per_sample_weights"),
-        ({2: torch.zeros(2, 8), 13: True}, r"gradients must be contiguous float32 \[1, 8\]"),
+        ({2: [None]}, "needs the gradient of a pooled output, or one per feature"),
+        ({2: [torch.zeros(1, 8)] * 2, 13: True}, "or one per feature, got 2"),
+        ({2: [torch.zeros(2, 8)], 13: True}, r"gradients must be contiguous float32 \[1, 8\]"),
         ({12: torch.ones(2)}, r"step_counts must be contiguous float32 \[1\]"),
     ],
     ids=str,

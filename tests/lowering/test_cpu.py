@@ -153,7 +153,7 @@ def kernel(weights: list[torch.Tensor], optimizers: list[FusedOptimizer | None],
 
 def wanted(built: Case, optimizers: list[FusedOptimizer | None], scale: torch.Tensor | None) -> torch.Tensor:
     spec = LookupSpec(tables(), "SUM", scale is not None, built.theirs, optimizers)
-    return reference.build(spec)(built.theirs, built.wanted_batch(scale))
+    return reference.build(spec)(built.theirs, built.wanted_batch(scale))[0]
 
 
 def copy_new_rows(built: Case) -> None:
@@ -201,7 +201,7 @@ def test_any_number_of_threads_gives_the_same_bits(
     pooled = []
     for count in (1, 2, 3):
         torch.set_num_threads(count)
-        pooled.append(lookup(built.ours, rows).detach())
+        pooled.append(lookup(built.ours, rows)[0].detach())
     assert torch.equal(pooled[0], pooled[1])
     assert torch.equal(pooled[0], pooled[2])
 
@@ -217,7 +217,8 @@ def test_rows_that_were_found_ahead_are_pooled_as_in_the_lookup() -> None:
         rows.values[begin:end] = index.find(ids.values[begin:end])
     lookup = cpu.build(LookupSpec(indexed_tables(), "SUM", True, built.ours, [None] * 3))
     torch.set_num_threads(1)
-    assert torch.equal(lookup(built.ours, rows), lookup.from_ids(built.ours, ids, built.indexes))  # type: ignore[attr-defined]
+    (pooled,), (found,) = lookup(built.ours, rows), lookup.from_ids(built.ours, ids, built.indexes)  # type: ignore[attr-defined]
+    assert torch.equal(pooled, found)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
@@ -227,7 +228,7 @@ def test_eval_reads_and_changes_nothing(dtype: torch.dtype, weighted: bool, shar
     built = case({"training": False, "share": share}, dtype, weighted)
     before = [weight.detach().clone() for weight in built.ours]
     with torch.no_grad():
-        found = kernel(built.ours, [None] * 3, weighted).from_ids(built.ours, built.ids, built.indexes)
+        found = kernel(built.ours, [None] * 3, weighted).from_ids(built.ours, built.ids, built.indexes)[0]
         scale = built.ids.per_sample_weights
         tolerance = 1e-6 if dtype == torch.float32 else 1e-2
         rounded = 1e-2 if dtype == torch.bfloat16 else 1e-5  # the reference rounds its sums
@@ -247,7 +248,7 @@ def test_gradients(weighted: bool, never: tuple[int, ...], training: bool) -> No
     built = case({"training": training, "never": never}, weighted=weighted)
     scale = built.ids.per_sample_weights
     other_scale = None if scale is None else scale.detach().clone().requires_grad_()
-    found = kernel(built.ours, [None] * 3, weighted).from_ids(built.ours, built.ids, built.indexes)
+    found = kernel(built.ours, [None] * 3, weighted).from_ids(built.ours, built.ids, built.indexes)[0]
     assert built.indexes.inserts == int(training)
     copy_new_rows(built)
     expected = wanted(built, [None] * 3, other_scale)
@@ -270,7 +271,7 @@ def test_three_fused_steps(kind: str, weighted: bool, never: tuple[int, ...]) ->
     ours = kernel(built.ours, mine, weighted)
     scale = built.ids.per_sample_weights
     for step in range(3):
-        found = ours.from_ids(built.ours, built.ids, built.indexes)
+        found = ours.from_ids(built.ours, built.ids, built.indexes)[0]
         if step == 0:
             copy_new_rows(built)
         expected = wanted(built, other, scale)
@@ -286,8 +287,8 @@ def test_three_fused_steps(kind: str, weighted: bool, never: tuple[int, ...]) ->
 def test_new_rows_give_the_bits_of_rows_that_were_there_before() -> None:
     built = case({"training": True})
     ours = kernel(built.ours, [None] * 3, False)
-    first = ours.from_ids(built.ours, built.ids, built.indexes)
-    second = ours.from_ids(built.ours, built.ids, built.indexes)
+    first = ours.from_ids(built.ours, built.ids, built.indexes)[0]
+    second = ours.from_ids(built.ours, built.ids, built.indexes)[0]
     assert built.indexes.inserts == 1
     assert torch.equal(first, second)
 
@@ -301,7 +302,7 @@ def test_a_table_that_lost_rows_since_the_forward_is_named(which: str) -> None:
     if which != "weights of ids":
         rows = replace(rows, per_sample_weights=rows.per_sample_weights.detach())
     optimizers = [FusedOptimizer(RULE["sgd"], {"lr": 0.1}) if which == "step" else None for _ in ROWS]
-    found = kernel(built.ours, optimizers, True)(built.ours, rows)
+    found = kernel(built.ours, optimizers, True)(built.ours, rows)[0]
     for weight in built.ours:
         weight.data = weight.data[:20].clone()
     before = [weight.detach().clone() for weight in built.ours]
@@ -322,14 +323,14 @@ def test_what_insert_raises_comes_through() -> None:
 def test_int32_and_empty_batches() -> None:
     built = case({"training": True})
     ours = kernel(built.ours, [None] * 3, False)
-    wide = ours.from_ids(built.ours, built.ids, built.indexes)
+    wide = ours.from_ids(built.ours, built.ids, built.indexes)[0]
     narrow = LookupBatch(built.ids.values.int(), built.ids.offsets.int(), None, BATCH)
-    assert torch.equal(ours.from_ids(built.ours, narrow, built.indexes), wide)
+    assert torch.equal(ours.from_ids(built.ours, narrow, built.indexes)[0], wide)
     none = torch.zeros(0, dtype=torch.int64)
-    nothing = ours.from_ids(built.ours, LookupBatch(none, torch.zeros(1, dtype=torch.int64), None, 0), built.indexes)
+    nothing = ours.from_ids(built.ours, LookupBatch(none, torch.zeros(1, dtype=torch.int64), None, 0), built.indexes)[0]
     assert nothing.shape == (0, sum(DIMS))
     nothing.sum().backward()
-    zeros = ours.from_ids(built.ours, LookupBatch(none, torch.zeros(10, dtype=torch.int64), None, 3), built.indexes)
+    zeros = ours.from_ids(built.ours, LookupBatch(none, torch.zeros(10, dtype=torch.int64), None, 3), built.indexes)[0]
     assert torch.equal(zeros, torch.zeros(3, sum(DIMS)))
     zeros.sum().backward()
 
@@ -372,8 +373,8 @@ def test_an_interrupted_step_is_counted_if_it_was_taken(monkeypatch: pytest.Monk
         optimizers = [FusedOptimizer(RULE["adam"], {"lr": 0.1, "eps": 1e-3, "betas": (0.9, 0.99)}) for _ in ROWS]
         lookup = cpu.build(LookupSpec(tables(), "SUM", False, built.ours, list(optimizers)))
         batch = replace(built.ids, values=built.ids.values.clamp(0, 9))
-        lookup(built.ours, batch).sum().backward()
-        return built, optimizers, lambda: lookup(built.ours, batch).sum().backward()
+        lookup(built.ours, batch)[0].sum().backward()
+        return built, optimizers, lambda: lookup(built.ours, batch)[0].sum().backward()
 
     def check(at: int | None) -> bool:
         built, optimizers, step = trained()

@@ -124,7 +124,7 @@ def test_outputs_and_gradients(
     spec = LookupSpec(tables(pooling), pooling, weighted, ours, [None] * 3)
     assert TARGETS[target].decline(spec) is None
     data = batch(size, longest, weighted)
-    found = TARGETS[target].build(spec)(ours, data)
+    (found,) = TARGETS[target].build(spec)(ours, data)
     cotangent = torch.randn(found.shape)
     found.backward(cotangent)
     gradient = None if data.per_sample_weights is None else data.per_sample_weights.grad.clone()
@@ -160,7 +160,7 @@ def test_three_fused_steps_are_the_dense_rule_on_touched_rows(
             data = batch(6, 4, weighted)
         cotangent = torch.randn(6, sum(dim * len(names) for dim, names in zip(DIMS, FEATURES, strict=True)))
         scale = data.per_sample_weights
-        kernel(ours, data).backward(cotangent)
+        kernel(ours, data)[0].backward(cotangent)
         found_scale = None if scale is None else scale.grad.clone()
         if scale is not None:
             scale.grad = None
@@ -184,7 +184,7 @@ def test_learning_rates_that_come_apart_are_each_followed(target: str) -> None:
     kernel, data = TARGETS[target].build(sums(ours, optimizers)), batch(6, 4, False)
     optimizers[1].group["lr"] = 0.0
     optimizers[2].group["lr"] = 0.2
-    kernel(ours, data).sum().backward()
+    kernel(ours, data)[0].sum().backward()
     moved = [(weight.detach() - old).abs().max().item() for weight, old in zip(ours, before, strict=True)]
     assert moved[0] > 0
     assert moved[1] == 0
@@ -199,7 +199,7 @@ def test_a_frozen_table_does_not_move(target: str, kind: str | None) -> None:
     ours[1].requires_grad_(False)
     before = [weight.detach().clone() for weight in ours]
     spec = sums(ours) if kind is None else sums(ours, fused(kind))
-    TARGETS[target].build(spec)(ours, batch(6, 4, False)).sum().backward()
+    TARGETS[target].build(spec)(ours, batch(6, 4, False))[0].sum().backward()
     assert ours[1].grad is None
     assert torch.equal(ours[1], before[1])
     moved = ours[0].grad is not None if kind is None else not torch.equal(ours[0], before[0])
@@ -234,7 +234,7 @@ def test_no_gradient_of_a_frozen_table_is_computed(target: str, frozen: list[int
         on[table].requires_grad_(False)
     spec = LookupSpec(tables("MEAN"), "MEAN", False, ours, [None] * 3)
     data = batch(5, 4, False)
-    output = TARGETS[target].build(spec)(ours, data)
+    (output,) = TARGETS[target].build(spec)(ours, data)
     made = _Made()
     with made:
         output.square().sum().backward()
@@ -253,7 +253,7 @@ def test_repeated_runs_give_identical_bits(target: str) -> None:
     runs = []
     for _ in range(2):
         ours = [nn.Parameter(weight.detach().clone()) for weight in start]
-        output = TARGETS[target].build(sums(ours, fused("adagrad", eps=1e-8)))(ours, data)
+        (output,) = TARGETS[target].build(sums(ours, fused("adagrad", eps=1e-8)))(ours, data)
         output.backward(torch.linspace(-1, 1, output.numel()).view(output.shape))
         runs.append([output.detach(), *(weight.detach() for weight in ours)])
     for one, other in zip(*runs, strict=True):
@@ -278,8 +278,8 @@ def _python_calls_of_a_step(kind: str, number: int) -> int:
     assert library.load()
     kernel = cpu.build(LookupSpec(described, "SUM", False, ours, optimizers))
     data = LookupBatch(torch.zeros(number, dtype=torch.int64), torch.arange(number + 1), None, 1)
-    kernel(ours, data).sum().backward()  # makes what stays
-    output, calls = kernel(ours, data).sum(), 0
+    kernel(ours, data)[0].sum().backward()  # makes what stays
+    output, calls = kernel(ours, data)[0].sum(), 0
 
     def count(frame: object, event: str, argument: object) -> None:
         nonlocal calls
@@ -300,7 +300,7 @@ def _python_calls_of_a_step(kind: str, number: int) -> int:
 def test_the_tables_live_until_the_backward_has_run() -> None:
     ours = weights(torch.float32)
     kernel = fbgemm.build(sums(ours))
-    output = kernel(ours, batch(6, 4, False))
+    (output,) = kernel(ours, batch(6, 4, False))
     copies = [weight.detach().clone() for weight in ours]
     del ours, kernel
     _ = [torch.full((rows, dim), float("nan")) for rows, dim in zip(ROWS, DIMS, strict=True) for _ in range(8)]
@@ -332,13 +332,13 @@ def test_a_state_that_is_replaced_between_steps_is_followed(target: str) -> None
     ours = weights(torch.float32)
     optimizers = fused("rowwise_adagrad")
     kernel, data = TARGETS[target].build(sums(ours, optimizers)), batch(6, 4, False)
-    kernel(ours, data).sum().backward()
+    kernel(ours, data)[0].sum().backward()
     old = [optimizer.state["sum"] for optimizer in optimizers]
     kept = [state.clone() for state in old]
     for optimizer in optimizers:
         optimizer.state["sum"] = torch.full_like(optimizer.state["sum"], 1e6)
     before = [weight.detach().clone() for weight in ours]
-    kernel(ours, data).sum().backward()
+    kernel(ours, data)[0].sum().backward()
     for weight, start, state, copy, optimizer in zip(ours, before, old, kept, optimizers, strict=True):
         assert torch.equal(state, copy)
         assert float((weight.detach() - start).abs().max()) < 1e-2  # lr 0.1 over a state of 1e6
@@ -354,13 +354,13 @@ def test_settings_and_states_as_files_give_them_are_made_ready_for_the_kernel() 
     for target, of_tables in ((cpu, ours), (reference, theirs)):
         on = fused("adam")
         of_kernel = target.build(sums(of_tables, on))
-        of_kernel(of_tables, data).sum().backward()
+        of_kernel(of_tables, data)[0].sum().backward()
         for optimizer in on:
             del optimizer.state["step"]
             optimizer.state["exp_avg"] = optimizer.state["exp_avg"].double()
             optimizer.group["betas"] = list(optimizer.group["betas"])
-        of_kernel(of_tables, data).sum().backward()
-        of_kernel(of_tables, data).sum().backward()
+        of_kernel(of_tables, data)[0].sum().backward()
+        of_kernel(of_tables, data)[0].sum().backward()
         assert [float(optimizer.state["step"]) for optimizer in on] == [2.0] * 3
     for one, wanted in zip(ours, theirs, strict=True):
         torch.testing.assert_close(one.detach(), wanted.detach(), rtol=1e-5, atol=1e-6)
@@ -372,10 +372,10 @@ def test_a_table_that_is_no_longer_frozen_gets_a_state_that_the_kernel_can_read(
     optimizers[1].state["sum"] = torch.zeros(ROWS[1], DIMS[1], dtype=torch.bfloat16)  # as torch.optim keeps it
     ours[1].requires_grad_(False)
     kernel, data = cpu.build(sums(ours, optimizers)), batch(6, 4, False)
-    kernel(ours, data).sum().backward()
+    kernel(ours, data)[0].sum().backward()
     before = ours[1].detach().clone()
     ours[1].requires_grad_(True)
-    kernel(ours, data).sum().backward()
+    kernel(ours, data)[0].sum().backward()
     assert not torch.equal(ours[1], before)
     assert optimizers[1].state["sum"].dtype == torch.float32
     assert [float(optimizer.state["step"]) for optimizer in optimizers] == [2.0, 1.0, 2.0]
@@ -384,9 +384,9 @@ def test_a_table_that_is_no_longer_frozen_gets_a_state_that_the_kernel_can_read(
 def test_an_error_of_the_kernel_leaves_weights_states_and_steps() -> None:
     ours, optimizers = weights(torch.float32), fused("adagrad")
     kernel, data = cpu.build(sums(ours, optimizers)), batch(6, 4, False)
-    kernel(ours, data).sum().backward()
+    kernel(ours, data)[0].sum().backward()
     before = [weight.detach().clone() for weight in ours]
-    output = kernel(ours, data).sum()
+    output = kernel(ours, data)[0].sum()
     data.values[0] = 10**6  # changed by someone between forward and backward
     with pytest.raises(IdRangeError, match="table 't0' reached row 1000000"):
         output.backward()
@@ -396,7 +396,7 @@ def test_an_error_of_the_kernel_leaves_weights_states_and_steps() -> None:
 
 def test_weight_decay_that_is_switched_on_later_is_an_error() -> None:
     ours, optimizers = weights(torch.float32), fused("sgd", weight_decay=0)
-    output = fbgemm.build(sums(ours, optimizers))(ours, batch(6, 4, False))
+    (output,) = fbgemm.build(sums(ours, optimizers))(ours, batch(6, 4, False))
     optimizers[1].group["weight_decay"] = 0.1
     before = [weight.detach().clone() for weight in ours]
     with pytest.raises(ConversionError, match="weight_decay") as caught:
@@ -419,5 +419,5 @@ def test_tables_without_rows() -> None:
     choice = select_backend(LookupSpec(specs, "SUM", False, weights, optimizers), "auto", "")
     assert choice.backend == "cpu"
     batch = LookupBatch(torch.tensor([2, 2]), torch.tensor([0, 0, 2]), None, 1)
-    choice.kernel(weights, batch).sum().backward()
+    choice.kernel(weights, batch)[0].sum().backward()
     assert weights[1][2].tolist() == [-1.0] * 4

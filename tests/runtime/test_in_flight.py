@@ -35,10 +35,10 @@ def test_a_batch_is_over_when_all_its_lookups_have_run_their_backward() -> None:
     one = batch()
     one.keep({"t": torch.tensor([0])}, training=True)
     (_, first), (_, second), (_, third) = output(), output(), output()
-    one.watch(first)
-    one.watch(second)
-    one.watch(third)
-    one.watch(torch.ones(3))  # nothing to wait for
+    one.watch([first])
+    one.watch([second])
+    one.watch([third])
+    one.watch([torch.ones(3)])  # nothing to wait for
     third.sum().backward()
     second.sum().backward(retain_graph=True)
     assert one.keeps_rows
@@ -54,7 +54,7 @@ def test_a_second_backward_is_refused_once_ids_were_evicted() -> None:
     one = batch()
     one.keep({"t": torch.tensor([0])}, training=True)
     weight, values = output()
-    one.watch(values)
+    one.watch([values])
     loss = values.sum()
     INDEXES["t"].counts[EVICTED] += 1  # what goes before the first backward took no row of this batch
     for _ in range(2):

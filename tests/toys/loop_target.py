@@ -8,7 +8,7 @@ import torch
 
 from recfx.errors import Diagnostic
 from recfx.ir.facts import LookupFacts
-from recfx.lowering.registry import LookupBatch, LookupKernel, LookupSpec
+from recfx.lowering.registry import LookupBatch, LookupKernel, LookupSpec, Outputs
 
 MOST_ROWS = 1000
 
@@ -28,7 +28,7 @@ def build(spec: LookupSpec) -> LookupKernel:
     """The kernel."""
     tables = [position for position, table in enumerate(spec.tables) for _ in table.feature_names]
 
-    def lookup(weights: list[torch.Tensor], batch: LookupBatch) -> torch.Tensor:
+    def lookup(weights: list[torch.Tensor], batch: LookupBatch) -> Outputs:
         offsets = batch.offsets.tolist()
         columns = []
         for feature, table in enumerate(tables):
@@ -37,6 +37,6 @@ def build(spec: LookupSpec) -> LookupKernel:
                 weights[table][batch.values[begin:end].long()].sum(dim=0) for begin, end in itertools.pairwise(bags)
             ]
             columns.append(torch.stack(pooled).float())
-        return torch.cat(columns, dim=1)
+        return (torch.cat(columns, dim=1),)
 
     return lookup

@@ -30,8 +30,9 @@ struct Bags {
   const float* scale;      // of all ids, or null
   const int64_t* offsets;  // [bags + 1]; null: rows are not pooled, each id is a bag
   bool mean;
-  float* sums;  // of bag 0
+  float* sums;  // of the first bag
   int64_t sum_stride;
+  int64_t first_bag = 0;  // its number: that of the feature's first id if rows are not pooled
 
   RECFX_INLINE int64_t row_bytes() const { return dim * static_cast<int64_t>(sizeof(weight_t)); }
 };
@@ -182,7 +183,7 @@ template <int native, typename weight_t>
 RECFX_INLINE void gather_rows(const Bags<weight_t>& bags, int64_t first, int64_t last) {
   for (int64_t i = first; i < last; ++i) {
     fetch_row(bags.weight + bags.rows[std::min(i + kWideAhead, last - 1)] * bags.dim, bags.dim);
-    float* to = bags.sums + i * bags.sum_stride;
+    float* to = bags.sums + (i - bags.first_bag) * bags.sum_stride;
     if (bags.rows[i] < 0) {
       std::fill(to, to + bags.dim, 0.0F);
     } else {

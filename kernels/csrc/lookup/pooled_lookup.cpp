@@ -34,10 +34,9 @@ struct Lookup {
   int64_t ids;
   int64_t features;
   BatchBags batch;
-  int64_t rows;  // of the output
-  int64_t columns = 0;
   bool mean;
-  std::vector<int64_t> first_column;  // per feature
+  std::vector<std::vector<int64_t>> shapes;  // of the outputs: one, or one per feature if rows are not pooled
+  std::vector<int64_t> first_column;         // per feature, in the output that it goes to
 
   Lookup(int64_t ids, const at::Tensor& offsets_given, at::TensorList weights, at::IntArrayRef table_of_feature,
          const OptionalTensor& scale_given, bool mean, bool unpooled)
@@ -51,16 +50,14 @@ struct Lookup {
     batch = {offsets, checked_batch_size(offsets_tensor, features, ids), unpooled};
     check_weights(weights);
     first_column = checked_columns(weights, table_of_feature);
-    columns = first_column.back();
-    rows = batch.batch_size;
     if (unpooled) {
       check_unpooled(offsets_tensor, features, ids, mean, scale_given.has_value());
-      first_column.assign(features, 0);
-      columns = widest_of(weights);
-      for (const at::Tensor& weight : weights) {
-        TORCH_CHECK(weight.size(1) == columns, "recfx: without pooling, all tables must have the same columns");
+      for (int64_t feature = 0; feature < features; ++feature) {
+        shapes.push_back({batch.ids_of(feature), weights[table_of_feature[feature]].size(1)});
       }
-      rows = ids;
+      first_column.assign(features, 0);
+    } else {
+      shapes.push_back({batch.batch_size, first_column.back()});
     }
     if (scale_given.has_value()) {
       check_per_sample_weights(*scale_given, ids, mean);
@@ -69,34 +66,50 @@ struct Lookup {
     }
   }
 
-  at::Tensor new_output() const { return at::empty({rows, columns}, at::TensorOptions().dtype(at::kFloat)); }
+  std::vector<at::Tensor> new_outputs() const {
+    std::vector<at::Tensor> outputs;
+    for (const std::vector<int64_t>& shape : shapes) {
+      outputs.push_back(at::empty(shape, at::TensorOptions().dtype(at::kFloat)));
+    }
+    return outputs;
+  }
 
   template <typename weight_t>
-  Bags<weight_t> bags(int64_t feature, const int64_t* rows, float* pooled) const {
+  Bags<weight_t> bags(int64_t feature, const int64_t* rows, const std::vector<float*>& outputs) const {
     const at::Tensor& weight = weights[table_of_feature[feature]];
+    const int64_t output = batch.unpooled ? feature : 0;
     return {static_cast<const weight_t*>(weight.const_data_ptr()),
             weight.size(1),
             rows,
             scale,
             batch.unpooled ? nullptr : batch.offsets + feature * batch.batch_size,
             mean,
-            pooled + first_column[feature],
-            columns};
+            outputs[output] + first_column[feature],
+            shapes[output][1],
+            batch.first_of(feature)};
   }
 
   // Calls run(bags) for one feature, with bags of the weights' type.
   template <typename Run>
-  void with_bags(int64_t feature, const int64_t* rows, float* pooled, const Run& run) const {
+  void with_bags(int64_t feature, const int64_t* rows, const std::vector<float*>& outputs, const Run& run) const {
     switch (weights[0].scalar_type()) {
       case at::kFloat:
-        return run(bags<float>(feature, rows, pooled));
+        return run(bags<float>(feature, rows, outputs));
       case at::kHalf:
-        return run(bags<uint16_t>(feature, rows, pooled));
+        return run(bags<uint16_t>(feature, rows, outputs));
       default:
-        return run(bags<BFloat16>(feature, rows, pooled));
+        return run(bags<BFloat16>(feature, rows, outputs));
     }
   }
 };
+
+std::vector<float*> float_data(at::TensorList outputs) {
+  std::vector<float*> data;
+  for (const at::Tensor& output : outputs) {
+    data.push_back(output.data_ptr<float>());
+  }
+  return data;
+}
 
 // Tasks of about kIdsPerTask ids each.
 std::vector<BagTask> tasks_of(const Lookup& lookup) {
@@ -107,26 +120,26 @@ std::vector<BagTask> tasks_of(const Lookup& lookup) {
   return tasks;
 }
 
-at::Tensor pooled_lookup(const at::Tensor& rows, const at::Tensor& offsets, at::TensorList weights,
-                         at::IntArrayRef table_of_feature, bool mean, const OptionalTensor& per_sample_weights,
-                         bool unpooled) {
+std::vector<at::Tensor> pooled_lookup(const at::Tensor& rows, const at::Tensor& offsets, at::TensorList weights,
+                                      at::IntArrayRef table_of_feature, bool mean,
+                                      const OptionalTensor& per_sample_weights, bool unpooled) {
   const at::Tensor rows_contiguous = rows.contiguous();
   const int64_t* row_data = int64_data(rows_contiguous, "rows");
   const Lookup lookup(rows.numel(), offsets, weights, table_of_feature, per_sample_weights, mean, unpooled);
-  at::Tensor pooled = lookup.new_output();
-  float* sums = pooled.data_ptr<float>();
+  std::vector<at::Tensor> outputs = lookup.new_outputs();
+  const std::vector<float*> output_data = float_data(outputs);
   const std::vector<BagTask> tasks = tasks_of(lookup);
   run_tasks(lookup.ids, static_cast<int64_t>(tasks.size()), [&](int64_t k) {
     const BagTask& task = tasks[k];
-    lookup.with_bags(task.feature, row_data, sums, [&](const auto& bags) { pool(bags, task.first, task.last); });
+    lookup.with_bags(task.feature, row_data, output_data, [&](const auto& bags) { pool(bags, task.first, task.last); });
   });
-  return pooled;
+  return outputs;
 }
 
 struct RowsNobodyAsksFor;
 
-// Returns pooled, rows, absent [tables].
-std::tuple<at::Tensor, at::Tensor, at::Tensor> find_and_pool(
+// Returns outputs, rows, absent [tables].
+std::tuple<std::vector<at::Tensor>, at::Tensor, at::Tensor> find_and_pool(
     const at::Tensor& ids, const at::Tensor& offsets, at::TensorList weights, at::IntArrayRef table_of_feature,
     at::TensorList slot_groups_of, at::TensorList side_rows, at::IntArrayRef dense_rows, at::IntArrayRef share_buckets,
     at::IntArrayRef seeds, at::IntArrayRef table_rows, at::IntArrayRef row_begins, at::TensorList locks,
@@ -157,8 +170,8 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> find_and_pool(
     answers.emplace_back(rows, dense_rows[t], share_buckets[t], seeds[t], row_begins[t], own_rows);
   }
 
-  at::Tensor pooled = lookup.new_output();
-  float* sums = pooled.data_ptr<float>();
+  std::vector<at::Tensor> outputs = lookup.new_outputs();
+  const std::vector<float*> output_data = float_data(outputs);
   at::Tensor rows = at::empty({keep_rows ? lookup.ids : 0}, at::TensorOptions().dtype(at::kLong));
   int64_t* row_data = keep_rows ? rows.data_ptr<int64_t>() : kept_memory<RowsNobodyAsksFor>(lookup.ids);
   const int64_t* borders = lookup.batch.offsets;  // ids outside the bags belong to no table
@@ -175,7 +188,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> find_and_pool(
   run_tasks(lookup.ids, static_cast<int64_t>(tasks.size()), [&](int64_t k) {
     const BagTask& task = tasks[k];
     const int64_t table = table_of_feature[task.feature];
-    lookup.with_bags(task.feature, row_data, sums, [&](const auto& bags) {
+    lookup.with_bags(task.feature, row_data, output_data, [&](const auto& bags) {
       const int64_t begin = lookup.batch.begin(task.feature, task.first);
       const int64_t end = lookup.batch.begin(task.feature, task.last);
       if (views[table]) {
@@ -192,10 +205,10 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> find_and_pool(
   for (size_t k = 0; k < tasks.size(); ++k) {
     absent_data[table_of_feature[tasks[k].feature]] += absent_of_task[k];
   }
-  return {pooled, rows, absent};
+  return {outputs, rows, absent};
 }
 
-void pool_again_(const at::Tensor& pooled, const at::Tensor& rows, const at::Tensor& changed, const at::Tensor& offsets,
+void pool_again_(at::TensorList outputs, const at::Tensor& rows, const at::Tensor& changed, const at::Tensor& offsets,
                  at::TensorList weights, at::IntArrayRef table_of_feature, const OptionalTensor& per_sample_weights,
                  bool unpooled) {
   const at::Tensor rows_contiguous = rows.contiguous();
@@ -204,18 +217,22 @@ void pool_again_(const at::Tensor& pooled, const at::Tensor& rows, const at::Ten
   TORCH_CHECK(changed.device().is_cpu() && changed.scalar_type() == at::kBool && changed.dim() == 1 &&
                   changed.numel() == lookup.ids,
               "recfx::pool_again_: changed must be bool [", lookup.ids, "] on the CPU");
-  TORCH_CHECK(pooled.device().is_cpu() && pooled.scalar_type() == at::kFloat && pooled.is_contiguous() &&
-                  pooled.dim() == 2 && pooled.size(0) == lookup.rows && pooled.size(1) == lookup.columns,
-              "recfx::pool_again_: pooled must be contiguous float32 [", lookup.rows, ", ", lookup.columns,
-              "] on the CPU");
+  TORCH_CHECK(outputs.size() == lookup.shapes.size(), "recfx::pool_again_: the lookup has ", lookup.shapes.size(),
+              " outputs, got ", outputs.size());
+  for (size_t k = 0; k < outputs.size(); ++k) {
+    TORCH_CHECK(outputs[k].device().is_cpu() && outputs[k].scalar_type() == at::kFloat && outputs[k].is_contiguous() &&
+                    outputs[k].sizes() == at::IntArrayRef(lookup.shapes[k]),
+                "recfx::pool_again_: output ", k, " must be contiguous float32 ", at::IntArrayRef(lookup.shapes[k]),
+                " on the CPU");
+  }
   const at::Tensor changed_contiguous = changed.contiguous();
   const bool* changed_data = changed_contiguous.const_data_ptr<bool>();
-  float* sums = pooled.data_ptr<float>();
+  const std::vector<float*> output_data = float_data(outputs);
   const std::vector<BagTask> tasks = tasks_of(lookup);
   run_tasks(lookup.ids, static_cast<int64_t>(tasks.size()), [&](int64_t k) {
     const BagTask& task = tasks[k];
     const auto begin = [&](int64_t bag) { return changed_data + lookup.batch.begin(task.feature, bag); };
-    lookup.with_bags(task.feature, row_data, sums, [&](const auto& bags) {
+    lookup.with_bags(task.feature, row_data, output_data, [&](const auto& bags) {
       for (int64_t bag = task.first; bag < task.last; ++bag) {
         const bool* found = std::find(begin(bag), begin(task.last), true);
         while (bag < task.last && begin(bag + 1) <= found) {
@@ -234,14 +251,14 @@ void pool_again_(const at::Tensor& pooled, const at::Tensor& rows, const at::Ten
 TORCH_LIBRARY_FRAGMENT(recfx, library) {
   library.def(
       "pooled_lookup(Tensor rows, Tensor offsets, Tensor[] weights, int[] table_of_feature, bool mean, "
-      "Tensor? per_sample_weights, bool unpooled=False) -> Tensor");
+      "Tensor? per_sample_weights, bool unpooled=False) -> Tensor[]");
   library.def(
       "find_and_pool(Tensor ids, Tensor offsets, Tensor[] weights, int[] table_of_feature, Tensor[] slot_groups, "
       "Tensor[] side_rows, int[] dense_rows, int[] share_buckets, int[] seeds, int[] table_rows, int[] row_begins, "
       "Tensor[] locks, Tensor? per_sample_weights, bool keep_rows=True, bool unpooled=False) "
-      "-> (Tensor, Tensor, Tensor)");
+      "-> (Tensor[], Tensor, Tensor)");
   library.def(
-      "pool_again_(Tensor(a!) pooled, Tensor rows, Tensor changed, Tensor offsets, Tensor[] weights, "
+      "pool_again_(Tensor(a!)[] outputs, Tensor rows, Tensor changed, Tensor offsets, Tensor[] weights, "
       "int[] table_of_feature, Tensor? per_sample_weights, bool unpooled=False) -> ()");
 }
 

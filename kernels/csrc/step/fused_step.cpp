@@ -27,18 +27,19 @@ namespace recfx {
 namespace {
 
 using OptionalTensor = std::optional<at::Tensor>;
+using OptionalTensors = c10::List<OptionalTensor>;
 constexpr size_t kNumbers = sizeof(StepNumbers) / sizeof(float);
 
 struct StepArguments {
   const int64_t* rows;
   const BatchBags& batch;
   const float* scale;  // null: no per-sample weights
-  const at::Tensor& gradients;
   at::TensorList weights;
   at::TensorList first;
   at::TensorList second;
   const std::vector<GroupedTable>& tables;
-  const std::vector<std::vector<int64_t>>& first_columns;  // per table and feature
+  const std::vector<std::vector<FeatureGradients>>& gradients;  // per table and feature that is stepped
+  int64_t columns;                                              // of the pooled output
   at::ArrayRef<double> numbers;
   bool mean;
 };
@@ -68,8 +69,9 @@ void step_tables(const StepArguments& given) {
     tables.push_back({static_cast<weight_t*>(given.weights[t].data_ptr()),
                       is_stepped && Rule::kFirst != RowState::kNone ? given.first[t].data_ptr<float>() : nullptr,
                       is_stepped && Rule::kSecond != RowState::kNone ? given.second[t].data_ptr<float>() : nullptr, dim,
-                      given.gradients.const_data_ptr<float>(), given.gradients.size(1), given.batch.batch_size,
-                      given.first_columns[t].data(), given.batch.unpooled || given.first_columns[t].size() == 1,
+                      given.gradients[t].data(), static_cast<int64_t>(given.gradients[t].size()),
+                      given.batch.unpooled ? dim : given.columns,
+                      static_cast<uint32_t>(given.batch.unpooled ? 0 : given.batch.batch_size),
                       numbers_of(given.numbers, static_cast<int64_t>(t))});
   }
   static const auto step = best_step_rows<Rule, position_t, weight_t>();
@@ -153,8 +155,21 @@ std::vector<std::string> fused_step_rules() {
   return names;
 }
 
-void fused_step_(const at::Tensor& rows, const at::Tensor& offsets, const at::Tensor& gradients, at::TensorList weights,
-                 at::TensorList first, at::TensorList second, at::IntArrayRef table_of_feature,
+// The gradients of a feature, from those of the lookup's outputs; nullopt if its output got none.
+std::optional<FeatureGradients> gradients_of(const std::vector<OptionalTensor>& gradients, const BatchBags& batch,
+                                             int64_t feature, int64_t first_column, int64_t number) {
+  if (!batch.unpooled) {
+    const float* rows = gradients[0]->const_data_ptr<float>() + first_column;
+    return FeatureGradients{rows, static_cast<uint32_t>(number * batch.batch_size)};
+  }
+  if (!gradients[feature].has_value()) {
+    return std::nullopt;
+  }
+  return FeatureGradients{gradients[feature]->const_data_ptr<float>(), static_cast<uint32_t>(batch.first_of(feature))};
+}
+
+void fused_step_(const at::Tensor& rows, const at::Tensor& offsets, const OptionalTensors& given_gradients,
+                 at::TensorList weights, at::TensorList first, at::TensorList second, at::IntArrayRef table_of_feature,
                  c10::List<bool> is_stepped, c10::string_view rule, at::ArrayRef<double> numbers, bool mean,
                  const OptionalTensor& per_sample_weights, const OptionalTensor& step_counts, bool unpooled) {
   const at::Tensor rows_contiguous = rows.contiguous(), offsets_contiguous = offsets.contiguous();
@@ -168,23 +183,32 @@ void fused_step_(const at::Tensor& rows, const at::Tensor& offsets, const at::Te
   check_weights(weights);
   TORCH_CHECK(is_stepped.size() == weights.size() && numbers.size() == kNumbers * weights.size(),
               "recfx::fused_step_ needs one entry per table in is_stepped, and ", kNumbers, " in numbers");
-  std::vector<int64_t> all_columns = checked_columns(weights, table_of_feature);
+  const std::vector<int64_t> first_columns = checked_columns(weights, table_of_feature);
+  const std::vector<OptionalTensor> gradients = given_gradients.vec();
   if (unpooled) {
     check_unpooled(offsets_contiguous, features, rows.numel(), mean, per_sample_weights.has_value());
-    all_columns.assign(features, 0);
   }
-  check_gradients(gradients, unpooled ? rows.numel() : batch.batch_size,
-                  unpooled ? widest_of(weights) : all_columns.back());
+  TORCH_CHECK(
+      static_cast<int64_t>(gradients.size()) == (unpooled ? features : 1) && (unpooled || gradients[0].has_value()),
+      "recfx::fused_step_ needs the gradient of a pooled output, or one per feature, got ", gradients.size());
+  for (size_t k = 0; k < gradients.size(); ++k) {
+    if (gradients[k].has_value()) {
+      check_gradients(*gradients[k], unpooled ? batch.ids_of(k) : batch.batch_size,
+                      unpooled ? weights[table_of_feature[k]].size(1) : first_columns.back());
+    }
+  }
   std::vector<GroupedTable> tables;
   for (const at::Tensor& weight : weights) {
     tables.push_back({weight.size(0), {}});
   }
-  std::vector<std::vector<int64_t>> first_columns(weights.size());
+  std::vector<std::vector<FeatureGradients>> of_tables(weights.size());
   for (int64_t feature = 0; feature < features; ++feature) {
     const int64_t table = table_of_feature[feature];
-    if (is_stepped.get(table)) {
+    const auto number = static_cast<int64_t>(of_tables[table].size());
+    const auto found = gradients_of(gradients, batch, feature, first_columns[feature], number);
+    if (is_stepped.get(table) && found.has_value()) {
       tables[table].features.push_back(feature);
-      first_columns[table].push_back(all_columns[feature]);
+      of_tables[table].push_back(*found);
     }
   }
   at::Tensor scale;
@@ -192,10 +216,10 @@ void fused_step_(const at::Tensor& rows, const at::Tensor& offsets, const at::Te
     check_per_sample_weights(*per_sample_weights, rows.numel(), mean);
     scale = per_sample_weights->contiguous();
   }
-  const StepArguments given{row_data,  batch,   scale.defined() ? scale.const_data_ptr<float>() : nullptr,
-                            gradients, weights, first,
-                            second,    tables,  first_columns,
-                            numbers,   mean};
+  const StepArguments given{row_data, batch,     scale.defined() ? scale.const_data_ptr<float>() : nullptr,
+                            weights,  first,     second,
+                            tables,   of_tables, first_columns.back(),
+                            numbers,  mean};
   const auto found =
       std::find_if(std::begin(kRules), std::end(kRules), [&](const RuleOnTables& each) { return rule == each.name; });
   TORCH_CHECK(found != std::end(kRules), "recfx::fused_step_ has no rule ", rule);
@@ -207,7 +231,7 @@ void fused_step_(const at::Tensor& rows, const at::Tensor& offsets, const at::Te
   }
   found->step(given);
   for (size_t t = 0; step_counts.has_value() && t < weights.size(); ++t) {
-    step_counts->data_ptr<float>()[t] += is_stepped.get(t) ? 1.0F : 0.0F;
+    step_counts->data_ptr<float>()[t] += tables[t].features.empty() ? 0.0F : 1.0F;
   }
 }
 
@@ -215,7 +239,7 @@ void fused_step_(const at::Tensor& rows, const at::Tensor& offsets, const at::Te
 
 TORCH_LIBRARY_FRAGMENT(recfx, library) {
   library.def(
-      "fused_step_(Tensor rows, Tensor offsets, Tensor gradients, Tensor(a!)[] weights, Tensor(b!)[] first_states, "
+      "fused_step_(Tensor rows, Tensor offsets, Tensor?[] gradients, Tensor(a!)[] weights, Tensor(b!)[] first_states, "
       "Tensor(c!)[] second_states, int[] table_of_feature, bool[] is_stepped, str rule, float[] numbers, bool mean, "
       "Tensor? per_sample_weights, Tensor(d!)? step_counts, bool unpooled=False) -> ()");
   library.def("fused_step_rules() -> str[]", fused_step_rules);

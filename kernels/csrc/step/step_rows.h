@@ -21,6 +21,12 @@ constexpr int64_t kStepAhead = 12;
 // Rows of space that a step takes: for the sum of gradients, for values that are not float32, and for the rule.
 constexpr int64_t kStepSpace = 3;
 
+// The gradients of one feature's bags.
+struct FeatureGradients {
+  const float* rows;   // of the first bag
+  uint32_t first_bag;  // its number among the bags of the table
+};
+
 // One table in a step.
 template <typename weight_t>
 struct SteppedTable {
@@ -28,19 +34,23 @@ struct SteppedTable {
   float* first;      // [rows, dim] or [rows, 1]; null if the rule has none
   float* second;     // likewise
   int64_t dim;
-  const float* gradients;  // [B, columns], of the pooled output; [n, columns] if rows are not pooled
-  int64_t columns;
-  int64_t batch_size;
-  const int64_t* first_columns;  // of the table's features
-  bool has_one_feature;          // or rows are not pooled
+  const FeatureGradients* gradients;  // of the table's features
+  int64_t features;
+  int64_t stride;    // of the rows of gradients
+  uint32_t samples;  // bags of each feature; 0 if rows are not pooled
   StepNumbers numbers;
 
   RECFX_INLINE const float* gradient_of(uint32_t bag) const {
-    if (has_one_feature) {
-      return gradients + bag * columns + first_columns[0];
+    const FeatureGradients* of_feature = gradients;
+    if (features > 1 && samples > 0) {
+      of_feature += bag / samples;
+    } else if (features > 1) {
+      const FeatureGradients* last = gradients + features - 1;
+      while (of_feature < last && of_feature[1].first_bag <= bag) {
+        ++of_feature;
+      }
     }
-    const auto samples = static_cast<uint32_t>(batch_size);
-    return gradients + (bag % samples) * columns + first_columns[bag / samples];
+    return of_feature->rows + static_cast<int64_t>(bag - of_feature->first_bag) * stride;
   }
 };
 

@@ -58,11 +58,16 @@ def batch(seed: int, ids: int) -> KeyedJaggedTensor:
 
 
 @pytest.mark.parametrize("hashing", HASHING)
-@pytest.mark.parametrize(("build", "optimizer"), [*product([collection], OPTIMIZERS), (sequences, "adagrad")])
+@pytest.mark.parametrize(
+    ("build", "optimizer"), [*product([collection], OPTIMIZERS), *product([sequences], ["adagrad", "adam"])]
+)
 def test_hashed_collections_train_as_on_another_target(
     build: Callable[[], nn.Module], optimizer: str, hashing: str
 ) -> None:
-    """Index, weights and optimizer state after six steps, with ids that are new, evicted and not admitted."""
+    """Index, weights and optimizer state after six steps, with ids that are new, evicted and not admitted.
+
+    Some keys of sequences are not used.
+    """
     torch.manual_seed(0)
     plain = build()
     models = []
@@ -74,7 +79,8 @@ def test_hashed_collections_train_as_on_another_target(
     for step in range(6):
         outputs = []
         for model in models:
-            output = torch.cat([each.float().flatten() for each in tensors_in(model(batch(step, 15)))])
+            found = [each.flatten() for each in tensors_in(model(batch(step, 15))) if each.requires_grad]
+            output = torch.cat(found[step % len(found) :])
             (output - torch.linspace(-1, 1, output.numel())).square().sum().backward()
             outputs.append(output.detach())
         torch.testing.assert_close(outputs[1], outputs[0], rtol=1e-5, atol=1e-5)

@@ -54,7 +54,10 @@ def _find_rows(ids: torch.Tensor, table_ends: torch.Tensor, *indexes: torch.Tens
 
 def _fused_step(*arguments: Any) -> None:
     on_host = tree_map_only(torch.Tensor, over_the_same_memory, arguments)
-    batch, (weights, first, second, table_of_feature, is_stepped, module, _, numbers, *how) = on_host[:3], on_host[3:]
+    (rows, offsets, gradients), (weights, first, second, table_of_feature, is_stepped, module, _, numbers, *how) = (
+        on_host[:3],
+        on_host[3:],
+    )
     weights = [
         weight if stepped else torch.empty(0, weight.shape[1])
         for weight, stepped in zip(weights, is_stepped, strict=True)
@@ -63,7 +66,13 @@ def _fused_step(*arguments: Any) -> None:
     of_tables = numbers * len(weights)
     mean, scales, unpooled = (*how, False)[:3]
     of_rule = (rule.name, of_tables, mean, scales, None, unpooled)
-    fused_step_(*batch, weights, first, second, table_of_feature, is_stepped, *of_rule)
+    of_outputs = [gradients]
+    if unpooled:
+        pieces = gradients.split(offsets.diff().tolist())
+        of_outputs = [
+            piece[:, : weights[table].shape[1]] for piece, table in zip(pieces, table_of_feature, strict=True)
+        ]
+    fused_step_(rows, offsets, of_outputs, weights, first, second, table_of_feature, is_stepped, *of_rule)
 
 
 @pytest.fixture
