@@ -65,6 +65,7 @@ class Inserted(NamedTuple):
     states_before: Tensor
     ids_before: Tensor
     report: Tensor
+    expired_ids: Tensor
 
 
 class UndoRecord(NamedTuple):
@@ -152,6 +153,10 @@ def find_or_insert(
 ) -> Inserted:
     """Take several tables through one training batch, each with its own range of ``ids``: all tables, or none.
 
+    With ``ttl_batches``, ids that none of so many batches before this one has seen lose their rows first, except for
+    rows that batches in flight use. They have lost them even if a bucket is then full, or if the batch is undone: the
+    batch that takes its place would expire the same ids.
+
     Ids without a row are handled in the order in which they first appear. With ``admit_after > 1``, an id's sightings
     in this batch are added to its earlier ones, and below ``admit_after`` it remains a candidate. Any other id gets the
     lowest free row of its bucket, and if ``IndexPolicy.mark_new`` is set, that row becomes ``NEW`` or ``RENEWED``. If
@@ -175,6 +180,8 @@ def find_or_insert(
         ids_before: int64, one per new row: the id that it was taken from, if it was evicted.
         report: int64 ``[tables, 2]``: how many rows each table gave out, and which of its buckets is full, by the
             table's numbering (-1 if none is).
+        expired_ids: int64, the ids that expired, table by table and bucket by bucket, in the order in which ids are
+            evicted.
 
     Raises:
         RuntimeError: an id belongs to a different slice of its table; nothing has changed.
@@ -201,7 +208,7 @@ def find_or_insert_undoably(
     """``find_or_insert``, with what it takes to undo it. Its size is that of the batch."""
     arguments = _batch_arguments(buffers, policies, in_flight)
     results = library.operators().find_or_insert_undoably(ids, begins, ends, *arguments)
-    return UndoRecord(Inserted(*results[:5]), tuple(results[5:]))
+    return UndoRecord(Inserted(*results[:6]), tuple(results[6:]))
 
 
 def undo_insert(
@@ -209,8 +216,9 @@ def undo_insert(
 ) -> None:
     """Take back a batch that went through ``find_or_insert_undoably``: all tables are as they were before.
 
-    What the indexes hold is equal bit for bit; weights are the caller's. The batch must be the last one that changed
-    these indexes and has not been undone, and must not have found a bucket full.
+    What the indexes hold is equal bit for bit, except that expired ids remain expired; weights are the caller's. The
+    batch must be the last one that changed these indexes and has not been undone, and must not have found a bucket
+    full.
 
     Args:
         record: what that call returned.
@@ -219,7 +227,7 @@ def undo_insert(
     Raises:
         RuntimeError: the record does not fit the indexes; nothing has changed.
     """
-    rows, *given = record.inserted
+    rows, *given, _ = record.inserted
     library.operators().undo_insert(rows, begins, ends, flat(buffers), flat(policies), *given, *record.tensors)
 
 
@@ -280,12 +288,12 @@ def _find_tables(ids: Tensor, begins: list[int], *rest: object) -> tuple[Tensor,
 
 
 @library.fake("find_or_insert")
-def _find_or_insert(ids: Tensor, begins: list[int], *rest: object) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    count = torch.library.get_ctx().new_dynamic_size()
+def _find_or_insert(ids: Tensor, begins: list[int], *rest: object) -> tuple[Tensor, ...]:
+    count, expired = torch.library.get_ctx().new_dynamic_size(), torch.library.get_ctx().new_dynamic_size()
     new_rows, ids_before = ids.new_empty(count), ids.new_empty(count)
     states_before = torch.empty(count, dtype=torch.uint8, device=ids.device)
     rows = torch.empty_like(ids, memory_format=torch.contiguous_format)
-    return rows, new_rows, states_before, ids_before, ids.new_empty(len(begins), 2)
+    return rows, new_rows, states_before, ids_before, ids.new_empty(len(begins), 2), ids.new_empty(expired)
 
 
 @library.fake("find_or_insert_undoably")

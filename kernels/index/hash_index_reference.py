@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,6 +21,7 @@ from recfx.kernels.index.free_rows import update_free_rows
 from recfx.kernels.index.index_buffers import (
     BATCH_BITS,
     BATCHES,
+    EVICTED,
     FREED,
     MOST_SIGHTINGS,
     NEVER_USED,
@@ -124,8 +124,48 @@ def find_or_insert(
     oldest_in_flight: list[int],
     rows_in_flight: list[Tensor] | None = None,
     oldest_listed: list[int] | None = None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, ...]:
     """``find_or_insert``."""
+    rest = all_buffers, all_policies, oldest_in_flight, rows_in_flight
+    expired = _expire(ids, *rest)
+    return *_insert(ids, begins, ends, *rest), expired
+
+
+def _expire(
+    ids: Tensor,
+    all_buffers: list[Tensor],
+    all_policies: list[int],
+    oldest_in_flight: list[int],
+    rows_in_flight: list[Tensor] | None,
+) -> Tensor:
+    """Take their rows from the ids that have not been seen for too long; returns these ids."""
+    buffers, policies = grouped(IndexBuffers, all_buffers), grouped(IndexPolicy, all_policies)
+    if not any(policy.ttl_batches for policy in policies):
+        return ids.new_empty(0)
+    listed = rows_in_flight or [ids.new_empty(0)] * len(buffers)
+    changed, expired = _copies(buffers), []
+    for index, policy, oldest, kept in zip(changed, policies, oldest_in_flight, listed, strict=True):
+        batches = int(index.counts[BATCHES])
+        for bucket in policy.own_buckets if policy.ttl_batches else ():
+            rows = list(_victims(bucket, index, policy, kept, min(oldest, batches + 1)))
+            rows = [row for row in rows if index.row_scores[row] <= batches - policy.ttl_batches]
+            gone = index.row_ids[ids.new_tensor(rows)]
+            _remove(gone, index, policy)
+            index.counts[EVICTED] += gone.numel()
+            expired.append(gone)
+    _copy_back(changed, buffers)
+    return torch.cat([ids.new_empty(0), *expired])
+
+
+def _insert(
+    ids: Tensor,
+    begins: list[int],
+    ends: list[int],
+    all_buffers: list[Tensor],
+    all_policies: list[int],
+    oldest_in_flight: list[int],
+    rows_in_flight: list[Tensor] | None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     buffers, policies = grouped(IndexBuffers, all_buffers), grouped(IndexPolicy, all_policies)
     listed = rows_in_flight or [ids.new_empty(0)] * len(buffers)
     pieces = [ids[begin:end] for begin, end in zip(begins, ends, strict=True)]
@@ -152,12 +192,21 @@ def find_or_insert(
 
 @library.reference("find_or_insert_undoably")
 def find_or_insert_undoably(
-    ids: Tensor, begins: list[int], ends: list[int], buffers: list[Tensor], *rest: Any
+    ids: Tensor,
+    begins: list[int],
+    ends: list[int],
+    all_buffers: list[Tensor],
+    all_policies: list[int],
+    oldest_in_flight: list[int],
+    rows_in_flight: list[Tensor] | None = None,
+    oldest_listed: list[int] | None = None,
 ) -> tuple[Tensor, ...]:
     """``find_or_insert_undoably``, by a copy of everything, as bytes."""
-    tensors = _without_lock(grouped(IndexBuffers, buffers))
+    rest = all_buffers, all_policies, oldest_in_flight, rows_in_flight
+    expired = _expire(ids, *rest)
+    tensors = _without_lock(grouped(IndexBuffers, all_buffers))
     before = torch.cat([tensor.reshape(-1).view(torch.uint8) for tensor in tensors])
-    return *find_or_insert(ids, begins, ends, buffers, *rest), before, ids.new_empty(0), ids.new_empty(0)
+    return *_insert(ids, begins, ends, *rest), expired, before, ids.new_empty(0), ids.new_empty(0)
 
 
 @library.reference("undo_insert")
@@ -382,11 +431,20 @@ def erase(ids: Tensor, tensors: list[Tensor], numbers: list[int]) -> Tensor:
     buffers, policy = IndexBuffers(*tensors), IndexPolicy(*numbers)
     (index,) = changed = _copies([buffers])
     candidates = _candidates(index, policy)
-    rows = []
     for id_ in ids.tolist():
-        rows.append(-1 if 0 <= id_ < policy.dense_rows else erase_from_groups(id_, index.slot_groups, index.side_row))
         if id_ in candidates:
             _free_place(candidates.pop(id_).place, index, policy)
+    answer = _remove(ids, index, policy)
+    _copy_back(changed, [buffers])
+    return answer
+
+
+def _remove(ids: Tensor, index: IndexBuffers, policy: IndexPolicy) -> Tensor:
+    """Free the rows of these ids; returns them, -1 for an id that has none."""
+    rows = [
+        -1 if 0 <= id_ < policy.dense_rows else erase_from_groups(id_, index.slot_groups, index.side_row)
+        for id_ in ids.tolist()
+    ]
     answer = ids.new_tensor(rows)
     freed = answer[answer >= 0]
     index.row_ids[freed] = -1
@@ -397,5 +455,4 @@ def erase(ids: Tensor, tensors: list[Tensor], numbers: list[int]) -> Tensor:
     update_free_rows(index.free_rows, index.row_state, freed, policy.own_dense_rows)
     own = bucket_of(ids[answer >= 0], policy.buckets, policy.seed) - policy.own_buckets.start
     index.bucket_taken.sub_(torch.bincount(own, minlength=len(policy.own_buckets)))
-    _copy_back(changed, [buffers])
     return answer

@@ -22,8 +22,9 @@ from recfx.kernels.index.slot_groups import SLOTS, group_count
 # initialised (see IndexPolicy.mark_new).
 NEVER_USED, TAKEN, FREED, NEW, RENEWED = 0, 1, 2, 3, 5
 
-# Positions in `counts`: batches trained, ids in them, rows given out, rows taken from one id for another, ids answered
-# with a shared row because their bucket was full, ids answered according to `unseen` because they were not admitted.
+# Positions in `counts`: batches trained, ids in them, rows given out, rows taken from ids (for others, or because they
+# expired), ids answered with a shared row because their bucket was full, ids answered according to `unseen` because
+# they were not admitted.
 COUNTERS = ("batches", "ids_seen", "inserted", "evicted", "shared_answers", "unseen_answers")
 BATCHES, IDS_SEEN, INSERTED, EVICTED, SHARED_ANSWERS, UNSEEN_ANSWERS = range(6)
 
@@ -55,6 +56,7 @@ class IndexPolicy(NamedTuple):
     row_begin: int
     row_end: int
     mark_new: int = 0  # 1: rows that are given out stay NEW or RENEWED until mark_initialized
+    ttl_batches: int = 0  # on_full=2: an id that none of so many batches has seen loses its row; 0: it keeps it
 
     @property
     def evicts(self) -> bool:

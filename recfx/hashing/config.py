@@ -14,6 +14,7 @@ from recfx.kernels.index.index_buffers import IndexPolicy
 # Every language that computes bucket borders multiplies a number of buckets by a number of rows in an int64.
 MOST_ROWS = 2**40
 MOST_BUCKETS = 2**20
+MOST_TTL = 2**36 - 1  # batches, as many as an index counts
 
 _ROWS_PER_DEFAULT_BUCKET = 4096
 _MOST_DEFAULT_BUCKETS = 64
@@ -39,6 +40,11 @@ class HashConfig:
         evict: which id loses its row with ``on_full="evict"``: ``"lru"``, the least recently used one, or ``"lfu"``,
             the one with the fewest sightings; ties go to the lowest ``mix64(id)``. Ids of batches whose backward has
             not run yet keep their rows, for as many later forwards as the collection's ``batches_in_flight`` says.
+            ``"ttl"`` (time to live) is ``"lru"``, and ids that ``ttl_batches`` batches have not seen expire.
+        ttl_batches: for ``evict="ttl"``, and needed there. When a training batch begins, every id that none of the last
+            ``ttl_batches`` training batches had loses its row, as if it had been evicted: it reads the ``unseen``
+            answer, and if it returns, it is a new id. A batch is a training forward of the table's collection, whether
+            or not it has ids of the table. Nothing expires in eval mode or in exported files.
         admit_after: how many sightings (occurrences, counted for the whole batch first) an id needs to get a row. Until
             then it reads the ``unseen`` answer and trains nothing. A bucket counts as many such ids as it has rows, and
             then forgets the oldest.
@@ -61,14 +67,15 @@ class HashConfig:
     dense_rows: int | None = None
     buckets: int | None = None
     on_full: Literal["error", "share", "evict"] = "error"
-    evict: Literal["lru", "lfu"] = "lru"
+    evict: Literal["lru", "lfu", "ttl"] = "lru"
     admit_after: int = 1
     unseen: Literal["zeros", "share", "row"] = "zeros"
     seed: int = 0
     find_on_device: bool = False
+    ttl_batches: int | None = None
 
     def __post_init__(self) -> None:
-        for field in ("rows", "dense_rows", "buckets", "admit_after", "seed"):  # NumPy integers are accepted
+        for field in ("rows", "dense_rows", "buckets", "admit_after", "seed", "ttl_batches"):  # NumPy integers too
             value = as_integer(getattr(self, field))
             if value is not None:
                 object.__setattr__(self, field, value)
@@ -76,7 +83,8 @@ class HashConfig:
         _check_integer("dense_rows", self.dense_rows, 0, MOST_ROWS, optional=True)
         _check_integer("buckets", self.buckets, 1, MOST_BUCKETS, optional=True)
         _check_choice("on_full", self.on_full, ("error", "share", "evict"))
-        _check_choice("evict", self.evict, ("lru", "lfu"))
+        _check_choice("evict", self.evict, ("lru", "lfu", "ttl"))
+        self._check_ttl()
         _check_integer("admit_after", self.admit_after, 1, 2**31 - 1)
         _check_choice("unseen", self.unseen, _UNSEEN)
         _check_integer("seed", self.seed, -(2**63), 2**63 - 2)  # seed + 1, which chooses shared rows, must not overflow
@@ -84,6 +92,13 @@ class HashConfig:
             raise _invalid("find_on_device", self.find_on_device, "True or False", "")
         if self.rows is not None and self.dense_rows is not None:
             _check_dense_rows(self.dense_rows, self.rows, "")
+
+    def _check_ttl(self) -> None:
+        _check_integer("ttl_batches", self.ttl_batches, 1, MOST_TTL, optional=True)
+        if self.evict == "ttl" and self.on_full != "evict":
+            raise _invalid("on_full", self.on_full, "'evict' if evict='ttl'", "")
+        if (self.evict == "ttl") != (self.ttl_batches is not None):
+            raise _invalid("ttl_batches", self.ttl_batches, "given if, and only if, evict='ttl'", "")
 
     def resolve(self, table_rows: int, adopt: bool, name: str = "") -> ResolvedHashConfig:
         """Fill in every number for one table.
@@ -130,6 +145,7 @@ class HashConfig:
             unseen=self.unseen,
             seed=self.seed,
             find_on_device=self.find_on_device,
+            ttl_batches=self.ttl_batches,
         )
 
 
@@ -141,11 +157,12 @@ class ResolvedHashConfig:
     dense_rows: int
     buckets: int
     on_full: Literal["error", "share", "evict"]
-    evict: Literal["lru", "lfu"]
+    evict: Literal["lru", "lfu", "ttl"]
     admit_after: int
     unseen: Literal["zeros", "share", "row"]
     seed: int
     find_on_device: bool = False
+    ttl_batches: int | None = None
 
     @property
     def index_rows(self) -> int:
@@ -174,13 +191,14 @@ class ResolvedHashConfig:
             dense_rows=self.dense_rows,
             seed=self.seed,
             on_full=("error", "share", "evict").index(self.on_full),
-            evict=("lru", "lfu").index(self.evict),
+            evict=int(self.evict == "lfu"),
             admit_after=self.admit_after,
             unseen=_UNSEEN.index(self.unseen),
             rows=self.rows,
             buckets=self.buckets,
             row_begin=0,
             row_end=self.rows,
+            ttl_batches=(self.ttl_batches or 0) if self.evicts else 0,
         )
 
     @property

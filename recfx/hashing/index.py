@@ -15,6 +15,7 @@ from recfx.kernels.index import buckets, hash_index
 from recfx.kernels.index.hash_index import InFlight
 from recfx.kernels.index.index_buffers import (
     COUNTERS,
+    EVICTED,
     FREED,
     INSERTED,
     NEVER_USED,
@@ -44,7 +45,7 @@ class Inserted(NamedTuple):
     Args:
         rows: int64 ``[n]``, the row of each id; -1 for an id that is not admitted and reads zeros.
         new_rows: int64, the rows in the order in which they were given out; their ids are ``row_ids[new_rows]``.
-        evicted_ids: int64, the ids in the order in which they lost their rows.
+        evicted_ids: int64, the ids in the order in which they lost their rows, those that expired first.
     """
 
     rows: Tensor
@@ -144,7 +145,7 @@ class HashIndex(IndexStorage):
 
         Raises:
             TableFullError: ``table_full``, with ``on_full="error"``, or with ``"evict"`` if this batch uses all rows of
-                the bucket. The index is unchanged.
+                the bucket. The index is unchanged, except that ids have expired.
             InputError: ``foreign_id``: an id belongs to another slice of the table. The index is unchanged.
         """
         check_ids(ids, self.name, on_meta=self.slot_groups.is_meta)
@@ -165,7 +166,7 @@ class HashIndex(IndexStorage):
             cpu_ids, [0], [ids.numel()], [buffers], [self.policy], [InFlight.nothing()]
         )
         self.written()
-        evicted = inserted.ids_before[inserted.states_before == TAKEN]
+        evicted = torch.cat([inserted.expired_ids, inserted.ids_before[inserted.states_before == TAKEN]])
         self.removals -= evicted.numel() == 0
         full_bucket = int(inserted.report[0, 1])
         if full_bucket >= 0:
@@ -243,9 +244,9 @@ class HashIndex(IndexStorage):
         Read it before the rows: a change that is under way shows afterwards. What was written from outside shows after
         ``refresh``; what other processes do to an index in shared memory does not show.
         """
-        # Whatever gives a row to an id counts it, also if another id loses the row; erasing and undoing do not count,
+        # Whatever gives a row to an id or takes it away counts it, apart from erasing and undoing, which do not count
         # but number the state. `removals` changes before that, for an erase() that Ctrl-C interrupts.
-        return self.state_number, self.removals, int(self.counts[INSERTED])
+        return self.state_number, self.removals, int(self.counts[INSERTED] + self.counts[EVICTED])
 
     # Contents
 
@@ -268,9 +269,9 @@ class HashIndex(IndexStorage):
         """What has happened so far, in training and eval together.
 
         ``batches`` (in training), ``ids_seen`` (occurrences), ``inserted`` (ids that got a row), ``evicted`` (ids that
-        lost their row to another id), ``shared_answers`` (occurrences that trained a shared row because their bucket
-        was full), ``unseen_answers`` (occurrences without a row, in eval or before admission, which read the
-        ``config.unseen`` answer). The counts of training are saved with the index.
+        lost their row to another id, or because they expired), ``shared_answers`` (occurrences that trained a shared
+        row because their bucket was full), ``unseen_answers`` (occurrences without a row, in eval or before admission,
+        which read the ``config.unseen`` answer). The counts of training are saved with the index.
         """
         if self.slot_groups.is_meta:
             return dict.fromkeys(COUNTERS, 0)

@@ -35,6 +35,7 @@ class LearnedMap:
         rows_of_ids: int64 ``[n]``, each once.
         config: what comes closest to the module's rules.
         last_batches: int64 ``[n]``, the batch in which each id was seen last, as far as that is known.
+        counts_batches: whether that is the number of a batch; if not, it only gives the order.
         sightings: int64 ``[n]``, how often each id has been seen, as far as that is known.
         batches: how many batches the module has seen.
         misses: whether unknown ids read a row of their own.
@@ -46,6 +47,7 @@ class LearnedMap:
     rows_of_ids: Tensor
     config: HashConfig
     last_batches: Tensor
+    counts_batches: bool
     sightings: Tensor
     batches: int
     misses: bool
@@ -80,7 +82,8 @@ class LearnedMap:
         }
         if policy.evicts:
             scores = torch.zeros(rows, dtype=torch.int64)
-            scores[self.rows_of_ids] = self.last_batches
+            in_batches = self.counts_batches or not policy.ttl_batches
+            scores[self.rows_of_ids] = self.last_batches if in_batches else self.batches
             if policy.evict == "lfu":
                 scores[self.rows_of_ids] += self.sightings.clamp(max=MOST_SIGHTINGS) << BATCH_BITS
             state["row_scores"] = scores
@@ -142,6 +145,7 @@ def learned_by_mch(module: MCHManagedCollisionModule) -> LearnedMap:
         rows_of_ids=rows[known],
         config=HashConfig(dense_rows=0, buckets=1, on_full="evict", evict=rule, unseen="row"),
         last_batches=last,
+        counts_batches=isinstance(policy, LRU_EvictionPolicy | DistanceLFU_EvictionPolicy),
         sightings=counts,
         batches=batches,
         misses=True,
@@ -164,7 +168,10 @@ def learned_by_hash_zch(module: HashZchManagedCollisionModule) -> LearnedMap:
             batches = int(last.max())
         differences.append(f"{policy.name} becomes evict='lru', which takes the oldest of all rows, not of some slots")
         if policy is not HashZchEvictionPolicyName.LRU_EVICTION:
-            differences.append("no id expires after a time")
+            differences.append(
+                "no id expires after some hours; HashConfig(on_full='evict', evict='ttl', ttl_batches=) lets ids "
+                "expire after so many batches, which begin with the conversion"
+            )
     if module._opt_in_prob > 0:
         differences.append("opt_in_prob admits by chance; HashConfig(admit_after=) counts sightings")
     full: Any = "evict" if policy is not None else "error" if module._disable_fallback else "share"
@@ -174,6 +181,7 @@ def learned_by_hash_zch(module: HashZchManagedCollisionModule) -> LearnedMap:
         rows_of_ids=rows,
         config=HashConfig(dense_rows=0, buckets=1, on_full=full),
         last_batches=last,
+        counts_batches=False,
         sightings=torch.zeros_like(rows),
         batches=batches,
         misses=False,

@@ -72,8 +72,8 @@ def buffers_from_state(
     """New buffers that hold a saved state.
 
     A state without ``counts``, ``row_scores`` or candidates comes from an index that did not need them: nothing has
-    been counted yet, and all rows are equally old. Anything that this index does not need is ignored. What slices have
-    counted (``slice_counts``) is added to ``counts``.
+    been counted yet, and all rows are equally old (with ``evict="ttl"``, their time begins now). Anything that this
+    index does not need is ignored. What slices have counted (``slice_counts``) is added to ``counts``.
 
     Args:
         config: the configuration of the table.
@@ -109,6 +109,8 @@ def buffers_from_state(
     if "counts" not in tensors:
         buffers.counts[BATCHES] = _last_batch(buffers, config)
     _add_slice_counts(buffers, config, policy, name, saved.get(SLICE_COUNTS))
+    if policy.ttl_batches and "row_scores" not in tensors:  # nothing says how old they are: their time begins now
+        buffers.row_scores[is_taken(buffers.row_state)] = buffers.counts[BATCHES]
     if kept := [row for row in policy.kept_rows if is_taken(buffers.row_state[row])]:
         raise CheckpointError(
             f"Row {kept[0]} belongs to id {int(buffers.row_ids[kept[0]])} in the saved index, but with unseen='row' it "
@@ -182,7 +184,7 @@ def _adapt_scores(buffers: IndexBuffers, config: ResolvedHashConfig, name: str) 
     if bool((scores[taken] < 0).any()):
         return  # rebuild reports where
     counted = scores >> BATCH_BITS
-    if config.evict == "lru":
+    if config.evict != "lfu":
         wrong = torch.nonzero(taken & (counted > 0)).squeeze(1)
         if 0 < wrong.numel() < int(taken.sum()):  # if all are, they are scores of the other rule
             row = int(wrong[0])

@@ -71,8 +71,13 @@ def batches_until_full(index: IndexFacts) -> int | None:
 
 
 def forgets(index: IndexFacts) -> bool:
-    """Whether half of the ids that got a row have lost it to another id, however few sightings that is."""
-    evicted = index.trained["evicted"]
+    """Whether half of the ids that got a row have lost it to another id, however few sightings that is.
+
+    Where ids expire, they are meant to lose their rows, unless most rows are taken.
+    """
+    evicted, taken = index.trained["evicted"], index.occupancy.taken
+    if index.config.ttl_batches and taken < NEARLY_FULL * (taken + index.room):
+        return False
     return evicted > 0 and evicted >= FORGOTTEN * index.trained["inserted"]
 
 
@@ -219,7 +224,7 @@ def _config(index: IndexFacts, rows: int) -> str:
     """The index's config with a different number of rows, as source code: everything that is not at its default."""
     resolved, default = index.config, HashConfig()
     fields = [f"rows={rows:_}", f"dense_rows={resolved.dense_rows}", f"buckets={resolved.buckets}"]
-    for name in ("on_full", "evict", "admit_after", "unseen", "seed", "find_on_device"):
+    for name in ("on_full", "evict", "ttl_batches", "admit_after", "unseen", "seed", "find_on_device"):
         value = getattr(resolved, name)
         if value != getattr(default, name):
             fields.append(f"{name}={value!r}")

@@ -123,6 +123,7 @@ def hashing_report(config: ResolvedHashConfig | None, index: IndexFacts | None) 
         buckets=config.buckets,
         on_full=config.on_full,
         evict=config.evict if config.evicts else "",
+        ttl_batches=config.ttl_batches if config.evicts else None,
         admit_after=config.admit_after,
         unseen=config.unseen,
         seed=config.seed,

@@ -113,7 +113,8 @@ class Monitor:
         Of the ids seen in training since the last call, counting each occurrence (after a load, since the load):
 
         - ``insert_rate``: ids that got a row, per id seen.
-        - ``evict_rate``: ids that lost their row to another id, per id seen; with ``on_full="evict"``.
+        - ``evict_rate``: ids that lost their row to another id, or because they expired, per id seen; with
+          ``on_full="evict"``.
         - ``admit_rate``: ids that got a row, per id that got one or was not admitted; with ``admit_after``. An admitted
           id counts as inserted as well.
         - ``unseen_rate``: share that had no row yet and read the ``unseen`` answer; with ``admit_after``.

@@ -13,6 +13,7 @@ from torchrec.modules.embedding_configs import data_type_to_dtype
 from recfx.errors import Diagnostic, Severity
 from recfx.inspect.capacity_reasons import index_reasons
 from recfx.inspect.facts import TableFacts
+from recfx.inspect.virtual_tables import virtual_table_not_followed
 from recfx.optim.fused_optimizer import FusedOptimizer
 from recfx.optim.fused_params import weight_decay_left_out
 
@@ -176,4 +177,5 @@ _RULES: tuple[Callable[[TableFacts], Diagnostic | None], ...] = (
     index_not_needed,
     init_fn_rows,
     data_type_not_honoured,
+    virtual_table_not_followed,
 )

@@ -95,6 +95,7 @@ class HashingReport:
         buckets: number of buckets that the other rows are divided into.
         on_full: what happens to a new id whose bucket is full.
         evict: which id is evicted; ``""`` if ids are not evicted.
+        ttl_batches: after how many batches without a sighting ids expire; None if they do not.
         admit_after: sightings before an id gets a row.
         unseen: what an id without a row reads in eval mode, or before it is admitted.
         seed: the seed of buckets, shared rows and initial rows.
@@ -137,6 +138,7 @@ class HashingReport:
     batches_until_full: int | None = None
     suggested_rows: int | None = None
     rows_here: int | None = None
+    ttl_batches: int | None = None
 
     def count(self, counter: str) -> int:
         """One of the counters; 0 without an index that holds data."""

@@ -143,6 +143,7 @@ def _dense(report: HashingReport) -> str:
 def _rules(report: HashingReport) -> str:
     """``, evict lru, admit after 3, unseen share``: what differs from the defaults."""
     full = "" if report.on_full == "error" else f", {report.on_full} {report.evict}".rstrip()
+    expires = f" after {report.ttl_batches:,} batches" if report.ttl_batches else ""
     admits = f", admit after {report.admit_after}" if (report.admit_after or 1) > 1 else ""
     unseen = "" if report.unseen == "zeros" else f", unseen {report.unseen}"
-    return full + admits + unseen
+    return full + expires + admits + unseen

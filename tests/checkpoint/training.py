@@ -36,6 +36,7 @@ CONFIGS: dict[str, recfx.HashConfig] = {
     "share": recfx.HashConfig(dense_rows=0, buckets=4, on_full="share", unseen="share", seed=7),
     "dense_and_raw": recfx.HashConfig(dense_rows=20, rows=400, buckets=2),
     "evict_lru": recfx.HashConfig(dense_rows=0, buckets=4, on_full="evict"),
+    "evict_ttl": recfx.HashConfig(dense_rows=0, buckets=4, on_full="evict", evict="ttl", ttl_batches=2),
     "evict_lfu_admit": recfx.HashConfig(
         dense_rows=0, buckets=4, on_full="evict", evict="lfu", admit_after=2, unseen="share"
     ),

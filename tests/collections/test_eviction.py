@@ -21,12 +21,14 @@ from tests.support.lifecycle import BATCH, Batch, Pair, pair
 
 LRU = HashConfig(dense_rows=0, on_full="evict")
 LFU = HashConfig(dense_rows=0, on_full="evict", evict="lfu", seed=3)
+TTL = HashConfig(dense_rows=0, on_full="evict", evict="ttl", ttl_batches=1)
 
 
+@pytest.mark.parametrize("rule", [LRU, TTL])
 @pytest.mark.parametrize("attach", ["before", "after"])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_training_follows_the_ids(optimizer: str, attach: str) -> None:
-    both = pair({"t1": LRU, "t2": LFU}, optimizer, attach=attach)
+def test_training_follows_the_ids(optimizer: str, attach: str, rule: HashConfig) -> None:
+    both = pair({"t1": rule, "t2": LFU}, optimizer, attach=attach)
     for step in range(25):
         both.step()
         if step % 8 == 7:

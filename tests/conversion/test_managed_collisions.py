@@ -152,6 +152,20 @@ def test_hash_zch_keeps_its_slots() -> None:
     assert inner(other).index("a").find(torch.tensor([7, 10**12, -9])).tolist() == [2, 5, 11]
 
 
+def test_learned_ids_may_expire_from_the_conversion_on() -> None:
+    model = Model(managed(True, hash_zch))
+    attach(model.mc._embedding_module, torch.optim.SGD, lr=0.1)
+    for remap in model.mc._managed_collision_collection._managed_collision_modules.values():
+        remap._hash_zch_identities.data[[2, 5], 0] = torch.tensor([7, 10**12])
+    expires = recfx.HashConfig(on_full="evict", evict="ttl", ttl_batches=1)
+    ours = converted(model, hashing={"a": expires, "b": recfx.HashConfig()})
+    index, held = inner(ours).index("a"), []
+    for _ in range(3):
+        ours(batch([7], [], [1]))
+        held.append(sorted(index.items()[0].tolist()))
+    assert held == [[7, 10**12], [7], [7]]
+
+
 def test_more_rows_keep_the_answer_of_unknown_ids() -> None:
     model = Model(learn(managed(False))).eval()
     wanted = model(ASKED)

@@ -38,6 +38,7 @@ class Inserted(NamedTuple):
     new_rows: list[int]
     states_before: list[int]
     evicted_ids: list[int]
+    expired_ids: list[int]
 
     @property
     def rows(self) -> list[int]:
@@ -82,8 +83,9 @@ class Dictionary:
         return {entry.row: id_ for id_, entry in self.entries.items()}
 
     def insert(self, ids: Sequence[int], batches_in_flight: int = 0) -> Inserted | None:
-        """One batch; None: a bucket is full, nothing has changed. So many batches before it are in flight."""
+        """One batch; None: a bucket is full, and only ids have expired. So many batches before it are in flight."""
         config, batch = self.config, self.counters["batches"] + 1
+        expired = self._expire(batch - batches_in_flight)
         entries = {id_: Entry(e.row, e.last_batch, e.sightings) for id_, e in self.entries.items()}
         oldest_in_flight = batch - batches_in_flight
         counts = Counter(ids)
@@ -128,10 +130,22 @@ class Dictionary:
         self._count_candidates(waiting, counts)
         for name, count in zip(COUNTERS, (1, len(ids), len(new_rows), len(evicted), shared, unseen), strict=True):
             self.counters[name] += count
-        return Inserted([answers.get(id_, self.find(id_)) for id_ in ids], new_rows, states_before, evicted)
+        return Inserted([answers.get(id_, self.find(id_)) for id_ in ids], new_rows, states_before, evicted, expired)
+
+    def _expire(self, oldest_in_flight: int) -> list[int]:
+        if self.config.ttl_batches is None:
+            return []
+        last_batches = range(self.counters["batches"] - self.config.ttl_batches + 1, self.counters["batches"] + 1)
+        old = {i: e for i, e in self.entries.items() if e.last_batch not in last_batches}
+        may_go = [id_ for id_, entry in old.items() if entry.last_batch < oldest_in_flight]
+        may_go.sort(key=lambda id_: (self.bucket(id_).start, old[id_].last_batch, signed(mix64(id_))))
+        for id_ in may_go:
+            del self.entries[id_]
+        self.counters["evicted"] += len(may_go)
+        return may_go
 
     def score(self, entry: Entry) -> int:
-        return entry.last_batch if self.config.evict == "lru" else entry.sightings
+        return entry.sightings if self.config.evict == "lfu" else entry.last_batch
 
     def _count_candidates(self, waiting: list[int], counts: dict[int, int]) -> None:
         if self.config.admit_after == 1:

@@ -37,11 +37,13 @@ def configurations(draw: st.DrawFn) -> tuple[int, HashConfig]:
     index_rows, dense_rows = draw(st.one_of(st.integers(1, 12), st.integers(1, 60))), draw(st.sampled_from([0, 0, 3]))
     unseen = draw(st.sampled_from(["zeros", "share", "row"]))
     index_rows = max(index_rows, 2) if unseen == "row" else index_rows
+    ttl = draw(st.sampled_from([None, None, 1, 2, 4]))
     config = HashConfig(
         dense_rows=dense_rows,
         buckets=min(draw(st.integers(1, 4)), index_rows // 2 if unseen == "row" else index_rows),
-        on_full=draw(st.sampled_from(["error", "share", "evict", "evict"])),
-        evict=draw(st.sampled_from(["lru", "lfu"])),
+        on_full="evict" if ttl else draw(st.sampled_from(["error", "share", "evict"])),
+        evict="ttl" if ttl else draw(st.sampled_from(["lru", "lfu"])),
+        ttl_batches=ttl,
         admit_after=draw(st.sampled_from([1, 1, 1, 2, 3, 4])),
         unseen=unseen,
         seed=draw(st.sampled_from([0, 1, 2**63 - 2, -(2**63)])),

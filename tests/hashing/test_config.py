@@ -24,6 +24,7 @@ def test_defaults_are_those_of_the_design() -> None:
         "unseen": "zeros",
         "seed": 0,
         "find_on_device": False,
+        "ttl_batches": None,
     }
     with pytest.raises(dataclasses.FrozenInstanceError):
         HashConfig().rows = 3  # type: ignore[misc]
@@ -58,6 +59,9 @@ def test_defaults_are_those_of_the_design() -> None:
         ("admit_after", None),
         ("unseen", True),
         ("find_on_device", 1),
+        ("ttl_batches", 0),
+        ("ttl_batches", 2**36),
+        ("ttl_batches", 5),  # without evict="ttl"
         ("find_on_device", None),
     ],
 )

@@ -54,7 +54,7 @@ def insert(index: HashIndex, model: Dictionary, ids: torch.Tensor, batches_in_fl
             inserted = index.insert(ids)
             assert inserted.rows.tolist() == expected.rows
             assert inserted.new_rows.tolist() == expected.new_rows
-            assert inserted.evicted_ids.tolist() == expected.evicted_ids
+            assert inserted.evicted_ids.tolist() == expected.expired_ids + expected.evicted_ids
     else:
         oldest = int(index.counts[0]) + 1 - batches_in_flight
         ids = ids.long()
@@ -62,6 +62,8 @@ def insert(index: HashIndex, model: Dictionary, ids: torch.Tensor, batches_in_fl
             ids, [0], [ids.numel()], [index.index_buffers()], [index.policy], [hash_index.InFlight.since(oldest)]
         )
         index.written()
+        if expected is not None:
+            assert got.expired_ids.tolist() == expected.expired_ids
         if expected is None:
             assert int(got.report[0, 1]) >= 0
             assert got.rows.tolist() == [-1] * ids.numel()
@@ -72,7 +74,7 @@ def insert(index: HashIndex, model: Dictionary, ids: torch.Tensor, batches_in_fl
             assert got.new_rows.tolist() == expected.new_rows
             assert got.states_before.tolist() == expected.states_before
             assert got.ids_before[got.states_before == 1].tolist() == expected.evicted_ids
-    if expected is None:
+    if expected is None and model.config.ttl_batches is None:
         assert_same_state(state_of(index), before)
 
 

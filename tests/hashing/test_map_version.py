@@ -15,7 +15,7 @@ from recfx.kernels.index import hash_index
 
 
 def filled() -> HashIndex:
-    index = HashIndex(6, config=HashConfig(on_full="evict"))
+    index = HashIndex(6, config=HashConfig(on_full="evict", evict="ttl", ttl_batches=9))
     index.insert(torch.tensor([70, -1, 5]))
     return index
 
@@ -33,6 +33,7 @@ def written(index: HashIndex) -> None:
 CHANGES: dict[str, Callable[[HashIndex], object]] = {
     "insert": lambda index: index.insert(torch.tensor([71])),
     "evict": lambda index: [index.insert(torch.tensor([number])) for number in (200, 201, 202, 203)],
+    "expire": lambda index: [index.insert(torch.tensor([70])) for _ in range(10)],
     "erase": lambda index: index.erase(torch.tensor([-1])),
     "reset": lambda index: index.reset(),
     "load": lambda index: index.load_state_dict(index.state_dict()),

@@ -140,12 +140,18 @@ def test_slices_are_the_whole(kind: str, examples: int) -> None:
 
 
 @pytest.mark.parametrize("worlds", [[2, 3], [4, 1, 3], [3, 2, 4, 1]])
-@pytest.mark.parametrize("evict", ["lru", "lfu"])
+@pytest.mark.parametrize("evict", ["lru", "lfu", "ttl"])
 @pytest.mark.parametrize("dense_rows", [0, 1000])
 def test_resharding_goes_on_as_if_nothing_had_been(worlds: list[int], evict: Any, dense_rows: int) -> None:
     """Buckets of some hundred rows, ids that come back and go."""
     config = HashConfig(
-        dense_rows=dense_rows, buckets=8, on_full="evict", evict=evict, admit_after=2, unseen="share"
+        dense_rows=dense_rows,
+        buckets=8,
+        on_full="evict",
+        evict=evict,
+        admit_after=2,
+        unseen="share",
+        ttl_batches=4 if evict == "ttl" else None,
     ).resolve(3000 + dense_rows, False)
     generator = torch.Generator().manual_seed(7)
     whole = HashIndex(config.rows, config=config)

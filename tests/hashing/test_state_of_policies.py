@@ -195,6 +195,24 @@ def test_evicting_state_in_an_index_that_does_not_evict_and_back() -> None:
         assert evicted(back, 2) == {300, 301}
 
 
+def test_ids_whose_age_was_not_saved_expire_from_the_load_on() -> None:
+    plain = loaded(state_of(filled()))
+    ttl = loaded(state_of(plain), on_full="evict", evict="ttl", ttl_batches=1)
+    held, again = plain.items()[0], torch.tensor([100])
+    assert ttl.insert(again).evicted_ids.tolist() == []
+    assert sorted(ttl.insert(again).evicted_ids.tolist()) == [id_ for id_ in sorted(held.tolist()) if id_ != 100]
+
+
+def test_ages_that_another_rule_has_saved_count_on() -> None:
+    for evict in ("lru", "lfu"):
+        source = filled(on_full="evict", evict=evict)
+        last = source.row_scores[source.items()[1]] & (2**36 - 1)
+        ttl = loaded(state_of(source), on_full="evict", evict="ttl", ttl_batches=2)
+        old = source.items()[0][last <= source.counters["batches"] - 2]
+        assert 0 < old.numel() < len(source)
+        assert sorted(ttl.insert(torch.tensor([900])).evicted_ids.tolist()) == sorted(old.tolist())
+
+
 def test_a_clock_that_was_not_saved_is_read_off_the_scores() -> None:
     for config in (FULL, {"on_full": "evict"}):
         state = state_of(filled(**config))

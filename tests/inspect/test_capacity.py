@@ -206,6 +206,19 @@ def test_ids_that_are_evicted_get_advice_however_often_the_others_come() -> None
     assert hashing_of(collection).suggested_rows == 20
 
 
+def test_ids_that_expire_are_meant_to_lose_their_rows() -> None:
+    expiring = table(on_full="evict", evict="ttl", ttl_batches=1)
+    for batch in range(40):
+        see(expiring, torch.tensor([batch]))
+    assert hashing_of(expiring).counters[3] == ("evicted", 38)
+    assert report_of(expiring).reasons == ()
+    for batch in range(20):  # nothing is left for new ones
+        see(expiring, torch.arange(10) + 100 * batch)
+    reason = only_reason(expiring)
+    assert reason.code == "eviction_churn"
+    assert "evict='ttl', ttl_batches=1" in reason.what_to_do
+
+
 def test_evict_needs_fused_optimizer() -> None:
     collection = table(on_full="evict").requires_grad_(True)
     reason = only_reason(collection)

@@ -230,6 +230,9 @@ def test_the_rules_and_counts_of_an_index() -> None:
     model = convert(Wrapped(collection(1)), hashing=rules)
     page = explain(model).to_html()
     assert "index: 0 ids, 0.0%, evict lfu, admit after 3, unseen share" in page
+    expires = HashConfig(dense_rows=0, on_full="evict", evict="ttl", ttl_batches=3_000)
+    expiring = explain(convert(Wrapped(collection(1)), hashing=expires)).to_html()
+    assert "index: 0 ids, 0.0%, evict ttl after 3,000 batches" in expiring
     counted = ("batches", "ids seen", "inserted", "evicted", "shared", "unseen", "waiting", "worst bucket", "probe")
     for name in ("table", *counted, "bytes/row", "usable", "room", "batches until full", "suggested rows"):
         is_known = name not in ("batches until full", "suggested rows")  # no batch yet: no column for them

@@ -34,14 +34,21 @@ BATCHES = st.lists(
     st.tuples(st.sampled_from(["insert", "insert", "insert", "erase", "find"]), st.one_of(st.lists(IDS), CROWD)),
     min_size=5, max_size=12,
 )  # fmt: skip
-CONFIGS = st.fixed_dictionaries(
-    {
-        "on_full": st.sampled_from(["error", "share", "evict", "evict"]),
-        "evict": st.sampled_from(["lru", "lfu"]),
-        "admit_after": st.sampled_from([1, 1, 2, 3]),
-        "unseen": st.sampled_from(["zeros", "share", "row"]),
-        "seed": st.sampled_from([0, 1, -(2**63)]),
-    }
+RULES = [
+    *({"on_full": on_full} for on_full in ("error", "share", "evict")),
+    {"on_full": "evict", "evict": "lfu"},
+    *({"on_full": "evict", "evict": "ttl", "ttl_batches": batches} for batches in (1, 3)),
+]
+CONFIGS = st.builds(
+    lambda rule, others: {**rule, **others},
+    st.sampled_from(RULES),
+    st.fixed_dictionaries(
+        {
+            "admit_after": st.sampled_from([1, 1, 2, 3]),
+            "unseen": st.sampled_from(["zeros", "share", "row"]),
+            "seed": st.sampled_from([0, 1, -(2**63)]),
+        }
+    ),
 )
 
 
@@ -55,6 +62,7 @@ CONFIGS = st.fixed_dictionaries(
         ({"on_full": "evict", "evict": "lfu"}, 5800),
         ({"on_full": "evict", "evict": "lfu"}, 1500),
         ({"on_full": "evict", "admit_after": 2}, 5800),
+        ({"on_full": "evict", "evict": "ttl", "ttl_batches": 1}, 5800),
     ],
 )
 def test_batches_that_are_divided_among_threads_equal_the_reference(config: dict[str, Any], rows: int) -> None:
@@ -202,6 +210,7 @@ def test_a_batch_that_is_undone_was_never_there(
             for index in (ours, theirs):
                 hash_index.erase(ids, index, policy)
         elif kind == "find":  # here: a batch that is refused, with other ids and some of these
+            insert_and_undo(ids[:0], theirs, policy, hash_index, oldest)  # expired ids do not come back
             for operators in (hash_index, reference):
                 insert_and_undo(torch.cat([ids * 3, ids[::2]]), ours, policy, operators, oldest)
                 assert_same(ours, theirs)
@@ -293,10 +302,10 @@ def test_sightings_stop_at_the_highest_number(operators: Any) -> None:
 
 
 @pytest.mark.parametrize("buckets", [1, 3])
-@pytest.mark.parametrize("evict", ["lru", "lfu"])
-def test_who_goes_next_in_a_table_of_many_rows(evict: str, buckets: int) -> None:
+@pytest.mark.parametrize("rule", [{"evict": "lru"}, {"evict": "lfu"}, {"evict": "ttl", "ttl_batches": 9}])
+def test_who_goes_next_in_a_table_of_many_rows(rule: dict[str, Any], buckets: int) -> None:
     """What a scan found lasts for many batches; meanwhile rows are used, erased, protected and free to go again."""
-    ours, policy = empty(400, on_full="evict", evict=evict, buckets=buckets)
+    ours, policy = empty(400, on_full="evict", **rule, buckets=buckets)
     theirs = copy_of(ours)
     failed = 0
     for step in range(60):

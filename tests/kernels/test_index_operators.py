@@ -17,6 +17,7 @@ KINDS: list[dict[str, Any]] = [
     {"on_full": "share"},
     {"on_full": "evict", "evict": "lru"},
     {"on_full": "evict", "evict": "lfu", "admit_after": 2, "unseen": "share"},
+    {"on_full": "evict", "evict": "ttl", "ttl_batches": 1},
 ]
 
 
@@ -54,8 +55,10 @@ def test_opcheck(config: dict[str, Any]) -> None:
         ("erase", (ids[:2], list(index), list(policy))),
         ("rebuild", (list(index), list(policy))),
     ]
-    rows, *given = torch.ops.recfx.find_or_insert_undoably(ids, [0, 3], [3, 5], both, policies, [NOTHING_IN_FLIGHT, 1])
-    cases.insert(8, ("undo_insert", (rows, [0, 3], [3, 5], both, policies, *given)))
+    rows, *given, _, scores, candidates, counted = torch.ops.recfx.find_or_insert_undoably(
+        ids, [0, 3], [3, 5], both, policies, [NOTHING_IN_FLIGHT, 1]
+    )
+    cases.insert(8, ("undo_insert", (rows, [0, 3], [3, 5], both, policies, *given, scores, candidates, counted)))
     of_policies = ("find_or_insert", "find_or_insert_undoably", "undo_insert", "mark_initialized", "erase", "rebuild")
     for name, arguments in cases if config is KINDS[-1] else [case for case in cases if case[0] in of_policies]:
         torch.library.opcheck(getattr(torch.ops.recfx, name).default, arguments)

@@ -37,10 +37,15 @@ def tables(rows: int = 16) -> Indexes:
 
 
 def run(
-    ids: torch.Tensor, begins: list[int], ends: list[int], indexes: Indexes, in_flight: int = NOTHING_IN_FLIGHT
+    ids: torch.Tensor,
+    begins: list[int],
+    ends: list[int],
+    indexes: Indexes,
+    in_flight: int = NOTHING_IN_FLIGHT,
+    operators: Any = hash_index,
 ) -> hash_index.Inserted:
     buffers, policies = [buffers for buffers, _ in indexes], [policy for _, policy in indexes]
-    return hash_index.find_or_insert(
+    return operators.find_or_insert(
         ids, begins, ends, buffers, policies, [hash_index.InFlight.since(in_flight)] * len(indexes)
     )
 
@@ -119,6 +124,31 @@ def test_one_full_table_undoes_all_of_them() -> None:
         assert_same(ours, theirs)
 
 
+def test_ids_of_several_tables_expire_table_by_table() -> None:
+    rules: list[dict[str, Any]] = [
+        {"evict": "ttl", "ttl_batches": 1},
+        {"evict": "lru"},
+        {"evict": "ttl", "ttl_batches": 2, "buckets": 3},
+    ]
+    ours = [empty(30, on_full="evict", **rule) for rule in rules]
+    theirs = [(copy_of(buffers), policy) for buffers, policy in ours]
+    expired = []
+    for step in range(6):
+        ids = torch.cat([torch.arange(8) + 3 * step + 100 * table for table in range(3)])
+        left, right = (
+            run(ids, [0, 8, 16], [8, 16, 24], indexes, operators=operators)
+            for indexes, operators in ((ours, hash_index), (theirs, reference))
+        )
+        for one, other in zip(left, right, strict=True):
+            assert torch.equal(one, other)
+        for (mine, _), (other, _) in zip(ours, theirs, strict=True):
+            assert_same(mine, other)
+        expired.append(sorted(left.expired_ids.tolist()))
+    assert expired == [
+        [], [], [0, 1, 2], [3, 4, 5, 200, 201, 202], [6, 7, 8, 203, 204, 205], [9, 10, 11, 206, 207, 208]
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize("full", [False, True])
 def test_several_tables_do_not_depend_on_threads(full: bool) -> None:
     def train() -> list[torch.Tensor]:
@@ -137,7 +167,7 @@ def test_several_tables_do_not_depend_on_threads(full: bool) -> None:
 
 def test_no_tables_and_no_ids() -> None:
     nothing = torch.empty(0, dtype=torch.int64)
-    assert [tensor.numel() for tensor in run(nothing, [], [], [])] == [0] * 5
+    assert [tensor.numel() for tensor in run(nothing, [], [], [])] == [0] * 6
     assert run(torch.tensor([5]), [], [], []).rows.tolist() == [5]
     indexes = tables()
     got = run(nothing, [0] * len(indexes), [0] * len(indexes), indexes)

@@ -83,12 +83,14 @@ def history_of(seed: int, world_size: int, is_pooled: bool = True) -> History:
         Table(name, 64, dim, features, "SUM", choose.choice(_WIDE if dim == 256 else _SHARDINGS))
         for name, dim, features in (("a", 8, ("f0",)), ("b", 8, ("f1", "f0")), ("c", 16, ("f2",)), ("d", 256, ("f3",)))
     )
+    evict: Any = choose.choice(["lru", "lfu", "ttl"])
     hashing = recfx.HashConfig(
         dense_rows=choose.choice([0, 3]),
         rows=67,
         buckets=choose.choice([1, 2]) if world_size < 4 else 4,
         on_full="evict",
-        evict=choose.choice(["lru", "lfu"]),
+        evict=evict,
+        ttl_batches=choose.choice([1, 3]) if evict == "ttl" else None,
         admit_after=choose.choice([1, 1, 2]),
     )
     case = Case(

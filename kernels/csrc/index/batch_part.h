@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
+#include <limits>
 #include <utility>
 #include <vector>
 
@@ -62,6 +63,31 @@ class BatchPart {
   // The position in the batch of the id whose bucket was full.
   int64_t full_position() const { return full_position_; }
   SlotChanges& slot_changes() { return slot_changes_; }
+
+  // Takes their rows from the ids that none of the last policy.ttl_batches batches has seen, except for rows that
+  // batches in flight use, and appends these ids to `expired`. To be called for one part of the table's batch, before
+  // anything else. It stays done if the batch is undone.
+  void expire(std::vector<int64_t>& expired) {
+    const int64_t most = batch_ - 1 - index_.policy.ttl_batches;
+    const auto before = static_cast<int64_t>(expired.size());
+    for (int64_t bucket = index_.slice.first_bucket; most >= 0 && bucket < index_.slice.end_bucket; ++bucket) {
+      const int64_t begin = index_.slice.bucket_begin(bucket);
+      const int64_t end = index_.slice.bucket_begin(bucket + 1);
+      while (index_.taken_in(bucket) > 0) {
+        const int64_t row = victim(bucket, begin, end, most);
+        if (row == kNoRow) {
+          break;
+        }
+        expired.push_back(index_.row_ids[row]);
+        index_.remove(index_.row_ids[row]);
+      }
+    }
+    for (const int64_t row : blocked_) {
+      offer(row);
+    }
+    blocked_.clear();
+    index_.count(kEvicted, static_cast<int64_t>(expired.size()) - before);
+  }
 
   // Collects the new ids, and how often each has been seen, after all touches. missing: the positions at which rows are
   // -1, ascending.
@@ -181,7 +207,7 @@ class BatchPart {
       index_.free_rows.take(row);
       ++index_.taken_in(bucket);
     } else if (index_.policy.evict) {
-      row = victim(bucket, begin, end);
+      row = victim(bucket, begin, end, std::numeric_limits<int64_t>::max());
       if (row == kNoRow) {
         full(bucket, each);
         return;
@@ -206,9 +232,9 @@ class BatchPart {
     each.has_row = true;
   }
 
-  int64_t victim(int64_t bucket, int64_t begin, int64_t end) {
+  int64_t victim(int64_t bucket, int64_t begin, int64_t end, int64_t highest_score) {
     return index_.victims->take(bucket - index_.slice.first_bucket, begin, end, index_.slice.own_dense_rows,
-                                Evictable{*this, index_.score_rule()}, blocked_);
+                                Evictable{*this, index_.score_rule()}, blocked_, highest_score);
   }
 
   // Tells the search for victims about a row that may be lower than those that it knows.

@@ -197,7 +197,7 @@ struct UndoRecord {
   at::Tensor counted;
 };
 
-using Inserted = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
+using Inserted = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
 using ListedRows = std::optional<std::vector<at::Tensor>>;
 
 void record(const std::deque<TableBatch>& batches, UndoRecord& undo) {
@@ -218,7 +218,30 @@ void record(const std::deque<TableBatch>& batches, UndoRecord& undo) {
   }
 }
 
-// Returns rows, new_rows, their previous states and ids, and report [tables, 2] = (new rows, full bucket or -1).
+// Takes their rows from ids that have not been seen for too long; returns these ids, table by table.
+at::Tensor expire(int64_t ids, std::deque<TableBatch>& batches) {
+  std::vector<std::vector<int64_t>> expired(batches.size());
+  if (std::any_of(batches.begin(), batches.end(), [](const TableBatch& batch) { return batch.expires(); })) {
+    run_tasks(ids, static_cast<int64_t>(batches.size()), [&](int64_t t) {
+      if (batches[t].expires()) {
+        batches[t].expire(expired[t]);
+      }
+    });
+  }
+  int64_t count = 0;
+  for (const std::vector<int64_t>& of_table : expired) {
+    count += static_cast<int64_t>(of_table.size());
+  }
+  at::Tensor all = at::empty({count}, int64_options());
+  int64_t* next = mutable_int64(all);
+  for (const std::vector<int64_t>& of_table : expired) {
+    next = std::copy(of_table.begin(), of_table.end(), next);
+  }
+  return all;
+}
+
+// Returns rows, new_rows, their previous states and ids, report [tables, 2] = (new rows, full bucket or -1), and the
+// ids that have expired.
 // undo: filled if it is not null, and if no bucket is full.
 Inserted insert_batch(const at::Tensor& ids, at::IntArrayRef begins, at::IntArrayRef ends, at::TensorList buffers,
                       at::IntArrayRef policies, at::IntArrayRef oldest_in_flight, const ListedRows& rows_in_flight,
@@ -270,9 +293,10 @@ Inserted insert_batch(const at::Tensor& ids, at::IntArrayRef begins, at::IntArra
       }
     }
   };
-  at::Tensor report, new_rows, states_before, ids_before;
+  at::Tensor report, new_rows, states_before, ids_before, expired;
   bool full = false;
   try {
+    expired = expire(ids.numel(), batches);
     run(ids.numel(), tasks, [&](Task& task) {
       const Index& index = indexes[task.table];
       TableBatch& batch = batches[task.table];
@@ -326,7 +350,7 @@ Inserted insert_batch(const at::Tensor& ids, at::IntArrayRef begins, at::IntArra
   if (full) {
     undo();
     rows.fill_(kNoRow);
-    return {rows, new_rows, states_before, ids_before, report};
+    return {rows, new_rows, states_before, ids_before, report, expired};
   }
   run(ids.numel(), parts, [&](const Part& range) { batches[range.table].change_slots(range.number); });
   for (TableBatch& batch : batches) {
@@ -345,7 +369,7 @@ Inserted insert_batch(const at::Tensor& ids, at::IntArrayRef begins, at::IntArra
   if (undo_record != nullptr) {
     record(batches, *undo_record);
   }
-  return {rows, new_rows, states_before, ids_before, report};
+  return {rows, new_rows, states_before, ids_before, report, expired};
 }
 
 Inserted find_or_insert(const at::Tensor& ids, at::IntArrayRef begins, at::IntArrayRef ends, at::TensorList buffers,
@@ -355,7 +379,7 @@ Inserted find_or_insert(const at::Tensor& ids, at::IntArrayRef begins, at::IntAr
 }
 
 // Returns what find_or_insert returns, and an UndoRecord.
-std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor>
+std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor>
 find_or_insert_undoably(const at::Tensor& ids, at::IntArrayRef begins, at::IntArrayRef ends, at::TensorList buffers,
                         at::IntArrayRef policies, at::IntArrayRef oldest_in_flight, const ListedRows& rows_in_flight,
                         at::OptionalIntArrayRef oldest_listed) {
@@ -519,11 +543,11 @@ TORCH_LIBRARY_FRAGMENT(recfx, library) {
   library.def(
       "find_or_insert(Tensor ids, int[] begins, int[] ends, Tensor(a!)[] buffers, int[] policies, "
       "int[] oldest_in_flight, Tensor[]? rows_in_flight=None, int[]? oldest_listed=None) "
-      "-> (Tensor, Tensor, Tensor, Tensor, Tensor)");
+      "-> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
   library.def(
       "find_or_insert_undoably(Tensor ids, int[] begins, int[] ends, Tensor(a!)[] buffers, int[] policies, "
       "int[] oldest_in_flight, Tensor[]? rows_in_flight=None, int[]? oldest_listed=None) "
-      "-> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
+      "-> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
   library.def(
       "undo_insert(Tensor rows, int[] begins, int[] ends, Tensor(a!)[] buffers, int[] policies, Tensor new_rows, "
       "Tensor states_before, Tensor ids_before, Tensor report, Tensor scores_before, Tensor candidates_before, "

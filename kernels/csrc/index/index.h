@@ -35,8 +35,9 @@ struct Policy {
   bool lfu;    // else lru
   int64_t admit_after;
   bool share_unseen;
-  bool keeps_last_row;    // of each bucket: it belongs to no id, and is the one that ids share
-  bool mark_new = false;  // rows that are given out are kNew or kRenewed until they are initialised
+  bool keeps_last_row;      // of each bucket: it belongs to no id, and is the one that ids share
+  bool mark_new = false;    // rows that are given out are kNew or kRenewed until they are initialised
+  int64_t ttl_batches = 0;  // with evict: an id that none of so many batches has seen loses its row; 0: it keeps it
 };
 
 // When a candidate was first seen: the number of the batch, then its number among the batch's new candidates in its

@@ -47,6 +47,7 @@ enum PolicyNumber {
   kRowBegin,
   kRowEnd,
   kMarkNew,
+  kTtlBatches,
   kPolicyNumbers
 };
 
@@ -112,6 +113,7 @@ inline Index index_view(const at::TensorList buffers, const at::IntArrayRef numb
       .share_unseen = numbers[kUnseen] != 0,
       .keeps_last_row = numbers[kUnseen] == 2,
       .mark_new = numbers[kMarkNew] == 1,
+      .ttl_batches = numbers[kTtlBatches],
   };
   const RowSlice slice = row_slice(numbers);
   const int64_t rows = slice.rows();

@@ -44,16 +44,20 @@ class LowestRows {
   void forget(int64_t bucket) { heads_[bucket].sizes = kUnknown; }
 
   // Returns the lowest row that is not blocked, -1 if there is none. Appends blocked rows that it comes across to
-  // `aside`; they must be passed to `add` once they may no longer be blocked.
+  // `aside`; they must be passed to `add` once they may no longer be blocked. Rows whose key has a score above `most`
+  // are left alone.
   // rows: score(row) -> kNoScore for a row without an owner; stored_score(row) -> any number for such a row;
   // key_score(score) -> what is compared first; key(row, score); blocked(row, score); prefetch(row)
   template <typename Rows>
   int64_t take(int64_t bucket, int64_t begin, int64_t end, int64_t dense_rows, const Rows& rows,
-               std::vector<int64_t>& aside) {
+               std::vector<int64_t>& aside, int64_t most = kHighest) {
     Head& head = heads_[bucket];
     const Part part = part_of(bucket, begin, end, dense_rows);
     for (bool scanned = false;; scanned = true) {
       while (head.sizes > 0) {
+        if (lowest(head, part).key.score > most) {
+          return -1;
+        }
         const Entry entry = pop(head, part, rows);
         const int64_t score = rows.score(entry.row);
         if (score == kNoScore) {
@@ -107,11 +111,19 @@ class LowestRows {
   }
 
   // The lowest entry of the run and the heap, of which one at least is not empty.
+  static const Entry& lowest(const Head& head, const Part& part) {
+    return is_in_heap(head, part) ? part.heap()[0] : part.run[head.run() - 1];
+  }
+  static bool is_in_heap(const Head& head, const Part& part) {
+    return head.heap() > 0 && (head.run() == 0 || part.heap()[0].key < part.run[head.run() - 1].key);
+  }
+
+  // Takes it off.
   template <typename Rows>
   static Entry pop(Head& head, const Part& part, const Rows& rows) {
     const int64_t run = head.run();
     const int64_t heap = head.heap();
-    if (heap > 0 && (run == 0 || part.heap()[0].key < part.run[run - 1].key)) {
+    if (is_in_heap(head, part)) {
       std::pop_heap(part.heap(), part.heap() + heap, later);
       head.resize(run, heap - 1);
       return part.heap()[heap - 1];

@@ -56,6 +56,10 @@ class TableBatch {
     return parts() == 1 ? 0 : (index_.bucket_of(id) - index_.slice.first_bucket) * parts() / index_.slice.own_buckets();
   }
 
+  bool expires() const { return index_.policy.ttl_batches > 0; }
+  // Before everything else: see BatchPart.
+  void expire(std::vector<int64_t>& expired) { parts_.front().expire(expired); }
+
   // Whether touch_ids may be called for some ids while others are being found.
   bool touches_while_finding(int64_t threads) const {
     return index_.policy.evict && TouchedScores::any_order(index_.score_rule(), threads);
