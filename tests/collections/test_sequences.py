@@ -341,16 +341,26 @@ def test_a_table_that_the_collection_does_not_have_is_named() -> None:
 # Tables whose output is not used
 
 USED = [["f1"], ["f1", "f2"], ["f3"], ["f1", "f2", "f3"]]
-EVERY_ROW = bags({"f1": [[0, 0], list(range(20))], "f2": [list(range(20)), [3]], "f3": [list(range(20)), []]})
+EVERY_ROW = bags(
+    {"f1": [[0, 0], [*range(20)]], "f2": [[*range(20)], [3]], "f3": [[*range(20)], []], "f4": [[7, 7], [2]]}
+)
 """Then no dense rule moves rows that were not read. Raw ids get the rows of their numbers."""
 
-each_kind = pytest.mark.parametrize("hashing", [HashConfig(), RAW], ids=["adopted", "raw"])
 each_backend = pytest.mark.parametrize("backend", ["auto", "reference"])
 
 
-def trained_beside(kind: Any, hashing: HashConfig, backend: str, **settings: Any) -> list[nn.Module]:
+def sequences_with_twin() -> EmbeddingCollection:
+    """``sequences()``, and a table of ``f4`` that has the weight of ``s1``."""
+    made = EmbeddingCollection([*sequences().embedding_configs(), sequence_table("twin", ["f4"])])
+    made.embeddings["twin"].weight = made.embeddings["s1"].weight
+    return made
+
+
+def trained_beside(
+    kind: Any, hashing: HashConfig, backend: str, build: Any = sequences, **settings: Any
+) -> list[nn.Module]:
     """A standard collection and its conversion, with equal weights, and with the optimizer in backward, if any."""
-    models = [sequences() for _ in range(2)]
+    models = [build() for _ in range(2)]
     for model in models if kind else []:
         attach(model, kind, **settings)
     models[1] = recfx.convert(models[1], hashing=hashing, backend=backend)
@@ -371,7 +381,7 @@ def train(model: nn.Module, used: list[str], calls: int) -> None:
 
 
 @each_backend
-@each_kind
+@pytest.mark.parametrize("hashing", [HashConfig(), RAW], ids=["adopted", "raw"])
 @pytest.mark.parametrize("calls", [1, 2])
 @pytest.mark.parametrize("dense", [torch.optim.AdamW, torch.optim.SGD])
 def test_tables_whose_outputs_are_not_used_have_no_gradient(
@@ -391,14 +401,18 @@ def test_tables_whose_outputs_are_not_used_have_no_gradient(
 
 
 @each_backend
-@each_kind
 @pytest.mark.parametrize("calls", [1, 2])
 @pytest.mark.parametrize("kind", OPTIMIZERS)
+@pytest.mark.parametrize(
+    ("build", "hashing"),
+    [(sequences, HashConfig()), (sequences, RAW), (sequences_with_twin, HashConfig())],
+    ids=["adopted", "raw", "twin"],
+)
 def test_optimizers_in_backward_leave_tables_alone_whose_outputs_are_not_used(
-    backend: str, hashing: HashConfig, calls: int, kind: str
+    backend: str, hashing: HashConfig, calls: int, kind: str, build: Any
 ) -> None:
     settings = {} if kind == "rowwise_adagrad" else {"weight_decay": 0.5}
-    standard, converted = trained_beside(kind, hashing, backend, **settings)
+    standard, converted = trained_beside(kind, hashing, backend, build, **settings)
     for used in USED:
         before = converted.weight("s2").detach().clone()
         for model in (standard, converted):
@@ -406,6 +420,16 @@ def test_optimizers_in_backward_leave_tables_alone_whose_outputs_are_not_used(
         for wanted, found in zip(standard.parameters(), converted.parameters(), strict=True):
             torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-6)
         assert torch.equal(before, converted.weight("s2")) == (used == ["f1"])
+
+
+@each_backend
+@pytest.mark.parametrize("key", ["f1", "f2", "f3"])
+def test_a_backward_through_any_key_is_refused_once_ids_were_removed(backend: str, key: str) -> None:
+    converted = recfx.convert(sequences(), hashing=RAW, backend=backend)
+    values = converted(EVERY_ROW)[key].values()
+    converted.index("s2").erase(torch.tensor([1]))
+    with refused("backward_after_removal", error=recfx.InputError):
+        values.sum().backward()
 
 
 @pytest.mark.parametrize("hashing", [HashConfig(), RAW])

@@ -345,7 +345,8 @@ class Mixed(nn.Module):
     def forward(self, sizes: tuple[int, int, int], number: int) -> torch.Tensor:
         found = self.means(batch(sizes[0], number)), self.sums(batch(sizes[1], number + 1))
         weighted = self.weighted(batch(sizes[2], number + 2, weighted=True))
-        sequences = [each for rows in self.rows for each in rows(batch(sizes[2], number + 3)).values()]
+        unused = 2 * (number % 2)  # keys of the first table
+        sequences = [each for rows in self.rows for each in list(rows(batch(sizes[2], number + 3)).values())[unused:]]
         return sum((loss(each.values()) for each in (*found, weighted, *sequences)), torch.zeros(()))
 
 
