@@ -158,7 +158,9 @@ def _changed(value: Any, change: Callable[[Any], Any]) -> Any:
 
 
 def _emptied(value: Any) -> Any:
-    """A KJT without ids; what is no KJT stays as it is."""
+    """Jagged values without any, because values that come with ids are as many; what is not jagged stays as it is."""
+    if isinstance(value, JaggedTensor):
+        return _of_bags(value, [], torch.zeros_like(value.lengths()))
     if not isinstance(value, KeyedJaggedTensor) or value.variable_stride_per_key():
         return value
     weights = value.weights_or_none()
@@ -185,9 +187,24 @@ def _take(value: Any, batch_size: int, take: torch.Tensor) -> Any:
         if weights is not None:
             weights.requires_grad_(requires_grad)
         return KeyedJaggedTensor(value.keys(), values, weights, lengths=lengths, stride=take.numel())
+    if isinstance(value, JaggedTensor) and value.lengths().numel() == batch_size:
+        return _of_bags(value, take.tolist(), value.lengths()[take.to(value.lengths().device)])
+    if isinstance(value, KeyedTensor) and value.key_dim() == 1:
+        return KeyedTensor(value.keys(), value.length_per_key(), _take(value.values(), batch_size, take))
     if not isinstance(value, torch.Tensor) or value.dim() == 0 or value.shape[0] != batch_size:
         return value
     return value.detach().index_select(0, take.to(value.device)).requires_grad_(value.requires_grad)
+
+
+def _of_bags(value: JaggedTensor, bags: list[int], lengths: torch.Tensor) -> JaggedTensor:
+    """The values of these bags, which have the given lengths, and their weights."""
+
+    def taken(tensor: torch.Tensor) -> torch.Tensor:
+        parts = tensor.detach().split(value.lengths().tolist())
+        return torch.cat([tensor.detach()[:0], *(parts[bag] for bag in bags)]).requires_grad_(tensor.requires_grad)
+
+    weights = value.weights_or_none()
+    return JaggedTensor(taken(value.values()), lengths=lengths, weights=None if weights is None else taken(weights))
 
 
 @contextlib.contextmanager

@@ -13,11 +13,13 @@ from torchrec import (
     EmbeddingBagConfig,
     EmbeddingCollection,
     EmbeddingConfig,
+    JaggedTensor,
     KeyedJaggedTensor,
+    KeyedTensor,
 )
 
 import recfx
-from recfx.discovery.sample import fixed_randomness
+from recfx.discovery.sample import Sample, fixed_randomness
 from tests.builders.batches import one_bag
 from tests.builders.collections import one_table
 from tests.support.refusals import refused
@@ -99,6 +101,48 @@ def test_a_batch_that_is_no_keyed_jagged_tensor(wrong: object) -> None:
     converted = recfx.convert(Model())
     with refused("not_a_keyed_jagged_tensor", "ebc", match=type(wrong).__name__, error=recfx.InputError):
         converted(DENSE, wrong)
+
+
+class BesideJagged(nn.Module):
+    """Values that come with the ids, and dense features as a KeyedTensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ec = EmbeddingCollection(
+            [EmbeddingConfig(name="s", num_embeddings=9, embedding_dim=4, feature_names=["f"])]
+        )
+
+    def forward(self, features: KeyedJaggedTensor, others: dict[str, JaggedTensor], dense: KeyedTensor) -> torch.Tensor:
+        rows, times = self.ec(features)["f"], others["times"]
+        assert torch.equal(rows.lengths(), times.lengths())
+        weighted = rows.values() * times.values() + times.weights().unsqueeze(1)
+        return JaggedTensor(weighted, lengths=rows.lengths()).to_padded_dense(3).sum((1, 2)) + dense["d"].sum(1)
+
+
+def beside_jagged() -> Sample:
+    lengths, ids = torch.tensor([2, 0, 3]), torch.arange(5)
+    times = JaggedTensor(10 * torch.arange(5.0).unsqueeze(1), lengths=lengths, weights=torch.arange(5.0))
+    dense = KeyedTensor(["c", "d"], [1, 2], torch.arange(9.0).view(3, 3))
+    return Sample(KeyedJaggedTensor(["f"], ids, lengths=lengths), {"times": times}, dense)
+
+
+def test_jagged_values_and_dense_features_are_resized_with_the_ids() -> None:
+    """Operators of FBGEMM read and write outside of values that are fewer than lengths say."""
+    expected = {
+        "resized": ([2, 0, 3, 2], [0, 1, 2, 3, 4, 0, 1], [0, 1, 2, 0]),
+        "first": ([2], [0, 1], [0]),
+        "without_ids": ([0, 0, 0], [], [0, 1, 2]),
+    }
+    for method, (lengths, ids, samples) in expected.items():
+        features, others, dense = getattr(beside_jagged(), method)().args
+        times = others["times"]
+        assert (features.lengths().tolist(), features.values().tolist()) == (lengths, ids)
+        assert (times.lengths().tolist(), times.weights().tolist()) == (lengths, ids)
+        assert times.values().tolist() == [[10.0 * id_] for id_ in ids]
+        assert dense.keys() == ["c", "d"]
+        assert torch.equal(dense.values(), torch.arange(9.0).view(3, 3)[samples])
+    report = recfx.explain(recfx.convert(BesideJagged(), beside_jagged()))
+    assert "skipped" not in str(report)  # as a batch size is at which the original fails
 
 
 def test_a_failed_batch_counts_nothing() -> None:
