@@ -60,6 +60,11 @@ class LearnedMap:
         in_table = bool(((rows >= 0) & (rows < self.rows)).all())
         return in_table and rows.unique().numel() == count and self.ids.unique().numel() == count
 
+    def reads_as(self, other: LearnedMap) -> bool:
+        """Whether every id, known or not, reads the same row in tables of both maps."""
+        same_ids = torch.equal(self.ids, other.ids) and torch.equal(self.rows_of_ids, other.rows_of_ids)
+        return same_ids and (self.rows, self.misses) == (other.rows, other.misses)
+
     def fill(self, index: HashIndex, weight: Tensor) -> None:
         """Give ``index``, which is empty, the ids. It and its table have at least as many rows, in one bucket.
 

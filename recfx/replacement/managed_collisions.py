@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -120,9 +119,6 @@ def _learned(module: Any, path: str, shards: bool) -> dict[str, LearnedMap]:
     if module._return_remapped_features and shards:
         raise rows_of_sharded(path)
     configs, modules = list(remapping.embedding_configs()), remapping._managed_collision_modules
-    counts = Counter(feature for config in configs for feature in config.feature_names)
-    if repeated := [feature for feature, count in counts.items() if count > 1]:
-        raise _misplaced(f"feature {repeated[0]!r} is remapped for several tables", path)
     if list(modules) != [config.name for config in configs] or len(set(map(id, modules.values()))) < len(modules):
         raise _misplaced("its modules are not one per table, in the order of the tables", path)
     for config in configs:
@@ -135,7 +131,14 @@ def _learned(module: Any, path: str, shards: bool) -> dict[str, LearnedMap]:
                     path,
                 )
             )
-    return {name: _learned_by(remap, name, path) for name, remap in modules.items()}
+    learned = {name: _learned_by(remap, name, path) for name, remap in modules.items()}
+    remapped_for: dict[str, str] = {}  # table by feature; TorchRec looks the rows of the last one up in all of them
+    for config in configs:
+        for feature in config.feature_names:
+            other = remapped_for.setdefault(feature, config.name)
+            if not learned[config.name].reads_as(learned[other]):
+                raise _misplaced(f"feature {feature!r} is remapped for tables that have learned different rows", path)
+    return learned
 
 
 _INNER = "_embedding_module"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -36,14 +36,19 @@ def hash_zch(rows: int = ROWS, **settings: Any) -> HashZchManagedCollisionModule
     return module
 
 
-def managed(is_pooled: bool, make: Callable[[], ManagedCollisionModule] = mch, **settings: Any) -> Any:
-    """A collection of tables ``a`` (features ``f`` and ``g``) and ``b`` (feature ``h``)."""
+def managed(
+    is_pooled: bool,
+    make: Callable[[], ManagedCollisionModule] = mch,
+    of_tables: Mapping[str, list[str]] = FEATURES,
+    **settings: Any,
+) -> Any:
+    """A collection of tables ``a`` (features ``f`` and ``g``) and ``b`` (feature ``h``), unless others are given."""
     kind: Any = EmbeddingBagConfig if is_pooled else EmbeddingConfig
     configs = [
         kind(num_embeddings=ROWS, embedding_dim=DIM, name=table, feature_names=features)
-        for table, features in FEATURES.items()
+        for table, features in of_tables.items()
     ]
-    remapping = ManagedCollisionCollection({table: make() for table in FEATURES}, configs)
+    remapping = ManagedCollisionCollection({table: make() for table in of_tables}, configs)
     if is_pooled:
         return ManagedCollisionEmbeddingBagCollection(EmbeddingBagCollection(configs), remapping, **settings)
     return ManagedCollisionEmbeddingCollection(EmbeddingCollection(configs), remapping, **settings)
