@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tests.models.case import Case
 from tests.models.handwritten import HANDWRITTEN
+from tests.models.managed import MANAGED
 from tests.models.refused import REFUSED
 from tests.models.sequences import SEQUENCES
 from tests.models.torchrec_models import TORCHREC_MODELS
@@ -11,4 +12,4 @@ from tests.models.torchrec_test_models import TORCHREC_TEST_MODELS
 
 ZOO: list[Case] = [*TORCHREC_MODELS, *TORCHREC_TEST_MODELS, *HANDWRITTEN, *SEQUENCES]
 
-__all__ = ["REFUSED", "SEQUENCES", "ZOO", "Case"]
+__all__ = ["MANAGED", "REFUSED", "SEQUENCES", "ZOO", "Case"]

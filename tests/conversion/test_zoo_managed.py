@@ -1,0 +1,129 @@
+"""Every model of the zoo that is behind managed collisions: converted, it does what it did with the ids it knows."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import recfx
+from recfx.collections.converted_collection import converted_collections
+from recfx.exporter.compare_outputs import run_model
+from tests.builders.managed_collisions import FEATURES
+from tests.builders.optimizers import attach
+from tests.models import MANAGED, Case
+from tests.models.case import assert_agree, run, tensors_in
+
+each_model = pytest.mark.parametrize("case", MANAGED, ids=lambda case: case.name)
+each_trained = pytest.mark.parametrize(
+    "case", [case for case in MANAGED if case.model().training], ids=lambda case: case.name
+)
+
+
+# Tables that evict ids, as those of MCH do, are trained by fused optimizers only, which leave no gradients to compare.
+UNTIL_FULL = {table: recfx.HashConfig(unseen="row") for table in FEATURES}
+
+
+def converted(case: Case, *arguments: Any, model: nn.Module | None = None, **settings: Any) -> Any:
+    hashing = UNTIL_FULL if case.name.startswith("mch") else recfx.HashConfig()
+    settings = {"hashing": hashing, **settings}
+    return recfx.convert(model or case.model(), *arguments, managed_collisions="convert", **settings)
+
+
+def assert_same_answers(reference: nn.Module, model: nn.Module, case: Case) -> None:
+    if reference.training:
+        assert_agree(reference, model, case)
+        return
+    for batch_size in (4, 7):
+        call = case.sample(batch_size)
+        for expected, answer in zip(
+            run(reference, call, backward=False), run(model.eval(), call, backward=False), strict=True
+        ):
+            assert torch.equal(answer, expected)
+
+
+@each_model
+@pytest.mark.parametrize("settings", [{}, {"inplace": True}, {"whole_graph": True}], ids=str)
+def test_it_agrees(case: Case, settings: dict[str, Any]) -> None:
+    reference, original = case.model(), case.model()
+    model = converted(case, case.sample(), model=original, **settings)
+    assert_same_answers(reference, model, case)
+    if not settings:
+        assert_same_answers(reference, case.model(), case)
+        assert_same_answers(case.model(), original, case)
+
+
+@each_trained
+@pytest.mark.parametrize("kind", ["sgd", "adagrad", "rowwise_adagrad", "adam"])
+def test_steps_of_fused_optimizers(case: Case, kind: str) -> None:
+    reference: Any = case.model()
+    model: Any = case.model()
+    start = copy.deepcopy(dict(reference.named_parameters()))
+    for one in (reference, model):
+        attach(one.mc._embedding_module, kind)
+    ours = converted(case, model=model, hashing=recfx.HashConfig())
+    for _ in range(3):
+        for one in (reference, ours):
+            run(one, case.sample(), backward=True)
+    found = dict(ours.named_parameters())
+    for name, weight in reference.named_parameters():
+        torch.testing.assert_close(found[name], weight, rtol=1e-5, atol=1e-6, msg=lambda m, n=name: f"{n}: {m}")
+    assert sum(not torch.equal(weight, start[name]) for name, weight in found.items()) == 2  # the tables
+
+
+@each_model
+def test_copies_are_independent_and_the_map_comes_back(case: Case) -> None:
+    original: Any = case.model()
+    model = converted(case, model=original)
+    for copied in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert_same_answers(case.model(), copied, case)
+        before = copy.deepcopy(model.state_dict())
+        with torch.no_grad():
+            for weight in copied.parameters():
+                weight.zero_()
+        assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    with pytest.raises(recfx.ConversionError):
+        recfx.unconvert(model)
+    _, mapping = recfx.unconvert(model, with_mapping=True)
+    remapping = original.mc._managed_collision_collection
+    remapped = remapping.eval()(case.sample(7).args[0])
+    asked = case.sample(7).args[0]
+    row_of = {
+        (key, int(id_)): int(row)
+        for key in remapped.keys()  # noqa: SIM118 (a KeyedJaggedTensor is no dict)
+        for id_, row in zip(asked[key].values(), remapped[key].values(), strict=True)
+    }
+    table_of = {"f": "a", "g": "a", "h": "b"}
+    for table, (ids, rows) in mapping.items():
+        ours = dict(zip(ids.tolist(), rows.tolist(), strict=True))
+        for (key, id_), row in row_of.items():
+            if table.endswith(table_of[key]):
+                assert ours[id_] == row
+
+
+@each_model
+def test_costs_pictures_and_traces(case: Case, tmp_path: Path) -> None:
+    model = converted(case, case.sample())
+    cost = recfx.cost(model)
+    assert {node.collection for node in cost.nodes} >= set(converted_collections(model))
+    assert {node.kind for node in cost.nodes} & {"hash_ids", "hash_lookup"}
+    recfx.draw(model, tmp_path / "model.html")
+    kinds = {str(node.target).rpartition(".")[2] for node in recfx.trace(model, case.sample()).graph.nodes}
+    assert kinds & {"jagged_dict", "keyed_tensor"}
+
+
+@each_model
+@pytest.mark.parametrize("format", ["torchscript", "pt2"])
+def test_files_answer_as_the_model_does(case: Case, format: str, tmp_path: Path) -> None:
+    reference = case.model().eval()
+    recfx.export(converted(case).eval(), tmp_path / "model", case.sample(), format=format)
+    file = recfx.load(tmp_path / "model")
+    for batch_size in (7, 1):
+        call = case.sample(batch_size)
+        (expected,), (answer,) = (tensors_in(run_model(one, call)) for one in (reference, file))
+        torch.testing.assert_close(answer, expected, rtol=case.rtol, atol=case.atol)

@@ -1,0 +1,115 @@
+"""A model whose managed collisions were converted, sharded: ids, rows and outputs are those of the unsharded one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torchrec.distributed.types import ShardingEnv
+
+import recfx
+from recfx.collections.sharding.collection import shard_collection
+from tests.builders.managed_collisions import (
+    DIM,
+    FEATURES,
+    LEARNED,
+    ROWS,
+    Model,
+    batch,
+    hash_zch,
+    learn,
+    managed,
+    mch,
+)
+from tests.builders.optimizers import attach
+from tests.sharding.cases import Case, Table, concatenate, plan_of
+from tests.sharding.ranks import ranks
+
+PLANS: dict[str, tuple[tuple[Any, ...], tuple[Any, ...]]] = {
+    "rows": (("row_wise",), ("row_wise",)),
+    "tables": (("table_wise", 1), ("table_wise", 0)),
+    "columns": (("column_wise", 1, 0), ("table_wise", 1)),
+    "replicas": (("data_parallel",), ("row_wise",)),
+}
+STEPS = 5
+UNKNOWN = 12345
+
+
+def batches(world_size: int) -> list[list[Any]]:
+    """By step and rank: ids that were learned before, new ones, and in the end more than there are rows."""
+    return [
+        [
+            batch([*LEARNED[:3], 500 + step, 500 + rank], [7, 900 + step], [1, 2, 10**15, 40 + rank, 60 + step])
+            for rank in range(world_size)
+        ]
+        for step in range(STEPS)
+    ]
+
+
+def converted(is_pooled: bool, module: str) -> Any:
+    """The same on every rank."""
+    torch.manual_seed(0)
+    collection = managed(is_pooled, {"mch": mch, "hash_zch": hash_zch}[module])
+    attach(collection._embedding_module, "adagrad")
+    if module == "mch":
+        learn(collection)
+    else:
+        for remap in collection._managed_collision_collection._managed_collision_modules.values():
+            remap._hash_zch_identities.data[[2, 5, 11], 0] = torch.tensor([7, 10**12, 1])
+    return recfx.convert(Model(collection), managed_collisions="convert").train()
+
+
+def trained(model: Any, features: list[Any], parts: int) -> tuple[list[list[Tensor]], dict[str, Any]]:
+    """Outputs of every step and of one in eval mode; ids and their rows, by table."""
+    outputs = []
+    for step in features:
+        values = model(step)
+        outputs.append([value.detach() for value in values])
+        sum((value * value).sum() for value in values).div(parts).backward()
+    unknown = model.eval()(batch([UNKNOWN], [UNKNOWN], [UNKNOWN]))
+    outputs.append([value.detach() for value in unknown])
+    plain, mapping = recfx.unconvert(model, with_mapping=True)
+    weights = dict(zip(FEATURES, (weight.detach() for weight in plain.parameters()), strict=True))
+    held = {}
+    for table, (ids, rows) in mapping.items():
+        (name,) = [name for name in FEATURES if table.endswith(name)]
+        held[name] = dict(zip(ids.tolist(), weights[name][rows], strict=True))
+    return outputs, held
+
+
+def on_ranks(rank: int, world_size: int, is_pooled: bool, module: str, plan: str) -> Any:
+    model = converted(is_pooled, module)
+    tables = tuple(
+        Table(name, ROWS, DIM, tuple(features), sharding=sharding)
+        for (name, features), sharding in zip(FEATURES.items(), PLANS[plan], strict=True)
+    )
+    collection = model.mc._embedding_module
+    planned = plan_of(Case(tables, is_pooled=is_pooled), collection, world_size)
+    env = ShardingEnv.from_process_group(dist.group.WORLD)
+    model.mc._embedding_module = shard_collection(collection, planned, env)
+    return trained(model, [of_ranks[rank] for of_ranks in batches(world_size)], 1)
+
+
+@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize("module", ["mch", "hash_zch"])
+@pytest.mark.parametrize("is_pooled", [True, False])
+def test_training_goes_on_as_unsharded(is_pooled: bool, module: str, plan: str) -> None:
+    world_size = 2
+    whole = [concatenate(of_ranks) for of_ranks in batches(world_size)]
+    outputs, held = trained(converted(is_pooled, module), whole, world_size)
+    answers = ranks(world_size).run(on_ranks, is_pooled, module, plan)
+    for step in range(STEPS):
+        for key, expected in enumerate(outputs[step]):
+            parts = [of_rank[step][key] for of_rank, _ in answers]
+            torch.testing.assert_close(torch.cat(parts), expected, msg=lambda m, s=step, k=key: f"{s}, {k}: {m}")
+    for of_rank, held_by_rank in answers:
+        torch.testing.assert_close(of_rank[STEPS], outputs[STEPS])
+        assert {name: list(ids) for name, ids in held_by_rank.items()} == {
+            name: list(ids) for name, ids in held.items()
+        }
+        torch.testing.assert_close(held_by_rank, held)
+    known = {10**12, 7} if module == "hash_zch" else set(LEARNED[:3])
+    assert known <= held["a"].keys()
