@@ -9,7 +9,8 @@ one that takes longest binds::
     scalars   = operations * operation + divisions * division + loads * load + lines * line
     vectors   = vectors * pieces of a block * piece, of 256 bytes each
     latency   = series * copy + queued * copy_issue + chained * (vector + pieces of a block * piece) + waited * wait
-    core      = max(copies, scalars, vectors, latency), and latency + scalars where the scalar unit stops
+    stopped   = scalars + latency of at most as many series as the scalar unit stops times, where it stops
+    core      = max(copies, scalars, vectors, latency, stopped)
     memory    = bytes of all cores / memory_bandwidth
     seconds   = launch + max(core, memory)
 
@@ -200,14 +201,15 @@ def parts_of(work: RowWork, moved: float, block: int, assumed: Assumptions) -> d
         + work.lines * assumed.line
     )
     moving = moved / max(work.copies + work.stores, 1) / assumed.core_bandwidth
-    latency = (
-        work.series * (assumed.copy + moving)
-        + work.queued * max(assumed.copy_issue, moving)
+    copying = assumed.copy + moving
+    others = (
+        work.queued * max(assumed.copy_issue, moving)
         + work.chained * (assumed.vector + pieces * assumed.piece)
         + work.waited * assumed.wait
     )
+    latency = work.series * copying + others
     if work.stops:
-        latency += scalars
+        latency = max(latency, scalars + min(work.series, work.stops) * copying + others)
     return {
         "copies": max(max(work.copies, work.stores) * assumed.copy_issue, moved / assumed.core_bandwidth),
         "scalars": scalars,

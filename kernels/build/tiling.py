@@ -95,17 +95,20 @@ class Need:
         fixed: bytes that do not depend on the block: scalars on their way to memory, and the padding of small vectors.
         per_column: bytes per column of the block. Every vector that is alive at once has its part, and vectors that
             are read or written in a loop have it twice: the compiler loads the next while it computes on the last.
-        per_row: of a fused step, bytes per column and position of a block (``step_rows``). It also asks for up to four
-            gradients at a time where a row crosses a border of chunks, each of which takes eight bytes per column.
+        per_row: of a fused step, bytes per column and position of a block (``step_rows``).
+        per_place: of a fused step, bytes per column and place that has pointers of its own to write through, of which
+            there are up to four; and of the gradients that are asked for at a time, as many, where a row crosses a
+            border of chunks.
     """
 
     fixed: int
     per_column: int
     per_row: int = 0
+    per_place: int = 0
 
     def of(self, block: int) -> int:
         rows = step_rows(block) if self.per_row else 0
-        return self.fixed + (self.per_column + self.per_row * rows + 8 * min(rows, 4)) * block
+        return self.fixed + (self.per_column + self.per_row * rows + self.per_place * min(rows, 4)) * block
 
 
 def _floats(need: Need) -> dict[int, Need]:

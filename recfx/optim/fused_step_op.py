@@ -80,21 +80,17 @@ def fused_step_triton_(
     parts = torch.empty(chunks, 2, block, dtype=torch.float32, device=device)
     no_state = [parts]  # not read
     firsts, seconds = first_states or no_state, second_states or no_state
-    of_tables = (
-        layout.tables,
-        layout.row_starts,
-        layout.dims,
-        weights[0],
-        weights[0],
-        starts(weights),
-        firsts[0],
-        firsts[0],
-        starts(firsts) if first_states else layout.row_starts,
-        seconds[0],
-        seconds[0],
-        starts(seconds) if second_states else layout.row_starts,
-        parts,
-    )
+
+    def of_tables(ways: int) -> list[Tensor]:
+        """Tables and states, each once to be read and ``ways`` times to be written."""
+        return [
+            *(layout.tables, layout.row_starts, layout.dims),
+            *([weights[0]] * (1 + ways) + [starts(weights)]),
+            *([firsts[0]] * (1 + ways) + [starts(firsts) if first_states else layout.row_starts]),
+            *([seconds[0]] * (1 + ways) + [starts(seconds) if second_states else layout.row_starts]),
+            parts,
+        ]
+
     decays = StepNumbers(*numbers).weight_decay != 0
     constants = {"BLOCK_D": block, "DECAYS": decays, "STEP": step, "FIRST_IS_PER_ROW": first_is_per_row}
     constants["STATES"] = bool(first_states) + bool(second_states)
@@ -108,7 +104,7 @@ def fused_step_triton_(
         parts if scales is None else scales,  # not read if None
         gradients,
         layout.first_columns,
-        *of_tables,
+        *of_tables(4),
         rows.numel(),
         batch_size,
         layout.columns,
@@ -119,7 +115,7 @@ def fused_step_triton_(
         **constants,
     )
     if chunks > 1:
-        borders = (bag_of, *of_tables, rows.numel(), chunks, batch_size, *numbers[:TRITON_NUMBERS])
+        borders = (bag_of, *of_tables(1), rows.numel(), chunks, batch_size, *numbers[:TRITON_NUMBERS])
         launch.launch(recfx_fused_step_of_borders, chunks - 1, keys, *borders, **constants)
 
 

@@ -18,12 +18,18 @@ _KERNELS = "recfx.kernels.step.fused_step_triton:"
 _OF_BATCH = {
     "lengths_ptr": "*i64", "scales_ptr": "*fp32", "gradients_ptr": "*fp32", "first_columns_ptr": "*i32",
 }  # fmt: skip
-_OF_TABLES = {
-    "tables_ptr": "*i32", "row_starts_ptr": "*i64", "dims_ptr": "*i32", "weights_ptr": "*fp32",
-    "new_weights_ptr": "*fp32", "weight_starts_ptr": "*i64",
-    "first_ptr": "*fp32", "new_first_ptr": "*fp32", "first_starts_ptr": "*i64",
-    "second_ptr": "*fp32", "new_second_ptr": "*fp32", "second_starts_ptr": "*i64", "parts_ptr": "*fp32",
-}  # fmt: skip
+
+
+def _of_tables(weights: str, ways: tuple[str, ...]) -> dict[str, str]:
+    """The parameters for tables of one dtype; ``ways``: how the pointers are called that a kernel writes through."""
+    signature = {"tables_ptr": "*i32", "row_starts_ptr": "*i64", "dims_ptr": "*i32"}
+    starts = ("weight_starts_ptr", "first_starts_ptr", "second_starts_ptr")
+    for name, kind, start in zip(("weights", "first", "second"), (weights, "fp32", "fp32"), starts, strict=True):
+        pointers = (f"{name}_ptr", *(f"new_{name}{way}_ptr" for way in ways))
+        signature |= dict.fromkeys(pointers, f"*{kind}") | {start: "*i64"}
+    return signature | {"parts_ptr": "*fp32"}
+
+
 _OF_RULE = (
     "learning_rate", "weight_decay", "eps", "first_share", "second_beta", "second_share", "second_correction",
 )  # fmt: skip
@@ -49,9 +55,8 @@ def cases() -> list[KernelCase]:
 
 
 def _step_case(rule: Rule, dtype: str, block: int, weighted: bool, mean: bool, decays: bool = True) -> KernelCase:
-    signature = {"keys_ptr": "*i64", "bags_ptr": "*i32", **_OF_BATCH, **_OF_TABLES, "num_positions": "i32"}
-    signature |= {"batch_size": "i32", "num_columns": "i32", **dict.fromkeys(_OF_RULE, "fp32")}
-    signature |= dict.fromkeys(("weights_ptr", "new_weights_ptr"), f"*{dtype}")
+    signature = {"keys_ptr": "*i64", "bags_ptr": "*i32", **_OF_BATCH, **_of_tables(dtype, ("_0", "_1", "_2", "_3"))}
+    signature |= {"num_positions": "i32", "batch_size": "i32", "num_columns": "i32"} | dict.fromkeys(_OF_RULE, "fp32")
     build = partial(_step_call, rule=rule, dtype=dtype, block=block, weighted=weighted, mean=mean, decays=decays)
     constexprs = {"BLOCK_D": block, "ROWS": step_rows(block), "WEIGHTED": weighted, "MEAN": mean, "DECAYS": decays}
     constexprs |= _constexprs_of(rule)
@@ -61,9 +66,8 @@ def _step_case(rule: Rule, dtype: str, block: int, weighted: bool, mean: bool, d
 
 
 def _border_case(rule: Rule, dtype: str, block: int, decays: bool = True) -> KernelCase:
-    signature = {"keys_ptr": "*i64", "bags_ptr": "*i32", **_OF_TABLES, "num_positions": "i32", "num_chunks": "i32"}
-    signature |= {"batch_size": "i32", **dict.fromkeys(_OF_RULE, "fp32")}
-    signature |= dict.fromkeys(("weights_ptr", "new_weights_ptr"), f"*{dtype}")
+    signature = {"keys_ptr": "*i64", "bags_ptr": "*i32", **_of_tables(dtype, ("",))}
+    signature |= {"num_positions": "i32", "num_chunks": "i32", "batch_size": "i32"} | dict.fromkeys(_OF_RULE, "fp32")
     build = partial(_border_call, rule=rule, dtype=dtype, block=block, decays=decays)
     constexprs = {"BLOCK_D": block, "DECAYS": decays, **_constexprs_of(rule)}
     name = "-".join(["fused_step_of_borders", rule.name, dtype, f"block_{block}", *["undecayed"] * (not decays)])
@@ -200,15 +204,15 @@ class _Problem:
                 states[table][i][row] = held[name][0]
         return weights, states
 
-    def of_tables(self, place: Place, parts: torch.Tensor) -> list[Any]:
+    def of_tables(self, place: Place, parts: torch.Tensor, ways: int) -> list[Any]:
+        """The arguments for tables; each is given once to be read and ``ways`` times to be written."""
+        arguments = [place(torch.tensor(TABLES, dtype=torch.int32)), place(self.row_starts)]
+        arguments.append(place(torch.tensor(self.dims, dtype=torch.int32)))
         empty = place(torch.zeros(1))
         firsts, seconds = ([of[i] if len(of) > i else empty for of in self.states] for i in (0, 1))
-        return [
-            place(torch.tensor(TABLES, dtype=torch.int32)), place(self.row_starts),
-            place(torch.tensor(self.dims, dtype=torch.int32)), self.weights[0], self.weights[0],
-            place(_from_first(self.weights)), firsts[0], firsts[0], place(_from_first(firsts)),
-            seconds[0], seconds[0], place(_from_first(seconds)), parts,
-        ]  # fmt: skip
+        for tensors in (self.weights, firsts, seconds):
+            arguments += [tensors[0]] * (1 + ways) + [place(_from_first(tensors))]
+        return [*arguments, parts]
 
     def call(self, arguments: list[Any], expected: dict[str, torch.Tensor], sums: dict[int, torch.Tensor]) -> Call:
         weights, states = self.stepped(sums)
@@ -233,10 +237,6 @@ def _numbers(rule: Rule, decay: float) -> list[float]:
     return [rate, decay, GROUP["eps"], 1 - first_beta, second_beta, 1 - second_beta, correction]
 
 
-def _padded(gradient: torch.Tensor, block: int) -> torch.Tensor:
-    return torch.nn.functional.pad(gradient, (0, block - gradient.numel()))
-
-
 def _step_call(
     place: Place, rule: Rule, dtype: str, block: int, weighted: bool, mean: bool, batch_size: int, longest: int,
     hot: bool = False, decays: bool = True, infinite: bool = False, absent: bool = False,
@@ -252,13 +252,13 @@ def _step_call(
             continue
         gradient = problem.sum_of(run.positions)
         if run.began_earlier or run.goes_on:
-            expected[run.chunk, 0 if run.began_earlier else 1] = _padded(gradient, block)
+            expected[run.chunk, 0 if run.began_earlier else 1, : gradient.numel()] = gradient
         else:
             sums[run.key] = gradient
     parts = place(torch.full((5, 2, block), -1.0))
     arguments = [
         place(problem.keys), place(problem.bags), place(problem.lengths), place(problem.scales),
-        place(problem.gradients), place(problem.columns.to(torch.int32)), *problem.of_tables(place, parts),
+        place(problem.gradients), place(problem.columns.to(torch.int32)), *problem.of_tables(place, parts, ways=4),
         problem.keys.numel(), batch_size, int(problem.columns[-1]), *_numbers(rule, problem.group["weight_decay"]),
     ]  # fmt: skip
     return problem.call(arguments, {"parts_ptr": expected}, sums)
@@ -279,10 +279,10 @@ def _border_call(
         if run.key < 0 or not (run.began_earlier or run.goes_on):
             continue
         gradient = problem.sum_of(run.positions)
-        parts[run.chunk, 0 if run.began_earlier else 1] = _padded(gradient, block)
+        parts[run.chunk, 0 if run.began_earlier else 1, : gradient.numel()] = gradient
         sums[run.key] = sums[run.key] + gradient if run.key in sums else gradient
     arguments = [
-        place(problem.keys), place(problem.bags), *problem.of_tables(place, place(parts)),
+        place(problem.keys), place(problem.bags), *problem.of_tables(place, place(parts), ways=1),
         problem.keys.numel(), chunks, batch_size, *_numbers(rule, problem.group["weight_decay"]),
     ]  # fmt: skip
     return problem.call(arguments, {}, sums)

@@ -1,6 +1,7 @@
 // What code that MLIR made for the CPU calls.
 
 #include <stdint.h>
+#include <stdlib.h>
 #include <string.h>
 
 typedef struct {
@@ -27,6 +28,12 @@ void memrefCopy(int64_t element_size, AnyArray *from, AnyArray *to) {
         source->aligned + (source->offset + i * source->stride) * element_size,
         element_size);
   }
+}
+
+// What nothing was written to is no number.
+void *undefined_memory(size_t size) {
+  void *memory = malloc(size);
+  return memory == NULL ? NULL : memset(memory, 0xff, size);
 }
 
 // float to bfloat16: to the nearest, ties to even, a NaN stays one.

@@ -47,10 +47,14 @@ def test_what_each_assumption_does(assumed: dict[str, float], expected: dict[str
     assert {name: value for name, value in parts.items() if value} == pytest.approx(expected)
 
 
-def test_a_scalar_unit_that_stops_works_before_and_after_the_copies() -> None:
-    work = RowWork(operations=30, series=2, stops=1, waited=2)
+@pytest.mark.parametrize("stops", [1, 2, 3])
+def test_a_scalar_unit_that_stops_works_before_and_after_the_copies(stops: int) -> None:
+    """And while the others come, if it stops for fewer than follow one another."""
+    work = RowWork(operations=30, series=2, stops=stops, waited=2)
     parts = parts_of(work, 0.0, 64, replace(FREE, operation=1.0, copy=10.0, wait=3.0))
-    assert parts["latency"] == 2 * 10 + 2 * 3 + 30
+    assert parts["latency"] == min(stops, 2) * 10 + 2 * 3 + 30
+    faster = parts_of(work, 0.0, 64, replace(FREE, copy=10.0, wait=3.0))
+    assert faster["latency"] == 2 * 10 + 2 * 3
 
 
 def test_more_cores_take_less_time() -> None:

@@ -44,7 +44,7 @@ def test_rows_without_columns_have_no_block(dim: int) -> None:
 def test_a_step_asks_for_fewer_rows_where_they_are_wide(block: int, rows: int) -> None:
     assert step_rows(block) == step_rows(block, ASCEND_910B) == rows
     assert step_rows(block, chip_named("Ascend910_9579")) == 2
-    assert Need(5, 10, 3).of(block) == 5 + (10 + 3 * rows + 8 * min(rows, 4)) * block
+    assert Need(5, 10, 3, 7).of(block) == 5 + (10 + 3 * rows + 7 * min(rows, 4)) * block
 
 
 @pytest.mark.parametrize(("work", "expected"), [(0, 1), (1, 1), (39, 39), (40, 40), (41, 40), (10**9, 40)])

@@ -31,6 +31,6 @@ ADAGRAD = Adagrad(
     start_setting="initial_accumulator_value",
     states=(StateTensor("sum", "momentum1"),),
     counts_steps=True,
-    step_need=Need(1376, 72, 24),
+    step_need=Need(1744, 20, 24, 40),
     border_need=Need(192, 52),
 )

@@ -98,6 +98,6 @@ ADAM = Adam(
     saves_step=True,
     decay_in_fused_params="FBGEMM's Adam subtracts it from the weights (AdamW), recfx's adds it to the gradient: leave "
     "it out, or attach torch.optim.Adam(weight_decay=...) with apply_optimizer_in_backward if you mean that rule.",
-    step_need=Need(1792, 96, 32),
+    step_need=Need(2320, 20, 32, 52),
     border_need=Need(288, 68),
 )

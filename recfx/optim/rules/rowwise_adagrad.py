@@ -33,7 +33,7 @@ ROWWISE_ADAGRAD = RowWiseAdagrad(
     counts_steps=True,
     decay_modes=(WeightDecayMode.L2,),
     variants={WeightDecayMode.DECOUPLE: ROWWISE_ADAGRAD_DECOUPLED},
-    step_need=Need(2000, 60, 16),
-    border_need=Need(384, 38),
+    step_need=Need(3048, 22, 16, 46),
+    border_need=Need(304, 58),
     when_cut=("keeps one number per row in {blocks}, a mean over the block's columns", "Adagrad"),
 )

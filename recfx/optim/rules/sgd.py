@@ -26,6 +26,6 @@ SGD = Sgd(
     placeholders=(TorchRecSGD,),
     fused_types=(EmbOptimType.SGD, EmbOptimType.EXACT_SGD),
     settings=(LEARNING_RATE, WEIGHT_DECAY),
-    step_need=Need(1024, 48, 16),
+    step_need=Need(1296, 20, 16, 28),
     border_need=Need(192, 32),
 )
