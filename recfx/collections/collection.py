@@ -243,6 +243,21 @@ class UnshardedCollection(WholeTables):
         finally:
             self._store.graph_fits = False
 
+    def share_index(self, table: str, owner: UnshardedCollection, owners_table: str) -> None:
+        """Let ``table`` have the index of a table of another collection, which has the same weight, from now on."""
+        self.hash_indexes[table] = owner.index(owners_table)
+        for collection in (self, owner):
+            collection._store.shares_indexes = True
+
+    @property
+    def shares_indexes(self) -> bool:
+        """Whether another collection has one of its indexes as well, or has had."""
+        return self._store.shares_indexes
+
+    def init_fn(self, table: str) -> Callable[[torch.Tensor], object] | None:
+        """The function that fills the rows of ``table``; None if it does not have its own."""
+        return self._store.init_fns[table]
+
     def answer_with(self, lookup: nn.Module) -> None:
         """Let ``lookup`` answer from now on, in the place of the collection's own graph; hooks stay."""
         self.__dict__["_run"] = lookup  # an attribute and no child, like the method

@@ -23,6 +23,7 @@ from recfx.replacement.conversion_record import Conversion, attach_conversion, c
 from recfx.replacement.managed_collisions import TakenOver, take_over
 from recfx.replacement.replace_collections import config_for, replace_collections
 from recfx.replacement.resize_tables import TableResizing
+from recfx.replacement.tied_tables import notes_on_tied
 
 
 @dataclass
@@ -115,6 +116,8 @@ def decide(
         conversion = decision.conversion = recorded(discovery, asked.on_unsupported, before=conversion_of(model))
         conversion.notes += compile_dropped(model, asked.inplace) + read_but_not_called(discovery)
         conversion.notes += taken_over.notes(discovery)
+        converted = [(each, decision.replacements[id(each.module)]) for each in discovery.of(CONVERTIBLE)]
+        conversion.notes += notes_on_tied(taken_over.model, converted)
         attach_conversion(decision.converted, conversion)
         if asked.verifies:
             conversion.notes += check_conversion(model, decision.converted, asked, conversion, discovery)

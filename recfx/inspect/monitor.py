@@ -68,8 +68,12 @@ def monitor(model: nn.Module, *, probed_groups: int | None = None) -> Monitor:
             what_to_do="pass the model that recfx.convert returned, or what shards or wraps it.",
         )
     tables: dict[str, list[IndexHealth]] = {}
+    seen: set[HashIndex] = set()
     for path, collection in collections.items():
         for table, indexes in _indexes(collection).items():
+            if indexes and seen.issuperset(indexes):  # of a table of the same weight
+                continue
+            seen.update(indexes)
             tables[kind_of(collection).table_path(path, table)] = [IndexHealth(index) for index in indexes]
     if not tables:
         raise ConversionError(

@@ -27,6 +27,7 @@ from recfx.ir.tables import IdRange, TableSpec
 from recfx.optim.attached import attached_optimizers
 from recfx.passes import Pass
 from recfx.replacement.resize_tables import TableResizing
+from recfx.replacement.tied_tables import TiedTables
 
 Hashing = HashConfig | Mapping[str, HashConfig | None] | None
 
@@ -47,12 +48,12 @@ def replace_collections(
     """
     _check_table_names(findings, hashing)
     replacements: dict[int, nn.Module] = {}
-    owners: dict[int, tuple[str, bool]] = {}
+    tied = TiedTables()
     for finding in findings:
         before = resizing.mark()
         try:
             converted = _replace_collection(finding, hashing, backend, resizing, passes)
-            _check_tied(converted, finding.path, owners)
+            tied.tie(converted, finding)
         except ConversionError as error:
             if not keep_refused:
                 raise
@@ -78,7 +79,9 @@ def _replace_collection(
         name: config_of_learned(learned, by_table[name], name, finding.path)
         for name, learned in finding.learned.items()
     }
-    specs = describe_tables(kind, configs, tables, by_table, is_weighted, adopt=True, collection=finding.path)
+    before = {name: resizing.rows_before(tables[name].weight) for name in by_table}
+    of_ids = {name: _keep_dense(config, before[name]) for name, config in by_table.items()}
+    specs = describe_tables(kind, configs, tables, of_ids, is_weighted, adopt=True, collection=finding.path)
     specs = tuple(replace(spec, id_range=_id_range(spec, finding.id_ranges)) for spec in specs)
     for spec, config in zip(specs, configs, strict=True):
         _resize(tables[spec.name], spec, config, finding.path, resizing)
@@ -144,7 +147,14 @@ def carry_references(standard: nn.Module, converted: nn.Module) -> None:
 def _resize(holder: Any, spec: TableSpec, config: Any, path: str, resizing: TableResizing) -> None:
     if spec.num_embeddings > holder.weight.shape[0]:
         resizing.resize(holder.weight, spec.num_embeddings, path, config, spec.custom_init_fn)
-        holder.num_embeddings = spec.num_embeddings
+    holder.num_embeddings = spec.num_embeddings
+
+
+def _keep_dense(config: HashConfig | None, rows_before: int | None) -> HashConfig | None:
+    """The config of a table whose weight has got more rows than it had, for another table: these are not dense."""
+    if config is None or config.dense_rows is not None or rows_before is None:
+        return config
+    return replace(config, dense_rows=rows_before)
 
 
 def config_for(table: str, hashing: Hashing) -> HashConfig | None:
@@ -185,20 +195,6 @@ def _check_table_names(findings: list[Finding], hashing: Hashing) -> None:
             reason="unknown_table",
             what_to_do=f"use table names: {sorted(known)}.",
         )
-
-
-def _check_tied(converted: UnshardedCollection, path: str, owners: dict[int, tuple[str, bool]]) -> None:
-    """Refuse two indexes over one weight, or an index and dense ids: they would give the same row to two ids."""
-    for spec in converted.tables:
-        name = kind_of(converted).weight_name(path, spec.name)
-        other, other_has_index = owners.setdefault(id(converted.weight(spec.name)), (name, spec.has_index))
-        if other != name and (spec.has_index or other_has_index):
-            raise ConversionError(
-                f"table {spec.name!r} shares its weight with {other}, and one of them has an index.",
-                reason="tied_tables",
-                module_path=path,
-                what_to_do="use one table for both features, or leave the ids of both dense.",
-            )
 
 
 # What collections would become, to look at: the model stays as it is, and no table is allocated

@@ -51,6 +51,10 @@ class TableResizing:
         if grad is not None:
             weight.grad = _append_rows(grad, rows)
 
+    def rows_before(self, weight: object) -> int | None:
+        """How many rows the parameter had, if it has more now: another table of the same weight has been resized."""
+        return next((data.shape[0] for resized, data, _ in self._old if resized is weight), None)
+
     def _holding_state_for(self, weight: nn.Parameter) -> list[torch.optim.Optimizer]:
         """Ordinary optimizers of this process that hold rows of state for ``weight``; torch has no registry of them."""
         if self._optimizers is None:

@@ -259,7 +259,9 @@ class NewRows:
 
     def _key(self, table: TableSpec) -> int:
         assert table.hashing is not None
-        named = (table.table_name, table.hashing.seed)
+        # An index that tables of one weight share has the name of one of them.
+        name = table.table_name if table.shard_of else self._store.index(table.name).name
+        named = (name, table.hashing.seed)
         if named not in self._keys:
             self._keys[named] = initialization_key(*named)
         return self._keys[named]

@@ -22,6 +22,10 @@ from recfx.optim.fused_optimizer import FusedOptimizer
 from recfx.runtime.forwards import Forwards
 from recfx.runtime.in_flight import BatchesInFlight
 
+# Of all stores that share indexes with others: which do, may be different in copies.
+_LOCK_OF_SHARED = threading.RLock()
+os.register_at_fork(after_in_child=lambda: globals().update(_LOCK_OF_SHARED=threading.RLock()))
+
 
 class TableStore:
     """Weights, indexes and fused optimizers of one collection, by table name.
@@ -35,6 +39,7 @@ class TableStore:
 
     Attributes:
         in_flight: the batches whose rows must keep their ids.
+        shares_indexes: whether stores of other collections have some of the indexes as well.
         forwards: what the forward under way has changed, in the collections of one model together.
         graph_fits: whether the forward under way has compared the tables with what its graph was made for. Then no
             weight with a fused optimizer has a hook, and the kernels of all lookups still serve their tables.
@@ -55,6 +60,7 @@ class TableStore:
         self.in_flight = BatchesInFlight()
         self._owners: dict[str, weakref.ref[nn.Parameter]] = {}
         self._lock, self._process = threading.RLock(), os.getpid()
+        self.shares_indexes = False
         self.forwards = Forwards()
         self.graph_fits = False
         self._without_tables = device or torch.device("cpu")
@@ -62,6 +68,8 @@ class TableStore:
     @property
     def new_rows_lock(self) -> Any:  # threading.RLock, which is not a type
         """A lock to hold while rows are given out and initialised, lest another thread initialise them as well."""
+        if self.shares_indexes:
+            return _LOCK_OF_SHARED
         if self._process != os.getpid():  # in a forked child, the thread that held it does not exist
             self._lock, self._process = threading.RLock(), os.getpid()
         return self._lock
@@ -70,7 +78,7 @@ class TableStore:
         return {key: value for key, value in self.__dict__.items() if key not in ("_lock", "_owners")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update({"in_flight": BatchesInFlight(), **state})  # pickles of earlier versions lack it
+        self.__dict__.update({"in_flight": BatchesInFlight(), "shares_indexes": False, **state})  # earlier pickles lack
         self._owners, self.graph_fits = {}, False  # a copy has its own parameters
         self._lock, self._process = threading.RLock(), os.getpid()
 

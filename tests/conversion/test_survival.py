@@ -337,7 +337,7 @@ def test_a_failure_leaves_everything_as_it_was(inplace: bool, why: str) -> None:
     if why == "second_collection":
         model.zz_last.embedding_bags["t1"].max_norm = 1.0
     elif why == "tied":
-        model.zz_last.embedding_bags["t1"].weight = model.ebc.embedding_bags["t1"].weight
+        model.zz_last.embedding_bags["t1"].weight = model.zz_last.embedding_bags["t2"].weight
     else:
         attach(model.zz_last, torch.optim.SGD, nesterov=True, momentum=0.5)
     features = batch(4)

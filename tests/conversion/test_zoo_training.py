@@ -127,10 +127,6 @@ def test_raw_ids(case: Case) -> None:
     """Verification maps the ids through the index, and gives rows to the standard model."""
     call = case.sample()
     sample = Sample(*map(with_raw_ids, call.args), **{name: with_raw_ids(each) for name, each in call.kwargs.items()})
-    if case.name in TIED_RAW:
-        with pytest.raises(recfx.ConversionError, match=r"^\[tied_tables\]"):
-            recfx.convert(case.model(), hashing=RAW)
-        return
     original = case.model()
     converted = recfx.convert(original, sample, hashing=RAW)
     verification = conversion_of(converted).verification
@@ -144,6 +140,3 @@ def test_raw_ids(case: Case) -> None:
             ids, rows = collection.index(table.name).items()
             assert ids.numel() == rows.unique().numel() > 0
             assert ids.abs().max() > 2**20
-
-
-TIED_RAW = {"sequence_tied_to_pooled"}

@@ -216,6 +216,13 @@ def shard_collection(
             backward that has no fused form.
     """
     path = path or module.collection
+    if module.shares_indexes:
+        raise ConversionError(
+            "it has an index that a table of the same weight has in another collection, and shards do not share any.",
+            reason="tied_tables",
+            module_path=path,
+            what_to_do="use one table for both features, leave the ids of both dense, or do without sharding.",
+        )
     sharding = read_plan(module.tables, plan, env.rank, env.world_size, path)
     groups = DistGroups.of(env, sharding.local_size, host_group)
     check_optimizers(module)
