@@ -27,6 +27,7 @@ from recfx.passes import Pass
 from recfx.planner.priced_plan import price_of
 from recfx.planner.shard_model import environment, plan_for, shard_collections
 from recfx.replacement.conversion_record import add_notes, attach_conversion, conversion_of
+from recfx.replacement.dedup import Asked
 from recfx.replacement.replace_collections import Hashing, carry_references
 from recfx.replacement.resize_tables import TableResizing
 
@@ -64,6 +65,7 @@ def convert(
     id_ranges: Mapping[str, tuple[int, int]] | None = None,
     passes: Iterable[Pass] | None = None,
     managed_collisions: str | None = None,
+    dedup: Asked = "auto",
 ) -> nn.Module:
     """Rewrite every ``EmbeddingBagCollection`` and ``EmbeddingCollection`` of ``model`` to a graph of explicit nodes.
 
@@ -104,6 +106,10 @@ def convert(
             tuple, and every id that their MCH or HashZch modules have learned keeps its row, with weights and
             optimizer state. The index gives rows to new ids from then on, by the rules that come closest, or by those
             of ``hashing``; ``recfx.explain`` says what differs. None leaves them as they are.
+        dedup: whether sharded tables whose rows are not pooled send each different id of a key once per batch, and get
+            its row back once. Results are the same but for the order of sums in gradients. ``"auto"`` does so where it
+            is expected to pay, which needs to know the share of different ids: a dict gives it by table name, a
+            number from 0 to 1, or says True or False. True and False are for all tables.
         on_unsupported: ``"error"``, or ``"keep"`` to leave what cannot be converted as it is; the report lists it.
 
     Returns:
@@ -122,7 +128,7 @@ def convert(
         call = None if sample is None else Sample.of(sample)
         asked = Request(
             call, hashing, plan, env, device, backend, whole_graph, verify, inplace, on_unsupported, id_ranges,
-            named_passes(passes), managed_collisions,
+            named_passes(passes), managed_collisions, dedup,
         )  # fmt: skip
         converted = _convert(model, asked, done)
     except BaseException as error:

@@ -20,6 +20,7 @@ from recfx.discovery.discover import Discovery, discover
 from recfx.errors import ConversionError, Diagnostic
 from recfx.ir.tables import IdRange
 from recfx.replacement.conversion_record import Conversion, attach_conversion, conversion_of, recorded
+from recfx.replacement.dedup import dedup_of
 from recfx.replacement.managed_collisions import TakenOver, take_over
 from recfx.replacement.replace_collections import config_for, replace_collections
 from recfx.replacement.resize_tables import TableResizing
@@ -102,6 +103,7 @@ def decide(
             resizing,
             keep_refused=asked.keeps or not raises,
             passes=asked.passes,
+            dedup=asked.dedup,
         )
         if not asked.keeps and not isinstance(asked.hashing, Mapping):
             _refuse_raw_ids_of_kept(discovery, decision.replacements)
@@ -207,6 +209,10 @@ def _refuse_other_request(discovery: Discovery, asked: Request) -> None:
             what = f"backend {asked.backend!r}"
         elif asked.passes is not None and asked.passes != converted.passes:
             what = "other passes"
+        elif asked.dedup != "auto" and any(
+            dedup_of(table.name, asked.dedup) != table.dedup for table in converted.tables
+        ):
+            what = "another dedup"
         else:
             what = ""
         if what:

@@ -17,6 +17,7 @@ from recfx.hashing import HashConfig
 from recfx.hashing.config import as_integer
 from recfx.ir.tables import IdRange
 from recfx.passes import Pass
+from recfx.replacement.dedup import Asked, check_asked
 from recfx.replacement.replace_collections import Hashing
 
 DEFAULT_HASHING = HashConfig()
@@ -40,6 +41,7 @@ class Request:
     id_ranges: Mapping[str, tuple[int, int]] | None = None
     passes: tuple[Pass, ...] | None = None
     managed_collisions: str | None = None
+    dedup: Asked = "auto"
 
     @property
     def keeps(self) -> bool:
@@ -62,6 +64,7 @@ class Request:
             raise _invalid(f"on_unsupported is {self.on_unsupported!r}.", "use 'error' or 'keep'.")
         if self.managed_collisions not in (None, "convert"):
             raise _invalid(f"managed_collisions is {self.managed_collisions!r}.", "use 'convert' or None.")
+        check_asked(self.dedup)
         if self.plan is not None:
             check_plan(self.plan)
         if self.env is not None and not isinstance(self.env, ShardingEnv):

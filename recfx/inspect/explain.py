@@ -37,6 +37,7 @@ from recfx.passes import Pass
 from recfx.planner.priced_plan import price_of, topology_of, world_size_of
 from recfx.planner.pricing.values import whole_number
 from recfx.replacement.conversion_record import Found
+from recfx.replacement.dedup import Asked
 from recfx.replacement.replace_collections import Hashing, unchanged
 from recfx.replacement.resize_tables import TableResizing
 from recfx.version import __version__
@@ -56,6 +57,7 @@ def explain(
     on_unsupported: str = "error",
     passes: Iterable[Pass] | None = None,
     managed_collisions: str | None = None,
+    dedup: Asked = "auto",
     tables: Literal["groups", "all"] = "groups",
 ) -> Report:
     """Say what was done to ``model``, or, before conversion, what ``convert`` with the same arguments would do to it.
@@ -73,7 +75,7 @@ def explain(
             and what is wrong with it. The nodes are those of this rank, on the devices for which ``recfx.plan`` made
             the plan, or else where the tables are. A sharded model is explained as this rank sees it; nothing is
             communicated.
-        hashing, backend, id_ranges, on_unsupported, passes, managed_collisions: as for ``convert``.
+        hashing, backend, id_ranges, on_unsupported, passes, managed_collisions, dedup: as for ``convert``.
         device: as for ``convert``. The report describes the tables where they are now.
         world_size: the number of ranks that ``plan`` is for. Default: those that the plan was made for, if
             ``recfx.plan`` made it, or those of the default process group.
@@ -96,6 +98,7 @@ def explain(
         id_ranges=id_ranges,
         passes=named_passes(passes),
         managed_collisions=managed_collisions,
+        dedup=dedup,
     )
     asked.check(model)
     if tables not in ("groups", "all"):

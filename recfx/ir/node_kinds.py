@@ -35,6 +35,8 @@ class ValueType(Enum):
     ARRIVED_IDS = "a KJT of ids that have arrived"
     DIST_CONTEXT = "a dist context"
     HOST_IDS = "a KJT of ids on the host"
+    DIFFERENT_IDS = "a KJT of the different ids of each key"
+    INVERSE = "the numbers of ids among the different ones"
     SNAPSHOT = "a snapshot of the indexes"
     FOUND_ROWS = "rows found ahead"
     ROWS = "a KJT of rows"
@@ -47,6 +49,7 @@ class ValueType(Enum):
     ARRIVED_POOLED = "pooled rows that have arrived"
     ARRIVED_UNPOOLED = "rows that have arrived, one for each id"
     DIVIDED = "pooled means"
+    EXPANDED = "a row for each id, made of one for each different id"
     KEYED_TENSOR = "a KeyedTensor"
     JAGGED_DICT = "a dict of JaggedTensors"
 
@@ -172,6 +175,7 @@ _LOOKED_UP: Mapping[str, type] = {"tables": tuple, "combine": str, "stored": tup
 _IDS = Input((ValueType.IDS,))
 _HERE = (ValueType.IDS, ValueType.ARRIVED_IDS)
 _HASHABLE = (*_HERE, ValueType.HOST_IDS)
+_OWN = (ValueType.IDS, ValueType.HOST_IDS, ValueType.DIFFERENT_IDS)
 _POOLED = (ValueType.POOLED, ValueType.ARRIVED_POOLED)
 
 NODE_KINDS: dict[str, NodeKind] = {
@@ -194,9 +198,18 @@ NODE_KINDS: dict[str, NodeKind] = {
             stage=Stage.SELECT,
         ),
         NodeKind(
+            "dedup_ids",
+            "leaves out ids of a key that an earlier sample of the batch has, or an earlier place of the same one",
+            inputs=(Input((ValueType.IDS, ValueType.HOST_IDS)),),
+            outputs=(ValueType.DIFFERENT_IDS, ValueType.INVERSE),
+            size=size_of_ids,
+            stage=Stage.INPUT_DIST,
+            attributes={"deduped": tuple},
+        ),
+        NodeKind(
             "bucketize",
             "row-wise routing: sends each id to the rank that owns its row or its bucket of rows",
-            inputs=(Input((ValueType.IDS, ValueType.HOST_IDS)),),
+            inputs=(Input(_OWN),),
             outputs=(ValueType.ROUTED_IDS,),
             size=size_of_ids,
             stage=Stage.INPUT_DIST,
@@ -204,7 +217,7 @@ NODE_KINDS: dict[str, NodeKind] = {
         NodeKind(
             "input_dist_start",
             "all-to-all of ids, started",
-            inputs=(Input((ValueType.IDS, ValueType.HOST_IDS, ValueType.ROUTED_IDS)),),
+            inputs=(Input((*_OWN, ValueType.ROUTED_IDS)),),
             outputs=(ValueType.IDS_IN_FLIGHT, ValueType.CONTEXT_IN_FLIGHT),
             size=size_of_ids,
             stage=Stage.INPUT_DIST,
@@ -341,6 +354,14 @@ NODE_KINDS: dict[str, NodeKind] = {
             cut_before=True,
         ),
         NodeKind(
+            "expand_rows",
+            "gives every id the row of the different id that it is; the backward sums the gradients of equal ids",
+            inputs=(Input((ValueType.ARRIVED_UNPOOLED,)), Input((ValueType.INVERSE,))),
+            outputs=(ValueType.EXPANDED,),
+            size=size_of_rows,
+            stage=Stage.ASSEMBLE,
+        ),
+        NodeKind(
             "mean_divide",
             "divides features that are MEAN but whose lookup ran as SUM by max(length, 1)",
             inputs=(Input(_POOLED), _IDS),
@@ -360,7 +381,7 @@ NODE_KINDS: dict[str, NodeKind] = {
         NodeKind(
             "jagged_dict",
             "TorchRec's output type for rows that are not pooled, one JaggedTensor per key, in the unsharded key order",
-            inputs=(Input((ValueType.UNPOOLED, ValueType.ARRIVED_UNPOOLED), repeats=True), _IDS),
+            inputs=(Input((ValueType.UNPOOLED, ValueType.ARRIVED_UNPOOLED, ValueType.EXPANDED), repeats=True), _IDS),
             outputs=(ValueType.JAGGED_DICT,),
             size=size_of_rows,
             stage=Stage.ASSEMBLE,

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import sympy
 from torch import fx
 
+from recfx.ir.context import CollectionContext
+from recfx.ir.dedup import different
 from recfx.ir.meta import BATCH, WORLD, Collective, NodeMeta, mean_length
 from recfx.ir.node_kinds import (
     NODE_KINDS,
@@ -13,20 +17,19 @@ from recfx.ir.node_kinds import (
     Stage,
     ValueType,
     size_of_ids,
-    size_of_rows,
     size_of_unpooled,
 )
 from recfx.ir.operator_graph import OperatorGraph, hop_of, source_of
 from recfx.ir.shard import Shard
-from recfx.ir.tables import output_dtype, total_dim
+from recfx.ir.tables import TableSpec, output_dtype, total_dim
 
 _INT64, _FLOAT32 = 8, 4
 
 
 def sent_ids(shards: list[Shard]) -> sympy.Expr:
     """The ids that a rank sends to these shards. Cutting a table's rows into pieces does not change their number."""
-    features = [feature for shard in _whole(shards) for feature in shard.table.feature_names]
-    return BATCH * sympy.Add(*map(mean_length, features))
+    lengths = [name for shard in _whole(shards) for name in shard.table.sent_lengths]
+    return BATCH * sympy.Add(*map(mean_length, lengths))
 
 
 def _whole(shards: list[Shard]) -> list[Shard]:
@@ -77,6 +80,8 @@ def size_of(graph: OperatorGraph, node: fx.Node) -> Size:
     usual, dtype = NODE_KINDS[kind].size(tables)
     if collection.sharding is None:
         return Size(usual, dtype)
+    if kind == "dedup_ids":
+        return Size((_different_ids(tables),), dtype)
     if kind in ("bucketize", "input_dist_start"):
         return Size((sent_ids(collection.sharding.by_rank()),), dtype)
     if NODE_KINDS[kind].size is size_of_ids and graph.works_on_shards(node):
@@ -85,7 +90,7 @@ def size_of(graph: OperatorGraph, node: fx.Node) -> Size:
         hop = graph.hop(node)
         return Size((hop.samples, sympy.Integer(hop.dim)), output_dtype(tables))
     if kind == "output_dist_wait" and not collection.is_pooled:
-        return size_of_rows(tables)
+        return size_of_unpooled(_different_ids(tables), tables)
     if kind == "output_dist_wait":
         start = node.all_input_nodes[0]
         hops, hop_number = collection.hops(str(start.kwargs["way"])), hop_of(start) + 1
@@ -96,6 +101,11 @@ def size_of(graph: OperatorGraph, node: fx.Node) -> Size:
     if kind in ("lookup", "hash_lookup"):
         return Size((WORLD * BATCH, sympy.Integer(total_dim(graph.columns(node)))), dtype)
     return Size(usual, dtype)
+
+
+def _different_ids(tables: tuple[TableSpec, ...]) -> sympy.Expr:
+    """The ids of one rank's batch that are sent, each counted once, whatever shards they are sent to."""
+    return BATCH * sympy.Add(*(mean_length(name) for table in tables for name in table.sent_lengths))
 
 
 def _ids_of(graph: OperatorGraph, lookup: fx.Node) -> sympy.Expr:
@@ -144,9 +154,22 @@ def runs_on_host(graph: OperatorGraph, node: fx.Node) -> bool:
     return graph.collection(node).copies_ids and not copies and device_of(graph, node) == "cpu"
 
 
+def _as_they_come(
+    collection: CollectionContext, shape: tuple[sympy.Expr, ...], collectives: tuple[Collective, ...]
+) -> tuple[tuple[sympy.Expr, ...], tuple[Collective, ...]]:
+    """The same with all ids in place of the different ones."""
+    features = {feature for table in collection.tables for feature in table.feature_names}
+    lengths = {mean_length(different(feature)): mean_length(feature) for feature in features}
+    shape = tuple(size.xreplace(lengths) for size in shape)
+    return shape, tuple(replace(call, bytes=call.bytes.xreplace(lengths)) for call in collectives)
+
+
 def meta_of_value(graph: OperatorGraph, node: fx.Node, made_by: str = "") -> NodeMeta:
     """The metadata of a node, from all of the above."""
     (shape, dtype), collection = size_of(graph, node), graph.collection(node)
+    collectives = collectives_of(graph, node)
+    if any(table.sends_different for table in collection.tables) and not graph.of_kind("dedup_ids"):
+        shape, collectives = _as_they_come(collection, shape, collectives)  # passes of the user's leave it out
     return NodeMeta(
         kind=graph.kind(node),
         collection=collection.name,
@@ -160,5 +183,5 @@ def meta_of_value(graph: OperatorGraph, node: fx.Node, made_by: str = "") -> Nod
         tables=tuple(table.name for table in graph.tables(node)),
         kernel=str(node.kwargs.get("kernel", "")),
         combine=str(node.kwargs.get("combine", "")),
-        collectives=collectives_of(graph, node),
+        collectives=collectives,
     )

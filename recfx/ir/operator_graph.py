@@ -68,7 +68,7 @@ class OperatorGraph:
         kind, collection = self.kind(node), self.collection(node)
         if "tables" in node.kwargs:
             return self.named(node, names_in(node, "tables"))
-        if kind in ("mean_divide", "output_dist_wait") or NODE_KINDS[kind].like_input:
+        if kind in ("mean_divide", "output_dist_wait", "expand_rows") or NODE_KINDS[kind].like_input:
             return self.tables(source_of(node))
         if kind == "output_dist_start":
             assert collection.sharding is not None
@@ -96,7 +96,7 @@ class OperatorGraph:
         kind, collection = self.kind(node), self.collection(node)
         if kind in ("lookup", "hash_lookup"):
             return columns_of(self.tables(node))
-        if kind == "mean_divide" or NODE_KINDS[kind].like_input:
+        if kind in ("mean_divide", "expand_rows") or NODE_KINDS[kind].like_input:
             return self.columns(source_of(node))
         if kind == "output_dist_wait":
             start, sharding = source_of(node), collection.sharding

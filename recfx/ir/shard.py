@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
+from recfx.ir.dedup import Dedup
 from recfx.ir.meta import mean_length
 from recfx.ir.tables import Columns, TableSpec, columns_of
 
@@ -55,11 +56,11 @@ class Shard:
         return columns_of((self.spec,))
 
     def expected_ids(self, length: Callable[[str], Any] = mean_length) -> Any:
-        """How many ids a sample has for it, if all rows are equally likely and features have so many: an expression, or
-        a number if ``length`` gives numbers.
+        """How many ids a sample sends to it, if all rows are equally likely and lengths are such: an expression, or a
+        number if ``length`` gives numbers.
         """
         share = Fraction(self.num_rows, self.table.num_embeddings)
-        return sum(share * length(feature) for feature in self.table.feature_names)
+        return sum(share * length(name) for name in self.table.sent_lengths)
 
     def of(self, whole: Tensor) -> Tensor:
         """A view of this rectangle in the ``[rows, dim]`` tensor of the whole table."""
@@ -80,6 +81,7 @@ class Shard:
             shard_keys=self.table.embedding_names,
             first_row=self.rows[0],
             first_column=self.columns[0],
+            dedup=Dedup(self.table.sends_different),
         )
 
 

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from recfx.ir.dedup import WHERE_IT_PAYS, Dedup, WhyNot, different, why_not
+
 if TYPE_CHECKING:
     from recfx.hashing import ResolvedHashConfig
 
@@ -79,6 +81,7 @@ class TableSpec:
         first_row: the table's row at which a shard begins.
         first_column: the table's column at which a shard begins.
         id_range: the range that all of its ids are known to be in.
+        dedup: what the user says about sending each of its different ids once, if it is sharded.
     """
 
     name: str
@@ -98,6 +101,7 @@ class TableSpec:
     first_row: int = 0
     first_column: int = 0
     id_range: IdRange | None = None
+    dedup: Dedup = WHERE_IT_PAYS
 
     @property
     def table_name(self) -> str:
@@ -141,6 +145,22 @@ class TableSpec:
     def evicts(self) -> bool:
         """Whether ids may lose their rows to new ids."""
         return self.has_index and self.hashing is not None and self.hashing.evicts
+
+    @cached_property
+    def sends_different(self) -> bool:
+        """Whether its ids are sent to other ranks once per key and batch, if it is sharded."""
+        return self.why_sent_as_they_come is None
+
+    @cached_property
+    def why_sent_as_they_come(self) -> WhyNot | None:
+        """Why equal ids are sent as often as they come; None if they are not."""
+        is_counted = self.evicts or self.admits
+        return why_not(self.dedup, self.name, self.embedding_dim, is_pooled=self.is_pooled, is_counted=is_counted)
+
+    @cached_property
+    def sent_lengths(self) -> tuple[str, ...]:
+        """For each of its features, the name of the length that says how many of its ids are sent."""
+        return tuple(map(different, self.feature_names)) if self.sends_different else self.feature_names
 
     @property
     def finds_on_device(self) -> bool:

@@ -12,7 +12,7 @@ from torch import fx
 
 from recfx.ir.meta import find_module, node_meta
 from recfx.ir.node_kinds import ASSEMBLERS, COMBINES, NODE_KINDS, NOT_COMBINED, UNPOOLED_FORMS, NodeKind, ValueType
-from recfx.ir.operator_graph import Operator, OperatorGraph, hop_of, lowered_from
+from recfx.ir.operator_graph import Operator, OperatorGraph, hop_of, lowered_from, names_in
 from recfx.ir.operators import kind_of
 from recfx.ir.tables import columns_of, embedding_dims
 
@@ -183,7 +183,7 @@ def _call_of(lookup: fx.Node) -> str:
 
 
 _SINGLE = (bool, int, float, str, torch.dtype)
-_OF_TABLES = ("tables", "hashed", "divided")
+_OF_TABLES = ("tables", "hashed", "divided", "deduped")
 """The attributes that hold names of tables, which may be objects of a user's subclass of ``str``."""
 
 
@@ -211,6 +211,8 @@ def _check_places(graph: OperatorGraph, fail: Fail) -> None:
         _check_way_back(graph, started, fail)
     for output in graph.of_kind(*ASSEMBLERS):
         _check_columns(graph, output, fail)
+    for dedup in graph.of_kind("dedup_ids"):
+        _check_expanded(graph, dedup, fail)
 
 
 def _check_routes(graph: OperatorGraph, started: fx.Node, fail: Fail) -> None:
@@ -252,6 +254,24 @@ def _check_columns(graph: OperatorGraph, output: fx.Node, fail: Fail) -> None:
     for key, count in missing.items():
         if count:
             fail(output, f"it takes {abs(count)} columns of {key!r} too {'few' if count > 0 else 'many'}")
+
+
+def _check_expanded(graph: OperatorGraph, dedup: fx.Node, fail: Fail) -> None:
+    """Check that the rows of different ids become those of all ids, by what the node that left ids out says of them."""
+    collection, deduped = graph.collection(dedup), set(names_in(dedup, "deduped"))
+    if collection.is_pooled:
+        fail(dedup, "its collection pools the rows of all ids")
+    for output in graph.of_kind(collection.assembled_by):
+        for part in output.all_input_nodes[:-1]:
+            if not deduped & {table.name for table in graph.tables(part)}:
+                continue
+            way, node = [part], part
+            while graph.kind(node) != "output_dist_wait" and node.all_input_nodes:
+                node = node.all_input_nodes[0]
+                way.append(node)
+            inverses = [each.all_input_nodes[1] for each in way if graph.kind(each) == "expand_rows"]
+            if len(inverses) != 1 or inverses[0].all_input_nodes != [dedup]:
+                fail(output, f"{part.name} must be the rows of all ids, which one expand_rows makes by {dedup.name}")
 
 
 def _check_combine(node: fx.Node, combine: object, dims: set[int], fail: Fail) -> None:

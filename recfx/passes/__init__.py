@@ -15,6 +15,7 @@ import torch
 from recfx.ir.snapshot import PassRecord, Rewriting
 from recfx.passes import (
     batch_lookups,
+    dedup_ids,
     elide_hash,
     expand_collection,
     freeze_indexes,
@@ -34,6 +35,7 @@ def passes() -> tuple[Rewrite, ...]:
     return (
         Rewrite("expand_collection", expand_collection.expand_collection),
         Rewrite("insert_dist", insert_dist.insert_dist),
+        Rewrite("dedup_ids", dedup_ids.dedup_ids),
         Rewrite("insert_hash", insert_hash.insert_hash),
         Rewrite("elide_hash", elide_hash.elide_hash),
         Rewrite("batch_lookups", batch_lookups.batch_lookups),
@@ -55,6 +57,7 @@ def export_passes(of_collection: tuple[Pass, ...] | None = None) -> tuple[Pass, 
 
 _NOT_IN_FILES = (
     insert_dist.insert_dist,
+    dedup_ids.dedup_ids,
     fuse_hash_lookup.fuse_hash_lookup,
     insert_transfers.insert_transfers,
     lower.lower,

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from torch import fx
 
 from recfx.ir.meta import NodeMeta
-from recfx.ir.node_kinds import NODE_KINDS
+from recfx.ir.node_kinds import NODE_KINDS, Stage
 from recfx.ir.node_values import device_of, meta_of_value
 from recfx.ir.operator_graph import OperatorGraph
 from recfx.ir.printer import attributes_text, format_call
@@ -40,7 +40,8 @@ class GraphHistory:
 
     def __init__(self, graph: OperatorGraph, metas: Mapping[str, NodeMeta], passes: Iterable[str]) -> None:
         self._passes = list(passes)
-        self._seen = {node: _look(graph, node, metas.get(node.name)) for node in graph.graph.nodes}
+        once = bool(graph.of_kind("dedup_ids"))
+        self._seen = {node: _look(graph, node, once, metas.get(node.name)) for node in graph.graph.nodes}
 
     @property
     def metas(self) -> dict[str, NodeMeta]:
@@ -56,12 +57,13 @@ class GraphHistory:
             for work in before[node].work:
                 done_by.setdefault(work, set()).update(() if meta is None else meta.passes)
         self._seen = {}
+        once = bool(graph.of_kind("dedup_ids"))
         for node in nodes:
             was = before.get(node)
-            if was is not None and was.facts == _facts(graph, node):
+            if was is not None and was.facts == _facts(graph, node, once):
                 self._seen[node] = _again(graph, node, was)
                 continue
-            seen = _look(graph, node)
+            seen = _look(graph, node, once)
             if seen.snapshot.meta is not None:
                 earlier = None if was is None else was.snapshot.meta
                 passes = self._of_work(seen.work, done_by) if earlier is None else earlier.passes
@@ -78,14 +80,16 @@ class GraphHistory:
         return tuple(name for name in dict.fromkeys(self._passes) if name in names)
 
 
-def _facts(graph: OperatorGraph, node: fx.Node) -> Hashable:
+def _facts(graph: OperatorGraph, node: fx.Node, once: bool) -> Hashable:
+    """``once``: whether ids are sent once, so that there are fewer until their rows have come back."""
     kind = graph.kind(node)
+    fewer = once and bool(kind) and NODE_KINDS[kind].stage not in (Stage.SELECT, Stage.ASSEMBLE)
     # A copy to the host moves the nodes after it there as well.
     device = device_of(graph, node) if kind else ""
-    return kind, device, tuple(node.all_input_nodes), tuple(node.kwargs.items())
+    return kind, device, fewer, tuple(node.all_input_nodes), tuple(node.kwargs.items())
 
 
-def _look(graph: OperatorGraph, node: fx.Node, meta: NodeMeta | None = None) -> _Seen:
+def _look(graph: OperatorGraph, node: fx.Node, once: bool, meta: NodeMeta | None = None) -> _Seen:
     kind, attributes, work = graph.kind(node), "", _Work()
     if kind:
         meta, attributes = meta or meta_of_value(graph, node), attributes_text(graph, node)
@@ -93,7 +97,7 @@ def _look(graph: OperatorGraph, node: fx.Node, meta: NodeMeta | None = None) -> 
         work = _Work((done, str(table)) for done in NODE_KINDS[kind].once or (kind,) for table in tables)
     inputs = tuple(source.name for source in node.all_input_nodes)
     snapshot = NodeSnapshot(node.name, node.op, format_call(node) + attributes, inputs, meta)
-    return _Seen(_facts(graph, node), attributes, work, snapshot)
+    return _Seen(_facts(graph, node, once), attributes, work, snapshot)
 
 
 def _again(graph: OperatorGraph, node: fx.Node, was: _Seen) -> _Seen:

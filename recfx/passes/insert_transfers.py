@@ -35,7 +35,7 @@ def _copy_before_sending(graph: OperatorGraph, collection: str) -> None:
     """Ranks send lengths and weights along with the ids."""
     for select in graph.of_kind("select_features"):
         senders: list[fx.Node] = [
-            user for user in select.users if graph.kind(user) in ("bucketize", "input_dist_start")
+            user for user in select.users if graph.kind(user) in ("dedup_ids", "bucketize", "input_dist_start")
         ]
         if graph.collection(select).name == collection and senders:
             with graph.graph.inserting_before(senders[0]):

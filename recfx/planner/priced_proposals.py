@@ -17,7 +17,7 @@ from recfx.planner.pricing.hardware import Hardware
 from recfx.planner.pricing.planned_collection import planned_facts, planned_with
 from recfx.planner.pricing.planned_nodes import PlannedGraphs, PlannedTable
 from recfx.planner.pricing.rank_totals import Batch, price_step
-from recfx.planner.pricing.values import LENGTH, Values
+from recfx.planner.pricing.values import LENGTH, Values, shares_of
 
 OTHERS = "others"
 """The part of a step that recfx does not price."""
@@ -90,7 +90,8 @@ class PricedProposals(PerfModel):
                     lengths[feature] = max(lengths.get(feature, 0.0), float(length))
         names = [name for table in specs for name in table.feature_names]
         whole = {name: lengths.get(name, float(LENGTH)) for name in names}
-        return Values(self._batch_size, self._topology.world_size, whole, names)
+        names += [name for table in specs for name in table.sent_lengths]
+        return Values(self._batch_size, self._topology.world_size, whole, names, shares_of(specs))
 
     def _table(self, option: ShardingOption, values: Values) -> PlannedTable:
         key = (*_placed(option), option.sharding_type)

@@ -26,6 +26,7 @@ from recfx.hashing.learned_maps import config_of_learned
 from recfx.ir.tables import IdRange, TableSpec
 from recfx.optim.attached import attached_optimizers
 from recfx.passes import Pass
+from recfx.replacement.dedup import Asked, dedup_of
 from recfx.replacement.resize_tables import TableResizing
 from recfx.replacement.tied_tables import TiedTables
 
@@ -41,18 +42,20 @@ def replace_collections(
     resizing: TableResizing,
     keep_refused: bool = False,
     passes: tuple[Pass, ...] | None = None,
+    dedup: Asked = "auto",
 ) -> dict[int, nn.Module]:
     """One converted collection per finding, by the ``id`` of the collection that it replaces. Tables that get more rows
     are recorded in ``resizing``. With ``keep_refused``, a collection whose tables cannot be converted is kept, and its
     finding says why. Raises ``unknown_table``, ``tied_tables``, or the code for which a table is refused.
     """
     _check_table_names(findings, hashing)
+    _check_named(findings, "dedup", dedup)
     replacements: dict[int, nn.Module] = {}
     tied = TiedTables()
     for finding in findings:
         before = resizing.mark()
         try:
-            converted = _replace_collection(finding, hashing, backend, resizing, passes)
+            converted = _replace_collection(finding, hashing, backend, resizing, passes, dedup)
             tied.tie(converted, finding)
         except ConversionError as error:
             if not keep_refused:
@@ -65,7 +68,12 @@ def replace_collections(
 
 
 def _replace_collection(
-    finding: Finding, hashing: Hashing, backend: str, resizing: TableResizing, passes: tuple[Pass, ...] | None
+    finding: Finding,
+    hashing: Hashing,
+    backend: str,
+    resizing: TableResizing,
+    passes: tuple[Pass, ...] | None,
+    dedup: Asked,
 ) -> UnshardedCollection:
     standard: Any = finding.module
     kind = kind_of(standard)
@@ -82,7 +90,9 @@ def _replace_collection(
     before = {name: resizing.rows_before(tables[name].weight) for name in by_table}
     of_ids = {name: _keep_dense(config, before[name]) for name, config in by_table.items()}
     specs = describe_tables(kind, configs, tables, of_ids, is_weighted, adopt=True, collection=finding.path)
-    specs = tuple(replace(spec, id_range=_id_range(spec, finding.id_ranges)) for spec in specs)
+    specs = tuple(
+        replace(spec, id_range=_id_range(spec, finding.id_ranges), dedup=dedup_of(spec.name, dedup)) for spec in specs
+    )
     for spec, config in zip(specs, configs, strict=True):
         _resize(tables[spec.name], spec, config, finding.path, resizing)
     converted = converted_class(kind).from_tables(
@@ -186,12 +196,17 @@ def _check_table_names(findings: list[Finding], hashing: Hashing) -> None:
                 reason="invalid_argument",
                 what_to_do="pass a recfx.HashConfig, or None for a static table.",
             )
+    _check_named(findings, "hashing", hashing)
+
+
+def _check_named(findings: list[Finding], argument: str, given: object) -> None:
+    """Refuse names in a dict by table name that no collection has."""
     modules = [finding.module for finding in findings]
     known = {config.name for module in modules for config in kind_of(module).configs_of(module)}
-    unknown = sorted(set(hashing) - known)
+    unknown = sorted(set(given) - known) if isinstance(given, Mapping) else []
     if unknown:
         raise ConversionError(
-            f"hashing names {unknown[0]!r}, which no collection has.",
+            f"{argument} names {unknown[0]!r}, which no collection has.",
             reason="unknown_table",
             what_to_do=f"use table names: {sorted(known)}.",
         )

@@ -21,7 +21,9 @@ from recfx.ir.shards import CollectionSharding
 from recfx.ir.tables import embedding_dims
 from recfx.kernels.route.bucketize import Routes
 from recfx.runtime.base import NodeModule
+from recfx.runtime.dedup_ids import DedupIds
 from recfx.runtime.dist_groups import DistGroups, sent_on
+from recfx.runtime.expand_rows import ExpandRows
 from recfx.runtime.find_ids import FindIds, InsertIds, SnapshotIndexes
 from recfx.runtime.find_rows import FindRows
 from recfx.runtime.hash_ids import HashIds
@@ -213,6 +215,12 @@ def _select_features(of: Lowered) -> SelectFeatures:
     return module
 
 
+def _dedup_ids(of: Lowered) -> DedupIds:
+    deduped = names_in(of.node, "deduped")
+    keys = [table.name in deduped for table in of.collection.tables for _ in table.embedding_names]
+    return DedupIds(keys, of.collection.ids_on_host)
+
+
 def _bucketize(of: Lowered) -> Bucketize:
     cut = [table for table in of.sharding.tables for _ in table.table.embedding_names]
     indexed = [sharded.table.hashing if sharded.table.has_index else None for sharded in cut]
@@ -306,6 +314,11 @@ def _output_dist_start(of: Lowered) -> OutputDistStart:
     return ROW_STARTS[hop.operation](hop, of.groups, keys, *common)
 
 
+def _expand_rows(of: Lowered) -> ExpandRows:
+    positions = of.collection.keys.positions
+    return ExpandRows([positions[columns.key] for columns in of.graph.columns(of.node)])
+
+
 def _mean_divide(of: Lowered) -> MeanDivide:
     divided, keys = names_in(of.node, "divided"), of.collection.keys
     return MeanDivide(of.graph.tables(of.node), divided, keys, of.graph.columns(of.node))
@@ -324,6 +337,7 @@ def _jagged_dict(of: Lowered) -> AssembleJaggedDict:
 
 MAKERS: dict[str, Callable[[Lowered], NodeModule]] = {
     "select_features": _select_features,
+    "dedup_ids": _dedup_ids,
     "bucketize": _bucketize,
     "input_dist_start": _input_dist_start,
     "input_dist_wait": lambda of: InputDistWait(rows_return=not of.collection.is_pooled),
@@ -338,6 +352,7 @@ MAKERS: dict[str, Callable[[Lowered], NodeModule]] = {
     "hash_lookup": _hash_lookup,
     "output_dist_start": _output_dist_start,
     "output_dist_wait": lambda of: OutputDistWait(),
+    "expand_rows": _expand_rows,
     "mean_divide": _mean_divide,
     "keyed_tensor": _keyed_tensor,
     "jagged_dict": _jagged_dict,

@@ -40,6 +40,7 @@ def test_dlrm_before_conversion() -> None:
     assert [one.name for one in entry.passes] == [
         "expand_collection",
         "insert_dist",
+        "dedup_ids",
         "insert_hash",
         "elide_hash",
         "batch_lookups",

@@ -77,9 +77,9 @@ def test_a_later_run_goes_on_where_the_earlier_one_has_ended() -> None:
     text = format_graph(before.graph)
     made = run_passes(before, [Rewrite("expand_again", pooling), Rewrite("moved", moved)])
     assert [record.name for record in made.records] == [
-        "expand_collection", "insert_dist", "insert_hash", "expand_again", "moved",
+        "expand_collection", "insert_dist", "dedup_ids", "insert_hash", "expand_again", "moved",
     ]  # fmt: skip
-    assert made.records[:3] == before.records
+    assert made.records[:4] == before.records
     assert made.metas["ebc_lookup_1"].passes == ("expand_collection", "insert_hash", "moved")
     assert made.metas["ebc_select_features"] == before.metas["ebc_select_features"]
     assert format_graph(before.graph) == text

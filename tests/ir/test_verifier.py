@@ -15,6 +15,7 @@ from tests.passes.small_collection import INDEXED, collection, lowered, until
 # rank, pooled rows from a lookup or from another rank.
 HERE = ("select_features", "input_dist_wait.0")
 HASHABLE = (*HERE, "to_host")
+OWN = ("select_features", "to_host", "dedup_ids.0")  # not sent yet
 POOLED = ("lookup", "hash_lookup", "output_dist_wait")
 NOT_POOLED = ("lookup:NONE", "output_dist_wait:NONE")  # where rows are not combined
 ROWS = ("hash_ids", "hash_ids.0", "insert_ids", "insert_ids.0")  # a batch in flight comes along where tables evict
@@ -23,8 +24,9 @@ OPTIONAL = [("output_dist_start", 0), ("lookup", 1), ("jagged_dict", 0)]
 TAKES: dict[str, tuple[tuple[str, ...], ...]] = {
     "collection": (("features",),),
     "select_features": (("features",),),
-    "bucketize": (("select_features", "to_host"),),
-    "input_dist_start": (("select_features", "to_host", "bucketize"),),
+    "dedup_ids": (("select_features", "to_host"),),
+    "bucketize": (OWN,),
+    "input_dist_start": ((*OWN, "bucketize"),),
     "input_dist_wait": (("input_dist_start.0",), ("input_dist_start.1",)),
     "snapshot_indexes": (),
     "to_host": (HERE,),
@@ -40,9 +42,10 @@ TAKES: dict[str, tuple[tuple[str, ...], ...]] = {
     "hash_lookup": (HERE,),
     "output_dist_start": ((*POOLED, "lookup:NONE"), ("input_dist_wait.1",)),
     "output_dist_wait": (("output_dist_start", "output_dist_start:NONE"),),
+    "expand_rows": (("output_dist_wait:NONE",), ("dedup_ids.1",)),
     "mean_divide": (POOLED, ("select_features",)),
     "keyed_tensor": ((*POOLED, "mean_divide"),),
-    "jagged_dict": (NOT_POOLED, ("select_features",)),
+    "jagged_dict": ((*NOT_POOLED, "expand_rows"), ("select_features",)),
 }
 VALUES = [
     "features",

@@ -83,7 +83,7 @@ PLANS = {
 @pytest.mark.parametrize("name", PLANS)
 def test_sharded(name: str) -> None:
     case = replace(PLANS[name], local_size=2)
-    converted = with_optimizer(case, recfx.convert(build(case)[0], hashing=case.hashing))
+    converted = with_optimizer(case, recfx.convert(build(case)[0], hashing=case.hashing, dedup=case.dedup))
     assert isinstance(converted, UnshardedCollection)
     converted.fused_optimizers()  # those that were attached
     plan = plan_of(case, converted, WORLD_SIZE)

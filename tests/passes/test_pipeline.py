@@ -23,6 +23,7 @@ def test_the_order_is_one_literal_list_and_names_are_file_names() -> None:
     assert names == [
         "expand_collection",
         "insert_dist",
+        "dedup_ids",
         "insert_hash",
         "elide_hash",
         "batch_lookups",
@@ -48,7 +49,7 @@ def test_the_callback_sees_the_graph_after_each_pass() -> None:
     graph = collection(INDEXED, INDEXED).unexpanded_graph()
     run_passes(graph, recfx.passes(), lambda name, graph: seen.append((name, len(graph.graph.nodes))))
     assert [name for name, _ in seen] == [rewrite.name for rewrite in recfx.passes()]
-    assert [nodes for _, nodes in seen[:3]] == [6, 6, 8]
+    assert [nodes for _, nodes in seen[:4]] == [6, 6, 6, 8]
     assert len(graph.graph.nodes) == 3  # the graph that was given stays as it is
 
 

@@ -14,7 +14,7 @@ from recfx.planner.pricing.node_price import calls_of
 from recfx.planner.pricing.planned_collection import PlannedCollection, planned_by, planned_graph
 from recfx.planner.pricing.planned_nodes import PlannedGraphs
 from recfx.planner.pricing.values import Values
-from tests.sharding.cases import Case, as_sequence, build, plan_of, with_optimizer
+from tests.sharding.cases import Case, as_sequence, build, deduped, plan_of, with_optimizer
 from tests.sharding.typical_cases import CASES, TYPES, hashed_case, one_type, random_case
 
 WORLD_SIZE = 4
@@ -24,13 +24,16 @@ RAW = recfx.HashConfig(dense_rows=0, rows=64, buckets=5)
 def planned(case: Case, device: str) -> PlannedCollection:
     """Over two hosts of two ranks."""
     case = replace(case, local_size=2)
-    converted = with_optimizer(case, recfx.convert(build(case)[0], hashing=case.hashing, verify=False))
+    converted = with_optimizer(
+        case, recfx.convert(build(case)[0], hashing=case.hashing, dedup=case.dedup, verify=False)
+    )
     assert isinstance(converted, UnshardedCollection)
     return planned_by(converted, plan_of(case, converted, WORLD_SIZE), WORLD_SIZE, device, "sparse")
 
 
 def check(collection: PlannedCollection, trains: bool = True) -> None:
-    features = [name for table in collection.tables for name in table.feature_names]
+    tables = collection.tables
+    features = list(dict.fromkeys(name for table in tables for name in (*table.feature_names, *table.sent_lengths)))
     lengths = {name: 1.5 + place for place, name in enumerate(features)}
     prices = [price_graph(planned_graph(collection, rank).graph, trains) for rank in range(WORLD_SIZE)]
     for values in (Values(7, WORLD_SIZE, lengths, features), Values(10_000, WORLD_SIZE, 3, features)):
@@ -73,6 +76,12 @@ PLANS = {
 @pytest.mark.parametrize("name", PLANS)
 def test_the_planner_lists_the_nodes_of_the_graph(name: str, device: str, is_pooled: bool) -> None:
     check(planned(PLANS[name] if is_pooled else as_sequence(PLANS[name]), device))
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda", "npu"])
+@pytest.mark.parametrize("name", PLANS)
+def test_the_planner_lists_the_nodes_that_send_ids_once(name: str, device: str) -> None:
+    check(planned(deduped(PLANS[name]), device))
 
 
 @pytest.mark.parametrize("device", ["cpu", "npu"])

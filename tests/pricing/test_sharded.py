@@ -18,15 +18,16 @@ from torchrec.distributed.types import ShardingEnv, ShardingPlan
 
 import recfx
 from recfx.collections.sharding.collection import ShardedCollection
+from recfx.ir.dedup import different
 from recfx.planner.pricing.graph_prices import price_graph
 from recfx.planner.pricing.hardware import CPU_HOST, H100
 from recfx.planner.pricing.planned_collection import planned_as_sharded, planned_graph
 from recfx.planner.pricing.work import Work
 from tests.sharding.cases import (
+    FORMS,
     OPTIMIZERS,
     Case,
     Model,
-    as_sequence,
     batches,
     build,
     plan_of,
@@ -41,9 +42,11 @@ from tests.support.refusals import refused
 
 
 def lengths_of(features: KeyedJaggedTensor) -> dict[str, Fraction]:
-    """The mean length of every feature."""
+    """The mean length of every feature, and of its different ids."""
     keys = list(features.keys())
-    return {key: Fraction(int(features[key].lengths().sum()), features.stride()) for key in keys}
+    lengths = {key: Fraction(int(features[key].lengths().sum()), features.stride()) for key in keys}
+    sent_once = {different(key): Fraction(features[key].values().unique().numel(), features.stride()) for key in keys}
+    return {**lengths, **sent_once}
 
 
 def stored(tensors: Iterable[Any]) -> int:
@@ -121,24 +124,24 @@ def check_equal(ours: Any, theirs: Any, what: tuple[str, str]) -> None:
         assert difference == 0 or sympy.simplify(difference) == 0, (*what, name)
 
 
-@pytest.mark.parametrize("is_pooled", [True, False])
+@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("world_size", [1, 2, 4])
 @pytest.mark.parametrize("config", ["static", "lfu_admit", "error"])
 @pytest.mark.parametrize("kind", sorted(TYPES))
-def test_every_type(kind: str, config: str, world_size: int, is_pooled: bool) -> None:
+def test_every_type(kind: str, config: str, world_size: int, form: str) -> None:
     local_size = 2 if world_size == 4 else 0
     if config == "static":
         case = one_type(kind, local_size=local_size, optimizer="adagrad")
     else:
         case = hashed_case(kind, config, local_size=local_size)
-    check(case if is_pooled else as_sequence(case), world_size)
+    check(FORMS[form](case), world_size)
 
 
-@pytest.mark.parametrize("is_pooled", [True, False])
+@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("number", [0, 1, 3, 4])
-def test_mixed_plans(number: int, is_pooled: bool) -> None:
+def test_mixed_plans(number: int, form: str) -> None:
     case = replace(random_case(number, 4), sizes=(3,))
-    check(case if is_pooled else as_sequence(case), 4)
+    check(FORMS[form](case), 4)
 
 
 @pytest.mark.parametrize("config", sorted(CONFIGS.keys() - {"lfu_admit", "error"}))
@@ -181,21 +184,21 @@ def check_uneven(case: Case, world_size: int) -> None:
         assert in_total(case, of_ranks) == pytest.approx(in_total(case, sent), abs=1e-3)
 
 
-@pytest.mark.parametrize("is_pooled", [True, False])
+@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("sizes", [(4, 1, 0, 3), (2, 3, 3, 2)])
 @pytest.mark.parametrize("world_size", [2, 4])
 @pytest.mark.parametrize("kind", sorted(TYPES))
-def test_batches_of_different_sizes(kind: str, world_size: int, sizes: tuple[int, ...], is_pooled: bool) -> None:
+def test_batches_of_different_sizes(kind: str, world_size: int, sizes: tuple[int, ...], form: str) -> None:
     """Two hosts of two ranks each: the sums of (2, 3, 3, 2) over hosts are equal, and so a reduce-scatter remains."""
     case = one_type(kind, local_size=2 if world_size == 4 else 0, sizes=sizes)
-    check_uneven(case if is_pooled else as_sequence(case), world_size)
+    check_uneven(FORMS[form](case), world_size)
 
 
-@pytest.mark.parametrize("is_pooled", [True, False])
+@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("number", [0, 2, 3, 8])
-def test_batches_of_different_sizes_of_mixed_plans(number: int, is_pooled: bool) -> None:
+def test_batches_of_different_sizes_of_mixed_plans(number: int, form: str) -> None:
     case = random_case(number, 4)
-    check_uneven(case if is_pooled else as_sequence(case), 4)
+    check_uneven(FORMS[form](case), 4)
 
 
 @pytest.mark.parametrize(

@@ -88,7 +88,8 @@ class Case:
 
     ``kernel``: "fused" or "dense"; ``sizes``: batch size by rank, repeated; ``hosts``: ranks are cut into so many;
     ``is_pooled``: whether it is an ``EmbeddingBagCollection``, otherwise an ``EmbeddingCollection``;
-    ``beside``: the case of a second collection in models whose state is saved.
+    ``beside``: the case of a second collection in models whose state is saved;
+    ``dedup``: as for ``recfx.convert``.
     """
 
     tables: tuple[Table, ...]
@@ -102,6 +103,7 @@ class Case:
     seed: int = 0
     is_pooled: bool = True
     beside: Case | None = None
+    dedup: Any = "auto"
 
     def batch_sizes(self, world_size: int) -> list[int]:
         return [self.sizes[rank % len(self.sizes)] for rank in range(world_size)]
@@ -112,6 +114,15 @@ def as_sequence(case: Case) -> Case:
     dim = max(table.dim for table in case.tables)
     tables = tuple(replace(table, dim=dim, pooling="SUM") for table in case.tables)
     return replace(case, tables=tables, is_weighted=False, is_pooled=False)
+
+
+def deduped(case: Case) -> Case:
+    """As a sequence case whose tables send each different id once."""
+    return replace(as_sequence(case), dedup=True)
+
+
+FORMS: dict[str, Callable[[Case], Case]] = {"pooled": lambda case: case, "rows": as_sequence, "rows sent once": deduped}
+"""A case of pooled tables; the same of sequence tables; and if these send each different id once."""
 
 
 def values_of(output: Any, keys: Iterable[str] = ()) -> torch.Tensor:
@@ -301,7 +312,7 @@ def taken(case: Case, parameters: Iterable[nn.Parameter]) -> list[nn.Parameter]:
 
 def shard(case: Case, standard: nn.Module, world_size: int) -> ShardedCollection:
     """Converted and sharded."""
-    converted = with_optimizer(case, recfx.convert(standard, hashing=case.hashing))
+    converted = with_optimizer(case, recfx.convert(standard, hashing=case.hashing, dedup=case.dedup))
     plan = plan_of(case, converted, world_size)
     assert isinstance(converted, UnshardedCollection)
     return shard_collection(converted, plan, ShardingEnv.from_process_group(dist.group.WORLD))
@@ -310,7 +321,7 @@ def shard(case: Case, standard: nn.Module, world_size: int) -> ShardedCollection
 def model_and_plan(case: Case, world_size: int, *, is_converted: bool = True) -> tuple[Model, ShardingPlan]:
     """The model of a case, converted or standard, and its plan."""
     model = plain_model(case)
-    converted = recfx.convert(model, hashing=case.hashing)
+    converted = recfx.convert(model, hashing=case.hashing, dedup=case.dedup)
     assert isinstance(converted, Model)
     if is_converted:
         model = converted
@@ -387,7 +398,7 @@ def train_unsharded(case: Case, world_size: int, steps: int = 3) -> dict[str, An
 def train_whole(case: Case, world_size: int, steps: int = 3) -> tuple[dict[str, Any], UnshardedCollection]:
     """The oracle of hashed tables: the unsharded converted collection on everybody's samples."""
     model = plain_model(case)
-    converted = model.sparse = with_optimizer(case, recfx.convert(model.sparse, hashing=case.hashing))
+    converted = model.sparse = with_optimizer(case, recfx.convert(model.sparse, hashing=case.hashing, dedup=case.dedup))
     assert isinstance(converted, UnshardedCollection)
     kind, settings = OPTIMIZERS[case.optimizer]
     optimizer = kind(dense_parameters(case, model), **settings)

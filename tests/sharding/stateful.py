@@ -70,7 +70,7 @@ def make(case: Case, world_size: int, seed: int = 0, group: dist.ProcessGroup | 
     standard, width = build(replace(case, seed=seed))
     torch.manual_seed(seed + 1)
     model = Model(standard, width)
-    converted = with_optimizer(case, recfx.convert(standard, hashing=case.hashing))
+    converted = with_optimizer(case, recfx.convert(standard, hashing=case.hashing, dedup=case.dedup))
     model.sparse = converted
     if world_size:
         plan = plan_of(case, converted, world_size)

@@ -8,26 +8,26 @@ import pytest
 import torch
 from torchrec.distributed.comm_ops import get_gradient_division, set_gradient_division
 
-from tests.sharding.cases import Case, as_sequence, batches, build, check, shard, train_sharded, train_whole, values_of
+from tests.sharding.cases import FORMS, Case, batches, build, check, shard, train_sharded, train_whole, values_of
 from tests.sharding.ranks import ranks
 from tests.sharding.typical_cases import CONFIGS, TYPES, hashed_case, one_type, random_case
 
 
-@pytest.mark.parametrize("is_pooled", [True, False])
+@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("world_size", [2, 4])
 @pytest.mark.parametrize("kind", sorted(TYPES))
-def test_a_type_alone_equals_the_unsharded_model(kind: str, world_size: int, is_pooled: bool) -> None:
+def test_a_type_alone_equals_the_unsharded_model(kind: str, world_size: int, form: str) -> None:
     case = one_type(kind, local_size=2 if world_size == 4 else 0)
-    case = case if is_pooled else as_sequence(case)
+    case = FORMS[form](case)
     check(case, world_size, ranks(world_size).run(train_sharded, case))
 
 
-@pytest.mark.parametrize("is_pooled", [True, False])
+@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("number", range(6))
 @pytest.mark.parametrize("world_size", [2, 4])
-def test_a_random_mixed_plan_equals_the_unsharded_model(number: int, world_size: int, is_pooled: bool) -> None:
+def test_a_random_mixed_plan_equals_the_unsharded_model(number: int, world_size: int, form: str) -> None:
     case = random_case(number + 100 * world_size, world_size)
-    case = case if is_pooled else as_sequence(case)
+    case = FORMS[form](case)
     check(case, world_size, ranks(world_size).run(train_sharded, case), rtol=1e-4, atol=1e-5)
 
 
@@ -54,10 +54,10 @@ BY_COLUMNS = ["column_wise", "grid_shard", "table_column_wise"]
         for place, config in enumerate(sorted(CONFIGS))
     ],
 )
-@pytest.mark.parametrize("is_pooled", [True, False])
-def test_a_hashed_type_equals_one_rank(kind: str, config: str, world_size: int, is_pooled: bool) -> None:
+@pytest.mark.parametrize("form", FORMS)
+def test_a_hashed_type_equals_one_rank(kind: str, config: str, world_size: int, form: str) -> None:
     case = hashed_case(kind, config, local_size=2 if world_size == 4 else 0, sizes=(3, 5))
-    check_hashed(case if is_pooled else as_sequence(case), world_size, 6)
+    check_hashed(FORMS[form](case), world_size, 6)
 
 
 @pytest.mark.parametrize(
@@ -68,11 +68,11 @@ def test_a_hashed_type_equals_one_rank(kind: str, config: str, world_size: int, 
         for more in range(1 + place % 2)
     ],
 )
-@pytest.mark.parametrize("is_pooled", [True, False])
-def test_column_shards_of_a_hashed_table_agree(kind: str, config: str, is_pooled: bool) -> None:
+@pytest.mark.parametrize("form", FORMS)
+def test_column_shards_of_a_hashed_table_agree(kind: str, config: str, form: str) -> None:
     # Adagrad: row-wise Adagrad keeps its state by column block, which is another rule.
     case = hashed_case(kind, config, local_size=2, sizes=(3, 5))
-    check_hashed(case if is_pooled else as_sequence(case), 4, 6)
+    check_hashed(FORMS[form](case), 4, 6)
 
 
 def moved(rank: int, world_size: int, case: Case, division: bool) -> list[tuple[str, torch.Tensor]]:
@@ -91,11 +91,11 @@ def moved(rank: int, world_size: int, case: Case, division: bool) -> list[tuple[
         set_gradient_division(before)
 
 
-@pytest.mark.parametrize("is_pooled", [True, False])
+@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("kind", sorted(TYPES))
-def test_one_step(kind: str, is_pooled: bool) -> None:
+def test_one_step(kind: str, form: str) -> None:
     world_size = 2
-    case = one_type(kind) if is_pooled else as_sequence(one_type(kind))
+    case = FORMS[form](one_type(kind))
     averaged, summed = (ranks(world_size).run(moved, case, division) for division in (True, False))
     for means, sums in zip(averaged, summed, strict=True):
         assert [name for name, _ in means] == [name for name, _ in sums]

@@ -11,8 +11,9 @@ import torch
 from torch import fx
 from torchrec import KeyedJaggedTensor
 
+from recfx.ir.dedup import different
 from recfx.ir.meta import BATCH, Collective, mean_length, node_meta
-from tests.sharding.cases import Case, Table, as_sequence, batches, build, shard, values_of
+from tests.sharding.cases import FORMS, Case, Table, batches, build, shard, values_of
 from tests.sharding.ranks import ranks
 from tests.sharding.recorded import Sent, recorded
 from tests.sharding.typical_cases import MIXED, TYPES, one_type, random_case
@@ -34,12 +35,12 @@ def predicted(graph: fx.Graph, values: dict[sympy.Symbol, Any]) -> tuple[Sent, S
 def even_batch(case: Case) -> KeyedJaggedTensor:
     """A batch that is equal on all ranks.
 
-    It has every row of every table once per feature, so that all pieces of rows get as many ids.
+    It has every row of every table three times per feature, so that all pieces of rows get as many ids.
     """
     keys = sorted({feature for table in case.tables for feature in table.features})
     rows = case.tables[0].rows
     return KeyedJaggedTensor(
-        keys, torch.arange(rows).repeat(len(keys)), lengths=torch.full((2 * len(keys),), rows // 2)
+        keys, torch.arange(rows).repeat(3 * len(keys)), lengths=torch.full((2 * len(keys),), 3 * rows // 2)
     )
 
 
@@ -50,6 +51,8 @@ def record_step(rank: int, world_size: int, case: Case) -> tuple[Sent, Sent, Sen
     values: dict[sympy.Symbol, Any] = {BATCH: features.stride()}
     for key in features.keys():  # noqa: SIM118 (a KeyedJaggedTensor is no dict)
         values[mean_length(key)] = sympy.Rational(int(features[key].lengths().sum()), features.stride())
+        sent_once = features[key].values().unique().numel()
+        values[mean_length(different(key))] = sympy.Rational(sent_once, features.stride())
     results: list[torch.Tensor] = []
     forward = recorded(lambda: results.append(values_of(sharded(features))))
     backward = recorded(lambda: results[0].sum().backward())
@@ -69,15 +72,16 @@ def test_a_type_sends_what_its_graph_says(kind: str, world_size: int) -> None:
     check_wire(one_type(kind, local_size=2 if world_size == 4 else 0), world_size)
 
 
+@pytest.mark.parametrize("form", ["rows", "rows sent once"])
 @pytest.mark.parametrize("world_size", [2, 4])
 @pytest.mark.parametrize("kind", sorted(TYPES))
-def test_rows_of_ids_are_as_many_as_the_graph_says(kind: str, world_size: int) -> None:
+def test_rows_of_ids_are_as_many_as_the_graph_says(kind: str, world_size: int, form: str) -> None:
     dim = 256 if kind == "grid_shard" else 8
     tables = (
         Table("a", 16, dim, ("f0",), sharding=TYPES[kind]),
         Table("b", 16, dim, ("f1", "f0"), sharding=TYPES[kind]),
     )
-    check_wire(as_sequence(Case(tables, local_size=2 if world_size == 4 else 0)), world_size)
+    check_wire(FORMS[form](Case(tables, local_size=2 if world_size == 4 else 0)), world_size)
 
 
 def test_one_rank_sends_what_its_graph_says() -> None:

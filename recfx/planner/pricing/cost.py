@@ -19,7 +19,7 @@ from recfx.planner.pricing.node_price import NodePrice, Totals, price
 from recfx.planner.pricing.planned_collection import PlannedCollection
 from recfx.planner.pricing.planned_nodes import PlannedGraphs
 from recfx.planner.pricing.rank_totals import Batch, StepPrice, price_step
-from recfx.planner.pricing.values import BATCH_SIZE, LENGTH, Values, is_per_rank
+from recfx.planner.pricing.values import BATCH_SIZE, LENGTH, Share, Values, is_per_rank, shares_of
 from recfx.planner.pricing.work import NodeCost, Resident
 
 COST_VERSION = "1"
@@ -161,7 +161,9 @@ class Cost:
             W: the number of ranks. Default: those that the cost is for. For any other number, a model that is not
                 sharded yet is planned anew, as ``recfx.plan`` does.
             L: the mean number of ids per sample: a number for all features, or a mapping with one for each; or a list
-                of these, one per rank.
+                of these, one per rank. Where different ids are sent once, ``"<feature>.different"`` is their mean
+                number; by default it follows from the expected share that ``convert`` was told, or else it is that of
+                all ids.
 
         Raises:
             InputError: ``invalid_argument``, ``missing_feature``.
@@ -171,10 +173,10 @@ class Cost:
             return self._on(W).at(B, L=L)
         hardware = self.hardware_of()
         if is_per_rank(B) or is_per_rank(L):
-            ranks = Values.of_ranks(B, L, self.features, self.world_size)
+            ranks = Values.of_ranks(B, L, self.features, self.world_size, self._shares)
             values = ranks[self.rank]
         else:
-            values = Values(B, self.world_size, L, self.features)
+            values = Values(B, self.world_size, L, self.features, self._shares)
             ranks = [values]
         nodes = tuple(price(node, values, hardware) for node in self.nodes)
         step = price_step([self._batch(rank, hardware) for rank in ranks], hardware) if self.planned else None
@@ -189,6 +191,10 @@ class Cost:
             nodes=nodes,
             step=step,
         )
+
+    @property
+    def _shares(self) -> dict[str, Share]:
+        return shares_of(table for collection in self.planned for table in collection.tables)
 
     def _batch(self, values: Values, hardware: Hardware) -> Batch:
         graphs = [PlannedGraphs(collection, values.symbols, self.trains) for collection in self.planned]
@@ -245,6 +251,7 @@ def features_of(nodes: Sequence[NodeCost], planned: Sequence[PlannedCollection] 
             symbols |= expression.free_symbols
     features = {str(symbol)[2:] for symbol in symbols if str(symbol).startswith("L_")}
     features |= {name for collection in planned for table in collection.tables for name in table.feature_names}
+    features |= {name for collection in planned for table in collection.tables for name in table.sent_lengths}
     return tuple(sorted(features))
 
 

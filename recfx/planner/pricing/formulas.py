@@ -36,6 +36,20 @@ def select_features(facts: NodeFacts) -> Phases:
     return Phases(Work(read_bytes=size + ID_BYTES * facts.ids, written_bytes=size))
 
 
+def dedup_ids(facts: NodeFacts) -> Phases:
+    """Looks every id up among those before it, and writes its number; different ids are read again and written."""
+    ids = sum(table.ids for table in facts.tables)
+    kept = _batch_bytes(facts)
+    return Phases(
+        Work(
+            read_bytes=(ID_BYTES + PROBE_BYTES) * ids + kept,
+            written_bytes=ID_BYTES * ids + kept,
+            index_accesses=ids,
+            indexes=len(facts.tables),
+        )
+    )
+
+
 def bucketize(facts: NodeFacts) -> Phases:
     """Reads the ids once to count them by rank, and once to send them there; their places, if their rows come back."""
     places = 0 if facts.is_pooled else ID_BYTES * facts.ids
@@ -117,6 +131,12 @@ def output_dist_wait(facts: NodeFacts) -> Phases:
     return _same_in_backward(facts, Work(facts.value_bytes + places, facts.value_bytes))
 
 
+def expand_rows(facts: NodeFacts) -> Phases:
+    """Reads the number of each id and its row, and writes the row; the backward adds up the gradients of equal ids."""
+    work = Work(facts.value_bytes + ID_BYTES * facts.ids, facts.value_bytes)
+    return _same_in_backward(facts, work)
+
+
 def mean_divide(facts: NodeFacts) -> Phases:
     """Divides each value."""
     flops = facts.value_bytes / POOLED_BYTES
@@ -139,6 +159,7 @@ def jagged_dict(facts: NodeFacts) -> Phases:
 FORMULAS: dict[str, Formula] = {
     "collection": lookup,  # one that is not expanded: its lookups
     "select_features": select_features,
+    "dedup_ids": dedup_ids,
     "bucketize": bucketize,
     "input_dist_start": input_dist_start,
     "snapshot_indexes": snapshot_indexes,
@@ -153,6 +174,7 @@ FORMULAS: dict[str, Formula] = {
     "hash_lookup": hash_lookup,
     "output_dist_start": output_dist_start,
     "output_dist_wait": output_dist_wait,
+    "expand_rows": expand_rows,
     "mean_divide": mean_divide,
     "keyed_tensor": keyed_tensor,
     "jagged_dict": jagged_dict,

@@ -85,10 +85,11 @@ class GraphPrices:
         rows = [giver for giver in node.all_input_nodes if giver in self.metas and len(self.metas[giver].shape) == 2]
         orders_columns = ValueType.KEYED_TENSOR in kind.outputs and rows
         sends = kind.outputs[0] in _SENT and collection.sharding is not None
+        of_ids = kind.name == "output_dist_wait" and not collection.is_pooled  # of different ones, maybe
         facts = NodeFacts(
             kind=kind.name,
             tables=loads,
-            ids=sympy.Add(*(load.ids for load in loads)) if has_rows else meta.shape[0],
+            ids=sympy.Add(*(load.ids for load in loads)) if has_rows and not of_ids else meta.shape[0],
             bags=sympy.Add(*(load.bags for load in loads)),
             sent_bags=BATCH * len(collection.sent_keys) if sends else 0,
             value_bytes=meta.bytes if has_rows else 0,

@@ -98,7 +98,7 @@ class TableLoad:
         """
         samples = symbols.everybody if spec.shard_of else symbols.batch
         length = symbols.arriving if spec.shard_of else symbols.length
-        lengths = total(length(feature) for feature in spec.feature_names)
+        lengths = total(length(name) for name in (spec.sent_lengths if spec.shard_of else spec.feature_names))
         ids = (
             samples * lengths * sympy.Rational(spec.num_embeddings, rows_of_table)
             if symbols is SYMBOLS

@@ -60,6 +60,12 @@ class PlannedTable:
             self._loads[size] = load
         return load
 
+    @cached_property
+    def whole_load(self) -> TableLoad:
+        """The ids that a rank has for it before any are sent."""
+        rows, row_bytes = self.table.num_embeddings, self.table.embedding_dim * self.facts.dtype.itemsize
+        return TableLoad.of(self.table, rows, row_bytes, self._rule, self.facts.is_trained, self._symbols)
+
     def resident(self, shard: Shard) -> Resident:
         key = (shard.rows, shard.num_columns)
         resident = self._residents.get(key)
@@ -99,7 +105,10 @@ class PlannedGraphs:
         self.bags, self.sent_bags = len(features), sum(len(table.shards) for table, _ in features)
         """How many bags a rank has per sample, and how many it sends."""
         self.ids = symbols.batch * total(symbols.length(name) for _, name in features)
-        self.sent_ids = symbols.batch * total(table.times_sent * symbols.length(name) for table, name in features)
+        sent = [(table, name) for table in tables for name in table.table.sent_lengths]
+        self.different_ids = symbols.batch * total(symbols.length(name) for _, name in sent)
+        self.sent_ids = symbols.batch * total(table.times_sent * symbols.length(name) for table, name in sent)
+        self.is_deduped = any(table.table.sends_different for table in tables)
         self.element_bytes = output_dtype(planned.tables).itemsize
         self.is_cut = any(table.is_cut for table in tables)
         """Whether ids are routed by row."""
@@ -163,6 +172,7 @@ class _Way:
         self.rows = SentRows.together([table.rows for table in tables])
         self.element_bytes = output_dtype(tuple(table.table for table in tables)).itemsize
         self.features = [name for table in tables for name in table.table.feature_names]
+        self.sent_lengths = [name for table in tables for name in table.table.sent_lengths]
         self.bags = len(self.features)
         self.row_bytes = tables[0].table.embedding_dim * self.element_bytes
         """Bytes of a whole row, if rows are not combined: then all have as many columns."""
@@ -196,6 +206,10 @@ class _NodesOfRank:
         hops_of_ways = [self._look_up(way) for way in graphs.ways]
         for way, hops in zip(graphs.ways, hops_of_ways, strict=True):
             self._collect(way, hops)
+        for way in graphs.ways:
+            if any(table.table.sends_different for table in way.tables):
+                ids = self.batch * total(map(graphs.symbols.length, way.features))
+                self._add("expand_rows", ids=ids, value_bytes=ids * way.row_bytes)
         if graphs.context.is_pooled:
             value_bytes = self.batch * sum(way.rows.once.dim for way in graphs.ways) * graphs.element_bytes
             self._add("keyed_tensor", value_bytes=value_bytes, ranges=graphs.ranges, rows=self.batch)
@@ -211,6 +225,9 @@ class _NodesOfRank:
         self._add("select_features", **own)
         if on_host:
             self._add("to_host", **own)
+        if graphs.is_deduped:
+            loads = tuple(table.whole_load for table in graphs.tables)
+            self._add("dedup_ids", on_host=on_host, tables=loads, ids=graphs.different_ids, bags=own["bags"])
         if graphs.is_cut:
             self._add("bucketize", on_host=on_host, **sent)
         moves = not graphs.is_cut and not graphs.arrives_in_order
@@ -245,8 +262,9 @@ class _NodesOfRank:
 
     def _collect(self, way: _Way, hops: tuple[HopSize, ...]) -> None:
         if not self.graphs.context.is_pooled:
-            ids = self.batch * total(map(self.graphs.symbols.length, way.features))
-            self._add("output_dist_wait", ids=ids, value_bytes=ids * way.row_bytes)
+            length = self.graphs.symbols.length
+            different = self.batch * total(map(length, way.sent_lengths))
+            self._add("output_dist_wait", ids=different, value_bytes=different * way.row_bytes)
             return
         for hop in hops[1:]:
             self._add("output_dist_wait", value_bytes=self._bytes(way, hop))

@@ -6,12 +6,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
 from functools import cached_property
 from numbers import Integral, Rational, Real
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import sympy
 
 from recfx.errors import InputError
 from recfx.ir.meta import BATCH, WORLD, mean_length
+from recfx.ir.tables import TableSpec
 from recfx.planner.pricing.node_facts import Symbols
 from recfx.planner.pricing.work import plain_number
 
@@ -19,14 +21,39 @@ BATCH_SIZE, LENGTH = 512, 1
 """What TorchRec's planner assumes of a batch of which nothing is known: samples per rank, and ids per bag."""
 
 
+class Share(NamedTuple):
+    """How many ids of a feature are sent, as a share of all, where each different one is sent once."""
+
+    feature: str
+    share: float
+
+
+def shares_of(tables: Iterable[TableSpec]) -> dict[str, Share]:
+    """The expected shares of different ids, by the names of the lengths that count these alone; 1 if not known."""
+    shares: dict[str, Share] = {}
+    for table in tables:
+        for name, feature in zip(table.sent_lengths, table.feature_names, strict=True):
+            if name != feature:
+                known = shares[name].share if name in shares else 0.0
+                shares[name] = Share(feature, max(known, table.dedup.share or 1.0))
+    return shares
+
+
 class Values:
     """Evaluates expressions, each of them once. If every rank has a batch of its own, ``sizes`` are all of them, and
     ``rank`` is the rank whose numbers these are. Raises ``invalid_argument`` and ``missing_feature``.
     """
 
-    def __init__(self, batch: Any, world: Any, lengths: Any, features: Iterable[str]) -> None:
+    def __init__(
+        self,
+        batch: Any,
+        world: Any,
+        lengths: Any,
+        features: Iterable[str],
+        shares: Mapping[str, Share] = MappingProxyType({}),
+    ) -> None:
         self.batch, self.world = whole_number(batch, "B"), whole_number(world, "W")
-        self.lengths = _lengths(lengths, features)
+        self.lengths = _lengths(lengths, features, shares)
         self.sizes: tuple[int, ...] = ()
         self.rank = 0
         self.of_all: tuple[Values, ...] = ()
@@ -34,7 +61,14 @@ class Values:
         self._known: dict[sympy.Expr, int | float] = {}
 
     @classmethod
-    def of_ranks(cls, batches: Any, lengths: Any, features: Iterable[str], world: int) -> list[Values]:
+    def of_ranks(
+        cls,
+        batches: Any,
+        lengths: Any,
+        features: Iterable[str],
+        world: int,
+        shares: Mapping[str, Share] = MappingProxyType({}),
+    ) -> list[Values]:
         """The values of every rank: batch sizes, which may be 0, and lengths are lists with one entry for each, or one
         for all.
         """
@@ -43,7 +77,7 @@ class Values:
         everybody = sum(sizes)
         all_values = []
         for rank, given in enumerate(_one_per_rank(lengths, "L", world)):
-            values = cls(1, world, given, names)
+            values = cls(1, world, given, names, shares)
             values.batch, values.sizes, values.rank = sizes[rank], sizes, rank
             all_values.append(values)
         for name in names if everybody else ():
@@ -124,9 +158,14 @@ def _one_per_rank(value: Any, name: str, world: int) -> Sequence[Any]:
     return per_rank
 
 
-def _lengths(given: Any, features: Iterable[str]) -> dict[str, Fraction]:
+def _lengths(given: Any, features: Iterable[str], shares: Mapping[str, Share]) -> dict[str, Fraction]:
     names = list(dict.fromkeys(features))
-    lengths = given if isinstance(given, Mapping) else dict.fromkeys(names, given)
+    if not isinstance(given, Mapping):
+        given = dict.fromkeys([name for name in names if name not in shares], given)
+    lengths = {name: _length(given[name], name) for name in names if name in given}
+    for name in names:
+        if name in shares and name not in lengths and shares[name].feature in lengths:
+            lengths[name] = lengths[shares[name].feature] * Fraction(shares[name].share).limit_denominator(10**9)
     missing = [name for name in names if name not in lengths]
     if missing:
         raise InputError(
@@ -135,7 +174,7 @@ def _lengths(given: Any, features: Iterable[str]) -> dict[str, Fraction]:
             reason="missing_feature",
             what_to_do="pass one number for all features, or a number for each of them.",
         )
-    return {name: _length(lengths[name], name) for name in names}
+    return lengths
 
 
 def _length(value: Any, feature: str) -> Fraction:

@@ -1,0 +1,89 @@
+"""Which tables send each different id of a batch once: what was asked for, what is known, and what follows from it.
+
+It follows from the table alone, so that the passes, the bytes on the wire and the planner agree about it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+
+@dataclass(frozen=True)
+class Dedup:
+    """What a user says about sending the ids of one table once.
+
+    Args:
+        asked: True and False decide; None sends them once where it is expected to pay.
+        share: the expected share of different ids among those of a key in the batch of a rank; None: not known.
+    """
+
+    asked: bool | None = None
+    share: float | None = None
+
+
+WHERE_IT_PAYS = Dedup()
+
+
+class WhyNot(NamedTuple):
+    """Why the ids of a table are sent as they come: a reason code, and the reason in words."""
+
+    code: str
+    message: str
+
+
+ID_BYTES, NUMBER_BYTES = 8, 4
+MEMORY_PER_WIRE = 8
+"""How many bytes of memory are read or written in the time in which one byte is sent; an assumption."""
+
+
+def why_not(dedup: Dedup, table: str, dim: int, *, is_pooled: bool, is_counted: bool) -> WhyNot | None:
+    """Why a sharded table does not send each different id once; None if it does.
+
+    Args:
+        dedup: what was asked for.
+        table: its name.
+        dim: the number of its columns.
+        is_pooled: whether its rows are pooled before they are sent back.
+        is_counted: whether its index counts every sight of an id.
+    """
+    if dedup.asked is False:
+        return WhyNot("dedup_off", f"table {table!r} is to send ids as they come: dedup=False.")
+    if is_pooled:
+        return WhyNot("dedup_pooled", f"rows of table {table!r} are pooled before they are sent back.")
+    if is_counted:
+        return WhyNot(
+            "dedup_counted",
+            f"the index of table {table!r} evicts or admits ids by how often they are seen, so every sight is sent.",
+        )
+    if dedup.asked:
+        return None
+    if dedup.share is None:
+        return WhyNot(
+            "dedup_ratio_unknown",
+            f"the share of different ids of table {table!r} is not known: give it to convert, as in "
+            f"dedup={{{table!r}: 0.3}}, or pass dedup=True and measure it.",
+        )
+    if not pays(dedup.share, dim):
+        return WhyNot(
+            "dedup_does_not_pay",
+            f"{dedup.share:.0%} of the ids of table {table!r} are expected to be different: to send the others takes "
+            "less time than to leave them out.",
+        )
+    return None
+
+
+def pays(share: float, dim: int) -> bool:
+    """Whether fewer bytes on the wire are worth more bytes in memory, per id.
+
+    Saved are the id, its row and the row's gradient. To find different ids reads a line of the cache, the id and its
+    number; to expand rows reads and writes a row, and so does the backward.
+    """
+    saved = (1 - share) * (ID_BYTES + 2 * NUMBER_BYTES * dim)
+    spent = 64 + 2 * ID_BYTES + 4 * NUMBER_BYTES * dim
+    return MEMORY_PER_WIRE * saved > spent
+
+
+def different(feature: str) -> str:
+    """The name of the length that counts only the different ids of a feature, as ``L_<feature>`` counts all."""
+    return f"{feature}.different"
