@@ -26,7 +26,7 @@ from tests.ascend.npu_runtime.round_trips import Moment
 from tests.ascend.npu_runtime.training import DEVICE, RAW_IDS
 from tests.ascend.tools import ROOT
 from tests.builders.batches import batch
-from tests.builders.collections import table
+from tests.builders.collections import sequences, table
 from tests.builders.optimizers import OPTIMIZERS, attach
 from tests.exporter import hashed_models
 from tests.sharding.ranks import ranks
@@ -47,6 +47,9 @@ HASHING: dict[str, recfx.HashConfig | None] = {
 # How ids become rows, and the fused optimizer.
 TABLES = [*product(["adopted"], [*OPTIMIZERS, ""]), ("hashed", ""), *product(HASHING, ["adagrad"])]
 
+SEQUENCES = [("adopted", ""), *product(["adopted", "static", "hashed", "on_device"], ["adagrad"])]
+"""Likewise, of tables whose rows are not pooled."""
+
 
 def measure() -> Recorder:
     """Every case: three training steps, and an eval forward after each. The same with a shard on each of two NPUs.
@@ -58,6 +61,8 @@ def measure() -> Recorder:
         with launching_nothing() if target == "npu" else nullcontext():
             for (name, optimizer), weighted in product(TABLES, (False, True)):
                 _run(recorder, target, HASHING[name], optimizer, weighted)
+            for name, optimizer in SEQUENCES:
+                _run_sequences(recorder, target, HASHING[name], optimizer)
     for weighted in (False, True):
         _run_file(recorder, weighted)
     for found in ranks(2, "hccl").run(sharded_coverage.measure):
@@ -96,6 +101,29 @@ def _run(recorder: Recorder, target: str, hashing: recfx.HashConfig | None, opti
         with recorder:
             recorder.now = Moment(target, "unsharded", "training")
             model.train()(features).values().backward(gradient)
+            recorder.now = Moment(target, "unsharded", "eval")
+            with torch.no_grad():
+                model.eval()(features)
+            recorder.now = None
+    assert f"kernel={target}" in format_graph(model.graph_module)
+
+
+def _run_sequences(recorder: Recorder, target: str, hashing: recfx.HashConfig | None, optimizer: str) -> None:
+    """Features come in the order of the tables: where they do not, their sizes depend on a kernel."""
+    torch.manual_seed(0)
+    collection = sequences()
+    if optimizer:
+        attach(collection, optimizer)
+    model = recfx.convert(collection, hashing=hashing).to(DEVICE)
+    for _ in range(3):
+        features = _ids(hashing, batch(4)).to(torch.device(DEVICE))
+        with recorder:
+            recorder.now = Moment(target, "unsharded", "training")
+            rows = [each.values() for each in model.train()(features).values()]
+            recorder.now = None  # the gradients are those of the rest of the model
+            gradients = [torch.ones_like(each) for each in rows]
+            recorder.now = Moment(target, "unsharded", "training")
+            torch.autograd.backward(rows, gradients)
             recorder.now = Moment(target, "unsharded", "eval")
             with torch.no_grad():
                 model.eval()(features)
