@@ -247,7 +247,7 @@ class UnshardedCollection(WholeTables):
         """Let ``table`` have the index of a table of another collection, which has the same weight, from now on."""
         self.hash_indexes[table] = owner.index(owners_table)
         for collection in (self, owner):
-            collection._store.shares_indexes = True
+            collection.store.shares_indexes = True
 
     @property
     def shares_indexes(self) -> bool:

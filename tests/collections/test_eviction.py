@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -432,3 +433,25 @@ def test_rows_of_a_table_with_its_own_init_fn_are_filled_again() -> None:
     model.index("t").erase(torch.tensor([3]))
     again = run(model, 9)
     assert float(again.detach()[0, 0]) == number + 1
+
+
+def test_nothing_expires_in_a_file_or_in_eval_mode(tmp_path: Path) -> None:
+    both = pair({"t1": TTL, "t2": LFU}, "sgd")
+    both.step()
+    served, asked = both.batch(), both.batch()
+    both.step(served)
+    held = both.model.index("t1").items()[0]
+    both.model.eval()
+    recfx.export(both.model, tmp_path / "model", (served.features,))
+    with torch.no_grad():  # otherwise rows would be kept for a backward
+        wanted = both.model(served.features).values()
+        for _ in range(3):
+            both.model(asked.features)
+    assert torch.equal(both.model.index("t1").items()[0], held)
+    both.model.train()
+    for _ in range(3):
+        both.step(Batch({"t1": [[]] * 6, "t2": [[]] * 3}, {"t1": [], "t2": []}, False))
+    assert len(both.model.index("t1")) == 0
+    both.model.eval()
+    torch.testing.assert_close(recfx.load(tmp_path / "model")(served.features).values(), wanted)
+    assert not torch.equal(both.model(served.features).values(), wanted)
