@@ -7,9 +7,11 @@ from collections.abc import Callable
 from torch import nn
 
 from recfx.collections.converted_collection import ConvertedCollection
+from recfx.collections.kinds import kind_of
 from recfx.collections.sharding.collection import ShardedCollection
 from recfx.errors import Diagnostic, Severity
 from recfx.hashing import HashIndex
+from recfx.inspect.sent_share import shares_of_sent
 from recfx.ir.shards import ShardedTable
 from recfx.ir.tables import TableSpec
 from recfx.optim.fused_optimizer import FusedOptimizer
@@ -100,6 +102,22 @@ def collection_sharding_reasons(
         )
         advice = "expect more ids on the wire; deduplicate after the collection where that matters."
         reasons.append(Diagnostic("variable_batch_expanded", path, message, advice))
+    return tuple(reasons)
+
+
+def sent_once_reasons(collection: ConvertedCollection, path: str) -> tuple[Diagnostic, ...]:
+    """How many ids were different, beside what was expected, for each table that sends these once."""
+    reasons, shares = [], shares_of_sent(collection)
+    for table in collection.tables:
+        share = shares.get(table.name)
+        if share is None:
+            continue
+        expected = "" if table.dedup.share is None else f"; {table.dedup.share:.1%} of all were expected to be"
+        different, ids = share.so_far()
+        measured = f"{different / ids:.1%} of {ids:,} ids were different" if ids else "no ids were sent yet"
+        message = f"each different id of a key is sent once: in training on this rank, {measured}{expected}."
+        advice = "give the share that was measured to convert(dedup=) if it is far from the expected one."
+        reasons.append(Diagnostic("ids_sent_once", kind_of(collection).table_path(path, table.name), message, advice))
     return tuple(reasons)
 
 

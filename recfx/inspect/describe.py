@@ -23,6 +23,7 @@ from recfx.inspect.capacity_reasons import batches_until_full, suggested_rows
 from recfx.inspect.collection_reasons import (
     collection_sharding_reasons,
     pipelining_reasons,
+    sent_once_reasons,
     sharding_reasons,
     transfer_reasons,
 )
@@ -247,7 +248,8 @@ def describe_sharded(base: CollectionReport, sharded: ShardedCollection, existed
         tables=tuple(tables),
     )
     reasons = collection_sharding_reasons(sharded.tables, sharded.graph_module, base.path)
-    return with_reasons(with_graph(described, sharded), reasons + pipelining_reasons(sharded, base.path))
+    reasons += pipelining_reasons(sharded, base.path) + sent_once_reasons(sharded, base.path)
+    return with_reasons(with_graph(described, sharded), reasons)
 
 
 def with_plan(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from functools import reduce
+from functools import partial, reduce
 from typing import Any, Protocol
 
 import torch.distributed as dist
@@ -22,7 +22,10 @@ from recfx.collections.wrappers import check_module, without_wrappers
 from recfx.errors import ConversionError, RecfxError, type_of
 from recfx.hashing import HashIndex
 from recfx.inspect.index_health import Health, IndexHealth, end_intervals
+from recfx.inspect.sent_share import SentShare, shares_of_sent
 
+_Read = tuple[dict[str, Health], dict[str, tuple[int, int]]]
+"""How each index does; and how many ids were sent, of how many, of each table that sends different ids once."""
 _NOT_IN_TAGS = re.compile(r"^/+|[^-/\w.]")  # what writers such as tensorboardX replace
 _FEWEST_GROUPS, _MOST_GROUPS = 256, 16_384
 
@@ -36,7 +39,7 @@ class ScalarWriter(Protocol):
 
 
 def monitor(model: nn.Module, *, probed_groups: int | None = None) -> Monitor:
-    """Watch the tables of a model that have an index.
+    """Watch the tables of a model that have an index, and those that send each different id once.
 
     Make it from the model that is trained: after it was converted, sharded or copied, because these make other tables.
     Wrappers may come before or after, and so may checkpoints.
@@ -68,6 +71,7 @@ def monitor(model: nn.Module, *, probed_groups: int | None = None) -> Monitor:
             what_to_do="pass the model that recfx.convert returned, or what shards or wraps it.",
         )
     tables: dict[str, list[IndexHealth]] = {}
+    sent: dict[str, SentShare] = {}
     seen: set[HashIndex] = set()
     for path, collection in collections.items():
         for table, indexes in _indexes(collection).items():
@@ -75,16 +79,21 @@ def monitor(model: nn.Module, *, probed_groups: int | None = None) -> Monitor:
                 continue
             seen.update(indexes)
             tables[kind_of(collection).table_path(path, table)] = [IndexHealth(index) for index in indexes]
-    if not tables:
+        for table, share in shares_of_sent(collection).items():
+            sent[kind_of(collection).table_path(path, table)] = share
+    if not tables and not sent:
         raise ConversionError(
-            "no table of the model has an index: ids are rows, of which nothing is counted.",
+            "no table of the model has an index: ids are rows, of which nothing is counted where all are sent.",
             reason="no_index",
             what_to_do="convert with hashing=HashConfig(dense_rows=0) for raw ids, or do without a monitor.",
         )
-    names = [without_wrappers(path) for path in tables]
+    paths = [*tables, *(path for path in sent if path not in tables)]
+    names = [without_wrappers(path) for path in paths]
     if len(set(names)) != len(names):  # the user's own modules have such names
-        names = list(tables)
-    return Monitor(dict(zip(_tags(names), tables.values(), strict=True)), probed_groups)
+        names = paths
+    tags = dict(zip(paths, _tags(names), strict=True))
+    health = {tags[path]: indexes for path, indexes in tables.items()}
+    return Monitor(health, probed_groups, {tags[path]: shares for path, shares in sent.items()})
 
 
 class Monitor:
@@ -95,14 +104,16 @@ class Monitor:
             that some writers for TensorBoard do not take are replaced by ``_``.
     """
 
-    def __init__(self, tables: Mapping[str, list[IndexHealth]], probed_groups: int | None) -> None:
-        self._tables = dict(tables)
+    def __init__(
+        self, tables: Mapping[str, list[IndexHealth]], probed_groups: int | None, sent: Mapping[str, SentShare]
+    ) -> None:
+        self._tables, self._sent = dict(tables), dict(sent)
         self._probed_groups = probed_groups
         self._turn = 0
 
     @property
     def tables(self) -> tuple[str, ...]:
-        return tuple(self._tables)
+        return tuple(dict.fromkeys([*self._tables, *self._sent]))
 
     def scalars(self, group: dist.ProcessGroup | None = None, *, probe_all: bool = False) -> dict[str, float]:
         """The scalars now, as ``{"<table>/occupancy": 0.61, ...}``.
@@ -123,6 +134,11 @@ class Monitor:
           id counts as inserted as well.
         - ``unseen_rate``: share that had no row yet and read the ``unseen`` answer; with ``admit_after``.
         - ``shared_rate``: share that found its bucket full and trained a shared row; with ``on_full="share"``.
+
+        Of the ids that a rank had in training since the last call, before it sent them; for tables that send each
+        different id once, with or without an index:
+
+        - ``different_ids``: ids that were sent, per id; the other rates count those that were sent.
 
         Of the ids seen in eval mode since the last call:
 
@@ -146,10 +162,12 @@ class Monitor:
                 reason="invalid_argument",
                 what_to_do="pass torch.distributed.group.WORLD, or None for this rank alone.",
             )
-        tables = self._health(probe_all) if group is None else _of_all_ranks(group, lambda: self._health(probe_all))
-        return {
+        own = partial(self._read, probe_all)
+        tables, sent = own() if group is None else _of_all_ranks(group, own)
+        found = {
             f"{name}/{scalar}": value for name, health in tables.items() for scalar, value in health.scalars().items()
         }
+        return found | {f"{name}/different_ids": part / of for name, (part, of) in sent.items() if of}
 
     def log(
         self, writer: ScalarWriter | None, step: int, group: dist.ProcessGroup | None = None, *, probe_all: bool = False
@@ -164,6 +182,9 @@ class Monitor:
         for name, value in self.scalars(group, probe_all=probe_all).items():
             if writer is not None:
                 writer.add_scalar(name, value, step)
+
+    def _read(self, probe_all: bool) -> _Read:
+        return self._health(probe_all), {name: share.since_last_time() for name, share in self._sent.items()}
 
     def _health(self, probe_all: bool) -> dict[str, Health]:
         end_intervals([part for parts in self._tables.values() for part in parts])
@@ -204,7 +225,11 @@ def _indexes(collection: ConvertedCollection) -> dict[str, list[HashIndex]]:
     return {table: [collection.index(shard.name) for shard in local(table)] for table in collection.tables_with_index()}
 
 
-def _of_all_ranks(group: dist.ProcessGroup, health: Callable[[], dict[str, Health]]) -> dict[str, Health]:
+def _of_all_ranks(group: dist.ProcessGroup, read: Callable[[], _Read]) -> _Read:
     """The sums over all ranks, and the largest of what cannot be summed. An error of one rank is raised on all."""
-    ranks = on_all_ranks(group, health, lambda error: error if isinstance(error, RecfxError) else None)
-    return {name: reduce(Health.joined, (of_rank[name] for of_rank in ranks)) for name in ranks[0]}
+    ranks = on_all_ranks(group, read, lambda error: error if isinstance(error, RecfxError) else None)
+    tables, sent = ranks[0]
+    return (
+        {name: reduce(Health.joined, (of_rank[name] for of_rank, _ in ranks)) for name in tables},
+        {name: (sum(of[name][0] for _, of in ranks), sum(of[name][1] for _, of in ranks)) for name in sent},
+    )

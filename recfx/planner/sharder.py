@@ -198,14 +198,8 @@ class StockSharder(ConvertedCollectionSharder):
                 reason="quantized_communication",
                 what_to_do="leave out qcomm_codecs_registry: rows are then sent in the tables' own precision.",
             )
-        if isinstance(stock, EmbeddingCollectionSharder) and stock._use_index_dedup:
-            raise ConversionError(
-                f"the {type(stock).__name__} sends each id of a batch once (use_index_dedup), which converted "
-                "collections do not.",
-                reason="index_dedup",
-                what_to_do="leave out use_index_dedup: the results are the same.",
-            )
-        super().__init__(stock.fused_params, module_type, dense_as_torchrec=True)
+        dedup = isinstance(stock, EmbeddingCollectionSharder) and stock._use_index_dedup
+        super().__init__(stock.fused_params, module_type, dense_as_torchrec=True, dedup=dedup)
         self._stock = stock
 
     def shardable_parameters(self, module: nn.Module) -> dict[str, nn.Parameter]:

@@ -19,6 +19,7 @@ BENCHMARKS: dict[str, str] = {
         "hashed",
         "sequence",
         "sharded",
+        "sent_once",
         "plans",
         "small_batch",
         "pipeline",

@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torchrec import EmbeddingBagCollection, EmbeddingCollection, KeyedJaggedTensor
 from torchrec.distributed import sharding_plan
-from torchrec.distributed.embedding import EmbeddingCollectionSharder, ShardedEmbeddingCollection
+from torchrec.distributed.embedding import EmbeddingCollectionSharder, ShardedEmbeddingCollection, set_ec_index_dedup
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder, ShardedEmbeddingBagCollection
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
@@ -42,6 +42,7 @@ from tests.sharding.cases import (
     batches,
     build,
     plain_model,
+    plan_of,
     train_unsharded,
     with_optimizer,
 )
@@ -279,9 +280,35 @@ def test_quantized_communication_is_refused() -> None:
             sharders_for(Both(), [kind(qcomm_codecs_registry=codecs)])
 
 
-def test_index_dedup_is_refused() -> None:
-    with refused("index_dedup", match="EmbeddingCollectionSharder"):
-        sharders_for(Both(), [EmbeddingCollectionSharder(use_index_dedup=True)])
+def sharded_with(sharder: EmbeddingCollectionSharder, dedup: Any) -> tuple[str, ...]:
+    """The tables that send each different id once, on one rank of one."""
+    case = as_sequence(CASE)
+    converted: Any = recfx.convert(build(case)[0], dedup=dedup)
+    (own,) = (each for each in sharders_for(converted, [sharder]) if each.module_type is type(converted))
+    plan: Any = plan_of(case, converted, 1)
+    sharded: Any = own.shard(converted, plan, ShardingEnv.from_process_group(dist.group.WORLD))
+    nodes = [node for node in sharded.graph_module.graph.nodes if node.name == "ebc_dedup_ids"]
+    assert len(nodes) == any(table.sends_different for table in sharded.tables)
+    return tuple(table.name for table in sharded.tables if table.sends_different)
+
+
+def index_dedup(rank: int, world_size: int) -> None:
+    every = tuple(table.name for table in CASE.tables)
+    assert sharded_with(EmbeddingCollectionSharder(use_index_dedup=True), "auto") == every
+    assert sharded_with(EmbeddingCollectionSharder(use_index_dedup=True), {every[0]: False}) == every[1:]
+    assert sharded_with(EmbeddingCollectionSharder(), "auto") == ()
+    with pytest.warns(DeprecationWarning, match="use_index_dedup"):
+        set_ec_index_dedup(True)
+    try:
+        assert sharded_with(EmbeddingCollectionSharder(), "auto") == every
+        assert sharded_with(EmbeddingCollectionSharder(), False) == ()
+    finally:
+        with pytest.warns(DeprecationWarning, match="use_index_dedup"):
+            set_ec_index_dedup(False)
+
+
+def test_index_dedup_is_followed() -> None:
+    ranks(1).run(index_dedup)
 
 
 def test_other_models_and_second_calls_change_nothing() -> None:

@@ -17,9 +17,11 @@ from tests.sharding.cases import (
     batches,
     build,
     concatenate,
+    deduped,
     model_and_plan,
     model_parallel,
     shard,
+    values_of,
     with_optimizer,
 )
 from tests.sharding.ranks import ranks
@@ -97,6 +99,45 @@ def test_ranks_have_their_own_rows_and_the_sum_of_all(wrapped: bool) -> None:
         occupancy, counters = answers[1]["counts"][name]
         assert everyones[f"{prefix}{name}/occupancy"] == occupancy.taken / 64
         assert everyones[f"{prefix}{name}/insert_rate"] == counters["inserted"] / counters["ids_seen"]
+
+
+def sent_once(rank: int, world_size: int) -> None:
+    case = deduped(Case(FOUR_LARGER))
+    sharded = shard(case, build(case)[0], world_size)
+    monitor = recfx.monitor(sharded)
+    for step in batches(case, world_size, 3):
+        values_of(sharded(step[rank])).sum().backward()
+        counts = {
+            table.name: [[part[key].values() for key in table.features] for part in step] for table in case.tables
+        }
+        found, of_all = monitor.scalars(), recfx.monitor(sharded).scalars(dist.group.WORLD)
+        assert not of_all  # nothing since it was made
+        for table, of_ranks in counts.items():
+            mine = of_ranks[rank]
+            share = sum(ids.unique().numel() for ids in mine) / sum(ids.numel() for ids in mine)
+            assert found[f"embeddings.{table}/different_ids"] == share
+    total = monitor.scalars(dist.group.WORLD)
+    assert not total
+    assert {f"embeddings.{table.name}" for table in case.tables} == set(monitor.tables)
+    sharded.eval()
+    sharded(batches(case, world_size, 1)[0][rank]).wait()
+    assert not monitor.scalars()
+    sharded.train()
+    first = batches(case, world_size, 1)[0]
+    sharded(first[rank]).wait()
+    everyones = [[part[key].values() for part in first for key in table.features] for table in case.tables]
+    total = monitor.scalars(dist.group.WORLD)
+    for table, ids in zip(case.tables, everyones, strict=True):
+        share = sum(each.unique().numel() for each in ids) / sum(each.numel() for each in ids)
+        assert total[f"embeddings.{table.name}/different_ids"] == share
+    (described,) = recfx.explain(sharded).collections
+    said = [reason.message for reason in described.reasons if reason.code == "ids_sent_once"]
+    assert len(said) == len(case.tables)
+    assert all("ids were different" in message for message in said)
+
+
+def test_the_share_of_different_ids_is_what_is_counted_by_hand() -> None:
+    ranks(2).run(sent_once)
 
 
 def loaded(rank: int, world_size: int, case: Case, folder: str) -> list[dict[str, float]]:

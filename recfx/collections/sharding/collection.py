@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torchrec.distributed.embedding import get_ec_index_dedup
 from torchrec.distributed.types import ParameterSharding, ShardingEnv
 from torchrec.optim.fused import FusedOptimizerModule
 from torchrec.optim.keyed import KeyedOptimizer
@@ -28,9 +30,11 @@ from recfx.collections.sharding.optimizer_settings import OptimizerSettings, che
 from recfx.collections.sharding.plan import read_plan
 from recfx.collections.sharding.state import save_sharded_state
 from recfx.errors import ConversionError
+from recfx.ir.dedup import Dedup
 from recfx.ir.operator_graph import OperatorGraph
 from recfx.ir.shards import CollectionSharding
 from recfx.ir.snapshot import PASSES_KEY
+from recfx.ir.tables import TableSpec
 from recfx.lowering.targets import TargetsHere
 from recfx.runtime.dist_groups import DistGroups
 from recfx.runtime.lower_graph import Runtime
@@ -171,6 +175,11 @@ def sharded_collections(model: nn.Module) -> dict[str, ShardedCollection]:
     return collections_of(model, ShardedCollection)
 
 
+def _may_decide(table: TableSpec) -> bool:
+    """Whether a sharder may decide that the table sends each different id once."""
+    return table.dedup.asked is None and not table.is_pooled
+
+
 def leave_to_collections(model: nn.Module) -> None:
     """Let a ``DistributedDataParallel`` around ``model``, or any part of it, leave sharded tables alone."""
     for parent in model.modules():
@@ -193,6 +202,7 @@ def shard_collection(
     fused_params: Mapping[str, Any] | None = None,
     host_group: torch.distributed.ProcessGroup | None = None,
     dense_as_torchrec: bool = False,
+    dedup: bool = False,
     path: str = "",
 ) -> ShardedCollection:
     """Shard a converted collection; every rank calls it with the same plan.
@@ -208,6 +218,8 @@ def shard_collection(
         fused_params: settings of fused optimizers that the tables do not have themselves, in the format of TorchRec's
             sharders. On compute kernel ``fused`` a table always has a fused optimizer: FBGEMM's SGD if nothing else.
         dense_as_torchrec: on compute kernel ``dense`` a table has no fused optimizer, whatever is attached to it.
+        dedup: whether tables whose rows are not pooled send each different id once, unless the conversion was told
+            otherwise. Also if ``torchrec.distributed.embedding.set_ec_index_dedup(True)`` was called.
         host_group: the process group for ids, if it is not that of ``env``.
         path: fully qualified name of the collection in the model.
 
@@ -223,7 +235,10 @@ def shard_collection(
             module_path=path,
             what_to_do="use one table for both features, leave the ids of both dense, or do without sharding.",
         )
-    sharding = read_plan(module.tables, plan, env.rank, env.world_size, path)
+    tables = module.tables
+    if dedup or get_ec_index_dedup():
+        tables = tuple(replace(table, dedup=Dedup(True)) if _may_decide(table) else table for table in tables)
+    sharding = read_plan(tables, plan, env.rank, env.world_size, path)
     groups = DistGroups.of(env, sharding.local_size, host_group)
     check_optimizers(module)
     settings = optimizer_settings(module, sharding, fused_params, dense_as_torchrec=dense_as_torchrec)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -155,7 +154,7 @@ class ShardedTables(ConvertedCollection):
         self._store = cut_tables(unsharded, sharding, groups.pooled, device, settings.fused)
         setattr(self, kind.tables, self._store.bags)
         self._is_weighted = unsharded.is_weighted()
-        self.tables = tuple(replace(table, id_range=None) for table in unsharded.tables)  # as in the sharding
+        self.tables = tuple(sharded.table for sharded in sharding.tables)
         self.sharding, self.groups = sharding, groups
         self.not_fused = dict(unsharded.not_fused)
         self.hash_indexes = self._store.indexes
