@@ -50,8 +50,9 @@ for _backend in (torch.cuda, torch.mtia, torch.xpu):
 # Half a minute of work or more in few tests: they compile C++, run examples, or run tests in processes of their own.
 _LONG_FILES = frozenset(
     {
-        "test_coverage.py", "test_examples.py", "test_interpreted_targets.py", "test_linalg.py", "test_serve_cpp.py",
-        "test_thread_safety.py",
+        "test_coverage.py", "test_doctor.py", "test_examples.py", "test_hivm.py", "test_interpreted.py",
+        "test_interpreted_targets.py", "test_linalg.py", "test_on_device.py", "test_serve_cpp.py",
+        "test_thread_safety.py", "test_tiling.py",
     }
 )  # fmt: skip
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from recfx.kernels.build.tiling import ASCEND_910B, SMALLEST_BLOCK, RuleNeeds, refusal, step_rows, ub_bytes
 from recfx.optim.rules import RULES
 from tests.ascend import tools
-from tests.ascend.hivm import UnifiedBufferOverflow, compile_to_hivm
+from tests.ascend.hivm import Compiled, UnifiedBufferOverflow, compile_to_hivm
 from tests.ascend.kernel_case import KernelCase
 from tests.ascend.lower import LoweringError, lower
 
@@ -200,9 +200,13 @@ def misfit(found: Bound, bound: Bound) -> str:
 def compiled_once(linalg: str, version: str) -> Bound:
     """What one compilation needs, rounded up."""
     try:
-        compiled = compile_to_hivm(linalg, tools.bishengir_compile(version))
+        return bound_of(compile_to_hivm(linalg, tools.bishengir_compile(version)))
     except UnifiedBufferOverflow:
         return Bound(None, 0)
+
+
+def bound_of(compiled: Compiled) -> Bound:
+    """What a compiled form needs, rounded up."""
     return Bound(-(-compiled.ub_bytes // _UNIT) * _UNIT, len(compiled.lane_loops))
 
 

@@ -224,7 +224,7 @@ def histories(place: Place) -> None:
     is_interpreted = place.device == "cpu"  # which takes many times as long
     for policy in HASHING:
         for seed in range(1 if is_interpreted else 4):
-            _history(place, policy, seed, 6 if is_interpreted else 14)
+            _history(place, policy, seed, 4 if is_interpreted else 14)
 
 
 def one_copy(place: Place) -> None:

@@ -1,4 +1,4 @@
-"""All kernels lowered, once per run of tests."""
+"""All kernels lowered, and compiled by BiSheng's compiler, once per process that tests."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from functools import cache
 
 from tests.ascend import tools
 from tests.ascend.cases import CASES
+from tests.ascend.hivm import Compiled, compile_to_hivm
 from tests.ascend.lower import Lowered, LoweringError, lower
 
 
@@ -25,3 +26,11 @@ def lowered(name: str) -> Lowered:
     if isinstance(found, LoweringError):
         raise found
     return found
+
+
+@cache
+def compiled(name: str, version: str) -> Compiled:
+    """One compiled form, by one version of ascendnpu-ir; skips the test where something is missing."""
+    linalg = lowered(name).linalg
+    tools.ascendnpu_ir(version).require()
+    return compile_to_hivm(linalg, tools.bishengir_compile(version))

@@ -36,7 +36,7 @@ def _case(dtype: str, block: int, weighted: bool, mean: bool) -> KernelCase:
         "one bag": partial(make, dims=[block], batch_size=1),
         "empty bags": partial(make, dims=dims, batch_size=3, longest=0),
         "no bags": partial(make, dims=dims, batch_size=0),
-        "long bags": partial(make, dims=[block], batch_size=2, longest=300),
+        "long bags": partial(make, dims=[block], batch_size=2, longest=100),
         "bags of about a block": partial(make, dims=dims[:2], batch_size=len(ABOUT_A_BLOCK), lengths=ABOUT_A_BLOCK),
     }
     if weighted:

@@ -41,7 +41,7 @@ def _case(bits: int, block: int, even: bool, weighted: bool, mean: bool, out: st
         "one bag": partial(make, dims=[block], batch_size=1),
         "empty bags": partial(make, dims=dims, batch_size=3, longest=0),
         "no bags": partial(make, dims=dims, batch_size=0),
-        "long bags": partial(make, dims=[max(1, block - 1)], batch_size=2, longest=300),
+        "long bags": partial(make, dims=[max(1, block - 1)], batch_size=2, longest=100),
         "bags of about a block": partial(make, dims=dims[:2], batch_size=len(ABOUT_A_BLOCK), lengths=ABOUT_A_BLOCK),
         "absent rows of an empty table": partial(make, dims=[block], batch_size=3, table_rows=0),
     }
