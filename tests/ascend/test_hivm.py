@@ -21,7 +21,7 @@ from tests.ascend.row_work import misfit as miscounted
 
 each_version = pytest.mark.parametrize("version", tools.ASCENDNPU_IR)
 WITH_ROWS = [case.name for case in CASES if form_of(case) is not None]
-_TRIES = 8
+_TRIES = 16
 """The older compiler does not place waits in the same way every time."""
 
 
@@ -75,13 +75,13 @@ def test_the_950_generation_takes_the_largest_blocks(kernel: str) -> None:
 
 
 def test_the_950_generation_takes_steps_of_two_rows() -> None:
-    """With eight its compiler fails; ``step_rows`` says so."""
+    """With eight its compiler fails for Adam with weight decay in float32; ``step_rows`` says so."""
     tools.triton_ascend().require()
     version = tools.ASCENDNPU_IR[-1]
     tools.ascendnpu_ir(version).require()
     compiler = tools.bishengir_compile(version).with_name("bishengir-compile-a5")
     chip = CHIPS["Ascend910_9589"]
-    step = next(case for case in CASES if case.name.startswith("fused_step-adagrad-fp32-block_64"))
+    step = BY_NAME["fused_step-adam-fp32-block_64-weighted"]
     steps = {rows: replace(step, name=str(rows), constexprs={**step.constexprs, "ROWS": rows}) for rows in (2, 8)}
     answers = lower(steps.values(), tools.triton_ascend_folder())
     texts = {rows: answer.linalg for rows in steps if isinstance(answer := answers[str(rows)], Lowered)}
