@@ -225,7 +225,8 @@ def _pool(table: TableLoad, is_weighted: bool) -> Work:
     dim = table.spec.embedding_dim
     written = table.spec.output_dtype.itemsize * dim * table.returned_rows
     if not table.spec.is_pooled:
-        return Work(per_id * table.ids, written, random_accesses=table.ids, tables=1)
+        gathered = Work(per_id * table.ids, written, random_accesses=table.ids, tables=1)
+        return _launched(gathered, "recfx_gather_rows", table, 0)
     work = Work(
         read_bytes=per_id * table.ids + LENGTH_BYTES * table.bags,
         written_bytes=written,
@@ -264,7 +265,7 @@ def _backward(table: TableLoad) -> Work:
         sorted_ids=table.ids,
         tables=1,
     )
-    if table.rule.needs is not None and table.spec.is_pooled:
+    if table.rule.needs is not None:
         return _launched(work, "recfx_fused_step", table, touched, rule=table.rule.name)
     return work
 
