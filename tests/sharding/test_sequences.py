@@ -34,11 +34,11 @@ from tests.sharding.typical_cases import MIXED
 CASE = as_sequence(Case(MIXED))
 
 
-def made(world_size: int) -> tuple[EmbeddingCollection, Any]:
+def made(world_size: int, dedup: Any = "auto") -> tuple[EmbeddingCollection, Any]:
     """The standard collection with ids in its output, and the same, sharded."""
     torch.manual_seed(0)
     standard = EmbeddingCollection([table.sequence_config() for table in CASE.tables], need_indices=True)
-    converted: Any = recfx.convert(standard, hashing=None)
+    converted: Any = recfx.convert(standard, hashing=None, dedup=dedup)
     env = ShardingEnv.from_process_group(dist.group.WORLD)
     return standard, shard_collection(converted, plan_of(CASE, converted, world_size), env)
 
@@ -54,8 +54,8 @@ def assert_same_output(actual: Any, standard: EmbeddingCollection, features: Key
             assert torch.equal(actual_part, expected_part), (key, part)
 
 
-def returned(rank: int, world_size: int, sizes: tuple[int, ...], has_ids: bool) -> None:
-    standard, sharded = made(world_size)
+def returned(rank: int, world_size: int, sizes: tuple[int, ...], has_ids: bool, dedup: Any) -> None:
+    standard, sharded = made(world_size, dedup)
     features = batches(replace(CASE, sizes=sizes), world_size, 1)[0][rank]
     if rank == 0 and not has_ids:
         features = KeyedJaggedTensor(
@@ -69,15 +69,21 @@ def returned(rank: int, world_size: int, sizes: tuple[int, ...], has_ids: bool) 
         assert jagged.lengths().numel() == 0
 
 
+SENT = pytest.mark.parametrize("dedup", [False, True, {"a": True, "d": True}], ids=["all", "once", "some once"])
+
+
+@SENT
 @pytest.mark.parametrize("has_ids", [True, False])
 @pytest.mark.parametrize("sizes", [(3,), (4, 1), (2, 0)])
 @pytest.mark.parametrize("world_size", [1, 2, 4])
-def test_outputs_are_those_of_the_standard_collection(world_size: int, sizes: tuple[int, ...], has_ids: bool) -> None:
-    ranks(world_size).run(returned, sizes, has_ids)
+def test_outputs_are_those_of_the_standard_collection(
+    world_size: int, sizes: tuple[int, ...], has_ids: bool, dedup: Any
+) -> None:
+    ranks(world_size).run(returned, sizes, has_ids, dedup)
 
 
-def returned_types(rank: int, world_size: int) -> None:
-    standard, sharded = made(world_size)
+def returned_types(rank: int, world_size: int, dedup: Any) -> None:
+    standard, sharded = made(world_size, dedup)
     features = batches(CASE, world_size, 1)[0][rank]
     types = (torch.int32, torch.int64) if rank == 0 else (torch.int64, torch.int32)
     for ids, lengths in (types, types[::-1], (torch.int32, torch.int32)):
@@ -90,12 +96,13 @@ def returned_types(rank: int, world_size: int) -> None:
         assert_same_output(sharded(cast), standard, cast)
 
 
-def test_ids_and_lengths_keep_their_types() -> None:
-    ranks(2).run(returned_types)
+@SENT
+def test_ids_and_lengths_keep_their_types(dedup: Any) -> None:
+    ranks(2).run(returned_types, dedup)
 
 
-def returned_variable(rank: int, world_size: int) -> None:
-    standard, sharded = made(world_size)
+def returned_variable(rank: int, world_size: int, dedup: Any) -> None:
+    standard, sharded = made(world_size, dedup)
     short, written_out = variable_batch(rank, 0)
     keys = {"f0": "f0", "shared": "f1", "f1": "f2"}
     renamed = KeyedJaggedTensor.from_jt_dict({new: written_out[old] for old, new in keys.items()})
@@ -110,8 +117,9 @@ def returned_variable(rank: int, world_size: int) -> None:
     assert_same_output(sharded(variable), standard, renamed)
 
 
-def test_batches_of_several_sizes_are_expanded() -> None:
-    ranks(2).run(returned_variable)
+@SENT
+def test_batches_of_several_sizes_are_expanded(dedup: Any) -> None:
+    ranks(2).run(returned_variable, dedup)
 
 
 def saved_and_loaded(rank: int, world_size: int) -> None:
@@ -182,9 +190,9 @@ class Returned(nn.Module):
         return (values_of(output) * self.scale).sum(), output
 
 
-def pipelined(rank: int, world_size: int, pipeline: str) -> None:
+def pipelined(rank: int, world_size: int, pipeline: str, dedup: Any) -> None:
     """Batches of several sizes: those that are under way at the same time keep their own lengths and ids."""
-    standard, sharded = made(world_size)
+    standard, sharded = made(world_size, dedup)
     model = Returned(sharded).eval()
     driver = PIPELINES[pipeline](model, torch.optim.SGD([model.scale], lr=0.1), CPU)
     mine = [batches(replace(CASE, sizes=(size, 2), seed=size), world_size, 1)[0][rank] for size in (3, 1, 5, 2)]
@@ -193,6 +201,7 @@ def pipelined(rank: int, world_size: int, pipeline: str) -> None:
         assert_same_output(driver.progress(source), standard, features)
 
 
+@SENT
 @pytest.mark.parametrize("pipeline", ["base", "sparse_dist", "recfx"])
-def test_pipelines_return_what_belongs_to_each_batch(pipeline: str) -> None:
-    ranks(2).run(pipelined, pipeline)
+def test_pipelines_return_what_belongs_to_each_batch(pipeline: str, dedup: Any) -> None:
+    ranks(2).run(pipelined, pipeline, dedup)
