@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import recfx
-from tests.sharding.cases import Case, Table, as_sequence
+from tests.sharding.cases import Case, Table, as_sequence, deduped
 
 TYPES = {
     "data_parallel": ("data_parallel",),
@@ -129,6 +129,8 @@ SEQUENCES = {
     "sequence_uneven": as_sequence(STATIC["uneven"]),
     "sequence_row_wise": as_sequence(hashed_case("row_wise", "error", sizes=(3, 5))),
     "sequence_data_parallel": as_sequence(HASHED["hashed_data_parallel"]),
+    "sequence_sent_once": deduped(STATIC["mixed"]),
+    "sequence_row_wise_sent_once": deduped(hashed_case("row_wise", "error", sizes=(3, 5))),
     "sequence_admitting": as_sequence(HASHED["admitting"]),
     "both": replace(as_sequence(STATIC["mixed"]), beside=STATIC["mixed"]),
     "both_evicting": replace(as_sequence(_EVICTING), beside=_EVICTING),
