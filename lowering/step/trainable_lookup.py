@@ -194,6 +194,8 @@ class TrainableLookup:
         triggers: Triggers = []
         if torch.is_grad_enabled():
             self._once.note_node()
+            if self.optimizers[0] is None and self.pooling == NOT_COMBINED and any(map(_has_hooks, weights)):
+                return self._by_table(weights, offsets, forward)
             if self.optimizers[0] is None:
                 arguments = list(weights)
             elif any(weight.requires_grad for weight in weights):
@@ -203,6 +205,22 @@ class TrainableLookup:
             self, (self._once, triggers), weights, offsets, forward, per_sample_weights, *arguments
         )
         return outputs
+
+    def _by_table(self, weights: list[torch.Tensor], offsets: torch.Tensor, forward: Forward) -> Outputs:
+        """A node of autograd for each table, since a node hands None on to the hooks of weights without a gradient.
+
+        A loss does not reach the nodes of tables of which it uses no key.
+        """
+        with torch.no_grad():
+            outputs, rows = forward(None)
+        batch = TrainedBatch(weights, rows, offsets, None, tuple(map(len, outputs)))
+        by_key = list(outputs)
+        for table, weight in enumerate(weights):
+            keys = [key for key, read in enumerate(self.table_of_feature) if read == table]
+            made = _RowsOfTable.apply(self, batch, keys, table, [outputs[key] for key in keys], weight)
+            for key, each in zip(keys, made, strict=True):
+                by_key[key] = each
+        return tuple(by_key)
 
 
 class _Part:
@@ -279,6 +297,38 @@ class _TableBatchedLookup(torch.autograd.Function):
             leave_for_step(triggers, ctx.kept, _Part(trainable, once, batch, given))
             gradients = list(leaf_gradients(triggers))
         return (*[None] * _SCALE, scale_gradient, *gradients)
+
+
+class _RowsOfTable(torch.autograd.Function):
+    """The rows of one table's keys, which the lookup has read; the backward returns the weight's gradient."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        trainable: TrainableLookup,
+        batch: TrainedBatch,
+        keys: list[int],
+        table: int,
+        outputs: list[torch.Tensor],
+        weight: torch.Tensor,
+    ) -> Outputs:
+        ctx.set_materialize_grads(False)
+        ctx.trainable, ctx.batch, ctx.keys, ctx.table = trainable, batch, keys, table
+        return tuple(outputs)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *given: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+        gradients: list[torch.Tensor | None] = [None] * len(ctx.trainable.table_of_feature)
+        for key, gradient in zip(ctx.keys, given, strict=True):
+            gradients[key] = None if gradient is None else gradient.float().contiguous()
+        needed = tuple(table == ctx.table for table in range(len(ctx.batch.weights)))
+        with later_range(ctx.trainable._once.node, BACKWARD):
+            return *[None] * 5, _weight_gradients(ctx.trainable, ctx.batch, tuple(gradients), needed)[ctx.table]
+
+
+def _has_hooks(weight: torch.Tensor) -> bool:
+    return bool(weight._backward_hooks)
 
 
 def _weight_gradients(

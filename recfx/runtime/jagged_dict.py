@@ -10,6 +10,8 @@ from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
 from recfx.runtime.base import NodeModule
 
+_own_node = torch.ops.aten._unsafe_view.default
+
 
 class AssembleJaggedDict(NodeModule):
     """Give each key its rows, with the lengths of its feature.
@@ -48,6 +50,9 @@ class AssembleJaggedDict(NodeModule):
             rows.update(zip(keys, pieces, strict=True))
         if self.all_train and len(parts) > 1:
             rows = dict(zip(rows, _Together.apply(*rows.values()), strict=True))
+        # A node of its own for each key: hooks of keys that the loss does not use are not called. It is not a view, and
+        # may be changed in place.
+        rows = {key: _own_node(each, each.shape) if each.requires_grad else each for key, each in rows.items()}
         return {
             key: JaggedTensor(rows[key], of_key[key] if self.need_indices else None, lengths[key]) for key in self.keys
         }

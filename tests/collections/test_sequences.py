@@ -401,6 +401,29 @@ def test_tables_whose_outputs_are_not_used_have_no_gradient(
 
 
 @each_backend
+@pytest.mark.parametrize("kind", [None, "adagrad"])
+@pytest.mark.parametrize("used", USED)
+def test_hooks_are_called_for_used_outputs_and_their_tables_alone(
+    backend: str, kind: str | None, used: list[str]
+) -> None:
+    called: list[dict[str, torch.Tensor]] = []
+    for model in trained_beside(kind, HashConfig(), backend):
+        seen: dict[str, torch.Tensor] = {}
+        called.append(seen)
+        if kind is None:
+            for name, weight in model.named_parameters():
+                weight.register_hook(lambda given, seen=seen, name=name: seen.update({name: given.clone()}))
+        rows = {key: value.values() for key, value in model(EVERY_ROW).items()}
+        for key, each in rows.items():
+            each.register_hook(lambda given, seen=seen, key=key: seen.update({key: given.clone()}))
+        torch.stack([rows[key].mul_(2).sum() for key in used]).sum().backward()
+    standard, converted = called
+    assert standard.keys() == converted.keys()
+    for name, gradient in standard.items():
+        assert torch.equal(converted[name], gradient)
+
+
+@each_backend
 @pytest.mark.parametrize("calls", [1, 2])
 @pytest.mark.parametrize("kind", OPTIMIZERS)
 @pytest.mark.parametrize(
