@@ -18,6 +18,7 @@ import pytest
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 import torch
 
+from tests.ascend.interpreter import patch_once_per_launch
 from tests.support.pages import chromium, page  # noqa: F401  # of several packages
 
 
@@ -67,6 +68,8 @@ def pytest_configure(config: pytest.Config) -> None:
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     torch.set_num_threads(1)
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        patch_once_per_launch()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
