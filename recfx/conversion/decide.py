@@ -24,7 +24,7 @@ from recfx.replacement.dedup import dedup_of
 from recfx.replacement.managed_collisions import TakenOver, take_over
 from recfx.replacement.replace_collections import config_for, replace_collections
 from recfx.replacement.resize_tables import TableResizing
-from recfx.replacement.tied_tables import notes_on_tied
+from recfx.replacement.tied_tables import mark_shared_weights, notes_on_tied
 
 
 @dataclass
@@ -114,6 +114,7 @@ def decide(
     with refusals():
         _refuse_to_copy(model, asked)
         decision.converted, _ = copy_modules(taken_over.model, decision.replacements)
+        mark_shared_weights(decision.converted)
         done("replace, and run the passes")
         conversion = decision.conversion = recorded(discovery, asked.on_unsupported, before=conversion_of(model))
         conversion.notes += compile_dropped(model, asked.inplace) + read_but_not_called(discovery)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -74,6 +75,14 @@ def _why_not(owner: _Owner, other: _Owner) -> str | None:
 def _initial_weights(table: _Owner) -> tuple[object, ...]:
     own = table.collection.init_fn(table.spec.name) if table.spec.custom_init_fn else None
     return table.spec.weight_init_min, table.spec.weight_init_max, own
+
+
+def mark_shared_weights(model: nn.Module) -> None:
+    """Let every converted collection know whether another table or module of ``model`` has one of its weights."""
+    holders = Counter(id(parameter) for module in model.modules() for parameter in module._parameters.values())
+    for module in model.modules():
+        if isinstance(module, UnshardedCollection):
+            module.store.shares_weights = any(holders[id(module.weight(spec.name))] > 1 for spec in module.tables)
 
 
 def notes_on_tied(model: nn.Module, collections: Iterable[tuple[Finding, nn.Module]]) -> list[Diagnostic]:

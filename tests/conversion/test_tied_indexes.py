@@ -6,7 +6,7 @@ import copy
 import dataclasses
 import pickle
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -231,7 +231,19 @@ def test_eviction_and_different_initial_weights_are_refused() -> None:
         assert recfx.convert(model)(batch([1], [2], [3])).isfinite()
 
 
-def test_shards_do_not_share_an_index() -> None:
+@pytest.mark.parametrize("hashing", [RAW, None])
+@pytest.mark.parametrize("collection", ["ec", "ebc"])
+def test_shards_do_not_share_a_weight(collection: str, hashing: recfx.HashConfig | None) -> None:
     nothing: Any = None
+    with refused("tied_tables", collection, match="shards do not share"):
+        shard_collection(tied(hashing=hashing).get_submodule(collection), {}, nothing)
+
+
+def test_shards_do_not_share_the_weight_of_another_module() -> None:
+    model, nothing = built(), cast(Any, None)
+    model.output = nn.Linear(DIM, ROWS, bias=False)
+    model.output.weight = model.get_parameter(f"{SEQUENCE}.weight")
+    del model.ebc
+    model = recfx.convert(model)
     with refused("tied_tables", "ec", match="shards do not share"):
-        shard_collection(tied().ec, {}, nothing)
+        shard_collection(cast(Any, model.ec), {}, nothing)

@@ -228,12 +228,13 @@ def shard_collection(
             backward that has no fused form.
     """
     path = path or module.collection
-    if module.shares_indexes:
+    if module.shares_weights:
         raise ConversionError(
-            "it has an index that a table of the same weight has in another collection, and shards do not share any.",
+            "another table or module has the weight of one of its tables as well, and shards do not share any: from "
+            "then on, each would be trained by itself.",
             reason="tied_tables",
             module_path=path,
-            what_to_do="use one table for both features, leave the ids of both dense, or do without sharding.",
+            what_to_do="use one table for both features, or do without sharding.",
         )
     tables = module.tables
     if dedup or get_ec_index_dedup():
