@@ -16,10 +16,12 @@ class Dedup:
     Args:
         asked: True and False decide; None sends them once where it is expected to pay.
         share: the expected share of different ids among those of a key in the batch of a rank; None: not known.
+        on_device: whether ids are exchanged on a device that has no kernel which finds different ones.
     """
 
     asked: bool | None = None
     share: float | None = None
+    on_device: bool = False
 
 
 WHERE_IT_PAYS = Dedup()
@@ -55,6 +57,12 @@ def why_not(dedup: Dedup, table: str, dim: int, *, is_pooled: bool, is_counted: 
         return WhyNot(
             "dedup_counted",
             f"the index of table {table!r} evicts or admits ids by how often they are seen, so every sight is sent.",
+        )
+    if dedup.on_device:
+        return WhyNot(
+            "dedup_on_device",
+            f"ids of table {table!r} are exchanged on the device, which has no kernel that finds different "
+            "ones; let the host exchange them, as with recfx.sharders(host_env=...).",
         )
     if dedup.asked:
         return None

@@ -36,7 +36,8 @@ from recfx.ir.shards import CollectionSharding
 from recfx.ir.snapshot import PASSES_KEY
 from recfx.ir.tables import TableSpec
 from recfx.lowering.targets import TargetsHere
-from recfx.runtime.dist_groups import DistGroups
+from recfx.runtime.bags import FBGEMM_PERMUTES_ON
+from recfx.runtime.dist_groups import DistGroups, sent_on
 from recfx.runtime.lower_graph import Runtime
 
 
@@ -241,6 +242,9 @@ def shard_collection(
         tables = tuple(replace(table, dedup=Dedup(True)) if _may_decide(table) else table for table in tables)
     sharding = read_plan(tables, plan, env.rank, env.world_size, path)
     groups = DistGroups.of(env, sharding.local_size, host_group)
+    if sent_on(groups.ids).type not in FBGEMM_PERMUTES_ON:
+        tables = tuple(replace(table, dedup=replace(table.dedup, on_device=True)) for table in tables)
+        sharding = read_plan(tables, plan, env.rank, env.world_size, path)
     check_optimizers(module)
     settings = optimizer_settings(module, sharding, fused_params, dense_as_torchrec=dense_as_torchrec)
     return SHARDED[kind_of(module)](module, sharding, groups, device, settings)

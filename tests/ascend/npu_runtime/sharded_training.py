@@ -32,7 +32,7 @@ def model_on_npus(case: Case, world_size: int, device: torch.device, ids_on_host
     standard, width = build(case)
     torch.manual_seed(1)
     model = Model(standard, width)
-    converted = with_optimizer(case, recfx.convert(standard, hashing=case.hashing))
+    converted = with_optimizer(case, recfx.convert(standard, hashing=case.hashing, dedup=case.dedup))
     assert isinstance(converted, UnshardedCollection)
     plan: Any = plan_of(case, converted, world_size)
     placed: Any = replace_placements(ShardingPlan({"": plan}), "npu").plan[""]

@@ -8,11 +8,12 @@ import pytest
 import torch
 from torchrec.optim.optimizers import in_backward_optimizer_filter
 
+import recfx
 from recfx.errors import RecfxError
 from recfx.inspect.collection_reasons import transfer_reasons
 from recfx.ir import format_graph
 from tests.ascend.npu_runtime.sharded_training import model_on_npus, train_on_npus
-from tests.sharding.cases import Case, Table, as_sequence, batches, check, train_sharded, train_whole
+from tests.sharding.cases import Case, Table, as_sequence, batches, check, deduped, train_sharded, train_whole
 from tests.sharding.ranks import ranks
 from tests.sharding.typical_cases import FOUR_LARGER, TYPES, hashed_case, one_type
 
@@ -97,6 +98,24 @@ def devices_of_output(rank: int, world_size: int, name: str, ids_on_host: bool) 
 def test_rows_of_ids_and_their_lengths_are_on_the_npu(name: str, ids_on_host: bool) -> None:
     devices = ranks(2, "hccl").run(devices_of_output, name, ids_on_host)
     assert devices == [{torch.device("npu", rank)} for rank in range(2)]
+
+
+SENT_ONCE = deduped(Case(MIXED, optimizer="adagrad", sizes=(4, 1)))
+
+
+@WAYS
+def test_different_ids_are_sent_once_where_the_host_sends_them(ids_on_host: bool) -> None:
+    check(SENT_ONCE, 2, ranks(2, "hccl").run(train_on_npus, SENT_ONCE, ids_on_host))
+    for codes, graph in ranks(2, "hccl").run(said_of_dedup, ids_on_host):
+        assert codes == ([] if ids_on_host else ["dedup_on_device"] * len(MIXED))
+        assert graph.count("= dedup_ids(") == int(ids_on_host)
+
+
+def said_of_dedup(rank: int, world_size: int, ids_on_host: bool) -> tuple[list[str], str]:
+    model = model_on_npus(SENT_ONCE, world_size, torch.device("npu", rank), ids_on_host)
+    (report,) = recfx.explain(model.sparse).collections
+    codes = [each.code for each in report.declined if each.code.startswith("dedup")]
+    return codes, format_graph(model.sparse.graph_module)
 
 
 def graph_of(rank: int, world_size: int, ids_on_host: bool) -> str:
