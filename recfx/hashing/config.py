@@ -44,7 +44,8 @@ class HashConfig:
         ttl_batches: for ``evict="ttl"``, and needed there. When a training batch begins, every id that none of the last
             ``ttl_batches`` training batches had loses its row, as if it had been evicted: it reads the ``unseen``
             answer, and if it returns, it is a new id. A batch is a training forward of the table's collection, whether
-            or not it has ids of the table. Nothing expires in eval mode or in exported files.
+            or not it has ids of the table, or a call of ``HashIndex.insert``. Nothing expires in eval mode or in
+            exported files.
         admit_after: how many sightings (occurrences, counted for the whole batch first) an id needs to get a row. Until
             then it reads the ``unseen`` answer and trains nothing. A bucket counts as many such ids as it has rows, and
             then forgets the oldest.
