@@ -249,11 +249,6 @@ class UnshardedCollection(WholeTables):
         for collection in (self, owner):
             collection.store.shares_indexes = True
 
-    @property
-    def shares_weights(self) -> bool:
-        """Whether another table or module had the weight of one of its tables as well, when it was converted."""
-        return self._store.shares_weights
-
     def init_fn(self, table: str) -> Callable[[torch.Tensor], object] | None:
         """The function that fills the rows of ``table``; None if it does not have its own."""
         return self._store.init_fns[table]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -78,11 +77,19 @@ def _initial_weights(table: _Owner) -> tuple[object, ...]:
 
 
 def mark_shared_weights(model: nn.Module) -> None:
-    """Let every converted collection know whether another table or module of ``model`` has one of its weights."""
-    holders = Counter(id(parameter) for module in model.modules() for parameter in module._parameters.values())
-    for module in model.modules():
+    """Let every converted collection know which other tables and modules of ``model`` have its weights as well."""
+    names: dict[int, list[str]] = {}
+    for path, module in model.named_modules():
+        for name, parameter in module._parameters.items():
+            names.setdefault(id(parameter), []).append(f"{path}.{name}".removeprefix("."))
+    for path, module in model.named_modules():
         if isinstance(module, UnshardedCollection):
-            module.store.shares_weights = any(holders[id(module.weight(spec.name))] > 1 for spec in module.tables)
+            holders = {spec.name: names.get(id(module.weight(spec.name)), []) for spec in module.tables}
+            module.store.shared_weights = {
+                table: [name for name in of_table if name != kind_of(module).weight_name(path, table)]
+                for table, of_table in holders.items()
+                if len(of_table) > 1
+            }
 
 
 def notes_on_tied(model: nn.Module, collections: Iterable[tuple[Finding, nn.Module]]) -> list[Diagnostic]:

@@ -40,7 +40,7 @@ class TableStore:
     Attributes:
         in_flight: the batches whose rows must keep their ids.
         shares_indexes: whether stores of other collections have some of the indexes as well.
-        shares_weights: whether other tables or modules have some of the weights as well.
+        shared_weights: for every table whose weight other tables or modules have as well, the names of these.
         forwards: what the forward under way has changed, in the collections of one model together.
         graph_fits: whether the forward under way has compared the tables with what its graph was made for. Then no
             weight with a fused optimizer has a hook, and the kernels of all lookups still serve their tables.
@@ -61,7 +61,8 @@ class TableStore:
         self.in_flight = BatchesInFlight()
         self._owners: dict[str, weakref.ref[nn.Parameter]] = {}
         self._lock, self._process = threading.RLock(), os.getpid()
-        self.shares_indexes = self.shares_weights = False
+        self.shares_indexes = False
+        self.shared_weights: dict[str, list[str]] = {}
         self.forwards = Forwards()
         self.graph_fits = False
         self._without_tables = device or torch.device("cpu")
@@ -79,7 +80,7 @@ class TableStore:
         return {key: value for key, value in self.__dict__.items() if key not in ("_lock", "_owners")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        earlier: dict[str, Any] = {"in_flight": BatchesInFlight(), "shares_indexes": False, "shares_weights": False}
+        earlier: dict[str, Any] = {"in_flight": BatchesInFlight(), "shares_indexes": False, "shared_weights": {}}
         self.__dict__.update({**earlier, **state})  # earlier pickles lack them
         self._owners, self.graph_fits = {}, False  # a copy has its own parameters
         self._lock, self._process = threading.RLock(), os.getpid()

@@ -229,10 +229,10 @@ def shard_collection(
             backward that has no fused form.
     """
     path = path or module.collection
-    if module.shares_weights:
+    for table, others in module.store.shared_weights.items():
         raise ConversionError(
-            "another table or module has the weight of one of its tables as well, and shards do not share any: from "
-            "then on, each would be trained by itself.",
+            f"the weight of table {table!r} is also {', '.join(others)}, and shards do not share any: from then on, "
+            "each would be trained by itself.",
             reason="tied_tables",
             module_path=path,
             what_to_do="use one table for both features, or do without sharding.",
