@@ -7,6 +7,7 @@ line with their severity and code. Prose is wrapped between words; a name that i
 from __future__ import annotations
 
 import io
+import re
 import textwrap
 from collections.abc import Iterator
 from dataclasses import replace
@@ -23,13 +24,14 @@ from recfx.inspect import wording
 from recfx.inspect.reason_rows import Finding, ReasonRow, matter, notes, reason_rows
 from recfx.inspect.report_data import ReportData
 from recfx.inspect.sections import LEGEND, node_grids, overview
-from recfx.printing.grid import Grid, few
+from recfx.printing.grid import Grid, few, groups_of
 from recfx.printing.printable import printable
 
 WIDTH = 120
 
 _NARROWEST = 40
 _MOST_FINDINGS = 2  # of one reason
+_MOST_KINDS = 6  # of findings, if there are more
 _STYLES = {Severity.ERROR: "bold red", Severity.WARNING: "yellow", Severity.INFO: "cyan"}
 
 
@@ -98,16 +100,22 @@ def _reason(row: ReasonRow, width: int, every: bool) -> Iterator[Text]:
     head = Text(("\n" if row.severity != Severity.INFO else "") + "\n".join(lines))
     head.highlight_words([f"{row.severity}: {row.code}"], style=_STYLES[row.severity])
     yield head
-    shown = row.findings if every or len(row.findings) <= _MOST_FINDINGS else row.findings[:1]
+    shown = row.findings if every or len(row.findings) <= _MOST_FINDINGS else _one_of_each(row.findings)
     for finding in shown:
         yield from _prose(_where(finding, row) + finding.message, width)
         if finding.what_to_do and row.advice is None:
             yield from _prose(f"What to do: {finding.what_to_do}", width)
     if len(shown) < len(row.findings):
         rest = len(row.findings) - len(shown)
-        yield from _prose(f'... and {rest:,} more, with other figures (tables="all" lists each)', width)
+        yield from _prose(f'... and {rest:,} more (tables="all" lists each)', width)
     if row.advice:
         yield from _prose(f"What to do: {row.advice}", width)
+
+
+def _one_of_each(findings: tuple[Finding, ...]) -> tuple[Finding, ...]:
+    """The first of those whose advice differs in figures alone."""
+    alike = groups_of(findings, lambda finding: re.sub(r"\d+", "", finding.what_to_do))
+    return tuple(same[0] for same in alike[:_MOST_KINDS])
 
 
 def _where(finding: Finding, row: ReasonRow) -> str:

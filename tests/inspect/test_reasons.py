@@ -185,6 +185,18 @@ def test_policies_of_virtual_tables(policy: VirtualTableEvictionPolicy | None, d
     assert (reason.path, reason.severity.name, raw.severity.name) == ("inner.embedding_bags.t0", "WARNING", "INFO")
 
 
+def test_the_text_names_each_policy_of_virtual_tables_and_one_of_those_alike() -> None:
+    policies = [CountBasedEvictionPolicy(), TimestampBasedEvictionPolicy(eviction_ttl_mins=60), NoEvictionPolicy()]
+    policies += [TimestampBasedEvictionPolicy(eviction_ttl_mins=90)]
+    tables = [
+        config(number, use_virtual_table=True, virtual_table_eviction_policy=policy)
+        for number, policy in enumerate(policies)
+    ]
+    text = str(explain(Wrapped(EmbeddingBagCollection(tables=tables))))
+    for found in ("t0: CountBased", "t1: TimestampBased", "t2: NoEviction", "batches of 60 minutes", "and 1 more"):
+        assert found in " ".join(text.split())
+
+
 def test_settings_of_an_index_that_there_is_none_of() -> None:
     plain = Wrapped(collection(1))
     (reason,) = only(convert(plain, hashing=HashConfig(on_full="evict", admit_after=3)), "index_settings_not_used")
