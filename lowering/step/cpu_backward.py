@@ -130,7 +130,7 @@ class CpuBackward:
                 fused_step_(
                     batch.values,
                     batch.offsets,
-                    gradients,
+                    [None if gradient is None else gradient.contiguous() for gradient in gradients],
                     weights,
                     first,
                     second,

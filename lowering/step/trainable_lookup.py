@@ -46,7 +46,7 @@ class TrainedBatch:
 
 
 Gradients = tuple[torch.Tensor | None, ...]
-"""Of the outputs of a lookup, float32 and contiguous. If rows are not combined, None is for keys that the loss does not
+"""Of the outputs of a lookup, float32; contiguous if rows are pooled. If not, None is for keys that the loss does not
 depend on: their ids are left out. The only output of any other lookup has a gradient."""
 
 
@@ -286,7 +286,9 @@ class _TableBatchedLookup(torch.autograd.Function):
             weights = [None] * (len(ctx.needs_input_grad) - _SCALE - 1)
             return (*[None] * _SCALE, None, *(leaf_gradients(triggers) or weights))
         batch = ctx.batch
-        given = tuple(None if gradient is None else gradient.float().contiguous() for gradient in given)
+        given = tuple(None if gradient is None else gradient.float() for gradient in given)
+        if trainable.pooling != NOT_COMBINED:
+            given = tuple(None if gradient is None else gradient.contiguous() for gradient in given)
         scale_gradient = None
         if ctx.needs_input_grad[_SCALE] and given[0] is not None:  # it reads the rows, before they are updated
             scale_gradient = trainable.backward.scale_gradient(batch, given[0]).to(ctx.scale_dtype)
@@ -321,7 +323,7 @@ class _RowsOfTable(torch.autograd.Function):
     def backward(ctx: Any, *given: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
         gradients: list[torch.Tensor | None] = [None] * len(ctx.trainable.table_of_feature)
         for key, gradient in zip(ctx.keys, given, strict=True):
-            gradients[key] = None if gradient is None else gradient.float().contiguous()
+            gradients[key] = None if gradient is None else gradient.float()
         needed = tuple(table == ctx.table for table in range(len(ctx.batch.weights)))
         with later_range(ctx.trainable._once.node, BACKWARD):
             return *[None] * 5, _weight_gradients(ctx.trainable, ctx.batch, tuple(gradients), needed)[ctx.table]

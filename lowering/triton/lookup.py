@@ -88,7 +88,7 @@ class TritonBackward:
         if None in gradients:
             batch, gradients = joined_by_key([batch], [gradients])
         given = [gradient for gradient in gradients if gradient is not None]
-        return batch, given[0] if len(given) == 1 else torch.cat(given)
+        return batch, given[0].contiguous() if len(given) == 1 else torch.cat(given)
 
     def step(self, batch: TrainedBatch, gradients: Gradients) -> None:
         """See ``Backward``. Tables whose numbers are equal are stepped in one launch; frozen ones need no state.

@@ -179,10 +179,10 @@ def _written(func: Any, args: Any, kwargs: Any) -> Iterator[torch.Tensor]:
 
 
 def _starts_something(operator: Any) -> bool:
-    """Whether it is neither a view nor memory that is only allocated."""
+    """Whether it is neither a view (an "unsafe" one among them) nor memory that is only allocated."""
     results = [each.alias_info for each in operator._schema.returns]
     is_view = bool(results) and all(each is not None and not each.is_write for each in results)
-    return not is_view and not operator.name().startswith(("aten::empty", "aten::new_empty"))
+    return not is_view and not operator.name().startswith(("aten::empty", "aten::new_empty", "aten::_unsafe_view"))
 
 
 def _dtypes(values: Any) -> list[str]:
