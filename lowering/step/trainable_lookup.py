@@ -267,7 +267,11 @@ class _TableBatchedLookup(torch.autograd.Function):
         scale = None if per_sample_weights is None else per_sample_weights.detach().float()
         looked_up = forward(scale)
         ctx.trainable, ctx.step, ctx.kept = trainable, step, []
-        lengths = tuple(map(len, looked_up.outputs)) if trainable.pooling == NOT_COMBINED else ()
+        lengths: tuple[int, ...] = ()
+        if trainable.pooling == NOT_COMBINED:
+            lengths = tuple(map(len, looked_up.outputs))
+            read = zip(looked_up.outputs, trainable.table_of_feature, strict=True)
+            ctx.mark_non_differentiable(*(rows for rows, table in read if not weights[table].requires_grad))
         ctx.batch = TrainedBatch(weights, looked_up.rows, offsets, scale, lengths)
         ctx.scale_dtype = None if per_sample_weights is None else per_sample_weights.dtype
         return looked_up.outputs

@@ -424,6 +424,24 @@ def test_hooks_are_called_for_used_outputs_and_their_tables_alone(
 
 
 @each_backend
+@pytest.mark.parametrize("kind", [None, "adagrad"])
+@pytest.mark.parametrize("frozen", ["s1", "s2"])
+def test_outputs_of_frozen_tables_take_no_gradient(backend: str, kind: str | None, frozen: str) -> None:
+    take = []
+    models = trained_beside(kind, HashConfig(), backend)
+    for model in models:
+        model.embeddings[frozen].weight.requires_grad_(False)
+        rows = {key: value.values() for key, value in model(EVERY_ROW).items()}
+        take.append([key for key, each in rows.items() if each.requires_grad])
+        torch.stack([(rows[key] ** 2).sum() for key in take[-1]]).sum().backward()
+    assert take[0] == take[1]
+    assert len(take[0]) in (1, 2)
+    for wanted, found in zip(*(model.parameters() for model in models), strict=True):
+        assert (wanted.grad is None) == (found.grad is None)
+        torch.testing.assert_close(found, wanted)
+
+
+@each_backend
 @pytest.mark.parametrize("calls", [1, 2])
 @pytest.mark.parametrize("kind", OPTIMIZERS)
 @pytest.mark.parametrize(
