@@ -106,10 +106,15 @@ def collection_sharding_reasons(
 
 
 def sent_once_reasons(collection: ConvertedCollection, path: str) -> tuple[Diagnostic, ...]:
-    """How many ids were different, beside what was expected, for each table that sends these once."""
+    """How many ids were different, beside what was expected, for each table that sends these once; and why a table does
+    not, for which a user has asked.
+    """
     reasons, shares = [], shares_of_sent(collection)
     for table in collection.tables:
-        share = shares.get(table.name)
+        share, why = shares.get(table.name), table.why_sent_as_they_come
+        if why is not None and (table.dedup.asked or table.dedup.share is not None):
+            advice = "see which tables send different ids once, in the documentation of sharded collections."
+            reasons.append(Diagnostic(why.code, kind_of(collection).table_path(path, table.name), why.message, advice))
         if share is None:
             continue
         expected = "" if table.dedup.share is None else f"; {table.dedup.share:.1%} of all were expected to be"
