@@ -71,6 +71,11 @@ class CollectionContext:
         return "cpu" if self.copies_ids else self.device
 
     @cached_property
+    def sends_different(self) -> bool:
+        """Whether any table sends each different id once, if it is sharded."""
+        return any(table.sends_different for table in self.tables)
+
+    @cached_property
     def local(self) -> tuple[TableSpec, ...]:
         """The shards of this rank, as tables; the tables themselves if they are not sharded."""
         return self.tables if self.sharding is None else tuple(shard.spec for shard in self.sharding.local())

@@ -168,7 +168,7 @@ def meta_of_value(graph: OperatorGraph, node: fx.Node, made_by: str = "") -> Nod
     """The metadata of a node, from all of the above."""
     (shape, dtype), collection = size_of(graph, node), graph.collection(node)
     collectives = collectives_of(graph, node)
-    if any(table.sends_different for table in collection.tables) and not graph.of_kind("dedup_ids"):
+    if collection.sends_different and not graph.of_kind("dedup_ids"):
         shape, collectives = _as_they_come(collection, shape, collectives)  # passes of the user's leave it out
     return NodeMeta(
         kind=graph.kind(node),

@@ -91,7 +91,7 @@ template <typename Rule, typename weight_t, typename position_t>
 Stepped<weight_t> stepped(const Batch& batch, int threads, int64_t beyond) {
   Stepped<weight_t> made;
   auto& [weights, first, second] = made;
-  std::vector<std::vector<int64_t>> columns;
+  std::vector<std::vector<recfx::FeatureGradients>> gradients;  // of each table
   std::vector<recfx::SteppedTable<weight_t>> tables;
   for (size_t t = 0; t < batch.tables.size(); ++t) {
     const int64_t values = batch.tables[t].rows * batch.dims[t];
@@ -100,9 +100,10 @@ Stepped<weight_t> stepped(const Batch& batch, int threads, int64_t beyond) {
     first.emplace_back(per_row ? batch.tables[t].rows : values, 0.5F);
     const bool second_per_row = Rule::kSecond == recfx::RowState::kPerRow;
     second.emplace_back(second_per_row ? batch.tables[t].rows : values, 0.25F);
-    columns.emplace_back();
+    gradients.emplace_back();
     for (const int64_t feature : batch.tables[t].features) {
-      columns.back().push_back(batch.first_columns[feature]);
+      const auto first_bag = static_cast<uint32_t>(gradients.back().size() * batch.size);
+      gradients.back().push_back({batch.gradients.data() + batch.first_columns[feature], first_bag});
     }
   }
   for (size_t t = 0; t < batch.tables.size(); ++t) {
@@ -110,11 +111,10 @@ Stepped<weight_t> stepped(const Batch& batch, int threads, int64_t beyond) {
                       first[t].data(),
                       second[t].data(),
                       batch.dims[t],
-                      batch.gradients.data(),
+                      gradients[t].data(),
+                      static_cast<int64_t>(gradients[t].size()),
                       batch.columns,
-                      batch.size,
-                      columns[t].data(),
-                      columns[t].size() == 1,
+                      static_cast<uint32_t>(batch.size),
                       {0.5F, 0.125F, 1e-3F, 0.1F, 0.9F, 0.1F, 0.5F, 0.25F, 0.125F, 0.5F}});
   }
   const auto scale_of = [](int64_t position, int64_t length) { return static_cast<float>(position % 3 + length); };
