@@ -46,8 +46,8 @@ class TrainedBatch:
 
 
 Gradients = tuple[torch.Tensor | None, ...]
-"""Of the outputs of a lookup, float32; contiguous if rows are pooled. If not, None is for keys that the loss does not
-depend on: their ids are left out. The only output of any other lookup has a gradient."""
+"""Gradients of a lookup's outputs, float32; contiguous if rows are pooled. If not, None is for keys that the loss does
+not depend on: their ids are left out. The only output of any other lookup has a gradient."""
 
 
 def joined(

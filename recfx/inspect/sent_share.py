@@ -23,7 +23,7 @@ class SentShare:
         return sum(self._node.different[key] for key in self._keys), sum(self._node.ids[key] for key in self._keys)
 
     def since_last_time(self) -> tuple[int, int]:
-        """The same since this was last called, or since this object was made."""
+        """Count both since this was last called, or since this object was made."""
         before, self._before = self._before, self.so_far()
         return self._before[0] - before[0], self._before[1] - before[1]
 

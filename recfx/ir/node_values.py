@@ -157,7 +157,7 @@ def runs_on_host(graph: OperatorGraph, node: fx.Node) -> bool:
 def _as_they_come(
     collection: CollectionContext, shape: tuple[sympy.Expr, ...], collectives: tuple[Collective, ...]
 ) -> tuple[tuple[sympy.Expr, ...], tuple[Collective, ...]]:
-    """The same with all ids in place of the different ones."""
+    """The shape and the collectives of a value if all ids are sent, and not only the different ones."""
     features = {feature for table in collection.tables for feature in table.feature_names}
     lengths = {mean_length(different(feature)): mean_length(feature) for feature in features}
     shape = tuple(size.xreplace(lengths) for size in shape)

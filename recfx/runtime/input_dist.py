@@ -14,7 +14,12 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import torch
 import torch.distributed as dist
-from torchrec.distributed.dist_data import KJTAllToAll, KJTAllToAllSplitsAwaitable, KJTAllToAllTensorsAwaitable
+from torchrec.distributed.dist_data import (
+    KJTAllToAll,
+    KJTAllToAllSplitsAwaitable,
+    KJTAllToAllTensorsAwaitable,
+    _get_recat,
+)
 from torchrec.distributed.embedding_sharding import EmbeddingShardingContext, KJTSplitsAllToAllMeta
 from torchrec.distributed.train_pipeline.runtime_forwards import KJTAllToAllForward
 from torchrec.distributed.types import Awaitable
@@ -118,6 +123,28 @@ class ArrivingIds(KJTAllToAllTensorsAwaitable):
         return in_order_of_features(self._keys, lengths, values, weights[0] if weights else None, self._stride_per_rank)
 
 
+def arrived_ids(
+    keys: list[str],
+    lengths: torch.Tensor,
+    values: torch.Tensor,
+    weights: torch.Tensor | None,
+    stride_per_rank: list[int],
+) -> KeyedJaggedTensor:
+    """Do what ``in_order_of_features`` does, by FBGEMM's operators where they run, as in TorchRec."""
+    if values.device.type not in FBGEMM_PERMUTES_ON:
+        return in_order_of_features(keys, lengths, values, weights, stride_per_rank)
+    ranks = len(stride_per_rank)
+    ids: KeyedJaggedTensor = KeyedJaggedTensor.dist_init(
+        keys=keys,
+        tensors=[lengths, values] if weights is None else [lengths, values, weights],
+        variable_stride_per_key=False,
+        num_workers=ranks,
+        recat=_get_recat(len(keys), ranks, 1, values.device, stride_per_rank),
+        stride_per_rank=stride_per_rank,
+    )
+    return ids
+
+
 def in_order_of_features(
     keys: list[str],
     lengths: torch.Tensor,
@@ -178,7 +205,7 @@ class InputDistStart(NodeModule):
             not travel.
 
     Attributes:
-        together: what sends the ids instead, along with those of other collections; None outside of ``sent_together``.
+        together: what sends the ids instead, along with those of other collections; None outside of ``sent_by``.
     """
 
     def __init__(

@@ -18,7 +18,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recfx.errors import OutOfStepError
 from recfx.runtime import marks
-from recfx.runtime.input_dist import Call, in_order_of_features
+from recfx.runtime.input_dist import Call, arrived_ids
 
 MOST = 31
 """How many calls one exchange takes: what a rank says of each of them is two bits of a number."""
@@ -94,13 +94,13 @@ class _Message(NamedTuple):
 
     @classmethod
     def of(cls, pieces: list[list[torch.Tensor]]) -> _Message:
-        """``pieces``: of each rank."""
+        """``pieces`` has what each rank gets."""
         splits = [sum(piece.numel() for piece in of_rank) for of_rank in pieces]
         return cls(torch.cat([piece for of_rank in pieces for piece in of_rank]), splits)
 
 
 def _numbers(calls: list[Call], ranks: int) -> _Message:
-    """To each rank int64: batch sizes of all calls, numbers of their ids, their lengths, and their ids."""
+    """What each rank gets in int64: batch sizes of all calls, numbers of their ids, their lengths, and their ids."""
     splits = [call.sent.dist_splits(call.splits) for call in calls]
     lengths = [call.sent.lengths().split(sizes[0]) for call, sizes in zip(calls, splits, strict=True)]
     ids = [call.sent.values().split(sizes[1]) for call, sizes in zip(calls, splits, strict=True)]
@@ -117,7 +117,7 @@ def _numbers(calls: list[Call], ranks: int) -> _Message:
 
 
 def _weights(calls: list[Call], ranks: int) -> _Message:
-    """To each rank float32: the weights of the calls that have weights."""
+    """What each rank gets in float32: the weights of the calls that have weights."""
     weighted = [
         call.sent.weights().split(call.sent.dist_splits(call.splits)[1])
         for call in calls
@@ -177,18 +177,16 @@ class _Sent:
             lengths = torch.cat([part[position] for part in parts])
             ids = torch.cat([part[calls + position] for part in parts])
             of_call = next(weights) if self._is_weighted[position] else None
-            arrived.append(
-                in_order_of_features(keys[position], lengths, ids, of_call, call.context.batch_size_per_rank)
-            )
+            arrived.append(arrived_ids(keys[position], lengths, ids, of_call, call.context.batch_size_per_rank))
         return arrived
 
     def _keys(self, call: Call) -> list[str]:
-        """Those that arrive here."""
+        """The keys of a call that arrive here."""
         begin = sum(call.splits[: self._rank])
         return call.sent.keys()[begin : begin + call.splits[self._rank]]
 
     def _weights(self, counts: list[list[int]]) -> list[torch.Tensor]:
-        """Those of each call that has weights. ``counts``: of each rank, the number of ids of each call."""
+        """The weights of each call that has any. ``counts`` has the number of ids of each call, by rank."""
         if not any(self._is_weighted):
             return []
         sizes = [[count for count, has in zip(of_rank, self._is_weighted, strict=True) if has] for of_rank in counts]

@@ -22,7 +22,7 @@ from recfx.optim.fused_optimizer import FusedOptimizer
 from recfx.runtime.forwards import Forwards
 from recfx.runtime.in_flight import BatchesInFlight
 
-# Of all stores that share indexes with others: which do, may be different in copies.
+# One lock for all stores that share indexes: which stores share one may be different in copies.
 _LOCK_OF_SHARED = threading.RLock()
 os.register_at_fork(after_in_child=lambda: globals().update(_LOCK_OF_SHARED=threading.RLock()))
 

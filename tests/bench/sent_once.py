@@ -98,7 +98,7 @@ def _model(setup: Setup, dedup: bool) -> ShardedCollection:
 
 
 def _batches(setup: Setup, exponent: float) -> list[KeyedJaggedTensor]:
-    """The same on all ranks."""
+    """Make batches that are equal on all ranks."""
     generator = torch.Generator().manual_seed(3)
     shares = torch.arange(1, setup.rows + 1, dtype=torch.float64).pow(-exponent).cumsum(0)
     order = torch.randperm(setup.rows, generator=generator)  # popular ids are anywhere

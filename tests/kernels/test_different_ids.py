@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -55,13 +57,13 @@ def test_sums_have_the_bits_of_adding_row_by_row(dim: int, threads: int) -> None
 
 @pytest.mark.parametrize("operator", [different_ids, different_ids_reference])
 @pytest.mark.parametrize(("counts", "chosen"), [([2], [True]), ([4, -1], [True, True]), ([3], []), ([9], [True])])
-def test_keys_that_do_not_fit_the_ids_are_refused(operator, counts: list[int], chosen: list[bool]) -> None:  # type: ignore[no-untyped-def]
+def test_keys_that_do_not_fit_the_ids_are_refused(operator: Any, counts: list[int], chosen: list[bool]) -> None:
     with pytest.raises(RuntimeError, match="different_ids"):
         operator(torch.tensor([5, 6, 5]), counts, chosen)
 
 
 @pytest.mark.parametrize("operator", [sum_rows, sum_rows_reference])
 @pytest.mark.parametrize("places", [[0, 2], [-1, 0], [0]])
-def test_places_that_are_none_are_refused(operator, places: list[int]) -> None:  # type: ignore[no-untyped-def]
+def test_places_that_are_none_are_refused(operator: Any, places: list[int]) -> None:
     with pytest.raises(RuntimeError, match="sum_rows"):
         operator(torch.ones(2, 3), torch.tensor(places), 2)

@@ -50,7 +50,7 @@ def batches(world_size: int) -> list[list[Any]]:
 
 
 def converted(is_pooled: bool, module: str) -> Any:
-    """The same on every rank."""
+    """Convert a model that is equal on every rank."""
     torch.manual_seed(0)
     collection = managed(is_pooled, {"mch": mch, "hash_zch": hash_zch}[module])
     attach(collection._embedding_module, "adagrad")

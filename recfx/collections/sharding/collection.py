@@ -30,7 +30,6 @@ from recfx.collections.sharding.optimizer_settings import OptimizerSettings, che
 from recfx.collections.sharding.plan import read_plan
 from recfx.collections.sharding.state import save_sharded_state
 from recfx.errors import ConversionError
-from recfx.ir.dedup import Dedup
 from recfx.ir.operator_graph import OperatorGraph
 from recfx.ir.shards import CollectionSharding
 from recfx.ir.snapshot import PASSES_KEY
@@ -176,9 +175,11 @@ def sharded_collections(model: nn.Module) -> dict[str, ShardedCollection]:
     return collections_of(model, ShardedCollection)
 
 
-def _may_decide(table: TableSpec) -> bool:
-    """Whether a sharder may decide that the table sends each different id once."""
-    return table.dedup.asked is None and not table.is_pooled
+def _asked_by_sharder(table: TableSpec) -> TableSpec:
+    """The table of a sharder that lets tables send each different id once, unless the conversion was told otherwise."""
+    if table.dedup.asked is not None or table.is_pooled:
+        return table
+    return replace(table, dedup=replace(table.dedup, asked=True))
 
 
 def leave_to_collections(model: nn.Module) -> None:
@@ -239,7 +240,7 @@ def shard_collection(
         )
     tables = module.tables
     if dedup or get_ec_index_dedup():
-        tables = tuple(replace(table, dedup=Dedup(True)) if _may_decide(table) else table for table in tables)
+        tables = tuple(map(_asked_by_sharder, tables))
     sharding = read_plan(tables, plan, env.rank, env.world_size, path)
     groups = DistGroups.of(env, sharding.local_size, host_group)
     if sent_on(groups.ids).type not in FBGEMM_PERMUTES_ON:
