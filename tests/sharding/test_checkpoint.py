@@ -14,7 +14,7 @@ import recfx
 from recfx.checkpoint.table_names import sharded_tables
 from recfx.errors import CheckpointError
 from tests.checkpoint.crafted import data_of, pickles, reseal
-from tests.sharding.cases import Case
+from tests.sharding.cases import Case, deduped
 from tests.sharding.ranks import ranks
 from tests.sharding.stateful import (
     ADMIT,
@@ -115,6 +115,11 @@ def test_training_goes_on_as_if_it_had_not_stopped(kind: str, tmp_path: Path) ->
     state = ranks(2).run(go_on, in_kinds(case_of("mixed"))[kind], str(tmp_path))[0]
     evicted = recfx.kernels.index.index_buffers.COUNTERS.index("evicted")
     assert int(state["a.index.counts"][evicted]) > 0
+
+
+@pytest.mark.parametrize("hashing", [None, recfx.HashConfig(dense_rows=0, rows=512)], ids=["static", "raw"])
+def test_training_goes_on_where_different_ids_are_sent_once(hashing: recfx.HashConfig | None, tmp_path: Path) -> None:
+    ranks(2).run(go_on, deduped(case_of("mixed", hashing, "adagrad")), str(tmp_path))
 
 
 @pytest.mark.parametrize(
