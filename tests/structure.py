@@ -38,6 +38,7 @@ LAYERS = [
     "kernels.route",
     "kernels.index",
     "kernels.build",
+    "differences",
 ]
 
 

@@ -20,6 +20,7 @@ from recfx.commandline.factory import Made
 from recfx.conversion.convert import convert
 from recfx.conversion.request import DEFAULT_HASHING
 from recfx.conversion.trace import trace
+from recfx.differences import make_topology
 from recfx.exporter.export import export
 from recfx.hashing import HashConfig
 from recfx.inspect.cost import cost
@@ -89,7 +90,7 @@ def _topology(given: argparse.Namespace) -> Topology | NpuTopology | Hardware | 
         raise WrongUsage(f"--ranks {given.ranks}: there can be {MOST_RANKS:,} at most")
     if given.hardware == "ascend_910b":
         return npu_topology(given.ranks)
-    return Topology(given.ranks, "cuda" if given.hardware == "h100" else "cpu", created_by_factory=True)
+    return make_topology(given.ranks, "cuda" if given.hardware == "h100" else "cpu")
 
 
 # --- explain, graph, draw

@@ -27,6 +27,7 @@ from recfx.exporter.artifacts import FILE_FORMATS, Artifact, FileFormat
 from recfx.exporter.buffers import Filling
 from recfx.exporter.checkpoint_export import export_from_checkpoint
 from recfx.exporter.compare_outputs import Comparison, other_batches, run_model
+from recfx.exporter.loaded_program import check_reads_pt2
 from recfx.exporter.manifest import make_manifest
 from recfx.exporter.model_call import ModelCall
 from recfx.exporter.model_copies import device_of, fresh_copy, on_host, sample_failed, uncounted
@@ -88,9 +89,9 @@ def export(
 
     Raises:
         ExportError: ``invalid_argument``, ``unsupported_argument``, ``unsupported_output``, ``not_scriptable``,
-            ``not_exportable``, ``sample_failed``, ``cannot_write``, ``rows_out_of_range``; of a sharded model, on all
-            ranks, also ``ranks_differ``, ``other_rank_failed``, ``several_process_groups``, ``model_is_sharded`` (by
-            TorchRec alone, or with ``checkpoint``).
+            ``not_exportable``, ``no_library``, ``no_pt2``, ``sample_failed``, ``cannot_write``,
+            ``rows_out_of_range``; of a sharded model, on all ranks, also ``ranks_differ``, ``other_rank_failed``,
+            ``several_process_groups``, ``model_is_sharded`` (by TorchRec alone, or with ``checkpoint``).
         CheckpointError: as ``load_checkpoint``; also ``model_on_meta``: a tensor is on meta that was not saved.
         ConversionError: the model is not converted, and cannot be; ``fully_sharded``.
     """
@@ -209,6 +210,8 @@ def _serving_target(format: str, portable: bool, device: str) -> ServingTarget:
     """Which modules serve the nodes of the file; refuses arguments that are wrong."""
     if not isinstance(format, str) or format not in FILE_FORMATS:
         raise _invalid(f"format={format!r} is not a format.", f"pass one of: {', '.join(FILE_FORMATS)}.")
+    if format == "pt2":
+        check_reads_pt2()
     file_format = FILE_FORMATS[format]
     kind = device.partition(":")[0]
     if kind != "cpu":

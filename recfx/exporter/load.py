@@ -50,8 +50,8 @@ def load(path: str | os.PathLike[str], device: torch.device | str | int | None =
 
     Raises:
         ExportError: ``invalid_argument``, ``device_unavailable``, ``no_file``, ``cannot_read``, ``damaged_file``,
-            ``changed_file``, ``not_exported``, ``newer_format``, ``other_hash``, ``no_library``, ``no_triton``,
-            ``no_tiling_table``, ``wrong_device``, ``out_of_memory``, ``cannot_load``.
+            ``changed_file``, ``not_exported``, ``newer_format``, ``other_hash``, ``no_library``, ``no_pt2``,
+            ``no_triton``, ``no_tiling_table``, ``wrong_device``, ``out_of_memory``, ``cannot_load``.
     """
     target = _place(device)
     with open_model_file(as_path(path)) as file:

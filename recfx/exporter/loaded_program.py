@@ -14,9 +14,10 @@ from typing import Any
 import torch
 from torch import nn
 from torch.export import ExportedProgram
-from torch.export.pt2_archive._package import load_pt2
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
+from recfx.differences import load_pt2
+from recfx.errors import ExportError
 from recfx.exporter.arguments import Pattern, Signature, identifier
 from recfx.exporter.model_file import ModelFile
 from recfx.exporter.serving.named_inputs import NamedFeatures, NamedJagged, NamedTensor, check_lengths
@@ -107,13 +108,24 @@ def _jagged(
     return flat
 
 
+def check_reads_pt2() -> None:
+    """Refuse files of format ``pt2`` where torch lays them out differently (``no_pt2``)."""
+    if load_pt2 is None:
+        raise ExportError(
+            f"torch {torch.__version__} keeps programs of torch.export as pickles, in another layout.",
+            reason="no_pt2",
+            what_to_do="use torch 2.9 or newer for files of format pt2, or export with format='torchscript'.",
+        )
+
+
 def load_traced(file: ModelFile, signature: Signature) -> LoadedProgram:
     """Load a program from a file whose checksums are right.
 
     Raises:
-        ExportError: ``damaged_file``: it holds more than ``export`` writes.
+        ExportError: ``no_pt2``; ``damaged_file``: it holds more than ``export`` writes.
         RuntimeError: torch cannot read it.
     """
+    check_reads_pt2()
     _refuse_pickles(file)
     file.file.seek(0)
     try:

@@ -7,8 +7,6 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torchrec.modules.hash_mc_evictions import HashZchEvictionPolicyName
-from torchrec.modules.hash_mc_modules import HashZchManagedCollisionModule
 from torchrec.modules.mc_modules import (
     DistanceLFU_EvictionPolicy,
     LFU_EvictionPolicy,
@@ -16,6 +14,7 @@ from torchrec.modules.mc_modules import (
     MCHManagedCollisionModule,
 )
 
+from recfx.differences import HashZchEvictionPolicyName, HashZchManagedCollisionModule
 from recfx.errors import ConversionError
 from recfx.hashing import HashConfig, HashIndex
 from recfx.hashing.identity import IDENTITY

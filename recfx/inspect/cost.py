@@ -19,6 +19,7 @@ from recfx.collections.sharding.whole_plan import (
 )
 from recfx.collections.whole_graph import WholeGraph
 from recfx.collections.wrappers import check_module, unwrap
+from recfx.differences import make_topology
 from recfx.errors import ConversionError, type_of
 from recfx.ir.operator_graph import lowered_from
 from recfx.passes import Rewriting
@@ -216,7 +217,7 @@ def _again(model: nn.Module, topology: AnyTopology | None) -> Callable[[int], Co
     def again(world_size: int) -> Cost:
         if topology is not None:
             return cost(model, of_ranks(topology, world_size))
-        return cost(model, Topology(world_size, device_of_tables(unwrap(model)), created_by_factory=True))
+        return cost(model, make_topology(world_size, device_of_tables(unwrap(model))))
 
     return again
 

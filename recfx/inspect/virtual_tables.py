@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from torchrec.modules.embedding_configs import (
+from recfx.differences import (
     CountBasedEvictionPolicy,
     CountTimestampMixedEvictionPolicy,
     FeatureL2NormBasedEvictionPolicy,
@@ -10,7 +10,6 @@ from torchrec.modules.embedding_configs import (
     NoEvictionPolicy,
     TimestampBasedEvictionPolicy,
 )
-
 from recfx.errors import Diagnostic, Severity
 from recfx.inspect.facts import TableFacts
 
@@ -25,8 +24,8 @@ _BY_COUNT = (
 
 def virtual_table_not_followed(table: TableFacts) -> Diagnostic | None:
     """The config asks for a virtual table or has an eviction policy for one."""
-    policy = table.config.virtual_table_eviction_policy
-    if not table.config.use_virtual_table and policy is None:
+    policy = getattr(table.config, "virtual_table_eviction_policy", None)
+    if policy is None and not getattr(table.config, "use_virtual_table", False):
         return None
     settings, differs = _closest(policy)
     hashing = table.spec.hashing

@@ -16,6 +16,7 @@ from recfx.collections.sharding.awaitables import Result
 from recfx.collections.sharding.collection import ShardedCollection
 from recfx.collections.sharding.out_of_step import in_step
 from recfx.collections.sharding.pipeline_stages import StagedGraph, Stages
+from recfx.differences import preprocess_input
 from recfx.errors import InputError
 from recfx.pipeline.background import Streams, Worker
 from recfx.pipeline.batch_paths import Path, follow, path_in
@@ -103,7 +104,7 @@ class StartedCall:
                         self._context.says |= marks.LACKS
                         self._sizes = module.refuse(self._context, _lacks_part(self.call.name))
                         return
-                    args, kwargs = module.preprocess_input(list(self.args), dict(self.kwargs))
+                    args, kwargs = preprocess_input(module, list(self.args), dict(self.kwargs))
                     self._sizes = module.input_dist(self._context, *args, **kwargs)
         except Exception as error:
             self.error = error

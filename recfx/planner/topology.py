@@ -14,6 +14,7 @@ from torch import nn
 from torchrec.distributed.planner import Topology
 from torchrec.distributed.planner.constants import INTRA_NODE_BANDWIDTH
 
+from recfx.differences import make_topology
 from recfx.errors import ConversionError, type_of
 from recfx.planner.placements import PRIVATE
 from recfx.planner.pricing.hardware import ASCEND_910B, CPU_HOST, H100, Constant, Hardware, same_for_all
@@ -66,7 +67,7 @@ class NpuTopology:
 
     def as_cuda(self) -> Topology:
         """This pod as TorchRec can plan for it: devices called ``cuda``, bandwidths in bytes per millisecond."""
-        return Topology(
+        return make_topology(
             world_size=self.world_size,
             local_world_size=self.local_world_size,
             compute_device="cuda",
@@ -76,7 +77,6 @@ class NpuTopology:
             ddr_mem_bw=self.ddr_bandwidth / 1000,
             intra_host_bw=self.intra_host_bandwidth / 1000,
             inter_host_bw=self.inter_host_bandwidth / 1000,
-            created_by_factory=True,  # otherwise it warns that "the job will fail", which is about Meta's launcher
         )
 
 
@@ -173,7 +173,7 @@ def of_ranks(topology: AnyTopology, world_size: int) -> AnyTopology:
         return replace(topology, world_size=world_size, local_world_size=local)
     storage = topology.devices[0].storage
     links = ("hbm_mem_bw", "ddr_mem_bw", "hbm_to_ddr_mem_bw", "intra_host_bw", "inter_host_bw")
-    return Topology(
+    return make_topology(
         world_size=world_size,
         local_world_size=local,
         compute_device=topology.compute_device,
@@ -181,7 +181,6 @@ def of_ranks(topology: AnyTopology, world_size: int) -> AnyTopology:
         ddr_cap=storage.ddr,
         **{name: getattr(topology, name) for name in links},
         bwd_compute_multiplier=topology.bwd_compute_multiplier,
-        created_by_factory=True,
     )
 
 

@@ -24,8 +24,6 @@ from torchrec.distributed import model_parallel, sharding_plan
 from torchrec.distributed import shard as shard_module
 from torchrec.distributed.fp_embeddingbag import FeatureProcessedEmbeddingBagCollectionSharder
 from torchrec.distributed.model_parallel import DistributedModelParallel, DMPCollection
-from torchrec.distributed.model_tracker.model_delta_tracker import ModelDeltaTrackerTrec
-from torchrec.distributed.model_tracker.trackers.raw_id_tracker import RawIdTracker
 from torchrec.distributed.planner import planners
 from torchrec.distributed.types import ModuleSharder, ShardingPlan
 from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
@@ -36,6 +34,7 @@ from recfx.collections.converted_collection import converted_collections, share_
 from recfx.collections.kinds import KINDS, kind_of
 from recfx.collections.sharding.collection import hook_refused, leave_to_collections
 from recfx.collections.wrap_once import wrap_once
+from recfx.differences import ModelDeltaTrackerTrec, RawIdTracker
 from recfx.errors import CheckpointError, ConversionError, RecfxError
 from recfx.planner.priced_plan import price_of
 from recfx.planner.sharder import HashEmbeddingBagCollectionSharder, Sharders, StockSharder, stock_defaults

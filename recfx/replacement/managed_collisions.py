@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from torch import nn
-from torchrec.modules.hash_mc_modules import HashZchManagedCollisionModule
 from torchrec.modules.itep_embedding_modules import ITEPEmbeddingBagCollection, ITEPEmbeddingCollection
 from torchrec.modules.mc_embedding_modules import (
     BaseManagedCollisionEmbeddingCollection,
@@ -14,11 +13,11 @@ from torchrec.modules.mc_embedding_modules import (
     ManagedCollisionEmbeddingCollection,
 )
 from torchrec.modules.mc_modules import ManagedCollisionCollection, MCHManagedCollisionModule
-from torchrec.modules.pec_embedding_modules import PECEmbeddingCollection
 
 from recfx.collections.copy_modules import copy_modules
 from recfx.collections.kinds import standard_kind
 from recfx.collections.raw_ids import RawIdCollection, rows_of_sharded
+from recfx.differences import HashZchManagedCollisionModule, PECEmbeddingCollection
 from recfx.discovery.classify import CONVERTIBLE, REFUSED, Finding, classify
 from recfx.discovery.discover import Discovery
 from recfx.errors import ConversionError, Diagnostic, Severity

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 from torchrec.distributed.types import ShardingEnv
 
+from recfx.differences import GroupName
 from recfx.errors import ConversionError
 
 
@@ -122,7 +123,7 @@ def _make(group: dist.ProcessGroup, purpose: str, members: list[list[int]]) -> _
             ranks,
             backend,
             store,
-            c10d.GroupName(f"{group.group_name} recfx {purpose} {position}: {ranks}"),
+            GroupName(f"{group.group_name} recfx {purpose} {position}: {ranks}"),
             timeout=timeout or c10d._get_default_timeout(backend),
             device_id=whole.bound_device_id,
             group_desc=f"recfx: {purpose}",

@@ -8,8 +8,8 @@ go to every rank. Sizes are sent first, together with each rank's mark (see ``ma
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import torch
@@ -21,10 +21,10 @@ from torchrec.distributed.dist_data import (
     _get_recat,
 )
 from torchrec.distributed.embedding_sharding import EmbeddingShardingContext, KJTSplitsAllToAllMeta
-from torchrec.distributed.train_pipeline.runtime_forwards import KJTAllToAllForward
 from torchrec.distributed.types import Awaitable
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
+from recfx.differences import KJTAllToAllForward
 from recfx.kernels.route.bucketize import Routes, bucketize
 from recfx.kernels.route.from_zero import from_zero
 from recfx.runtime import marks
@@ -60,7 +60,6 @@ class Bucketize(NodeModule):
         return KeyedJaggedTensor(self.keys, values, weights, lengths=lengths, stride=features.stride())
 
 
-@dataclass
 class DistContext(EmbeddingShardingContext):
     """The context of one collection and one batch. ``batch_size_per_rank`` is known once ids have arrived.
 
@@ -77,12 +76,14 @@ class DistContext(EmbeddingShardingContext):
         ids_arrived: of each key that has arrived, the number of ids from each rank.
     """
 
-    output_splits: list[int] = field(default_factory=list)
-    backward: Callable[..., None] | None = None
-    asked: bool = False
-    ids_sent: list[int] = field(default_factory=list)
-    origins: torch.Tensor | None = None
-    ids_arrived: list[list[int]] = field(default_factory=list)
+    def __init__(self, batch_size_per_feature_pre_a2a: Sequence[int] = ()) -> None:
+        super().__init__(batch_size_per_feature_pre_a2a=list(batch_size_per_feature_pre_a2a))
+        self.output_splits: list[int] = []
+        self.backward: Callable[..., None] | None = None
+        self.asked = False
+        self.ids_sent: list[int] = []
+        self.origins: torch.Tensor | None = None
+        self.ids_arrived: list[list[int]] = []
 
 
 class Call(NamedTuple):

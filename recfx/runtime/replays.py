@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils import checkpoint
 
+from recfx.differences import top_saved_tensors_hooks
 from recfx.errors import InputError
 from recfx.ir.tables import TableSpec
 
@@ -134,7 +135,7 @@ class Replays:
 
         ``owners`` is not called outside checkpoints.
         """
-        if torch.is_grad_enabled() and _saved_tensors_hooks() is None:
+        if torch.is_grad_enabled() and top_saved_tensors_hooks is not None and top_saved_tensors_hooks(True) is None:
             return
         checkpoints = _surroundings().checkpoints
         if checkpoints:
@@ -203,16 +204,11 @@ def _checkpoint_frames(frame: FrameType) -> list[object]:
     return [value for value in frame.f_locals.values() if isinstance(value, checkpoint._CheckpointFrame)]
 
 
-def _saved_tensors_hooks() -> tuple[Any, Any] | None:
-    hooks: tuple[Any, Any] | None = torch._C._autograd._top_saved_tensors_default_hooks(True)
-    return hooks
-
-
 def _frame_of_hooks() -> object:
     """The checkpoint whose hooks save tensors now, if it runs for the first time: it may have no function on the stack
     (``torch.distributed._composable.checkpoint``).
     """
-    hooks = _saved_tensors_hooks()
+    hooks = None if top_saved_tensors_hooks is None else top_saved_tensors_hooks(True)
     cells = () if hooks is None else getattr(hooks[0], "__closure__", None) or ()
     for cell in cells:
         try:

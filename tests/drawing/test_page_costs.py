@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import nn
 from torchrec import KeyedJaggedTensor
-from torchrec.distributed.planner import Topology
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 
 import recfx
+from recfx.differences import make_topology
 from recfx.inspect.drawing.costs import AMOUNTS, TIME
 from recfx.planner.pricing.cost_text import in_bytes
 from recfx.planner.pricing.hardware import H100
@@ -105,7 +105,7 @@ def test_costs_of_a_sharded_model_are_those_of_its_ranks(page: Page, tmp_path: P
 @pytest.mark.parametrize(("device", "lengths"), [("cpu", "1"), ("cpu", "2.5"), ("cuda", "30, f1=0"), ("npu", "3")])
 def test_times_of_a_planned_model(device: str, lengths: str, page: Page, tmp_path: Path) -> None:
     model, _ = dlrm()
-    topology = npu_topology(16) if device == "npu" else Topology(16, device, created_by_factory=True)
+    topology = npu_topology(16) if device == "npu" else make_topology(16, device)
     recfx.draw(model, tmp_path / "model.html", topology)
     page.open(tmp_path / "model.html")
     type_into(page, "batch", "96")

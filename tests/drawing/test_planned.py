@@ -25,6 +25,7 @@ from torchrec.distributed.sharding_plan import (
 from torchrec.distributed.types import ShardingEnv, ShardingPlan
 
 import recfx
+from recfx.differences import make_topology
 from recfx.errors import ConversionError, DrawingError, InputError
 from recfx.inspect.drawing.costs import TIME
 from recfx.planner.pricing.hardware import ASCEND_910B, CPU_HOST, H100
@@ -153,7 +154,7 @@ class WithSequence(Model):
 
 
 def test_modules_that_recfx_does_not_shard_stay_as_they_are(tmp_path: Path) -> None:
-    topology = Topology(4, "cpu", created_by_factory=True)
+    topology = make_topology(4, "cpu")
     assert recfx.plan(WithSequence(), topology).plan.keys() == {"ebc", "sequence"}
     model = recfx.convert(WithSequence(), verify=False, on_unsupported="keep")
     for drawn_model in (model, WithSequence()):
@@ -166,8 +167,8 @@ def test_modules_that_recfx_does_not_shard_stay_as_they_are(tmp_path: Path) -> N
 
 
 TOPOLOGIES = {
-    "cpu": Topology(8, "cpu", created_by_factory=True),
-    "cuda": Topology(8, "cuda", created_by_factory=True),
+    "cpu": make_topology(8, "cpu"),
+    "cuda": make_topology(8, "cuda"),
     "npu": npu_topology(8),
 }
 
@@ -246,8 +247,8 @@ def test_a_backend_that_does_not_serve_the_planned_device(tmp_path: Path) -> Non
         ({"topology": ASCEND_910B}, {""}),
         ({"topology": H100}, {""}),
         ({"topology": npu_topology(2)}, {"npu"}),
-        ({"topology": Topology(2, "cpu", created_by_factory=True)}, {"cpu"}),
-        ({"topology": Topology(2, "cuda", created_by_factory=True)}, {"triton"}),
+        ({"topology": make_topology(2, "cpu")}, {"cpu"}),
+        ({"topology": make_topology(2, "cuda")}, {"triton"}),
     ],
     ids=["no times", "host", "npu", "gpu", "planned for npus", "planned for hosts", "planned for gpus"],
 )

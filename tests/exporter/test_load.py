@@ -17,6 +17,7 @@ from torch import nn
 
 import recfx
 from recfx.exporter import load as load_module
+from recfx.exporter import loaded_program
 from tests.exporter.changed_records import Records, forge, rewrite, with_another, with_manifest
 from tests.exporter.committed_files import committed_file
 from tests.exporter.hashed_models import call, trained
@@ -147,6 +148,20 @@ def test_too_many_open_files(versions: list[Path]) -> None:
     assert outcomes[0] == "cannot_read: Too many open files."
     assert outcomes[-1] == ""
     assert set(outcomes) == {outcomes[0], ""}
+
+
+def test_a_torch_with_other_archives(
+    exported: dict[str, Path], model: nn.Module, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loaded_program, "load_pt2", None)
+    for refused in (
+        lambda: recfx.load(exported["pt2"]),
+        lambda: recfx.export(model, tmp_path / "m.pt2", call(6), format="pt2"),
+    ):
+        with pytest.raises(recfx.ExportError, match="torch") as raised:
+            refused()
+        assert raised.value.reason == "no_pt2"
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("format", ["torchscript", "pt2"])

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torchrec.distributed.planner import Topology
 from torchrec.distributed.types import EnumerableShardingSpec, ParameterSharding, ShardingPlan, ShardMetadata
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 import recfx
 from recfx.commandline.main import main
+from recfx.differences import make_topology
 from recfx.errors import Severity
 from tests.builders.batches import batch
 from tests.builders.collections import collection, sharded_sequences
@@ -246,7 +246,7 @@ def test_a_plan_for_a_collection_that_is_kept() -> None:
 def test_a_plan_for_other_ranks() -> None:
     with process_group():
         model = Holder(collection())
-        plan = recfx.plan(model, Topology(2, "cpu", created_by_factory=True))
+        plan = recfx.plan(model, make_topology(2, "cpu"))
         assert assert_alike(model, plan=plan) == ("plan_rank", "")
 
 

@@ -21,6 +21,7 @@ from torchrec.distributed.types import EmbeddingModuleShardingPlan, ParameterSha
 
 import recfx
 from recfx.collections.sharding.plan import read_plan
+from recfx.differences import make_topology
 from recfx.planner.enumerator import index_bytes
 from recfx.planner.placements import replace_placements
 from recfx.planner.plan import without_noise
@@ -83,7 +84,7 @@ def test_npu_pods_of_several_servers() -> None:
 IN_ANOTHER_PROCESS = """
 import logging, pickle, sys, tempfile, torch
 from torch import nn
-from torchrec.distributed.planner import Topology
+from recfx.differences import make_topology
 import recfx
 from recfx.planner.placements import replace_placements
 from recfx.planner.topology import npu_topology
@@ -92,7 +93,7 @@ from tests.planner.test_plan import plan_of_some_types
 
 model = nn.ModuleDict({"ebc": tables_named("a", "b", "c")})
 logging.getLogger().handlers.clear()
-for topology in (npu_topology(2), Topology(2, "cuda", created_by_factory=True)):
+for topology in (npu_topology(2), make_topology(2, "cuda")):
     recfx.plan(model, topology)
     recfx.cost(model, topology).at(8, W=4)
     recfx.draw(model, tempfile.mkdtemp() + "/model.html", topology)
@@ -111,7 +112,7 @@ for each in (plan, replace_placements(cuda, "npu")):
 def plan_of_some_types() -> ShardingPlan:
     types = ["row_wise", "table_wise", "table_row_wise"]
     limits = {f"p{number}": ParameterConstraints(sharding_types=types) for number in range(3)}
-    return recfx.plan(Model(), Topology(world_size=4, compute_device="cuda", created_by_factory=True), limits)
+    return recfx.plan(Model(), make_topology(world_size=4, compute_device="cuda"), limits)
 
 
 def test_in_another_process(tmp_path: Path) -> None:

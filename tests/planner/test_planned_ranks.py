@@ -19,6 +19,7 @@ from torchrec.distributed.types import ShardingEnv, ShardingPlan
 
 import recfx
 from recfx.collections.sharding.collection import sharded_collections
+from recfx.differences import make_topology
 from recfx.planner import shard_model
 from recfx.planner.priced_plan import PricedPlan
 from recfx.planner.pricing.hardware import H100
@@ -84,13 +85,13 @@ def test_other_hardware_for_the_same_ranks() -> None:
     plan = on_ranks_0_to_4(npu_topology(8))
     priced = recfx.cost(Model(), H100, plan=plan).at(64)
     assert (len(priced.ranks), priced.hardware.name) == (8, H100.name)
-    priced = recfx.cost(Model(), Topology(8, "cpu", created_by_factory=True), plan=plan).at(64)
+    priced = recfx.cost(Model(), make_topology(8, "cpu"), plan=plan).at(64)
     assert len(priced.ranks) == 8
 
 
 def test_a_plan_of_ours_for_other_ranks_is_refused(tmp_path: Path) -> None:
     plan, model = on_ranks_0_to_4(npu_topology(8)), Model()
-    four = Topology(4, "cpu", created_by_factory=True)
+    four = make_topology(4, "cpu")
 
     def convert() -> None:
         with fake_group(0, 6) as group:
@@ -142,7 +143,7 @@ def test_a_stock_plan_that_does_not_tell_needs_a_number(tmp_path: Path) -> None:
 def test_plans_for_different_hardware_are_not_compared_without_saying_on_which() -> None:
     plans = {
         "npus": on_ranks_0_to_4(npu_topology(8)),
-        "hosts": on_ranks_0_to_4(Topology(8, "cpu", created_by_factory=True)),
+        "hosts": on_ranks_0_to_4(make_topology(8, "cpu")),
     }
     with refused("invalid_argument", match="npus was made for Ascend 910B, but hosts"):
         recfx.compare_plans(Model(), plans)

@@ -15,10 +15,11 @@ import torch.distributed as dist
 from torch import nn
 from torchrec import EmbeddingBagCollection, KeyedJaggedTensor
 from torchrec.distributed.model_parallel import DistributedModelParallel
-from torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
+from torchrec.distributed.planner import EmbeddingShardingPlanner
 from torchrec.distributed.types import ShardingEnv, ShardingPlan
 
 import recfx
+from recfx.differences import make_topology
 from recfx.replacement.conversion_record import conversion_of
 from tests.builders.collections import table
 from tests.sharding.ranks import ranks
@@ -43,7 +44,7 @@ def prices(report: recfx.Report) -> list[str]:
 
 
 def made_plan(world_size: int, kind: Callable[..., nn.Module] = EmbeddingBagCollection) -> ShardingPlan:
-    return recfx.plan(Model(kind), Topology(world_size, "cpu", created_by_factory=True))
+    return recfx.plan(Model(kind), make_topology(world_size, "cpu"))
 
 
 def _converted_before(env: ShardingEnv, plan: ShardingPlan) -> nn.Module:
@@ -110,7 +111,7 @@ def test_equals_what_the_report_of_the_plan_says(way: str) -> None:
 def other_plans(rank: int, world_size: int) -> dict[str, list[str]]:
     env = ShardingEnv.from_process_group(dist.group.WORLD)
     converted = recfx.convert(Model())
-    topology = Topology(world_size, "cpu", created_by_factory=True)
+    topology = make_topology(world_size, "cpu")
     stock = EmbeddingShardingPlanner(topology=topology).collective_plan(converted, recfx.sharders(), dist.group.WORLD)
     changed = made_plan(world_size)
     tables: Any = changed.plan["ebc"]

@@ -1,0 +1,132 @@
+"""What differs between the versions of torch and TorchRec that recfx runs on.
+
+Each name is what the newest version has, or what stands for it in a version that lacks it; which one is found by
+looking, not by comparing versions. It is the only module that does so, and it imports nothing of recfx.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.distributed import distributed_c10d as c10d
+from torch.fx import _symbolic_trace
+from torchrec.distributed.planner import Topology
+from torchrec.distributed.types import ShardedModule
+
+
+class Absent:
+    """Stands for a class that a version lacks: there are no objects of it."""
+
+
+def _takes(function: Callable[..., Any], name: str) -> bool:
+    return name in inspect.signature(function).parameters
+
+
+def disable_compilation(reason: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """``torch.compiler.disable`` as a decorator; torch 2.7 does not show ``reason``."""
+    return torch.compiler.disable(**{"reason": reason} if _takes(torch.compiler.disable, "reason") else {})
+
+
+# torch 2.7 has the older function alone, which is also true while torch.export traces; newer ones warn of it.
+is_fx_symbolic_tracing: Callable[[], bool] = getattr(
+    _symbolic_trace, "is_fx_symbolic_tracing", _symbolic_trace.is_fx_tracing
+)
+
+# torch 2.9 and older have no type of their own for names of process groups.
+GroupName: Callable[[str], Any] = getattr(c10d, "GroupName", str)
+
+# The hooks that pack and unpack saved tensors now, given True; torch 2.7 does not tell. What only these hooks know of
+# (torch.distributed._composable.checkpoint) is then refused as replayed_rows_unknown.
+top_saved_tensors_hooks: Callable[[bool], tuple[Any, Any] | None] | None = getattr(
+    torch._C._autograd, "_top_saved_tensors_default_hooks", None
+)
+
+# TorchRec 1.8 and newer warn of a topology that Meta's factory has not made, unless they are told otherwise.
+make_topology: Callable[..., Topology] = (
+    functools.partial(Topology, created_by_factory=True) if _takes(Topology, "created_by_factory") else Topology
+)
+
+
+def preprocess_input(module: Any, args: list[Any], kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+    """What a pipeline does to the arguments of a sharded module; in TorchRec 1.4 and older, nothing."""
+    if not hasattr(ShardedModule, "preprocess_input"):
+        return args, kwargs
+    args, kwargs = module.preprocess_input(args, kwargs)
+    return args, kwargs
+
+
+try:
+    from torchrec.distributed.train_pipeline.runtime_forwards import KJTAllToAllForward
+except ImportError:  # TorchRec 1.2 has it elsewhere
+    from torchrec.distributed.train_pipeline.utils import KJTAllToAllForward
+
+try:
+    from torchrec.distributed.model_tracker.model_delta_tracker import ModelDeltaTrackerTrec
+except ImportError:
+    try:  # TorchRec 1.4 calls it so
+        from torchrec.distributed.model_tracker.model_delta_tracker import ModelDeltaTracker as ModelDeltaTrackerTrec
+    except ImportError:  # TorchRec 1.2 has none
+        ModelDeltaTrackerTrec = Absent
+
+try:
+    from torchrec.distributed.model_tracker.trackers.raw_id_tracker import RawIdTracker
+except ImportError:  # TorchRec 1.4 and older have none
+    RawIdTracker = Absent
+
+try:
+    from torchrec.modules.hash_mc_evictions import HashZchEvictionPolicyName
+    from torchrec.modules.hash_mc_modules import HashZchManagedCollisionModule
+except ImportError:  # TorchRec 1.2 has none
+    HashZchEvictionPolicyName = HashZchManagedCollisionModule = Absent
+
+try:
+    from torchrec.modules.pec_embedding_modules import PECEmbeddingCollection
+except ImportError:  # TorchRec 1.4 and older have none
+    PECEmbeddingCollection = Absent
+
+try:
+    from torchrec.modules.embedding_configs import (
+        CountBasedEvictionPolicy,
+        CountTimestampMixedEvictionPolicy,
+        FeatureL2NormBasedEvictionPolicy,
+        FeatureScoreBasedEvictionPolicy,
+        NoEvictionPolicy,
+        TimestampBasedEvictionPolicy,
+    )
+except ImportError:  # TorchRec 1.2 has no virtual tables
+    CountBasedEvictionPolicy = CountTimestampMixedEvictionPolicy = FeatureL2NormBasedEvictionPolicy = Absent
+    FeatureScoreBasedEvictionPolicy = NoEvictionPolicy = TimestampBasedEvictionPolicy = Absent
+
+load_pt2: Any = None  # torch 2.7 lays archives out differently, with pickles in them
+with contextlib.suppress(ImportError):
+    from torch.export.pt2_archive import _package
+
+    load_pt2 = _package.load_pt2
+
+__all__ = [
+    "Absent",
+    "CountBasedEvictionPolicy",
+    "CountTimestampMixedEvictionPolicy",
+    "FeatureL2NormBasedEvictionPolicy",
+    "FeatureScoreBasedEvictionPolicy",
+    "GroupName",
+    "HashZchEvictionPolicyName",
+    "HashZchManagedCollisionModule",
+    "KJTAllToAllForward",
+    "ModelDeltaTrackerTrec",
+    "NoEvictionPolicy",
+    "PECEmbeddingCollection",
+    "RawIdTracker",
+    "TimestampBasedEvictionPolicy",
+    "disable_compilation",
+    "is_fx_symbolic_tracing",
+    "load_pt2",
+    "make_topology",
+    "preprocess_input",
+    "top_saved_tensors_hooks",
+]
