@@ -101,7 +101,7 @@ def build() -> recfx.HashEmbeddingBagCollection:
         for name, rows in ROWS.items()
     ]
     # Rows are cut between buckets. Tables this small would have one bucket by default, and so only one row-wise shard.
-    return recfx.convert(EmbeddingBagCollection(tables), hashing=recfx.HashConfig(dense_rows=0, buckets=8))
+    return recfx.convert(EmbeddingBagCollection(tables), hashing=recfx.HashConfig.raw_ids(buckets=8))
 
 
 def draw_batch(seed: int) -> KeyedJaggedTensor:

@@ -62,7 +62,7 @@ def run(options: argparse.Namespace, directory: Path) -> list[bool]:
     section("1. Train", "a DLRM on raw ids; converted before training, so that ids get rows when they are first seen")
     rows = generate(options.steps * options.batch_size + 64, options.most_ids)
     training, batch = rows[:-64], rows[-64:]
-    model = recfx.convert(build_dlrm(options), sample_of(training, options), hashing=recfx.HashConfig(dense_rows=0))
+    model = recfx.convert(build_dlrm(options), sample_of(training, options), hashing=recfx.HashConfig.raw_ids())
     train(model, training, options)
     model.eval()
     on_device = answer(model, batch, options.device)

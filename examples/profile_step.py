@@ -33,7 +33,7 @@ def main() -> int:
     options = parse_arguments()
     torch.manual_seed(0)
     logging.getLogger("torch.fx").setLevel(logging.ERROR)
-    model = recfx.convert(build_dlrm(options), hashing=recfx.HashConfig(dense_rows=0)).train()
+    model = recfx.convert(build_dlrm(options), hashing=recfx.HashConfig.raw_ids()).train()
     known = options.rows // 2  # first every id gets its row, so that the measured steps are alike
     for begin in range(0, known, options.batch_size):
         ids = torch.arange(begin, begin + options.batch_size) % known

@@ -25,7 +25,7 @@ from torchrec.optim.optimizers import in_backward_optimizer_filter
 import recfx
 from recfx.ir import format_graph
 
-RAW_IDS = recfx.HashConfig(dense_rows=0)
+RAW_IDS = recfx.HashConfig.raw_ids()
 
 
 class Model(torch.nn.Module):

@@ -60,8 +60,8 @@ def main() -> int:
 
     section("3. recfx.convert", "explicit nodes and one index per table; parameters stay the same objects")
     begin = time.perf_counter()
-    model = recfx.convert(original, sample=sample_of(training, options), hashing=recfx.HashConfig(dense_rows=0))
-    print("model = recfx.convert(model, sample=(dense, kjt), hashing=recfx.HashConfig(dense_rows=0))")
+    model = recfx.convert(original, sample=sample_of(training, options), hashing=recfx.HashConfig.raw_ids())
+    print("model = recfx.convert(model, sample=(dense, kjt), hashing=recfx.HashConfig.raw_ids())")
     print(f"done and checked against the original in {time.perf_counter() - begin:.1f} s:")
     print(f"the collection is now a {type(model.sparse_arch.embedding_bag_collection).__name__}")
 
@@ -202,7 +202,7 @@ def save_and_load(model: DLRM, options: argparse.Namespace) -> DLRM:
         path = Path(directory) / "dlrm.pt"
         torch.save(model.state_dict(), path)
         print(f"{path.name}: {path.stat().st_size / 2**20:.1f} MiB")
-        fresh = recfx.convert(build_dlrm(options), hashing=recfx.HashConfig(dense_rows=0))
+        fresh = recfx.convert(build_dlrm(options), hashing=recfx.HashConfig.raw_ids())
         fresh.load_state_dict(torch.load(path))
     return fresh
 

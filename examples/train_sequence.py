@@ -126,7 +126,7 @@ def main() -> int:
     print(f"recall@{BEST} of the film that users rate next: {expected:.3f}")
 
     section("3. recfx.convert", "a new id gets a row when it is first seen; nothing is numbered")
-    model = recfx.convert(build(2 * len(known), options), hashing=recfx.HashConfig(dense_rows=0))
+    model = recfx.convert(build(2 * len(known), options), hashing=recfx.HashConfig.raw_ids())
     train(model, histories, options)
     found = recall(model, histories, options)
     print(recfx.explain(model))
@@ -137,7 +137,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         section("4. A checkpoint", "weights, ids and optimizer state; loaded into a model that is built anew")
         recfx.save_checkpoint(model, Path(folder) / "checkpoint")
-        fresh = recfx.convert(build(2 * len(known), options), hashing=recfx.HashConfig(dense_rows=0))
+        fresh = recfx.convert(build(2 * len(known), options), hashing=recfx.HashConfig.raw_ids())
         recfx.load_checkpoint(fresh, Path(folder) / "checkpoint")
         loaded = predict(fresh, features, options)
 

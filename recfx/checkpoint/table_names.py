@@ -184,7 +184,7 @@ def check_same_tables_have_indexes(
             raise mismatch(
                 f"the checkpoint has an index for table {table!r}, which has no index here.",
                 module_path=prefix.rstrip("."),
-                what_to_do="convert with hashing=HashConfig(dense_rows=0, ...) as when saving.",
+                what_to_do="convert with hashing=HashConfig.raw_ids(...) as when saving.",
             )
 
 

@@ -44,7 +44,7 @@ _HARDWARE = {"ascend_910b": ASCEND_910B, "h100": H100}
 _JSON = Argument("--json", action="store_true", help="print JSON instead of text")
 _CONVERSION = (
     Argument(
-        "--raw-ids", action="store_true", help="convert with HashConfig(dense_rows=0): ids may be any 64-bit integers"
+        "--raw-ids", action="store_true", help="convert with HashConfig.raw_ids(): ids may be any 64-bit integers"
     ),
     Argument(
         "--managed-collisions",
@@ -67,7 +67,7 @@ def _hardware(help: str) -> Argument:
 
 def _request(given: argparse.Namespace) -> dict[str, Any]:
     """What the options of ``_CONVERSION`` ask of ``recfx.convert`` and of ``recfx.explain``."""
-    hashing = HashConfig(dense_rows=0) if given.raw_ids else DEFAULT_HASHING
+    hashing = HashConfig.raw_ids() if given.raw_ids else DEFAULT_HASHING
     return {
         "hashing": hashing,
         "on_unsupported": "keep" if given.keep else "error",
@@ -218,8 +218,8 @@ def _export(given: argparse.Namespace, made: Made) -> Outcome:
     return Outcome(json.dumps(plain, indent=2) if given.json else str(report))
 
 
-def _quantize(given: Sequence[str]) -> str | dict[str, str | None] | None:
-    """``int8`` for all tables, or ``table=int8`` for each of some."""
+def _quantize(given: Sequence[str]) -> Any:
+    """``int8`` for all tables, or ``table=int8`` for each of some; ``export`` checks that there is such a format."""
     pairs = [option.rpartition("=") for option in given]
     plain = [form for table, _, form in pairs if not table]
     if plain and len(given) > 1:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import nn
@@ -61,10 +61,10 @@ def convert(
     whole_graph: bool = False,
     verify: bool | None = None,
     inplace: bool = False,
-    on_unsupported: str = "error",
+    on_unsupported: Literal["error", "keep"] = "error",
     id_ranges: Mapping[str, tuple[int, int]] | None = None,
     passes: Iterable[Pass] | None = None,
-    managed_collisions: str | None = None,
+    managed_collisions: Literal["convert"] | None = None,
     dedup: Asked = "auto",
 ) -> nn.Module:
     """Rewrite every ``EmbeddingBagCollection`` and ``EmbeddingCollection`` of ``model`` to a graph of explicit nodes.
@@ -72,7 +72,7 @@ def convert(
     They become a ``HashEmbeddingBagCollection`` or a ``HashEmbeddingCollection``.
 
     Outputs, weights, parameter names and parameter objects stay the same. Without ``hashing=``, ids are row numbers and
-    are range-checked; with ``HashConfig(dense_rows=0)`` they are raw 64-bit ids.
+    are range-checked; with ``HashConfig.raw_ids()`` they are raw 64-bit ids.
 
     Args:
         model: any module.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torchrec.distributed.types import ShardingEnv, ShardingPlan
@@ -37,10 +37,10 @@ class Request:
     whole_graph: bool = False
     verify: bool | None = None
     inplace: bool = False
-    on_unsupported: str = "error"
+    on_unsupported: Literal["error", "keep"] = "error"
     id_ranges: Mapping[str, tuple[int, int]] | None = None
     passes: tuple[Pass, ...] | None = None
-    managed_collisions: str | None = None
+    managed_collisions: Literal["convert"] | None = None
     dedup: Asked = "auto"
 
     @property

@@ -121,7 +121,7 @@ def classify(module: nn.Module, path: str) -> Finding | None:
         return refused(
             "managed_collision",
             f"{type(module).__name__} remaps ids by itself, and hashing remapped ids would hash twice.",
-            "use the inner EmbeddingBagCollection with HashConfig(dense_rows=0) instead, or keep it with "
+            "use the inner EmbeddingBagCollection with HashConfig.raw_ids() instead, or keep it with "
             "on_unsupported='keep': the model and its conversion then share its state and its mode.",
         )
     if isinstance(module, (QuantEmbeddingBagCollection, QuantEmbeddingCollection)):

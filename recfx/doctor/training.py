@@ -31,8 +31,8 @@ _OPTIMIZERS: dict[str, tuple[type[torch.optim.Optimizer], dict[str, Any]]] = {
 }
 _HASHING = {
     "ids are rows": None,
-    "raw ids": HashConfig(dense_rows=0, seed=3),
-    "raw ids, old ones evicted": HashConfig(dense_rows=0, seed=3, on_full="evict"),
+    "raw ids": HashConfig.raw_ids(seed=3),
+    "raw ids, old ones evicted": HashConfig.raw_ids(seed=3, on_full="evict"),
 }
 _RUNS = (
     ("ids are rows", "SGD"), ("raw ids", "Adagrad"), ("ids are rows", "Adam"), ("raw ids", "row-wise Adagrad"),

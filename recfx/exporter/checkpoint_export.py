@@ -172,7 +172,7 @@ def _with_rows(
         rows = table.rows_of(ids)
         content[spec.name] = ids[rows >= 0], table.rows_at(rows[rows >= 0])
         size = max(1, len(content[spec.name][0]))
-        hashing = HashConfig(dense_rows=0, rows=size, buckets=1)
+        hashing = HashConfig.raw_ids(rows=size, buckets=1)
         specs.append(replace(hashed_spec(spec, size, hashing), dtype=table.spec.dtype))
     read = with_tables(path, collection, specs)
     with torch.no_grad():

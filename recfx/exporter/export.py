@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -34,7 +34,7 @@ from recfx.exporter.model_copies import device_of, fresh_copy, on_host, sample_f
 from recfx.exporter.ranks import agree, group_of
 from recfx.exporter.report import ExportReport, TableSize
 from recfx.exporter.returns import check_alike, return_pattern
-from recfx.exporter.served_collection import ServedCollection, serve_collection, stored_dtypes
+from recfx.exporter.served_collection import Quantized, ServedCollection, serve_collection, stored_dtypes
 from recfx.exporter.serving.pool_rows import FORMATS
 from recfx.exporter.serving.targets import FOR_DEVICES, ServingTarget
 from recfx.exporter.serving.triton import DEVICE_TYPES
@@ -52,8 +52,8 @@ def export(
     path: str | os.PathLike[str],
     sample: Any,
     *,
-    quantize: str | Mapping[str, str | None] | None = None,
-    format: str = "torchscript",
+    quantize: Quantized | Mapping[str, Quantized] = None,
+    format: Literal["torchscript", "pt2"] = "torchscript",
     portable: bool = True,
     checkpoint: str | os.PathLike[str] | None = None,
     device: torch.device | str | None = None,
@@ -141,7 +141,7 @@ class _File:
     """The file that the arguments of ``export`` ask for, and which modules serve its nodes."""
 
     target: Path
-    quantize: str | Mapping[str, str | None] | None
+    quantize: Quantized | Mapping[str, Quantized]
     format: str
     serving: ServingTarget
 

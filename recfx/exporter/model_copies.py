@@ -139,7 +139,7 @@ def _indexes(collection: ConvertedCollection) -> list[Any]:
 
 
 _ROWS = 16
-_HASHING = HashConfig(dense_rows=0, rows=_ROWS, unseen="share")
+_HASHING = HashConfig.raw_ids(rows=_ROWS, unseen="share")
 
 
 def with_stand_ins(model: nn.Module, collections: Mapping[str, ConvertedCollection]) -> nn.Module:

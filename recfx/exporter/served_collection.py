@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import torch
 from torch import fx
@@ -23,7 +24,9 @@ from recfx.ir.snapshot import PassRecord
 from recfx.ir.tables import TableSpec
 from recfx.passes import export_passes, serving_passes
 
-QUANTIZED: dict[str | None, torch.dtype | None] = {
+Quantized = Literal["fp16", "int8", "int4"] | None
+"""How rows are stored; None: as they are."""
+QUANTIZED: dict[Quantized, torch.dtype | None] = {
     None: None,
     "fp16": torch.float16,
     "int8": torch.quint8,
@@ -35,7 +38,7 @@ _KEPT = {torch.float32: torch.float32, torch.float16: torch.float16}
 
 
 def stored_dtypes(
-    collections: Mapping[str, tuple[TableSpec, ...]], quantize: str | Mapping[str, str | None] | None
+    collections: Mapping[str, tuple[TableSpec, ...]], quantize: Quantized | Mapping[str, Quantized]
 ) -> dict[str, dict[str, torch.dtype]]:
     """The dtype of stored rows, by collection and table.
 
@@ -75,7 +78,7 @@ def _names(path: str, spec: TableSpec) -> tuple[str, str]:
 
 
 def _dtype(
-    path: str, spec: TableSpec, quantize: str | Mapping[str, str | None] | None, chosen: Mapping[str, str | None]
+    path: str, spec: TableSpec, quantize: Quantized | Mapping[str, Quantized], chosen: Mapping[str, Quantized]
 ) -> torch.dtype:
     short, full = _names(path, spec)
     choice = quantize if not isinstance(quantize, Mapping) else chosen.get(full, chosen.get(short))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from dataclasses import dataclass
-from typing import Literal, SupportsIndex
+from typing import Any, Literal, SupportsIndex
 
 from torch import Tensor
 
@@ -93,6 +93,22 @@ class HashConfig:
             raise _invalid("find_on_device", self.find_on_device, "True or False", "")
         if self.rows is not None and self.dense_rows is not None:
             _check_dense_rows(self.dense_rows, self.rows, "")
+
+    @classmethod
+    def raw_ids(cls, **settings: Any) -> HashConfig:
+        """For raw 64-bit ids: any int64 is a legal id, and each gets a row when it is first seen (``dense_rows=0``).
+
+        Example:
+            >>> HashConfig.raw_ids(on_full="share").dense_rows
+            0
+
+        Args:
+            settings: the other settings of ``HashConfig``.
+
+        Raises:
+            ConversionError: ``invalid_hash_config``, naming field and value.
+        """
+        return cls(dense_rows=0, **settings)
 
     def _check_ttl(self) -> None:
         _check_integer("ttl_batches", self.ttl_batches, 1, MOST_TTL, optional=True)

@@ -272,8 +272,8 @@ def _device_of(topology: AnyTopology | Hardware | None, model: nn.Module) -> str
 def compare_plans(
     model: nn.Module,
     plans: Sequence[ShardingPlan] | Mapping[str, ShardingPlan],
-    *,
     topology: Any = None,
+    *,
     world_size: int | None = None,
     B: int = BATCH_SIZE,
     L: Any = LENGTH,

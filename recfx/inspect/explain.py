@@ -54,9 +54,9 @@ def explain(
     world_size: int | None = None,
     id_ranges: Mapping[str, tuple[int, int]] | None = None,
     verify: bool | None = None,
-    on_unsupported: str = "error",
+    on_unsupported: Literal["error", "keep"] = "error",
     passes: Iterable[Pass] | None = None,
-    managed_collisions: str | None = None,
+    managed_collisions: Literal["convert"] | None = None,
     dedup: Asked = "auto",
     tables: Literal["groups", "all"] = "groups",
 ) -> Report:

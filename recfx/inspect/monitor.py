@@ -85,7 +85,7 @@ def monitor(model: nn.Module, *, probed_groups: int | None = None) -> Monitor:
         raise ConversionError(
             "no table of the model has an index: ids are rows, of which nothing is counted where all are sent.",
             reason="no_index",
-            what_to_do="convert with hashing=HashConfig(dense_rows=0) for raw ids, or do without a monitor.",
+            what_to_do="convert with hashing=HashConfig.raw_ids() for raw ids, or do without a monitor.",
         )
     paths = [*tables, *(path for path in sent if path not in tables)]
     names = [without_wrappers(path) for path in paths]

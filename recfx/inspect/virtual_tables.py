@@ -13,8 +13,8 @@ from recfx.differences import (
 from recfx.errors import Diagnostic, Severity
 from recfx.inspect.facts import TableFacts
 
-_TTL = "HashConfig(dense_rows=0, on_full='evict', evict='ttl', ttl_batches=<the batches of {minutes} minutes>{more})"
-_LFU = "HashConfig(dense_rows=0, on_full='evict', evict='lfu'{more})"
+_TTL = "HashConfig.raw_ids(on_full='evict', evict='ttl', ttl_batches=<the batches of {minutes} minutes>{more})"
+_LFU = "HashConfig.raw_ids(on_full='evict', evict='lfu'{more})"
 _IN_TIME = "ids expire after so many batches, not minutes, as each training batch begins, and never in eval mode"
 _BY_COUNT = (
     "an id loses its row when another id needs it, the one with the fewest sightings first; sightings do not decay, "
@@ -57,7 +57,7 @@ def _closest(policy: object) -> tuple[str, str]:
         return _LFU.format(more=""), f"No policy of recfx reads the norm of rows. With evict='lfu', {_BY_COUNT}"
     known = policy is None or isinstance(policy, NoEvictionPolicy | TimestampBasedEvictionPolicy)
     differs = "Without an index, ids above its rows are errors" if known else "recfx does not know this policy"
-    return "HashConfig(dense_rows=0), with as many rows= as there will be ids", differs
+    return "HashConfig.raw_ids(), with as many rows= as there will be ids", differs
 
 
 def _admission(threshold: int) -> str:

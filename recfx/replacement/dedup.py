@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 from recfx.errors import ConversionError
 from recfx.ir.dedup import Dedup
 
-Asked = bool | str | Mapping[str, bool | float]
+Asked = bool | Literal["auto"] | Mapping[str, bool | float]
 
 
 def check_asked(asked: Any) -> None:

@@ -271,5 +271,5 @@ class SelectFeatures(NodeModule):
             reason="id_out_of_range",
             module_path=self.collection,
             what_to_do="map ids below the table's rows; for raw ids convert with "
-            "hashing=recfx.HashConfig(dense_rows=0), or with rows= beyond the table's.",
+            "hashing=recfx.HashConfig.raw_ids(), or with rows= beyond the table's.",
         )

@@ -141,3 +141,10 @@ def test_cuts_of_an_adopted_table() -> None:
     assert row_cuts(adopted, 4) == [0, 2, 5, 7, 10]
     with pytest.raises(ValueError, match="at least one piece"):
         row_cuts(adopted, 0)
+
+
+def test_raw_ids() -> None:
+    assert HashConfig.raw_ids() == HashConfig(dense_rows=0)
+    assert HashConfig.raw_ids(on_full="share", rows=7) == HashConfig(dense_rows=0, on_full="share", rows=7)
+    with pytest.raises(ConversionError, match=r"HashConfig\.on_full is 'never'"):
+        HashConfig.raw_ids(on_full="never")

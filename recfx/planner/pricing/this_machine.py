@@ -225,7 +225,7 @@ def _with_nodes(known: Hardware) -> Hardware:
     small = _Measured(HashConfig(dense_rows=_SMALL_ROWS), "lookup", _SMALL_ROWS, _SMALL_FLOATS)
     sort = f"the backward of {_SORTED} ids in each of {_TABLES} small tables"
     known = _solved(known, "sort_per_id", small, _SORTED, sort, backward=True)
-    hashed = _Measured(HashConfig(dense_rows=0), "hash_lookup")
+    hashed = _Measured(HashConfig.raw_ids(), "hash_lookup")
     with on_a_copy():  # ranks may not train indexes of their own, but these are gone afterwards
         known = _solved(known, "index_overhead", hashed, _FEW, f"the same with indexes, {_FEW} ids")
         return _solved(known, "host_random_access", hashed, _MANY, f"the same with indexes, {_MANY} ids")
