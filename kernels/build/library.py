@@ -1,13 +1,14 @@
 """Builds and loads the C++ operators of namespace ``recfx``: one shared library that does not depend on Python.
 
-The library is built from ``csrc`` with the system's C++ compiler the first time it is needed. It is kept in
-``$RECFX_BUILD_DIR`` (default: ``recfx`` in the user's cache directory), under a name that contains a digest of
-everything that it is made from. ``python -m recfx.kernels`` builds it in advance and prints its path, which a C++
-server can pass to ``dlopen``.
+A wheel brings it along for each version of torch that it supports (``packaged.py``). If none serves, the library is
+built from ``csrc`` with the system's C++ compiler the first time it is needed. It is then kept in ``$RECFX_BUILD_DIR``
+(default: ``recfx`` in the user's cache directory), under a name that contains a digest of everything that it is made
+from. ``python -m recfx.kernels`` builds it in advance, if it has to be, and prints its path, which a C++ server can
+pass to ``dlopen``.
 
-Loading a library runs its code, so recfx only loads files that nobody else can write to, from directories that nobody
-else can write to (see ``private_files.py``). Each library ends with a seal, a digest of its content, so that a damaged
-or empty one is rebuilt. If the library cannot be kept in that directory, it is built in a temporary one that is removed
+Loading a library runs its code, so what was built is loaded only if nobody else can write to the file or its directory
+(see ``private_files.py``). Each library ends with a seal, a digest of its content, so that a damaged or empty one is
+rebuilt. If the library cannot be kept in that directory, it is built in a temporary one that is removed
 when the process ends.
 
 If there is no compiler, nothing breaks: ``load()`` returns ``False``, ``why_not()`` says why, and a warning is logged
@@ -19,46 +20,33 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import errno
 import fcntl
-import hashlib
 import logging
 import os
 import re
 import shutil
-import subprocess
 import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 
+from recfx.kernels.build.compiler import (
+    LibraryBuildError,
+    compile_library,
+    digest_of,
+    find_compiler,
+    torch_flags,
+)
+from recfx.kernels.build.packaged import is_sealed, packaged_library, seal
 from recfx.kernels.build.private_files import UnsafeError, make_private_directory, new_file, refuse_unsafe
 
 _logger = logging.getLogger("recfx")
 SOURCES = Path(__file__).resolve().parents[1] / "csrc"
-# -ffp-contract=off: no fused multiply-add, so that results equal those of the torch references bit for bit.
-# -fno-math-errno: vectors of square roots.
-_COMPILE_FLAGS = [
-    "-std=c++20",
-    "-O3",
-    "-fPIC",
-    "-fopenmp",
-    "-ffp-contract=off",
-    "-fno-math-errno",
-    "-DAT_PER_OPERATOR_HEADERS",
-    "-Wall",
-]
-_LINK_FLAGS = ["-shared", "-fopenmp", "-ltorch", "-ltorch_cpu", "-lc10"]
-
-# Written at the end of a library, where loaders do not look.
-_SEAL = b"recfx-sealed:"
-
 _loaded: bool | None = None  # None: not tried so far
 _reason = ""
 _path: Path | None = None
@@ -78,10 +66,6 @@ def _in_child() -> None:
 os.register_at_fork(after_in_child=_in_child)
 
 
-class LibraryBuildError(RuntimeError):
-    """The library cannot be built: there is no compiler, or it failed."""
-
-
 def load() -> bool:
     """Load the library, building it if necessary. The first answer is kept for the life of the process."""
     if _loaded is None:
@@ -98,7 +82,9 @@ def _load_once() -> None:
         _open_library()
     except (OSError, RuntimeError) as error:
         _reason = str(error)
-        _logger.warning("C++ operators are not available; using the slower torch references instead: %s", _reason)
+        _logger.warning(
+            "C++ operators are not available; using the slower torch references instead: %s", _reason.partition("\n")[0]
+        )
         for schema in schemas():
             if not hasattr(torch.ops.recfx, schema.partition("(")[0]):
                 _library().define(schema)
@@ -147,6 +133,15 @@ def loaded_path() -> Path | None:
 
 def _open_library() -> None:
     global _path
+    packaged = _packaged()
+    if packaged is not None:
+        try:
+            torch.ops.load_library(str(packaged))
+        except OSError as error:  # of a torch that was built unlike those on package indexes
+            _logger.info("%s cannot be loaded, one is compiled instead: %s", packaged, error)
+        else:
+            _path = _path or packaged
+            return
     try:
         path = build()
     except OSError as error:  # not LibraryBuildError: code that does not compile here does not compile elsewhere
@@ -219,8 +214,12 @@ def _library() -> torch.library.Library:
     return _fragment
 
 
+def _packaged() -> Path | None:
+    return packaged_library(torch.__version__, torch.compiled_with_cxx11_abi(), SOURCES)
+
+
 def build(anew: bool = False) -> Path:
-    """The path of an up-to-date library, which is compiled now if there is none yet.
+    """The path of an up-to-date library that was compiled here, which is done now if there is none yet.
 
     Args:
         anew: compile it even if there is one.
@@ -238,14 +237,14 @@ def _build_in(directory: Path, anew: bool = False) -> Path:
     make_private_directory(directory, tighten="RECFX_BUILD_DIR" not in os.environ)
     if not anew and _problem(library) is None:
         return library
-    compiler = _compiler()
+    compiler = find_compiler()
     # Several processes may get here at once: one compiles, the others wait for it.
     with _locked(library.with_suffix(".lock")):
         problem = "" if anew else _problem(library)
         if problem:
             _logger.warning("%s and is rebuilt", problem)
         if problem is not None:
-            _logger.warning("compiling the C++ operators into %s; this takes about a minute", library)
+            _logger.warning("compiling the C++ operators, which takes about a minute, into %s", library)
             _compile(compiler, library)
     return library
 
@@ -271,11 +270,7 @@ def _problem(library: Path) -> str | None:
         return ""
     except UnsafeError as error:
         return str(error)
-    return None if content.endswith(_seal(content[: -len(_seal(b""))])) else f"{library} is damaged"
-
-
-def _seal(content: bytes) -> bytes:
-    return _SEAL + hashlib.sha256(_digest().encode() + content).hexdigest().encode()
+    return None if is_sealed(content, _digest()) else f"{library} is damaged"
 
 
 @contextlib.contextmanager
@@ -300,72 +295,37 @@ def build_directory() -> Path:
     return (Path(cache) if cache else Path.home() / ".cache") / "recfx"
 
 
-def _compiler() -> list[str]:
-    if named := os.environ.get("CXX"):
-        return named.split()
-    for name in ("g++", "c++", "clang++"):
-        if found := shutil.which(name):
-            return [found]
-    raise LibraryBuildError("no C++ compiler found: install g++, or set the environment variable CXX to one")
-
-
-def _flags() -> list[str]:
-    # Not torch.utils.cpp_extension: importing it needs setuptools.
-    headers = Path(torch.__file__).parent / "include"
-    abi = int(torch.compiled_with_cxx11_abi())
-    includes = [f"-I{SOURCES}", f"-I{headers}", f"-I{headers / 'torch' / 'csrc' / 'api' / 'include'}"]
-    return [*_COMPILE_FLAGS, f"-D_GLIBCXX_USE_CXX11_ABI={abi}", *includes]
-
-
 def _digest() -> str:
-    digest = hashlib.sha256()
-    flags = [flag for flag in _flags() if flag != f"-I{SOURCES}"]
-    for part in (torch.__version__, str(torch.version.git_version), os.environ.get("CXX", ""), *flags, *_LINK_FLAGS):
-        digest.update(part.encode() + b"\0")
-    for source in sorted([*SOURCES.rglob("*.cpp"), *SOURCES.rglob("*.h")]):
-        digest.update(str(source.relative_to(SOURCES)).encode() + b"\0" + source.read_bytes() + b"\0")
-    return digest.hexdigest()[:16]
+    """Of all that a library compiled here is made from."""
+    flags = torch_flags(_torch_root(), torch.compiled_with_cxx11_abi())
+    return digest_of(SOURCES, torch.__version__, str(torch.version.git_version), os.environ.get("CXX", ""), *flags)
+
+
+def _torch_root() -> Path:
+    return Path(torch.__file__).parent
 
 
 def _compile(compiler: list[str], library: Path) -> None:
-    sources = sorted(SOURCES.rglob("*.cpp"))
-    torch_libraries = Path(torch.__file__).parent / "lib"
     prefix = f"build-{library.stem}-"
     for left in library.parent.glob(f"{prefix}*"):  # left by a killed process: whoever builds holds the lock
         shutil.rmtree(left, ignore_errors=True)
     with tempfile.TemporaryDirectory(prefix=prefix, dir=library.parent) as scratch:
-        objects = [Path(scratch) / f"{source.stem}.o" for source in sources]
-        commands = [
-            [*compiler, *_flags(), "-c", str(source), "-o", str(target)]
-            for source, target in zip(sources, objects, strict=True)
-        ]
-        with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
-            list(pool.map(_run, commands))
-        linked = Path(scratch) / library.name
-        paths = [f"-L{torch_libraries}", f"-Wl,-rpath,{torch_libraries}"]
-        _run([*compiler, *map(str, objects), "-o", str(linked), *paths, *_LINK_FLAGS])
+        torch_libraries = _torch_root() / "lib"
+        linked = compile_library(
+            compiler, SOURCES, Path(scratch),
+            torch_flags(_torch_root(), torch.compiled_with_cxx11_abi()),
+            [f"-L{torch_libraries}", f"-Wl,-rpath,{torch_libraries}"],
+        )  # fmt: skip
         content = linked.read_bytes()
         with new_file(library) as file:
-            file.path.write_bytes(content + _seal(content))
+            file.path.write_bytes(content + seal(content, _digest()))
             file.put_in_place(mode=0o755)
 
 
-def _run(command: list[str]) -> None:
-    try:
-        finished = subprocess.run(command, capture_output=True, text=True, check=False)
-    except OSError as error:
-        raise LibraryBuildError(f"the C++ compiler {command[0]} cannot be run: {error}") from error
-    if os.strerror(errno.ENOSPC) in finished.stderr:
-        raise OSError(errno.ENOSPC, f"there is no disk space to compile the C++ operators: {finished.stderr.strip()}")
-    if finished.returncode != 0:
-        how = f"was killed by signal {-finished.returncode}" if finished.returncode < 0 else "failed"
-        raise LibraryBuildError(f"the C++ compiler {how}: {' '.join(command)}\n{finished.stderr}")
-
-
 def main() -> int:
-    """Build the library and print its path; if that fails, print the compiler's message and return 1."""
+    """Print the path of the library, built if there is none; if that fails, print why and return 1."""
     try:
-        print(build())
+        print(_packaged() or build())
     except (OSError, LibraryBuildError) as error:
         print(error, file=sys.stderr)
         return 1

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from recfx.doctor.finding import Finding, missing, ok, warning
-from recfx.kernels.build import launch, library, tiling
+from recfx.kernels.build import launch, library, packaged, tiling
 
 SIMULATED = "RECFX_SIMULATED_NPUS"
 """Set in processes that see the simulated NPU of ``tests/ascend/npu_runtime``."""
@@ -116,12 +116,12 @@ def _compiler() -> Finding:
 
 
 def _library() -> Finding:
-    """Loads the library; the first time, that compiles it."""
+    """Loads the library; if none came with recfx, that compiles it the first time."""
     if not library.load():
         why = library.why_not().partition("\n")[0]
         return missing("recfx's library", f"not loaded: {why}", "python -m recfx.kernels shows what is wrong")
     path = library.loaded_path()
-    if path is not None and path.parent != library.build_directory():
+    if path is not None and path.parent not in (library.build_directory(), packaged.LIBRARIES):
         return warning(
             "recfx's library",
             f"compiled for this process alone: {library.build_directory()} cannot be used",

@@ -14,6 +14,7 @@ from recfx.errors import Diagnostic, Severity
 from recfx.inspect.capacity_reasons import index_reasons
 from recfx.inspect.facts import TableFacts
 from recfx.inspect.virtual_tables import virtual_table_not_followed
+from recfx.kernels.build import library
 from recfx.optim.fused_optimizer import FusedOptimizer
 from recfx.optim.fused_params import weight_decay_left_out
 
@@ -38,6 +39,23 @@ def kernel_fallback(table: TableFacts) -> Diagnostic | None:
     return Diagnostic(
         "kernel_fallback", table.module_path, f"the reference kernel serves it. {why}", advice, Severity.WARNING
     )
+
+
+def no_library(table: TableFacts) -> Diagnostic | None:
+    """Neither did a library come with recfx that serves here, nor could one be compiled."""
+    why = library.why_not().partition("\n")[0]
+    if not why or table.weight.is_meta or (table.index is None and table.weight.device.type != "cpu"):
+        return None
+    message = (
+        f"recfx's C++ library is missing: {why}. "
+        + ("Its ids are" if table.index is not None else "It is")
+        + " looked up without it, and a training step on raw ids takes about ten times as long."
+    )
+    advice = (
+        "install recfx from its wheel, which has a library for this version of torch, or install a C++ compiler; "
+        "python -m recfx.kernels shows what is wrong."
+    )
+    return Diagnostic("no_library", table.module_path, message, advice, Severity.WARNING)
 
 
 def optimizer_not_fused(table: TableFacts) -> Diagnostic | None:
@@ -168,6 +186,7 @@ def type_name(dtype: object) -> str:
 _RULES: tuple[Callable[[TableFacts], Diagnostic | None], ...] = (
     backend_unusable,
     kernel_fallback,
+    no_library,
     optimizer_not_fused,
     only_touched_rows,
     weight_decay_not_applied,

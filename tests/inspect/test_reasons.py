@@ -26,6 +26,7 @@ from torchrec.modules.embedding_configs import (
 from recfx import HashConfig, convert
 from recfx.errors import Diagnostic
 from recfx.inspect.explain import explain
+from recfx.kernels.build import library
 from tests.builders.optimizers import attach
 from tests.inspect.models import Wrapped, batch, collection, config
 
@@ -107,6 +108,18 @@ def test_kernel_fallback_names_who_declined() -> None:
     (table,) = explain(model).collections[0].tables
     assert table.kernel == "reference"
     assert [(one.by, one.code) for one in table.kernels_passed_over] == [("cpu", "dtype"), ("fbgemm", "dtype")]
+
+
+def test_no_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = Wrapped(collection(1))
+    assert only(convert(model, hashing=INDEX), "no_library") == []
+    monkeypatch.setattr(library, "load", lambda: False)
+    monkeypatch.setattr(library, "why_not", lambda: "the compiler failed: no space\nand all that it said")
+    for hashing, text in ((None, "It is looked up"), (INDEX, "Its ids are looked up")):
+        (reason,) = only(convert(Wrapped(collection(1)), hashing=hashing), "no_library")
+        assert (reason.severity, reason.path) == ("warning", "inner.embedding_bags.t0")
+        assert f"is missing: the compiler failed: no space. {text} without it" in reason.message
+        assert "python -m recfx.kernels" in reason.what_to_do
 
 
 def test_reference_by_choice_is_no_fallback() -> None:

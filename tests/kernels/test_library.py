@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from recfx.kernels.build import library
+from recfx.kernels.build.compiler import LibraryBuildError
 from recfx.kernels.build.private_files import UnsafeError
 from tests.support.forked_script import run_script
 
@@ -104,7 +105,7 @@ def test_the_command_prints_where_the_library_is(tiny_sources: Path, capsys: pyt
 
 def test_compiler_error_is_passed_on(tiny_sources: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tiny_sources / "one.cpp").write_text("this is not C++")
-    with pytest.raises(library.LibraryBuildError, match=r"one\.cpp"):
+    with pytest.raises(LibraryBuildError, match=r"one\.cpp"):
         library.build()
     assert library.main() == 1
     assert "one.cpp" in capsys.readouterr().err
@@ -118,7 +119,7 @@ def test_without_compiler(tiny_sources: Path, monkeypatch: pytest.MonkeyPatch, c
     monkeypatch.setenv("CXX", compiler)
     if not compiler:
         monkeypatch.setattr("shutil.which", lambda name: None)
-    with pytest.raises(library.LibraryBuildError) as caught:
+    with pytest.raises(LibraryBuildError) as caught:
         library.build()
     assert reason in str(caught.value)
 
@@ -300,7 +301,7 @@ def test_the_compiler_is_killed(tiny_sources: Path, monkeypatch: pytest.MonkeyPa
     compiler.write_text("#!/bin/sh\nkill -9 $$\n")
     compiler.chmod(0o755)
     monkeypatch.setenv("CXX", str(compiler))
-    with pytest.raises(library.LibraryBuildError, match="was killed by signal 9"):
+    with pytest.raises(LibraryBuildError, match="was killed by signal 9"):
         library.build()
     assert [path.suffix for path in library.build_directory().iterdir()] == [".lock"]
 
@@ -340,3 +341,11 @@ def test_threads_load_once(tiny_sources: Path, monkeypatch: pytest.MonkeyPatch) 
     with ThreadPoolExecutor(4) as pool:
         assert list(pool.map(lambda _: library.load(), range(8))) == [True] * 8
     assert (len(loaded), registered) == (1, [1])
+
+
+def test_one_openmp_serves_torch_and_the_library() -> None:
+    """Some builds of torch call theirs libgomp-a34b3233.so.1, for example; a second one would have its own threads."""
+    read = ["readelf", "--dynamic", "--wide", str(library.build())]
+    needed = subprocess.run(read, capture_output=True, text=True, check=True, timeout=60).stdout
+    assert "[libtorch_cpu.so]" in needed
+    assert "omp" not in needed

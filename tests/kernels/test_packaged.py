@@ -1,0 +1,90 @@
+"""The libraries that a wheel carries: which one is taken, and what happens where none serves."""
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from recfx.kernels.build import library, packaged
+from recfx.kernels.build.packaged import library_name, packaged_library, seal
+
+CONTENT = b"a library"
+
+
+@pytest.fixture
+def sources(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """The sources of a wheel that holds a library for the torch that is installed."""
+    sources = tmp_path / "csrc"
+    sources.mkdir()
+    (sources / "one.cpp").write_text('extern "C" int recfx_one() { return 1; }')
+    monkeypatch.setattr(library, "SOURCES", sources)
+    monkeypatch.setattr(library, "_path", None)
+    monkeypatch.setattr(packaged, "LIBRARIES", tmp_path)
+    monkeypatch.setenv("RECFX_BUILD_DIR", str(tmp_path / "build"))
+    (tmp_path / library_name(torch.__version__, sources)).write_bytes(CONTENT + seal(CONTENT, ""))
+    return sources
+
+
+@pytest.fixture
+def loaded(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """What was loaded, in order; what is no ELF file cannot be."""
+    loaded: list[Path] = []
+    monkeypatch.setattr(torch.ops, "load_library", lambda path: loaded.append(Path(path)))
+    return loaded
+
+
+def test_it_is_loaded_without_a_compiler_whoever_owns_it(
+    sources: Path, loaded: list[Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("CXX", "/no/such/compiler")
+    (held,) = packaged.LIBRARIES.glob("*.so")
+    held.chmod(0o666)
+    library._open_library()
+    assert loaded == [held]
+    assert library.loaded_path() == held
+    assert library.main() == 0
+    assert capsys.readouterr().out.strip() == str(held)
+
+
+@pytest.mark.parametrize(
+    ("version", "serves"), [("2.13.0", True), ("2.13.1+cu130", True), ("2.13.0a0+git1234", True), ("2.1.3", False)]
+)
+def test_it_serves_one_minor_version(sources: Path, version: str, serves: bool) -> None:
+    (packaged.LIBRARIES / library_name("2.13.0", sources)).write_bytes(CONTENT + seal(CONTENT, ""))
+    assert (packaged_library(version, True, sources) is not None) == serves
+    assert packaged_library(version, False, sources) is None
+
+
+def test_it_is_not_taken_for_other_sources(sources: Path) -> None:
+    (sources / "two.h").write_text("int two;")
+    assert packaged_library(torch.__version__, True, sources) is None
+
+
+@pytest.mark.parametrize("damage", [lambda content: b"", lambda content: content[1:], lambda content: content + b"\0"])
+def test_a_damaged_one_is_named_and_not_taken(
+    sources: Path, damage: Callable[[bytes], bytes], caplog: pytest.LogCaptureFixture
+) -> None:
+    (held,) = packaged.LIBRARIES.glob("*.so")
+    held.write_bytes(damage(held.read_bytes()))
+    assert packaged_library(torch.__version__, True, sources) is None
+    assert caplog.messages == [f"{held} is damaged, install recfx again"]
+
+
+def test_one_that_cannot_be_loaded_makes_way_for_one_that_is_compiled(
+    sources: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (held,) = packaged.LIBRARIES.glob("*.so")
+    loaded: list[Path] = []
+
+    def load_library(path: str) -> None:
+        if Path(path) == held:
+            raise OSError("undefined symbol")
+        loaded.append(Path(path))
+
+    monkeypatch.setattr(torch.ops, "load_library", load_library)
+    with caplog.at_level(logging.INFO, logger="recfx"):
+        library._open_library()
+    assert [path.parent for path in loaded] == [library.build_directory()]
+    assert caplog.messages[0] == f"{held} cannot be loaded, one is compiled instead: undefined symbol"
