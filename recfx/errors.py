@@ -136,6 +136,10 @@ class ConversionError(RecfxError, ValueError):
     """A model, a table or a setting cannot be converted. The model is as it was."""
 
 
+class VersionError(RecfxError, ImportError):
+    """A package that recfx needs is missing, or of a version that does not fit the others. recfx is not imported."""
+
+
 class TableFullError(RecfxError, RuntimeError):
     """An id needs a row and its bucket has none left. The table is as it was before the batch."""
 

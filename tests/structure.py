@@ -32,6 +32,7 @@ LAYERS = [
     "errors",
     "printing",
     "version",
+    "versions",
     "kernels",
     "kernels.lookup",
     "kernels.step",

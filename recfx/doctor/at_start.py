@@ -1,11 +1,18 @@
-"""The first that ``import recfx`` imports: if it is for ``python -m recfx doctor``, it looks for what is missing.
+"""The first that ``import recfx`` imports: whether the packages that are installed fit. They are not imported for it.
 
-Nothing else is imported for it, because every other program waits for it, too.
+If ``import recfx`` is for ``python -m recfx doctor``, that reports what is missing.
 """
 
 import sys
 
+from recfx.doctor.installed_set import refused
+
+_refused = refused()
 if "doctor" in sys.orig_argv:
     from recfx.doctor.early import look_first
 
-    look_first(sys.orig_argv)
+    look_first(sys.orig_argv, _refused is not None)
+if _refused is not None:
+    if sys.orig_argv[1:3] == ["-m", "recfx"]:
+        sys.exit(f"python -m recfx: {_refused}")
+    raise _refused

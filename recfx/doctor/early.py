@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from recfx.doctor.cann import cann
-from recfx.doctor.packages import PACKAGES, installed, packages
+from recfx.doctor.packages import installed, packages
 from recfx.doctor.report import Report
 from recfx.doctor.show import to_text
 from recfx.doctor.write import stem_of, write
@@ -25,17 +25,20 @@ _CANNOT_BE_IMPORTED = (ImportError, OSError, RuntimeError, AttributeError, TypeE
 MODULES = ("torch", "fbgemm_gpu", "torchrec")
 
 
-def look_first(command: Sequence[str]) -> None:
-    """If ``command`` is that of the doctor and one of ``MODULES`` cannot be imported, report that and end the process.
+def look_first(command: Sequence[str], is_refused: bool) -> None:
+    """If ``command`` is that of the doctor and ``import recfx`` would fail, report why and end the process.
 
     Args:
         command: of the process, as ``sys.orig_argv`` has it.
+        is_refused: whether recfx refuses the versions that are installed. Otherwise, ``MODULES`` are imported.
 
     The exit status is 1 then.
     """
     words = list(command)
     place = words.index("-m") if "-m" in words else len(words)
-    if words[place + 1 : place + 3] != ["recfx", "doctor"] or all(map(_is_importable, MODULES)):
+    if words[place + 1 : place + 3] != ["recfx", "doctor"]:
+        return
+    if not is_refused and all(map(_is_importable, MODULES)):
         return
     parser = argparse.ArgumentParser(add_help=False)
     parser.add_argument("--device", default="npu" if installed("torch_npu") else "cpu")
@@ -44,7 +47,7 @@ def look_first(command: Sequence[str]) -> None:
     given, _ = parser.parse_known_args(words[place + 3 :])
     kind = given.device.partition(":")[0]
     report = Report(given.device, stopped="Nothing was run: recfx cannot be imported here.")
-    report.findings += packages(kind if kind in PACKAGES else "cpu")
+    report.findings += packages(kind if kind in ("cuda", "npu") else "cpu")
     if kind == "npu":
         report.findings += cann()
     try:

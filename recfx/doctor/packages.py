@@ -7,26 +7,24 @@ import re
 import subprocess
 import sys
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-from recfx.doctor.finding import Finding, missing, ok, warning
+from recfx.doctor.finding import Finding, missing, ok
+from recfx.versions import DEFAULT, PYTHONS, VersionSet, minor, nearest
 
 _ERROR = re.compile(r"[\w.]+(Error|Exception|Exit): ")
-
-PYTHON = ((3, 10), (3, 14))
-"""The first version that recfx runs on, and the first that it does not."""
 
 
 @dataclass(frozen=True)
 class Package:
-    """A package whose version is pinned, because it is built for those of others.
+    """A package whose version has to fit those of others.
 
     Args:
         name: of the distribution.
-        module: what is imported; ``""``: nothing, it only installs others.
-        version: the one that fits.
-        install: what installs it, after ``pip install``.
+        module: what is imported.
+        version: the one that has been tested; others of the same minor version fit.
+        install: the command that installs it.
     """
 
     name: str
@@ -35,32 +33,33 @@ class Package:
     install: str
 
 
-_TORCH = Package("torch", "torch", "2.13.0", "torch==2.13.0")
-_TORCHREC = Package("torchrec", "torchrec", "1.8.0", "torchrec==1.8.0")
-_STAND_IN = "./.packaging/fbgemm-gpu fbgemm-gpu-cpu==1.8.0"
-_FBGEMM_CPU = Package("fbgemm-gpu-cpu", "fbgemm_gpu", "1.8.0", _STAND_IN)
-_FBGEMM_STAND_IN = Package("fbgemm-gpu", "", "1.8.0+cpu", _STAND_IN)
-_FBGEMM_CUDA = Package("fbgemm-gpu", "fbgemm_gpu", "1.8.0", "fbgemm-gpu==1.8.0")
-_TORCH_NPU = Package("torch_npu", "torch_npu", "2.13.0", "torch_npu==2.13.0")
+def needed(device: str, versions: VersionSet) -> tuple[Package, ...]:
+    """What is needed for a type of device, in the order in which it is imported.
 
-PACKAGES: Mapping[str, tuple[Package, ...]] = {
-    "cpu": (_TORCH, _FBGEMM_CPU, _FBGEMM_STAND_IN, _TORCHREC),
-    "cuda": (_TORCH, _FBGEMM_CUDA, _TORCHREC),
-    "npu": (_TORCH, _TORCH_NPU, _FBGEMM_CPU, _FBGEMM_STAND_IN, _TORCHREC),
-}
-"""What is needed for a device, in the order in which it is imported."""
+    Args:
+        device: ``"cpu"``, ``"cuda"`` or ``"npu"``.
+        versions: of which set.
+    """
+    install = versions.install(device)
+    adapter = (Package("torch_npu", "torch_npu", versions.torch_npu, install),) if device == "npu" else ()
+    return (
+        Package("torch", "torch", versions.torch, install),
+        *adapter,
+        Package("fbgemm-gpu" if device == "cuda" else "fbgemm-gpu-cpu", "fbgemm_gpu", versions.fbgemm, install),
+        Package("torchrec", "torchrec", versions.torchrec, install),
+    )
 
 
 def packages(device: str) -> Iterator[Finding]:
     """The version of Python, and every package that is needed for this type of device."""
     version = ".".join(map(str, sys.version_info[:3]))
-    if PYTHON[0] <= sys.version_info[:2] < PYTHON[1]:
+    if minor(version) in PYTHONS:
         yield ok("Python", version)
     else:
-        yield missing("Python", version, "make an environment with Python 3.10 to 3.13.")
+        yield missing("Python", version, f"make an environment with Python {PYTHONS[0]} to {PYTHONS[-1]}.")
     failures: set[str] = set()
-    for package in PACKAGES[device]:
-        failure = import_failure(package.module) if package.module else ""
+    for package in needed(device, nearest(installed("torch") or DEFAULT.torch)):
+        failure = import_failure(package.module)
         yield finding_of(package, failure, failure in failures)
         failures |= {failure} - {""}
 
@@ -81,23 +80,16 @@ def finding_of(package: Package, failure: str, is_known: bool = False) -> Findin
         failure: why it cannot be imported; ``""`` if it can.
         is_known: whether a package before it failed in the same way.
     """
-    version, install = installed(package.name), f"pip install {package.install}"
+    version, install = installed(package.name), package.install
     if failure and not version:
         return missing(package.name, "not installed", install)
     if failure and is_known:
         return missing(package.name, f"{version}, but it cannot be imported either", "the same")
     if failure:
         return missing(package.name, f"{version}, but it cannot be imported: {failure}", _after(failure, install))
-    if not package.module and not version:
-        return warning(package.name, "not installed, but TorchRec asks for it: pip check complains", install)
-    if version and not fits(version, package.version):
+    if version and minor(version) != minor(package.version):
         return missing(package.name, f"{version}, which does not fit: {package.version} does", install)
     return ok(package.name, version or "importable, of unknown version")
-
-
-def fits(version: str, wanted: str) -> bool:
-    """Whether a version is the wanted one; what follows a plus sign is a build, and counts only if it is wanted."""
-    return version == wanted if "+" in wanted else version.partition("+")[0] == wanted
 
 
 def import_failure(module: str) -> str:
@@ -120,5 +112,5 @@ def _after(failure: str, install: str) -> str:
     if "backend extension: torch_npu" in failure or "libhccl" in failure or "libascend" in failure:
         return "source CANN's environment script, or set TORCH_DEVICE_BACKEND_AUTOLOAD=0 to use torch without NPUs."
     if "libcuda" in failure or "libtorch_cuda" in failure or "libnv" in failure:
-        return f"it is a build for CUDA, which is not here: pip uninstall fbgemm-gpu, then pip install {_STAND_IN}"
-    return f"{install} --force-reinstall"
+        return f"it is a build for CUDA, which is not here: pip uninstall -y fbgemm-gpu fbgemm-gpu-cpu && {install}"
+    return install.replace("pip install", "pip install --force-reinstall")

@@ -1,0 +1,100 @@
+"""Whether the packages that are installed fit each other and recfx: found in milliseconds, without importing them.
+
+What ``import`` would take is looked at: the files that say of which version a package is, and not the records of pip,
+of which there may be several for one package, or none.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from recfx.errors import Diagnostic, VersionError
+from recfx.versions import DEFAULT, SETS, minor, nearest, set_of
+
+ANY_VERSIONS = "RECFX_ANY_VERSIONS"
+"""The environment variable that makes a warning of the error about versions that do not fit."""
+
+_FILES = {
+    "torch": ["version.py"],
+    "torchrec": ["version.py"],
+    "fbgemm_gpu": ["docs/target.default.json.py", "docs/version.py"],
+}
+_SAYS = r"""(?:\b|__){}(?:__)?"?(?:: str)?\s*[:=]\s*['"]([^'"]+)['"]"""
+
+
+@dataclass(frozen=True)
+class Installed:
+    """A package that ``import`` finds.
+
+    Args:
+        folder: of its files.
+        version: ``""`` if it does not say.
+        variant: of FBGEMM: ``"cpu"``, ``"cuda"``, ``""`` if it does not say.
+    """
+
+    folder: Path
+    version: str
+    variant: str
+
+
+def look(module: str) -> Installed | None:
+    """The package that ``import`` would take; ``None`` if there is none."""
+    spec = importlib.util.find_spec(module)
+    if spec is None:
+        return None
+    folder = Path(next(iter(spec.submodule_search_locations or [spec.origin or ""])))
+    paths = (folder / name for name in _FILES[module])
+    text = next((path.read_text() for path in paths if path.is_file()), "")
+    version, variant = (re.search(_SAYS.format(name), text) for name in ("version", "variant"))
+    return Installed(folder, version[1] if version else "", variant[1] if variant else "")
+
+
+def unfit() -> Diagnostic | None:
+    """What is missing or does not fit, with the command that installs what does; ``None`` if all is well.
+
+    A package that does not say its version fits, torch apart.
+    """
+    found = {module: look(module) for module in _FILES}
+    here = {module: package for module, package in found.items() if package is not None}
+    versions = {module: package.version for module, package in here.items()}
+    with_cuda = "torch" in here and (here["torch"].folder / "lib" / "libtorch_cuda.so").exists()
+    device = "npu" if importlib.util.find_spec("torch_npu") else "cuda" if with_cuda else "cpu"
+    row = nearest(versions.get("torch", DEFAULT.torch))
+    install = row.install(device)
+    if len(here) < len(found):
+        names = ", ".join(module for module in found if module not in here)
+        return Diagnostic("packages_missing", "", f"recfx needs packages that cannot be found here: {names}.", install)
+    wanted = {"torch": row.torch, "torchrec": row.torchrec, "fbgemm_gpu": row.fbgemm}
+    if set_of(versions["torch"]) is None or any(
+        versions[name] and minor(versions[name]) != minor(version) for name, version in wanted.items()
+    ):
+        message = f"these versions do not fit each other, or recfx: {_in_words(versions)}. The nearest that do are "
+        message += f"{_in_words(wanted)}; recfx runs on torch {', '.join(each.name for each in SETS)}."
+        advice = f"{install} (or set {ANY_VERSIONS}=1, and recfx tries to run on what is here)"
+        return Diagnostic("versions_unfit", "", message, advice)
+    if here["fbgemm_gpu"].variant == "cuda" and not with_cuda:
+        message = "fbgemm_gpu is a build for CUDA, which cannot be loaded beside a torch without CUDA."
+        remove = "pip uninstall -y fbgemm-gpu fbgemm-gpu-cpu && "
+        return Diagnostic("fbgemm_needs_cuda", "", message, remove + install)
+    return None
+
+
+def refused() -> VersionError | None:
+    """The error that ``import recfx`` raises, if any. Where the user has asked for that, it is a warning."""
+    problem = unfit()
+    if problem is None:
+        return None
+    if problem.code == "packages_missing" or not os.environ.get(ANY_VERSIONS):
+        return VersionError.of(problem)
+    warnings.warn(str(problem), stacklevel=2)
+    return None
+
+
+def _in_words(versions: Mapping[str, str]) -> str:
+    return ", ".join(f"{name} {version or 'of unknown version'}" for name, version in versions.items())

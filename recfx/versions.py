@@ -1,0 +1,83 @@
+"""The sets of packages that recfx runs on."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+PYTHONS = ("3.10", "3.11", "3.12", "3.13")
+"""The minor versions of Python that recfx runs on."""
+
+
+@dataclass(frozen=True)
+class VersionSet:
+    """Releases that are built for each other, as tested. Other releases of the same minor versions fit as well.
+
+    Args:
+        torch: its version, as are the following: ``"2.7.1"``.
+        torchrec: TorchRec.
+        fbgemm: FBGEMM, which is ``fbgemm-gpu-cpu`` on hosts without CUDA, and ``fbgemm-gpu`` on others.
+        torch_npu: the adapter for Ascend NPUs.
+        triton: the one that torch's own wheels ask for.
+        tensordict: which TorchRec needs in any version; newer ones need a newer torch.
+        triton_ascend: Triton for Ascend NPUs, which has wheels for Python 3.10 and 3.11.
+    """
+
+    torch: str
+    torchrec: str
+    fbgemm: str
+    torch_npu: str
+    triton: str
+    tensordict: str
+    triton_ascend: str = "3.2.0"
+
+    @property
+    def name(self) -> str:
+        """The minor version of torch: ``"2.7"``."""
+        return minor(self.torch)
+
+    def install(self, device: str) -> str:
+        """The command that installs the set.
+
+        Args:
+            device: ``"cpu"``, ``"cuda"`` or ``"npu"``.
+        """
+        if device == "cuda":
+            return f"pip install torch=={self.torch} fbgemm-gpu=={self.fbgemm} torchrec=={self.torchrec}"
+        adapter = f" torch_npu=={self.torch_npu}" if device == "npu" else ""
+        others = f"tensordict=={self.tensordict} torchmetrics==1.0.3 pyre-extensions tqdm"
+        # TorchRec asks for fbgemm-gpu, which is built for CUDA and overwrites the files of fbgemm-gpu-cpu.
+        return (
+            f"pip install torch=={self.torch}{adapter} fbgemm-gpu-cpu=={self.fbgemm} {others}"
+            f" && pip install --no-deps torchrec=={self.torchrec}"
+        )
+
+
+SETS = (
+    VersionSet("2.7.1", "1.2.0", "1.2.0", "2.7.1.post11", "3.3.1", "0.9.1"),
+    VersionSet("2.9.0", "1.4.0", "1.4.0", "2.9.0.post9", "3.5.0", "0.10.0"),
+    VersionSet("2.10.0", "1.5.0", "1.5.0", "2.10.0.post7", "3.6.0", "0.11.0"),
+    VersionSet("2.13.0", "1.8.0", "1.8.0", "2.13.0", "3.7.0", "0.15.3"),
+    VersionSet("2.14.1", "1.9.2", "1.9.0", "2.14.0", "3.8.0", "0.15.3"),
+)
+"""From the oldest to the newest."""
+
+DEFAULT = SETS[-2]
+"""The one that a checkout installs."""
+
+
+def minor(version: str) -> str:
+    """``"2.7"`` for ``"2.7.1.post2"``, ``"2.7.0a0+git1234567"`` and ``"2.7.1+cpu"``; ``""`` for no such numbers."""
+    numbers = re.match(r"\d+\.\d+", version)
+    return numbers[0] if numbers else ""
+
+
+def set_of(torch: str) -> VersionSet | None:
+    """The set for a version of torch; ``None`` if there is none."""
+    return next((each for each in SETS if each.name == minor(torch)), None)
+
+
+def nearest(torch: str) -> VersionSet:
+    """The set for a version of torch, the next newer one, or the newest."""
+    found = [int(number) for number in minor(torch).split(".") if number]
+    return next((each for each in SETS if [int(number) for number in each.name.split(".")] >= found), SETS[-1])

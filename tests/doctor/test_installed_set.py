@@ -1,0 +1,156 @@
+"""``import recfx`` looks whether the packages that are installed fit, before it imports them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path
+
+import pytest
+
+from recfx.doctor import installed_set
+from recfx.doctor.installed_set import ANY_VERSIONS, look, refused, unfit
+from recfx.versions import DEFAULT, SETS, VersionSet, minor
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder that alone is looked in, as if it were ``site-packages``."""
+
+    def find(module: str) -> ModuleSpec | None:
+        return PathFinder.find_spec(module, [str(tmp_path)])
+
+    monkeypatch.setattr(installed_set.importlib.util, "find_spec", find)
+    monkeypatch.delenv(ANY_VERSIONS, raising=False)
+    return tmp_path
+
+
+def put(place: Path, torch: str, torchrec: str, fbgemm: str, variant: str = "cpu") -> None:
+    """Packages that say that they have these versions, in the words of the true ones, and do nothing."""
+    texts = {
+        "torch/version.py": f"__version__ = '{torch}'\ndebug = False\n",
+        "torchrec/version.py": f'__version__ = "{torchrec}"\n',
+        "fbgemm_gpu/docs/target.default.json.py": json.dumps(
+            {"version": fbgemm, "target": "default", "variant": variant}
+        ),
+    }
+    for name, text in texts.items():
+        path = place / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        (place / name.split("/")[0] / "__init__.py").touch()
+
+
+@pytest.mark.parametrize("each", SETS, ids=[each.name for each in SETS])
+def test_every_set_fits(each: VersionSet, place: Path) -> None:
+    put(place, each.torch, each.torchrec, each.fbgemm)
+    assert unfit() is None
+
+
+@pytest.mark.parametrize(
+    ("torch", "torchrec", "fbgemm"),
+    [
+        ("2.7.0a0+git1234567", "1.2.0", "1.2.0+cpu"),
+        ("2.9.1+cu128", "1.4.0rc1", "1.4.2"),
+        ("2.14.0", "1.9.0.dev20260101", ""),  # a build of one's own may not say which version of FBGEMM it is
+    ],
+)
+def test_releases_and_builds_of_the_same_minor_versions_fit(
+    torch: str, torchrec: str, fbgemm: str, place: Path
+) -> None:
+    put(place, torch, torchrec, fbgemm)
+    assert unfit() is None
+
+
+@pytest.mark.parametrize(
+    ("torch", "torchrec", "fbgemm", "said", "row"),
+    [
+        ("2.7.1", "1.8.0", "1.2.0", "torch 2.7.1, torchrec 1.8.0, fbgemm_gpu 1.2.0.", "2.7"),
+        ("2.10.0", "1.5.0", "1.4.0", "torchrec 1.5.0, fbgemm_gpu 1.4.0", "2.10"),
+        ("2.8.0", "1.3.0", "1.3.0", "torch 2.8.0", "2.9"),
+        ("2.1.0", "0.5.0", "0.5.0", "torch 2.1.0", "2.7"),
+        ("3.0.0", "2.0.0", "2.0.0", "torch 3.0.0", "2.14"),
+        ("", "1.2.0", "1.2.0", "torch of unknown version", "2.7"),
+    ],
+)
+def test_versions_that_do_not_fit(
+    torch: str, torchrec: str, fbgemm: str, said: str, row: str, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(place, torch, torchrec, fbgemm)
+    error = refused()
+    assert isinstance(error, ImportError)
+    assert error.reason == "versions_unfit"
+    assert said in error.message
+    (take,) = (each for each in SETS if each.name == row)
+    assert error.what_to_do.startswith(take.install("cpu"))
+    monkeypatch.setenv(ANY_VERSIONS, "1")
+    with pytest.warns(UserWarning, match="versions_unfit"):
+        assert refused() is None
+
+
+@pytest.mark.parametrize("module", ["torch", "torchrec", "fbgemm_gpu"])
+def test_packages_that_are_missing(module: str, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    put(place, DEFAULT.torch, DEFAULT.torchrec, DEFAULT.fbgemm)
+    (place / module).rename(place / "elsewhere")
+    monkeypatch.setenv(ANY_VERSIONS, "1")  # nobody can do without them
+    error = refused()
+    assert error is not None
+    assert (error.reason, error.what_to_do) == ("packages_missing", DEFAULT.install("cpu"))
+    assert error.message.endswith(f" {module}.")
+
+
+def test_fbgemm_for_cuda_needs_a_torch_for_cuda(place: Path) -> None:
+    put(place, DEFAULT.torch, DEFAULT.torchrec, DEFAULT.fbgemm, variant="cuda")
+    error = refused()
+    assert error is not None
+    assert error.reason == "fbgemm_needs_cuda"
+    assert error.what_to_do.endswith(DEFAULT.install("cpu"))
+    library = place / "torch" / "lib" / "libtorch_cuda.so"
+    library.parent.mkdir()
+    library.touch()
+    assert unfit() is None
+
+
+@pytest.mark.parametrize(("adapter", "device"), [("torch_npu", "npu"), ("torch/lib/libtorch_cuda.so", "cuda")])
+def test_the_command_is_for_the_device_that_torch_is_for(adapter: str, device: str, place: Path) -> None:
+    put(place, "2.7.1", "1.8.0", "1.2.0")
+    (place / adapter).mkdir(parents=True)
+    error = refused()
+    assert error is not None
+    assert error.what_to_do.startswith(SETS[0].install(device))
+
+
+def test_what_is_here_says_its_version() -> None:
+    versions = {module: look(module) for module in ("torch", "torchrec", "fbgemm_gpu")}
+    assert all(found is not None and minor(found.version) for found in versions.values())
+    fbgemm = versions["fbgemm_gpu"]
+    assert fbgemm is not None
+    assert fbgemm.variant in ("cpu", "cuda")
+
+
+@pytest.mark.parametrize("command", [["-c", "import recfx"], ["-m", "recfx", "--help"], ["-m", "recfx", "doctor"]])
+def test_a_process_is_told_before_anything_is_imported(command: list[str], tmp_path: Path) -> None:
+    put(tmp_path, "2.8.0", "1.3.0", "1.3.0")
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (tmp_path, ROOT)))}
+    done = subprocess.run(
+        [sys.executable, *command],
+        env=environment,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert done.returncode == 1
+    if "doctor" in command:
+        assert "Nothing was run: recfx cannot be imported here." in done.stdout
+        return
+    assert done.stdout == ""
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith(("recfx.errors.VersionError: [versions_unfit]", "python -m recfx: [versions_unfit]"))
+    assert ("Traceback" in done.stderr) is ("-c" in command)
