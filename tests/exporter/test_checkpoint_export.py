@@ -79,10 +79,9 @@ def saves(rank: int, world_size: int, case: Case, directory: Path) -> None:
     recfx.save_checkpoint(model, directory)
 
 
-@pytest.mark.parametrize("kind", ["pooled", "sequence"])
 @pytest.mark.parametrize(("hashing", "world_size"), [(LRU, 2), (ADMIT, 2), (None, 2), (LRU, 4)])
-def test_saved_by_several_ranks(hashing: Any, world_size: int, kind: str, tmp_path: Path) -> None:
-    case = in_kinds(case_of("mixed", hashing, world_size=world_size))[kind]
+def test_saved_by_several_ranks(hashing: Any, world_size: int, tmp_path: Path) -> None:
+    case = in_kinds(case_of("mixed", hashing, world_size=world_size))["mixed"]
     ranks(world_size).run(saves, case, tmp_path / "checkpoint")
     whole, sample = make(case, 0, seed=7), concatenate(batches(case, 3, 1)[0])
     before = {name: value.clone() for name, value in whole.state_dict().items()}

@@ -45,15 +45,21 @@ def test_files_have_no_operators_but_those_that_they_are_allowed(
     assert {target.__module__ for target in called if not isinstance(target, torch._ops.OpOverload)} <= {"_operator"}
 
 
-MIXED = {"mean": "int4", "adopted": "fp16"}
+MIXED = {"mean": "int4", "adopted": "fp16", "some_dense": "int8"}
 
 
 @pytest.mark.parametrize(
-    ("quantize", "small"),
-    [(None, 2**16), ("fp16", 2**16), ("int8", 2**16), ("int4", 2**16), (MIXED, 2**16), (MIXED, 16)],
-    ids=["none", "fp16", "int8", "int4", "mixed", "mixed, filled in the file"],
+    ("is_weighted", "quantize", "small"),
+    [
+        (False, None, 2**16),
+        (True, "fp16", 2**16),
+        (True, "int8", 2**16),
+        (False, "int4", 2**16),
+        (True, MIXED, 2**16),
+        (False, MIXED, 16),
+    ],
+    ids=["plain", "weighted fp16", "weighted int8", "int4", "weighted and mixed", "mixed and filled in the file"],
 )
-@pytest.mark.parametrize("is_weighted", [False, True], ids=["plain", "weighted"])
 def test_it_answers_as_the_file_for_the_cpu(
     is_weighted: bool,
     quantize: Any,

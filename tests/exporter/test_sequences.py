@@ -88,12 +88,24 @@ def test_ids_and_lengths_keep_their_dtypes(options: dict[str, Any], model: nn.Mo
     assert_same(recfx.load(tmp_path / "model")(as_int32), expected)
 
 
-@pytest.mark.parametrize("quantize", ["int8", "int4", "fp16", {"some_dense": "int4", "again": "int8"}], ids=str)
-@IN_EVERY_FORMAT
-def test_quantized_rows_are_those_of_the_format(
-    options: dict[str, Any], quantize: Any, model: nn.Module, tmp_path: Path
-) -> None:
+OF_EACH_KIND = {"shared_by_two": "fp16", "some_dense": "int4", "again": "int8"}
+
+
+@pytest.mark.parametrize(
+    ("format", "quantize"),
+    [
+        *((format, OF_EACH_KIND) for format in FORMATS),
+        ("torchscript", "int4"),
+        ("with recfx's operators", "int8"),
+        ("for a device", "int8"),
+        ("pt2", "int4"),
+        ("pt2", "fp16"),
+    ],
+    ids=str,
+)
+def test_quantized_rows_are_those_of_the_format(format: str, quantize: Any, model: nn.Module, tmp_path: Path) -> None:
     """Bit for bit; rows of 4 bits are padded to an even number of columns, and other rows beside them are not."""
+    options = FORMATS[format]
     report = recfx.export(model, tmp_path / "model", (batch(6),), quantize=quantize, **options)
     plain = SequenceOutput(trained(model=SequenceModel)).eval()
     for table in report.tables:

@@ -86,14 +86,21 @@ def _local_state(model: Any) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize(
-    ("plan", "hashing", "world_size", "options"),
-    [("mixed", LRU, 1, {}), ("tables", LRU, 2, {}), ("rows", ADMIT, 2, {"quantize": "int8"}), ("columns", None, 2, {}),
-     ("columns", ADMIT, 2, {"quantize": {"a": "int4", "sparse.d": "fp16"}}), ("mixed", None, 2, {}),
-     ("replicas", LRU, 2, {}), ("mixed", ADMIT, 4, {})],
-)  # fmt: skip
-@pytest.mark.parametrize("kind", ["pooled", "sequence"])
+    ("kind", "plan", "hashing", "world_size", "options"),
+    [
+        ("pooled", "mixed", LRU, 1, {}),
+        ("sequence", "tables", LRU, 2, {}),
+        ("pooled", "rows", ADMIT, 2, {"quantize": "int8"}),
+        ("pooled", "columns", None, 2, {}),
+        ("sequence", "columns", ADMIT, 2, {"quantize": {"a": "int4", "sparse.d": "fp16"}}),
+        ("sequence", "mixed", None, 2, {}),
+        ("pooled", "replicas", LRU, 2, {}),
+        ("sequence", "rows", LRU, 2, {}),
+        ("pooled", "mixed", ADMIT, 4, {}),
+    ],
+)
 def test_the_file_is_that_of_the_unsharded_model(
-    plan: str, hashing: Any, world_size: int, options: dict[str, Any], kind: str, tmp_path: Path
+    kind: str, plan: str, hashing: Any, world_size: int, options: dict[str, Any], tmp_path: Path
 ) -> None:
     case = in_kinds(case_of(plan, hashing, world_size=world_size))[kind]
     reports = ranks(world_size).run(exported, case, trained_alone(case).state_dict(), tmp_path / "sharded.pt", options)

@@ -14,8 +14,9 @@ from recfx.planner.pricing.node_price import calls_of
 from recfx.planner.pricing.planned_collection import PlannedCollection, planned_by, planned_graph
 from recfx.planner.pricing.planned_nodes import PlannedGraphs
 from recfx.planner.pricing.values import Values
-from tests.sharding.cases import Case, as_sequence, build, deduped, plan_of, with_optimizer
+from tests.sharding.cases import FORMS, Case, build, plan_of, with_optimizer
 from tests.sharding.typical_cases import CASES, TYPES, hashed_case, one_type, random_case
+from tests.support.pairwise import pairwise
 
 WORLD_SIZE = 4
 RAW = recfx.HashConfig(dense_rows=0, rows=64, buckets=5)
@@ -71,17 +72,9 @@ PLANS = {
 }
 
 
-@pytest.mark.parametrize("is_pooled", [True, False])
-@pytest.mark.parametrize("device", ["cpu", "cuda", "npu"])
-@pytest.mark.parametrize("name", PLANS)
-def test_the_planner_lists_the_nodes_of_the_graph(name: str, device: str, is_pooled: bool) -> None:
-    check(planned(PLANS[name] if is_pooled else as_sequence(PLANS[name]), device))
-
-
-@pytest.mark.parametrize("device", ["cpu", "cuda", "npu"])
-@pytest.mark.parametrize("name", PLANS)
-def test_the_planner_lists_the_nodes_that_send_ids_once(name: str, device: str) -> None:
-    check(planned(deduped(PLANS[name]), device))
+@pairwise(name=PLANS, device=["cpu", "cuda", "npu"], form=FORMS)
+def test_the_planner_lists_the_nodes_of_the_graph(name: str, device: str, form: str) -> None:
+    check(planned(FORMS[form](PLANS[name]), device))
 
 
 @pytest.mark.parametrize("device", ["cpu", "npu"])

@@ -38,6 +38,7 @@ from tests.sharding.cases import (
 from tests.sharding.ranks import ranks
 from tests.sharding.recorded import recorded
 from tests.sharding.typical_cases import CONFIGS, TYPES, hashed_case, one_type, random_case
+from tests.support.pairwise import pairwise
 from tests.support.refusals import refused
 
 
@@ -124,10 +125,7 @@ def check_equal(ours: Any, theirs: Any, what: tuple[str, str]) -> None:
         assert difference == 0 or sympy.simplify(difference) == 0, (*what, name)
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("world_size", [1, 2, 4])
-@pytest.mark.parametrize("config", ["static", "lfu_admit", "error"])
-@pytest.mark.parametrize("kind", sorted(TYPES))
+@pairwise(kind=sorted(TYPES), config=["static", "lfu_admit", "error"], world_size=[1, 2, 4], form=FORMS)
 def test_every_type(kind: str, config: str, world_size: int, form: str) -> None:
     local_size = 2 if world_size == 4 else 0
     if config == "static":
@@ -184,10 +182,7 @@ def check_uneven(case: Case, world_size: int) -> None:
         assert in_total(case, of_ranks) == pytest.approx(in_total(case, sent), abs=1e-3)
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("sizes", [(4, 1, 0, 3), (2, 3, 3, 2)])
-@pytest.mark.parametrize("world_size", [2, 4])
-@pytest.mark.parametrize("kind", sorted(TYPES))
+@pairwise(kind=sorted(TYPES), world_size=[2, 4], sizes=[(4, 1, 0, 3), (2, 3, 3, 2)], form=FORMS)
 def test_batches_of_different_sizes(kind: str, world_size: int, sizes: tuple[int, ...], form: str) -> None:
     """Two hosts of two ranks each: the sums of (2, 3, 3, 2) over hosts are equal, and so a reduce-scatter remains."""
     case = one_type(kind, local_size=2 if world_size == 4 else 0, sizes=sizes)

@@ -46,6 +46,9 @@ OPTIMIZERS: dict[str, tuple[type, dict[str, Any]]] = {
     "adagrad": (torch.optim.Adagrad, {"lr": 0.1, "eps": 1e-2}),
     "adagrad_from_a_half": (torch.optim.Adagrad, {"lr": 0.1, "eps": 1e-2, "initial_accumulator_value": 0.5}),
     "rowwise_adagrad": (RowWiseAdagrad, {"lr": 0.1, "eps": 1e-2}),
+    # Powers of two: sums do not depend on their order.
+    "dyadic_sgd": (torch.optim.SGD, {"lr": 0.5}),
+    "dyadic_adagrad": (torch.optim.Adagrad, {"lr": 0.5, "eps": 0.25}),
     "adam": (torch.optim.Adam, {"lr": 0.05, "eps": 1e-2}),
     "rowwise_adagrad_decoupled": (DecoupledRowWiseAdagrad, {"lr": 0.1, "eps": 1e-2, "weight_decay": 0.5}),
     # TorchRec's own classes, which only run in fused form.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -27,6 +26,7 @@ from tests.builders.managed_collisions import (
 from tests.builders.optimizers import attach
 from tests.sharding.cases import Case, Table, concatenate, plan_of
 from tests.sharding.ranks import ranks
+from tests.support.pairwise import pairwise
 
 PLANS: dict[str, tuple[tuple[Any, ...], tuple[Any, ...]]] = {
     "rows": (("row_wise",), ("row_wise",)),
@@ -93,9 +93,7 @@ def on_ranks(rank: int, world_size: int, is_pooled: bool, module: str, plan: str
     return trained(model, [of_ranks[rank] for of_ranks in batches(world_size)], 1)
 
 
-@pytest.mark.parametrize("plan", PLANS)
-@pytest.mark.parametrize("module", ["mch", "hash_zch"])
-@pytest.mark.parametrize("is_pooled", [True, False])
+@pairwise(plan=PLANS, module=["mch", "hash_zch"], is_pooled=[True, False])
 def test_training_goes_on_as_unsharded(is_pooled: bool, module: str, plan: str) -> None:
     world_size = 2
     whole = [concatenate(of_ranks) for of_ranks in batches(world_size)]

@@ -30,6 +30,7 @@ from tests.sharding.pipelined import CPU, PIPELINES
 from tests.sharding.ranks import ranks
 from tests.sharding.stateful import gather
 from tests.sharding.typical_cases import MIXED
+from tests.support.pairwise import pairwise
 
 CASE = as_sequence(Case(MIXED))
 
@@ -69,13 +70,11 @@ def returned(rank: int, world_size: int, sizes: tuple[int, ...], has_ids: bool, 
         assert jagged.lengths().numel() == 0
 
 
-SENT = pytest.mark.parametrize("dedup", [False, True, {"a": True, "d": True}], ids=["all", "once", "some once"])
+DEDUP: list[Any] = [False, True, {"a": True, "d": True}]
+SENT = pytest.mark.parametrize("dedup", DEDUP, ids=["all", "once", "some once"])
 
 
-@SENT
-@pytest.mark.parametrize("has_ids", [True, False])
-@pytest.mark.parametrize("sizes", [(3,), (4, 1), (2, 0)])
-@pytest.mark.parametrize("world_size", [1, 2, 4])
+@pairwise(world_size=[1, 2, 4], sizes=[(3,), (4, 1), (2, 0)], has_ids=[True, False], dedup=DEDUP)
 def test_outputs_are_those_of_the_standard_collection(
     world_size: int, sizes: tuple[int, ...], has_ids: bool, dedup: Any
 ) -> None:

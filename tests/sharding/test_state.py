@@ -41,6 +41,7 @@ from tests.sharding.stateful import (
     train,
     whole_state,
 )
+from tests.support.pairwise import pairwise
 
 
 def plain_state(case: Case, steps: int = 3) -> dict[str, torch.Tensor]:
@@ -105,9 +106,7 @@ def load_plain(
     return whole_state(model)
 
 
-@pytest.mark.parametrize("plan", ["columns", "mixed", "rows"])
-@pytest.mark.parametrize("hashing", [LRU, ADMIT], ids=["lru", "admit"])
-@pytest.mark.parametrize("kind", ["pooled", "sequence"])
+@pairwise(plan=["columns", "mixed", "rows"], hashing=[LRU, ADMIT], kind=["pooled", "sequence"])
 def test_whole_tensors_load_under_any_plan(plan: str, hashing: recfx.HashConfig, kind: str) -> None:
     case = in_kinds(case_of(plan, hashing, "adam"))[kind]
     state = plain_state(case)
@@ -428,9 +427,7 @@ def resumed(rank: int, world_size: int, case: Case, how: str, folder: str) -> li
     return [before, after, told == tells, counted(model) == counted(again) and told_later == tells_later]
 
 
-@pytest.mark.parametrize("how", ["state_dict", "checkpoint", "dcp", "dcp in place"])
-@pytest.mark.parametrize("plan", ["rows", "mixed"])
-@pytest.mark.parametrize("kind", ["pooled", "sequence"])
+@pairwise(how=["state_dict", "checkpoint", "dcp", "dcp in place"], plan=["rows", "mixed"], kind=["pooled", "sequence"])
 def test_every_rank_gets_back_what_it_had_counted(plan: str, how: str, kind: str, tmp_path: Path) -> None:
     answers = ranks(2).run(resumed, in_kinds(case_of(plan, ADMIT))[kind], how, str(tmp_path / "saved"))
     for before, after, same_forecasts, same_later in answers:

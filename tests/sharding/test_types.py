@@ -11,20 +11,17 @@ from torchrec.distributed.comm_ops import get_gradient_division, set_gradient_di
 from tests.sharding.cases import FORMS, Case, batches, build, check, shard, train_sharded, train_whole, values_of
 from tests.sharding.ranks import ranks
 from tests.sharding.typical_cases import CONFIGS, TYPES, hashed_case, one_type, random_case
+from tests.support.pairwise import pairwise
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("world_size", [2, 4])
-@pytest.mark.parametrize("kind", sorted(TYPES))
+@pairwise(kind=sorted(TYPES), world_size=[2, 4], form=FORMS)
 def test_a_type_alone_equals_the_unsharded_model(kind: str, world_size: int, form: str) -> None:
     case = one_type(kind, local_size=2 if world_size == 4 else 0)
     case = FORMS[form](case)
     check(case, world_size, ranks(world_size).run(train_sharded, case))
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("number", range(6))
-@pytest.mark.parametrize("world_size", [2, 4])
+@pairwise(number=range(6), world_size=[2, 4], form=FORMS)
 def test_a_random_mixed_plan_equals_the_unsharded_model(number: int, world_size: int, form: str) -> None:
     case = random_case(number + 100 * world_size, world_size)
     case = FORMS[form](case)
@@ -46,29 +43,13 @@ def check_hashed(case: Case, world_size: int, steps: int) -> None:
 BY_COLUMNS = ["column_wise", "grid_shard", "table_column_wise"]
 
 
-@pytest.mark.parametrize(
-    ("kind", "config", "world_size"),
-    [
-        (kind, config, (2, 4)[(number + place) % 2])
-        for number, kind in enumerate(sorted(set(TYPES) - {*BY_COLUMNS}))
-        for place, config in enumerate(sorted(CONFIGS))
-    ],
-)
-@pytest.mark.parametrize("form", FORMS)
+@pairwise(kind=sorted(set(TYPES) - {*BY_COLUMNS}), config=sorted(CONFIGS), world_size=[2, 4], form=FORMS)
 def test_a_hashed_type_equals_one_rank(kind: str, config: str, world_size: int, form: str) -> None:
     case = hashed_case(kind, config, local_size=2 if world_size == 4 else 0, sizes=(3, 5))
     check_hashed(FORMS[form](case), world_size, 6)
 
 
-@pytest.mark.parametrize(
-    ("kind", "config"),
-    [
-        (BY_COLUMNS[(place + more) % 3], config)
-        for place, config in enumerate(sorted(CONFIGS))
-        for more in range(1 + place % 2)
-    ],
-)
-@pytest.mark.parametrize("form", FORMS)
+@pairwise(kind=BY_COLUMNS, config=sorted(CONFIGS), form=FORMS)
 def test_column_shards_of_a_hashed_table_agree(kind: str, config: str, form: str) -> None:
     # Adagrad: row-wise Adagrad keeps its state by column block, which is another rule.
     case = hashed_case(kind, config, local_size=2, sizes=(3, 5))

@@ -17,6 +17,7 @@ from tests.sharding.cases import FORMS, Case, Table, batches, build, shard, valu
 from tests.sharding.ranks import ranks
 from tests.sharding.recorded import Sent, recorded
 from tests.sharding.typical_cases import MIXED, TYPES, one_type, random_case
+from tests.support.pairwise import pairwise
 
 
 def predicted(graph: fx.Graph, values: dict[sympy.Symbol, Any]) -> tuple[Sent, Sent]:
@@ -72,9 +73,7 @@ def test_a_type_sends_what_its_graph_says(kind: str, world_size: int) -> None:
     check_wire(one_type(kind, local_size=2 if world_size == 4 else 0), world_size)
 
 
-@pytest.mark.parametrize("form", ["rows", "rows sent once"])
-@pytest.mark.parametrize("world_size", [2, 4])
-@pytest.mark.parametrize("kind", sorted(TYPES))
+@pairwise(kind=sorted(TYPES), world_size=[2, 4], form=["rows", "rows sent once"])
 def test_rows_of_ids_are_as_many_as_the_graph_says(kind: str, world_size: int, form: str) -> None:
     dim = 256 if kind == "grid_shard" else 8
     tables = (
