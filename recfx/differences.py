@@ -86,7 +86,7 @@ except ImportError:  # TorchRec 1.2 has none
 
 try:
     from torchrec.modules.pec_embedding_modules import PECEmbeddingCollection
-except ImportError:  # TorchRec 1.4 and older have none
+except ImportError:  # TorchRec 1.6 and older have none
     PECEmbeddingCollection = Absent
 
 try:

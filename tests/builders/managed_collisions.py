@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import nn
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, EmbeddingCollection, EmbeddingConfig, KeyedJaggedTensor
-from torchrec.modules.hash_mc_modules import HashZchManagedCollisionModule
 from torchrec.modules.mc_embedding_modules import (
     ManagedCollisionEmbeddingBagCollection,
     ManagedCollisionEmbeddingCollection,
@@ -20,6 +19,9 @@ from torchrec.modules.mc_modules import (
     MCHManagedCollisionModule,
 )
 
+from tests.support.needs import needed
+
+HashZchManagedCollisionModule = needed("torchrec.modules.hash_mc_modules.HashZchManagedCollisionModule", "TorchRec 1.4")
 ROWS, DIM = 12, 4
 FEATURES = {"a": ["f", "g"], "b": ["h"]}
 CPU = torch.device("cpu")

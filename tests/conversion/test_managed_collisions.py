@@ -20,16 +20,17 @@ from torchrec.modules.mc_modules import (
     ManagedCollisionModule,
     average_threshold_filter,
 )
-from torchrec.modules.pec_embedding_modules import PECEmbeddingCollection
-from torchrec.quant.embedding_modules import (
-    QuantManagedCollisionEmbeddingBagCollection,
-    QuantManagedCollisionEmbeddingCollection,
-)
+from torchrec.quant.embedding_modules import QuantManagedCollisionEmbeddingCollection
 
 import recfx
 from tests.builders.managed_collisions import FEATURES, LEARNED, ROWS, Model, batch, hash_zch, learn, managed, mch
 from tests.builders.optimizers import attach
+from tests.support.needs import needed
 
+PECEmbeddingCollection = needed("torchrec.modules.pec_embedding_modules.PECEmbeddingCollection", "TorchRec 1.7")
+QuantManagedCollisionEmbeddingBagCollection = needed(
+    "torchrec.quant.embedding_modules.QuantManagedCollisionEmbeddingBagCollection", "TorchRec 1.5"
+)
 MC = (BaseManagedCollisionEmbeddingCollection, ManagedCollisionCollection, ManagedCollisionModule)
 ASKED = batch([*LEARNED, 99, 2**40], [7, 98], [3, 10**15, 77, 2])
 

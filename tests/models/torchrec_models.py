@@ -6,16 +6,19 @@ import torch
 from torch import nn
 from torchrec.datasets.utils import Batch
 from torchrec.distributed.test_utils.test_model import ModelInput
-from torchrec.models.deepfm import SimpleDeepFMNN, SimpleDeepFMNNWrapper
-from torchrec.models.dlrm import DLRM, DLRM_DCN, DLRM_Projection, DLRMTrain, DLRMWrapper
+from torchrec.models.deepfm import SimpleDeepFMNN
+from torchrec.models.dlrm import DLRM, DLRM_DCN, DLRM_Projection, DLRMTrain
 from torchrec.models.experimental.transformerdlrm import DLRM_Transformer
 
 from recfx.discovery.sample import Sample
 from tests.builders.batches import batch
 from tests.builders.collections import collection
 from tests.models.case import Case
+from tests.support.needs import needed
 
 _DENSE = 5
+DLRMWrapper = needed("torchrec.models.dlrm.DLRMWrapper", "TorchRec 1.4")
+SimpleDeepFMNNWrapper = needed("torchrec.models.deepfm.SimpleDeepFMNNWrapper", "TorchRec 1.4")
 
 
 def _positional(batch_size: int) -> Sample:

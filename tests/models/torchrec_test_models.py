@@ -8,10 +8,6 @@ import torch
 from torch import nn
 from torchrec.distributed.test_utils.test_model import (
     ModelInput,
-    TestEBCSparseArch,
-    TestMixedEmbeddingSparseArch,
-    TestMixedSequenceOverArch,
-    TestMixedSequenceOverArchLargeActivation,
     TestModelWithPreproc,
     TestModelWithPreprocCollectionArgs,
     TestNegSamplingModule,
@@ -28,9 +24,17 @@ from recfx.discovery.sample import Sample
 from tests.builders.batches import batch
 from tests.builders.collections import ROWS, table
 from tests.models.case import Case
+from tests.support.needs import needed
 
 _DENSE = 10  # the test models' default
 _CPU = torch.device("cpu")
+_TEST_MODEL = "torchrec.distributed.test_utils.test_model"
+TestEBCSparseArch = needed(f"{_TEST_MODEL}.TestEBCSparseArch", "TorchRec 1.4")
+TestMixedEmbeddingSparseArch = needed(f"{_TEST_MODEL}.TestMixedEmbeddingSparseArch", "TorchRec 1.4")
+TestMixedSequenceOverArch = needed(f"{_TEST_MODEL}.TestMixedSequenceOverArch", "TorchRec 1.4")
+TestMixedSequenceOverArchLargeActivation = needed(
+    f"{_TEST_MODEL}.TestMixedSequenceOverArchLargeActivation", "TorchRec 1.5"
+)
 
 
 def _tables() -> list[EmbeddingBagConfig]:

@@ -14,6 +14,7 @@ from multiprocessing import connection
 from multiprocessing.connection import Connection
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 
@@ -69,6 +70,7 @@ class Ranks:
             pipe.send((function, arguments))
         answers: dict[int, Any] = {}
         failures: list[str] = []
+        skipped: list[BaseException] = []
         deadline = time.monotonic() + _LONGEST_CALL
         while len(answers) < self.world_size:
             waiting = [pipe for rank, pipe in enumerate(self._pipes) if rank not in answers]
@@ -82,11 +84,15 @@ class Ranks:
                     failed, answers[rank] = pipe.recv()
                 except EOFError:
                     failed, answers[rank] = True, "it has ended"
-                if failed:
+                if isinstance(answers[rank], pytest.skip.Exception):
+                    skipped.append(answers[rank])
+                elif failed:
                     failures.append(f"rank {rank}:\n{answers[rank]}")
                     deadline = min(deadline, time.monotonic() + _AFTER_A_FAILURE)
         if failures:
             raise RankFailed("\n".join(failures))
+        if skipped:
+            raise skipped[0]
         return [answers[rank] for rank in range(self.world_size)]
 
     @property
@@ -150,5 +156,7 @@ def _serve(rank: int, world_size: int, backend: str, store: str, pipe: Connectio
         out_of_step._failed.clear()  # of an error that an earlier test wanted, on all ranks alike
         try:
             pipe.send((False, function(rank, world_size, *arguments)))
+        except pytest.skip.Exception as skipped:
+            pipe.send((True, skipped))
         except BaseException:
             pipe.send((True, traceback.format_exc()))

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from torchrec.distributed.train_pipeline.train_pipelines import EvalPipelineSparseDist, TrainPipelineSparseDistLite
+from torchrec.distributed.train_pipeline.train_pipelines import EvalPipelineSparseDist
 
 import recfx
 from tests.sharding.cases import Case, check, train_whole
@@ -25,7 +25,11 @@ from tests.sharding.pipelined import (
 from tests.sharding.ranks import ranks
 from tests.sharding.typical_cases import CASES as POOLED_CASES
 from tests.sharding.typical_cases import SEQUENCES
+from tests.support.needs import needed
 
+TrainPipelineSparseDistLite = needed(
+    "torchrec.distributed.train_pipeline.train_pipelines.TrainPipelineSparseDistLite", "TorchRec 1.6"
+)
 CASES = {**POOLED_CASES, **SEQUENCES}
 IN_ONE = [name for name in CASES if not CASES[name].beside]
 
