@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 from torch.distributed import distributed_c10d as c10d
-from torch.fx import _symbolic_trace
 from torchrec.distributed.planner import Topology
 from torchrec.distributed.types import ShardedModule
 
@@ -31,11 +30,6 @@ def disable_compilation(reason: str) -> Callable[[Callable[..., Any]], Callable[
     """``torch.compiler.disable`` as a decorator; torch 2.7 does not show ``reason``."""
     return torch.compiler.disable(**{"reason": reason} if _takes(torch.compiler.disable, "reason") else {})
 
-
-# torch 2.7 has the older function alone, which is also true while torch.export traces; newer ones warn of it.
-is_fx_symbolic_tracing: Callable[[], bool] = getattr(
-    _symbolic_trace, "is_fx_symbolic_tracing", _symbolic_trace.is_fx_tracing
-)
 
 # torch 2.9 and older have no type of their own for names of process groups.
 GroupName: Callable[[str], Any] = getattr(c10d, "GroupName", str)
@@ -124,7 +118,6 @@ __all__ = [
     "RawIdTracker",
     "TimestampBasedEvictionPolicy",
     "disable_compilation",
-    "is_fx_symbolic_tracing",
     "load_pt2",
     "make_topology",
     "preprocess_input",

@@ -27,6 +27,7 @@ from torch.distributed.checkpoint.metadata import (
 from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 from torch.distributed.checkpoint.state_dict_saver import save
+from torch.distributed.checkpoint.storage import WriteResult
 from torch.distributed.checkpoint.utils import _create_file_view
 
 from recfx.checkpoint.directory import write_durably
@@ -91,6 +92,14 @@ class SavePlanner(DefaultSavePlanner):
         return tensor.detach().resolve_conj().resolve_neg().contiguous()
 
 
+class _Writer(FileSystemWriter):
+    """DCP's writer, which says where it has written what; torch 2.9 to 2.11 would say so in a copy alone."""
+
+    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
+        super().finish(metadata, results)
+        metadata.storage_data = {result.index: result.storage_data for of_rank in results for result in of_rank}
+
+
 @contextmanager
 def _single_process() -> Iterator[None]:
     with warnings.catch_warnings():  # DCP says that it assumes a single process, each time
@@ -106,7 +115,7 @@ def write(folder: Path, tensors: Mapping[str, Tensor | Parts], group: dist.Proce
     """
     with _single_process():
         return save(
-            dict(tensors), storage_writer=FileSystemWriter(folder), planner=SavePlanner(), process_group=group,
+            dict(tensors), storage_writer=_Writer(folder), planner=SavePlanner(), process_group=group,
             no_dist=group is None,
         )  # fmt: skip
 
