@@ -6,7 +6,7 @@ import gc
 import os
 import random
 import signal
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 import torch
 
 from tests.ascend.interpreter import patch_once_per_launch
+from tests.support.needs import no_pt2_skips
 from tests.support.pages import chromium, page  # noqa: F401  # of several packages
 
 
@@ -86,6 +87,18 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     from tests.support.whole_files import WholeFiles
 
     return WholeFiles(config, log)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_setup() -> Generator[None, Any, Any]:
+    with no_pt2_skips():
+        return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call() -> Generator[None, Any, Any]:
+    with no_pt2_skips():
+        return (yield)
 
 
 def pytest_collection_finish() -> None:
