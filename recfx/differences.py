@@ -16,6 +16,7 @@ import torch
 from torch.distributed import distributed_c10d as c10d
 from torchrec.distributed.planner import Topology
 from torchrec.distributed.types import ShardedModule
+from torchrec.modules.embedding_modules import EmbeddingCollection
 
 
 class Absent:
@@ -43,6 +44,15 @@ top_saved_tensors_hooks: Callable[[bool], tuple[Any, Any] | None] | None = getat
 # TorchRec 1.8 and newer warn of a topology that Meta's factory has not made, unless they are told otherwise.
 make_topology: Callable[..., Topology] = (
     functools.partial(Topology, created_by_factory=True) if _takes(Topology, "created_by_factory") else Topology
+)
+
+
+# What an EmbeddingCollection is told beside its tables: need_indices alone in TorchRec 1.4 and older, and not the last
+# one in 1.7 and older.
+SEQUENCE_SETTINGS = tuple(
+    name
+    for name in ("need_indices", "use_gather_select", "use_gather_select_per_sharding")
+    if _takes(EmbeddingCollection, name)
 )
 
 
@@ -103,6 +113,7 @@ with contextlib.suppress(ImportError):
     load_pt2 = _package.load_pt2
 
 __all__ = [
+    "SEQUENCE_SETTINGS",
     "Absent",
     "CountBasedEvictionPolicy",
     "CountTimestampMixedEvictionPolicy",

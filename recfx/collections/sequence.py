@@ -26,8 +26,8 @@ class SequenceCollection(ConvertedCollection):
     _kind = SEQUENCE
     embeddings: nn.ModuleDict
     _embedding_configs: list[EmbeddingConfig]
-    _use_gather_select: bool
-    _use_gather_select_per_sharding: dict[str, bool] | None
+    _use_gather_select: bool = False
+    _use_gather_select_per_sharding: dict[str, bool] | None = None
 
     def embedding_configs(self) -> list[EmbeddingConfig]:
         """The configs of the whole tables, in order; ``num_embeddings`` are physical rows."""

@@ -15,6 +15,7 @@ from torchrec.modules.embedding_modules import EmbeddingCollectionInterface
 
 import recfx
 from recfx import HashConfig, HashEmbeddingCollection, HashEmbeddingConfig
+from recfx.differences import SEQUENCE_SETTINGS
 from tests.builders.batches import RAW_ID, bags, batch, one_bag
 from tests.builders.collections import sequence_table, sequences
 from tests.builders.optimizers import OPTIMIZERS, attach
@@ -152,10 +153,11 @@ def test_a_gradient_is_the_sum_over_the_occurrences_of_an_id() -> None:
 
 
 def test_what_code_asks_a_collection() -> None:
-    standard, converted = pair(sequences(need_indices=True, use_gather_select=True))
+    flags = [setting for setting in SEQUENCE_SETTINGS if setting != "use_gather_select_per_sharding"]
+    standard, converted = pair(sequences(**dict.fromkeys(flags, True)))
     assert isinstance(converted, EmbeddingCollectionInterface)
     assert converted.embedding_configs() == standard.embedding_configs()
-    for question in ("embedding_dim", "need_indices", "use_gather_select", "embedding_names_by_table"):
+    for question in ("embedding_dim", "embedding_names_by_table", *flags):
         assert getattr(converted, question)() == getattr(standard, question)(), question
     assert converted.device == standard.device
     assert list(converted.state_dict()) == list(standard.state_dict()) == [
@@ -164,8 +166,7 @@ def test_what_code_asks_a_collection() -> None:
     assert [id(weight) for weight in converted.parameters()] == [id(weight) for weight in standard.parameters()]
     plain = recfx.unconvert(converted)
     assert type(plain) is EmbeddingCollection
-    assert plain.need_indices()
-    assert plain.use_gather_select()
+    assert all(getattr(plain, flag)() for flag in flags)
 
 
 @pytest.mark.parametrize("kind", [EmbeddingCollection, HashEmbeddingCollection])

@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from torch import nn
 from torchrec import EmbeddingBagCollection
 
 from recfx import HashConfig, convert
+from recfx.errors import Diagnostic
 from recfx.inspect.explain import explain
 from tests.inspect.models import Wrapped, config
-from tests.inspect.test_reasons import only
 from tests.support.needs import needed
 
 _CONFIGS = "torchrec.modules.embedding_configs"
@@ -21,6 +22,10 @@ FeatureScoreBasedEvictionPolicy = needed(f"{_CONFIGS}.FeatureScoreBasedEvictionP
 NoEvictionPolicy = needed(f"{_CONFIGS}.NoEvictionPolicy", "TorchRec 1.4")
 TimestampBasedEvictionPolicy = needed(f"{_CONFIGS}.TimestampBasedEvictionPolicy", "TorchRec 1.4")
 VirtualTableEvictionPolicy = needed(f"{_CONFIGS}.VirtualTableEvictionPolicy", "TorchRec 1.4")
+
+
+def said_of(model: nn.Module) -> list[Diagnostic]:
+    return [reason for reason in explain(model).reasons if reason.code == "virtual_table_not_followed"]
 
 
 @pytest.mark.parametrize(
@@ -42,12 +47,12 @@ VirtualTableEvictionPolicy = needed(f"{_CONFIGS}.VirtualTableEvictionPolicy", "T
 def test_policies_of_virtual_tables(policy: Any, differs: str, closest: str) -> None:
     virtual = config(0, use_virtual_table=True, virtual_table_eviction_policy=policy)
     model = Wrapped(EmbeddingBagCollection(tables=[virtual, config(1)]))
-    (reason,) = only(convert(model), "virtual_table_not_followed")
+    (reason,) = said_of(convert(model))
     name = "use_virtual_table" if policy is None else type(policy).__name__
     assert reason.message.startswith(f"{name} does nothing: it has 100 rows, and ids are rows. ")
     assert differs in reason.message
     assert closest in reason.what_to_do
-    (raw,) = only(convert(model, hashing=HashConfig(dense_rows=0)), "virtual_table_not_followed")
+    (raw,) = said_of(convert(model, hashing=HashConfig(dense_rows=0)))
     assert "ids get rows by its HashConfig" in raw.message
     assert (reason.path, reason.severity.name, raw.severity.name) == ("inner.embedding_bags.t0", "WARNING", "INFO")
 

@@ -12,6 +12,7 @@ from torchrec.modules.embedding_configs import DataType, EmbeddingConfig
 from torchrec.modules.embedding_modules import EmbeddingCollection, EmbeddingCollectionInterface
 
 from recfx.collections.kinds.collection_kind import CollectionKind, plain_table
+from recfx.differences import SEQUENCE_SETTINGS
 from recfx.ir.node_kinds import NOT_COMBINED
 
 
@@ -24,7 +25,7 @@ class SequenceKind(CollectionKind):
 
     def settings_of(self, collection: Any) -> dict[str, Any]:
         """Whether the output has the ids, and how TorchRec's sharded collection puts rows into order."""
-        return {name: getattr(collection, name) for name in _SETTINGS}
+        return {f"_{name}": getattr(collection, f"_{name}") for name in SEQUENCE_SETTINGS}
 
     def empty_like(self, converted: Any) -> EmbeddingCollection:
         """A standard collection with the configs and settings of a converted one, its tables on meta."""
@@ -59,7 +60,6 @@ class SequenceKind(CollectionKind):
         return NOT_COMBINED
 
 
-_SETTINGS = ("_need_indices", "_use_gather_select", "_use_gather_select_per_sharding")
 _OPTIONS = {"max_norm": None, "scale_grad_by_freq": False, "sparse": False, "padding_idx": None}
 
 SEQUENCE = SequenceKind(
