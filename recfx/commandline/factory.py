@@ -82,6 +82,7 @@ def _factory(name: str) -> Callable[[], object]:
 
 
 def _module_of_name(name: str) -> ModuleType:
+    sys.path.insert(0, os.getcwd())  # where `python -m recfx` looks anyway, and the command `recfx` would not
     if name.startswith("."):
         raise NoModelError(f"name the module {name!r} as it is imported, from the top package on: package.module")
 

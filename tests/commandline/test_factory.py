@@ -63,7 +63,7 @@ def test_a_package_hides_a_file_of_its_name(
     write(tmp_path / "their_model.py", MODEL)
     write(tmp_path / "their_model" / "__init__.py", "")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if Path(path).resolve() != tmp_path])
     told = one_line("their_model:make_model", capsys)
     assert told == f"'their_model' ({Path('their_model', '__init__.py')}) has no 'make_model'"
     assert isinstance(make("their_model.py:make_model").model, nn.Module)
