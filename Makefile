@@ -9,7 +9,7 @@ BIN    := $(VENV)/bin
 # Options for single targets: make test PYTEST_FLAGS="-k discovery", make demo DEMO_FLAGS=--quick, make bench BENCH_FLAGS=--json,
 # make serve-soak SOAK_FLAGS="--minutes 1",
 # make mutants MUTANTS="passes recfx/runtime/lookup.py" MUTANTS_FLAGS="--sample 50 --seed 1 --minutes 20",
-# make wheel ARCH=aarch64 SETS="2.7.1 2.10.0", make wheel-test WITH="one/bin/python another/bin/python"
+# make wheel ARCH=aarch64 SETS="2.7 2.10", make wheel-test WITH="one/bin/python another/bin/python"
 PYTEST_FLAGS ?=
 DEMO_FLAGS   ?=
 BENCH_FLAGS  ?=
@@ -17,7 +17,7 @@ MUTANTS       ?=
 MUTANTS_FLAGS ?=
 SOAK_FLAGS    ?=
 ARCH          ?= x86_64
-SETS          ?= 2.7.1 2.9.0 2.10.0 2.13.0 2.14.1
+SETS          ?=
 
 # Whatever the shell says of bytecode: each of the processes that tests start would compile recfx anew.
 unexport PYTHONDONTWRITEBYTECODE
@@ -32,8 +32,8 @@ QUICK := $(addprefix tests/,test_structure.py test_reason_codes.py ir passes has
 
 CPP_SOURCES   := $(addsuffix /*.cpp,kernels/csrc/* examples/serve_cpp tests/exporter tests/kernels) $(addsuffix /*.h,kernels/csrc/* examples/serve_cpp)
 STAND_IN      := .packaging/fbgemm-gpu
-INSTALL_cpu   := ./$(STAND_IN) -e '.[cpu,dev]'
-INSTALL_npu   := ./$(STAND_IN) -e '.[npu,dev]'
+INSTALL_cpu   := ./$(STAND_IN) -e '.[dev]'
+INSTALL_npu   := $(INSTALL_cpu) torch_npu==2.13.0
 INSTALL_cuda  := -e '.[cuda,dev]'
 INSTALL       := $(INSTALL_$(HOST))
 INSTALLED     := $(VENV)/.installed-$(HOST)

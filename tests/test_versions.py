@@ -1,4 +1,4 @@
-"""The table of sets, and what else names versions: pyproject.toml."""
+"""The table of sets, and what else names versions: pyproject.toml, the stand-in for FBGEMM, README.md."""
 
 from __future__ import annotations
 
@@ -16,29 +16,50 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib  # pytest needs it too
 
-PROJECT = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
+ROOT = Path(__file__).parents[1]
+PROJECT, STAND_IN = (
+    tomllib.loads((ROOT / folder / "pyproject.toml").read_text())["project"]
+    for folder in (".", ".packaging/fbgemm-gpu")
+)
 EXTRAS = PROJECT["optional-dependencies"]
-RANGES = {each.name: each.specifier for each in map(Requirement, PROJECT["dependencies"])}
-NEARBY = [f"{major}.{minor}.{patch}" for major in (1, 2) for minor in range(30) for patch in (0, 1)]
 
 
-@pytest.mark.parametrize("package", ["torch", "torchrec"])
-def test_ranges_hold_the_minor_versions_of_the_sets_alone(package: str) -> None:
-    of_sets = {minor(getattr(each, package)) for each in SETS}
-    assert {minor(version) for version in RANGES[package].filter(NEARBY)} == of_sets
+def requirements(texts: list[str]) -> dict[str, Requirement]:
+    return {found.name: found for found in map(Requirement, texts)}
 
 
-def test_ranges_hold_what_torchrec_needs() -> None:
-    assert all(each.tensordict in RANGES["tensordict"] for each in SETS)
+def test_recfx_takes_the_set_that_is_there() -> None:
+    """pip would replace a torch that recfx asked for, and add FBGEMM's CUDA build if it asked for TorchRec."""
+    assert set(requirements(PROJECT["dependencies"])) == {"numpy", "rich", "sympy", "tqdm"}
+    assert set(EXTRAS) == {"cuda", "dev"}
 
 
-@pytest.mark.parametrize("extra", ["cpu", "npu", "cuda"])
-def test_extras_install_the_default_set(extra: str) -> None:
-    asked = {each.name: each.specifier for each in map(Requirement, EXTRAS[extra])}
-    assert asked["torch"] == f"=={DEFAULT.name}.*"
-    assert asked["torchrec"] == f"=={minor(DEFAULT.torchrec)}.*"
-    assert DEFAULT.fbgemm + ("" if extra == "cuda" else "+cpu") in asked["fbgemm-gpu"]
-    assert extra != "npu" or DEFAULT.torch_npu in asked["torch_npu"]
+@pytest.mark.parametrize(
+    ("texts", "fbgemm"), [(EXTRAS["cuda"], "fbgemm-gpu"), (STAND_IN["dependencies"], "fbgemm-gpu-cpu")]
+)
+def test_the_default_set_is_installed(texts: list[str], fbgemm: str) -> None:
+    wanted = {"torch": DEFAULT.torch, "torchrec": DEFAULT.torchrec, "tensordict": DEFAULT.tensordict}
+    wanted[fbgemm] = DEFAULT.fbgemm
+    asked = requirements(texts)
+    assert set(asked) == set(wanted)
+    for name, version in wanted.items():
+        assert version in asked[name].specifier
+        assert f"{minor(version).replace('.', '.9')}" not in asked[name].specifier
+
+
+def test_the_stand_in_is_not_taken_for_the_cuda_build() -> None:
+    build = requirements(EXTRAS["cuda"])["fbgemm-gpu"].specifier
+    assert (STAND_IN["name"], STAND_IN["version"]) == ("fbgemm-gpu", f"{DEFAULT.fbgemm}+cpu")
+    assert STAND_IN["version"] not in build
+
+
+def test_the_commands_of_the_readme_install_the_default_set() -> None:
+    text = (ROOT / "README.md").read_text()
+    assert all(f"`{DEFAULT.install(device)}`" in text for device in ("cpu", "cuda"))
+    assert f"`torch_npu=={DEFAULT.torch_npu}`" in text
+    assert f"torch_npu=={DEFAULT.torch_npu}\n" in (ROOT / "Makefile").read_text()
+    names = [each.name for each in SETS]
+    assert f"torch {', '.join(names[:-1])} and {names[-1]}" in text
 
 
 def test_tests_use_the_triton_of_the_default_set() -> None:

@@ -1,7 +1,8 @@
 """``make wheel``: the source distribution, and from it a wheel with a C++ library for each version of torch.
 
-``make_wheel.py TOOLS ARCHITECTURE TORCH...`` writes both into ``dist``; what it downloads and compiles is kept in
-``build/wheel``. It runs in an environment with recfx and setuptools; ``TOOLS`` is the folder of ``auditwheel``.
+``make_wheel.py TOOLS ARCHITECTURE [SET...]`` writes both into ``dist``; what it downloads and compiles is kept in
+``build/wheel``. It runs in an environment with recfx and setuptools; ``TOOLS`` is the folder of ``auditwheel``. Sets
+are named by the minor version of torch, such as ``2.10``; default: all of ``recfx/versions.py``.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from torch_headers import torch_root
 from recfx.kernels.build.compiler import compile_library, torch_flags
 from recfx.kernels.build.library import SOURCES
 from recfx.kernels.build.packaged import LIBRARIES, library_name, seal
+from recfx.versions import SETS
 
 ROOT = Path(__file__).resolve().parents[2]
 KEPT = ROOT / "build" / "wheel"
@@ -36,10 +38,10 @@ _BUILD = (
 _WHEN = (1980, 1, 1, 0, 0, 0)  # files in wheels carry no time, so that two builds are equal
 
 
-def main(tools: str, architecture: str, *versions: str) -> None:
+def main(tools: str, architecture: str, *names: str) -> None:
     """Write ``dist/recfx-*.tar.gz`` and ``dist/recfx-*.whl``, and print their names."""
     platform = f"manylinux_2_28_{architecture}"
-    libraries = [_library(version, architecture) for version in versions]
+    libraries = [_library(each.torch, architecture) for each in SETS if not names or each.name in names]
     DIST.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
         scratch = Path(folder)
