@@ -133,7 +133,7 @@ def loaded_path() -> Path | None:
 
 def _open_library() -> None:
     global _path
-    packaged = _packaged()
+    packaged = came_with_recfx()
     if packaged is not None:
         try:
             torch.ops.load_library(str(packaged))
@@ -214,7 +214,8 @@ def _library() -> torch.library.Library:
     return _fragment
 
 
-def _packaged() -> Path | None:
+def came_with_recfx() -> Path | None:
+    """The library of a wheel that is there for the torch that is installed; None if there is none."""
     return packaged_library(torch.__version__, torch.compiled_with_cxx11_abi(), SOURCES)
 
 
@@ -325,7 +326,7 @@ def _compile(compiler: list[str], library: Path) -> None:
 def main() -> int:
     """Print the path of the library, built if there is none; if that fails, print why and return 1."""
     try:
-        print(_packaged() or build())
+        print(came_with_recfx() or build())
     except (OSError, LibraryBuildError) as error:
         print(error, file=sys.stderr)
         return 1

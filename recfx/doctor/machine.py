@@ -111,6 +111,8 @@ def _compiler() -> Finding:
     found = next(filter(None, paths), None)
     if found:
         return ok("C++ compiler", found)
+    if library.came_with_recfx():
+        return ok("C++ compiler", "none, and none is needed: a library came with recfx")
     absent = f"CXX names {named}, which is not there" if named else "none of g++, c++ and clang++ on PATH"
     return missing("C++ compiler", absent, "install g++ (apt-get install g++), or set CXX to another one")
 

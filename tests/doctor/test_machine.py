@@ -11,7 +11,7 @@ import torch
 from recfx.doctor import machine as machine_module
 from recfx.doctor.finding import Status
 from recfx.doctor.machine import how, machine, no_device
-from recfx.kernels.build import library
+from recfx.kernels.build import library, packaged
 
 
 def test_the_cpu() -> None:
@@ -59,11 +59,15 @@ def test_a_compiler_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     found = machine_module._compiler()
     assert found.status == Status.MISSING
     assert "CXX names no-such-compiler" in found.found
+    monkeypatch.setattr(library, "came_with_recfx", lambda: Path("librecfx.so"))
+    assert machine_module._compiler().status == Status.OK
 
 
 def test_a_library_that_is_not_loaded_or_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(library, "loaded_path", lambda: Path("/tmp/recfx-1/librecfx.so"))
     assert machine_module._library().status == Status.WARNING
+    monkeypatch.setattr(library, "loaded_path", lambda: packaged.LIBRARIES / "librecfx.so")
+    assert machine_module._library().status == Status.OK
     monkeypatch.setattr(library, "load", lambda: False)
     monkeypatch.setattr(library, "why_not", lambda: "the compiler failed\nwith much to say")
     found = machine_module._library()
