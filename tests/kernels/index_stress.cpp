@@ -5,6 +5,7 @@
 // the sanitizer must complain, or it would not have noticed anything in the first place.
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -250,6 +251,7 @@ void stress(bool lfu, int64_t admit_after, bool with_lock) {
     for (int step = 0; step < 400; ++step) {
       const Index index = view(buffers, lfu, admit_after);
       const std::vector<int64_t> ids = draw(random);
+      check(std::atomic_ref<int64_t>(buffers.uninitialized).load(std::memory_order_relaxed) >= 0, "a count of rows");
       IndexLock lock(&buffers.lock);
       with_lock ? lock.lock_shared() : void();
       find_range(ids.data(), rows.data(), 0, kBatchSize, index.table, {0});

@@ -124,8 +124,7 @@ Stepped<weight_t> stepped(const Batch& batch, int threads, int64_t beyond) {
   run_on(threads, static_cast<int64_t>(groups.groups().size()), [&](int64_t k) {
     const recfx::PositionGroup& group = groups.groups()[k];
     std::vector<float> space(recfx::kStepSpace * batch.dims[group.table]);
-    const auto step = recfx::best_step_rows<Rule, position_t, weight_t>();
-    step(tables[group.table], group.first_row + beyond, groups.sorted(group), space.data());
+    recfx::step_sorted<Rule>(tables[group.table], group.first_row + beyond, groups.sorted(group), space.data());
   });
   return made;
 }

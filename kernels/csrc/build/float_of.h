@@ -2,10 +2,14 @@
 // does not use torch.
 #pragma once
 
+#ifdef __aarch64__
+#include <arm_neon.h>
+#endif
+
 #include <cstdint>
 #include <cstring>
 
-#include "build/clones.h"
+#include "build/vector_paths.h"
 
 namespace recfx {
 
@@ -22,6 +26,20 @@ struct Vectors {
   typedef uint16_t Halves __attribute__((vector_size(width * 2)));
 };
 
+// Integers of 16 bits as ones of 32. GCC for aarch64 would move the four of a vector one by one.
+template <int width>
+RECFX_INLINE void widen(const uint16_t* from, typename Vectors<width>::Words& result) {
+  typename Vectors<width>::Halves halves;
+  std::memcpy(&halves, from, sizeof(halves));
+#ifdef __aarch64__
+  if constexpr (width == 4) {
+    result = (typename Vectors<width>::Words)vmovl_u16((uint16x4_t)halves);
+    return;
+  }
+#endif
+  result = __builtin_convertvector(halves, typename Vectors<width>::Words);
+}
+
 template <int width>
 RECFX_INLINE void load(const float* from, typename Vectors<width>::Floats& result) {
   std::memcpy(&result, from, sizeof(result));
@@ -33,9 +51,8 @@ template <int width>
 RECFX_INLINE void load(const uint16_t* from, typename Vectors<width>::Floats& result) {
   using Floats = typename Vectors<width>::Floats;
   using Words = typename Vectors<width>::Words;
-  typename Vectors<width>::Halves halves;
-  std::memcpy(&halves, from, sizeof(halves));
-  const Words half = __builtin_convertvector(halves, Words);
+  Words half;
+  widen<width>(from, half);
   const Words sign = (half & 0x8000u) << 16;
   const Words rest = half & 0x7fffu;
   const Floats normal = (Floats)((rest << 13) + (0xe0u << 23)) * 0x1p-112f;
@@ -46,9 +63,9 @@ RECFX_INLINE void load(const uint16_t* from, typename Vectors<width>::Floats& re
 
 template <int width>
 RECFX_INLINE void load(const BFloat16* from, typename Vectors<width>::Floats& result) {
-  typename Vectors<width>::Halves halves;
-  std::memcpy(&halves, from, sizeof(halves));
-  result = (typename Vectors<width>::Floats)(__builtin_convertvector(halves, typename Vectors<width>::Words) << 16);
+  typename Vectors<width>::Words half;
+  widen<width>(&from->bits, half);
+  result = (typename Vectors<width>::Floats)(half << 16);
 }
 
 }  // namespace recfx

@@ -152,7 +152,7 @@ class BatchPart {
     for (const Given& each : given_) {
       uninitialized += is_uninitialized(index_.row_state[each.row]) - is_uninitialized(each.state_before);
     }
-    std::atomic_ref<int64_t>(*index_.uninitialized).fetch_add(uninitialized, std::memory_order_relaxed);
+    index_.count_uninitialized(uninitialized);
     if (index_.candidates) {
       update_candidates();
     }

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "build/clones.h"
+#include "build/vector_paths.h"
 #include "index/dense_ids.h"
 #include "index/slot_groups.h"
 
@@ -98,24 +98,16 @@ RECFX_INLINE void find_blocks(const int64_t* ids, int64_t* rows, int64_t begin, 
   search_on(ids, rows, groups, blocks[now ^ 1]);
 }
 
-RECFX_CLONES static void find_range_with_dense(const int64_t* ids, int64_t* rows, int64_t begin, int64_t end,
-                                               const SlotGroups& groups, DenseIds dense) {
-  find_blocks<true>(ids, rows, begin, end, groups, dense);
-}
-
-RECFX_CLONES static void find_range_without_dense(const int64_t* ids, int64_t* rows, int64_t begin, int64_t end,
-                                                  const SlotGroups& groups) {
-  find_blocks<false>(ids, rows, begin, end, groups, {0});
-}
-
 // Finds the rows of ids[begin, end): -1 if an id is neither dense nor in the groups.
 static inline void find_range(const int64_t* ids, int64_t* rows, int64_t begin, int64_t end, const SlotGroups& groups,
                               DenseIds dense) {
-  if (dense.rows > 0) {
-    find_range_with_dense(ids, rows, begin, end, groups, dense);
-  } else {
-    find_range_without_dense(ids, rows, begin, end, groups);
-  }
+  on_widest_vectors([&](auto) RECFX_INLINE_LAMBDA {
+    if (dense.rows > 0) {
+      find_blocks<true>(ids, rows, begin, end, groups, dense);
+    } else {
+      find_blocks<false>(ids, rows, begin, end, groups, {0});
+    }
+  });
 }
 
 }  // namespace recfx

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "build/clones.h"
+#include "build/vector_paths.h"
 #include "index/dense_ids.h"
 #include "index/slot_table.h"
 
@@ -95,27 +95,23 @@ class Finder {
   uint64_t homes_[2][kLookahead];
 };
 
-RECFX_CLONES static void find_range_from_zero(const int64_t* ids, int64_t* rows, int64_t begin, int64_t end,
-                                              const SlotTable& table, DenseIds dense) {
-  for (Finder<true> finder(ids, rows, begin, end, table, dense); finder.done() < end;) {
-    finder.step();
-  }
-}
-
-RECFX_CLONES static void find_range_of_slice(const int64_t* ids, int64_t* rows, int64_t begin, int64_t end,
-                                             const SlotTable& table, DenseIds dense) {
-  for (Finder<false> finder(ids, rows, begin, end, table, dense); finder.done() < end;) {
+template <bool from_zero>
+RECFX_INLINE void find_blocks(const int64_t* ids, int64_t* rows, int64_t begin, int64_t end, const SlotTable& table,
+                              DenseIds dense) {
+  for (Finder<from_zero> finder(ids, rows, begin, end, table, dense); finder.done() < end;) {
     finder.step();
   }
 }
 
 static inline void find_range(const int64_t* ids, int64_t* rows, int64_t begin, int64_t end, const SlotTable& table,
                               DenseIds dense) {
-  if (dense.begin == 0) {
-    find_range_from_zero(ids, rows, begin, end, table, dense);
-  } else {
-    find_range_of_slice(ids, rows, begin, end, table, dense);
-  }
+  on_widest_vectors([&](auto) RECFX_INLINE_LAMBDA {
+    if (dense.begin == 0) {
+      find_blocks<true>(ids, rows, begin, end, table, dense);
+    } else {
+      find_blocks<false>(ids, rows, begin, end, table, dense);
+    }
+  });
 }
 
 }  // namespace recfx

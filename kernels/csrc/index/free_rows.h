@@ -38,7 +38,10 @@ class FreeRows {
     }
   }
 
-  // Several threads may call take() and lowest() at the same time, if each asks for rows of its own ranges only.
+  // Several threads may call take() and lowest() at the same time, if each asks for rows of its own ranges only, and if
+  // rows are given back before they begin or after they have ended. Relaxed: a word that still has one of a thread's
+  // own rows is not 0, so nobody clears the bit above it, and a thread's own bits are as it has left them. Of what
+  // others take, it may see one level later than the next; that only concerns words at the two ends of its ranges.
   void take(int64_t row) {
     int64_t position = row;
     for (int level = 0; level < levels_; ++level) {

@@ -505,7 +505,7 @@ void mark_initialized(at::TensorList buffers, at::IntArrayRef policies, const at
       uint8_t& state = index.row_state[row_data[i]];
       if (is_uninitialized(state)) {
         state = kTaken;
-        --*index.uninitialized;
+        index.count_uninitialized(-1);
       }
     }
   }

@@ -102,9 +102,15 @@ struct Index {
     return begin + mixed_modulo(id, mix64(static_cast<uint64_t>(policy.seed) + 1), end - begin);
   }
 
-  // Atomic, because batches that need no new row count without holding the lock.
+  // Atomic, because batches that need no new row count without holding the lock. Relaxed, as are all counts and scores
+  // that several threads change: no thread concludes from them that other memory has been written.
   void count(Counter which, int64_t amount) {
     std::atomic_ref<int64_t>(counts[which]).fetch_add(amount, std::memory_order_relaxed);
+  }
+  // Atomic, because others ask for it without holding the lock. To a thread that has been given a new row, by its own
+  // batch or by another thread's, the row's count has happened before: it does not read an earlier one.
+  void count_uninitialized(int64_t amount) {
+    std::atomic_ref<int64_t>(*uninitialized).fetch_add(amount, std::memory_order_relaxed);
   }
 
   ScoreRule score_rule() const { return ScoreRule(policy.lfu); }
@@ -112,7 +118,9 @@ struct Index {
   int64_t remove(int64_t id) {
     const int64_t row = table.erase(id);
     if (row != kNoRow) {
-      *uninitialized -= is_uninitialized(row_state[row]);
+      if (is_uninitialized(row_state[row])) {
+        count_uninitialized(-1);
+      }
       row_ids[row] = kEmptyId;
       row_state[row] = kFreed;
       if (policy.evict) {

@@ -15,6 +15,14 @@ namespace recfx {
 
 // Counts the readers, and is negative while a writer is at work. A waiting writer keeps new readers out, as it might
 // otherwise wait forever.
+//
+// Memory order. Whoever takes the lock must see what those did who held it before. They release it with
+// memory_order_release, and whoever takes it reads with memory_order_acquire what the last of them left, or what
+// read-modify-write operations made of that: these, the relaxed fetch_or of a waiting writer among them, continue the
+// release sequences that they find. So a writer sees what was done before all readers left, and a reader sees what the
+// last writer did even if other readers came in between. Loads before a compare_exchange only say what to expect, so
+// they are relaxed. unlock() is a plain store, which ends the release sequences of readers who left before: this writer
+// has acquired them. A bit kWaiting that the store wipes out is set again, because who set it has not stopped trying.
 class IndexLock {
  public:
   explicit IndexLock(int64_t* cell) : cell_(cell) {}
@@ -48,6 +56,8 @@ class IndexLock {
  private:
   static constexpr int64_t kWaiting = int64_t{1} << 62;
   static constexpr int64_t kWriting = std::numeric_limits<int64_t>::min();
+
+  static_assert(std::atomic_ref<int64_t>::is_always_lock_free);  // forked processes share cells
 
   int64_t* cell_;
 };

@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "build/clones.h"
+#include "build/vector_paths.h"
 #include "index/mix64.h"
 
 namespace recfx {

@@ -6,7 +6,7 @@
 
 #include <cstdint>
 
-#include "build/clones.h"
+#include "build/vector_paths.h"
 #include "index/slot_hash.h"
 
 namespace recfx {

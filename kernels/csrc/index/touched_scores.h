@@ -66,7 +66,8 @@ class TouchedScores {
   void undo(int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
       if (rows_[i] >= index_.slice.own_dense_rows) {
-        // If a row was touched several times, its score was the lowest of these: whoever touched it first saw that.
+        // If a row was touched several times, its score was the lowest of these: whoever wrote it first had read what
+        // was there before, in any order of memory.
         int64_t& score = index_.row_scores[rows_[i]];
         score = std::min(score, before_[i]);
       }

@@ -5,8 +5,8 @@
 #include <cstdint>
 #include <cstring>
 
-#include "build/clones.h"
 #include "build/float_of.h"
+#include "build/vector_paths.h"
 
 namespace recfx {
 

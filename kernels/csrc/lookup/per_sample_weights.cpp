@@ -7,10 +7,11 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
+#include <cstring>
 #include <vector>
 
-#include "build/clones.h"
 #include "build/tasks.h"
+#include "build/vector_paths.h"
 #include "lookup/bag_tasks.h"
 #include "lookup/lookup_checks.h"
 #include "lookup/pool.h"
@@ -20,18 +21,22 @@ namespace recfx {
 namespace {
 
 // The sum of products, in 16 interleaved sums that are then added pairwise, whatever the machine's vectors.
-template <typename weight_t>
+template <int native, typename weight_t>
 RECFX_INLINE float dot(const weight_t* row, const float* gradient, int64_t dim) {
   constexpr int kSums = 16;
-  using Floats = Vectors<kSums>::Floats;
-  Floats sums{};
+  typename Vectors<native>::Floats parts[kSums / native] = {};  // in registers: loops over it are unrolled
   int64_t j = 0;
   for (; j + kSums <= dim; j += kSums) {
-    Floats values, gradients;
-    load<kSums>(row + j, values);
-    load<kSums>(gradient + j, gradients);
-    sums += values * gradients;
+#pragma GCC unroll 4
+    for (int part = 0; part < kSums / native; ++part) {
+      typename Vectors<native>::Floats values, gradients;
+      load<native>(row + j + part * native, values);
+      load<native>(gradient + j + part * native, gradients);
+      parts[part] += values * gradients;
+    }
   }
+  float sums[kSums];
+  std::memcpy(sums, parts, sizeof(sums));
   for (int k = 0; j < dim; ++j, ++k) {
     Vectors<1>::Floats value;
     load<1>(row + j, value);
@@ -45,26 +50,17 @@ RECFX_INLINE float dot(const weight_t* row, const float* gradient, int64_t dim) 
   return sums[0];
 }
 
-template <typename weight_t>
+template <int native, typename weight_t>
 RECFX_INLINE void products_of_bags(const weight_t* weight, int64_t dim, const int64_t* rows, const int64_t* offsets,
                                    int64_t first, int64_t last, const float* gradients, int64_t columns, float* found) {
   const int64_t last_id = offsets[last] - 1;
   for (int64_t bag = first; bag < last; ++bag) {
     for (int64_t i = offsets[bag]; i < offsets[bag + 1]; ++i) {
       fetch_row(weight + std::max<int64_t>(rows[std::min(i + kWideAhead, last_id)], 0) * dim, dim);
-      found[i] = rows[i] < 0 ? 0.0F : dot(weight + rows[i] * dim, gradients + bag * columns, dim);
+      found[i] = rows[i] < 0 ? 0.0F : dot<native>(weight + rows[i] * dim, gradients + bag * columns, dim);
     }
   }
 }
-
-#define RECFX_PRODUCTS(weight_t)                                                                                   \
-  RECFX_CLONES void products(const weight_t* weight, int64_t dim, const int64_t* rows, const int64_t* offsets,     \
-                             int64_t first, int64_t last, const float* gradients, int64_t columns, float* found) { \
-    products_of_bags(weight, dim, rows, offsets, first, last, gradients, columns, found);                          \
-  }
-RECFX_PRODUCTS(float)
-RECFX_PRODUCTS(uint16_t)
-RECFX_PRODUCTS(BFloat16)
 
 at::Tensor per_sample_weight_gradients(const at::Tensor& rows, const at::Tensor& offsets, const at::Tensor& gradients,
                                        at::TensorList weights, at::IntArrayRef table_of_feature) {
@@ -97,8 +93,11 @@ at::Tensor per_sample_weight_gradients(const at::Tensor& rows, const at::Tensor&
       return;
     }
     const auto run = [&](const auto* data) {
-      products(data, weight.size(1), row_data, offset_data + task.feature * batch_size, task.first, task.last,
-               gradients.const_data_ptr<float>() + first_columns[task.feature], gradients.size(1), found_data);
+      on_widest_vectors([&](auto native) RECFX_INLINE_LAMBDA {
+        products_of_bags<native.value>(
+            data, weight.size(1), row_data, offset_data + task.feature * batch_size, task.first, task.last,
+            gradients.const_data_ptr<float>() + first_columns[task.feature], gradients.size(1), found_data);
+      });
     };
     switch (weight.scalar_type()) {
       case at::kFloat:

@@ -5,8 +5,8 @@
 #include <cstdint>
 #include <cstring>
 
-#include "build/clones.h"
 #include "build/float_of.h"
+#include "build/vector_paths.h"
 #include "lookup/gather.h"
 
 namespace recfx {
@@ -205,28 +205,10 @@ RECFX_INLINE void pool_all(const Bags<weight_t>& bags, int64_t first, int64_t la
   }
 }
 
-// One function per width of vectors. RECFX_CLONES would not do, because the code itself differs.
-template <typename weight_t>
-static void pool_vectors4(const Bags<weight_t>& bags, int64_t first, int64_t last) {
-  pool_all<4>(bags, first, last);
-}
-#ifdef RECFX_X86_TARGETS
-template <typename weight_t>
-__attribute__((target("avx2"))) static void pool_vectors8(const Bags<weight_t>& bags, int64_t first, int64_t last) {
-  pool_all<8>(bags, first, last);
-}
-template <typename weight_t>
-__attribute__((target("avx512f"))) static void pool_vectors16(const Bags<weight_t>& bags, int64_t first, int64_t last) {
-  pool_all<16>(bags, first, last);
-}
-#endif
-
 // Pools bags [first, last). All their rows must be known.
 template <typename weight_t>
 static void pool(const Bags<weight_t>& bags, int64_t first, int64_t last) {
-  static const auto best =
-      RECFX_WIDEST((&pool_vectors4<weight_t>), (&pool_vectors8<weight_t>), (&pool_vectors16<weight_t>));
-  best(bags, first, last);
+  on_widest_vectors([&](auto native) RECFX_INLINE_LAMBDA { pool_all<native.value>(bags, first, last); });
 }
 
 }  // namespace recfx

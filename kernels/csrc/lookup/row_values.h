@@ -4,8 +4,9 @@
 #include <cstdint>
 #include <cstring>
 
-#include "build/clones.h"
 #include "build/float_of.h"
+#include "build/vector_paths.h"
+#include "lookup/gather.h"
 
 namespace recfx {
 
@@ -37,22 +38,16 @@ RECFX_INLINE BFloat16 bfloat16_of(float value) {
   return {static_cast<uint16_t>((bits & 0x7fffffffU) > 0x7f800000U ? 0x7fc0U : rounded)};
 }
 
-// Where a row's values are worked on: in the table itself if they are float32, else in `space`.
-RECFX_INLINE float* read_row(float* row, int64_t, float*) { return row; }
+// Where a row's values are worked on: in the table itself if they are float32, else in `space`. native: how many
+// float32 fit into one of the machine's vectors.
+template <int native>
+RECFX_INLINE float* read_row(float* row, int64_t, float*) {
+  return row;
+}
 
-template <typename stored_t>
+template <int native, typename stored_t>
 RECFX_INLINE float* read_row(const stored_t* row, int64_t dim, float* space) {
-  int64_t j = 0;
-  for (; j + 8 <= dim; j += 8) {
-    Vectors<8>::Floats values;
-    load<8>(row + j, values);
-    std::memcpy(space + j, &values, sizeof(values));
-  }
-  for (; j < dim; ++j) {
-    Vectors<1>::Floats value;
-    load<1>(row + j, value);
-    std::memcpy(space + j, &value, sizeof(value));
-  }
+  copy_row<native>(row, dim, space);
   return space;
 }
 

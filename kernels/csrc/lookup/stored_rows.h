@@ -7,8 +7,8 @@
 #include <cstring>
 #include <type_traits>
 
-#include "build/clones.h"
 #include "build/float_of.h"
+#include "build/vector_paths.h"
 #include "lookup/pool.h"
 
 namespace recfx {
@@ -44,8 +44,6 @@ struct StoredBags {
   int64_t sum_stride;
 };
 
-#define RECFX_INLINE_LAMBDA __attribute__((always_inline))
-
 constexpr int64_t kStoredAhead = 40;  // how many ids ahead a row is prefetched: rows of codes are narrow
 
 RECFX_INLINE void fetch_stored(const uint8_t* row, int64_t bytes) {
@@ -66,6 +64,14 @@ RECFX_INLINE void convert_bytes(typename Codes<width>::Bytes bytes, typename Vec
 #ifdef RECFX_X86_TARGETS
   if constexpr (width >= 8) {
     __asm__("" : "+x"(bytes));  // GCC would otherwise load and convert byte by byte
+  }
+#elif defined(__aarch64__)
+  if constexpr (width == 4) {  // likewise
+    uint32_t packed;
+    std::memcpy(&packed, &bytes, sizeof(packed));
+    const uint16x8_t pairs = vmovl_u8(vreinterpret_u8_u32(vdup_n_u32(packed)));
+    result = (typename Vectors<width>::Floats)vcvtq_f32_u32(vmovl_u16(vget_low_u16(pairs)));
+    return;
   }
 #endif
   const auto codes = __builtin_convertvector(bytes, typename Codes<width>::Integers);
@@ -99,8 +105,7 @@ template <int width>
 RECFX_INLINE void load_nibbles(const uint8_t* from, int shift, typename Vectors<width>::Floats& result) {
   typename Codes<width>::Bytes bytes;
   std::memcpy(&bytes, from, sizeof(bytes));
-  const auto codes = __builtin_convertvector((bytes >> shift) & 15, typename Codes<width>::Integers);
-  result = __builtin_convertvector(codes, typename Vectors<width>::Floats);
+  convert_bytes<width>((bytes >> shift) & 15, result);
 }
 
 // The values of `width` columns from `column` on: for nibbles, of every second column.
@@ -281,29 +286,6 @@ RECFX_INLINE void pool_stored_bags(const StoredBags& bags, int64_t first, int64_
   }
 }
 
-template <int native>
-RECFX_INLINE void pool_stored_format(RowFormat format, const StoredBags& bags, int64_t first, int64_t last) {
-  if (format == RowFormat::kByte) {
-    pool_stored_bags<RowFormat::kByte, native>(bags, first, last);
-  } else {
-    pool_stored_bags<RowFormat::kNibble, native>(bags, first, last);
-  }
-}
-
-static void pool_stored4(RowFormat format, const StoredBags& bags, int64_t first, int64_t last) {
-  pool_stored_format<4>(format, bags, first, last);
-}
-#ifdef RECFX_X86_TARGETS
-__attribute__((target("avx2"))) static void pool_stored8(RowFormat format, const StoredBags& bags, int64_t first,
-                                                         int64_t last) {
-  pool_stored_format<8>(format, bags, first, last);
-}
-__attribute__((target("avx512f"))) static void pool_stored16(RowFormat format, const StoredBags& bags, int64_t first,
-                                                             int64_t last) {
-  pool_stored_format<16>(format, bags, first, last);
-}
-#endif
-
 template <typename weight_t>
 static void pool_floats(const StoredBags& bags, int64_t first, int64_t last) {
   const auto* weight = reinterpret_cast<const weight_t*>(bags.table);
@@ -319,8 +301,13 @@ static void pool_stored(RowFormat format, const StoredBags& bags, int64_t first,
   if (format == RowFormat::kHalf) {
     return pool_floats<uint16_t>(bags, first, last);
   }
-  static const auto best = RECFX_WIDEST((&pool_stored4), (&pool_stored8), (&pool_stored16));
-  best(format, bags, first, last);
+  on_widest_vectors([&](auto native) RECFX_INLINE_LAMBDA {
+    if (format == RowFormat::kByte) {
+      pool_stored_bags<RowFormat::kByte, native.value>(bags, first, last);
+    } else {
+      pool_stored_bags<RowFormat::kNibble, native.value>(bags, first, last);
+    }
+  });
 }
 
 }  // namespace recfx

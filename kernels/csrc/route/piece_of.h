@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "build/clones.h"
+#include "build/vector_paths.h"
 #include "index/mix64.h"
 
 namespace recfx {
@@ -53,14 +53,15 @@ class PieceOf {
     for (int64_t begin = 0; begin < count; begin += kBlock) {
       const int64_t size = std::min(kBlock, count - begin);
       int64_t keys[kBlock];
-      all_known &= keys_of(ids + begin, size, keys, *this);
+      all_known &= on_widest_vectors([&](auto) RECFX_INLINE_LAMBDA { return keys_of(ids + begin, size, keys, *this); });
       const int64_t start_count = static_cast<int64_t>(starts_.size());
       if (block_ > 0 && start_count > kWorthADivision) {
         for (int64_t i = 0; i < size; ++i) {
           pieces[begin + i] = static_cast<uint16_t>(keys[i] / block_);
         }
       } else if (start_count <= kWorthASearch) {
-        compare(keys, size, starts_.data(), start_count, pieces + begin);
+        on_widest_vectors(
+            [&](auto) RECFX_INLINE_LAMBDA { compare(keys, size, starts_.data(), start_count, pieces + begin); });
       } else {
         for (int64_t i = 0; i < size; ++i) {
           const auto after = std::upper_bound(starts_.begin(), starts_.end(), keys[i]);
@@ -78,7 +79,7 @@ class PieceOf {
   static constexpr int64_t kWorthASearch = 128;
 
   // Computes the keys that are compared with the starts of pieces.
-  RECFX_CLONES static bool keys_of(const int64_t* ids, int64_t count, int64_t* keys, const PieceOf& of) {
+  RECFX_INLINE static bool keys_of(const int64_t* ids, int64_t count, int64_t* keys, const PieceOf& of) {
     if (of.buckets_ == 0) {
       uint64_t outside = 0;
       const uint64_t rows = static_cast<uint64_t>(of.rows_);
@@ -102,7 +103,7 @@ class PieceOf {
     return true;
   }
 
-  RECFX_CLONES static void compare(const int64_t* keys, int64_t count, const int64_t* starts, int64_t start_count,
+  RECFX_INLINE static void compare(const int64_t* keys, int64_t count, const int64_t* starts, int64_t start_count,
                                    uint16_t* pieces) {
     uint64_t passed[kBlock] = {};
     for (int64_t k = 0; k < start_count; ++k) {

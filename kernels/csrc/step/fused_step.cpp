@@ -74,12 +74,11 @@ void step_tables(const StepArguments& given) {
                       static_cast<uint32_t>(given.batch.unpooled ? 0 : given.batch.batch_size),
                       numbers_of(given.numbers, static_cast<int64_t>(t))});
   }
-  static const auto step = best_step_rows<Rule, position_t, weight_t>();
   const int64_t count = static_cast<int64_t>(groups.groups().size());
   run_tasks_with_space(groups.positions(), count, kStepSpace * std::max<int64_t>(widest_of(given.weights), 1),
                        [&](int64_t k, float* space) {
                          const PositionGroup& group = groups.groups()[k];
-                         step(tables[group.table], group.first_row, groups.sorted(group), space);
+                         step_sorted<Rule>(tables[group.table], group.first_row, groups.sorted(group), space);
                        });
 }
 

@@ -4,7 +4,7 @@
 #include <cmath>
 #include <cstdint>
 
-#include "build/clones.h"
+#include "build/vector_paths.h"
 
 namespace recfx {
 

@@ -7,7 +7,7 @@
 
 #include <cstdint>
 
-#include "build/clones.h"
+#include "build/vector_paths.h"
 
 namespace recfx {
 

@@ -6,8 +6,8 @@
 #include <cstdint>
 #include <cstring>
 
-#include "build/clones.h"
 #include "build/float_of.h"
+#include "build/vector_paths.h"
 #include "lookup/pool.h"
 #include "lookup/row_values.h"
 #include "step/row_groups.h"
@@ -132,7 +132,6 @@ RECFX_INLINE void sum_gradients(const SteppedTable<weight_t>& table, const posit
   }
 }
 
-// Steps the rows of positions that are sorted by row. space: float32 [kStepSpace, dim].
 template <int native, typename Rule, typename position_t, typename weight_t>
 RECFX_INLINE void step_rows(const SteppedTable<weight_t>& table, int64_t first_row,
                             SortedPositions<position_t> positions, float* space) {
@@ -160,7 +159,7 @@ RECFX_INLINE void step_rows(const SteppedTable<weight_t>& table, int64_t first_r
       gradient = summed;
     }
     weight_t* stored = table.values + row * dim;
-    float* values = read_row(stored, dim, read);
+    float* values = read_row<native>(stored, dim, read);
     if (table.numbers.weight_decay != 0.0F) {  // zero times an infinite weight would not be zero
       for (int64_t j = 0; j < dim; ++j) {
         summed[j] = gradient[j] + table.numbers.weight_decay * values[j];
@@ -175,29 +174,12 @@ RECFX_INLINE void step_rows(const SteppedTable<weight_t>& table, int64_t first_r
   }
 }
 
-// One function per width of vectors, as in pool.h.
+// Steps the rows of positions that are sorted by row. space: float32 [kStepSpace, dim].
 template <typename Rule, typename position_t, typename weight_t>
-static void step_rows4(const SteppedTable<weight_t>& table, int64_t first_row, SortedPositions<position_t> positions,
-                       float* space) {
-  step_rows<4, Rule>(table, first_row, positions, space);
-}
-#ifdef RECFX_X86_TARGETS
-template <typename Rule, typename position_t, typename weight_t>
-__attribute__((target("avx2"))) static void step_rows8(const SteppedTable<weight_t>& table, int64_t first_row,
-                                                       SortedPositions<position_t> positions, float* space) {
-  step_rows<8, Rule>(table, first_row, positions, space);
-}
-template <typename Rule, typename position_t, typename weight_t>
-__attribute__((target("avx512f"))) static void step_rows16(const SteppedTable<weight_t>& table, int64_t first_row,
-                                                           SortedPositions<position_t> positions, float* space) {
-  step_rows<16, Rule>(table, first_row, positions, space);
-}
-#endif
-
-template <typename Rule, typename position_t, typename weight_t>
-static auto best_step_rows() {
-  return RECFX_WIDEST((&step_rows4<Rule, position_t, weight_t>), (&step_rows8<Rule, position_t, weight_t>),
-                      (&step_rows16<Rule, position_t, weight_t>));
+static void step_sorted(const SteppedTable<weight_t>& table, int64_t first_row, SortedPositions<position_t> positions,
+                        float* space) {
+  on_widest_vectors([&](auto native)
+                        RECFX_INLINE_LAMBDA { step_rows<native.value, Rule>(table, first_row, positions, space); });
 }
 
 }  // namespace recfx

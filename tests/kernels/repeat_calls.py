@@ -1,0 +1,57 @@
+"""Repeat calls of operators that were recorded on another path or machine: results must have the same bits.
+
+    python repeat_calls.py LIBRARY RECORDED
+
+It imports torch alone, so that it also runs where importing more would take minutes.
+"""
+
+from __future__ import annotations
+
+import copy
+import sys
+from collections import Counter
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_leaves
+
+Call = tuple[str, Any, Any]
+"""The operator's name, its arguments before the call, and what it returned, with its arguments after the call."""
+
+
+def differs(call: Call) -> bool:
+    """Whether a call has other results now. NaN equals NaN: its sign and payload are the processor's choice."""
+    name, (arguments, keywords), wanted = call
+    given = copy.deepcopy(arguments)
+    returned = getattr(torch.ops.recfx, name)(*given, **keywords)
+    pairs = zip(tree_leaves((returned, given)), tree_leaves(wanted), strict=True)
+    return not all(_same(found, expected) for found, expected in pairs)
+
+
+def _same(found: object, expected: object) -> bool:
+    if not isinstance(found, torch.Tensor) or not isinstance(expected, torch.Tensor):
+        return found == expected
+    return (
+        found.dtype == expected.dtype and found.shape == expected.shape and torch.equal(_bits(found), _bits(expected))
+    )
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    if tensor.is_floating_point():
+        tensor = torch.where(tensor.isnan(), torch.full_like(tensor, torch.nan), tensor)
+    return tensor.contiguous().view(-1).view(torch.uint8)
+
+
+def main(library: str, recorded: str) -> int:
+    torch.ops.load_library(library)
+    torch.set_num_threads(2)
+    calls: list[Call] = torch.load(recorded, weights_only=True)
+    different = Counter(call[0] for call in calls if differs(call))
+    print(f"path {torch.ops.recfx.cpu_capability()}: {len(calls)} calls, {different.total()} with other results")
+    for name, count in sorted(Counter(name for name, _, _ in calls).items()):
+        print(f"  {name}: {count}, {different[name]} with other results")
+    return different.total() > 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))
