@@ -49,7 +49,7 @@ ifeq ($(INSTALL),)
 $(error HOST=$(HOST) is none of cpu, npu, cuda)
 endif
 
-.PHONY: help setup demo test check mutants tsan bench serve serve-sanitized serve-soak wheel wheel-test picture lint format ascend clean
+.PHONY: help setup demo test check mutants tsan aarch64 bench serve serve-sanitized serve-soak wheel wheel-test picture lint format ascend clean
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 
@@ -72,6 +72,9 @@ check: setup lint ## lint, types and the quick tests: for every few minutes of w
 
 tsan: setup ## readers and writers of one index under the thread sanitizer (part of `make test`, too)
 	@CI=true $(BIN)/python -m pytest -q tests/kernels/test_thread_safety.py
+
+aarch64: setup ## the C++ library for aarch64 in an emulator, against what it computes here
+	@$(BIN)/python -m tests.kernels.emulated $(WHEEL)
 
 bench: setup ## compare with the standard collection and FBGEMM, ratios printed
 	@$(BIN)/python -m tests.bench $(BENCH_FLAGS)

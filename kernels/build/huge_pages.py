@@ -64,16 +64,17 @@ MOST_SECONDS = 10.0
 
 _spent = 0.0
 _AT_ONCE = 64 << 20
-_HUGE_PAGE = 2 << 20
 _ENABLED = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 _logger = logging.getLogger("recfx")
 
 
 def _pieces(tensor: Tensor) -> Iterator[tuple[int, int]]:
-    """The bytes of a tensor in pieces that end where a huge page ends."""
-    first_byte, beyond = 0, tensor.data_ptr() % _HUGE_PAGE
+    """The bytes of a tensor in pieces that end where a huge page ends; each but the last has a whole one."""
+    huge_page = _huge_page()
+    at_once = max(_AT_ONCE, 2 * huge_page)
+    first_byte, beyond = 0, tensor.data_ptr() % huge_page
     while first_byte < tensor.nbytes:
-        last_byte = min((first_byte + beyond + _AT_ONCE) // _HUGE_PAGE * _HUGE_PAGE - beyond, tensor.nbytes)
+        last_byte = min((first_byte + beyond + at_once) // huge_page * huge_page - beyond, tensor.nbytes)
         yield first_byte, last_byte
         first_byte = last_byte
 
@@ -83,6 +84,12 @@ def _allowed() -> bool:
         return "[never]" not in _ENABLED.read_text()
     except OSError:
         return False
+
+
+def _huge_page() -> int:
+    """The bytes of a huge page: 2 MiB, or 512 MiB on an aarch64 whose pages have 64 KiB. Linux says so since 4.10."""
+    size = _ENABLED.with_name("hpage_pmd_size")
+    return int(size.read_text()) if size.exists() else 2 << 20
 
 
 def full_on_huge_pages(shape: tuple[int, ...], value: float, device: torch.device) -> Tensor:

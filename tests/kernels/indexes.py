@@ -71,3 +71,32 @@ def assert_sound(buffers: IndexBuffers, policy: IndexPolicy) -> None:
         places = torch.nonzero(buffers.candidate_counts).squeeze(1)
         slots = buffers.candidate_slot_groups, buffers.candidate_side_row
         assert torch.equal(hash_index.find(buffers.candidate_ids[places], *slots, 0), places)
+
+
+KINDS: list[dict[str, Any]] = [
+    {"on_full": "evict", "evict": "lru"},
+    {"on_full": "evict", "evict": "lfu", "admit_after": 2, "unseen": "share"},
+    {"on_full": "share", "admit_after": 2},
+    {"on_full": "share", "buckets": 3, "seed": 4},
+    {"on_full": "evict", "evict": "lfu", "dense_rows": 3, "buckets": 2},
+    {"on_full": "error"},
+]
+Indexes = list[tuple[IndexBuffers, IndexPolicy]]
+
+
+def tables(rows: int = 16) -> Indexes:
+    return [empty(rows, **kind) for kind in KINDS]
+
+
+def run(
+    ids: torch.Tensor,
+    begins: list[int],
+    ends: list[int],
+    indexes: Indexes,
+    in_flight: int = NOTHING_IN_FLIGHT,
+    operators: Any = hash_index,
+) -> hash_index.Inserted:
+    buffers, policies = [buffers for buffers, _ in indexes], [policy for _, policy in indexes]
+    return operators.find_or_insert(
+        ids, begins, ends, buffers, policies, [hash_index.InFlight.since(in_flight)] * len(indexes)
+    )

@@ -17,17 +17,17 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from recfx.kernels.build import library
+from recfx.kernels.index import hash_index
 from recfx.kernels.index.index_rebuild import rebuild
 from recfx.kernels.lookup.bag_offsets import bag_offsets
 from recfx.kernels.lookup.per_sample_weights import per_sample_weight_gradients
-from recfx.kernels.lookup.pooled_lookup import pooled_lookup
+from recfx.kernels.lookup.pooled_lookup import pool_again_, pooled_lookup
 from recfx.kernels.lookup.served_lookup import served_lookup
 from recfx.kernels.route.bucketize import bucketize
 from recfx.kernels.route.different_ids import different_ids, sum_rows
 from recfx.kernels.step.fused_step import fused_step_
 from recfx.kernels.step.row_initialization import initialize_rows
-from tests.kernels import bags, finding, indexes, routes, test_fused_step, test_index_tables, test_served_lookup
-from tests.kernels import test_pooled_lookup as pooled
+from tests.kernels import bags, finding, indexes, pooled, routes, served, steps
 from tests.kernels.repeat_calls import Call
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -60,13 +60,17 @@ def _lookups_and_routes(examples: int) -> None:
         mean = mean and not case.unpooled
         scale = None if mean else case.scale
         pooled_lookup(rows, case.offsets, case.weights, case.table_of_feature, mean, scale, case.unpooled)
+        again = (case.offsets, case.weights, case.table_of_feature)
+        is_late = rows % 3 == 0
+        outputs = pooled_lookup(rows.masked_fill(is_late, -1), *again, False, case.scale, case.unpooled)
+        pool_again_(outputs, rows, is_late, *again, case.scale, case.unpooled)
         if not case.unpooled:
             gradients = torch.randn(pooled_columns(case), generator=torch.Generator().manual_seed(1))
             per_sample_weight_gradients(rows, case.offsets, gradients, case.weights, case.table_of_feature)
 
     @few
-    @given(test_served_lookup.cases())
-    def serve(case: test_served_lookup.Case) -> None:
+    @given(served.cases())
+    def serve(case: served.Case) -> None:
         served_lookup(*case.arguments())
 
     @few
@@ -93,10 +97,10 @@ def pooled_columns(case: pooled.Case) -> tuple[int, int]:
 
 def _steps() -> None:
     pooling: list[dict[str, Any]] = [{}, {"mean": True, "absent": 0.2}, {"weighted": True}, {"unpooled": True}]
-    for rule, dtype, how in product(test_fused_step.RULE, DTYPES, pooling):
+    for rule, dtype, how in product(steps.RULE, DTYPES, pooling):
         dims = (7, 33, 130) if dtype == torch.float32 else (4, 20, 64)
         decay = 0.1 if "weighted" in how else 0.0
-        made = test_fused_step.case(rule, dtype, dims=dims, longest=9, weight_decay=decay, **how)
+        made = steps.case(rule, dtype, dims=dims, longest=9, weight_decay=decay, **how)
         fused_step_(*made.arguments())
     generator = torch.Generator().manual_seed(0)
     for dtype in DTYPES:
@@ -109,18 +113,26 @@ def _steps() -> None:
 
 def _indexes(batches: int) -> None:
     generator = torch.Generator().manual_seed(0)
-    held = test_index_tables.tables(rows=40)
+    held = indexes.tables(rows=40)[:-1]  # without the one that takes no id when it is full
+    buffers, policies = [list(each) for each in zip(*held, strict=True)]
     for _ in range(batches):
         lengths = torch.randint(0, 30, (len(held),), generator=generator)
         ends = lengths.cumsum(0).tolist()
+        begins = [0, *ends[:-1]]
         ids = torch.randint(-2, 45, (ends[-1],), generator=generator)
-        try:
-            test_index_tables.run(ids, [0, *ends[:-1]], ends, held)
-        except RuntimeError:  # the one that refuses ids when it is full
-            continue
+        got = indexes.run(ids, begins, ends, held)
+        new = got.report[:, 0].cumsum(0).tolist()
+        hash_index.mark_initialized(buffers, policies, got.new_rows, [0, *new[:-1]], new)
+        batch = begins, ends, buffers, policies
+        undo = hash_index.find_or_insert_undoably(ids + 7, *batch, [hash_index.InFlight.nothing()] * len(held))
+        hash_index.undo_insert(undo, *batch)
+        slots, cells, locks = (
+            [getattr(each, name) for each in buffers] for name in ("slot_groups", "side_row", "lock")
+        )
+        hash_index.find_tables(ids, begins, ends, slots, cells, locks, [policy.own_dense_rows for policy in policies])
         different_ids(ids, lengths.tolist(), [table % 2 == 0 for table in range(len(held))])
-    for buffers, policy in held:
-        rebuild(indexes.copy_of(buffers), policy)
+    for each, policy in held:
+        rebuild(indexes.copy_of(each), policy)
     for number in range(len(finding.TABLES)):
         index = finding.filled(number)
         index.find(torch.tensor([*finding.EXTREMES, 5, 6, 10**12, 6 * 10**12]))

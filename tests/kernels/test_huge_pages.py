@@ -66,8 +66,12 @@ def huge_bytes(address: int) -> int:
 
 
 @needs_huge_pages
-def test_a_tensor_with_content_is_moved_piece_by_piece(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.mark.parametrize("huge_page", [2 << 20, 16 << 20])
+def test_a_tensor_with_content_is_moved_piece_by_piece(
+    huge_page: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     (tmp_path / "enabled").write_text("always [madvise] never")
+    (tmp_path / "hpage_pmd_size").write_text(f"{huge_page}\n")
     monkeypatch.setattr(huge_pages, "_ENABLED", tmp_path / "enabled")
     monkeypatch.setattr(huge_pages, "_spent", 0.0)
     monkeypatch.setattr(huge_pages, "_AT_ONCE", 8 << 20)
@@ -84,8 +88,9 @@ def test_a_tensor_with_content_is_moved_piece_by_piece(monkeypatch: pytest.Monke
     huge_pages.move_to_huge_pages([tensor, torch.empty(3), tensor.view(2, -1).t()])
     assert [first for first, _ in pieces] == [0, *(last for _, last in pieces[:-1])]
     assert pieces[-1][1] == tensor.nbytes
-    assert len(pieces) >= 5
-    assert all((address + last) % (2 << 20) == 0 for _, last in pieces[:-1])
+    assert len(pieces) >= (40 << 20) // max(8 << 20, 2 * huge_page)
+    assert all(last - first >= huge_page for first, last in pieces[:-1])
+    assert all((address + last) % huge_page == 0 for _, last in pieces[:-1])
     assert huge_pages._spent > 0
     assert is_advised(address + tensor.nbytes // 2)
     assert tensor.data_ptr() == address

@@ -10,44 +10,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recfx.kernels.index import hash_index
-from recfx.kernels.index.index_buffers import STATE, IndexBuffers, IndexPolicy
-from tests.kernels.indexes import NOTHING_IN_FLIGHT, assert_same, assert_sound, copy_of, empty, insert
+from recfx.kernels.index.index_buffers import STATE
+from tests.kernels.indexes import KINDS, assert_same, assert_sound, copy_of, empty, insert, run, tables
 from tests.kernels.threads import assert_same_on_any_threads
 from tests.support.references import ByReferences
 
 reference = ByReferences(hash_index)
 
-KINDS: list[dict[str, Any]] = [
-    {"on_full": "evict", "evict": "lru"},
-    {"on_full": "evict", "evict": "lfu", "admit_after": 2, "unseen": "share"},
-    {"on_full": "share", "admit_after": 2},
-    {"on_full": "share", "buckets": 3, "seed": 4},
-    {"on_full": "evict", "evict": "lfu", "dense_rows": 3, "buckets": 2},
-    {"on_full": "error"},
-]
-Indexes = list[tuple[IndexBuffers, IndexPolicy]]
 # Of each table: ids before its stretch that belong to nobody, and its own.
 STRETCHES = st.lists(
     st.tuples(st.integers(0, 3), st.integers(0, 30), st.integers(0, 70)), min_size=len(KINDS), max_size=len(KINDS)
 )
-
-
-def tables(rows: int = 16) -> Indexes:
-    return [empty(rows, **kind) for kind in KINDS]
-
-
-def run(
-    ids: torch.Tensor,
-    begins: list[int],
-    ends: list[int],
-    indexes: Indexes,
-    in_flight: int = NOTHING_IN_FLIGHT,
-    operators: Any = hash_index,
-) -> hash_index.Inserted:
-    buffers, policies = [buffers for buffers, _ in indexes], [policy for _, policy in indexes]
-    return operators.find_or_insert(
-        ids, begins, ends, buffers, policies, [hash_index.InFlight.since(in_flight)] * len(indexes)
-    )
 
 
 @settings(max_examples=25)

@@ -2,87 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recfx.hashing import HashConfig, HashIndex
+from recfx.hashing import HashIndex
 from recfx.kernels.index.index_buffers import IndexView
 from recfx.kernels.lookup import pooled_lookup_reference
 from recfx.kernels.lookup.pooled_lookup import find_and_pool, pool_again_, pooled_lookup
+from tests.kernels.pooled import Case, cases
 from tests.kernels.threads import assert_same_on_any_threads
-
-DIMS = st.sampled_from([1, 3, 4, 7, 16, 20, 33, 64, 100, 128, 200])
-LENGTHS = st.sampled_from([0, 0, 1, 2, 5, 31, 32, 33, 64, 70, 200])
-
-
-@dataclass
-class Case:
-    """A lookup: two features read table 0 if ``twice``, every other table has one."""
-
-    weights: list[torch.Tensor]
-    table_of_feature: list[int]
-    offsets: torch.Tensor
-    scale: torch.Tensor | None
-    indexes: list[IndexView]
-    ids: torch.Tensor
-    unpooled: bool = False
-
-    def found(self, keep_rows: bool = True) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        arguments = (self.ids, self.offsets, self.weights, self.table_of_feature, self.indexes, self.scale)
-        outputs, rows, absent = find_and_pool(*arguments, keep_rows, self.unpooled)
-        return self.joined(outputs), rows, absent
-
-    def joined(self, outputs: list[torch.Tensor]) -> torch.Tensor:
-        if self.unpooled:
-            assert [len(rows) for rows in outputs] == self.offsets.diff().tolist()
-            return torch.cat(outputs)
-        (pooled,) = outputs
-        return pooled
-
-    def wanted(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        *columns, _, table_rows, row_begins = (list(column) for column in zip(*self.indexes, strict=True))
-        arguments = (self.ids, self.offsets, self.weights, self.table_of_feature, *columns, table_rows, row_begins)
-        return pooled_lookup_reference.find_and_pool(*arguments, self.scale, self.unpooled)
-
-
-@st.composite
-def cases(draw: st.DrawFn) -> Case:
-    """Tables with and without index; ids that are dense, held, absent, -1; empty bags, batches, tables; not pooled."""
-    dtype = draw(st.sampled_from([torch.float32, torch.float16, torch.bfloat16]))
-    unpooled = draw(st.booleans())
-    tables, batch_size = draw(st.integers(1, 3)), 1 if unpooled else draw(st.integers(0, 4))
-    dim = st.just(draw(DIMS)) if unpooled else DIMS
-    generator = torch.Generator().manual_seed(draw(st.integers(0, 1000)))
-    weights, indexes, pools = [], [], []
-    for _ in range(tables):
-        rows, dense_rows = draw(st.integers(8, 60)), draw(st.integers(0, 4))
-        weights.append(torch.randn(rows, draw(dim), generator=generator).to(dtype))
-        if draw(st.booleans()):
-            indexes.append(IndexView.none())
-            pools.append(torch.arange(rows))
-            continue
-        seed, buckets = draw(st.sampled_from([0, 7])), draw(st.integers(1, 3))
-        index = HashIndex(rows, config=HashConfig(dense_rows=dense_rows, buckets=buckets, seed=seed, on_full="share"))
-        taken = torch.tensor([-1, 10**12, -5, *range(100, 100 + rows // 2)])
-        index.find_or_insert(taken)
-        share_buckets = buckets * draw(st.integers(-1, 1))
-        indexes.append(IndexView(index.slot_groups, index.side_row, dense_rows, share_buckets, seed))
-        absent = torch.arange(10**6, 10**6 + 10)
-        pools.append(torch.cat([taken, torch.arange(dense_rows), absent]))
-    table_of_feature = [0] * draw(st.integers(0, 1)) + list(range(tables))
-    lengths = torch.tensor([[draw(LENGTHS) for _ in range(batch_size)] for _ in table_of_feature], dtype=torch.int64)
-    before, after = draw(st.sampled_from([(0, 0), *[(2, 3)] * (not unpooled)]))  # ids in no bag
-    offsets = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.view(-1).cumsum(0)]) + before
-    parts = [torch.full((before,), 5)]
-    for table, length in zip(table_of_feature, lengths.sum(1).tolist(), strict=True):
-        parts.append(pools[table][torch.randint(pools[table].numel(), (length,), generator=generator)])
-    ids = torch.cat([*parts, torch.full((after,), 5)])
-    scale = torch.randn(ids.numel(), generator=generator) if not unpooled and draw(st.booleans()) else None
-    return Case(weights, table_of_feature, offsets, scale, indexes, ids, unpooled)
 
 
 @settings(max_examples=200)
