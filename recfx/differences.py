@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch.distributed import distributed_c10d as c10d
+from torch.fx import _symbolic_trace, config
 from torchrec.distributed.planner import Topology
 from torchrec.distributed.types import ShardedModule
 from torchrec.modules.embedding_modules import EmbeddingCollection
@@ -31,6 +32,20 @@ def disable_compilation(reason: str) -> Callable[[Callable[..., Any]], Callable[
     """``torch.compiler.disable`` as a decorator; torch 2.7 does not show ``reason``."""
     return torch.compiler.disable(**{"reason": reason} if _takes(torch.compiler.disable, "reason") else {})
 
+
+def programs_without_stacks() -> contextlib.AbstractContextManager[None]:
+    """A context in which torch.export gives nodes no stack; torch 2.11 and older cannot leave it out."""
+    if not hasattr(config, "do_not_emit_stack_traces"):
+        return contextlib.nullcontext()
+    return config.patch("do_not_emit_stack_traces", True)  # type: ignore[attr-defined]
+
+
+def _is_fx_tracing_alone() -> bool:
+    return _symbolic_trace._is_fx_tracing_flag and not torch.compiler.is_compiling()  # its function warns
+
+
+# Whether torch.fx traces, and not torch.export; torch 2.7 does not tell, and 2.14 has the flag elsewhere.
+is_fx_symbolic_tracing: Callable[[], bool] = getattr(_symbolic_trace, "is_fx_symbolic_tracing", _is_fx_tracing_alone)
 
 # torch 2.9 and older have no type of their own for names of process groups.
 GroupName: Callable[[str], Any] = getattr(c10d, "GroupName", str)
@@ -129,8 +144,10 @@ __all__ = [
     "RawIdTracker",
     "TimestampBasedEvictionPolicy",
     "disable_compilation",
+    "is_fx_symbolic_tracing",
     "load_pt2",
     "make_topology",
     "preprocess_input",
+    "programs_without_stacks",
     "top_saved_tensors_hooks",
 ]

@@ -45,7 +45,7 @@ def _by_number(compute: Callable[[Range, int], Range | None], sign: str) -> Rule
 
 def _remainder(ids: Range, divisor: int) -> Range | None:
     if divisor > 0:
-        return Analysis.python_mod(ids, ValueRanges.wrap(divisor))
+        return Analysis.mod(ids, ValueRanges.wrap(divisor)) if ids.lower >= 0 else ValueRanges(0, divisor - 1)
     return ValueRanges(divisor + 1, 0) if divisor else None
 
 

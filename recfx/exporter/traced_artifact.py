@@ -22,9 +22,9 @@ from typing import Any
 import torch
 from torch import nn
 from torch.export import Dim, ExportedProgram
-from torch.fx import config
 
 from recfx.collections.object_kinds import own_modules
+from recfx.differences import programs_without_stacks
 from recfx.discovery.sample import Sample
 from recfx.errors import Diagnostic
 from recfx.exporter.arguments import Pattern, Signature
@@ -144,16 +144,14 @@ def _quiet() -> Iterator[None]:
     Stacks take a tenth of the time, and the paths and lines of this machine's sources are not for servers.
     """
     logger = logging.getLogger("torch.fx._symbolic_trace")
-    level, without_stacks = logger.level, config.do_not_emit_stack_traces
+    level = logger.level
     logger.setLevel(logging.ERROR)
-    config.do_not_emit_stack_traces = True
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), programs_without_stacks():
             warnings.simplefilter("ignore")
             yield
     finally:
         logger.setLevel(level)
-        config.do_not_emit_stack_traces = without_stacks
 
 
 def _examples(call: ModelCall) -> Examples:

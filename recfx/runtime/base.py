@@ -10,10 +10,9 @@ from typing import Any, NoReturn
 
 import torch
 from torch import fx, nn
-from torch.fx import _symbolic_trace
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from recfx.differences import disable_compilation
+from recfx.differences import disable_compilation, is_fx_symbolic_tracing
 from recfx.errors import ConversionError, type_of
 from recfx.lowering.step.profiler_ranges import forward_range, is_profiling
 from recfx.runtime.hooks import has_forward_hooks
@@ -72,7 +71,7 @@ def tracer_of_call(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, A
     for value in (*args, *kwargs.values()):
         if isinstance(value, fx.Proxy) and isinstance(value.tracer, fx.Tracer):
             return value.tracer
-    if not _symbolic_trace._is_fx_tracing_flag or torch.compiler.is_compiling():
+    if not is_fx_symbolic_tracing():
         return None
     # A batch of buffers or constants is not a proxy, but a tracer returns parameters as proxies.
     for owner in module.modules():
