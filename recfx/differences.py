@@ -80,9 +80,9 @@ def preprocess_input(module: Any, args: list[Any], kwargs: dict[str, Any]) -> tu
 
 
 try:
-    from torchrec.distributed.train_pipeline.runtime_forwards import KJTAllToAllForward
-except ImportError:  # TorchRec 1.2 has it elsewhere
-    from torchrec.distributed.train_pipeline.utils import KJTAllToAllForward
+    from torchrec.distributed.train_pipeline.runtime_forwards import BaseForward, KJTAllToAllForward
+except ImportError:  # TorchRec 1.2 has them elsewhere
+    from torchrec.distributed.train_pipeline.utils import BaseForward, KJTAllToAllForward
 
 try:
     from torchrec.distributed.model_tracker.model_delta_tracker import ModelDeltaTrackerTrec
@@ -130,6 +130,7 @@ with contextlib.suppress(ImportError):
 __all__ = [
     "SEQUENCE_SETTINGS",
     "Absent",
+    "BaseForward",
     "CountBasedEvictionPolicy",
     "CountTimestampMixedEvictionPolicy",
     "FeatureL2NormBasedEvictionPolicy",

@@ -9,6 +9,7 @@ from torch import nn
 from recfx.collections.converted_collection import ConvertedCollection
 from recfx.collections.kinds import kind_of
 from recfx.collections.sharding.collection import ShardedCollection
+from recfx.differences import BaseForward
 from recfx.errors import Diagnostic, Severity
 from recfx.hashing import HashIndex
 from recfx.inspect.sent_share import shares_of_sent
@@ -128,7 +129,7 @@ def sent_once_reasons(collection: ConvertedCollection, path: str) -> tuple[Diagn
 
 def pipelining_reasons(sharded: ShardedCollection, path: str) -> tuple[Diagnostic, ...]:
     """Whether one of TorchRec's pipelines has taken it over; ``recfx.TrainPipeline`` has a report of its own."""
-    if not sharded.is_pipelined:
+    if not isinstance(sharded.forward, BaseForward):
         return ()
     message = f"a TorchRec pipeline sends the next batch's ids ahead ({type(sharded.forward).__name__})."
     return (Diagnostic("pipelined", path, message, "nothing: detach the pipeline to have a plain forward again."),)

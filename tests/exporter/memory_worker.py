@@ -50,10 +50,12 @@ def build(rows: int, kind: str, rank: int, world: int) -> nn.Module:
         model = recfx.convert(Model(rows, "meta"), hashing=hashing)
         plan = sharding_plan.construct_module_sharding_plan(
             model.sparse,  # type: ignore[arg-type]
-            {f"t{n}": sharding_plan.row_wise(compute_kernel="fused") for n in range(TABLES)},
+            {f"t{n}": sharding_plan.row_wise() for n in range(TABLES)},
             sharder=HashEmbeddingBagCollectionSharder(),
             local_size=world, world_size=world, device_type="cpu",
         )  # fmt: skip
+        for sharding in plan.values():
+            sharding.compute_kernel = "fused"
         model = recfx.convert(model, plan=ShardingPlan({"sparse": plan}), device="cpu")
     if kind == "hashed":
         ids = torch.randperm(rows // 2) * 2**20

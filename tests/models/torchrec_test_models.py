@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import torch
@@ -24,7 +25,7 @@ from recfx.discovery.sample import Sample
 from tests.builders.batches import batch
 from tests.builders.collections import ROWS, table
 from tests.models.case import Case
-from tests.support.needs import needed
+from tests.support.needs import Missing, needed
 
 _DENSE = 10  # the test models' default
 _CPU = torch.device("cpu")
@@ -69,6 +70,12 @@ def _without_scores(batch_size: int) -> Sample:
 
 def _sparse_nn(**options: Any) -> nn.Module:
     return TestSparseNN(tables=_tables(), weighted_tables=_weighted_tables(), **options)
+
+
+def _without_regroup() -> nn.Module:
+    if "submodule_kwargs" not in inspect.signature(TestSparseNN).parameters:
+        Missing("TestSparseNN(submodule_kwargs=)", "TorchRec 1.5")()
+    return _sparse_nn(over_arch_clazz=TestOverArchLarge, submodule_kwargs={"skip_regroup": True})
 
 
 class _AddFeatures(nn.Module):
@@ -153,7 +160,7 @@ TORCHREC_TEST_MODELS = [
     Case("sparse_nn_over_large", lambda: _sparse_nn(over_arch_clazz=TestOverArchLarge), _call),
     Case(
         "sparse_nn_over_large_no_regroup",
-        lambda: _sparse_nn(over_arch_clazz=TestOverArchLarge, submodule_kwargs={"skip_regroup": True}),
+        lambda: _without_regroup(),
         _call,
     ),
     Case("sparse_nn_feature_processor", lambda: _feature_processed(), _call),

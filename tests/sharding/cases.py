@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import random
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
@@ -40,6 +41,7 @@ from recfx.collections.sharding.collection import ShardedCollection, shard_colle
 from recfx.optim.rules.rowwise_adagrad_decoupled import DecoupledRowWiseAdagrad
 from recfx.planner.sharder import HashEmbeddingBagCollectionSharder
 from tests.builders.optimizers import attach
+from tests.support.needs import Missing
 
 OPTIMIZERS: dict[str, tuple[type, dict[str, Any]]] = {
     "sgd": (torch.optim.SGD, {"lr": 2.0}),
@@ -174,16 +176,10 @@ def plan_of(case: Case, module: nn.Module, world_size: int) -> dict[str, Paramet
     """TorchRec's own plan for the case."""
     makers: dict[str, Callable[..., Any]] = {
         "data_parallel": stock.data_parallel,
-        "table_wise": lambda rank=0: stock.table_wise(rank=rank % world_size, compute_kernel=case.kernel),
-        "column_wise": lambda *on: stock.column_wise(
-            ranks=[rank % world_size for rank in on], compute_kernel=case.kernel
-        ),
-        "column_sizes": lambda *sizes: stock.column_wise(
-            ranks=[position % world_size for position in range(len(sizes))],
-            size_per_rank=list(sizes),
-            compute_kernel=case.kernel,
-        ),
-        "row_wise": lambda: stock.row_wise(compute_kernel=case.kernel),
+        "table_wise": lambda rank=0: stock.table_wise(rank=rank % world_size),
+        "column_wise": lambda *on: stock.column_wise(ranks=[rank % world_size for rank in on]),
+        "column_sizes": lambda *sizes: _column_sizes(world_size, list(sizes)),
+        "row_wise": stock.row_wise,
         "table_row_wise": lambda host=0: stock.table_row_wise(host_index=host % (world_size // local_size)),
         "grid_shard": lambda *hosts: stock.grid_shard(
             host_indexes=[host % (world_size // local_size) for host in hosts]
@@ -213,6 +209,12 @@ def plan_of(case: Case, module: nn.Module, world_size: int) -> dict[str, Paramet
         if table.sharding[0] in PLANNED_AS:
             plan[table.name].sharding_type = table.sharding[0]
     return plan
+
+
+def _column_sizes(world_size: int, sizes: list[int]) -> Any:
+    if "size_per_rank" not in inspect.signature(stock.column_wise).parameters:
+        Missing("column_wise(size_per_rank=)", "TorchRec 1.4")()
+    return stock.column_wise(ranks=[position % world_size for position in range(len(sizes))], size_per_rank=sizes)
 
 
 def batches(case: Case, world_size: int, steps: int) -> list[list[KeyedJaggedTensor]]:

@@ -30,6 +30,10 @@ class RankFailed(AssertionError):
     """A rank raised; carries its traceback."""
 
 
+class Skipped(str):
+    """Why a rank skipped the test."""
+
+
 class Ranks:
     """``world_size`` processes in one group.
 
@@ -70,7 +74,7 @@ class Ranks:
             pipe.send((function, arguments))
         answers: dict[int, Any] = {}
         failures: list[str] = []
-        skipped: list[BaseException] = []
+        skipped: list[str] = []
         deadline = time.monotonic() + _LONGEST_CALL
         while len(answers) < self.world_size:
             waiting = [pipe for rank, pipe in enumerate(self._pipes) if rank not in answers]
@@ -84,15 +88,15 @@ class Ranks:
                     failed, answers[rank] = pipe.recv()
                 except EOFError:
                     failed, answers[rank] = True, "it has ended"
-                if isinstance(answers[rank], pytest.skip.Exception):
-                    skipped.append(answers[rank])
+                if isinstance(answers[rank], Skipped):
+                    skipped.append(str(answers[rank]))
                 elif failed:
                     failures.append(f"rank {rank}:\n{answers[rank]}")
                     deadline = min(deadline, time.monotonic() + _AFTER_A_FAILURE)
         if failures:
             raise RankFailed("\n".join(failures))
         if skipped:
-            raise skipped[0]
+            pytest.skip(skipped[0])
         return [answers[rank] for rank in range(self.world_size)]
 
     @property
@@ -157,6 +161,6 @@ def _serve(rank: int, world_size: int, backend: str, store: str, pipe: Connectio
         try:
             pipe.send((False, function(rank, world_size, *arguments)))
         except pytest.skip.Exception as skipped:
-            pipe.send((True, skipped))
+            pipe.send((True, Skipped(skipped)))
         except BaseException:
             pipe.send((True, traceback.format_exc()))

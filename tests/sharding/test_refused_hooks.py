@@ -43,7 +43,8 @@ def parallel(**options: Any) -> Any:
 
 
 def with_delta_tracker() -> Any:
-    return parallel().init_torchrec_delta_tracker(DeltaTrackerConfig())
+    config = DeltaTrackerConfig()
+    return parallel().init_torchrec_delta_tracker(config)
 
 
 def with_raw_id_tracker() -> Any:

@@ -253,15 +253,17 @@ def sharded(is_weighted: bool, hashing: recfx.HashConfig | None, world_size: int
     plan = stock.construct_module_sharding_plan(
         converted,
         {
-            "t1": stock.row_wise(compute_kernel="fused"),
-            "t2": stock.column_wise(ranks=list(range(world_size)), compute_kernel="fused"),
-            "t3": stock.table_wise(rank=world_size - 1, compute_kernel="fused"),
+            "t1": stock.row_wise(),
+            "t2": stock.column_wise(ranks=list(range(world_size))),
+            "t3": stock.table_wise(rank=world_size - 1),
         },
         sharder=HashEmbeddingBagCollectionSharder(),
         local_size=world_size,
         world_size=world_size,
         device_type="cpu",
     )
+    for sharding in plan.values():
+        sharding.compute_kernel = "fused"
     assert dist.group.WORLD is not None
     return shard_collection(converted, dict(plan), ShardingEnv.from_process_group(dist.group.WORLD))
 
