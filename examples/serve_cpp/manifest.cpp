@@ -120,7 +120,7 @@ bool has_its_records(std::string text, const Archive& archive) {
 
 }  // namespace
 
-Checksums check_manifest(const std::string& path, const Archive& archive) {
+Manifest check_manifest(const std::string& path, const Archive& archive) {
   const Record* record = archive.find(kManifest);
   const std::string text = record == nullptr ? "" : archive.read(*record);
   const auto members = TopLevel(text).members();
@@ -141,6 +141,10 @@ Checksums check_manifest(const std::string& path, const Archive& archive) {
     throw FileError(path + " is of format " + kind->second +
                     ": this server loads those that recfx.export writes with format=\"torchscript\" [other_format]");
   }
+  Manifest manifest;
+  if (const auto portable = members->find("portable"); portable != members->end() && portable->second == "false") {
+    manifest.operators = integer(*members, "operators_version").value_or(1);  // which older files lack
+  }
   const auto damaged = [&path](const std::string& why) {
     return FileError(path + " cannot be loaded: " + why + " [damaged_file]");
   };
@@ -150,12 +154,13 @@ Checksums check_manifest(const std::string& path, const Archive& archive) {
     if (!found) {
       throw damaged("its tables are not those that its manifest was written for");
     }
-    return *found;
+    manifest.tables = *found;
+    return manifest;
   }
   if (!has_its_records(text, archive)) {
     throw damaged("its records are not those that its manifest was written for");
   }
-  return {};
+  return manifest;
 }
 
 }  // namespace serve

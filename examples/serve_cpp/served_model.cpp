@@ -1,6 +1,7 @@
 #include "served_model.h"
 
 #include <ATen/Parallel.h>
+#include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/core/InferenceMode.h>
 #include <caffe2/serialize/read_adapter_interface.h>
 #include <dlfcn.h>
@@ -11,6 +12,7 @@
 #include <algorithm>
 #include <cstring>
 #include <new>
+#include <tuple>
 
 #include "errors.h"
 #include "manifest.h"
@@ -75,14 +77,18 @@ std::string no_memory(const std::string& path) {
   return "there is too little memory to load " + path + " [out_of_memory]";
 }
 
+std::string no_operators(const std::string& path, const std::string& which) {
+  return path + " needs operators that are not loaded (" + which +
+         "): pass the libraries that the export's report names with --library; "
+         "if it names none, only Python has them [no_library]";
+}
+
 // Why torch does not load a file that is whole, in one line.
 std::string why_not_loaded(const std::string& path, const std::string& what) {
   const size_t begin = std::min(what.find_first_not_of(" \t\r\n"), what.size());
   const std::string line = what.substr(begin, what.find('\n', begin) - begin);
   if (line.starts_with("Unknown builtin op")) {
-    return path + " needs operators that are not loaded (" + line +
-           "): pass the libraries that the export's report names with --library; "
-           "if it names none, only Python has them [no_library]";
+    return no_operators(path, line);
   }
   if (line.find("can't allocate memory") != std::string::npos) {
     return no_memory(path);
@@ -92,6 +98,23 @@ std::string why_not_loaded(const std::string& path, const std::string& what) {
   }
   return path + " cannot be loaded by this version of torch, although all its records are right: " + line +
          " [cannot_load]";
+}
+
+// A file's calls bind to any signature that they fit, so the library says which versions of its operators it has.
+void check_operators(const std::string& path, const Manifest& manifest) {
+  if (!manifest.operators) {
+    return;
+  }
+  const auto versions = c10::Dispatcher::singleton().findSchema({"recfx::file_operator_versions", ""});
+  if (!versions) {
+    throw FileError(no_operators(path, "those of recfx"));
+  }
+  const auto [oldest, newest] = versions->typed<std::tuple<int64_t, int64_t>()>().call();
+  if (*manifest.operators < oldest || *manifest.operators > newest) {
+    throw FileError(path + " calls recfx's operators of version " + std::to_string(*manifest.operators) +
+                    "; the library has versions " + std::to_string(oldest) + " to " + std::to_string(newest) +
+                    ": pass the library of that version of recfx, or export the model again [other_operators]");
+  }
 }
 
 void check_tables(const std::string& path, const torch::jit::Module& script, const Checksums& wanted) {
@@ -175,7 +198,8 @@ ServedModel::ServedModel(const std::string& path) try {
   const File file(path);
   const Archive archive(file);
   archive.check();
-  const Checksums tables = check_manifest(path, archive);
+  const Manifest manifest = check_manifest(path, archive);
+  check_operators(path, manifest);
   version_ = archive.fingerprint();
   stamp_ = file.stamp();
   const c10::InferenceMode no_gradients;
@@ -184,7 +208,7 @@ ServedModel::ServedModel(const std::string& path) try {
     module_->script = torch::jit::load(std::make_shared<CheckedFile>(file), at::kCPU, /*load_debug_files=*/false);
     module_->script.eval();
     module_->script.get_method("serve");
-    check_tables(path, module_->script, tables);
+    check_tables(path, module_->script, manifest.tables);
   } catch (const FileError&) {
     throw;
   } catch (const std::bad_alloc&) {

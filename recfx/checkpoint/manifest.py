@@ -22,7 +22,7 @@ from recfx.checkpoint.directory import DATA_NAME, MANIFEST, write_durably
 from recfx.errors import CheckpointError
 from recfx.kernels.build.private_files import sync_directory
 
-_VERSION = 2  # 1 had no tensors.json: it could only be read by unpickling
+FORMAT_VERSION = 2  # 1 had no tensors.json: it could only be read by unpickling
 _CHUNK = 1 << 22
 _MOST_BYTES = 1 << 26
 _FILE_NAME = re.compile(r"[A-Za-z0-9_.]{1,200}")
@@ -56,7 +56,9 @@ class Manifest:
     def switch(self, directory: Path, temporary_name: str) -> None:
         """Make this the directory's manifest: before this call the old checkpoint is loaded, after it the new one."""
         entries = {name: {"bytes": size, "sha256": digest} for name, (size, digest) in self.files.items()}
-        body = json.dumps({"format": "recfx", "version": _VERSION, "data": self.data, "files": entries}, sort_keys=True)
+        body = json.dumps(
+            {"format": "recfx", "version": FORMAT_VERSION, "data": self.data, "files": entries}, sort_keys=True
+        )
         line = body.encode()
         write_durably(directory / temporary_name, line + b"\n" + hashlib.sha256(line).hexdigest().encode() + b"\n")
         sync_directory(directory)  # the data folder's name, before anything refers to it
@@ -82,9 +84,10 @@ class Manifest:
             raise torn(path, f"it is not JSON ({type(error).__name__})") from None
         if not isinstance(parsed, dict) or parsed.get("format") != "recfx" or type(parsed.get("version")) is not int:
             raise torn(path, "it is not a manifest of recfx")
-        if parsed["version"] != _VERSION:
+        if parsed["version"] != FORMAT_VERSION:
             raise CheckpointError(
-                f"the checkpoint in {directory} has version {parsed['version']}, but this recfx reads {_VERSION}.",
+                f"the checkpoint in {directory} has version {parsed['version']}, but this recfx reads "
+                f"{FORMAT_VERSION}.",
                 reason="checkpoint_version",
                 what_to_do="load it with the recfx that saved it"
                 + (

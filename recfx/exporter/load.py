@@ -17,7 +17,7 @@ from torch import nn
 from recfx.collections.devices import usable_device
 from recfx.errors import ConversionError, ExportError, InputError
 from recfx.exporter.loaded_program import load_traced
-from recfx.exporter.manifest import read_manifest, returns_from, signature_from, without_checksum
+from recfx.exporter.manifest import OPERATOR_VERSIONS, read_manifest, returns_from, signature_from, without_checksum
 from recfx.exporter.model_file import ModelFile, cannot_read, open_model_file, out_of_memory
 from recfx.exporter.returns import put_together
 from recfx.exporter.serving import triton
@@ -51,7 +51,8 @@ def load(path: str | os.PathLike[str], device: torch.device | str | int | None =
     Raises:
         ExportError: ``invalid_argument``, ``device_unavailable``, ``no_file``, ``cannot_read``, ``damaged_file``,
             ``changed_file``, ``not_exported``, ``newer_format``, ``other_hash``, ``no_library``, ``no_pt2``,
-            ``no_triton``, ``no_tiling_table``, ``wrong_device``, ``out_of_memory``, ``cannot_load``.
+            ``no_triton``, ``no_tiling_table``, ``other_operators``, ``wrong_device``, ``out_of_memory``,
+            ``cannot_load``.
     """
     target = _place(device)
     with open_model_file(as_path(path)) as file:
@@ -89,7 +90,8 @@ def _place(device: torch.device | str | int | None) -> torch.device:
 
 
 def _check_operators(file: ModelFile, manifest: dict[str, Any], device: torch.device) -> None:
-    """Refuse a file with recfx's operators if they are not here, or do not run on the device."""
+    """Refuse a file with recfx's operators if they are not here, are of other versions, or do not run on the device."""
+    offered = OPERATOR_VERSIONS
     if manifest.get("target") != TRITON.name:
         if not library.load():
             raise ExportError(
@@ -97,13 +99,22 @@ def _check_operators(file: ModelFile, manifest: dict[str, Any], device: torch.de
                 reason="no_library",
                 what_to_do="install a C++ compiler, or export the model with portable=True.",
             )
-        return
-    missing = triton.is_here(device)
-    if missing is not None:
+        oldest, newest = library.operators().file_operator_versions()
+        offered = range(oldest, newest + 1)
+    elif (missing := triton.is_here(device)) is not None:
         raise ExportError(
             f"{file.path} needs recfx's kernels in Triton on {device}: {missing.message}",
             reason=missing.code,
             what_to_do="mend that, load the file without a device, or export the model with portable=True.",
+        )
+    version = manifest.get("operators_version", OPERATOR_VERSIONS[0])  # which older files lack
+    if version not in offered:
+        raise ExportError(
+            f"{file.path} calls recfx's operators of version {version}; those here have versions {offered[0]} to "
+            f"{offered[-1]}.",
+            reason="other_operators",
+            what_to_do=f"load it with recfx {manifest.get('recfx_version')}, which wrote it, or export the model again "
+            "with portable=True.",
         )
 
 

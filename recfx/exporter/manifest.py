@@ -17,11 +17,22 @@ from recfx.exporter.served_collection import ServedCollection
 from recfx.exporter.serving.pool_rows import FORMATS
 from recfx.version import __version__
 
-FORMAT_VERSION = 2
-"""The version of the file. A reader refuses files of a later one. Files of version 1 have no ``content_crc32``."""
+FORMAT_VERSION = 3
+"""The version of the file. A reader refuses files of a later one.
+
+Files of version 1 have no ``content_crc32``, and those of version 2 no ``operators_version``.
+"""
 
 HASH_VERSION = 1
 """How ids become rows, by version: murmur3's finalizer for slots, splitmix64's for buckets; see ``recfx/kernels``."""
+
+OPERATOR_VERSIONS = range(1, 3)
+"""The versions of recfx's operators in files that can be loaded; new files are of the last one.
+
+TorchScript binds a file's calls to whatever signature they fit, so whoever changes the signature of such an operator,
+or what an argument means, adds a version here and in ``kernels/csrc/build/library.cpp``. Since version 2,
+``served_lookup`` reads rows that are not pooled, and one row of a bucket for all ids without a row.
+"""
 
 
 def make_manifest(
@@ -52,6 +63,7 @@ def make_manifest(
         "torch_version": torch.__version__.split("+")[0],
         "hash_version": HASH_VERSION,
         "portable": portable,
+        "operators_version": None if portable else OPERATOR_VERSIONS[-1],
         "format": format,
         "target": target,
         "parameters": list(signature.parameters),

@@ -28,10 +28,10 @@ def check_identity(config: ResolvedHashConfig, name: str, saved: object) -> None
     if saved is None:
         return
     _refuse_averaged(config, name, saved)
-    if not isinstance(saved, Tensor) or saved.is_meta or saved.dtype != torch.int64 or saved.shape != (3,):
+    if not isinstance(saved, Tensor) or saved.is_meta or saved.dtype != torch.int64 or saved.shape not in ((2,), (3,)):
         raise torn(f"{IDENTITY} must be torch.int64 [3] with data.", name)
-    saved_name, saved_seed, saved_dense = saved.tolist()
     own_name, own_seed, own_dense = identity(config, name).tolist()
+    saved_name, saved_seed, saved_dense = (*saved.tolist(), own_dense)[:3]  # the first identities had no dense_rows
     if saved_name != own_name:
         raise CheckpointError(
             f"The saved index is not that of table {name!r}.",

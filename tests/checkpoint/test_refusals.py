@@ -97,7 +97,7 @@ def test_there_is_no_checkpoint(saved: Path, tmp_path: Path, place: str) -> None
 
 
 def test_another_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(manifest_module, "_VERSION", 3)
+    monkeypatch.setattr(manifest_module, "FORMAT_VERSION", 3)
     training = other()
     training.save(tmp_path)
     monkeypatch.undo()

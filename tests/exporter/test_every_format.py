@@ -178,7 +178,7 @@ def test_damaged_files_and_files_of_later_versions(model: nn.Module, file: Path,
     for damaged in (whole[:-1], whole[: len(whole) // 2], b"", b"PK", whole[:at] + b"\1" + whole[at + 1 :]):
         path.write_bytes(damaged)
         not_loaded(path, "damaged_file")
-    for field, value, reason in (("format_version", 3, "newer_format"), ("hash_version", 9, "other_hash")):
+    for field, value, reason in (("format_version", 4, "newer_format"), ("hash_version", 9, "other_hash")):
         rewrite(file, path, with_manifest(**{field: value}))
         not_loaded(path, reason)
 

@@ -19,8 +19,8 @@ import recfx
 from recfx.exporter import load as load_module
 from recfx.exporter import loaded_program
 from tests.exporter.changed_records import Records, forge, rewrite, with_another, with_manifest
-from tests.exporter.committed_files import committed_file
 from tests.exporter.hashed_models import call, trained
+from tests.files.stored import unpack
 from tests.support.forked_script import run_script
 
 BATCH = call(3, seed=1)
@@ -267,9 +267,9 @@ def test_a_checksum_is_not_left_out_because_the_manifest_claims_format_1(
 
 def test_the_tables_of_a_file_of_format_1_are_compared(versions: list[Path], tmp_path: Path) -> None:
     """They have the only checksums that it has."""
-    committed_file(1, tmp_path / "committed")
+    stored = unpack("format_1_torch_2.13/torchscript", tmp_path)
     rewrite(versions[0], tmp_path / "made", with_manifest(format_version=1, content_crc32=None, order=None))
-    for name in ("committed", "made"):
-        recfx.load(tmp_path / name)
-        rewrite(tmp_path / name, tmp_path / "changed", with_another)
+    for path in (stored, tmp_path / "made"):
+        recfx.load(path)
+        rewrite(path, tmp_path / "changed", with_another)
         refused(tmp_path / "changed", "damaged_file")

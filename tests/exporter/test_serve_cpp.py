@@ -16,12 +16,22 @@ from torch import nn
 import recfx
 from examples.serve_cpp.client import parse_answers, request_text
 from recfx.exporter import write_file
+from recfx.exporter.manifest import OPERATOR_VERSIONS
+from recfx.kernels.build import library
 from tests.exporter import cpp_server, serve_soak
-from tests.exporter.changed_records import ChangeRecords, rewrite, swapped, with_another, with_manifest, without_one
-from tests.exporter.committed_files import committed_file, committed_versions
+from tests.exporter.changed_records import (
+    ChangeRecords,
+    forge,
+    rewrite,
+    swapped,
+    with_another,
+    with_manifest,
+    without_one,
+)
 from tests.exporter.conftest import UsualExport
 from tests.exporter.cpp_server import answers, parsed, run, version_of
 from tests.exporter.hashed_models import FEATURES, by_name, call
+from tests.files.stored import calls_of, facts_of, names, unpack
 
 EXTREME = torch.tensor([-(2**63), 2**63 - 1, -1, 0, 1])
 
@@ -70,7 +80,7 @@ def test_a_weighted_collection_and_empty_bags(program: Path, usual_export: Usual
 def test_a_file_that_is_not_portable(program: Path, model: nn.Module, tmp_path: Path) -> None:
     report = recfx.export(model, tmp_path / "model.pt", call(6), portable=False)
     requests = [by_name(call(5, seed=9)), with_extreme_ids()]
-    options = [text for library in report.libraries for text in ("--library", str(library))]
+    options = [text for path in report.libraries for text in ("--library", str(path))]
     assert len(options) == 2
     loaded = recfx.load(tmp_path / "model.pt")
     for request, answer in zip(requests, answers(program, tmp_path / "model.pt", requests, *options), strict=True):
@@ -79,11 +89,16 @@ def test_a_file_that_is_not_portable(program: Path, model: nn.Module, tmp_path: 
     assert kind == "error"
     assert "--library" in message
     assert message.endswith("[no_library]")
+    newest = OPERATOR_VERSIONS[-1]
+    for version, reason in ((0, "other_operators"), (newest, ""), (newest + 1, "other_operators")):
+        forge(tmp_path / "model.pt", tmp_path / "other.pt", with_manifest(operators_version=version))
+        refused = run(program, tmp_path / "other.pt", "--inputs", *options).stderr
+        assert f"[{reason}]" in refused if reason else refused == ""
     report = recfx.export(model, tmp_path / "model.pt", call(6), device="cuda", quantize="int8", portable=False)
     assert (report.libraries, [note.code for note in report.notes]) == ((), ["needs_python"])
     ((kind, message),) = check(program, [tmp_path / "model.pt"])
     assert kind == "error"
-    assert "recfx::quantized_lookup_triton" in message
+    assert "those of recfx" in message
     assert message.endswith("only Python has them [no_library]")
 
 
@@ -344,7 +359,7 @@ def test_every_record_is_compared_with_its_checksum(program: Path, file: Path, t
 
 MANIFESTS = [
     ({}, ""),
-    ({"format_version": 3}, "newer_format"),
+    ({"format_version": 4}, "newer_format"),
     ({"format_version": 10**30}, "not_exported"),
     ({"format_version": "1"}, "not_exported"),
     ({"hash_version": 9}, "other_hash"),
@@ -404,10 +419,13 @@ def test_records_that_belong_to_another_file_are_refused(program: Path, file: Pa
     assert all(message.endswith("[damaged_file]") for _, message in results[2:])
 
 
-@pytest.mark.parametrize("version", committed_versions())
-def test_files_that_earlier_versions_wrote_are_served(program: Path, version: int, tmp_path: Path) -> None:
-    calls = committed_file(version, tmp_path / "model.pt")
-    received = answers(program, tmp_path / "model.pt", [by_name(recfx.Sample(*arguments)) for arguments, _ in calls])
+@pytest.mark.parametrize("name", names("torchscript", "own_operators", "device"))
+def test_files_that_earlier_versions_wrote_are_served(program: Path, name: str, tmp_path: Path) -> None:
+    if facts_of(name)["kind"] == "own_operators" and not library.load():
+        pytest.skip("there is no C++ library")
+    options = ("--library", str(library.loaded_path())) if facts_of(name)["kind"] == "own_operators" else ()
+    calls, path = calls_of(facts_of(name)["calls"]), unpack(name, tmp_path)
+    received = answers(program, path, [by_name(recfx.Sample(*arguments)) for arguments, _ in calls], *options)
     for answer, (_, expected) in zip(received, calls, strict=True):
         torch.testing.assert_close(answer.outputs["output"], expected, rtol=1e-5, atol=1e-6)
 

@@ -2,6 +2,7 @@
 #include <torch/library.h>
 
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "build/vector_paths.h"
@@ -21,11 +22,16 @@ std::vector<std::string> cpu_capabilities() {
   return names;
 }
 
+// The versions of the operators that exported files call: the oldest one that still runs, and that of new files. See
+// OPERATOR_VERSIONS in recfx/exporter/manifest.py.
+std::tuple<int64_t, int64_t> file_operator_versions() { return {1, 2}; }
+
 }  // namespace
 
 TORCH_LIBRARY(recfx, library) {
   library.def("cpu_capability() -> str", cpu_capability);
   library.def("cpu_capabilities() -> str[]", cpu_capabilities);
+  library.def("file_operator_versions() -> (int, int)", file_operator_versions);
 }
 
 }  // namespace recfx

@@ -1,0 +1,76 @@
+"""Files of every format that was ever written, with several versions of torch, are loaded and answer as they did."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import recfx
+from recfx.checkpoint.manifest import FORMAT_VERSION as CHECKPOINT_VERSION
+from recfx.exporter.manifest import FORMAT_VERSION
+from tests.exporter.hashed_models import by_name
+from tests.files import models
+from tests.files.make import EXPORTS, INDEX_ROWS, INDEX_VERSION
+from tests.files.stored import DATA, calls_of, facts_in, facts_of, groups, names, unpack
+
+TORCH = ".".join(torch.__version__.split(".")[:2])
+MOST_BYTES = 500_000
+OLD_CHECKPOINT = "earlier_torch_2.13/checkpoint_1"
+
+
+def test_there_is_a_file_of_every_format() -> None:
+    found = {(facts["kind"], facts["version"]) for group in groups() for facts in facts_in(group).values()}
+    oldest = {"device_own_operators": 2}
+    expected = {(kind, number) for kind in EXPORTS for number in range(oldest.get(kind, 1), FORMAT_VERSION + 1)}
+    expected |= {("checkpoint", number) for number in range(1, CHECKPOINT_VERSION + 1)}
+    assert found == expected | {("index", number) for number in range(1, INDEX_VERSION + 1)}
+    assert sum(path.stat().st_size for path in DATA.iterdir()) < MOST_BYTES
+
+
+@pytest.mark.parametrize("name", names(*EXPORTS))
+def test_an_exported_file_answers_as_it_did(name: str, tmp_path: Path) -> None:
+    facts, path = facts_of(name), unpack(name, tmp_path)
+    loaded = recfx.load(path)
+    assert loaded.manifest["format_version"] == facts["version"]
+    check_answers(loaded, facts["calls"])
+    arguments, output = calls_of(facts["calls"])[0]
+    torch.testing.assert_close(loaded.serve(by_name(recfx.Sample(*arguments)))["output"], output, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", [name for name in names("checkpoint") if name != OLD_CHECKPOINT])
+def test_training_goes_on_from_a_checkpoint_as_it_did(name: str, tmp_path: Path) -> None:
+    facts, path = facts_of(name), unpack(name, tmp_path)
+    torch.manual_seed(1)
+    model = models.converted(getattr(models, facts["model"])()).eval()
+    recfx.load_checkpoint(model, path)
+    check_answers(model, facts["calls"])
+    models.step(model, 5)
+    check_answers(model, facts["calls_after_a_step"])
+
+
+def test_a_checkpoint_of_version_1_is_refused(tmp_path: Path) -> None:
+    """It could only be read by unpickling it."""
+    with pytest.raises(recfx.CheckpointError, match="has version 1, but this recfx reads 2") as raised:
+        recfx.load_checkpoint(models.converted(models.Pooled()), unpack(OLD_CHECKPOINT, tmp_path))
+    assert raised.value.reason == "checkpoint_version"
+
+
+@pytest.mark.parametrize("name", names("index"))
+def test_an_index_gives_ids_the_rows_that_it_gave_them(name: str, tmp_path: Path) -> None:
+    facts = facts_of(name)
+    index = recfx.HashIndex(INDEX_ROWS, config=recfx.HashConfig(**facts["options"]), name="table")
+    index.load_state_dict(torch.load(unpack(name, tmp_path), weights_only=True))
+    assert [part.tolist() for part in index.items()] == facts["items"]
+    assert {counter: index.counters[counter] for counter in facts["counters"]} == facts["counters"]
+    assert index.find(torch.tensor(facts["ids"])).tolist() == facts["rows"]
+    assert index.find_or_insert(torch.tensor(facts["inserted"])).tolist() == facts["rows_after_inserting"]
+
+
+def check_answers(model: nn.Module, answered: list[dict[str, Any]]) -> None:
+    for arguments, output in calls_of(answered):
+        with torch.no_grad():
+            torch.testing.assert_close(model(*arguments), output, rtol=1e-5, atol=1e-6)
