@@ -7,7 +7,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 
 # Options for single targets: make test PYTEST_FLAGS="-k discovery", make demo DEMO_FLAGS=--quick, make bench BENCH_FLAGS=--json,
-# make serve-soak SOAK_FLAGS="--minutes 1",
+# make serve-soak SOAK_FLAGS="--minutes 1", make matrix SETS=2.10 MATRIX_FLAGS="--tests tests/checkpoint",
 # make mutants MUTANTS="passes recfx/runtime/lookup.py" MUTANTS_FLAGS="--sample 50 --seed 1 --minutes 20",
 # make wheel ARCH=aarch64 SETS="2.7 2.10", make wheel-test WITH="one/bin/python another/bin/python"
 PYTEST_FLAGS ?=
@@ -17,7 +17,9 @@ MUTANTS       ?=
 MUTANTS_FLAGS ?=
 SOAK_FLAGS    ?=
 ARCH          ?= x86_64
+# Versions of torch, each with the others of its set in recfx/versions.py: `make wheel` takes all of them by default.
 SETS          ?=
+MATRIX_FLAGS  ?=
 
 # Whatever the shell says of bytecode: each of the processes that tests start would compile recfx anew.
 unexport PYTHONDONTWRITEBYTECODE
@@ -49,7 +51,7 @@ ifeq ($(INSTALL),)
 $(error HOST=$(HOST) is none of cpu, npu, cuda)
 endif
 
-.PHONY: help setup demo test check mutants tsan aarch64 bench serve serve-sanitized serve-soak wheel wheel-test picture lint format ascend clean
+.PHONY: help setup demo test check matrix names mutants tsan aarch64 bench serve serve-sanitized serve-soak wheel wheel-test picture lint format ascend clean
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 
@@ -88,6 +90,12 @@ serve-sanitized: setup ## the tests of the C++ server, compiled with the address
 serve-soak: setup ## ten minutes of load on the C++ server, with newer files and bad requests mixed in
 	@$(BIN)/python -m tests.exporter.serve_soak $(SOAK_FLAGS)
 
+matrix: setup ## the whole suite on other versions of torch and TorchRec, SETS="2.7 2.10 2.14"; keeps what came of it
+	@$(BIN)/python -m tests.matrix $(or $(SETS),2.7 2.10 2.14) --jobs $(JOBS) $(MATRIX_FLAGS)
+
+names: setup ## look in the oldest and the newest set for the names of torch and TorchRec that recfx uses, and keep the list of these names
+	@$(BIN)/python -m tests.matrix 2.7 2.14 --names
+
 mutants: setup ## put small faults into the code, one at a time: do the tests notice nine in ten of a sample?
 	@$(BIN)/python -m tests.mutants $(MUTANTS_FLAGS) $(MUTANTS)
 
@@ -121,7 +129,7 @@ ascend: setup $(ASCEND_TOOLS) ## interpret, lower and compile the kernels for As
 	@$(BIN)/python -m pytest -q $(XDIST) $(PYTEST_FLAGS) tests/ascend
 
 clean: ## remove .venv, .ascend and everything built
-	rm -rf $(VENV) .ascend build dist *.egg-info $(STAND_IN)/build $(STAND_IN)/*.egg-info
+	rm -rf $(VENV) .ascend .sets build dist *.egg-info $(STAND_IN)/build $(STAND_IN)/*.egg-info
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find recfx lowering kernels tests examples -name __pycache__ -type d -prune -exec rm -rf {} +
 

@@ -1,0 +1,49 @@
+"""``make matrix SETS="2.7 2.14"``: recfx's tests on other versions of torch, TorchRec and FBGEMM."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from tests.matrix import names
+from tests.matrix.environment import ROOT, Environment
+from tests.matrix.record import SETS, keep, read
+
+_SUITE = ("-q", "-p", "no:cacheprovider", "--dist=loadfile", "--no-loadscope-reorder", "--ignore=tests/ascend")
+
+
+def main() -> int:
+    """Run on each set what is asked for; 1 if something fails on one of them."""
+    parser = argparse.ArgumentParser(prog="python -m tests.matrix", description=__doc__)
+    parser.add_argument("sets", nargs="+", choices=[each.name for each in SETS])
+    parser.add_argument("--names", action="store_true", help="only look for the names that recfx uses, and keep them")
+    parser.add_argument("--jobs", default="auto", help="processes that run tests")
+    parser.add_argument("--tests", nargs="*", default=["tests"], help="folders of tests to run instead of all")
+    given = parser.parse_args()
+    failures = 0
+    for versions in SETS:
+        if versions.name in given.sets:
+            print(f"\n==> torch {versions.torch}, TorchRec {versions.torchrec}, FBGEMM {versions.fbgemm}", flush=True)
+            environment = Environment(versions)
+            environment.make()
+            failures += environment.run(["-m", "tests.matrix.names"]).returncode != 0
+            if not given.names:
+                failures += not _suite(versions, environment, given.tests, given.jobs)
+    if given.names and not failures:
+        names.KNOWN.write_text("\n".join(names.used_names()) + "\n")
+    return int(failures > 0)
+
+
+def _suite(versions: object, environment: Environment, tests: list[str], jobs: str) -> bool:
+    xml = environment.folder / "results.xml"
+    processes = ["-n", jobs, "--maxprocesses=4", f"--junitxml={xml}"]
+    environment.run(["-m", "recfx.kernels"])
+    is_well = environment.run(["-m", "pytest", *_SUITE, *processes, *tests]).returncode == 0
+    version = environment.run(["-c", "import sys; print('%d.%d' % sys.version_info[:2])"], capture_output=True)
+    path = keep(versions, version.stdout.strip(), read(xml))
+    print(f"written: {path.relative_to(ROOT)}; python -m tests.matrix.record prints the table of tests/README.md")
+    return is_well
+
+
+if __name__ == "__main__":
+    sys.exit(main())

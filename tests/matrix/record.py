@@ -1,0 +1,97 @@
+"""What a run of the suite on a set came to: from pytest's XML, kept as JSON, shown as a table in tests/README.md."""
+
+from __future__ import annotations
+
+import json
+import runpy
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+ROOT = Path(__file__).resolve().parents[2]
+RECORDS = Path(__file__).with_name("records")
+SETS = runpy.run_path(str(ROOT / "recfx" / "versions.py"))["SETS"]  # `import recfx` would import torch
+"""The sets, as ``recfx.versions`` has them."""
+
+CAUSES: Mapping[str, str] = {}
+"""Why a test fails on a set, by its name or how that begins. A failure without one is a bug of recfx."""
+
+_VERSIONS = ("torch", "torchrec", "fbgemm", "triton")
+
+Folders = dict[str, dict[str, Any]]
+
+
+def read(xml: Path) -> Folders:
+    """For each folder of tests: how many passed, which failed, and how many were skipped for which reason."""
+    folders: Folders = {}
+    for case in ElementTree.parse(xml).iter("testcase"):
+        module = case.get("classname") or case.get("name", "")
+        parts = module.split(".")
+        folder = "/".join(parts[:2]) if len(parts) > 2 else parts[0]
+        found = folders.setdefault(folder, {"passed": 0, "failed": [], "skipped": Counter()})
+        skipped = case.find("skipped")
+        if case.find("failure") is not None or case.find("error") is not None:
+            test = f"::{case.get('name')}" if case.get("classname") else ""
+            found["failed"].append(f"{module.replace('.', '/')}.py{test}")
+        elif skipped is not None:
+            found["skipped"][skipped.get("message", "")] += 1
+        else:
+            found["passed"] += 1
+    for found in folders.values():
+        found["failed"] = sorted(set(found["failed"]))
+    return folders
+
+
+def keep(versions: Any, python: str, folders: Folders) -> Path:
+    """Write the record of a set. Folders that were not run now stay as they were.
+
+    Args:
+        versions: a row of ``SETS``.
+        python: its version, as ``"3.11"``.
+        folders: see ``read``.
+    """
+    path = RECORDS / f"{versions.name}.json"
+    of_set = {
+        "torch": versions.torch,
+        "torchrec": versions.torchrec,
+        "fbgemm": versions.fbgemm,
+        "triton": versions.triton,
+    }
+    before = json.loads(path.read_text()) if path.is_file() else {}
+    if {name: before.get(name) for name in of_set} == of_set:
+        folders = {**before["folders"], **folders}
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(json.dumps({**of_set, "python": python, "folders": folders}, indent=1, sort_keys=True) + "\n")
+    return path
+
+
+def table() -> str:
+    """The records in Markdown: a row for each set, and what was skipped or failed, with the reason."""
+    lines = [
+        "| torch | TorchRec | FBGEMM | Triton | Python | folders | passed | failed | skipped |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    reasons: dict[str, list[str]] = {}
+    for path in sorted(RECORDS.glob("*.json"), key=lambda path: [int(number) for number in path.stem.split(".")]):
+        record = json.loads(path.read_text())
+        folders = record["folders"].values()
+        failed = [name for folder in folders for name in folder["failed"]]
+        skipped: Counter[str] = sum((Counter(folder["skipped"]) for folder in folders), Counter())
+        cells = [record[name] for name in (*_VERSIONS, "python")]
+        cells += [len(folders), sum(folder["passed"] for folder in folders), len(failed), sum(skipped.values())]
+        lines.append(f"| {' | '.join(map(str, cells))} |")
+        for reason in {*map(cause, failed), *skipped}:
+            reasons.setdefault(reason, []).append(path.stem)
+    lines += ["", *(f"- {reason}: {', '.join(of)}" for reason, of in sorted(reasons.items()))]
+    return "\n".join(lines).rstrip()
+
+
+def cause(test: str) -> str:
+    """Why a test fails; ``""`` if nobody knows."""
+    return next((why for begin, why in CAUSES.items() if test.startswith(begin)), "")
+
+
+if __name__ == "__main__":
+    print(table())
