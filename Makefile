@@ -9,7 +9,8 @@ BIN    := $(VENV)/bin
 # Options for single targets: make test PYTEST_FLAGS="-k discovery", make demo DEMO_FLAGS=--quick, make bench BENCH_FLAGS=--json,
 # make serve-soak SOAK_FLAGS="--minutes 1", make matrix SETS=2.10 MATRIX_FLAGS="--tests tests/checkpoint",
 # make mutants MUTANTS="passes recfx/runtime/lookup.py" MUTANTS_FLAGS="--sample 50 --seed 1 --minutes 20",
-# make wheel ARCH=aarch64 SETS="2.7 2.10", make wheel-test WITH="one/bin/python another/bin/python"
+# make wheel ARCH=aarch64 SETS="2.7 2.10", make aarch64 WHEEL=dist/recfx-0.1.0-py3-none-manylinux_2_28_aarch64.whl,
+# make wheel-test WITH="one/bin/python another/bin/python"
 PYTEST_FLAGS ?=
 DEMO_FLAGS   ?=
 BENCH_FLAGS  ?=
@@ -56,7 +57,7 @@ endif
 .DELETE_ON_ERROR:
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' Makefile
 	@echo "Variables: PYTHON=$(PYTHON) (3.10 to 3.13), HOST=$(HOST) (cpu, npu, cuda), JOBS, PYTEST_FLAGS, DEMO_FLAGS, BENCH_FLAGS, MUTANTS"
 
 setup: $(INSTALLED) $(LIBRARY_BUILT) ## create .venv, install, compile; the other targets do it by themselves
