@@ -5,100 +5,55 @@
 ``save_checkpoint`` and ``load_checkpoint`` save and restore a training run; ``plan`` and ``sharders`` shard a model;
 ``TrainPipeline`` trains a sharded one, and ``monitor`` watches its tables; ``export`` writes a model for a server
 without Python, and ``load`` reads it.
+
+Torch and TorchRec are imported when one of these names is first used.
 """
 
-from recfx.doctor import at_start  # says what is missing where what follows cannot be imported
+from typing import TYPE_CHECKING
+
+from recfx.doctor import at_start  # says what is missing where what is imported later cannot be
 
 # isort: split
-from recfx.checkpoint import load_checkpoint, save_checkpoint
-from recfx.collections.averaged_model import extend_averaging
-from recfx.collections.pooled import HashEmbeddingBagCollection, HashEmbeddingBagConfig
-from recfx.collections.sequence import HashEmbeddingCollection, HashEmbeddingConfig
-from recfx.conversion.add_operator import add_operator
-from recfx.conversion.convert import OBSERVERS, convert
-from recfx.conversion.trace import trace
-from recfx.conversion.unconvert import unconvert
-from recfx.discovery.sample import Sample
-from recfx.errors import (
-    CheckpointError,
-    ConversionError,
-    DrawingError,
-    ExportError,
-    InputError,
-    OutOfStepError,
-    RecfxError,
-    TableFullError,
-)
-from recfx.exporter.export import export
-from recfx.exporter.load import LoadedModel, load
-from recfx.exporter.report import ExportReport
-from recfx.exporter.torch_entry import extend_torch
-from recfx.hashing import HashConfig, HashIndex
-from recfx.inspect import Report
-from recfx.inspect.cost import compare_plans, cost
-from recfx.inspect.drawing.draw import draw
-from recfx.inspect.drawing.trace_directory import ConversionTrace, trace_sharded
-from recfx.inspect.explain import explain
-from recfx.inspect.monitor import Monitor, monitor
-from recfx.passes import PACKAGE as passes
-from recfx.pipeline.train_pipeline import TrainPipeline
-from recfx.planner.plan import plan
-from recfx.planner.sharder import sharders
-from recfx.planner.torchrec_entry import AFTER_SHARDING, extend_torchrec
-from recfx.verification.verify import verify
-from recfx.verification.verify_report import VerifyReport
-from recfx.version import __version__
+from recfx.collections.first_use import FIRST_USE
+from recfx.version import __version__ as __version__
 
-extend_torchrec()  # DistributedModelParallel(recfx.convert(model)) shards what was converted, as it does without recfx
-OBSERVERS.append(ConversionTrace.begin)  # what RECFX_TRACE asks for
-AFTER_SHARDING.append(trace_sharded)
-extend_torch()  # torch.jit.script compiles what was converted
-extend_averaging()  # torch's AveragedModel follows the ids of hashed tables
-del AFTER_SHARDING, OBSERVERS, ConversionTrace, extend_averaging, extend_torch, extend_torchrec, trace_sharded
-del at_start
+if TYPE_CHECKING:
+    from recfx.api import *  # noqa: F403, they are those of its __all__
+    from recfx.api import __all__ as __all__
+else:
 
-__all__ = [
-    "CheckpointError",
-    "ConversionError",
-    "DrawingError",
-    "ExportError",
-    "ExportReport",
-    "HashConfig",
-    "HashEmbeddingBagCollection",
-    "HashEmbeddingBagConfig",
-    "HashEmbeddingCollection",
-    "HashEmbeddingConfig",
-    "HashIndex",
-    "InputError",
-    "LoadedModel",
-    "Monitor",
-    "OutOfStepError",
-    "RecfxError",
-    "Report",
-    "Sample",
-    "TableFullError",
-    "TrainPipeline",
-    "VerifyReport",
-    "__version__",
-    "add_operator",
-    "compare_plans",
-    "convert",
-    "cost",
-    "draw",
-    "explain",
-    "export",
-    "load",
-    "load_checkpoint",
-    "monitor",
-    "passes",
-    "plan",
-    "save_checkpoint",
-    "sharders",
-    "trace",
-    "unconvert",
-    "verify",
-]
+    def __getattr__(name: str) -> object:
+        """A public name, or a package of recfx: the first that is asked for brings all of them."""
+        is_loaded, is_hidden = "__all__" in globals(), name.startswith("__") and name != "__all__"
+        if not is_loaded and not is_hidden:
+            import recfx.api as api
+
+            globals().update({each: getattr(api, each) for each in ("__all__", *api.__all__)})
+            if name in globals():
+                return globals()[name]
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name)
 
 
 def __dir__() -> list[str]:
-    return __all__
+    from recfx.api import __all__ as names
+
+    return names
+
+
+def _extend() -> None:
+    """Let torch and TorchRec know about converted collections, and the trace about conversions."""
+    from recfx.collections.averaged_model import extend_averaging
+    from recfx.conversion.convert import OBSERVERS
+    from recfx.exporter.torch_entry import extend_torch
+    from recfx.inspect.drawing.trace_directory import ConversionTrace, trace_sharded
+    from recfx.planner.torchrec_entry import AFTER_SHARDING, extend_torchrec
+
+    extend_torchrec()  # DistributedModelParallel(recfx.convert(model)) shards what was converted, as it does without
+    extend_torch()  # torch.jit.script compiles what was converted
+    extend_averaging()  # torch's AveragedModel follows the ids of hashed tables
+    OBSERVERS.append(ConversionTrace.begin)  # what RECFX_TRACE asks for
+    AFTER_SHARDING.append(trace_sharded)
+
+
+FIRST_USE.append(_extend)
+del FIRST_USE, TYPE_CHECKING, _extend, at_start

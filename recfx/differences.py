@@ -121,11 +121,17 @@ except ImportError:  # TorchRec 1.2 has no virtual tables
     CountBasedEvictionPolicy = CountTimestampMixedEvictionPolicy = FeatureL2NormBasedEvictionPolicy = Absent
     FeatureScoreBasedEvictionPolicy = NoEvictionPolicy = TimestampBasedEvictionPolicy = Absent
 
-load_pt2: Any = None  # torch 2.7 lays archives out differently, with pickles in them
-with contextlib.suppress(ImportError):
-    from torch.export.pt2_archive import _package
 
-    load_pt2 = _package.load_pt2
+def pt2_reader() -> Callable[..., Any] | None:
+    """What reads an archive; torch 2.7 lays them out differently, with pickles in them. It is imported when it is
+    needed, and torch.export's tracer with it.
+    """
+    try:
+        from torch.export.pt2_archive._package import load_pt2
+    except ImportError:
+        return None
+    return load_pt2
+
 
 __all__ = [
     "SEQUENCE_SETTINGS",
@@ -146,9 +152,9 @@ __all__ = [
     "TimestampBasedEvictionPolicy",
     "disable_compilation",
     "is_fx_symbolic_tracing",
-    "load_pt2",
     "make_topology",
     "preprocess_input",
     "programs_without_stacks",
+    "pt2_reader",
     "top_saved_tensors_hooks",
 ]

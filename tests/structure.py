@@ -6,6 +6,7 @@ from __future__ import annotations
 LAYERS = [
     "__init__",
     "__main__",
+    "api",
     "commandline",
     "doctor",
     "compat",

@@ -7,7 +7,6 @@ from dataclasses import replace
 
 from torch import fx
 
-from recfx import passes
 from recfx.errors import ConversionError, RecfxError
 from recfx.ir.context import CollectionContext
 from recfx.ir.facts import TableFacts
@@ -17,6 +16,7 @@ from recfx.ir.shards import CollectionSharding
 from recfx.ir.snapshot import PASSES_KEY, PassRecord, Rewriting
 from recfx.ir.tables import TableSpec
 from recfx.ir.verifier import GraphVerificationError
+from recfx.passes import passes
 from recfx.passes.base import Pass, Rewrite, run_passes
 from recfx.passes.find_on_device import find_on_device
 from recfx.runtime.lower_graph import Runtime, lower_graph, module_of
@@ -47,7 +47,7 @@ def rewritten(graph: OperatorGraph | Rewriting, rewrites: Sequence[Pass] | None 
             those that passes raise.
     """
     if rewrites is None:
-        return run_passes(graph, passes.passes())
+        return run_passes(graph, passes())
     done: list[str] = []
     try:
         rewriting = run_passes(graph, rewrites, lambda name, _: done.append(name))

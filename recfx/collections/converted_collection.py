@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import fx, nn
 
+from recfx.collections.first_use import first_use
 from recfx.collections.kinds import CollectionKind
 from recfx.errors import ConversionError, Diagnostic
 from recfx.hashing import HashConfig, HashIndex
@@ -65,6 +66,10 @@ class ConvertedCollection(FxLeaf):
     _store: TableStore
     _runtime: Runtime
     _row_moves: dict[str, RowMove]  # of the last load, for the optimizer's state
+
+    def __new__(cls: type[_Collection], *arguments: Any, **keywords: Any) -> _Collection:
+        first_use()  # here, because pickles and copies do not call __init__
+        return super().__new__(cls)
 
     # Tables
 

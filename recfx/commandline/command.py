@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -19,6 +18,10 @@ class Outcome(NamedTuple):
 
 class WrongUsage(Exception):
     """The options do not fit each other, or the model. The message is shown."""
+
+
+class NoModelError(Exception):
+    """The command line gives no model. The message is one line; the cause, if any, is what the user's code raised."""
 
 
 class Argument:
@@ -38,7 +41,6 @@ class Command:
         description: what it prints, and when its exit status is 1.
         example: a command line that works, without ``python -m recfx``.
         arguments: its arguments, beside the factory.
-        run: does it; it takes the arguments and, if there is a factory, what that made.
         has_factory: whether the command is about a model.
     """
 
@@ -47,5 +49,4 @@ class Command:
     description: str
     example: str
     arguments: tuple[Argument, ...]
-    run: Callable[..., Outcome]
     has_factory: bool = True

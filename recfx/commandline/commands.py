@@ -1,45 +1,14 @@
-"""The commands of ``python -m recfx``: what each of them takes, does and prints."""
+"""The commands of ``python -m recfx``: what each of them takes. What they do is in ``actions.py``, with torch."""
 
 from __future__ import annotations
 
-import argparse
-import json
-from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
-from torch import nn
-from torchrec.distributed.planner import Topology
-
-from recfx.collections.converted_collection import converted_collections
-from recfx.collections.sharding.whole_plan import MOST_RANKS
-from recfx.commandline.command import DONE, NOT_OK, Argument, Command, Outcome, WrongUsage
+from recfx.commandline.command import Argument, Command
 from recfx.commandline.doctor import DOCTOR
-from recfx.commandline.factory import Made
-from recfx.conversion.convert import convert
-from recfx.conversion.request import DEFAULT_HASHING
-from recfx.conversion.trace import trace
-from recfx.differences import make_topology
-from recfx.exporter.export import export
-from recfx.hashing import HashConfig
-from recfx.inspect.cost import cost
-from recfx.inspect.drawing.draw import draw, write_text
-from recfx.inspect.explain import explain
-from recfx.inspect.report_data import CollectionReport
-from recfx.inspect.step_diff import diff_steps
-from recfx.inspect.wording import name_of
-from recfx.planner.pricing.hardware import ASCEND_910B, H100, Hardware
-from recfx.planner.pricing.values import BATCH_SIZE, LENGTH
-from recfx.planner.topology import NpuTopology, npu_topology
-from recfx.verification.verify import verify
+from recfx.planner.pricing.unknown_batch import BATCH_SIZE, LENGTH
 
-DRAW_VERSION = EXPORT_VERSION = GRAPH_VERSION = VERIFY_VERSION = "1"  # of the JSON that a command prints
-
-_HARDWARE = {"ascend_910b": ASCEND_910B, "h100": H100}
-
-
-# --- what several commands take
+HARDWARE = ("ascend_910b", "h100")
 
 _JSON = Argument("--json", action="store_true", help="print JSON instead of text")
 _CONVERSION = (
@@ -62,171 +31,7 @@ _RANKS = Argument(
 
 
 def _hardware(help: str) -> Argument:
-    return Argument("--hardware", choices=sorted(_HARDWARE), help=help)
-
-
-def _request(given: argparse.Namespace) -> dict[str, Any]:
-    """What the options of ``_CONVERSION`` ask of ``recfx.convert`` and of ``recfx.explain``."""
-    hashing = HashConfig.raw_ids() if given.raw_ids else DEFAULT_HASHING
-    return {
-        "hashing": hashing,
-        "on_unsupported": "keep" if given.keep else "error",
-        "managed_collisions": given.managed_collisions,
-    }
-
-
-def _converted(given: argparse.Namespace, made: Made) -> nn.Module:
-    """The model, converted as the options say; it stays as it is if it is converted already."""
-    return convert(made.model, made.sample, verify=False, **_request(given))
-
-
-def _topology(given: argparse.Namespace) -> Topology | NpuTopology | Hardware | None:
-    """What ``--ranks`` and ``--hardware`` say, as ``recfx.cost`` and ``recfx.draw`` take it."""
-    if given.ranks is None:
-        return _HARDWARE.get(given.hardware)
-    if given.ranks < 1:
-        raise WrongUsage(f"--ranks {given.ranks}: there must be one at least")
-    if given.ranks > MOST_RANKS:
-        raise WrongUsage(f"--ranks {given.ranks}: there can be {MOST_RANKS:,} at most")
-    if given.hardware == "ascend_910b":
-        return npu_topology(given.ranks)
-    return make_topology(given.ranks, "cuda" if given.hardware == "h100" else "cpu")
-
-
-# --- explain, graph, draw
-
-
-def _explain(given: argparse.Namespace, made: Made) -> Outcome:
-    report = explain(made.model, made.sample, tables=given.tables, **_request(given))
-    if given.html is not None:
-        write_text(given.html, report.to_html())
-    return Outcome(report.to_json() if given.json else report, DONE if report.ok else NOT_OK)
-
-
-def _graph(given: argparse.Namespace, made: Made) -> Outcome:
-    model = _converted(given, made)
-    if given.diff is not None:
-        if given.after is not None or given.collection is not None:
-            raise WrongUsage("--diff is about all collections, and has steps of its own: leave out the other options")
-        changed = diff_steps(model, *given.diff)
-        return Outcome(json.dumps({"version": GRAPH_VERSION, "diff": changed}) if given.json else changed.rstrip("\n"))
-    collections = [one for one in explain(model).collections if one.passes]
-    if given.collection is not None:
-        path = "" if given.collection == name_of("") else given.collection
-        names = ", ".join(name_of(one.path) for one in collections)
-        collections = [one for one in collections if path in one.paths]
-        if not collections:
-            raise WrongUsage(f"there is no converted collection {given.collection!r}; there are: {names}")
-    graphs = [(one, _graph_after(one, given.after)) for one in collections]
-    if given.json:
-        plain = [
-            {"paths": list(one.paths), "graph": graph, "passes": [asdict(each) for each in one.passes]}
-            for one, graph in graphs
-        ]
-        return Outcome(json.dumps({"version": GRAPH_VERSION, "collections": plain}, indent=2))
-    headed = len(graphs) > 1
-    return Outcome("\n\n".join((f"# {name_of(one.path)}\n" if headed else "") + graph for one, graph in graphs))
-
-
-def _graph_after(collection: CollectionReport, name: str | None) -> str:
-    """The graph after one pass, or after the last one."""
-    graphs = {one.name: one.graph for one in collection.passes}
-    if name is None:
-        return collection.passes[-1].graph
-    if name not in graphs:
-        raise WrongUsage(f"there is no pass {name!r}; there are: {', '.join(graphs)}")
-    return graphs[name]
-
-
-def _draw(given: argparse.Namespace, made: Made) -> Outcome:
-    topology = _topology(given)
-    if given.whole_graph and given.ranks is not None:
-        raise WrongUsage("--whole-graph and --ranks do not fit: the code around collections is not sharded")
-    model = _converted(given, made)
-    if given.whole_graph:
-        if made.sample is None:
-            raise WrongUsage(f"{made.name} returns no sample: --whole-graph traces it, and needs (model, sample)")
-        model = trace(model, made.sample)
-    draw(model, given.file, topology)
-    written = {"version": DRAW_VERSION, "path": str(given.file), "bytes": given.file.stat().st_size}
-    return Outcome(json.dumps(written, indent=2) if given.json else f"{given.file}: {written['bytes']:,} bytes")
-
-
-# --- cost
-
-
-def _cost(given: argparse.Namespace, made: Made) -> Outcome:
-    model = _converted(given, made)
-    model.train(not given.eval)
-    expressions = cost(model, _topology(given))
-    if given.expressions:
-        return Outcome(expressions.to_json() if given.json else str(expressions))
-    numbers = expressions.at(B=given.batch_size, L=_lengths(given.length, expressions.features))
-    return Outcome(numbers.to_json() if given.json else str(numbers))
-
-
-def _lengths(given: Sequence[str], features: Sequence[str]) -> dict[str, float]:
-    """One number per feature; a number without a feature is for all that are not named."""
-    named: dict[str, float] = {}
-    rest = float(LENGTH)
-    for option in given:
-        feature, _, text = option.rpartition("=")
-        try:
-            length = float(text)
-        except ValueError:
-            raise WrongUsage(f"--length {option}: {text!r} is not a number") from None
-        if feature and feature not in features:
-            raise WrongUsage(f"--length {option}: the model has no feature {feature!r}; it has {', '.join(features)}")
-        if feature:
-            named[feature] = length
-        else:
-            rest = length
-    return dict.fromkeys(features, rest) | named
-
-
-# --- verify, export
-
-
-def _verify(given: argparse.Namespace, made: Made) -> Outcome:
-    if made.sample is None:
-        raise WrongUsage(f"{made.name} returns no sample: verify runs the model, and needs (model, sample)")
-    if converted_collections(made.model):
-        raise WrongUsage(f"{made.name} returns a converted model: verify needs the original, and converts it itself")
-    report = verify(made.model, _converted(given, made), made.sample, rtol=given.rtol, atol=given.atol)
-    plain = {"version": VERIFY_VERSION, "ok": report.ok, **asdict(report)}
-    return Outcome(json.dumps(plain, indent=2) if given.json else str(report), DONE if report.ok else NOT_OK)
-
-
-def _export(given: argparse.Namespace, made: Made) -> Outcome:
-    if made.sample is None:
-        raise WrongUsage(f"{made.name} returns no sample: export needs (model, sample)")
-    report = export(
-        made.model, given.file, made.sample, quantize=_quantize(given.quantize), format=given.format,
-        portable=given.portable, checkpoint=given.checkpoint,
-    )  # fmt: skip
-    plain = {
-        "version": EXPORT_VERSION,
-        "path": str(report.path),
-        "format": report.format,
-        "bytes": report.bytes,
-        "output_error": report.output_error,
-        "libraries": [str(library) for library in report.libraries],
-        "notes": [{"code": note.code, "message": note.message, "what_to_do": note.what_to_do} for note in report.notes],
-        "tables": [asdict(table) for table in report.tables],
-        "graph": report.graph,
-    }
-    return Outcome(json.dumps(plain, indent=2) if given.json else str(report))
-
-
-def _quantize(given: Sequence[str]) -> Any:
-    """``int8`` for all tables, or ``table=int8`` for each of some; ``export`` checks that there is such a format."""
-    pairs = [option.rpartition("=") for option in given]
-    plain = [form for table, _, form in pairs if not table]
-    if plain and len(given) > 1:
-        raise WrongUsage("--quantize takes one format for all tables, or table=format for each of some")
-    if twice := sorted({table for table, _, _ in pairs if sum(table == other for other, _, _ in pairs) > 1}):
-        raise WrongUsage(f"--quantize names {', '.join(twice)} more than once")
-    return plain[0] if plain else {table: form for table, _, form in pairs} or None
+    return Argument("--hardware", choices=HARDWARE, help=help)
 
 
 COMMANDS = (
@@ -247,7 +52,6 @@ COMMANDS = (
             ),
             *_CONVERSION,
         ),
-        run=_explain,
     ),
     Command(
         "graph",
@@ -267,7 +71,6 @@ COMMANDS = (
             ),
             *_CONVERSION,
         ),
-        run=_graph,
     ),
     Command(
         "draw",
@@ -283,7 +86,6 @@ COMMANDS = (
             _RANKS,
             *_CONVERSION,
         ),
-        run=_draw,
     ),
     Command(
         "cost",
@@ -313,7 +115,6 @@ COMMANDS = (
             Argument("--expressions", action="store_true", help="print expressions in B, W and L_f, and no times"),
             *_CONVERSION,
         ),
-        run=_cost,
     ),
     Command(
         "verify",
@@ -328,7 +129,6 @@ COMMANDS = (
             Argument("--rtol", type=float, default=1e-5, help="relative tolerance (default: %(default)g)"),
             Argument("--atol", type=float, default=1e-6, help="absolute tolerance (default: %(default)g)"),
         ),
-        run=_verify,
     ),
     Command(
         "export",
@@ -351,7 +151,6 @@ COMMANDS = (
             Argument("--format", default="torchscript", help="of the file (default: torchscript)"),
             Argument("--not-portable", dest="portable", action="store_false", help="use recfx's own operators"),
         ),
-        run=_export,
     ),
     DOCTOR,
 )

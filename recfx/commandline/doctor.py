@@ -5,9 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from recfx.commandline.command import DONE, NOT_OK, Argument, Command, Outcome
-from recfx.doctor.examine import DEVICES, device_here, examine
-from recfx.doctor.show import to_text
+from recfx.commandline.command import Argument, Command
+from recfx.doctor.packages import DEVICES
 
 
 def _device(text: str) -> str:
@@ -16,13 +15,6 @@ def _device(text: str) -> str:
     if kind not in DEVICES or not ((number.isascii() and number.isdigit()) or text == kind):
         raise argparse.ArgumentTypeError(f"{text!r} is none of {', '.join(DEVICES)}, nor one of them with a number")
     return text
-
-
-def _doctor(given: argparse.Namespace) -> Outcome:
-    report, written = examine(given.device or device_here(), given.out, given.quick)
-    paths = "\n".join(map(str, written))
-    output = report.to_json() if given.json else f"{to_text(report)}\n\n{paths}"
-    return Outcome(output, DONE if report.ok and report.complete else NOT_OK)
 
 
 DOCTOR = Command(
@@ -49,6 +41,5 @@ DOCTOR = Command(
             help="a directory, or the path of the two files without its end (default: recfx-doctor here)",
         ),
     ),
-    run=_doctor,
     has_factory=False,
 )

@@ -18,6 +18,8 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
+from recfx.commandline.command import NoModelError
+
 
 class Made(NamedTuple):
     """What a factory returned.
@@ -31,10 +33,6 @@ class Made(NamedTuple):
     name: str
     model: nn.Module
     sample: Any
-
-
-class NoModelError(Exception):
-    """The command line gives no model. The message is one line; the cause, if any, is what the user's code raised."""
 
 
 def make(name: str) -> Made:

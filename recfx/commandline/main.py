@@ -15,11 +15,8 @@ import textwrap
 import traceback
 from collections.abc import Iterator, Sequence
 
-from rich.console import Console
-
-from recfx.commandline.command import NO_MODEL, NOT_OK, Command, Outcome, WrongUsage
+from recfx.commandline.command import NO_MODEL, NOT_OK, Command, NoModelError, Outcome, WrongUsage
 from recfx.commandline.commands import COMMANDS
-from recfx.commandline.factory import NoModelError, make
 from recfx.errors import RecfxError
 from recfx.version import __version__
 
@@ -68,7 +65,10 @@ def _run(command: Command, given: argparse.Namespace) -> Outcome | int:
     logging.getLogger("torch.fx").setLevel(logging.ERROR)  # it warns of the names of its own functions
     try:
         with _prints_to_stderr():
-            return command.run(given, *([make(given.factory)] if command.has_factory else []))
+            from recfx.commandline.actions import ACTIONS  # not above: torch takes seconds, --help and mistakes none
+            from recfx.commandline.factory import make
+
+            return ACTIONS[command.name](given, *([make(given.factory)] if command.has_factory else []))
     except (NoModelError, WrongUsage) as error:
         if given.traceback and error.__cause__ is not None:
             traceback.print_exception(error.__cause__)
@@ -89,6 +89,8 @@ def _print(command: Command, outcome: Outcome) -> int:
     try:
         _encode_everything()
         if sys.stdout is not None and sys.stdout.isatty() and not isinstance(outcome.output, str):
+            from rich.console import Console
+
             Console(highlight=False, markup=False, emoji=False).print(outcome.output)
         else:
             print(outcome.output, flush=True)

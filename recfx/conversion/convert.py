@@ -13,6 +13,7 @@ from recfx.collections.collection import unsharded_collections
 from recfx.collections.converted_collection import ConvertedCollection, share_forwards
 from recfx.collections.copy_modules import copy_modules, replace_in_place
 from recfx.collections.devices import usable_device
+from recfx.collections.first_use import first_use
 from recfx.collections.sharding.collection import leave_to_collections, sharded_collections
 from recfx.collections.whole_graph import WholeGraph
 from recfx.collections.wrappers import unwrap
@@ -118,6 +119,7 @@ def convert(
     Raises:
         ConversionError: with a reason code; the model is as it was.
     """
+    first_use()
     observers = [observer for observe in OBSERVERS if (observer := observe(model)) is not None]
 
     def done(stage: str) -> None:

@@ -16,8 +16,6 @@ from recfx.doctor.right import kernels_here
 from recfx.doctor.training import trainings
 from recfx.doctor.write import stem_of, write
 
-DEVICES = ("cpu", "cuda", "npu")
-
 
 def device_here() -> str:
     """The one that is looked at if nobody names one: an NPU, a GPU, or else the CPU."""
@@ -28,7 +26,7 @@ def examine(device: str, out: Path, quick: bool = False) -> tuple[Report, list[P
     """Look at everything, and write it down; after Ctrl-C, what was found until then.
 
     Args:
-        device: one of ``DEVICES``, perhaps with a number, as in ``npu:1``.
+        device: ``cpu``, ``cuda`` or ``npu``, perhaps with a number, as in ``npu:1``.
         out: a directory that exists, or the path of the two files without its end; see ``stem_of``.
         quick: fewer shapes, and shorter measurements.
 

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from recfx.doctor.finding import Finding, missing, ok
 from recfx.versions import DEFAULT, PYTHONS, VersionSet, minor, nearest
 
+DEVICES = ("cpu", "cuda", "npu")
+
 _ERROR = re.compile(r"[\w.]+(Error|Exception|Exit): ")
 
 

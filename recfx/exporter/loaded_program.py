@@ -8,7 +8,7 @@ values, lengths ``[B]`` and weights.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ from torch import nn
 from torch.export import ExportedProgram
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
-from recfx.differences import load_pt2
+from recfx.differences import pt2_reader
 from recfx.errors import ExportError
 from recfx.exporter.arguments import Pattern, Signature, identifier
 from recfx.exporter.model_file import ModelFile
@@ -108,14 +108,16 @@ def _jagged(
     return flat
 
 
-def check_reads_pt2() -> None:
-    """Refuse files of format ``pt2`` where torch lays them out differently (``no_pt2``)."""
-    if load_pt2 is None:
+def check_reads_pt2() -> Callable[..., Any]:
+    """What reads files of format ``pt2``; they are refused where torch lays them out differently (``no_pt2``)."""
+    read = pt2_reader()
+    if read is None:
         raise ExportError(
             f"torch {torch.__version__} keeps programs of torch.export as pickles, in another layout.",
             reason="no_pt2",
             what_to_do="use torch 2.9 or newer for files of format pt2, or export with format='torchscript'.",
         )
+    return read
 
 
 def load_traced(file: ModelFile, signature: Signature) -> LoadedProgram:
@@ -125,11 +127,11 @@ def load_traced(file: ModelFile, signature: Signature) -> LoadedProgram:
         ExportError: ``no_pt2``; ``damaged_file``: it holds more than ``export`` writes.
         RuntimeError: torch cannot read it.
     """
-    check_reads_pt2()
+    read = check_reads_pt2()
     _refuse_pickles(file)
     file.file.seek(0)
     try:
-        exported = load_pt2(file.file).exported_programs["model"]  # torch.export.load keeps its errors to itself
+        exported = read(file.file).exported_programs["model"]  # torch.export.load keeps its errors to itself
         return LoadedProgram(exported, signature)
     except (KeyError, ValueError, AssertionError) as error:  # the program is of another version of torch
         raise RuntimeError(f"{type(error).__name__}: {error}") from error

@@ -30,7 +30,8 @@ from recfx.planner.pricing.graph_prices import ModelPrices, price_graph
 from recfx.planner.pricing.hardware import ASCEND_910B, H100, Hardware
 from recfx.planner.pricing.planned_collection import PlannedCollection, planned_as_sharded, planned_by, planned_graph
 from recfx.planner.pricing.this_machine import this_machine
-from recfx.planner.pricing.values import BATCH_SIZE, LENGTH, whole_number
+from recfx.planner.pricing.unknown_batch import BATCH_SIZE, LENGTH
+from recfx.planner.pricing.values import whole_number
 from recfx.planner.pricing.work import NodeCost
 from recfx.planner.topology import AnyTopology, NpuTopology, chip_of, device_of, device_of_tables, hardware_of, of_ranks
 from recfx.replacement.replace_collections import as_converted

@@ -1,7 +1,8 @@
 """The optimizers that ``apply_optimizer_in_backward`` attached to a parameter, read from the attributes torch sets.
 
 Torch keeps them on the parameter itself, in ``_in_backward_optimizers``, along with the classes and arguments that they
-were created from. Only this file knows these names.
+were created from. Only this file knows these names. It imports ``torch.distributed.optim``, which compiles a dozen
+optimizers, where one is attached.
 """
 
 from __future__ import annotations
@@ -12,8 +13,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed import optim as distributed_optim
-from torch.distributed.optim.apply_optimizer_in_backward import param_to_optim_hook_handle_map as _hook_handles
 
 _OPTIMIZERS, _CLASSES, _ARGUMENTS = "_in_backward_optimizers", "_optimizer_classes", "_optimizer_kwargs"
 _FORM = "_recfx_form_of_placeholder"  # recfx's own, beside them: it lives as long as the parameter
@@ -54,6 +53,8 @@ def keep_form(weight: torch.Tensor, placeholder: object, form: object) -> None:
 
 def run_in_backward(optimizer_class: type, weight: nn.Parameter, settings: dict[str, Any]) -> None:
     """Attach an optimizer to ``weight`` that steps in its backward, with torch's function, which is not public yet."""
+    from torch.distributed import optim as distributed_optim
+
     with _trained(weight):
         distributed_optim._apply_optimizer_in_backward(optimizer_class, [weight], settings)  # type: ignore[attr-defined]
 
@@ -66,12 +67,14 @@ def take_over_step(weight: torch.Tensor, step: Callable[[], None]) -> Any:
         autograd's node of the weight. The caller keeps it: torch does so only if it has attached an optimizer, and
         without the node the hook is lost.
     """
+    from torch.distributed.optim.apply_optimizer_in_backward import param_to_optim_hook_handle_map as hook_handles
+
     with _trained(weight):
         viewed: Any = weight.view_as(weight).grad_fn
     node = viewed.next_functions[0][0]
-    for handle in _hook_handles.get(weight, ()):
+    for handle in hook_handles.get(weight, ()):
         handle.remove()
-    _hook_handles[weight] = [node.register_hook(lambda *gradients: step())]
+    hook_handles[weight] = [node.register_hook(lambda *gradients: step())]
     return node
 
 

@@ -17,7 +17,8 @@ from recfx.planner.pricing.hardware import Hardware
 from recfx.planner.pricing.planned_collection import planned_facts, planned_with
 from recfx.planner.pricing.planned_nodes import PlannedGraphs, PlannedTable
 from recfx.planner.pricing.rank_totals import Batch, price_step
-from recfx.planner.pricing.values import LENGTH, Values, shares_of
+from recfx.planner.pricing.unknown_batch import LENGTH
+from recfx.planner.pricing.values import Values, shares_of
 
 OTHERS = "others"
 """The part of a step that recfx does not price."""

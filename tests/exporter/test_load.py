@@ -153,7 +153,7 @@ def test_too_many_open_files(versions: list[Path]) -> None:
 def test_a_torch_with_other_archives(
     exported: dict[str, Path], model: nn.Module, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loaded_program, "load_pt2", None)
+    monkeypatch.setattr(loaded_program, "pt2_reader", lambda: None)
     for refused in (
         lambda: recfx.load(exported["pt2"]),
         lambda: recfx.export(model, tmp_path / "m.pt2", call(6), format="pt2"),

@@ -75,7 +75,8 @@ BESIDE = {
     "printing": ["inspect", "drawing"],
     "errors": ["test_diagnostics.py", "checkpoint/test_refusals.py", "conversion/test_refusals.py"],
     "version": ["test_packaging.py"],
-    "__init__": ["test_structure.py", "test_packaging.py"],
+    "__init__": ["test_structure.py", "test_packaging.py", "test_cold_start.py"],
+    "api": ["test_structure.py", "test_cold_start.py"],
     "__main__": ["commandline"],
 }  # fmt: skip
 """Folders and files below ``tests/`` for packages and files; other packages have the folder of their name."""

@@ -17,7 +17,7 @@ from recfx.inspect.drawing.drawing import Drawing, DrawnNode
 from recfx.inspect.drawing.view import EXPANDED_UP_TO, LONGEST_LABEL, STACK_FROM
 from recfx.inspect.table_report import TableReport
 from recfx.ir.meta import SourceLocation
-from recfx.planner.pricing.values import BATCH_SIZE, LENGTH
+from recfx.planner.pricing.unknown_batch import BATCH_SIZE, LENGTH
 from recfx.printing.printable import printable
 
 

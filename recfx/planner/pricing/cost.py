@@ -19,7 +19,8 @@ from recfx.planner.pricing.node_price import NodePrice, Totals, price
 from recfx.planner.pricing.planned_collection import PlannedCollection
 from recfx.planner.pricing.planned_nodes import PlannedGraphs
 from recfx.planner.pricing.rank_totals import Batch, StepPrice, price_step
-from recfx.planner.pricing.values import BATCH_SIZE, LENGTH, Share, Values, is_per_rank, shares_of
+from recfx.planner.pricing.unknown_batch import BATCH_SIZE, LENGTH
+from recfx.planner.pricing.values import Share, Values, is_per_rank, shares_of
 from recfx.planner.pricing.work import NodeCost, Resident
 
 COST_VERSION = "1"

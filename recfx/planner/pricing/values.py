@@ -17,9 +17,6 @@ from recfx.ir.tables import TableSpec
 from recfx.planner.pricing.node_facts import Symbols
 from recfx.planner.pricing.work import plain_number
 
-BATCH_SIZE, LENGTH = 512, 1
-"""What TorchRec's planner assumes of a batch of which nothing is known: samples per rank, and ids per bag."""
-
 
 class Share(NamedTuple):
     """How many ids of a feature are sent, as a share of all, where each different one is sent once."""

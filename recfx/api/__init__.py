@@ -1,0 +1,78 @@
+"""The public names of recfx: ``recfx/__init__.py`` imports this when the first of them is used."""
+
+from recfx.checkpoint import load_checkpoint, save_checkpoint
+from recfx.collections.pooled import HashEmbeddingBagCollection, HashEmbeddingBagConfig
+from recfx.collections.sequence import HashEmbeddingCollection, HashEmbeddingConfig
+from recfx.conversion.add_operator import add_operator
+from recfx.conversion.convert import convert
+from recfx.conversion.trace import trace
+from recfx.conversion.unconvert import unconvert
+from recfx.discovery.sample import Sample
+from recfx.errors import (
+    CheckpointError,
+    ConversionError,
+    DrawingError,
+    ExportError,
+    InputError,
+    OutOfStepError,
+    RecfxError,
+    TableFullError,
+)
+from recfx.exporter.export import export
+from recfx.exporter.load import LoadedModel, load
+from recfx.exporter.report import ExportReport
+from recfx.hashing import HashConfig, HashIndex
+from recfx.inspect import Report
+from recfx.inspect.cost import compare_plans, cost
+from recfx.inspect.drawing.draw import draw
+from recfx.inspect.explain import explain
+from recfx.inspect.monitor import Monitor, monitor
+from recfx.passes import PACKAGE as passes
+from recfx.pipeline.train_pipeline import TrainPipeline
+from recfx.planner.plan import plan
+from recfx.planner.sharder import sharders
+from recfx.verification.verify import verify
+from recfx.verification.verify_report import VerifyReport
+from recfx.version import __version__
+
+__all__ = [
+    "CheckpointError",
+    "ConversionError",
+    "DrawingError",
+    "ExportError",
+    "ExportReport",
+    "HashConfig",
+    "HashEmbeddingBagCollection",
+    "HashEmbeddingBagConfig",
+    "HashEmbeddingCollection",
+    "HashEmbeddingConfig",
+    "HashIndex",
+    "InputError",
+    "LoadedModel",
+    "Monitor",
+    "OutOfStepError",
+    "RecfxError",
+    "Report",
+    "Sample",
+    "TableFullError",
+    "TrainPipeline",
+    "VerifyReport",
+    "__version__",
+    "add_operator",
+    "compare_plans",
+    "convert",
+    "cost",
+    "draw",
+    "explain",
+    "export",
+    "load",
+    "load_checkpoint",
+    "monitor",
+    "passes",
+    "plan",
+    "save_checkpoint",
+    "sharders",
+    "trace",
+    "unconvert",
+    "verify",
+]

@@ -1,0 +1,25 @@
+"""What is done once in a process, before its first conversion and its first converted collection.
+
+Torch and TorchRec have to know about converted collections by then, however the process got one: it may have converted
+a model, made a collection, or read one from a pickle. Nothing else of recfx needs that, so importing recfx is cheap.
+This file imports no torch.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+FIRST_USE: list[Callable[[], None]] = []
+"""What is still to be done. ``recfx/__init__.py``, which runs before every other file of recfx, fills it."""
+
+_LOCK = threading.RLock()
+
+
+def first_use() -> None:
+    """Do it, unless that was done; a step that raises an error is done again at the next use."""
+    if FIRST_USE:
+        with _LOCK:
+            while FIRST_USE:
+                FIRST_USE[0]()
+                del FIRST_USE[0]
