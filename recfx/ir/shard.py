@@ -50,7 +50,7 @@ class Shard:
         """Whether it has no rows. An empty shard appears only in the metadata of checkpoints."""
         return self.num_rows == 0
 
-    @property
+    @cached_property
     def output_columns(self) -> list[Columns]:
         """The columns of the table's output keys that it holds."""
         return columns_of((self.spec,))

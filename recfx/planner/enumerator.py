@@ -29,9 +29,35 @@ class IndexStorageEstimator(EmbeddingStorageEstimator):
         super().estimate(sharding_options, sharder_data_map)
         for option in sharding_options:
             index = index_bytes(option.module[1], option.name)
-            for shard in option.shards:
+            for shard in option.shards if index else ():
                 rows = shard.size[0]
                 shard.storage += Storage(hbm=0, ddr=math.ceil(index * rows / option.tensor.shape[0]))
+
+
+class CopiedShard(Shard):
+    """A shard whose copies share its estimates, which nobody changes: TorchRec's planner copies the best plan so far
+    each time it finds a better one.
+    """
+
+    def __deepcopy__(self, memo: object) -> CopiedShard:
+        return CopiedShard([*self.size], [*self.offset], self.storage, self.perf, self.rank)
+
+
+class OncePerSizeEstimator(EmbeddingPerfEstimator):
+    """TorchRec's estimate of times, which it makes of each shard by itself, made once for all shards of one size."""
+
+    def estimate(self, sharding_options: list[ShardingOption], sharder_data_map: Any) -> None:
+        shards_of = [option.shards for option in sharding_options]
+        for option, shards in zip(sharding_options, shards_of, strict=True):
+            option.shards = list({tuple(shard.size): shard for shard in shards}.values())
+        try:
+            super().estimate(sharding_options, sharder_data_map)
+        finally:
+            estimated = [{tuple(shard.size): shard.perf for shard in option.shards} for option in sharding_options]
+            for option, shards, times in zip(sharding_options, shards_of, estimated, strict=True):
+                option.shards = shards
+                for shard in shards:
+                    shard.perf = times[tuple(shard.size)]
 
 
 def index_bytes(module: nn.Module, table: str) -> int:
@@ -56,7 +82,7 @@ class OrderedEnumerator(EmbeddingEnumerator):
         empty_ranks: bool = False,
     ) -> None:
         self._empty_ranks = empty_ranks
-        estimators = [EmbeddingPerfEstimator(topology, constraints), IndexStorageEstimator(topology, constraints)]
+        estimators = [OncePerSizeEstimator(topology, constraints), IndexStorageEstimator(topology, constraints)]
         super().__init__(topology, batch_size, constraints, estimators)
 
     def enumerate(self, module: nn.Module, sharders: list[ModuleSharder[nn.Module]]) -> list[ShardingOption]:
@@ -79,6 +105,7 @@ class OrderedEnumerator(EmbeddingEnumerator):
     def populate_estimates(self, sharding_options: list[ShardingOption]) -> None:
         """Estimate the shards in the sizes that they will really have."""
         for option in sharding_options:
+            option.shards = [CopiedShard(**vars(shard)) for shard in option.shards]
             _cut_between_buckets(option)
         super().populate_estimates(sharding_options)
 

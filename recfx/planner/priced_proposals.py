@@ -14,7 +14,7 @@ from recfx.collections.sharding.plan import read_plan
 from recfx.ir.shards import CollectionSharding
 from recfx.planner.priced_plan import PlanPrice, Pricing
 from recfx.planner.pricing.hardware import Hardware
-from recfx.planner.pricing.planned_collection import planned_facts, planned_with
+from recfx.planner.pricing.planned_collection import PlannedFacts, planned_facts, planned_with
 from recfx.planner.pricing.planned_nodes import PlannedGraphs, PlannedTable
 from recfx.planner.pricing.rank_totals import Batch, price_step
 from recfx.planner.pricing.unknown_batch import LENGTH
@@ -41,13 +41,15 @@ class PricedProposals(PerfModel):
         self._specs = {path: {table.name: table for table in part.tables} for path, part in collections.items()}
         self._values: Values | None = None
         self._tables: dict[Hashable, PlannedTable] = {}
+        self._facts: dict[Hashable, PlannedFacts] = {}
+        self._cuts: dict[int, tuple[ShardingOption, Hashable]] = {}
         self._rated: dict[Hashable, float] = {}
         self._best: PlanPrice | None = None
         self._second: PlanPrice | None = None
 
     def rate(self, plan: list[ShardingOption]) -> float:
         """Milliseconds per step."""
-        key = tuple(_placed(option) for option in plan)
+        key = tuple(map(self._placed, plan))
         if key not in self._rated:
             price = self._price(plan)
             self._rated[key] = price.seconds
@@ -95,14 +97,16 @@ class PricedProposals(PerfModel):
         return Values(self._batch_size, self._topology.world_size, whole, names, shares_of(specs))
 
     def _table(self, option: ShardingOption, values: Values) -> PlannedTable:
-        key = (*_placed(option), option.sharding_type)
+        key = (*self._placed(option), option.sharding_type)
         if key not in self._tables:
             collection, world_size = self._collections[option.path], self._topology.world_size
             spec = self._specs[option.path][option.name]
             parameter: Any = to_sharding_plan([option], self._topology).plan[option.path][option.name]
             sharding = read_plan((spec,), {option.name: parameter}, 0, world_size, option.path)
-            facts = planned_facts(collection, sharding, self._device)[option.name]
-            self._tables[key] = PlannedTable(sharding.tables[0], facts, world_size, values.symbols)
+            kernel = (option.path, option.name, option.compute_kernel)
+            if kernel not in self._facts:  # what trains a table does not depend on where it is
+                self._facts[kernel] = planned_facts(collection, sharding, self._device)[option.name]
+            self._tables[key] = PlannedTable(sharding.tables[0], self._facts[kernel], world_size, values.symbols)
         return self._tables[key]
 
     def _graphs(self, path: str, tables: Mapping[str, PlannedTable], values: Values) -> PlannedGraphs:
@@ -114,8 +118,10 @@ class PricedProposals(PerfModel):
         # No graphs are made, so that the user's passes do not matter.
         return PlannedGraphs(replace(planned, passes=None), values.symbols, self._trains, list(ordered.values()))
 
-
-def _placed(option: ShardingOption) -> tuple[Hashable, ...]:
-    """What is where: a table that is cut into one piece is the same under every name for that."""
-    shards = tuple((shard.rank, *shard.offset, *shard.size) for shard in option.shards)
-    return option.path, option.name, option.compute_kernel, shards
+    def _placed(self, option: ShardingOption) -> tuple[Hashable, ...]:
+        """What is where: a table that is cut into one piece is the same under every name for that."""
+        known = self._cuts.get(id(option))
+        if known is None or known[0] is not option:  # proposals are made of the same options, with other ranks
+            cut = tuple((*shard.offset, *shard.size) for shard in option.shards)
+            known = self._cuts[id(option)] = (option, cut)
+        return option.path, option.name, option.compute_kernel, known[1], tuple(shard.rank for shard in option.shards)

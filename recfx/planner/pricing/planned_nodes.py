@@ -10,12 +10,12 @@ from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from functools import cached_property
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 import sympy
 
 from recfx.ir.facts import LookupFacts
-from recfx.ir.meta import BATCH, WORLD, Collective
+from recfx.ir.meta import BATCH, WORLD, Collective, mean_length
 from recfx.ir.names import node_name
 from recfx.ir.node_kinds import NOT_COMBINED
 from recfx.ir.node_values import of_sent, of_splits
@@ -32,6 +32,14 @@ from recfx.planner.pricing.work import NO_RESIDENT, Resident, total
 from recfx.runtime.keyed_tensor import keyed_order
 
 
+class ShardOnRank(NamedTuple):
+    """A shard, with its table and what a batch does to it."""
+
+    table: PlannedTable
+    shard: Shard
+    load: TableLoad
+
+
 class PlannedTable:
     """What formulas need of one sharded table on all ranks, each found out once."""
 
@@ -46,9 +54,9 @@ class PlannedTable:
         self._symbols, self._rule = symbols, rule_of(known.facts)
         self._loads: dict[tuple[int, int], TableLoad] = {}
         self._residents: dict[tuple[tuple[int, int], int], Resident] = {}
-        self.on_rank: dict[int, list[Shard]] = {}
+        self.on_rank: dict[int, list[ShardOnRank]] = {}
         for shard in self.shards:
-            self.on_rank.setdefault(shard.rank, []).append(shard)
+            self.on_rank.setdefault(shard.rank, []).append(ShardOnRank(self, shard, self.load(shard)))
 
     def load(self, shard: Shard) -> TableLoad:
         """The load of one shard; shards of equal size have the same."""
@@ -95,11 +103,11 @@ class PlannedGraphs:
             ]
         self.tables = tables
         self.ways = [_Way(way, [table for table in tables if table.way == way]) for way in sharding.ways_back]
-        self.on_rank: dict[int, list[tuple[PlannedTable, Shard]]] = {}
+        self.on_rank: dict[int, list[ShardOnRank]] = {}
         """The shards of every rank, in the order in which it receives their features."""
         for table in (table for way in self.ways for table in way.tables):
             for rank, shards in table.on_rank.items():
-                self.on_rank.setdefault(rank, []).extend((table, shard) for shard in shards)
+                self.on_rank.setdefault(rank, []).extend(shards)
 
         features = [(table, name) for table in tables for name in table.table.feature_names]
         self.bags, self.sent_bags = len(features), sum(len(table.shards) for table, _ in features)
@@ -113,6 +121,11 @@ class PlannedGraphs:
         self.is_cut = any(table.is_cut for table in tables)
         """Whether ids are routed by row."""
         self._can_find: dict[Hashable, bool] = {}
+
+    @property
+    def is_numbers(self) -> bool:
+        """Whether its nodes hold numbers alone: those of graphs, and lengths that differ between ranks, are symbols."""
+        return self.planned.passes is None and self.symbols.sent is not mean_length
 
     @cached_property
     def arrives_in_order(self) -> bool:
@@ -137,7 +150,7 @@ class PlannedGraphs:
 
     def kind_of_rank(self, rank: int) -> Hashable:
         """Ranks of one kind have graphs that cost the same."""
-        loads = [id(table.load(shard)) for table, shard in self.on_rank.get(rank, ())]
+        loads = [id(each.load) for each in self.on_rank.get(rank, ())]
         world = World(rank, self.world_size)
         return tuple(loads), tuple(tuple(hop.dim for hop in way.hops(world)) for way in self.ways)
 
@@ -161,7 +174,7 @@ class PlannedGraphs:
         return _NodesOfRank(self, rank).nodes()
 
     def resident(self, rank: int) -> Resident:
-        return sum((table.resident(shard) for table, shard in self.on_rank.get(rank, ())), start=NO_RESIDENT)
+        return sum((table.resident(shard) for table, shard, _ in self.on_rank.get(rank, ())), start=NO_RESIDENT)
 
 
 class _Way:
@@ -194,9 +207,9 @@ class _NodesOfRank:
         self.listed: list[PlannedNode] = []
         self.numbers: dict[str, int] = {}
         self.local = graphs.on_rank.get(rank, [])
-        self.loads = tuple(table.load(shard) for table, shard in self.local)
+        self.loads = tuple(each.load for each in self.local)
         self.arrived = {"ids": total(load.ids for load in self.loads), "bags": total(load.bags for load in self.loads)}
-        self.is_hashed = any(table.table.has_index for table, _ in self.local)
+        self.is_hashed = any(each.table.table.has_index for each in self.local)
         self.crosses = graphs.context.copies_ids and self.is_hashed
         self.ids_on_host = self.crosses and graphs.context.ids_on_host
 
@@ -244,7 +257,7 @@ class _NodesOfRank:
     def _look_up(self, way: _Way) -> tuple[HopSize, ...]:
         groups: dict[Hashable, list[TableLoad]] = {}
         is_pooled = self.graphs.context.is_pooled
-        for (table, shard), load in zip(self.local, self.loads, strict=True):
+        for table, shard, load in self.local:
             if table.way == way.way:
                 groups.setdefault((table.group, None if is_pooled else shard.num_columns), []).append(load)
         if groups and self.is_hashed and "hash_ids" not in self.numbers:
@@ -297,7 +310,7 @@ class _NodesOfRank:
         graphs = self.graphs
         if not self.is_hashed or graphs.context.device != "cpu" or self.numbers.get("lookup") != 0:
             return self.listed
-        if not graphs.can_find(*self.local[0]):  # all of one lookup are alike
+        if not graphs.can_find(*self.local[0][:2]):  # all of one lookup are alike
             return self.listed
         name = node_name(graphs.context.name, "hash_lookup")
         return [

@@ -115,11 +115,11 @@ def _on_the_wire(ranks: list[_PricedRank], hardware: Hardware, world: int) -> fl
 def _price_rank(collections: Sequence[PlannedGraphs], rank: int, values: Values, hardware: Hardware) -> _PricedRank:
     priced = _PricedRank(Totals())
     for number, graphs in enumerate(collections):
-        calls = graphs.planned.calls
+        calls, is_numbers = graphs.planned.calls, graphs.is_numbers
         for node in graphs.nodes(rank):
             phases = formula_of(node.facts.kind)(node.facts)
             for backward, work in enumerate((phases.forward, phases.backward)):
-                size = work.mapped(values.number)
+                size = work if is_numbers else work.mapped(values.number)
                 seconds = calls * seconds_of_work(size, hardware, node.on_host) if size != NOTHING else 0.0
                 key = (number, _part(node.facts.kind), backward)
                 priced.between[key] = priced.between.get(key, 0.0) + seconds

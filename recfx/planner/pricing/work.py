@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields
 from typing import Any
 
 import sympy
@@ -50,21 +50,25 @@ class Work:
 
     @classmethod
     def total(cls, parts: Sequence[Work]) -> Work:
-        sums = map(total, zip(*(part.amounts().values() for part in parts), strict=True))
-        return replace(cls(*sums), launches=tuple(launch for part in parts for launch in part.launches))
+        launches = tuple(launch for part in parts for launch in part.launches)
+        sums = map(total, zip(*map(_amounts, parts), strict=True))
+        return cls(*(*sums, launches)) if parts else cls()
 
     def mapped(self, change: Callable[[Any], Any]) -> Work:
         """This work with every amount changed: expressions to numbers, or numbers to expressions."""
-        changed = Work(*map(change, self.amounts().values()))
-        return replace(changed, launches=tuple(launch.mapped(change) for launch in self.launches))
+        launches = tuple(launch.mapped(change) for launch in self.launches)
+        return Work(*(*map(change, _amounts(self)), launches))
 
     def amounts(self) -> dict[str, Any]:
         """All fields but the launches."""
-        return {name: amount for name, amount in vars(self).items() if name != "launches"}
+        return dict(zip(_AMOUNTS, _amounts(self), strict=True))
 
     def symbolic(self) -> Work:
         return self.mapped(sympy.sympify)
 
+
+_AMOUNTS = tuple(field.name for field in fields(Work) if field.name != "launches")
+_amounts = operator.attrgetter(*_AMOUNTS)
 
 NOTHING = Work()
 
@@ -170,9 +174,12 @@ def plain_number(value: Any) -> int | float:
     return int(value) if number.is_integer() else number
 
 
+_NUMBERS = frozenset({int, float})
+
+
 def total(terms: Iterable[Any]) -> Any:
     """The sum of expressions or of numbers; a sum of many expressions, one by one, would take quadratic time."""
     listed = list(terms)
-    if any(isinstance(term, sympy.Basic) for term in listed):
+    if not _NUMBERS.issuperset(map(type, listed)) and any(isinstance(term, sympy.Basic) for term in listed):
         return sympy.Add(*listed)
     return sum(listed)
