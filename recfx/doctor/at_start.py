@@ -6,13 +6,14 @@ If ``import recfx`` is for ``python -m recfx doctor``, that reports what is miss
 import sys
 
 from recfx.doctor.installed_set import refused
+from recfx.doctor.own_command import own_arguments
 
-_refused = refused()
-if "doctor" in sys.orig_argv:
+_refused, _arguments = refused(), own_arguments(sys.orig_argv)
+if _arguments is not None and _arguments[:1] == ["doctor"]:
     from recfx.doctor.early import look_first
 
-    look_first(sys.orig_argv, _refused is not None)
+    look_first(_arguments[1:], _refused is not None)
 if _refused is not None:
-    if sys.orig_argv[1:3] == ["-m", "recfx"]:
-        sys.exit(f"python -m recfx: {_refused}")
+    if _arguments is not None:
+        sys.exit(f"recfx: {_refused}")
     raise _refused

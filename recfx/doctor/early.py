@@ -25,26 +25,22 @@ _CANNOT_BE_IMPORTED = (ImportError, OSError, RuntimeError, AttributeError, TypeE
 MODULES = ("torch", "fbgemm_gpu", "torchrec")
 
 
-def look_first(command: Sequence[str], is_refused: bool) -> None:
-    """If ``command`` is that of the doctor and ``import recfx`` would fail, report why and end the process.
+def look_first(arguments: Sequence[str], is_refused: bool) -> None:
+    """If ``import recfx`` would fail, report why and end the process.
 
     Args:
-        command: of the process, as ``sys.orig_argv`` has it.
+        arguments: of the doctor.
         is_refused: whether recfx refuses the versions that are installed. Otherwise, ``MODULES`` are imported.
 
     The exit status is 1 then.
     """
-    words = list(command)
-    place = words.index("-m") if "-m" in words else len(words)
-    if words[place + 1 : place + 3] != ["recfx", "doctor"]:
-        return
     if not is_refused and all(map(_is_importable, MODULES)):
         return
     parser = argparse.ArgumentParser(add_help=False)
     parser.add_argument("--device", default="npu" if installed("torch_npu") else "cpu")
     parser.add_argument("--out", type=Path, default=Path())
     parser.add_argument("--json", action="store_true")
-    given, _ = parser.parse_known_args(words[place + 3 :])
+    given, _ = parser.parse_known_args(arguments)
     kind = given.device.partition(":")[0]
     report = Report(given.device, stopped="Nothing was run: recfx cannot be imported here.")
     report.findings += packages(kind if kind in ("cuda", "npu") else "cpu")

@@ -13,6 +13,7 @@ import pytest
 
 from recfx.doctor import installed_set
 from recfx.doctor.installed_set import ANY_VERSIONS, look, refused, unfit
+from recfx.doctor.own_command import own_arguments
 from recfx.versions import DEFAULT, SETS, VersionSet, minor
 
 ROOT = Path(__file__).parents[2]
@@ -133,24 +134,39 @@ def test_what_is_here_says_its_version() -> None:
     assert fbgemm.variant in ("cpu", "cuda")
 
 
-@pytest.mark.parametrize("command", [["-c", "import recfx"], ["-m", "recfx", "--help"], ["-m", "recfx", "doctor"]])
-def test_a_process_is_told_before_anything_is_imported(command: list[str], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("command", "expected"),
+    [
+        ("python -m recfx doctor --json", ["doctor", "--json"]),
+        ("python -X dev /home/me/.venv/bin/other doctor", None),
+        ("python /home/me/.venv/bin/recfx --help", ["--help"]),
+        ("python -m pytest recfx doctor", None),
+        ("python -m", None),
+        ("python", None),
+    ],
+)
+def test_the_command_line_of_recfx_is_known(command: str, expected: list[str] | None) -> None:
+    assert own_arguments(command.split()) == expected
+
+
+@pytest.mark.parametrize(
+    "started", [["-c", "import recfx"], ["-m", "recfx", "--help"], ["recfx", "--help"], ["recfx", "doctor"]]
+)
+def test_a_process_is_told_before_anything_is_imported(started: list[str], tmp_path: Path) -> None:
     put(tmp_path, "2.8.0", "1.3.0", "1.3.0")
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "recfx").write_text("from recfx.commandline.main import main; main()")  # as pip installs it
+    command = [str(tmp_path / "bin" / "recfx") if word == "recfx" and "-m" not in started else word for word in started]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (tmp_path, ROOT)))}
     done = subprocess.run(
         [sys.executable, *command],
-        env=environment,
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
+        env=environment, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120,
+    )  # fmt: skip
     assert done.returncode == 1
-    if "doctor" in command:
+    if "doctor" in started:
         assert "Nothing was run: recfx cannot be imported here." in done.stdout
         return
     assert done.stdout == ""
     last = done.stderr.splitlines()[-1]
-    assert last.startswith(("recfx.errors.VersionError: [versions_unfit]", "python -m recfx: [versions_unfit]"))
-    assert ("Traceback" in done.stderr) is ("-c" in command)
+    assert last.startswith(("recfx.errors.VersionError: [versions_unfit]", "recfx: [versions_unfit]"))
+    assert ("Traceback" in done.stderr) is ("-c" in started)
