@@ -132,7 +132,7 @@ def arrived_ids(
     stride_per_rank: list[int],
 ) -> KeyedJaggedTensor:
     """Do what ``in_order_of_features`` does, by FBGEMM's operators where they run, as in TorchRec."""
-    if values.device.type not in FBGEMM_PERMUTES_ON:
+    if not _torchrec_orders(values.device, stride_per_rank):
         return in_order_of_features(keys, lengths, values, weights, stride_per_rank)
     ranks = len(stride_per_rank)
     ids: KeyedJaggedTensor = KeyedJaggedTensor.dist_init(
@@ -144,6 +144,11 @@ def arrived_ids(
         stride_per_rank=stride_per_rank,
     )
     return ids
+
+
+def _torchrec_orders(device: torch.device, stride_per_rank: list[int]) -> bool:
+    """Whether TorchRec can put the ids into order, which 1.2 cannot if no rank has a sample."""
+    return device.type in FBGEMM_PERMUTES_ON and any(stride_per_rank)
 
 
 def in_order_of_features(
@@ -350,7 +355,7 @@ class _Sizes(KJTAllToAllSplitsAwaitable):
             different = marks.other_calls(splits[-1], self._collection)
             if different is not None:
                 raise different
-            if self._device.type not in FBGEMM_PERMUTES_ON:
+            if not _torchrec_orders(self._device, strides):
                 return ArrivingIds(
                     pg=self._pg,
                     sent=self._input,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+
 import pytest
 import torch
 import torch.utils.checkpoint
@@ -12,6 +14,7 @@ from recfx.hashing import HashConfig
 from tests.builders.batches import batch, raw_batch
 from tests.models.handwritten import Tower
 from tests.optim.fused_pairs import fused_pair, train
+from tests.support.needs import needs
 
 
 @pytest.mark.parametrize(
@@ -39,6 +42,7 @@ def test_compiling_the_converted_model(backend: str, hashing: HashConfig) -> Non
         torch.testing.assert_close(gradients[1], gradients[0], rtol=1e-5, atol=1e-5)
 
 
+@needs("reason" in inspect.signature(torch.compiler.disable).parameters, "torch 2.9, which shows the reason")
 def test_a_collection_inside_one_full_graph_says_that_it_is_a_break() -> None:
     torch._dynamo.reset()
     compiled = torch.compile(convert(Tower()), backend="eager", fullgraph=True)

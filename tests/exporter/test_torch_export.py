@@ -20,6 +20,7 @@ from tests.builders.batches import one_bag
 from tests.builders.collections import one_table
 from tests.exporter.hashed_models import FEATURES, TRACES, HashedModel, call, trained
 from tests.sharding.ranks import ranks
+from tests.support.needs import needed
 
 WAYS: dict[str, Callable[[nn.Module], nn.Module]] = {
     **TRACES,
@@ -156,11 +157,12 @@ def test_tables_that_are_not_on_the_cpu() -> None:
 
 
 def test_a_draft_is_referred_to_export() -> None:
+    draft_export = needed("torch.export.draft_export", "torch 2.8")
     with pytest.raises(recfx.ExportError, match=r"draft_export") as caught:
-        torch.export.draft_export(trained(), call(3, low=0).args)
+        draft_export(trained(), call(3, low=0).args)
     assert (caught.value.reason, caught.value.module_path) == ("not_exportable", "ebc")
     sample = call(3, low=0)
-    torch.export.draft_export(HashedModel(), sample.args)
+    draft_export(HashedModel(), sample.args)
 
 
 def _export_sharded(rank: int, world_size: int) -> None:

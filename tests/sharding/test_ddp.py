@@ -24,6 +24,7 @@ from tests.sharding.cases import (
 )
 from tests.sharding.ranks import ranks
 from tests.sharding.typical_cases import FOUR
+from tests.support.needs import needs
 
 TABLES = tuple(table for table in FOUR if table.name != "columns")
 
@@ -88,6 +89,7 @@ def sharded_dense(rank: int, world_size: int, order: str) -> list[torch.Tensor]:
     return [loss.detach(), pooled.detach(), gradient if order == "never" else gradient.full_tensor()]
 
 
+@needs(not torch.__version__.startswith("2.7."), "torch 2.9: FSDP of 2.7 does not average over gloo")
 def test_fsdp_after_the_conversion_and_before_one_in_place() -> None:
     expected = ranks(2).run(sharded_dense, "never")[0]
     for order in ("first, in place", "then", "around"):
