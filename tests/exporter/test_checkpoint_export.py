@@ -35,9 +35,14 @@ def directory(model: nn.Module, tmp_path_factory: pytest.TempPathFactory) -> Pat
     return path
 
 
-@pytest.mark.parametrize("factory", ["built", "on_meta"])
 @pytest.mark.parametrize(
-    "quantize", [[], ["--quantize", "int8"], ["--quantize", "mean=int4", "--quantize", "ebc.adopted=fp16"]]
+    ("factory", "quantize"),
+    [
+        ("built", []),
+        ("on_meta", []),
+        ("on_meta", ["--quantize", "int8"]),
+        ("built", ["--quantize", "mean=int4", "--quantize", "ebc.adopted=fp16"]),
+    ],
 )
 def test_the_file_is_that_of_the_model_that_was_saved(
     usual_export: UsualExport,
