@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -33,11 +33,19 @@ def disable_compilation(reason: str) -> Callable[[Callable[..., Any]], Callable[
     return torch.compiler.disable(**{"reason": reason} if _takes(torch.compiler.disable, "reason") else {})
 
 
-def programs_without_stacks() -> contextlib.AbstractContextManager[None]:
+@contextlib.contextmanager
+def programs_without_stacks() -> Iterator[None]:
     """A context in which torch.export gives nodes no stack; torch 2.11 and older cannot leave it out."""
-    if not hasattr(config, "do_not_emit_stack_traces"):
-        return contextlib.nullcontext()
-    return config.patch("do_not_emit_stack_traces", True)  # type: ignore[attr-defined]
+    name = "do_not_emit_stack_traces"
+    before = getattr(config, name, None)
+    if before is None:
+        yield
+        return
+    setattr(config, name, True)
+    try:
+        yield
+    finally:
+        setattr(config, name, before)
 
 
 def _is_fx_tracing_alone() -> bool:
