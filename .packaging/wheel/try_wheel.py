@@ -21,7 +21,12 @@ _PACKAGES = "import sysconfig; print(sysconfig.get_path('purelib'))"
 
 def main(*pythons: str) -> None:
     """Exits with what went wrong, or prints where each library was."""
-    (wheel,) = (ROOT / "dist").glob(f"recfx-*_{platform.machine()}.whl")
+    if not pythons:
+        sys.exit('name one Python or several of environments: make wheel-test WITH="one/bin/python another/bin/python"')
+    wheels = (ROOT / "dist").glob(f"recfx-*_{platform.machine()}.whl")
+    wheel = max(wheels, key=lambda path: path.stat().st_mtime, default=None)
+    if wheel is None:
+        sys.exit("there is no wheel for this machine in dist: make wheel")
     for python in pythons:
         with tempfile.TemporaryDirectory() as folder:
             _try(wheel, python, Path(folder))
