@@ -18,7 +18,7 @@ MUTANTS       ?=
 MUTANTS_FLAGS ?=
 SOAK_FLAGS    ?=
 ARCH          ?= x86_64
-# Versions of torch, each with the others of its set in recfx/versions.py: `make wheel` takes all of them by default.
+# Versions of torch, each with the others of its set in recfx/versions/sets.py: `make wheel` takes all of them by default.
 SETS          ?=
 MATRIX_FLAGS  ?=
 

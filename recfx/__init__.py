@@ -15,7 +15,7 @@ from recfx.doctor import at_start  # says what is missing where what is imported
 
 # isort: split
 from recfx.collections.first_use import FIRST_USE
-from recfx.version import __version__ as __version__
+from recfx.versions import __version__ as __version__
 
 if TYPE_CHECKING:
     from recfx.api import *  # noqa: F403, they are those of its __all__

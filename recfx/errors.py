@@ -14,6 +14,20 @@ from typing import TypeVar
 _Error = TypeVar("_Error", bound="RecfxError")
 
 
+def printable(text: str, keep: str = "") -> str:
+    """The text in one line that changes no terminal and fits every encoding of Unicode.
+
+    Line breaks, escape sequences, lone surrogates and marks without a width of their own become backslash escapes.
+    The characters in ``keep`` stay as they are, such as line breaks that were not in a name.
+    """
+    if text.isprintable():  # nearly always
+        return text
+    return "".join(
+        letter if letter.isprintable() or letter in keep else letter.encode("unicode_escape").decode()
+        for letter in text
+    )
+
+
 class Severity(str, Enum):
     """How much a diagnostic matters, the worst first. Equal to its string value, which JSON and text show."""
 

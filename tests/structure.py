@@ -6,9 +6,9 @@ from __future__ import annotations
 LAYERS = [
     "__init__",
     "__main__",
-    "api",
     "commandline",
     "doctor",
+    "api",
     "compat",
     "exporter",
     "exporter.serving",
@@ -30,17 +30,15 @@ LAYERS = [
     "passes",
     "ir",
     "hashing",
-    "errors",
     "printing",
-    "version",
-    "versions",
+    "errors",
     "kernels",
     "kernels.lookup",
     "kernels.step",
     "kernels.route",
     "kernels.index",
     "kernels.build",
-    "differences",
+    "versions",
 ]
 
 

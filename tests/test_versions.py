@@ -9,7 +9,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.version import Version
 
-from recfx.versions import DEFAULT, PYTHONS, SETS, minor, nearest, set_of
+from recfx.versions.sets import DEFAULT, PYTHONS, SETS, minor, nearest, set_of
 
 if sys.version_info >= (3, 11):
     import tomllib

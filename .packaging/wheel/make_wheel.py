@@ -2,7 +2,7 @@
 
 ``make_wheel.py TOOLS ARCHITECTURE [SET...]`` writes both into ``dist``; what it downloads and compiles is kept in
 ``build/wheel``. It runs in an environment with recfx and setuptools; ``TOOLS`` is the folder of ``auditwheel``. Sets
-are named by the minor version of torch, such as ``2.10``; default: all of ``recfx/versions.py``.
+are named by the minor version of torch, such as ``2.10``; default: all of ``recfx/versions/sets.py``.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from torch_headers import torch_root
 from recfx.kernels.build.compiler import compile_library, torch_flags
 from recfx.kernels.build.library import SOURCES
 from recfx.kernels.build.packaged import LIBRARIES, library_name, seal
-from recfx.versions import SETS
+from recfx.versions.sets import SETS
 
 ROOT = Path(__file__).resolve().parents[2]
 KEPT = ROOT / "build" / "wheel"

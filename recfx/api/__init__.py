@@ -33,7 +33,7 @@ from recfx.planner.plan import plan
 from recfx.planner.sharder import sharders
 from recfx.verification.verify import verify
 from recfx.verification.verify_report import VerifyReport
-from recfx.version import __version__
+from recfx.versions import __version__
 
 __all__ = [
     "CheckpointError",

@@ -13,8 +13,7 @@ from torch import fx, nn
 from recfx.collections.first_use import first_use
 from recfx.collections.kinds import CollectionKind
 from recfx.errors import ConversionError, Diagnostic
-from recfx.hashing import HashConfig, HashIndex
-from recfx.hashing.config import as_integer
+from recfx.hashing import HashConfig, HashIndex, as_integer
 from recfx.hashing.row_move import RowMove
 from recfx.ir.meta import SourceLocation
 from recfx.ir.snapshot import PassRecord

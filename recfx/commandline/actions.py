@@ -11,29 +11,21 @@ from typing import Any
 from torch import nn
 from torchrec.distributed.planner import Topology
 
+from recfx.api import HashConfig, convert, cost, draw, explain, export, trace, verify
 from recfx.collections.converted_collection import converted_collections
 from recfx.collections.sharding.whole_plan import MOST_RANKS
 from recfx.commandline.command import DONE, NOT_OK, Outcome, WrongUsage
 from recfx.commandline.commands import HARDWARE
 from recfx.commandline.factory import Made
-from recfx.conversion.convert import convert
-from recfx.conversion.request import DEFAULT_HASHING
-from recfx.conversion.trace import trace
-from recfx.differences import make_topology
 from recfx.doctor.examine import device_here, examine
 from recfx.doctor.show import to_text
-from recfx.exporter.export import export
-from recfx.hashing import HashConfig
-from recfx.inspect.cost import cost
-from recfx.inspect.drawing.draw import draw, write_text
-from recfx.inspect.explain import explain
+from recfx.inspect.drawing.draw import write_text
 from recfx.inspect.report_data import CollectionReport
 from recfx.inspect.step_diff import diff_steps
 from recfx.inspect.wording import name_of
 from recfx.planner.pricing.hardware import ASCEND_910B, H100, Hardware
 from recfx.planner.pricing.unknown_batch import LENGTH
-from recfx.planner.topology import NpuTopology, npu_topology
-from recfx.verification.verify import verify
+from recfx.planner.topology import NpuTopology, plain_topology
 
 DRAW_VERSION = EXPORT_VERSION = GRAPH_VERSION = VERIFY_VERSION = "1"  # of the JSON that a command prints
 
@@ -45,9 +37,9 @@ _HARDWARE = dict(zip(HARDWARE, (ASCEND_910B, H100), strict=True))
 
 def _request(given: argparse.Namespace) -> dict[str, Any]:
     """What the options of ``_CONVERSION`` ask of ``recfx.convert`` and of ``recfx.explain``."""
-    hashing = HashConfig.raw_ids() if given.raw_ids else DEFAULT_HASHING
+    hashing = {"hashing": HashConfig.raw_ids()} if given.raw_ids else {}
     return {
-        "hashing": hashing,
+        **hashing,
         "on_unsupported": "keep" if given.keep else "error",
         "managed_collisions": given.managed_collisions,
     }
@@ -66,9 +58,7 @@ def _topology(given: argparse.Namespace) -> Topology | NpuTopology | Hardware | 
         raise WrongUsage(f"--ranks {given.ranks}: there must be one at least")
     if given.ranks > MOST_RANKS:
         raise WrongUsage(f"--ranks {given.ranks}: there can be {MOST_RANKS:,} at most")
-    if given.hardware == "ascend_910b":
-        return npu_topology(given.ranks)
-    return make_topology(given.ranks, "cuda" if given.hardware == "h100" else "cpu")
+    return plain_topology(given.ranks, {"ascend_910b": "npu", "h100": "cuda"}.get(given.hardware, "cpu"))
 
 
 # --- explain, graph, draw

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from recfx.commandline.command import NO_MODEL, NOT_OK, Command, NoModelError, Outcome, WrongUsage
 from recfx.commandline.commands import COMMANDS
 from recfx.errors import RecfxError
-from recfx.version import __version__
+from recfx.versions import __version__
 
 INTERRUPTED, NO_READER = 130, 141
 

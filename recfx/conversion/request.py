@@ -13,8 +13,7 @@ from recfx.collections.sharding.whole_plan import check_plan
 from recfx.collections.wrappers import check_module
 from recfx.discovery.sample import Sample
 from recfx.errors import ConversionError, type_of
-from recfx.hashing import HashConfig
-from recfx.hashing.config import as_integer
+from recfx.hashing import HashConfig, as_integer
 from recfx.ir.tables import IdRange
 from recfx.passes import Pass
 from recfx.replacement.dedup import Asked, check_asked

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from recfx.errors import Diagnostic, VersionError
-from recfx.versions import DEFAULT, SETS, minor, nearest, set_of
+from recfx.versions.sets import DEFAULT, SETS, minor, nearest, set_of
 
 ANY_VERSIONS = "RECFX_ANY_VERSIONS"
 """The environment variable that makes a warning of the error about versions that do not fit."""

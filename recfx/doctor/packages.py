@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from recfx.doctor.finding import Finding, missing, ok
-from recfx.versions import DEFAULT, PYTHONS, VersionSet, minor, nearest
+from recfx.versions.sets import DEFAULT, PYTHONS, VersionSet, minor, nearest
 
 DEVICES = ("cpu", "cuda", "npu")
 

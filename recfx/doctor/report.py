@@ -10,7 +10,7 @@ from typing import Any
 from recfx.doctor.answer import Answer
 from recfx.doctor.finding import Finding, Status
 from recfx.doctor.speed import Choice, Speed
-from recfx.version import __version__
+from recfx.versions import __version__
 
 DOCTOR_VERSION = "1"
 """The version of the JSON, which changes if a field does."""

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 from recfx.doctor.grids import WHAT_TO_DO, grids
 from recfx.doctor.report import DOCTOR_VERSION, Report, without_home
+from recfx.errors import printable
 from recfx.printing.grid import Grid
 from recfx.printing.page import escape, page, pre, table
-from recfx.printing.printable import printable
-from recfx.version import __version__
+from recfx.versions import __version__
 
 HOW = {
     "real": "",

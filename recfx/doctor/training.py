@@ -13,7 +13,7 @@ from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTens
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
-from recfx.conversion.convert import convert
+from recfx.api import convert
 from recfx.doctor.answer import Answer
 from recfx.doctor.attempt import Failure, attempt
 from recfx.doctor.compare import mismatch, tolerances

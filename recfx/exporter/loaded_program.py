@@ -16,12 +16,12 @@ from torch import nn
 from torch.export import ExportedProgram
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
-from recfx.differences import pt2_reader
 from recfx.errors import ExportError
 from recfx.exporter.arguments import Pattern, Signature, identifier
 from recfx.exporter.model_file import ModelFile
 from recfx.exporter.serving.named_inputs import NamedFeatures, NamedJagged, NamedTensor, check_lengths
 from recfx.runtime.bags import permute_features
+from recfx.versions.differences import pt2_reader
 
 _RESERVED = ("device", "pytree", "fx_pytree")
 """Names that the code of a program of ``torch.export`` needs itself."""

@@ -15,7 +15,7 @@ from recfx.exporter.model_call import ModelCall
 from recfx.exporter.returns import tensor_names
 from recfx.exporter.served_collection import ServedCollection
 from recfx.exporter.serving.pool_rows import FORMATS
-from recfx.version import __version__
+from recfx.versions import __version__
 
 FORMAT_VERSION = 3
 """The version of the file. A reader refuses files of a later one.

@@ -24,7 +24,6 @@ from torch import nn
 from torch.export import Dim, ExportedProgram
 
 from recfx.collections.object_kinds import own_modules
-from recfx.differences import programs_without_stacks
 from recfx.discovery.sample import Sample
 from recfx.errors import Diagnostic
 from recfx.exporter.arguments import Pattern, Signature
@@ -37,6 +36,7 @@ from recfx.exporter.returns import is_typed, take_apart
 from recfx.exporter.trace_model import each_way, trace_model, warmed
 from recfx.exporter.write_file import ARCHIVE_BYTES, MANIFEST, reserve
 from recfx.runtime.hooks import has_forward_hooks
+from recfx.versions.differences import programs_without_stacks
 
 _LONGEST = 400  # characters of torch's messages
 

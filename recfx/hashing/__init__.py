@@ -1,6 +1,6 @@
 """Hashing: tables whose rows belong to raw 64-bit ids."""
 
-from recfx.hashing.config import HashConfig, ResolvedHashConfig
+from recfx.hashing.config import HashConfig, ResolvedHashConfig, as_integer
 from recfx.hashing.index import HashIndex, Occupancy
 
-__all__ = ["HashConfig", "HashIndex", "Occupancy", "ResolvedHashConfig"]
+__all__ = ["HashConfig", "HashIndex", "Occupancy", "ResolvedHashConfig", "as_integer"]

@@ -14,12 +14,12 @@ from torchrec.modules.mc_modules import (
     MCHManagedCollisionModule,
 )
 
-from recfx.differences import HashZchEvictionPolicyName, HashZchManagedCollisionModule
 from recfx.errors import ConversionError
 from recfx.hashing import HashConfig, HashIndex
 from recfx.hashing.identity import IDENTITY
 from recfx.hashing.state import buffers_from_state
 from recfx.kernels.index.index_buffers import BATCH_BITS, BATCHES, FREED, INSERTED, MOST_SIGHTINGS, TAKEN
+from recfx.versions.differences import HashZchEvictionPolicyName, HashZchManagedCollisionModule
 
 _EMPTY = torch.iinfo(torch.int64).max  # of MCH, in the place of an id
 

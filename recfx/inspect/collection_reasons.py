@@ -9,7 +9,6 @@ from torch import nn
 from recfx.collections.converted_collection import ConvertedCollection
 from recfx.collections.kinds import kind_of
 from recfx.collections.sharding.collection import ShardedCollection
-from recfx.differences import BaseForward
 from recfx.errors import Diagnostic, Severity
 from recfx.hashing import HashIndex
 from recfx.inspect.sent_share import shares_of_sent
@@ -18,6 +17,7 @@ from recfx.ir.tables import TableSpec
 from recfx.optim.fused_optimizer import FusedOptimizer
 from recfx.runtime import FindRows, SelectFeatures
 from recfx.runtime.transfers import crosses
+from recfx.versions.differences import BaseForward
 
 UNEVEN = 1.25  # size of the largest piece, relative to the mean
 

@@ -19,7 +19,6 @@ from recfx.collections.sharding.whole_plan import (
 )
 from recfx.collections.whole_graph import WholeGraph
 from recfx.collections.wrappers import check_module, unwrap
-from recfx.differences import make_topology
 from recfx.errors import ConversionError, type_of
 from recfx.ir.operator_graph import lowered_from
 from recfx.passes import Rewriting
@@ -33,7 +32,16 @@ from recfx.planner.pricing.this_machine import this_machine
 from recfx.planner.pricing.unknown_batch import BATCH_SIZE, LENGTH
 from recfx.planner.pricing.values import whole_number
 from recfx.planner.pricing.work import NodeCost
-from recfx.planner.topology import AnyTopology, NpuTopology, chip_of, device_of, device_of_tables, hardware_of, of_ranks
+from recfx.planner.topology import (
+    AnyTopology,
+    NpuTopology,
+    chip_of,
+    device_of,
+    device_of_tables,
+    hardware_of,
+    of_ranks,
+    plain_topology,
+)
 from recfx.replacement.replace_collections import as_converted
 
 
@@ -218,7 +226,7 @@ def _again(model: nn.Module, topology: AnyTopology | None) -> Callable[[int], Co
     def again(world_size: int) -> Cost:
         if topology is not None:
             return cost(model, of_ranks(topology, world_size))
-        return cost(model, make_topology(world_size, device_of_tables(unwrap(model))))
+        return cost(model, plain_topology(world_size, device_of_tables(unwrap(model))))
 
     return again
 

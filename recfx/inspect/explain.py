@@ -40,7 +40,7 @@ from recfx.replacement.conversion_record import Found
 from recfx.replacement.dedup import Asked
 from recfx.replacement.replace_collections import Hashing, unchanged
 from recfx.replacement.resize_tables import TableResizing
-from recfx.version import __version__
+from recfx.versions import __version__
 
 
 def explain(

@@ -19,13 +19,12 @@ from rich.table import Table
 from rich.text import Text
 
 from recfx.collections.kinds import table_in
-from recfx.errors import Severity
+from recfx.errors import Severity, printable
 from recfx.inspect import wording
 from recfx.inspect.reason_rows import Finding, ReasonRow, matter, notes, reason_rows
 from recfx.inspect.report_data import ReportData
 from recfx.inspect.sections import LEGEND, node_grids, overview
 from recfx.printing.grid import Grid, few, groups_of
-from recfx.printing.printable import printable
 
 WIDTH = 120
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from recfx.differences import (
+from recfx.errors import Diagnostic, Severity
+from recfx.inspect.facts import TableFacts
+from recfx.versions.differences import (
     CountBasedEvictionPolicy,
     CountTimestampMixedEvictionPolicy,
     FeatureL2NormBasedEvictionPolicy,
@@ -10,8 +12,6 @@ from recfx.differences import (
     NoEvictionPolicy,
     TimestampBasedEvictionPolicy,
 )
-from recfx.errors import Diagnostic, Severity
-from recfx.inspect.facts import TableFacts
 
 _TTL = "HashConfig.raw_ids(on_full='evict', evict='ttl', ttl_batches=<the batches of {minutes} minutes>{more})"
 _LFU = "HashConfig.raw_ids(on_full='evict', evict='lfu'{more})"

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import sympy
 
+from recfx.errors import printable
 from recfx.inspect.report_data import CollectionReport, ReportData
 from recfx.inspect.table_report import HashingReport, TableReport
-from recfx.printing.printable import printable
 
 _MOST_TERMS = 4
 _STATUS_ORDER = ("converted", "convertible", "kept", "refused")

@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 from torch import fx
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from recfx.errors import InputError
+from recfx.errors import InputError, printable
 from recfx.ir.context import Context
 from recfx.ir.meta import NodeMeta, find_module, node_meta
 from recfx.ir.names import PLAIN, WORDS, node_name, quoted
@@ -24,7 +24,6 @@ from recfx.ir.node_kinds import NODE_KINDS
 from recfx.ir.operator_graph import OperatorGraph, lowered_from, names_in
 from recfx.ir.operators import kind_of, operator_of
 from recfx.ir.verifier import GraphVerificationError, check_attributes, verify_graph
-from recfx.printing.printable import printable
 
 _NODE = re.compile(r"(?P<name>\w+) = (?P<kind>\w+)\((?P<inputs>[\w, ]*)\)(?: \{(?P<attributes>.*)\})?")
 _ITEM = re.compile(r"(?P<name>\w+) = (?P<node>\w+)\[(?P<number>\d+)\]")

@@ -16,13 +16,13 @@ from recfx.collections.sharding.awaitables import Result
 from recfx.collections.sharding.collection import ShardedCollection
 from recfx.collections.sharding.out_of_step import in_step
 from recfx.collections.sharding.pipeline_stages import StagedGraph, Stages
-from recfx.differences import preprocess_input
 from recfx.errors import InputError
 from recfx.pipeline.background import Streams, Worker
 from recfx.pipeline.batch_paths import Path, follow, path_in
 from recfx.runtime import marks
 from recfx.runtime.joint_exchange import MOST, JointExchange
 from recfx.runtime.transfers import ToHost
+from recfx.versions.differences import preprocess_input
 
 
 class KnownCall:

@@ -12,12 +12,10 @@ from recfx.collections.converted_collection import collections_by_prefix
 from recfx.collections.sharding.collection import shard_collection
 from recfx.collections.sharding.ranks_agree import on_all_ranks
 from recfx.collections.sharding.whole_plan import plan_of_collection, refuse_unknown_collections
-from recfx.differences import make_topology
 from recfx.errors import ConversionError, RecfxError
-from recfx.planner.placements import PRIVATE
 from recfx.planner.plan import plan_of_collections as make_plan
 from recfx.planner.priced_plan import world_size_of
-from recfx.planner.topology import npu_topology
+from recfx.planner.topology import plain_topology
 
 
 def shard_collections(
@@ -59,8 +57,7 @@ def plan_for(model: nn.Module, env: ShardingEnv, device: torch.device | str | No
     if target is None and collection is not None:
         target = next((parameter.device for parameter in collection.parameters()), None)
     kind = "cpu" if target is None or target.type == "meta" else target.type
-    on_npus = kind in ("npu", PRIVATE)
-    topology = npu_topology(env.world_size) if on_npus else make_topology(env.world_size, kind)
+    topology = plain_topology(env.world_size, kind)
 
     def make() -> ShardingPlan | None:
         return make_plan(model, topology) if env.rank == 0 or env.process_group is None else None

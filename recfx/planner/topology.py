@@ -14,10 +14,10 @@ from torch import nn
 from torchrec.distributed.planner import Topology
 from torchrec.distributed.planner.constants import INTRA_NODE_BANDWIDTH
 
-from recfx.differences import make_topology
 from recfx.errors import ConversionError, type_of
 from recfx.planner.placements import PRIVATE
 from recfx.planner.pricing.hardware import ASCEND_910B, CPU_HOST, H100, Constant, Hardware, same_for_all
+from recfx.versions.differences import make_topology
 
 # `npu-smi info` shows 65536 MB per device; Rec SDK Torch's patch of TorchRec plans with the same.
 HBM_BYTES = 64 * 1024**3
@@ -146,6 +146,11 @@ def hardware_of(topology: AnyTopology) -> Hardware:
         random_access=Constant(64 / memory, H100.random_access.source),
         copy_bandwidth=_said(topology.hbm_to_ddr_mem_bw * 1000),
     )
+
+
+def plain_topology(world_size: int, device: str) -> AnyTopology:
+    """``world_size`` devices of a type, where nothing else is known of them."""
+    return npu_topology(world_size) if device in ("npu", PRIVATE) else make_topology(world_size, device)
 
 
 def device_of(topology: AnyTopology) -> str:

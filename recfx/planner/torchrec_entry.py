@@ -34,11 +34,11 @@ from recfx.collections.converted_collection import converted_collections, share_
 from recfx.collections.kinds import KINDS, kind_of
 from recfx.collections.sharding.collection import hook_refused, leave_to_collections
 from recfx.collections.wrap_once import wrap_once
-from recfx.differences import ModelDeltaTrackerTrec, RawIdTracker
 from recfx.errors import CheckpointError, ConversionError, RecfxError
 from recfx.planner.priced_plan import price_of
 from recfx.planner.sharder import HashEmbeddingBagCollectionSharder, Sharders, StockSharder, stock_defaults
 from recfx.replacement.conversion_record import add_notes
+from recfx.versions.differences import ModelDeltaTrackerTrec, RawIdTracker
 
 AFTER_SHARDING: list[Callable[[nn.Module], None]] = []
 """Called with each ``DistributedModelParallel`` that has sharded converted collections."""

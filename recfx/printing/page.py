@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from html import escape as escape_html
 
+from recfx.errors import printable
 from recfx.printing.grid import Grid
-from recfx.printing.printable import printable
 
 _STYLE = """
 :root { color-scheme: light dark; --text: #1c1c1c; --page: #fff; --line: #ccc; --head: #f2f2f2; --code: #f7f7f7;

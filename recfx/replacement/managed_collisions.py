@@ -17,11 +17,11 @@ from torchrec.modules.mc_modules import ManagedCollisionCollection, MCHManagedCo
 from recfx.collections.copy_modules import copy_modules
 from recfx.collections.kinds import standard_kind
 from recfx.collections.raw_ids import RawIdCollection, rows_of_sharded
-from recfx.differences import HashZchManagedCollisionModule, PECEmbeddingCollection
 from recfx.discovery.classify import CONVERTIBLE, REFUSED, Finding, classify
 from recfx.discovery.discover import Discovery
 from recfx.errors import ConversionError, Diagnostic, Severity
 from recfx.hashing.learned_maps import LearnedMap, known_policy, learned_by_hash_zch, learned_by_mch
+from recfx.versions.differences import HashZchManagedCollisionModule, PECEmbeddingCollection
 
 _COLLECTIONS = (ManagedCollisionEmbeddingCollection, ManagedCollisionEmbeddingBagCollection)
 _OTHERS = (ITEPEmbeddingBagCollection, ITEPEmbeddingCollection, PECEmbeddingCollection)

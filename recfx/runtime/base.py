@@ -12,10 +12,10 @@ import torch
 from torch import fx, nn
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from recfx.differences import disable_compilation, is_fx_symbolic_tracing
 from recfx.errors import ConversionError, type_of
 from recfx.lowering.step.profiler_ranges import forward_range, is_profiling
 from recfx.runtime.hooks import has_forward_hooks
+from recfx.versions.differences import disable_compilation, is_fx_symbolic_tracing
 
 
 class FxLeaf(nn.Module):

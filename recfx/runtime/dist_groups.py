@@ -12,8 +12,8 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 from torchrec.distributed.types import ShardingEnv
 
-from recfx.differences import GroupName
 from recfx.errors import ConversionError
+from recfx.versions.differences import GroupName
 
 
 @dataclass(frozen=True)

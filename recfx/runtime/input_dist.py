@@ -24,12 +24,12 @@ from torchrec.distributed.embedding_sharding import EmbeddingShardingContext, KJ
 from torchrec.distributed.types import Awaitable
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from recfx.differences import KJTAllToAllForward
 from recfx.kernels.route.bucketize import Routes, bucketize
 from recfx.kernels.route.from_zero import from_zero
 from recfx.runtime import marks
 from recfx.runtime.bags import FBGEMM_PERMUTES_ON, as_sent, permute_features, select_bags
 from recfx.runtime.base import NodeModule
+from recfx.versions.differences import KJTAllToAllForward
 
 
 class Bucketize(NodeModule):

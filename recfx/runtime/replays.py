@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils import checkpoint
 
-from recfx.differences import top_saved_tensors_hooks
 from recfx.errors import InputError
 from recfx.ir.tables import TableSpec
+from recfx.versions.differences import top_saved_tensors_hooks
 
 REASONS = ("replayed_ids_evicted", "replayed_ids_absent", "replayed_rows_renewed", "replayed_rows_unknown")
 """The reasons, in the order in which ranks tell each other."""

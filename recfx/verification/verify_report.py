@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from recfx.printing.printable import printable
+from recfx.errors import printable
 
 EQUAL, DIFFERENT, NOT_REPRODUCIBLE, SKIPPED = "equal", "different", "not_reproducible", "skipped"
 REFUSED_SAMPLE = "refused_sample"

@@ -15,7 +15,7 @@ from torchrec.modules.embedding_modules import EmbeddingCollectionInterface
 
 import recfx
 from recfx import HashConfig, HashEmbeddingCollection, HashEmbeddingConfig
-from recfx.differences import SEQUENCE_SETTINGS
+from recfx.versions.differences import SEQUENCE_SETTINGS
 from tests.builders.batches import RAW_ID, bags, batch, one_bag
 from tests.builders.collections import sequence_table, sequences
 from tests.builders.optimizers import OPTIMIZERS, attach

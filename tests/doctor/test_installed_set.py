@@ -14,7 +14,7 @@ import pytest
 from recfx.doctor import installed_set
 from recfx.doctor.installed_set import ANY_VERSIONS, look, refused, unfit
 from recfx.doctor.own_command import own_arguments
-from recfx.versions import DEFAULT, SETS, VersionSet, minor
+from recfx.versions.sets import DEFAULT, SETS, VersionSet, minor
 
 ROOT = Path(__file__).parents[2]
 

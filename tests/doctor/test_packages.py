@@ -7,7 +7,7 @@ import pytest
 from recfx.doctor import packages
 from recfx.doctor.finding import Finding, Status
 from recfx.doctor.packages import Package, finding_of, import_failure, needed
-from recfx.versions import SETS
+from recfx.versions.sets import SETS
 
 GONE = Package("recfx-of-nobody", "recfx_of_nobody", "1.0", "pip install recfx-of-nobody==1.0")
 TORCH = Package("torch", "torch", "2.13.0", "pip install torch==2.13.0")

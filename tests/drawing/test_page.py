@@ -16,7 +16,7 @@ from torchrec import EmbeddingBagCollection, KeyedJaggedTensor, PoolingType
 from torchrec.models.dlrm import DLRM
 
 import recfx
-from recfx.printing.printable import printable
+from recfx.errors import printable
 from tests.drawing import picture
 from tests.drawing.open_page import AFTER, PREFIX, RAW, boxes, details, focused, many, opened, tables, texts, whole
 from tests.drawing.page_data import data_of

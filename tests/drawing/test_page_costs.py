@@ -13,11 +13,11 @@ from torchrec import KeyedJaggedTensor
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 
 import recfx
-from recfx.differences import make_topology
 from recfx.inspect.drawing.costs import AMOUNTS, TIME
 from recfx.planner.pricing.cost_text import in_bytes
 from recfx.planner.pricing.hardware import H100
 from recfx.planner.topology import npu_topology
+from recfx.versions.differences import make_topology
 from tests.drawing import picture
 from tests.drawing.open_page import AFTER, RAW, opened, texts, whole
 from tests.drawing.page_data import data_of

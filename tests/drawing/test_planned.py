@@ -25,11 +25,11 @@ from torchrec.distributed.sharding_plan import (
 from torchrec.distributed.types import ShardingEnv, ShardingPlan
 
 import recfx
-from recfx.differences import make_topology
 from recfx.errors import ConversionError, DrawingError, InputError
 from recfx.inspect.drawing.costs import TIME
 from recfx.planner.pricing.hardware import ASCEND_910B, CPU_HOST, H100
 from recfx.planner.topology import NpuTopology, hardware_of, npu_topology
+from recfx.versions.differences import make_topology
 from tests.builders.collections import tables_named
 from tests.drawing.page_data import data_of, value_of
 from tests.inspect.models import dlrm

@@ -12,8 +12,8 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 import recfx
 from recfx.commandline.main import main
-from recfx.differences import make_topology
 from recfx.errors import Severity
+from recfx.versions.differences import make_topology
 from tests.builders.batches import batch
 from tests.builders.collections import collection, sharded_sequences
 from tests.builders.optimizers import attach

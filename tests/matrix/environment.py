@@ -29,7 +29,7 @@ class Environment:
     """Made when it is first asked for, and again if its packages change.
 
     Args:
-        versions: a row of ``recfx.versions.SETS``.
+        versions: a row of ``recfx.versions.sets.SETS``.
     """
 
     def __init__(self, versions: Any) -> None:

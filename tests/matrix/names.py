@@ -2,7 +2,7 @@
 
 ``names.txt`` has those that every set is known to have: ``tests/matrix/test_names.py`` compares, so that a new name is
 looked for in the oldest and the newest set (``make names``) before it is used. What is in one version alone belongs in
-``recfx/differences.py``, which is not looked at.
+``recfx/versions/differences.py``, which is not looked at.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ KNOWN = Path(__file__).with_name("names.txt")
 
 
 def used_names() -> list[str]:
-    """Every name that is imported from ``PACKAGES``, or is an attribute of what was, but in ``recfx/differences.py``.
+    """Every name that is imported from ``PACKAGES``, or is an attribute of what was, except in ``differences.py``.
 
     ``torch.nn.Module`` for ``from torch import nn`` and ``nn.Module``; not what is an attribute of a local variable.
     """

@@ -12,8 +12,8 @@ from xml.etree import ElementTree
 
 ROOT = Path(__file__).resolve().parents[2]
 RECORDS = Path(__file__).with_name("records")
-SETS = runpy.run_path(str(ROOT / "recfx" / "versions.py"))["SETS"]  # `import recfx` would import torch
-"""The sets, as ``recfx.versions`` has them."""
+SETS = runpy.run_path(str(ROOT / "recfx" / "versions" / "sets.py"))["SETS"]  # `import recfx` would import torch
+"""The sets, as ``recfx.versions.sets`` has them."""
 
 CAUSES: Mapping[str, str] = {}
 """Why a test fails on a set, by its name or how that begins. A failure without one is a bug of recfx."""

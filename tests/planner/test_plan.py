@@ -21,12 +21,12 @@ from torchrec.distributed.types import EmbeddingModuleShardingPlan, ParameterSha
 
 import recfx
 from recfx.collections.sharding.plan import read_plan
-from recfx.differences import make_topology
 from recfx.planner.enumerator import index_bytes
 from recfx.planner.placements import replace_placements
 from recfx.planner.plan import without_noise
 from recfx.planner.sharder import planned_types
 from recfx.planner.topology import HBM_BYTES, NpuTopology, npu_topology
+from recfx.versions.differences import make_topology
 from tests.sharding.models import PATHS, Model, collection, fused_collection, sequences
 from tests.support.refusals import refused
 
@@ -84,7 +84,7 @@ def test_npu_pods_of_several_servers() -> None:
 IN_ANOTHER_PROCESS = """
 import logging, pickle, sys, tempfile, torch
 from torch import nn
-from recfx.differences import make_topology
+from recfx.versions.differences import make_topology
 import recfx
 from recfx.planner.placements import replace_placements
 from recfx.planner.topology import npu_topology

@@ -19,11 +19,11 @@ from torchrec.distributed.types import ShardingEnv, ShardingPlan
 
 import recfx
 from recfx.collections.sharding.collection import sharded_collections
-from recfx.differences import make_topology
 from recfx.planner import shard_model
 from recfx.planner.priced_plan import PricedPlan
 from recfx.planner.pricing.hardware import H100
 from recfx.planner.topology import npu_topology
+from recfx.versions.differences import make_topology
 from tests.builders.collections import sequences, tables_named
 from tests.builders.plans import plan_of_kinds
 from tests.drawing.page_data import data_of

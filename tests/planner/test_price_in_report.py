@@ -19,8 +19,8 @@ from torchrec.distributed.planner import EmbeddingShardingPlanner
 from torchrec.distributed.types import ShardingEnv, ShardingPlan
 
 import recfx
-from recfx.differences import make_topology
 from recfx.replacement.conversion_record import conversion_of
+from recfx.versions.differences import make_topology
 from tests.builders.collections import table
 from tests.sharding.ranks import ranks
 

@@ -16,10 +16,10 @@ from torch.utils.checkpoint import checkpoint
 from torchrec import EmbeddingBagCollection
 
 import recfx
-from recfx.differences import top_saved_tensors_hooks
 from recfx.errors import InputError
 from recfx.runtime.hash_ids import HashIds
 from recfx.runtime.replays import Replays
+from recfx.versions.differences import top_saved_tensors_hooks
 from tests.builders.batches import one_bag
 from tests.builders.collections import one_table, table
 from tests.builders.optimizers import attach

@@ -12,8 +12,8 @@ from torchrec.modules.embedding_configs import DataType, EmbeddingConfig
 from torchrec.modules.embedding_modules import EmbeddingCollection, EmbeddingCollectionInterface
 
 from recfx.collections.kinds.collection_kind import CollectionKind, plain_table
-from recfx.differences import SEQUENCE_SETTINGS
 from recfx.ir.node_kinds import NOT_COMBINED
+from recfx.versions.differences import SEQUENCE_SETTINGS
 
 
 class SequenceKind(CollectionKind):

@@ -31,7 +31,7 @@ from recfx.ir.snapshot import BEFORE, PASSES_KEY, PassRecord
 from recfx.planner.pricing.hardware import Hardware
 from recfx.replacement.conversion_record import Found, conversion_of
 from recfx.runtime import HashLookup, Lookup
-from recfx.version import __version__
+from recfx.versions import __version__
 
 
 @dataclass(eq=False)

@@ -6,11 +6,10 @@ import re
 import shutil
 import subprocess
 
-from recfx.errors import DrawingError
+from recfx.errors import DrawingError, printable
 from recfx.inspect.drawing.drawing import Drawing
 from recfx.inspect.drawing.view import Box, View, cut, view_of
 from recfx.ir.snapshot import BEFORE
-from recfx.printing.printable import printable
 
 COLOURS = {
     "select": "#cfe3f5",

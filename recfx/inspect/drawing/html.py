@@ -11,6 +11,7 @@ from collections.abc import Callable
 from html import escape
 from typing import Any
 
+from recfx.errors import printable
 from recfx.inspect import wording
 from recfx.inspect.drawing.assets import read, viz_js
 from recfx.inspect.drawing.drawing import Drawing, DrawnNode
@@ -18,7 +19,6 @@ from recfx.inspect.drawing.view import EXPANDED_UP_TO, LONGEST_LABEL, STACK_FROM
 from recfx.inspect.table_report import TableReport
 from recfx.ir.meta import SourceLocation
 from recfx.planner.pricing.unknown_batch import BATCH_SIZE, LENGTH
-from recfx.printing.printable import printable
 
 
 def render_html(drawing: Drawing) -> str:

@@ -37,7 +37,7 @@ from recfx.inspect.drawing.draw import draw, write_text
 from recfx.inspect.explain import explain
 from recfx.inspect.step_diff import graph_texts, step_names
 from recfx.ir import format_graph
-from recfx.version import __version__
+from recfx.versions import __version__
 
 _CONVERSIONS = "Conversions"
 _STYLE = """
