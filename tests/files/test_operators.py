@@ -8,9 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 
+import recfx
 import recfx.exporter.serving
 from recfx.exporter.manifest import OPERATOR_VERSIONS
 from recfx.kernels.build import library
+from tests.exporter.changed_records import forge, with_manifest
+from tests.files.stored import unpack
 
 LISTED = Path(__file__).with_name("operators.txt").read_text().splitlines()[1:]
 
@@ -39,3 +42,14 @@ def test_a_signature_that_changes_gets_a_new_version() -> None:
     schemas = {name: str(getattr(torch.ops.recfx, name).default._schema) for name in listed}
     assert schemas == {name: f"recfx::{signature}" for name, signature in listed.items()}
     assert all(signatures(version) for version in OPERATOR_VERSIONS)
+
+
+@pytest.mark.skipif(not library.load(), reason="there is no C++ library")
+@pytest.mark.parametrize("kind", ["own_operators", "device_own_operators"])
+@pytest.mark.parametrize("version", [OPERATOR_VERSIONS[0] - 1, OPERATOR_VERSIONS[-1] + 1])
+def test_a_file_that_calls_operators_of_another_version_is_refused(kind: str, version: int, tmp_path: Path) -> None:
+    path = unpack(f"format_3_torch_2.13/{kind}", tmp_path)
+    forge(path, tmp_path / "other", with_manifest(operators_version=version))
+    with pytest.raises(recfx.ExportError, match=f"calls recfx's operators of version {version}; those") as raised:
+        recfx.load(tmp_path / "other")
+    assert raised.value.reason == "other_operators"
