@@ -211,7 +211,7 @@ def test_an_id_beyond_an_adopted_table_is_named_with_the_way_out(bad: int, posit
     features = KeyedJaggedTensor(["f1", "f2", "f3"], values, lengths=torch.tensor([2, 0, 1, 1, 1, 1]))
     says = ("'f1'", "'t1'") if position == 0 else ("'f3'", "'t2'")
     model = convert(Tower()).train(training)
-    assert_refuses(model, features, IndexError, "id_out_of_range", str(bad), *says, "dense_rows=0")
+    assert_refuses(model, features, IndexError, "id_out_of_range", str(bad), *says, "raw_ids()")
 
 
 @pytest.mark.parametrize("backend", ["cpu", "fbgemm", "reference"])
