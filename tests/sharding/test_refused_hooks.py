@@ -17,7 +17,7 @@ import recfx
 from tests.builders.batches import one_bag
 from tests.builders.collections import tables_named
 from tests.sharding.ranks import ranks
-from tests.support.needs import needed
+from tests.support.needs import Missing, needed
 
 _TRACKER = "torchrec.distributed.model_tracker"
 DeltaTrackerConfig = needed(f"{_TRACKER}.types.DeltaTrackerConfig", "TorchRec 1.5")
@@ -26,6 +26,8 @@ ModelTrackerConfigs = needed(f"{_TRACKER}.types.ModelTrackerConfigs", "TorchRec 
 RawIdTracker = needed(f"{_TRACKER}.trackers.raw_id_tracker.RawIdTracker", "TorchRec 1.5")
 RawIdTrackerConfig = needed(f"{_TRACKER}.types.RawIdTrackerConfig", "TorchRec 1.5")
 TrackingMode = needed(f"{_TRACKER}.types.TrackingMode", "TorchRec 1.4")
+if isinstance(ModelDeltaTrackerTrec, Missing):
+    TrackingMode = ModelDeltaTrackerTrec  # older ones have fewer modes
 
 
 class Model(nn.Module):
