@@ -45,7 +45,8 @@ class VersionSet:
         if device == "cuda":
             return f"pip install torch=={self.torch} fbgemm-gpu=={self.fbgemm} torchrec=={self.torchrec}"
         adapter = f" torch_npu=={self.torch_npu}" if device == "npu" else ""
-        others = f"tensordict=={self.tensordict} torchmetrics==1.0.3 pyre-extensions tqdm"
+        # iopath is for TorchRec 1.4 and older.
+        others = f"iopath tensordict=={self.tensordict} torchmetrics==1.0.3 pyre-extensions tqdm"
         # TorchRec asks for fbgemm-gpu, which is built for CUDA and overwrites the files of fbgemm-gpu-cpu.
         return (
             f"pip install torch=={self.torch}{adapter} fbgemm-gpu-cpu=={self.fbgemm} {others}"

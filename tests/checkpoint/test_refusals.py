@@ -326,7 +326,7 @@ def test_an_index_on_one_side_only(saved: Path, tmp_path: Path) -> None:
     error = refused(Training.build("adam", rows=40, hashing=recfx.HashConfig(), model_class=OnePart), saved)
     assert (error.reason, error.module_path) == ("checkpoint_mismatch", "first")
     assert "the checkpoint has an index for table 'a'" in error.message
-    assert "HashConfig(dense_rows=0, ...)" in error.what_to_do
+    assert "HashConfig.raw_ids(...)" in error.what_to_do
     plain = OnePart(40)
     with pytest.raises(recfx.CheckpointError, match="has an index for table 'a'"):
         recfx.load_checkpoint(plain, saved)

@@ -247,7 +247,7 @@ REFUSED = [
         lambda: Holder(_managed_collision()),
         "managed_collision",
         "arch.sparse",
-        "HashConfig(dense_rows=0)",
+        "HashConfig.raw_ids()",
     ),
     Refused("own_forward", lambda: Holder(Doubled(tables=two_tables())), "own_forward", "arch.sparse", "Doubled"),
     Refused(

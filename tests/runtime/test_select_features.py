@@ -136,7 +136,7 @@ def test_an_id_must_be_a_row_of_every_table_that_its_feature_reads(
         caught.value
     )
     assert (caught.value.reason, caught.value.module_path) == ("id_out_of_range", "ebc")
-    assert "HashConfig(dense_rows=0)" in caught.value.what_to_do
+    assert "HashConfig.raw_ids()" in caught.value.what_to_do
 
 
 def test_any_id_is_a_row_where_there_is_an_index() -> None:
