@@ -30,6 +30,7 @@ ROOT = Path(__file__).resolve().parents[2]
 KEPT = ROOT / "build" / "wheel"
 DIST = ROOT / "dist"
 COMPATIBLE = Path(__file__).with_name("glibc_2_28.h")
+GLIBC_MINOR = 28
 COMPILERS = {"x86_64": "g++", "aarch64": "aarch64-linux-gnu-g++"}
 INSIDE = Path("recfx", "kernels", LIBRARIES.parent.name, LIBRARIES.name)
 _BUILD = (
@@ -40,7 +41,7 @@ _WHEN = (1980, 1, 1, 0, 0, 0)  # files in wheels carry no time, so that two buil
 
 def main(tools: str, architecture: str, *names: str) -> None:
     """Write ``dist/recfx-*.tar.gz`` and ``dist/recfx-*.whl``, and print their names."""
-    platform = f"manylinux_2_28_{architecture}"
+    platform = f"manylinux_2_{GLIBC_MINOR}_{architecture}"
     libraries = [_library(each.torch, architecture) for each in SETS if not names or each.name in names]
     DIST.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
@@ -56,8 +57,10 @@ def main(tools: str, architecture: str, *names: str) -> None:
         (scratch / "content" / INSIDE).mkdir()
         for library in libraries:
             shutil.copy(library, scratch / "content" / INSIDE)
+        checked = scratch / pure.name.replace("-any.whl", f"-linux_{architecture}.whl")
+        pack(scratch / "content", f"linux_{architecture}", checked)
+        _check(checked, platform, Path(tools).resolve())
         pack(scratch / "content", platform, wheel)
-    _check(wheel, platform, Path(tools).resolve())
     print(sdist, wheel, sep="\n")
 
 
@@ -92,7 +95,7 @@ def pack(content: Path, platform: str, wheel: Path) -> None:
     """Pack a wheel that serves one platform and every Python."""
     (info,) = content.glob("*.dist-info")
     tags = (info / "WHEEL").read_text()
-    tags = tags.replace("Root-Is-Purelib: true", "Root-Is-Purelib: false").replace("-none-any", f"-none-{platform}")
+    tags = re.sub(r"-none-\S+", f"-none-{platform}", tags.replace("Root-Is-Purelib: true", "Root-Is-Purelib: false"))
     (info / "WHEEL").write_text(tags)
     record = info / "RECORD"
     record.unlink()
@@ -111,13 +114,21 @@ def _hash(path: Path) -> str:
 
 
 def _check(wheel: Path, platform: str, tools: Path) -> None:
-    """Stop unless auditwheel grants the platform, torch's libraries apart, and none names a folder or an OpenMP."""
+    """Stop unless auditwheel grants the platform, torch's libraries apart, and none names a folder or an OpenMP.
+
+    Args:
+        wheel: tagged for Linux and nothing else, so that every platform in the name of its copy is a granted one.
+        platform: the one that it will be tagged for.
+        tools: the folder of auditwheel.
+    """
     with tempfile.TemporaryDirectory() as folder:
         excluded = [f"--exclude={name}" for name in ("libtorch.so", "libtorch_cpu.so", "libc10.so")]
-        command = [tools / "auditwheel", "repair", f"--plat={platform}", "--only-plat", *excluded, "-w", folder, wheel]
+        # Not --plat=<platform>: on another architecture than its own, auditwheel knows no platform by name.
+        command = [tools / "auditwheel", "repair", "--plat=auto", "--only-plat", *excluded, "-w", folder, wheel]
         path = f"{tools}:{os.environ['PATH']}"
         done = subprocess.run(command, env={**os.environ, "PATH": path}, capture_output=True, text=True, check=False)
-        if done.returncode:
+        granted = [int(minor) for name in os.listdir(folder) for minor in re.findall(r"manylinux_2_(\d+)_", name)]
+        if done.returncode or not granted or min(granted) > GLIBC_MINOR:
             raise SystemExit(f"auditwheel does not grant {platform}:\n{done.stdout}{done.stderr}")
         with zipfile.ZipFile(wheel) as archive:
             for name in archive.namelist():
