@@ -74,7 +74,7 @@ BESIDE = {
     "drawing": ["drawing", "commandline"],
     "printing": ["inspect", "drawing"],
     "errors": ["test_diagnostics.py", "checkpoint/test_refusals.py", "conversion/test_refusals.py"],
-    "version": ["test_packaging.py"],
+    "versions": ["test_versions.py", "doctor/test_installed_set.py", "test_packaging.py", "planner/test_plan.py"],
     "__init__": ["test_structure.py", "test_packaging.py", "test_cold_start.py"],
     "api": ["test_structure.py", "test_cold_start.py"],
     "__main__": ["commandline"],
