@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 
 from tests.matrix import names
@@ -17,6 +18,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.matrix", description=__doc__)
     parser.add_argument("sets", nargs="+", choices=[each.name for each in SETS])
     parser.add_argument("--names", action="store_true", help="only look for the names that recfx uses, and keep them")
+    parser.add_argument("--smoke", action="store_true", help="only the shortest way through recfx, without compiling")
     parser.add_argument("--jobs", default="auto", help="processes that run tests")
     parser.add_argument("--tests", nargs="*", default=["tests"], help="folders of tests to run instead of all")
     given = parser.parse_args()
@@ -27,7 +29,10 @@ def main() -> int:
             environment = Environment(versions)
             environment.make()
             failures += environment.run(["-m", "tests.matrix.names"]).returncode != 0
-            if not given.names:
+            if given.smoke:
+                os.environ["CXX"] = "false"  # compiling takes minutes: the torch references of operators run
+                failures += environment.run(["-m", "tests.matrix.smoke"]).returncode != 0
+            elif not given.names:
                 failures += not _suite(versions, environment, given.tests, given.jobs)
     if given.names and not failures:
         names.KNOWN.write_text("\n".join(names.used_names()) + "\n")

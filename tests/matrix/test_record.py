@@ -22,7 +22,7 @@ XML = """<testsuites><testsuite>
 
 
 def test_the_table_is_that_of_the_records() -> None:
-    begin, end = "records say:\n\n", "\n\n## Benchmarks"
+    begin, end = "the records say:\n\n", "\n\n## Benchmarks"
     assert README.partition(begin)[2].partition(end)[0] == record.table(), "python -m tests.matrix.record"
 
 

@@ -10,7 +10,7 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import WeightDecayMo
 
 from recfx.collections.collection import UnshardedCollection
 from recfx.collections.kinds import kind_of
-from recfx.errors import ConversionError, Diagnostic
+from recfx.errors import ConversionError, Diagnostic, Severity
 from recfx.ir.shards import CollectionSharding, ShardedTable
 from recfx.optim.fused_optimizer import FusedOptimizer
 from recfx.optim.fused_params import fused_optimizer_from_params, optimizer_from_params, weight_decay_left_out
@@ -171,7 +171,8 @@ def _left_out(own: FusedOptimizer | None, fused_params: Mapping[str, Any] | None
     what = f"its {own.rule.name} in backward" if own is not None else "fused_params"
     message = f"{what} is not carried out: on kernel 'dense' it has ordinary gradients, as in TorchRec."
     advice = "step it with the model's ordinary optimizer, or pass sharders=recfx.sharders() to have it fused, too."
-    return (Diagnostic("dense_kernel_not_fused", path, message, advice),)
+    severity = Severity.WARNING if own is not None else Severity.INFO  # whoever attached it thinks that it trains
+    return (Diagnostic("dense_kernel_not_fused", path, message, advice, severity),)
 
 
 def _without_parameter(own: FusedOptimizer) -> FusedOptimizer:
