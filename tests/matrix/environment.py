@@ -19,10 +19,10 @@ FOLDER = ROOT / ".sets"
 # What torch, TorchRec and tensordict need besides each other and CUDA; and what tests need, as it is installed here.
 _OTHERS = (
     "cloudpickle", "filelock", "fsspec", "importlib_metadata", "iopath", "jinja2", "lightning-utilities", "networkx",
-    "numpy", "orjson", "packaging", "pyre-extensions", "pyvers", "rich", "setuptools<82", "sympy>=1.13.3", "tqdm",
-    "typing-extensions",
+    "numpy", "orjson", "packaging", "pyre-extensions", "pyvers", "rich", "setuptools>=77.0.3,<82", "sympy>=1.13.3",
+    "tqdm", "typing-extensions",
 )  # fmt: skip
-_TESTS = ("hypothesis", "pytest", "pytest-timeout", "pytest-xdist")
+_TESTS = ("hypothesis", "mutmut", "pytest", "pytest-timeout", "pytest-xdist")
 
 
 class Environment:
