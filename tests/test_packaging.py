@@ -210,7 +210,7 @@ def test_builds_need_no_torch() -> None:
 def test_versions_are_of_one_release(built: Path) -> None:
     version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
     assert f'__version__ = "{version}"' in (ROOT / "recfx/versions/__init__.py").read_text()
-    assert re.search(r"^## (.*)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)[1] == version  # type: ignore[index]
+    assert re.findall(r"^## (.*)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)[0] == version
     (info,) = (built / "wheel").glob("*.dist-info")
     assert (info / "entry_points.txt").read_text() == "[console_scripts]\nrecfx = recfx.commandline.main:main\n"
 

@@ -37,7 +37,7 @@ def main() -> None:
         values=torch.tensor([-(2**63), 7_000_000_000, 41, 42, 43]),
         lengths=torch.tensor([1, 1, 1, 2]),
     )
-    model = recfx.convert(TwoTower(), sample=(raw_ids,), hashing=recfx.HashConfig(dense_rows=0))
+    model = recfx.convert(TwoTower(), sample=(raw_ids,), hashing=recfx.HashConfig.raw_ids())
     optimizer = torch.optim.Adagrad(model.parameters(), lr=0.1)
     losses = []
     for _ in range(3):

@@ -54,11 +54,11 @@ def _try(wheel: Path, python: str, folder: Path) -> None:
     print(f"torch {loaded.split()[0]}: converted, trained, exported, served; the demo ran", flush=True)
 
 
-def _run(command: list[str | Path], **how: object) -> str:
-    done = subprocess.run(command, capture_output=True, text=True, check=False, **how)  # type: ignore[call-overload]
+def _run(command: list[str | Path], cwd: Path | None = None, env: dict[str, str] | None = None) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=cwd, env=env)
     if done.returncode:
         sys.exit(f"{' '.join(map(str, command))}\n{done.stdout}{done.stderr}")
-    return str(done.stdout)
+    return done.stdout
 
 
 if __name__ == "__main__":

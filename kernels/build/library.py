@@ -297,7 +297,7 @@ def build_directory() -> Path:
 
 
 def _digest() -> str:
-    """Of all that a library compiled here is made from."""
+    """The digest of all that a library compiled here is made from."""
     flags = torch_flags(_torch_root(), torch.compiled_with_cxx11_abi())
     return digest_of(SOURCES, torch.__version__, str(torch.version.git_version), os.environ.get("CXX", ""), *flags)
 

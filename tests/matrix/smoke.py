@@ -55,7 +55,7 @@ def train(model: nn.Module, steps: range) -> torch.Tensor:
 
 
 def on_a_rank(rank: int, folder: str, expected: torch.Tensor) -> None:
-    """The same steps on a sharded model: both ranks have the same batches, so the gradient is the same on average."""
+    """Take the same steps with a sharded model: both ranks have the same batches, so the mean gradient is the same."""
     dist.init_process_group("gloo", rank=rank, world_size=2, init_method=f"file://{folder}/ranks")
     model = DistributedModelParallel(converted(), device=torch.device("cpu"), sharders=recfx.sharders())
     torch.testing.assert_close(train(model, range(4)), expected)

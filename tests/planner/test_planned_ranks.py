@@ -21,8 +21,8 @@ import recfx
 from recfx.collections.sharding.collection import sharded_collections
 from recfx.planner import shard_model
 from recfx.planner.priced_plan import PricedPlan
-from recfx.planner.pricing.hardware import H100
-from recfx.planner.topology import npu_topology
+from recfx.planner.pricing.hardware import ASCEND_910B, H100
+from recfx.planner.topology import npu_topology, plain_topology
 from recfx.versions.differences import make_topology
 from tests.builders.collections import sequences, tables_named
 from tests.builders.plans import plan_of_kinds
@@ -192,3 +192,18 @@ def refused_by_the_planner(rank: int, world_size: int) -> str:
 
 def test_all_ranks_get_the_error_of_the_one_that_plans() -> None:
     assert ranks(2).run(refused_by_the_planner) == ["plan_does_not_fit"] * 2
+
+
+@pytest.mark.parametrize("device", ["npu", "privateuseone"])
+def test_devices_of_which_only_the_type_is_known(device: str) -> None:
+    """TorchRec's ``Topology`` refuses a device that is called ``npu``."""
+    assert plain_topology(4, device) == npu_topology(4)
+    on_cpus = plain_topology(4, "cpu")
+    assert isinstance(on_cpus, Topology)
+    assert (on_cpus.world_size, on_cpus.compute_device) == (4, "cpu")
+
+
+def test_a_model_on_npus_is_priced_for_other_ranks() -> None:
+    with mock.patch("recfx.inspect.cost.device_of_tables", return_value="npu"):
+        (row,) = recfx.cost(recfx.convert(Model())).sweep([4]).rows
+    assert (row.world_size, row.hardware.name) == (4, ASCEND_910B.name)

@@ -256,9 +256,11 @@ def test_a_table_that_evicts_keeps_its_fused_optimizer_on_a_dense_kernel() -> No
     }
     assert module.taken["one"][0].message.startswith("its adagrad in backward is not carried out")
     assert module.taken["one"][0].path == "embedding_bags.one"
+    assert module.taken["one"][0].severity == "warning"
     params = sharded("dense", None, fused_params=ROWWISE_PARAMS, dense_as_torchrec=True)
     assert sorted(params.taken) == ["all", "one", "rows"]
     assert params.taken["one"][0].message.startswith("fused_params is not carried out")
+    assert params.taken["one"][0].severity == "info"  # they are no optimizer of this table
 
 
 @pytest.mark.usefixtures("first_of_two")
