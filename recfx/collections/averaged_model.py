@@ -26,7 +26,7 @@ from recfx.kernels.index.index_buffers import NEW, is_taken
 
 
 def extend_averaging() -> None:
-    """Extend ``AveragedModel``; called when recfx is imported, and idempotent."""
+    """Extend ``AveragedModel``; called once by ``first_use``, and idempotent."""
     wrap_once(AveragedModel, "update_parameters", _follow_ids)
 
 

@@ -34,7 +34,7 @@ from recfx.exporter.compiled_copy import (
 
 
 def extend_torch() -> None:
-    """Extend torch's compilers and ``quantize_dynamic``; called when recfx is imported, and idempotent."""
+    """Extend torch's compilers and ``quantize_dynamic``; called once by ``first_use``, and idempotent."""
     if hasattr(torch.jit._script, "call_prepare_scriptable_func"):  # the first that torch.jit.script calls
         wrap_once(torch.jit._script, "call_prepare_scriptable_func", _replacing(_for_script))
     for name, replacement in (("torch.export._draft_export", _refuse_draft), ("torch.export._trace", _for_export)):

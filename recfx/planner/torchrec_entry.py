@@ -45,7 +45,7 @@ AFTER_SHARDING: list[Callable[[nn.Module], None]] = []
 
 
 def extend_torchrec() -> None:
-    """Let TorchRec's entry points shard converted collections; called when recfx is imported, and idempotent.
+    """Let TorchRec's entry points shard converted collections; called once by ``first_use``, and idempotent.
 
     This extends ``DistributedModelParallel``, ``EmbeddingShardingPlanner.plan`` (which ``collective_plan`` calls),
     ``get_default_sharders`` where TorchRec looks it up, ``shard`` of each kind's sharder, and the function with
