@@ -44,7 +44,8 @@ QUANTIZED = 0.01
 def main() -> int:
     options = parse_arguments()
     quiet()
-    warnings.simplefilter("ignore", DeprecationWarning)  # torch says at each call that TorchScript is deprecated
+    for category in (DeprecationWarning, FutureWarning):  # torch says at each call that TorchScript is deprecated
+        warnings.simplefilter("ignore", category)
     warnings.filterwarnings("ignore", "The TorchScript type system")  # about TorchRec's own modules
     torch.manual_seed(0)
     with tempfile.TemporaryDirectory() as directory:

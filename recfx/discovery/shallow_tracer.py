@@ -32,6 +32,7 @@ from recfx.discovery.sample import Sample, fixed_randomness
 from recfx.errors import Diagnostic
 from recfx.ir.meta import SourceLocation
 from recfx.runtime.hooks import has_forward_hooks
+from recfx.versions.differences import CHECKPOINT_WITHOUT_REENTRY
 
 _TRACING_SEED = 20_260_101
 
@@ -272,7 +273,7 @@ def _raise_where_a_graph_would_forget(inference: bool) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         if inference:
             stack.enter_context(mock.patch.object(checkpoint.CheckpointFunction, "apply", _run_function))
-            stack.enter_context(mock.patch.object(checkpoint, "_checkpoint_without_reentrant_generator", _run_in_yield))
+            stack.enter_context(mock.patch.object(checkpoint, CHECKPOINT_WITHOUT_REENTRY, _run_in_yield))
         else:
             forgotten += [
                 (torch.set_grad_enabled, "__init__", "torch.set_grad_enabled"),
@@ -280,7 +281,7 @@ def _raise_where_a_graph_would_forget(inference: bool) -> Iterator[None]:
                 (torch.no_grad, "__enter__", "torch.no_grad"),
                 (torch.enable_grad, "__enter__", "torch.enable_grad"),
                 (torch.inference_mode, "__enter__", "torch.inference_mode"),
-                (checkpoint, "_checkpoint_without_reentrant_generator", "activation checkpointing"),
+                (checkpoint, CHECKPOINT_WITHOUT_REENTRY, "activation checkpointing"),
                 (checkpoint.CheckpointFunction, "apply", "activation checkpointing"),
             ]
         for owner, name, what in forgotten:

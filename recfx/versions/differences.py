@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+import torch.utils.checkpoint
 from torch.distributed import distributed_c10d as c10d
 from torch.fx import _symbolic_trace, config
 from torchrec.distributed.planner import Topology
@@ -62,6 +63,13 @@ GroupName: Callable[[str], Any] = getattr(c10d, "GroupName", str)
 # (torch.distributed._composable.checkpoint) is then refused as replayed_rows_unknown.
 top_saved_tensors_hooks: Callable[[bool], tuple[Any, Any] | None] | None = getattr(
     torch._C._autograd, "_top_saved_tensors_default_hooks", None
+)
+
+# What torch.utils.checkpoint calls if use_reentrant is false: another function in torch 2.14 than in older versions.
+CHECKPOINT_WITHOUT_REENTRY = next(
+    name
+    for name in ("_checkpoint_without_reentrant_generator_impl", "_checkpoint_without_reentrant_generator")
+    if hasattr(torch.utils.checkpoint, name)
 )
 
 # TorchRec 1.8 and newer warn of a topology that Meta's factory has not made, unless they are told otherwise.
@@ -142,6 +150,7 @@ def pt2_reader() -> Callable[..., Any] | None:
 
 
 __all__ = [
+    "CHECKPOINT_WITHOUT_REENTRY",
     "SEQUENCE_SETTINGS",
     "Absent",
     "BaseForward",

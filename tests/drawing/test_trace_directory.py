@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
 import resource
 import struct
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -209,28 +210,30 @@ def test_a_directory_below_the_home_of_a_user(tmp_path: Path, monkeypatch: pytes
         recfx.convert(Wrapped(collection()))
 
 
-@pytest.fixture
-def room_for() -> Iterator[Callable[[int], None]]:
-    """The kernel writes no more than so many bytes to a file, as on a disk that fills up while it is written."""
+@contextlib.contextmanager
+def room_for(size: int) -> Iterator[None]:
+    """The kernel writes no more than so many bytes to a file, as on a disk that fills up while it is written.
+
+    It holds for pytest's own output as well, so it must end before the test does.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    yield lambda size: resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 @pytest.mark.parametrize(("size", "written"), [(10, set()), (5_000, {"report.txt"})])
-def test_a_disk_that_fills_up_does_not_lose_the_conversion(
-    size: int, written: set[str], directory: Path, room_for: Callable[[int], None]
-) -> None:
+def test_a_disk_that_fills_up_does_not_lose_the_conversion(size: int, written: set[str], directory: Path) -> None:
     recfx.convert(Wrapped(collection()))
     listed = (directory / "index.html").read_text()
-    room_for(size)
-    with pytest.warns(TraceWarning, match="is not complete: .*File too large"):
+    with room_for(size), pytest.warns(TraceWarning, match="is not complete: .*File too large"):
         converted = recfx.convert(Wrapped(collection()))
     assert recfx.explain(converted).ok
     assert names(directory / "002-Wrapped") == written  # nothing that is half written
     assert (directory / "index.html").read_text() == listed
-    room_for(10)
-    with pytest.warns(TraceWarning, match="is not complete"), pytest.raises(recfx.ConversionError):
+    with room_for(10), pytest.warns(TraceWarning, match="is not complete"), pytest.raises(recfx.ConversionError):
         recfx.convert(Wrapped(collection()), hashing={"nobody": RAW})
     assert {path.name for path in directory.iterdir()} == {"index.html", "001-Wrapped", "002-Wrapped", "003-Wrapped"}
 
