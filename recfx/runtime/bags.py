@@ -62,7 +62,8 @@ def permute_features(features: KeyedJaggedTensor, positions: list[int], keys: li
     weights, device = features.weights_or_none(), features.values().device
     if _are_copied_by_kernel(features):
         return _copied_by_kernel(features, positions, keys)
-    if device.type in FBGEMM_PERMUTES_ON and (weights is None or not weights.requires_grad):
+    of_fbgemm = weights is None or (weights.dtype == torch.float32 and not weights.requires_grad)  # all that it takes
+    if device.type in FBGEMM_PERMUTES_ON and of_fbgemm:
         permuted = _with_length_per_key(features).permute(positions)
         values, lengths, offsets = permuted.values(), permuted.lengths(), permuted.offsets()
         weights = permuted.weights_or_none()

@@ -24,10 +24,14 @@ def on_cpu(values: list[Any], dtype: torch.dtype = torch.int64) -> torch.Tensor:
 
 
 def source(
-    weights: bool = True, requires_grad: bool = False, dtype: torch.dtype = torch.int64, **more: Any
+    weights: bool = True,
+    requires_grad: bool = False,
+    dtype: torch.dtype = torch.int64,
+    of_weights: torch.dtype = torch.float32,
+    **more: Any,
 ) -> KeyedJaggedTensor:
     """Two samples of ``a`` ([10, 11], [12]) and ``b`` ([], [13, 14, 15])."""
-    scale = on_cpu([0.0, 1.0, 2.0, 3.0, 4.0, 5.0], torch.float32).requires_grad_(requires_grad)
+    scale = on_cpu([0.0, 1.0, 2.0, 3.0, 4.0, 5.0], of_weights).requires_grad_(requires_grad)
     lengths = on_cpu([2, 1, 0, 3], dtype)
     return KeyedJaggedTensor(
         ["a", "b"], on_cpu([10, 11, 12, 13, 14, 15], dtype), scale if weights else None, lengths=lengths, **more
@@ -67,9 +71,9 @@ def test_of_a_batch_on_meta_the_number_of_bags_is_known() -> None:
     assert weights is batch.weights()
 
 
-@pytest.mark.parametrize("weights", ["none", "constant", "trained"])
+@pytest.mark.parametrize("weights", ["none", "constant", "trained", "bfloat16", "float64"])
 def test_features_are_selected_repeated_and_renamed(weights: str) -> None:
-    batch = source(weights != "none", weights == "trained")
+    batch = source(weights != "none", weights == "trained", of_weights=getattr(torch, weights, torch.float32))
     selected = permute_features(batch, [1, 0, 1], ["x", "y", "z"])
     scale = None if weights == "none" else [3.0, 4.0, 5.0, 0.0, 1.0, 2.0, 3.0, 4.0, 5.0]
     assert_is(selected, ["x", "y", "z"], [[], [13, 14, 15], [10, 11], [12], [], [13, 14, 15]], scale)
