@@ -105,8 +105,9 @@ def test_what_skips_converted_collections_and_what_tracks_others() -> None:
 
 def in_two_dimensions(rank: int, world_size: int) -> str:
     """Its own constructor takes only CUDA; it calls this one."""
+    model = recfx.convert(Model())  # whose first use gives TorchRec's classes their checks
     with pytest.raises(recfx.ConversionError) as caught:
-        DistributedModelParallel.__init__(DMPCollection.__new__(DMPCollection), recfx.convert(Model()))
+        DistributedModelParallel.__init__(DMPCollection.__new__(DMPCollection), model)
     return caught.value.reason
 
 
