@@ -24,6 +24,7 @@ from recfx.exporter.serving import triton
 from recfx.exporter.serving.targets import FOR_DEVICES, TRITON
 from recfx.exporter.write_file import MANIFEST_RECORD, as_path, content_checksum, memory_of
 from recfx.kernels.build import library
+from recfx.versions.differences import let_files_take_batches
 
 _TOLD = re.compile(r"(builtins\.)?(RuntimeError: )?(?P<message>.*?) *\[(?P<reason>[a-z_]+)\]")
 """The last line of an error that a file's own check raises."""
@@ -139,6 +140,7 @@ def _checked_manifest(file: ModelFile) -> dict[str, Any]:
 def _read_program(file: ModelFile, manifest: dict[str, Any], device: torch.device) -> nn.Module:
     if manifest.get("format") == "pt2":
         return load_traced(file, signature_from(manifest))
+    let_files_take_batches()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch says at each call that TorchScript is deprecated
         script: nn.Module = torch.jit.load(file.for_torch(), map_location=device)

@@ -19,6 +19,7 @@ from torch.fx import _symbolic_trace, config
 from torchrec.distributed.planner import Topology
 from torchrec.distributed.types import ShardedModule
 from torchrec.modules.embedding_modules import EmbeddingCollection
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 
 class Absent:
@@ -138,6 +139,15 @@ except ImportError:  # TorchRec 1.2 has no virtual tables
     FeatureScoreBasedEvictionPolicy = NoEvictionPolicy = TimestampBasedEvictionPolicy = Absent
 
 
+def let_files_take_batches() -> None:
+    """Give a ``KeyedJaggedTensor`` all attributes that the code in a TorchScript file may look for, which are those of
+    the TorchRec that wrote the file. TorchRec 1.2 lacks one of them, which only torch.compile uses.
+    """
+    name = "_pt2_stride_per_key_per_rank"
+    if not hasattr(KeyedJaggedTensor.empty(), name):
+        setattr(KeyedJaggedTensor, name, None)
+
+
 def pt2_reader() -> Callable[..., Any] | None:
     """What reads an archive; torch 2.7 lays them out differently, with pickles in them. It is imported when it is
     needed, and torch.export's tracer with it.
@@ -169,6 +179,7 @@ __all__ = [
     "TimestampBasedEvictionPolicy",
     "disable_compilation",
     "is_fx_symbolic_tracing",
+    "let_files_take_batches",
     "make_topology",
     "preprocess_input",
     "programs_without_stacks",

@@ -36,8 +36,9 @@ def missing_tool() -> str:
     for tool, package in (("cmake", "cmake"), ("make", "make"), (compiler, "g++")):
         if shutil.which(tool) is None:
             return f"there is no {tool}; `apt-get install {package}` installs it"
-    if torch.version.cuda and shutil.which("nvcc") is None:
-        return "torch is a build for CUDA, whose CMake files ask for CUDA's compiler"
+    nvcc = shutil.which("nvcc")
+    if torch.version.cuda and not (nvcc and (Path(nvcc).resolve().parents[1] / "include/cuda_runtime.h").is_file()):
+        return "torch is a build for CUDA, whose CMake files ask for CUDA's compiler and headers"
     has_zlib = subprocess.run(
         [compiler, "-E", "-x", "c++", "-"], input="#include <zlib.h>", capture_output=True, text=True, check=False
     )
