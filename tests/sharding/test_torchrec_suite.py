@@ -30,12 +30,17 @@ from recfx.collections.sharding.collection import (
     ShardedHashEmbeddingCollection,
 )
 from tests.sharding.ranks import ranks
+from tests.support.needs import needs
 
 # test_sharding imports two names from a package that the wheel does not have; nothing here uses them.
 _absent = types.ModuleType("torchrec.distributed.tests.test_sequence_model")
 _absent.TestEmbeddingCollectionSharder = _absent.TestSequenceSparseNN = object  # type: ignore[attr-defined]
 with mock.patch.dict(sys.modules, {"torchrec.distributed.tests": types.ModuleType("tests"), _absent.__name__: _absent}):
     from torchrec.distributed.test_utils import test_sharding
+
+pytestmark = needs(
+    hasattr(test_sharding, "sharding_single_rank_test_single_process"), "TorchRec 1.4, whose own test takes a group"
+)
 
 # Their names begin as those of test classes do.
 TestSparseNN.__test__ = TestSparseNNBase.__test__ = False  # type: ignore[attr-defined]
