@@ -25,7 +25,9 @@ _FILES = {
     "torchrec": ["version.py"],
     "fbgemm_gpu": ["docs/target.default.json.py", "docs/version.py"],
 }
-_SAYS = r"""(?:\b|__){}(?:__)?"?(?:: str)?\s*[:=]\s*['"]([^'"]+)['"]"""
+_SAYS = r"""(?:\b|__){}(?:__)?"?(?:: [\w\[\]]+)?\s*[:=]\s*['"]([^'"]+)['"]"""
+_WITH_KERNELS = "fbgemm_gpu_sparse_async_cumsum.so"
+"""FBGEMM's smallest library that has kernels for CUDA in every version, a megabyte or two."""
 
 
 @dataclass(frozen=True)
@@ -36,11 +38,13 @@ class Installed:
         folder: of its files.
         version: ``""`` if it does not say.
         variant: of FBGEMM: ``"cpu"``, ``"cuda"``, ``""`` if it does not say.
+        cuda: of torch: the version of CUDA that it was built for, such as ``"12.6"``; ``""`` if there is none.
     """
 
     folder: Path
     version: str
     variant: str
+    cuda: str
 
 
 def look(module: str) -> Installed | None:
@@ -51,8 +55,8 @@ def look(module: str) -> Installed | None:
     folder = Path(next(iter(spec.submodule_search_locations or [spec.origin or ""])))
     paths = (folder / name for name in _FILES[module])
     text = next((path.read_text() for path in paths if path.is_file()), "")
-    version, variant = (re.search(_SAYS.format(name), text) for name in ("version", "variant"))
-    return Installed(folder, version[1] if version else "", variant[1] if variant else "")
+    said = [re.search(_SAYS.format(name), text) for name in ("version", "variant", "cuda")]
+    return Installed(folder, *(found[1] if found else "" for found in said))
 
 
 def unfit() -> Diagnostic | None:
@@ -82,7 +86,23 @@ def unfit() -> Diagnostic | None:
         message = "fbgemm_gpu is a build for CUDA, which cannot be loaded beside a torch without CUDA."
         remove = "pip uninstall -y fbgemm-gpu fbgemm-gpu-cpu && "
         return Diagnostic("fbgemm_needs_cuda", "", message, remove + install)
+    of_torch, of_fbgemm = here["torch"].cuda.partition(".")[0], _major_cuda(here["fbgemm_gpu"])
+    if of_torch and of_fbgemm and of_torch != of_fbgemm:
+        message = f"fbgemm_gpu was built for CUDA {of_fbgemm}, but torch for CUDA {of_torch}."
+        advice = (
+            f"take both from PyPI, or both from one index of PyTorch: pip uninstall -y torch fbgemm-gpu && {install}"
+        )
+        return Diagnostic("fbgemm_for_other_cuda", "", message, advice)
     return None
+
+
+def _major_cuda(fbgemm: Installed) -> str:
+    """The major version of CUDA whose runtime FBGEMM is linked with; ``""`` if there is none."""
+    library = fbgemm.folder / _WITH_KERNELS
+    if fbgemm.variant != "cuda" or not library.is_file():
+        return ""
+    found = re.search(rb"libcudart\.so\.(\d+)", library.read_bytes())
+    return found[1].decode() if found else ""
 
 
 def refused() -> VersionError | None:
