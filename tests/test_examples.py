@@ -5,10 +5,12 @@ Most run in this process. Ranks run in processes of their own, once under torchr
 
 from __future__ import annotations
 
+import difflib
 import json
 import logging
 import os
 import random
+import re
 import runpy
 import subprocess
 import sys
@@ -102,6 +104,24 @@ def write_log(path: Path, rows: int) -> Path:
             ids = ["" if draw.random() < 0.2 else f"{draw.randrange(50) * 85899345:08x}" for _ in range(26)]
             print(draw.randint(0, 1), *dense, *ids, sep="\t", file=file)
     return path
+
+
+def test_a_script_for_torchrun_takes_one_line_and_an_import() -> None:
+    """They are what README shows; both scripts end with the same losses."""
+    before, after = ((EXAMPLES / f"torchrun_{name}.py").read_text().split('"""\n\n')[1] for name in ("before", "after"))
+    hunk = list(difflib.unified_diff(before.splitlines(), after.splitlines(), lineterm=""))[3:]
+    changed = [line for line in hunk if line[:1] in "+-" and line != "+"]
+    assert changed == ["+import recfx", "+model = recfx.convert(model)"]
+    shown = "\n".join(line.rstrip() for line in hunk)
+    assert f"```diff\n{shown}\n```\n" in (REPOSITORY / "README.md").read_text()
+    losses = []
+    for name in ("before", "after"):
+        finished = run_on_ranks(f"torchrun_{name}", processes=2)
+        assert_ended_well(finished)
+        losses.append(re.findall(r"rank \d: loss \d\.\d{6}\n", finished.stdout))
+    assert len(losses[0]) == 2
+    assert all(float(line.split()[-1]) < 0.01 for line in losses[0])
+    assert losses[1] == losses[0]
 
 
 @pytest.mark.parametrize("data", ["generated", "criteo_sample.csv"])
