@@ -38,25 +38,26 @@ def test_a_peer_that_is_gone_is_noticed_in_new_groups_as_soon_as_in_the_whole() 
 
 
 def with_a_group_of_its_own(function: object, rank: int, world_size: int, *arguments: object) -> object:
-    """Rank 0 is in one group more than the others."""
+    """Rank 0 is in one group more than the others, which make theirs afterwards: torch counts groups for its names."""
     alone = dist.new_group([0], use_local_synchronization=True) if rank == 0 else None
     try:
         return function(rank, world_size, *arguments)  # type: ignore[operator]
     finally:
-        if alone is not None:
-            dist.destroy_process_group(alone)
+        dist.destroy_process_group(alone or dist.new_group([rank], use_local_synchronization=True))
 
 
 def members(rank: int, world_size: int, parts: list[list[int]], local_size: int) -> object:
     """The ranks in each of this rank's groups, with one environment per part of the world."""
     groups = [dist.new_group(part, timedelta(seconds=60), "gloo") for part in parts]
     (mine,) = (group for group, part in zip(groups, parts, strict=True) if rank in part)
-    return with_a_group_of_its_own(groups_of, rank, world_size, mine, local_size)
+    # TorchRec makes a DeviceMesh in here, for which some versions of torch wait for a group of all ranks.
+    environment = ShardingEnv.from_process_group(mine)
+    return with_a_group_of_its_own(groups_of, rank, world_size, environment, local_size)
 
 
-def groups_of(rank: int, world_size: int, environment: dist.ProcessGroup, local_size: int) -> list[list[int]]:
-    groups = DistGroups.of(ShardingEnv.from_process_group(environment), local_size)
-    again = DistGroups.of(ShardingEnv.from_process_group(environment), local_size)
+def groups_of(rank: int, world_size: int, environment: ShardingEnv, local_size: int) -> list[list[int]]:
+    groups = DistGroups.of(environment, local_size)
+    again = DistGroups.of(environment, local_size)
     assert (again.ids, again.intra, again.cross) == (groups.ids, groups.intra, groups.cross)
     answers = []
     for group in (groups.ids, groups.intra, groups.cross):
