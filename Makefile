@@ -46,13 +46,16 @@ LIBRARY_BUILT := $(VENV)/.library-built
 # overwrite each other, and `import torch` would import torch_npu if it could.
 ASCEND_TOOLS := $(addprefix .ascend/,triton-ascend-3.2.0 ascendnpu-ir-1.0.0 ascendnpu-ir-1.2.0 torch-npu-2.13.0)
 
+# Runs a command and shows one line, which changes; what it said, if it fails.
+SHOWN := $(BIN)/python .packaging/progress.py
+
 say = printf '\n==> %s\n' $(1)
 
 ifeq ($(INSTALL),)
 $(error HOST=$(HOST) is none of cpu, npu, cuda)
 endif
 
-.PHONY: help setup demo test check matrix names mutants tsan aarch64 bench serve serve-sanitized serve-soak wheel wheel-test picture lint format ascend clean
+.PHONY: help setup demo test check matrix names mutants tsan aarch64 bench serve serve-sanitized serve-soak wheel wheel-test picture notebook lint format ascend clean
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 
@@ -62,7 +65,7 @@ help: ## this list
 
 setup: $(INSTALLED) $(LIBRARY_BUILT) ## create .venv, install, compile; the other targets do it by themselves
 
-demo: setup ## train, convert, inspect and check a DLRM on raw ids
+demo: setup ## train a DLRM on raw ids in four ways; draw, price, export, serve and check the converted one
 	@$(BIN)/python examples/train_dlrm.py $(DEMO_FLAGS)
 
 test: setup ## the whole test suite, and a consistent environment
@@ -110,6 +113,9 @@ wheel-test: ## the wheel of dist/ without a compiler, beside the packages of eac
 picture: setup ## make the screenshot in README.md again; needs Chromium
 	@$(BIN)/python -m tests.drawing.picture examples/draw.png
 
+notebook: setup ## run examples/torchrec_tour.py and write examples/torchrec_tour.ipynb again; needs Graphviz
+	@$(BIN)/python -m tests.support.notebook examples/torchrec_tour.py
+
 lint: $(INSTALLED) ## ruff, mypy, and clang-format for the C++ sources
 	@$(call say,"clang-format")
 	@$(BIN)/clang-format --dry-run --Werror $(CPP_SOURCES)
@@ -150,7 +156,7 @@ $(INSTALLED): pyproject.toml $(STAND_IN)/pyproject.toml
 	        echo "'$(PYTHON) -m venv' failed. On Debian and Ubuntu it is a package of its own: python3-venv."; exit 1; }; \
 	fi
 	@$(call say,"installing recfx for $(HOST) into $(VENV) (the first time: a few minutes)")
-	@$(BIN)/python -m pip install --disable-pip-version-check $(INSTALL)
+	@$(SHOWN) $(BIN)/python -m pip install --disable-pip-version-check $(INSTALL)
 	@touch $@
 
 build/wheel/tools/.installed: | $(INSTALLED)
@@ -171,5 +177,5 @@ build/wheel/tools/.installed: | $(INSTALLED)
 # The library is cached by the content of its sources; compiling it here only keeps the first import from waiting.
 $(LIBRARY_BUILT): $(INSTALLED) kernels/build/library.py $(wildcard kernels/csrc/*/*)
 	@$(call say,"compiling the C++ library (about a minute)")
-	@$(BIN)/python -m recfx.kernels
+	@$(SHOWN) $(BIN)/python -m recfx.kernels
 	@touch $@

@@ -6,8 +6,8 @@ A row is a click label, 13 integers and 26 categorical ids. The ids are raw: the
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 
@@ -29,31 +29,36 @@ class BadRows(ValueError):
 
 @dataclass(frozen=True)
 class Rows:
-    """Some rows of the log.
+    """Some rows of a log.
 
     Args:
         labels: ``[n]`` float32, 1 for a click.
-        dense: ``[n, 13]`` float32, ``log(1 + x)``, 0 where missing.
-        ids: ``[n, 26]`` int64, raw.
-        present: ``[n, 26]`` bool, False where an id is missing.
+        dense: ``[n, numbers]`` float32; of Criteo's log, ``log(1 + x)``, 0 where missing.
+        ids: ``[n, features]`` int64, raw.
+        present: ``[n, features]`` bool, False where an id is missing.
+        features: the names of the categorical features.
+        truth: ``[n]``, the logit of a click that the label was drawn with, where it is known.
     """
 
     labels: torch.Tensor
     dense: torch.Tensor
     ids: torch.Tensor
     present: torch.Tensor
+    features: Sequence[str] = tuple(CATEGORICAL)
+    truth: torch.Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def __getitem__(self, which: slice | torch.Tensor) -> Rows:
-        return Rows(self.labels[which], self.dense[which], self.ids[which], self.present[which])
+        truth = None if self.truth is None else self.truth[which]
+        return Rows(self.labels[which], self.dense[which], self.ids[which], self.present[which], self.features, truth)
 
     def model_input(self, device: torch.device) -> tuple[torch.Tensor, KeyedJaggedTensor]:
         """The DLRM's inputs: dense features, and one bag per feature and row, which is empty if the id is missing."""
         present = self.present.t()
         features = KeyedJaggedTensor(
-            CATEGORICAL, self.ids.t()[present], lengths=present.reshape(-1).long(), stride=len(self)
+            list(self.features), self.ids.t()[present], lengths=present.reshape(-1).long(), stride=len(self)
         )
         return self.dense.to(device), features.to(device)
 
@@ -74,6 +79,11 @@ class Rows:
             order = order[size:]
 
 
+def numbers_of_ids(most_ids: int) -> np.ndarray:
+    """How many ids each feature of generated rows has: few have many."""
+    return np.geomspace(4, most_ids, len(CATEGORICAL)).astype(np.int64)
+
+
 def generate(count: int, most_ids: int, seed: int = 0) -> Rows:
     """Rows with something to learn: every raw id has a hidden effect on the click, a fixed function of the id.
 
@@ -83,7 +93,7 @@ def generate(count: int, most_ids: int, seed: int = 0) -> Rows:
         seed: the seed for drawing rows; the ids and their effects do not depend on it.
     """
     random = np.random.default_rng(seed)
-    sizes = np.geomspace(4, most_ids, len(CATEGORICAL)).astype(np.int64)
+    sizes = numbers_of_ids(most_ids)
     ids = np.empty((count, len(CATEGORICAL)), dtype=np.int64)
     logits = np.full(count, -0.5)
     present = random.random(ids.shape) >= MISSING
@@ -97,7 +107,7 @@ def generate(count: int, most_ids: int, seed: int = 0) -> Rows:
     dense = _squash(counts)
     logits += 0.1 * (dense[:, 0] - dense[:, 1])
     labels = random.random(count) < 1 / (1 + np.exp(-logits))
-    return _rows(labels, dense, ids, present)
+    return replace(_rows(labels, dense, ids, present), truth=torch.from_numpy(logits))
 
 
 def read(path: Path, most_rows: int) -> Rows:

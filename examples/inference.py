@@ -20,6 +20,7 @@ from typing import Any
 import torch
 import torchrec.fx
 from criteo import Rows, generate
+from dlrm import build_dlrm, sample_of, to_rows, train
 from processes import find_device, quiet
 from torch import fx, nn
 from torchrec.distributed.global_settings import set_propogate_device
@@ -29,7 +30,7 @@ from torchrec.inference.modules import (
     quantize_inference_model,
     shard_quant_model,
 )
-from train_dlrm import SIZES, build_dlrm, check, sample_of, section, to_rows, train
+from train_dlrm import SIZES, check, section
 
 import recfx
 
@@ -61,7 +62,7 @@ def main() -> int:
 def run(options: argparse.Namespace, directory: Path) -> list[bool]:
     """Every step, and whether its answers are right."""
     section("1. Train", "a DLRM on raw ids; converted before training, so that ids get rows when they are first seen")
-    rows = generate(options.steps * options.batch_size + 64, options.most_ids)
+    rows = generate(options.steps * options.batch_size + 64, options.ids)
     training, batch = rows[:-64], rows[-64:]
     model = recfx.convert(build_dlrm(options), sample_of(training, options), hashing=recfx.HashConfig.raw_ids())
     train(model, training, options)
@@ -135,8 +136,8 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--device", default="cpu", help="where the model is trained: cpu, cuda:0, npu:0")
     parser.add_argument("--smoke", action="store_true", help="a few small steps, only to see that everything runs")
     options = parser.parse_args()
-    size = SIZES["smoke"] if options.smoke else {**SIZES["full"], "steps": 100, "rows": 20_000}
-    vars(options).update(size, most_ids=size["rows"] * 3 // 5, device=find_device(options.device))
+    size = SIZES["smoke"] if options.smoke else {**SIZES["full"], "steps": 100, "ids": 12_000}
+    vars(options).update(size, rows=size["ids"] * 5 // 3, device=find_device(options.device))
     return options
 
 

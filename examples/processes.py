@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import gc
 import logging
 import os
@@ -24,18 +25,23 @@ PATIENCE = timedelta(seconds=60)  # how long to wait for a peer that has died
 @contextmanager
 def process_group(device: torch.device, **rendezvous: Any) -> Iterator[None]:
     """The group of ``rendezvous``, or the one that torchrun describes in the environment, or this process alone."""
-    if "RANK" not in os.environ:
-        rendezvous = {"store": dist.HashStore(), "rank": 0, "world_size": 1}
-    if device.type != "cpu":
-        torch.get_device_module(device).set_device(device)
-    backend = {"cpu": "gloo", "cuda": "nccl", "npu": "hccl"}[device.type]
-    dist.init_process_group(backend, timeout=PATIENCE, **rendezvous)
+    join_group(device, **rendezvous)
     try:
         yield
         gc.collect()  # models that outlive their group may abort the process when Python exits
         dist.barrier()  # no process exits while a peer still communicates
     finally:
         dist.destroy_process_group()
+
+
+def join_group(device: torch.device, **rendezvous: Any) -> None:
+    """Begin :func:`process_group`."""
+    if "RANK" not in os.environ:
+        rendezvous = {"store": dist.HashStore(), "rank": 0, "world_size": 1}
+    if device.type != "cpu":
+        torch.get_device_module(device).set_device(device)
+    backend = {"cpu": "gloo", "cuda": "nccl", "npu": "hccl"}[device.type]
+    dist.init_process_group(backend, timeout=PATIENCE, **rendezvous)
 
 
 def find_device(name: str) -> torch.device:
@@ -55,6 +61,13 @@ def find_device(name: str) -> torch.device:
     except (RuntimeError, AssertionError) as error:  # torch asserts that it was built with the backend
         sys.exit(f"--device {name} cannot be used here: {str(error).splitlines()[0]}")
     return device
+
+
+def asked_device() -> torch.device:
+    """The device after ``--device`` on the command line; the CPU without it, as in a notebook."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--device", default="cpu")
+    return find_device(parser.parse_known_args()[0].device)
 
 
 def topology(device: torch.device, world_size: int, local_world_size: int) -> Topology:

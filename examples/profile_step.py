@@ -19,9 +19,9 @@ from pathlib import Path
 
 import torch
 from criteo import CATEGORICAL, DENSE, Rows
+from dlrm import build_dlrm
 from torch.profiler import ProfilerActivity, profile
 from torchrec.models.dlrm import DLRM
-from train_dlrm import build_dlrm
 
 import recfx
 

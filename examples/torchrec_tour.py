@@ -1,23 +1,25 @@
-"""TorchRec's introduction, on a converted model: from a jagged batch to sharded training.
+# %% [markdown]
+# # TorchRec's introduction, with recfx
+#
+# The nine steps of TorchRec's own introduction, from an `EmbeddingBag` to a quantized file, on a converted model that
+# takes raw 64-bit ids. Every cell is run in the tests. Outside a notebook:
+#
+# ```
+# python examples/torchrec_tour.py                                   # also with --device npu:0 or cuda:0
+# torchrun --nproc-per-node 2 examples/torchrec_tour.py
+# ```
 
-python examples/torchrec_tour.py
-torchrun --nproc-per-node 2 examples/torchrec_tour.py
-python examples/torchrec_tour.py --device npu:0        # or cuda:0; nothing else changes
-"""
-
-from __future__ import annotations
-
-import argparse
-import sys
-from typing import Any
+# %%
+import os
 
 import torch
 import torch.distributed as dist
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
-from processes import find_device, in_order, print_once, process_group, quiet, topology
-from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
+from picture import Picture
+from processes import asked_device, in_order, join_group, print_once, quiet, topology
+from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, JaggedTensor, KeyedJaggedTensor
 from torchrec.distributed.model_parallel import DistributedModelParallel
-from torchrec.distributed.types import LazyAwaitable, ShardingEnv, ShardingPlan
+from torchrec.distributed.types import ShardingEnv
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
 from torchrec.optim.optimizers import in_backward_optimizer_filter
@@ -25,11 +27,36 @@ from torchrec.optim.optimizers import in_backward_optimizer_filter
 import recfx
 from recfx.ir import format_graph
 
-RAW_IDS = recfx.HashConfig.raw_ids()
+quiet()
+device = asked_device()  # the CPU, where no other is asked for
+torch.manual_seed(0)
+print_once("tables are on the", device)
+
+# %% [markdown]
+# ## 1. EmbeddingBag
+#
+# PyTorch's `EmbeddingBag` looks up the rows of a bag of ids and adds them up. An id is the number of a row, so raw ids,
+# which have 64 bits, cannot be looked up.
+
+# %%
+bag = torch.nn.EmbeddingBag(num_embeddings=16384, embedding_dim=16, mode="sum")
+pooled = bag(torch.tensor([101, 7, 42]), offsets=torch.tensor([0, 2]))
+print_once("two bags, [101, 7] and [42]:", tuple(pooled.shape))
+try:
+    bag(torch.tensor([7_000_000_000]), offsets=torch.tensor([0]))
+except (IndexError, RuntimeError):
+    print_once("7000000000 is refused: there is no such row")
+
+# %% [markdown]
+# ## 2. EmbeddingBagCollection
+#
+# TorchRec's collection has many tables. `recfx.convert` makes a graph of explicit nodes of it, here with an index for
+# each table, which gives every raw id a row. The model stays as it is.
 
 
+# %%
 class Model(torch.nn.Module):
-    """A user's model: two towers, and how well they match."""
+    """Two towers, and how well they match; it does not know recfx."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -45,132 +72,101 @@ class Model(torch.nn.Module):
         return (pooled["product"] * self.over(pooled["user"])).sum(dim=1)
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--steps", type=int, default=40, help="training steps (default %(default)s)")
-    parser.add_argument("--device", default="cpu", help="of the tables: cpu, cuda, npu (default %(default)s)")
-    parser.add_argument("--smoke", action="store_true", help="a few steps, only to see that everything runs")
-    options = parser.parse_args()
-    steps = 10 if options.smoke else options.steps
-    device = find_device(options.device)
-    quiet()
+RAW_IDS = recfx.HashConfig.raw_ids()
+model = recfx.convert(Model(), hashing=RAW_IDS, device=device)
+print_once(f"its collection is a {type(model.ebc).__name__} now:")
+print_once(format_graph(model.ebc.graph_module))
+
+# %% [markdown]
+# ## 3. JaggedTensor and KeyedJaggedTensor
+#
+# The bags of a feature are a `JaggedTensor`; those of all features are a `KeyedJaggedTensor`.
+
+# %%
+jagged = JaggedTensor(values=torch.tensor([101, -(2**63), 7_000_000_000]), lengths=torch.tensor([2, 1]))
+print_once("bags of a feature:", [bag.tolist() for bag in jagged.to_dense()])
+features = KeyedJaggedTensor(
+    keys=["product", "user"],
+    values=torch.tensor([101, -(2**63), 7_000_000_000, 42]),
+    lengths=torch.tensor([2, 0, 1, 1]),
+).to(device)
+for feature, bags in features.to_dict().items():
+    print_once(f"{feature:8} bag of each sample: {[bag.tolist() for bag in bags.to_dense()]}")
+
+# %% [markdown]
+# ## 4. From features to a KeyedTensor
+#
+# Ids get rows when they are first seen in training. The picture is the model before and after; `recfx.draw` into an
+# `.html` file gives a page in which each node can be asked for its details.
+
+# %%
+pooled = model.ebc(features)
+shapes = {key: tuple(pooled[key].shape) for key in pooled.keys()}  # noqa: SIM118  # a batch is not a dict
+print_once(f"a {type(pooled).__name__} of {shapes}")
+print_once("ids of product_table and their rows:", *model.ebc.index("product_table").items())
+Picture(model.ebc)
+
+# %% [markdown]
+# ## 5. A plan for several ranks
+#
+# TorchRec's planner places the tables; `recfx.plan` calls it, and also knows of NPUs. Under `torchrun` there are
+# several ranks, here there is one.
+
+# %%
+join_group(device)
+model = recfx.convert(Model(), hashing=RAW_IDS)
+plan = recfx.plan(model, topology(device, dist.get_world_size(), dist.get_world_size()))
+for table, placed in plan.plan["ebc"].items():
+    print_once(f"{table}: {placed.sharding_type}, {placed.compute_kernel}, on ranks {placed.ranks}")
+
+# %% [markdown]
+# ## 6. Input dist, lookup, output dist
+#
+# A sharded collection sends ids to the ranks of their tables, looks rows up, and sends pooled rows back. These
+# stages are nodes of its graph, and can be called one by one, as TorchRec's can. The last one gives a `LazyAwaitable`,
+# which waits for the other ranks when it is first used.
+
+# %%
+(sharder,) = [sharder for sharder in recfx.sharders() if sharder.module_type is type(model.ebc)]
+sharded = sharder.shard(model.ebc, plan.plan["ebc"], ShardingEnv.from_process_group(dist.group.WORLD), device)
+context = sharded.create_context()
+arrived = sharded.input_dist(context, features).wait().wait()
+bags_here = {key: [bag.tolist() for bag in part[key].to_dense()] for part in arrived for key in part.keys()}  # noqa: SIM118
+in_order(f"rank {dist.get_rank()} has bags of all ranks: {bags_here}")
+result = sharded.output_dist(context, sharded.compute(context, arrived))
+print_once("output_dist gives a LazyAwaitable:", type(result).__name__)
+print_once("the same as sharded(features):", torch.equal(sharded(features).values(), result.values()))
+Picture(sharded)
+
+# %% [markdown]
+# ## 7. DistributedModelParallel
+#
+# It shards a whole model, and averages the gradients of its dense part over the ranks. Nothing but the plan says which
+# tables are where.
+
+
+# %%
+def parallel_model(fused_params: dict[str, object] | None = None) -> DistributedModelParallel:
+    """A new model on all ranks; the optimizer of its tables is Adagrad, set in one of the two ways."""
     torch.manual_seed(0)
-    features = KeyedJaggedTensor(
-        keys=["product", "user"],
-        values=torch.tensor([101, -(2**63), 7_000_000_000, 42]),
-        lengths=torch.tensor([2, 0, 1, 1]),
-    ).to(device)
-    convert_a_collection(features, device)
-    with process_group(device):
-        shard_by_hand(features, device)
-        shard_with_nothing_else(device)
-        section("6. DistributedModelParallel, optimizer of the tables by in_backward")
-        model = new_model()
+    model = recfx.convert(Model(), hashing=RAW_IDS)
+    if fused_params is None:
         apply_optimizer_in_backward(torch.optim.Adagrad, model.ebc.parameters(), {"lr": 0.2, "eps": 1e-8})
-        in_backward = train(model, recfx.sharders(), steps, device)
-        section("7. DistributedModelParallel, optimizer of the tables by fused_params")
-        adagrad = {"optimizer": EmbOptimType.EXACT_ADAGRAD, "learning_rate": 0.2, "eps": 1e-8}
-        fused_params = train(new_model(), recfx.sharders(fused_params=adagrad), steps, device)
-        section("8. Both ways give the same result")
-        print_once(f"in_backward  loss {in_backward[0]:.4f} -> {in_backward[-1]:.4f}")
-        print_once(f"fused_params loss {fused_params[0]:.4f} -> {fused_params[-1]:.4f}")
-    return 0 if in_backward[-1] < in_backward[0] and fused_params[-1] < fused_params[0] else 1
+    return DistributedModelParallel(model, device=device, plan=plan, sharders=recfx.sharders(fused_params=fused_params))
 
 
-def convert_a_collection(features: KeyedJaggedTensor, device: torch.device) -> None:
-    """The steps on one process."""
-    section("1. KeyedJaggedTensor: bags of ids, one feature after another")
-    for feature in features.keys():  # noqa: SIM118  # a batch is not a dict
-        bags = [bag.tolist() for bag in features[feature].to_dense()]
-        print_once(f"{feature:8} bag of each sample: {bags}")
+parallel = parallel_model()
+print_once("the collection in it is a", type(parallel.module.ebc).__name__)
+print_once("its fused optimizer is a", type(parallel.fused_optimizer).__name__)
 
-    section("2. EmbeddingBagCollection, and what recfx.convert makes of it")
-    standard = Model().ebc
-    print_once(f"{type(standard).__name__} takes ids below 16384, one row each; these ids are raw.")
-    converted = recfx.convert(standard, hashing=RAW_IDS, device=device)
-    pooled = converted(features)
-    print_once(f"{type(converted).__name__} gives a {type(pooled).__name__} of {pooled.keys()}:")
-    print_once("product:", tuple(pooled["product"].shape), " user:", tuple(pooled["user"].shape))
-    print_once("ids of product_table and their rows:", *converted.index("product_table").items())
-    print_once(format_graph(converted.graph_module))
+# %% [markdown]
+# ## 8. The optimizer, and training
+#
+# The tables take their step in backward, by an optimizer that `apply_optimizer_in_backward` or `fused_params` has set;
+# both ways have the same result. The rest of the model has an ordinary optimizer.
 
 
-def shard_by_hand(features: KeyedJaggedTensor, device: torch.device) -> None:
-    """Planner and sharder, and the three stages of a sharded module."""
-    section("3. A plan, and a sharded module")
-    converted = recfx.convert(Model(), hashing=RAW_IDS)
-    plan = recfx.plan(converted, topology(device, dist.get_world_size(), dist.get_world_size()))
-    print_once(plan)
-    (sharder,) = [sharder for sharder in recfx.sharders() if sharder.module_type is type(converted.ebc)]
-    env = ShardingEnv.from_process_group(dist.GroupMember.WORLD)
-    sharded = sharder.shard(converted.ebc, plan.plan["ebc"], env, device)
-    print_once(f"{type(sharded).__name__}:\n{format_graph(sharded.graph_module)}")
-    for stage in ("_input_dists", "_lookups", "_output_dists"):  # this rank's, under the same names as in TorchRec
-        in_order(f"rank {dist.get_rank()} {stage}: {[type(part).__name__ for part in getattr(sharded, stage)]}")
-
-    section("4. Input dist, lookup, output dist")
-    context = sharded.create_context()
-    sent = sharded.input_dist(context, features)
-    print_once("input_dist:  ", type(sent).__name__)
-    arrived = sent.wait().wait()
-    bags = {feature: [bag.tolist() for bag in part[feature].to_dense()] for part in arrived for feature in part.keys()}  # noqa: SIM118
-    in_order(f"  rank {dist.get_rank()} has bags of all ranks: {bags}")
-    looked_up = sharded.compute(context, arrived)
-    result = sharded.output_dist(context, looked_up)
-    assert isinstance(result, LazyAwaitable)
-    print_once("output_dist:  a LazyAwaitable[KeyedTensor]; it waits for the peers when its values are first used:")
-    print_once("product:", tuple(result["product"].shape), " user:", tuple(result["user"].shape))
-    at_once = sharded(features)
-    print_once("the same as sharded(features):", torch.equal(at_once.values(), result.values()))
-
-
-def shard_with_nothing_else(device: torch.device) -> None:
-    """Only a collection and the device are given: plan and sharders are TorchRec's defaults, except on NPUs."""
-    section("5. DistributedModelParallel(collection, device=...)")
-    collection = recfx.convert(Model().ebc, hashing=RAW_IDS)
-    apply_optimizer_in_backward(torch.optim.SGD, collection.parameters(), {"lr": 0.02})
-    parallel = DistributedModelParallel(collection, device=device, plan=plan_for(collection, device))
-    print_once("it holds a", type(parallel.module).__name__)
-    print_once("its fused optimizer is a", type(parallel.fused_optimizer).__name__)
-    print_once(parallel.fused_optimizer)
-
-
-def plan_for(model: torch.nn.Module, device: torch.device) -> ShardingPlan | None:
-    """None, because TorchRec makes a plan if it gets none; but it has no figures for NPUs."""
-    if device.type != "npu":
-        return None
-    return recfx.plan(model, topology(device, dist.get_world_size(), dist.get_world_size()))
-
-
-def new_model() -> torch.nn.Module:
-    torch.manual_seed(0)
-    return recfx.convert(Model(), hashing=RAW_IDS)
-
-
-def train(model: torch.nn.Module, sharders: list[Any], steps: int, device: torch.device) -> list[float]:
-    """Train the whole model; the losses of this rank."""
-    parallel = DistributedModelParallel(model, device=device, plan=plan_for(model, device), sharders=sharders)
-    dense = KeyedOptimizerWrapper(
-        dict(in_backward_optimizer_filter(parallel.named_parameters())),
-        lambda params: torch.optim.Adam(params, lr=0.01),
-    )
-    print_once("optimizer of the rest has", list(dense.params))
-    optimizer = CombinedOptimizer([parallel.fused_optimizer, dense])
-    draw = torch.Generator().manual_seed(dist.get_rank())
-    losses = []
-    for step in range(steps):
-        features, labels = draw_sample(draw)
-        output = parallel(features.to(device))
-        loss = torch.nn.functional.binary_cross_entropy_with_logits(output, labels.to(device))
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(float(loss.detach()))
-        if step % 10 == 9:
-            print_once(f"step {step + 1:3}: loss {sum(losses[-10:]) / 10:.4f}")
-    return losses
-
-
+# %%
 def draw_sample(draw: torch.Generator, size: int = 256) -> tuple[KeyedJaggedTensor, torch.Tensor]:
     """Raw ids of 50 products and users; they match if both are even or both are odd."""
     products, users = torch.randint(50, (2, size), generator=draw)
@@ -179,9 +175,49 @@ def draw_sample(draw: torch.Generator, size: int = 256) -> tuple[KeyedJaggedTens
     return features, (products % 2 == users % 2).float()
 
 
-def section(title: str) -> None:
-    print_once(f"\n\n== {title} {'=' * max(3, 80 - len(title))}\n")
+def train(parallel: DistributedModelParallel, steps: int = 40) -> tuple[float, float]:
+    """The first and the last loss of this rank."""
+    dense = KeyedOptimizerWrapper(
+        dict(in_backward_optimizer_filter(parallel.named_parameters())),
+        lambda parameters: torch.optim.Adam(parameters, lr=0.01),
+    )
+    optimizer = CombinedOptimizer([parallel.fused_optimizer, dense])
+    draw, losses = torch.Generator().manual_seed(dist.get_rank()), []
+    for _ in range(steps):
+        features, labels = draw_sample(draw)
+        loss = torch.nn.functional.binary_cross_entropy_with_logits(parallel(features.to(device)), labels.to(device))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    return losses[0], losses[-1]
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+adagrad = {"optimizer": EmbOptimType.EXACT_ADAGRAD, "learning_rate": 0.2, "eps": 1e-8}
+for name, trained in (("in_backward", parallel), ("fused_params", parallel_model(adagrad))):
+    first, last = train(trained)
+    print_once(f"{name:12} loss {first:.4f} -> {last:.4f}")
+    assert last < first
+
+# %% [markdown]
+# ## 9. Inference
+#
+# `recfx.export` writes a file with quantized rows and with the indexes, which takes raw ids and needs no Python;
+# `examples/inference.py` has TorchRec's own way as well: quantize, shard, script. The
+# trained weights are gathered from the ranks by the export.
+
+# %%
+batch = draw_sample(torch.Generator().manual_seed(0), size=64)[0].to(device)
+parallel.eval()
+os.makedirs("build/tour", exist_ok=True)
+report = recfx.export(parallel, "build/tour/model.pt", (batch,), quantize="int8")
+print_once(f"{report.format}, rows as {report.tables[0].stored_as}")
+with torch.no_grad():
+    expected = parallel(batch).cpu()
+if dist.get_rank() == 0:
+    difference = float((recfx.load("build/tour/model.pt")(batch.to("cpu")) - expected).abs().max())
+    print(f"the loaded file answers as the model does: {difference < 0.05}")
+
+# %%
+dist.barrier()
+dist.destroy_process_group()

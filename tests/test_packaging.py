@@ -221,3 +221,11 @@ def test_the_stand_in_is_a_package_without_modules(tmp_path: Path) -> None:
     unpack(tmp_path / "dist", tmp_path / "wheel")
     (info,) = (tmp_path / "wheel").iterdir()
     assert info.name == "fbgemm_gpu-1.8.0+cpu.dist-info"
+
+
+@pytest.mark.parametrize(("status", "printed"), [(0, r"done in \d+ s\n"), (3, "a reason\n")])
+def test_setting_up_says_why_a_command_fails(status: int, printed: str) -> None:
+    command = [sys.executable, ROOT / ".packaging/progress.py", "sh", "-c", f"echo a reason >&2; exit {status}"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == status
+    assert re.fullmatch(printed, done.stdout)

@@ -41,8 +41,8 @@ def _try(wheel: Path, python: str, folder: Path) -> None:
     _run([new, "-m", "pip", "install", "--disable-pip-version-check", "-q", "--no-warn-conflicts", wheel])
     if _run([new, "-m", "pip", "freeze", "--path", below]) != before:
         sys.exit(f"installing the wheel changed {below}")
-    for script in (Path(__file__).with_name("round.py"), *(ROOT / "examples").glob("*.py")):
-        shutil.copy(script, folder)
+    shutil.copytree(ROOT / "examples", folder, dirs_exist_ok=True)
+    shutil.copy(Path(__file__).with_name("round.py"), folder)
     home = folder / "home"
     home.mkdir()
     clean = {"PATH": str(new.parent), "HOME": str(home), "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "2")}

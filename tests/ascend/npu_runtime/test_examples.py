@@ -15,7 +15,7 @@ EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
 SCRIPTS = sorted(
     path.stem
     for path in EXAMPLES.glob("*.py")
-    if "__main__" in (text := path.read_text(encoding="utf-8")) and "--device" in text
+    if re.search("__main__|^# %%", text := path.read_text(encoding="utf-8")) and "--device" in text
     if path.stem != "train_sequence"  # its model pads by operators of FBGEMM, for which the simulation has no kernel
 )
 
