@@ -23,6 +23,7 @@ from tests.sharding.cases import Case, batches, concatenate
 from tests.sharding.ranks import ranks
 from tests.sharding.stateful import ADMIT, LRU, case_of, in_kinds, make, train
 from tests.support.forked_script import run_module
+from tests.support.needs import NEEDS_PT2
 
 FACTORIES = "tests.exporter.factories"
 
@@ -97,7 +98,7 @@ def test_saved_by_several_ranks(hashing: Any, world_size: int, tmp_path: Path) -
     assert_same_file(tmp_path / "found.pt", tmp_path / "wanted.pt")
 
 
-@pytest.mark.parametrize("options", [["--format", "pt2"], ["--not-portable"]])
+@pytest.mark.parametrize("options", [pytest.param(["--format", "pt2"], marks=NEEDS_PT2), ["--not-portable"]])
 def test_other_files(options: list[str], model: nn.Module, directory: Path, tmp_path: Path) -> None:
     path, sample = tmp_path / "m.pt", call(5, seed=9)
     assert main(["export", f"{FACTORIES}:on_meta", str(path), "--checkpoint", str(directory), *options]) == 0

@@ -126,7 +126,8 @@ def test_a_collection_by_itself() -> None:
 
 def test_other_models_are_exported_as_ever() -> None:
     plain, sample = HashedModel(), call(3, low=0)  # which trains
-    answer = torch.export.export(plain, sample.args).module()(*sample.args)
+    program = torch.export.export(plain, call(3, low=0).args)  # in whose batch TorchRec 1.2 keeps what is no number
+    answer = program.module()(*sample.args)
     torch.testing.assert_close(answer, plain(*sample.args))
 
 

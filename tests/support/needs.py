@@ -39,6 +39,15 @@ def needed(name: str, versions: str) -> Any:
         return Missing(name, versions)
 
 
+def needs(is_here: object, versions: str) -> pytest.MarkDecorator:
+    """Skips tests of what is not here."""
+    return pytest.mark.skipif(not is_here, reason=f"needs {versions}")
+
+
+_OF_PT2 = "torch 2.9, which reads files of format pt2"
+NEEDS_PT2 = needs(importlib.util.find_spec("torch.export.pt2_archive"), _OF_PT2)
+
+
 @contextmanager
 def no_pt2_skips() -> Iterator[None]:
     """Skips the test whose file of format ``pt2`` is refused because torch is too old."""
@@ -46,10 +55,5 @@ def no_pt2_skips() -> Iterator[None]:
         yield
     except Exception as error:
         if "no_pt2" in str(error) and importlib.util.find_spec("torch.export.pt2_archive") is None:
-            pytest.skip("needs torch 2.9, which reads files of format pt2")
+            pytest.skip(f"needs {_OF_PT2}")
         raise
-
-
-def needs(is_here: object, versions: str) -> pytest.MarkDecorator:
-    """Skips tests of what is not here."""
-    return pytest.mark.skipif(not is_here, reason=f"needs {versions}")
