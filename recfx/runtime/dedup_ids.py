@@ -1,13 +1,14 @@
-"""``dedup_ids``: the different ids of each key, before they are sent to other ranks."""
+"""``dedup_ids`` and ``expand_rows``: only different ids go to other ranks, and all ids get the rows that come back."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
+from torch.autograd.function import once_differentiable
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from recfx.kernels.route.different_ids import different_ids
+from recfx.kernels.route.different_ids import different_ids, sum_rows
 from recfx.runtime.bags import as_sent, keep_ids
 from recfx.runtime.base import NodeModule
 
@@ -58,3 +59,40 @@ class DedupIds(NodeModule):
                     self.ids[key] += ids[key]
                     self.different[key] += different[key]
         return keep_ids(features, features.values(), is_first), Inverse(numbers, ids, different)
+
+
+class ExpandRows(NodeModule):
+    """Give every id its row.
+
+    Args:
+        keys: the positions, among the keys of the collection, of those whose rows it gets.
+    """
+
+    def __init__(self, keys: list[int]) -> None:
+        super().__init__()
+        self.keys = keys
+
+    def forward(self, rows: torch.Tensor, inverse: Inverse) -> torch.Tensor:
+        """``rows``: ``[different ids, D]``, key by key. Returns ``[n, D]``, in the order of the ids."""
+        of_key, begin = inverse.numbers.split(inverse.ids), 0
+        places = []
+        for key in self.keys:
+            places.append(of_key[key] + begin if begin else of_key[key])
+            begin += inverse.different[key]
+        joined = places[0] if len(places) == 1 else torch.cat(places)
+        expanded: torch.Tensor = _Expand.apply(rows, joined.to(rows.device, non_blocking=True))
+        return expanded
+
+
+class _Expand(torch.autograd.Function):
+    """A row may have many places; the backward adds up the gradients of all of them, in the order of the places."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+        ctx.places, ctx.rows = places, rows.shape[0]
+        return rows.index_select(0, places)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return sum_rows(gradient, ctx.places, ctx.rows), None

@@ -21,9 +21,8 @@ from recfx.ir.shards import CollectionSharding
 from recfx.ir.tables import embedding_dims
 from recfx.kernels.route.bucketize import Routes
 from recfx.runtime.base import NodeModule
-from recfx.runtime.dedup_ids import DedupIds
+from recfx.runtime.dedup_ids import DedupIds, ExpandRows
 from recfx.runtime.dist_groups import DistGroups, sent_on
-from recfx.runtime.expand_rows import ExpandRows
 from recfx.runtime.find_ids import FindIds, InsertIds, SnapshotIndexes
 from recfx.runtime.find_rows import FindRows
 from recfx.runtime.hash_ids import HashIds

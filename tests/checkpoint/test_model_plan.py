@@ -16,6 +16,7 @@ from recfx.checkpoint.table_names import check_same_tables_have_indexes
 from recfx.hashing import state
 from tests.checkpoint.crafted import change_index, change_settings
 from tests.checkpoint.training import RAW, OnePart, Training, assert_same, batch, collection
+from tests.support.refusals import refused
 
 
 class Stateful(nn.Module):
@@ -65,7 +66,7 @@ def change(directory: Path, changed: Any) -> None:
     change_settings(directory, lambda settings: settings["extra_state"].update(changed))
 
 
-def refused(model: Any, directory: Path) -> recfx.CheckpointError:
+def not_loaded(model: Any, directory: Path) -> recfx.CheckpointError:
     before, states = weights(model), json.dumps(extra(model))
     with pytest.raises(recfx.CheckpointError) as caught:
         recfx.load_checkpoint(model, directory)
@@ -87,7 +88,7 @@ def test_a_module_inside_that_refuses_its_state(tmp_path: Path) -> None:
     """The one before it gets back what it had, though it changes its state in place."""
     recfx.save_checkpoint(Model(1, 2), tmp_path)
     change(tmp_path, {"second._extra_state": {"inner": {"calls": "many"}}})
-    error = refused(Model(5, 2), tmp_path)
+    error = not_loaded(Model(5, 2), tmp_path)
     assert error.module_path == "second"
     assert "the Stateful does not accept what was saved (TypeError" in error.message
 
@@ -96,7 +97,7 @@ def test_a_module_inside_that_refuses_its_state(tmp_path: Path) -> None:
 def test_a_name_that_is_there_twice(tmp_path: Path, name: str) -> None:
     recfx.save_checkpoint(Model(1, 2), tmp_path)
     change(tmp_path, {name: 3})
-    assert f"'{name}' is in the checkpoint twice" in refused(Model(5, 2), tmp_path).message
+    assert f"'{name}' is in the checkpoint twice" in not_loaded(Model(5, 2), tmp_path).message
 
 
 @pytest.mark.parametrize("name", ["before.weight", "after.bias"])
@@ -104,7 +105,7 @@ def test_a_tensor_that_was_saved_as_something_else(tmp_path: Path, name: str) ->
     recfx.save_checkpoint(Model(1, 2), tmp_path)
     change(tmp_path, {name: 3})
     change_index(tmp_path, lambda index: index["tensors"].pop(f"model.{name}"))
-    assert f"'{name}' is a tensor on one side only" in refused(Model(5, 2), tmp_path).message
+    assert f"'{name}' is a tensor on one side only" in not_loaded(Model(5, 2), tmp_path).message
 
 
 @pytest.mark.parametrize(("limit", "in_place"), [(128, True), (129, False)])
@@ -124,9 +125,8 @@ def test_what_is_lost_when_the_disk_fails(
 
     monkeypatch.setattr(model_plan, "IN_PLACE_BYTES", limit)
     monkeypatch.setattr(storage, "read_into", reading)
-    with pytest.raises(recfx.CheckpointError, match="the disk is gone") as caught:
+    with refused("checkpoint_unreadable", match="the disk is gone", error=recfx.CheckpointError) as caught:
         recfx.load_checkpoint(target, tmp_path)
-    assert caught.value.reason == "checkpoint_unreadable"
     assert ("The model may hold a mixture" in caught.value.message) == in_place
     assert ("Nothing was loaded" in caught.value.message) != in_place
     assert all(torch.equal(value, before[name]) for name, value in weights(target).items())
@@ -181,9 +181,8 @@ def test_tables_with_an_index_on_one_side() -> None:
             ([(prefix, "t")], with_weight, "table 't' was saved without an index, but has one here"),
             ([], [*keys, *with_weight], "the checkpoint has an index for table 't', which has no index here"),
         ]:
-            with pytest.raises(recfx.CheckpointError) as caught:
+            with refused("checkpoint_mismatch", error=recfx.CheckpointError) as caught:
                 check_same_tables_have_indexes(tables, with_weight, saved)
-            assert caught.value.reason == "checkpoint_mismatch"
             assert caught.value.module_path == prefix.rstrip(".")
             assert message in caught.value.message
 
@@ -221,9 +220,8 @@ def test_an_interrupted_load_is_made_good_by_another(
         with pytest.raises(KeyboardInterrupt):
             target.load(tmp_path)
     for use in (lambda: target.model(batch(0)), target.model.state_dict, lambda: target.save(tmp_path)):
-        with pytest.raises(recfx.CheckpointError) as caught:
+        with refused("load_interrupted", error=recfx.CheckpointError):
             use()
-        assert caught.value.reason == "load_interrupted"
     target.load(tmp_path)
     actual, expected = target.everything(), source.everything()
     for contents in (actual, expected):

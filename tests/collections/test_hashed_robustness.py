@@ -17,6 +17,7 @@ from recfx.errors import IdRangeError, InputError
 from tests.builders.batches import bags
 from tests.builders.collections import table
 from tests.builders.optimizers import attach
+from tests.support.refusals import refused
 
 EVICT = HashConfig(dense_rows=0, on_full="evict", buckets=1)
 
@@ -57,9 +58,8 @@ def test_lengths_that_do_not_fit_change_nothing(lengths: list[int]) -> None:
     converted = recfx.convert(collection(2, rows=8), hashing=HashConfig(dense_rows=0))
     before = {name: value.clone() for name, value in converted.state_dict().items()}
     features = KeyedJaggedTensor(["f0", "f1"], torch.arange(4) + 100, lengths=torch.tensor(lengths))
-    with pytest.raises(InputError) as raised:
+    with refused("bad_lengths", error=InputError):
         converted(features)
-    assert raised.value.reason == "bad_lengths"
     assert all(torch.equal(value, before[name]) for name, value in converted.state_dict().items())
 
 
@@ -78,9 +78,8 @@ def test_an_init_fn_that_fails_leaves_no_id_with_weights_of_another() -> None:
         for weight in plain.parameters():
             weight.fill_(7.0)
     converted = recfx.convert(plain, hashing=EVICT)
-    with pytest.raises(InputError) as raised:
+    with refused("init_fn_failed", error=InputError) as raised:
         converted(batch([5], [6]))
-    assert raised.value.reason == "init_fn_failed"
     assert "'t0'" in str(raised.value)
     assert converted.index("t0").find(torch.tensor([5])).tolist() == [-1]
     row = int(converted.index("t1").find(torch.tensor([6])))
@@ -109,9 +108,8 @@ def test_a_backward_after_erase_says_so(fused: bool, training: bool) -> None:
     converted.index("t0").erase(torch.tensor([1]))
     before, weight = converted.weight("t0").detach().clone(), converted.weight("t0")
     weight.grad = None
-    with pytest.raises(InputError) as raised:
+    with refused("backward_after_removal", error=InputError):
         output.backward()
-    assert raised.value.reason == "backward_after_removal"
     assert torch.equal(weight, before)
     assert weight.grad is None
 
@@ -132,9 +130,8 @@ def test_a_backward_after_an_insert_that_evicts_says_so() -> None:
     output = converted(batch([1, 2, 3, 4])).values().sum()
     converted.index("t0").insert(torch.tensor([50]))
     before = converted.weight("t0").clone()
-    with pytest.raises(InputError) as raised:
+    with refused("backward_after_removal", error=InputError):
         output.backward()
-    assert raised.value.reason == "backward_after_removal"
     assert torch.equal(converted.weight("t0"), before)
 
 
@@ -153,9 +150,8 @@ def test_a_batch_in_a_backward_must_not_bring_new_ids() -> None:
     trigger = torch.zeros(1, requires_grad=True)
     doubled = trigger * 2
     doubled.register_hook(lambda gradient: converted(batch([100])).values().sum().detach() * gradient)
-    with pytest.raises(InputError) as raised:
+    with refused("replayed_ids_absent", error=InputError):
         doubled.sum().backward()
-    assert raised.value.reason == "replayed_ids_absent"
 
 
 @pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.Adagrad, RowWiseAdagrad, torch.optim.Adam])

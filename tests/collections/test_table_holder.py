@@ -15,6 +15,7 @@ from torch.nn.utils import parametrize
 import recfx
 from tests.builders.batches import batch
 from tests.builders.collections import collection
+from tests.support.refusals import refused
 
 
 def change(name: str, value: Any) -> Callable[[nn.EmbeddingBag], object]:
@@ -61,9 +62,8 @@ def test_a_weight_that_was_taken_away_behind_the_module_is_missed_at_the_next_fo
     """As old reparametrizations (weight_norm, pruning) do it."""
     converted = recfx.convert(collection())
     del converted.embedding_bags["t1"]._parameters["weight"]
-    with pytest.raises(recfx.ConversionError, match="'t1' has no parameter") as caught:
+    with refused("unsupported_bag", match="'t1' has no parameter"):
         converted(batch(4))
-    assert caught.value.reason == "unsupported_bag"
 
 
 @pytest.mark.parametrize(
@@ -73,9 +73,8 @@ def test_another_bag_with_such_a_setting_is_refused_at_the_next_forward(options:
     converted = recfx.convert(collection())
     settings = {"mode": "sum", "include_last_offset": True} | options
     converted.embedding_bags["t1"] = nn.EmbeddingBag(20, 8, **settings)
-    with pytest.raises(recfx.ConversionError, match="'t1'") as caught:
+    with refused(reason, match="'t1'"):
         converted(batch(4))
-    assert caught.value.reason == reason
 
 
 def test_another_plain_bag_is_looked_up_and_held_too() -> None:

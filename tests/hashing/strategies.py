@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import pytest
 import torch
 from hypothesis import strategies as st
 from torch import nn
@@ -15,6 +14,7 @@ from recfx.errors import CheckpointError
 from recfx.hashing import HashConfig, HashIndex
 from recfx.kernels.build import library
 from tests.support.references import references
+from tests.support.refusals import refused
 
 State = dict[str, Any]
 """The ``state_dict`` of an index; tests also put things into it that are no tensors."""
@@ -92,8 +92,7 @@ def put(key: str, place: int, value: int) -> Callable[[State], None]:
 def assert_refused(index: HashIndex, state: State, reason: str, message: str | None = None) -> None:
     """Loading the state raises, names the table, and changes nothing."""
     before = {key: tensor.clone() for key, tensor in index._buffers.items() if tensor is not None}
-    with pytest.raises(CheckpointError, match=message) as caught:
+    with refused(reason, index.name, match=message, error=CheckpointError):
         nn.Sequential(index).load_state_dict({f"0.{key}": value for key, value in state.items()})
-    assert (caught.value.reason, caught.value.module_path) == (reason, index.name)
     for key, tensor in before.items():
         assert torch.equal(tensor, index.get_buffer(key)), key

@@ -15,6 +15,7 @@ from recfx.runtime import SelectFeatures
 from recfx.runtime.select_features import InverseIndices
 from tests.builders.batches import bags
 from tests.builders.collections import one_table
+from tests.support.refusals import refused
 
 IDS = {"a": [1, 2], "b": [3], "c": [0, 4, 5], "unused": [99, 98]}
 
@@ -147,9 +148,8 @@ def test_any_id_is_a_row_where_there_is_an_index() -> None:
 @pytest.mark.parametrize(("present", "words"), [("b", "feature 'a' and 1 more; it"), ("bc", "feature 'a'; it")])
 def test_features_that_are_missing(present: str, words: str) -> None:
     node = node_of(("t", ["a", "b"], 10), ("u", ["c"], 10))
-    with pytest.raises(MissingFeatureError, match=words) as caught:
+    with refused("missing_feature", "ebc", match=words, error=MissingFeatureError):
         node(bags({key: [[1]] for key in present}))
-    assert (caught.value.reason, caught.value.module_path) == ("missing_feature", "ebc")
 
 
 # What is sent to other ranks
@@ -180,9 +180,8 @@ def test_a_batch_on_meta_is_not_sent() -> None:
     meta = small().to(torch.device("meta"))
     assert node(meta).values().is_meta
     node.prepare_to_send(1, on_host=True)
-    with pytest.raises(recfx.InputError, match="no ids to send") as caught:
+    with refused("several_devices", "ebc", match="no ids to send", error=recfx.InputError):
         node(meta)
-    assert (caught.value.reason, caught.value.module_path) == ("several_devices", "ebc")
 
 
 @pytest.mark.parametrize(
@@ -274,9 +273,8 @@ def test_of_a_batch_on_meta_nothing_is_read() -> None:
     ],
 )
 def test_what_does_not_fit_is_named(named: Any, reason: str, words: str) -> None:
-    with pytest.raises(InputError, match=words) as caught:
+    with refused(reason, "ebc", match=words, error=InputError) as caught:
         CHECKS.of_features(named, SIZES, BATCH)
-    assert (caught.value.reason, caught.value.module_path) == (reason, "ebc")
     assert caught.value.what_to_do
 
 
