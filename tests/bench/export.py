@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import tempfile
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import get_type_hints
@@ -61,30 +61,37 @@ def run(setup: Setup) -> Iterator[Result]:
     """A forward of each file, for big and for small batches; the sizes of the files are among the facts."""
     with tempfile.TemporaryDirectory() as directory:
         for size in (setup, replace(setup, batch=min(setup.batch, 64), iterations=4 * setup.iterations)):
-            for distribution in DISTRIBUTIONS:
-                yield from _compare(size, distribution, Path(directory))
+            yield from _compare(size, Path(directory))
         yield from _compare_lengths(replace(setup, iterations=min(setup.iterations, 20)), Path(directory))
 
 
-def _compare(setup: Setup, distribution: str, directory: Path) -> Iterator[Result]:
+def _compare(setup: Setup, directory: Path) -> Iterator[Result]:
     universe = int(setup.rows * TAKEN)
-    dense, raw = (Ids(setup, distribution, universe, raw=form) for form in (None, mix64))
+    dense, raw = (_sample(setup, universe, form) for form in (None, mix64))
     standard = Pooled(standard_collection(setup))
     adopted, indexed = _converted(standard, universe)
     paths = {name: directory / f"{number}.pt" for number, name in enumerate((NATIVE, HASHED, ADOPTED, SCRIPTED))}
-    recfx.export(indexed, paths[NATIVE], raw.batches()[-1], quantize="int8", portable=False)
-    recfx.export(indexed, paths[HASHED], raw.batches()[-1], quantize="int8")
-    recfx.export(adopted, paths[ADOPTED], dense.batches()[-1], quantize="int8")
-    _scripted_by_torchrec(standard, dense.batches()[-1], paths[SCRIPTED])
+    recfx.export(indexed, paths[NATIVE], raw, quantize="int8", portable=False)
+    recfx.export(indexed, paths[HASHED], raw, quantize="int8")
+    recfx.export(adopted, paths[ADOPTED], dense, quantize="int8")
+    _scripted_by_torchrec(standard, dense, paths[SCRIPTED])
     files = {name: _loaded(path) for name, path in paths.items()}
-    batches = {NATIVE: raw.batches(), HASHED: raw.batches(), ADOPTED: dense.batches(), SCRIPTED: dense.batches()}
-    contestants = [Contestant(name, lambda i, name=name: files[name](batches[name][i])) for name in files]
-    with torch.no_grad():
-        must_agree(contestants, rtol=1e-3, atol=1e-3)  # each sum has an error of up to half a step per id
-        sizes = {f"{name} bytes": path.stat().st_size for name, path in paths.items()}
-        facts = {**setup.facts(distribution), **sizes, "ids_in_index": universe}
-        pairs = [(ours, SCRIPTED) for ours in (NATIVE, HASHED, ADOPTED)]
-        yield from compare_all(f"export/{setup.case(distribution)}", contestants, setup, facts, pairs)
+    sizes = {f"{name} bytes": path.stat().st_size for name, path in paths.items()}
+    for distribution in DISTRIBUTIONS:
+        ids = {form: Ids(setup, distribution, universe, raw=form).batches() for form in (None, mix64)}
+        batches = {name: ids[mix64 if name in (NATIVE, HASHED) else None] for name in files}
+        contestants = [
+            Contestant(name, lambda i, name=name, batches=batches: files[name](batches[name][i])) for name in files
+        ]
+        with torch.no_grad():
+            must_agree(contestants, rtol=1e-3, atol=1e-3)  # each sum has an error of up to half a step per id
+            facts = {**setup.facts(distribution), **sizes, "ids_in_index": universe}
+            pairs = [(ours, SCRIPTED) for ours in (NATIVE, HASHED, ADOPTED)]
+            yield from compare_all(f"export/{setup.case(distribution)}", contestants, setup, facts, pairs)
+
+
+def _sample(setup: Setup, universe: int, raw: Callable[[torch.Tensor], torch.Tensor] | None) -> KeyedJaggedTensor:
+    return Ids(replace(setup, iterations=0, warm_up=0), "uniform", universe, raw=raw).batches()[-1]
 
 
 def _compare_lengths(setup: Setup, directory: Path) -> Iterator[Result]:
@@ -95,8 +102,7 @@ def _compare_lengths(setup: Setup, directory: Path) -> Iterator[Result]:
         files = {}
         for name in (ours, peer):
             path = directory / "of_lengths.pt"
-            sample = Ids(replace(setup, iterations=0, warm_up=0), "uniform", universe, raw=raw).batches()[-1]
-            recfx.export(model, path, sample, quantize="int8", portable=name == peer)
+            recfx.export(model, path, _sample(setup, universe, raw), quantize="int8", portable=name == peer)
             files[name] = _loaded(path)
         for size in sizes:
             ids = Ids(size, "uniform", universe, raw=raw)

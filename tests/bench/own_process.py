@@ -8,7 +8,7 @@ import gc
 import logging
 import os
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -30,9 +30,13 @@ def in_own_process(run: Callable[..., Iterable[Result]], setup: Setup, *argument
         setup: of the case.
         arguments: anything that can be pickled.
     """
-    if 4 * setup.tables * setup.rows * setup.dim < _SMALL_BYTES:
+    if _is_small(setup):
         return list(run(setup, *arguments))
     return in_fresh_process(run, setup, *arguments)
+
+
+def _is_small(setup: Setup) -> bool:
+    return 4 * setup.tables * setup.rows * setup.dim < _SMALL_BYTES
 
 
 def in_fresh_process(run: Callable[..., Iterable[Result]], setup: Setup, *arguments: Any) -> list[Result]:
@@ -48,6 +52,22 @@ def on_ranks(ranks: int, run: Callable[..., Iterable[Result]], setup: Setup, *ar
         mp.start_processes(_process, given, nprocs=max(1, ranks), start_method="forkserver")
         results: list[Result] = torch.load(os.path.join(folder, "results"), weights_only=False)
         return results
+
+
+def cases_on_ranks(
+    ranks: int, run: Callable[..., Iterable[Result]], setup: Setup, cases: Iterable[Any]
+) -> Iterator[Result]:
+    """``on_ranks`` for ``run(setup, case)`` of each case; if tables are small, all of them on the same ranks."""
+    if _is_small(setup):
+        yield from on_ranks(ranks, _run_cases, setup, run, list(cases))
+    else:
+        for case in cases:
+            yield from on_ranks(ranks, run, setup, case)
+
+
+def _run_cases(setup: Setup, run: Callable[..., Iterable[Result]], cases: list[Any]) -> Iterator[Result]:
+    for case in cases:
+        yield from run(setup, case)
 
 
 def _process(

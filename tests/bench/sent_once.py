@@ -21,7 +21,7 @@ import recfx
 from recfx.collections.sharding.collection import ShardedCollection, shard_collection
 from recfx.ir.dedup import different
 from tests.bench.harness import Contestant, Result, compare_all
-from tests.bench.own_process import on_ranks
+from tests.bench.own_process import cases_on_ranks
 from tests.bench.setup import Setup
 from tests.bench.workload import OPTIMIZERS, attach
 from tests.sharding.recorded import recorded
@@ -35,8 +35,7 @@ _TABLES = 4
 
 def run(setup: Setup) -> Iterator[Result]:
     """One step, forward and backward with the fused optimizer, from this rank's KJT."""
-    for exponent in EXPONENTS:
-        yield from on_ranks(WORLD_SIZE, _measure, replace(setup, tables=_TABLES, pooling="NONE"), exponent)
+    yield from cases_on_ranks(WORLD_SIZE, _measure, replace(setup, tables=_TABLES, pooling="NONE"), EXPONENTS)
 
 
 def _measure(setup: Setup, exponent: float) -> list[Result]:

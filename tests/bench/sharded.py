@@ -21,7 +21,7 @@ import recfx
 from recfx.collections.pooled import HashEmbeddingBagCollection
 from recfx.kernels.index.mix64 import mix64
 from tests.bench.harness import Contestant, Result, compare_all
-from tests.bench.own_process import on_ranks
+from tests.bench.own_process import cases_on_ranks
 from tests.bench.setup import Ids, Setup
 from tests.bench.workload import OPTIMIZERS, attach, check_close, standard_collection
 
@@ -49,8 +49,7 @@ class Sharder(EmbeddingBagCollectionSharder):
 def run(setup: Setup) -> Iterator[Result]:
     """One step, forward and backward with the fused row-wise Adagrad, from this rank's KJT."""
     for world_size in WORLDS:
-        for plan in PLANS:
-            yield from on_ranks(world_size, _measure, setup, plan)
+        yield from cases_on_ranks(world_size, _measure, setup, PLANS)
 
 
 def _measure(setup: Setup, plan: str) -> list[Result]:
