@@ -56,6 +56,7 @@ class Sasrec(nn.Module):
         )
         self.films = EmbeddingCollection([table])
         self.positions = nn.Parameter(torch.zeros(LONGEST, dim))
+        self.register_buffer("places", torch.arange(LONGEST), persistent=False)
         self.attention = nn.Linear(dim, 3 * dim)
         self.feed_forward = nn.Sequential(nn.Linear(dim, 2 * dim), nn.ReLU(), nn.Linear(2 * dim, dim))
         self.norms = nn.ModuleList([nn.LayerNorm(dim) for _ in range(3)])
@@ -65,7 +66,7 @@ class Sasrec(nn.Module):
         rows = self.films(features)
         history, candidates = rows["history"], rows["candidates"]
         padded = history.to_padded_dense(LONGEST)
-        is_film = torch.arange(LONGEST, device=padded.device) < history.lengths().unsqueeze(1)
+        is_film = self.places < history.lengths().unsqueeze(1)
         state = self.norms[0](padded + self.positions)
         query, key, value = self.attention(state).chunk(3, dim=-1)
         attended = functional.scaled_dot_product_attention(query, key, value, is_film.unsqueeze(1))
@@ -73,7 +74,7 @@ class Sasrec(nn.Module):
         state = self.norms[2](state + self.feed_forward(state))
         last = (history.lengths().clamp(1, LONGEST) - 1).long().view(-1, 1, 1).expand(-1, 1, state.shape[2])
         user = state.gather(1, last).squeeze(1)
-        of_user = torch.arange(user.shape[0], device=user.device).repeat_interleave(candidates.lengths().long())
+        of_user = torch.repeat_interleave(candidates.lengths().long())
         return (user.index_select(0, of_user) * candidates.values()).sum(1)
 
 

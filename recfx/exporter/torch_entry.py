@@ -31,6 +31,8 @@ from recfx.exporter.compiled_copy import (
     holds_converted,
     trained_paths,
 )
+from recfx.runtime.hooks import has_forward_hooks
+from recfx.versions.differences import strict_export_runs_hooks
 
 
 def extend_torch() -> None:
@@ -91,6 +93,15 @@ def _for_export(model: nn.Module, arguments: dict[str, Any]) -> nn.Module:
             module_path=path,
             what_to_do=f"call model.eval() first, and recfx.trace after that; {TORCH_EXPORT.instead} does so by "
             "itself. To train, use the model.",
+        )
+    hooked = (path for path, collection in converted_collections(model).items() if has_forward_hooks(collection))
+    path = next(hooked, None) if arguments.get("strict") else None
+    if path is not None and not strict_export_runs_hooks():
+        raise ExportError(
+            f"torch.export of torch {torch.__version__} would leave out a forward hook with strict=True.",
+            reason=TORCH_EXPORT.reason,
+            module_path=path,
+            what_to_do=f"call torch.export.export with strict=False, or {TORCH_EXPORT.instead}.",
         )
     return compiled_copy(model, TORCH_EXPORT)
 

@@ -70,7 +70,7 @@ class DistributedModelParallel(TorchRecModelParallel):  # type: ignore[misc, unu
             init_data_parallel,
             init_parameters,
             data_parallel_wrapper,
-            model_tracker_configs,
+            *([] if model_tracker_configs is None else [model_tracker_configs]),  # TorchRec 1.2 has no trackers
         )
 
 
