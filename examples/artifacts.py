@@ -33,7 +33,7 @@ def write_all(model: nn.Module, rows: Rows, folder: Path, batch_size: int) -> fl
     model = copy.deepcopy(model).cpu()  # whatever it was trained on, the file is for servers with a CPU
     sample = rows.model_input(torch.device("cpu"))
 
-    (folder / "report.html").write_text(recfx.explain(model).to_html(), encoding="utf-8")
+    (folder / "report.html").write_text(recfx.explain(model).to_html("model.html"), encoding="utf-8")
     tell("recfx.explain", folder / "report.html", "what was converted, how ids become rows, the kernels and why")
 
     recfx.draw(model, folder / "model.html")

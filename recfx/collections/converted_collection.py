@@ -19,6 +19,7 @@ from recfx.ir.meta import SourceLocation
 from recfx.ir.snapshot import PassRecord
 from recfx.ir.tables import TableSpec
 from recfx.passes import Pass
+from recfx.printing.grid import few, plural
 from recfx.runtime import TableStore
 from recfx.runtime.base import FxLeaf, opaque, tracer_of_call
 from recfx.runtime.forwards import Forwards
@@ -69,6 +70,11 @@ class ConvertedCollection(FxLeaf):
     def __new__(cls: type[_Collection], *arguments: Any, **keywords: Any) -> _Collection:
         first_use()  # here, because pickles and copies do not call __init__
         return super().__new__(cls)
+
+    def __repr__(self) -> str:
+        """One line, however many tables, indexes and nodes there are: ``recfx.explain`` and its graph show them."""
+        tables = f"{plural(len(self.tables), 'table')}: {few([table.name for table in self.tables], 3)}"
+        return f"{type(self).__name__}({tables})"
 
     # Tables
 

@@ -130,7 +130,7 @@ def _cost(given: argparse.Namespace, made: Made) -> Outcome:
     if given.expressions:
         return Outcome(expressions.to_json() if given.json else str(expressions))
     numbers = expressions.at(B=given.batch_size, L=_lengths(given.length, expressions.features))
-    return Outcome(numbers.to_json() if given.json else str(numbers))
+    return Outcome(numbers.to_json() if given.json else numbers)
 
 
 def _lengths(given: Sequence[str], features: Sequence[str]) -> dict[str, float]:

@@ -17,6 +17,8 @@ from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, Keyed
 
 from recfx.runtime.bags import select_bags
 
+_MOST_SHOWN = 4
+
 
 class Sample:
     """One call of a model: ``Sample(dense, kjt, labels=labels)``.
@@ -27,6 +29,11 @@ class Sample:
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self.args = args
         self.kwargs = kwargs
+
+    def __repr__(self) -> str:
+        given = [*map(_brief, self.args), *(f"{name}={_brief(value)}" for name, value in self.kwargs.items())]
+        more = f", and {len(given) - _MOST_SHOWN} more" if len(given) > _MOST_SHOWN else ""
+        return f"Sample({', '.join(given[:_MOST_SHOWN])}{more})"
 
     @classmethod
     def of(cls, sample: Any) -> Sample:
@@ -135,6 +142,12 @@ def _batch_size(value: Any) -> int:
     if features is not None:
         return 0 if features.variable_stride_per_key() else int(features.stride())
     return next((int(tensor.shape[0]) for tensor in tensors_of(value) if tensor.dim() > 0), 0)
+
+
+def _brief(value: Any) -> str:
+    """What a value is, and the shape of a tensor: never what is in it."""
+    name = type(value).__name__
+    return f"{name}{list(value.shape)}" if isinstance(value, torch.Tensor) else name
 
 
 def _first_keyed_jagged(value: Any) -> KeyedJaggedTensor | None:

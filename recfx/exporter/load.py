@@ -24,6 +24,7 @@ from recfx.exporter.serving import triton
 from recfx.exporter.serving.targets import FOR_DEVICES, TRITON
 from recfx.exporter.write_file import MANIFEST_RECORD, as_path, content_checksum, memory_of
 from recfx.kernels.build import library
+from recfx.printing.grid import few, plural
 from recfx.versions.differences import let_files_take_batches
 
 _TOLD = re.compile(r"(builtins\.)?(RuntimeError: )?(?P<message>.*?) *\[(?P<reason>[a-z_]+)\]")
@@ -202,6 +203,12 @@ class LoadedModel(nn.Module):
         self._signature = signature_from(manifest)
         self._returns = returns_from(manifest)
         self.eval()
+
+    def __repr__(self) -> str:
+        """One line, whatever the file's module holds."""
+        collections = list(self.manifest["collections"])
+        counted = f"{plural(len(collections), 'collection')}: {few(collections, 3)}"
+        return f"LoadedModel({self.manifest.get('format', 'torchscript')}, {counted})"
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The model's answer; it takes the arguments of the model that was exported.

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from recfx.errors import Diagnostic
 from recfx.ir.snapshot import PassRecord
+from recfx.printing.grid import plural
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ class TableSize:
     error: float
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class ExportReport:
     """What ``recfx.export`` returns.
 
@@ -62,6 +63,10 @@ class ExportReport:
     output_error: float
     libraries: tuple[Path, ...] = ()
     notes: tuple[Diagnostic, ...] = field(default=())
+
+    def __repr__(self) -> str:
+        tables = plural(len(self.tables), "table")
+        return f"ExportReport({self.path.name!r}, {self.format}, {_bytes(self.bytes)}, {tables})"
 
     def __str__(self) -> str:
         lines = [f"{self.path}: {self.format}, {_bytes(self.bytes)}"]

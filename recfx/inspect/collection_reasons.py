@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from torch import nn
 
@@ -11,6 +11,8 @@ from recfx.collections.kinds import kind_of
 from recfx.collections.sharding.collection import ShardedCollection
 from recfx.errors import Diagnostic, Severity
 from recfx.hashing import HashIndex
+from recfx.inspect import wording
+from recfx.inspect.facts import TableFacts
 from recfx.inspect.sent_share import shares_of_sent
 from recfx.ir.shards import ShardedTable
 from recfx.ir.tables import TableSpec
@@ -19,6 +21,9 @@ from recfx.runtime import FindRows, SelectFeatures
 from recfx.runtime.transfers import crosses
 from recfx.versions.differences import BaseForward
 
+LARGE_GRADIENTS = 64 * 2**20
+"""Bytes of dense gradients per step from which on a report warns. With one table of 64 columns and 20,480 ids a batch,
+a step of SGD took one core 3.5 ms at 16 MiB, 37 ms at 64 MiB and 136 ms at 256 MiB; 1 ms at each, in backward."""
 UNEVEN = 1.25  # size of the largest piece, relative to the mean
 
 
@@ -125,6 +130,24 @@ def sent_once_reasons(collection: ConvertedCollection, path: str) -> tuple[Diagn
         advice = "give the share that was measured to convert(dedup=) if it is far from the expected one."
         reasons.append(Diagnostic("ids_sent_once", kind_of(collection).table_path(path, table.name), message, advice))
     return tuple(reasons)
+
+
+def dense_gradient_reasons(tables: Iterable[TableFacts], path: str, trains: bool) -> tuple[Diagnostic, ...]:
+    """Tables of the collection at ``path`` whose backward writes gradients as large as they are, if these are large."""
+    dense = [table for table in tables if table.optimizer is None and table.weight.requires_grad] if trains else []
+    size = sum(table.weight.numel() * table.weight.element_size() for table in dense)
+    if size < LARGE_GRADIENTS:
+        return ()
+    message = (
+        f"no optimizer runs in backward for {_few([table.spec.name for table in dense])}: each step of training clears "
+        f"and writes {wording.size(size)} of gradients (weight.grad), as large as the tables, and an optimizer then "
+        "reads all of it, however few rows the batch has."
+    )
+    advice = (
+        "call apply_optimizer_in_backward of torchrec.optim for the parameters of the collection: a step then touches "
+        "the rows of the batch only. Nothing, if it is not trained; eval() or requires_grad_(False) says so."
+    )
+    return (Diagnostic("dense_gradients", path, message, advice, Severity.WARNING),)
 
 
 def pipelining_reasons(sharded: ShardedCollection, path: str) -> tuple[Diagnostic, ...]:

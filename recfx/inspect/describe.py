@@ -22,6 +22,7 @@ from recfx.hashing import ResolvedHashConfig
 from recfx.inspect.capacity_reasons import batches_until_full, suggested_rows
 from recfx.inspect.collection_reasons import (
     collection_sharding_reasons,
+    dense_gradient_reasons,
     pipelining_reasons,
     sent_once_reasons,
     sharding_reasons,
@@ -170,6 +171,7 @@ def describe_converted(base: CollectionReport, collection: UnshardedCollection, 
         is_weighted=collection.is_weighted(),
         device=str(collection.device),
         tables=tuple(table_report(facts[table.name]) for table in collection.tables),
+        reasons=base.reasons + dense_gradient_reasons(facts.values(), base.path, collection.training),
     )
     return with_graph(described, collection)
 
@@ -249,6 +251,7 @@ def describe_sharded(base: CollectionReport, sharded: ShardedCollection, existed
     )
     reasons = collection_sharding_reasons(sharded.tables, sharded.graph_module, base.path)
     reasons += pipelining_reasons(sharded, base.path) + sent_once_reasons(sharded, base.path)
+    reasons += dense_gradient_reasons(facts.values(), base.path, sharded.training)
     return with_reasons(with_graph(described, sharded), reasons)
 
 

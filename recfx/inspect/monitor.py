@@ -23,6 +23,8 @@ from recfx.errors import ConversionError, RecfxError, type_of
 from recfx.hashing import HashIndex
 from recfx.inspect.index_health import Health, IndexHealth, end_intervals
 from recfx.inspect.sent_share import SentShare, shares_of_sent
+from recfx.printing.grid import Grid, plural
+from recfx.printing.shown import Shown
 
 _Read = tuple[dict[str, Health], dict[str, tuple[int, int]]]
 """How each index does; and how many ids were sent, of how many, of each table that sends different ids once."""
@@ -96,8 +98,10 @@ def monitor(model: nn.Module, *, probed_groups: int | None = None) -> Monitor:
     return Monitor(health, probed_groups, {tags[path]: shares for path, shares in sent.items()})
 
 
-class Monitor:
+class Monitor(Shown):
     """The scalars of a model's tables, each time for the interval since the last time. See :func:`monitor`.
+
+    ``str()`` is a table of those that were read the last time; notebooks show one. Neither reads anything.
 
     Attributes:
         tables: the fully qualified names of all tables that have an index, also of those on other ranks. Characters
@@ -110,6 +114,22 @@ class Monitor:
         self._tables, self._sent = dict(tables), dict(sent)
         self._probed_groups = probed_groups
         self._turn = 0
+        self._last: dict[str, float] = {}
+
+    def as_grid(self) -> Grid:
+        """The scalars that were read the last time: a row per table."""
+        names = list(dict.fromkeys(name.rpartition("/")[2] for name in self._last))
+        rows = [
+            (table, *(f"{self._last[key]:.3g}" if (key := f"{table}/{name}") in self._last else "" for name in names))
+            for table in self.tables
+        ]
+        when = "when they were last read" if self._last else "not read yet: scalars() and log() read them"
+        return Grid(f"{plural(len(rows), 'table')}, {when}", ("table", *names), tuple(rows), frozenset(names))
+
+    def __repr__(self) -> str:
+        occupancies = [value for name, value in self._last.items() if name.endswith("/occupancy")]
+        fullest = f"the fullest {max(occupancies):.1%} full" if occupancies else "nothing read yet"
+        return f"Monitor({plural(len(self.tables), 'table')}, {fullest})"
 
     @property
     def tables(self) -> tuple[str, ...]:
@@ -167,7 +187,8 @@ class Monitor:
         found = {
             f"{name}/{scalar}": value for name, health in tables.items() for scalar, value in health.scalars().items()
         }
-        return found | {f"{name}/different_ids": part / of for name, (part, of) in sent.items() if of}
+        self._last = found | {f"{name}/different_ids": part / of for name, (part, of) in sent.items() if of}
+        return dict(self._last)
 
     def log(
         self, writer: ScalarWriter | None, step: int, group: dist.ProcessGroup | None = None, *, probe_all: bool = False

@@ -10,7 +10,8 @@ import sympy
 from rich.console import Console, ConsoleOptions, RenderResult
 
 from recfx.errors import Diagnostic
-from recfx.inspect.html import render_html
+from recfx.inspect import wording
+from recfx.inspect.html import render_fragment, render_html
 from recfx.inspect.report_data import CollectionReport, ReportData
 from recfx.inspect.table_report import HashingReport
 from recfx.inspect.text import render, render_text
@@ -61,11 +62,12 @@ def plain(value: Any, field: str = "") -> Any:
     return str(value) if isinstance(value, sympy.Basic) else value
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Report(ReportData):
     """What was done to a model, or would be done. ``str()`` is plain text. The base class has the fields.
 
-    A terminal's ``rich.console.Console`` prints it in colours, and as wide as the terminal is.
+    A terminal's ``rich.console.Console`` prints it in colours, and as wide as the terminal is: where there is no room,
+    tables leave out columns. Notebooks show it as HTML.
 
     Args:
         tables: how tables are shown as text: ``"groups"`` (one line per group of like ones, if there are many) or
@@ -77,6 +79,13 @@ class Report(ReportData):
     def __str__(self) -> str:
         return render_text(self, self.tables == "all")
 
+    def __repr__(self) -> str:
+        return f"Report({wording.headline(self)})"
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: all but the details of each table."""
+        return render_fragment(self)
+
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         yield from render(self, self.tables == "all", options.max_width)
 
@@ -84,6 +93,11 @@ class Report(ReportData):
         """The whole report; keys are in the order of the fields of the base class, and symbolic sizes are text."""
         return render_json(self)
 
-    def to_html(self) -> str:
-        """A single page that needs no other file."""
-        return render_html(self)
+    def to_html(self, picture: str = "") -> str:
+        """A single page that needs no other file.
+
+        Args:
+            picture: the address of a page of ``recfx.draw``, such as ``"model.html"`` if it is in the same folder: the
+                names of collections, tables and nodes are links to their places there.
+        """
+        return render_html(self, picture)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import sympy
 
 from recfx.errors import Diagnostic
 from recfx.inspect.table_report import TableReport
+from recfx.printing.grid import plural
 from recfx.verification.verify_report import DIFFERENT, VerifyReport
 
 
@@ -32,10 +33,10 @@ class PassReport:
 
     name: str
     modified: bool
-    graph: str
+    graph: str = field(repr=False)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class CollectionReport:
     """One collection.
 
@@ -71,6 +72,9 @@ class CollectionReport:
     passes: tuple[PassReport, ...] = ()
     declined: tuple[Diagnostic, ...] = ()
     reasons: tuple[Diagnostic, ...] = ()
+
+    def __repr__(self) -> str:
+        return f"CollectionReport({self.path!r}, {self.kind}, {self.status}, {plural(len(self.tables), 'table')})"
 
     @property
     def path(self) -> str:

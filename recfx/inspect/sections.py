@@ -16,6 +16,11 @@ FILLING = ("index_nearly_full", "shared_answers", "eviction_churn", "candidates_
 """The reasons of tables that are, or soon will be, too small."""
 LISTS_EACH = 'tables="all" lists each'
 """What a title or ``more`` says about what is left out; the page, which leaves nothing out, says something else."""
+SPARE = (
+    "found", "made by", "type", "pooled rows", "class", "pooling", "worst bucket", "unseen", "shared", "evicted",
+    "seen", "columns here", "dim", "features", "rows here", "where", "bytes", "collection",
+)  # fmt: skip
+"""The columns that a narrow terminal leaves out, the first of them first."""
 LEGEND = "B: batch size; W: ranks; L_f: mean number of ids of feature f per sample"
 
 _FULLEST, _MOST_NODES, _MOST_GRAPHS = 5, 24, 3
@@ -182,9 +187,20 @@ def _tables(tables: list[TableOf], every: bool) -> Grid:
         "hashing": lambda group: wording.rules(group[0].table.hashing),
         "ids held": lambda group: wording.ids_held([table for _, table in group]),
         "kernel": lambda group: group[0].table.kernel,
-        "optimizer": lambda group: group[0].table.optimizer.removeprefix("none: ").removeprefix("gradients to "),
+        "optimizer": lambda group: _DENSE if _is_dense(group[0].table) else group[0].table.optimizer,
     }
-    return Grid.of(title, groups, columns, ("rows", "dim", "size"))
+    more = _DENSE_MEANS if any(_is_dense(table) for _, table in tables) else ""
+    return Grid.of(title, groups, columns, ("rows", "dim", "size"), more)
+
+
+_DENSE = "your own"
+_DENSE_MEANS = (
+    f"{_DENSE}: backward writes a gradient as large as the table (weight.grad), for an optimizer that you step"
+)
+
+
+def _is_dense(table: TableReport) -> bool:
+    return table.optimizer == "none: gradients to weight.grad"
 
 
 def _what_tables_share(item: TableOf) -> Hashable:

@@ -145,7 +145,7 @@ class HashingReport:
         return dict(self.counters).get(counter, 0)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class TableReport:
     """One table.
 
@@ -186,6 +186,10 @@ class TableReport:
     custom_init_fn: bool = False
     reasons: tuple[Diagnostic, ...] = ()
     sharding: ShardingReport | None = None
+
+    def __repr__(self) -> str:
+        hashing = "" if self.hashing is None else f", {self.hashing.mode}"
+        return f"TableReport({self.name!r}, {self.rows:,} rows of {self.dim} {self.dtype}{hashing})"
 
     @property
     def index(self) -> HashingReport | None:

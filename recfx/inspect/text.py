@@ -12,10 +12,7 @@ import textwrap
 from collections.abc import Iterator
 from dataclasses import replace
 
-from rich import box
-from rich.cells import cell_len
-from rich.console import Console, RenderableType
-from rich.table import Table
+from rich.console import Console
 from rich.text import Text
 
 from recfx.collections.kinds import table_in
@@ -23,8 +20,9 @@ from recfx.errors import Severity, printable
 from recfx.inspect import wording
 from recfx.inspect.reason_rows import Finding, ReasonRow, matter, notes, reason_rows
 from recfx.inspect.report_data import ReportData
-from recfx.inspect.sections import LEGEND, node_grids, overview
+from recfx.inspect.sections import LEGEND, SPARE, node_grids, overview
 from recfx.printing.grid import Grid, few, groups_of
+from recfx.printing.lines import to_lines
 
 WIDTH = 120
 
@@ -39,7 +37,7 @@ def render_text(report: ReportData, every: bool = False) -> str:
 
     Args:
         report: see :class:`ReportData`.
-        every: a line for each table, collection and message, however many there are.
+        every: a line for each table, collection and message, however many there are, and every column.
     """
     console = Console(
         file=io.StringIO(),
@@ -51,23 +49,22 @@ def render_text(report: ReportData, every: bool = False) -> str:
         emoji=False,
         highlight=False,
     )
-    for part in render(report, every, WIDTH, box.ASCII):
+    for part in render(report, every, None if every else WIDTH):
         console.print(part, soft_wrap=True)  # lines have their length already; longer ones stay whole
     output = console.file
     assert isinstance(output, io.StringIO)
     return "\n".join(line.rstrip() for line in output.getvalue().splitlines())
 
 
-def render(report: ReportData, every: bool, width: int, lines: box.Box = box.SIMPLE_HEAD) -> Iterator[RenderableType]:
+def render(report: ReportData, every: bool, room: int | None) -> Iterator[Text]:
     """The parts of the report, from top to bottom.
 
     Args:
         report: see :class:`ReportData`.
         every: as for ``render_text``.
-        width: of the terminal.
-        lines: how tables are drawn.
+        room: the width of the terminal, where tables leave out columns; None: they leave out none.
     """
-    width = max(width, _NARROWEST)
+    width = max(WIDTH if room is None else room, _NARROWEST)
     rows = reason_rows(report, every)
     yield Text(wording.headline(report), style="bold green" if report.ok else "bold red")
     yield Text(wording.versions(report))
@@ -76,11 +73,11 @@ def render(report: ReportData, every: bool, width: int, lines: box.Box = box.SIM
         yield from _reason(row, width, every)
     graphs, more = node_grids(report.collections, every)
     for section in [*overview(report.collections, every), *graphs]:
-        yield from _grid(section, width, lines)
+        yield from _grid(section, None if room is None else width)
     if more:
         yield Text(f"\n{more}")
     if graphs:
-        yield Text(LEGEND)
+        yield Text("\n".join(_wrapped(LEGEND, width, "", "    ")))
     if minor := notes(rows):
         yield Text("\nNotes", style="bold")
         for row in minor:
@@ -140,26 +137,12 @@ def _wrapped(text: str, width: int, first: str, rest: str) -> list[str]:
     )
 
 
-def _grid(grid: Grid, width: int, lines: box.Box) -> Iterator[RenderableType]:
-    """A table, or, if that is wider than the terminal, a few lines per row."""
-    yield Text("\n" + "\n".join(_wrapped(grid.title, width, "", "    ")), style="bold")
+def _grid(grid: Grid, width: int | None) -> Iterator[Text]:
+    """A table below its title; None: as wide as it needs to be."""
+    yield Text("\n" + "\n".join(_wrapped(grid.title, width or WIDTH, "", "    ")), style="bold")
     grid = replace(grid, rows=tuple(tuple(map(printable, row)) for row in grid.rows), more=printable(grid.more))
-    widths = [max(map(cell_len, column)) for column in zip(grid.columns, *grid.rows, strict=True)]
-    if sum(widths) + 3 * (len(widths) - 1) > width:
-        for row in grid.rows:
-            yield Text(row[0])
-            values = [f"{name} {cell}" for name, cell in zip(grid.columns[1:], row[1:], strict=True) if cell]
-            yield from _prose("; ".join(values), width)
-    else:
-        yield _table(grid, lines)
+    head, *rows = to_lines(grid, width, spare=SPARE)
+    yield Text(head, style="bold")
+    yield Text("\n".join(rows))
     if grid.more:
         yield Text(grid.more)
-
-
-def _table(grid: Grid, lines: box.Box) -> Table:
-    table = Table(box=lines, padding=(0, 1), pad_edge=False, show_edge=False)
-    for column in grid.columns:
-        table.add_column(column, justify="right" if column in grid.numbers else "left", no_wrap=True)
-    for row in grid.rows:
-        table.add_row(*map(Text, row))
-    return table

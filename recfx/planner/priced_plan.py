@@ -110,6 +110,13 @@ class PricedPlan(ShardingPlan):
         self.pricing = pricing
         self._priced = _tables(plan)
 
+    def __repr__(self) -> str:
+        per_collection: dict[str, Any] = self.plan
+        types = Counter(str(table.sharding_type) for tables in per_collection.values() for table in tables.values())
+        kinds = ", ".join(f"{count:,} {kind}" for kind, count in types.most_common())
+        price = "" if self.pricing is None else f"; {in_time(self.pricing.chosen.seconds)} per step"
+        return f"PricedPlan(W={self.world_size:,}: {kinds}{price})"
+
     @property
     def world_size(self) -> int:
         return int(self.topology.world_size)

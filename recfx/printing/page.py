@@ -1,54 +1,90 @@
-"""A page of HTML: complete, without other files or scripts, with everything escaped, and readable in any browser."""
+"""A page of HTML: complete, without other files, with everything escaped, and readable in any browser."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Collection, Iterable
 from html import escape as escape_html
+from importlib.resources import files
+from urllib.parse import urlencode
 
 from recfx.errors import printable
 from recfx.printing.grid import Grid
 
+# Everything but the page itself takes the colour of the text around it, so that it fits into a notebook of any colour.
 _STYLE = """
-:root { color-scheme: light dark; --text: #1c1c1c; --page: #fff; --line: #ccc; --head: #f2f2f2; --code: #f7f7f7;
-  --ok: #176b2c; --error: #a51414; --warning: #8a5a00; --info: #444; }
-@media (prefers-color-scheme: dark) { :root { --text: #e4e4e4; --page: #16181b; --line: #444; --head: #24272b;
-  --code: #1e2124; --ok: #6fd08c; --error: #ff8f8f; --warning: #f0c060; --info: #b8b8b8; } }
-body { font: 14px/1.45 system-ui, sans-serif; margin: 2em auto; max-width: 96em; padding: 0 1em; color: var(--text);
-  background: var(--page); }
-h1, h2, h3, summary { overflow-wrap: anywhere; }
-.scroll { overflow: auto; max-height: 85vh; margin: .5em 0 1.5em; }
-:focus-visible { outline: 2px solid var(--info); }
-table { border-collapse: separate; border-spacing: 0; border-top: 1px solid var(--line);
-  border-left: 1px solid var(--line); }
-th, td { border-right: 1px solid var(--line); border-bottom: 1px solid var(--line); padding: .2em .6em;
-  text-align: left; vertical-align: top; max-width: 36em; overflow-wrap: break-word; }
-th { background: var(--head); white-space: nowrap; position: sticky; top: 0; }
-.number { text-align: right; white-space: nowrap; }
-pre { background: var(--code); overflow-x: auto; padding: .6em; }
-details { margin: .3em 0; }
-summary { cursor: pointer; }
-.ok { color: var(--ok); } .error { color: var(--error); }
-tr.error td:nth-child(-n+2) { color: var(--error); font-weight: 600; }
-tr.warning td:nth-child(-n+2) { color: var(--warning); font-weight: 600; }
+.recfx.recfx { --line: color-mix(in srgb, currentColor 25%, transparent);
+  --shade: color-mix(in srgb, currentColor 8%, var(--paper, transparent));
+  --ok: color-mix(in srgb, currentColor 45%, #00a03c); --error: color-mix(in srgb, currentColor 45%, #e00000);
+  --warning: color-mix(in srgb, currentColor 45%, #c88200); font: 14px/1.45 system-ui, sans-serif;
+  & h1, & h2, & h3, & summary { overflow-wrap: anywhere; }
+  & h2 { font-size: 1.25em; }
+  & .scroll { overflow: auto; max-height: 85vh; margin: .5em 0 1.5em; }
+  & :focus-visible { outline: 2px solid currentColor; }
+  & table { border-collapse: separate; border-spacing: 0; border: 0 solid var(--line); border-width: 1px 0 0 1px;
+    margin: 0; font-size: inherit; table-layout: auto; }
+  & th, & td { border: 0 solid var(--line); border-width: 0 1px 1px 0; padding: .2em .6em; text-align: left;
+    vertical-align: top; max-width: 36em; overflow-wrap: break-word; }
+  & th { background: var(--shade); white-space: nowrap; }
+  & .prose { min-width: 18em; }
+  & .number { text-align: right; white-space: nowrap; }
+  & pre { background: var(--shade); overflow-x: auto; padding: .6em; }
+  & details { margin: .3em 0; }
+  & summary { cursor: pointer; }
+  & .ok { color: var(--ok); } & .error { color: var(--error); } & .warning { color: var(--warning); }
+  & tr.error, & tr.warning, & tr.ok { color: inherit; }
+  & tr.error td:nth-child(-n+2) { color: var(--error); font-weight: 600; }
+  & tr.warning td:nth-child(-n+2) { color: var(--warning); font-weight: 600; }
+}
+"""
+_PAGE_STYLE = """
+:root { color-scheme: light dark; --paper: #fff; --text: #1c1c1c; }
+@media (prefers-color-scheme: dark) { :root { --paper: #16181b; --text: #e4e4e4; } }
+body { margin: 2em auto; max-width: 96em; padding: 0 1em; color: var(--text); background: var(--paper); }
+.recfx th { position: sticky; top: 0; }
+.recfx tr.named td { background: color-mix(in srgb, var(--text) 15%, var(--paper)); }
+.filter { position: sticky; top: 0; z-index: 1; margin: 0; padding: .4em 0; background: var(--paper); }
+.filter input { font: inherit; width: 24em; max-width: 60%; }
+th button { all: unset; cursor: pointer; }
+th button:focus-visible { outline: 2px solid; }
+th[aria-sort="ascending"] button::after { content: " \\25B2"; }
+th[aria-sort="descending"] button::after { content: " \\25BC"; }
 """
 
 
-def page(title: str, status: str, parts: Iterable[str]) -> str:
+def page(title: str, status: str, parts: Iterable[str], *, has_filter: bool = False) -> str:
     """The whole page.
 
     Args:
         title: its first line, too.
         status: the class of that line: ``ok``, ``warning`` or ``error``.
         parts: what follows, in HTML.
+        has_filter: whether rows can be filtered and sorted, and links lead to them; the page then has a script.
     """
     head = [
         "<!DOCTYPE html>",
         '<html lang="en"><head><meta charset="utf-8">',
         '<meta name="viewport" content="width=device-width, initial-scale=1">',
-        f"<title>{escape(title)}</title><style>{_STYLE}</style></head><body>",
-        f'<h1 class="{status}">{escape(title)}</h1>',
+        f"<title>{escape(title)}</title><style>{_PAGE_STYLE}</style></head><body>",
     ]
-    return "\n".join([*head, *parts, "</body></html>"]) + "\n"
+    inside = fragment([f'<h1 class="{status}">{escape(title)}</h1>', *parts])
+    script = [f"<script>{_script()}</script>"] if has_filter else []
+    return "\n".join([*head, inside, *script, "</body></html>"]) + "\n"
+
+
+@functools.cache
+def _script() -> str:
+    return files(__package__).joinpath("page.js").read_bytes().decode()
+
+
+def fragment(parts: Iterable[str]) -> str:
+    """A part of a page, as notebooks show it: parts in HTML, with their style, which is about nothing else."""
+    return "\n".join([f'<div class="recfx"><style>{_STYLE}</style>', *parts, "</div>"])
+
+
+def heading(text: str, status: str = "") -> str:
+    """The first line of a fragment, which has no title; ``status`` as for a page."""
+    return f"<p><strong{f' class={status}' if status else ''}>{escape(text)}</strong></p>"
 
 
 def escape(text: str) -> str:
@@ -61,21 +97,32 @@ def pre(text: str) -> str:
     return f'<pre tabindex="0">{escape_html(printable(text, keep=chr(10)))}</pre>'
 
 
-def table(grid: Grid, classes: Iterable[str] = ()) -> list[str]:
+def table(grid: Grid, classes: Iterable[str] = (), ids: Iterable[str] = (), linked: str = "") -> list[str]:
     """A table, without its title.
 
     Args:
         grid: what is in it.
         classes: the class of each row, if they have any.
+        ids: the name of each row as links have it, such as ``node=ebc_lookup``; ``""`` if it has none.
+        linked: another page, which has the same names: the first cell of each row is a link to its place there.
     """
     numbers = [column in grid.numbers for column in grid.columns]
     of_rows = list(classes) or [""] * len(grid.rows)
-    lines = [
-        f"<tr{f' class={of_row}' if of_row else ''}>{''.join(map(_cell, row, numbers))}</tr>"
-        for row, of_row in zip(grid.rows, of_rows, strict=True)
-    ]
+    names = list(ids) or [""] * len(grid.rows)
+    lines = []
+    for row, of_row, name in zip(grid.rows, of_rows, names, strict=True):
+        cells = list(map(_cell, row, numbers))
+        if linked:
+            cells[0] = f"<td>{link(linked, grid.columns[0], row[0], row[0])}</td>"
+        attributes = (f" class={of_row}" if of_row else "") + (f' id="{escape(name)}"' if name else "")
+        lines.append(f"<tr{attributes}>{''.join(cells)}</tr>")
     below = [f"<p>{escape(grid.more)}</p>"] if grid.more else []
     return [frame(grid.columns, lines, grid.numbers), *below]
+
+
+def link(address: str, kind: str, name: str, text: str) -> str:
+    """A link to what another page shows under a name, such as ``model.html#node=ebc_lookup``."""
+    return f'<a href="{escape(address)}#{escape(urlencode({kind: name}, errors="replace"))}">{escape(text)}</a>'
 
 
 def _cell(text: str, number: bool) -> str:

@@ -36,7 +36,7 @@ class Check:
     message: str = ""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class VerifyReport:
     """What was compared.
 
@@ -59,6 +59,9 @@ class VerifyReport:
 
     def of(self, status: str) -> list[Check]:
         return [check for check in self.checks if check.status == status]
+
+    def __repr__(self) -> str:
+        return f"VerifyReport({str(self).splitlines()[0].removeprefix('verification: ')})"
 
     def __str__(self) -> str:
         counts = ", ".join(

@@ -64,6 +64,7 @@ def test_every_pass_the_report_and_the_times_are_written(directory: Path) -> Non
         in (folder / f"passes/{1 + PASSES.index('fuse_hash_lookup'):02d}-fuse_hash_lookup.diff").read_text()
     )
     assert "1 converted" in (folder / "report.txt").read_text()
+    assert '<a href="graph.html#node=' in (folder / "report.html").read_text()
     assert json.loads((folder / "report.json").read_text())["ok"] is True
     times = json.loads((folder / "timings.json").read_text())
     stages = ["discover", "replace, and run the passes", "verify", "place, and patch"]

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from pathlib import Path
 
 import pytest
+import torch
 from torch import nn
 
-from recfx import HashConfig, convert
+from recfx import ExportReport, HashConfig, Sample, VerifyReport, convert
 from recfx.errors import Diagnostic, Severity
 from recfx.inspect import (
     REPORT_VERSION,
+    CollectionReport,
     HashingReport,
     NodeReport,
     PassReport,
@@ -21,8 +24,30 @@ from recfx.inspect import (
 from recfx.inspect.explain import explain
 from recfx.inspect.report import plain
 from recfx.inspect.report_data import ReportData
+from recfx.verification.verify_report import Check
 from tests.inspect.balanced import Balanced
 from tests.inspect.models import collection, dlrm, towers
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (Sample(torch.zeros(2, 3), labels=[1]), "Sample(Tensor[2, 3], labels=list)"),
+        (Sample(*range(6)), "Sample(int, int, int, int, and 2 more)"),
+        (
+            VerifyReport((Check("train", "sample", "outputs", "", "equal"),)),
+            "VerifyReport(ok (1 equal; rtol=1e-05, atol=1e-06))",
+        ),
+        (
+            ExportReport(Path("a/m.pt"), "pt2", 10, (), "graph", {}, 0.0),
+            "ExportReport('m.pt', pt2, 10 bytes, 0 tables)",
+        ),
+        (TableReport("t", (), (), 1000, 8, "SUM", "float32", "", 0), "TableReport('t', 1,000 rows of 8 float32)"),
+        (CollectionReport(("a", "b"), "Ebc", "kept"), "CollectionReport('a', Ebc, kept, 0 tables)"),
+    ],
+)
+def test_how_objects_print_in_one_line(value: object, text: str) -> None:
+    assert repr(value) == text
 
 
 def fields(kind: type) -> list[str]:
@@ -131,12 +156,12 @@ def test_html_is_one_escaped_page() -> None:
     name = "<script>alert('x')</script>&\""
     page = explain(nn.ModuleDict({name.replace(".", ""): collection(1)})).to_html()
     assert page.startswith("<!DOCTYPE html>")
-    assert "<script" not in page
+    assert page.count("<script") == 1  # the page's own
     parser = Balanced()
     parser.feed(page)
     assert parser.open == []
     assert set(parser.attributes) <= {
-        "lang", "charset", "class", "name", "content", "tabindex", "role", "aria-label", "scope",
+        "lang", "charset", "class", "id", "name", "content", "tabindex", "role", "aria-label", "scope",
     }  # fmt: skip  # nothing is loaded from elsewhere
     assert any(name in text for text in parser.text)
 

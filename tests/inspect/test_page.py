@@ -10,6 +10,8 @@ from torch import nn
 
 import recfx
 from recfx import HashConfig
+from recfx.planner.pricing.hardware import H100
+from recfx.planner.topology import npu_topology
 from tests.inspect.models import STRANGE, Towers, collection, strange_names
 from tests.support.browser import Page
 
@@ -39,7 +41,7 @@ def test_names_are_never_markup(page: Page, tmp_path: Path) -> None:
     cells = page.run("[...document.querySelectorAll('td:first-child')].map((each) => each.textContent)")
     assert {name for name in STRANGE if name.isprintable()} < set(cells)
     assert {r"a\nb", r"esc\x1b[31m\x00", r"lone\udc80"} < set(cells)
-    assert page.run("document.querySelectorAll('script, img').length") == 0
+    assert page.run("document.querySelectorAll('script, img').length") == 1  # the page's own
     assert page.complaints == []
 
 
@@ -60,7 +62,7 @@ def test_a_long_name_and_a_narrow_window(page: Page, width: int, dark: bool, tmp
 def test_many_tables_do_not_make_a_long_page(page: Page, tmp_path: Path) -> None:
     opened(page, recfx.convert(nn.ModuleDict({"ebc": collection(300)}), hashing=HashConfig(dense_rows=0)), tmp_path)
     assert "in 1 group of like ones (each is listed below)" in page.run("document.body.innerText")
-    page.run("document.querySelectorAll('body > details').forEach((each) => { each.open = true; })")
+    page.run("document.querySelectorAll('.recfx > details').forEach((each) => { each.open = true; })")
     assert page.run("document.documentElement.scrollHeight") < 6000
     top = "document.querySelector('details th').getBoundingClientRect().top"
     before = page.run(top)
@@ -70,3 +72,59 @@ def test_many_tables_do_not_make_a_long_page(page: Page, tmp_path: Path) -> None
     assert page.run(top) == before  # the names of the columns stay
     assert "t299" in page.run(f"{box}.textContent")
     assert page.run("document.querySelectorAll('tr.warning details').length") == 0  # it says all tables at once
+
+
+def test_rows_are_filtered_and_sorted_and_found_by_links(page: Page, tmp_path: Path) -> None:
+    model = nn.ModuleDict({"user": collection(12, rows=100), "item": collection(3)})
+    opened(page, model, tmp_path)
+    page.click(".filter input")
+    page.type("T1 user")
+    rows = "[...document.querySelectorAll('.recfx > details tbody tr')].filter((each) => each.offsetHeight)"
+    names = f"{rows}.map((each) => each.cells[0].textContent)"
+    assert page.run(names) == ["t1", "t10", "t11"]
+    assert re.fullmatch(r"\d+ of \d+ rows", page.run("document.querySelector('output').textContent"))
+    page.run("document.querySelector('.filter input').value = ''")
+    page.run("document.querySelector('.filter input').dispatchEvent(new Event('input'))")
+    head = "[...document.querySelectorAll('.recfx > details th')].find((each) => each.textContent === {!r})"
+    first = "document.querySelectorAll('.recfx > details table')[1].rows[1].cells[0].textContent"
+    orders = []
+    for name in ("table", "table", "table", "size", "size"):
+        page.run(f"{head.format(name)}.querySelector('button').click()")
+        orders.append((page.run(first), page.run(f"{head.format(name)}.getAttribute('aria-sort')")))
+    assert [order for _, order in orders] == ["ascending", "descending", None, "descending", "ascending"]
+    assert [name for name, _ in orders[:3]] == ["t0", "t11", "t0"]
+    page.run("document.querySelectorAll('details').forEach((each) => { each.open = false; })")
+    page.run("location.hash = '#node=item_keyed_tensor'")
+    page.wait_for("document.querySelector('.named')?.offsetHeight")
+    assert page.run("document.querySelector('.named').cells[0].textContent") == "item_keyed_tensor"
+    assert page.complaints == []
+
+
+def shown_in_notebooks(tmp_path: Path) -> list[object]:
+    model = strange_names()[0]
+    cost = recfx.cost(model, H100)
+    converted = recfx.convert(model, hashing=HashConfig(dense_rows=0))
+    health = recfx.monitor(converted)
+    health.scalars()
+    plan = recfx.plan(model, npu_topology(2))
+    compared = recfx.compare_plans(model, {"<i>one</i>": plan})
+    return [recfx.explain(converted), cost, cost.at(512), health, compared, cost.sweep([1])]
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_notebooks_show_tables_in_their_own_colours(page: Page, dark: bool, tmp_path: Path) -> None:
+    objects = shown_in_notebooks(tmp_path)
+    colours = "color: #eee; background: #111" if dark else "color: #111; background: #fff"
+    path = tmp_path / "notebook.html"
+    inside = "".join(each._repr_html_() for each in objects)
+    path.write_text(f"<meta charset=utf-8><body style='{colours}'>{inside}</body>", encoding="utf-8")
+    page.show(width=375, height=900, dark=not dark)  # the notebook's colours count, not the system's
+    page.open(path, ready="document.readyState === 'complete'")
+    assert page.run("document.querySelectorAll('.recfx table').length") >= len(objects)
+    assert page.run("document.querySelectorAll('script, img, i').length") == 0
+    assert page.run("document.documentElement.scrollWidth <= innerWidth")
+    text = "getComputedStyle(document.querySelector('.recfx td.number')).color"
+    assert page.run(text) == ("rgb(238, 238, 238)" if dark else "rgb(17, 17, 17)")
+    assert page.complaints == []
+    for each in objects:
+        assert re.fullmatch(rf"{type(each).__name__}\(.{{,100}}\)", repr(each))

@@ -5,6 +5,7 @@ Those of an index are in ``test_capacity.py``.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -63,6 +64,26 @@ def test_optimizer_not_fused() -> None:
     assert (reason.severity, reason.path) == ("warning", "inner.embedding_bags.t0")
     assert reason.message.startswith("RMSprop has no fused form")
     assert only(optimized(torch.optim.Adagrad), "optimizer_not_fused") == []
+
+
+@pytest.mark.parametrize(
+    ("tables", "change", "size"),
+    [
+        (15, None, None),
+        (16, None, "64.0 MiB"),
+        (17, lambda model: model.eval(), None),
+        (17, lambda model: model.requires_grad_(False), None),
+        (17, lambda model: attach(model, torch.optim.SGD), None),
+    ],
+)
+def test_dense_gradients_are_told_from_a_size_on(tables: int, change: Callable[..., Any] | None, size: str) -> None:
+    rows = 2**17  # of eight columns: 4 MiB
+    model = Wrapped(EmbeddingBagCollection(tables=[config(n, rows=rows) for n in range(tables)], device="meta"))
+    if change is not None:
+        change(model)
+    found = only(convert(model), "dense_gradients")
+    assert [reason.path for reason in found] == ([] if size is None else ["inner"])
+    assert all(f"writes {size} of gradients (weight.grad), as large as the tables" in each.message for each in found)
 
 
 def test_optimizer_attached_after_conversion_is_taken_over() -> None:

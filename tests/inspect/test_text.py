@@ -20,7 +20,8 @@ from recfx.errors import Diagnostic, Severity
 from recfx.inspect import Report, wording
 from recfx.inspect.explain import explain
 from recfx.inspect.text import WIDTH
-from recfx.printing.grid import few
+from recfx.printing.grid import Grid, few
+from recfx.printing.lines import to_lines
 from tests.builders.optimizers import attach
 from tests.inspect.models import OwnForward, Wrapped, batch, collection, config, towers
 
@@ -56,12 +57,13 @@ sequence    | EmbeddingCollection    | converted            | traced       |    
 
 Tables: 5 tables, 12.7 KiB on cpu
 table | collection | features | rows | dim | pooling | type    |    size | hashing | ids held | kernel | optimizer
-------+------------+----------+------+-----+---------+---------+---------+---------+----------+--------+------------
-t0    | user       | f0       |  100 |   8 | SUM     | float32 | 3.1 KiB | adopted |          | cpu    | weight.grad
-t1    | user       | f1       |  100 |   8 | SUM     | float32 | 3.1 KiB | index   | 2, 2.0%  | cpu    | weight.grad
+------+------------+----------+------+-----+---------+---------+---------+---------+----------+--------+----------
+t0    | user       | f0       |  100 |   8 | SUM     | float32 | 3.1 KiB | adopted |          | cpu    | your own
+t1    | user       | f1       |  100 |   8 | SUM     | float32 | 3.1 KiB | index   | 2, 2.0%  | cpu    | your own
 t0    | own        | f0       |  100 |   8 | SUM     | float32 | 3.1 KiB |         |          |        |
-t0    | unused     | f0       |  100 |   8 | SUM     | float32 | 3.1 KiB | adopted |          | cpu    | weight.grad
-s     | sequence   | f0       |   10 |   4 | NONE    | float32 |   160 B | adopted |          | cpu    | weight.grad
+t0    | unused     | f0       |  100 |   8 | SUM     | float32 | 3.1 KiB | adopted |          | cpu    | your own
+s     | sequence   | f0       |   10 |   4 | NONE    | float32 |   160 B | adopted |          | cpu    | your own
+your own: backward writes a gradient as large as the table (weight.grad), for an optimizer that you step
 
 Nodes of user
 node                 | shape             | bytes             | kernel | made by
@@ -116,7 +118,7 @@ def test_file_is_shown_from_the_package_on() -> None:
 
 
 def test_no_name_and_no_place_is_broken() -> None:
-    """So that they can be clicked on, or searched for, as they stand; a table that is too wide becomes lines."""
+    """So that they can be clicked on, or searched for, as they stand; a long name has a line of its own in a table."""
     path = "/a/long/way/to_a_package/of_some_company/recommendations/ranking/sparse_architecture.py"
     report = explain(Wrapped(collection()))
     for name in ("a_long_name." * 8 + "end", "n" * 150):
@@ -124,11 +126,14 @@ def test_no_name_and_no_place_is_broken() -> None:
         reasons = (Diagnostic("own_forward", name, "no-forward " * 20, "move-it. " * 20, Severity.ERROR),)
         lines = str(replace(report, collections=(one,), reasons=reasons)).splitlines()
         assert sum(name in line for line in lines) == 3  # reason, collection, nodes
-        assert len([line for line in lines if f"{path}:1234" in line]) == 2
+        assert len([line for line in lines if f"{path}:1234" in line]) == 1
         assert all(len(line) <= WIDTH or name in line or path in line for line in lines)
         assert not any(line.strip().startswith("forward") for line in lines)
         row = lines.index(name)
-        assert lines[row + 1].startswith("    status convertible; found walked; tables 2; size 6.2 KiB;")
+        assert lines[row + 1] == "           | convertible | walked |      2 | 6.2 KiB"
+        assert lines[row + 2] == "no room for: where"
+        every = str(replace(report, collections=(one,), tables="all")).splitlines()
+        assert sum(line.startswith(f"{name} | ") and line.endswith(f" | {path}:1234") for line in every) == 1
 
 
 def test_a_terminal_gets_colours_and_its_own_width() -> None:
@@ -144,7 +149,8 @@ def test_a_terminal_gets_colours_and_its_own_width() -> None:
         plain = printed(width)
         assert "\x1b" not in plain
         assert max(map(len, plain.splitlines())) <= width
-        assert "EmbeddingBagCollection" in plain  # not cut off
+        assert ("EmbeddingBagCollection" in plain) is (width > 60)  # left out, but not cut off
+        assert ("no room for: class, found, where\n" in plain) is (width == 60)
 
 
 def test_markup_in_names_is_text() -> None:
@@ -192,8 +198,29 @@ def test_a_page_says_it_once(large: Report) -> None:
     page = large.to_html()
     assert page.count("gives out every row anew") == 1
     assert page.index("weights_not_used") < page.index("all 1,000 tables: t0..999") < page.index("500 like t0")
-    assert page.index("500 like t0") < page.index("<details><summary>(root): converted") < page.index("<td>t999</td>")
+    assert page.index("500 like t0") < page.index("<summary>(root): converted") < page.index("<td>t999</td>")
     assert len(page) < 2_000_000
+
+
+@pytest.mark.parametrize(
+    ("width", "lines"),
+    [
+        (None, ["name     | a  | wide                |  n", "---------+----+---------------------+---"]),
+        (40, ["name     | a  | wide                |  n", "---------+----+---------------------+---"]),
+        (39, ["name     | wide                |  n", "---------+---------------------+---"]),
+        (34, ["name     | a  |  n", "---------+----+---"]),  # a wide column makes way for others
+        (16, ["name     |  n", "---------+---"]),
+        (12, ["name |  n", "-----+---"]),  # a long name has a line of its own
+        (8, ["name", "----"]),
+    ],
+)
+def test_columns_are_left_out_where_there_is_no_room(width: int | None, lines: list[str]) -> None:
+    rows = (("long_one", "1", "x" * 19, "5"), ("b", "\u754c", "", "10"))
+    found = to_lines(Grid("", ("name", "a", "wide", "n"), rows, frozenset({"n"})), width, spare=["a", "wide"])
+    assert found[:2] == lines
+    left_out = [name for name in ("a", "wide", "n") if f"| {name}" not in lines[0].replace("  ", " ")]
+    assert " ".join(" ".join(found).split()).partition("no room for: ")[2] == ", ".join(left_out)
+    assert {line.split(" | ")[0].strip() for line in found} >= {"long_one", "b"}
 
 
 def test_tables_is_checked() -> None:
@@ -218,10 +245,10 @@ def test_many_collections_are_summarised() -> None:
     model = nn.ModuleList([collection(1) for _ in range(60)] + [collection(1, OwnForward)])
     text = str(explain(model))
     assert text.splitlines()[0] == "61 collections: 60 convertible, 1 refused. NOT OK"
-    assert "\n60: 0..59\n    class EmbeddingBagCollection; status convertible; found walked; tables 60; size" in text
+    assert "\n60: 0..59  | EmbeddingBagCollection | convertible          |     60 | 187.5 KiB | " in text
     assert "error: own_forward: 60 (" in text
     assert "\nNodes of 0 (59 more collections with the same nodes)\n" in text
-    assert "\n60\n    class OwnForward; status refused: own_forward;" in text  # the odd one out is shown
+    assert "\n60         | OwnForward             | refused: own_forward | " in text  # the odd one out is shown
     assert len(text.splitlines()) < 40
 
 

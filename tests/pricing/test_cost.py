@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import pickle
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -13,6 +15,7 @@ import numpy
 import pytest
 import sympy
 import torch
+from rich.console import Console
 from torch import nn
 from torch.fx.passes.split_module import split_module
 from torchrec import KeyedJaggedTensor
@@ -209,6 +212,10 @@ def test_texts() -> None:
     table = str(cost.at(512, L=3))
     assert table.splitlines()[0].startswith("B=512, times predicted for H100")
     assert table.splitlines()[-1].startswith("total")
+    narrow = io.StringIO()
+    Console(file=narrow, width=50).print(cost.at(512, L=3))
+    assert max(map(len, narrow.getvalue().splitlines())) <= 50
+    assert re.search(r"\nnode .* time\n(.|\n)*no room for: kind, ", narrow.getvalue())
     data, numbers = json.loads(cost.to_json()), json.loads(cost.at(512, L=3).to_json())
     assert (data["version"], numbers["version"]) == ("1", "1")
     assert data["nodes"][0]["forward"]["read_bytes"] == str(cost.nodes[0].forward.read_bytes)

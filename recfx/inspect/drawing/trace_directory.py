@@ -157,9 +157,9 @@ class ConversionTrace:
         with self._warning():
             report = without_quotes(explain(converted))
             self._write("report.txt", f"{report}\n", "the report")
-            self._write("report.html", report.to_html(), "the report as a page")
-            self._write("report.json", report.to_json(), "the report for programs")
             steps = step_names(converted)
+            self._write("report.html", report.to_html("graph.html" if len(steps) > 1 else ""), "the report as a page")
+            self._write("report.json", report.to_json(), "the report for programs")
             if len(steps) > 1:
                 self._file(
                     "graph.html", "the graphs before and after, pass by pass", lambda path: draw(converted, path)

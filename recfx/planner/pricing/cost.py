@@ -12,7 +12,7 @@ from typing import Any
 import sympy
 
 from recfx.errors import ConversionError, InputError
-from recfx.planner.pricing.cost_text import aligned, in_bytes, in_time, plain, shortened
+from recfx.planner.pricing.cost_text import in_bytes, in_time, plain, shortened
 from recfx.planner.pricing.graph_prices import DENSE
 from recfx.planner.pricing.hardware import Hardware
 from recfx.planner.pricing.node_price import NodePrice, Totals, price
@@ -22,14 +22,17 @@ from recfx.planner.pricing.rank_totals import Batch, StepPrice, price_step
 from recfx.planner.pricing.unknown_batch import BATCH_SIZE, LENGTH
 from recfx.planner.pricing.values import Share, Values, is_per_rank, shares_of
 from recfx.planner.pricing.work import NodeCost, Resident
+from recfx.printing.grid import Grid
+from recfx.printing.page import fragment, heading, table
+from recfx.printing.shown import Shown
 
 COST_VERSION = "1"
 COMPARISON_VERSION = "1"
 
 
-@dataclass(frozen=True)
-class CostAt:
-    """The cost of a step in numbers. ``str()`` is a table for a terminal.
+@dataclass(frozen=True, repr=False)
+class CostAt(Shown):
+    """The cost of a step in numbers. ``str()`` is a table for a terminal; notebooks show one as well.
 
     Args:
         version: the version of this schema.
@@ -73,25 +76,31 @@ class CostAt:
         """The time of the slowest rank over the mean of all ranks, 1 if all are equal."""
         return 1.0 if self.step is None else self.step.imbalance
 
-    def __str__(self) -> str:
-        rows = [["node", "kind", "read", "written", "flops", "wire", "resident", "time"]]
-        rows += [[node.name, node.kind, *_numbers(node)] for node in self.nodes]
-        rows.append(["total", "", *_numbers(self.totals)])
+    SPARE = ("kind", "flops", "resident", "written", "read", "wire")
+
+    def as_grid(self) -> Grid:
+        rows = [(node.name, node.kind, *_numbers(node)) for node in self.nodes]
         batch = f"B={self.batch}" + (f" of {self.batches}" if self.batches else "")
-        heading = (
+        title = (
             f"{_rank(self.rank, self.world_size)}{batch}, times predicted for {self.hardware.label}; "
             "wire is what the rank passes to collectives"
         )
-        return "\n".join([heading, *aligned(rows)])
+        columns = ("node", "kind", *_AMOUNTS)
+        return Grid(title, columns, (*rows, ("total", "", *_numbers(self.totals))), frozenset(_AMOUNTS))
+
+    def __repr__(self) -> str:
+        nodes = f"{len(self.nodes):,} nodes, {in_time(self.seconds)} per step"
+        return f"CostAt(B={self.batch}, W={self.world_size}, {nodes})"
 
     def to_json(self) -> str:
         """Everything, with the totals; keys are in the order of the fields."""
         return json.dumps(plain(self) | {"totals": plain(self.totals)}, indent=2)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Cost:
-    """What each node of a model costs per step on one rank, in ``B``, ``W`` and ``L_<feature>``; ``str()`` is a table.
+    """What each node of a model costs per step on one rank, in ``B``, ``W`` and ``L_<feature>``; ``str()`` is a table,
+    and notebooks show one.
 
     Args:
         version: the version of this schema; it changes when a field changes its meaning or is removed.
@@ -224,19 +233,27 @@ class Cost:
         return self.again(world_size)
 
     def __str__(self) -> str:
-        lines = [f"{_rank(self.rank, self.world_size)}{'training' if self.trains else 'eval'} step"]
+        lines = [self._title]
         for node in self.nodes:
             lines.append(f"{node.name}  ({node.kind})")
-            facts = {
-                "reads": shortened(node.read_bytes),
-                "writes": shortened(node.written_bytes),
-                "flops": shortened(node.flops),
-                "wire": shortened(node.wire_bytes),
-                "resident": in_bytes(node.resident_bytes) if node.resident_bytes else "0",
-            }
-            lines += [f"  {name:<9}{value}" for name, value in facts.items() if value != "0"]
-        lines.append(f"resident in all: {in_bytes(self.resident_bytes)}; .at(B=..., L=...) gives numbers and times")
-        return "\n".join(lines)
+            lines += [f"  {name:<9}{amount}" for name, of in _EXPRESSIONS.items() if (amount := of(node))]
+        return "\n".join([*lines, self._below])
+
+    def __repr__(self) -> str:
+        return f"Cost({self._title}, {len(self.nodes):,} nodes, {in_bytes(self.resident_bytes)} resident)"
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        grid = Grid.of(self._title, self.nodes, _NAMES | _EXPRESSIONS, more=self._below)
+        return fragment([heading(grid.title), *table(grid)])
+
+    @property
+    def _title(self) -> str:
+        return f"{_rank(self.rank, self.world_size)}{'training' if self.trains else 'eval'} step"
+
+    @property
+    def _below(self) -> str:
+        return f"resident in all: {in_bytes(self.resident_bytes)}; .at(B=..., L=...) gives numbers and times"
 
     def to_json(self) -> str:
         """Everything; keys are in the order of the fields, and expressions are text."""
@@ -271,9 +288,9 @@ class PlanRow:
     cost: CostAt
 
 
-@dataclass(frozen=True)
-class PlanComparison:
-    """Several plans for one model, in the order given. ``str()`` is a table for a terminal."""
+@dataclass(frozen=True, repr=False)
+class PlanComparison(Shown):
+    """Several plans for one model, in the order given. ``str()`` is a table for a terminal; notebooks show one."""
 
     rows: tuple[PlanRow, ...]
 
@@ -285,13 +302,18 @@ class PlanComparison:
     def __iter__(self) -> Iterator[PlanRow]:
         return iter(self.rows)
 
-    def __str__(self) -> str:
-        best = self.best
-        lines = [["", "plan", *_HEADS, "tables"]]
+    SPARE = ("output", "ids", "imbalance", "wire", "tables", "ranks", "sharding")
+
+    def as_grid(self) -> Grid:
+        best, columns = self.best, ("plan", *_HEADS, "sharding")
+        rows = []
         for row in self.rows:
             counts = ", ".join(f"{count} {kind}" for kind, count in Counter(row.types.values()).most_common())
-            lines.append(["*" if row is best else "", row.name, *_cells(row.cost), counts])
-        return "\n".join([_heading(best.cost), *aligned(lines)])
+            rows.append((f"{'*' if row is best else ' '} {row.name}", *_cells(row.cost), counts))
+        return Grid(f"{_heading(best.cost)}; * is the fastest plan", columns, tuple(rows), frozenset(_HEADS))
+
+    def __repr__(self) -> str:
+        return f"PlanComparison({len(self.rows):,} plans, best: {self.best.name}, {in_time(self.best.cost.seconds)})"
 
     def to_json(self) -> str:
         """Every plan with its types and totals; keys are in a fixed order."""
@@ -299,18 +321,24 @@ class PlanComparison:
         return json.dumps({"version": COMPARISON_VERSION, "best": self.best.name, "plans": rows}, indent=2)
 
 
-@dataclass(frozen=True)
-class Sweep:
-    """One model on several numbers of ranks, each with the cheapest plan. ``str()`` is a table for a terminal."""
+@dataclass(frozen=True, repr=False)
+class Sweep(Shown):
+    """One model on several numbers of ranks, each with the cheapest plan. ``str()`` is a table for a terminal;
+    notebooks show one.
+    """
 
     rows: tuple[CostAt, ...]
 
     def __iter__(self) -> Iterator[CostAt]:
         return iter(self.rows)
 
-    def __str__(self) -> str:
-        lines = [list(_HEADS), *(_cells(row) for row in self.rows)]
-        return "\n".join([_heading(self.rows[0]), *aligned(lines, left=0)])
+    SPARE = ("output", "ids", "imbalance", "wire", "tables")
+
+    def as_grid(self) -> Grid:
+        return Grid(_heading(self.rows[0]), _HEADS, tuple(map(_cells, self.rows)), frozenset(_HEADS))
+
+    def __repr__(self) -> str:
+        return f"Sweep({', '.join(f'W={row.world_size}: {in_time(row.seconds)}' for row in self.rows)})"
 
     def to_json(self) -> str:
         """Every number of ranks with its totals; keys are in a fixed order."""
@@ -318,7 +346,20 @@ class Sweep:
         return json.dumps({"version": COMPARISON_VERSION, "sweep": rows}, indent=2)
 
 
+_AMOUNTS = ("read", "written", "flops", "wire", "resident", "time")
+_NAMES: dict[str, Callable[[NodeCost], str]] = {"node": lambda node: node.name, "kind": lambda node: node.kind}
+_EXPRESSIONS: dict[str, Callable[[NodeCost], str]] = {
+    "reads": lambda node: _unless_zero(shortened(node.read_bytes)),
+    "writes": lambda node: _unless_zero(shortened(node.written_bytes)),
+    "flops": lambda node: _unless_zero(shortened(node.flops)),
+    "wire": lambda node: _unless_zero(shortened(node.wire_bytes)),
+    "resident": lambda node: in_bytes(node.resident_bytes) if node.resident_bytes else "",
+}
 _HEADS = ("ranks", "step", "ids", "tables", "output", "wire", "sent by a rank", "fullest rank", "imbalance")
+
+
+def _unless_zero(text: str) -> str:
+    return "" if text == "0" else text
 
 
 def _heading(cost: CostAt) -> str:
@@ -336,16 +377,16 @@ def _totals(cost: CostAt) -> dict[str, object]:
     }
 
 
-def _cells(cost: CostAt) -> list[str]:
+def _cells(cost: CostAt) -> tuple[str, ...]:
     parts = {} if cost.step is None else cost.step.parts
-    return [
+    return (
         str(cost.world_size),
         in_time(cost.seconds),
         *(in_time(parts[name]) if name in parts else "" for name in ("ids", "tables", "output", "wire")),
         in_bytes(max(rank.wire_bytes for rank in cost.ranks)),
         in_bytes(max(rank.resident_bytes for rank in cost.ranks)),
         f"{cost.imbalance:.2f}",
-    ]
+    )
 
 
 def _rank(rank: int, world_size: int) -> str:

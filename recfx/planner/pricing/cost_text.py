@@ -1,26 +1,14 @@
-"""Numbers, expressions and tables as text for a terminal, and data for JSON."""
+"""Numbers and expressions as text for a terminal, and data for JSON."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any
 
 import sympy
 
 _MOST_TERMS = 6
-
-
-def aligned(rows: Sequence[Sequence[str]], left: int = 2) -> list[str]:
-    """Rows with columns of equal width; the first ``left`` columns begin at the left, the others end at the right."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [
-        "  ".join(
-            cell.ljust(width) if number < left else cell.rjust(width)
-            for number, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
-    ]
 
 
 def in_bytes(size: float) -> str:

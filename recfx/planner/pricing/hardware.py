@@ -27,7 +27,7 @@ ONE_COPY = Constant(0.0, "assumption: one kernel copies all ranges; only their b
 OWN_MEMORY = Constant(1.0, "assumption: ranks do not slow each other down; not measured")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Hardware:
     """One kind of device, with its links to others.
 
@@ -94,6 +94,9 @@ class Hardware:
             elif field.name in ("link_bandwidth", "collective_latency"):
                 constants |= {f"{field.name}.{operation}": constant for operation, constant in value.items()}
         return constants
+
+    def __repr__(self) -> str:
+        return f"Hardware({self.name!r})"
 
     def __str__(self) -> str:
         lines = [f"{self.label}, {self.ranks_per_host} ranks per host"]

@@ -10,6 +10,7 @@ from typing import Any
 import sympy
 
 from recfx.ir.meta import Collective
+from recfx.planner.pricing.cost_text import shortened
 from recfx.planner.pricing.kernel_launch import KernelLaunch
 
 
@@ -106,7 +107,7 @@ class Resident:
 NO_RESIDENT = Resident()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class NodeCost:
     """What one node of a graph costs per step, on one rank.
 
@@ -137,6 +138,9 @@ class NodeCost:
     resident: Resident
     calls: int = 1
     on_host: bool = False
+
+    def __repr__(self) -> str:
+        return f"NodeCost({self.name!r}, {self.kind}, reads {shortened(self.read_bytes)} bytes)"
 
     @property
     def work(self) -> Work:

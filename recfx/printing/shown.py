@@ -1,0 +1,42 @@
+"""What is a table by itself: as text, in a terminal as wide as that is, and in a notebook."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.text import Text
+
+from recfx.printing.grid import Grid
+from recfx.printing.lines import to_lines
+from recfx.printing.page import fragment, heading, table
+
+
+class Shown:
+    """An object that :meth:`as_grid` makes a table of: ``str()`` is plain text, and a notebook shows HTML.
+
+    Attributes:
+        SPARE: the columns that a narrow terminal leaves out, the first of them first.
+    """
+
+    SPARE: ClassVar[tuple[str, ...]] = ()
+
+    def as_grid(self) -> Grid:
+        """The table, with its title."""
+        raise NotImplementedError
+
+    def _lines(self, width: int | None) -> list[str]:
+        grid = self.as_grid()
+        more = [grid.more] if grid.more else []
+        return [grid.title, *to_lines(grid, width, spare=self.SPARE, between="  ", ruled=False), *more]
+
+    def __str__(self) -> str:
+        return "\n".join(self._lines(None))
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield Text("\n".join(self._lines(options.max_width)))
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        grid = self.as_grid()
+        return fragment([heading(grid.title), *table(grid)])
