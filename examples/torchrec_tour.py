@@ -10,8 +10,6 @@
 # ```
 
 # %%
-import os
-
 import torch
 import torch.distributed as dist
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
@@ -202,20 +200,19 @@ for name, trained in (("in_backward", parallel), ("fused_params", parallel_model
 # %% [markdown]
 # ## 9. Inference
 #
-# `recfx.export` writes a file with quantized rows and with the indexes, which takes raw ids and needs no Python;
-# `examples/inference.py` has TorchRec's own way as well: quantize, shard, script. The
-# trained weights are gathered from the ranks by the export.
+# All ranks save a checkpoint, and `recfx.export` makes a file of it, with quantized rows and with the indexes: it takes
+# raw ids and needs no Python. `examples/inference.py` has TorchRec's own way as well: quantize, shard, script.
 
 # %%
-batch = draw_sample(torch.Generator().manual_seed(0), size=64)[0].to(device)
-parallel.eval()
-os.makedirs("build/tour", exist_ok=True)
-report = recfx.export(parallel, "build/tour/model.pt", (batch,), quantize="int8")
-print_once(f"{report.format}, rows as {report.tables[0].stored_as}")
+batch, _ = draw_sample(torch.Generator().manual_seed(0), size=64)
+recfx.save_checkpoint(parallel, "build/tour/checkpoint")
 with torch.no_grad():
-    expected = parallel(batch).cpu()
+    expected = parallel.eval()(batch.to(device)).cpu()
 if dist.get_rank() == 0:
-    difference = float((recfx.load("build/tour/model.pt")(batch.to("cpu")) - expected).abs().max())
+    saved = {"checkpoint": "build/tour/checkpoint", "quantize": "int8"}
+    report = recfx.export(recfx.convert(Model(), hashing=RAW_IDS), "build/tour/model.pt", (batch,), **saved)
+    print(f"{report.format}, rows as {report.tables[0].stored_as}")
+    difference = float((recfx.load("build/tour/model.pt")(batch) - expected).abs().max())
     print(f"the loaded file answers as the model does: {difference < 0.05}")
 
 # %%
