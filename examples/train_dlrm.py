@@ -37,7 +37,7 @@ SPACE = 5 / 3
 QUANTIZED = 0.02
 """How far a click's logit may move because rows are stored in 8 bits."""
 SIZES = {
-    "full": {"steps": 800, "batch_size": 512, "ids": 60_000, "dim": 16},
+    "full": {"steps": 500, "batch_size": 512, "ids": 40_000, "dim": 16},
     "quick": {"steps": 200, "batch_size": 512, "ids": 10_000, "dim": 16},
     "smoke": {"steps": 8, "batch_size": 64, "ids": 1200, "dim": 8},
 }

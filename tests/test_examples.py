@@ -126,19 +126,19 @@ def test_a_script_for_torchrun_takes_one_line_and_an_import() -> None:
     assert losses[1] == losses[0]
 
 
-@pytest.mark.parametrize("data", ["generated", "criteo_sample.csv", "ml-100k/ml-100k.inter"])
+@pytest.mark.parametrize("data", ["generated", "ml-100k/ml-100k.inter"])
 def test_demo(
     run_example: Run, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, data: str
 ) -> None:
     files = [] if data == "generated" else ["--data", str(request.getfixturevalue("data_directory") / data)]
     monkeypatch.delenv("RECFX_DATA", raising=False)
-    finished = run_example("train_dlrm", "--smoke", "--out", str(tmp_path), *files)
+    monkeypatch.chdir(tmp_path)  # where no server is, of whatever version
+    finished = run_example("train_dlrm", "--smoke", *files)
     assert_ended_well(finished)
     assert "FAIL" not in finished.stdout
     assert finished.stdout.count("\nok  ") == 6
     assert "nothing ran on an NPU" in finished.stdout
-    assert ("200 rows from criteo_sample.csv" in finished.stdout) == (data == "criteo_sample.csv")
-    assert ("569 rows from ml-100k.inter" in finished.stdout) == data.endswith(".inter")
+    assert ("569 rows from ml-100k.inter" in finished.stdout) == (data != "generated")
     lost = dict(re.findall(r"^(\S.*?\S) +(?:modulo|raw) .* ([\d,]+) of [\d,]+$", finished.stdout, re.MULTILINE))
     assert list(lost) == ["EmbeddingBagCollection", "TorchRec's managed collisions", "recfx, adopted", "recfx, hashed"]
     assert lost["EmbeddingBagCollection"] == lost["recfx, adopted"] != "0"
@@ -148,6 +148,7 @@ def test_demo(
     assert "loss=" in finished.stderr
     told = re.findall(r"^(?:recfx\.\w+|C\+\+ server) +(\S+)", finished.stdout, re.MULTILINE)
     assert len(told) == 5
+    assert "not built: make serve, then build/serve_cpp/recfx_serve build/demo/dlrm.pt < " in finished.stdout
     for path in told:
         assert Path(path).stat().st_size
 
