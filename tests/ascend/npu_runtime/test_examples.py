@@ -15,8 +15,10 @@ EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
 SCRIPTS = sorted(
     path.stem
     for path in EXAMPLES.glob("*.py")
-    if re.search("__main__|^# %%", text := path.read_text(encoding="utf-8")) and "--device" in text
-    if path.stem != "train_sequence"  # its model pads by operators of FBGEMM, for which the simulation has no kernel
+    if "__main__" in (text := path.read_text(encoding="utf-8")) and "--device" in text
+    # Left out, with `torchrec_tour.py`, a notebook's source: for its checkpoint, torch_npu gathers objects through the
+    # device, and the simulation's group cannot. The model of the other pads by operators that have no kernel there.
+    if path.stem != "train_sequence"
 )
 
 
@@ -32,7 +34,7 @@ def results(script: str, device: str) -> tuple[list[str], str]:
 
 
 def test_every_example_is_run() -> None:
-    assert SCRIPTS == ["explore_sharding", "inference", "rec_sdk_quickstart", "torchrec_tour", "train_dlrm"]
+    assert SCRIPTS == ["explore_sharding", "inference", "rec_sdk_quickstart", "train_dlrm"]
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
