@@ -10,6 +10,8 @@
 # ```
 
 # %%
+import os
+
 import torch
 import torch.distributed as dist
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
@@ -200,19 +202,20 @@ for name, trained in (("in_backward", parallel), ("fused_params", parallel_model
 # %% [markdown]
 # ## 9. Inference
 #
-# All ranks save a checkpoint, and `recfx.export` makes a file of it, with quantized rows and with the indexes: it takes
-# raw ids and needs no Python. `examples/inference.py` has TorchRec's own way as well: quantize, shard, script.
+# `recfx.export` writes a file with quantized rows and with the indexes, which takes raw ids and needs no Python;
+# `examples/inference.py` has TorchRec's own way as well: quantize, shard, script. The
+# trained weights are gathered from the ranks by the export.
 
 # %%
-batch, _ = draw_sample(torch.Generator().manual_seed(0), size=64)
-recfx.save_checkpoint(parallel, "build/tour/checkpoint")
+batch = draw_sample(torch.Generator().manual_seed(0), size=64)[0].to(device)
+parallel.eval()
+os.makedirs("build/tour", exist_ok=True)
+report = recfx.export(parallel, "build/tour/model.pt", (batch,), quantize="int8")
+print_once(f"{report.format}, rows as {report.tables[0].stored_as}")
 with torch.no_grad():
-    expected = parallel.eval()(batch.to(device)).cpu()
+    expected = parallel(batch).cpu()
 if dist.get_rank() == 0:
-    saved = {"checkpoint": "build/tour/checkpoint", "quantize": "int8"}
-    report = recfx.export(recfx.convert(Model(), hashing=RAW_IDS), "build/tour/model.pt", (batch,), **saved)
-    print(f"{report.format}, rows as {report.tables[0].stored_as}")
-    difference = float((recfx.load("build/tour/model.pt")(batch) - expected).abs().max())
+    difference = float((recfx.load("build/tour/model.pt")(batch.to("cpu")) - expected).abs().max())
     print(f"the loaded file answers as the model does: {difference < 0.05}")
 
 # %%

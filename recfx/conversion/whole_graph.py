@@ -131,7 +131,8 @@ def _trace(
         with _tensor_attributes_stay(root):
             graph = trace_graph(root, sample, tracer)
         graph._tracer_cls = None  # a pickle would name the class, and unpickling would need its arguments
-        graph_module = fx.GraphModule(root, graph)  # names that are not identifiers can make code that does not compile
+        # Names that are not identifiers can make code that does not compile.
+        graph_module = fx.GraphModule(root, graph, type(model).__name__)
     except Exception as error:  # user code on proxies can raise anything; the reason is part of the error
         rollback = rollback_of("", error)
         raise ConversionError(

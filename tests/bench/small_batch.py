@@ -15,7 +15,7 @@ import recfx
 from recfx.collections.pooled import HashEmbeddingBagCollection
 from recfx.kernels.index.mix64 import mix64
 from tests.bench.harness import Contestant, Result, compare_all
-from tests.bench.own_process import cases_on_ranks
+from tests.bench.own_process import on_ranks
 from tests.bench.setup import SMALL_BATCH, Ids, Setup
 from tests.bench.sharded import OPTIMIZER, TORCHREC, model_of
 from tests.bench.workload import attach, check_close, standard_collection, with_optimizer
@@ -27,14 +27,14 @@ BAG_LENGTH = 3
 
 def run(setup: Setup) -> Iterator[Result]:
     """Forward, backward and the fused row-wise Adagrad."""
-    sizes = replace(setup, rows=min(setup.rows, 10_000), batch=min(setup.batch, SMALL_BATCH), bag_length=BAG_LENGTH)
-    sizes = replace(sizes, iterations=4 * setup.iterations)
-    many = [min(tables, setup.tables * tables // TABLES[0]) for tables in TABLES]
-    yield from cases_on_ranks(1, _measure, sizes, many)  # DistributedModelParallel needs a process group
+    for tables in TABLES:
+        many = min(tables, setup.tables * tables // TABLES[0])
+        sizes = replace(setup, tables=many, rows=min(setup.rows, 10_000), batch=min(setup.batch, SMALL_BATCH))
+        sizes = replace(sizes, bag_length=BAG_LENGTH, iterations=4 * setup.iterations)
+        yield from on_ranks(1, _measure, sizes)  # DistributedModelParallel needs a process group
 
 
-def _measure(setup: Setup, tables: int) -> list[Result]:
-    setup = replace(setup, tables=tables)
+def _measure(setup: Setup) -> list[Result]:
     dense, raw = Ids(setup, "uniform"), Ids(setup, "uniform", raw=mix64)
     gradient = torch.rand(setup.batch, setup.tables * setup.dim)
     torch.manual_seed(0)

@@ -11,6 +11,7 @@ from torchrec import EmbeddingBagCollection
 
 import recfx
 from recfx import HashConfig
+from recfx.inspect.drawing.costs import TIME
 from tests.inspect.models import config, dlrm
 from tests.support.browser import Page
 
@@ -54,6 +55,14 @@ def boxes(page: Page, side: str = "after") -> list[str]:
 def details(page: Page) -> dict[str, str]:
     names, values = texts(page, "#details dt"), texts(page, "#details dd")
     return dict(zip(names, values, strict=True))
+
+
+def shown_costs(page: Page, time: bool = False) -> dict[str, float]:
+    """The exact numbers of the open panel, with or without the predicted time."""
+    names = texts(page, "#details .cost tbody th")
+    numbers = page.run("[...document.querySelectorAll('#details .cost td.number')].map((each) => each.title)")
+    exact = {name: float(number.replace(",", "")) for name, number in zip(names, numbers, strict=True)}
+    return {name: number for name, number in exact.items() if time or name != TIME}
 
 
 def focused(page: Page) -> str:

@@ -54,7 +54,7 @@ def sharded() -> nn.Module:
 
 
 def main(target: Path) -> None:
-    """Draw the model, and take a picture of the page with a node open."""
+    """Draw the model, and take a picture of the page as it opens: with the details of the node that costs most."""
     program = find_browser()
     if program is None:
         sys.exit("no Chromium on this machine")
@@ -63,9 +63,6 @@ def main(target: Path) -> None:
         page = opened.page()
         page.show(width=1280, height=900)
         page.open(Path(folder) / "model.html")
-        page.run(
-            "fit(0), document.querySelector(\"#after [aria-label^='lookup']\").dispatchEvent(new MouseEvent('click'))"
-        )
         page.screenshot(target)
 
 

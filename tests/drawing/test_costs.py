@@ -10,7 +10,7 @@ import sympy
 import recfx
 from recfx.inspect.drawing.costs import TIME, costs_of, formula, time_formula
 from recfx.ir.meta import BATCH, WORLD, mean_length
-from recfx.planner.pricing.hardware import H100
+from recfx.planner.pricing.hardware import CPU_HOST, H100
 from recfx.planner.pricing.work import NOTHING
 from tests.inspect.models import dlrm
 
@@ -47,4 +47,4 @@ def test_a_time_that_is_not_known_is_not_left_out() -> None:
     assert time_formula(replace(by_kind["lookup"], forward=nothing, backward=nothing), H100, 1, lambda _: None) == 0
     predicted = [node.seconds > 0 for node in recfx.cost(model, H100).at().nodes]
     assert [TIME in [name for name, _, _ in amounts] for amounts in costs_of(model, H100).amounts()] == predicted
-    assert costs_of(model).hardware is None
+    assert costs_of(model).hardware == CPU_HOST

@@ -74,6 +74,16 @@ def test_a_model_that_is_not_converted_is_drawn_as_it_is(tmp_path: Path) -> None
     assert 'label="EmbeddingCollection\\nsequence\\n1 table"' in text
 
 
+def test_what_is_kept_is_marked_and_a_traced_model_has_its_name(tmp_path: Path) -> None:
+    text = dot(recfx.trace(Towers(), (batch([1, 2, 3, 4]),)), tmp_path)
+    assert text.startswith('digraph "Towers" {')
+    before, _, after = text.partition("cluster after")
+    kept = '[label="OwnForward\\nown\\n1 table\\nkept as it is", fillcolor="#ffffff"]'
+    assert kept in after
+    assert "kept as it is" not in before
+    assert after.count("kept as it is") == 1
+
+
 def test_rows_that_are_not_pooled_have_their_shape_and_type(tmp_path: Path) -> None:
     rows = "[B*(L_f1 + L_f2 + L_f3), 8]"
     alone = dot(recfx.convert(sequences()), tmp_path)

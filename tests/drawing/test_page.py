@@ -127,11 +127,11 @@ def test_collections_collapse(page: Page, tmp_path: Path) -> None:
     assert len(boxes(page)) == len(boxes(page, "before")) == 50  # 500 tables, collapsed at first
     page.click(AFTER.format("c7,"))
     assert details(page)["tables"] == "10"
-    assert texts(page, "#details button")[0] == "Expand"
-    page.click("#details button")
+    assert texts(page, "#details-body button")[0] == "Expand"
+    page.click("#details-body button")
     assert len(boxes(page)) == 49 + 5
     page.click(AFTER.format("select_features"))
-    page.click("#details button")
+    page.click("#details-body button")
     assert texts(page, "#details-title") == ["c7"]
     assert len(boxes(page)) == 50
     page.click("#expand-all")
@@ -156,7 +156,7 @@ def test_many_like_nodes_are_one_stack(page: Page, tmp_path: Path) -> None:
     assert texts(page, "#details-title") == ["only_lookup_1"]
     assert texts(page, "#details tbody td:first-child") == ["t1"]
     page.click(AFTER.format("500 x lookup"))
-    page.click("#details button")
+    page.click("#details-body button")
     assert boxes(page).count("lookup") == 500
     assert page.complaints == []
 
@@ -207,10 +207,11 @@ def test_a_screen_reader_is_told_everything(page: Page, tmp_path: Path) -> None:
     assert [role for role, name in heard if role in ("button", "slider", "searchbox", "region") and not name] == []
     buttons = [name for role, name in heard if role in ("button", "ToggleButton")]
     lookup = f"hash_lookup, 2 tables, kernel cpu, shape [B, 16], {PREFIX}_hash_lookup"
-    assert lookup in buttons
+    (told,) = (name for name in buttons if name.startswith(lookup))
+    assert re.fullmatch(r", [\d.]+ µs, \d+% of the predicted time", told.removeprefix(lookup))
     assert ("slider", "Graph after pass") in heard
     assert ("searchbox", "Find a table, feature or node") in heard
-    assert ("region", f"{PREFIX}_hash_lookup") not in heard
+    assert ("region", f"{PREFIX}_hash_lookup") in heard  # it costs most, so it is shown at first
     assert ("heading", "The same graph as a list") in heard
     assert f"{PREFIX}_mean_divide" in buttons  # in the list
     assert page.run("document.documentElement.lang") == "en"
@@ -268,13 +269,41 @@ def test_a_narrow_window(page: Page, tmp_path: Path) -> None:
     assert page.run("document.documentElement.scrollWidth <= innerWidth")
 
 
+def test_whole_graphs_are_seen_and_labels_are_inside_borders(page: Page, tmp_path: Path) -> None:
+    three = nn.ModuleDict({f"tower_{number}": tables(50 * number, 10 * (number + 1)) for number in range(3)})
+    opened(page, recfx.convert(three, hashing=RAW), tmp_path)
+    inside = """(inner, outer) => [...document.querySelectorAll(inner)].filter((each) =>
+        [...document.querySelectorAll(outer)].some((around) => {
+            const [a, b] = [each, around].map((one) => one.getBoundingClientRect());
+            return a.left >= b.left && a.right <= b.right && a.top >= b.top && a.bottom <= b.bottom;
+        })).length"""
+    for width in (1500, 2000, 375, 60):  # also while the window changes
+        page.show(width=width, height=900)
+        page.run("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+        for shown, around in (
+            ("#before .node", "#before"),
+            ("#after .node, #after .edge, #after .cluster", "#after"),
+            ("#after .node text, #after .label text, #after .graph > text", "#after .cluster path"),
+        )[: 3 if width > 60 else 2]:  # letters of less than a pixel take up more room
+            count = page.run(f"document.querySelectorAll('{shown}').length")
+            assert page.run(f"({inside})('{shown}', '{around}')") == count > 0, (width, shown)
+        assert width == 60 or page.run("document.documentElement.scrollWidth <= innerWidth")
+    assert len(texts(page, "#after .label")) == 9
+
+
 def test_zoom(page: Page, tmp_path: Path) -> None:
     opened(page, whole(), tmp_path)
     width = "document.querySelector('#after svg').width.baseVal.value"
     before = page.run(width)
     page.click("#zoom-in")
     assert page.run(width) == pytest.approx(1.25 * before, rel=1e-3)
+    assert page.run("byId('map').hidden") is False
+    assert page.run("document.querySelectorAll('#map i').length") == len(boxes(page))
+    for key in "++-":
+        page.run(f"document.body.dispatchEvent(new KeyboardEvent('keydown', {{ key: '{key}', bubbles: true }}))")
+    assert page.run(width) == pytest.approx(1.25**2 * before, rel=1e-3)
     page.click("#zoom-fit")
+    assert page.run("byId('map').hidden") is True
     canvas = "document.getElementById('after')"
     assert page.run(f"{canvas}.scrollHeight <= {canvas}.clientHeight && {canvas}.scrollWidth <= {canvas}.clientWidth")
 
@@ -291,7 +320,7 @@ def test_many_like_nodes_of_the_model_are_one_stack(page: Page, tmp_path: Path) 
     assert "▸ 20 x to_dict['f0']" in boxes(page)
     page.click(AFTER.format("20 x to_dict"))
     assert texts(page, "#details-title") == ["20 nodes: to_dict['f0']"]
-    page.click("#details button")
+    page.click("#details-body button")
     assert "to_dict['f19']" in boxes(page)
     recfx.draw(converted, tmp_path / "model.dot")
     assert "20 x to_dict['f0']" in (tmp_path / "model.dot").read_text()

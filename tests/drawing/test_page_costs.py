@@ -15,22 +15,15 @@ from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backwa
 import recfx
 from recfx.inspect.drawing.costs import AMOUNTS, TIME
 from recfx.planner.pricing.cost_text import in_bytes
-from recfx.planner.pricing.hardware import H100
+from recfx.planner.pricing.hardware import CPU_HOST, H100
 from recfx.planner.topology import npu_topology
 from recfx.versions.differences import make_topology
 from tests.drawing import picture
-from tests.drawing.open_page import AFTER, RAW, opened, texts, whole
+from tests.drawing.open_page import AFTER, RAW, opened, shown_costs, texts, whole
 from tests.drawing.page_data import data_of
 from tests.inspect.models import Towers, batch, collection, dlrm
 from tests.support.browser import Page
 from tests.support.fake_group import fake_group
-
-
-def shown_costs(page: Page) -> dict[str, float]:
-    """The exact numbers of the open panel."""
-    names = texts(page, "#details .cost tbody th")
-    numbers = page.run("[...document.querySelectorAll('#details .cost td.number')].map((each) => each.title)")
-    return {name: float(number.replace(",", "")) for name, number in zip(names, numbers, strict=True)}
 
 
 def type_into(page: Page, field: str, text: str) -> None:
@@ -60,8 +53,10 @@ def test_costs_in_numbers(fused: bool, page: Page, tmp_path: Path) -> None:
         (lookup,) = (node for node in priced.nodes if node.kind == "hash_lookup")
         assert shown_costs(page) == costs_at(lookup)
         total = in_bytes(priced.totals.read_bytes)
-        assert f"One training step of the whole model: {total} read" in texts(page, "#cost-total")[0]
-    page.click("#details button")  # the collection: the sum
+        (told,) = texts(page, "#cost-total")
+        assert told.startswith("One training step of the whole model: ")
+        assert f"predicted on CPU, {total} read, " in told
+    page.click("#details-body button")  # the collection: the sum
     assert shown_costs(page)["bytes read"] == sum(node.read_bytes for node in priced.nodes if node.kind != "dense")
     assert page.complaints == []
 
@@ -121,7 +116,7 @@ def test_times_of_a_planned_model(device: str, lengths: str, page: Page, tmp_pat
         )
         if texts(page, "#details-title") == [node.name]:  # a device's own nodes are not drawn
             seen += 1
-            assert abs(shown_costs(page).get(TIME, 0.0) - node.seconds) < 1e-6  # as many places are shown
+            assert abs(shown_costs(page, time=True).get(TIME, 0.0) - node.seconds) < 1e-6  # as many places are shown
     assert seen >= 5
     total = texts(page, "#cost-total")[0]
     assert f"predicted on {priced.hardware.name}" in total
@@ -136,6 +131,36 @@ def test_times_on_given_hardware(page: Page, tmp_path: Path) -> None:
     page.open(tmp_path / "model.html")
     priced = recfx.cost(model, H100).at()
     assert f"{1e6 * priced.seconds:.1f} µs predicted on H100, " in texts(page, "#cost-total")[0]
+    assert page.complaints == []
+
+
+def test_bars_and_colours_compare_nodes(page: Page, tmp_path: Path) -> None:
+    model = whole()
+    opened(page, model, tmp_path)
+    at = recfx.cost(model, CPU_HOST).at()
+    costliest = max(at.nodes, key=lambda node: node.seconds)
+    assert texts(page, "#details-title") == [costliest.name]
+    measures = {
+        "time": lambda node: node.seconds,
+        "moved": lambda node: node.read_bytes + node.written_bytes,
+        "kept": lambda node: node.resident_bytes,
+    }
+    assert page.run("[...document.getElementById('colour').options].map((each) => each.value)") == ["stage", *measures]
+    for colour, value in measures.items():
+        page.run(f"byId('colour').value = '{colour}', byId('colour').dispatchEvent(new Event('change'))")
+        shares = page.run(
+            "Object.fromEntries([...views.after.costs.keys()].map((key) => [views.after.boxes.get(key).nodes[0].name, "
+            "views.after.elements.get(key)]).map(([name, shape]) => [name, shape.querySelector('.filled')"
+            ".width.baseVal.value / shape.querySelector('.bar').width.baseVal.value]))"
+        )
+        largest = max(map(value, at.nodes))
+        assert shares == {node.name: pytest.approx(value(node) / largest, abs=1e-4) for node in at.nodes}
+        fills = page.run("[...document.querySelectorAll('#after .node path')].map((e) => getComputedStyle(e).fill)")
+        assert len(set(fills)) > 3
+    assert page.run("document.querySelectorAll('#before .bar').length") == 0
+    assert page.run("byId('heat').clientWidth") == 0  # there is but one rank
+    page.click("#step-back")
+    assert page.run("document.querySelectorAll('#after .bar').length") == 0  # costs are those of the last graph
     assert page.complaints == []
 
 

@@ -30,7 +30,7 @@ from recfx.planner.placements import PRIVATE
 from recfx.planner.plan import plan_of_collections as make_plan
 from recfx.planner.priced_plan import topology_of, world_size_of
 from recfx.planner.pricing.cost import COST_VERSION, Cost
-from recfx.planner.pricing.hardware import Hardware
+from recfx.planner.pricing.hardware import ASCEND_910B, CPU_HOST, H100, Hardware
 from recfx.planner.pricing.node_price import runs_on_host
 from recfx.planner.pricing.this_machine import this_machine
 from recfx.planner.pricing.times import as_modelled, seconds_of_collective, seconds_of_work
@@ -78,7 +78,11 @@ AMOUNTS = {
 """The fields of ``NodeCost`` that are shown, and their names."""
 
 TIME = "predicted time"
-"""The name of the seconds of a node, which are only shown for given hardware."""
+"""The name of the seconds of a node."""
+
+TYPICAL = {"cpu": CPU_HOST, "cuda": H100, "npu": ASCEND_910B}
+"""What times are predicted for unless something else is given, by the type of device that has the tables. Nothing is
+measured, so that equal models give equal pictures."""
 
 _OPERATIONS: dict[type, str] = {sympy.Add: "+", sympy.Mul: "*", sympy.Pow: "^", sympy.Min: "min", sympy.Max: "max"}
 
@@ -90,11 +94,11 @@ same as data, see :func:`formula`, or None if that has no word for one of its op
 
 @dataclass(frozen=True)
 class DrawnCosts:
-    """A cost as pictures show it: with times only if they are predicted for given hardware."""
+    """A cost as pictures show it: with times only if it is known what they are predicted for."""
 
     cost: Cost
     hardware: Hardware | None = None
-    no_times: str = ""  # why there are none, although hardware was given
+    no_times: str = ""  # why there are none, although the hardware is known
 
     @functools.cached_property
     def _places(self) -> dict[tuple[str, str], int]:
@@ -113,18 +117,34 @@ class DrawnCosts:
     def amounts(self) -> list[tuple[Amount, ...]]:
         """What each node costs, in the order of the cost's nodes."""
         lengths = {mean_length(feature): place for place, feature in enumerate(self.cost.features)}
-        return [_amounts(node, self.hardware, self.cost.world_size, lengths) for node in self.cost.nodes]
+        return [self.amounts_of(node, self.hardware, lengths) for node in self.cost.nodes]
+
+    def amounts_of(
+        self, node: NodeCost, hardware: Hardware | None, lengths: Mapping[sympy.Symbol, int]
+    ) -> tuple[Amount, ...]:
+        """What one node costs on some hardware; ``lengths`` has the place of each feature."""
+        amounts: list[Amount] = []
+        if hardware is not None:
+            seconds = time_formula(node, hardware, self.cost.world_size, lambda value: formula(value, lengths))
+            amounts += [] if seconds == 0 else [(TIME, f"on {hardware.name}", seconds)]
+        for attribute, name in AMOUNTS.items():
+            value = sympy.sympify(getattr(node, attribute))
+            amounts += [] if value == 0 else [(name, wording.expression(value), formula(value, lengths))]
+        return tuple(amounts)
 
 
 NO_COSTS = DrawnCosts(Cost(COST_VERSION, (), (), 1, 0, False, "", this_machine))
 
 
 def costs_of(model: nn.Module, hardware: Hardware | None = None) -> DrawnCosts:
-    """The costs of a converted model or of a graph, with times on ``hardware``; nothing if it is not converted."""
+    """The costs of a converted model or of a graph, with times on ``hardware``, or on what is typical of its device;
+    nothing if it is not converted.
+    """
     try:
         priced = cost(model)
     except ConversionError:  # no converted collection: nothing can be priced
         return NO_COSTS
+    hardware = hardware or TYPICAL.get(priced.device)
     no_times = "" if hardware is None else _no_times(model, hardware)
     return DrawnCosts(priced, None if no_times else hardware, no_times)
 
@@ -144,19 +164,6 @@ def _has_indexes_on_meta(module: nn.Module) -> bool:
     if not isinstance(module, ShardedCollection) or module.store.device.type != "meta":
         return False
     return any(table.table.has_index for table in module.sharding.tables)
-
-
-def _amounts(
-    node: NodeCost, hardware: Hardware | None, world_size: int, lengths: Mapping[sympy.Symbol, int]
-) -> tuple[Amount, ...]:
-    amounts: list[Amount] = []
-    if hardware is not None:
-        seconds = time_formula(node, hardware, world_size, lambda value: formula(value, lengths))
-        amounts += [] if seconds == 0 else [(TIME, f"on {hardware.name}", seconds)]
-    for attribute, name in AMOUNTS.items():
-        value = sympy.sympify(getattr(node, attribute))
-        amounts += [] if value == 0 else [(name, wording.expression(value), formula(value, lengths))]
-    return tuple(amounts)
 
 
 def formula(value: sympy.Expr, lengths: Mapping[sympy.Symbol, int]) -> Any:
@@ -188,7 +195,7 @@ class PlannedModel:
     conversion: Conversion  # what a conversion would record of them
     graphs: Mapping[str, Rewriting]  # the graphs of the sharded collections, by path
     cost: Cost
-    hardware: Hardware | None  # what the plan is for, if that is known
+    hardware: Hardware | None  # what the plan is for; if that is not known, what is typical of its device
 
 
 def as_planned(
@@ -220,7 +227,10 @@ def as_planned(
     for path in graphs:
         check_optimizers(converted[path])
     conversion = recorded(discovery, "keep", before=conversion_of(model))
-    hardware = topology if topology is None or isinstance(topology, Hardware) else hardware_of(topology)
+    if topology is None:
+        hardware = TYPICAL.get(cost.device)
+    else:
+        hardware = topology if isinstance(topology, Hardware) else hardware_of(topology)
     return PlannedModel(discovery.findings, conversion, graphs, cost, hardware)
 
 

@@ -18,6 +18,7 @@ COLOURS = {
     "lookup": "#cdebd1",
     "dense": "#e4e4e4",
     "io": "#ffffff",
+    "kept": "#ffffff",
 }
 """The colour of each stage; black text is readable on all of them."""
 

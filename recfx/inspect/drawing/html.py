@@ -7,7 +7,7 @@ import functools
 import gzip
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from html import escape
 from typing import Any
 
@@ -15,6 +15,7 @@ from recfx.errors import printable
 from recfx.inspect import wording
 from recfx.inspect.drawing.assets import read, viz_js
 from recfx.inspect.drawing.drawing import Drawing, DrawnNode
+from recfx.inspect.drawing.shards import DrawnShards, drawn_shards
 from recfx.inspect.drawing.view import EXPANDED_UP_TO, LONGEST_LABEL, STACK_FROM
 from recfx.inspect.table_report import TableReport
 from recfx.ir.meta import SourceLocation
@@ -29,13 +30,31 @@ def render_html(drawing: Drawing) -> str:
         "STYLE": read("page.css"),
         "DATA": _packed(page_data(drawing)),
         "ENGINE": viz_js(),
-        "SCRIPT": read("page.js"),
+        "SCRIPT": "\n".join(map(read, _SCRIPTS)),
     }
     page = read("page.html")
     for name in parts:
         assert f"<!--{name}-->" in page, name
     # One pass over the template: nothing that was filled in is looked at again.
     return re.sub(r"<!--([A-Z]+)-->", lambda mark: parts[mark[1]], page)
+
+
+_SCRIPTS = (
+    "facts.js",
+    "costs.js",
+    "view.js",
+    "draw.js",
+    "sizes.js",
+    "bars.js",
+    "keys.js",
+    "details.js",
+    "ranks.js",
+    "search.js",
+    "links.js",
+    "list.js",
+    "page.js",
+)
+"""The parts of the page's script, which is one scope; the last one starts it."""
 
 
 def _packed(data: Any) -> str:
@@ -117,7 +136,14 @@ def _costs(drawing: Drawing) -> dict[str, Any]:
         "trains": cost.trains,
         "hardware": "" if costs.hardware is None else costs.hardware.name,
         "noTimes": costs.no_times,
+        "rank": cost.rank,
+        "shards": [_shards(shards, positions) for shards in drawn_shards(costs)],
     }
+
+
+def _shards(shards: DrawnShards, positions: Mapping[str, int]) -> dict[str, Any]:
+    amounts = [(name, "", formula) for name, _, formula in shards.amounts]
+    return vars(shards) | {"collection": positions.get(shards.collection, -1), "amounts": amounts}
 
 
 def _place(source: SourceLocation) -> str:

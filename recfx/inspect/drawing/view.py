@@ -19,6 +19,7 @@ from recfx.inspect.drawing.drawing import (
     DrawnNode,
     DrawnStep,
 )
+from recfx.ir.snapshot import BEFORE
 from recfx.printing.grid import groups_of, plural
 
 STACK_FROM = 6
@@ -88,10 +89,13 @@ class View:
             lone = not call.inputs and not any(call.name in node.inputs for node in drawing.nodes)
             self._add_nodes(call, collection, graph, lone)
             return
-        lines = (collection.was, collection.label, tables)
+        stage = "lookup"
+        lines: tuple[str, ...] = (collection.was, collection.label, tables)
         if graph is not None:
             lines = (collection.label, tables, plural(sum(node.kind != ITEM for node in graph.nodes), "node"))
-        self._add(call.name, lines, "lookup")
+        elif step != BEFORE:
+            stage, lines = "kept", (*lines, "kept as it is")
+        self._add(call.name, lines, stage)
         self._givers[call.name] = (call.name, collection.shape)
 
     def _add_nodes(self, call: DrawnNode, collection: DrawnCollection, graph: DrawnStep, lone: bool) -> None:

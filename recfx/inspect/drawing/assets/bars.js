@@ -1,0 +1,106 @@
+// --- bars and colours: what each box of the last graph costs, beside all others
+
+const MEASURES = {
+  time: { name: "predicted time", amounts: [TIME] },
+  moved: { name: "bytes read and written", amounts: ["bytes read", "bytes written"] },
+  sent: { name: "bytes sent", amounts: ["bytes sent"] },
+  kept: { name: "bytes in memory", amounts: ["bytes that stay in memory"] },
+};
+
+const sumOf = (measure, costs) => {
+  const found = totals(costs);
+  return MEASURES[measure].amounts.reduce((sum, name) => sum + (found.get(name) ?? 0), 0);
+};
+
+const measured = (measure, value) => inUnits(value, MEASURES[measure].amounts[0]);
+
+/** What bars show: the measure that colours show, or else the first that is known; any, if none is. */
+const shownMeasure = () => (state.colour === STAGE_COLOURS ? (knownMeasures()[0] ?? "kept") : state.colour);
+
+const knownMeasures = () => Object.keys(MEASURES).filter((each) => sumOf(each, data.costs.nodes) > 0);
+
+/** The costs of all nodes of a box. */
+function costsOfBox(box) {
+  if (box.nodes[0]?.kind !== "call") return costsOf(box.nodes);
+  const { collection } = box.nodes[0];
+  return box.collapsed ? data.costs.nodes.filter((node) => node.collection === collection) : [];
+}
+
+function fillColours() {
+  const options = [[STAGE_COLOURS, "by stage"], ...knownMeasures().map((each) => [each, `by ${MEASURES[each].name}`])];
+  byId("colour").append(...options.map(([value, text]) => element("option", { value }, text)));
+  byId("colour").addEventListener("change", () => {
+    state.colour = byId("colour").value;
+    paint();
+  });
+}
+
+/** Each box that has a cost gets a bar; only the last graph has costs. */
+function addBars(view, svg) {
+  view.costs = new Map();
+  if (view.step !== data.steps.length - 1) return;
+  for (const [key, shape] of view.elements) {
+    const costs = costsOfBox(view.boxes.get(key));
+    if (!costs.length) continue;
+    view.costs.set(key, costs);
+    const { x, y, width, height } = shape.querySelector("path, polygon").getBBox();
+    const bar = (name) => {
+      const made = document.createElementNS("http://www.w3.org/2000/svg", "rect");
+      const place = { class: name, x: x + 8, y: y + height - 6, width: width - 16, height: 3, rx: 1.5 };
+      for (const [attribute, value] of Object.entries(place)) made.setAttribute(attribute, value);
+      return made;
+    };
+    shape.append(document.createElementNS("http://www.w3.org/2000/svg", "title"), bar("bar"), bar("bar filled"));
+  }
+}
+
+/** Set bars, colours and legend, for the numbers that the user has given. */
+function paint() {
+  const measure = shownMeasure();
+  let largest = 0;
+  for (const view of shownViews()) {
+    const values = new Map([...view.costs].map(([key, costs]) => [key, sumOf(measure, costs)]));
+    const [most, all] = [Math.max(0, ...values.values()), sumOf(measure, data.costs.nodes)];
+    largest = Math.max(largest, most);
+    for (const [key, shape] of view.elements) {
+      const value = values.get(key) ?? 0;
+      const share = most ? value / most : 0;
+      const told = value ? `${measured(measure, value)}, ${Math.round((100 * value) / all)}% of the ${MEASURES[measure].name}` : "";
+      shape.style.setProperty("--share", `${100 * share}%`);
+      shape.setAttribute("aria-label", [describe(view.boxes.get(key)), told].filter(Boolean).join(", "));
+      if (!values.has(key)) continue;
+      const [whole, filled] = shape.querySelectorAll(".bar");
+      filled.setAttribute("width", share * whole.width.baseVal.value);
+      shape.querySelector("title").textContent = told || `no ${MEASURES[measure].name}`;
+    }
+    byId(view.side).querySelector("svg").classList.toggle("measured", state.colour !== STAGE_COLOURS && values.size > 0);
+  }
+  showLegend(measure, largest);
+  drawHeat();
+}
+
+/** Stages and marks that are seen, and what bars and colours stand for. */
+function showLegend(measure, largest) {
+  const byStage = state.colour === STAGE_COLOURS;
+  for (const item of byId("legend").querySelectorAll("[data-stage]")) {
+    const isMark = ["touched", "stage-kept"].includes(item.dataset.stage);
+    item.hidden = document.querySelector(`svg .${item.dataset.stage}`) === null || !(byStage || isMark);
+  }
+  byId("scale").hidden = byStage;
+  byId("bar-key").hidden = !largest;
+  byId("scale").textContent = `0 to ${measured(measure, largest)}`;
+  byId("bar-key").textContent = `bar: ${MEASURES[measure].name}, up to ${measured(measure, largest)}`;
+}
+
+/** What is shown at first: the box that costs most, or else the first collection. */
+function openCostliest() {
+  const view = views.after ?? views.before;
+  const measure = shownMeasure();
+  let [key] = [...view.boxes].find(([, { call }]) => call) ?? [];
+  let most = 0;
+  for (const [each, costs] of view.costs) {
+    const value = sumOf(measure, costs);
+    if (value > most) [key, most] = [each, value];
+  }
+  if (key !== undefined) select(view.side, key);
+}

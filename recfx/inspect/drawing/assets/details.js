@@ -1,0 +1,147 @@
+// --- details
+
+let origin = null;
+
+function select(side, key) {
+  state.selected = key;
+  origin = { side, key };
+  mark();
+  const box = views[side].boxes.get(key);
+  const body = byId("details-body");
+  if (box.nodes.length === 0) show(box.lines[0], []);
+  else if (box.nodes.length > 1) showStack(box);
+  else if (box.nodes[0].kind === "call") showCollection(box.nodes[0], box);
+  else showNode(box.nodes[0], box.call);
+  byId("details").scrollTop = 0;
+  return body;
+}
+
+/** Show something that is called `title`; `link` leads to it, and `call` calls the collection around it. */
+function show(title, parts, link = "", call = null) {
+  byId("details-title").textContent = title;
+  const up = call ? [" › ", button(labelOf(collectionOf(call)), () => showCollection(call), { class: "link" })] : [];
+  const here = link ? [" › ", element("a", { href: link }, "link to this")] : [];
+  byId("trail").replaceChildren(data.title, ...up, ...here);
+  byId("details-body").replaceChildren(...parts);
+}
+
+function facts(pairs) {
+  const list = element("dl");
+  for (const [name, value] of pairs) {
+    if (value === "" || value === undefined || value === null || value.length === 0) continue;
+    const shown = Array.isArray(value) ? element("ul", {}, ...value.map((each) => element("li", {}, each))) : value;
+    list.append(element("dt", {}, name), element("dd", {}, shown));
+  }
+  return list;
+}
+
+const code = (text) => (text ? element("code", {}, text) : "");
+
+function showNode(node, call) {
+  reshow = () => showNode(node, call);
+  const collection = call ? collectionOf(call) : null;
+  const tables = collection ? (node.tables ?? []).map((place) => collection.tables[place]).filter(Boolean) : [];
+  show(node.name, [
+    ...costTable(totals(costsOf([node])), new Map(costsOf([node]).flatMap((cost) => cost.amounts))),
+    facts([
+      ["kind", node.kind],
+      ["stage", STAGES[node.stage]],
+      ["source", code(node.source || collection?.sources[0])],
+      ["collection", collection ? code(labelOf(collection)) : ""],
+      ["touched by", (node.passes ?? []).join(" → ")],
+      ["shape", code(node.shape)],
+      ["bytes", code(node.bytes)],
+      ["type", node.dtype],
+      ["device", node.device],
+      ["kernel", node.kernel],
+      ["why", node.why],
+      ["sends", node.collectives],
+    ]),
+    facts([
+      ["text", code(node.line)],
+      ["inputs", (node.inputs ?? []).slice(0, 12).map(code)],
+    ]),
+    ...(call ? [button("Collapse its collection", () => toggleCall(call, false))] : []),
+    ...tableList(tables),
+  ], linkTo("node", node.name), call);
+}
+
+function showStack(box) {
+  reshow = () => showStack(box);
+  const [first] = box.nodes;
+  const group = box.key;
+  const collection = box.call ? collectionOf(box.call) : null;
+  show(`${counted(box.nodes.length, "node")}: ${collection ? first.kind : shortLine(first)}`, [
+    ...costTable(totals(costsOf(box.nodes))),
+    facts([
+      ["kind", first.kind],
+      ["stage", STAGES[first.stage]],
+      ["source", code(first.source || collection?.sources[0])],
+      ["collection", collection ? code(labelOf(collection)) : ""],
+      ["kernel", first.kernel],
+    ]),
+    button("Draw them one by one", () => {
+      state.unstacked.add(group);
+      redraw();
+    }),
+    ...(collection ? [button("Collapse their collection", () => toggleCall(box.call, false))] : []),
+    element(
+      "ul",
+      {},
+      ...box.nodes.slice(0, MOST_TABLES).map((node) => element("li", {}, button(node.name, () => showNode(node, box.call)))),
+      box.nodes.length > MOST_TABLES ? element("li", {}, `and ${counted(box.nodes.length - MOST_TABLES, "more")}`) : null,
+    ),
+  ], "", box.call);
+}
+
+function showCollection(call, box) {
+  reshow = () => showCollection(call, box);
+  const collection = collectionOf(call);
+  const opened = state.open.has(call.name);
+  const found = stepOf(collection, state.step);
+  show(labelOf(collection), [
+    ...costTable(totals(data.costs.nodes.filter((node) => node.collection === call.collection))),
+    facts([
+      ["class", code(collection.kind)],
+      ["before", collection.was === collection.kind ? "" : code(collection.was)],
+      ["status", collection.status],
+      ["why", collection.why],
+      ["names", collection.paths.length > 1 ? collection.paths.map(code) : ""],
+      ["source", call.source ? code(call.source) : collection.sources.map(code)],
+      ["device", collection.device],
+      ["gives", code(collection.shape)],
+      ["tables", collection.tables.length.toLocaleString("en")],
+      ["passes", collection.steps.filter((step) => step.modified).map((step) => step.name).join(" → ")],
+      ["declined", found === null ? "" : found.declined.slice(0, 20)],
+    ]),
+    ...(collection.steps.length ? [button(opened ? "Collapse" : "Expand", () => toggleCall(call, !opened))] : []),
+    ...tableList(collection.tables),
+  ], linkTo("collection", collection.paths[0]));
+}
+
+function tableList(tables, limit = MOST_TABLES) {
+  if (tables.length === 0) return [];
+  const columns = ["table", "features", "rows", "dim", "pooling", "type", "hashing"];
+  const wanted = byId("search").value.trim().toLowerCase();
+  const hit = ([name, features]) => wanted && [name, ...features].some((each) => each.toLowerCase().includes(wanted));
+  const shown = [...tables.filter(hit), ...tables.filter((table) => !hit(table))].slice(0, limit);
+  const rows = shown.map((table) => {
+    const [name, features, rows, dim, pooling, type, hashing] = table;
+    const cells = [name, features.join(", "), rows.toLocaleString("en"), String(dim), pooling, type, hashing];
+    return element("tr", { class: hit(table) ? "found" : false }, ...cells.map((cell) => element("td", {}, cell)));
+  });
+  const head = element("tr", {}, ...columns.map((name) => element("th", { scope: "col" }, name)));
+  const parts = [
+    element("div", { class: "scroll", tabindex: "0", role: "group", "aria-label": "Tables" },
+      element("table", {}, element("thead", {}, head), element("tbody", {}, ...rows))),
+  ];
+  if (tables.length > limit) {
+    const more = button(`Show all ${tables.length.toLocaleString("en")} tables`, () => {
+      parts.forEach((part) => part !== more && part.remove());
+      more.replaceWith(...tableList(tables, Infinity));
+    });
+    parts.push(more);
+  }
+  return parts;
+}
+

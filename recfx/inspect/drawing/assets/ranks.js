@@ -1,0 +1,146 @@
+// --- tables by rank: a heat map of what every table costs every rank, and the tables of one rank
+
+const SUMS = 26; // pixels above the map, for the sums of ranks
+const NAMES = 92; // pixels beside it, for the names of tables, if rows are high enough
+const READABLE = 11;
+let map = null; // what was drawn: rows, and where they are
+
+const shardsOn = (rank) => data.costs.shards.filter(({ ranks }) => ranks.some(([first, end]) => first <= rank && rank < end));
+
+const times = ({ ranks }, rank) => ranks.filter(([first, end]) => first <= rank && rank < end).length;
+
+function startRanks() {
+  const { shards, W, rank } = data.costs;
+  document.body.classList.toggle("sharded", shards.length > 0);
+  if (!shards.length) return;
+  state.rank = rank;
+  byId("rank").max = W - 1;
+  byId("rank").addEventListener("input", () => {
+    const number = Number(byId("rank").value);
+    if (byId("rank").value && Number.isInteger(number) && number >= 0 && number < W) chooseRank(number);
+  });
+  byId("heat").addEventListener("click", (event) => chooseRank(placeOf(event).rank));
+  byId("heat").addEventListener("mousemove", (event) => (byId("heat").title = cellText(placeOf(event))));
+  new ResizeObserver(drawHeat).observe(byId("heat"));
+}
+
+/** What the map shows: what bars show, if it depends on the tables of a rank. */
+function heatMeasure() {
+  const isKnown = (measure) => sumOf(measure, data.costs.shards) > 0;
+  return [shownMeasure(), "moved", "kept"].find(isKnown) ?? "kept";
+}
+
+/** The tables, costliest first: { label, cells: [[value, ranges]] }. */
+function heatRows(measure) {
+  const rows = new Map();
+  for (const shards of data.costs.shards) {
+    const key = `${shards.collection}\n${shards.table}`;
+    if (!rows.has(key)) rows.set(key, { label: shards.table, cells: [], sum: 0 });
+    const [row, value] = [rows.get(key), sumOf(measure, [shards])];
+    row.cells.push([value, shards.ranks]);
+    row.sum += value * shards.ranks.reduce((sum, [first, end]) => sum + end - first, 0);
+  }
+  return [...rows.values()].sort((left, right) => right.sum - left.sum);
+}
+
+function sumsOfRanks(rows) {
+  const sums = new Array(data.costs.W).fill(0);
+  for (const [value, ranges] of rows.flatMap((row) => row.cells)) {
+    for (const [first, end] of ranges) for (let rank = first; rank < end; rank++) sums[rank] += value;
+  }
+  return sums;
+}
+
+function drawHeat() {
+  const canvas = byId("heat");
+  if (!data.costs.shards.length || !canvas.clientWidth) return;
+  const measure = heatMeasure();
+  const rows = heatRows(measure);
+  const sums = sumsOfRanks(rows);
+  const scale = devicePixelRatio || 1;
+  [canvas.width, canvas.height] = [canvas.clientWidth * scale, canvas.clientHeight * scale];
+  const row = Math.min((canvas.clientHeight - SUMS - 4) / rows.length, 22);
+  const left = row >= READABLE ? Math.min(NAMES, canvas.clientWidth / 2) : 4;
+  const column = (canvas.clientWidth - left - 4) / sums.length;
+  map = { measure, rows, sums, row, left, column };
+  const paper = canvas.getContext("2d");
+  paper.scale(scale, scale);
+  const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`);
+  const [gapX, gapY] = [column > 6 ? 1 : 0, row > 6 ? 1 : 0];
+  const most = Math.max(...rows.flatMap(({ cells }) => cells.map(([value]) => value)));
+  const fullest = Math.max(...sums);
+  paper.fillStyle = colour("mark");
+  sums.forEach((sum, rank) => {
+    const height = ((SUMS - 6) * sum) / fullest;
+    paper.fillRect(left + rank * column, SUMS - 3 - height, Math.max(column - gapX, 0.5), height);
+  });
+  paper.font = "10px Helvetica, Arial, sans-serif";
+  paper.textBaseline = "middle";
+  rows.forEach(({ label: name, cells }, place) => {
+    const y = SUMS + place * row;
+    paper.fillStyle = colour("ink");
+    if (row >= READABLE) paper.fillText(name, 6, y + row / 2, left - 10);
+    for (const [value, ranges] of cells) {
+      for (const [first, end] of ranges) {
+        paper.fillStyle = colour("heat");
+        paper.globalAlpha = 0.12 + (0.88 * value) / (most || 1);
+        const step = gapX ? 1 : end - first; // without gaps, ranks that are alike are one rectangle
+        for (let rank = first; rank < end; rank += step) {
+          paper.fillRect(left + rank * column, y, step * column - gapX, Math.max(row - gapY, 0.5));
+        }
+        paper.globalAlpha = 1;
+      }
+    }
+  });
+  paper.strokeStyle = colour("link");
+  paper.lineWidth = 2;
+  paper.strokeRect(left + state.rank * column - 1, 1, Math.max(column - gapX, 1) + 2, SUMS + rows.length * row);
+  byId("rank").value = state.rank;
+  const mean = sums.reduce((sum, each) => sum + each, 0) / sums.length;
+  const over = mean ? (fullest / mean).toFixed(2) : "1.00";
+  byId("ranks-summary").textContent =
+    `${MEASURES[measure].name}: rank ${sums.indexOf(fullest)} has most, ${measured(measure, fullest)}, ${over} times the mean`;
+}
+
+/** The rank and the table under the pointer. */
+function placeOf({ offsetX, offsetY }) {
+  const rank = Math.floor((offsetX - map.left) / map.column);
+  return { rank: Math.min(Math.max(rank, 0), map.sums.length - 1), row: map.rows[Math.floor((offsetY - SUMS) / map.row)] };
+}
+
+function cellText({ rank, row }) {
+  if (!row) return `rank ${rank}: ${measured(map.measure, map.sums[rank])}`;
+  const on = row.cells.map(([value, ranks]) => value * times({ ranks }, rank));
+  return `${row.label} on rank ${rank}: ${measured(map.measure, on.reduce((sum, value) => sum + value, 0))}`;
+}
+
+function chooseRank(rank) {
+  state.rank = rank;
+  drawHeat();
+  showRank(rank);
+}
+
+/** What a rank has, costliest first. */
+function showRank(rank) {
+  reshow = () => showRank(rank);
+  const measure = heatMeasure();
+  const own = shardsOn(rank).flatMap((shards) => new Array(times(shards, rank)).fill(shards));
+  const known = Object.keys(MEASURES).filter((each) => sumOf(each, data.costs.shards) > 0);
+  const columns = ["table", ...known.map((each) => MEASURES[each].name), "sharding", "rows x dim"];
+  const sorted = own.map((shards) => [shards, sumOf(measure, [shards])]).sort((left, right) => right[1] - left[1]);
+  const rows = sorted.map(([shards]) => {
+    const call = calls.find(({ collection }) => collection === shards.collection);
+    const table = call ? collectionOf(call).tables.findIndex(([name]) => name === shards.table) : -1;
+    const opens = call ? button(shards.table, () => reveal({ call, table }), { class: "link" }) : shards.table;
+    const size = `${shards.rows.toLocaleString("en")} x ${shards.columns}`;
+    const numbers = known.map((each) => element("td", { class: "number" }, measured(each, sumOf(each, [shards]))));
+    return element("tr", {}, element("td", {}, opens), ...numbers, element("td", {}, shards.type), element("td", {}, size));
+  });
+  const head = element("tr", {}, ...columns.map((name) => element("th", { scope: "col" }, name)));
+  show(`Rank ${rank}: ${counted(own.length, "shard")}`, [
+    element("p", { class: "quiet" }, `Tables alone. The graph is that of rank ${data.costs.rank}.`),
+    ...costTable(totals(own)),
+    element("div", { class: "scroll", tabindex: "0", role: "group", "aria-label": "Shards" },
+      element("table", {}, element("thead", {}, head), element("tbody", {}, ...rows))),
+  ], linkTo("rank", rank));
+}

@@ -1,0 +1,80 @@
+// --- search
+
+function matches(text) {
+  const found = [];
+  for (const call of calls) {
+    const collection = collectionOf(call);
+    const where = labelOf(collection);
+    if (collection.paths.some((path) => path.toLowerCase().includes(text))) found.push({ label: `collection ${where}`, call });
+    collection.tables.forEach((table, place) => {
+      const [name, features] = table;
+      const feature = features.find((each) => each.toLowerCase().includes(text));
+      if (name.toLowerCase().includes(text)) found.push({ label: `table ${name} in ${where}`, call, table: place });
+      else if (feature) found.push({ label: `feature ${feature}: table ${name} in ${where}`, call, table: place });
+    });
+    const step = stepOf(collection, state.step);
+    for (const node of step === null ? [] : innerNodes(step)) {
+      if (node.kind !== "item" && node.name.toLowerCase().includes(text)) found.push({ label: `node ${node.name}`, call, node });
+    }
+  }
+  for (const node of outer) {
+    if (node.kind !== "call" && node.name.toLowerCase().includes(text)) found.push({ label: `node ${node.name}`, node });
+  }
+  return found;
+}
+
+function search() {
+  const text = byId("search").value.trim().toLowerCase();
+  const found = text ? matches(text) : [];
+  const more = found.length - MOST_RESULTS;
+  byId("search-count").textContent = !text ? "" : found.length ? `${counted(found.length, "match").replace(/matchs$/, "matches")}` : "Nothing found";
+  byId("results").replaceChildren(
+    ...found.slice(0, MOST_RESULTS).map((each) => element("li", {}, button(each.label, () => reveal(each)))),
+    ...(more > 0 ? [element("li", { class: "quiet" }, `and ${more.toLocaleString("en")} more`)] : []),
+  );
+  markFound();
+}
+
+function markFound() {
+  const text = byId("search").value.trim().toLowerCase();
+  const found = text ? matches(text).slice(0, 1000) : [];
+  state.found = new Set(found.flatMap((each) => keysOf(views.after ?? views.before, each)));
+  mark();
+}
+
+/** The boxes that show what was found. */
+function keysOf(view, { call, table, node }) {
+  if (call && view.boxes.has(call.name)) return [call.name];
+  return [...view.boxes.values()]
+    .filter((box) => (node ? box.nodes.includes(node) : box.call === call && (table === undefined || holds(box, table))))
+    .map((box) => box.key);
+}
+
+function holds(box, table) {
+  return box.nodes.some((node) => node.stage === "lookup" && (node.tables ?? []).includes(table));
+}
+
+function reveal(match) {
+  const { call, table, node } = match;
+  byId("results").replaceChildren(); // until something else is typed
+  if (call && collectionOf(call).steps.length && state.step > BEFORE && !state.open.has(call.name)) {
+    state.open.add(call.name);
+    redraw();
+    markFound();
+  }
+  const view = views.after ?? views.before;
+  const [key] = keysOf(view, match);
+  if (key === undefined) {
+    if (call) showCollection(call); // the table is on other ranks
+    return;
+  }
+  select(view.side, key);
+  const box = view.boxes.get(key);
+  if (box.nodes.length > 1) {
+    const one = box.nodes.find((each) => (node ? each === node : (each.tables ?? []).includes(table)));
+    if (one) showNode(one, box.call);
+  }
+  if (call && !node && table === undefined) showCollection(call);
+  focusBox(view, key);
+}
+
