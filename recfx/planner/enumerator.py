@@ -17,6 +17,7 @@ from recfx.collections.converted_collection import index_of
 from recfx.collections.sharding.types import type_named, type_names
 from recfx.errors import ConversionError
 from recfx.hashing.slices import row_cuts
+from recfx.planner.planned_option import PlannedOption
 
 
 class IndexStorageEstimator(EmbeddingStorageEstimator):
@@ -32,32 +33,6 @@ class IndexStorageEstimator(EmbeddingStorageEstimator):
             for shard in option.shards if index else ():
                 rows = shard.size[0]
                 shard.storage += Storage(hbm=0, ddr=math.ceil(index * rows / option.tensor.shape[0]))
-
-
-class CopiedShard(Shard):
-    """A shard whose copies share its estimates, which nobody changes: TorchRec's planner copies the best plan so far
-    each time it finds a better one.
-    """
-
-    def __deepcopy__(self, memo: object) -> CopiedShard:
-        return CopiedShard([*self.size], [*self.offset], self.storage, self.perf, self.rank)
-
-
-class OncePerSizeEstimator(EmbeddingPerfEstimator):
-    """TorchRec's estimate of times, which it makes of each shard by itself, made once for all shards of one size."""
-
-    def estimate(self, sharding_options: list[ShardingOption], sharder_data_map: Any) -> None:
-        shards_of = [option.shards for option in sharding_options]
-        for option, shards in zip(sharding_options, shards_of, strict=True):
-            option.shards = list({tuple(shard.size): shard for shard in shards}.values())
-        try:
-            super().estimate(sharding_options, sharder_data_map)
-        finally:
-            estimated = [{tuple(shard.size): shard.perf for shard in option.shards} for option in sharding_options]
-            for option, shards, times in zip(sharding_options, shards_of, estimated, strict=True):
-                option.shards = shards
-                for shard in shards:
-                    shard.perf = times[tuple(shard.size)]
 
 
 def index_bytes(module: nn.Module, table: str) -> int:
@@ -82,7 +57,7 @@ class OrderedEnumerator(EmbeddingEnumerator):
         empty_ranks: bool = False,
     ) -> None:
         self._empty_ranks = empty_ranks
-        estimators = [OncePerSizeEstimator(topology, constraints), IndexStorageEstimator(topology, constraints)]
+        estimators = [EmbeddingPerfEstimator(topology, constraints), IndexStorageEstimator(topology, constraints)]
         super().__init__(topology, batch_size, constraints, estimators)
 
     def enumerate(self, module: nn.Module, sharders: list[ModuleSharder[nn.Module]]) -> list[ShardingOption]:
@@ -103,11 +78,18 @@ class OrderedEnumerator(EmbeddingEnumerator):
         )
 
     def populate_estimates(self, sharding_options: list[ShardingOption]) -> None:
-        """Estimate the shards in the sizes that they will really have."""
+        """Estimate the shards in the sizes that they will really have, and each size once."""
+        shards_of = []
         for option in sharding_options:
-            option.shards = [CopiedShard(**vars(shard)) for shard in option.shards]
             _cut_between_buckets(option)
+            shards_of.append(option.shards)
+            sizes: dict[tuple[int, ...], Shard] = {}
+            for shard in option.shards:
+                sizes.setdefault(tuple(shard.size), shard)
+            option.shards = list(sizes.values())
         super().populate_estimates(sharding_options)
+        for place, shards in enumerate(shards_of):
+            sharding_options[place] = PlannedOption.of(sharding_options[place], shards)
 
 
 def is_plannable(sharding_type: str, kernel: str) -> bool:
@@ -129,8 +111,8 @@ def _cut_between_buckets(option: ShardingOption) -> None:
             shard.offset[0], shard.size[0] = begin, end - begin
 
 
-def _has_empty_shard(option: ShardingOption) -> bool:
-    return any(shard.size[0] == 0 for shard in option.shards)
+def _has_empty_shard(option: PlannedOption) -> bool:
+    return any(shard.size[0] == 0 for shard in option.kinds)
 
 
 def _no_option(option: ShardingOption) -> ConversionError:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import lru_cache
 
 import torch
 from torch.distributed._shard.metadata import ShardMetadata
 from torch.distributed._shard.sharding_spec.api import EnumerableShardingSpec
+from torch.distributed.remote_device import _remote_device
 from torchrec.distributed.types import EmbeddingModuleShardingPlan, ParameterSharding, ShardingPlan
 
 from recfx.collections.sharding.whole_plan import rank_of
@@ -54,7 +56,7 @@ def _on_device(parameter: ParameterSharding, device: str, local_world_size: int 
         ShardMetadata(
             shard_offsets=list(shard.shard_offsets),
             shard_sizes=list(shard.shard_sizes),
-            placement=_placement(shard, device, local_world_size, path),
+            placement=_device_named(_placement(shard, device, local_world_size, path)),
         )
         for shard in spec.shards
     ]
@@ -72,6 +74,12 @@ def _placement(shard: ShardMetadata, device: str, local_world_size: int | None, 
         how = "pass local_world_size, the number of devices per host."
         raise _unsupported(f"{where}, which names no device of the host.", path, how)
     return f"rank:{rank}/{device}:{index}"
+
+
+@lru_cache(maxsize=4096)
+def _device_named(placement: str) -> _remote_device:
+    """What ``ShardMetadata`` would make of it, for each of a thousand tables on each of a thousand ranks."""
+    return _remote_device(placement)
 
 
 def _unsupported(message: str, path: str, what_to_do: str) -> ConversionError:

@@ -19,6 +19,7 @@ from recfx.collections.sharding.collection import sharded_collections
 from recfx.collections.wrappers import check_module
 from recfx.errors import ConversionError
 from recfx.planner.enumerator import OrderedEnumerator, is_plannable
+from recfx.planner.partitioner import QuickPartitioner
 from recfx.planner.placements import replace_placements
 from recfx.planner.priced_plan import PricedPlan
 from recfx.planner.priced_proposals import PricedProposals
@@ -144,6 +145,7 @@ def _plan(
             batch_size=batch_size,
             enumerator=OrderedEnumerator(pod, batch_size, limits, empty_ranks=empty_ranks),
             proposer=proposing,
+            partitioner=QuickPartitioner(),
             performance_model=prices,
             constraints=limits,
             stats=[],

@@ -42,7 +42,6 @@ class PricedProposals(PerfModel):
         self._values: Values | None = None
         self._tables: dict[Hashable, PlannedTable] = {}
         self._facts: dict[Hashable, PlannedFacts] = {}
-        self._cuts: dict[int, tuple[ShardingOption, Hashable]] = {}
         self._rated: dict[Hashable, float] = {}
         self._best: PlanPrice | None = None
         self._second: PlanPrice | None = None
@@ -120,8 +119,4 @@ class PricedProposals(PerfModel):
 
     def _placed(self, option: ShardingOption) -> tuple[Hashable, ...]:
         """What is where: a table that is cut into one piece is the same under every name for that."""
-        known = self._cuts.get(id(option))
-        if known is None or known[0] is not option:  # proposals are made of the same options, with other ranks
-            cut = tuple((*shard.offset, *shard.size) for shard in option.shards)
-            known = self._cuts[id(option)] = (option, cut)
-        return option.path, option.name, option.compute_kernel, known[1], tuple(shard.rank for shard in option.shards)
+        return option.path, option.name, option.compute_kernel, option.cut, option.ranks

@@ -20,7 +20,13 @@ MOST_TABLES_THAT_FIT = 10 * MOST_TABLES
 """How many tables it prices if none of these proposals fits into memory."""
 
 FEWEST = 40
-"""How many proposals it makes at least."""
+"""How many proposals it makes at least, unless tables times ranks are a hundred thousand or more."""
+
+MOST_PLACES = 4_000_000
+"""How many tables times ranks, counted once per proposal, it looks at for the sake of ``FEWEST``."""
+
+FEWEST_OF_ALL = 8
+"""How many proposals it makes at least, however many tables and ranks there are."""
 
 
 class GreedySteps(GreedyProposer):
@@ -29,9 +35,9 @@ class GreedySteps(GreedyProposer):
     ``made`` of ``total`` have been made.
     """
 
-    def __init__(self, use_depth: bool, capacity: Storage, most_tables: int) -> None:
+    def __init__(self, use_depth: bool, capacity: Storage, most_tables: int, ranks: int = 1) -> None:
         super().__init__(use_depth=use_depth)
-        self._capacity, self._most_tables = capacity, most_tables
+        self._capacity, self._most_tables, self._ranks = capacity, most_tables, ranks
         self._path: list[str] = []
         self._fitting: list[int] = []
         self._pending: list[int] = []
@@ -44,7 +50,9 @@ class GreedySteps(GreedyProposer):
         self._path = self._steps()
         self._fitting = self._that_may_fit() or [0]  # one, for TorchRec's own text about what does not fit
         self.total, self.made, self._ratings = len(self._fitting), 0, {}
-        most = max(self._most_tables // max(len(self._sharding_options_by_fqn), 1), FEWEST)
+        tables = max(len(self._sharding_options_by_fqn), 1)
+        fewest = min(FEWEST, max(FEWEST_OF_ALL, MOST_PLACES // (tables * self._ranks)))
+        most = max(self._most_tables // tables, fewest)
         self._distance = -(-self.total // most)
         self._pending = list(range(0, self.total, self._distance))
 
@@ -117,7 +125,7 @@ def proposers(topology: Topology, most_tables: int = MOST_TABLES) -> list[Propos
     storages = [device.storage for device in topology.devices]
     capacity = Storage(sum(storage.hbm for storage in storages), sum(storage.ddr for storage in storages))
     most = most_tables * 8 // max(topology.world_size, 8)  # with more ranks, a proposal takes more time
-    greedy = [GreedySteps(use_depth, capacity, most) for use_depth in (True, False)]
+    greedy = [GreedySteps(use_depth, capacity, most, topology.world_size) for use_depth in (True, False)]
     return [GridSearchProposer(), *greedy, UniformProposer()]
 
 

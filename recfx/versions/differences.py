@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import operator
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -170,6 +171,11 @@ def pt2_reader() -> Callable[..., Any] | None:
     return load_pt2
 
 
+ranks_of_host: Callable[[Topology], int] = operator.attrgetter(
+    "intra_group_size" if hasattr(Topology, "intra_group_size") else "local_world_size"
+)
+"""How many ranks TorchRec's planner counts as one host; older versions know no pods of several hosts."""
+
 __all__ = [
     "CHECKPOINT_WITHOUT_REENTRY",
     "SEQUENCE_SETTINGS",
@@ -195,6 +201,7 @@ __all__ = [
     "preprocess_input",
     "programs_without_stacks",
     "pt2_reader",
+    "ranks_of_host",
     "strict_export_runs_hooks",
     "top_saved_tensors_hooks",
 ]

@@ -116,3 +116,5 @@ def test_more_ranks_take_more_time_so_fewer_proposals_are_priced() -> None:
         _, greedy, *_ = proposers(Topology(ranks, "cuda", local_world_size=8, hbm_cap=2**60))
         made.append(len(all_proposals(greedy, options)))
     assert made[0] > 200 > made[1] >= 40
+    greedy = GreedySteps(True, Storage(hbm=2**60, ddr=2**60), 0, ranks=10**6)
+    assert 8 <= len(all_proposals(greedy, options)) < 40
