@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import runpy
 from collections import Counter
 from collections.abc import Mapping
@@ -61,50 +62,58 @@ CAUSES: Mapping[str, str] = {
 
 _VERSIONS = ("torch", "torchrec", "fbgemm", "triton")
 
-Folders = dict[str, dict[str, Any]]
+Found = dict[str, dict[str, Any]]
+"""For each file, or each folder: how many tests passed, which failed, and how many were skipped for which reason."""
 
 
-def read(xml: Path) -> Folders:
-    """For each folder of tests: how many passed, which failed, and how many were skipped for which reason."""
-    folders: Folders = {}
+def read(xml: Path) -> Found:
+    """What pytest has written, by file."""
+    files: Found = {}
     for case in ElementTree.parse(xml).iter("testcase"):
         module = case.get("classname") or case.get("name", "")
-        parts = module.split(".")
-        folder = "/".join(parts[:2]) if len(parts) > 2 else parts[0]
-        found = folders.setdefault(folder, {"passed": 0, "failed": [], "skipped": Counter()})
+        file = re.sub(r"^(.*?\btest_\w+).*", r"\1", module).replace(".", "/") + ".py"  # a module, or a class in one
+        found = files.setdefault(file, {"passed": 0, "failed": [], "skipped": Counter()})
         skipped = case.find("skipped")
         if case.find("failure") is not None or case.find("error") is not None:
-            test = f"::{case.get('name')}" if case.get("classname") else ""
-            found["failed"].append(f"{module.replace('.', '/')}.py{test}")
+            found["failed"].append(f"{file}::{case.get('name')}" if case.get("classname") else file)
         elif skipped is not None:
             found["skipped"][skipped.get("message", "")] += 1
         else:
             found["passed"] += 1
-    for found in folders.values():
+    for found in files.values():
         found["failed"] = sorted(set(found["failed"]))
+    return files
+
+
+def in_folders(files: Found) -> Found:
+    """The same, by folder."""
+    folders: Found = {}
+    for file, found in sorted(files.items()):
+        of_folder = folders.setdefault("/".join(file.split("/")[:-1][:2]), {"passed": 0, "failed": [], "skipped": {}})
+        of_folder["passed"] += found["passed"]
+        of_folder["failed"] += found["failed"]
+        of_folder["skipped"] = Counter(of_folder["skipped"]) + Counter(found["skipped"])
     return folders
 
 
-def keep(versions: Any, python: str, folders: Folders) -> Path:
-    """Write the record of a set. Folders that were not run now stay as they were.
+def unexplained(files: Found) -> list[str]:
+    """The files in which a test fails and nobody knows why."""
+    return [file for file, found in files.items() if not all(map(cause, found["failed"]))]
+
+
+def keep(versions: Any, python: str, files: Found) -> Path:
+    """Write the record of a set.
 
     Args:
         versions: a row of ``SETS``.
         python: its version, as ``"3.11"``.
-        folders: see ``read``.
+        files: see ``read``.
     """
     path = RECORDS / f"{versions.name}.json"
-    of_set = {
-        "torch": versions.torch,
-        "torchrec": versions.torchrec,
-        "fbgemm": versions.fbgemm,
-        "triton": versions.triton,
-    }
-    before = json.loads(path.read_text()) if path.is_file() else {}
-    if {name: before.get(name) for name in of_set} == of_set:
-        folders = {**before["folders"], **folders}
+    record = {name: getattr(versions, name) for name in _VERSIONS}
     path.parent.mkdir(exist_ok=True)
-    path.write_text(json.dumps({**of_set, "python": python, "folders": folders}, indent=1, sort_keys=True) + "\n")
+    record = {**record, "python": python, "folders": in_folders(files)}
+    path.write_text(json.dumps(record, indent=1, sort_keys=True) + "\n")
     return path
 
 

@@ -16,7 +16,7 @@ XML = """<testsuites><testsuite>
 <testcase classname="tests.ir.test_graph" name="test_two"><failure message="no" /></testcase>
 <testcase classname="tests.ir.test_graph" name="test_two"><error message="nor after it" /></testcase>
 <testcase classname="tests.ir.test_graph" name="test_three"><skipped message="needs TorchRec 1.8" /></testcase>
-<testcase classname="tests.test_versions" name="test_four" />
+<testcase classname="tests.test_versions.TestCase" name="test_four" />
 <testcase classname="" name="tests.ops.test_five"><error message="cannot be collected" /></testcase>
 </testsuite></testsuites>"""
 
@@ -42,14 +42,19 @@ def test_records_are_of_the_sets_of_now(path: Path) -> None:
 def test_what_pytest_has_written_is_read_by_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(record, "RECORDS", tmp_path / "records")
     (tmp_path / "results.xml").write_text(XML)
-    found = record.read(tmp_path / "results.xml")
-    assert found == {
-        "tests/ir": {"passed": 1, "failed": ["tests/ir/test_graph.py::test_two"], "skipped": {"needs TorchRec 1.8": 1}},
-        "tests": {"passed": 1, "failed": [], "skipped": {}},
-        "tests/ops": {"passed": 0, "failed": ["tests/ops/test_five.py"], "skipped": {}},
+    files = record.read(tmp_path / "results.xml")
+    assert files == {
+        "tests/ir/test_graph.py": {
+            "passed": 1,
+            "failed": ["tests/ir/test_graph.py::test_two"],
+            "skipped": {"needs TorchRec 1.8": 1},
+        },
+        "tests/test_versions.py": {"passed": 1, "failed": [], "skipped": {}},
+        "tests/ops/test_five.py": {"passed": 0, "failed": ["tests/ops/test_five.py"], "skipped": {}},
     }
-    path = record.keep(record.SETS[0], "3.11", found)
-    record.keep(record.SETS[0], "3.11", {"tests": {"passed": 2, "failed": [], "skipped": {}}})
-    kept = json.loads(path.read_text())["folders"]
-    assert (kept["tests"]["passed"], kept["tests/ir"]["passed"]) == (2, 1)  # what was not run again stays
-    assert "| 2.7.1 | 1.2.0 | 1.2.0 | 3.3.1 | 3.11 | 3 | 3 | 2 | 1 |" in record.table()
+    assert record.unexplained(files) == ["tests/ir/test_graph.py", "tests/ops/test_five.py"]
+    files["tests/ir/test_names.py"] = {"passed": 3, "failed": [], "skipped": {"needs TorchRec 1.8": 2}}
+    folders = json.loads(record.keep(record.SETS[0], "3.11", files).read_text())["folders"]
+    assert list(folders) == ["tests", "tests/ir", "tests/ops"]
+    assert (folders["tests/ir"]["passed"], folders["tests/ir"]["skipped"]) == (4, {"needs TorchRec 1.8": 3})
+    assert "| 2.7.1 | 1.2.0 | 1.2.0 | 3.3.1 | 3.11 | 3 | 5 | 2 | 3 |" in record.table()
