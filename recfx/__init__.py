@@ -7,6 +7,22 @@
 without Python, and ``load`` reads it.
 
 Torch and TorchRec are imported when one of these names is first used.
+
+The examples of all functions and classes begin with these lines:
+
+    >>> import recfx
+    >>> import torch
+    >>> from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
+    >>> class Model(torch.nn.Module):
+    ...     def __init__(self):
+    ...         super().__init__()
+    ...         users = EmbeddingBagConfig(name="users", num_embeddings=100, embedding_dim=8, feature_names=["user"])
+    ...         self.ebc = EmbeddingBagCollection(tables=[users])
+    ...         self.over = torch.nn.Linear(8, 1)
+    ...     def forward(self, features):
+    ...         return self.over(self.ebc(features)["user"])
+    >>> batch = KeyedJaggedTensor(["user"], torch.tensor([41, 42, 42]), lengths=torch.tensor([2, 1]))
+    >>> sample = (batch,)
 """
 
 from typing import TYPE_CHECKING

@@ -78,6 +78,13 @@ class Diagnostic:
 class RecfxError(Exception):
     """Base of every error that recfx raises on purpose.
 
+    Example:
+        >>> try:
+        ...     recfx.convert(torch.nn.Linear(2, 2))
+        ... except recfx.RecfxError as error:
+        ...     print(error.reason, "-", error.what_to_do)
+        no_collection - ...
+
     Args:
         message: what is wrong, in one sentence.
         reason: reason code, ``snake_case``; reports use the same code. torch raises an error of a worker process again
@@ -101,7 +108,13 @@ class RecfxError(Exception):
 
     @classmethod
     def of(cls: type[_Error], diagnostic: Diagnostic) -> _Error:
-        """The error that raises ``diagnostic``. Its own ``error.diagnostic`` always has the severity of an error."""
+        """The error that raises ``diagnostic``. Its own ``error.diagnostic`` always has the severity of an error.
+
+        Example:
+            >>> from recfx.errors import Diagnostic
+            >>> recfx.ConversionError.of(Diagnostic("no_collection", "", "there is none."))
+            ConversionError(...)
+        """
         error = cls(
             diagnostic.message,
             reason=diagnostic.code,
@@ -120,22 +133,42 @@ class RecfxError(Exception):
 
     @property
     def message(self) -> str:
-        """What is wrong."""
+        """What is wrong.
+
+        Example:
+            >>> recfx.RecfxError("there is none.", reason="no_collection").message
+            'there is none.'
+        """
         return self.diagnostic.message
 
     @property
     def reason(self) -> str:
-        """Reason code."""
+        """Reason code.
+
+        Example:
+            >>> recfx.RecfxError("there is none.", reason="no_collection").reason
+            'no_collection'
+        """
         return self.diagnostic.code
 
     @property
     def module_path(self) -> str:
-        """Fully qualified name of the module concerned."""
+        """Fully qualified name of the module concerned.
+
+        Example:
+            >>> recfx.RecfxError("it is full.", module_path="ebc").module_path
+            'ebc'
+        """
         return self.diagnostic.path
 
     @property
     def what_to_do(self) -> str:
-        """What the user can change."""
+        """What the user can change.
+
+        Example:
+            >>> recfx.RecfxError("it is full.", what_to_do="give it more rows.").what_to_do
+            'give it more rows.'
+        """
         return self.diagnostic.what_to_do
 
     def __str__(self) -> str:
@@ -147,7 +180,13 @@ class RecfxError(Exception):
 
 
 class ConversionError(RecfxError, ValueError):
-    """A model, a table or a setting cannot be converted. The model is as it was."""
+    """A model, a table or a setting cannot be converted. The model is as it was.
+
+    Example:
+        >>> recfx.convert(torch.nn.Linear(2, 2))
+        Traceback (most recent call last):
+        recfx.errors.ConversionError: [no_collection] ...
+    """
 
 
 class VersionError(RecfxError, ImportError):
@@ -155,29 +194,65 @@ class VersionError(RecfxError, ImportError):
 
 
 class TableFullError(RecfxError, RuntimeError):
-    """An id needs a row and its bucket has none left. The table is as it was before the batch."""
+    """An id needs a row and its bucket has none left. The table is as it was before the batch.
+
+    Example:
+        >>> recfx.HashIndex(2).find_or_insert(torch.tensor([7, 8, 9]))
+        Traceback (most recent call last):
+        recfx.errors.TableFullError: [table_full] table: bucket 0 of 1 ...
+    """
 
 
 class OutOfStepError(RecfxError, RuntimeError):
-    """Ranks are not at the same place in a step, or one of them failed in the middle of it. Nothing more was sent."""
+    """Ranks are not at the same place in a step, or one of them failed in the middle of it. Nothing more was sent.
+
+    Example:
+        >>> try:
+        ...     output = recfx.convert(Model())(batch)
+        ... except recfx.OutOfStepError as error:
+        ...     print("rank failed:", error.reason)
+    """
 
 
 class CheckpointError(RecfxError, RuntimeError):
-    """A saved state is damaged, or belongs to something else. The model is as it was."""
+    """A saved state is damaged, or belongs to something else. The model is as it was.
+
+    Example:
+        >>> recfx.load_checkpoint(Model(), "nowhere")
+        Traceback (most recent call last):
+        recfx.errors.CheckpointError: [checkpoint_missing] ...
+    """
 
 
 class ExportError(RecfxError, RuntimeError):
-    """A model cannot be exported, or an exported file cannot be used."""
+    """A model cannot be exported, or an exported file cannot be used.
+
+    Example:
+        >>> recfx.load("nothing.pt")
+        Traceback (most recent call last):
+        recfx.errors.ExportError: [no_file] ...
+    """
 
 
 class DrawingError(RecfxError, RuntimeError):
-    """A model cannot be drawn, or its picture cannot be written. A file that was there before is as it was."""
+    """A model cannot be drawn, or its picture cannot be written. A file that was there before is as it was.
+
+    Example:
+        >>> recfx.draw(Model(), "model.gif")
+        Traceback (most recent call last):
+        recfx.errors.DrawingError: [unknown_ending] ...
+    """
 
 
 class InputError(RecfxError, ValueError):
     """A batch does not fit the collection it was given to. Nothing was looked up, inserted or updated.
 
     What other collections of the model have inserted in the same forward is undone.
+
+    Example:
+        >>> recfx.HashIndex(100).find(torch.tensor([1.5]))
+        Traceback (most recent call last):
+        recfx.errors.IdTypeError: [wrong_id_dtype] ...
     """
 
 

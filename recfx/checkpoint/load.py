@@ -39,6 +39,14 @@ def load_checkpoint(
     so), a load hook of the user that raises, and an interrupt (Ctrl-C) during loading. If that happens, load again;
     until then, a table with an index whose rows may have changed cannot be used (``load_interrupted``).
 
+    Example:
+        >>> model = recfx.convert(Model())
+        >>> recfx.save_checkpoint(model, "run")
+        >>> again = recfx.convert(Model())
+        >>> recfx.load_checkpoint(again, "run")
+        >>> torch.equal(again.ebc.weight("users"), model.ebc.weight("users"))
+        True
+
     Args:
         model: built, converted, and given its optimizers in backward as when saving. Tables with an index may have more
             rows: ids move to their bucket's rows, and weights and fused state move with them. Its collections may be

@@ -42,6 +42,12 @@ def save_checkpoint(
     A crash at any moment leaves either the previous checkpoint or the new one. The previous one is deleted once the new
     one is safely on the disk; nothing is written outside ``directory``.
 
+    Example:
+        >>> model = recfx.convert(Model())
+        >>> optimizer = torch.optim.Adam(model.parameters())
+        >>> recfx.save_checkpoint(model, "run", optimizer=optimizer)
+        >>> recfx.load_checkpoint(model, "run", optimizer=optimizer)
+
     Args:
         model: converted or not. Its ``state_dict`` is saved (without the prefix of DistributedDataParallel), and the
             state and settings of every optimizer in backward. If collections are sharded, all ranks call this, and

@@ -93,6 +93,10 @@ class ConvertedCollection(FxLeaf):
         model is known to call the collection several times: then it counts these as one. Set it alike on all ranks.
         Whether outputs are kept or dropped makes no difference.
 
+        Example:
+            >>> model = recfx.convert(Model())
+            >>> model.ebc.batches_in_flight = 7  # losses of eight forwards are added up before a backward
+
         Raises:
             ConversionError: ``invalid_argument``, when it is set to anything but an integer from 0.
         """
@@ -121,6 +125,10 @@ class ConvertedCollection(FxLeaf):
     def weight(self, name: str) -> nn.Parameter:
         """The ``[rows, dim]`` parameter of a table, or of one of this rank's shards.
 
+        Example:
+            >>> recfx.convert(Model()).ebc.weight("users").shape
+            torch.Size([100, 8])
+
         Raises:
             KeyError: there is no such table.
         """
@@ -129,11 +137,22 @@ class ConvertedCollection(FxLeaf):
         return self._store.weight(name)
 
     def index(self, name: str) -> HashIndex:
-        """The index of a table, or of one of this rank's shards; it must have one."""
+        """The index of a table, or of one of this rank's shards; it must have one.
+
+        Example:
+            >>> model = recfx.convert(Model(), hashing=recfx.HashConfig.raw_ids())
+            >>> len(model.ebc.index("users"))
+            0
+        """
         return self._store.index(name)
 
     def tables_with_index(self) -> list[str]:
-        """The names of the whole tables that have an index."""
+        """The names of the whole tables that have an index.
+
+        Example:
+            >>> recfx.convert(Model(), hashing=recfx.HashConfig.raw_ids()).ebc.tables_with_index()
+            ['users']
+        """
         return [table.name for table in self.tables if table.has_index]
 
     def hashed_in_turn(self) -> list[str]:

@@ -28,7 +28,12 @@ class PooledCollection(ConvertedCollection):
     _embedding_bag_configs: list[EmbeddingBagConfig]
 
     def embedding_bag_configs(self) -> list[EmbeddingBagConfig]:
-        """The configs of the whole tables, in order; ``num_embeddings`` are physical rows."""
+        """The configs of the whole tables, in order; ``num_embeddings`` are physical rows.
+
+        Example:
+            >>> recfx.convert(Model()).ebc.embedding_bag_configs()[0].name
+            'users'
+        """
         return self._embedding_bag_configs
 
     def path_of_root(self) -> str:
@@ -44,6 +49,13 @@ class PooledCollection(ConvertedCollection):
 @dataclass
 class HashEmbeddingBagConfig(EmbeddingBagConfig):
     """A table of raw 64-bit ids: TorchRec's config and how its ids become rows.
+
+    Example:
+        >>> recfx.HashEmbeddingBagConfig(
+        ...     name="users", num_embeddings=100, embedding_dim=8, feature_names=["user"],
+        ...     hashing=recfx.HashConfig(on_full="share"),
+        ... ).hashing.on_full
+        'share'
 
     Args:
         hashing: see :class:`HashConfig`; by default the index gives out every row.
@@ -62,6 +74,12 @@ class HashEmbeddingBagCollection(PooledCollection, UnshardedCollection, Embeddin
     What its graph is, and when it is made again, is in ``UnshardedCollection``.
     Parameters are ``embedding_bags.<table>.weight``, as in the standard collection; index state is
     ``hash_indexes.<table>.*``.
+
+    Example:
+        >>> users = EmbeddingBagConfig(name="users", num_embeddings=100, embedding_dim=8, feature_names=["user"])
+        >>> collection = recfx.HashEmbeddingBagCollection([users])
+        >>> collection(batch)["user"].shape
+        torch.Size([2, 8])
 
     Args:
         tables: configs; plain ``EmbeddingBagConfig`` are hashed with ``HashConfig()``.

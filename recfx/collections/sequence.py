@@ -67,6 +67,10 @@ class SequenceCollection(ConvertedCollection):
 class HashEmbeddingConfig(EmbeddingConfig):
     """A table of raw 64-bit ids: TorchRec's config and how its ids become rows.
 
+    Example:
+        >>> recfx.HashEmbeddingConfig(name="users", num_embeddings=100, embedding_dim=8, feature_names=["user"])
+        HashEmbeddingConfig(...)
+
     Args:
         hashing: see :class:`HashConfig`; by default the index gives out every row.
     """
@@ -84,6 +88,13 @@ class HashEmbeddingCollection(SequenceCollection, UnshardedCollection, Embedding
     What its graph is, and when it is made again, is in ``UnshardedCollection``.
     Parameters are ``embeddings.<table>.weight``, as in the standard collection; index state is
     ``hash_indexes.<table>.*``.
+
+    Example:
+        >>> from torchrec import EmbeddingConfig
+        >>> users = EmbeddingConfig(name="users", num_embeddings=100, embedding_dim=8, feature_names=["user"])
+        >>> collection = recfx.HashEmbeddingCollection([users])
+        >>> collection(batch)["user"].values().shape  # one row per id
+        torch.Size([3, 8])
 
     Args:
         tables: configs; plain ``EmbeddingConfig`` are hashed with ``HashConfig()``. All have one ``embedding_dim``.

@@ -118,7 +118,15 @@ class WholeTables(ConvertedCollection):
 
     @property
     def fused_optimizer(self) -> KeyedOptimizer:
-        """State and settings of the fused optimizers, under TorchRec's names (``<table>.momentum1``)."""
+        """State and settings of the fused optimizers, under TorchRec's names (``<table>.momentum1``).
+
+        Example:
+            >>> from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
+            >>> model = recfx.convert(Model())
+            >>> apply_optimizer_in_backward(torch.optim.Adagrad, model.ebc.parameters(), {"lr": 0.1})
+            >>> list(model.ebc.fused_optimizer.state_dict()["state"])
+            ['embedding_bags.users.weight']
+        """
         parameters, state, groups, starts = {}, {}, [], {}
         kind = kind_of(self)
         for name, optimizer in self.fused_optimizers().items():

@@ -29,6 +29,24 @@ def add_operator(kind: NodeKind, make: Callable[[Lowered], nn.Module], price: Fo
     Declare it in the module that defines the pass, so that a process that loads a pickled model declares it, too. A
     declaration of the same name replaces an earlier one, for graphs that are made afterwards.
 
+    Example:
+        >>> from recfx.ir import Input, NodeKind, Stage, ValueType
+        >>> from recfx.passes import PassResult, Rewrite
+        >>> rows = (ValueType.POOLED,)
+        >>> scale = NodeKind("scale", "rows times ten", inputs=(Input(rows),), like_input=True, stage=Stage.LOOKUP)
+        >>> class Scale(torch.nn.Module):
+        ...     def forward(self, rows):
+        ...         return 10 * rows
+        >>> recfx.add_operator(scale, lambda of: Scale())
+        >>> def insert_scale(graph):
+        ...     for lookup in graph.of_kind("lookup"):
+        ...         with graph.graph.inserting_after(lookup):
+        ...             graph.replace(lookup, graph.add("scale", (lookup,), graph.collection(lookup).name))
+        ...     return PassResult(graph)
+        >>> model = recfx.convert(Model(), passes=[*recfx.passes(), Rewrite("insert_scale", insert_scale)])
+        >>> model(batch).shape
+        torch.Size([2, 1])
+
     Args:
         kind: its declaration. What recfx's own passes, prices and drawings know of the operator is in it: the types of
             its inputs and of its output, its stage of a step, its attributes; with ``like_input=True``, that its value

@@ -23,13 +23,13 @@ from recfx.conversion.request import DEFAULT_HASHING, Request, named_passes
 from recfx.conversion.whole_graph import make_whole_graph
 from recfx.discovery.classify import Finding
 from recfx.discovery.sample import Sample
+from recfx.hashing import HashConfig
 from recfx.optim.keyed_optimizer import attach_fused_optimizer
 from recfx.passes import Pass
 from recfx.planner.priced_plan import price_of
 from recfx.planner.shard_model import environment, plan_for, shard_collections
 from recfx.replacement.conversion_record import add_notes, attach_conversion, conversion_of
-from recfx.replacement.dedup import Asked
-from recfx.replacement.replace_collections import Hashing, carry_references
+from recfx.replacement.replace_collections import carry_references
 from recfx.replacement.resize_tables import TableResizing
 
 
@@ -54,7 +54,7 @@ def convert(
     model: nn.Module,
     sample: Any = None,
     *,
-    hashing: Hashing = DEFAULT_HASHING,
+    hashing: HashConfig | Mapping[str, HashConfig | None] | None = DEFAULT_HASHING,
     plan: ShardingPlan | None = None,
     env: ShardingEnv | None = None,
     device: torch.device | str | None = None,
@@ -66,7 +66,7 @@ def convert(
     id_ranges: Mapping[str, tuple[int, int]] | None = None,
     passes: Iterable[Pass] | None = None,
     managed_collisions: Literal["convert"] | None = None,
-    dedup: Asked = "auto",
+    dedup: bool | Literal["auto"] | Mapping[str, bool | float] = "auto",
 ) -> nn.Module:
     """Rewrite every ``EmbeddingBagCollection`` and ``EmbeddingCollection`` of ``model`` to a graph of explicit nodes.
 
@@ -74,6 +74,14 @@ def convert(
 
     Outputs, weights, parameter names and parameter objects stay the same. Without ``hashing=``, ids are row numbers and
     are range-checked; with ``HashConfig.raw_ids()`` they are raw 64-bit ids.
+
+    Example:
+        >>> adopted = recfx.convert(Model(), sample)  # ids are row numbers, as they were
+        >>> model = recfx.convert(Model(), sample, hashing=recfx.HashConfig.raw_ids())
+        >>> model(batch).shape
+        torch.Size([2, 1])
+        >>> model.ebc.index("users").items()  # ids, and their rows
+        (tensor([41, 42]), tensor([0, 1]))
 
     Args:
         model: any module.

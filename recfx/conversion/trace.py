@@ -24,6 +24,11 @@ def trace(model: nn.Module, sample: Any) -> fx.GraphModule:
     batch sizes, and shares its modules. With sharded collections that comparison communicates: every rank calls
     ``trace``, each with its own sample.
 
+    Example:
+        >>> graph_module = recfx.trace(Model(), sample)
+        >>> [node.name for node in graph_module.graph.nodes]
+        ['features', 'ebc_select_features', 'ebc_lookup', 'ebc_keyed_tensor', 'getitem', 'over', 'output']
+
     Args:
         model: any model with standard or converted collections.
         sample: one call of it, as for ``convert``.

@@ -41,6 +41,12 @@ def unconvert(model: nn.Module, with_mapping: bool = False) -> nn.Module | tuple
 
     Operators that passes of the user's have put into the graphs are not part of them; a warning is logged then.
 
+    Example:
+        >>> model = recfx.unconvert(recfx.convert(Model()))
+        >>> type(model.ebc).__name__
+        'EmbeddingBagCollection'
+        >>> model, mapping = recfx.unconvert(recfx.convert(model), with_mapping=True)
+
     Args:
         model: a converted model; one without converted collections is returned as it is. With sharded collections, also
             inside ``DistributedModelParallel``, every rank calls this, and gets whole tables on the CPU.

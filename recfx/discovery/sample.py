@@ -24,6 +24,10 @@ class Sample:
     """One call of a model: ``Sample(dense, kjt, labels=labels)``.
 
     A plain tuple stands for positional arguments alone.
+
+    Example:
+        >>> call = recfx.Sample(features=batch)
+        >>> model = recfx.convert(Model(), call)
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -37,7 +41,12 @@ class Sample:
 
     @classmethod
     def of(cls, sample: Any) -> Sample:
-        """Accept a Sample, a tuple or list of positional arguments, or one argument."""
+        """Accept a Sample, a tuple or list of positional arguments, or one argument.
+
+        Example:
+            >>> recfx.Sample.of((batch,)).args[0] is batch
+            True
+        """
         if isinstance(sample, cls):
             return sample
         if type(sample) in (tuple, list):
@@ -45,22 +54,49 @@ class Sample:
         return cls(sample)
 
     def clone(self) -> Sample:
-        """A copy with fresh tensors, because some models change their batch in place."""
+        """A copy with fresh tensors, because some models change their batch in place.
+
+        Example:
+            >>> copy = recfx.Sample(batch).clone()
+            >>> copy.args[0] is batch
+            False
+        """
         return Sample(*(clone_value(value) for value in self.args), **clone_value(self.kwargs))
 
     def on_meta(self) -> bool:
+        """Whether any of its tensors is on meta.
+
+        Example:
+            >>> recfx.Sample(batch).on_meta()
+            False
+        """
         return any(tensor.is_meta for tensor in tensors_of((self.args, self.kwargs)))
 
     def resized(self) -> Sample | None:
-        """This call with the first sample repeated at the end, or None if the batch size is not known."""
+        """This call with the first sample repeated at the end, or None if the batch size is not known.
+
+        Example:
+            >>> recfx.Sample(batch).resized().args[0].stride()
+            3
+        """
         return self._with(lambda batch_size: [*range(batch_size), 0])
 
     def first(self) -> Sample | None:
-        """This call with the first sample alone, or None if the batch size is not known."""
+        """This call with the first sample alone, or None if the batch size is not known.
+
+        Example:
+            >>> recfx.Sample(batch).first().args[0].values()
+            tensor([41, 42])
+        """
         return self._with(lambda _: [0])
 
     def without_ids(self) -> Sample | None:
-        """This call with empty bags, or None if it has no KJT."""
+        """This call with empty bags, or None if it has no KJT.
+
+        Example:
+            >>> recfx.Sample(batch).without_ids().args[0].lengths()
+            tensor([0, 0])
+        """
         if _first_keyed_jagged((self.args, self.kwargs)) is None:
             return None
         args, kwargs = _changed((self.args, self.kwargs), _emptied)

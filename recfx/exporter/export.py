@@ -62,6 +62,13 @@ def export(
 
     The model does not change. Nothing is left at ``path`` unless the file answers the sample as the model does.
 
+    Example:
+        >>> report = recfx.export(recfx.convert(Model()), "model.pt", sample, quantize="int8")
+        >>> [(table.table, table.stored_as) for table in report.tables]
+        [('users', 'int8')]
+        >>> recfx.load("model.pt")(batch).shape
+        torch.Size([2, 1])
+
     Args:
         model: a converted model; one that is not converted is exported as ``convert`` with a sample would convert it.
             If its collections are sharded, every rank calls this, and rank 0 writes the file. Each rank then holds no

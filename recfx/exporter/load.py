@@ -46,6 +46,10 @@ def load(path: str | os.PathLike[str], device: torch.device | str | int | None =
     ``torch.export``, which evaluates expressions for sizes that are in the file; load only pt2 files whose origin is
     known.
 
+    Example:
+        >>> recfx.load("model.pt")(batch).shape  # recfx.export has written the file
+        torch.Size([2, 1])
+
     Args:
         path: the file.
         device: where its tensors go; default: the CPU. Others need a file that was exported for a device.
@@ -187,6 +191,11 @@ def _of_torch(file: ModelFile, manifest: dict[str, Any], error: RuntimeError) ->
 class LoadedModel(nn.Module):
     """An exported model. It is in eval mode, whatever is asked of it.
 
+    Example:
+        >>> model = recfx.load("model.pt")
+        >>> model(batch).shape, model.training
+        (torch.Size([2, 1]), False)
+
     Args:
         script: the file's module.
         manifest: its manifest.
@@ -224,6 +233,11 @@ class LoadedModel(nn.Module):
 
     def serve(self, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """The outputs by name, for plain tensors by name, as a server without Python calls it.
+
+        Example:
+            >>> model = recfx.load("model.pt")
+            >>> inputs = {"features.user.values": batch.values(), "features.user.lengths": batch.lengths()}
+            >>> outputs = model.serve(inputs)
 
         Raises:
             InputError: as for ``forward``; ``unknown_input``, ``missing_input``.

@@ -42,6 +42,11 @@ class TableSize:
 class ExportReport:
     """What ``recfx.export`` returns.
 
+    Example:
+        >>> report = recfx.export(Model(), "model.pt", sample)
+        >>> report.format, report.tables[0].rows
+        ('torchscript', 100)
+
     Args:
         path: the file.
         format: ``"torchscript"`` or ``"pt2"``.

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import operator
-from dataclasses import dataclass
-from typing import Any, Literal, SupportsIndex
+from dataclasses import dataclass, fields
+from typing import Literal, SupportsIndex, TypeAlias, get_args
 
 from torch import Tensor
 
@@ -18,12 +18,24 @@ MOST_TTL = 2**36 - 1  # batches, as many as an index counts
 
 _ROWS_PER_DEFAULT_BUCKET = 4096
 _MOST_DEFAULT_BUCKETS = 64
-_UNSEEN = ("zeros", "share", "row")
+
+OnFull: TypeAlias = Literal["error", "share", "evict"]
+Evict: TypeAlias = Literal["lru", "lfu", "ttl"]
+Unseen: TypeAlias = Literal["zeros", "share", "row"]
+
+_ON_FULL, _EVICT, _UNSEEN = get_args(OnFull), get_args(Evict), get_args(Unseen)
 
 
 @dataclass(frozen=True)
 class HashConfig:
     """How a table turns raw 64-bit ids into rows. ``None`` means that it depends on the table.
+
+    Example:
+        >>> raw = recfx.HashConfig.raw_ids(on_full="evict", evict="lfu")  # any int64 is a legal id
+        >>> grown = recfx.HashConfig(rows=1000)  # ids below the table's rows keep them; others get those that are added
+        >>> model = recfx.convert(Model(), hashing={"users": grown})
+        >>> model.ebc.weight("users").shape
+        torch.Size([1000, 8])
 
     Args:
         rows: the number of physical rows; default: as many as the table has. If there are more, new rows follow the
@@ -67,13 +79,17 @@ class HashConfig:
     rows: int | None = None
     dense_rows: int | None = None
     buckets: int | None = None
-    on_full: Literal["error", "share", "evict"] = "error"
-    evict: Literal["lru", "lfu", "ttl"] = "lru"
+    on_full: OnFull = "error"
+    evict: Evict = "lru"
     admit_after: int = 1
-    unseen: Literal["zeros", "share", "row"] = "zeros"
+    unseen: Unseen = "zeros"
     seed: int = 0
     find_on_device: bool = False
     ttl_batches: int | None = None
+
+    def __repr__(self) -> str:
+        changed = [field.name for field in fields(self) if getattr(self, field.name) != field.default]
+        return f"HashConfig({', '.join(f'{name}={getattr(self, name)!r}' for name in changed)})"
 
     def __post_init__(self) -> None:
         for field in ("rows", "dense_rows", "buckets", "admit_after", "seed", "ttl_batches"):  # NumPy integers too
@@ -83,8 +99,8 @@ class HashConfig:
         _check_integer("rows", self.rows, 1, MOST_ROWS, optional=True)
         _check_integer("dense_rows", self.dense_rows, 0, MOST_ROWS, optional=True)
         _check_integer("buckets", self.buckets, 1, MOST_BUCKETS, optional=True)
-        _check_choice("on_full", self.on_full, ("error", "share", "evict"))
-        _check_choice("evict", self.evict, ("lru", "lfu", "ttl"))
+        _check_choice("on_full", self.on_full, _ON_FULL)
+        _check_choice("evict", self.evict, _EVICT)
         self._check_ttl()
         _check_integer("admit_after", self.admit_after, 1, 2**31 - 1)
         _check_choice("unseen", self.unseen, _UNSEEN)
@@ -95,20 +111,31 @@ class HashConfig:
             _check_dense_rows(self.dense_rows, self.rows, "")
 
     @classmethod
-    def raw_ids(cls, **settings: Any) -> HashConfig:
+    def raw_ids(
+        cls,
+        *,
+        rows: int | None = None,
+        buckets: int | None = None,
+        on_full: OnFull = "error",
+        evict: Evict = "lru",
+        admit_after: int = 1,
+        unseen: Unseen = "zeros",
+        seed: int = 0,
+        find_on_device: bool = False,
+        ttl_batches: int | None = None,
+    ) -> HashConfig:
         """For raw 64-bit ids: any int64 is a legal id, and each gets a row when it is first seen (``dense_rows=0``).
 
         Example:
-            >>> HashConfig.raw_ids(on_full="share").dense_rows
+            >>> recfx.HashConfig.raw_ids(on_full="share").dense_rows
             0
 
-        Args:
-            settings: the other settings of ``HashConfig``.
+        The arguments are the other settings of ``HashConfig``.
 
         Raises:
             ConversionError: ``invalid_hash_config``, naming field and value.
         """
-        return cls(dense_rows=0, **settings)
+        return cls(rows, 0, buckets, on_full, evict, admit_after, unseen, seed, find_on_device, ttl_batches)
 
     def _check_ttl(self) -> None:
         _check_integer("ttl_batches", self.ttl_batches, 1, MOST_TTL, optional=True)
@@ -119,6 +146,10 @@ class HashConfig:
 
     def resolve(self, table_rows: int, adopt: bool, name: str = "") -> ResolvedHashConfig:
         """Fill in every number for one table.
+
+        Example:
+            >>> recfx.HashConfig.raw_ids().resolve(1_000_000, adopt=True).buckets
+            64
 
         Args:
             table_rows: the number of rows that the table has.
@@ -173,10 +204,10 @@ class ResolvedHashConfig:
     rows: int
     dense_rows: int
     buckets: int
-    on_full: Literal["error", "share", "evict"]
-    evict: Literal["lru", "lfu", "ttl"]
+    on_full: OnFull
+    evict: Evict
     admit_after: int
-    unseen: Literal["zeros", "share", "row"]
+    unseen: Unseen
     seed: int
     find_on_device: bool = False
     ttl_batches: int | None = None
@@ -207,7 +238,7 @@ class ResolvedHashConfig:
         return IndexPolicy(
             dense_rows=self.dense_rows,
             seed=self.seed,
-            on_full=("error", "share", "evict").index(self.on_full),
+            on_full=_ON_FULL.index(self.on_full),
             evict=int(self.evict == "lfu"),
             admit_after=self.admit_after,
             unseen=_UNSEEN.index(self.unseen),

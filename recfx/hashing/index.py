@@ -83,6 +83,13 @@ class HashIndex(IndexStorage):
     may run at the same time, a writer runs alone, and no reader sees half a batch. Nothing else (``items``,
     ``state_dict``, loading, copying, ``occupancy``) may run at the same time as a writer.
 
+    Example:
+        >>> index = recfx.HashIndex(100)
+        >>> index.find_or_insert(torch.tensor([-5, 2**62, -5]))
+        tensor([0, 1, 0])
+        >>> index.find(torch.tensor([2**62, 7]))
+        tensor([ 1, -1])
+
     Args:
         rows: the number of rows of the table.
         config: the table's config, in which ``dense_rows=None`` stands for 0 here; or its resolved form.
@@ -112,18 +119,34 @@ class HashIndex(IndexStorage):
 
     @property
     def row_begin(self) -> int:
-        """The table's row at which the rows of the index begin."""
+        """The table's row at which the rows of the index begin.
+
+        Example:
+            >>> recfx.HashIndex(100).row_begin
+            0
+        """
         return self.policy.row_begin
 
     @property
     def row_end(self) -> int:
-        """The table's row after the last row of the index."""
+        """The table's row after the last row of the index.
+
+        Example:
+            >>> recfx.HashIndex(100).row_end
+            100
+        """
         return self.policy.row_end
 
     # Finding and inserting
 
     def find(self, ids: Tensor) -> Tensor:
-        """The row of each id, -1 if it has none. Changes and counts nothing."""
+        """The row of each id, -1 if it has none. Changes and counts nothing.
+
+        Example:
+            >>> index = recfx.HashIndex(100)
+            >>> index.find(torch.tensor([7]))
+            tensor([-1])
+        """
         check_ids(ids, self.name, on_meta=self.slot_groups.is_meta)
         if ids.is_meta:
             return torch.empty_like(ids, dtype=torch.int64)
@@ -133,7 +156,13 @@ class HashIndex(IndexStorage):
         return rows.to(ids.device)
 
     def find_or_insert(self, ids: Tensor) -> Tensor:
-        """The row of each id; new ids get one. Equals ``insert(ids).rows``."""
+        """The row of each id; new ids get one. Equals ``insert(ids).rows``.
+
+        Example:
+            >>> index = recfx.HashIndex(100)
+            >>> index.find_or_insert(torch.tensor([7, 9, 7]))
+            tensor([0, 1, 0])
+        """
         return self.insert(ids).rows
 
     def insert(self, ids: Tensor) -> Inserted:
@@ -142,6 +171,12 @@ class HashIndex(IndexStorage):
         New ids get rows in order of first appearance, each the lowest free row of its bucket. If the bucket is full,
         ``config.on_full`` decides. With ``config.admit_after > 1``, an id gets a row after that many sightings; until
         then it reads the ``unseen`` answer.
+
+        Example:
+            >>> index = recfx.HashIndex(2, config=recfx.HashConfig(on_full="evict"))
+            >>> rows = index.find_or_insert(torch.tensor([7, 9]))
+            >>> index.insert(torch.tensor([9, 11]))
+            Inserted(rows=tensor([1, 0]), new_rows=tensor([0]), evicted_ids=tensor([7]))
 
         Raises:
             TableFullError: ``table_full``, with ``on_full="error"``, or with ``"evict"`` if this batch uses all rows of
@@ -180,6 +215,11 @@ class HashIndex(IndexStorage):
     def answer(self, ids: Tensor) -> Tensor:
         """What eval mode reads: the row of each id, or the ``config.unseen`` answer if it has none. Inserts nothing.
 
+        Example:
+            >>> index = recfx.HashIndex(100)
+            >>> index.answer(torch.tensor([7]))
+            tensor([-1])
+
         Returns:
             int64 ``[n]``; for an id without a row, -1 with ``unseen="zeros"``, and a row of its bucket with
             ``"share"`` and ``"row"``.
@@ -188,7 +228,13 @@ class HashIndex(IndexStorage):
         return rows if ids.is_meta else self.answer_absent(ids, rows)
 
     def answer_absent(self, ids: Tensor, rows: Tensor) -> Tensor:
-        """``answer(ids)`` for a caller that already has ``rows = find(ids)``."""
+        """``answer(ids)`` for a caller that already has ``rows = find(ids)``.
+
+        Example:
+            >>> index, ids = recfx.HashIndex(100), torch.tensor([7])
+            >>> index.answer_absent(ids, index.find(ids))
+            tensor([-1])
+        """
         absent = rows < 0
         if self.config.unseen != "zeros":
             rows = torch.where(absent, self.shared_rows(ids.to(torch.int64)), rows)
@@ -204,6 +250,12 @@ class HashIndex(IndexStorage):
 
         Do not call it between a batch's forward and its backward: the backward then raises an error, because its
         gradients might train rows that belong to other ids by then.
+
+        Example:
+            >>> index = recfx.HashIndex(100)
+            >>> rows = index.find_or_insert(torch.tensor([7, 9]))
+            >>> index.erase(torch.tensor([9, 11]))
+            tensor([ 1, -1])
 
         Returns:
             int64 ``[n]``: the row that each id had, -1 if it had none or appears earlier in ``ids``.
@@ -224,6 +276,11 @@ class HashIndex(IndexStorage):
         or the last one, with ``unseen="row"``.
 
         For an id of another slice of the table it is -1.
+
+        Example:
+            >>> index = recfx.HashIndex(100, config=recfx.HashConfig(unseen="row"))
+            >>> index.shared_rows(torch.tensor([7, 9]))
+            tensor([99, 99])
         """
         config = self.config
         rows = buckets.shared_rows(ids, config.rows, config.dense_rows, self.policy.signed_buckets, config.seed)
@@ -232,7 +289,12 @@ class HashIndex(IndexStorage):
         return torch.where(self.holds(ids), rows - self.row_begin, -1)
 
     def holds(self, ids: Tensor) -> Tensor:
-        """Whether each id (int64 ``[n]``) belongs in this index, whether or not it has a row: bool ``[n]``."""
+        """Whether each id (int64 ``[n]``) belongs in this index, whether or not it has a row: bool ``[n]``.
+
+        Example:
+            >>> recfx.HashIndex(100).holds(torch.tensor([7]))
+            tensor([True])
+        """
         config = self.config
         home = buckets.home_rows(ids, config.rows, config.dense_rows, config.buckets, config.seed)
         return (home >= self.row_begin) & (home < self.row_end)
@@ -243,6 +305,13 @@ class HashIndex(IndexStorage):
 
         Read it before the rows: a change that is under way shows afterwards. What was written from outside shows after
         ``refresh``; what other processes do to an index in shared memory does not show.
+
+        Example:
+            >>> index = recfx.HashIndex(100)
+            >>> before = index.map_version
+            >>> rows = index.find_or_insert(torch.tensor([7]))
+            >>> index.map_version == before
+            False
         """
         # Whatever gives a row to an id or takes it away counts it, apart from erasing and undoing, which do not count
         # but number the state. `removals` changes before that, for an erase() that Ctrl-C interrupts.
@@ -251,7 +320,14 @@ class HashIndex(IndexStorage):
     # Contents
 
     def items(self) -> tuple[Tensor, Tensor]:
-        """All ids and their rows, int64, on the CPU, sorted by row. Dense ids are not listed. Empty on meta."""
+        """All ids and their rows, int64, on the CPU, sorted by row. Dense ids are not listed. Empty on meta.
+
+        Example:
+            >>> index = recfx.HashIndex(100)
+            >>> rows = index.find_or_insert(torch.tensor([9, 7]))
+            >>> index.items()
+            (tensor([9, 7]), tensor([0, 1]))
+        """
         if self.slot_groups.is_meta:
             return _no_ids(), _no_ids()
         buffers = self.index_buffers()
@@ -272,6 +348,12 @@ class HashIndex(IndexStorage):
         lost their row to another id, or because they expired), ``shared_answers`` (occurrences that trained a shared
         row because their bucket was full), ``unseen_answers`` (occurrences without a row, in eval or before admission,
         which read the ``config.unseen`` answer). The counts of training are saved with the index.
+
+        Example:
+            >>> index = recfx.HashIndex(100)
+            >>> rows = index.find_or_insert(torch.tensor([7, 7]))
+            >>> index.counters["ids_seen"], index.counters["inserted"]
+            (2, 1)
         """
         if self.slot_groups.is_meta:
             return dict.fromkeys(COUNTERS, 0)
@@ -284,6 +366,12 @@ class HashIndex(IndexStorage):
         """The ids that have been seen but not admitted, int64, and their sightings, int64. On the CPU.
 
         Oldest first. Candidates that first appeared in the same batch are in no particular order across buckets.
+
+        Example:
+            >>> index = recfx.HashIndex(100, config=recfx.HashConfig(admit_after=3))
+            >>> rows = index.find_or_insert(torch.tensor([7, 7]))
+            >>> index.candidates()
+            (tensor([7]), tensor([2]))
         """
         if self.slot_groups.is_meta:
             return _no_ids(), _no_ids()
@@ -296,6 +384,10 @@ class HashIndex(IndexStorage):
         """How many groups of slots (cache lines) the slowest ``find`` of an id reads; 0 for an empty index.
 
         Reads all groups.
+
+        Example:
+            >>> recfx.HashIndex(100).longest_probe()
+            0
         """
         if self.slot_groups.is_meta:
             return 0
@@ -303,7 +395,14 @@ class HashIndex(IndexStorage):
         return longest_probe(buffers.slot_groups, buffers.side_row)
 
     def occupancy(self) -> Occupancy:
-        """Taken rows and all rows, of the index and of its fullest bucket (the first one, if several are tied)."""
+        """Taken rows and all rows, of the index and of its fullest bucket (the first one, if several are tied).
+
+        Example:
+            >>> index = recfx.HashIndex(100)
+            >>> rows = index.find_or_insert(torch.tensor([7, 9]))
+            >>> index.occupancy()
+            Occupancy(taken=2, rows=100, worst_bucket=0, worst_bucket_taken=2, worst_bucket_rows=100)
+        """
         buckets_taken = self.index_buffers().bucket_taken
         counts = [0] * len(buckets_taken) if buckets_taken.is_meta else buckets_taken.tolist()
         taken = dict(zip(self.policy.own_buckets, counts, strict=True))
@@ -314,11 +413,20 @@ class HashIndex(IndexStorage):
         return Occupancy(sum(taken.values()), own_rows, worst, taken[worst], self.bucket_rows(worst))
 
     def bucket_rows(self, bucket: int) -> int:
-        """The number of rows of one bucket, by the table's numbering."""
+        """The number of rows of one bucket, by the table's numbering.
+
+        Example:
+            >>> recfx.HashIndex(100, config=recfx.HashConfig(buckets=4)).bucket_rows(0)
+            25
+        """
         return len(self.policy.rows_of(bucket))
 
     def view(self, training: bool = False) -> IndexView:
         """What a lookup that finds rows itself needs: see ``recfx.kernels.lookup.pooled_lookup``.
+
+        Example:
+            >>> recfx.HashIndex(100).view().slot_groups.dtype
+            torch.int64
 
         Args:
             training: ids without a row get one afterwards, so meanwhile they do not share one.
@@ -343,7 +451,14 @@ class HashIndex(IndexStorage):
         return views[training]
 
     def mark_used(self) -> None:
-        """Record that free rows hold old weights, which an ``init_fn`` must replace before ids get these rows."""
+        """Record that free rows hold old weights, which an ``init_fn`` must replace before ids get these rows.
+
+        Example:
+            >>> index = recfx.HashIndex(100)
+            >>> index.mark_used()
+            >>> int(index.row_state[0])
+            2
+        """
         free = self.row_state[self.policy.own_dense_rows :]
         free[free == NEVER_USED] = FREED
         self.written()
@@ -353,6 +468,11 @@ class HashIndex(IndexStorage):
 
         This is the form of an index that is only read: ``fbgemm::pruned_hashmap_lookup`` can read the slot table; see
         ``recfx/kernels/index/slot_table.py``.
+
+        Example:
+            >>> slots, row_of_minus_one = recfx.HashIndex(100).slot_table()
+            >>> slots.shape
+            torch.Size([256, 2])
         """
         buffers, slots = self.index_buffers(), self.slot_count
         made = torch.empty(slots, 2, dtype=torch.int64, device="cpu"), torch.empty(1, dtype=torch.int64, device="cpu")
@@ -361,7 +481,12 @@ class HashIndex(IndexStorage):
 
     @property
     def slot_count(self) -> int:
-        """How many slots the slot table has."""
+        """How many slots the slot table has.
+
+        Example:
+            >>> recfx.HashIndex(100).slot_count
+            256
+        """
         return slot_count(self.policy.own_index_rows)
 
     def extra_repr(self) -> str:
@@ -372,7 +497,12 @@ class HashIndex(IndexStorage):
     # Checks and errors
 
     def full_error(self, bucket: int) -> TableFullError:
-        """The error that says which bucket is full, and what to do."""
+        """The error that says which bucket is full, and what to do.
+
+        Example:
+            >>> recfx.HashIndex(100).full_error(0).reason
+            'table_full'
+        """
         capacity = self.bucket_rows(bucket)
         if self.config.evicts:
             return TableFullError(

@@ -18,3 +18,7 @@ __all__ = [
     "Verification",
     "diff_steps",
 ]
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -47,7 +47,7 @@ from recfx.replacement.replace_collections import as_converted
 
 def cost(
     model_or_graph: nn.Module,
-    topology: Any = None,
+    topology: Topology | NpuTopology | Hardware | None = None,
     *,
     plan: ShardingPlan | None = None,
     world_size: int | None = None,
@@ -61,6 +61,12 @@ def cost(
     A model in training mode is priced with its backward. What recfx did not make is one node, of which only the linear
     layers count as work; on several ranks, the averaging of its gradients, as ``DistributedDataParallel`` does it, is
     the last line, ``dense_all_reduce``.
+
+    Example:
+        >>> from recfx.planner.pricing.hardware import ASCEND_910B
+        >>> cost = recfx.cost(recfx.convert(Model()), ASCEND_910B)
+        >>> [node.name for node in cost.at(B=4096, L={"user": 20}).nodes]
+        ['ebc_select_features', 'ebc_lookup', 'ebc_keyed_tensor', 'dense']
 
     Args:
         model_or_graph: a model, converted or not, sharded (this rank's graph is priced) or not; or a graph of
@@ -281,13 +287,19 @@ def _device_of(topology: AnyTopology | Hardware | None, model: nn.Module) -> str
 def compare_plans(
     model: nn.Module,
     plans: Sequence[ShardingPlan] | Mapping[str, ShardingPlan],
-    topology: Any = None,
+    topology: Topology | NpuTopology | Hardware | None = None,
     *,
     world_size: int | None = None,
     B: int = BATCH_SIZE,
     L: Any = LENGTH,
 ) -> PlanComparison:
     """What each of ``plans`` would cost per step, without processes and without tables.
+
+    Example:
+        >>> from recfx.planner.topology import npu_topology
+        >>> plans = {"8 NPUs": recfx.plan(Model(), npu_topology(8)), "16 NPUs": recfx.plan(Model(), npu_topology(16))}
+        >>> print(recfx.compare_plans(Model(), plans, L=20))
+        B=512 per rank, times predicted for Ascend 910B ...
 
     Args:
         model: a model that is not sharded, converted or not; it may be on meta.

@@ -29,6 +29,7 @@ from recfx.discovery.classify import CONVERTED, CONVERTIBLE, REFUSED, Finding, c
 from recfx.discovery.discover import Discovery
 from recfx.discovery.sample import Sample
 from recfx.errors import ConversionError, Diagnostic, Severity
+from recfx.hashing import HashConfig
 from recfx.inspect.describe import describe_converted, describe_other, describe_sharded, with_plan, with_reasons
 from recfx.inspect.records import Records
 from recfx.inspect.report import Report
@@ -37,8 +38,7 @@ from recfx.passes import Pass
 from recfx.planner.priced_plan import price_of, topology_of, world_size_of
 from recfx.planner.pricing.values import whole_number
 from recfx.replacement.conversion_record import Found
-from recfx.replacement.dedup import Asked
-from recfx.replacement.replace_collections import Hashing, unchanged
+from recfx.replacement.replace_collections import unchanged
 from recfx.replacement.resize_tables import TableResizing
 from recfx.versions import __version__
 
@@ -48,7 +48,7 @@ def explain(
     sample: Any = None,
     plan: Any = None,
     *,
-    hashing: Hashing = DEFAULT_HASHING,
+    hashing: HashConfig | Mapping[str, HashConfig | None] | None = DEFAULT_HASHING,
     backend: str = "auto",
     device: torch.device | str | None = None,
     world_size: int | None = None,
@@ -57,7 +57,7 @@ def explain(
     on_unsupported: Literal["error", "keep"] = "error",
     passes: Iterable[Pass] | None = None,
     managed_collisions: Literal["convert"] | None = None,
-    dedup: Asked = "auto",
+    dedup: bool | Literal["auto"] | Mapping[str, bool | float] = "auto",
     tables: Literal["groups", "all"] = "groups",
 ) -> Report:
     """Say what was done to ``model``, or, before conversion, what ``convert`` with the same arguments would do to it.
@@ -66,6 +66,14 @@ def explain(
     reason and what to do, and is not ok. The model, its optimizers and the random state stay as they are. What
     ``convert`` would make is made and forgotten: indexes, rows that are added and, with a sample, the copies that are
     compared take memory for the time of the call.
+
+    Example:
+        >>> report = recfx.explain(Model(), sample, hashing=recfx.HashConfig.raw_ids())
+        >>> report.ok, report.collections[0].status
+        (True, 'convertible')
+        >>> print(report)
+        1 collection: 1 convertible. OK
+        ...
 
     Args:
         model: any module, converted or not, also inside DDP and torch.compile wrappers.

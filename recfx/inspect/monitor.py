@@ -46,6 +46,13 @@ def monitor(model: nn.Module, *, probed_groups: int | None = None) -> Monitor:
     Make it from the model that is trained: after it was converted, sharded or copied, because these make other tables.
     Wrappers may come before or after, and so may checkpoints.
 
+    Example:
+        >>> model = recfx.convert(Model(), hashing=recfx.HashConfig.raw_ids())
+        >>> watch = recfx.monitor(model)
+        >>> output = model(batch)
+        >>> watch.scalars()["ebc.embedding_bags.users/occupancy"]  # two of 100 rows
+        0.02
+
     Args:
         model: a converted model, sharded or not, also inside DDP and torch.compile wrappers. It does not change.
         probed_groups: how many groups of four slots each call reads to find out how long lookups take. They belong to
@@ -103,6 +110,10 @@ class Monitor(Shown):
 
     ``str()`` is a table of those that were read the last time; notebooks show one. Neither reads anything.
 
+    Example:
+        >>> recfx.monitor(recfx.convert(Model(), hashing=recfx.HashConfig.raw_ids())).tables
+        ('ebc.embedding_bags.users',)
+
     Attributes:
         tables: the fully qualified names of all tables that have an index, also of those on other ranks. Characters
             that some writers for TensorBoard do not take are replaced by ``_``.
@@ -117,7 +128,12 @@ class Monitor(Shown):
         self._last: dict[str, float] = {}
 
     def as_grid(self) -> Grid:
-        """The scalars that were read the last time: a row per table."""
+        """The scalars that were read the last time: a row per table.
+
+        Example:
+            >>> recfx.monitor(recfx.convert(Model(), hashing=recfx.HashConfig.raw_ids())).as_grid().title
+            '1 table, not read yet: scalars() and log() read them'
+        """
         names = list(dict.fromkeys(name.rpartition("/")[2] for name in self._last))
         rows = [
             (table, *(f"{self._last[key]:.3g}" if (key := f"{table}/{name}") in self._last else "" for name in names))
@@ -133,6 +149,12 @@ class Monitor(Shown):
 
     @property
     def tables(self) -> tuple[str, ...]:
+        """The fully qualified names of all tables that have an index.
+
+        Example:
+            >>> recfx.monitor(recfx.convert(Model(), hashing=recfx.HashConfig.raw_ids())).tables
+            ('ebc.embedding_bags.users',)
+        """
         return tuple(dict.fromkeys([*self._tables, *self._sent]))
 
     def scalars(self, group: dist.ProcessGroup | None = None, *, probe_all: bool = False) -> dict[str, float]:
@@ -166,6 +188,13 @@ class Monitor(Shown):
 
         A rate over no ids is left out.
 
+        Example:
+            >>> model = recfx.convert(Model(), hashing=recfx.HashConfig.raw_ids())
+            >>> watch = recfx.monitor(model)
+            >>> output = model(batch)
+            >>> [name.rpartition("/")[2] for name in watch.scalars()]
+            ['occupancy', 'worst_bucket', 'longest_probe', 'insert_rate']
+
         Args:
             group: None: this rank's own rows; nothing is communicated, and tables that have no rows here are left out.
                 A process group: all rows of all its ranks; each of them must call this at the same time, and gets the
@@ -194,6 +223,15 @@ class Monitor(Shown):
         self, writer: ScalarWriter | None, step: int, group: dist.ProcessGroup | None = None, *, probe_all: bool = False
     ) -> None:
         """Write the scalars to TensorBoard, or to anything with ``add_scalar(tag, value, step)``.
+
+        Example:
+            >>> class Printer:
+            ...     def add_scalar(self, tag, value, step):
+            ...         if tag.endswith("/occupancy"):
+            ...             print(tag, value, step)
+            >>> model = recfx.convert(Model(), hashing=recfx.HashConfig.raw_ids())
+            >>> recfx.monitor(model).log(Printer(), step=100)
+            ebc.embedding_bags.users/occupancy 0.0 100
 
         Args:
             writer: None on ranks that take part in the sum but write nothing.

@@ -69,6 +69,14 @@ class Report(ReportData):
     A terminal's ``rich.console.Console`` prints it in colours, and as wide as the terminal is: where there is no room,
     tables leave out columns. Notebooks show it as HTML.
 
+    Example:
+        >>> report = recfx.explain(Model())
+        >>> report.ok, [collection.path for collection in report.collections]
+        (True, ['ebc'])
+        >>> print(report)
+        1 collection: 1 convertible. OK
+        ...
+
     Args:
         tables: how tables are shown as text: ``"groups"`` (one line per group of like ones, if there are many) or
             ``"all"`` (one line each). JSON and HTML always have all.
@@ -90,11 +98,21 @@ class Report(ReportData):
         yield from render(self, self.tables == "all", options.max_width)
 
     def to_json(self) -> str:
-        """The whole report; keys are in the order of the fields of the base class, and symbolic sizes are text."""
+        """The whole report; keys are in the order of the fields of the base class, and symbolic sizes are text.
+
+        Example:
+            >>> import json
+            >>> json.loads(recfx.explain(Model()).to_json())["ok"]
+            True
+        """
         return render_json(self)
 
     def to_html(self, picture: str = "") -> str:
         """A single page that needs no other file.
+
+        Example:
+            >>> with open("report.html", "w", encoding="utf-8") as file:
+            ...     size = file.write(recfx.explain(Model()).to_html())
 
         Args:
             picture: the address of a page of ``recfx.draw``, such as ``"model.html"`` if it is in the same folder: the

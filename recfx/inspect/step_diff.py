@@ -19,6 +19,11 @@ from recfx.ir.snapshot import BEFORE, PASSES_KEY, PassRecord
 def diff_steps(model_or_graph: nn.Module, first: str, second: str, *, context: int = 3) -> str:
     """The lines by which the graphs of a model's collections differ between two steps, as a unified diff.
 
+    Example:
+        >>> from recfx.inspect import diff_steps
+        >>> print(diff_steps(recfx.convert(Model()), "before", "lower"))
+        --- ...
+
     Args:
         model_or_graph: a converted model, also inside wrappers; or a graph of ``recfx.trace``, or of one collection.
         first: the name of a pass, whose result is meant, or ``"before"``.

@@ -22,3 +22,7 @@ __all__ = [
     "parse_graph",
     "verify_graph",
 ]
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -34,6 +34,14 @@ _DERIVED = ("is_weighted", "dtype", "optimizer", "operation", "two_steps")
 def format_graph(graph: fx.GraphModule | OperatorGraph, *, with_meta: bool = False) -> str:
     """Print a graph with one node per line, each with those settings that change what runs, in braces.
 
+    Example:
+        >>> from recfx.ir import format_graph
+        >>> print(format_graph(recfx.convert(Model()).ebc.graph_module))
+        features = input
+        ebc_select_features = select_features(features)
+        ...
+        return ebc_keyed_tensor
+
     Args:
         graph: any graph, or one that is data.
         with_meta: for a graph that runs, add tables, symbolic shape, bytes and the pass that made each node.

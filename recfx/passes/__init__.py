@@ -1,6 +1,10 @@
 """The passes, in order: rewrites of graphs that are data. One file per pass; file name = pass name = test name.
 
 They import ``recfx.ir``, ``recfx.errors`` and each other, and nothing else of the project.
+
+Example:
+    >>> [each.name for each in recfx.passes()][:2]
+    ['expand_collection', 'insert_dist']
 """
 
 from __future__ import annotations
@@ -104,3 +108,7 @@ __all__ = [
     "run_passes",
     "serving_passes",
 ]
+
+
+def __dir__() -> list[str]:
+    return __all__

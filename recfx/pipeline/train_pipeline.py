@@ -125,6 +125,19 @@ class TrainPipeline:
     these wait for the others before they begin another step, and all fail when the group's timeout expires. So do ranks
     of which only some call a collection with something other than the part of the batch that was sent ahead.
 
+    Example:
+        >>> class Training(torch.nn.Module):
+        ...     def __init__(self):
+        ...         super().__init__()
+        ...         self.model = recfx.convert(Model())
+        ...     def forward(self, batch):
+        ...         output = self.model(batch)
+        ...         return output.square().mean(), output
+        >>> model = Training()
+        >>> pipeline = recfx.TrainPipeline(model, torch.optim.SGD(model.parameters(), lr=0.1), "cpu")
+        >>> pipeline.progress(iter([batch, batch])).shape
+        torch.Size([2, 1])
+
     Args:
         model: a model in training mode, or in eval mode, in which nothing is trained.
         optimizer: the optimizer of the parameters that no fused optimizer trains.
@@ -160,6 +173,17 @@ class TrainPipeline:
 
         The pipeline takes up to two batches from ``iterator`` in advance. Batches of an earlier iterator run first.
 
+        Example:
+            >>> class Training(Model):
+            ...     def forward(self, batch):
+            ...         output = super().forward(batch)
+            ...         return output.square().mean(), output
+            >>> model = recfx.convert(Training())
+            >>> pipeline = recfx.TrainPipeline(model, torch.optim.SGD(model.parameters(), lr=0.1), "cpu")
+            >>> batches = iter([batch, batch])
+            >>> pipeline.progress(batches).shape
+            torch.Size([2, 1])
+
         Raises:
             StopIteration: ``iterator`` is exhausted on every rank, and all batches have run.
             OutOfStepError: ``data_ended``: it is exhausted on some ranks, and all batches that every rank has were run;
@@ -194,7 +218,14 @@ class TrainPipeline:
         return output
 
     def report(self) -> list[PipelinedCollection]:
-        """Each sharded or converted collection: whether it is pipelined, and if not, why."""
+        """Each sharded or converted collection: whether it is pipelined, and if not, why.
+
+        Example:
+            >>> model = recfx.convert(Model())
+            >>> pipeline = recfx.TrainPipeline(model, torch.optim.SGD(model.parameters(), lr=0.1), "cpu")
+            >>> [(each.path, each.pipelined) for each in pipeline.report()]  # nothing is sharded here
+            [('ebc', False)]
+        """
         return self._ahead.report()
 
     def _run(self, current: _Batch) -> Any:

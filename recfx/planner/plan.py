@@ -87,6 +87,12 @@ def plan(
     except for NPUs, on which TorchRec's own lookups do not run. The host memory of indexes is counted if the model is
     converted.
 
+    Example:
+        >>> from recfx.planner.topology import npu_topology
+        >>> plan = recfx.plan(Model(), npu_topology(8), batch_size=4096)
+        >>> plan.world_size, list(plan.plan["ebc"])
+        (8, ['users'])
+
     Args:
         model: the model, with its collections under the names that they will have when it is sharded.
         topology: TorchRec's topology, or an :func:`recfx.planner.topology.npu_topology`.

@@ -45,6 +45,13 @@ def sharders(host_env: ShardingEnv | None = None, fused_params: Mapping[str, Any
     the conversion made, so there is one sharder per class made so far; those of classes that are made later are added
     when the list is used.
 
+    Example:
+        >>> from torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
+        >>> planner = EmbeddingShardingPlanner(topology=Topology(world_size=2, compute_device="cpu"))
+        >>> plan = planner.plan(recfx.convert(Model()), recfx.sharders())  # as DistributedModelParallel does
+        >>> list(plan.plan["ebc"])
+        ['users']
+
     Args:
         host_env: environment over a gloo group that sends the ids, if the model's own group is hccl or nccl.
         fused_params: optimizer for the tables that have none in backward, in TorchRec's format: ``optimizer``,

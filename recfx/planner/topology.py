@@ -94,6 +94,12 @@ def npu_topology(
     """A pod of ``world_size`` NPUs; if a server has more than that, they are all in one server.
 
     The other arguments are as for :class:`NpuTopology`; their defaults describe Atlas 800T A2 servers.
+
+    Example:
+        >>> from recfx.planner.topology import npu_topology
+        >>> topology = npu_topology(16, hbm_cap=32 * 1024**3)  # two servers
+        >>> topology.local_world_size
+        8
     """
     memory = (hbm_cap, ddr_cap, hbm_bandwidth, ddr_bandwidth)
     return NpuTopology(

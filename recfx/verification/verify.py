@@ -215,6 +215,12 @@ def verify(
     no optimizer runs in the backward. A hashed table is compared with the standard collection, whose ids are mapped
     through ``items()``.
 
+    Example:
+        >>> model = Model()
+        >>> report = recfx.verify(model, recfx.convert(model), sample)
+        >>> report.ok
+        True
+
     Args:
         original: the model with standard collections.
         converted: what ``convert`` made of it.

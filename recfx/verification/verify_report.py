@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal, TypeAlias, get_args
 
 from recfx.errors import printable
 
-EQUAL, DIFFERENT, NOT_REPRODUCIBLE, SKIPPED = "equal", "different", "not_reproducible", "skipped"
+Status: TypeAlias = Literal["equal", "different", "not_reproducible", "skipped"]
+EQUAL, DIFFERENT, NOT_REPRODUCIBLE, SKIPPED = get_args(Status)
 REFUSED_SAMPLE = "refused_sample"
 
 
@@ -31,7 +33,7 @@ class Check:
     batch: str
     what: str
     where: str
-    status: str
+    status: Status
     largest: float = 0.0
     message: str = ""
 
@@ -39,6 +41,11 @@ class Check:
 @dataclass(frozen=True, repr=False)
 class VerifyReport:
     """What was compared.
+
+    Example:
+        >>> model = Model()
+        >>> print(recfx.verify(model, recfx.convert(model), sample))
+        verification: ok (...
 
     Args:
         checks: every comparison.
@@ -54,10 +61,23 @@ class VerifyReport:
 
     @property
     def ok(self) -> bool:
-        """Whether something was compared and nothing differs. What is not reproducible does not count."""
+        """Whether something was compared and nothing differs. What is not reproducible does not count.
+
+        Example:
+            >>> model = Model()
+            >>> recfx.verify(model, recfx.convert(model), sample).ok
+            True
+        """
         return bool(self.of(EQUAL)) and not self.of(DIFFERENT)
 
-    def of(self, status: str) -> list[Check]:
+    def of(self, status: Status) -> list[Check]:
+        """The checks that ended so: ``"equal"``, ``"different"``, ``"not_reproducible"`` or ``"skipped"``.
+
+        Example:
+            >>> model = Model()
+            >>> recfx.verify(model, recfx.convert(model), sample).of("different")
+            []
+        """
         return [check for check in self.checks if check.status == status]
 
     def __repr__(self) -> str:

@@ -1,4 +1,5 @@
 import dataclasses
+import inspect
 from typing import Any
 
 import numpy
@@ -145,5 +146,21 @@ def test_cuts_of_an_adopted_table() -> None:
 def test_raw_ids() -> None:
     assert HashConfig.raw_ids() == HashConfig(dense_rows=0)
     assert HashConfig.raw_ids(on_full="share", rows=7) == HashConfig(dense_rows=0, on_full="share", rows=7)
+    of_class, of_raw_ids = (inspect.signature(made).parameters for made in (HashConfig, HashConfig.raw_ids))
+    assert {name: one.default for name, one in of_class.items() if name != "dense_rows"} == {
+        name: one.default for name, one in of_raw_ids.items()
+    }
+    changed = {"rows": 5, "buckets": 2, "on_full": "evict", "evict": "ttl", "admit_after": 2, "unseen": "row"}
+    changed |= {"seed": 3, "find_on_device": True, "ttl_batches": 9}
+    assert changed.keys() == of_raw_ids.keys()
+    assert HashConfig.raw_ids(**changed) == HashConfig(dense_rows=0, **changed)  # type: ignore[arg-type]
+
+
+def test_text_names_what_is_no_default() -> None:
+    assert repr(HashConfig()) == "HashConfig()"
+    assert repr(HashConfig.raw_ids(on_full="share")) == "HashConfig(dense_rows=0, on_full='share')"
+
+
+def test_raw_ids_refuse_a_bad_value() -> None:
     with pytest.raises(ConversionError, match=r"HashConfig\.on_full is 'never'"):
         HashConfig.raw_ids(on_full="never")

@@ -27,3 +27,7 @@ __all__ = [
     "Topology",
     "get_default_hybrid_sharders",
 ]
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -84,6 +84,11 @@ def draw(
 
     The model does not change, nothing runs and nothing is communicated.
 
+    Example:
+        >>> from recfx.planner.topology import npu_topology
+        >>> recfx.draw(Model(), "model.html")
+        >>> recfx.draw(Model(), "planned.html", npu_topology(8))  # as recfx.plan would shard it over 8 NPUs
+
     Args:
         model_or_graph: a model, converted or not, also inside DDP and torch.compile wrappers; a graph that
             ``recfx.trace`` returns, or one of ``convert(..., whole_graph=True)``, with the code around the collections;
