@@ -45,7 +45,7 @@ def main() -> int:
 def _suite(versions: Any, environment: Environment, given: argparse.Namespace) -> bool:
     xml, results = environment.folder / "results.xml", environment.folder / "results.json"
     before = json.loads(results.read_text()) if results.is_file() and (given.tests or given.failed) else {}
-    tests = unexplained(before) if given.failed else given.tests or ["tests"]
+    tests = unexplained(versions.name, before) if given.failed else given.tests or ["tests"]
     if tests:
         processes = ["-n", given.jobs, "--maxprocesses=4", f"--junitxml={xml}"]
         environment.run(["-m", "recfx.kernels"])
@@ -55,9 +55,9 @@ def _suite(versions: Any, environment: Environment, given: argparse.Namespace) -
     version = environment.run(["-c", "import sys; print('%d.%d' % sys.version_info[:2])"], capture_output=True)
     path = keep(versions, version.stdout.strip(), files)
     print(f"written: {path.relative_to(ROOT)}; python -m tests.matrix.record prints the table of tests/README.md")
-    for file in unexplained(files):
+    for file in unexplained(versions.name, files):
         print(f"fails without a known cause: {file}")
-    return not unexplained(files)
+    return not unexplained(versions.name, files)
 
 
 if __name__ == "__main__":

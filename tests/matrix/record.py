@@ -36,29 +36,31 @@ _NO_LISTS = (
 _NO_WRAPPER = (
     "FBGEMM 1.2 for CPUs has no table with an optimizer and without pooling, with which the benchmark compares."
 )
-CAUSES: Mapping[str, str] = {
-    "tests/conversion/test_convert.py::test_a_converted_copy_agrees_and_nothing_else_changes[batch_norm_": _NO_PROXY,
-    "tests/exporter/test_zoo.py::test_files_answer_as_the_model_does_or_are_refused_and_not_written[batch_": _NO_PROXY,
-    "tests/runtime/test_base.py::test_the_graph_of_a_converted_model_is_that_of_the_standard_one[dlrm_": _NO_SIZES,
-    "tests/hashing/test_index.py::test_torch_compile_keeps_the_operators_whole": (
-        "torch.compile of torch 2.7 does not call the properties of a named tuple, such as an index's policy."
-    ),
-    "tests/passes/test_fuse_hash_lookup.py::test_inside_torch_func_it_gives_gradients": _NO_LISTS,
-    "tests/runtime/test_batch_checks.py::test_torch_func": _NO_LISTS,
-    "tests/runtime/test_input_dist.py::test_equals_torchrec": (
-        "TorchRec 1.2 cannot distribute an empty batch, with which recfx is compared."
-    ),
-    "tests/test_bench.py::test_prints_one_json_object_a_line[export]": _NO_OPERATOR,
-    "tests/test_bench.py::test_prints_one_json_object_a_line[sequence]": _NO_WRAPPER,
-    "tests/planner/test_sharder.py::test_kernels_that_the_planner_refuses": (
-        "TorchRec 1.2's planner lets a table that is not data-parallel have kernel dense."
-    ),
-    "tests/planner/test_plan.py::test_what_recfx_does_not_shard_is_planned_where_torchrec_can_run_it": _NO_META,
-    "tests/planner/test_priced_plan.py::test_tables_on_one_rank_that_recfx_does_not_shard_take_their": _NO_META,
-    "tests/exporter/test_torchrec_flow.py::test_unconverted_models_are_quantized_sharded_and_scripted": _NO_OPERATOR,
-    "tests/test_examples.py::test_inference": _NO_OPERATOR,
+CAUSES: Mapping[str, Mapping[str, str]] = {
+    "2.7": {
+        "tests/conversion/test_convert.py::test_a_converted_copy_agrees_and_nothing_else_changes[batch": _NO_PROXY,
+        "tests/exporter/test_zoo.py::test_files_answer_as_the_model_does_or_are_refused_and_not_written[ba": _NO_PROXY,
+        "tests/runtime/test_base.py::test_the_graph_of_a_converted_model_is_that_of_the_standard_one[dlrm_": _NO_SIZES,
+        "tests/hashing/test_index.py::test_torch_compile_keeps_the_operators_whole": (
+            "torch.compile of torch 2.7 does not call the properties of a named tuple, such as an index's policy."
+        ),
+        "tests/passes/test_fuse_hash_lookup.py::test_inside_torch_func_it_gives_gradients": _NO_LISTS,
+        "tests/runtime/test_batch_checks.py::test_torch_func": _NO_LISTS,
+        "tests/runtime/test_input_dist.py::test_equals_torchrec": (
+            "TorchRec 1.2 cannot distribute an empty batch, with which recfx is compared."
+        ),
+        "tests/test_bench.py::test_prints_one_json_object_a_line[export]": _NO_OPERATOR,
+        "tests/test_bench.py::test_prints_one_json_object_a_line[sequence]": _NO_WRAPPER,
+        "tests/planner/test_sharder.py::test_kernels_that_the_planner_refuses": (
+            "TorchRec 1.2's planner lets a table that is not data-parallel have kernel dense."
+        ),
+        "tests/planner/test_plan.py::test_what_recfx_does_not_shard_is_planned_where_torchrec_can_run_it": _NO_META,
+        "tests/planner/test_priced_plan.py::test_tables_on_one_rank_that_recfx_does_not_shard_take_their": _NO_META,
+        "tests/exporter/test_torchrec_flow.py::test_unconverted_models_are_quantized_sharded": _NO_OPERATOR,
+        "tests/test_examples.py::test_inference": _NO_OPERATOR,
+    },
 }
-"""Why a test fails on a set, by its name or how that begins. A failure without one is a bug of recfx."""
+"""For each set, why a test fails there, by its name or how that begins. A failure without one is a bug of recfx."""
 
 _VERSIONS = ("torch", "torchrec", "fbgemm", "triton")
 
@@ -96,9 +98,9 @@ def in_folders(files: Found) -> Found:
     return folders
 
 
-def unexplained(files: Found) -> list[str]:
-    """The files in which a test fails and nobody knows why."""
-    return [file for file, found in files.items() if not all(map(cause, found["failed"]))]
+def unexplained(name: str, files: Found) -> list[str]:
+    """The files in which a test fails on the set of this name, and nobody knows why."""
+    return [file for file, found in files.items() if not all(cause(name, test) for test in found["failed"])]
 
 
 def keep(versions: Any, python: str, files: Found) -> Path:
@@ -132,15 +134,15 @@ def table() -> str:
         cells = [record[name] for name in (*_VERSIONS, "python")]
         cells += [len(folders), sum(folder["passed"] for folder in folders), len(failed), sum(skipped.values())]
         lines.append(f"| {' | '.join(map(str, cells))} |")
-        for reason in {*map(cause, failed), *skipped}:
+        for reason in {*(cause(path.stem, test) for test in failed), *skipped}:
             reasons.setdefault(reason, []).append(path.stem)
     lines += ["", *(f"- {reason}: {', '.join(of)}" for reason, of in sorted(reasons.items()))]
     return "\n".join(lines).rstrip()
 
 
-def cause(test: str) -> str:
-    """Why a test fails; ``""`` if nobody knows."""
-    return next((why for begin, why in CAUSES.items() if test.startswith(begin)), "")
+def cause(name: str, test: str) -> str:
+    """Why a test fails on the set of this name; ``""`` if nobody knows."""
+    return next((why for begin, why in CAUSES.get(name, {}).items() if test.startswith(begin)), "")
 
 
 if __name__ == "__main__":
