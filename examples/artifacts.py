@@ -36,7 +36,7 @@ def write_all(model: nn.Module, rows: Rows, folder: Path, batch_size: int) -> fl
     (folder / "report.html").write_text(recfx.explain(model).to_html("model.html"), encoding="utf-8")
     tell("recfx.explain", folder / "report.html", "what was converted, how ids become rows, the kernels and why")
 
-    recfx.draw(model, folder / "model.html")
+    recfx.draw(model, folder / "model.html", report="report.html")
     tell("recfx.draw", folder / "model.html", "the model before and after, node by node")
 
     priced = recfx.cost(model.train()).at(B=batch_size, L=1)

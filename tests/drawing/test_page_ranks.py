@@ -76,7 +76,7 @@ def test_links_lead_to_what_they_name(page: Page, tmp_path: Path) -> None:
         )
         for name, one in model.items()
     }
-    recfx.draw(model, tmp_path / "model.html", plan=ShardingPlan(plans), world_size=2)
+    recfx.draw(model, tmp_path / "model.html", plan=ShardingPlan(plans), world_size=2, report="report.html")
     page.open(tmp_path / "model.html", fragment="#table=t3")
     assert texts(page, "#details-title") == ["c1_lookup"]
     page.run("goTo(0)")  # where there is no such node yet
@@ -98,4 +98,8 @@ def test_links_lead_to_what_they_name(page: Page, tmp_path: Path) -> None:
     page.run("showCollection(calls[0])")
     page.click("#trail a")
     page.wait_for("location.hash === '#collection=c0'")
+    page.run("showCollection(calls[0])")
+    assert (
+        page.run("[...document.querySelectorAll('#trail a')].pop().getAttribute('href')") == "report.html#collection=c0"
+    )
     assert page.complaints == []

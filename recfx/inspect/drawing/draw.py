@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from torch import nn
@@ -79,6 +80,7 @@ def draw(
     *,
     plan: ShardingPlan | None = None,
     world_size: int | None = None,
+    report: str = "",
 ) -> None:
     """Draw a model's graphs, before and after conversion, into a file.
 
@@ -106,6 +108,8 @@ def draw(
         plan: draws the model as this plan shards it; times are for what ``recfx.plan`` made it for, if it did.
         world_size: the number of ranks that ``plan`` is for. Default: those that it was made for, if
             ``recfx.plan`` made it; those of the topology; or those of a table that is on all ranks.
+        report: the address of a page of ``Report.to_html``, such as ``"report.html"`` if it is in the same folder: what
+            a page shows of collections and nodes then links to its place there.
 
     Raises:
         DrawingError: ``invalid_argument``, ``unknown_ending``, ``no_collection``, ``cannot_write``; for ``.svg`` also
@@ -130,7 +134,7 @@ def draw(
         drawing = collect(model_or_graph, topology)
     else:
         drawing = collect(model_or_graph, planned=as_planned(model_or_graph, topology, plan, world_size))
-    write_text(target, render(drawing))
+    write_text(target, render(replace(drawing, report=report)))
 
 
 FORMATS: dict[str, Callable[[Drawing], str]] = {

@@ -139,6 +139,7 @@ class Drawing:
     collections: tuple[DrawnCollection, ...]
     steps: tuple[str, ...]  # "before", then the passes
     costs: DrawnCosts = NO_COSTS  # of the nodes of the last step
+    report: str = ""  # the address of the report's page
 
     @property
     def converted(self) -> bool:

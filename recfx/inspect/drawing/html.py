@@ -100,6 +100,7 @@ def page_data(drawing: Drawing) -> dict[str, Any]:
     outer = [place_of(node) for node in drawing.nodes]
     return {
         "title": drawing.title,
+        "report": drawing.report,
         "steps": drawing.steps,
         "stackFrom": STACK_FROM,
         "expandedUpTo": EXPANDED_UP_TO,

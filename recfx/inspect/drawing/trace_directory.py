@@ -161,9 +161,8 @@ class ConversionTrace:
             self._write("report.html", report.to_html("graph.html" if len(steps) > 1 else ""), "the report as a page")
             self._write("report.json", report.to_json(), "the report for programs")
             if len(steps) > 1:
-                self._file(
-                    "graph.html", "the graphs before and after, pass by pass", lambda path: draw(converted, path)
-                )
+                whole = "the graphs before and after, pass by pass"
+                self._file("graph.html", whole, lambda path: draw(converted, path, report="report.html"))
                 self._passes(converted, steps)
             for name, text in _whole_graphs(converted).items():
                 self._write(name, text, "the graph of the whole model in that mode")

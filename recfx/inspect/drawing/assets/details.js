@@ -21,7 +21,9 @@ function show(title, parts, link = "", call = null) {
   byId("details-title").textContent = title;
   const up = call ? [" › ", button(labelOf(collectionOf(call)), () => showCollection(call), { class: "link" })] : [];
   const here = link ? [" › ", element("a", { href: link }, "link to this")] : [];
-  byId("trail").replaceChildren(data.title, ...up, ...here);
+  const inReport = data.report && /^#(node|collection)=/.test(link);
+  const there = inReport ? [" › ", element("a", { href: data.report + link }, "in the report")] : [];
+  byId("trail").replaceChildren(data.title, ...up, ...here, ...there);
   byId("details-body").replaceChildren(...parts);
 }
 
