@@ -7,11 +7,15 @@ do about it. Its text also contains the reason code, in brackets, so that users 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TypeVar
 
 _Error = TypeVar("_Error", bound="RecfxError")
+
+_NUMBERED = re.compile(r"(.*?)(?<![0-9])(0|[1-9][0-9]*)", re.DOTALL)
+_SHORTEST_RUN = 3  # of numbered names that are written as one
 
 
 def printable(text: str, keep: str = "") -> str:
@@ -276,3 +280,40 @@ def type_of(value: object) -> str:
 def with_article(name: str) -> str:
     """``an Adam``, ``a Tensor``."""
     return f"{'an' if name[:1].lower() in 'aeiou' else 'a'} {name}"
+
+
+def few(names: Sequence[str], most: int) -> str:
+    """``table_0..25``, or ``user, item, page and 4 more``.
+
+    Args:
+        names: the names, in the order in which they are shown.
+        most: how many names, or runs of names, are written out. At least that many of them fit, or all.
+    """
+    runs = runs_of(names)
+    shown, rest = runs[:most], sum(count for _, count in runs[most:])
+    return ", ".join(text for text, _ in shown) + (f" and {rest:,} more" if rest else "")
+
+
+def runs_of(names: Sequence[str]) -> list[tuple[str, int]]:
+    """Each run of at least three consecutive numbers as ``table_0..25``, other names as they are, with their counts."""
+    runs: list[list[tuple[str, str, int]]] = []  # runs of (name, name without number, number)
+    for name in names:
+        matched = _NUMBERED.fullmatch(name)
+        stem, number = (matched[1], int(matched[2])) if matched is not None else (name, -1)
+        last = runs[-1][-1] if runs else ("", "", -1)
+        if matched is not None and last[2] >= 0 and (last[1], last[2] + 1) == (stem, number):
+            runs[-1].append((name, stem, number))
+        else:
+            runs.append([(name, stem, number)])
+    shown = []
+    for run in runs:
+        if len(run) < _SHORTEST_RUN:
+            shown += [(name, 1) for name, _, _ in run]
+        else:
+            shown.append((f"{run[0][0]}..{run[-1][2]}", len(run)))
+    return shown
+
+
+def plural(count: int, noun: str) -> str:
+    """``1 table``, ``1,000 tables``."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"

@@ -12,14 +12,13 @@ from torch import fx, nn
 
 from recfx.collections.first_use import first_use
 from recfx.collections.kinds import CollectionKind
-from recfx.errors import ConversionError, Diagnostic
+from recfx.errors import ConversionError, Diagnostic, few, plural
 from recfx.hashing import HashConfig, HashIndex, as_integer
 from recfx.hashing.row_move import RowMove
 from recfx.ir.meta import SourceLocation
 from recfx.ir.snapshot import PassRecord
 from recfx.ir.tables import TableSpec
 from recfx.passes import Pass
-from recfx.printing.grid import few, plural
 from recfx.runtime import TableStore
 from recfx.runtime.base import FxLeaf, opaque, tracer_of_call
 from recfx.runtime.forwards import Forwards

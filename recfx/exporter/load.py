@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from recfx.collections.devices import usable_device
-from recfx.errors import ConversionError, ExportError, InputError
+from recfx.errors import ConversionError, ExportError, InputError, few, plural
 from recfx.exporter.loaded_program import load_traced
 from recfx.exporter.manifest import OPERATOR_VERSIONS, read_manifest, returns_from, signature_from, without_checksum
 from recfx.exporter.model_file import ModelFile, cannot_read, open_model_file, out_of_memory
@@ -24,7 +24,6 @@ from recfx.exporter.serving import triton
 from recfx.exporter.serving.targets import FOR_DEVICES, TRITON
 from recfx.exporter.write_file import MANIFEST_RECORD, as_path, content_checksum, memory_of
 from recfx.kernels.build import library
-from recfx.printing.grid import few, plural
 from recfx.versions.differences import let_files_take_batches
 
 _TOLD = re.compile(r"(builtins\.)?(RuntimeError: )?(?P<message>.*?) *\[(?P<reason>[a-z_]+)\]")

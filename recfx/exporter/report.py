@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from recfx.errors import Diagnostic
+from recfx.errors import Diagnostic, plural
 from recfx.ir.snapshot import PassRecord
-from recfx.printing.grid import plural
 
 
 @dataclass(frozen=True)

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+from recfx.errors import plural
 from recfx.inspect import wording
 from recfx.inspect.reason_rows import ReasonRow, holds_for, matter, notes, reason_rows
 from recfx.inspect.report_data import CollectionReport, ReportData
 from recfx.inspect.sections import LISTS_EACH, declined, details, overview, totals
-from recfx.printing.grid import plural
 from recfx.printing.page import escape, fragment, frame, heading, link, page, pre, table
 
 _REASON_COLUMNS = ("severity", "code", "holds for", "message", "what to do")

@@ -19,11 +19,11 @@ from recfx.collections.kinds import kind_of
 from recfx.collections.sharding.collection import ShardedCollection
 from recfx.collections.sharding.ranks_agree import on_all_ranks
 from recfx.collections.wrappers import check_module, without_wrappers
-from recfx.errors import ConversionError, RecfxError, type_of
+from recfx.errors import ConversionError, RecfxError, plural, type_of
 from recfx.hashing import HashIndex
 from recfx.inspect.index_health import Health, IndexHealth, end_intervals
 from recfx.inspect.sent_share import SentShare, shares_of_sent
-from recfx.printing.grid import Grid, plural
+from recfx.printing.grid import Grid
 from recfx.printing.shown import Shown
 
 _Read = tuple[dict[str, Health], dict[str, tuple[int, int]]]

@@ -6,11 +6,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from recfx.collections.kinds import table_in
-from recfx.errors import Severity
+from recfx.errors import Severity, few, plural
 from recfx.inspect import wording
 from recfx.inspect.report_data import ReportData
 from recfx.inspect.sections import FILLING
-from recfx.printing.grid import few, groups_of, plural
+from recfx.printing.grid import groups_of
 
 _MOST_NAMES = 4
 _MOST_COLLECTIONS = 3

@@ -6,9 +6,8 @@ from dataclasses import dataclass, field
 
 import sympy
 
-from recfx.errors import Diagnostic
+from recfx.errors import Diagnostic, plural
 from recfx.inspect.table_report import TableReport
-from recfx.printing.grid import plural
 from recfx.verification.verify_report import DIFFERENT, VerifyReport
 
 

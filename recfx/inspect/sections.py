@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable
 from typing import NamedTuple
 
-from recfx.errors import Diagnostic
+from recfx.errors import Diagnostic, few, plural, runs_of
 from recfx.inspect import wording
 from recfx.inspect.report_data import CollectionReport, NodeReport
 from recfx.inspect.table_report import HashingReport, ShardingReport, ShardReport, TableReport
-from recfx.printing.grid import Grid, few, groups_of, plural, runs_of
+from recfx.printing.grid import Grid, groups_of
 
 FEW = 12  # up to this many collections or tables have a line each
 FILLING = ("index_nearly_full", "shared_answers", "eviction_churn", "candidates_dropped")

@@ -16,12 +16,12 @@ from rich.console import Console
 from rich.text import Text
 
 from recfx.collections.kinds import table_in
-from recfx.errors import Severity, printable
+from recfx.errors import Severity, few, printable
 from recfx.inspect import wording
 from recfx.inspect.reason_rows import Finding, ReasonRow, matter, notes, reason_rows
 from recfx.inspect.report_data import ReportData
 from recfx.inspect.sections import LEGEND, SPARE, node_grids, overview
-from recfx.printing.grid import Grid, few, groups_of
+from recfx.printing.grid import Grid, groups_of
 from recfx.printing.lines import to_lines
 
 WIDTH = 120

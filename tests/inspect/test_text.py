@@ -16,11 +16,11 @@ from torchrec import EmbeddingBagCollection, KeyedJaggedTensor
 from torchrec.modules.embedding_configs import PoolingType
 
 from recfx import ConversionError, HashConfig, convert
-from recfx.errors import Diagnostic, Severity
+from recfx.errors import Diagnostic, Severity, few
 from recfx.inspect import Report, wording
 from recfx.inspect.explain import explain
 from recfx.inspect.text import WIDTH
-from recfx.printing.grid import Grid, few
+from recfx.printing.grid import Grid
 from recfx.printing.lines import to_lines
 from tests.builders.optimizers import attach
 from tests.inspect.models import OwnForward, Wrapped, batch, collection, config, towers

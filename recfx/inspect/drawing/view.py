@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from recfx.errors import plural
 from recfx.inspect.drawing.drawing import (
     CALL,
     DENSE,
@@ -20,7 +21,7 @@ from recfx.inspect.drawing.drawing import (
     DrawnStep,
 )
 from recfx.ir.snapshot import BEFORE
-from recfx.printing.grid import groups_of, plural
+from recfx.printing.grid import groups_of
 
 STACK_FROM = 6
 """From this number on, like nodes of a collection are drawn as one stack."""
