@@ -4,7 +4,7 @@ shards of all options for each plan that it tries.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
@@ -76,16 +76,13 @@ class PlannedOption(ShardingOption):
         return ShardingOption.total_storage.fget(self)
 
     @cached_property
-    def cut(self) -> Hashable:
-        """The offsets and sizes of all shards; of those on all ranks, the sharding type says them."""
-        if self.is_on_all_ranks and len(self.shards) > 1:
-            return self.sharding_type
-        return tuple((*shard.offset, *shard.size) for shard in self.shards)
+    def cut(self) -> str:
+        """The offsets and sizes of all shards: a text, because its hash is computed once."""
+        return str([(*shard.offset, *shard.size) for shard in self.shards])
 
     @property
     def ranks(self) -> tuple[int | None, ...]:
-        """The ranks of the shards; none if they are the only possible ones."""
-        return () if self.is_on_all_ranks and len(self.shards) > 1 else tuple(shard.rank for shard in self.shards)
+        return tuple(shard.rank for shard in self.shards)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> PlannedOption:
         copied = type(self).__new__(type(self))
