@@ -13,6 +13,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from typing import Any, ClassVar, NamedTuple
 
 import sympy
@@ -68,12 +69,20 @@ class SentRows:
                 in_rows = 0 if is_pooled else shard.num_columns * shard.expected_ids(length)
                 blocks[block] = RowSize(total_dim(shard.output_columns), total_bytes(shard.output_columns), in_rows)
             senders[shard.rank // ranks_per_sender][block] = blocks[block]
-        return cls(tuple(_sum(sender.values()) for sender in senders), _sum(blocks.values()))
+        return cls(tuple(_sum(sender.values()) if sender else _NO_ROWS for sender in senders), _sum(blocks.values()))
 
     @classmethod
     def together(cls, parts: Sequence[SentRows]) -> SentRows:
-        by_sender = zip(*(part.by_sender for part in parts), strict=True)
-        return cls(tuple(_sum(sizes) for sizes in by_sender), _sum(part.once for part in parts))
+        by_sender: list[list[RowSize]] = [[] for _ in parts[0].by_sender]
+        for part in parts:
+            for sender in part.senders:
+                by_sender[sender].append(part.by_sender[sender])
+        return cls(tuple(_sum(sizes) if sizes else _NO_ROWS for sizes in by_sender), _sum(part.once for part in parts))
+
+    @cached_property
+    def senders(self) -> list[int]:
+        """Those that have any rows: of thousands, one has a table that is not cut."""
+        return [sender for sender, size in enumerate(self.by_sender) if size is not _NO_ROWS]
 
 
 def _sum(sizes: Iterable[RowSize]) -> RowSize:
@@ -85,6 +94,9 @@ def _sum(sizes: Iterable[RowSize]) -> RowSize:
     # Adding many expressions one by one would take quadratic time.
     is_symbolic = any(isinstance(numbers, sympy.Basic) for numbers in in_rows)
     return RowSize(dims, row_bytes, sympy.Add(*in_rows) if is_symbolic else sum(in_rows))
+
+
+_NO_ROWS = _sum(())
 
 
 class HopSize(NamedTuple):
@@ -300,6 +312,7 @@ class RowsStay(WayBack):
         return (HopSize(1, _EVERYBODY * rows, _own_batch(_FLOAT32 * rows, world.size)),)
 
 
+@lru_cache(maxsize=4096, typed=True)  # ranks by the thousand send as much
 def _all_to_all(
     sent_bytes: sympy.Expr | int, arriving_bytes: sympy.Expr | int, ranks: int, *, across_hosts: bool = False
 ) -> tuple[Collective, ...]:
@@ -313,6 +326,7 @@ def _all_to_all(
     )
 
 
+@lru_cache(maxsize=4096, typed=True)
 def _reduce_scatter(row_bytes: int, ranks: int, counterparts: int = 1) -> tuple[Collective, ...]:
     """Send parts of sums for the samples of ``ranks`` times ``counterparts`` ranks."""
     if ranks == 1 or not row_bytes:
@@ -324,6 +338,7 @@ def _reduce_scatter(row_bytes: int, ranks: int, counterparts: int = 1) -> tuple[
     )
 
 
+@lru_cache(maxsize=4096, typed=True)
 def _own_batch(row_bytes: sympy.Expr | int, ranks: int) -> tuple[Collective, ...]:
     """Send nothing in the forward; in the backward, the gradients of this rank's samples go to all ranks."""
     if ranks == 1:

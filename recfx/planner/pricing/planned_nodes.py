@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -292,8 +292,7 @@ class _NodesOfRank:
 
     def _bytes(self, way: _Way, hop: HopSize) -> int:
         """The bytes of the rows that a hop sends. Expressions have all ranks' samples as ``W * B``."""
-        samples = hop.samples.xreplace({WORLD: sympy.Integer(self.graphs.symbols.everybody) / BATCH})
-        return int(samples.xreplace({BATCH: sympy.Integer(self.batch)})) * hop.dim * way.element_bytes
+        return _samples(hop.samples, self.graphs.symbols.everybody, self.batch) * hop.dim * way.element_bytes
 
     def _add(self, kind: str, collectives: tuple[Collective, ...] = (), *, on_host: bool = False, **facts: Any) -> None:
         number = self.numbers[kind] = self.numbers.get(kind, -1) + 1
@@ -320,3 +319,9 @@ class _NodesOfRank:
             for node in self.listed
             if node.facts.kind != "hash_ids"
         ]
+
+
+@lru_cache(maxsize=1024)
+def _samples(samples: sympy.Expr, everybody: Any, batch: Any) -> int:
+    on_all = samples.xreplace({WORLD: sympy.Integer(everybody) / BATCH})
+    return int(on_all.xreplace({BATCH: sympy.Integer(batch)}))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import NamedTuple
 
 from recfx.ir.node_kinds import NODE_KINDS, Stage
@@ -14,7 +16,7 @@ from recfx.planner.pricing.node_price import Totals, calls_of, seconds_of_call
 from recfx.planner.pricing.planned_nodes import PlannedGraphs
 from recfx.planner.pricing.times import seconds_of_ranks, seconds_of_work
 from recfx.planner.pricing.values import Values
-from recfx.planner.pricing.work import NOTHING
+from recfx.planner.pricing.work import NOTHING, Work
 
 IDS, TABLES, OUTPUT, WIRE, DENSE = "ids", "tables", "output", "wire", "dense"
 """The parts of a step: before ids are exchanged; hashing and lookups; after pooled rows have arrived; the collectives;
@@ -57,9 +59,24 @@ class _NodeCall(NamedTuple):
 class _PricedRank:
     """One rank: its totals, the times between collectives, and those of the collectives by node and operation."""
 
-    totals: Totals
+    sums: list[float] = field(default_factory=lambda: [0.0] * 5)
     between: dict[tuple[int, str, int], float] = field(default_factory=dict)
     calls: dict[_NodeCall, float] = field(default_factory=dict)
+
+    def add(self, *, read: float = 0, written: float = 0, flops: float = 0, wire: float = 0, seconds: float) -> None:
+        self.sums = [*map(operator.add, self.sums, (read, written, flops, wire, seconds))]
+
+    @cached_property
+    def totals(self) -> Totals:
+        read, written, flops, wire, seconds = self.sums
+        return Totals(read, written, flops, wire, seconds=seconds)
+
+
+class _Phase(NamedTuple):
+    """What a node does in the forward or in the backward, in numbers."""
+
+    size: Work
+    seconds: float
 
 
 class Batch(NamedTuple):
@@ -76,6 +93,7 @@ def price_step(batches: Sequence[Batch], hardware: Hardware, *, with_residents: 
     """The price of one step on all ranks, given one batch for all or one for each."""
     world = max((graphs.world_size for graphs in batches[0].collections), default=1)
     known: dict[Hashable, _PricedRank] = {}
+    alike: dict[Hashable, Sequence[_Phase]] = {}
     ranks: list[_PricedRank] = []
     totals = []
     for rank in range(world):
@@ -83,7 +101,7 @@ def price_step(batches: Sequence[Batch], hardware: Hardware, *, with_residents: 
         collections, values, rest = batches[number]
         kind = (number, *(graphs.kind_of_rank(rank) for graphs in collections))
         if kind not in known:
-            known[kind] = _price_rank(collections, rank, values, hardware)
+            known[kind] = _price_rank(collections, rank, values, hardware, alike)
         ranks.append(known[kind])
         own = known[kind].totals
         if with_residents:  # ranks that do the same may keep indexes of different sizes
@@ -112,21 +130,44 @@ def _on_the_wire(ranks: list[_PricedRank], hardware: Hardware, world: int) -> fl
     return sum(slowest[call.collection, call.node, call.pair] for call in calls)
 
 
-def _price_rank(collections: Sequence[PlannedGraphs], rank: int, values: Values, hardware: Hardware) -> _PricedRank:
-    priced = _PricedRank(Totals())
+def _price_rank(
+    collections: Sequence[PlannedGraphs],
+    rank: int,
+    values: Values,
+    hardware: Hardware,
+    alike: dict[Hashable, Sequence[_Phase]],
+) -> _PricedRank:
+    priced = _PricedRank()
     for number, graphs in enumerate(collections):
         calls, is_numbers = graphs.planned.calls, graphs.is_numbers
         for node in graphs.nodes(rank):
-            phases = formula_of(node.facts.kind)(node.facts)
-            for backward, work in enumerate((phases.forward, phases.backward)):
-                size = work if is_numbers else work.mapped(values.number)
-                seconds = calls * seconds_of_work(size, hardware, node.on_host) if size != NOTHING else 0.0
+            for backward, (size, once) in enumerate(
+                _priced_phases(node, None if is_numbers else values, hardware, alike)
+            ):
+                seconds = calls * once
                 key = (number, _part(node.facts.kind), backward)
                 priced.between[key] = priced.between.get(key, 0.0) + seconds
-                priced.totals = priced.totals.plus(
-                    Totals(calls * size.read_bytes, calls * size.written_bytes, calls * size.flops, seconds=seconds)
-                )
+                read, written, flops = (calls * each for each in (size.read_bytes, size.written_bytes, size.flops))
+                priced.add(read=read, written=written, flops=flops, seconds=seconds)
             _add_calls(priced, number, node, values, hardware, calls)
+    return priced
+
+
+def _priced_phases(
+    node: PlannedNode, values: Values | None, hardware: Hardware, alike: dict[Hashable, Sequence[_Phase]]
+) -> Sequence[_Phase]:
+    """The forward and the backward of a node; ``values`` are those of its expressions, if it has any. A node without
+    tables is the same on many ranks: ``alike`` has those that are known.
+    """
+    facts, key = node.facts, None if node.facts.tables or values is not None else (node.facts, node.on_host)
+    known = None if key is None else alike.get(key)
+    if known is not None:
+        return known
+    phases = formula_of(facts.kind)(facts)
+    sizes = [each if values is None else each.mapped(values.number) for each in (phases.forward, phases.backward)]
+    priced = [_Phase(size, seconds_of_work(size, hardware, node.on_host) if size != NOTHING else 0.0) for size in sizes]
+    if key is not None:
+        alike[key] = priced
     return priced
 
 
@@ -140,7 +181,7 @@ def _add_calls(
         seconds = calls * seconds_of_call(call._replace(passed_bytes=passed * arriving), hardware)
         paired = node.facts.kind == "output_dist_start"
         priced.calls[_NodeCall(number, node.name, place, call.operation if paired else str(place))] = seconds
-        priced.totals = priced.totals.plus(Totals(wire_bytes=calls * passed, seconds=seconds))
+        priced.add(wire=calls * passed, seconds=seconds)
 
 
 def _share_a_memory(hardware: Hardware, world: int) -> bool:
