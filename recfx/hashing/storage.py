@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import itertools
 import operator
 import warnings
@@ -333,6 +334,15 @@ class IndexStorage(nn.Module):
             "_counts_elsewhere": set(),
         }
         return {**self.__dict__, **own}
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> IndexStorage:
+        duplicate = memo[id(self)] = type(self).__new__(type(self))
+        saved = self.__getstate__()
+        for buffer in self._buffers.values():  # deepcopy would take most of its time to ask who shares their memory
+            if buffer is not None:
+                memo[id(buffer)] = buffer.clone()
+        duplicate.__setstate__(copy.deepcopy(saved, memo))
+        return duplicate
 
     def __setstate__(self, saved: dict[str, Any]) -> None:
         super().__setstate__(saved)

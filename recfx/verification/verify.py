@@ -88,7 +88,6 @@ class Comparison:
                       "between the calls, which the standard collection cannot reproduce")  # fmt: skip
             return
         hashed, failure = self._hash_sample(call) if training and self._has_index() else (subject, None)
-        kept = copy_with_tensors(hashed) if self._has_index() and not training else hashed  # its state before the step
 
         try:
             expected = self._run_reference(hashed, call, training)
@@ -108,6 +107,7 @@ class Comparison:
         else:
             checks = self.checker.of_runs(mode, batch, expected, actual)
             if any(check.status == DIFFERENT for check in checks):
+                kept = hashed if training else copy_with_tensors(self.converted).eval()  # the state before the step
                 again = self.checker.of_runs(mode, batch, expected, self._run_reference(kept, call, training))
                 checks = _without_unsteady(checks, again)
             self.checks += checks

@@ -14,6 +14,8 @@ from torch import nn
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor, KeyedTensor
 
 import recfx
+from recfx.collections.copy_modules import copy_with_tensors
+from recfx.verification import reference_model, verify
 from recfx.verification.verify_report import DIFFERENT, EQUAL, NOT_REPRODUCIBLE, SKIPPED
 from tests.builders.batches import two_bags
 from tests.builders.collections import one_table
@@ -378,3 +380,34 @@ def test_the_deterministic_flag_is_given_back(on: bool, warn_only: bool, fails: 
 def test_tolerances_that_compare_nothing_are_refused(name: str, value: float) -> None:
     with refused("invalid_argument", match=f"{name} is {value!r}"):
         recfx.verify(*pair(), (batch(),), **{name: value})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("hashing", "copies"), [(None, 8), (HASHED, 10)], ids=["adopted", "hashed"])
+def test_models_are_copied_no_more_often_than_steps_need(
+    monkeypatch: pytest.MonkeyPatch, hashing: recfx.HashConfig | None, copies: int
+) -> None:
+    """Each of four steps needs a copy of either model, and a training step one whose ids are hashed before it."""
+    copied: list[nn.Module] = []
+    for user in (verify, reference_model):
+        monkeypatch.setattr(user, "copy_with_tensors", lambda root: copied.append(root) or copy_with_tensors(root))
+    assert recfx.verify(*pair(hashing), (batch(),)).ok
+    assert len(copied) == copies
+
+
+def test_copies_of_indexes_ask_nobody_who_shares_their_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """``Tensor.__deepcopy__`` does, which takes most of the time that a verification of many hashed tables takes."""
+    original, asked = torch.Tensor.__deepcopy__, []
+    _, converted = pair(HASHED)
+    converted(batch())
+    buffers = {id(buffer) for buffer in converted.ebc.index("t").buffers()}
+    monkeypatch.setattr(
+        torch.Tensor, "__deepcopy__", lambda tensor, memo: asked.append(id(tensor)) or original(tensor, memo)
+    )
+    copied = copy_with_tensors(converted)
+    assert asked
+    assert not buffers & {*asked}
+    before = converted.ebc.index("t").items()
+    copied(batch((11, 12, 13, 14)))
+    for part, now in zip(before, converted.ebc.index("t").items(), strict=True):
+        assert torch.equal(part, now)
+    assert len(copied.ebc.index("t")) > len(converted.ebc.index("t"))
