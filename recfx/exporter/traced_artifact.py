@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import fx, nn
 from torch.export import Dim, ExportedProgram
 
 from recfx.collections.object_kinds import own_modules
@@ -130,6 +130,9 @@ def _exported(root: nn.Module, run: Run, call: ModelCall, examples: Examples) ->
         call.failures.append(_why_not(error, root))
         return
     exported.example_inputs = None  # not part of the file
+    for module in exported.graph_module.modules():  # torch 2.11 and older record stacks in spite of `_quiet`
+        for node in module.graph.nodes if isinstance(module, fx.GraphModule) else ():
+            node.meta.pop("stack_trace", None)
     narrow = _narrow(exported)
     if narrow is None:
         yield TracedArtifact(exported, call.signature)

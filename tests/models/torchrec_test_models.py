@@ -145,9 +145,10 @@ class _SparseArchAlone(nn.Module):
 
 def _mixed(over_arch: type[nn.Module], **over_arch_kwargs: Any) -> nn.Module:
     sequences = [EmbeddingConfig(name="sequence", feature_names=["feature_3"], embedding_dim=4, num_embeddings=ROWS)]
-    return TestMixedEmbeddingSparseArch(
-        tables=[*_tables()[:3], *sequences], over_arch_clazz=over_arch, over_arch_kwargs=over_arch_kwargs
-    )
+    if over_arch_kwargs and "over_arch_kwargs" not in inspect.signature(TestMixedEmbeddingSparseArch).parameters:
+        Missing("TestMixedEmbeddingSparseArch(over_arch_kwargs=)", "TorchRec 1.8")()
+    settings = {"over_arch_kwargs": over_arch_kwargs} if over_arch_kwargs else {}
+    return TestMixedEmbeddingSparseArch(tables=[*_tables()[:3], *sequences], over_arch_clazz=over_arch, **settings)
 
 
 _ONE_GROUP = {"group": ["feature_0", "feature_1", "feature_2", "feature_3"]}
