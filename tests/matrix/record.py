@@ -36,6 +36,10 @@ _NO_LISTS = (
 _NO_WRAPPER = (
     "FBGEMM 1.2 for CPUs has no table with an optimizer and without pooling, with which the benchmark compares."
 )
+_NO_LENGTH = (
+    "TorchRec 1.5's KeyedJaggedTensor.from_jt_dict takes the len of a proxy, which torch.fx does not trace: the model "
+    "is walked, and has no whole graph."
+)
 _LETS_DENSE = "TorchRec 1.5's planner and older ones let a table that is not data-parallel have kernel dense."
 CAUSES: Mapping[str, Mapping[str, str]] = {
     "2.7": {
@@ -59,6 +63,10 @@ CAUSES: Mapping[str, Mapping[str, str]] = {
         "tests/test_examples.py::test_inference": _NO_OPERATOR,
     },
     "2.10": {
+        "tests/conversion/test_convert.py::test_a_converted_copy_agrees_and_nothing_else_changes[mixed_": _NO_LENGTH,
+        "tests/conversion/test_convert.py::test_the_whole_graph_agrees_or_is_refused[mixed_": _NO_LENGTH,
+        "tests/drawing/test_draw.py::test_every_model_of_the_zoo_can_be_drawn[mixed_": _NO_LENGTH,
+        "tests/exporter/test_zoo.py::test_files_answer_as_the_model_does_or_are_refused_and_not_written[mi": _NO_LENGTH,
         "tests/planner/test_sharder.py::test_kernels_that_the_planner_refuses": _LETS_DENSE,
         "tests/runtime/test_base.py::test_the_graph_of_a_converted_model_is_that_of_the_standard_one[sparse_nn_over_": (
             "TorchRec 1.5's KTRegroupAsDict without regrouping, traced by torch.fx, runs in no plain model either."
