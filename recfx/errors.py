@@ -272,6 +272,17 @@ class IdTypeError(InputError, TypeError):
     """The ids are not integers."""
 
 
+def told_by(error: Exception, otherwise: str) -> tuple[str, str]:
+    """What an error says, as a whole sentence, and its own advice, or ``otherwise`` if it has none.
+
+    An error that is raised because of another one passes its advice on, rather than give a second one.
+    """
+    if isinstance(error, RecfxError):
+        return str(replace(error.diagnostic, what_to_do="")), error.what_to_do or otherwise
+    text = f"{type(error).__name__}: {error}".rstrip()
+    return text if text.endswith((".", "!", "?")) else f"{text}.", otherwise
+
+
 def type_of(value: object) -> str:
     """The type of what a user has passed, with its article, for messages: ``an int``, ``a Tensor``."""
     return with_article(type(value).__name__)

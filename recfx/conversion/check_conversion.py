@@ -102,7 +102,7 @@ def _judge(report: VerifyReport, discovery: Discovery) -> Diagnostic | None:
             raise ConversionError(
                 f"the converted model cannot be called with the sample: {check.message}",
                 reason="sample_failed",
-                what_to_do="follow the advice above, or convert without a sample.",
+                what_to_do=check.what_to_do or "pass another sample, or convert without one.",
             )
     for check in report.of(DIFFERENT):
         if check.what == "calls":
@@ -120,7 +120,7 @@ def _judge(report: VerifyReport, discovery: Discovery) -> Diagnostic | None:
         raise ConversionError(
             f"the model cannot be called with the sample: {first.message}",
             reason="sample_failed",
-            what_to_do="pass one call of the model that works, or verify=False.",
+            what_to_do=first.what_to_do or "pass one call of the model that works, or verify=False.",
         )
     return Diagnostic("verification_skipped", "", first.message, "compare outputs yourself.")
 

@@ -44,8 +44,8 @@ def trace(model: nn.Module, sample: Any) -> fx.GraphModule:
     if isinstance(converted, ConvertedCollection):
         return converted.graph_module
     traced = build_whole_graph(converted, call, converted.training)
-    if traced.not_compared:
-        raise sample_failed(traced.not_compared)
+    if traced.not_compared is not None:
+        raise sample_failed(traced.not_compared) from traced.not_compared
     check_modes(converted, converted.training, traced.entered)
     traced.graph_module.meta["recfx_rollbacks"] = traced.rollbacks
     attach_conversion(traced.graph_module, conversion_of(converted))

@@ -16,7 +16,7 @@ from recfx.collections.whole_graph import WholeGraph, share_children
 from recfx.discovery.discover import set_mode
 from recfx.discovery.sample import Sample
 from recfx.discovery.shallow_tracer import ShallowTracer, rollback_of, source_of, trace_graph
-from recfx.errors import ConversionError, Diagnostic
+from recfx.errors import ConversionError, Diagnostic, told_by
 from recfx.ir import verify_graph
 from recfx.ir.meta import annotate, node_meta
 from recfx.replacement.conversion_record import attach_conversion, conversion_of
@@ -70,25 +70,27 @@ def inline_graph(call: fx.Node, collection: fx.Graph, prefix: str) -> None:
 @dataclass(frozen=True)
 class Traced:
     """The whole-model graph of one mode, over the model's own modules: what the trace entered, what it could not enter,
-    and why the Python model could not be run on the sample, if it could not.
+    and the error of the Python model on the sample, if it could not be run.
     """
 
     graph_module: fx.GraphModule
     rollbacks: list[Diagnostic]
     entered: tuple[str, ...]
-    not_compared: str | None = None
+    not_compared: Exception | None = None
 
 
 def make_whole_graph(model: nn.Module, sample: Sample) -> WholeGraph:
     """Trace ``model`` in both modes, and make a module of the two graphs that keeps the model's names and record."""
     traced = {training: build_whole_graph(model, sample, training) for training in (True, False)}
     rollbacks = list(dict.fromkeys(rollback for graph in traced.values() for rollback in graph.rollbacks))
-    if all(graph.not_compared for graph in traced.values()):
-        raise sample_failed(traced[model.training].not_compared)
+    failure = traced[model.training].not_compared
+    if failure is not None and all(graph.not_compared for graph in traced.values()):
+        raise sample_failed(failure) from failure
     for training, graph in traced.items():
         if graph.not_compared:
-            where = f"the graph of {'train' if training else 'eval'} mode was not compared: {graph.not_compared}"
-            rollbacks.append(Diagnostic("not_compared", "", where))
+            message, what_to_do = told_by(graph.not_compared, "")
+            where = f"the graph of {'train' if training else 'eval'} mode was not compared: {message}"
+            rollbacks.append(Diagnostic("not_compared", "", where, what_to_do))
     whole = WholeGraph(
         model,
         {training: graph.graph_module for training, graph in traced.items()},
@@ -165,12 +167,13 @@ def _tensor_attributes_stay(root: nn.Module) -> Iterator[None]:
                 tensor.detach().copy_(value)
 
 
-def sample_failed(message: str | None) -> ConversionError:
+def sample_failed(error: Exception) -> ConversionError:
     """The model cannot be called with the sample, so there is nothing to compare a graph of it with."""
+    message, what_to_do = told_by(error, "pass one call of the model that works.")
     return ConversionError(
         f"the model cannot be called with the sample: {message}",
         reason="sample_failed",
-        what_to_do="pass one call of the model that works.",
+        what_to_do=what_to_do,
     )
 
 

@@ -25,7 +25,7 @@ from recfx.collections.kinds import kind_of
 from recfx.collections.object_kinds import own_modules
 from recfx.discovery.discover import set_mode
 from recfx.discovery.sample import Sample
-from recfx.errors import ExportError
+from recfx.errors import ExportError, told_by
 from recfx.exporter.arguments import signature_of
 from recfx.exporter.table_sources import Sources, local_tables
 from recfx.hashing import HashConfig
@@ -75,10 +75,11 @@ def sample_failed() -> Iterator[None]:
     try:
         yield
     except Exception as error:
+        message, what_to_do = told_by(error, "pass one call of the model that works in eval mode.")
         raise ExportError(
-            f"the model cannot be called with the sample: {type(error).__name__}: {error}",
+            f"the model cannot be called with the sample: {message}",
             reason="sample_failed",
-            what_to_do="pass one call of the model that works in eval mode.",
+            what_to_do=what_to_do,
         ) from error
 
 

@@ -57,14 +57,16 @@ def largest_difference(expected: torch.Tensor, actual: torch.Tensor) -> float:
     return float(difference.nan_to_num(nan=math.inf, posinf=math.inf).max())
 
 
-def compare_forward(expected: nn.Module, actual: nn.Module, sample: Sample, training: bool) -> Difference | str | None:
+def compare_forward(
+    expected: nn.Module, actual: nn.Module, sample: Sample, training: bool
+) -> Difference | Exception | None:
     """Compare one step of two models, on copies, at two batch sizes in one mode.
 
     With sharded collections the steps communicate: all ranks compare together and agree on the result.
 
     Returns:
-        the first difference in outputs, gradients, parameters or buffers; None if they agree; text if ``expected``
-        itself fails on the sample, so that nothing was compared.
+        the first difference in outputs, gradients, parameters or buffers; None if they agree; the error of
+        ``expected`` if it fails on the sample itself, so that nothing was compared.
     """
     on_any_rank = partial(any_rank, [one.process_group for one in converted_collections(expected).values()])
     for _, call in batch_sizes(sample):
@@ -74,7 +76,7 @@ def compare_forward(expected: nn.Module, actual: nn.Module, sample: Sample, trai
             expected_run = _step(expected, call, training)
         except Exception as error:  # the model itself fails, so there is nothing to compare with
             if call is sample:
-                return f"{type(error).__name__}: {error}"
+                return error
             continue
         try:
             actual_run = _step(actual, call, training)

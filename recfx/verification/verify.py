@@ -16,7 +16,7 @@ from recfx.collections.whole_graph import WholeGraph
 from recfx.collections.wrappers import check_module, unwrap
 from recfx.discovery.bypass import way_around
 from recfx.discovery.sample import Sample, fixed_randomness
-from recfx.errors import ConversionError, RecfxError
+from recfx.errors import ConversionError, RecfxError, told_by
 from recfx.optim.attached import attached_optimizers, run_in_backward
 from recfx.runtime.training_checks import on_a_copy
 from recfx.verification.checks import Checker
@@ -70,8 +70,8 @@ class Comparison:
                     where = f"{path + '.' if path else ''}{table}"
                     self.checks.append(Check("", "", "index", where, DIFFERENT, float("inf"), message))
 
-    def skip(self, mode: str, batch: str, where: str, message: str) -> None:
-        self.checks.append(Check(mode, batch, "run", where, SKIPPED, message=message))
+    def skip(self, mode: str, batch: str, where: str, message: str, what_to_do: str = "") -> None:
+        self.checks.append(Check(mode, batch, "run", where, SKIPPED, message=message, what_to_do=what_to_do))
 
     def compare(self, mode: str, batch: str, call: Sample) -> None:
         """Run the reference model and the converted model, each on copies, and compare."""
@@ -92,8 +92,9 @@ class Comparison:
         try:
             expected = self._run_reference(hashed, call, training)
         except Exception as error:  # the model itself fails, so there is nothing to compare with
-            message = f"the original raises {type(error).__name__}: {error}"
-            self.skip(mode, batch, "original", message + self._advice(subject, call, training))
+            message, what_to_do = told_by(error, "")
+            also, advice = self._advice(subject, call, training)
+            self.skip(mode, batch, "original", f"the original raises {message}{also}", what_to_do or advice)
             return
         try:
             if failure is not None:
@@ -151,15 +152,16 @@ class Comparison:
                 if table.evicts and name not in self.fused and weight.requires_grad and not attached_optimizers(weight):
                     run_in_backward(torch.optim.SGD, weight, {"lr": LEARNING_RATE})
 
-    def _advice(self, subject: nn.Module, call: Sample, training: bool) -> str:
+    def _advice(self, subject: nn.Module, call: Sample, training: bool) -> tuple[str, str]:
         """The error of the converted model if the original fails: it says what to do about a wrong batch."""
         try:
             run_step(subject, call, training)
         except RecfxError as error:
-            return f" The converted model: {error}"
+            message, what_to_do = told_by(error, "")
+            return f" The converted model: {message}", what_to_do
         except Exception as error:
-            return f" The converted model raises {type(error).__name__}."
-        return ""
+            return f" The converted model raises {type(error).__name__}.", ""
+        return "", ""
 
     def _has_index(self) -> bool:
         return any(len(collection.hash_indexes) for collection in self.collections.values())
@@ -197,7 +199,7 @@ def _without_unsteady(checks: list[Check], again: list[Check]) -> list[Check]:
 
 def _refused_or_failed(mode: str, batch: str, error: Exception) -> Check:
     if isinstance(error, RecfxError):  # such as a full table; the message says what to do
-        return Check(mode, batch, "run", REFUSED_SAMPLE, DIFFERENT, float("inf"), str(error))
+        return Check(mode, batch, "run", REFUSED_SAMPLE, DIFFERENT, float("inf"), *told_by(error, ""))
     message = f"raises {type(error).__name__}: {error}"
     return Check(mode, batch, "run", "converted", DIFFERENT, float("inf"), message)
 

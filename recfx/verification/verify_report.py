@@ -27,6 +27,7 @@ class Check:
         status: ``equal``, ``different``, ``not_reproducible`` (the original differs from itself) or ``skipped``.
         largest: largest absolute difference.
         message: what differs, or why it was skipped.
+        what_to_do: the advice of the error that stopped a run, if it has one.
     """
 
     mode: str
@@ -36,6 +37,7 @@ class Check:
     status: Status
     largest: float = 0.0
     message: str = ""
+    what_to_do: str = ""
 
 
 @dataclass(frozen=True, repr=False)
@@ -94,7 +96,9 @@ class VerifyReport:
         for status in (DIFFERENT, NOT_REPRODUCIBLE, SKIPPED):
             checks = self.of(status)
             for check in checks[:10]:
-                lines.append(f"  {status}: {check.mode}, {check.batch}, {check.what} {check.where}: {check.message}")
+                advice = f" What to do: {check.what_to_do}" if check.what_to_do else ""
+                where = f"{check.mode}, {check.batch}, {check.what} {check.where}"
+                lines.append(f"  {status}: {where}: {check.message}{advice}")
             if len(checks) > 10:
                 lines.append(f"  ... and {len(checks) - 10} more {status}")
         for path, tables in self.tables.items():

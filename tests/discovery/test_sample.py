@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
 
 import numpy
 import pytest
@@ -46,9 +47,18 @@ def test_a_sample_that_lacks_an_argument(whole_graph: bool) -> None:
         recfx.trace(Model(), (DENSE,))
 
 
-def test_raw_ids_without_hashing_are_named_with_the_way_out() -> None:
-    with refused("sample_failed", match=r"id 7000000000 .*HashConfig\.raw_ids\(\)"):
-        recfx.convert(Model(), (DENSE, one_bag(7_000_000_000)))
+def test_raw_ids_without_hashing_are_named_with_the_way_out(tmp_path: Path) -> None:
+    sample = (DENSE, one_bag(7_000_000_000))
+    ways = (
+        lambda: recfx.convert(Model(), sample),
+        lambda: recfx.trace(Model(), sample),
+        lambda: recfx.export(Model(), tmp_path / "model.pt", sample),
+    )
+    for way in ways:
+        with refused("sample_failed", match="id 7000000000 ", error=recfx.RecfxError) as raised:
+            way()
+        assert str(raised.value).count("What to do:") == 1
+        assert "HashConfig.raw_ids()" in raised.value.what_to_do
     recfx.convert(Model(), (DENSE, one_bag(7_000_000_000)), hashing=recfx.HashConfig(dense_rows=0))
 
 

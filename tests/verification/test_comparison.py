@@ -92,7 +92,7 @@ def test_an_original_that_fails_by_itself(converted_fails: bool) -> None:
     assert not report.ok
     assert {check.status for check in report.checks} == {SKIPPED}
     more = " The converted model raises ValueError." if converted_fails else ""
-    assert said(report, SKIPPED) == {("run", "original", f"the original raises ValueError: broken{more}")}
+    assert said(report, SKIPPED) == {("run", "original", f"the original raises ValueError: broken.{more}")}
 
 
 def test_a_full_table_is_a_refusal_with_advice() -> None:
