@@ -396,6 +396,12 @@ class IndexStorage(nn.Module):
                     "intended, call the index's reset() first. To keep the index, load with strict=False.",
                     stacklevel=2,
                 )
+            elif if_absent == state.FORGET and self.config.dense_rows == 0:  # refused if strict
+                warnings.warn(
+                    f"table {self.name!r}: the state has the table's weight but no index, so what is loaded is lost: "
+                    "here, each id gets its row, with initial weights, when it is first seen (dense_rows=0).",
+                    stacklevel=2,
+                )
         buffers = state.buffers_from_state(self.config, self.policy, self.name, saved)
         if not self.slot_groups.is_meta:
             self._fill(buffers)
