@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,9 @@ from recfx.checkpoint.ordinary import load_state, load_warm_ups, plan_warm_ups, 
 from recfx.checkpoint.peers import Peers, checked_directory, checked_model
 from recfx.checkpoint.saved_folder import SavedFolder, open_verified
 from recfx.checkpoint.settings import read_settings
+from recfx.errors import Diagnostic, Severity, with_article
+
+_log = logging.getLogger("recfx")
 
 
 def load_checkpoint(
@@ -54,8 +58,10 @@ def load_checkpoint(
             sharded, all ranks call this. One thing is not exact: row-wise Adagrad's state, if the column blocks differ
             from those that were saved, is the mean over the saved blocks.
         directory: as given to ``save_checkpoint``.
-        optimizer: an ordinary optimizer to load as well; without it, an optimizer that was saved is ignored.
-        in_backward: False leaves optimizers in backward alone, for example if the model will only be evaluated.
+        optimizer: an ordinary optimizer to load as well; without it, an optimizer that was saved is ignored, and the
+            first rank logs a warning (``optimizer_not_loaded``).
+        in_backward: False leaves optimizers in backward alone, for example if the model will only be evaluated; then
+            nothing is logged either.
 
     Raises:
         CheckpointError: ``checkpoint_missing``, ``checkpoint_torn``, ``checkpoint_version``, ``checkpoint_busy``,
@@ -107,6 +113,8 @@ def _load(
             raise
         consequence.append("The model may hold a mixture of old and new.")
         peers.agree(lambda: plans[0].carry_out(opened[0]))
+        if plans[0].not_loaded is not None and peers.is_first:
+            _log.warning("%s", plans[0].not_loaded)
 
 
 @dataclass
@@ -118,12 +126,14 @@ class _Plans:
         backward: the plan for optimizers in backward.
         optimizer: an ordinary optimizer, and the state for it.
         warm_ups: TorchRec's warm-ups, and the states for them.
+        not_loaded: that the checkpoint has an ordinary optimizer, but ``optimizer=`` was not given.
     """
 
     model: ModelPlan
     backward: list[BackwardPlan]
     optimizer: tuple[torch.optim.Optimizer, dict[str, Any]] | None
     warm_ups: list[tuple[WarmupOptimizer, list[int]]]
+    not_loaded: Diagnostic | None
     done: list[Callable[[], None]] = field(default_factory=list)
 
     def begin(self) -> None:
@@ -164,4 +174,19 @@ def _plan(root: nn.Module, folder: SavedFolder, optimizer: torch.optim.Optimizer
     warm_ups = [] if optimizer is None else plan_warm_ups(optimizer, settings["warm_ups"])
     for of_optimizer in backward:
         of_optimizer.prepare()
-    return _Plans(plan, backward, rebuilt, warm_ups)
+    not_loaded = _not_loaded(settings["optimizer"]) if inner is None and in_backward else None
+    return _Plans(plan, backward, rebuilt, warm_ups, not_loaded)
+
+
+def _not_loaded(saved: Mapping[str, Any] | None) -> Diagnostic | None:
+    """What is said of an ordinary optimizer that was saved and is not asked for."""
+    if saved is None:
+        return None
+    return Diagnostic(
+        "optimizer_not_loaded",
+        "optimizer",
+        f"the checkpoint has {with_article(saved['kind'])}, whose state was not loaded, as optimizer= was not given.",
+        "to continue training, load again with optimizer=; if the model will only be evaluated, in_backward=False "
+        "says so.",
+        Severity.WARNING,
+    )

@@ -81,6 +81,28 @@ def test_optimizers_that_are_all_fused_are_saved_with_the_model(tmp_path: Path) 
         recfx.load_checkpoint(model, tmp_path, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
 
 
+def test_a_saved_optimizer_that_is_not_asked_for(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    model = layers()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+    step(model, optimizer)
+    recfx.save_checkpoint(model, tmp_path / "with", optimizer=optimizer)
+    recfx.save_checkpoint(model, tmp_path / "without")
+    recfx.load_checkpoint(model, tmp_path / "with", optimizer=optimizer)
+    recfx.load_checkpoint(model, tmp_path / "with", in_backward=False)
+    recfx.load_checkpoint(model, tmp_path / "without")
+    assert _logged(caplog) == []
+    for fused in (None, EmptyFusedOptimizer()):
+        caplog.clear()
+        recfx.load_checkpoint(model, tmp_path / "with", optimizer=fused)
+        (message,) = _logged(caplog)
+        assert message.startswith("[optimizer_not_loaded] optimizer: the checkpoint has an Adam, whose state was not ")
+        assert "load again with optimizer=" in message
+
+
+def _logged(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.name == "recfx"]
+
+
 def test_parameters_without_a_state_before_others(tmp_path: Path) -> None:
     """The first layer was frozen; parameters have names."""
     states = []
