@@ -111,7 +111,7 @@ def _is_in_place(node: fx.Node) -> bool:
     if schema is not None:
         return bool(schema.is_mutable)
     name = str(node.target) if node.op == "call_method" else getattr(node.target, "__name__", "")
-    writes = name.endswith("_") and not name.endswith("__") and node.target is not operator.and_
+    writes = name.endswith("_") and not name.endswith("__") and node.target not in (operator.and_, operator.or_)
     return (
         writes
         or name in fx.graph.inplace_methods

@@ -2,7 +2,8 @@
 
 A rule has the parameters of its operator, takes what is known of its arguments, and says what torch does; None if it
 knows nothing. ``%`` and ``remainder`` have the sign of the divisor, ``fmod`` has that of the dividend, and a result
-that does not fit into the tensor's type wraps around, so nothing is known of it.
+that does not fit into the tensor's type wraps around, so all that is known of it is that it is an integer. That is
+enough for a later ``%`` or ``clamp`` to bound it.
 """
 
 from __future__ import annotations
@@ -31,14 +32,20 @@ class Computed(NamedTuple):
     what: str
 
 
-def _by_number(compute: Callable[[Range, int], Range | None], sign: str) -> Rule:
-    """The rule for an operator whose second operand has to be a number."""
+def _any_integer(*operands: Any) -> Ids | None:
+    """Integers, which is what an operator makes of integers; None if an operand may be something else."""
+    known = [ids_of(operand) for operand in operands]
+    return None if None in known else Ids(INT64, (), all(ids is not None and ids.is_int64 for ids in known))
 
-    def rule(input: Any, other: Any) -> Computed | None:
+
+def _by_number(compute: Callable[[Range, int], Range | None], sign: str) -> Rule:
+    """The rule for an operator that bounds its result if the second operand is a number."""
+
+    def rule(input: Any, other: Any) -> Computed | Ids | None:
         if not isinstance(input, Ids) or type(other) is not int:
-            return None
+            return _any_integer(input, other)
         after = compute(input.range, other)
-        return None if after is None else Computed(input, after, f"{sign} {other}")
+        return _any_integer(input) if after is None else Computed(input, after, f"{sign} {other}")
 
     return rule
 
@@ -76,7 +83,7 @@ def _clamp(input: Any, min: Any = None, max: Any = None) -> Computed | None:
 def _of_two(compute: Callable[..., Range], what: str, *, may_wrap: bool) -> Rule:
     """The rule for an operator of two operands, whose result may be too large for its type."""
 
-    def rule(input: Any, other: Any) -> Computed | None:
+    def rule(input: Any, other: Any) -> Computed | Ids | None:
         left, right = ids_of(input), ids_of(other)
         if left is None or right is None:
             return None
@@ -85,7 +92,7 @@ def _of_two(compute: Callable[..., Range], what: str, *, may_wrap: bool) -> Rule
         if not may_wrap:
             return Computed(both, after, what)
         operand = other if isinstance(other, int) else "another"
-        return Computed(both, after, f"{what} {operand}") if fits(after, both.is_int64) else None
+        return Computed(both, after, f"{what} {operand}") if fits(after, both.is_int64) else _any_integer(left, right)
 
     return rule
 
@@ -94,11 +101,11 @@ def _subtract(left: Range, right: Range) -> Range:
     return ValueRanges(left.lower - right.upper, left.upper - right.lower)
 
 
-def _absolute(input: Any) -> Computed | None:
+def _absolute(input: Any) -> Computed | Ids | None:
     if not isinstance(input, Ids):
         return None
     after = Analysis.abs(input.range)  # the lowest number there is has itself as abs
-    return Computed(input, after, "abs") if fits(after, input.is_int64) else None
+    return Computed(input, after, "abs") if fits(after, input.is_int64) else _any_integer(input)
 
 
 def _bucketize(input: Any, boundaries: Any, **options: Any) -> Computed | None:
@@ -193,6 +200,11 @@ RULES: dict[str, Rule] = {
     "minimum": _of_two(Analysis.minimum, "minimum", may_wrap=False),
     "maximum": _of_two(Analysis.maximum, "maximum", may_wrap=False),
     "abs": _absolute,
+    **dict.fromkeys(
+        ("bitwise_xor", "bitwise_or", "bitwise_left_shift", "bitwise_right_shift"),
+        lambda input, other: _any_integer(input, other),
+    ),
+    **dict.fromkeys(("bitwise_not", "neg"), lambda input: _any_integer(input)),
     "torch.bucketize": _bucketize,
     "torch.searchsorted": _searchsorted,
     **dict.fromkeys(("torch.cat", "torch.stack"), _joined),
@@ -229,6 +241,12 @@ FUNCTIONS: dict[Any, str] = {
     operator.mul: "mul",
     operator.floordiv: "floor_divide",
     operator.and_: "bitwise_and",
+    operator.xor: "bitwise_xor",
+    operator.or_: "bitwise_or",
+    operator.lshift: "bitwise_left_shift",
+    operator.rshift: "bitwise_right_shift",
+    operator.invert: "bitwise_not",
+    operator.neg: "neg",
     operator.getitem: "getitem",
     getattr: "getattr",
     nn.functional.embedding: "embedding",
@@ -241,6 +259,7 @@ FUNCTIONS: dict[Any, str] = {
         getattr(torch, name): name
         for name in (
             "remainder", "fmod", "clamp", "clamp_min", "clamp_max", "add", "sub", "mul", "floor_divide", "bitwise_and",
+            "bitwise_xor", "bitwise_or", "bitwise_left_shift", "bitwise_right_shift", "bitwise_not", "neg",
             "abs", "minimum", "maximum", "flatten", "reshape", "squeeze", "unsqueeze",
         )
     },
