@@ -16,7 +16,7 @@ from torch import nn
 
 from recfx.collections.devices import usable_device
 from recfx.errors import ConversionError, ExportError, InputError, few, plural
-from recfx.exporter.loaded_program import load_traced
+from recfx.exporter.loaded_program import load_traced, names_of
 from recfx.exporter.manifest import OPERATOR_VERSIONS, read_manifest, returns_from, signature_from, without_checksum
 from recfx.exporter.model_file import ModelFile, cannot_read, open_model_file, out_of_memory
 from recfx.exporter.returns import put_together
@@ -32,6 +32,9 @@ _TOLD = re.compile(r"(builtins\.)?(RuntimeError: )?(?P<message>.*?) *\[(?P<reaso
 
 _LONGEST_MANIFEST = 2**26
 """The limit in bytes: a file of no more than some megabytes may claim to hold gigabytes."""
+
+_MOST_NAMES = 20
+"""How many inputs an error writes out."""
 
 _NO_MEMORY = re.compile("can't allocate memory|bad_alloc|out of memory", re.IGNORECASE)
 _ERRNO = re.compile(r"\berrno (\d+)")
@@ -202,6 +205,7 @@ class LoadedModel(nn.Module):
     Attributes:
         script: the TorchScript module, or a ``LoadedProgram``; its ``serve`` takes plain tensors by name.
         manifest: what is in the file.
+        inputs: the names of the tensors that ``serve`` takes.
     """
 
     def __init__(self, script: nn.Module, manifest: dict[str, Any]) -> None:
@@ -210,6 +214,7 @@ class LoadedModel(nn.Module):
         self.manifest = manifest
         self._signature = signature_from(manifest)
         self._returns = returns_from(manifest)
+        self.inputs = tuple(name for leaf in self._signature.leaves() for name in names_of(leaf))
         self.eval()
 
     def __repr__(self) -> str:
@@ -241,9 +246,23 @@ class LoadedModel(nn.Module):
         Raises:
             InputError: as for ``forward``; ``unknown_input``, ``missing_input``.
         """
+        self._check_names(inputs)
         with torch.no_grad(), _input_errors():
             outputs: dict[str, torch.Tensor] = self.script.serve(inputs)
         return outputs
+
+    def _check_names(self, inputs: dict[str, torch.Tensor]) -> None:
+        unknown = [name for name in inputs if name not in self.inputs]
+        missing = [name for name in self.inputs if name not in inputs]
+        wrong = [f"there is no input {few(unknown, _MOST_NAMES)}"] if unknown else []
+        wrong += [f"input {few(missing, _MOST_NAMES)} is missing"] if missing else []
+        if wrong:
+            raise InputError(
+                f"{', and '.join(wrong)}.",
+                reason="unknown_input" if unknown else "missing_input",
+                what_to_do=f"pass a dict of tensors with these names (LoadedModel.inputs): "
+                f"{few(self.inputs, _MOST_NAMES)}.",
+            )
 
     def train(self, mode: bool = True) -> LoadedModel:
         """Stays in eval mode: a file holds no training.

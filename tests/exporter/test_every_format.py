@@ -112,8 +112,14 @@ def test_plain_tensors_by_name(model: nn.Module, loaded: recfx.LoadedModel) -> N
     ):
         with refused(reason, match=next(iter(wrong)).split(".")[:2][-1], error=recfx.InputError):
             loaded.serve(inputs | wrong)
-    del inputs["features.b.lengths"]
-    with refused("missing_input", match=r"features\.b\.lengths is missing", error=recfx.InputError):
+    with refused("wrong_id_dtype", match="int64 or int32, got float64", error=recfx.InputError):
+        loaded.serve(inputs | {"features.a.values": ids.double()})
+    assert set(loaded.inputs) == set(inputs)
+    del inputs["features.b.lengths"], inputs["dense"]
+    wrong = r"no input more, z, and input dense, features\.b\.lengths is missing.*features\.d\.lengths\."
+    with refused("unknown_input", match=wrong, error=recfx.InputError):
+        loaded.serve(inputs | {"more": ids, "z": ids})
+    with refused("missing_input", match=r"input dense, features\.b\.lengths is missing", error=recfx.InputError):
         loaded.serve(inputs)
 
 

@@ -30,7 +30,7 @@ class NamedTensor(nn.Module):
                 )
             if tensor.is_floating_point() != self.floats:
                 expected = "floats" if self.floats else "integers or bools"
-                raise RuntimeError(f"input {self.name} must be of {expected} [wrong_dtype]")
+                raise RuntimeError(f"input {self.name} must be of {expected}, got {dtype_name(tensor)} [wrong_dtype]")
         return tensor
 
 
@@ -119,6 +119,23 @@ def input_named(inputs: dict[str, torch.Tensor], name: str) -> torch.Tensor:
     return inputs[name]
 
 
+def dtype_name(tensor: torch.Tensor) -> str:
+    """The name of a tensor's dtype, which is only a number in TorchScript. Scriptable."""
+    names = {
+        torch.bool: "bool",
+        torch.uint8: "uint8",
+        torch.int8: "int8",
+        torch.int16: "int16",
+        torch.int32: "int32",
+        torch.int64: "int64",
+        torch.float16: "float16",
+        torch.bfloat16: "bfloat16",
+        torch.float32: "float32",
+        torch.float64: "float64",
+    }
+    return names.get(tensor.dtype, "another dtype")
+
+
 def check_types(name: str, values: torch.Tensor, lengths: torch.Tensor) -> None:
     """Refuse ids and lengths that are not lists of integers. Scriptable."""
     if values.dim() != 1 or lengths.dim() != 1:
@@ -126,9 +143,9 @@ def check_types(name: str, values: torch.Tensor, lengths: torch.Tensor) -> None:
             f"{name}: values must be [n] and lengths [B], but they are {values.shape} and {lengths.shape} [bad_ids]"
         )
     if values.dtype != torch.int64 and values.dtype != torch.int32:
-        raise RuntimeError(f"{name}.values must be int64 or int32 [wrong_id_dtype]")
+        raise RuntimeError(f"{name}.values must be int64 or int32, got {dtype_name(values)} [wrong_id_dtype]")
     if lengths.dtype != torch.int64 and lengths.dtype != torch.int32:
-        raise RuntimeError(f"{name}.lengths must be int64 or int32 [bad_lengths]")
+        raise RuntimeError(f"{name}.lengths must be int64 or int32, got {dtype_name(lengths)} [bad_lengths]")
 
 
 def check_lengths(name: str, values: torch.Tensor, lengths: torch.Tensor) -> None:

@@ -6,6 +6,7 @@ import torch
 from torch import nn
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
+from recfx.exporter.serving.named_inputs import dtype_name
 from recfx.ir.tables import TableSpec
 
 
@@ -125,9 +126,13 @@ class SelectBags(ServedNode):
         if values.dim() != 1:
             raise RuntimeError(f"{self.collection}: ids must be [n], but are of shape {values.shape} [bad_ids]")
         if values.dtype != torch.int64 and values.dtype != torch.int32:
-            raise RuntimeError(f"{self.collection}: ids must be int64 or int32 [wrong_id_dtype]")
+            raise RuntimeError(
+                f"{self.collection}: ids must be int64 or int32, got {dtype_name(values)} [wrong_id_dtype]"
+            )
         if lengths.dtype != torch.int64 and lengths.dtype != torch.int32:
-            raise RuntimeError(f"{self.collection}: lengths must be int64 or int32 [bad_lengths]")
+            raise RuntimeError(
+                f"{self.collection}: lengths must be int64 or int32, got {dtype_name(lengths)} [bad_lengths]"
+            )
         if len(keys) == 0 or lengths.numel() % len(keys) != 0:
             raise RuntimeError(
                 f"{self.collection}: {lengths.numel()} lengths do not fit {len(keys)} features [bad_lengths]"
