@@ -11,18 +11,21 @@ from typing import Any
 from torch import nn
 from torchrec.distributed.planner import Topology
 
-from recfx.api import HashConfig, convert, cost, draw, explain, export, trace, verify
+from recfx.api import convert, cost, draw, explain, export, plan, trace, verify
 from recfx.collections.converted_collection import converted_collections
 from recfx.collections.sharding.whole_plan import MOST_RANKS
 from recfx.commandline.command import DONE, NOT_OK, Outcome, WrongUsage
 from recfx.commandline.commands import HARDWARE
 from recfx.commandline.factory import Made
+from recfx.commandline.request import request
 from recfx.doctor.examine import device_here, examine
 from recfx.doctor.show import to_text
 from recfx.inspect.drawing.draw import write_text
 from recfx.inspect.report_data import CollectionReport
 from recfx.inspect.step_diff import diff_steps
 from recfx.inspect.wording import name_of
+from recfx.planner.plan_file import plain_plan, read_plan
+from recfx.planner.priced_plan import price_of
 from recfx.planner.pricing.hardware import ASCEND_910B, H100, Hardware
 from recfx.planner.pricing.unknown_batch import LENGTH
 from recfx.planner.topology import NpuTopology, plain_topology
@@ -35,37 +38,45 @@ _HARDWARE = dict(zip(HARDWARE, (ASCEND_910B, H100), strict=True))
 # --- what several commands do
 
 
-def _request(given: argparse.Namespace) -> dict[str, Any]:
-    """What the options of ``_CONVERSION`` ask of ``recfx.convert`` and of ``recfx.explain``."""
-    hashing = {"hashing": HashConfig.raw_ids()} if given.raw_ids else {}
-    return {
-        **hashing,
-        "on_unsupported": "keep" if given.keep else "error",
-        "managed_collisions": given.managed_collisions,
-    }
-
-
 def _converted(given: argparse.Namespace, made: Made) -> nn.Module:
     """The model, converted as the options say; it stays as it is if it is converted already."""
-    return convert(made.model, made.sample, verify=False, **_request(given))
+    return convert(made.model, made.sample, verify=False, **request(given, made.model))
 
 
-def _topology(given: argparse.Namespace) -> Topology | NpuTopology | Hardware | None:
-    """What ``--ranks`` and ``--hardware`` say, as ``recfx.cost`` and ``recfx.draw`` take it."""
-    if given.ranks is None:
+def _topology(given: argparse.Namespace, ranks: int | None) -> Topology | NpuTopology | Hardware | None:
+    """What ``--hardware`` says of so many ranks, as ``recfx.cost`` and ``recfx.draw`` take it."""
+    if ranks is None:
         return _HARDWARE.get(given.hardware)
-    if given.ranks < 1:
-        raise WrongUsage(f"--ranks {given.ranks}: there must be one at least")
-    if given.ranks > MOST_RANKS:
-        raise WrongUsage(f"--ranks {given.ranks}: there can be {MOST_RANKS:,} at most")
-    return plain_topology(given.ranks, {"ascend_910b": "npu", "h100": "cuda"}.get(given.hardware, "cpu"))
+    if ranks < 1:
+        raise WrongUsage(f"--ranks {ranks}: there must be one at least")
+    if ranks > MOST_RANKS:
+        raise WrongUsage(f"--ranks {ranks}: there can be {MOST_RANKS:,} at most")
+    return plain_topology(ranks, {"ascend_910b": "npu", "h100": "cuda"}.get(given.hardware, "cpu"))
+
+
+def _sharding(given: argparse.Namespace) -> dict[str, Any]:
+    """What ``--plan``, ``--ranks`` and ``--hardware`` say, as ``recfx.explain``, ``cost`` and ``draw`` take it."""
+    if given.plan is None:
+        return {"topology": _topology(given, given.ranks)}
+    planned, ranks = read_plan(given.plan)
+    if None not in (ranks, given.ranks) and ranks != given.ranks:
+        raise WrongUsage(f"--ranks {given.ranks}: the plan in {given.plan} is for {ranks:,}")
+    ranks = given.ranks if ranks is None else ranks
+    topology = _topology(given, ranks if given.ranks or given.hardware else None)
+    return {"topology": topology, "plan": planned, "world_size": ranks}
 
 
 # --- explain, graph, draw
 
 
 def _explain(given: argparse.Namespace, made: Made) -> Outcome:
-    report = explain(made.model, made.sample, tables=given.tables, **_request(given))
+    sharding = _sharding(given)
+    if isinstance(sharding["topology"], Hardware):
+        raise WrongUsage("--hardware says what the ranks are: it needs --ranks, or a --plan that says their number")
+    report = explain(
+        made.model, made.sample, tables=given.tables, verify=given.verify, whole_graph=given.whole_graph, **sharding,
+        **request(given, made.model),
+    )  # fmt: skip
     if given.html is not None:
         write_text(given.html, report.to_html())
     return Outcome(report.to_json() if given.json else report, DONE if report.ok else NOT_OK)
@@ -107,26 +118,34 @@ def _graph_after(collection: CollectionReport, name: str | None) -> str:
 
 
 def _draw(given: argparse.Namespace, made: Made) -> Outcome:
-    topology = _topology(given)
-    if given.whole_graph and given.ranks is not None:
-        raise WrongUsage("--whole-graph and --ranks do not fit: the code around collections is not sharded")
+    sharding = _sharding(given)
+    if given.whole_graph and (given.ranks is not None or given.plan is not None):
+        raise WrongUsage("--whole-graph does not fit --ranks and --plan: the code around collections is not sharded")
     model = _converted(given, made)
     if given.whole_graph:
         if made.sample is None:
             raise WrongUsage(f"{made.name} returns no sample: --whole-graph traces it, and needs (model, sample)")
         model = trace(model, made.sample)
-    draw(model, given.file, topology)
+    draw(model, given.file, **sharding)
     written = {"version": DRAW_VERSION, "path": str(given.file), "bytes": given.file.stat().st_size}
     return Outcome(json.dumps(written, indent=2) if given.json else f"{given.file}: {written['bytes']:,} bytes")
 
 
-# --- cost
+# --- plan, cost
+
+
+def _plan(given: argparse.Namespace, made: Made) -> Outcome:
+    topology: Any = _topology(given, given.ranks)
+    made_plan = plan(_converted(given, made), topology, batch_size=given.batch_size)
+    text = json.dumps(plain_plan(made_plan), indent=1)
+    write_text(given.file, f"{text}\n")
+    return Outcome(text if given.json else "\n".join(f"{each.message}" for each in price_of(made_plan)))
 
 
 def _cost(given: argparse.Namespace, made: Made) -> Outcome:
     model = _converted(given, made)
     model.train(not given.eval)
-    expressions = cost(model, _topology(given))
+    expressions = cost(model, **_sharding(given))
     if given.expressions:
         return Outcome(expressions.to_json() if given.json else str(expressions))
     numbers = expressions.at(B=given.batch_size, L=_lengths(given.length, expressions.features))
@@ -211,6 +230,7 @@ ACTIONS: dict[str, Callable[..., Outcome]] = {
     "explain": _explain,
     "graph": _graph,
     "draw": _draw,
+    "plan": _plan,
     "cost": _cost,
     "verify": _verify,
     "export": _export,

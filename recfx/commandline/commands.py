@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from argparse import BooleanOptionalAction
 from pathlib import Path
 
 from recfx.commandline.command import Argument, Command
@@ -20,6 +21,30 @@ _CONVERSION = (
         choices=["convert"],
         help="also convert TorchRec's managed-collision collections, whose ids keep their rows",
     ),
+    Argument(
+        "--hashing",
+        metavar="FILE",
+        type=Path,
+        help='settings of HashConfig as JSON: {"on_full": "share"} for all tables, {"tables": {"users": {...}}} for '
+        "each of some; --raw-ids is for what it leaves out",
+    ),
+    Argument("--backend", metavar="NAME", default="auto", help="kernel target of the lookups (default: auto)"),
+    Argument("--device", metavar="DEVICE", help="where the converted model goes (default: it stays where it is)"),
+    Argument(
+        "--id-range",
+        metavar="FEATURE=LOW:HIGH",
+        action="append",
+        default=[],
+        help="the lowest and the highest id of a feature; may be repeated",
+    ),
+    Argument(
+        "--dedup",
+        metavar="[TABLE=]VALUE",
+        action="append",
+        default=[],
+        help="whether sharded tables that are not pooled send each different id once: auto, yes, no or, for a table, "
+        "the expected share of different ids, such as 0.3; may be repeated",
+    ),
     Argument("--keep", action="store_true", help="leave collections that cannot be converted as they are"),
 )
 _RANKS = Argument(
@@ -27,6 +52,15 @@ _RANKS = Argument(
     metavar="W",
     type=int,
     help="as rank 0 of so many would have it if recfx.plan sharded it; they need not be there",
+)
+_BATCH_SIZE = Argument(
+    "--batch-size", metavar="B", type=int, default=BATCH_SIZE, help="samples per rank (default: %(default)s)"
+)
+_PLAN = Argument(
+    "--plan",
+    metavar="FILE",
+    type=Path,
+    help="as this plan, which the command plan writes, would shard it",
 )
 
 
@@ -50,6 +84,15 @@ COMMANDS = (
                 default="groups",
                 help="one line per group of like tables, or per table",
             ),
+            Argument("--whole-graph", action="store_true", help="as a graph of the whole model; needs a sample"),
+            Argument(
+                "--verify",
+                action=BooleanOptionalAction,
+                help="compare with the original (default: if there is a sample, and the model is not large)",
+            ),
+            _PLAN,
+            _hardware("what the ranks are (default: CPUs)"),
+            _RANKS,
             *_CONVERSION,
         ),
     ),
@@ -82,6 +125,7 @@ COMMANDS = (
             Argument("file", metavar="FILE", type=Path, help="the file to write: .html, .svg or .dot"),
             _JSON,
             Argument("--whole-graph", action="store_true", help="with the code around collections; needs a sample"),
+            _PLAN,
             _hardware("what times are predicted for (default: with --ranks, a CPU; otherwise none are)"),
             _RANKS,
             *_CONVERSION,
@@ -95,13 +139,7 @@ COMMANDS = (
         example="cost model.py:make_model --batch-size 4096 --length 2 --length watched=50",
         arguments=(
             _JSON,
-            Argument(
-                "--batch-size",
-                metavar="B",
-                type=int,
-                default=BATCH_SIZE,
-                help="samples per rank (default: %(default)s)",
-            ),
+            _BATCH_SIZE,
             Argument(
                 "--length",
                 metavar="[FEATURE=]L",
@@ -109,10 +147,26 @@ COMMANDS = (
                 default=[],
                 help=f"mean number of ids per sample, of all features or of one; may be repeated (default: {LENGTH:g})",
             ),
+            _PLAN,
             _hardware("what times are predicted for (default: this machine's CPU)"),
             _RANKS,
             Argument("--eval", action="store_true", help="a step in eval mode, without a backward"),
             Argument("--expressions", action="store_true", help="print expressions in B, W and L_f, and no times"),
+            *_CONVERSION,
+        ),
+    ),
+    Command(
+        "plan",
+        help="write the sharding plan that recfx.plan makes",
+        description="Write the sharding plan that recfx.plan makes for ranks that need not be there, as JSON, and "
+        "print how it was chosen. The exit status is 1 if no plan fits.",
+        example="plan model.py:make_model plan.json --ranks 16 --hardware ascend_910b",
+        arguments=(
+            Argument("file", metavar="FILE", type=Path, help="the file to write"),
+            _JSON,
+            Argument("--ranks", metavar="W", type=int, required=True, help="for so many; they need not be there"),
+            _hardware("what the ranks are (default: CPUs)"),
+            _BATCH_SIZE,
             *_CONVERSION,
         ),
     ),

@@ -165,7 +165,7 @@ def _convert(model: nn.Module, asked: Request, done: Callable[[str], None]) -> n
         guard_loading(converted)
         share_forwards(converted)
         if asked.whole_graph:
-            converted = _as_whole_graph(converted, asked.call)
+            converted = as_whole_graph(converted, asked.call)
         elif asked.inplace and decision.converted is not None:
             replacements = {**replacements, **decision.places_in(converted)}
             converted = _patch(model, converted, replacements, decision.discovery.findings)
@@ -175,7 +175,7 @@ def _convert(model: nn.Module, asked: Request, done: Callable[[str], None]) -> n
     return converted
 
 
-def _as_whole_graph(converted: nn.Module, call: Sample | None) -> nn.Module:
+def as_whole_graph(converted: nn.Module, call: Sample | None) -> nn.Module:
     """The converted model as a train and an eval graph over its modules."""
     assert call is not None
     if isinstance(converted, (WholeGraph, ConvertedCollection)):

@@ -16,6 +16,7 @@ from recfx.errors import ConversionError, type_of
 from recfx.hashing import HashConfig, as_integer
 from recfx.ir.tables import IdRange
 from recfx.passes import Pass
+from recfx.planner.topology import AnyTopology, check_topology
 from recfx.replacement.dedup import Asked, check_asked
 from recfx.replacement.replace_collections import Hashing
 
@@ -41,6 +42,7 @@ class Request:
     passes: tuple[Pass, ...] | None = None
     managed_collisions: Literal["convert"] | None = None
     dedup: Asked = "auto"
+    topology: AnyTopology | None = None  # of a dry run: ranks that need not be there
 
     @property
     def keeps(self) -> bool:
@@ -49,7 +51,7 @@ class Request:
 
     @property
     def shards(self) -> bool:
-        return self.plan is not None or self.env is not None
+        return self.plan is not None or self.env is not None or self.topology is not None
 
     @property
     def verifies(self) -> bool:
@@ -66,6 +68,8 @@ class Request:
         check_asked(self.dedup)
         if self.plan is not None:
             check_plan(self.plan)
+        if self.topology is not None:
+            check_topology(self.topology)
         if self.env is not None and not isinstance(self.env, ShardingEnv):
             raise _invalid(
                 f"env is {type_of(self.env)}.",

@@ -18,7 +18,7 @@ from recfx.errors import CheckpointError
 from recfx.hashing import state
 from recfx.hashing.config import ResolvedHashConfig
 from recfx.hashing.identity import IDENTITY, identity
-from recfx.hashing.slices import SLICE_COUNTS, STATISTICS, SliceCounts, parts_between
+from recfx.hashing.slices import SLICE_COUNTS, STATISTICS, SliceCounts, parts_between, row_cuts
 from recfx.kernels.build import forks
 from recfx.kernels.index.index_buffers import COUNTERS, IndexBuffers, IndexPolicy, is_taken
 
@@ -94,6 +94,10 @@ class IndexStorage(nn.Module):
         self.adopted = Adopted(0, (0,) * len(COUNTERS))
         self.number_state()
         self.written()
+
+    def row_cuts(self, pieces: int) -> list[int]:
+        """The borders at which the whole table is cut into slices of similar size: ``pieces + 1``, from 0 on."""
+        return row_cuts(self.config, pieces)
 
     def follow(self, leader: IndexStorage) -> None:
         """Become a copy of ``leader``: whatever is loaded into it from outside is copied here as well.

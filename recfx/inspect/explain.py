@@ -11,19 +11,21 @@ from typing import Any, Literal
 import torch
 import torch.distributed as dist
 from torch import nn
+from torchrec.distributed.planner import Topology
+from torchrec.distributed.types import ShardingEnv, ShardingPlan
 
 from recfx.collections.collection import UnshardedCollection
 from recfx.collections.converted_classes import CONVERTED_CLASSES
 from recfx.collections.sharding.collection import ShardedCollection
 from recfx.collections.sharding.whole_plan import (
     MOST_RANKS,
-    check_plan,
     plan_of_collection,
     refuse_unknown_collections,
 )
 from recfx.collections.whole_graph import WholeGraph
 from recfx.collections.wrappers import unwrap
-from recfx.conversion.decide import decide
+from recfx.conversion.convert import as_whole_graph
+from recfx.conversion.decide import Decision, decide
 from recfx.conversion.request import DEFAULT_HASHING, Request, named_passes
 from recfx.discovery.classify import CONVERTED, CONVERTIBLE, REFUSED, Finding, classify
 from recfx.discovery.discover import Discovery
@@ -35,9 +37,11 @@ from recfx.inspect.records import Records
 from recfx.inspect.report import Report
 from recfx.inspect.report_data import REPORT_VERSION, CollectionReport, Verification
 from recfx.passes import Pass
+from recfx.planner.plan import plan_of_collections as make_plan
 from recfx.planner.priced_plan import price_of, topology_of, world_size_of
 from recfx.planner.pricing.values import whole_number
-from recfx.replacement.conversion_record import Found
+from recfx.planner.topology import NpuTopology, device_of_tables, plain_topology
+from recfx.replacement.conversion_record import Found, conversion_of
 from recfx.replacement.replace_collections import unchanged
 from recfx.replacement.resize_tables import TableResizing
 from recfx.versions import __version__
@@ -46,15 +50,19 @@ from recfx.versions import __version__
 def explain(
     model: nn.Module,
     sample: Any = None,
-    plan: Any = None,
+    plan: ShardingPlan | None = None,
     *,
     hashing: HashConfig | Mapping[str, HashConfig | None] | None = DEFAULT_HASHING,
-    backend: str = "auto",
-    device: torch.device | str | None = None,
+    topology: Topology | NpuTopology | None = None,
     world_size: int | None = None,
-    id_ranges: Mapping[str, tuple[int, int]] | None = None,
+    env: ShardingEnv | None = None,
+    device: torch.device | str | None = None,
+    backend: str = "auto",
+    whole_graph: bool = False,
     verify: bool | None = None,
+    inplace: bool = False,
     on_unsupported: Literal["error", "keep"] = "error",
+    id_ranges: Mapping[str, tuple[int, int]] | None = None,
     passes: Iterable[Pass] | None = None,
     managed_collisions: Literal["convert"] | None = None,
     dedup: bool | Literal["auto"] | Mapping[str, bool | float] = "auto",
@@ -83,31 +91,26 @@ def explain(
             and what is wrong with it. The nodes are those of this rank, on the devices for which ``recfx.plan`` made
             the plan, or else where the tables are. A sharded model is explained as this rank sees it; nothing is
             communicated.
-        hashing, backend, id_ranges, on_unsupported, passes, managed_collisions, dedup: as for ``convert``.
-        device: as for ``convert``. The report describes the tables where they are now.
+        topology: as for ``recfx.cost``. Without ``plan``, the report is about the plan that ``recfx.plan`` makes for it
+            and for what these settings make of the model; with ``plan``, its devices have the tables.
         world_size: the number of ranks that ``plan`` is for. Default: those that the plan was made for, if
-            ``recfx.plan`` made it, or those of the default process group.
+            ``recfx.plan`` made it; those of ``topology`` or ``env``; or those of the default process group.
+        hashing, env, whole_graph, inplace, on_unsupported, id_ranges, passes, managed_collisions, dedup: as for
+            ``convert``, but with ``env`` nothing is communicated.
+        device, backend: as for ``convert``. The report describes the tables where they are now.
         verify: as for ``convert``: whether to compare with a sample. None: unless the parameters take more than 2 GiB.
         tables: how the text shows many tables: ``"groups"`` has one line per group of like ones and one message per
             reason, ``"all"`` has everything. The report's data, JSON and HTML are the same.
 
     Raises:
-        ConversionError: ``invalid_argument``, ``sample_required``, ``unknown_world_size``.
+        ConversionError: ``invalid_argument``, ``invalid_topology``, ``sample_required``, ``unknown_world_size``.
         InputError: ``invalid_argument``: ``world_size`` is no number of ranks.
     """
     asked = Request(
         None if sample is None else Sample.of(sample),
-        hashing,
-        plan,
-        device=device,
-        backend=backend,
-        verify=verify,
-        on_unsupported=on_unsupported,
-        id_ranges=id_ranges,
-        passes=named_passes(passes),
-        managed_collisions=managed_collisions,
-        dedup=dedup,
-    )
+        hashing, plan, env, device, backend, whole_graph, verify, inplace, on_unsupported, id_ranges,
+        named_passes(passes), managed_collisions, dedup, topology,
+    )  # fmt: skip
     asked.check(model)
     if tables not in ("groups", "all"):
         raise ConversionError(
@@ -115,13 +118,13 @@ def explain(
             reason="invalid_argument",
             what_to_do="pass tables='all' for a line per table.",
         )
-    if plan is None and world_size is not None:
+    if world_size is not None and plan is None and world_size != getattr(topology, "world_size", None):
         raise ConversionError(
             "world_size is given, but no plan for so many ranks.",
             reason="invalid_argument",
-            what_to_do="pass plan= as well, such as that of recfx.plan(model, topology).",
+            what_to_do="pass plan= as well, or a topology instead, for which a plan is made.",
         )
-    planned = None if plan is None else _PlannedSharding(plan, world_size)
+    planned = _PlannedSharding(asked, world_size) if asked.shards else None
     model = _holder(model)
     records = Records.of(model)
     if not _is_to_be_traced(model, records):
@@ -134,7 +137,9 @@ def explain(
         for finding in discovery.of(REFUSED) if asked.keeps else ():
             assert finding.why is not None
             finding.why = replace(finding.why, severity=Severity.WARNING)
+        rollbacks = _whole_graph(decision, asked)
         if planned is not None:
+            planned.make(model, decision)
             planned.check(discovery)
         notes = [note for _, record in records.conversions for note in record.notes]
         if decision.conversion is not None and replacements:
@@ -150,10 +155,10 @@ def explain(
             )
             for finding in discovery.findings
         ]
-    rollbacks = list(discovery.rollbacks) + [why for _, record in records.conversions for why in record.rollbacks]
+    rollbacks += [why for _, record in records.conversions for why in record.rollbacks]
     verification = records.verification(model)
     if decision.conversion is not None and replacements and decision.conversion.verification is not None:
-        verification = Verification.of(decision.conversion.verification)
+        verification = Verification.of(decision.conversion)
     reasons = [reason for collection in collections for reason in collection.reasons]
     reasons += _model_reasons(rollbacks, verification) + notes
     if planned is not None:
@@ -179,6 +184,16 @@ def explain(
 @functools.cache
 def _torchrec_version() -> str:
     return version("torchrec")  # reads files
+
+
+def _whole_graph(decision: Decision, asked: Request) -> list[Diagnostic]:
+    """What a graph of the whole model leaves to Python; why there can be none is a refusal."""
+    if asked.whole_graph and decision.converted is not None:
+        try:
+            return list(conversion_of(as_whole_graph(decision.converted, asked.call)).rollbacks)
+        except ConversionError as error:
+            decision.refusals.append(error.diagnostic)
+    return list(decision.discovery.rollbacks)
 
 
 def _holder(model: nn.Module) -> nn.Module:
@@ -253,36 +268,55 @@ def _model_reasons(rollbacks: list[Diagnostic], verification: Verification) -> l
 
 
 class _PlannedSharding:
-    """What the report says about a plan, as rank 0, or as this rank of a process group with as many ranks, sees it."""
+    """What the report says about a plan, as rank 0, or as this rank of as many ranks as there are, sees it."""
 
-    def __init__(self, plan: Any, world_size: int | None) -> None:
-        check_plan(plan)
-        self._plan = plan
+    def __init__(self, asked: Request, world_size: int | None) -> None:
+        self._plan, self._topology = asked.plan, asked.topology
         ranks = None if world_size is None else whole_number(world_size, "world_size", most=MOST_RANKS)
-        in_group = dist.is_available() and dist.is_initialized()
-        if ranks is None and in_group:
-            ranks = dist.get_world_size()  # as for convert
-        self._world_size = world_size_of(plan, ranks)
-        self._rank = dist.get_rank() if in_group and dist.get_world_size() == self._world_size else 0
-        self._unknown: list[Diagnostic] = []
+        env = asked.env
+        if env is None and dist.is_available() and dist.is_initialized():
+            env = ShardingEnv.from_process_group(dist.group.WORLD)  # as for convert
+        for known in (asked.topology, env):
+            ranks = known.world_size if ranks is None and known is not None else ranks
+        self._world_size = world_size_of(asked.plan, ranks) if asked.plan is not None else ranks
+        self._rank = env.rank if env is not None and env.world_size == self._world_size else 0
+        self._problems: list[Diagnostic] = []
+
+    def make(self, model: nn.Module, decision: Decision) -> None:
+        """Make the plan for what is converted, if none was given, as ``convert`` does with ``env`` alone."""
+        if self._plan is not None or decision.refusals:
+            return
+        model = model if decision.converted is None else decision.converted
+        assert self._world_size is not None  # env is given, or the topology
+        topology = self._topology or plain_topology(self._world_size, device_of_tables(model))
+        try:
+            self._plan = make_plan(model, topology)
+        except ConversionError as error:
+            self._problems = [error.diagnostic]
 
     def check(self, discovery: Discovery) -> None:
         """Look whether the plan names something else than the collections that can be sharded."""
+        if self._plan is None:
+            return
         can_be_sharded = [finding for finding in discovery.findings if finding.status in (CONVERTED, CONVERTIBLE)]
         try:
             refuse_unknown_collections(self._plan, {path for finding in can_be_sharded for path in finding.paths})
         except ConversionError as error:
-            self._unknown = [error.diagnostic]
+            self._problems.append(error.diagnostic)
 
     def describe(self, described: CollectionReport, collection: UnshardedCollection) -> CollectionReport:
         """Add what the plan does to a collection that ``describe_converted`` has described, or why it cannot."""
+        if self._plan is None:
+            return with_reasons(described)
         try:
             planned = plan_of_collection(self._plan, described.paths)
-            return with_plan(described, collection, planned, self._rank, self._world_size, topology_of(self._plan))
+            assert self._world_size is not None  # a plan knows it
+            topology = self._topology or topology_of(self._plan)
+            return with_plan(described, collection, planned, self._rank, self._world_size, topology)
         except ConversionError as error:
             described = with_reasons(described)
             return replace(described, reasons=(*described.reasons, error.diagnostic))
 
     def reasons(self) -> list[Diagnostic]:
-        """How the plan was chosen, if recfx made it, and what it names that cannot be sharded."""
-        return price_of(self._plan) + self._unknown
+        """How the plan was chosen, if recfx made it; why there is none; and what it names that cannot be sharded."""
+        return price_of(self._plan) + self._problems

@@ -18,7 +18,6 @@ from recfx.hashing.usable_share import expected_room, usable_share
 from recfx.ir.tables import TableSpec
 from recfx.kernels.index.buckets import bucket_begins
 from recfx.kernels.index.index_buffers import COUNTERS, IndexBuffers
-from recfx.lowering.registry import select_backend
 from recfx.optim.attached import attached_optimizers
 from recfx.optim.fused_optimizer import FusedOptimizer
 from recfx.optim.in_backward import fused_optimizer_of
@@ -162,7 +161,7 @@ def _kernels_by_table(graph_module: nn.Module) -> dict[str, Kernel]:
         if not isinstance(module, Lookup):
             continue
         try:
-            choice = select_backend(module.spec(), module.backend, module.collection)
+            choice = module.select(module.backend)
             kernel = Kernel(choice.backend, choice.declined)
         except ConversionError as error:
             kernel = Kernel("", (), error.diagnostic)

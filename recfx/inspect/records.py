@@ -77,7 +77,7 @@ class Records:
             return Verification(None, "not run: built directly" if built else "not run: not converted yet")
         record = conversions[0]
         if record.verification is not None:
-            return Verification.of(record.verification)
+            return Verification.of(record)
         had_sample = self.traced() or isinstance(unwrap(model), WholeGraph)
         return Verification(None, "not run: verify=False" if had_sample else "not run: no sample")
 

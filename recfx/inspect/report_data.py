@@ -8,7 +8,7 @@ import sympy
 
 from recfx.errors import Diagnostic, plural
 from recfx.inspect.table_report import TableReport
-from recfx.verification.verify_report import DIFFERENT, VerifyReport
+from recfx.replacement.conversion_record import Conversion
 
 
 @dataclass(frozen=True)
@@ -107,9 +107,11 @@ class Verification:
     text: str
 
     @classmethod
-    def of(cls, comparison: VerifyReport) -> Verification:
-        """What a comparison has found; that nothing could be compared is no difference."""
-        return cls(comparison.ok if comparison.ok or comparison.of(DIFFERENT) else None, str(comparison))
+    def of(cls, conversion: Conversion) -> Verification:
+        """What a conversion has compared, if it did; that nothing could be compared is no difference."""
+        comparison = conversion.verification
+        assert comparison is not None
+        return cls(comparison.ok if comparison.ok or comparison.of("different") else None, str(comparison))
 
 
 @dataclass(frozen=True)

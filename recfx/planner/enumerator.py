@@ -16,7 +16,6 @@ from torchrec.distributed.types import ModuleSharder
 from recfx.collections.converted_collection import index_of
 from recfx.collections.sharding.types import type_named, type_names
 from recfx.errors import ConversionError
-from recfx.hashing.slices import row_cuts
 from recfx.planner.planned_option import PlannedOption
 
 
@@ -106,7 +105,7 @@ def _cut_between_buckets(option: ShardingOption) -> None:
     for shard in option.shards:
         blocks.setdefault(shard.offset[1], []).append(shard)
     for shards in blocks.values():
-        borders = row_cuts(index.config, len(shards))
+        borders = index.row_cuts(len(shards))
         for shard, (begin, end) in zip(shards, pairwise(borders), strict=True):
             shard.offset[0], shard.size[0] = begin, end - begin
 

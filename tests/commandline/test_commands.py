@@ -148,7 +148,7 @@ def test_export(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (["verify", f"{MODELS}:only_model"], "only_model returns no sample"),
         (["verify", f"{MODELS}:converted_dlrm"], "converted_dlrm returns a converted model"),
         (["draw", f"{MODELS}:only_model", "x.dot", "--whole-graph"], "only_model returns no sample"),
-        (["draw", f"{MODELS}:dlrm", "x.dot", "--ranks", "2", "--whole-graph"], "--whole-graph and --ranks do not fit"),
+        (["draw", f"{MODELS}:dlrm", "x.dot", "--ranks", "2", "--whole-graph"], "--whole-graph does not fit --ranks"),
         (["cost", f"{MODELS}:dlrm", "--ranks", "0"], "--ranks 0: there must be one at least"),
         (
             ["draw", f"{MODELS}:dlrm", "none.html", "--ranks", "2000000"],

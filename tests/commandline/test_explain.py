@@ -100,4 +100,4 @@ def test_all_tables(capsys: pytest.CaptureFixture[str]) -> None:
     for tables, lines in (("groups", 1), ("all", 30)):
         assert main(["explain", f"{MODELS}:many_tables", "--tables", tables]) == 0
         section = capsys.readouterr().out.partition("\nTables: ")[2].partition("\n\n")[0]
-        assert len(section.splitlines()) == lines + 3  # title, columns, line
+        assert len(section.splitlines()) == lines + 4  # title, columns, line, what "your own" is

@@ -6,8 +6,15 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
-from torchrec.distributed.types import EnumerableShardingSpec, ParameterSharding, ShardingPlan, ShardMetadata
+from torchrec.distributed.types import (
+    EnumerableShardingSpec,
+    ParameterSharding,
+    ShardingEnv,
+    ShardingPlan,
+    ShardMetadata,
+)
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 import recfx
@@ -257,6 +264,31 @@ def test_a_plan_for_a_table_whose_optimizer_has_no_fused_form() -> None:
         assert assert_alike(model, plan=on_one_rank()) == ("optimizer_not_fused", "arch.sparse")
         assert assert_alike(model, plan=on_one_rank(DIAGONAL)) == ("unsupported_sharding_type", "arch.sparse")
         assert assert_alike(model) is None
+
+
+def test_ranks_without_a_plan_are_planned() -> None:
+    """``env`` alone, as for ``convert``; ``topology`` says the same of ranks that are not there."""
+    with process_group():
+        assert assert_alike(Holder(collection()), env=ShardingEnv.from_process_group(dist.group.WORLD)) is None
+    wrong = {"topology": 3}, {"topology": make_topology(2, "cpu"), "world_size": 3}, {"env": 3}
+    for settings, code in zip(wrong, ("invalid_topology", "invalid_argument", "invalid_argument"), strict=True):
+        with pytest.raises(recfx.ConversionError, match=rf"^\[{code}\] "):
+            recfx.explain(Holder(collection()), **settings)
+    tiny = make_topology(world_size=2, compute_device="cpu", ddr_cap=1)
+    assert errors_of_explain(Holder(collection()), topology=tiny) == [("plan_does_not_fit", "")]
+
+
+class Untraceable(Holder):
+    """Its forward cannot be traced."""
+
+    def forward(self, features: KeyedJaggedTensor) -> Any:
+        return self.arch.sparse(features).values() * (2 if features.values().sum() > 0 else 3)
+
+
+def test_a_graph_of_the_whole_model() -> None:
+    assert assert_alike(Untraceable(collection()), (batch(4),), whole_graph=True) == ("untraceable_root", "")
+    assert assert_alike(Holder(collection()), (batch(4),), whole_graph=True) is None
+    assert assert_alike(Holder(collection()), whole_graph=True) == ("sample_required", "")
 
 
 def test_a_plan_for_a_model_that_is_sharded_already() -> None:

@@ -1,0 +1,162 @@
+"""Sharding plans as files of JSON, for ``python -m recfx``.
+
+::
+
+    {
+      "version": "1",
+      "world_size": 2,
+      "collections": {
+        "ebc": {
+          "users": {
+            "sharding_type": "row_wise",
+            "compute_kernel": "fused",
+            "ranks": [0, 1],
+            "shards": [
+              {"offsets": [0, 0], "sizes": [50, 8], "placement": "rank:0/cpu"},
+              {"offsets": [50, 0], "sizes": [50, 8], "placement": "rank:1/cpu"}
+            ]
+          }
+        }
+      }
+    }
+
+Collections are named by their paths in the model, ``""`` if the model is one. ``shards`` is null for ``data_parallel``,
+and ``world_size`` may be null.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from torch.distributed._shard.metadata import ShardMetadata
+from torchrec.distributed.types import EnumerableShardingSpec, ParameterSharding, ShardingPlan
+
+from recfx.collections.sharding.whole_plan import MOST_RANKS, check_plan, table_error
+from recfx.planner.json_file import JsonFile, Kind
+from recfx.planner.priced_plan import PricedPlan
+
+VERSION = "1"
+_WRITTEN = ("sharding_type", "compute_kernel", "ranks", "sharding_spec")
+
+
+class PlanFile(NamedTuple):
+    """What a file says.
+
+    Args:
+        plan: the plan.
+        world_size: the number of ranks that it is for; None if the file does not say it.
+    """
+
+    plan: ShardingPlan
+    world_size: int | None
+
+
+def write_plan(plan: ShardingPlan, path: str | os.PathLike[str], *, world_size: int | None = None) -> None:
+    """Write a plan into a file, such as one of ``recfx.plan``.
+
+    Example:
+        >>> from recfx.planner.plan_file import read_plan, write_plan
+        >>> from recfx.planner.topology import npu_topology
+        >>> write_plan(recfx.plan(Model(), npu_topology(8)), "plan.json")
+        >>> report = recfx.explain(Model(), **read_plan("plan.json")._asdict())
+
+    Args:
+        plan: the plan of a whole model.
+        path: the file; one that exists is replaced.
+        world_size: the number of ranks; default: those that the plan was made for, if ``recfx.plan`` made it.
+
+    Raises:
+        ConversionError: ``invalid_argument``, ``unsupported_plan_option``.
+        OSError: the file cannot be written.
+    """
+    Path(path).write_text(json.dumps(plain_plan(plan, world_size=world_size), indent=1) + "\n", encoding="utf-8")
+
+
+def plain_plan(plan: ShardingPlan, *, world_size: int | None = None) -> dict[str, Any]:
+    """What ``write_plan`` writes."""
+    check_plan(plan)
+    if world_size is None and isinstance(plan, PricedPlan):
+        world_size = plan.world_size
+    collections = {
+        name: {table: _plain(sharding, table, name) for table, sharding in tables.items()}
+        for name, tables in plan.plan.items()
+    }
+    return {"version": VERSION, "world_size": world_size, "collections": collections}
+
+
+def _plain(sharding: Any, table: str, path: str) -> dict[str, Any]:
+    if not isinstance(sharding, ParameterSharding):
+        raise table_error("invalid_argument", table, f"is {sharding!r}.", path)
+    for option in fields(sharding):
+        if option.name not in _WRITTEN and getattr(sharding, option.name) is not None:
+            raise table_error("unsupported_plan_option", table, f"asks for {option.name}.", path)
+    spec = sharding.sharding_spec
+    shards = None if not isinstance(spec, EnumerableShardingSpec) else [
+        {"offsets": shard.shard_offsets, "sizes": shard.shard_sizes, "placement": str(shard.placement)}
+        for shard in spec.shards
+    ]  # fmt: skip
+    ranks = None if sharding.ranks is None else [int(rank) for rank in sharding.ranks]
+    return {
+        "sharding_type": sharding.sharding_type,
+        "compute_kernel": sharding.compute_kernel,
+        "ranks": ranks,
+        "shards": shards,
+    }
+
+
+def read_plan(path: str | os.PathLike[str]) -> PlanFile:
+    """The plan in a file. Whether it fits a model is for those who use it, such as ``recfx.explain``.
+
+    Example:
+        >>> from recfx.planner.plan_file import read_plan, write_plan
+        >>> from recfx.planner.topology import npu_topology
+        >>> write_plan(recfx.plan(Model(), npu_topology(8)), "plan.json")
+        >>> read_plan("plan.json").world_size
+        8
+
+    Raises:
+        ConversionError: ``invalid_file``: it is no such file, or not a whole one; the message says where.
+        OSError: the file cannot be read.
+    """
+    file = JsonFile(path, "see recfx/planner/plan_file.py for the form of plans, or let write_plan there write it.")
+    whole = file.fields(file.content, "", {"version": str, "world_size": (int, None), "collections": dict})
+    if whole["version"] != VERSION:
+        raise file.refused("version", f"is {whole['version']!r}, not {VERSION!r}")
+    if (ranks := whole["world_size"]) is not None and not 0 < ranks <= MOST_RANKS:
+        raise file.refused("world_size", f"is {ranks}, not a number from 1 to {MOST_RANKS:,}")
+    plan = {
+        name: {
+            table: _sharding(file, value, f"collections.{name}.{table}")
+            for table, value in file.object(tables, f"collections.{name}").items()
+        }
+        for name, tables in whole["collections"].items()
+    }
+    return PlanFile(ShardingPlan(plan), ranks)
+
+
+def _sharding(file: JsonFile, value: Any, where: str) -> ParameterSharding:
+    optional = (list, None)
+    kinds: dict[str, Kind] = {"sharding_type": str, "compute_kernel": str, "ranks": optional, "shards": optional}
+    given = file.fields(value, where, kinds)
+    spec = None
+    if given["shards"] is not None:
+        shards = [_shard(file, shard, f"{where}.shards[{number}]") for number, shard in enumerate(given["shards"])]
+        try:
+            spec = EnumerableShardingSpec(shards)
+        except ValueError as error:  # shards overlap
+            raise file.refused(f"{where}.shards", f"cannot be: {error}") from error
+    ranks = None if given["ranks"] is None else file.integers(given["ranks"], f"{where}.ranks")
+    return ParameterSharding(given["sharding_type"], given["compute_kernel"], ranks, spec)
+
+
+def _shard(file: JsonFile, value: Any, where: str) -> ShardMetadata:
+    given = file.fields(value, where, {"offsets": list, "sizes": list, "placement": str})
+    offsets, sizes = (file.integers(given[name], f"{where}.{name}") for name in ("offsets", "sizes"))
+    try:
+        return ShardMetadata(offsets, sizes, given["placement"])
+    except ValueError as error:
+        raise file.refused(where, f"cannot be: {error}") from error

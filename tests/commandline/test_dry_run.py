@@ -1,0 +1,201 @@
+"""``python -m recfx explain`` and ``plan`` with the settings of ``convert``: files, ranks that are not there."""
+
+from __future__ import annotations
+
+import functools
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torchrec import EmbeddingBagCollection, EmbeddingBagConfig
+from torchrec.distributed.types import ParameterSharding, ShardingPlan
+
+import recfx
+from recfx.commandline.main import main
+from recfx.planner.plan_file import plain_plan, read_plan, write_plan
+from recfx.planner.priced_plan import price_of
+from recfx.versions.differences import make_topology
+from tests.inspect.models import dlrm
+
+DLRM = "tests.inspect.models:dlrm"
+PATH = "sparse_arch.embedding_bag_collection"
+ON_16 = make_topology(16, "cpu")
+
+
+def printed(command: list[str], capsys: pytest.CaptureFixture[str]) -> Any:
+    assert main(command) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_all_settings_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The report of the shell is that of Python for the same settings."""
+    plan_file, hashing_file = tmp_path / "plan.json", tmp_path / "hashing.json"
+    hashing_file.write_text('{"tables": {"t1": {"on_full": "share", "buckets": 4}}}')
+    settings = ["--raw-ids", "--hashing", str(hashing_file), "--backend", "reference", "--dedup", "t0=0.5"]
+    settings += ["--device", "cpu", "--id-range", "f0=-3:7", "--keep"]
+    assert main(["plan", DLRM, str(plan_file), "--ranks", "16", *settings]) == 0
+    assert "the plan is the cheapest of " in capsys.readouterr().out
+    command = ["explain", DLRM, "--plan", str(plan_file), "--ranks", "16", "--whole-graph", "--no-verify", "--json"]
+    found = printed([*command, *settings], capsys)
+
+    hashing = {"t0": recfx.HashConfig.raw_ids(), "t1": recfx.HashConfig.raw_ids(on_full="share", buckets=4)}
+    asked: dict[str, Any] = {"hashing": hashing, "backend": "reference", "dedup": {"t0": 0.5}, "device": "cpu"}
+    asked |= {"id_ranges": {"f0": (-3, 7)}, "on_unsupported": "keep"}
+    model, sample = dlrm()
+    plan = recfx.plan(recfx.convert(model, sample, verify=False, **asked), ON_16)
+    expected = recfx.explain(
+        model, sample, ShardingPlan(plan.plan), topology=ON_16, whole_graph=True, verify=False, **asked
+    )
+    assert found == json.loads(expected.to_json())
+    tables = {table["name"]: table for table in found["collections"][0]["tables"]}
+    assert {table["hashing"]["on_full"] for table in tables.values()} == {"error", "share"}
+    assert all(table["sharding"] is not None for table in tables.values())
+
+
+def test_ranks_alone_are_planned_with_the_settings(capsys: pytest.CaptureFixture[str]) -> None:
+    found = printed(["explain", DLRM, "--raw-ids", "--ranks", "16", "--no-verify", "--json"], capsys)
+    model, sample = dlrm()
+    expected = recfx.explain(model, sample, topology=ON_16, hashing=recfx.HashConfig.raw_ids(), verify=False)
+    assert found == json.loads(expected.to_json())
+    plan = recfx.plan(recfx.convert(model, sample, hashing=recfx.HashConfig.raw_ids(), verify=False), ON_16)
+    (price,) = (reason["message"] for reason in found["reasons"] if reason["code"] == "plan_price")
+    assert price == price_of(plan)[0].message
+    assert not any(isinstance(module, recfx.HashEmbeddingBagCollection) for module in model.modules())
+
+
+def test_a_plan_in_pictures_and_prices(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file, page = tmp_path / "plan.json", tmp_path / "model.dot"
+    assert main(["plan", DLRM, str(file), "--ranks", "4", "--hardware", "ascend_910b", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == json.loads(file.read_text())
+    assert printed(["cost", DLRM, "--plan", str(file), "--hardware", "h100", "--json"], capsys)["world_size"] == 4
+    assert main(["draw", DLRM, str(page), "--plan", str(file)]) == 0
+    assert "rank 0 of 4 as planned" in page.read_text()
+
+
+@functools.cache
+def good_plan() -> ShardingPlan:
+    return recfx.plan(dlrm()[0], ON_16)
+
+
+def test_a_plan_survives_its_file(tmp_path: Path) -> None:
+    file = tmp_path / "plan.json"
+    write_plan(good_plan(), file)
+    plan, ranks = read_plan(file)
+    assert (plan.plan, ranks) == (good_plan().plan, 16)
+    for options, code in (({"enforce_hbm": True}, "unsupported_plan_option"), ({}, None)):
+        plan.plan[PATH]["t0"] = ParameterSharding("table_wise", "fused", [0], None, **options)
+        if code is None:
+            write_plan(plan, file, world_size=3)
+            assert read_plan(file).world_size == 3
+        else:
+            with pytest.raises(recfx.ConversionError, match=rf"^\[{code}\] .*t0.*enforce_hbm"):
+                write_plan(plan, file)
+
+
+def changed(change: Any) -> str:
+    """The text of a good plan, after a change of its content; a text is what it is."""
+    if isinstance(change, str):
+        return change
+    content = plain_plan(good_plan())
+    change(content, content["collections"][PATH]["t0"])
+    return json.dumps(content)
+
+
+BAD_PLANS = {
+    "torn": ('{"version": "1", "world_size": 16, "coll', "it is not JSON"),
+    "no object": ("[]", "it is a list, not an object"),
+    "other version": (lambda plan, _: plan.update(version="9"), "version is '9', not '1'"),
+    "no ranks": (lambda plan, _: plan.update(world_size=0), "world_size is 0"),
+    "ranks as text": (lambda plan, _: plan.update(world_size="16"), "is a string, not an integer or null"),
+    "unknown key": (lambda _, table: table.update(kernel=1), f"{PATH}.t0 has an unknown key 'kernel'"),
+    "missing key": (lambda _, table: table.pop("ranks"), f"{PATH}.t0 has no 'ranks'"),
+    "a rank as text": (lambda _, table: table.update(ranks=["0"]), "ranks[0] is a string, not an integer"),
+    "a shard that is none": (lambda _, table: table.update(shards=[3]), "shards[0] is an integer, not an"),
+    "no placement": (
+        lambda _, table: table.update(shards=[{"offsets": [0, 0], "sizes": [1, 1], "placement": "x:y:z"}]),
+        "shards[0] cannot be: ",
+    ),
+    "twice": ('{"version": "1", "version": "1"}', "it has the key 'version' twice"),
+}
+BAD_HASHING = {
+    "torn": ('{"tables": ', "it is not JSON"),
+    "unknown field": ('{"dens_rows": 0}', "it has an unknown key 'dens_rows'"),
+    "unknown field of a table": ('{"tables": {"t0": {"a": 1}}}', "tables.t0 has an unknown key 'a'"),
+    "wrong value": ('{"on_full": "explode"}', "it cannot be: HashConfig.on_full is 'explode'."),
+    "wrong type": ('{"tables": {"t0": {"rows": "1"}}}', "tables.t0 cannot be: HashConfig.rows is '1'."),
+    "a table that is no object": ('{"tables": {"t0": 3}}', "tables.t0 is an integer, not an object"),
+    "tables and more": ('{"tables": {}, "rows": 3}', "it has an unknown key 'rows'; there are tables"),
+}
+
+
+@pytest.mark.parametrize(
+    ("option", "content", "message"),
+    [("--plan", *case) for case in BAD_PLANS.values()] + [("--hashing", *case) for case in BAD_HASHING.values()],
+    ids=[*BAD_PLANS, *(f"hashing: {name}" for name in BAD_HASHING)],
+)
+def test_a_bad_file_is_one_clear_error(
+    option: str, content: Any, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "settings.json"
+    file.write_text(changed(content))
+    assert main(["explain", DLRM, option, str(file)]) == 1
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert shown.err.startswith(f"python -m recfx explain: [invalid_file] {file}: ")
+    assert message in shown.err
+    assert " What to do: " in shown.err
+    assert shown.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "status", "message"),
+    [
+        (["--hashing", "nowhere.json"], 1, "nowhere.json"),
+        (["--ranks", "4", "--plan", "PLAN"], 2, "is for 16"),
+        (["--hardware", "h100"], 2, "it needs --ranks"),
+        (["--id-range", "f0=3"], 2, "write FEATURE=LOW:HIGH"),
+        (["--id-range", "nothing=0:3"], 1, "error: unknown_feature: "),
+        (["--dedup", "t0=often"], 2, "'often' is neither auto, yes or no"),
+        (["--dedup", "yes", "--dedup", "t0=no"], 2, "one value for all tables"),
+        (["--hashing", "HASHING"], 1, "error: unknown_table: "),
+        (["--dedup", "nothing=yes"], 1, "error: unknown_table: "),
+    ],
+)
+def test_options_that_do_not_fit(
+    options: list[str], status: int, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_plan(good_plan(), tmp_path / "PLAN")
+    (tmp_path / "HASHING").write_text('{"tables": {"nothing": {}}}')
+    options = [str(tmp_path / option) if option in ("PLAN", "HASHING") else option for option in options]
+    if status == 2:
+        with pytest.raises(SystemExit, match=r"^2$"):
+            main(["explain", DLRM, *options])
+    else:
+        assert main(["explain", DLRM, *options]) == status
+    shown = capsys.readouterr()
+    assert message in shown.out + shown.err
+
+
+def test_a_graph_of_the_whole_model_needs_a_sample(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", "tests.inspect.models:many_tables", "--whole-graph"]) == 1
+    assert "[sample_required]" in capsys.readouterr().err
+
+
+def test_a_plan_without_a_table_is_refused_in_the_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "plan.json"
+    file.write_text(changed(lambda plan, _: plan["collections"][PATH].pop("t0")))
+    assert main(["explain", DLRM, "--plan", str(file)]) == 1
+    assert "error: plan_missing_table: " in capsys.readouterr().out
+
+
+def test_tables_that_fit_no_machine_can_be_on_meta() -> None:
+    """A dry run of a model on meta allocates neither tables nor indexes."""
+    table = EmbeddingBagConfig(name="t", num_embeddings=2**33, embedding_dim=64, feature_names=["f"])
+    model = nn.Sequential(EmbeddingBagCollection([table], device=torch.device("meta")))
+    report = recfx.explain(model, topology=make_topology(64, "cpu"), hashing=recfx.HashConfig.raw_ids(rows=2**34))
+    assert report.ok, str(report)
+    assert report.collections[0].tables[0].rows == 2**34
+    assert model[0].embedding_bags["t"].weight.shape == (2**33, 64)
