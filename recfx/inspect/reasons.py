@@ -18,6 +18,8 @@ from recfx.kernels.build import library
 from recfx.optim.fused_optimizer import FusedOptimizer
 from recfx.optim.fused_params import weight_decay_left_out
 
+_ALL_INT32 = 2**32 - 1  # the width of a range that hashing is not the reason for
+
 
 def table_reasons(table: TableFacts) -> tuple[Diagnostic, ...]:
     """Every rule's answer for one table."""
@@ -152,6 +154,24 @@ def index_not_needed(table: TableFacts) -> Diagnostic | None:
     return Diagnostic("index_not_needed", table.module_path, message, advice)
 
 
+def ids_reduced(table: TableFacts) -> Diagnostic | None:
+    """The model hashes ids itself, so the index gets what is left of them."""
+    spec, id_range = table.spec, table.spec.id_range
+    if id_range is None or id_range.is_declared or not spec.has_index or spec.never_needs_index:
+        return None
+    if id_range.upper - id_range.lower >= _ALL_INT32:
+        return None
+    message = (
+        f"the model makes its ids {id_range} before they reach the index, so ids that this makes equal share a row. "
+        f"Proof: {id_range.proof}."
+    )
+    advice = (
+        "if you did that to hash raw ids, take it out: the index gives every raw id a row of its own; nothing if the "
+        "table is about the reduced ids."
+    )
+    return Diagnostic("ids_reduced", table.module_path, message, advice, Severity.WARNING)
+
+
 def init_fn_rows(table: TableFacts) -> Diagnostic | None:
     """An indexed table with its own ``init_fn``."""
     if table.index is None or not table.spec.custom_init_fn:
@@ -194,6 +214,7 @@ _RULES: tuple[Callable[[TableFacts], Diagnostic | None], ...] = (
     index_settings_not_used,
     index_left_out,
     index_not_needed,
+    ids_reduced,
     init_fn_rows,
     data_type_not_honoured,
     virtual_table_not_followed,

@@ -41,11 +41,13 @@ class IdRange:
         lower: the lowest id that may come.
         upper: the highest id that may come.
         proof: why, in words: what the model does to its ids, and where; or that the user has declared it.
+        is_declared: whether only the user says so, and nothing that the model does.
     """
 
     lower: int
     upper: int
     proof: str
+    is_declared: bool = False
 
     def __str__(self) -> str:
         return f"{self.lower} to {self.upper}"
@@ -53,7 +55,8 @@ class IdRange:
     def __or__(self, other: IdRange) -> IdRange:
         """The range of ids that are in one or the other."""
         proof = self.proof if other.proof in self.proof else f"{self.proof}; {other.proof}"
-        return IdRange(min(self.lower, other.lower), max(self.upper, other.upper), proof)
+        is_declared = self.is_declared and other.is_declared
+        return IdRange(min(self.lower, other.lower), max(self.upper, other.upper), proof, is_declared)
 
 
 @dataclass(frozen=True)

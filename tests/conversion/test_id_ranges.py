@@ -128,6 +128,27 @@ def test_one_table_of_two() -> None:
     assert advice.startswith("give HashConfig(dense_rows=100) or more")
 
 
+def test_an_index_behind_hashing_by_hand() -> None:
+    raw = recfx.HashConfig.raw_ids()
+    report = recfx.explain(recfx.convert(Reduced(1000), SAMPLE, hashing={"a": raw, "b": None}, verify=False))
+    (one,) = [reason for reason in report.reasons if reason.code == "ids_reduced"]
+    assert (one.path, one.severity) == ("ebc.embedding_bags.a", "warning")
+    assert one.message.startswith(
+        "the model makes its ids 0 to 999 before they reach the index, so ids that this makes equal share a row. "
+        "Proof: % 1000 ("
+    )
+    assert "test_id_ranges.py:" in one.message
+    assert "take it out" in one.what_to_do
+    for model, sample, hashing in (
+        (Reduced(), None, raw),  # declared below: the user knows
+        (Reduced(2**40), SAMPLE, raw),
+        (Reduced(), SAMPLE, SPARE),  # its index is left out
+    ):
+        declared = {"f": (0, 99), "g": (0, 99)} if sample is None else None
+        converted = recfx.convert(model, sample, hashing=hashing, id_ranges=declared, verify=False)
+        assert not reasons(recfx.explain(converted), "ids_reduced")
+
+
 def test_each_batch_is_checked() -> None:
     """What the model did when it was traced may not be what it does today."""
     converted = recfx.convert(Reduced(), SAMPLE, hashing=SPARE)
