@@ -22,8 +22,14 @@ def with_prefix(described: Mapping[str, Tensor], prefix: str) -> dict[str, Tenso
     return {name[len(prefix) :]: tensor for name, tensor in described.items() if name.startswith(prefix)}
 
 
-def check_names(subject: str, expected: Collection[str], saved: Collection[str], what_to_do: str) -> None:
+def check_names(what: str, expected: Collection[str], saved: Collection[str], what_to_do: str) -> None:
     """Raise if a checkpoint lacks something, or has something that is not used here.
+
+    Args:
+        what: what stands before the names in the message, with a space at its end; "" if they say it themselves.
+        expected: the names here.
+        saved: the names in the checkpoint.
+        what_to_do: the advice.
 
     Raises:
         CheckpointError: ``checkpoint_mismatch``, naming both.
@@ -31,10 +37,10 @@ def check_names(subject: str, expected: Collection[str], saved: Collection[str],
     saved_names, here = set(saved), set(expected)
     missing = [name for name in expected if name not in saved_names]
     unexpected = [name for name in saved if name not in here]
-    parts = [f"lacks {_listed(missing)}"] if missing else []
-    parts += [f"has {_listed(unexpected)}, which this model does not have"] if unexpected else []
+    parts = [f"lacks {what}{_listed(missing)}"] if missing else []
+    parts += [f"has {what}{_listed(unexpected)}, which this model does not have"] if unexpected else []
     if parts:
-        raise mismatch(f"the checkpoint {' and '.join(parts)} ({subject}).", what_to_do=what_to_do)
+        raise mismatch(f"the checkpoint {' and '.join(parts)}.", what_to_do=what_to_do)
 
 
 def mismatch(message: str, *, module_path: str = "", what_to_do: str = BUILD_AS_SAVED) -> CheckpointError:

@@ -137,7 +137,7 @@ def plan_in_backward(
         CheckpointError: ``checkpoint_mismatch``.
     """
     optimizers = {optimizer.name: optimizer for optimizer in optimizers_in_backward(model)}
-    check_names("optimizers in backward", list(optimizers), list(saved), _ATTACH_AS_SAVED)
+    check_names("an optimizer in backward for ", list(optimizers), list(saved), _ATTACH_AS_SAVED)
     plans: list[BackwardPlan] = []
     for name, entry in saved.items():
         absent = [key for key in entry["tensors"] if f"{IN_BACKWARD}{name}.{key}" not in described]

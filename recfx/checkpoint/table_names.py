@@ -153,7 +153,7 @@ def fit_names(
     optional = {f"{prefix}hash_indexes.{table}.{name}" for prefix, table in tables for name in _OPTIONAL}
     loaded = [name for name in state if name not in optional or name in saved]
     used = {name: tensor for name, tensor in saved.items() if name not in optional or name in state}
-    check_names("model", loaded, [*used, *extra_state], what_to_do)
+    check_names("", loaded, [*used, *extra_state], what_to_do)
     return loaded, used
 
 

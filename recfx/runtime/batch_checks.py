@@ -19,7 +19,7 @@ from recfx.errors import IdRangeError, IdTypeError, InputError, type_of
 from recfx.kernels.lookup.bag_offsets import NEGATIVE_LENGTH, OUT_OF_RANGE, Fault, bag_offsets
 
 _IDS = (torch.int64, torch.int32)
-_SMALL_IDS = (torch.int16, torch.int8, torch.uint8, torch.bool)  # the standard collection accepts these as well
+_SMALL_IDS = (torch.int16, torch.int8, torch.uint8)  # the standard collection accepts these as well
 _LENGTHS = (torch.int64, torch.int32)
 _SMALL_LENGTHS = (torch.int16, torch.int8, torch.uint8)
 _WEIGHTS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
@@ -127,7 +127,7 @@ class BatchChecks:
         if dtype not in _IDS:
             if dtype not in _SMALL_IDS:
                 raise IdTypeError(
-                    f"ids are {dtype}, but must be torch.int64 or torch.int32.",
+                    f"ids are {dtype}, but must be torch.int64, torch.int32 or smaller integers.",
                     reason="wrong_id_dtype",
                     module_path=self.collection,
                     what_to_do="convert the KeyedJaggedTensor's values to int64 before the model.",

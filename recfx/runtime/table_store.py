@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from recfx.errors import ConversionError
+from recfx.errors import ConversionError, few
 from recfx.hashing import HashIndex
 from recfx.ir.facts import TableFacts
 from recfx.lowering.registry import facts_of_table
@@ -146,7 +146,9 @@ class TableStore:
     def index(self, table: str) -> HashIndex:
         index = self.indexes._modules.get(table)
         if not isinstance(index, HashIndex):
-            raise KeyError(f"table {table!r} has no index: {'its ids are rows' if table in self.bags else 'unknown'}")
+            if table in self.bags:
+                raise KeyError(f"table {table!r} has no index: its ids are rows")
+            raise KeyError(f"there is no table {table!r} here, but {few(list(self.bags), 10)}")
         return index
 
 

@@ -72,6 +72,6 @@ def check_fused(collection: str, evicting: list[TableSpec], store: TableStore) -
                 "state for a row would carry over to the row's next id.",
                 reason="evict_needs_fused_optimizer",
                 module_path=collection,
-                what_to_do=f"call torch.distributed.optim._apply_optimizer_in_backward with {class_names()} on the "
-                "table's parameter; for a whole graph, before it is traced.",
+                what_to_do=f"attach {class_names()} to the table's parameter with torchrec's "
+                "apply_optimizer_in_backward; for a whole graph, before it is traced.",
             )
