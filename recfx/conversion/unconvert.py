@@ -25,6 +25,7 @@ from recfx.collections.whole_graph import WholeGraph
 from recfx.collections.wrappers import check_module
 from recfx.conversion.load_guard import release_loading
 from recfx.errors import ConversionError
+from recfx.hashing.config import GROW
 from recfx.ir.meta import node_meta
 from recfx.optim.in_backward import attach_unfused
 from recfx.optim.keyed_optimizer import detach_fused_optimizer
@@ -97,7 +98,8 @@ def _refuse_held_ids(items: dict[tuple[str, str], tuple[torch.Tensor, torch.Tens
                 f"the index of table {table!r} holds {count} ids, which a standard collection cannot express.",
                 reason="index_holds_ids",
                 module_path=path,
-                what_to_do="call unconvert(model, with_mapping=True) and map ids to rows before the plain model.",
+                what_to_do="call unconvert(model, with_mapping=True) and map ids to rows before the plain model. If "
+                f"you only want more rows, do not unconvert. {GROW}",
             )
 
 

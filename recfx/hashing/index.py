@@ -9,7 +9,7 @@ from torch import Tensor
 
 from recfx.errors import InputError, TableFullError
 from recfx.hashing.arguments import check_ids, checked_arguments
-from recfx.hashing.config import HashConfig, ResolvedHashConfig
+from recfx.hashing.config import GROW, HashConfig, ResolvedHashConfig
 from recfx.hashing.storage import EVAL_COUNTERS, IndexStorage
 from recfx.kernels.index import buckets, hash_index
 from recfx.kernels.index.hash_index import InFlight
@@ -515,12 +515,14 @@ class HashIndex(IndexStorage):
                 "under torch.no_grad.",
             )
         part = "table" if self.policy.is_whole_table else "slice"
+        free = capacity - int(self.bucket_taken[bucket - self.policy.own_buckets.start])
         return TableFullError(
-            f"bucket {bucket} of {self.config.buckets} of table {self.name!r} is full: all its {capacity} rows are "
-            f"taken ({len(self)} of the {part}'s {self.policy.own_index_rows} rows, and new ids of this batch).",
+            f"bucket {bucket} of {self.config.buckets} of table {self.name!r} is full: this batch has more new ids for "
+            f"it than the {free} of its {capacity} rows that are free ({len(self)} of the {part}'s "
+            f"{self.policy.own_index_rows} rows are taken).",
             reason="table_full",
             module_path=self.name,
-            what_to_do="Give the table more rows (HashConfig.rows), or set on_full='evict' or on_full='share'.",
+            what_to_do=f"Give the table more rows (HashConfig.rows), or set on_full='evict' or on_full='share'. {GROW}",
         )
 
 
