@@ -147,7 +147,7 @@ def index_nearly_full(table: TableFacts, index: IndexFacts) -> Diagnostic | None
         f"{taken.worst_bucket_taken:,} of {taken.worst_bucket_rows:,}. {_forecast(index)}; then {next_comes} "
         f"(on_full={index.config.on_full!r})."
     )
-    return Diagnostic("index_nearly_full", table.module_path, message, f"{_more_rows(index)}.", Severity.WARNING)
+    return Diagnostic("index_nearly_full", table.module_path, message, f"{_more_rows(table, index)}.", Severity.WARNING)
 
 
 def shared_answers(table: TableFacts, index: IndexFacts) -> Diagnostic | None:
@@ -157,7 +157,7 @@ def shared_answers(table: TableFacts, index: IndexFacts) -> Diagnostic | None:
         return None
     message = f"{_part(shared, seen)} ids seen in training found their bucket full and read a row that other ids use."
     severity = Severity.WARNING if shared >= MUCH_SHARED * seen else Severity.INFO
-    return Diagnostic("shared_answers", table.module_path, message, f"{_more_rows(index)}.", severity)
+    return Diagnostic("shared_answers", table.module_path, message, f"{_more_rows(table, index)}.", severity)
 
 
 def eviction_churn(table: TableFacts, index: IndexFacts) -> Diagnostic | None:
@@ -171,7 +171,9 @@ def eviction_churn(table: TableFacts, index: IndexFacts) -> Diagnostic | None:
         f"{batches_kept(index):,.1f} batches, and starts from initial weights when it returns."
     )
     admit_after = 2 * index.config.admit_after
-    advice = f"{_more_rows(index)}; if most ids come only once or twice, admit_after={admit_after} keeps these out."
+    advice = (
+        f"{_more_rows(table, index)}; if most ids come only once or twice, admit_after={admit_after} keeps these out."
+    )
     severity = Severity.WARNING if churns(index) else Severity.INFO
     return Diagnostic("eviction_churn", table.module_path, message, advice, severity)
 
@@ -214,10 +216,16 @@ def _forecast(index: IndexFacts) -> str:
     )
 
 
-def _more_rows(index: IndexFacts) -> str:
+def _more_rows(table: TableFacts, index: IndexFacts) -> str:
     """Which config to use, and what happens to the rows trained so far."""
     config = _config(index, suggested_rows(index) or index.config.rows)
-    return f"build the table with {config}; the state saved now can be loaded into it, and rows move with their ids"
+    build = f"build the table with {config}"
+    if table.existed:
+        build = (
+            f"convert with hashing={{{table.spec.name!r}: {config}}}, with an entry for every other table as well, as "
+            "it is now, and before optimizers are attached"
+        )
+    return f"{build}; the state saved now can be loaded into it, and rows move with their ids"
 
 
 def _config(index: IndexFacts, rows: int) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torchrec import KeyedJaggedTensor
+from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
 
 from recfx import (
     ConversionError,
@@ -18,6 +18,7 @@ from recfx import (
     HashEmbeddingBagConfig,
     HashIndex,
     TableFullError,
+    convert,
 )
 from recfx.errors import Diagnostic
 from recfx.inspect import HashingReport, TableReport
@@ -100,6 +101,32 @@ def test_index_nearly_full() -> None:
         "it, and rows move with their ids."
     )
     assert hashing_of(collection).suggested_rows == 230  # as many ids again, at most 70 % of the rows
+
+
+def test_the_advice_for_a_converted_model_is_followed() -> None:
+    """Every table is named, because those that are not are adopted; optimizers come after the conversion."""
+
+    def build(**hashing: HashConfig) -> Any:
+        tables = [
+            EmbeddingBagConfig(name=name, num_embeddings=20, embedding_dim=4, feature_names=[name]) for name in "ab"
+        ]
+        model = convert(EmbeddingBagCollection(tables=tables), hashing=hashing or HashConfig.raw_ids(buckets=1))
+        attach(model, torch.optim.SGD, lr=0.1)
+        return model
+
+    model = build()
+    model(KeyedJaggedTensor(["a", "b"], torch.arange(36), lengths=torch.tensor([18, 18])))
+    advice = [one.what_to_do for one in explain(model).reasons if one.code == "index_nearly_full"]
+    entries: dict[str, HashConfig] = {}
+    for each in advice:
+        pasted = each.removeprefix("convert with hashing=").partition(", with an entry for every other table as well")
+        assert pasted[1]
+        entries |= eval(pasted[0], {"HashConfig": HashConfig})
+    assert entries.keys() == {"a", "b"}
+    larger = build(**entries)
+    larger.load_state_dict(model.state_dict())
+    assert "before optimizers are attached" in advice[0]
+    assert not [one for one in explain(larger).reasons if one.code == "index_nearly_full"]
 
 
 def test_the_fullest_bucket_counts_not_the_mean() -> None:
