@@ -46,7 +46,13 @@ class PlannedTable:
     def __init__(self, sharded: ShardedTable, known: PlannedFacts, world_size: int, symbols: Symbols) -> None:
         self.sharded, self.known, self.facts, self.group = sharded, known, known.facts, known.group
         self.table, self.way, self.shards = sharded.table, sharded.way_back, sharded.filled
-        self.rows = SentRows.of(self.shards, self.way.ranks_per_sender(world_size), world_size, symbols.sent)
+        ranks_per_sender = self.way.ranks_per_sender(world_size)
+        self.rows = SentRows.of(self.shards, ranks_per_sender, world_size, symbols.sent)
+        firsts: dict[Hashable, Shard] = {}
+        for shard in self.shards:
+            firsts.setdefault((shard.rank // ranks_per_sender, shard.columns), shard)
+        self.different_columns = list(firsts.values())
+        """The first shard of each sender that has these columns."""
         self.is_cut = any(shard.piece >= 0 for shard in self.shards)
         blocks = {shard.columns for shard in self.shards}
         self.times_sent = len(blocks) if self.is_cut else len(self.shards)
@@ -105,8 +111,8 @@ class PlannedGraphs:
         self.ways = [_Way(way, [table for table in tables if table.way == way]) for way in sharding.ways_back]
         self.on_rank: dict[int, list[ShardOnRank]] = {}
         """The shards of every rank, in the order in which it receives their features."""
-        for table in (table for way in self.ways for table in way.tables):
-            for rank, shards in table.on_rank.items():
+        for way in self.ways:
+            for rank, shards in way.on_rank.items():
                 self.on_rank.setdefault(rank, []).extend(shards)
 
         features = [(table, name) for table in tables for name in table.table.feature_names]
@@ -117,6 +123,7 @@ class PlannedGraphs:
         self.different_ids = symbols.batch * total(symbols.length(name) for _, name in sent)
         self.sent_ids = symbols.batch * total(table.times_sent * symbols.length(name) for table, name in sent)
         self.is_deduped = any(table.table.sends_different for table in tables)
+        self.is_hashed = any(table.table.has_index for table in tables)
         self.element_bytes = output_dtype(planned.tables).itemsize
         self.is_cut = any(table.is_cut for table in tables)
         """Whether ids are routed by row."""
@@ -140,7 +147,7 @@ class PlannedGraphs:
     def ranges(self) -> int:
         """The ranges of columns that are put into order at the end; the same on all ranks."""
         world, keys = World(0, self.world_size), embedding_names(self.planned.tables)
-        return keyed_order(keys, [way.way.arriving(way.shards, world) for way in self.ways]).ranges
+        return keyed_order(keys, [way.way.arriving(way.different_columns, world) for way in self.ways]).ranges
 
     @cached_property
     def collectives(self) -> tuple[tuple[Collective, ...], tuple[Collective, ...]]:
@@ -177,6 +184,14 @@ class PlannedGraphs:
         return sum((table.resident(shard) for table, shard, _ in self.on_rank.get(rank, ())), start=NO_RESIDENT)
 
 
+class _Lookup(NamedTuple):
+    """What one lookup reads: its tables, and the ids and bags that reach them."""
+
+    tables: tuple[TableLoad, ...]
+    ids: Any
+    bags: Any
+
+
 class _Way:
     """The tables that travel back in one way."""
 
@@ -190,10 +205,30 @@ class _Way:
         self.row_bytes = tables[0].table.embedding_dim * self.element_bytes
         """Bytes of a whole row, if rows are not combined: then all have as many columns."""
         self.has_means = any(table.table.pooling == "MEAN" for table in tables)
+        self.on_rank: dict[int, list[ShardOnRank]] = {}
+        for table in tables:
+            for rank, shards in table.on_rank.items():
+                self.on_rank.setdefault(rank, []).extend(shards)
+        self._lookups: dict[tuple[TableLoad, ...], list[_Lookup]] = {}
 
-    @cached_property
-    def shards(self) -> list[Shard]:
-        return [shard for table in self.tables for shard in table.shards]
+    @property
+    def different_columns(self) -> list[Shard]:
+        return [shard for table in self.tables for shard in table.different_columns]
+
+    def lookups(self, rank: int) -> list[_Lookup]:
+        """One for each group of tables; ranks that have the same, as of tables on all ranks, share them."""
+        here = self.on_rank.get(rank, ())
+        key = tuple(each.load for each in here)
+        if key not in self._lookups:
+            groups: dict[Hashable, list[TableLoad]] = {}
+            for table, shard, load in here:
+                width = None if table.table.is_pooled else shard.num_columns
+                groups.setdefault((table.group, width), []).append(load)
+            self._lookups[key] = [
+                _Lookup(tuple(loads), total(load.ids for load in loads), total(load.bags for load in loads))
+                for loads in groups.values()
+            ]
+        return self._lookups[key]
 
     def hops(self, world: World) -> tuple[HopSize, ...]:
         return self.way.hop_sizes(self.rows, world)
@@ -209,7 +244,7 @@ class _NodesOfRank:
         self.local = graphs.on_rank.get(rank, [])
         self.loads = tuple(each.load for each in self.local)
         self.arrived = {"ids": total(load.ids for load in self.loads), "bags": total(load.bags for load in self.loads)}
-        self.is_hashed = any(each.table.table.has_index for each in self.local)
+        self.is_hashed = graphs.is_hashed and any(each.table.table.has_index for each in self.local)
         self.crosses = graphs.context.copies_ids and self.is_hashed
         self.ids_on_host = self.crosses and graphs.context.ids_on_host
 
@@ -255,21 +290,17 @@ class _NodesOfRank:
             self._add("to_device", **self.arrived)
 
     def _look_up(self, way: _Way) -> tuple[HopSize, ...]:
-        groups: dict[Hashable, list[TableLoad]] = {}
-        is_pooled = self.graphs.context.is_pooled
-        for table, shard, load in self.local:
-            if table.way == way.way:
-                groups.setdefault((table.group, None if is_pooled else shard.num_columns), []).append(load)
-        if groups and self.is_hashed and "hash_ids" not in self.numbers:
+        lookups = way.lookups(self.rank)
+        if lookups and self.is_hashed and "hash_ids" not in self.numbers:
             self._hash()  # before the first lookup
-        for loads in groups.values():
-            ids, bags = total(load.ids for load in loads), total(load.bags for load in loads)
-            self._add("lookup", tables=tuple(loads), ids=ids, bags=bags)
+        for lookup in lookups:
+            self._add("lookup", **lookup._asdict())
         hops = way.hops(World(self.rank, self.graphs.world_size))
-        if is_pooled:
-            self._send(way, hops[0], len(groups))
+        if self.graphs.context.is_pooled:
+            self._send(way, hops[0], len(lookups))
         else:
-            numbers = total(load.ids * load.spec.embedding_dim for load in chain(*groups.values()))
+            loads = chain.from_iterable(lookup.tables for lookup in lookups)
+            numbers = total(load.ids * load.spec.embedding_dim for load in loads)
             self._add("output_dist_start", hops[0].collectives, value_bytes=numbers * way.element_bytes)
         return hops
 

@@ -156,10 +156,10 @@ def _price_rank(
 def _priced_phases(
     node: PlannedNode, values: Values | None, hardware: Hardware, alike: dict[Hashable, Sequence[_Phase]]
 ) -> Sequence[_Phase]:
-    """The forward and the backward of a node; ``values`` are those of its expressions, if it has any. A node without
-    tables is the same on many ranks: ``alike`` has those that are known.
+    """The forward and the backward of a node; ``values`` are those of its expressions, if it has any. Many nodes are
+    the same on many ranks: ``alike`` has those that are known.
     """
-    facts, key = node.facts, None if node.facts.tables or values is not None else (node.facts, node.on_host)
+    facts, key = node.facts, None if values is not None else (node.facts, node.on_host)
     known = None if key is None else alike.get(key)
     if known is not None:
         return known
