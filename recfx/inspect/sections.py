@@ -21,6 +21,7 @@ SPARE = (
     "seen", "columns here", "dim", "features", "rows here", "where", "bytes", "collection",
 )  # fmt: skip
 """The columns that a narrow terminal leaves out, the first of them first."""
+HOW_FOUND = "traced: a call of it was seen; walked: calls not traced"
 LEGEND = "B: batch size; W: ranks; L_f: mean number of ids of feature f per sample"
 
 _FULLEST, _MOST_NODES, _MOST_GRAPHS = 5, 24, 3
@@ -131,7 +132,7 @@ def _collections(collections: tuple[CollectionReport, ...], every: bool) -> Grid
         "size": lambda group: _size(table for collection in group for table in collection.tables),
         "where": _places,
     }
-    return Grid.of("Collections", groups, columns, ("tables", "size"))
+    return Grid.of("Collections", groups, columns, ("tables", "size"), HOW_FOUND)
 
 
 def _names_of_collections(group: list[CollectionReport]) -> str:

@@ -47,7 +47,7 @@ def to_lines(
         lines.insert(1, between.replace(" ", "-").replace("|", "+").join("-" * widths[place] for place in kept))
     left_out = [column for place, column in enumerate(grid.columns) if place not in kept]
     if left_out and width is not None:
-        said = f"no room for: {', '.join(left_out)}"
+        said = f"columns left out: {', '.join(left_out)}"
         lines += textwrap.wrap(said, width, subsequent_indent="    ", break_long_words=False)
     return lines
 

@@ -54,6 +54,7 @@ user = item | EmbeddingBagCollection | converted            | traced       |    
 own         | OwnForward             | refused: own_forward | traced       |      1 | 3.1 KiB | model.py:7
 unused      | EmbeddingBagCollection | converted            | never called |      1 | 3.1 KiB | model.py:7
 sequence    | EmbeddingCollection    | converted            | traced       |      1 |   160 B | model.py:7
+traced: a call of it was seen; walked: calls not traced
 
 Tables: 5 tables, 12.7 KiB on cpu
 table | collection | features | rows | dim | pooling | type    |    size | hashing | ids held | kernel | optimizer
@@ -131,7 +132,7 @@ def test_no_name_and_no_place_is_broken() -> None:
         assert not any(line.strip().startswith("forward") for line in lines)
         row = lines.index(name)
         assert lines[row + 1] == "           | convertible | walked |      2 | 6.2 KiB"
-        assert lines[row + 2] == "no room for: where"
+        assert lines[row + 2] == "columns left out: where"
         every = str(replace(report, collections=(one,), tables="all")).splitlines()
         assert sum(line.startswith(f"{name} | ") and line.endswith(f" | {path}:1234") for line in every) == 1
 
@@ -150,7 +151,7 @@ def test_a_terminal_gets_colours_and_its_own_width() -> None:
         assert "\x1b" not in plain
         assert max(map(len, plain.splitlines())) <= width
         assert ("EmbeddingBagCollection" in plain) is (width > 60)  # left out, but not cut off
-        assert ("no room for: class, found, where\n" in plain) is (width == 60)
+        assert ("columns left out: class, found, where\n" in plain) is (width == 60)
 
 
 def test_markup_in_names_is_text() -> None:
@@ -219,7 +220,7 @@ def test_columns_are_left_out_where_there_is_no_room(width: int | None, lines: l
     found = to_lines(Grid("", ("name", "a", "wide", "n"), rows, frozenset({"n"})), width, spare=["a", "wide"])
     assert found[:2] == lines
     left_out = [name for name in ("a", "wide", "n") if f"| {name}" not in lines[0].replace("  ", " ")]
-    assert " ".join(" ".join(found).split()).partition("no room for: ")[2] == ", ".join(left_out)
+    assert " ".join(" ".join(found).split()).partition("columns left out: ")[2] == ", ".join(left_out)
     assert {line.split(" | ")[0].strip() for line in found} >= {"long_one", "b"}
 
 

@@ -7,7 +7,7 @@ const STAGES = {
   select: "select: which ids",
   hash: "hash: ids to rows",
   dist: "dist: between ranks",
-  lookup: "lookup: rows, pooled",
+  lookup: "lookup: rows of tables",
   dense: "dense: everything else",
   io: "input and output",
   kept: "kept: not converted",
