@@ -72,8 +72,13 @@ class ConvertedCollection(FxLeaf):
 
     def __repr__(self) -> str:
         """One line, however many tables, indexes and nodes there are: ``recfx.explain`` and its graph show them."""
-        tables = f"{plural(len(self.tables), 'table')}: {few([table.name for table in self.tables], 3)}"
-        return f"{type(self).__name__}({tables})"
+        alike: dict[str, list[str]] = {}
+        for table in self.tables:
+            alike.setdefault(table.in_short, []).append(table.name)
+        shown = [f"{few(names, 3)} ({what})" for what, names in list(alike.items())[:3]]
+        rest = sum(len(names) for names in list(alike.values())[3:])
+        more = f" and {rest:,} more" if rest else ""
+        return f"{type(self).__name__}({plural(len(self.tables), 'table')}: {', '.join(shown)}{more})"
 
     # Tables
 

@@ -492,6 +492,9 @@ class HashIndex(IndexStorage):
     def extra_repr(self) -> str:
         config = self.config
         whole = f"{config.rows}, name={self.name!r}, dense_rows={config.dense_rows}, buckets={config.buckets}"
+        if config.on_full != "error":
+            whole += f", on_full={config.on_full!r}"
+        whole += f", ids={len(self)}"
         return whole if self.policy.is_whole_table else f"{whole}, row_begin={self.row_begin}, row_end={self.row_end}"
 
     # Checks and errors

@@ -59,7 +59,7 @@ class IdRange:
         return IdRange(min(self.lower, other.lower), max(self.upper, other.upper), proof, is_declared)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class TableSpec:
     """One table of a collection.
 
@@ -105,6 +105,21 @@ class TableSpec:
     first_column: int = 0
     id_range: IdRange | None = None
     dedup: Dedup = WHERE_IT_PAYS
+
+    def __repr__(self) -> str:
+        """One line of what decides most; the fields have the rest."""
+        features = ", ".join(self.feature_names)
+        return f"TableSpec({self.name!r}, features={features}, pooling={self.pooling}, {self.in_short})"
+
+    @property
+    def in_short(self) -> str:
+        """``1,000 x 16, raw ids``: rows and columns, and which ids have an index."""
+        size = f"{self.num_embeddings:,} x {self.embedding_dim}"
+        if self.hashing is None or not self.hashing.has_index:
+            return size
+        dense = self.hashing.dense_rows
+        ids = f"raw ids beyond {dense:,} rows" if dense else "raw ids"
+        return f"{size}, {ids}" + (f", on_full={self.hashing.on_full!r}" if self.hashing.on_full != "error" else "")
 
     @property
     def table_name(self) -> str:

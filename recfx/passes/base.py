@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from torch import fx
@@ -47,7 +47,7 @@ class Rewrite:
     """A function as a pass, by the name of its file; the graph that it rewrites is its own to edit."""
 
     name: str
-    call: Callable[[OperatorGraph], PassResult]
+    call: Callable[[OperatorGraph], PassResult] = field(repr=False)
 
 
 def run_passes(

@@ -100,6 +100,18 @@ def test_copies_refuse_as_well_and_the_original_never_did(copied: Callable[[Any]
     assert repr(converted.embedding_bags["t1"]).startswith("EmbeddingBag(20, 8")
 
 
+def test_what_is_printed_says_rows_columns_and_ids_in_one_line() -> None:
+    for hashing, size in (
+        (recfx.HashConfig(), "20 x 8"),
+        (recfx.HashConfig.raw_ids(on_full="evict"), "20 x 8, raw ids, on_full='evict'"),
+        (recfx.HashConfig(rows=30), "30 x 8, raw ids beyond 20 rows"),
+    ):
+        converted = recfx.convert(collection(), hashing=hashing)
+        assert repr(converted) == f"HashEmbeddingBagCollection(2 tables: t1, t2 ({size}))"
+        assert repr(converted.tables[1]) == f"TableSpec('t2', features=f2, f3, pooling=MEAN, {size})"
+    assert repr(recfx.passes()[0]) == "Rewrite(name='expand_collection')"
+
+
 def test_what_changes_nothing_is_let_through() -> None:
     converted = recfx.convert(collection())
     bag = converted.embedding_bags["t1"]
