@@ -58,6 +58,15 @@ def test_this_machine_is_measured_once() -> None:
     assert assumed == {"network_bandwidth", "speed_alone"}  # one process has no other ranks
 
 
+def test_a_machine_that_is_measured_says_what_the_user_waits_for(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    for measures in ("_link", "_measure"):
+        monkeypatch.setattr(f"{this_machine.__module__}.{measures}", lambda *arguments: None)
+    this_machine.__wrapped__()
+    assert caplog.messages == ["this machine is measured, once per process, for the times that recfx.cost predicts"]
+
+
 def measured(rank: int, world_size: int) -> Hardware:
     assert dist.group.WORLD is not None
     return machine_of(dist.group.WORLD)

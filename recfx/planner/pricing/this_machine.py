@@ -7,6 +7,7 @@ taken away from it.
 from __future__ import annotations
 
 import functools
+import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -30,6 +31,8 @@ from recfx.planner.pricing.node_facts import NodeFacts, Symbols, TableLoad
 from recfx.planner.pricing.times import seconds_of_work
 from recfx.planner.pricing.work import Work
 from recfx.runtime.training_checks import on_a_copy
+
+_log = logging.getLogger("recfx")
 
 HOW = "measured on this machine: "
 
@@ -56,6 +59,7 @@ def this_machine() -> Hardware:
 
     Collectives are those of two threads of this process, which need no other processes.
     """
+    _log.warning("this machine is measured, once per process, for the times that recfx.cost predicts")
     links = {operation: _link(operation, 2, _speed_of_threads(operation)) for operation in COLLECTIVES}
     return _measure(links, "gloo, two ranks in one process")
 
