@@ -1,10 +1,21 @@
 """recfx: a graph-rewriting compiler pass for recommendation models.
 
-``convert`` rewrites the embedding collections of TorchRec in any model to hashed collections of explicit nodes;
-``explain``, ``trace``, ``draw`` and ``verify`` show what it did and that the result is right; ``unconvert`` undoes it;
-``save_checkpoint`` and ``load_checkpoint`` save and restore a training run; ``plan`` and ``sharders`` shard a model;
-``TrainPipeline`` trains a sharded one, and ``monitor`` watches its tables; ``export`` writes a model for a server
-without Python, and ``load`` reads it.
+    convert          rewrite the embedding collections of TorchRec in a model as hashed collections of explicit nodes
+    unconvert        make them TorchRec's again
+    explain          report what is converted, and why the rest is not
+    verify           compare a converted model with the original
+    trace            one graph of the whole model
+    draw             a picture of a model, as HTML, SVG or text
+    cost             what each node costs per step
+    plan, sharders   shard a model over ranks, and compare_plans to price several plans
+    TrainPipeline    train a sharded model
+    monitor          watch how full tables are while they train
+    save_checkpoint  save a training run, and load_checkpoint to restore it
+    export           write a model for a server without Python, and load to read it
+    add_operator     declare an operator that passes of your own add to graphs
+    passes           the passes that convert runs, in order
+
+``help(recfx.convert)`` and the like say what each takes, returns and raises.
 
 Torch and TorchRec are imported when one of these names is first used.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import doctest
 import inspect
+import re
 import sys
 import types
 from collections.abc import Iterator
@@ -24,6 +25,12 @@ INHERITED = ("batches_in_flight", "fused_optimizer", "index", "tables_with_index
 
 OTHERS = (diff_steps, format_graph, npu_topology, read_plan, write_plan)
 """What users import from packages of recfx."""
+
+
+def test_help_begins_with_a_line_for_all_that_can_be_done() -> None:
+    listed = set(re.findall(r"\w+", str(recfx.__doc__).partition("help(")[0]))
+    verbs = {name for name in recfx.__all__ if name[0].islower()} | {"TrainPipeline"}
+    assert verbs <= listed
 
 
 def _documented() -> dict[str, Any]:
