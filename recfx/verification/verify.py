@@ -249,6 +249,13 @@ def verify(
 def _verify(original: nn.Module, converted: nn.Module, call: Sample, rtol: float, atol: float) -> VerifyReport:
     _refuse_sharded(original, converted)
     original, converted = unwrap(original), unwrap(converted)
+    is_standard = not converted_collections(converted) and any(map(standard_kind, converted.modules()))
+    if is_standard and converted_collections(original):
+        raise ConversionError(
+            "the arguments are swapped: the collections of the first model are converted, those of the second are not.",
+            reason="invalid_argument",
+            what_to_do="call recfx.verify(original, converted, sample).",
+        )
     if call.on_meta() or any(parameter.is_meta for parameter in converted.parameters()):
         message = "the model is on the meta device, where nothing can be computed"
         return VerifyReport((Check("", "", "run", "meta", SKIPPED, message=message),), rtol=rtol, atol=atol)

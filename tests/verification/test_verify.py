@@ -375,6 +375,11 @@ def test_the_deterministic_flag_is_given_back(on: bool, warn_only: bool, fails: 
     assert torch.is_deterministic_algorithms_warn_only_enabled() is warn_only
 
 
+def test_swapped_models_are_named_as_that() -> None:
+    with refused("invalid_argument", match="the arguments are swapped"):
+        recfx.verify(*reversed(pair(HASHED)), (batch(),))
+
+
 @pytest.mark.parametrize("name", ["rtol", "atol"])
 @pytest.mark.parametrize("value", [-1e-9, float("inf"), float("nan")])
 def test_tolerances_that_compare_nothing_are_refused(name: str, value: float) -> None:
