@@ -205,6 +205,8 @@ def candidates_dropped(table: TableFacts, index: IndexFacts) -> Diagnostic | Non
 
 def _forecast(index: IndexFacts) -> str:
     batches, pace = batches_until_full(index), new_ids_a_batch(index)
+    if index.occupancy.taken == index.occupancy.rows:
+        return "No row is free for a new id"
     if index.room < 1:
         return "The next new id is likely to meet a full bucket"
     room = f"About {int(index.room):,} more ids fit before one meets a full bucket"

@@ -97,9 +97,9 @@ def weights_not_used(table: TableFacts) -> Diagnostic | None:
     return Diagnostic(
         "weights_not_used",
         table.module_path,
-        "dense_rows=0 gives out every row anew: a new id starts from initial weights, not from what the row held.",
-        "nothing if it was never trained; to keep its rows, leave out dense_rows and set rows= higher.",
-        Severity.WARNING,
+        "with raw_ids() (dense_rows=0), an id gets its row when it is first seen, with initial weights, not with what "
+        "the row held before the conversion.",
+        "nothing, unless it had been trained before; to keep its rows, leave out raw_ids() and set rows= higher.",
     )
 
 

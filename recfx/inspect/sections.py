@@ -12,7 +12,8 @@ from recfx.inspect.table_report import HashingReport, ShardingReport, ShardRepor
 from recfx.printing.grid import Grid, groups_of
 
 FEW = 12  # up to this many collections or tables have a line each
-FILLING = ("index_nearly_full", "shared_answers", "eviction_churn", "candidates_dropped")
+NEARLY_FULL = "index_nearly_full"
+FILLING = (NEARLY_FULL, "shared_answers", "eviction_churn", "candidates_dropped")
 """The reasons of tables that are, or soon will be, too small."""
 LISTS_EACH = 'tables="all" lists each'
 """What a title or ``more`` says about what is left out; the page, which leaves nothing out, says something else."""
@@ -285,16 +286,19 @@ def _filling(tables: list[TableOf], every: bool) -> Grid | None:
 
 
 def _what_happens(counting: list[TableOf]) -> str:
-    """What happens in how many of the tables: ``1 table fills up, 5 tables evict ids``."""
+    """What happens in how many of the tables: ``1 table is nearly full, 5 tables evict ids``."""
     codes = [{reason.code for reason in item.table.reasons} for item in counting]
+    filling = [item.hash_index.occupancy for item, own in zip(counting, codes, strict=True) if NEARLY_FULL in own]
+    full = sum(occupancy == 1 for occupancy in filling)
     counts = {
-        ("fills up", "fill up"): sum("index_nearly_full" in own for own in codes),
+        ("is full", "are full"): full,
+        ("is nearly full", "are nearly full"): len(filling) - full,
         ("shares rows", "share rows"): sum("shared_answers" in own for own in codes),
         ("evicts ids", "evict ids"): sum(item.hash_index.count("evicted") > 0 for item in counting),
         ("forgets ids that wait", "forget ids that wait"): sum("candidates_dropped" in own for own in codes),
     }
     phrases = [f"{plural(count, 'table')} {words[count > 1]}" for words, count in counts.items() if count]
-    return ", ".join(phrases) or "none fills up"
+    return ", ".join(phrases) or "none is nearly full"
 
 
 def _fills(item: TableOf) -> bool:

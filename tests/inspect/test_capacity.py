@@ -138,6 +138,9 @@ def test_the_fullest_bucket_counts_not_the_mean() -> None:
     assert (hashing.occupancy, hashing.worst_bucket, hashing.worst_bucket_occupancy) == (0.5, 1, 1.0)
     message = only_reason(collection).message
     assert message.startswith("5 of 10 rows are taken, and in bucket 1 5 of 5. The next new id is likely to meet")
+    index.find_or_insert(torch.tensor([value for value in range(40) if value not in second][:5]))
+    message = only_reason(collection).message
+    assert "10 of 10 rows are taken, and in bucket 0 5 of 5. No row is free for a new id; then training" in message
 
 
 @pytest.mark.parametrize("buckets", [1, 4])

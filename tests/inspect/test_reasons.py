@@ -157,7 +157,7 @@ def test_weights_not_used_and_init_fn_rows() -> None:
     converted = convert(model, hashing={"t0": INDEX, "t1": INDEX})
     reasons = [(reason.severity, reason.code, reason.path) for reason in explain(converted).reasons]
     assert reasons == [
-        ("warning", "weights_not_used", "inner.embedding_bags.t0"),
+        ("info", "weights_not_used", "inner.embedding_bags.t0"),
         ("info", "init_fn_rows", "inner.embedding_bags.t1"),
     ]
     (reason,) = only(converted, "init_fn_rows")

@@ -34,15 +34,11 @@ error: own_forward: own (model.py:7)
     OwnForward has its own forward, which a conversion would drop.
     What to do: move the extra work out of forward, or keep it with on_unsupported='keep'.
 
-warning: weights_not_used: user.embedding_bags.t1
-    dense_rows=0 gives out every row anew: a new id starts from initial weights, not from what the row held.
-    What to do: nothing if it was never trained; to keep its rows, leave out dense_rows and set rows= higher.
-
 warning: never_called: unused (model.py:7)
     calling the model with the sample never reaches this collection, in train or eval mode.
     What to do: check the sample, or call the collection; what is converted does not depend on it.
 
-Indexes, the fullest first: none fills up
+Indexes, the fullest first: none is nearly full
 table | collection | ids held | full | worst bucket | fits |    full in | seen | evicted | shared | unseen
 ------+------------+----------+------+--------------+------+------------+------+---------+--------+-------
 t1    | user       |        2 | 2.0% | 0: 2.0%      |   98 | 98 batches |    4 |       0 |      0 |      0
@@ -87,6 +83,12 @@ sequence_select_features | [B*L_f0]    | 8*B*L_f0  |        | expand_collection
 sequence_lookup          | [B*L_f0, 4] | 16*B*L_f0 | cpu    | expand_collection
 sequence_jagged_dict     | [B*L_f0, 4] | 16*B*L_f0 |        | expand_collection
 B: batch size; W: ranks; L_f: mean number of ids of feature f per sample
+
+Notes
+info: weights_not_used: user.embedding_bags.t1
+    with raw_ids() (dense_rows=0), an id gets its row when it is first seen, with initial weights, not with what the row
+    held before the conversion.
+    What to do: nothing, unless it had been trained before; to keep its rows, leave out raw_ids() and set rows= higher.
 """
 
 
@@ -183,8 +185,8 @@ def test_a_thousand_tables_are_summarised(large: Report) -> None:
     names = [line.split("|")[0].strip() for line in lines if line.count("|") == 8]
     assert names == ["table", "500 like t0", "500 like t1"]
     assert "100-1,098" in text
-    assert "warning: weights_not_used: all 1,000 tables: t0..999\n" in text  # one reason for all
-    assert text.count("gives out every row anew") == 1
+    assert "info: weights_not_used: all 1,000 tables: t0..999\n" in text  # one reason for all
+    assert text.count("when it is first seen") == 1
     assert "8*B*(L_f0 + 999 more)" in text
 
 
@@ -197,8 +199,7 @@ def test_a_thousand_tables_one_by_one(large: Report) -> None:
 def test_a_page_says_it_once(large: Report) -> None:
     """Before it shows all of the tables."""
     page = large.to_html()
-    assert page.count("gives out every row anew") == 1
-    assert page.index("weights_not_used") < page.index("all 1,000 tables: t0..999") < page.index("500 like t0")
+    assert page.count("when it is first seen") == 1
     assert page.index("500 like t0") < page.index("<summary>(root): converted") < page.index("<td>t999</td>")
     assert len(page) < 2_000_000
 
@@ -285,10 +286,10 @@ def filled(numbers: dict[int, int], tables: int = 20, **hashing: Any) -> Report:
 def test_tables_that_fill_come_first() -> None:
     lines = str(filled({3: 90, 4: 10, 7: 85, 9: 5})).splitlines()
     assert lines[4].startswith("warning: index_nearly_full: 2 tables of inner: t3, t7")
-    assert "warning: weights_not_used: all 20 tables of inner: t0..19" in lines[5:]
+    assert "info: weights_not_used: all 20 tables of inner: t0..19" in lines[5:]
     (nearly,) = [place for place, line in enumerate(lines) if line.startswith("warning: index_nearly_full")]
     assert lines[nearly] == "warning: index_nearly_full: 2 tables of inner: t3, t7"
-    title = lines.index("Indexes, the fullest first: 2 tables fill up")
+    title = lines.index("Indexes, the fullest first: 2 tables are nearly full")
     assert title < lines.index("Collections")
     shown = [line.split("|")[0].strip() for line in lines[title + 3 :][:5]]
     assert shown == ["t3", "t7", "t4", "t9", "t0"]
@@ -301,8 +302,9 @@ def test_tables_that_fill_come_first() -> None:
 @pytest.mark.parametrize(
     ("on_full", "ids", "title"),
     [
-        ("error", {0: 90, 1: 5}, "1 table fills up"),
-        ("share", {0: 90, 1: 500, 2: 5}, "1 table fills up, 1 table shares rows"),
+        ("error", {0: 100, 1: 90, 2: 5}, "1 table is full, 1 table is nearly full"),
+        ("error", {0: 90, 1: 5}, "1 table is nearly full"),
+        ("share", {0: 90, 1: 500, 2: 5}, "1 table is nearly full, 1 table shares rows"),
         ("evict", {number: 101 + number * 30 for number in range(5)}, "5 tables evict ids"),
         ("evict", {0: 500, 1: 100}, "1 table evicts ids"),
     ],
@@ -318,7 +320,7 @@ def test_the_title_counts_ids_that_wait() -> None:
 
 def test_an_index_that_has_counted_nothing_is_not_listed() -> None:
     assert "Indexes" not in str(filled({}))
-    assert "\nIndexes, the fullest first: none fills up\n" in str(filled({0: 5}, tables=2))
+    assert "\nIndexes, the fullest first: none is nearly full\n" in str(filled({0: 5}, tables=2))
 
 
 @pytest.mark.parametrize(
@@ -352,7 +354,7 @@ def test_what_holds_for_tables_of_several_collections() -> None:
     model = nn.ModuleDict({f"tower{number}": collection(12) for number in range(5)})
     text = str(explain(convert(model, hashing=HashConfig(dense_rows=0))))
     assert (
-        "warning: weights_not_used: all 60 tables of 5 collections: tower0: t0..11; tower1: t0..11; tower2: t0..11; "
+        "info: weights_not_used: all 60 tables of 5 collections: tower0: t0..11; tower1: t0..11; tower2: t0..11; "
         "and 2 more\n    collections\n"
     ) in text
     assert "\n60 like t0" in text
