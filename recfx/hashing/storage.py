@@ -65,6 +65,8 @@ class IndexStorage(nn.Module):
     _leader: IndexStorage | None
     adopted: Adopted
     """Since when, and from which counts on, the index has counted without a break."""
+    latest: tuple[int, int, int] | None = None
+    """The newest pace that a monitor has read: ``adopted.times`` at that time, batches of training, ids they added."""
     state_number: int
     """Changes whenever ``number_state`` is called; different in copies of the index."""
 

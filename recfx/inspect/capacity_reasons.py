@@ -1,8 +1,9 @@
 """Whether an index has enough rows, judged by what it has counted, and what is worth saying about that.
 
 The counts cover all training since the index was built; a loaded state brings the counts that were saved with it.
-Figures per batch are means over all batches. A rank that holds a slice of a table forecasts for its own slice, and
-assumes that the other slices are like it when it says how many rows the table should have.
+Figures per batch are means over all batches, unless a monitor has read newer ones. A rank that holds a slice of a table
+forecasts for its own slice, and assumes that the other slices are like it when it says how many rows the table should
+have.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from recfx.errors import Diagnostic, Severity
 from recfx.hashing import HashConfig
 from recfx.hashing.usable_share import rows_for
 from recfx.inspect.facts import IndexFacts, TableFacts
+from recfx.inspect.index_health import ENOUGH_BATCHES
 from recfx.optim.fused_optimizer import FusedOptimizer
 from recfx.optim.rules import class_names
 
@@ -55,19 +57,26 @@ def nearly_full(index: IndexFacts) -> bool:
 
 
 def new_ids_a_batch(index: IndexFacts) -> float:
-    """Mean number of ids that a batch of training has added so far; erased ids do not count. 0 before the first."""
+    """Mean number of ids that a batch of training has added: lately, if a monitor knows that, otherwise so far.
+
+    Erased ids do not count in the latter. 0 before the first batch.
+    """
+    if index.latest is not None:
+        batches, inserted = index.latest
+        return inserted / batches
     added = min(index.trained["inserted"], index.occupancy.taken)
     return added / max(index.trained["batches"], 1)
 
 
 def batches_until_full(index: IndexFacts) -> int | None:
-    """About how many more batches fit before an id meets a full bucket, at the mean pace so far.
+    """About how many more batches fit before an id meets a full bucket, at the pace of ``new_ids_a_batch``.
 
-    A lower estimate if fewer and fewer ids are new, as is usual; an upper one if more and more are. None if nothing has
-    been added yet, and if rows are evicted.
+    A lower estimate if fewer and fewer ids are new, as is usual; an upper one if more and more are. None if nothing is
+    added, if there were fewer than ten batches, and if rows are evicted.
     """
     pace = new_ids_a_batch(index)
-    return None if index.config.evicts or pace == 0 else int(index.room / pace)
+    is_known = pace > 0 and index.trained["batches"] >= ENOUGH_BATCHES
+    return int(index.room / pace) if is_known and not index.config.evicts else None
 
 
 def forgets(index: IndexFacts) -> bool:
@@ -147,7 +156,9 @@ def index_nearly_full(table: TableFacts, index: IndexFacts) -> Diagnostic | None
         f"{taken.worst_bucket_taken:,} of {taken.worst_bucket_rows:,}. {_forecast(index)}; then {next_comes} "
         f"(on_full={index.config.on_full!r})."
     )
-    return Diagnostic("index_nearly_full", table.module_path, message, f"{_more_rows(table, index)}.", Severity.WARNING)
+    grows = index.latest is None or new_ids_a_batch(index) > 0
+    severity = Severity.WARNING if grows else Severity.INFO
+    return Diagnostic("index_nearly_full", table.module_path, message, f"{_more_rows(table, index)}.", severity)
 
 
 def shared_answers(table: TableFacts, index: IndexFacts) -> Diagnostic | None:
@@ -210,10 +221,15 @@ def _forecast(index: IndexFacts) -> str:
     if index.room < 1:
         return "The next new id is likely to meet a full bucket"
     room = f"About {int(index.room):,} more ids fit before one meets a full bucket"
+    word = "batch" if batches == 1 else "batches"
+    if index.latest is not None:
+        if batches is None:
+            return f"{room} (no new ids lately: none in {index.latest[0]:,} batches)"
+        return f"{room}, in {batches:,} {word} at the latest pace ({pace:,.1f} new ids per batch)"
     if batches is None:
         return room
     return (
-        f"{room}, in {batches:,} batches at the mean pace so far ({pace:,.1f} new ids per batch; later if fewer and "
+        f"{room}, in {batches:,} {word} at the mean pace so far ({pace:,.1f} new ids per batch; later if fewer and "
         "fewer ids are new)"
     )
 

@@ -55,6 +55,7 @@ class IndexFacts:
     bytes: int
     usable_share: float
     room: float
+    latest: tuple[int, int] | None = None  # batches of training, and ids that they added, as a monitor has read them
 
     @classmethod
     def of(cls, index: HashIndex) -> IndexFacts | None:
@@ -79,6 +80,7 @@ class IndexFacts:
             bytes=sum(tensor.numel() * tensor.element_size() for tensor in buffers),
             usable_share=usable_share(policy.own_index_rows, len(own)) if own else 1.0,
             room=expected_room(begins.diff() - int(policy.unseen == 2) - buffers.bucket_taken) if own else 0.0,
+            latest=index.latest[1:] if index.latest and index.latest[0] == index.adopted.times else None,
         )
 
     @property

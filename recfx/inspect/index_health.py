@@ -31,7 +31,9 @@ class IndexHealth:
         self.taken = [0] * len(self._bucket_rows)  # of each bucket, at the last of these calls
         self.longest_probe: int | None = None  # in the windows that were read; None before the first
         self._longest_so_far, self._next_group = 0, 0
+        self._batches = self._inserted = 0  # since the pace was last noted
         end_intervals((self,))
+        self._batches = self._inserted = 0  # what came before is no interval
 
     @property
     def is_allocated(self) -> bool:
@@ -53,6 +55,7 @@ class IndexHealth:
         if index.adopted.times != self._adopted.times:  # what was counted before the load is of a state that is gone
             self._adopted = index.adopted
             self._before = (*index.adopted.counts, *(0,) * len(EVAL_COUNTERS))
+            self._batches = self._inserted = 0
             self._forget_probes()
         index.fold_eval_counts()
 
@@ -62,6 +65,14 @@ class IndexHealth:
         counted = tuple(new - old for new, old in zip(now, self._before, strict=True))
         self._before = now
         self.counted = counted if min(counted) >= 0 else (0,) * len(counted)  # someone has written to the counts
+        self._batches += self.counted[_BATCHES]
+        self._inserted += self.counted[_INSERTED]
+
+    def note_pace(self) -> None:
+        """Tell the index how many ids the latest batches added, once they are enough for ``explain`` to forecast by."""
+        if self._batches >= ENOUGH_BATCHES:
+            self.index.latest = (self._adopted.times, self._batches, self._inserted)
+            self._batches = self._inserted = 0
 
     @property
     def ids_seen(self) -> int:
@@ -123,8 +134,9 @@ def end_intervals(parts: Sequence[IndexHealth]) -> None:
 
 
 _PIECE = 4096  # groups
+ENOUGH_BATCHES = 10  # of training, for a pace
 _COUNTS = (*COUNTERS, *(f"eval_{name}" for name in EVAL_COUNTERS))
-_IDS_SEEN = _COUNTS.index("ids_seen")
+_BATCHES, _IDS_SEEN, _INSERTED = map(_COUNTS.index, ("batches", "ids_seen", "inserted"))
 _SUMMED = ("taken", "rows", *_COUNTS)
 _LARGEST = ("worst_bucket", "longest_probe", "evicts", "admits", "shares")
 

@@ -43,6 +43,7 @@ class ScalarWriter(Protocol):
 def monitor(model: nn.Module, *, probed_groups: int | None = None) -> Monitor:
     """Watch the tables of a model that have an index, and those that send each different id once.
 
+    ``explain`` then forecasts by the pace of the latest ten or more batches between two calls, not by the mean of all.
     Make it from the model that is trained: after it was converted, sharded or copied, because these make other tables.
     Wrappers may come before or after, and so may checkpoints.
 
@@ -246,7 +247,10 @@ class Monitor(Shown):
         return self._health(probe_all), {name: share.since_last_time() for name, share in self._sent.items()}
 
     def _health(self, probe_all: bool) -> dict[str, Health]:
-        end_intervals([part for parts in self._tables.values() for part in parts])
+        indexes = [part for parts in self._tables.values() for part in parts]
+        end_intervals(indexes)
+        for part in indexes:
+            part.note_pace()
         self._probe(probe_all)
         return {name: Health.of(parts) for name, parts in self._tables.items()}
 

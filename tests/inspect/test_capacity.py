@@ -19,6 +19,7 @@ from recfx import (
     HashIndex,
     TableFullError,
     convert,
+    monitor,
 )
 from recfx.errors import Diagnostic
 from recfx.inspect import HashingReport, TableReport
@@ -83,17 +84,20 @@ def test_nearly_full_comes_before_the_error() -> None:
 
 def test_index_nearly_full() -> None:
     collection = table(100)
-    for batch in range(7):
-        see(collection, torch.arange(10 * batch, 10 * (batch + 1)))
+    for batch in range(9):
+        see(collection, torch.arange(5 * batch, 5 * (batch + 1)))
+    assert hashing_of(collection).batches_until_full is None  # too few batches to tell
+    for batch in range(9, 14):
+        see(collection, torch.arange(5 * batch, 5 * (batch + 1)))
     assert report_of(collection).reasons == ()
-    assert (hashing_of(collection).room, hashing_of(collection).batches_until_full) == (30, 3)
+    assert (hashing_of(collection).room, hashing_of(collection).batches_until_full) == (30, 6)
     assert hashing_of(collection).suggested_rows is None
-    see(collection, torch.arange(70, 80))
+    see_all(collection, iter(torch.arange(70, 80).split(5)))
     reason = only_reason(collection)
     assert (reason.code, reason.severity) == ("index_nearly_full", "warning")
     assert reason.message == (
         "80 of 100 rows are taken, and in bucket 0 80 of 100. About 20 more ids fit before one meets a full bucket, "
-        "in 2 batches at the mean pace so far (10.0 new ids per batch; later if fewer and fewer ids are new); then "
+        "in 4 batches at the mean pace so far (5.0 new ids per batch; later if fewer and fewer ids are new); then "
         "training stops (on_full='error')."
     )
     assert reason.what_to_do == (
@@ -101,6 +105,26 @@ def test_index_nearly_full() -> None:
         "it, and rows move with their ids."
     )
     assert hashing_of(collection).suggested_rows == 230  # as many ids again, at most 70 % of the rows
+
+
+def test_the_forecast_goes_by_the_latest_pace() -> None:
+    collection = table(100)
+    see_all(collection, iter(torch.arange(80).split(4)))
+    watched = monitor(collection)
+    see_all(collection, iter(torch.arange(80, 84).split(1)))
+    watched.scalars()
+    assert "mean pace" in only_reason(collection).message  # four batches are too few
+    see_all(collection, iter(torch.arange(84, 90).split(1)))
+    watched.scalars()
+    assert "in 10 batches at the latest pace (1.0 new ids per batch); then" in only_reason(collection).message
+    for _ in range(12):
+        see(collection, torch.arange(40))
+    watched.scalars()
+    reason = only_reason(collection)
+    assert "bucket (no new ids lately: none in 12 batches); then training stops" in reason.message
+    assert (reason.severity, hashing_of(collection).batches_until_full) == ("info", None)
+    index_of(collection).load_state_dict(index_of(collection).state_dict())
+    assert "mean pace" in only_reason(collection).message  # what was read is of a state that is gone
 
 
 def test_the_advice_for_a_converted_model_is_followed() -> None:
@@ -331,8 +355,9 @@ def test_numbers_of_the_index() -> None:
     assert 0.85 < hashing.usable_share < 0.95
     assert hashing.room == int(800 * hashing.usable_share)
     assert hashing.batches_until_full is None  # nothing was admitted yet
-    see(collection, torch.arange(1000, 1050))
-    assert hashing_of(collection).batches_until_full == int(hashing_of(collection).room or 0) // 25
+    for _ in range(9):
+        see(collection, torch.arange(1000, 1050))
+    assert hashing_of(collection).batches_until_full == int(hashing_of(collection).room or 0) // 5
 
 
 def test_dense_rows_stay_in_the_suggestion() -> None:

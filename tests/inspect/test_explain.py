@@ -98,7 +98,6 @@ def test_dlrm_after_conversion_with_an_index() -> None:
         index_bytes=4724,
         usable_share=1.0,
         room=96,
-        batches_until_full=24,
         rows_here=100,
     )
     assert codes(report.reasons) == [
