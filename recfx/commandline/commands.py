@@ -126,7 +126,7 @@ COMMANDS = (
             _JSON,
             Argument("--whole-graph", action="store_true", help="with the code around collections; needs a sample"),
             _PLAN,
-            _hardware("what times are predicted for (default: with --ranks, a CPU; otherwise none are)"),
+            _hardware("what times are predicted for (default: with --ranks, a CPU; otherwise the typical device)"),
             _RANKS,
             *_CONVERSION,
         ),
