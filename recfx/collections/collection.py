@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
@@ -13,13 +12,7 @@ import torch
 from torch import fx, nn
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from recfx.collections.compile_graph import (
-    REWRITING_KEY,
-    compile_graph,
-    context_of,
-    make_eval_graph,
-    refuse_raw_ids,
-)
+from recfx.collections.compile_graph import compile_graph, context_of, make_eval_graph, refuse_raw_ids
 from recfx.collections.converted_collection import collections_of
 from recfx.collections.follow_optimizers import OptimizerFollower
 from recfx.collections.kinds import kind_of
@@ -30,7 +23,7 @@ from recfx.errors import ConversionError
 from recfx.hashing import HashConfig, HashIndex
 from recfx.ir.meta import SourceLocation
 from recfx.ir.operator_graph import OperatorGraph
-from recfx.ir.snapshot import PASSES_KEY, Rewriting
+from recfx.ir.snapshot import PASSES_KEY
 from recfx.ir.tables import TableSpec
 from recfx.lowering.targets import TargetsHere
 from recfx.optim.fused_optimizer import FusedOptimizer
@@ -196,16 +189,11 @@ class UnshardedCollection(WholeTables):
         self.not_fused, self._compared = self._follower.not_fused, self._follower.look()
         self._compile()
 
-    def _compile(self, of_original: Rewriting | None = None) -> None:
-        """Make the graph from the tables. It is derived, so copies and pickles make it again.
-
-        Args:
-            of_original: in a copy, what the passes made of the original's graph, which was most likely the same.
-        """
+    def _compile(self) -> None:
+        """Make the graph from the tables. It is derived, so copies and pickles make it again."""
         self._runtime = Runtime(self._store)
-        graph_module = compile_graph(self.unexpanded_graph(), self._runtime, self.backend, self.passes, of_original)
+        graph_module = compile_graph(self.unexpanded_graph(), self._runtime, self.backend, self.passes)
         refuse_raw_ids(graph_module)
-        self._rewriting: Rewriting = graph_module.meta[REWRITING_KEY]
         self.pass_records = list(graph_module.meta[PASSES_KEY])
         eval_graph, records = make_eval_graph(graph_module, self._runtime)
         self.pass_records += records
@@ -373,17 +361,11 @@ class UnshardedCollection(WholeTables):
             return super().__reduce_ex__(protocol)
         return new_instance, (type(self)._replacement, standard), self.__getstate__()
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> UnshardedCollection:
-        duplicate: UnshardedCollection = type(self).__new__(type(self))
-        memo[id(self)] = duplicate
-        duplicate.__setstate__({**copy.deepcopy(self.__getstate__(), memo), "_rewriting": self._rewriting})
-        return duplicate
-
     def __getstate__(self) -> dict[str, Any]:
         graphs = ("graph_module", "other_graph")
         modules = {name: module for name, module in self._modules.items() if name not in graphs}
         state = {**self.__dict__, "_modules": modules, "pass_records": []}
-        del state["_runtime"], state["_rewriting"]  # derived, like the graphs
+        del state["_runtime"]  # derived, like the graphs
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -392,7 +374,7 @@ class UnshardedCollection(WholeTables):
         self._store.bags, self._store.indexes = kind_of(self).tables_of(self), self.hash_indexes
         self._store.own_weights()
         self._compared = self._follower.look()
-        self._compile(state.get("_rewriting"))
+        self._compile()
 
 
 def unsharded_collections(model: nn.Module) -> dict[str, UnshardedCollection]:
@@ -401,8 +383,8 @@ def unsharded_collections(model: nn.Module) -> dict[str, UnshardedCollection]:
 
 
 OWN_NAMES = (
-    "_compared", "_device", "_follower", "_graph_trains", "_is_weighted", "_rewriting", "_row_moves", "_runtime",
-    "_store", "backend", "calls", "collection", "graph_is_inlined", "graph_module", "hash_indexes", "not_fused",
-    "other_graph", "pass_records", "passes", "requested", "source", "tables",
+    "_compared", "_device", "_follower", "_graph_trains", "_is_weighted", "_row_moves", "_runtime", "_store", "backend",
+    "calls", "collection", "graph_is_inlined", "graph_module", "hash_indexes", "not_fused", "other_graph",
+    "pass_records", "passes", "requested", "source", "tables",
 )  # fmt: skip
 """The attributes of an instance, besides those that its kind names."""

@@ -24,26 +24,19 @@ from recfx.runtime.table_store import TableStore
 
 
 def compile_graph(
-    graph: OperatorGraph,
-    runtime: Runtime,
-    backend: str,
-    rewrites: Sequence[Pass] | None = None,
-    of_original: Rewriting | None = None,
+    graph: OperatorGraph, runtime: Runtime, backend: str, rewrites: Sequence[Pass] | None = None
 ) -> fx.GraphModule:
     """The graph of a collection as it runs; its ``meta["recfx_passes"]`` has the records of the passes.
 
     Args:
         backend: ``"auto"``, or the one backend that every lookup must use.
         rewrites: the passes; None: all of ``recfx.passes()``.
-        of_original: what these passes made of another collection's graph; it is used if that was the same graph.
 
     Raises:
         ConversionError: ``unknown_backend``, ``backend_unusable``, ``table_shape_changed``; of passes of the user's,
             ``malformed_graph``, ``pass_failed``, ``not_distributed``, ``not_lowered``, ``operator_with_state``.
     """
-    if of_original is None or of_original.graph.context != graph.context:
-        of_original = rewritten(graph, rewrites)
-    return _lowered(of_original, runtime, backend)
+    return _lowered(rewritten(graph, rewrites), runtime, backend)
 
 
 def rewritten(graph: OperatorGraph | Rewriting, rewrites: Sequence[Pass] | None = None) -> Rewriting:

@@ -39,19 +39,6 @@ def groups(collection: HashEmbeddingBagCollection) -> list[tuple[str, ...]]:
     return [tuple(table.name for table in graph.tables(node)) for node in graph.of_kind("lookup", "hash_lookup")]
 
 
-def test_a_copy_shares_what_passes_have_made_if_its_tables_are_alike() -> None:
-    collection: HashEmbeddingBagCollection = recfx.convert(standard()).ebc
-    weight = collection.weight("b")
-    alike, pickled = copy.deepcopy(collection), pickle.loads(pickle.dumps(collection))
-    other = copy.deepcopy(collection, {id(weight): nn.Parameter(weight.detach().half())})
-    made, made_alike, made_anew = (each.graph_module.meta[REWRITING_KEY] for each in (collection, alike, pickled))
-    assert made_alike is made
-    assert made_anew is not made
-    assert sorted(groups(other)) == [("a", "c"), ("b",)]
-    for each, tolerance in ((alike, 0.0), (pickled, 0.0), (other, 1e-3)):
-        assert torch.allclose(each(BATCH).values(), collection(BATCH).values(), rtol=0, atol=tolerance)
-
-
 def half_of_b(collection: HashEmbeddingBagCollection) -> None:
     collection.embedding_bags["b"].half()
 
