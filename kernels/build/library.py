@@ -138,7 +138,7 @@ def _open_library() -> None:
         try:
             torch.ops.load_library(str(packaged))
         except OSError as error:  # of a torch that was built unlike those on package indexes
-            _logger.info("%s cannot be loaded, one is compiled instead: %s", packaged, error)
+            _logger.warning("%s cannot be loaded, one is compiled instead: %s", packaged, error)
         else:
             _path = _path or packaged
             return

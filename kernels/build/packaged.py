@@ -27,7 +27,7 @@ def library_name(torch_version: str, sources: Path) -> str:
 
 
 def packaged_library(torch_version: str, cxx11_abi: bool, sources: Path) -> Path | None:
-    """The library for this torch that came with recfx; None if there is none, or, with a warning, if it is damaged.
+    """The library for this torch that came with recfx; None if there is none, or, with a warning, if it is of no use.
 
     Args:
         torch_version: of the torch that is to load it.
@@ -37,7 +37,12 @@ def packaged_library(torch_version: str, cxx11_abi: bool, sources: Path) -> Path
     path = LIBRARIES / library_name(torch_version, sources)
     if not cxx11_abi or not path.is_file():
         return None
-    if is_sealed(path.read_bytes(), ""):
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        _logger.warning("%s: make it readable, or install recfx again", error)
+        return None
+    if is_sealed(content, ""):
         return path
     _logger.warning("%s is damaged, install recfx again", path)
     return None

@@ -110,7 +110,7 @@ def refused() -> VersionError | None:
     problem = unfit()
     if problem is None:
         return None
-    if problem.code == "packages_missing" or not os.environ.get(ANY_VERSIONS):
+    if problem.code == "packages_missing" or os.environ.get(ANY_VERSIONS, "") in ("", "0"):
         return VersionError.of(problem)
     warnings.warn(str(problem), stacklevel=2)
     return None

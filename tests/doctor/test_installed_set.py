@@ -89,6 +89,8 @@ def test_versions_that_do_not_fit(
     assert said in error.message
     (take,) = (each for each in SETS if each.name == row)
     assert error.what_to_do.startswith(take.install("cpu"))
+    monkeypatch.setenv(ANY_VERSIONS, "0")
+    assert refused() is not None
     monkeypatch.setenv(ANY_VERSIONS, "1")
     with pytest.warns(UserWarning, match="versions_unfit"):
         assert refused() is None

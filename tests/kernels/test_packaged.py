@@ -1,6 +1,5 @@
 """The libraries that a wheel carries: which one is taken, and what happens where none serves."""
 
-import logging
 from collections.abc import Callable
 from pathlib import Path
 
@@ -72,6 +71,22 @@ def test_a_damaged_one_is_named_and_not_taken(
     assert caplog.messages == [f"{held} is damaged, install recfx again"]
 
 
+def test_one_that_this_user_cannot_read_is_named_and_not_taken(
+    sources: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (held,) = packaged.LIBRARIES.glob("*.so")
+    of_others = Path.read_bytes
+
+    def read_bytes(path: Path) -> bytes:
+        if path == held:
+            raise PermissionError(13, "Permission denied", str(path))
+        return of_others(path)
+
+    monkeypatch.setattr(Path, "read_bytes", read_bytes)
+    assert packaged_library(torch.__version__, True, sources) is None
+    assert caplog.messages == [f"[Errno 13] Permission denied: '{held}': make it readable, or install recfx again"]
+
+
 def test_one_that_cannot_be_loaded_makes_way_for_one_that_is_compiled(
     sources: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -84,7 +99,6 @@ def test_one_that_cannot_be_loaded_makes_way_for_one_that_is_compiled(
         loaded.append(Path(path))
 
     monkeypatch.setattr(torch.ops, "load_library", load_library)
-    with caplog.at_level(logging.INFO, logger="recfx"):
-        library._open_library()
+    library._open_library()
     assert [path.parent for path in loaded] == [library.build_directory()]
     assert caplog.messages[0] == f"{held} cannot be loaded, one is compiled instead: undefined symbol"
