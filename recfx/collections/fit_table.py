@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from recfx.errors import CheckpointError
 from recfx.hashing import HashIndex, state
-from recfx.hashing.config import ResolvedHashConfig
 from recfx.hashing.row_move import RowMove, check_saved_index, fit_rows
 
 
@@ -39,31 +38,6 @@ def fit_index(
 def without_index(*, has_weight: bool, holds_ids: Callable[[], bool]) -> str:
     """What an index does if nothing was saved for it, ``state.KEEP`` or ``state.FORGET``."""
     return state.KEEP if not has_weight or (holds_ids() and not is_strict()) else state.FORGET
-
-
-def check_rows_have_ids(name: str, config: ResolvedHashConfig, path: str) -> None:
-    """Refuse a plain table's weight where no id is a row number: no id would ever read what is loaded.
-
-    A load with ``strict=False`` goes on, because it says that what does not match is meant to be left out.
-
-    Args:
-        name: the name of the table, which has a weight in the saved state, but no index.
-        path: fully qualified name of its collection.
-
-    Raises:
-        CheckpointError: ``state_of_plain_tables``.
-    """
-    if config.dense_rows == 0 and is_strict():
-        raise CheckpointError(
-            f"the state has the weight of table {name!r} but no index, so its rows are those of the ids with the same "
-            "numbers. Here, no id is a row number (dense_rows=0): each id gets its row, with initial weights, when it "
-            "is first seen, so what was loaded would be lost.",
-            reason="state_of_plain_tables",
-            module_path=path,
-            what_to_do="to keep what the table has learned, convert without raw_ids() or dense_rows=0, and give it "
-            "more rows than it had (HashConfig(rows=...)) if there are ids beyond them. To load all but the tables, "
-            "leave their weights out of the state and pass strict=False.",
-        )
 
 
 def first_rows(weight: object, rows: int, dim: int) -> RowMove | None:

@@ -10,7 +10,7 @@ from torch import Tensor
 from torchrec.optim.keyed import KeyedOptimizer
 
 from recfx.collections.converted_collection import ConvertedCollection
-from recfx.collections.fit_table import check_rows_have_ids, first_rows, fit_index, without_index, without_weight
+from recfx.collections.fit_table import first_rows, fit_index, without_index, without_weight
 from recfx.collections.kinds import kind_of
 from recfx.errors import CheckpointError
 from recfx.hashing import state
@@ -35,7 +35,7 @@ def fit_state(
 
     Raises:
         CheckpointError: what is wrong with an index, or ``torn_state`` if its table's weight is missing or does not
-            fit it, or ``state_of_plain_tables``.
+            fit it.
     """
     fitted: dict[str, object] = {}
     moves: dict[str, RowMove] = {}
@@ -57,8 +57,6 @@ def fit_state(
         if load_hooks(index) and not hooked:
             continue
         if not state.has_index(saved_index):
-            if what == state.FORGET:
-                check_rows_have_ids(table.name, index.config, prefix.removesuffix("."))
             move = first_rows(weight, rows, dim) if what == state.FORGET else None
             if move is not None:
                 moves[table.name] = move

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import itertools
+import logging
 import operator
 import warnings
 import weakref
@@ -21,6 +22,8 @@ from recfx.hashing.identity import IDENTITY, identity
 from recfx.hashing.slices import SLICE_COUNTS, STATISTICS, SliceCounts, parts_between, row_cuts
 from recfx.kernels.build import forks
 from recfx.kernels.index.index_buffers import COUNTERS, IndexBuffers, IndexPolicy, is_taken
+
+_logger = logging.getLogger("recfx")
 
 EVAL_COUNTERS = ("ids_seen", "unseen_answers")
 # Whoever writes to these from outside has written a state, or has damaged what the operators follow without a check.
@@ -402,11 +405,13 @@ class IndexStorage(nn.Module):
                     "intended, call the index's reset() first. To keep the index, load with strict=False.",
                     stacklevel=2,
                 )
-            elif if_absent == state.FORGET and self.config.dense_rows == 0:  # refused if strict
-                warnings.warn(
-                    f"table {self.name!r}: the state has the table's weight but no index, so what is loaded is lost: "
-                    "here, each id gets its row, with initial weights, when it is first seen (dense_rows=0).",
-                    stacklevel=2,
+            elif if_absent == state.FORGET and self.config.dense_rows == 0:
+                _logger.warning(
+                    "table %r: the state has the table's weight but no index, and no id is a row number here: each id "
+                    "gets its row, with initial weights, when it is first seen, so the weight that was loaded is lost. "
+                    "To keep what a plain table has learned, convert it without raw_ids() or dense_rows=0, and with "
+                    "more rows than it had (HashConfig(rows=...)) if other ids are to come.",
+                    self.name,
                 )
         buffers = state.buffers_from_state(self.config, self.policy, self.name, saved)
         if not self.slot_groups.is_meta:

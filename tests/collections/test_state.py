@@ -134,11 +134,8 @@ def test_averaged_weights_of_the_same_model_keep_the_index(kept: str) -> None:
     model(batch(0))
 
 
-FIRST_ARE_ROWS = recfx.HashConfig(dense_rows=10, buckets=4)
-
-
 def test_a_plain_models_state_empties_the_index_and_says_so() -> None:
-    model, plain = trained(hashing=FIRST_ARE_ROWS), OnePart(200)
+    model, plain = trained(), OnePart(200)
     ids = len(model.first.index("a"))
     assert ids > 0
     with pytest.warns(UserWarning, match=rf"table 'a'.*forgets its {ids} ids.*reset\(\)"):
@@ -147,34 +144,18 @@ def test_a_plain_models_state_empties_the_index_and_says_so() -> None:
 
 
 @pytest.mark.parametrize("strict", [True, False])
-def test_an_index_that_holds_nothing_takes_a_plain_state_silently(strict: bool) -> None:
-    model, plain = trained(hashing=FIRST_ARE_ROWS), OnePart(200)
+@pytest.mark.parametrize("dense_rows", [0, 10])
+def test_an_index_that_holds_nothing_takes_a_plain_state(
+    dense_rows: int, strict: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    model, plain = trained(hashing=recfx.HashConfig(dense_rows=dense_rows, buckets=4)), OnePart(200)
     model.first.index("a").reset()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert model.load_state_dict(plain.state_dict(), strict=strict).missing_keys == []
+    lost = ["the weight that was loaded is lost" in message for message in caplog.messages]
+    assert lost == ([] if dense_rows else [True])  # where no id is a row, nobody would read it
     assert torch.equal(model.first.weight("a"), plain.first.embedding_bags["a"].weight)
-
-
-@pytest.mark.parametrize("holds_ids", [True, False])
-@pytest.mark.parametrize("wrap", [True, False])
-def test_a_plain_models_state_is_refused_where_no_id_is_a_row(wrap: bool, holds_ids: bool) -> None:
-    inner, plain = trained(), OnePart(200)
-    if not holds_ids:
-        inner.first.index("a").reset()
-    model, state = (nn.Sequential(each) if wrap else each for each in (inner, plain))
-    before = copied(model)
-    path = "0.first" if wrap else "first"
-    with refused("state_of_plain_tables", path, match="table 'a'.*dense_rows=0", error=recfx.CheckpointError):
-        model.load_state_dict(state.state_dict())
-    assert_same(copied(model), before)
-
-
-def test_a_plain_models_state_that_is_meant_to_fit_in_part_only_warns() -> None:
-    model, plain = recfx.convert(OnePart(200), hashing=RAW), OnePart(200)
-    with pytest.warns(UserWarning, match="table 'a'.*initial weights"):
-        model.load_state_dict(plain.state_dict(), strict=False)
-    assert torch.equal(model.after.weight, plain.after.weight)
 
 
 def test_a_hook_of_the_index_may_still_make_its_keys() -> None:

@@ -136,7 +136,7 @@ def test_fewer_rows_fill_as_in_the_unsharded_collection(plan: str, kind: str) ->
 
 
 def test_a_state_without_index_empties_it() -> None:
-    case = replace(case_of("mixed"), hashing=recfx.HashConfig(dense_rows=8, rows=80, buckets=4, on_full="evict"))
+    case = replace(case_of("mixed"), hashing=recfx.HashConfig(dense_rows=0, rows=80, buckets=4, on_full="evict"))
     smaller, _ = build(replace(case, seed=3))
     standard = {key: value.clone() for key, value in smaller.state_dict().items()}
     for loaded in ranks(2).run(load_plain, case, standard, False):
@@ -171,8 +171,6 @@ def refuse(rank: int, world_size: int, case: Case, saved_case: Case, damage: str
         saved["sparse.embedding_bags.d.weight"] = saved["sparse.embedding_bags.d.weight"][:, :-1]
     elif damage == "no_weight":
         del saved["sparse.embedding_bags.d.weight"]
-    elif damage == "no_index":
-        saved = {key: value for key, value in saved.items() if "hash_indexes" not in key}
     before = whole_state(model), model.over.weight.clone()  # type: ignore[operator, union-attr]
     with pytest.raises(CheckpointError) as caught:
         model.load_state_dict(saved)
@@ -186,7 +184,6 @@ def refuse(rank: int, world_size: int, case: Case, saved_case: Case, damage: str
         ("torn", "torn_state", "d"),
         ("shape", "columns_mismatch", "d"),
         ("no_weight", "torn_state", "d"),
-        ("no_index", "state_of_plain_tables", "sparse"),
     ],
 )
 @pytest.mark.parametrize("fewer", [0, 11])

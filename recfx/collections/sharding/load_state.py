@@ -9,14 +9,7 @@ import torch
 from torch import Tensor
 from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 
-from recfx.collections.fit_table import (
-    check_rows_have_ids,
-    first_rows,
-    fit_index,
-    saved_shape,
-    without_index,
-    without_weight,
-)
+from recfx.collections.fit_table import first_rows, fit_index, saved_shape, without_index, without_weight
 from recfx.collections.kinds import kind_of
 from recfx.collections.sharding.sharded_tables import ShardedTables
 from recfx.collections.sharding.state import index_pieces, other_plan, parts_of, weight_pieces, whole_index
@@ -124,8 +117,8 @@ class LocalState:
         moves: where the rows go of tables that have more rows now, by table.
 
     Raises:
-        CheckpointError: ``other_plan``, ``shape_mismatch``, ``not_a_tensor``, ``torn_state``,
-            ``state_of_plain_tables``, or any other code for what is wrong with an index.
+        CheckpointError: ``other_plan``, ``shape_mismatch``, ``not_a_tensor``, ``torn_state``, or any other code for
+            what is wrong with an index.
     """
 
     def __init__(self, module: ShardedTables, saved: Mapping[str, Any], prefix: str) -> None:
@@ -201,8 +194,6 @@ class LocalState:
     def _take_absent(self, table: ShardedTable, weight: Any, keys: Mapping[str, str]) -> None:
         """Empty the index if the state is that of a plain table."""
         spec = table.table
-        if weight is not None and spec.hashing is not None:  # on all ranks alike, with or without shards of the table
-            check_rows_have_ids(spec.name, spec.hashing, self.prefix.removesuffix("."))
         for shard in self._local(table):
             what = without_index(has_weight=weight is not None, holds_ids=self.module.index(shard.name).holds_ids)
             self.local[f"{self.prefix}hash_indexes.{shard.name}.{state.ABSENT}"] = what
