@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import random
 import signal
@@ -124,13 +125,17 @@ def _leave_out_of_collections() -> None:
 
 @pytest.fixture(autouse=True)
 def _fixed_seeds() -> Iterator[None]:
-    """Each test starts from the same random state, and from the default dtype, whatever ran before it."""
+    """Each test starts from the same random state, the default dtype and levels of logs, whatever ran before it."""
     random.seed(0)
     np.random.seed(0)
     torch.manual_seed(0)
     dtype = torch.get_default_dtype()
+    loggers = [logging.getLogger(name) for name in ("", "torchrec", "torch.fx")]
+    levels = [logger.level for logger in loggers]
     yield
     torch.set_default_dtype(dtype)
+    for logger, level in zip(loggers, levels, strict=True):  # examples set them
+        logger.setLevel(level)
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from recfx.errors import IdRangeError, IdTypeError, InputError, type_of
 from recfx.kernels.lookup.bag_offsets import NEGATIVE_LENGTH, OUT_OF_RANGE, Fault, bag_offsets
 
 _IDS = (torch.int64, torch.int32)
-_SMALL_IDS = (torch.int16, torch.int8, torch.uint8)  # the standard collection accepts these as well
+_SMALL_IDS = (torch.int16, torch.int8, torch.uint8, torch.bool)  # the standard collection accepts these as well
 _LENGTHS = (torch.int64, torch.int32)
 _SMALL_LENGTHS = (torch.int16, torch.int8, torch.uint8)
 _WEIGHTS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)

@@ -340,7 +340,7 @@ def test_errors_of_users_that_end_in_brackets_are_theirs(model: nn.Module, file:
     loaded = recfx.load(file)
     loaded.script = _Raises()
     with pytest.raises(RuntimeError, match=r"sizes \[2, 3\]") as raised:
-        loaded.serve({})
+        loaded.serve(dict.fromkeys(loaded.inputs, torch.ones(1)))
     assert not isinstance(raised.value, recfx.InputError)
 
 

@@ -215,7 +215,7 @@ def test_a_slice_answers_its_own_rows() -> None:
     assert index.items()[1].tolist() == [5, 6, 7]
     assert len(index.row_ids) == len(index.row_state) == 15
     assert index.occupancy() == (3, 10, 0, 3, 10)
-    assert repr(index).endswith("buckets=2, row_begin=5, row_end=20)")
+    assert repr(index).endswith("buckets=2, ids=3, row_begin=5, row_end=20)")
 
 
 @pytest.mark.parametrize("evict", ["lru", "lfu"])

@@ -86,7 +86,6 @@ OTHERS: dict[str, tuple[dict[str, Any], str, str]] = {
     "2-d ids": ({"values": IDS.view(6, 1)}, "bad_ids", "a tensor of 2 dimensions"),
     "sparse ids": ({"values": IDS.to_sparse()}, "bad_ids", "torch.sparse_coo"),
     "no ids": ({"values": IDS.tolist()}, "bad_ids", "a list"),
-    "bool ids": ({"values": IDS.to(torch.bool)}, "wrong_id_dtype", "torch.bool, but must be"),
     "uint16 ids": ({"values": IDS.to(torch.uint16)}, "wrong_id_dtype", "torch.uint16"),
     "no weights": ({"weights": None}, "missing_weights", "the batch has no weights"),
     "sparse weights": ({"weights": WEIGHTS.to_sparse()}, "bad_weights", "weights are a torch.sparse_coo tensor"),
@@ -154,7 +153,7 @@ SMALL = [torch.int8, torch.uint8, torch.int16, torch.int32]
 TAKEN: dict[str, dict[str, Any]] = {
     **{f"lengths {dtype}": {"lengths": LENGTHS.to(dtype)} for dtype in SMALL},
     **{f"offsets {dtype}": {"offsets": OFFSETS.to(dtype)} for dtype in SMALL},
-    **{f"ids {dtype}": {"values": IDS.to(dtype)} for dtype in SMALL},
+    **{f"ids {dtype}": {"values": IDS.to(dtype)} for dtype in [*SMALL, torch.bool]},
     "offsets from 5 on": {"offsets": OFFSETS + 5},
     "lengths as a matrix": {"lengths": LENGTHS.view(2, 2)},
     "offsets as a matrix": {"offsets": OFFSETS.view(1, 5)},

@@ -109,7 +109,7 @@ VARIABLE = "RECFX_TRACE"
 
 _FOLDER = re.compile(r"\d{3,}-")
 _SAID = re.compile(r"raises ([\w.]+): .*", re.DOTALL)
-_READ_FROM_A_TABLE = re.compile(r"\b(its ids are) -?\d+ to -?\d+(?=.*\bvalues of )", re.DOTALL | re.IGNORECASE)
+_READ_FROM_A_TABLE = re.compile(r"\b(its ids(?: are)?) -?\d+ to -?\d+(?=.*\bvalues of )", re.DOTALL | re.IGNORECASE)
 _LEFT_OUT = "(what it says is left out here: it may quote the batch)"
 
 
