@@ -6,7 +6,7 @@ import torch
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
 
 IDS = 300
-"""Of users, and of movies."""
+"""The number of users, and that of movies."""
 
 
 class TwoTower(torch.nn.Module):

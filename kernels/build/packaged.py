@@ -1,14 +1,16 @@
 """The C++ libraries that a wheel carries, one for each minor version of torch: its C++ interface changes with it.
 
 A wheel holds them in ``libraries``, beside this module. Whoever can write there can write to recfx's own modules as
-well, so it does not matter who owns the files. Which one serves is decided by its name alone: the minor version of
-torch, and a digest of the sources, so that a library that was made from other sources is never taken.
+well, so it does not matter who owns the files. Which one serves is decided by its name: the minor version of
+torch, and a digest of the sources, so that a library that was made from other sources is never taken. Its seal holds
+this name and the architecture, because a library of another torch or machine may end the process that loads it.
 """
 
 from __future__ import annotations
 
 import hashlib
 import logging
+import platform
 import re
 from pathlib import Path
 
@@ -42,10 +44,15 @@ def packaged_library(torch_version: str, cxx11_abi: bool, sources: Path) -> Path
     except OSError as error:
         _logger.warning("%s: make it readable, or install recfx again", error)
         return None
-    if is_sealed(content, ""):
+    if is_sealed(content, made_for(path.name, platform.machine())):
         return path
-    _logger.warning("%s is damaged, install recfx again", path)
+    _logger.warning("%s is damaged, or of another torch or machine: install recfx again", path)
     return None
+
+
+def made_for(name: str, machine: str) -> str:
+    """What the seal of a packaged library says besides its content: its file's name, and ``x86_64`` or ``aarch64``."""
+    return f"{name} {machine}"
 
 
 def seal(content: bytes, what_for: str) -> bytes:

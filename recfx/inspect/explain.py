@@ -273,13 +273,15 @@ class _PlannedSharding:
     def __init__(self, asked: Request, world_size: int | None) -> None:
         self._plan, self._topology = asked.plan, asked.topology
         ranks = None if world_size is None else whole_number(world_size, "world_size", most=MOST_RANKS)
-        env = asked.env
-        if env is None and dist.is_available() and dist.is_initialized():
-            env = ShardingEnv.from_process_group(dist.group.WORLD)  # as for convert
-        for known in (asked.topology, env):
-            ranks = known.world_size if ranks is None and known is not None else ranks
+        here = None if asked.env is None else (asked.env.world_size, asked.env.rank)
+        if here is None and dist.is_available() and dist.is_initialized():
+            here = dist.get_world_size(), dist.get_rank()  # as for convert; making a ShardingEnv may communicate
+        if ranks is None and asked.topology is not None:
+            ranks = asked.topology.world_size
+        if ranks is None and here is not None:
+            ranks = here[0]
         self._world_size = world_size_of(asked.plan, ranks) if asked.plan is not None else ranks
-        self._rank = env.rank if env is not None and env.world_size == self._world_size else 0
+        self._rank = here[1] if here is not None and here[0] == self._world_size else 0
         self._problems: list[Diagnostic] = []
 
     def make(self, model: nn.Module, decision: Decision) -> None:

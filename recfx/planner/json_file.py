@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -46,8 +47,8 @@ class JsonFile:
             raise self.refused("", f"is not JSON: {error}") from error
 
     def _once(self, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        names = [name for name, _ in pairs]
-        if twice := next((name for name in names if names.count(name) > 1), None):
+        counts = Counter(name for name, _ in pairs)
+        if twice := next((name for name, count in counts.items() if count > 1), None):
             raise self.refused("", f"has the key {twice!r} twice")
         return dict(pairs)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import ClassVar
 
 from rich.console import Console, ConsoleOptions, RenderResult
@@ -12,7 +13,7 @@ from recfx.printing.lines import to_lines
 from recfx.printing.page import fragment, heading, table
 
 
-class Shown:
+class Shown(ABC):
     """An object that :meth:`as_grid` makes a table of: ``str()`` is plain text, and a notebook shows HTML.
 
     Attributes:
@@ -21,9 +22,9 @@ class Shown:
 
     SPARE: ClassVar[tuple[str, ...]] = ()
 
+    @abstractmethod
     def as_grid(self) -> Grid:
         """The table, with its title."""
-        raise NotImplementedError
 
     def _lines(self, width: int | None) -> list[str]:
         grid = self.as_grid()

@@ -257,6 +257,13 @@ def test_a_plan_for_other_ranks() -> None:
         assert assert_alike(model, plan=plan) == ("plan_rank", "")
 
 
+def test_a_rank_may_ask_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """TorchRec's ``ShardingEnv`` makes a ``DeviceMesh``; with some versions of torch, all ranks take part in that."""
+    monkeypatch.setattr(ShardingEnv, "from_process_group", lambda group: pytest.fail("this may communicate"))
+    with process_group():
+        assert recfx.explain(Holder(collection()), plan=on_one_rank()).ok
+
+
 def test_a_plan_for_a_table_whose_optimizer_has_no_fused_form() -> None:
     with process_group():
         model = Holder(collection())

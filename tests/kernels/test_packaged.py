@@ -1,5 +1,6 @@
 """The libraries that a wheel carries: which one is taken, and what happens where none serves."""
 
+import platform
 from collections.abc import Callable
 from pathlib import Path
 
@@ -7,9 +8,16 @@ import pytest
 import torch
 
 from recfx.kernels.build import library, packaged
-from recfx.kernels.build.packaged import library_name, packaged_library, seal
+from recfx.kernels.build.packaged import library_name, made_for, packaged_library, seal
 
 CONTENT = b"a library"
+
+
+def write(torch_version: str, sources: Path, machine: str = platform.machine()) -> Path:
+    """A library of the wheel."""
+    path = packaged.LIBRARIES / library_name(torch_version, sources)
+    path.write_bytes(CONTENT + seal(CONTENT, made_for(path.name, machine)))
+    return path
 
 
 @pytest.fixture
@@ -22,7 +30,7 @@ def sources(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     monkeypatch.setattr(library, "_path", None)
     monkeypatch.setattr(packaged, "LIBRARIES", tmp_path)
     monkeypatch.setenv("RECFX_BUILD_DIR", str(tmp_path / "build"))
-    (tmp_path / library_name(torch.__version__, sources)).write_bytes(CONTENT + seal(CONTENT, ""))
+    write(torch.__version__, sources)
     return sources
 
 
@@ -51,7 +59,7 @@ def test_it_is_loaded_without_a_compiler_whoever_owns_it(
     ("version", "serves"), [("2.13.0", True), ("2.13.1+cu130", True), ("2.13.0a0+git1234", True), ("2.1.3", False)]
 )
 def test_it_serves_one_minor_version(sources: Path, version: str, serves: bool) -> None:
-    (packaged.LIBRARIES / library_name("2.13.0", sources)).write_bytes(CONTENT + seal(CONTENT, ""))
+    write("2.13.0", sources)
     assert (packaged_library(version, True, sources) is not None) == serves
     assert packaged_library(version, False, sources) is None
 
@@ -68,7 +76,17 @@ def test_a_damaged_one_is_named_and_not_taken(
     (held,) = packaged.LIBRARIES.glob("*.so")
     held.write_bytes(damage(held.read_bytes()))
     assert packaged_library(torch.__version__, True, sources) is None
-    assert caplog.messages == [f"{held} is damaged, install recfx again"]
+    assert caplog.messages == [f"{held} is damaged, or of another torch or machine: install recfx again"]
+
+
+def test_one_of_another_torch_or_machine_is_not_taken(sources: Path) -> None:
+    of_another = write("2.1.3", sources)
+    held = of_another.rename(packaged.LIBRARIES / library_name(torch.__version__, sources))
+    assert packaged_library(torch.__version__, True, sources) is None
+    assert write(torch.__version__, sources) == held
+    assert packaged_library(torch.__version__, True, sources) == held
+    write(torch.__version__, sources, "another machine")
+    assert packaged_library(torch.__version__, True, sources) is None
 
 
 def test_one_that_this_user_cannot_read_is_named_and_not_taken(
