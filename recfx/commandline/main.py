@@ -85,10 +85,13 @@ def _run(command: Command, given: argparse.Namespace) -> Outcome | int:
 
 
 def _print(command: Command, outcome: Outcome) -> int:
-    """Colours and the terminal's width in a terminal, plain text elsewhere. Returns the exit status."""
+    """Colours and the terminal's width in a terminal, plain text elsewhere, as wide as ``COLUMNS`` says or as it needs
+    to be. Returns the exit status.
+    """
     try:
         _encode_everything()
-        if sys.stdout is not None and sys.stdout.isatty() and not isinstance(outcome.output, str):
+        has_width = sys.stdout is not None and (sys.stdout.isatty() or os.environ.get("COLUMNS", "").isdigit())
+        if has_width and not isinstance(outcome.output, str):
             from rich.console import Console
 
             Console(highlight=False, markup=False, emoji=False).print(outcome.output)

@@ -23,6 +23,7 @@ from recfx.errors import ConversionError, type_of
 from recfx.ir.operator_graph import lowered_from
 from recfx.passes import Rewriting
 from recfx.planner.plan import plan_of_collections as make_plan
+from recfx.planner.plan_file import PlanFile
 from recfx.planner.priced_plan import topology_of, world_size_of
 from recfx.planner.pricing.cost import COST_VERSION, Cost, PlanComparison, PlanRow, features_of
 from recfx.planner.pricing.graph_prices import ModelPrices, price_graph
@@ -286,7 +287,7 @@ def _device_of(topology: AnyTopology | Hardware | None, model: nn.Module) -> str
 
 def compare_plans(
     model: nn.Module,
-    plans: Sequence[ShardingPlan] | Mapping[str, ShardingPlan],
+    plans: Sequence[ShardingPlan | PlanFile] | Mapping[str, ShardingPlan | PlanFile],
     topology: Topology | NpuTopology | Hardware | None = None,
     *,
     world_size: int | None = None,
@@ -303,9 +304,9 @@ def compare_plans(
 
     Args:
         model: a model that is not sharded, converted or not; it may be on meta.
-        plans: plans for it, or plans by name.
+        plans: plans for it, or plans by name; also what ``read_plan`` has read.
         topology: as for ``recfx.cost``. Plans that ``recfx.plan`` made for different hardware need one.
-        world_size: the number of ranks of all plans. Default: for each plan, as for ``recfx.cost``.
+        world_size: the number of ranks of all plans. Default: what a plan's file says, or as for ``recfx.cost``.
         B: samples per rank.
         L: the mean number of ids per sample: a number for all features, or a mapping with one for each.
 
@@ -326,7 +327,8 @@ def compare_plans(
             raise ConversionError(
                 f"{name} is None.", reason="invalid_argument", what_to_do="pass plans, such as those of recfx.plan."
             )
-        priced = cost(model, topology, plan=plan, world_size=world_size).at(B, L=L)
+        plan, ranks = plan if isinstance(plan, PlanFile) else (plan, None)
+        priced = cost(model, topology, plan=plan, world_size=ranks if world_size is None else world_size).at(B, L=L)
         rows.append(PlanRow(str(name), _types(plan), priced))
     hardware = {row.name: row.cost.hardware for row in rows}
     different = next((name for name, its_own in hardware.items() if its_own != rows[0].cost.hardware), None)

@@ -345,7 +345,7 @@ def _sharding_columns(most: int) -> dict[str, Callable[[list[TableReport]], str]
     return {
         "table": _names,
         "sharding": lambda group: _shardings(group)[0].sharding_type,
-        "kernel": lambda group: _shardings(group)[0].compute_kernel,
+        "compute kernel": lambda group: _shardings(group)[0].compute_kernel,
         "pooled rows": lambda group: _shardings(group)[0].travels,
         "where": lambda group: _where(group, most),
         "rows here": lambda group: wording.between(sharding.rows_here for sharding in _shardings(group)),

@@ -1,7 +1,8 @@
 """The report for a terminal: what matters first, many similar items as one line, no name or ``file:line`` broken.
 
-As plain text it has a fixed width and no colours, so that it is the same in every pipe and log. Reasons begin their
-line with their severity and code. Prose is wrapped between words; a name that is longer than a line stays whole.
+As plain text it has no colours, prose of a fixed width, and tables with all of their columns, so that it is the same in
+every pipe and log. Reasons begin their line with their severity and code. Prose is wrapped between words; a name that
+is longer than a line stays whole.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import io
 import re
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from rich.console import Console
@@ -37,7 +38,7 @@ def render_text(report: ReportData, every: bool = False) -> str:
 
     Args:
         report: see :class:`ReportData`.
-        every: a line for each table, collection and message, however many there are, and every column.
+        every: a line for each table, collection and message, however many there are.
     """
     console = Console(
         file=io.StringIO(),
@@ -49,7 +50,7 @@ def render_text(report: ReportData, every: bool = False) -> str:
         emoji=False,
         highlight=False,
     )
-    for part in render(report, every, None if every else WIDTH):
+    for part in render(report, every, None):
         console.print(part, soft_wrap=True)  # lines have their length already; longer ones stay whole
     output = console.file
     assert isinstance(output, io.StringIO)
@@ -62,7 +63,7 @@ def render(report: ReportData, every: bool, room: int | None) -> Iterator[Text]:
     Args:
         report: see :class:`ReportData`.
         every: as for ``render_text``.
-        room: the width of the terminal, where tables leave out columns; None: they leave out none.
+        room: the width of the terminal, where tables leave out columns; None: plain text, where they leave out none.
     """
     width = max(WIDTH if room is None else room, _NARROWEST)
     rows = reason_rows(report, every)
@@ -73,7 +74,7 @@ def render(report: ReportData, every: bool, room: int | None) -> Iterator[Text]:
         yield from _reason(row, width, every)
     graphs, more = node_grids(report.collections, every)
     for section in [*overview(report.collections, every), *graphs]:
-        yield from _grid(section, None if room is None else width)
+        yield from _grid(section, None if every and room is None else width, None if room is None else SPARE)
     if more:
         yield Text(f"\n{more}")
     if graphs:
@@ -137,11 +138,11 @@ def _wrapped(text: str, width: int, first: str, rest: str) -> list[str]:
     )
 
 
-def _grid(grid: Grid, width: int | None) -> Iterator[Text]:
-    """A table below its title; None: as wide as it needs to be."""
+def _grid(grid: Grid, width: int | None, spare: Sequence[str] | None) -> Iterator[Text]:
+    """A table below its title; the width and the columns to spare are those of ``to_lines``."""
     yield Text("\n" + "\n".join(_wrapped(grid.title, width or WIDTH, "", "    ")), style="bold")
     grid = replace(grid, rows=tuple(tuple(map(printable, row)) for row in grid.rows), more=printable(grid.more))
-    head, *rows = to_lines(grid, width, spare=SPARE)
+    head, *rows = to_lines(grid, width, spare=spare)
     yield Text(head, style="bold")
     yield Text("\n".join(rows))
     if grid.more:

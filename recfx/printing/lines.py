@@ -11,7 +11,7 @@ from recfx.printing.grid import Grid
 
 
 def to_lines(
-    grid: Grid, width: int | None = None, *, spare: Sequence[str] = (), between: str = " | ", ruled: bool = True
+    grid: Grid, width: int | None = None, *, spare: Sequence[str] | None = (), between: str = " | ", ruled: bool = True
 ) -> list[str]:
     """The names of the columns, the rows, and a line about the columns that were left out, if there are any.
 
@@ -19,7 +19,8 @@ def to_lines(
         grid: what is shown; its title and ``more`` are not.
         width: of the terminal, in characters. A name in the first column that is longer than half of it, or a third if
             few are, has a line of its own above its row, and is never broken. None: lines are as long as they need be.
-        spare: names of columns; the first of them is left out first, and columns that are not named last.
+        spare: names of columns; the first of them is left out first, and columns that are not named last. None: none is
+            left out, and lines may be longer than ``width``.
         between: what separates the columns.
         ruled: whether there is a line below the names.
     """
@@ -30,7 +31,8 @@ def to_lines(
         few_are_long = 4 * sum(cell_len(row[0]) > width // 3 for row in rows) <= len(rows)
         alone = max(width // 3 if few_are_long else width // 2, cell_len(grid.columns[0]))  # names that are longer
         widths[0] = max(length for row in rows if (length := cell_len(row[0])) <= alone)
-        kept = _that_fit(grid.columns, widths, width, spare, len(between))
+        if spare is not None:
+            kept = _that_fit(grid.columns, widths, width, spare, len(between))
     lines = []
     for row in rows:
         name = row[0]

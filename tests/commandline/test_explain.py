@@ -17,9 +17,13 @@ from tests.inspect.models import only_model
 MODELS = "tests.inspect.models"
 
 
-def test_text_and_status_of_a_good_model(capsys: pytest.CaptureFixture[str]) -> None:
+def test_text_and_status_of_a_good_model(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
     assert main(["explain", f"{MODELS}:only_model"]) == 0
     assert capsys.readouterr().out == f"{explain(only_model())}\n"
+    monkeypatch.setenv("COLUMNS", "60")
+    assert main(["explain", f"{MODELS}:only_model"]) == 0
+    assert "\ncolumns left out: " in capsys.readouterr().out
 
 
 def test_sample_is_used_and_refusal_is_status_1(capsys: pytest.CaptureFixture[str]) -> None:
