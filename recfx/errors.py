@@ -7,6 +7,7 @@ do about it. Its text also contains the reason code, in brackets, so that users 
 from __future__ import annotations
 
 import re
+import reprlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -30,6 +31,11 @@ def printable(text: str, keep: str = "") -> str:
         letter if letter.isprintable() or letter in keep else letter.encode("unicode_escape").decode()
         for letter in text
     )
+
+
+def short(value: object) -> str:
+    """What came from outside, as Python writes it, in one line of at most 80 characters."""
+    return reprlib.repr(value)[:80]
 
 
 class Severity(str, Enum):

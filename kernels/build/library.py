@@ -12,8 +12,9 @@ rebuilt. If the library cannot be kept in that directory, it is built in a tempo
 when the process ends.
 
 If there is no compiler, nothing breaks: ``load()`` returns ``False``, ``why_not()`` says why, and a warning is logged
-once. ``operators()`` then has the same operators with the same signatures, which are read from the sources, and those
-with a reference in torch (``reference``) run by it. With the library, the references run on devices other than the CPU.
+once. What is wrong with the library of the wheel comes first in it. ``operators()`` then has the same operators with
+the same signatures, which are read from the sources, and those with a reference in torch (``reference``) run by it.
+With the library, the references run on devices other than the CPU.
 """
 
 from __future__ import annotations
@@ -56,6 +57,11 @@ _DEFINITION = re.compile(r'library\.def\(\s*((?:"[^"]*"\s*)+)')
 REFERENCES: dict[str, Callable[..., Any]] = {}
 """The functions in torch by which operators run where they have no kernel, by the operator's name."""
 _loading = threading.RLock()
+WHAT_TO_DO = (
+    "install recfx again from its wheel, which has a library for this version of torch, or install a C++ compiler; "
+    "python -m recfx.kernels shows what is wrong."
+)
+"""Where there is no library."""
 
 
 def _in_child() -> None:
@@ -80,11 +86,9 @@ def _load_once() -> None:
         return
     try:
         _open_library()
-    except (OSError, RuntimeError) as error:
-        _reason = str(error)
-        _logger.warning(
-            "C++ operators are not available; using the slower torch references instead: %s", _reason.partition("\n")[0]
-        )
+    except LibraryBuildError as error:
+        _reason = str(error).partition("\n")[0]
+        _logger.warning("C++ operators are not available; using the slower torch references instead: %s", _reason)
         for schema in schemas():
             if not hasattr(torch.ops.recfx, schema.partition("(")[0]):
                 _library().define(schema)
@@ -133,15 +137,14 @@ def loaded_path() -> Path | None:
 
 def _open_library() -> None:
     global _path
-    packaged = came_with_recfx()
-    if packaged is not None:
-        try:
-            torch.ops.load_library(str(packaged))
-        except OSError as error:  # of a torch that was built unlike those on package indexes
-            _logger.warning("%s cannot be loaded, one is compiled instead: %s", packaged, error)
-        else:
-            _path = _path or packaged
-            return
+    path, why = came_with_recfx()
+    if path is None:
+        with _after(why):
+            path = _open_compiled()
+    _path = _path or path  # operators are those of the first library that has them
+
+
+def _open_compiled() -> Path:
     try:
         path = build()
     except OSError as error:  # not LibraryBuildError: code that does not compile here does not compile elsewhere
@@ -152,11 +155,24 @@ def _open_library() -> None:
         _logger.warning("%s cannot be loaded and is rebuilt: %s", path, error)
         path = build(anew=True)
         torch.ops.load_library(str(path))
-    _path = _path or path  # operators are those of the first library that has them
+    return path
+
+
+@contextlib.contextmanager
+def _after(why: str) -> Iterator[None]:
+    """What fails inside is the second reason why there is no library.
+
+    Raises:
+        LibraryBuildError: its message begins with the first.
+    """
+    try:
+        yield
+    except (OSError, RuntimeError) as error:
+        raise LibraryBuildError(f"{why}, and none can be made here: {error}") from error
 
 
 def why_not() -> str:
-    """Why ``load()`` answered ``False``; empty if it did not."""
+    """Why ``load()`` answered ``False``, in one line; empty if it did not."""
     return _reason
 
 
@@ -168,7 +184,7 @@ def reference(name: str) -> Callable[[_F], _F]:
 
     def register(function: _F) -> _F:
         REFERENCES[name] = function
-        _once_defined(partial(_implement, name, function, "CompositeExplicitAutograd"))
+        once_defined(partial(_implement, name, function, "CompositeExplicitAutograd"))
         return function
 
     return register
@@ -179,7 +195,7 @@ def kernel(name: str, *dispatch_keys: str) -> Callable[[_F], _F]:
 
     def register(function: _F) -> _F:
         for key in dispatch_keys:
-            _once_defined(partial(_implement, name, function, key))
+            once_defined(partial(_implement, name, function, key))
         return function
 
     return register
@@ -190,7 +206,7 @@ def fake(*names: str) -> Callable[[_F], _F]:
 
     def register(function: _F) -> _F:
         for name in names:
-            _once_defined(partial(torch.library.register_fake, f"recfx::{name}", function))
+            once_defined(partial(torch.library.register_fake, f"recfx::{name}", function))
         return function
 
     return register
@@ -200,7 +216,8 @@ def _implement(name: str, function: Callable[..., Any], dispatch_key: str) -> No
     _library().impl(name, function, dispatch_key)
 
 
-def _once_defined(register: Callable[[], object]) -> None:
+def once_defined(register: Callable[[], object]) -> None:
+    """Call the function as soon as the operators exist. What it raises, ``load()`` raises each time."""
     if _loaded is None:
         _when_defined.append(register)
     else:
@@ -214,9 +231,17 @@ def _library() -> torch.library.Library:
     return _fragment
 
 
-def came_with_recfx() -> Path | None:
-    """The library of a wheel that is there for the torch that is installed; None if there is none."""
-    return packaged_library(torch.__version__, torch.compiled_with_cxx11_abi(), SOURCES)
+def came_with_recfx() -> tuple[Path | None, str]:
+    """The library of a wheel for the torch that is installed, which is then loaded; or None, and why there is none."""
+    try:
+        path = packaged_library(torch.__version__, torch.compiled_with_cxx11_abi(), SOURCES)
+        if path is None:
+            return None, f"recfx came without a C++ library for torch {torch.__version__}"
+        torch.ops.load_library(str(path))
+    except OSError as error:  # also of a torch that was built unlike those on package indexes
+        _logger.warning("%s. What to do: install recfx again.", error)
+        return None, str(error)
+    return path, ""
 
 
 def build(anew: bool = False) -> Path:
@@ -326,8 +351,10 @@ def _compile(compiler: list[str], library: Path) -> None:
 def main() -> int:
     """Print the path of the library, built if there is none; if that fails, print why and return 1."""
     try:
-        print(came_with_recfx() or build())
-    except (OSError, LibraryBuildError) as error:
+        path, why = came_with_recfx()
+        with _after(why):
+            print(path or build())
+    except LibraryBuildError as error:
         print(error, file=sys.stderr)
         return 1
     return 0

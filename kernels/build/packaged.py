@@ -9,15 +9,16 @@ this name and the architecture, because a library of another torch or machine ma
 from __future__ import annotations
 
 import hashlib
-import logging
 import platform
 import re
 from pathlib import Path
 
 from recfx.kernels.build.compiler import digest_of
 
-_logger = logging.getLogger("recfx")
 LIBRARIES = Path(__file__).resolve().parent / "libraries"
+MACHINES = ("x86_64", "aarch64")
+"""Those that wheels are made for."""
+
 # Written at the end of a library, where loaders do not look.
 _SEAL = b"recfx-sealed:"
 
@@ -28,26 +29,34 @@ def library_name(torch_version: str, sources: Path) -> str:
     return f"librecfx-torch{minor[0] if minor else torch_version}-{digest_of(sources)}.so"
 
 
+class UnusableError(OSError):
+    """A library that came with recfx is damaged, or was made for something else."""
+
+
 def packaged_library(torch_version: str, cxx11_abi: bool, sources: Path) -> Path | None:
-    """The library for this torch that came with recfx; None if there is none, or, with a warning, if it is of no use.
+    """The library for this torch that came with recfx; None if there is none.
 
     Args:
         torch_version: of the torch that is to load it.
         cxx11_abi: whether that torch was built with the C++11 ABI of libstdc++, as all that packages carry were.
         sources: the folder of the sources.
+
+    Raises:
+        UnusableError: it is not what its name says; the message says what it is.
+        OSError: it cannot be read.
     """
     path = LIBRARIES / library_name(torch_version, sources)
     if not cxx11_abi or not path.is_file():
         return None
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        _logger.warning("%s: make it readable, or install recfx again", error)
-        return None
-    if is_sealed(content, made_for(path.name, platform.machine())):
+    content, here = path.read_bytes(), platform.machine()
+    machines = [machine for machine in (here, *MACHINES) if is_sealed(content, made_for(path.name, machine))]
+    if here in machines:
         return path
-    _logger.warning("%s is damaged, or of another torch or machine: install recfx again", path)
-    return None
+    raise UnusableError(
+        f"{path} is for {machines[0]}, and this machine is {here}"
+        if machines
+        else f"{path} is damaged, or of another torch"
+    )
 
 
 def made_for(name: str, machine: str) -> str:

@@ -111,7 +111,7 @@ def _compiler() -> Finding:
     found = next(filter(None, paths), None)
     if found:
         return ok("C++ compiler", found)
-    if library.came_with_recfx():
+    if library.came_with_recfx()[0]:
         return ok("C++ compiler", "none, and none is needed: a library came with recfx")
     absent = f"CXX names {named}, which is not there" if named else "none of g++, c++ and clang++ on PATH"
     return missing("C++ compiler", absent, "install g++ (apt-get install g++), or set CXX to another one")
@@ -120,8 +120,9 @@ def _compiler() -> Finding:
 def _library() -> Finding:
     """Loads the library; if none came with recfx, that compiles it the first time."""
     if not library.load():
-        why = library.why_not().partition("\n")[0]
-        return missing("recfx's library", f"not loaded: {why}", "python -m recfx.kernels shows what is wrong")
+        return missing(
+            "recfx's library", f"not loaded: {library.why_not()}", "python -m recfx.kernels shows what is wrong"
+        )
     path = library.loaded_path()
     if path is not None and path.parent not in (library.build_directory(), packaged.LIBRARIES):
         return warning(

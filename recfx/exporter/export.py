@@ -240,7 +240,7 @@ def _serving_target(format: str, portable: bool, device: str) -> ServingTarget:
         raise ExportError(
             f"recfx's C++ operators are missing: {library.why_not()}",
             reason="no_library",
-            what_to_do="install a C++ compiler, or export with portable=True.",
+            what_to_do=f"export with portable=True, or {library.WHAT_TO_DO}",
         )
     return file_format.native
 

@@ -105,7 +105,7 @@ def _check_operators(file: ModelFile, manifest: dict[str, Any], device: torch.de
             raise ExportError(
                 f"{file.path} needs recfx's C++ operators, which are missing: {library.why_not()}",
                 reason="no_library",
-                what_to_do="install a C++ compiler, or export the model with portable=True.",
+                what_to_do=f"export the model with portable=True, or {library.WHAT_TO_DO}",
             )
         oldest, newest = library.operators().file_operator_versions()
         offered = range(oldest, newest + 1)

@@ -1,5 +1,6 @@
 """Hashing: tables whose rows belong to raw 64-bit ids."""
 
+import recfx.hashing.cpu_capability  # noqa: F401, it registers a check
 from recfx.hashing.config import HashConfig, ResolvedHashConfig, as_integer
 from recfx.hashing.index import HashIndex, Occupancy
 

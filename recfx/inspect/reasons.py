@@ -45,7 +45,7 @@ def kernel_fallback(table: TableFacts) -> Diagnostic | None:
 
 def no_library(table: TableFacts) -> Diagnostic | None:
     """Neither did a library come with recfx that serves here, nor could one be compiled."""
-    why = library.why_not().partition("\n")[0]
+    why = library.why_not()
     if not why or table.weight.is_meta or (table.index is None and table.weight.device.type != "cpu"):
         return None
     message = (
@@ -53,11 +53,7 @@ def no_library(table: TableFacts) -> Diagnostic | None:
         + ("Its ids are" if table.index is not None else "It is")
         + " looked up without it, and a training step on raw ids takes about ten times as long."
     )
-    advice = (
-        "install recfx from its wheel, which has a library for this version of torch, or install a C++ compiler; "
-        "python -m recfx.kernels shows what is wrong."
-    )
-    return Diagnostic("no_library", table.module_path, message, advice, Severity.WARNING)
+    return Diagnostic("no_library", table.module_path, message, library.WHAT_TO_DO, Severity.WARNING)
 
 
 def optimizer_not_fused(table: TableFacts) -> Diagnostic | None:

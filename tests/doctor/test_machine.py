@@ -59,7 +59,7 @@ def test_a_compiler_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     found = machine_module._compiler()
     assert found.status == Status.MISSING
     assert "CXX names no-such-compiler" in found.found
-    monkeypatch.setattr(library, "came_with_recfx", lambda: Path("librecfx.so"))
+    monkeypatch.setattr(library, "came_with_recfx", lambda: (Path("librecfx.so"), ""))
     assert machine_module._compiler().status == Status.OK
 
 
@@ -69,6 +69,6 @@ def test_a_library_that_is_not_loaded_or_not_kept(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(library, "loaded_path", lambda: packaged.LIBRARIES / "librecfx.so")
     assert machine_module._library().status == Status.OK
     monkeypatch.setattr(library, "load", lambda: False)
-    monkeypatch.setattr(library, "why_not", lambda: "the compiler failed\nwith much to say")
+    monkeypatch.setattr(library, "why_not", lambda: "the compiler failed")
     found = machine_module._library()
     assert (found.status, found.found) == (Status.MISSING, "not loaded: the compiler failed")

@@ -126,7 +126,7 @@ def test_no_library(monkeypatch: pytest.MonkeyPatch) -> None:
     model = Wrapped(collection(1))
     assert only(convert(model, hashing=INDEX), "no_library") == []
     monkeypatch.setattr(library, "load", lambda: False)
-    monkeypatch.setattr(library, "why_not", lambda: "the compiler failed: no space\nand all that it said")
+    monkeypatch.setattr(library, "why_not", lambda: "the compiler failed: no space")
     for hashing, text in ((None, "It is looked up"), (INDEX, "Its ids are looked up")):
         (reason,) = only(convert(Wrapped(collection(1)), hashing=hashing), "no_library")
         assert (reason.severity, reason.path) == ("warning", "inner.embedding_bags.t0")

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from recfx.kernels.build import library, packaged
+from recfx.kernels.build.compiler import LibraryBuildError
 from recfx.kernels.build.packaged import library_name, made_for, packaged_library, seal
 
 CONTENT = b"a library"
@@ -70,23 +71,43 @@ def test_it_is_not_taken_for_other_sources(sources: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", [lambda content: b"", lambda content: content[1:], lambda content: content + b"\0"])
-def test_a_damaged_one_is_named_and_not_taken(
-    sources: Path, damage: Callable[[bytes], bytes], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_damaged_one_is_the_first_reason_why_there_is_none(
+    sources: Path, damage: Callable[[bytes], bytes], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
     (held,) = packaged.LIBRARIES.glob("*.so")
     held.write_bytes(damage(held.read_bytes()))
-    assert packaged_library(torch.__version__, True, sources) is None
-    assert caplog.messages == [f"{held} is damaged, or of another torch or machine: install recfx again"]
+    monkeypatch.setenv("CXX", "/no/such/compiler")
+    for name, value in (("_loaded", None), ("_reason", ""), ("_when_defined", [])):
+        monkeypatch.setattr(library, name, value)
+    assert not library.load()
+    why = f"{held} is damaged, or of another torch"
+    assert caplog.messages[0] == f"{why}. What to do: install recfx again."
+    assert library.why_not().startswith(f"{why}, and none can be made here: the C++ compiler /no/such/compiler cannot")
+    assert library.main() == 1
+    assert capsys.readouterr().err.startswith(why)
+
+
+def test_where_none_came_with_recfx_that_is_the_first_reason(sources: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "__version__", "9.9.1")
+    monkeypatch.setenv("CXX", "/no/such/compiler")
+    with pytest.raises(
+        LibraryBuildError, match=r"without a C\+\+ library for torch 9\.9\.1, and none can be made here"
+    ):
+        library._open_library()
 
 
 def test_one_of_another_torch_or_machine_is_not_taken(sources: Path) -> None:
     of_another = write("2.1.3", sources)
     held = of_another.rename(packaged.LIBRARIES / library_name(torch.__version__, sources))
-    assert packaged_library(torch.__version__, True, sources) is None
+    with pytest.raises(OSError, match="or of another torch"):
+        packaged_library(torch.__version__, True, sources)
     assert write(torch.__version__, sources) == held
     assert packaged_library(torch.__version__, True, sources) == held
-    write(torch.__version__, sources, "another machine")
-    assert packaged_library(torch.__version__, True, sources) is None
+    (other,) = {"x86_64", "aarch64"} - {platform.machine()}
+    write(torch.__version__, sources, other)
+    with pytest.raises(OSError, match=f"is for {other}, and this machine is {platform.machine()}"):
+        packaged_library(torch.__version__, True, sources)
 
 
 def test_one_that_this_user_cannot_read_is_named_and_not_taken(
@@ -101,8 +122,8 @@ def test_one_that_this_user_cannot_read_is_named_and_not_taken(
         return of_others(path)
 
     monkeypatch.setattr(Path, "read_bytes", read_bytes)
-    assert packaged_library(torch.__version__, True, sources) is None
-    assert caplog.messages == [f"[Errno 13] Permission denied: '{held}': make it readable, or install recfx again"]
+    assert library.came_with_recfx() == (None, f"[Errno 13] Permission denied: '{held}'")
+    assert caplog.messages == [f"[Errno 13] Permission denied: '{held}'. What to do: install recfx again."]
 
 
 def test_one_that_cannot_be_loaded_makes_way_for_one_that_is_compiled(
@@ -119,4 +140,4 @@ def test_one_that_cannot_be_loaded_makes_way_for_one_that_is_compiled(
     monkeypatch.setattr(torch.ops, "load_library", load_library)
     library._open_library()
     assert [path.parent for path in loaded] == [library.build_directory()]
-    assert caplog.messages[0] == f"{held} cannot be loaded, one is compiled instead: undefined symbol"
+    assert caplog.messages[0] == "undefined symbol. What to do: install recfx again."
