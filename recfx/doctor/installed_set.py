@@ -20,7 +20,7 @@ from recfx.versions.sets import DEFAULT, SETS, minor, nearest, set_of
 ANY_VERSIONS = "RECFX_ANY_VERSIONS"
 """The environment variable that makes a warning of the error about versions that do not fit."""
 
-_FILES = {
+_FILES = {  # of each of MODULES
     "torch": ["version.py"],
     "torchrec": ["version.py"],
     "fbgemm_gpu": ["docs/target.default.json.py", "docs/version.py"],
@@ -70,18 +70,23 @@ def unfit() -> Diagnostic | None:
     with_cuda = "torch" in here and (here["torch"].folder / "lib" / "libtorch_cuda.so").exists()
     device = "npu" if importlib.util.find_spec("torch_npu") else "cuda" if with_cuda else "cpu"
     row = nearest(versions.get("torch", DEFAULT.torch))
-    install = row.install(device)
+    wanted = {"torch": row.torch, "torchrec": row.torchrec, "fbgemm_gpu": row.fbgemm}
+    if set_of(versions.get("torch", "")) is not None:  # any build of this minor version of torch stays
+        wanted = {
+            name: version
+            for name, version in wanted.items()
+            if name not in here or (versions[name] and minor(versions[name]) != minor(version))
+        }
+    install = row.install(device, wanted)
     if len(here) < len(found):
         names = ", ".join(module for module in found if module not in here)
         return Diagnostic("packages_missing", "", f"recfx needs packages that cannot be found here: {names}.", install)
-    wanted = {"torch": row.torch, "torchrec": row.torchrec, "fbgemm_gpu": row.fbgemm}
-    if set_of(versions["torch"]) is None or any(
-        versions[name] and minor(versions[name]) != minor(version) for name, version in wanted.items()
-    ):
-        message = f"these versions do not fit each other, or recfx: {_in_words(versions)}. The nearest that do are "
+    if wanted:
+        message = f"these versions do not fit each other, or recfx: {_in_words(versions)}. The nearest that do: "
         message += f"{_in_words(wanted)}; recfx runs on torch {', '.join(each.name for each in SETS)}."
         advice = f"{install} (or set {ANY_VERSIONS}=1, and recfx tries to run on what is here)"
         return Diagnostic("versions_unfit", "", message, advice)
+    install = row.install(device, ["fbgemm_gpu"])
     if here["fbgemm_gpu"].variant == "cuda" and not with_cuda:
         message = "fbgemm_gpu is a build for CUDA, which cannot be loaded beside a torch without CUDA."
         remove = "pip uninstall -y fbgemm-gpu fbgemm-gpu-cpu && "
@@ -89,9 +94,8 @@ def unfit() -> Diagnostic | None:
     of_torch, of_fbgemm = here["torch"].cuda.partition(".")[0], _major_cuda(here["fbgemm_gpu"])
     if of_torch and of_fbgemm and of_torch != of_fbgemm:
         message = f"fbgemm_gpu was built for CUDA {of_fbgemm}, but torch for CUDA {of_torch}."
-        advice = (
-            f"take both from PyPI, or both from one index of PyTorch: pip uninstall -y torch fbgemm-gpu && {install}"
-        )
+        index = f"https://download.pytorch.org/whl/cu{here['torch'].cuda.replace('.', '')}"
+        advice = f"pip uninstall -y fbgemm-gpu && {install} --index-url {index}, or build it for that version of CUDA"
         return Diagnostic("fbgemm_for_other_cuda", "", message, advice)
     return None
 

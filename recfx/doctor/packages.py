@@ -8,10 +8,10 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from recfx.doctor.finding import Finding, missing, ok
-from recfx.versions.sets import DEFAULT, PYTHONS, VersionSet, minor, nearest
+from recfx.versions.sets import DEFAULT, PYTHONS, minor, nearest, set_of
 
 DEVICES = ("cpu", "cuda", "npu")
 
@@ -35,20 +35,23 @@ class Package:
     install: str
 
 
-def needed(device: str, versions: VersionSet) -> tuple[Package, ...]:
+def needed(device: str, torch: str) -> tuple[Package, ...]:
     """What is needed for a type of device, in the order in which it is imported.
 
     Args:
         device: ``"cpu"``, ``"cuda"`` or ``"npu"``.
-        versions: of which set.
+        torch: the version that is there, which may be a vendor's build, and stays if it fits; ``""`` if there is none.
     """
+    fitting = set_of(torch)
+    versions = replace(fitting, torch=torch) if fitting else nearest(torch or DEFAULT.torch)
     install = versions.install(device)
+    fbgemm, torchrec = (versions.install(device, [name]) if fitting else install for name in ("fbgemm_gpu", "torchrec"))
     adapter = (Package("torch_npu", "torch_npu", versions.torch_npu, install),) if device == "npu" else ()
     return (
         Package("torch", "torch", versions.torch, install),
         *adapter,
-        Package("fbgemm-gpu" if device == "cuda" else "fbgemm-gpu-cpu", "fbgemm_gpu", versions.fbgemm, install),
-        Package("torchrec", "torchrec", versions.torchrec, install),
+        Package("fbgemm-gpu" if device == "cuda" else "fbgemm-gpu-cpu", "fbgemm_gpu", versions.fbgemm, fbgemm),
+        Package("torchrec", "torchrec", versions.torchrec, torchrec),
     )
 
 
@@ -60,7 +63,7 @@ def packages(device: str) -> Iterator[Finding]:
     else:
         yield missing("Python", version, f"make an environment with Python {PYTHONS[0]} to {PYTHONS[-1]}.")
     failures: set[str] = set()
-    for package in needed(device, nearest(installed("torch") or DEFAULT.torch)):
+    for package in needed(device, installed("torch")):
         failure = import_failure(package.module)
         yield finding_of(package, failure, failure in failures)
         failures |= {failure} - {""}
@@ -115,4 +118,6 @@ def _after(failure: str, install: str) -> str:
         return "source CANN's environment script, or set TORCH_DEVICE_BACKEND_AUTOLOAD=0 to use torch without NPUs."
     if "libcuda" in failure or "libtorch_cuda" in failure or "libnv" in failure:
         return f"it is a build for CUDA, which is not here: pip uninstall -y fbgemm-gpu fbgemm-gpu-cpu && {install}"
-    return install.replace("pip install", "pip install --force-reinstall")
+    # With dependencies, this would replace the torch that others depend on.
+    again = "--force-reinstall" if " torch==" in install else "--force-reinstall --no-deps"
+    return install.replace("--no-deps ", "").replace("pip install", f"pip install {again}")

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from dataclasses import dataclass
 
 PYTHONS = ("3.10", "3.11", "3.12", "3.13")
 """The minor versions of Python that recfx runs on."""
+
+MODULES = ("torch", "torchrec", "fbgemm_gpu")
+"""The packages whose versions have to fit, as Python imports them."""
 
 
 @dataclass(frozen=True)
@@ -36,22 +40,26 @@ class VersionSet:
         """The minor version of torch: ``"2.7"``."""
         return minor(self.torch)
 
-    def install(self, device: str) -> str:
-        """The command that installs the set.
+    def install(self, device: str, names: Collection[str] = MODULES) -> str:
+        """The command that installs the set, or some of its packages, which then leaves the torch that is there.
 
         Args:
             device: ``"cpu"``, ``"cuda"`` or ``"npu"``.
+            names: those of ``MODULES`` that it installs.
         """
-        if device == "cuda":
+        if device == "cuda" and "torch" in names:
             return f"pip install torch=={self.torch} fbgemm-gpu=={self.fbgemm} torchrec=={self.torchrec}"
         adapter = f" torch_npu=={self.torch_npu}" if device == "npu" else ""
-        # iopath is for TorchRec 1.4 and older.
-        others = f"iopath tensordict=={self.tensordict} torchmetrics==1.0.3 pyre-extensions tqdm"
         # TorchRec asks for fbgemm-gpu, which is built for CUDA and overwrites the files of fbgemm-gpu-cpu.
-        return (
-            f"pip install torch=={self.torch}{adapter} fbgemm-gpu-cpu=={self.fbgemm} {others}"
-            f" && pip install --no-deps torchrec=={self.torchrec}"
-        )
+        fbgemm = "fbgemm-gpu" if device == "cuda" else "fbgemm-gpu-cpu"
+        asked = {
+            "torch": f"torch=={self.torch}{adapter}",
+            "fbgemm_gpu": f"{fbgemm}=={self.fbgemm}",
+            # iopath is for TorchRec 1.4 and older. This tensordict takes the torch that is there.
+            "torchrec": f"iopath tensordict=={self.tensordict} torchmetrics==1.0.3 pyre-extensions tqdm"
+            f" && pip install --no-deps torchrec=={self.torchrec}",
+        }
+        return f"pip install {' '.join(asked[name] for name in asked if name in names)}"
 
 
 SETS = (

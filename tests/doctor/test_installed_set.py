@@ -14,7 +14,7 @@ import pytest
 from recfx.doctor import installed_set
 from recfx.doctor.installed_set import ANY_VERSIONS, look, refused, unfit
 from recfx.doctor.own_command import own_arguments
-from recfx.versions.sets import DEFAULT, SETS, VersionSet, minor
+from recfx.versions.sets import DEFAULT, MODULES, SETS, VersionSet, minor
 
 ROOT = Path(__file__).parents[2]
 
@@ -71,8 +71,8 @@ def test_releases_and_builds_of_the_same_minor_versions_fit(
 @pytest.mark.parametrize(
     ("torch", "torchrec", "fbgemm", "said", "row"),
     [
-        ("2.7.1", "1.8.0", "1.2.0", "torch 2.7.1, torchrec 1.8.0, fbgemm_gpu 1.2.0.", "2.7"),
-        ("2.10.0", "1.5.0", "1.4.0", "torchrec 1.5.0, fbgemm_gpu 1.4.0", "2.10"),
+        ("2.7.0a0+git1", "1.8.0", "1.2.0", "fbgemm_gpu 1.2.0. The nearest that do: torchrec 1.2.0;", "2.7"),
+        ("2.10.1+cpu", "1.5.0", "1.4.0", "fbgemm_gpu 1.4.0. The nearest that do: fbgemm_gpu 1.5.0;", "2.10"),
         ("2.8.0", "1.3.0", "1.3.0", "torch 2.8.0", "2.9"),
         ("2.1.0", "0.5.0", "0.5.0", "torch 2.1.0", "2.7"),
         ("3.0.0", "2.0.0", "2.0.0", "torch 3.0.0", "2.14"),
@@ -88,7 +88,8 @@ def test_versions_that_do_not_fit(
     assert error.reason == "versions_unfit"
     assert said in error.message
     (take,) = (each for each in SETS if each.name == row)
-    assert error.what_to_do.startswith(take.install("cpu"))
+    unfit_ones = ["torchrec" if torchrec == "1.8.0" else "fbgemm_gpu"] if take.name == minor(torch) else MODULES
+    assert error.what_to_do.startswith(f"{take.install('cpu', unfit_ones)} (or set")
     monkeypatch.setenv(ANY_VERSIONS, "0")
     assert refused() is not None
     monkeypatch.setenv(ANY_VERSIONS, "1")
@@ -96,14 +97,15 @@ def test_versions_that_do_not_fit(
         assert refused() is None
 
 
-@pytest.mark.parametrize("module", ["torch", "torchrec", "fbgemm_gpu"])
+@pytest.mark.parametrize("module", MODULES)
 def test_packages_that_are_missing(module: str, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     put(place, DEFAULT.torch, DEFAULT.torchrec, DEFAULT.fbgemm)
     (place / module).rename(place / "elsewhere")
     monkeypatch.setenv(ANY_VERSIONS, "1")  # nobody can do without them
     error = refused()
     assert error is not None
-    assert (error.reason, error.what_to_do) == ("packages_missing", DEFAULT.install("cpu"))
+    names = MODULES if module == "torch" else [module]
+    assert (error.reason, error.what_to_do) == ("packages_missing", DEFAULT.install("cpu", names))
     assert error.message.endswith(f" {module}.")
 
 
@@ -112,7 +114,7 @@ def test_fbgemm_for_cuda_needs_a_torch_for_cuda(place: Path) -> None:
     error = refused()
     assert error is not None
     assert error.reason == "fbgemm_needs_cuda"
-    assert error.what_to_do.endswith(DEFAULT.install("cpu"))
+    assert error.what_to_do.endswith("&& pip install fbgemm-gpu-cpu==1.8.0")
     library = place / "torch" / "lib" / "libtorch_cuda.so"
     library.parent.mkdir()
     library.touch()
@@ -131,12 +133,14 @@ def test_fbgemm_and_torch_are_for_one_cuda(cuda: str, fits: bool, place: Path) -
     assert (error is None) is fits
     if error is not None:
         assert (error.reason, error.message.count("CUDA 1")) == ("fbgemm_for_other_cuda", 2)
-        assert error.what_to_do.endswith(DEFAULT.install("cuda"))
+        assert " && pip install fbgemm-gpu==1.8.0 --index-url https://download.pytorch.org/whl/cu130," in (
+            error.what_to_do
+        )
 
 
 @pytest.mark.parametrize(("adapter", "device"), [("torch_npu", "npu"), ("torch/lib/libtorch_cuda.so", "cuda")])
 def test_the_command_is_for_the_device_that_torch_is_for(adapter: str, device: str, place: Path) -> None:
-    put(place, "2.7.1", "1.8.0", "1.2.0")
+    put(place, "2.6.0", "1.8.0", "1.2.0")
     (place / adapter).mkdir(parents=True)
     error = refused()
     assert error is not None
@@ -152,22 +156,28 @@ def test_what_is_here_says_its_version() -> None:
 
 
 @pytest.mark.parametrize(
-    ("command", "expected"),
+    ("options", "program", "arguments", "expected"),
     [
-        ("python -m recfx doctor --json", ["doctor", "--json"]),
-        ("python -X dev .venv/bin/other doctor", None),
-        ("python .venv/bin/recfx --help", ["--help"]),
-        ("python -m pytest recfx doctor", None),
-        ("python -m", None),
-        ("python", None),
+        ("-m recfx", "-m", "doctor --json", True),
+        ("-X utf8 -m recfx", "-m", "--version", True),
+        ("-Imrecfx", "-m", "", True),
+        ("-m recfx.kernels", "-m", "", True),
+        ("-m pytest", "-m", "recfx -m recfx", False),
+        ("-m recfxes", "-m", "", False),
+        ("-X utf8 .venv/bin/recfx", ".venv/bin/recfx", "explain -m", True),
+        ("-X dev .venv/bin/other", ".venv/bin/other", "doctor", False),
+        ("-c 1", "-c", "recfx", False),
+        ("", "", "", False),
     ],
 )
-def test_the_command_line_of_recfx_is_known(command: str, expected: list[str] | None) -> None:
-    assert own_arguments(command.split()) == expected
+def test_the_command_line_of_recfx_is_known(options: str, program: str, arguments: str, expected: bool) -> None:
+    given = arguments.split()
+    assert own_arguments(["python", *options.split(), *given], [program, *given]) == (given if expected else None)
 
 
 @pytest.mark.parametrize(
-    "started", [["-c", "import recfx"], ["-m", "recfx", "--help"], ["recfx", "--help"], ["recfx", "doctor"]]
+    "started",
+    [["-c", "import recfx"], ["-X", "utf8", "-m", "recfx", "--help"], ["recfx", "--help"], ["recfx", "doctor"]],
 )
 def test_a_process_is_told_before_anything_is_imported(started: list[str], tmp_path: Path) -> None:
     put(tmp_path, "2.8.0", "1.3.0", "1.3.0")

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from recfx.doctor import packages
 from recfx.doctor.finding import Finding, Status
 from recfx.doctor.packages import Package, finding_of, import_failure, needed
-from recfx.versions.sets import SETS
 
 GONE = Package("recfx-of-nobody", "recfx_of_nobody", "1.0", "pip install recfx-of-nobody==1.0")
 TORCH = Package("torch", "torch", "2.13.0", "pip install torch==2.13.0")
@@ -22,9 +23,22 @@ TORCH = Package("torch", "torch", "2.13.0", "pip install torch==2.13.0")
     ],
 )
 def test_packages_of_a_set(device: str, expected: list[str]) -> None:
-    found = needed(device, SETS[0])
+    found = needed(device, "2.6.0")
     assert [f"{package.name}=={package.version}" for package in found] == expected
     assert all(set(expected) <= set(package.install.split()) for package in found)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda", "npu"])
+def test_a_torch_that_fits_is_never_replaced(device: str) -> None:
+    torch, *others = needed(device, "2.7.0a0+git1")
+    assert (torch.name, torch.version) == ("torch", "2.7.0a0+git1")
+    assert "torch==2.7.0a0+git1 " in torch.install
+    for package in others:
+        again = finding_of(replace(package, name="pip"), "ValueError: odd").what_to_do
+        for command in (package.install, again):
+            assert "torch==2.7.1" not in command
+            assert f"{package.name}=={package.version}" in command
+        assert all("--no-deps" in part for part in again.split("&&")) or package.name == "torch_npu"
 
 
 def test_what_is_here_is_right() -> None:
