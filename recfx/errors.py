@@ -15,6 +15,12 @@ from typing import TypeVar
 
 _Error = TypeVar("_Error", bound="RecfxError")
 
+GROW = (
+    "To keep what was learned, save_checkpoint(), build and convert the model again with the new config, attach its "
+    "optimizers, and load_checkpoint()."
+)
+"""The advice for whoever wants another configuration for a table that has been trained."""
+
 _NUMBERED = re.compile(r"(.*?)(?<![0-9])(0|[1-9][0-9]*)", re.DOTALL)
 _SHORTEST_RUN = 3  # of numbered names that are written as one
 

@@ -24,8 +24,7 @@ from recfx.collections.sharding.gather import (
 from recfx.collections.whole_graph import WholeGraph
 from recfx.collections.wrappers import check_module
 from recfx.conversion.load_guard import release_loading
-from recfx.errors import ConversionError
-from recfx.hashing.config import GROW
+from recfx.errors import GROW, ConversionError
 from recfx.ir.meta import node_meta
 from recfx.optim.in_backward import attach_unfused
 from recfx.optim.keyed_optimizer import detach_fused_optimizer

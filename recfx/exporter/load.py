@@ -6,7 +6,7 @@ import os
 import re
 import warnings
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -24,6 +24,8 @@ from recfx.exporter.serving import triton
 from recfx.exporter.serving.targets import FOR_DEVICES, TRITON
 from recfx.exporter.write_file import MANIFEST_RECORD, as_path, content_checksum, memory_of
 from recfx.kernels.build import library
+from recfx.printing.grid import Grid
+from recfx.printing.shown import Shown
 from recfx.versions.differences import let_files_take_batches
 
 _TOLD = re.compile(r"(builtins\.)?(RuntimeError: )?(?P<message>.*?) *\[(?P<reason>[a-z_]+)\]")
@@ -35,6 +37,16 @@ _LONGEST_MANIFEST = 2**26
 
 _MOST_NAMES = 20
 """How many inputs an error writes out."""
+
+_COLUMNS: dict[str, Callable[[tuple[str, dict[str, Any]]], str]] = {
+    "table": lambda of: ".".join(filter(None, (of[0], of[1]["table"]))),
+    "features": lambda of: few(of[1]["features"], 3),
+    "rows": lambda of: f"{of[1]['rows']:,}",
+    "dim": lambda of: f"{of[1]['dim']}",
+    "pooling": lambda of: of[1]["pooling"],
+    "stored as": lambda of: of[1]["stored_as"],
+    "ids": lambda of: f"{of[1]['ids']:,}" if of[1]["hashing"] else "",
+}
 
 _NO_MEMORY = re.compile("can't allocate memory|bad_alloc|out of memory", re.IGNORECASE)
 _ERRNO = re.compile(r"\berrno (\d+)")
@@ -190,8 +202,9 @@ def _of_torch(file: ModelFile, manifest: dict[str, Any], error: RuntimeError) ->
     )
 
 
-class LoadedModel(nn.Module):
-    """An exported model. It is in eval mode, whatever is asked of it.
+class LoadedModel(Shown, nn.Module):
+    """An exported model. It is in eval mode, whatever is asked of it. ``str()`` is a table of its tables; notebooks
+    show one.
 
     Example:
         >>> model = recfx.load("model.pt")
@@ -222,6 +235,18 @@ class LoadedModel(nn.Module):
         collections = list(self.manifest["collections"])
         counted = f"{plural(len(collections), 'collection')}: {few(collections, 3)}"
         return f"LoadedModel({self.manifest.get('format', 'torchscript')}, {counted})"
+
+    def as_grid(self) -> Grid:
+        """The tables of the file, and its inputs; ``str()`` and notebooks show it.
+
+        Example:
+            >>> print(recfx.load("model.pt"))
+            torchscript, written by recfx ...
+        """
+        made = f"{self.manifest.get('format', 'torchscript')}, written by recfx {self.manifest['recfx_version']}"
+        tables = [(path, table) for path, own in self.manifest["collections"].items() for table in own]
+        inputs = f"serve takes {few(self.inputs, _MOST_NAMES)}"
+        return Grid.of(made, tables, _COLUMNS, ("rows", "dim", "ids"), above=(inputs,))
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The model's answer; it takes the arguments of the model that was exported.

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from recfx.errors import Diagnostic, plural
 from recfx.ir.snapshot import PassRecord
+from recfx.printing.grid import Grid, size
+from recfx.printing.shown import Shown
 
 
 @dataclass(frozen=True)
@@ -38,8 +41,8 @@ class TableSize:
 
 
 @dataclass(frozen=True, repr=False)
-class ExportReport:
-    """What ``recfx.export`` returns.
+class ExportReport(Shown):
+    """What ``recfx.export`` returns. ``str()`` is a table of the file's tables; notebooks show one.
 
     Example:
         >>> report = recfx.export(Model(), "model.pt", sample)
@@ -69,27 +72,31 @@ class ExportReport:
     notes: tuple[Diagnostic, ...] = field(default=())
 
     def __repr__(self) -> str:
-        tables = plural(len(self.tables), "table")
-        return f"ExportReport({self.path.name!r}, {self.format}, {_bytes(self.bytes)}, {tables})"
+        return (
+            f"ExportReport({self.path.name!r}, {self.format}, {size(self.bytes)}, {plural(len(self.tables), 'table')})"
+        )
 
-    def __str__(self) -> str:
-        lines = [f"{self.path}: {self.format}, {_bytes(self.bytes)}"]
-        for table in self.tables:
-            name = f"{table.collection}.{table.table}" if table.collection else table.table
-            line = f"  {name}: {table.rows} rows as {table.stored_as}, {_bytes(table.row_bytes)}"
-            if table.row_bytes != table.bytes_before:
-                line += f" instead of {_bytes(table.bytes_before)}, largest error {table.error:.3g}"
-            if table.slot_bytes:
-                line += f"; {table.ids} ids in {_bytes(table.slot_bytes)} of slots"
-            lines.append(line)
-        lines.append(f"  largest error of an output on the sample: {self.output_error:.3g}")
-        lines += [f"  needs {library}" for library in self.libraries]
-        lines += [f"  {note}" for note in self.notes]
-        return "\n".join(lines)
+    def as_grid(self) -> Grid:
+        """The tables of the file, and what else there is to know; ``str()`` and notebooks show it.
+
+        Example:
+            >>> recfx.export(Model(), "model.pt", sample).as_grid().columns
+            ('table', 'rows', 'stored as', 'size')
+        """
+        above = [f"largest error of an output on the sample: {self.output_error:.3g}"]
+        above += [f"needs {library}" for library in self.libraries]
+        above += map(str, self.notes)
+        title = f"{self.path}: {self.format}, {size(self.bytes)}"
+        return Grid.of(title, self.tables, _COLUMNS, set(_COLUMNS) - {"table", "stored as"}, above=tuple(above))
 
 
-def _bytes(count: int) -> str:
-    for unit, size in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
-        if count >= size:
-            return f"{count / size:.1f} {unit}"
-    return f"{count} bytes"
+_COLUMNS: dict[str, Callable[[TableSize], str]] = {
+    "table": lambda table: f"{table.collection}.{table.table}" if table.collection else table.table,
+    "rows": lambda table: f"{table.rows:,}",
+    "stored as": lambda table: table.stored_as,
+    "size": lambda table: size(table.row_bytes),
+    "before": lambda table: size(table.bytes_before) if table.row_bytes != table.bytes_before else "",
+    "largest error": lambda table: f"{table.error:.3g}" if table.row_bytes != table.bytes_before else "",
+    "ids": lambda table: f"{table.ids:,}" if table.slot_bytes else "",
+    "size of index": lambda table: size(table.slot_bytes) if table.slot_bytes else "",
+}

@@ -19,12 +19,6 @@ MOST_TTL = 2**36 - 1  # batches, as many as an index counts
 _ROWS_PER_DEFAULT_BUCKET = 4096
 _MOST_DEFAULT_BUCKETS = 64
 
-GROW = (
-    "To keep what was learned, save_checkpoint(), build and convert the model again with the new config, attach its "
-    "optimizers, and load_checkpoint()."
-)
-"""The advice for whoever wants another configuration for a table that has been trained."""
-
 OnFull: TypeAlias = Literal["error", "share", "evict"]
 Evict: TypeAlias = Literal["lru", "lfu", "ttl"]
 Unseen: TypeAlias = Literal["zeros", "share", "row"]

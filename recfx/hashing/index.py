@@ -7,9 +7,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from recfx.errors import InputError, TableFullError
+from recfx.errors import GROW, InputError, TableFullError
 from recfx.hashing.arguments import check_ids, checked_arguments
-from recfx.hashing.config import GROW, HashConfig, ResolvedHashConfig
+from recfx.hashing.config import HashConfig, ResolvedHashConfig
 from recfx.hashing.storage import EVAL_COUNTERS, IndexStorage
 from recfx.kernels.index import buckets, hash_index
 from recfx.kernels.index.hash_index import InFlight

@@ -11,12 +11,12 @@ from recfx.collections.kinds import kind_of
 from recfx.collections.sharding.collection import ShardedCollection
 from recfx.errors import Diagnostic, Severity
 from recfx.hashing import HashIndex
-from recfx.inspect import wording
 from recfx.inspect.facts import TableFacts
 from recfx.inspect.sent_share import shares_of_sent
 from recfx.ir.shards import ShardedTable
 from recfx.ir.tables import TableSpec
 from recfx.optim.fused_optimizer import FusedOptimizer
+from recfx.printing.grid import size
 from recfx.runtime import FindRows, SelectFeatures
 from recfx.runtime.transfers import crosses
 from recfx.versions.differences import BaseForward
@@ -135,12 +135,12 @@ def sent_once_reasons(collection: ConvertedCollection, path: str) -> tuple[Diagn
 def dense_gradient_reasons(tables: Iterable[TableFacts], path: str, trains: bool) -> tuple[Diagnostic, ...]:
     """Tables of the collection at ``path`` whose backward writes gradients as large as they are, if these are large."""
     dense = [table for table in tables if table.optimizer is None and table.weight.requires_grad] if trains else []
-    size = sum(table.weight.numel() * table.weight.element_size() for table in dense)
-    if size < LARGE_GRADIENTS:
+    written = sum(table.weight.numel() * table.weight.element_size() for table in dense)
+    if written < LARGE_GRADIENTS:
         return ()
     message = (
         f"no optimizer runs in backward for {_few([table.spec.name for table in dense])}: each step of training clears "
-        f"and writes {wording.size(size)} of gradients (weight.grad), as large as the tables, and an optimizer then "
+        f"and writes {size(written)} of gradients (weight.grad), as large as the tables, and an optimizer then "
         "reads all of it, however few rows the batch has."
     )
     advice = (

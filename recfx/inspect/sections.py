@@ -9,7 +9,7 @@ from recfx.errors import Diagnostic, few, plural, runs_of
 from recfx.inspect import wording
 from recfx.inspect.report_data import CollectionReport, NodeReport
 from recfx.inspect.table_report import HashingReport, ShardingReport, ShardReport, TableReport
-from recfx.printing.grid import Grid, groups_of
+from recfx.printing.grid import Grid, groups_of, size
 
 FEW = 12  # up to this many collections or tables have a line each
 NEARLY_FULL = "index_nearly_full"
@@ -147,7 +147,7 @@ def _places(group: list[CollectionReport]) -> str:
 
 
 def _size(tables: Iterable[TableReport]) -> str:
-    return wording.size(sum(table.bytes for table in tables))
+    return size(sum(table.bytes for table in tables))
 
 
 # --- tables
@@ -160,7 +160,7 @@ _TABLE_FACTS: dict[str, Callable[[TableReport], str]] = {
     "pooling": lambda table: table.pooling,
     "type": lambda table: table.dtype,
     "device": lambda table: table.device,
-    "size": lambda table: wording.size(table.bytes),
+    "size": lambda table: size(table.bytes),
     "hashing": wording.hashing,
     "kernel": lambda table: table.kernel,
     "passed over": lambda table: " ".join(f"{refusal.by}: {refusal.message}" for refusal in table.kernels_passed_over),
@@ -350,7 +350,7 @@ def _sharding_columns(most: int) -> dict[str, Callable[[list[TableReport]], str]
         "where": lambda group: _where(group, most),
         "rows here": lambda group: wording.between(sharding.rows_here for sharding in _shardings(group)),
         "columns here": lambda group: wording.between(sharding.columns_here for sharding in _shardings(group)),
-        "size here": lambda group: wording.size(sum(sharding.bytes_here for sharding in _shardings(group))),
+        "size here": lambda group: size(sum(sharding.bytes_here for sharding in _shardings(group))),
     }
 
 
@@ -393,9 +393,9 @@ def _weights_by_rank(tables: list[TableReport]) -> str:
         sizes[shard.rank] = sizes.get(shard.rank, 0) + shard.bytes
     least, most = min(sizes.values()), max(sizes.values())
     if least == most:
-        return f"{wording.size(most)} of weights on each rank"
+        return f"{size(most)} of weights on each rank"
     where = [str(rank) for rank, size in sizes.items() if size == most]
-    return f"{wording.size(least)} to {wording.size(most)} of weights per rank, most on rank {few(where, 3)}"
+    return f"{size(least)} to {size(most)} of weights per rank, most on rank {few(where, 3)}"
 
 
 # --- nodes

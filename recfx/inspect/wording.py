@@ -51,16 +51,6 @@ def place_of(name: str, line: int) -> str:
     return f"{file}:{line}"
 
 
-def size(count: int) -> str:
-    """``3.1 KiB``."""
-    amount, unit = float(count), "B"
-    for larger in ("KiB", "MiB", "GiB", "TiB"):
-        if amount < 1024:
-            break
-        amount, unit = amount / 1024, larger
-    return f"{count} B" if unit == "B" else f"{amount:.1f} {unit}"
-
-
 def count(number: int) -> str:
     """``99,999``, then ``100k``, ``1.23M``: at most seven characters."""
     if number < 100_000:

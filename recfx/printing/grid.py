@@ -19,6 +19,8 @@ class Grid:
         rows: cells, one per column. Cells never contain line breaks.
         numbers: names of the columns that are aligned on the right.
         more: a line below, such as for what was left out.
+        above: lines between the title and the columns.
+        status: ``ok``, ``warning`` or ``error``, for the colour of the title.
     """
 
     title: str
@@ -26,6 +28,8 @@ class Grid:
     rows: tuple[tuple[str, ...], ...]
     numbers: frozenset[str] = frozenset()
     more: str = ""
+    above: tuple[str, ...] = ()
+    status: str = ""
 
     @classmethod
     def of(
@@ -35,13 +39,24 @@ class Grid:
         columns: Mapping[str, Callable[[_Item], str]],
         numbers: Iterable[str] = (),
         more: str = "",
+        above: tuple[str, ...] = (),
     ) -> Grid:
         """A row per item and a column per name, without the columns that have nothing in any row."""
         rows = [tuple(cell(item) for cell in columns.values()) for item in items]
         kept = [place for place in range(len(columns)) if any(row[place] for row in rows)]
         names = tuple(columns)
         cells = tuple(tuple(row[place] for place in kept) for row in rows)
-        return cls(title, tuple(names[place] for place in kept), cells, frozenset(numbers), more)
+        return cls(title, tuple(names[place] for place in kept), cells, frozenset(numbers), more, above)
+
+
+def size(count: int) -> str:
+    """``3.1 KiB``."""
+    amount, unit = float(count), "B"
+    for larger in ("KiB", "MiB", "GiB", "TiB"):
+        if amount < 1024:
+            break
+        amount, unit = amount / 1024, larger
+    return f"{count} B" if unit == "B" else f"{amount:.1f} {unit}"
 
 
 def groups_of(items: Iterable[_Item], key: Callable[[_Item], Hashable]) -> list[list[_Item]]:

@@ -117,7 +117,7 @@ def table(grid: Grid, classes: Iterable[str] = (), ids: Iterable[str] = (), link
         attributes = (f" class={of_row}" if of_row else "") + (f' id="{escape(name)}"' if name else "")
         lines.append(f"<tr{attributes}>{''.join(cells)}</tr>")
     below = [f"<p>{escape(grid.more)}</p>"] if grid.more else []
-    return [frame(grid.columns, lines, grid.numbers), *below]
+    return [frame(grid.columns, lines, grid.numbers), *below] if lines else below
 
 
 def link(address: str, kind: str, name: str, text: str) -> str:

@@ -8,9 +8,10 @@ from typing import ClassVar
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
+from recfx.errors import printable
 from recfx.printing.grid import Grid
 from recfx.printing.lines import to_lines
-from recfx.printing.page import fragment, heading, table
+from recfx.printing.page import escape, fragment, heading, table
 
 
 class Shown(ABC):
@@ -28,8 +29,8 @@ class Shown(ABC):
 
     def _lines(self, width: int | None) -> list[str]:
         grid = self.as_grid()
-        more = [grid.more] if grid.more else []
-        return [grid.title, *to_lines(grid, width, spare=self.SPARE, between="  ", ruled=False), *more]
+        rows = to_lines(grid, width, spare=self.SPARE, between="  ", ruled=False) if grid.rows else []
+        return list(map(printable, filter(None, [grid.title, *grid.above, *rows, grid.more])))
 
     def __str__(self) -> str:
         return "\n".join(self._lines(None))
@@ -40,4 +41,5 @@ class Shown(ABC):
     def _repr_html_(self) -> str:
         """What a notebook shows."""
         grid = self.as_grid()
-        return fragment([heading(grid.title), *table(grid)])
+        above = [f"<p>{escape(line)}</p>" for line in grid.above]
+        return fragment([heading(grid.title, grid.status), *above, *table(grid)])

@@ -17,7 +17,6 @@ from recfx.collections.copy_modules import copy_modules, copy_with_tensors, stan
 from recfx.collections.kinds import POOLED, SEQUENCE, CollectionKind, kind_of
 from recfx.collections.raw_ids import RawIdCollection
 from recfx.discovery.sample import clone_value
-from recfx.ir.tables import TableSpec
 from recfx.optim.attached import attached_classes, attached_optimizers, run_in_backward
 from recfx.optim.fused_optimizer import FusedOptimizer
 from recfx.optim.in_backward import fused_optimizer_of
@@ -105,7 +104,7 @@ class _MappedCollection:
             names.append(list(table.embedding_names))  # one key per table, because each maps ids differently
             for feature in table.feature_names:
                 jagged = by_feature[feature]
-                values.append(self._map(table, jagged.values().to(torch.int64)))
+                values.append(self._map(table.name, jagged.values().to(torch.int64)))
                 lengths.append(jagged.lengths())
                 key_strides.append([strides[feature]])
                 if is_weighted:
@@ -124,24 +123,22 @@ class _MappedCollection:
         renamed.__dict__ = {**self.__dict__, "_feature_names": names}
         return renamed, mapped
 
-    def _map(self, table: TableSpec, ids: torch.Tensor) -> torch.Tensor:
-        if not table.has_index:
+    def _map(self, table: str, ids: torch.Tensor) -> torch.Tensor:
+        if table not in self.hashed.tables_with_index():
             return ids
-        assert table.hashing is not None
-        index: Any = self.hashed.hash_indexes[table.name]
+        index: Any = self.hashed.hash_indexes[table]
         known_ids, rows = (part.to(ids.device) for part in index.items())
         order = known_ids.argsort()
         known_ids, rows = known_ids[order], rows[order]
         place = torch.searchsorted(known_ids, ids).clamp(max=max(known_ids.numel() - 1, 0))
         known = known_ids[place] == ids if known_ids.numel() else torch.zeros_like(ids, dtype=torch.bool)
         mapped_rows = rows[place] if known_ids.numel() else torch.zeros_like(ids)
-        mapped = torch.where(known, mapped_rows, self._map_absent(table, index, ids))
-        dense = (ids >= 0) & (ids < table.hashing.dense_rows)
+        mapped = torch.where(known, mapped_rows, self._map_absent(index, ids))
+        dense = (ids >= 0) & (ids < index.config.dense_rows)
         return torch.where(dense, ids, mapped)
 
-    def _map_absent(self, table: TableSpec, index: Any, ids: torch.Tensor) -> torch.Tensor:
-        config, zeros = table.hashing, torch.full_like(ids, table.num_embeddings)
-        assert config is not None
+    def _map_absent(self, index: Any, ids: torch.Tensor) -> torch.Tensor:
+        config, zeros = index.config, torch.full_like(ids, index.config.rows)
         shared = index.shared_rows(ids)
         unseen = shared if config.unseen != "zeros" else zeros
         if not self.hashed.training:

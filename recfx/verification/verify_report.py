@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias, get_args
 
-from recfx.errors import printable
+from recfx.errors import plural
+from recfx.printing.grid import Grid
+from recfx.printing.shown import Shown
 
 Status: TypeAlias = Literal["equal", "different", "not_reproducible", "skipped"]
 EQUAL, DIFFERENT, NOT_REPRODUCIBLE, SKIPPED = get_args(Status)
 REFUSED_SAMPLE = "refused_sample"
+
+_MOST_CHECKS, _MOST_TABLES = 10, 20
 
 
 @dataclass(frozen=True)
@@ -41,8 +46,8 @@ class Check:
 
 
 @dataclass(frozen=True, repr=False)
-class VerifyReport:
-    """What was compared.
+class VerifyReport(Shown):
+    """What was compared. ``str()`` is a table of the largest differences; notebooks show one.
 
     Example:
         >>> model = Model()
@@ -83,28 +88,48 @@ class VerifyReport:
         return [check for check in self.checks if check.status == status]
 
     def __repr__(self) -> str:
-        return f"VerifyReport({str(self).splitlines()[0].removeprefix('verification: ')})"
+        return f"VerifyReport({self.as_grid().title.removeprefix('verification: ')})"
 
-    def __str__(self) -> str:
-        counts = ", ".join(
-            f"{len(self.of(status))} {status}"
-            for status in (EQUAL, DIFFERENT, NOT_REPRODUCIBLE, SKIPPED)
-            if self.of(status)
-        )
+    def as_grid(self) -> Grid:
+        """What is not equal, and the largest difference of each table that has one; ``str()`` and notebooks show it.
+
+        Example:
+            >>> model = Model()
+            >>> recfx.verify(model, recfx.convert(model), sample).as_grid().status
+            'ok'
+        """
+        found = [(status, self.of(status)) for status in get_args(Status)]
+        counts = ", ".join(f"{len(checks):,} {status}" for status, checks in found if checks)
         verdict = "ok" if self.ok else "FAILED" if self.of(DIFFERENT) else "NOTHING COMPARED"
-        lines = [f"verification: {verdict} ({counts}; rtol={self.rtol:g}, atol={self.atol:g})"]
-        for status in (DIFFERENT, NOT_REPRODUCIBLE, SKIPPED):
-            checks = self.of(status)
-            for check in checks[:10]:
-                advice = f" What to do: {check.what_to_do}" if check.what_to_do else ""
-                where = f"{check.mode}, {check.batch}, {check.what} {check.where}"
-                lines.append(f"  {status}: {where}: {check.message}{advice}")
-            if len(checks) > 10:
-                lines.append(f"  ... and {len(checks) - 10} more {status}")
-        for path, tables in self.tables.items():
-            for table, largest in list(tables.items())[:10]:
-                figures = ", ".join(f"{what} {value:.2g}" for what, value in largest.items())
-                lines.append(f"  {path or 'ebc'}.{table}: largest difference {figures}")
-            if len(tables) > 10:
-                lines.append(f"  ... and {len(tables) - 10} more tables of {path or 'ebc'}")
-        return "\n".join(map(printable, lines))
+        above = [line for status, checks in found[1:] for line in _lines(status, checks)]
+        largest = {
+            f"{path}.{table}" if path else table: values
+            for path, tables in self.tables.items()
+            for table, values in tables.items()
+            if any(values.values())
+        }
+        ordered = sorted(largest, key=lambda name: max(largest[name].values()), reverse=True)
+        kinds = list(dict.fromkeys(kind for values in largest.values() for kind in values))
+        cells = [(name, *(f"{largest[name].get(kind, 0):.2g}" for kind in kinds)) for name in ordered[:_MOST_TABLES]]
+        rest, equal = len(ordered) - len(cells), sum(map(len, self.tables.values())) - len(ordered)
+        more = [f"and {plural(rest, 'table')} with smaller ones"] * (rest > 0)
+        more += [f"no difference in {plural(equal, 'table')}"] * (equal > 0)
+        return Grid(
+            f"verification: {verdict} ({plural(len(self.checks), 'check')}: {counts}; "
+            f"rtol={self.rtol:g}, atol={self.atol:g})",
+            ("largest difference in", *kinds),
+            tuple(cells),
+            frozenset(kinds),
+            "; ".join(more),
+            tuple(above),
+            "ok" if self.ok else "error",
+        )
+
+
+def _lines(status: str, checks: Sequence[Check]) -> Iterator[str]:
+    for check in checks[:_MOST_CHECKS]:
+        advice = f" What to do: {check.what_to_do}" if check.what_to_do else ""
+        where = ", ".join(filter(None, (check.mode, check.batch, f"{check.what} {check.where}".rstrip())))
+        yield f"{status}: {where}: {check.message}{advice}"
+    if len(checks) > _MOST_CHECKS:
+        yield f"... and {len(checks) - _MOST_CHECKS:,} more {status}"

@@ -36,11 +36,11 @@ from tests.inspect.models import collection, dlrm, towers
         (Sample(*range(6)), "Sample(int, int, int, int, and 2 more)"),
         (
             VerifyReport((Check("train", "sample", "outputs", "", "equal"),)),
-            "VerifyReport(ok (1 equal; rtol=1e-05, atol=1e-06))",
+            "VerifyReport(ok (1 check: 1 equal; rtol=1e-05, atol=1e-06))",
         ),
         (
             ExportReport(Path("a/m.pt"), "pt2", 10, (), "graph", {}, 0.0),
-            "ExportReport('m.pt', pt2, 10 bytes, 0 tables)",
+            "ExportReport('m.pt', pt2, 10 B, 0 tables)",
         ),
         (TableReport("t", (), (), 1000, 8, "SUM", "float32", "", 0), "TableReport('t', 1,000 rows of 8 float32)"),
         (CollectionReport(("a", "b"), "Ebc", "kept"), "CollectionReport('a', Ebc, kept, 0 tables)"),

@@ -10,8 +10,10 @@ from torch import nn
 
 import recfx
 from recfx import HashConfig
+from recfx.exporter.report import TableSize
 from recfx.planner.pricing.hardware import H100
 from recfx.planner.topology import npu_topology
+from recfx.verification.verify_report import Check
 from tests.inspect.models import STRANGE, Towers, collection, strange_names
 from tests.support.browser import Page
 
@@ -108,7 +110,11 @@ def shown_in_notebooks(tmp_path: Path) -> list[object]:
     health.scalars()
     plan = recfx.plan(model, npu_topology(2))
     compared = recfx.compare_plans(model, {"<i>one</i>": plan})
-    return [recfx.explain(converted), cost, cost.at(512), health, compared, cost.sweep([1])]
+    checks = (Check("train", "sample", "outputs", "<i>0</i>", "different", 1.0, "<i>far</i>"),)
+    verified = recfx.VerifyReport(checks, {"<i>e</i>": {STRANGE[0]: {"output": 1.0}}})
+    exported = TableSize("<i>e</i>", STRANGE[0], "int8", 9, 0, 1, 0, 2, 0.5)
+    written = recfx.ExportReport(Path("<i>m</i>.pt"), "pt2", 10, (exported,), "", {}, 0.5)
+    return [recfx.explain(converted), cost, cost.at(512), health, compared, cost.sweep([1]), verified, written]
 
 
 @pytest.mark.parametrize("dark", [False, True])
