@@ -12,7 +12,14 @@ import torch
 from torch import fx, nn
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from recfx.collections.compile_graph import compile_graph, context_of, make_eval_graph, refuse_raw_ids
+from recfx.collections.compile_graph import (
+    COPIES_RUN_THE_SAME,
+    REWRITING_KEY,
+    compile_graph,
+    context_of,
+    make_eval_graph,
+    refuse_raw_ids,
+)
 from recfx.collections.converted_collection import collections_of
 from recfx.collections.follow_optimizers import OptimizerFollower
 from recfx.collections.kinds import kind_of
@@ -23,7 +30,7 @@ from recfx.errors import ConversionError
 from recfx.hashing import HashConfig, HashIndex
 from recfx.ir.meta import SourceLocation
 from recfx.ir.operator_graph import OperatorGraph
-from recfx.ir.snapshot import PASSES_KEY
+from recfx.ir.snapshot import PASSES_KEY, Rewriting
 from recfx.ir.tables import TableSpec
 from recfx.lowering.targets import TargetsHere
 from recfx.optim.fused_optimizer import FusedOptimizer
@@ -189,14 +196,21 @@ class UnshardedCollection(WholeTables):
         self.not_fused, self._compared = self._follower.not_fused, self._follower.look()
         self._compile()
 
-    def _compile(self) -> None:
-        """Make the graph from the tables. It is derived, so copies and pickles make it again."""
+    def _compile(self, of_original: Rewriting | None = None) -> None:
+        """Make the graph from the tables. It is derived, so copies and pickles make it again.
+
+        Args:
+            of_original: what passes made for the collection that this is a copy of, if it has one graph for both modes.
+        """
         self._runtime = Runtime(self._store)
-        graph_module = compile_graph(self.unexpanded_graph(), self._runtime, self.backend, self.passes)
+        graph = self.unexpanded_graph()
+        graph_module = eval_graph = compile_graph(graph, self._runtime, self.backend, self.passes, of_original)
         refuse_raw_ids(graph_module)
-        self.pass_records = list(graph_module.meta[PASSES_KEY])
-        eval_graph, records = make_eval_graph(graph_module, self._runtime)
-        self.pass_records += records
+        if graph_module.meta[REWRITING_KEY] is of_original:
+            graph_module.graph.owning_module = None  # no cycle: the tables of a copy are freed as soon as it is
+        else:
+            eval_graph, records = make_eval_graph(graph_module, self._runtime)
+            self.pass_records = [*graph_module.meta[PASSES_KEY], *records]
         if any(isinstance(node, FindRows) and node.inserts for node in eval_graph.children()):
             graph_module = eval_graph
         graph_module.train(self.training)  # before other threads see it: in training mode, it would insert ids
@@ -364,17 +378,22 @@ class UnshardedCollection(WholeTables):
     def __getstate__(self) -> dict[str, Any]:
         graphs = ("graph_module", "other_graph")
         modules = {name: module for name, module in self._modules.items() if name not in graphs}
-        state = {**self.__dict__, "_modules": modules, "pass_records": []}
-        del state["_runtime"]  # derived, like the graphs
+        state = {**self.__dict__, "_modules": modules}
+        if COPIES_RUN_THE_SAME.get() and self.other_graph is None:
+            state["_of_original"] = self.graph_module.meta[REWRITING_KEY]
+        else:
+            state["pass_records"] = []
+        del state["_runtime"], state["_compared"]  # derived, like the graphs
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
+        of_original = state.pop("_of_original", None)
         super().__setstate__(state)
         # In a copy that replaces modules, the trained weights may no longer be those of the store.
         self._store.bags, self._store.indexes = kind_of(self).tables_of(self), self.hash_indexes
         self._store.own_weights()
         self._compared = self._follower.look()
-        self._compile()
+        self._compile(of_original)
 
 
 def unsharded_collections(model: nn.Module) -> dict[str, UnshardedCollection]:

@@ -16,9 +16,10 @@ from torch.distributed.fsdp import FSDPModule
 from torch.nn.parameter import UninitializedBuffer
 
 from recfx.collections.collection import UnshardedCollection
+from recfx.collections.compile_graph import COPIES_RUN_THE_SAME
 from recfx.collections.find_references import References
 from recfx.collections.kinds import kind_of
-from recfx.collections.object_kinds import REGISTRIES, Edge, attributes, empty_copy, is_shared, set_attribute
+from recfx.collections.object_kinds import REGISTRIES, Edge, attributes, empty_copy, is_atom, is_shared, set_attribute
 from recfx.collections.rewiring import Rewiring, rebound_method
 from recfx.collections.table_holder import release
 from recfx.errors import ConversionError
@@ -71,26 +72,33 @@ def refuse_fully_sharded(root: nn.Module, what_to_do: str) -> None:
 def copy_with_tensors(root: nn.Module) -> nn.Module:
     """A deep copy of ``root``, whose functions, bound methods and weak references also refer to the copy.
 
-    ``copy.deepcopy`` shares these, so its copy would call modules of the original.
+    ``copy.deepcopy`` shares these, so its copy would call modules of the original. Converted collections of the copy
+    run the graphs of the original, where ``copy.deepcopy`` runs the passes again.
     """
     uninitialized: Any = UninitializedBuffer
+    modules = list(root.modules())
     memo: dict[int, Any] = {
         id(buffer): uninitialized(buffer.requires_grad, buffer.device, buffer.dtype)
-        for buffer in root.buffers()
+        for module in modules
+        for buffer in module._buffers.values()
         if isinstance(buffer, UninitializedBuffer)  # deepcopy cannot copy these
     }
-    memo |= _empty_containers(root)
-    duplicate = copy.deepcopy(root, memo)
-    copies = {id(module): memo[id(module)] for module in root.modules() if id(module) in memo}
+    memo |= _empty_containers(modules)
+    before = COPIES_RUN_THE_SAME.set(True)
+    try:
+        duplicate = copy.deepcopy(root, memo)
+    finally:
+        COPIES_RUN_THE_SAME.reset(before)
+    copies = {id(module): memo[id(module)] for module in modules if id(module) in memo}
     _rewire(duplicate, copies, inplace=False)
     return duplicate
 
 
-def _empty_containers(root: nn.Module) -> dict[int, Any]:
+def _empty_containers(modules: list[nn.Module]) -> dict[int, Any]:
     """A new one for each empty container of a module, by ``id``: it has a dozen, at which deepcopy is slow."""
     return {
         id(value): type(value)()
-        for module in root.modules()
+        for module in modules
         for value in module.__dict__.values()
         if type(value) in (dict, OrderedDict, list, set) and not value
     }
@@ -99,7 +107,7 @@ def _empty_containers(root: nn.Module) -> dict[int, Any]:
 def rebind_hooks(module: nn.Module, copies: Mapping[int, Any]) -> None:
     """Let hooks that are methods of a copied object run on its copy. The hooks stay where their handles expect them."""
     for key, value in module.__dict__.items():
-        if holds_hooks(key) and isinstance(value, dict):
+        if isinstance(value, dict) and value and holds_hooks(key):
             for number, hook in value.items():
                 value[number] = _rebound(hook, copies)
 
@@ -137,7 +145,10 @@ def _redirect(
         others: the copy or replacement of each module, by ``id`` of the original.
         containers: also copy plain containers that refer to none of these modules.
     """
-    owners = [(module, others.get(id(module), module), list(attributes(module))) for module in modules]
+    owners = []
+    for module in modules:
+        edges = [(name, value) for name, value in attributes(module) if containers or not is_atom(value)]
+        owners.append((module, others.get(id(module), module), edges))
     for module in replaced:
         replacement = others[id(module)]
         owners.append((replacement, replacement, list(_carried(module, replacement))))

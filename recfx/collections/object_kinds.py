@@ -22,9 +22,11 @@ from torch._dynamo.eval_frame import OptimizedModule
 from torchrec.modules.mc_modules import ManagedCollisionCollection, ManagedCollisionModule
 
 from recfx.errors import type_of
-from recfx.runtime.hooks import holds_hooks
+from recfx.runtime.hooks import MODULE_HOOKS, holds_hooks
 
 REGISTRIES = ("_parameters", "_buffers", "_modules")
+
+_OF_TORCH = frozenset((*REGISTRIES, *filter(holds_hooks, MODULE_HOOKS), "_compiled_call_impl"))
 
 Edge = tuple[str, Any]
 
@@ -53,7 +55,18 @@ _ITERATORS = (types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType
 
 def is_atom(value: Any) -> bool:
     """Whether ``value`` cannot refer to a module, or is not searched."""
-    return type(value) in _ATOM_TYPES or isinstance(value, _ATOMS)
+    kind: Any = type(value)
+    return kind in _ATOM_TYPES or isinstance(value, _ATOMS) or _is_opaque(kind)
+
+
+@functools.lru_cache(maxsize=1024)
+def _is_opaque(kind: Any) -> bool:
+    """Whether ``edges_of`` finds nothing in instances of ``kind``; models hold thousands of settings."""
+    searched = (nn.Module, types.FunctionType, types.MethodType, types.MappingProxyType, functools.partial, CACHE)
+    others = (*METHODS_IN_C, *WEAK_REFERENCES, *WEAK_CONTAINERS, *_ALIVE)
+    return not (
+        issubclass(kind, (*searched, *others)) or kind in LAYOUTS or is_users(kind.__module__) or _is_iterator(kind)
+    )
 
 
 def is_users(module: object) -> bool:
@@ -66,7 +79,7 @@ def attributes(module: nn.Module) -> Iterator[Edge]:
     if isinstance(module, OptimizedModule):
         return
     for name, value in module.__dict__.items():
-        if name not in REGISTRIES and name != "_compiled_call_impl" and not holds_hooks(name):
+        if name not in _OF_TORCH and not holds_hooks(name):
             yield name, value
     yield from slots(module)
 
@@ -146,7 +159,7 @@ def edges_of(value: Any) -> Iterator[Edge]:
         yield from (("[...]", item) for item in weak_items(value))
     elif isinstance(value, CACHE):
         yield " -> function", value.__wrapped__
-    elif isinstance(value, types.MappingProxyType) or _is_iterator(value):
+    elif isinstance(value, types.MappingProxyType) or _is_iterator(type(value)):
         yield from (("[...]", item) for item in gc.get_referents(value))
     elif is_users(kind.__module__) or isinstance(value, _ALIVE) or kind in LAYOUTS:
         yield from _items(value)
@@ -159,7 +172,7 @@ def edges_of(value: Any) -> Iterator[Edge]:
 
 def why_fixed(value: Any) -> str:
     """Why what ``value`` refers to can neither be changed nor copied, or ``""``."""
-    if _is_iterator(value):
+    if _is_iterator(type(value)):
         return f"{type_of(value)}, whose variables cannot be set from outside"
     if isinstance(value, _ALIVE):
         return f"{type_of(value)}, of which no copy can be made"
@@ -213,21 +226,20 @@ def _referent(value: Any) -> Any:
 
 
 def _items(value: Any) -> Iterator[Edge]:
-    if not gc.is_tracked(value):  # holds only numbers and strings
-        return
     if isinstance(value, dict):
-        yield from (("[...]", key) for key in dict.keys(value))
-        yield from ((f"[{key!r}]" if isinstance(key, (str, int)) else "[...]", item) for key, item in dict.items(value))
+        yield from (("[...]", key) for key in dict.keys(value) if not is_atom(key))
+        for key, item in dict.items(value):
+            if not is_atom(item):
+                yield f"[{key!r}]" if isinstance(key, (str, int)) else "[...]", item
         if isinstance(value, collections.defaultdict):
             yield ".default_factory", value.default_factory
     elif isinstance(value, (list, tuple, collections.deque)):
-        yield from ((f"[{place}]", item) for place, item in enumerate(value))
+        yield from ((f"[{place}]", item) for place, item in enumerate(value) if not is_atom(item))
     elif isinstance(value, (set, frozenset)):
-        yield from (("[...]", item) for item in value)
+        yield from (("[...]", item) for item in value if not is_atom(item))
 
 
-def _is_iterator(value: Any) -> bool:
-    module = type(value).__module__
-    return isinstance(value, _ITERATORS) or (
-        module in ("builtins", itertools.__name__) and hasattr(type(value), "__next__")
+def _is_iterator(kind: type[Any]) -> bool:
+    return issubclass(kind, _ITERATORS) or (
+        kind.__module__ in ("builtins", itertools.__name__) and hasattr(kind, "__next__")
     )

@@ -347,10 +347,11 @@ class IndexStorage(nn.Module):
     def __deepcopy__(self, memo: dict[int, Any]) -> IndexStorage:
         duplicate = memo[id(self)] = type(self).__new__(type(self))
         saved = self.__getstate__()
-        for buffer in self._buffers.values():  # deepcopy would take most of its time to ask who shares their memory
-            if buffer is not None:
-                memo[id(buffer)] = buffer.clone()
-        duplicate.__setstate__(copy.deepcopy(saved, memo))
+        # Models have thousands of indexes, and deepcopy would take its time to ask who shares the memory of a buffer.
+        memo.update({id(buffer): buffer.clone() for buffer in self._buffers.values() if buffer is not None})
+        memo[id(self._buffers)] = {key: memo.get(id(buffer)) for key, buffer in self._buffers.items()}
+        memo.update({id(frozen): frozen for frozen in (self.config, self.policy, self.adopted)})
+        duplicate.__setstate__({key: copy.deepcopy(value, memo) for key, value in saved.items()})
         return duplicate
 
     def __setstate__(self, saved: dict[str, Any]) -> None:

@@ -124,31 +124,36 @@ class _MappedCollection:
         return renamed, mapped
 
     def _map(self, table: str, ids: torch.Tensor) -> torch.Tensor:
-        if table not in self.hashed.tables_with_index():
+        if table not in self.hashed.hash_indexes:
             return ids
         index: Any = self.hashed.hash_indexes[table]
         known_ids, rows = (part.to(ids.device) for part in index.items())
-        order = known_ids.argsort()
-        known_ids, rows = known_ids[order], rows[order]
-        place = torch.searchsorted(known_ids, ids).clamp(max=max(known_ids.numel() - 1, 0))
-        known = known_ids[place] == ids if known_ids.numel() else torch.zeros_like(ids, dtype=torch.bool)
-        mapped_rows = rows[place] if known_ids.numel() else torch.zeros_like(ids)
-        mapped = torch.where(known, mapped_rows, self._map_absent(index, ids))
-        dense = (ids >= 0) & (ids < index.config.dense_rows)
+        if index.config.dense_rows:
+            dense = (ids >= 0) & (ids < index.config.dense_rows)
+        else:
+            dense = torch.zeros_like(ids, dtype=torch.bool)
+        if known_ids.numel():
+            known_ids, order = known_ids.sort()
+            place = torch.searchsorted(known_ids, ids).clamp(max=known_ids.numel() - 1)
+            known, mapped = known_ids[place] == ids, rows[order[place]]
+        else:
+            known, mapped = torch.zeros_like(dense), torch.zeros_like(ids)
+        absent = ~(known | dense)
+        if bool(absent.any()):
+            mapped[absent] = self._map_absent(index, ids[absent])
         return torch.where(dense, ids, mapped)
 
     def _map_absent(self, index: Any, ids: torch.Tensor) -> torch.Tensor:
         config, zeros = index.config, torch.full_like(ids, index.config.rows)
-        shared = index.shared_rows(ids)
-        unseen = shared if config.unseen != "zeros" else zeros
+        unseen = index.shared_rows(ids) if config.unseen != "zeros" else zeros
         if not self.hashed.training:
             return unseen
-        full = shared if config.on_full == "share" else zeros
+        full = index.shared_rows(ids) if config.on_full == "share" else zeros
         if not config.admits:
             return full
         candidates, sightings = (part.to(ids.device) for part in index.candidates())
         admitted = torch.isin(ids, candidates[sightings >= config.admit_after])
-        return torch.where(admitted, full, shared + zeros + 1 if config.unseen != "zeros" else zeros)
+        return torch.where(admitted, full, unseen + zeros + 1 if config.unseen != "zeros" else zeros)
 
 
 class MappedCollection(EmbeddingBagCollection, _MappedCollection):

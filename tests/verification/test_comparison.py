@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import gc
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -13,6 +15,8 @@ from torch import nn
 from torchrec import KeyedJaggedTensor
 
 import recfx
+import recfx.verification.verify as verify_module
+from recfx.collections.copy_modules import copy_with_tensors
 from recfx.collections.pooled import HashEmbeddingBagCollection
 from recfx.discovery.sample import Sample
 from recfx.optim.attached import attached_optimizers
@@ -54,6 +58,30 @@ def test_a_model_that_cannot_be_copied() -> None:
     assert said(report, SKIPPED) == {("run", "copy", "the model cannot be copied (TypeError: not twice)")}
     assert len(report.checks) == 4
     assert not report.ok
+
+
+@pytest.mark.parametrize("hashing", [None, HASHED])
+def test_tables_of_copies_are_freed_without_the_garbage_collector(
+    hashing: recfx.HashConfig | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, sample, weights = Model(), (two_bags(1, 2),), list[weakref.ref[nn.Parameter]]()
+
+    def noted(root: nn.Module) -> nn.Module:
+        duplicate = copy_with_tensors(root)
+        weights.extend(map(weakref.ref, duplicate.parameters()))
+        return duplicate
+
+    monkeypatch.setattr(verify_module, "copy_with_tensors", noted)
+    gc.disable()
+    try:
+        recfx.convert(model, sample, hashing=hashing)
+        assert not gc.isenabled()
+        assert len(weights) == (4 if hashing is None else 6)
+        assert not any(weight() is not None for weight in weights)
+    finally:
+        gc.enable()
+    recfx.convert(model, sample, hashing=hashing)
+    assert gc.isenabled()
 
 
 @pytest.mark.parametrize("times", [1, 2])
