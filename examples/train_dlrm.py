@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import math
 import os
 import sys
 import tempfile
@@ -121,7 +122,8 @@ def show_fullest(health: dict[str, float]) -> None:
         by_table.setdefault(table, {})[scalar] = value
     fullest = max(by_table, key=lambda table: by_table[table]["worst_bucket"])
     print(f"recfx.monitor, fullest table: {fullest}")
-    print(f"  {', '.join(f'{scalar} {value:.3g}' for scalar, value in by_table[fullest].items())}")
+    known = {scalar: value for scalar, value in by_table[fullest].items() if not math.isnan(value)}
+    print(f"  {', '.join(f'{scalar} {value:.3g}' for scalar, value in known.items())}")
 
 
 def save_and_load(model: DLRM, fresh: DLRM) -> DLRM:

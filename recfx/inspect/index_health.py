@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import reduce
 from itertools import islice
+from math import nan
 
 import torch
 from torch import Tensor
@@ -173,14 +174,16 @@ class Health:
         )
 
     def scalars(self) -> dict[str, float]:
-        """The numbers that are shown; see ``Monitor.scalars``."""
+        """The numbers that are shown, NaN where there is none yet; see ``Monitor.scalars``."""
         count = dict(zip(_SUMMED, self.summed, strict=True))
         largest = dict(zip(_LARGEST, self.largest, strict=True))
         if not count["rows"]:
             return {}
-        state = {"occupancy": count["taken"] / count["rows"], "worst_bucket": largest["worst_bucket"]}
-        if largest["longest_probe"]:
-            state["longest_probe"] = float(largest["longest_probe"])
+        state = {
+            "occupancy": count["taken"] / count["rows"],
+            "worst_bucket": largest["worst_bucket"],
+            "longest_probe": float(largest["longest_probe"] or nan),
+        }
         seen, inserted, unseen = count["ids_seen"], count["inserted"], count["unseen_answers"]
         rates = {
             "insert_rate": (True, inserted, seen),
@@ -190,4 +193,4 @@ class Health:
             "shared_rate": (largest["shares"], count["shared_answers"], seen),
             "eval_unseen_rate": (True, count["eval_unseen_answers"], count["eval_ids_seen"]),
         }
-        return state | {name: part / of for name, (has_meaning, part, of) in rates.items() if has_meaning and of}
+        return state | {name: part / of if of else nan for name, (is_counted, part, of) in rates.items() if is_counted}

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from functools import partial, reduce
+from math import isnan, nan
 from typing import Any, Protocol
 
 import torch.distributed as dist
@@ -136,12 +137,13 @@ class Monitor(Shown):
             '1 table, not read yet: scalars() and log() read them'
         """
         names = list(dict.fromkeys(name.rpartition("/")[2] for name in self._last))
-        rows = [
-            (table, *(f"{self._last[key]:.3g}" if (key := f"{table}/{name}") in self._last else "" for name in names))
-            for table in self.tables
-        ]
+        columns: dict[str, Callable[[str], str]] = {"table": str} | {name: partial(self._cell, name) for name in names}
         when = "when they were last read" if self._last else "not read yet: scalars() and log() read them"
-        return Grid(f"{plural(len(rows), 'table')}, {when}", ("table", *names), tuple(rows), frozenset(names))
+        return Grid.of(f"{plural(len(self.tables), 'table')}, {when}", self.tables, columns, names)
+
+    def _cell(self, scalar: str, table: str) -> str:
+        value = self._last.get(f"{table}/{scalar}", nan)
+        return "" if isnan(value) else f"{value:.3g}"
 
     def __repr__(self) -> str:
         occupancies = [value for name, value in self._last.items() if name.endswith("/occupancy")]
@@ -166,7 +168,7 @@ class Monitor(Shown):
         - ``occupancy``: share of the index's rows that are taken.
         - ``worst_bucket``: share of the fullest bucket's rows that are taken; the table is full when this is 1.
         - ``longest_probe``: how many groups of slots (cache lines) the slowest lookup reads, in the windows that were
-          read so far, until all were; left out before the first.
+          read so far, until all were; left out if ``probed_groups`` is 0, unless this reads all.
 
         Of the ids seen in training since the last call, counting each occurrence (after a load, since the load):
 
@@ -187,14 +189,15 @@ class Monitor(Shown):
 
         - ``eval_unseen_rate``: share that had no row and read the ``unseen`` answer.
 
-        A rate over no ids is left out.
+        The names are the same at every call. What is not known is NaN: a rate over no ids, and ``longest_probe`` before
+        the first window of its table.
 
         Example:
             >>> model = recfx.convert(Model(), hashing=recfx.HashConfig.raw_ids())
             >>> watch = recfx.monitor(model)
             >>> output = model(batch)
             >>> [name.rpartition("/")[2] for name in watch.scalars()]
-            ['occupancy', 'worst_bucket', 'longest_probe', 'insert_rate']
+            ['occupancy', 'worst_bucket', 'longest_probe', 'insert_rate', 'eval_unseen_rate']
 
         Args:
             group: None: this rank's own rows; nothing is communicated, and tables that have no rows here are left out.
@@ -215,9 +218,13 @@ class Monitor(Shown):
         own = partial(self._read, probe_all)
         tables, sent = own() if group is None else _of_all_ranks(group, own)
         found = {
-            f"{name}/{scalar}": value for name, health in tables.items() for scalar, value in health.scalars().items()
+            f"{name}/{scalar}": value
+            for name, health in tables.items()
+            for scalar, value in health.scalars().items()
+            if scalar != "longest_probe" or probe_all or self._probed_groups != 0
         }
-        self._last = found | {f"{name}/different_ids": part / of for name, (part, of) in sent.items() if of}
+        different = {f"{name}/different_ids": part / of if of else nan for name, (part, of) in sent.items()}
+        self._last = found | different
         return dict(self._last)
 
     def log(

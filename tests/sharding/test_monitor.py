@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import isnan
 from pathlib import Path
 from typing import Any
 
@@ -79,7 +80,7 @@ def test_the_sum_of_all_ranks_is_what_is_counted_by_hand(kind: str, sizes: tuple
 def test_ranks_have_their_own_rows_and_the_sum_of_all(wrapped: bool) -> None:
     answers = ranks(2).run(watched, wrapped)
     prefix = "sparse.embedding_bags."
-    assert answers[0]["all"] == answers[1]["all"]
+    assert answers[0]["all"] == pytest.approx(answers[1]["all"], rel=0, abs=0, nan_ok=True)
     assert {tag.partition("/")[0] for tag in answers[0]["all"]} == {prefix + table.name for table in RAW.tables}
     tables = [{tag.partition("/")[0].removeprefix(prefix) for tag in answer["mine"]} for answer in answers]
     assert tables == [{"rows", "columns", "replicas"}, {"rows", "whole", "columns", "replicas"}]
@@ -111,17 +112,17 @@ def sent_once(rank: int, world_size: int) -> None:
             table.name: [[part[key].values() for key in table.features] for part in step] for table in case.tables
         }
         found, of_all = monitor.scalars(), recfx.monitor(sharded).scalars(dist.group.WORLD)
-        assert not of_all  # nothing since it was made
+        assert all(map(isnan, of_all.values()))  # nothing since it was made
         for table, of_ranks in counts.items():
             mine = of_ranks[rank]
             share = sum(ids.unique().numel() for ids in mine) / sum(ids.numel() for ids in mine)
             assert found[f"embeddings.{table}/different_ids"] == share
     total = monitor.scalars(dist.group.WORLD)
-    assert not total
+    assert all(map(isnan, total.values()))
     assert {f"embeddings.{table.name}" for table in case.tables} == set(monitor.tables)
     sharded.eval()
     sharded(batches(case, world_size, 1)[0][rank]).wait()
-    assert not monitor.scalars()
+    assert all(map(isnan, monitor.scalars().values()))
     sharded.train()
     first = batches(case, world_size, 1)[0]
     sharded(first[rank]).wait()
@@ -175,7 +176,9 @@ def loaded(rank: int, world_size: int, case: Case, folder: str) -> list[dict[str
 def test_after_a_load_the_interval_begins_with_the_load(kind: str, tmp_path: Path) -> None:
     case = hashed_case(kind, "error", local_size=2, sizes=(3,))
     for at_load, after, again in ranks(4).run(loaded, case, str(tmp_path / "saved")):
-        assert [tag for tag in at_load | again if tag.endswith("_rate")] == []
+        of_intervals = [value for told in (at_load, again) for tag, value in told.items() if tag.endswith("_rate")]
+        assert of_intervals
+        assert all(map(isnan, of_intervals))
         rates = [value for tag, value in after.items() if tag.endswith("insert_rate")]
         assert rates
         assert set(rates) == {0.0}
@@ -230,4 +233,4 @@ def test_the_sum_of_all_ranks_is_that_of_the_unsharded_model(kind: str, config: 
     for told in ranks(4).run(on_all_ranks, case):
         assert [scalars.keys() for scalars in told] == [scalars.keys() for scalars in expected]
         for here, there in zip(told, expected, strict=True):
-            assert here == pytest.approx(there)
+            assert here == pytest.approx(there, nan_ok=True)
