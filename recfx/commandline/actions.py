@@ -23,7 +23,7 @@ from recfx.doctor.show import to_text
 from recfx.inspect.drawing.draw import write_text
 from recfx.inspect.report_data import CollectionReport
 from recfx.inspect.step_diff import diff_steps
-from recfx.inspect.wording import name_of
+from recfx.inspect.wording import name_of, raises
 from recfx.planner.plan_file import plain_plan, read_plan
 from recfx.planner.priced_plan import price_of
 from recfx.planner.pricing.hardware import ASCEND_910B, H100, Hardware
@@ -79,7 +79,7 @@ def _explain(given: argparse.Namespace, made: Made) -> Outcome:
     )  # fmt: skip
     if given.html is not None:
         write_text(given.html, report.to_html())
-    return Outcome(report.to_json() if given.json else report, DONE if report.ok else NOT_OK)
+    return Outcome(report.to_json() if given.json else report, DONE if report.ok and not raises(report) else NOT_OK)
 
 
 def _graph(given: argparse.Namespace, made: Made) -> Outcome:
@@ -187,8 +187,9 @@ def _verify(given: argparse.Namespace, made: Made) -> Outcome:
 def _export(given: argparse.Namespace, made: Made) -> Outcome:
     if made.sample is None:
         raise WrongUsage(f"{made.name} returns no sample: export needs (model, sample)")
+    model = made.model if converted_collections(made.model) else _converted(given, made)
     report = export(
-        made.model, given.file, made.sample, quantize=_quantize(given.quantize), format=given.format,
+        model, given.file, made.sample, quantize=_quantize(given.quantize), format=given.format,
         portable=given.portable, checkpoint=given.checkpoint,
     )  # fmt: skip
     plain = {

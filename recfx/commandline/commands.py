@@ -12,7 +12,7 @@ from recfx.planner.pricing.unknown_batch import BATCH_SIZE, LENGTH
 HARDWARE = ("ascend_910b", "h100")
 
 _JSON = Argument("--json", action="store_true", help="print JSON instead of text")
-_CONVERSION = (
+_SETTINGS = (
     Argument(
         "--raw-ids", action="store_true", help="convert with HashConfig.raw_ids(): ids may be any 64-bit integers"
     ),
@@ -45,6 +45,9 @@ _CONVERSION = (
         help="whether sharded tables that are not pooled send each different id once: auto, yes, no or, for a table, "
         "the expected share of different ids, such as 0.3; may be repeated",
     ),
+)
+_CONVERSION = (
+    *_SETTINGS,
     Argument("--keep", action="store_true", help="leave collections that cannot be converted as they are"),
 )
 _RANKS = Argument(
@@ -73,7 +76,8 @@ COMMANDS = (
         "explain",
         help="what a conversion does, or did, to a model",
         description="Print what a conversion does to a model, or did to one that is converted: what is refused, what "
-        "deserves a warning, every collection and table. The exit status is 1 if something is refused.",
+        "deserves a warning, every collection and table. The exit status is 1 if something is refused, or if training "
+        "would raise: a table evicts ids, and the factory has attached no optimizer that runs in its backward.",
         example="explain model.py:make_model --html report.html",
         arguments=(
             _JSON,
@@ -188,8 +192,9 @@ COMMANDS = (
         "export",
         help="write a model into a file that a server loads without Python",
         description="Write a model, as it answers in eval mode, into a file that a server loads without Python; with "
-        "--checkpoint, what was saved of it. The file is written only if it answers the sample as the model does; "
-        "otherwise the exit status is 1.",
+        "--checkpoint, what was saved of it. A model that is not converted is converted with these options, which for "
+        "a checkpoint are those of the conversion that was saved; without one, a table with --raw-ids knows no id yet. "
+        "The file is written only if it answers the sample as the model does; otherwise the exit status is 1.",
         example="export model.py:make_model model.pt --quantize int8",
         arguments=(
             Argument("file", metavar="FILE", type=Path, help="the file to write"),
@@ -204,6 +209,7 @@ COMMANDS = (
             ),
             Argument("--format", default="torchscript", help="of the file (default: torchscript)"),
             Argument("--not-portable", dest="portable", action="store_false", help="use recfx's own operators"),
+            *_SETTINGS,
         ),
     ),
     DOCTOR,

@@ -18,7 +18,7 @@ _DEDUP = {"auto": "auto", "yes": True, "no": False}
 def request(given: argparse.Namespace, model: nn.Module) -> dict[str, Any]:
     """The arguments of ``recfx.convert``."""
     asked = {
-        "on_unsupported": "keep" if given.keep else "error",
+        "on_unsupported": "keep" if getattr(given, "keep", True) else "error",
         "managed_collisions": given.managed_collisions,
         "backend": given.backend,
         "device": given.device,

@@ -137,7 +137,7 @@ def evict_needs_fused_optimizer(table: TableFacts, index: IndexFacts) -> Diagnos
     return Diagnostic(
         "evict_needs_fused_optimizer",
         table.module_path,
-        "the table evicts ids, but no fused optimizer updates it: training will raise, because the state that any "
+        "the table evicts ids, but no fused optimizer updates it: training would raise, because the state that any "
         "other optimizer holds for a row would be passed on to the row's next id.",
         f"attach {class_names()} to the table's parameter with torchrec's "
         "apply_optimizer_in_backward; this can be done after the conversion.",

@@ -14,16 +14,24 @@ from recfx.inspect.report_data import CollectionReport, ReportData
 from recfx.inspect.table_report import HashingReport, TableReport
 
 _MOST_TERMS = 4
+_RAISED = ("evict_needs_fused_optimizer",)  # warnings, because an optimizer can still be attached
 _STATUS_ORDER = ("converted", "convertible", "kept", "refused")
 
 
 def headline(report: ReportData) -> str:
-    """One line: ``2 collections: 1 converted, 1 refused. NOT OK``."""
+    """One line: ``2 collections: 1 converted, 1 refused. NOT OK``, or what training would raise."""
     counts = Counter(collection.status for collection in report.collections)
     total = len(report.collections)
     parts = ", ".join(f"{counts[status]} {status}" for status in _STATUS_ORDER if counts[status])
     counted = f"{total} {'collection' if total == 1 else 'collections'}" if total else "no collections"
-    return f"{counted}{': ' if parts else ''}{parts}. {'OK' if report.ok else 'NOT OK'}"
+    then = f", but training would raise: {', '.join(raised)}" if report.ok and (raised := raises(report)) else ""
+    return f"{counted}{': ' if parts else ''}{parts}. {'OK' if report.ok else 'NOT OK'}{then}"
+
+
+def raises(report: ReportData) -> list[str]:
+    """The reason codes of the errors that training would raise, with the model as it is."""
+    codes = dict.fromkeys(reason.code for reason in report.reasons)
+    return [code for code in codes if code in _RAISED]
 
 
 def versions(report: ReportData) -> str:

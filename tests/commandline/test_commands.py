@@ -130,10 +130,11 @@ def test_cost(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_export(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "model.pt"
-    assert main(["export", f"{MODELS}:dlrm", str(file), "--json", "--quantize", "t0=int8"]) == 0
+    assert main(["export", f"{MODELS}:dlrm", str(file), "--json", "--quantize", "t0=int8", "--raw-ids"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert (found["version"], found["path"], found["bytes"]) == ("1", str(file), file.stat().st_size)
     assert [table["stored_as"] for table in found["tables"]] == ["int8", "fp32"]
+    assert all(table["slot_bytes"] for table in found["tables"])
 
 
 @pytest.mark.parametrize(

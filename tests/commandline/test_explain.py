@@ -37,11 +37,14 @@ def test_what_is_kept_on_purpose_is_no_failure() -> None:
     assert main(["explain", f"{MODELS}:towers", "--keep"]) == 0
 
 
-def test_raw_ids(capsys: pytest.CaptureFixture[str]) -> None:
+def test_raw_ids(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", f"{MODELS}:only_model", "--raw-ids", "--json"]) == 0
     (one,) = json.loads(capsys.readouterr().out)["collections"]
     assert {table["hashing"]["mode"] for table in one["tables"]} == {"index"}
     assert one["status"] == "convertible"
+    (tmp_path / "evicts.json").write_text('{"on_full": "evict"}')
+    assert main(["explain", f"{MODELS}:only_model", "--raw-ids", "--hashing", str(tmp_path / "evicts.json")]) == 1
+    assert ". OK, but training would raise: evict_needs_fused_optimizer\n" in capsys.readouterr().out
 
 
 def test_html_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

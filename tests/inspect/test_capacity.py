@@ -277,6 +277,7 @@ def test_evict_needs_fused_optimizer() -> None:
     collection = table(on_full="evict").requires_grad_(True)
     reason = only_reason(collection)
     assert (reason.code, reason.severity) == ("evict_needs_fused_optimizer", "warning")
+    assert repr(explain(collection)).endswith(". OK, but training would raise: evict_needs_fused_optimizer)")
     with pytest.raises(ConversionError) as caught:  # what the report says is so
         see(collection, torch.tensor([1]))
     assert caught.value.reason == reason.code
