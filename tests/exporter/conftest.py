@@ -30,7 +30,7 @@ def _annotations_are_read_once() -> Iterator[None]:
         lambda asked: typing.get_type_hints(asked, globalns=vars(schema))
     )
     remembering = types.ModuleType("typing")
-    vars(remembering).update(vars(typing), get_type_hints=lambda asked, globalns: once(asked))
+    vars(remembering).update(vars(typing), get_type_hints=lambda asked, **_: once(asked))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(serialize, "typing", remembering)
         yield
