@@ -272,9 +272,9 @@ def _filling(tables: list[TableOf], every: bool) -> Grid | None:
         "full in": lambda item: _batches(item.hash_index.batches_until_full),
         "suggested": lambda item: _number(item.hash_index.suggested_rows),
         "seen": lambda item: wording.count(item.hash_index.count("ids_seen")),
-        "evicted": lambda item: wording.count(item.hash_index.count("evicted")),
-        "shared": lambda item: wording.count(item.hash_index.count("shared_answers")),
-        "unseen": lambda item: wording.count(item.hash_index.count("unseen_answers")),
+        "evicted": _count_of("evicted"),
+        "shared": _count_of("shared_answers"),
+        "unseen": _count_of("unseen_answers"),
         "waiting": lambda item: "" if item.hash_index.candidates is None else wording.count(item.hash_index.candidates),
         "probe": lambda item: str(item.hash_index.longest_probe) if every else "",
         "bytes/row": lambda item: _bytes_per_row(item.hash_index) if every else "",
@@ -298,7 +298,7 @@ def _what_happens(counting: list[TableOf]) -> str:
         ("forgets ids that wait", "forget ids that wait"): sum("candidates_dropped" in own for own in codes),
     }
     phrases = [f"{plural(count, 'table')} {words[count > 1]}" for words, count in counts.items() if count]
-    return ", ".join(phrases) or "none is nearly full"
+    return ", ".join(phrases) or "none needs more rows"
 
 
 def _fills(item: TableOf) -> bool:
@@ -307,6 +307,11 @@ def _fills(item: TableOf) -> bool:
 
 def _number(number: int | None) -> str:
     return "" if number is None else f"{number:,}"
+
+
+def _count_of(counter: str) -> Callable[[TableOf], str]:
+    """A column that is left out if nothing was counted in any table."""
+    return lambda item: wording.count(number) if (number := item.hash_index.count(counter)) else ""
 
 
 def _batches(number: int | None) -> str:

@@ -19,7 +19,10 @@ _STYLE = """
   --warning: color-mix(in srgb, currentColor 45%, #c88200); font: 14px/1.45 system-ui, sans-serif;
   & h1, & h2, & h3, & summary { overflow-wrap: anywhere; }
   & h2 { font-size: 1.25em; }
-  & .scroll { overflow: auto; max-height: 85vh; margin: .5em 0 1.5em; }
+  & .scroll { overflow: auto; max-height: 85vh; margin: .5em 0 1.5em; container-type: inline-size; }
+  & .scroll table::before { content: "more columns: scroll sideways \\2192"; display: table-caption; overflow: hidden;
+    height: 1.5em; text-align: left; white-space: nowrap; width: clamp(0px, 99 * (100% - 100cqi), 100cqi);
+    margin-bottom: clamp(-1.5em, 99 * (100% - 100cqi) - 1.5em, 0px); }
   & :focus-visible { outline: 2px solid currentColor; }
   & table { border-collapse: separate; border-spacing: 0; border: 0 solid var(--line); border-width: 1px 0 0 1px;
     margin: 0; font-size: inherit; table-layout: auto; }

@@ -15,6 +15,7 @@ EQUAL, DIFFERENT, NOT_REPRODUCIBLE, SKIPPED = get_args(Status)
 REFUSED_SAMPLE = "refused_sample"
 
 _MOST_CHECKS, _MOST_TABLES = 10, 20
+_KINDS = ("output", "gradient", "weight")
 
 
 @dataclass(frozen=True)
@@ -109,7 +110,7 @@ class VerifyReport(Shown):
             if any(values.values())
         }
         ordered = sorted(largest, key=lambda name: max(largest[name].values()), reverse=True)
-        kinds = list(dict.fromkeys(kind for values in largest.values() for kind in values))
+        kinds = [kind for kind in _KINDS if any(kind in values for values in largest.values())]
         cells = [(name, *(f"{largest[name].get(kind, 0):.2g}" for kind in kinds)) for name in ordered[:_MOST_TABLES]]
         rest, equal = len(ordered) - len(cells), sum(map(len, self.tables.values())) - len(ordered)
         more = [f"and {plural(rest, 'table')} with smaller ones"] * (rest > 0)

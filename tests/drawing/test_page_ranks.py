@@ -51,6 +51,7 @@ def test_a_click_on_the_map_chooses_a_rank(page: Page, tmp_path: Path) -> None:
     recfx.draw(model, tmp_path / "model.html", plan=ShardingPlan({"ebc": plan}), world_size=4)
     page.open(tmp_path / "model.html")
     assert page.run("byId('heat').clientWidth > 100")
+    assert texts(page, "#heat-scale")[0].startswith("a table: 0 to ")
     for rank, names in ((3, {"t2", "t3"}), (1, {"t1", "t3"}), (2, {"t3"})):
         place = f"map.left + {rank + 0.5} * map.column"
         page.run(
@@ -59,6 +60,7 @@ def test_a_click_on_the_map_chooses_a_rank(page: Page, tmp_path: Path) -> None:
         )
         assert page.run("byId('rank').value") == str(rank)
         assert set(texts(page, "#details-body .scroll tbody td:first-child")) == names
+        assert page.run("[state.selected, ...state.found]") == [None, "ebc/ebc_lookup_1"]  # rank 0 has a part of t3
     assert page.run("cellText({ rank: 2, row: map.rows.find(({ label }) => label === 't0') })").startswith(
         "t0 on rank 2: 0"
     )

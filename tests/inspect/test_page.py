@@ -54,6 +54,9 @@ def test_a_long_name_and_a_narrow_window(page: Page, width: int, dark: bool, tmp
     opened(page, recfx.convert(strange_names()[0], hashing=HashConfig(dense_rows=0)), tmp_path)
     page.run("document.querySelectorAll('details').forEach((each) => { each.open = true; })")
     assert page.run("document.documentElement.scrollWidth <= innerWidth")
+    hints = "parseFloat(getComputedStyle(each.firstElementChild, '::before').width) > 0"  # that one can scroll
+    differ = f"each.offsetHeight && {hints} !== each.scrollWidth > each.clientWidth"
+    assert page.run(f"[...document.querySelectorAll('.scroll')].filter((each) => {differ}).length") == 0
     paper, ink = (
         sum(map(int, re.findall(r"\d+", page.run(f"getComputedStyle(document.body).{name}"))))
         for name in ("backgroundColor", "color")

@@ -38,10 +38,10 @@ warning: never_called: unused (model.py:7)
     calling the model with the sample never reaches this collection, in train or eval mode.
     What to do: check the sample, or call the collection; what is converted does not depend on it.
 
-Indexes, the fullest first: none is nearly full
-table | collection | ids held | full | worst bucket | fits | seen | evicted | shared | unseen
-------+------------+----------+------+--------------+------+------+---------+--------+-------
-t1    | user       |        2 | 2.0% | 0: 2.0%      |   98 |    4 |       0 |      0 |      0
+Indexes, the fullest first: none needs more rows
+table | collection | ids held | full | worst bucket | fits | seen
+------+------------+----------+------+--------------+------+-----
+t1    | user       |        2 | 2.0% | 0: 2.0%      |   98 |    4
 
 Collections
 collection  | class                  | status               | found        | tables |    size | where
@@ -320,7 +320,7 @@ def test_the_title_counts_ids_that_wait() -> None:
 
 def test_an_index_that_has_counted_nothing_is_not_listed() -> None:
     assert "Indexes" not in str(filled({}))
-    assert "\nIndexes, the fullest first: none is nearly full\n" in str(filled({0: 5}, tables=2))
+    assert "\nIndexes, the fullest first: none needs more rows\n" in str(filled({0: 5}, tables=2))
 
 
 @pytest.mark.parametrize(

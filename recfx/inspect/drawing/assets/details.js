@@ -3,9 +3,9 @@
 let origin = null;
 
 function select(side, key) {
-  state.selected = key;
+  [state.selected, state.ofRank] = [key, []];
   origin = { side, key };
-  mark();
+  markFound();
   const box = views[side].boxes.get(key);
   const body = byId("details-body");
   if (box.nodes.length === 0) show(box.lines[0], []);

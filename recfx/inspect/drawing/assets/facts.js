@@ -29,7 +29,8 @@ const state = {
   unstacked: new Set(), // stacks that are drawn one by one
   rank: 0, // whose tables are shown
   selected: null, // the key of a box
-  found: new Set(), // keys of boxes that the search has found
+  ofRank: [], // the tables of the rank that details show, as the search finds them
+  found: new Set(), // keys of boxes that the search has found, or that have these tables
   zoom: { before: 1, after: 1 },
   colour: STAGE_COLOURS, // or one of MEASURES
   isFitted: true, // whether graphs change their sizes with their places

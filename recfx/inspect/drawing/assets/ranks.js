@@ -2,7 +2,7 @@
 
 const SUMS = 26; // pixels above the map, for the sums of ranks
 const NAMES = 92; // pixels beside it, for the names of tables, if rows are high enough
-const READABLE = 11;
+const READABLE = 9;
 let map = null; // what was drawn: rows, and where they are
 
 const shardsOn = (rank) => data.costs.shards.filter(({ ranks }) => ranks.some(([first, end]) => first <= rank && rank < end));
@@ -98,6 +98,7 @@ function drawHeat() {
   byId("rank").value = state.rank;
   const mean = sums.reduce((sum, each) => sum + each, 0) / sums.length;
   const over = mean ? (fullest / mean).toFixed(2) : "1.00";
+  byId("heat-scale").textContent = `a table: 0 to ${measured(measure, most)}`;
   byId("ranks-summary").textContent =
     `${MEASURES[measure].name}: rank ${sums.indexOf(fullest)} has most, ${measured(measure, fullest)}, ${over} times the mean`;
 }
@@ -120,25 +121,33 @@ function chooseRank(rank) {
   showRank(rank);
 }
 
-/** What a rank has, costliest first. */
+/** Where the graph has the table of a shard, as the search finds it. */
+function inGraph(shards) {
+  const call = calls.find(({ collection }) => collection === shards.collection);
+  return call && { call, table: collectionOf(call).tables.findIndex(([name]) => name === shards.table) };
+}
+
+/** What a rank has, costliest first; the lookups of these tables are marked in the graph. */
 function showRank(rank) {
   reshow = () => showRank(rank);
+  state.selected = null;
+  state.ofRank = shardsOn(rank).map(inGraph).filter(Boolean);
+  markFound();
   const measure = heatMeasure();
   const own = shardsOn(rank).flatMap((shards) => new Array(times(shards, rank)).fill(shards));
   const known = Object.keys(MEASURES).filter((each) => sumOf(each, data.costs.shards) > 0);
   const columns = ["table", ...known.map((each) => MEASURES[each].name), "sharding", "rows x dim"];
   const sorted = own.map((shards) => [shards, sumOf(measure, [shards])]).sort((left, right) => right[1] - left[1]);
   const rows = sorted.map(([shards]) => {
-    const call = calls.find(({ collection }) => collection === shards.collection);
-    const table = call ? collectionOf(call).tables.findIndex(([name]) => name === shards.table) : -1;
-    const opens = call ? button(shards.table, () => reveal({ call, table }), { class: "link" }) : shards.table;
+    const found = inGraph(shards);
+    const opens = found ? button(shards.table, () => reveal(found), { class: "link" }) : shards.table;
     const size = `${shards.rows.toLocaleString("en")} x ${shards.columns}`;
     const numbers = known.map((each) => element("td", { class: "number" }, measured(each, sumOf(each, [shards]))));
     return element("tr", {}, element("td", {}, opens), ...numbers, element("td", {}, shards.type), element("td", {}, size));
   });
   const head = element("tr", {}, ...columns.map((name) => element("th", { scope: "col" }, name)));
   show(`Rank ${rank}: ${counted(own.length, "shard")}`, [
-    element("p", { class: "quiet" }, `Tables alone. The graph is that of rank ${data.costs.rank}.`),
+    element("p", { class: "quiet" }, `Tables alone. The graph is that of rank ${data.costs.rank}; what it looks up of them is marked.`),
     ...costTable(totals(own)),
     element("div", { class: "scroll", tabindex: "0", role: "group", "aria-label": "Shards" },
       element("table", {}, element("thead", {}, head), element("tbody", {}, ...rows))),

@@ -37,7 +37,7 @@ function search() {
 
 function markFound() {
   const text = byId("search").value.trim().toLowerCase();
-  const found = text ? matches(text).slice(0, 1000) : [];
+  const found = text ? matches(text).slice(0, 1000) : state.ofRank;
   state.found = new Set(found.flatMap((each) => keysOf(views.after ?? views.before, each)));
   mark();
 }
