@@ -42,6 +42,9 @@ class QuickPartitioner(GreedyPerfPartitioner):
             return super().partition(proposal, storage_constraint, *more)
         ranks = _Ranks(storage_constraint, [option for option in options if option.is_on_all_ranks])
         rest = [option for option in options if not option.is_on_all_ranks]
+        if rest and all(option.keeps_order for option in rest):
+            ranks.place_in_order(rest)
+            return proposal
         for option in sorted(rest, key=_largest_first):
             if option.partition_by == PartitionByType.DEVICE.value:
                 ranks.place_anywhere(option)
@@ -100,6 +103,40 @@ class _Ranks:
                 heapq.heappush(self._heap, each)
             shard.rank = entry[2]
             self._set(entry[2], self.free[entry[2]] - shard.storage, self.times[entry[2]] + shard.perf)
+
+    def place_in_order(self, options: list[PlannedOption]) -> None:
+        """Whole tables, rank by rank, so that the rank with most to do has as little to do as that allows."""
+        times = [option.shards[0].perf.total for option in options]
+        low, high = max(times), sum(times) + max(each.total for each in self.times)
+        ranks = self._in_order(options, low)
+        if ranks is not None:
+            high = low
+        elif (ranks := self._in_order(options, high)) is None:
+            raise _error("the tables do not fit on the ranks in their order")
+        while high > low * 1.01:
+            middle = (low + high) / 2
+            better = self._in_order(options, middle)
+            low, high, ranks = (middle, high, ranks) if better is None else (low, middle, better)
+        for option, rank in zip(options, ranks, strict=True):
+            option.shards[0].rank = rank
+
+    def _in_order(self, options: list[PlannedOption], most: float) -> list[int] | None:
+        """The rank of each table, if no rank works longer than ``most`` and no more tables share a rank than have to;
+        None if they do not fit.
+        """
+        ranks: list[int] = []
+        rank, free, time = 0, self.free[0], self.times[0].total
+        for place, option in enumerate(options):
+            needed, seconds = option.shards[0].storage, option.shards[0].perf.total
+            spare = len(self.free) - rank - 1 >= len(options) - place and rank in ranks[-1:]
+            while spare or time + seconds > most or not needed.fits_in(free):
+                rank, spare = rank + 1, False
+                if rank == len(self.free):
+                    return None
+                free, time = self.free[rank], self.times[rank].total
+            free, time = free - needed, time + seconds
+            ranks.append(rank)
+        return ranks
 
     def place_on_hosts(self, option: PlannedOption) -> None:
         """All shards on the host, or in turn on the hosts, with least to do among those on which they fit."""

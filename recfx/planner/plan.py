@@ -75,10 +75,10 @@ def plan(
 ) -> ShardingPlan:
     """How to shard the collections of ``model``; the same arguments give the same plan in every process.
 
-    TorchRec's proposers propose plans, each of which is priced as ``recfx.cost`` prices it, with the constants of the
-    topology; the plan is the cheapest of those that fit. It is a :class:`recfx.planner.priced_plan.PricedPlan`, whose
-    ``pricing`` also names the runner-up; ``recfx.explain(model, plan=plan)`` shows both. For
-    hundreds of tables, some proposals are not priced, and it says how many.
+    TorchRec's proposers, and one of recfx, propose plans, each of which is priced as ``recfx.cost`` prices it, with the
+    constants of the topology; the plan is the cheapest of those that fit. It is a
+    :class:`recfx.planner.priced_plan.PricedPlan`, whose ``pricing`` also names the runner-up; ``recfx.explain(model,
+    plan=plan)`` shows both. For hundreds of tables, some proposals are not priced, and it says how many.
 
     No process group is needed, and the model is not changed. It may be on the meta device, and converted or not (recfx
     shards collections after conversion, pooled ones and those of sequences, so the plan may use everything that

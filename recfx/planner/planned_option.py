@@ -60,13 +60,22 @@ class PlannedOption(ShardingOption):
     """For each shard, the place of its size in ``kinds``."""
     is_on_all_ranks: bool
     """Whether shard ``n`` is on rank ``n``."""
+    keeps_order: bool = False
+    """Whether it is put on the rank of the table before it, or on a later one."""
+
+    def in_order(self) -> PlannedOption:
+        """A copy that is put on the rank of the table before it, or on a later one."""
+        copied = self.__deepcopy__({})
+        copied.__dict__.pop("_hash", None)
+        copied.keeps_order = True
+        return copied
 
     def __hash__(self) -> int:
         return self._hash
 
     @cached_property
     def _hash(self) -> int:
-        return hash((self.fqn, self.sharding_type, self.compute_kernel))
+        return hash((self.fqn, self.sharding_type, self.compute_kernel, self.keeps_order))
 
     def __eq__(self, other: object) -> bool:
         return self is other

@@ -77,8 +77,12 @@ class Pricing:
         moved = [name for name, kind in runner_up.types.items() if self.chosen.types.get(name) != kind]
         if not shown:
             return "it is as fast, and was proposed later"
-        where = f", with {len(moved)} table{'s' if len(moved) > 1 else ''} sharded otherwise" if moved else ""
-        return ", ".join(shown) + where
+        where = (
+            f"{len(moved)} table{'s' if len(moved) > 1 else ''} sharded otherwise"
+            if moved
+            else "the same shards on other ranks"
+        )
+        return f"{', '.join(shown)}, with {where}"
 
 
 _WORDS = {

@@ -1,4 +1,4 @@
-"""TorchRec's proposers; of those that make thousands of proposals, only some are priced.
+"""TorchRec's proposers, and one more; of those that make thousands of proposals, only some are priced.
 
 ``GreedyProposer`` changes the sharding of one table per proposal, and the time to price one grows with the number of
 tables: for a thousand tables, it would take many minutes to price them all.
@@ -12,6 +12,9 @@ from typing import Any
 
 from torchrec.distributed.planner.proposers import GreedyProposer, GridSearchProposer, UniformProposer
 from torchrec.distributed.planner.types import Enumerator, Proposer, ShardingOption, Storage, Topology
+from torchrec.distributed.types import ShardingType
+
+from recfx.planner.planned_option import PlannedOption
 
 MOST_TABLES = 60_000
 """How many tables, counted once per proposal, a greedy proposer prices on eight ranks: 60 proposals for a thousand."""
@@ -113,6 +116,36 @@ class GreedySteps(GreedyProposer):
         return fitting
 
 
+class TablesInOrder(Proposer):
+    """Proposes whole tables in the order of the model, rank by rank: ids and pooled rows then travel in the order of
+    the keys, and nothing has to put them into it.
+    """
+
+    def load(self, search_space: list[ShardingOption], enumerator: Enumerator | None = None) -> None:
+        whole: dict[str, PlannedOption] = {}
+        for option in search_space:
+            if isinstance(option, PlannedOption) and option.sharding_type == ShardingType.TABLE_WISE.value:
+                known = whole.setdefault(option.fqn, option)
+                if option.shards[0].perf.total < known.shards[0].perf.total:
+                    whole[option.fqn] = option
+        all_are_whole = len(whole) == len({option.fqn for option in search_space})
+        self._proposal: list[ShardingOption] | None = None
+        if all_are_whole:
+            self._proposal = [option.in_order() for option in whole.values()]
+
+    def propose(self) -> list[ShardingOption] | None:
+        return self._proposal
+
+    def feedback(
+        self,
+        partitionable: bool,
+        plan: list[ShardingOption] | None = None,
+        perf_rating: float | None = None,
+        storage_constraint: Topology | None = None,
+    ) -> None:
+        self._proposal = None
+
+
 def _storage(option: ShardingOption) -> tuple[float, ...]:
     """What ``GreedyProposer`` compares tables by."""
     storages: list[Any] = [shard.storage for shard in option.shards]
@@ -121,12 +154,12 @@ def _storage(option: ShardingOption) -> tuple[float, ...]:
 
 
 def proposers(topology: Topology, most_tables: int = MOST_TABLES) -> list[Proposer]:
-    """The proposers that TorchRec's planner has by default, in its order."""
+    """The proposers that TorchRec's planner has by default, in its order, and one more."""
     storages = [device.storage for device in topology.devices]
     capacity = Storage(sum(storage.hbm for storage in storages), sum(storage.ddr for storage in storages))
     most = most_tables * 8 // max(topology.world_size, 8)  # with more ranks, a proposal takes more time
     greedy = [GreedySteps(use_depth, capacity, most, topology.world_size) for use_depth in (True, False)]
-    return [GridSearchProposer(), *greedy, UniformProposer()]
+    return [GridSearchProposer(), *greedy, UniformProposer(), TablesInOrder()]
 
 
 def left_out(made: Sequence[Proposer]) -> int:

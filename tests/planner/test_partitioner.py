@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import math
 import random
+from itertools import combinations_with_replacement, pairwise
 
 import pytest
 from torchrec.distributed.planner import Topology
@@ -13,6 +15,7 @@ from torchrec.distributed.planner.types import ParameterConstraints, Partitioner
 from recfx.planner.enumerator import OrderedEnumerator
 from recfx.planner.partitioner import QuickPartitioner
 from recfx.planner.plan import planning_sharders
+from recfx.planner.proposers import TablesInOrder
 from recfx.planner.sharder import planned_types
 from recfx.replacement.replace_collections import as_converted
 from tests.builders.plans import model_of_tables
@@ -49,6 +52,33 @@ def test_ranks_are_those_of_torchrec(hosts: int, gib: float) -> None:
     assert [ranks_by(QuickPartitioner(), proposal, topology) for proposal in proposals] == expected
     assert (None in expected) == (gib == 0.9)
     assert any(expected)
+
+
+@pytest.mark.parametrize(("ranks", "gib"), [(16, 80.0), (10, 80.0), (4, 80.0), (4, 2.9), (4, 1.4)])
+def test_tables_in_order_are_as_even_as_their_order_allows(ranks: int, gib: float) -> None:
+    topology = Topology(ranks, "cuda", hbm_cap=int(gib * 2**30))
+    proposer = TablesInOrder()
+    proposer.load([option for options in options_by_table(topology) for option in options])
+    options = proposer.propose()
+    assert options is not None
+    times = [option.shards[0].perf.total for option in options]
+    sizes = [option.total_storage.hbm for option in options]
+
+    def most(ends: tuple[int, ...]) -> float:
+        blocks = list(pairwise((0, *ends, len(options))))
+        fits = all(sum(sizes[begin:end]) <= gib * 2**30 for begin, end in blocks)
+        return max(sum(times[begin:end]) for begin, end in blocks) if fits else math.inf
+
+    least = min(map(most, combinations_with_replacement(range(len(options) + 1), min(ranks, len(options)) - 1)))
+    placed = ranks_by(QuickPartitioner(), options, topology)
+    if placed is None:
+        assert least == math.inf
+        return
+    assert placed == sorted(placed)
+    ends = [sum(rank < [number] for rank in placed) for number in range(1, ranks)]
+    assert least <= most(tuple(ends)) <= 1.01 * least
+    if ranks >= len(options):
+        assert placed == [[number] for number in range(len(options))]
 
 
 def test_towers_are_left_to_torchrec() -> None:

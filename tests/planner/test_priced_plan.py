@@ -67,8 +67,16 @@ def test_the_report_shows_the_runner_up_and_why_it_lost() -> None:
     assert isinstance(plan, PricedPlan)
     assert reason.message.startswith(f"the plan is the cheapest of {plan.pricing.tried} plans: 26 table_wise, ")
     assert f"; the runner-up ({plan.pricing.runner_up}) takes " in reason.message
+    assert ": assembling the output +" in reason.message  # whole tables as well, but not in the order of the keys
+    assert reason.message.endswith(", with the same shards on other ranks.")
+    limits = {f"t{number}": ParameterConstraints(sharding_types=["column_wise", "row_wise"]) for number in range(26)}
+    (reason,) = [
+        each
+        for each in recfx.explain(model, plan=recfx.plan(model, Topology(2, "cpu"), limits)).reasons
+        if each.code == "plan_price"
+    ]
+    assert ", hashing and lookups on the slowest rank +" in reason.message
     assert reason.message.endswith(" sharded otherwise.")
-    assert ": hashing and lookups on the slowest rank +" in reason.message
 
 
 def test_a_plan_without_a_choice_has_no_runner_up() -> None:
