@@ -95,15 +95,16 @@ class TopLevel {
   size_t at_ = 0;
 };
 
-std::optional<int64_t> integer(const std::map<std::string, std::string>& members, const std::string& name) {
-  const auto member = members.find(name);
-  if (member == members.end()) {
-    return std::nullopt;
-  }
-  const std::string& text = member->second;
+std::optional<int64_t> integer(const std::string& text) {
   int64_t found = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), found);
   return error == std::errc() && end == text.data() + text.size() ? std::optional(found) : std::nullopt;
+}
+
+// A value as the file has it, but short and in one line.
+std::string shortened(std::string text) {
+  std::replace_if(text.begin(), text.end(), [](unsigned char letter) { return letter < ' ' || letter > '~'; }, '?');
+  return text.size() > 80 ? text.substr(0, 77) + "..." : text;
 }
 
 // Whether the checksum of the content is right, which was computed when the digits in its place were zeros.
@@ -124,30 +125,49 @@ Manifest check_manifest(const std::string& path, const Archive& archive) {
   const Record* record = archive.find(kManifest);
   const std::string text = record == nullptr ? "" : archive.read(*record);
   const auto members = TopLevel(text).members();
-  const auto format = members ? integer(*members, "format_version") : std::nullopt;
-  if (!format) {
+  const auto value_of = [&members](const std::string& name, const std::string& otherwise) {
+    const auto found = members->find(name);
+    return found == members->end() ? otherwise : found->second;
+  };
+  const auto format = members ? integer(value_of("format_version", "")) : std::nullopt;
+  if (!format || *format < 1) {
     throw FileError(path + " has no manifest of recfx: load a file that recfx.export has written [not_exported]");
   }
   if (*format > kFormatVersion) {
     throw FileError(path + " has format " + std::to_string(*format) + ", this server reads formats up to " +
                     std::to_string(kFormatVersion) + ": build the server of that version of recfx [newer_format]");
   }
-  if (integer(*members, "hash_version") != kHashVersion) {
+  if (integer(value_of("hash_version", "")) != kHashVersion) {
     throw FileError(path + " maps ids to rows by another hash than version " + std::to_string(kHashVersion) +
                     ": export the model again [other_hash]");
-  }
-  const auto kind = members->find("format");
-  if (kind != members->end() && kind->second != "\"torchscript\"") {
-    throw FileError(path + " is of format " + kind->second +
-                    ": this server loads those that recfx.export writes with format=\"torchscript\" [other_format]");
-  }
-  Manifest manifest;
-  if (const auto portable = members->find("portable"); portable != members->end() && portable->second == "false") {
-    manifest.operators = integer(*members, "operators_version").value_or(1);  // which older files lack
   }
   const auto damaged = [&path](const std::string& why) {
     return FileError(path + " cannot be loaded: " + why + " [damaged_file]");
   };
+  // As FIELDS in recfx/exporter/manifest_fields.py has it, of the fields that are used here.
+  const auto wrong = [&](const std::string& name, const std::string& wanted) {
+    return damaged("field '" + name + "' of its manifest is " + shortened(members->at(name)) + ", not " + wanted);
+  };
+  const std::string portable = value_of("portable", "true"), kind = value_of("format", "\"torchscript\"");
+  const std::string operators = value_of("operators_version", "1");  // which older files lack
+  Manifest manifest;
+  if (portable != "true" && portable != "false") {
+    throw wrong("portable", "true or false");
+  }
+  if (operators != "null" || portable == "false") {
+    const auto version = integer(operators);
+    if (!version || *version < 0) {
+      throw wrong("operators_version", "the version of the operators of a file that is not portable");
+    }
+    manifest.operators = portable == "false" ? version : std::nullopt;
+  }
+  if (kind == "\"pt2\"") {
+    throw FileError(path + " is of format " + kind +
+                    ": this server loads those that recfx.export writes with format=\"torchscript\" [other_format]");
+  }
+  if (kind != "\"torchscript\"") {
+    throw wrong("format", "one of torchscript, pt2");
+  }
   if (*format == 1 && !members->contains("content_crc32") && !members->contains("order")) {
     const auto tables = members->find("crc32");
     const auto found = tables == members->end() ? std::nullopt : TopLevel(tables->second).members();

@@ -9,8 +9,9 @@ from typing import Any
 
 import torch
 
-from recfx.errors import ExportError
+from recfx.errors import ExportError, short
 from recfx.exporter.arguments import Pattern, Signature
+from recfx.exporter.manifest_fields import PLAIN, misfit, pattern_from
 from recfx.exporter.model_call import ModelCall
 from recfx.exporter.returns import tensor_names
 from recfx.exporter.served_collection import ServedCollection
@@ -102,26 +103,25 @@ def read_manifest(text: object, path: object) -> dict[str, Any]:
         )
     if version > FORMAT_VERSION:
         raise ExportError(
-            f"{path} has format {version}, written by recfx {manifest.get('recfx_version')}; "
+            f"{path} has format {short(version)}, written by recfx {short(manifest.get('recfx_version'))}; "
             f"this is recfx {__version__}, which reads formats up to {FORMAT_VERSION}.",
             reason="newer_format",
             what_to_do="update recfx, or export the model with this version.",
         )
-    if manifest.get("hash_version") != HASH_VERSION:
+    if type(hashed_by := manifest.get("hash_version")) is not int or hashed_by != HASH_VERSION:
         raise ExportError(
-            f"{path} maps ids to rows by hash {manifest.get('hash_version')}, this version by {HASH_VERSION}.",
+            f"{path} maps ids to rows by hash {short(hashed_by)}, this version by {HASH_VERSION}.",
             reason="other_hash",
             what_to_do="export the model again with this version.",
         )
-    try:
-        signature_from(manifest)
-        returns_from(manifest)
-    except (KeyError, TypeError, ValueError, RecursionError) as error:
+    if (wrong := misfit(manifest)) is not None:
+        name, wanted = wrong
+        found = short(manifest[name]) if name in manifest else "missing"
         raise ExportError(
-            f"{path} cannot be loaded: its manifest is not one that recfx writes ({type(error).__name__}: {error}).",
+            f"{path} cannot be loaded: field {name!r} of its manifest is {found}, not {wanted}.",
             reason="damaged_file",
             what_to_do="export the model again, or copy the file again.",
-        ) from error
+        )
     return manifest
 
 
@@ -131,48 +131,20 @@ def without_checksum(text: str) -> str:
 
 
 def signature_from(manifest: dict[str, Any]) -> Signature:
-    """The signature that a manifest describes."""
-    patterns = tuple(_pattern_from(argument) for argument in manifest["arguments"])
-    parameters, positional = _names(manifest["parameters"]), manifest["positional"]
-    if len(parameters) != len(patterns) or type(positional) is not int:
-        raise ValueError("its arguments have no names")
-    order, defaults = _names(manifest.get("order", [])), manifest.get("defaults", {})  # which older files lack
-    return Signature(parameters, patterns, positional, order, dict(defaults))
+    """The signature that a manifest describes, whose fields are right."""
+    order, defaults = manifest.get("order", []), manifest.get("defaults", {})  # which older files lack
+    patterns = tuple(map(pattern_from, manifest["arguments"]))
+    return Signature(tuple(manifest["parameters"]), patterns, manifest["positional"], tuple(order), dict(defaults))
 
 
 def returns_from(manifest: dict[str, Any]) -> Pattern:
     """The pattern of what the model returns, as a manifest describes it."""
-    return _pattern_from(manifest["returns"])
-
-
-_LEAVES = ("tensor", "kjt", "jagged", "keyed_tensor")
-_KINDS = (*_LEAVES, "constant", "dict", "list", "tuple", "dataclass")
-_PLAIN = ("kind", "name", "value", "is_weighted", "type_name")
+    return pattern_from(manifest["returns"])
 
 
 def _of_pattern(pattern: Pattern) -> dict[str, Any]:
-    plain = {field: getattr(pattern, field) for field in _PLAIN}
+    plain = {field: getattr(pattern, field) for field in PLAIN}
     return {**plain, "keys": list(pattern.keys), "items": [_of_pattern(item) for item in pattern.items]}
-
-
-def _pattern_from(described: dict[str, Any]) -> Pattern:
-    items = tuple(_pattern_from(item) for item in described["items"])
-    pattern = Pattern(keys=_names(described["keys"]), items=items, **{field: described[field] for field in _PLAIN})
-    if pattern.kind not in _KINDS or not isinstance(pattern.name, str):
-        raise ValueError(f"nothing is of kind {pattern.kind!r}")
-    if bool(pattern.name) != (pattern.kind in _LEAVES):
-        raise ValueError(f"{pattern.name!r} is the name of a {pattern.kind}")
-    if (pattern.name or pattern.kind == "constant") and items:
-        raise ValueError(f"a {pattern.kind} has items")
-    if (pattern.kind in ("dict", "dataclass") or (items and pattern.keys)) and len(pattern.keys) != len(items):
-        raise ValueError("its items have no keys")
-    return pattern
-
-
-def _names(names: Any) -> tuple[str, ...]:
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise TypeError("a list of names is something else")
-    return tuple(names)
 
 
 def _of_collection(served: ServedCollection) -> list[dict[str, Any]]:
