@@ -11,8 +11,8 @@ from recfx.collections.kinds import kind_of
 from recfx.collections.sharding.collection import ShardedCollection
 from recfx.errors import Diagnostic, Severity
 from recfx.hashing import HashIndex
-from recfx.inspect.facts import TableFacts
 from recfx.inspect.sent_share import shares_of_sent
+from recfx.inspect.table_report import TableReport
 from recfx.ir.shards import ShardedTable
 from recfx.ir.tables import TableSpec
 from recfx.optim.fused_optimizer import FusedOptimizer
@@ -132,14 +132,14 @@ def sent_once_reasons(collection: ConvertedCollection, path: str) -> tuple[Diagn
     return tuple(reasons)
 
 
-def dense_gradient_reasons(tables: Iterable[TableFacts], path: str, trains: bool) -> tuple[Diagnostic, ...]:
+def dense_gradient_reasons(tables: Iterable[TableReport], path: str, trains: bool) -> tuple[Diagnostic, ...]:
     """Tables of the collection at ``path`` whose backward writes gradients as large as they are, if these are large."""
-    dense = [table for table in tables if table.optimizer is None and table.weight.requires_grad] if trains else []
-    written = sum(table.weight.numel() * table.weight.element_size() for table in dense)
+    dense = [table for table in tables if table.has_dense_gradient] if trains else []
+    written = sum(table.bytes_here for table in dense)
     if written < LARGE_GRADIENTS:
         return ()
     message = (
-        f"no optimizer runs in backward for {_few([table.spec.name for table in dense])}: each step of training clears "
+        f"no optimizer runs in backward for {_few([table.name for table in dense])}: each step of training clears "
         f"and writes {size(written)} of gradients (weight.grad), as large as the tables, and an optimizer then "
         "reads all of it, however few rows the batch has."
     )

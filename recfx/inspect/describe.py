@@ -31,7 +31,7 @@ from recfx.inspect.collection_reasons import (
 from recfx.inspect.facts import IndexFacts, TableFacts, table_facts
 from recfx.inspect.reasons import table_reasons, type_name
 from recfx.inspect.report_data import CollectionReport, NodeReport, PassReport
-from recfx.inspect.table_report import HashingReport, ShardingReport, TableReport
+from recfx.inspect.table_report import DENSE, HashingReport, ShardingReport, TableReport
 from recfx.ir.meta import NodeMeta, node_meta
 from recfx.ir.operator_graph import lowered_from
 from recfx.ir.shards import CollectionSharding, ShardedTable
@@ -153,10 +153,10 @@ def hashing_report(config: ResolvedHashConfig | None, index: IndexFacts | None) 
 
 def _optimizer(facts: TableFacts) -> str:
     if isinstance(facts.optimizer, FusedOptimizer):
-        return f"fused {facts.optimizer.rule.name}"
+        return _fused(facts.optimizer)
     if isinstance(facts.optimizer, Diagnostic):
         return f"in backward, not fused: {facts.optimizer.code}"
-    return "none: gradients to weight.grad" if facts.weight.requires_grad else "none: frozen"
+    return DENSE if facts.weight.requires_grad else "none: frozen"
 
 
 def describe_converted(base: CollectionReport, collection: UnshardedCollection, existed: bool) -> CollectionReport:
@@ -171,7 +171,6 @@ def describe_converted(base: CollectionReport, collection: UnshardedCollection, 
         is_weighted=collection.is_weighted(),
         device=str(collection.device),
         tables=tuple(table_report(facts[table.name]) for table in collection.tables),
-        reasons=base.reasons + dense_gradient_reasons(facts.values(), base.path, collection.training),
     )
     return with_graph(described, collection)
 
@@ -215,10 +214,13 @@ def with_nodes(
     )
 
 
-def with_reasons(described: CollectionReport, of_collection: tuple[Diagnostic, ...] = ()) -> CollectionReport:
+def with_reasons(
+    described: CollectionReport, collection: ConvertedCollection, reasons: tuple[Diagnostic, ...] = ()
+) -> CollectionReport:
     """Add the reasons about the collection as a whole, then those about its tables."""
+    reasons += dense_gradient_reasons(described.tables, described.path, collection.training)
     of_tables = tuple(reason for table in described.tables for reason in table.reasons)
-    return replace(described, reasons=described.reasons + of_collection + of_tables)
+    return replace(described, reasons=described.reasons + reasons + of_tables)
 
 
 def _node(name: str, meta: NodeMeta) -> NodeReport:
@@ -251,8 +253,7 @@ def describe_sharded(base: CollectionReport, sharded: ShardedCollection, existed
     )
     reasons = collection_sharding_reasons(sharded.tables, sharded.graph_module, base.path)
     reasons += pipelining_reasons(sharded, base.path) + sent_once_reasons(sharded, base.path)
-    reasons += dense_gradient_reasons(facts.values(), base.path, sharded.training)
-    return with_reasons(with_graph(described, sharded), reasons)
+    return with_reasons(with_graph(described, sharded), sharded, reasons)
 
 
 def with_plan(
@@ -274,10 +275,16 @@ def with_plan(
     sharding = read_plan(collection.tables, plan, rank, world_size, path)
     check_optimizers(collection)
     settings = optimizer_settings(collection, sharding, None, dense_as_torchrec=False)
-    fused = collection.fused_optimizers()
     path_of = partial(kind_of(collection).table_path, path)
     tables = tuple(
-        _with_sharding(report, table, fused.get(table.table.name), sharding, path_of(table.table.name), settings.taken)
+        _with_sharding(
+            _trained_by(report, optimizer := settings.fused.get(report.name)),
+            table,
+            optimizer,
+            sharding,
+            path_of(report.name),
+            settings.taken,
+        )
         for report, table in zip(described.tables, sharding.tables, strict=True)
     )
     device = device_of_tables(collection) if topology is None else device_of(topology)
@@ -285,7 +292,19 @@ def with_plan(
     rewriting = planned_graph(planned, rank, chip_of(topology, device))
     described = with_nodes(described, rewriting.metas, rewriting.records)
     reasons = collection_sharding_reasons(collection.tables, None, path)
-    return with_reasons(replace(described, tables=tables), reasons)
+    return with_reasons(replace(described, tables=tables), collection, reasons)
+
+
+def _trained_by(report: TableReport, optimizer: FusedOptimizer | None) -> TableReport:
+    """The table as it is once it is sharded: a fused kernel has an optimizer in backward, by default TorchRec's."""
+    if optimizer is None:
+        return report
+    reasons = tuple(reason for reason in report.reasons if reason.code != "evict_needs_fused_optimizer")
+    return replace(report, optimizer=_fused(optimizer), reasons=reasons)
+
+
+def _fused(optimizer: FusedOptimizer) -> str:
+    return f"fused {optimizer.rule.name}"
 
 
 def _with_sharding(

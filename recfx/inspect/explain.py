@@ -237,7 +237,7 @@ def _collection(
     )
     if isinstance(collection, UnshardedCollection):
         described = describe_converted(report, collection, existed)
-        return with_reasons(described) if planned is None else planned.describe(described, collection)
+        return with_reasons(described, collection) if planned is None else planned.describe(described, collection)
     if isinstance(collection, ShardedCollection):
         return describe_sharded(report, collection, existed)
     return describe_other(report, finding.module)
@@ -309,14 +309,14 @@ class _PlannedSharding:
     def describe(self, described: CollectionReport, collection: UnshardedCollection) -> CollectionReport:
         """Add what the plan does to a collection that ``describe_converted`` has described, or why it cannot."""
         if self._plan is None:
-            return with_reasons(described)
+            return with_reasons(described, collection)
         try:
             planned = plan_of_collection(self._plan, described.paths)
             assert self._world_size is not None  # a plan knows it
             topology = self._topology or topology_of(self._plan)
             return with_plan(described, collection, planned, self._rank, self._world_size, topology)
         except ConversionError as error:
-            described = with_reasons(described)
+            described = with_reasons(described, collection)
             return replace(described, reasons=(*described.reasons, error.diagnostic))
 
     def reasons(self) -> list[Diagnostic]:

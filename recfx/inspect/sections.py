@@ -189,9 +189,9 @@ def _tables(tables: list[TableOf], every: bool) -> Grid:
         "hashing": lambda group: wording.rules(group[0].table.hashing),
         "ids held": lambda group: wording.ids_held([table for _, table in group]),
         "kernel": lambda group: group[0].table.kernel,
-        "optimizer": lambda group: _DENSE if _is_dense(group[0].table) else group[0].table.optimizer,
+        "optimizer": lambda group: _DENSE if group[0].table.has_dense_gradient else group[0].table.optimizer,
     }
-    more = _DENSE_MEANS if any(_is_dense(table) for _, table in tables) else ""
+    more = _DENSE_MEANS if any(table.has_dense_gradient for _, table in tables) else ""
     return Grid.of(title, groups, columns, ("rows", "dim", "size"), more)
 
 
@@ -199,10 +199,6 @@ _DENSE = "your own"
 _DENSE_MEANS = (
     f"{_DENSE}: backward writes a gradient as large as the table (weight.grad), for an optimizer that you step"
 )
-
-
-def _is_dense(table: TableReport) -> bool:
-    return table.optimizer == "none: gradients to weight.grad"
 
 
 def _what_tables_share(item: TableOf) -> Hashable:
@@ -377,7 +373,7 @@ def _where(group: list[TableReport], most: int) -> str:
     if len(group) == 1:
         return wording.listed(tuple(_shard(group[0], shard) for shard in shardings[0].shards), most)
     ranks = sorted({shard.rank for sharding in shardings for shard in sharding.shards if shard.bytes})
-    return f"ranks {few([str(rank) for rank in ranks], 4)}"
+    return f"rank{'s' if len(ranks) > 1 else ''} {few([str(rank) for rank in ranks], 4)}"
 
 
 def _shard(table: TableReport, shard: ShardReport) -> str:

@@ -146,6 +146,10 @@ class HashingReport:
         return dict(self.counters).get(counter, 0)
 
 
+DENSE = "none: gradients to weight.grad"
+"""What updates a table of which an optimizer that the user steps reads a dense gradient."""
+
+
 @dataclass(frozen=True, repr=False)
 class TableReport:
     """One table.
@@ -196,6 +200,16 @@ class TableReport:
     def index(self) -> HashingReport | None:
         """``hashing``, if the table has an index that holds data."""
         return None if self.hashing is None or self.hashing.ids_held is None else self.hashing
+
+    @property
+    def has_dense_gradient(self) -> bool:
+        """Whether backward writes a gradient as large as its part here."""
+        return self.optimizer == DENSE
+
+    @property
+    def bytes_here(self) -> int:
+        """The size of this rank's part of the weight."""
+        return self.bytes if self.sharding is None else self.sharding.bytes_here
 
     @property
     def is_here(self) -> bool:

@@ -13,6 +13,8 @@ import pytest
 import torch
 from torch import nn
 from torchrec import EmbeddingBagCollection
+from torchrec.distributed.sharding_plan import construct_module_sharding_plan, table_wise
+from torchrec.distributed.types import ShardingPlan
 from torchrec.modules.embedding_configs import DataType
 
 from recfx import HashConfig, convert
@@ -84,6 +86,17 @@ def test_dense_gradients_are_told_from_a_size_on(tables: int, change: Callable[.
     found = only(convert(model), "dense_gradients")
     assert [reason.path for reason in found] == ([] if size is None else ["inner"])
     assert all(f"writes {size} of gradients (weight.grad), as large as the tables" in each.message for each in found)
+
+
+def test_what_a_plan_fuses_has_an_optimizer() -> None:
+    model = Wrapped(collection(1))
+    plan = construct_module_sharding_plan(
+        model.inner, {"t0": table_wise(rank=0, compute_kernel="fused")}, local_size=2, world_size=2, device_type="cpu"
+    )
+    hashing = HashConfig.raw_ids(on_full="evict")
+    report = explain(model, plan=ShardingPlan({"inner": plan}), world_size=2, hashing=hashing)
+    assert {reason.code for reason in report.reasons} == {"default_fused_optimizer", "weights_not_used"}
+    assert report.collections[0].tables[0].optimizer == "fused sgd"
 
 
 def test_optimizer_attached_after_conversion_is_taken_over() -> None:
