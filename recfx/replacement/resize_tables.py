@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
-import gc
+import functools
+import weakref
 from types import TracebackType
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torchrec.modules.embedding_configs import BaseEmbeddingConfig
 
 from recfx.errors import ConversionError
 from recfx.optim.attached import attached_optimizers
+
+
+class _Resized(NamedTuple):
+    """A weight and what it was before."""
+
+    weight: nn.Parameter
+    data: torch.Tensor
+    grad: torch.Tensor | None
+    path: str
+    table: str
 
 
 class TableResizing:
@@ -18,8 +31,7 @@ class TableResizing:
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
-        self._optimizers: list[torch.optim.Optimizer] | None = None
-        self._old: list[tuple[nn.Parameter, torch.Tensor, torch.Tensor | None]] = []
+        self._old: list[_Resized] = []
 
     def resize(self, weight: nn.Parameter, rows: int, path: str, config: BaseEmbeddingConfig, init_fn: bool) -> None:
         """Replace the parameter's data with ``rows`` rows, the old ones first; the parameter object stays. With
@@ -34,7 +46,7 @@ class TableResizing:
                 module_path=path,
                 what_to_do="convert first, then wrap the model in DistributedDataParallel.",
             )
-        optimizers = list(attached_optimizers(weight)) or self._holding_state_for(weight)
+        optimizers = attached_optimizers(weight)
         if optimizers:
             raise ConversionError(
                 f"table {table!r} is to have {rows} rows instead of {weight.shape[0]}, but its "
@@ -43,32 +55,17 @@ class TableResizing:
                 module_path=path,
                 what_to_do="convert first, then make the optimizer.",
             )
-        self._old.append((weight, weight.data, weight.grad))
+        self._old.append(_Resized(weight, weight.data, weight.grad, path, table))
         grad, weight.grad = weight.grad, None
         weight.data = _append_rows(weight.data, rows)
         if init_fn and config.init_fn is not None and not weight.is_meta:
-            config.init_fn(weight.data[self._old[-1][1].shape[0] :])
+            config.init_fn(weight.data[self._old[-1].data.shape[0] :])
         if grad is not None:
             weight.grad = _append_rows(grad, rows)
 
     def rows_before(self, weight: object) -> int | None:
         """How many rows the parameter had, if it has more now: another table of the same weight has been resized."""
-        return next((data.shape[0] for resized, data, _ in self._old if resized is weight), None)
-
-    def _holding_state_for(self, weight: nn.Parameter) -> list[torch.optim.Optimizer]:
-        """Ordinary optimizers of this process that hold rows of state for ``weight``; torch has no registry of them."""
-        if self._optimizers is None:
-            objects = gc.get_objects()
-            optimizers = [item for item in objects if issubclass(type(item), torch.optim.Optimizer)]
-            # TorchRec's placeholders have no state.
-            self._optimizers = [optimizer for optimizer in optimizers if hasattr(optimizer, "state")]
-        return [
-            optimizer
-            for optimizer in self._optimizers
-            if any(
-                isinstance(value, torch.Tensor) and value.dim() for value in optimizer.state.get(weight, {}).values()
-            )
-        ]
+        return next((old.data.shape[0] for old in self._old if old.weight is weight), None)
 
     def mark(self) -> int:
         """A point that ``undo`` can return to."""
@@ -77,13 +74,18 @@ class TableResizing:
     def undo(self, mark: int = 0) -> None:
         """Give the tables that were resized since ``mark`` their old rows back."""
         while len(self._old) > mark:
-            weight, data, grad = self._old.pop()
-            weight.grad = None
-            weight.data = data
-            weight.grad = grad
+            old = self._old.pop()
+            old.weight.grad = None
+            old.weight.data = old.data
+            old.weight.grad = old.grad
 
     def keep(self) -> None:
-        """Keep the new rows: the conversion has succeeded."""
+        """Keep the new rows: the conversion has succeeded. An optimizer that has state for the old ones is refused when
+        it next steps; torch does not tell which optimizers there are.
+        """
+        for old in self._old:
+            _refuse_steps_of_old_state()
+            _GROWN[id(old.weight)] = weakref.ref(old.weight), old.data.shape[0], old.path, old.table
         self._old.clear()
 
     def __enter__(self) -> TableResizing:
@@ -93,6 +95,35 @@ class TableResizing:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.undo()
+
+
+_GROWN: dict[int, tuple[weakref.ref[nn.Parameter], int, str, str]] = {}
+"""The rows that a weight had before it was given more, the path of its collection and its table, by its ``id``."""
+
+
+@functools.cache
+def _refuse_steps_of_old_state() -> None:
+    register_optimizer_step_pre_hook(_check_rows)
+
+
+def _check_rows(optimizer: torch.optim.Optimizer, *arguments: Any) -> None:
+    """Refuse a step with state of the rows that a table had before it was given more: ``optimizer_holds_state``."""
+    weights: list[nn.Parameter] = [weight for group in optimizer.param_groups for weight in group["params"]]
+    for weight in weights:
+        grown = _GROWN.get(id(weight))
+        if grown is None or grown[0]() is not weight:
+            continue
+        _, before, path, table = grown
+        for value in optimizer.state.get(weight, {}).values():
+            if isinstance(value, torch.Tensor) and value.numel() > 1 and value.shape[0] == before:
+                name = type(optimizer).__name__
+                raise ConversionError(
+                    f"table {table!r} has {weight.shape[0]} rows since it was converted, but its {name} has state for "
+                    f"the {before} rows that it had before.",
+                    reason="optimizer_holds_state",
+                    module_path=path,
+                    what_to_do="make the optimizer after the conversion.",
+                )
 
 
 def _append_rows(data: torch.Tensor, rows: int) -> torch.Tensor:

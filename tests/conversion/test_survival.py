@@ -385,6 +385,25 @@ def test_a_table_with_an_optimizer_in_backward_grows_or_is_refused(optimizer: ty
     model(features).sum().backward()
 
 
+@pytest.mark.parametrize("has_stepped", [True, False])
+def test_an_ordinary_optimizer_does_not_step_with_the_state_of_fewer_rows(has_stepped: bool) -> None:
+    model, features = Tower(), batch(5)
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(features).sum().backward()
+    if has_stepped:
+        optimizer.step()
+    converted = convert(model, hashing=HashConfig(rows=50))
+    converted(features).sum().backward()
+    before = converted.ebc.embedding_bags["t1"].weight.detach().clone()
+    if has_stepped:
+        with refused("optimizer_holds_state", "ebc", match="has 50 rows .* its AdamW has state for the 20 rows"):
+            optimizer.step()
+        assert torch.equal(converted.ebc.embedding_bags["t1"].weight, before)
+        optimizer = torch.optim.AdamW(converted.parameters())
+    optimizer.step()
+    assert not torch.equal(converted.ebc.embedding_bags["t1"].weight, before)
+
+
 def test_a_table_under_ddp_does_not_grow() -> None:
     """DistributedDataParallel's buckets have the old shape."""
     with process_group():
