@@ -110,6 +110,11 @@ def torchrec_flow(plain: nn.Module, world_size: int, batch: Rows, trained: torch
     passed.append(compare(f"shard_quant_model: {counts} tables on the devices", answer(sharded, batch), in_8_bits))
     graph = fx.GraphModule(sharded, torchrec.fx.Tracer(leaf_modules=LEAVES).trace(sharded))
     passed.append(compare(f"torchrec.fx: {len(graph.graph.nodes)} nodes", answer(graph, batch), in_8_bits))
+    if not hasattr(torch.ops.fbgemm, "linearize_cache_indices"):  # for CPUs
+        print(
+            "   FBGEMM 1.4 and older have no operator that torch.jit.script needs for quantized tables: it is left out"
+        )
+        return passed
     passed.append(compare("torch.jit.script, save, load", answer(save_and_load(graph, directory), batch), in_8_bits))
     return passed
 

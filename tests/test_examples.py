@@ -338,7 +338,9 @@ def test_inference() -> None:
         "nothing ran on an NPU",
     ):
         assert told in finished.stdout
-    assert finished.stdout.count("\nok  ") == 13
+    assert finished.stdout.count("\nok  ") == 13 - finished.stdout.count(
+        "it is left out"
+    )  # beside FBGEMM 1.4 and older
     assert "Warning" not in finished.stderr
 
 

@@ -10,6 +10,7 @@ import contextlib
 import functools
 import inspect
 import operator
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -116,8 +117,10 @@ except ImportError:  # TorchRec 1.4 and older have none
     RawIdTracker = Absent
 
 try:
-    from torchrec.modules.hash_mc_evictions import HashZchEvictionPolicyName
-    from torchrec.modules.hash_mc_modules import HashZchManagedCollisionModule
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # they call torch.jit.script, of which torch 2.14 warns
+        from torchrec.modules.hash_mc_evictions import HashZchEvictionPolicyName
+        from torchrec.modules.hash_mc_modules import HashZchManagedCollisionModule
 except ImportError:  # TorchRec 1.2 has none
     HashZchEvictionPolicyName = HashZchManagedCollisionModule = Absent
 
