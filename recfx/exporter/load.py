@@ -245,7 +245,7 @@ class LoadedModel(Shown, nn.Module):
         """
         made = f"{self.manifest.get('format', 'torchscript')}, written by recfx {self.manifest['recfx_version']}"
         tables = [(path, table) for path, own in self.manifest["collections"].items() for table in own]
-        inputs = f"serve takes {few(self.inputs, _MOST_NAMES)}"
+        inputs = f"serve takes {few(self.inputs, 4)}"
         return Grid.of(made, tables, _COLUMNS, ("rows", "dim", "ids"), above=(inputs,))
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
