@@ -74,7 +74,7 @@ def main() -> int:
     print(f"\nAUC of the hashed model on {len(held_back):,} held-back rows: {quality:.4f}")
     show_fullest(recfx.monitor(model).scalars())
 
-    section("3. What comes with it", "open the pages in a browser")
+    section("3. What comes with it", "open the pages in a browser; the first predicted time measures this machine")
     served = write_all(model, held_back[:16], options.out, options.batch_size)
 
     section("4. Checks", "recfx.verify, a checkpoint, and recfx.unconvert")

@@ -64,6 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(command: Command, given: argparse.Namespace) -> Outcome | int:
     """The outcome, or the status if there is nothing to print but what was written to stderr."""
     logging.getLogger("torch.fx").setLevel(logging.ERROR)  # it warns of the names of its own functions
+    logging.getLogger("recfx").setLevel(logging.INFO)  # it says what takes a while
     try:
         with _prints_to_stderr():
             from recfx.commandline.actions import ACTIONS  # not above: torch takes seconds, --help and mistakes none

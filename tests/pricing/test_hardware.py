@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
 
 import pytest
@@ -63,7 +64,9 @@ def test_a_machine_that_is_measured_says_what_the_user_waits_for(
 ) -> None:
     for measures in ("_link", "_measure"):
         monkeypatch.setattr(f"{this_machine.__module__}.{measures}", lambda *arguments: None)
-    this_machine.__wrapped__()
+    with caplog.at_level(logging.INFO, logger="recfx"):
+        this_machine.__wrapped__()
+    assert [record.levelname for record in caplog.records] == ["INFO"]
     assert caplog.messages == ["this machine is measured, once per process, for the times that recfx.cost predicts"]
 
 

@@ -59,7 +59,7 @@ def this_machine() -> Hardware:
 
     Collectives are those of two threads of this process, which need no other processes.
     """
-    _log.warning("this machine is measured, once per process, for the times that recfx.cost predicts")
+    _log.info("this machine is measured, once per process, for the times that recfx.cost predicts")
     links = {operation: _link(operation, 2, _speed_of_threads(operation)) for operation in COLLECTIVES}
     return _measure(links, "gloo, two ranks in one process")
 
