@@ -41,7 +41,10 @@ class _Holder(nn.Module):
         """
         if name == "weight":
             raise self._refused(
-                "a parametrization (its weight is taken away)", "unsupported_bag", "unconvert the model first"
+                "a parametrization, or FullyShardedDataParallel (either takes its weight away)",
+                "unsupported_bag",
+                "unconvert the model first; or give FullyShardedDataParallel the dense part of the model alone "
+                "(ignored_modules), or call fully_shard on the converted model",
             )
         super().__delattr__(name)
 

@@ -18,8 +18,9 @@ _SETTINGS = (
     ),
     Argument(
         "--managed-collisions",
-        choices=["convert"],
-        help="also convert TorchRec's managed-collision collections, whose ids keep their rows",
+        choices=["keep", "convert"],
+        default="keep",
+        help="convert: also convert TorchRec's managed-collision collections, whose ids keep their rows",
     ),
     Argument(
         "--hashing",

@@ -65,7 +65,7 @@ def convert(
     on_unsupported: Literal["error", "keep"] = "error",
     id_ranges: Mapping[str, tuple[int, int]] | None = None,
     passes: Iterable[Pass] | None = None,
-    managed_collisions: Literal["convert"] | None = None,
+    managed_collisions: Literal["keep", "convert"] = "keep",
     dedup: bool | Literal["auto"] | Mapping[str, bool | float] = "auto",
 ) -> nn.Module:
     """Rewrite every ``EmbeddingBagCollection`` and ``EmbeddingCollection`` of ``model`` to a graph of explicit nodes.
@@ -114,7 +114,8 @@ def convert(
         managed_collisions: ``"convert"`` also converts TorchRec's managed-collision collections: the output stays a
             tuple, and every id that their MCH or HashZch modules have learned keeps its row, with weights and
             optimizer state. The index gives rows to new ids from then on, by the rules that come closest, or by those
-            of ``hashing``; ``recfx.explain`` says what differs. None leaves them as they are.
+            of ``hashing``; ``recfx.explain`` says what differs. ``"keep"`` leaves them as they are, and pooled ones are
+            refused like all that cannot be converted.
         dedup: whether sharded tables whose rows are not pooled send each different id of a key once per batch, and get
             its row back once. Results are the same but for the order of sums in gradients. ``"auto"`` does so where it
             is expected to pay, which needs to know the share of different ids: a dict gives it by table name, a

@@ -40,7 +40,7 @@ class Request:
     on_unsupported: Literal["error", "keep"] = "error"
     id_ranges: Mapping[str, tuple[int, int]] | None = None
     passes: tuple[Pass, ...] | None = None
-    managed_collisions: Literal["convert"] | None = None
+    managed_collisions: Literal["keep", "convert"] = "keep"
     dedup: Asked = "auto"
     topology: AnyTopology | None = None  # of a dry run: ranks that need not be there
 
@@ -63,8 +63,8 @@ class Request:
         check_module(model)
         if self.on_unsupported not in ("error", "keep"):
             raise _invalid(f"on_unsupported is {self.on_unsupported!r}.", "use 'error' or 'keep'.")
-        if self.managed_collisions not in (None, "convert"):
-            raise _invalid(f"managed_collisions is {self.managed_collisions!r}.", "use 'convert' or None.")
+        if self.managed_collisions not in ("keep", "convert"):
+            raise _invalid(f"managed_collisions is {self.managed_collisions!r}.", "use 'keep' or 'convert'.")
         check_asked(self.dedup)
         if self.plan is not None:
             check_plan(self.plan)

@@ -64,7 +64,7 @@ def explain(
     on_unsupported: Literal["error", "keep"] = "error",
     id_ranges: Mapping[str, tuple[int, int]] | None = None,
     passes: Iterable[Pass] | None = None,
-    managed_collisions: Literal["convert"] | None = None,
+    managed_collisions: Literal["keep", "convert"] = "keep",
     dedup: bool | Literal["auto"] | Mapping[str, bool | float] = "auto",
     tables: Literal["groups", "all"] = "groups",
 ) -> Report:

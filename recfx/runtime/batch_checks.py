@@ -16,7 +16,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from torchrec.sparse.tensor_dict import maybe_td_to_kjt
 
 from recfx.errors import IdRangeError, IdTypeError, InputError, type_of
-from recfx.kernels.lookup.bag_offsets import NEGATIVE_LENGTH, OUT_OF_RANGE, Fault, bag_offsets
+from recfx.kernels.lookup.bag_offsets import OUT_OF_RANGE, Fault, bag_offsets
 
 _IDS = (torch.int64, torch.int32)
 _SMALL_IDS = (torch.int16, torch.int8, torch.uint8, torch.bool)  # the standard collection accepts these as well
@@ -263,12 +263,13 @@ class BatchChecks:
             raise out_of_range(int(values[fault.position]), key)
         numbers = bags.tolist()
         lengths = [end - begin for begin, end in pairwise(numbers)] if are_offsets else numbers
-        if fault.kind == NEGATIVE_LENGTH:
-            problem = f"a bag has length {lengths[fault.position]}"
-            if are_offsets:
-                problem = f"offsets go down from {numbers[fault.position]} to {numbers[fault.position + 1]}"
-        else:
+        negative = next((bag for bag, length in enumerate(lengths) if length < 0), None)
+        if negative is None:
             problem = f"lengths add up to {sum(lengths)}"
+        elif are_offsets:
+            problem = f"offsets go down from {numbers[negative]} to {numbers[negative + 1]}"
+        else:
+            problem = f"a bag has length {lengths[negative]}"
         self._refuse(f"{problem}, and there are {values.numel()} ids.", "bad_lengths", _FIT_LENGTHS)
 
     def _refuse(self, message: str, reason: str, what_to_do: str) -> NoReturn:

@@ -355,12 +355,14 @@ def test_rows_of_a_sharded_collection_are_not_returned() -> None:
 
 
 def test_by_default_nothing_changes() -> None:
-    with pytest.raises(recfx.ConversionError) as caught:
-        recfx.convert(Model(managed(True)))
-    assert caught.value.reason == "managed_collision"
-    with pytest.raises(recfx.ConversionError) as caught:
-        recfx.convert(Model(managed(True)), managed_collisions="keep")
-    assert caught.value.reason == "invalid_argument"
+    for settings, reason in [
+        ({}, "managed_collision"),
+        ({"managed_collisions": "keep"}, "managed_collision"),
+        ({"managed_collisions": "converted"}, "invalid_argument"),
+    ]:
+        with pytest.raises(recfx.ConversionError) as caught:
+            recfx.convert(Model(managed(True)), **settings)
+        assert caught.value.reason == reason
 
 
 class OneKey(nn.Module):

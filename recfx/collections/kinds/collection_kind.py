@@ -131,7 +131,7 @@ def plain_table(
     if not isinstance(table, kind.holder) or type(table).forward is not kind.holder.forward:
         problem = f"is {type_of(table)} with its own forward"
     elif type(table.__dict__["_parameters"].get("weight")) is not nn.Parameter:
-        problem = "has a weight that is not a plain parameter (but a parametrization, for example)"
+        problem = "has a weight that is not a plain parameter (but a parametrization, for example, or fully sharded)"
     elif has_call_hooks(table):
         problem = "has forward or backward hooks, which a batched lookup would not run"
     if problem:
@@ -139,7 +139,8 @@ def plain_table(
             f"the nn.{holder} of table {config.name!r} {problem}.",
             reason="unsupported_bag",
             module_path=collection,
-            what_to_do=f"use the tables that {owner} makes, and put hooks on the collection.",
+            what_to_do=f"use the tables that {owner} makes, put hooks on the collection, and convert before the model is "
+            "fully sharded.",
         )
     for option, neutral in options.items():
         value = getattr(table, option)
