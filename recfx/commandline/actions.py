@@ -23,7 +23,7 @@ from recfx.doctor.show import to_text
 from recfx.inspect.drawing.draw import write_text
 from recfx.inspect.report_data import CollectionReport
 from recfx.inspect.step_diff import diff_steps
-from recfx.inspect.wording import name_of, raises
+from recfx.inspect.wording import name_of
 from recfx.planner.plan_file import plain_plan, read_plan
 from recfx.planner.priced_plan import price_of
 from recfx.planner.pricing.hardware import ASCEND_910B, H100, Hardware
@@ -79,7 +79,7 @@ def _explain(given: argparse.Namespace, made: Made) -> Outcome:
     )  # fmt: skip
     if given.html is not None:
         write_text(given.html, report.to_html())
-    return Outcome(report.to_json() if given.json else report, DONE if report.ok and not raises(report) else NOT_OK)
+    return Outcome(report.to_json() if given.json else report, DONE if report.ok else NOT_OK)
 
 
 def _graph(given: argparse.Namespace, made: Made) -> Outcome:

@@ -77,8 +77,7 @@ COMMANDS = (
         "explain",
         help="what a conversion does, or did, to a model",
         description="Print what a conversion does to a model, or did to one that is converted: what is refused, what "
-        "deserves a warning, every collection and table. The exit status is 1 if something is refused, or if training "
-        "would raise: a table evicts ids, and the factory has attached no optimizer that runs in its backward.",
+        "deserves a warning, every collection and table. The exit status is 1 if something is refused.",
         example="explain model.py:make_model --html report.html",
         arguments=(
             _JSON,

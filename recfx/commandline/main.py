@@ -25,8 +25,7 @@ INTERRUPTED, NO_READER = 130, 141
 _STATUSES = """\
 exit status:
   0    all is well: the report is ok, the models agree, the file is written
-  1    something is refused, missing or wrong, training would raise, the models do not agree, or a file cannot be
-       written
+  1    something is refused, missing or wrong, the models do not agree, or a file cannot be written
   2    the command line is wrong, or the factory gives no model
   130  interrupted by Ctrl-C
   141  nothing reads the output any more"""

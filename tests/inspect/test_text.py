@@ -88,7 +88,8 @@ Notes
 info: weights_not_used: user.embedding_bags.t1
     with raw_ids() (dense_rows=0), an id gets its row when it is first seen, with initial weights, not with what the row
     held before the conversion.
-    What to do: nothing, unless it had been trained before; to keep its rows, leave out raw_ids() and set rows= higher.
+    What to do: nothing, unless it had been trained before: to keep its rows, leave out raw_ids() and set rows= higher;
+    or make its optimizer anew, since one that is not in backward gives new ids the state of the rows' old ids.
 """
 
 
