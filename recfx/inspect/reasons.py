@@ -95,8 +95,8 @@ def weights_not_used(table: TableFacts) -> Diagnostic | None:
         table.module_path,
         "with raw_ids() (dense_rows=0), an id gets its row when it is first seen, with initial weights, not with what "
         "the row held before the conversion.",
-        "nothing, unless it had been trained before: to keep its rows, leave out raw_ids() and set rows= higher; or make "
-        "its optimizer anew, since one that is not in backward gives new ids the state of the rows' old ids.",
+        "nothing, unless it had been trained before: to keep its rows, leave out raw_ids() and set rows= higher; or "
+        "make its optimizer anew, since one that is not in backward gives new ids the state of the rows' old ids.",
     )
 
 

@@ -16,8 +16,13 @@ from tests.sharding.stateful import make, sharded_of
 from tests.sharding.typical_cases import TYPES
 
 
-def train(rank: int, world_size: int, case: Case, use_reentrant: bool | None) -> list[torch.Tensor]:
-    """Two batches forwarded, then both backwarded; what that leaves on this rank. The optimizer is outside."""
+def train(
+    rank: int, world_size: int, case: Case, use_reentrant: bool | None, is_alone: bool = False
+) -> list[torch.Tensor]:
+    """Two batches forwarded, then both backwarded; what that leaves on this rank. The optimizer is outside.
+
+    With ``is_alone``, only the collection is checkpointed: torch stops its second forward as soon as it can.
+    """
     standard, width = build(case)
     model: Any = shard(case, standard, world_size)
     scale = torch.ones(width, requires_grad=True)
@@ -27,8 +32,11 @@ def train(rank: int, world_size: int, case: Case, use_reentrant: bool | None) ->
         losses = []
         for batch in (first, second):
 
-            def forward(scale: torch.Tensor, batch: Any = batch) -> torch.Tensor:
-                return (values_of(model(batch[rank])) * scale).exp().sum()
+            def values(batch: Any = batch) -> torch.Tensor:
+                return values_of(model(batch[rank]))
+
+            def forward(scale: torch.Tensor, values: Any = values) -> torch.Tensor:
+                return ((checkpoint(values, use_reentrant=False) if is_alone else values()) * scale).exp().sum()
 
             losses.append(
                 forward(scale) if use_reentrant is None else checkpoint(forward, scale, use_reentrant=use_reentrant)
@@ -52,8 +60,8 @@ def test_checkpointed_batches_train_the_same_as_others(kind: str, is_pooled: boo
     case = case if is_pooled else as_sequence(case)
     pair = ranks(2)
     expected = pair.run(train, case, None)
-    for use_reentrant in (False, True):
-        for rank, tensors in enumerate(pair.run(train, case, use_reentrant)):
+    for how in ((False,), (True,), (None, True)):
+        for rank, tensors in enumerate(pair.run(train, case, *how)):
             assert len(tensors) == len(expected[rank])
             assert all(torch.equal(mine, theirs) for mine, theirs in zip(tensors, expected[rank], strict=True))
 

@@ -139,8 +139,8 @@ def plain_table(
             f"the nn.{holder} of table {config.name!r} {problem}.",
             reason="unsupported_bag",
             module_path=collection,
-            what_to_do=f"use the tables that {owner} makes, put hooks on the collection, and convert before the model is "
-            "fully sharded.",
+            what_to_do=f"use the tables that {owner} makes, put hooks on the collection, and convert before the model "
+            "is fully sharded.",
         )
     for option, neutral in options.items():
         value = getattr(table, option)

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from weakref import WeakKeyDictionary
 
 import torch.distributed as dist
+from torch.utils.checkpoint import _StopRecomputationError
 
 from recfx.errors import OutOfStepError, RecfxError
 
@@ -25,7 +26,8 @@ _failed: WeakKeyDictionary[dist.ProcessGroup, str] = WeakKeyDictionary()  # what
 @contextlib.contextmanager
 def in_step(group: dist.ProcessGroup, collection: str) -> Iterator[None]:
     """Guard a step in which the other ranks of ``group`` take part. Errors that all of them raise
-    leave them in step: ``OutOfStepError``s, and those that say so.
+    leave them in step: ``OutOfStepError``s, those that say so, and what ``torch.utils.checkpoint`` raises when it has
+    all that the backward needs of a call that it repeats: after the same operator on each rank.
 
     Raises:
         OutOfStepError: ``rank_lost``.
@@ -36,6 +38,8 @@ def in_step(group: dist.ProcessGroup, collection: str) -> Iterator[None]:
     except OutOfStepError as error:
         if error.reason == RANK_LOST:
             _note(group, collection, error)
+        raise
+    except _StopRecomputationError:
         raise
     except BaseException as error:
         if not (isinstance(error, RecfxError) and error.by_all_ranks):
