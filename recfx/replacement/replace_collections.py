@@ -20,7 +20,7 @@ from recfx.collections.object_kinds import attributes
 from recfx.collections.table_specs import describe_tables
 from recfx.discovery.classify import CONVERTED, CONVERTIBLE, Finding
 from recfx.discovery.discover import Discovery, discover
-from recfx.errors import ConversionError, type_of
+from recfx.errors import ConversionError, few, type_of
 from recfx.hashing import HashConfig
 from recfx.hashing.learned_maps import config_of_learned
 from recfx.ir.tables import IdRange, TableSpec
@@ -202,13 +202,13 @@ def _check_table_names(findings: list[Finding], hashing: Hashing) -> None:
 def _check_named(findings: list[Finding], argument: str, given: object) -> None:
     """Refuse names in a dict by table name that no collection has."""
     modules = [finding.module for finding in findings]
-    known = {config.name for module in modules for config in kind_of(module).configs_of(module)}
-    unknown = sorted(set(given) - known) if isinstance(given, Mapping) else []
+    known = dict.fromkeys(config.name for module in modules for config in kind_of(module).configs_of(module))
+    unknown = sorted(set(given) - known.keys()) if isinstance(given, Mapping) else []
     if unknown:
         raise ConversionError(
             f"{argument} names {unknown[0]!r}, which no collection has.",
             reason="unknown_table",
-            what_to_do=f"use table names: {sorted(known)}.",
+            what_to_do=f"use table names: {few(list(known), 20)}.",
         )
 
 
