@@ -38,7 +38,7 @@ def serves(lookup: LookupFacts, chip: str | None) -> Diagnostic | None:
 def is_here(device: torch.device) -> Diagnostic | None:
     """None if recfx's C++ library is there, or can be built."""
     return (
-        None if library.load() else Diagnostic("no_library", "", f"the C++ operators are missing: {library.why_not()}")
+        None if library.load() else Diagnostic("no_library", "", f"the C++ operators are missing: {library.why_not()}.")
     )
 
 

@@ -149,13 +149,23 @@ def _open_compiled() -> Path:
         path = build()
     except OSError as error:  # not LibraryBuildError: code that does not compile here does not compile elsewhere
         path = _build_for_this_process(error)
+        _load_file(path)
+        return path
+    try:
+        _load_file(path)
+    except OSError as error:
+        _logger.warning("%s: it is rebuilt", error)
+        path = build(anew=True)
+        _load_file(path)
+    return path
+
+
+def _load_file(path: Path) -> None:
     try:
         torch.ops.load_library(str(path))
-    except OSError as error:
-        _logger.warning("%s cannot be loaded and is rebuilt: %s", path, error)
-        path = build(anew=True)
-        torch.ops.load_library(str(path))
-    return path
+    except OSError as error:  # of which newer versions of torch say why in its cause alone
+        why = str(error.__cause__ or error).removeprefix(f"{path}: ")
+        raise OSError(f"{path} cannot be loaded: {why}") from error
 
 
 @contextlib.contextmanager
@@ -237,7 +247,7 @@ def came_with_recfx() -> tuple[Path | None, str]:
         path = packaged_library(torch.__version__, torch.compiled_with_cxx11_abi(), SOURCES)
         if path is None:
             return None, f"recfx came without a C++ library for torch {torch.__version__}"
-        torch.ops.load_library(str(path))
+        _load_file(path)
     except OSError as error:  # also of a torch that was built unlike those on package indexes
         _logger.warning("%s. What to do: install recfx again.", error)
         return None, str(error)
@@ -252,7 +262,8 @@ def build(anew: bool = False) -> Path:
 
     Raises:
         LibraryBuildError: there is no compiler, or it failed; the message contains its output.
-        OSError: the directory is not writable, or (``UnsafeError``) others may write to it.
+        OSError: the directory is not writable, or nothing in it can be loaded, or (``UnsafeError``) others may write
+            to it.
     """
     return _build_in(build_directory(), anew)
 
@@ -261,6 +272,8 @@ def _build_in(directory: Path, anew: bool = False) -> Path:
     library = directory / f"librecfx-{_digest()}.so"
     # The default is in the user's own cache, where nobody else needs to write.
     make_private_directory(directory, tighten="RECFX_BUILD_DIR" not in os.environ)
+    if os.statvfs(directory).f_flag & os.ST_NOEXEC:
+        raise OSError(f"{directory} is mounted with noexec, so that no library in it can be loaded")
     if not anew and _problem(library) is None:
         return library
     compiler = find_compiler()
@@ -314,11 +327,17 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 def build_directory() -> Path:
-    """The directory in which built libraries are kept."""
+    """The directory in which built libraries are kept.
+
+    Raises:
+        FileNotFoundError: this user has no home.
+    """
     if named := os.environ.get("RECFX_BUILD_DIR"):
         return Path(named)
-    cache = os.environ.get("XDG_CACHE_HOME")
-    return (Path(cache) if cache else Path.home() / ".cache") / "recfx"
+    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    if cache.startswith("~"):
+        raise FileNotFoundError("this user has no home directory")
+    return Path(cache) / "recfx"
 
 
 def _digest() -> str:

@@ -32,7 +32,7 @@ def cann(environment: Mapping[str, str] = os.environ, roots: tuple[str, ...] = I
         environment: of the process.
         roots: where CANN is looked for if the environment names no place.
     """
-    folders = [Path(root).expanduser() for root in roots]
+    folders = [Path(os.path.expanduser(root)) for root in roots]
     named = [Path(environment[name]) for name in HOME if environment.get(name)]
     if not named:
         scripts = [script for folder in folders for script in sorted(folder.glob("*/set_env.sh"))]

@@ -124,10 +124,15 @@ def _library() -> Finding:
             "recfx's library", f"not loaded: {library.why_not()}", "python -m recfx.kernels shows what is wrong"
         )
     path = library.loaded_path()
-    if path is not None and path.parent not in (library.build_directory(), packaged.LIBRARIES):
+    try:
+        kept = library.build_directory()
+        why = f"{kept} cannot be used"
+    except FileNotFoundError as error:
+        kept, why = None, str(error)
+    if path is not None and path.parent not in (kept, packaged.LIBRARIES):
         return warning(
             "recfx's library",
-            f"compiled for this process alone: {library.build_directory()} cannot be used",
+            f"compiled for this process alone: {why}",
             "set RECFX_BUILD_DIR to a directory of your own that nobody else can write to",
         )
     return ok("recfx's library", f"{path}")

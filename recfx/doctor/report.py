@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
 from recfx.doctor.answer import Answer
@@ -89,5 +89,5 @@ def _without_home(value: Any) -> Any:
 
 def without_home(text: str) -> str:
     """The text with ``~`` for the user's home directory, whose name is often the user's."""
-    home = str(Path.home())
+    home = os.path.expanduser("~")  # where there is none, it stays so
     return text.replace(home, "~") if len(home) > 1 else text

@@ -238,7 +238,7 @@ def _serving_target(format: str, portable: bool, device: str) -> ServingTarget:
         )
     if not library.load():
         raise ExportError(
-            f"recfx's C++ operators are missing: {library.why_not()}",
+            f"recfx's C++ operators are missing: {library.why_not()}.",
             reason="no_library",
             what_to_do=f"export with portable=True, or {library.WHAT_TO_DO}",
         )

@@ -115,7 +115,7 @@ def _check_operators(file: ModelFile, manifest: dict[str, Any], device: torch.de
     if manifest.get("target") != TRITON.name:
         if not library.load():
             raise ExportError(
-                f"{file.path} needs recfx's C++ operators, which are missing: {library.why_not()}",
+                f"{file.path} needs recfx's C++ operators, which are missing: {library.why_not()}.",
                 reason="no_library",
                 what_to_do=f"export the model with portable=True, or {library.WHAT_TO_DO}",
             )

@@ -8,10 +8,14 @@ import subprocess
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+from recfx.doctor import machine
+from recfx.doctor.finding import Status
+from recfx.doctor.report import without_home
 from recfx.kernels.build import library
 from recfx.kernels.build.compiler import LibraryBuildError
 from recfx.kernels.build.private_files import UnsafeError
@@ -20,6 +24,9 @@ from tests.support.forked_script import run_script
 FALLBACK_SCRIPT = """
 import logging, sys, torch
 from recfx.hashing import HashIndex
+from recfx.doctor import machine
+from recfx.doctor.finding import Status
+from recfx.doctor.report import without_home
 from recfx.kernels.build import library
 index = HashIndex(10)
 assert index.insert(torch.tensor([7, -1, 7]))[0].tolist() == [0, 1, 0]
@@ -55,6 +62,37 @@ def test_directory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert library.build_directory() == tmp_path / "recfx"
     monkeypatch.setenv("RECFX_BUILD_DIR", str(tmp_path / "named"))
     assert library.build_directory() == tmp_path / "named"
+
+
+def test_nothing_is_compiled_where_nothing_can_be_loaded(
+    tiny_sources: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(os, "statvfs", lambda path: SimpleNamespace(f_flag=os.ST_NOEXEC))
+    with pytest.raises(
+        LibraryBuildError, match=r"none can be made here: .* is mounted with noexec, so that no library"
+    ):
+        library._open_library()
+    assert "RECFX_BUILD_DIR to a directory" in warnings_of(caplog)[0]
+    assert not list(library.build_directory().iterdir())
+
+
+def test_a_user_without_a_home_builds_for_one_process(
+    tiny_sources: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name in ("RECFX_BUILD_DIR", "XDG_CACHE_HOME", "HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(os, "getuid", lambda: 54321)
+    loaded: list[str] = []
+    monkeypatch.setattr(torch.ops, "load_library", loaded.append)
+    library._open_library()
+    assert "cannot be kept: this user has no home directory" in warnings_of(caplog)[0]
+    assert without_home("~/x") == "~/x"
+    monkeypatch.setattr(library, "loaded_path", lambda: Path(loaded[0]))
+    found = machine._library()
+    assert (found.status, found.found) == (
+        Status.WARNING,
+        "compiled for this process alone: this user has no home directory",
+    )
 
 
 @pytest.fixture
@@ -193,9 +231,7 @@ def test_a_library_that_cannot_be_loaded_is_built_anew(
     warnings_of(caplog)
     library._open_library()
     assert tried == [str(built)] * 2
-    assert next(each.split(str(built))[-1] for each in warnings_of(caplog)) == (
-        " cannot be loaded and is rebuilt: undefined symbol"
-    )
+    assert warnings_of(caplog)[0] == f"{built} cannot be loaded: undefined symbol: it is rebuilt"
 
 
 def test_others_must_not_write_to_the_directory(

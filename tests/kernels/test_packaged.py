@@ -134,10 +134,10 @@ def test_one_that_cannot_be_loaded_makes_way_for_one_that_is_compiled(
 
     def load_library(path: str) -> None:
         if Path(path) == held:
-            raise OSError("undefined symbol")
+            raise OSError("Could not load this library") from OSError(f"{held}: undefined symbol")
         loaded.append(Path(path))
 
     monkeypatch.setattr(torch.ops, "load_library", load_library)
     library._open_library()
     assert [path.parent for path in loaded] == [library.build_directory()]
-    assert caplog.messages[0] == "undefined symbol. What to do: install recfx again."
+    assert caplog.messages[0] == f"{held} cannot be loaded: undefined symbol. What to do: install recfx again."
