@@ -10,7 +10,13 @@ from torch import nn
 from torchrec.distributed.planner import Topology
 from torchrec.distributed.planner.enumerators import EmbeddingEnumerator
 from torchrec.distributed.planner.shard_estimators import EmbeddingPerfEstimator, EmbeddingStorageEstimator
-from torchrec.distributed.planner.types import ParameterConstraints, Shard, ShardingOption, Storage
+from torchrec.distributed.planner.types import (
+    ParameterConstraints,
+    PartitionByType,
+    Shard,
+    ShardingOption,
+    Storage,
+)
 from torchrec.distributed.types import ModuleSharder
 
 from recfx.collections.converted_collection import index_of
@@ -43,8 +49,9 @@ def index_bytes(module: nn.Module, table: str) -> int:
 class OrderedEnumerator(EmbeddingEnumerator):
     """TorchRec's enumerator, with three differences. Its order does not depend on the process, as the order of sets of
     strings does, and so it cannot decide among equally good plans. Options that TorchRec's planner would choose
-    and then refuse, and cuts that leave ranks without rows, are not offered (``empty_ranks`` allows the latter where
-    the constraints leave no other). Tables with an index are cut between buckets.
+    and then refuse, those for whole hosts if the last host has fewer ranks, and cuts that leave ranks without rows, are
+    not offered (``empty_ranks`` allows the latter where the constraints leave no other). Tables with an index are cut
+    between buckets.
     """
 
     def __init__(
@@ -56,16 +63,19 @@ class OrderedEnumerator(EmbeddingEnumerator):
         empty_ranks: bool = False,
     ) -> None:
         self._empty_ranks = empty_ranks
+        self._has_whole_hosts = topology.world_size % topology.local_world_size == 0
         estimators = [EmbeddingPerfEstimator(topology, constraints), IndexStorageEstimator(topology, constraints)]
         super().__init__(topology, batch_size, constraints, estimators)
 
     def enumerate(self, module: nn.Module, sharders: list[ModuleSharder[nn.Module]]) -> list[ShardingOption]:
-        """Every way to shard every table, with estimates; ``no_sharding_option`` if all that are allowed leave ranks
-        without rows.
+        """Every way to shard every table, with estimates; ``no_sharding_option`` if all that are allowed need whole
+        hosts that are not there, or leave ranks without rows.
         """
         options: list[ShardingOption] = super().enumerate(module, sharders)
         places = {fqn: place for place, fqn in enumerate(dict.fromkeys(option.fqn for option in options))}
         options = [option for option in options if is_plannable(option.sharding_type, option.compute_kernel)]
+        if not self._has_whole_hosts:
+            options = _not_by_host(options)
         filled = {option.fqn for option in options if not _has_empty_shard(option)}
         for option in options:
             if option.fqn not in filled and not self._empty_ranks:
@@ -94,6 +104,21 @@ class OrderedEnumerator(EmbeddingEnumerator):
 def is_plannable(sharding_type: str, kernel: str) -> bool:
     """Whether TorchRec's planner accepts the two together in its result."""
     return kernel not in type_named(sharding_type).unplanned_kernels
+
+
+def _not_by_host(options: list[ShardingOption]) -> list[ShardingOption]:
+    left = [option for option in options if option.partition_by != PartitionByType.HOST.value]
+    others = {option.fqn for option in left}
+    for option in options:
+        if option.fqn not in others:
+            raise ConversionError(
+                f"table {option.name!r} cannot be sharded {option.sharding_type} as its constraints say: the hosts do "
+                "not have equally many ranks.",
+                reason="no_sharding_option",
+                module_path=option.path,
+                what_to_do="pass a topology whose local_world_size divides its world_size, or allow other types.",
+            )
+    return left
 
 
 def _cut_between_buckets(option: ShardingOption) -> None:

@@ -62,7 +62,7 @@ class NpuTopology:
         if self.world_size % self.local_world_size:
             raise _invalid(
                 f"{self.world_size} devices are not a whole number of servers with {self.local_world_size} each.",
-                "pass a local_world_size that divides world_size.",
+                "pass a number of devices that is, or a local_world_size that divides it.",
             )
 
     def as_cuda(self) -> Topology:

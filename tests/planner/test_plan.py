@@ -253,6 +253,15 @@ def test_no_plan_leaves_ranks_without_rows(rows: int, hashing: recfx.HashConfig 
     assert recfx.plan(model, stock(4), limits, empty_ranks=True).plan[""]["t0"].sharding_type == "row_wise"
 
 
+@pytest.mark.parametrize(("ranks", "per_host"), [(3, 2), (6, 4), (5, 8)])
+def test_hosts_that_do_not_have_equally_many_ranks(ranks: int, per_host: int) -> None:
+    model, topology = small(90, None), Topology(ranks, "cpu", local_world_size=per_host)
+    assert recfx.plan(model, topology).plan[""]["t0"].sharding_type in ("table_wise", "data_parallel", "column_wise")
+    limits = ParameterConstraints(sharding_types=["table_row_wise"])
+    with refused("no_sharding_option", match="equally many ranks"):
+        recfx.plan(model, topology, {"t0": limits})
+
+
 def test_refusals() -> None:
     with refused("unknown_table", match="'misspelt'"):
         recfx.plan(Model(), stock(), {"misspelt": ParameterConstraints()})
