@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -19,9 +20,10 @@ from torchrec.distributed.planner.types import (
 )
 from torchrec.distributed.types import ModuleSharder
 
-from recfx.collections.converted_collection import index_of
+from recfx.collections.converted_collection import ConvertedCollection, index_of
 from recfx.collections.sharding.types import type_named, type_names
 from recfx.errors import ConversionError
+from recfx.hashing import HashConfig
 from recfx.planner.planned_option import PlannedOption
 
 
@@ -140,14 +142,20 @@ def _has_empty_shard(option: PlannedOption) -> bool:
 
 
 def _no_option(option: ShardingOption) -> ConversionError:
-    index, filled = index_of(option.module[1], option.name), sum(shard.size[0] > 0 for shard in option.shards)
-    if index is not None:
-        problem = f"its rows are cut between its buckets, and it has only {index.config.buckets}"
-        advice = "give it HashConfig(buckets=...), a multiple of the ranks that share it, allow table_wise, or pass "
-        advice += "empty_ranks=True."
-    else:
+    module, filled = option.module[1], sum(shard.size[0] > 0 for shard in option.shards)
+    pieces = sum(shard.offset[1] == 0 for shard in option.shards)
+    index = index_of(module, option.name)
+    if index is None or index.config.index_rows < pieces:
         problem = f"it has {option.tensor.shape[0]} rows"
         advice = "allow table_wise or data_parallel for so small a table, or pass empty_ranks=True."
+    else:
+        assert isinstance(module, ConvertedCollection)
+        config = replace(module.requested.get(option.name) or HashConfig(), buckets=pieces)
+        problem = f"its rows are cut between its buckets, and it has only {index.config.buckets}"
+        advice = (
+            f"convert it with hashing={{{option.name!r}: recfx.{config!r}}}, or a multiple of so many buckets; allow "
+        )
+        advice += "table_wise; or pass empty_ranks=True."
     return ConversionError(
         f"table {option.name!r} cannot be sharded {option.sharding_type} as its constraints say: {problem}, so only "
         f"{filled} of {len(option.shards)} shards would have any rows.",

@@ -247,9 +247,15 @@ def test_no_plan_leaves_ranks_without_rows(rows: int, hashing: recfx.HashConfig 
     model = small(rows, hashing)
     constraints = {"t0": ParameterConstraints(sharding_types=["row_wise", "table_wise"])}
     assert recfx.plan(model, stock(4), constraints).plan[""]["t0"].sharding_type == "table_wise"
-    with refused("no_sharding_option", match=r"only [13] of 4 shards"):
-        recfx.plan(model, stock(4), {"t0": ParameterConstraints(sharding_types=["row_wise"])})
     limits = {"t0": ParameterConstraints(sharding_types=["row_wise"])}
+    with pytest.raises(recfx.ConversionError, match=r"only [13] of 4 shards") as caught:
+        recfx.plan(model, stock(4), limits)
+    assert caught.value.reason == "no_sharding_option"
+    if hashing is not None:
+        written = "hashing={'t0': recfx.HashConfig(dense_rows=0, buckets=4)}"
+        assert f"convert it with {written}" in caught.value.what_to_do
+        as_written = small(rows, recfx.HashConfig(dense_rows=0, buckets=4))
+        assert recfx.plan(as_written, stock(4), limits).plan[""]["t0"].sharding_type == "row_wise"
     assert recfx.plan(model, stock(4), limits, empty_ranks=True).plan[""]["t0"].sharding_type == "row_wise"
 
 
