@@ -271,7 +271,7 @@ def build(anew: bool = False) -> Path:
 def _build_in(directory: Path, anew: bool = False) -> Path:
     library = directory / f"librecfx-{_digest()}.so"
     # The default is in the user's own cache, where nobody else needs to write.
-    make_private_directory(directory, tighten="RECFX_BUILD_DIR" not in os.environ)
+    make_private_directory(directory, tighten=not os.environ.get("RECFX_BUILD_DIR"))
     if os.statvfs(directory).f_flag & os.ST_NOEXEC:
         raise OSError(f"{directory} is mounted with noexec, so that no library in it can be loaded")
     if not anew and _problem(library) is None:
@@ -332,12 +332,12 @@ def build_directory() -> Path:
     Raises:
         FileNotFoundError: this user has no home.
     """
-    if named := os.environ.get("RECFX_BUILD_DIR"):
-        return Path(named)
-    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    if cache.startswith("~"):
+    caches = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    # Not every way to set a variable goes through a shell.
+    directory = os.path.expanduser(os.environ.get("RECFX_BUILD_DIR") or f"{caches}/recfx")
+    if directory.startswith("~"):
         raise FileNotFoundError("this user has no home directory")
-    return Path(cache) / "recfx"
+    return Path(directory)
 
 
 def _digest() -> str:

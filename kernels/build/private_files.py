@@ -52,7 +52,7 @@ def make_private_directory(path: Path, tighten: bool = False) -> None:
         path.mkdir(mode=0o700)
     except FileExistsError:
         if not path.is_dir():
-            raise
+            raise NotADirectoryError(f"{path} is not a directory") from None
         status = path.stat()
         if tighten and status.st_uid == os.geteuid() and status.st_mode & _OTHERS_WRITE:
             path.chmod(stat.S_IMODE(status.st_mode) & ~_OTHERS_WRITE)

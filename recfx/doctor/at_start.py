@@ -8,7 +8,7 @@ import sys
 from recfx.doctor.installed_set import refused
 from recfx.doctor.own_command import own_arguments
 
-_refused, _arguments = refused(), own_arguments(sys.orig_argv, sys.argv)
+_refused, _arguments = refused(), own_arguments(sys.orig_argv, getattr(sys, "argv", []))
 if _arguments is not None and _arguments[:1] == ["doctor"]:
     from recfx.doctor.early import look_first
 

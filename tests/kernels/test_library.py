@@ -60,8 +60,12 @@ def test_directory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("RECFX_BUILD_DIR", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert library.build_directory() == tmp_path / "recfx"
-    monkeypatch.setenv("RECFX_BUILD_DIR", str(tmp_path / "named"))
+    monkeypatch.setenv("RECFX_BUILD_DIR", "~/named")
+    monkeypatch.setenv("HOME", str(tmp_path))
     assert library.build_directory() == tmp_path / "named"
+    (tmp_path / "named").touch()
+    with pytest.raises(NotADirectoryError, match="named is not a directory"):
+        library.build()
 
 
 def test_nothing_is_compiled_where_nothing_can_be_loaded(
