@@ -21,6 +21,7 @@ from recfx import HashConfig, convert
 from recfx.errors import Diagnostic
 from recfx.inspect.explain import explain
 from recfx.kernels.build import library
+from recfx.planner.topology import npu_topology
 from tests.builders.optimizers import attach
 from tests.inspect.models import Wrapped, batch, collection, config
 
@@ -88,15 +89,16 @@ def test_dense_gradients_are_told_from_a_size_on(tables: int, change: Callable[.
     assert all(f"writes {size} of gradients (weight.grad), as large as the tables" in each.message for each in found)
 
 
-def test_what_a_plan_fuses_has_an_optimizer() -> None:
+def test_a_table_is_shown_as_its_plan_has_it() -> None:
     model = Wrapped(collection(1))
     plan = construct_module_sharding_plan(
         model.inner, {"t0": table_wise(rank=0, compute_kernel="fused")}, local_size=2, world_size=2, device_type="cpu"
     )
     hashing = HashConfig.raw_ids(on_full="evict")
-    report = explain(model, plan=ShardingPlan({"inner": plan}), world_size=2, hashing=hashing)
+    report = explain(model, plan=ShardingPlan({"inner": plan}), topology=npu_topology(2), hashing=hashing)
     assert {reason.code for reason in report.reasons} == {"default_fused_optimizer", "weights_not_used"}
-    assert report.collections[0].tables[0].optimizer == "fused sgd"
+    (table,) = report.collections[0].tables
+    assert (table.optimizer, table.kernel) == ("fused sgd", "npu")
 
 
 def test_optimizer_attached_after_conversion_is_taken_over() -> None:
