@@ -24,11 +24,11 @@ def headline(report: ReportData) -> str:
     total = len(report.collections)
     parts = ", ".join(f"{counts[status]} {status}" for status in _STATUS_ORDER if counts[status])
     counted = f"{total} {'collection' if total == 1 else 'collections'}" if total else "no collections"
-    then = f", but training would raise: {', '.join(raised)}" if report.ok and (raised := raises(report)) else ""
+    then = f", but training would raise: {', '.join(raised)}" if report.ok and (raised := _raises(report)) else ""
     return f"{counted}{': ' if parts else ''}{parts}. {'OK' if report.ok else 'NOT OK'}{then}"
 
 
-def raises(report: ReportData) -> list[str]:
+def _raises(report: ReportData) -> list[str]:
     """The reason codes of the errors that training would raise, with the model as it is."""
     codes = dict.fromkeys(reason.code for reason in report.reasons)
     return [code for code in codes if code in _RAISED]
