@@ -6,7 +6,8 @@
 namespace serve {
 
 // A file cannot be loaded: no_file, damaged_file, changed_file, not_exported, newer_format, other_hash, other_format,
-// other_operators, no_library or cannot_load; cannot_read and out_of_memory, which say nothing about the file.
+// other_operators, no_library or cannot_load; cannot_read, out_of_memory and unknown_cpu_capability, which say nothing
+// about the file.
 class FileError : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;

@@ -115,6 +115,11 @@ void check_operators(const std::string& path, const Manifest& manifest) {
                     "; the library has versions " + std::to_string(oldest) + " to " + std::to_string(newest) +
                     ": pass the library of that version of recfx, or export the model again [other_operators]");
   }
+  try {
+    c10::Dispatcher::singleton().findSchemaOrThrow("recfx::cpu_capability", "").typed<std::string()>().call();
+  } catch (const std::invalid_argument& error) {  // of the environment; every request would fail
+    throw FileError(std::string(error.what()) + " [unknown_cpu_capability]");
+  }
 }
 
 void check_tables(const std::string& path, const torch::jit::Module& script, const Checksums& wanted) {

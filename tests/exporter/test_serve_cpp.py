@@ -77,7 +77,9 @@ def test_a_weighted_collection_and_empty_bags(program: Path, usual_export: Usual
         torch.testing.assert_close(answer.outputs["output"], expected, rtol=1e-6, atol=1e-7, equal_nan=True)
 
 
-def test_a_file_that_is_not_portable(program: Path, model: nn.Module, tmp_path: Path) -> None:
+def test_a_file_that_is_not_portable(
+    program: Path, model: nn.Module, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     report = recfx.export(model, tmp_path / "model.pt", call(6), portable=False)
     requests = [by_name(call(5, seed=9)), with_extreme_ids()]
     options = [text for path in report.libraries for text in ("--library", str(path))]
@@ -94,6 +96,9 @@ def test_a_file_that_is_not_portable(program: Path, model: nn.Module, tmp_path: 
         forge(tmp_path / "model.pt", tmp_path / "other.pt", with_manifest(operators_version=version))
         refused = run(program, tmp_path / "other.pt", "--inputs", *options).stderr
         assert f"[{reason}]" in refused if reason else refused == ""
+    with monkeypatch.context() as patched:
+        patched.setenv("RECFX_CPU_CAPABILITY", "nonsense")
+        assert "[unknown_cpu_capability]" in run(program, tmp_path / "model.pt", "--inputs", *options).stderr
     report = recfx.export(model, tmp_path / "model.pt", call(6), device="cuda", quantize="int8", portable=False)
     assert (report.libraries, [note.code for note in report.notes]) == ((), ["needs_python"])
     ((kind, message),) = check(program, [tmp_path / "model.pt"])
