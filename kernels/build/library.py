@@ -58,7 +58,7 @@ REFERENCES: dict[str, Callable[..., Any]] = {}
 """The functions in torch by which operators run where they have no kernel, by the operator's name."""
 _loading = threading.RLock()
 WHAT_TO_DO = (
-    "install recfx again from its wheel, which has a library for this version of torch, or install a C++ compiler; "
+    "install recfx again from its wheel, if that is for this version of torch, or install a C++ compiler; "
     "python -m recfx.kernels shows what is wrong."
 )
 """Where there is no library."""
