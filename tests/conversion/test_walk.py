@@ -19,6 +19,7 @@ CALLBACKS: dict[tuple[str, str], str] = {
     ("recfx.ir.printer", "runtime"): "the printer shows what the module of a node says of itself",
     ("recfx.ir.snapshot", "passes"): "what a graph says is read by what runs the passes",
     ("recfx.ir.operator_graph", "lowering"): "passes ask the kernel targets through the context of their graph",
+    ("recfx.ir.context", "lowering"): "graphs are made for equal tables if their kernel targets are equal as well",
     ("recfx.passes.lower", "lowering"): "so do they for operators that find ids",
     ("recfx.passes.base", "collections"): "what runs the passes of a user tells which of them raised",
     ("recfx.runtime.forwards", "collections"): "a collection tells what counts its calls",
