@@ -85,7 +85,9 @@ class References:
     def _follow(self, waiting: list[tuple[Any, Edge]]) -> None:
         while waiting:
             parent, (label, value) = waiting.pop()
-            if is_atom(value) or (type(value) in (dict, list, set, tuple) and not value):
+            if type(value) in (dict, list, set, tuple) and not value:
+                continue
+            if is_atom(value) and not isinstance(value, CodeReads):
                 continue
             key = id(value)
             self._first.setdefault(key, (id(parent), label))
