@@ -75,12 +75,13 @@ def lacks(name: str) -> bool:
     for at, part in enumerate(parts[1:], start=2):
         if not isinstance(value, type | type(sys)) or ".".join(parts[: at - 1]) in ("torch.ops", "torch.classes"):
             return False
-        if not hasattr(value, part):
-            try:
-                importlib.import_module(".".join(parts[:at]))
-            except ImportError:
-                return True
-        value = getattr(value, part)
+        if hasattr(value, part):
+            value = getattr(value, part)
+            continue
+        try:  # also a module that its package has deleted from its names, such as torch.optim.optimizer
+            value = importlib.import_module(".".join(parts[:at]))
+        except ImportError:
+            return True
     return False
 
 

@@ -64,7 +64,6 @@ CAUSES: Mapping[str, Mapping[str, str]] = {
         "tests/planner/test_plan.py::test_what_recfx_does_not_shard_is_planned_where_torchrec_can_run_it": _NO_META,
         "tests/planner/test_priced_plan.py::test_tables_on_one_rank_that_recfx_does_not_shard_take_their": _NO_META,
         "tests/exporter/test_torchrec_flow.py::test_unconverted_models_are_quantized_sharded": _NO_OPERATOR,
-        "tests/test_examples.py::test_inference": _NO_OPERATOR,
     },
     "2.9": {
         "tests/conversion/test_convert.py::test_a_converted_copy_agrees_and_nothing_else_changes[mixed_": _NO_MIXED,
@@ -79,7 +78,6 @@ CAUSES: Mapping[str, Mapping[str, str]] = {
         "tests/runtime/test_base.py::test_the_graph_of_a_converted_model_is_that_of_the_standard_one[mi": _NO_LENGTH,
         "tests/runtime/test_batch_checks.py::test_torch_func": _NO_LISTS,
         "tests/test_bench.py::test_prints_one_json_object_a_line[export]": _NO_OPERATOR,
-        "tests/test_examples.py::test_inference": _NO_OPERATOR,
     },
     "2.10": {
         "tests/conversion/test_convert.py::test_a_converted_copy_agrees_and_nothing_else_changes[mixed_": _NO_LENGTH,
@@ -91,9 +89,6 @@ CAUSES: Mapping[str, Mapping[str, str]] = {
         "tests/runtime/test_base.py::test_the_graph_of_a_converted_model_is_that_of_the_standard_one[sparse_nn_over_": (
             "TorchRec 1.5's KTRegroupAsDict without regrouping, traced by torch.fx, runs in no plain model either."
         ),
-    },
-    "2.14": {
-        "tests/test_examples.py::test_inference": "torch 2.14 warns at each torch.jit.script: it is deprecated.",
     },
 }
 """For each set, why a test fails there, by its name or how that begins. A failure without one is a bug of recfx."""
