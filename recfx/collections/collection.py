@@ -211,7 +211,7 @@ class UnshardedCollection(WholeTables):
         else:
             eval_graph, records = make_eval_graph(graph_module, self._runtime)
             self.pass_records = [*graph_module.meta[PASSES_KEY], *records]
-        if any(isinstance(node, FindRows) and node.inserts for node in eval_graph.children()):
+        if _inserts_on_device(eval_graph):
             graph_module = eval_graph
         graph_module.train(self.training)  # before other threads see it: in training mode, it would insert ids
         self.graph_module, self._graph_trains = graph_module, True
@@ -379,7 +379,7 @@ class UnshardedCollection(WholeTables):
         graphs = ("graph_module", "other_graph")
         modules = {name: module for name, module in self._modules.items() if name not in graphs}
         state = {**self.__dict__, "_modules": modules}
-        if COPIES_RUN_THE_SAME.get() and self.other_graph is None:
+        if COPIES_RUN_THE_SAME.get() and self.other_graph is None and not _inserts_on_device(self.graph_module):
             state["_of_original"] = self.graph_module.meta[REWRITING_KEY]
         else:
             state["pass_records"] = []
@@ -394,6 +394,11 @@ class UnshardedCollection(WholeTables):
         self._store.own_weights()
         self._compared = self._follower.look()
         self._compile(of_original)
+
+
+def _inserts_on_device(graph_module: fx.GraphModule) -> bool:
+    """Whether the graph that was made for evaluation trains as well."""
+    return any(isinstance(node, FindRows) and node.inserts for node in graph_module.children())
 
 
 def unsharded_collections(model: nn.Module) -> dict[str, UnshardedCollection]:
