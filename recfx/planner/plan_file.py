@@ -29,6 +29,7 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import fields
+from enum import Enum
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -36,8 +37,10 @@ from torch.distributed._shard.metadata import ShardMetadata
 from torchrec.distributed.types import EnumerableShardingSpec, ParameterSharding, ShardingPlan
 
 from recfx.collections.sharding.whole_plan import MOST_RANKS, check_plan, table_error
+from recfx.kernels.build.private_files import new_file
 from recfx.planner.json_file import JsonFile, Kind
 from recfx.planner.priced_plan import PricedPlan
+from recfx.planner.pricing.values import whole_number
 
 VERSION = "1"
 _WRITTEN = ("sharding_type", "compute_kernel", "ranks", "sharding_spec")
@@ -66,14 +69,18 @@ def write_plan(plan: ShardingPlan, path: str | os.PathLike[str], *, world_size: 
 
     Args:
         plan: the plan of a whole model.
-        path: the file; one that exists is replaced.
+        path: the file; one that exists is replaced, once the new one is whole.
         world_size: the number of ranks; default: those that the plan was made for, if ``recfx.plan`` made it.
 
     Raises:
         ConversionError: ``invalid_argument``, ``unsupported_plan_option``.
+        InputError: ``invalid_argument``: ``world_size`` is no number of ranks.
         OSError: the file cannot be written.
     """
-    Path(path).write_text(json.dumps(plain_plan(plan, world_size=world_size), indent=1) + "\n", encoding="utf-8")
+    text = json.dumps(plain_plan(plan, world_size=world_size), indent=1) + "\n"
+    with new_file(Path(os.path.realpath(path))) as file:
+        file.path.write_text(text, encoding="utf-8")
+        file.put_in_place()
 
 
 def plain_plan(plan: ShardingPlan, *, world_size: int | None = None) -> dict[str, Any]:
@@ -81,6 +88,8 @@ def plain_plan(plan: ShardingPlan, *, world_size: int | None = None) -> dict[str
     check_plan(plan)
     if world_size is None and isinstance(plan, PricedPlan):
         world_size = plan.world_size
+    if world_size is not None:
+        world_size = whole_number(world_size, "world_size", most=MOST_RANKS)
     collections = {
         name: {table: _plain(sharding, table, name) for table, sharding in tables.items()}
         for name, tables in plan.plan.items()
@@ -99,13 +108,13 @@ def _plain(sharding: Any, table: str, path: str) -> dict[str, Any]:
         {"offsets": shard.shard_offsets, "sizes": shard.shard_sizes, "placement": str(shard.placement)}
         for shard in spec.shards
     ]  # fmt: skip
-    ranks = None if sharding.ranks is None else [int(rank) for rank in sharding.ranks]
-    return {
-        "sharding_type": sharding.sharding_type,
-        "compute_kernel": sharding.compute_kernel,
-        "ranks": ranks,
-        "shards": shards,
-    }
+    named = {"sharding_type": sharding.sharding_type, "compute_kernel": sharding.compute_kernel}
+    named = {name: value.value if isinstance(value, Enum) else value for name, value in named.items()}
+    for name, value in named.items():
+        if not isinstance(value, str):
+            raise table_error("invalid_argument", table, f"has {name}={value!r}.", path)
+    ranks = None if sharding.ranks is None else [whole_number(rank, "ranks", least=0) for rank in sharding.ranks]
+    return {**named, "ranks": ranks, "shards": shards}
 
 
 def read_plan(path: str | os.PathLike[str]) -> PlanFile:
@@ -158,5 +167,5 @@ def _shard(file: JsonFile, value: Any, where: str) -> ShardMetadata:
     offsets, sizes = (file.integers(given[name], f"{where}.{name}") for name in ("offsets", "sizes"))
     try:
         return ShardMetadata(offsets, sizes, given["placement"])
-    except ValueError as error:
+    except (ValueError, RuntimeError) as error:  # the latter of an unknown device
         raise file.refused(where, f"cannot be: {error}") from error

@@ -55,9 +55,19 @@ class TableResizing:
                 module_path=path,
                 what_to_do="convert first, then make the optimizer.",
             )
+        try:
+            data = _append_rows(weight.data, rows)
+        except RuntimeError as error:  # of torch's allocators; those of devices raise a subclass
+            size = rows * weight.shape[1] * weight.element_size() / 2**30
+            raise ConversionError(
+                f"table {table!r} is to have {rows:,} rows, but {weight.device.type} has no {size:,.1f} GiB for them.",
+                reason="no_memory_for_rows",
+                module_path=path,
+                what_to_do="give it fewer rows; a model on meta can be explained and planned with any number.",
+            ) from error
         self._old.append(_Resized(weight, weight.data, weight.grad, path, table))
         grad, weight.grad = weight.grad, None
-        weight.data = _append_rows(weight.data, rows)
+        weight.data = data
         if init_fn and config.init_fn is not None and not weight.is_meta:
             config.init_fn(weight.data[self._old[-1].data.shape[0] :])
         if grad is not None:

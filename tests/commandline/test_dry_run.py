@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig
-from torchrec.distributed.types import ParameterSharding, ShardingPlan
+from torchrec.distributed.types import ParameterSharding, ShardingPlan, ShardingType
 
 import recfx
 from recfx.commandline.main import main
@@ -95,6 +95,23 @@ def test_a_plan_survives_its_file(tmp_path: Path) -> None:
                 write_plan(plan, file)
 
 
+@pytest.mark.parametrize(
+    ("sharding", "world_size"),
+    [((3, "fused", [0]), 16), (("table_wise", "fused", ["x"]), 16), (("table_wise", "fused", [0]), "x"),
+     (("table_wise", "fused", [0]), 0)],
+)  # fmt: skip
+def test_a_plan_that_could_not_be_read_is_not_written(
+    sharding: tuple[Any, ...], world_size: Any, tmp_path: Path
+) -> None:
+    file = tmp_path / "plan.json"
+    write_plan(ShardingPlan({PATH: {"t0": ParameterSharding(ShardingType.TABLE_WISE, "fused", [0])}}), file)  # type: ignore[arg-type]
+    before = file.read_text()
+    assert read_plan(file).plan.plan[PATH]["t0"].sharding_type == "table_wise"
+    with pytest.raises(recfx.RecfxError, match=r"^\[invalid_argument\]"):
+        write_plan(ShardingPlan({PATH: {"t0": ParameterSharding(*sharding)}}), file, world_size=world_size)
+    assert file.read_text() == before
+
+
 def changed(change: Any) -> str:
     """The text of a good plan, after a change of its content; a text is what it is."""
     if isinstance(change, str):
@@ -116,6 +133,10 @@ BAD_PLANS = {
     "a shard that is none": (lambda _, table: table.update(shards=[3]), "shards[0] is an integer, not an"),
     "no placement": (
         lambda _, table: table.update(shards=[{"offsets": [0, 0], "sizes": [1, 1], "placement": "x:y:z"}]),
+        "shards[0] cannot be: ",
+    ),
+    "unknown device": (
+        lambda _, table: table.update(shards=[{"offsets": [0, 0], "sizes": [1, 1], "placement": "rank:0/gpu"}]),
         "shards[0] cannot be: ",
     ),
     "twice": ('{"version": "1", "version": "1"}', "it has the key 'version' twice"),
