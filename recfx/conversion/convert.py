@@ -93,7 +93,7 @@ def convert(
             sharded, and each rank has its own part of the weights of ``model``; every rank must call ``convert``. The
             result has ``fused_optimizer``, as a ``DistributedModelParallel`` does.
         env: the ranks to shard over; with it and without ``plan``, ``recfx.plan`` makes one. Default: all ranks.
-        device: move the result there; tables on meta are allocated and initialised.
+        device: move the result there; tables on meta are allocated and initialised; nothing else may be on meta.
         backend: kernel target of the lookups; ``"auto"`` takes the first one that can serve each lookup.
         whole_graph: return the whole model as a graph (one for train and one for eval, over shared modules); needs a
             sample.

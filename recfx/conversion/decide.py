@@ -80,7 +80,8 @@ def decide(
 
     if asked.device is not None:
         with refusals():
-            usable_device(asked.device)
+            if usable_device(asked.device).type != "meta":
+                _refuse_rest_on_meta(taken_over.model, discovery)
     with refusals():
         _declare_id_ranges(discovery, asked)
     with refusals():
@@ -131,6 +132,27 @@ def decide(
 def _refuse_to_copy(model: nn.Module, asked: Request) -> None:
     if not asked.inplace:
         refuse_fully_sharded(model, "call recfx.convert first and fully_shard afterwards; or pass inplace=True.")
+
+
+def _refuse_rest_on_meta(model: nn.Module, discovery: Discovery) -> None:
+    """Refuse to move what is on meta from there, except for tables: ``convert`` can initialise nothing else."""
+    tables = {
+        id(part)
+        for finding in discovery.of(CONVERTIBLE) + discovery.of(CONVERTED)
+        if not getattr(finding.module, "is_sharded", False)
+        for part in finding.module.modules()
+    }
+    for path, part in model.named_modules():
+        tensors = [*part.named_parameters(recurse=False), *part.named_buffers(recurse=False)]
+        on_meta = [name for name, tensor in tensors if tensor.is_meta]
+        if on_meta and id(part) not in tables:
+            raise ConversionError(
+                f"its {on_meta[0]} is on the meta device and has no values that device= could move.",
+                reason="model_on_meta",
+                module_path=path,
+                what_to_do="allocate and initialise it first, with its to_empty(device=...) and reset_parameters(); or "
+                "leave out device=. Tables are allocated and initialised by convert.",
+            )
 
 
 def _declare_id_ranges(discovery: Discovery, asked: Request) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -25,7 +26,7 @@ from tests.builders.batches import batch
 from tests.builders.collections import collection, sharded_sequences
 from tests.builders.optimizers import attach
 from tests.models import REFUSED, ZOO, Case
-from tests.models.handwritten import process_group
+from tests.models.handwritten import Tower, process_group
 from tests.models.refused import Holder, Refused
 
 RAW = recfx.HashConfig(dense_rows=0)
@@ -192,6 +193,16 @@ def test_a_model_that_is_converted_otherwise(changed: dict[str, Any]) -> None:
     converted = recfx.convert(Holder(collection()))
     assert assert_alike(converted, **changed) == ("already_converted", "arch.sparse")
     assert assert_alike(converted) is None
+
+
+@pytest.mark.parametrize("make", [Tower, lambda: recfx.convert(Tower())], ids=["standard", "converted"])
+def test_layers_on_meta_cannot_move(make: Callable[[], Any]) -> None:
+    model = make().to("meta")
+    assert assert_alike(model, device="meta") is None
+    assert assert_alike(model, device="cpu") == ("model_on_meta", "linear")
+    assert all(parameter.is_meta for parameter in model.parameters())
+    model.linear.to_empty(device="cpu")
+    assert assert_alike(model, device="cpu") is None
 
 
 @pytest.mark.parametrize(
