@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-import functools
-import types
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
@@ -19,15 +17,25 @@ from recfx.collections.collection import UnshardedCollection
 from recfx.collections.compile_graph import COPIES_RUN_THE_SAME
 from recfx.collections.find_references import References
 from recfx.collections.kinds import kind_of
-from recfx.collections.object_kinds import REGISTRIES, Edge, attributes, empty_copy, is_atom, is_shared, set_attribute
-from recfx.collections.rewiring import Rewiring, rebound_method
+from recfx.collections.object_kinds import (
+    REGISTRIES,
+    Edge,
+    attributes,
+    empty_copy,
+    hook_registries,
+    hooks_of,
+    is_atom,
+    is_shared,
+    set_attribute,
+)
+from recfx.collections.rewiring import Rewiring
 from recfx.collections.table_holder import release
 from recfx.errors import ConversionError
 from recfx.runtime.hooks import MODULE_HOOKS, holds_hooks
 
 
 def copy_modules(
-    root: nn.Module, replacements: Mapping[int, nn.Module] = MappingProxyType({})
+    root: nn.Module, replacements: Mapping[int, nn.Module] = MappingProxyType({}), isolated: bool = False
 ) -> tuple[nn.Module, dict[int, nn.Module]]:
     """Copy every module object of ``root``, but none of its tensors.
 
@@ -38,6 +46,7 @@ def copy_modules(
     Args:
         replacements: modules that take the place of some modules in the copy, by ``id`` of the original. They are taken
             as they are, except that plain attributes that come from the original also refer to the copies.
+        isolated: also copy what code can change and refers to no module yet: helper objects, variables of closures.
 
     Returns:
         the copy of ``root``, and the copy of every module by ``id`` of the original.
@@ -48,7 +57,7 @@ def copy_modules(
         if copies[id(module)] is not module:
             for key, value in module.__dict__.items():
                 copies[id(module)].__dict__[key] = _copy_registry(key, value, copies)
-    _redirect(modules, replaced, copies, inplace=False, containers=True)
+    _redirect(modules, replaced, copies, inplace=False, containers=True, isolated=isolated)
     return copies[id(root)], copies
 
 
@@ -104,14 +113,6 @@ def _empty_containers(modules: list[nn.Module]) -> dict[int, Any]:
     }
 
 
-def rebind_hooks(module: nn.Module, copies: Mapping[int, Any]) -> None:
-    """Let hooks that are methods of a copied object run on its copy. The hooks stay where their handles expect them."""
-    for key, value in module.__dict__.items():
-        if isinstance(value, dict) and value and holds_hooks(key):
-            for number, hook in value.items():
-                value[number] = _rebound(hook, copies)
-
-
 def compiled_in_place(root: nn.Module) -> list[str]:
     """Paths of modules on which ``Module.compile()`` was called: their copies run uncompiled."""
     return [path for path, module in root.named_modules() if module._compiled_call_impl is not None]
@@ -137,6 +138,7 @@ def _redirect(
     others: Mapping[int, nn.Module],
     inplace: bool,
     containers: bool,
+    isolated: bool = False,
 ) -> None:
     """Let plain attributes and hooks of ``modules``, or of their copies, refer to other modules.
 
@@ -144,6 +146,7 @@ def _redirect(
         replaced: modules whose replacements have taken over attributes.
         others: the copy or replacement of each module, by ``id`` of the original.
         containers: also copy plain containers that refer to none of these modules.
+        isolated: also copy other objects and variables of closures that refer to none of them.
     """
     owners = []
     for module in modules:
@@ -152,7 +155,8 @@ def _redirect(
     for module in replaced:
         replacement = others[id(module)]
         owners.append((replacement, replacement, list(_carried(module, replacement))))
-    references = References(others, [("", owner, edges) for owner, _, edges in owners])
+    roots = [("", owner, [*edges, *hooks_of(owner)]) for owner, _, edges in owners]
+    references = References(others, roots, state=isolated)
     rewiring = Rewiring(others, references, inplace)
     for owner, target, edges in owners:
         if target is owner and id(owner) in others:  # the copy shares it with the original
@@ -160,9 +164,10 @@ def _redirect(
         for name, value in edges:
             if containers or rewiring.leads(value):
                 set_attribute(target, name, rewiring.rewired(value))
+        for _, hooks in hook_registries(target):  # the hooks stay where their handles expect them
+            hooks.update({key: rewiring.rewired(hook) for key, hook in hooks.items() if rewiring.leads(hook)})
     rewiring.finish()
     for _, target, _ in owners:
-        rebind_hooks(target, rewiring.known)
         if isinstance(target, OptimizedModule):
             target._initialize()  # compiles the copy, not the original
 
@@ -198,19 +203,6 @@ def _copy_registry(key: str, value: Any, copies: Mapping[int, nn.Module]) -> Any
         return None  # Module.compile() bound it to the original; see `compiled_in_place`
     is_hooks = holds_hooks(key) and isinstance(value, dict)
     return value.copy() if key in REGISTRIES or is_hooks else value
-
-
-def _rebound(hook: Any, copies: Mapping[int, Any]) -> Any:
-    """The hook as a method of the copy, also inside a partial. Closures stay as they are."""
-    if isinstance(hook, nn.Module):
-        return copies.get(id(hook), hook)
-    if isinstance(hook, types.MethodType) and id(hook.__self__) in copies:
-        return rebound_method(hook, copies[id(hook.__self__)])
-    if type(hook) is functools.partial:
-        arguments = [_rebound(item, copies) for item in hook.args]
-        keywords = {name: _rebound(item, copies) for name, item in hook.keywords.items()}
-        return functools.partial(_rebound(hook.func, copies), *arguments, **keywords)
-    return hook
 
 
 def carry_hooks(source: nn.Module, replacement: nn.Module) -> None:

@@ -14,7 +14,15 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from recfx.collections.code_reads import CodeReads, functions_of, owner_of_code, reads_of, takes_nothing
-from recfx.collections.object_kinds import WEAK_CONTAINERS, WEAK_REFERENCES, Edge, edges_of, is_atom, why_fixed
+from recfx.collections.object_kinds import (
+    WEAK_CONTAINERS,
+    WEAK_REFERENCES,
+    Edge,
+    edges_of,
+    is_atom,
+    is_state,
+    why_fixed,
+)
 
 
 class Fixed(NamedTuple):
@@ -37,10 +45,15 @@ class References:
         targets: the modules to look for, by ``id``.
         roots: name, module and plain attributes of every module to start from. No path leads through a root.
         code: also look at the globals and class attributes that code on a path reads. They are fixed.
+        state: what can be made to refer to a target later also counts as referring to one.
     """
 
     def __init__(
-        self, targets: Mapping[int, Any], roots: Iterable[tuple[str, nn.Module, Iterable[Edge]]], code: bool = False
+        self,
+        targets: Mapping[int, Any],
+        roots: Iterable[tuple[str, nn.Module, Iterable[Edge]]],
+        code: bool = False,
+        state: bool = False,
     ) -> None:
         self._targets, self._code = targets, code
         self._alive: dict[int, Any] = {}  # an id is unique only as long as its object is alive
@@ -57,6 +70,9 @@ class References:
             self._follow([(module, (f".{name}", value)) for name, value in edges])
             if code:
                 self._follow(self._reads(module))
+        self._changing = (
+            {key for key, value in self._alive.items() if is_state(value)} - set(self._names) if state else set()
+        )
         self._reaching = self._find_reaching()
         self._fix_what_is_held_weakly()
 
@@ -117,8 +133,8 @@ class References:
         )
 
     def _find_reaching(self) -> set[int]:
-        reaching: set[int] = set()
-        waiting = [key for key in self._targets if key in self._parents]
+        reaching = set(self._changing)
+        waiting = [key for key in (*self._targets, *reaching) if key in self._parents]
         while waiting:
             for parent in self._parents.get(waiting.pop(), ()):
                 if parent not in reaching and parent not in self._names:

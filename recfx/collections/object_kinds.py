@@ -63,7 +63,7 @@ def is_atom(value: Any) -> bool:
 def _is_opaque(kind: Any) -> bool:
     """Whether ``edges_of`` finds nothing in instances of ``kind``; models hold thousands of settings."""
     searched = (nn.Module, types.FunctionType, types.MethodType, types.MappingProxyType, functools.partial, CACHE)
-    others = (*METHODS_IN_C, *WEAK_REFERENCES, *WEAK_CONTAINERS, *_ALIVE)
+    others = (*METHODS_IN_C, *WEAK_REFERENCES, *WEAK_CONTAINERS, *_ALIVE, BaseException)
     return not (
         issubclass(kind, (*searched, *others)) or kind in LAYOUTS or is_users(kind.__module__) or _is_iterator(kind)
     )
@@ -82,6 +82,19 @@ def attributes(module: nn.Module) -> Iterator[Edge]:
         if name not in _OF_TORCH and not holds_hooks(name):
             yield name, value
     yield from slots(module)
+
+
+def hook_registries(module: nn.Module) -> Iterator[tuple[str, dict[Any, Any]]]:
+    """The dicts of hooks of a module that are not empty, by name."""
+    for name, value in module.__dict__.items():
+        if holds_hooks(name) and isinstance(value, dict) and value:
+            yield name, value
+
+
+def hooks_of(module: nn.Module) -> Iterator[Edge]:
+    """What was registered as hooks of a module: functions, bound methods and other objects."""
+    for name, hooks in hook_registries(module):
+        yield from ((f"{name}[{key!r}]", hook) for key, hook in hooks.items() if not is_atom(hook))
 
 
 def slots(value: Any) -> Iterator[Edge]:
@@ -161,7 +174,7 @@ def edges_of(value: Any) -> Iterator[Edge]:
         yield " -> function", value.__wrapped__
     elif isinstance(value, types.MappingProxyType) or _is_iterator(type(value)):
         yield from (("[...]", item) for item in gc.get_referents(value))
-    elif is_users(kind.__module__) or isinstance(value, _ALIVE) or kind in LAYOUTS:
+    elif is_users(kind.__module__) or isinstance(value, (*_ALIVE, BaseException)) or kind in LAYOUTS:
         yield from _items(value)
         yield from ((f".{name}", item) for name, item in slots(value))
         skipped = _OF_A_STARTED_THREAD if isinstance(value, threading.Thread) and value.ident is not None else ()
@@ -184,6 +197,15 @@ def why_fixed(value: Any) -> str:
     if layout_of(type(value)) is None:
         return f"{type_of(value)}, of which no copy can be made"
     return ""
+
+
+def is_state(value: Any) -> bool:
+    """Whether code that runs can make ``value``, which is no atom, refer to something else."""
+    if isinstance(value, types.FunctionType):
+        return bool(value.__closure__ or value.__dict__)
+    if isinstance(value, (CACHE, *WEAK_CONTAINERS)):
+        return True
+    return type(value) is not object and layout_of(type(value)) not in (None, tuple, frozenset)
 
 
 def layout_of(kind: type[Any]) -> type[Any] | None:
@@ -235,6 +257,8 @@ def _items(value: Any) -> Iterator[Edge]:
             yield ".default_factory", value.default_factory
     elif isinstance(value, (list, tuple, collections.deque)):
         yield from ((f"[{place}]", item) for place, item in enumerate(value) if not is_atom(item))
+    elif isinstance(value, BaseException):
+        yield ".args", value.args
     elif isinstance(value, (set, frozenset)):
         yield from (("[...]", item) for item in value if not is_atom(item))
 

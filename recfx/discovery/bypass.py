@@ -16,7 +16,7 @@ from typing import Any
 from torch import nn
 
 from recfx.collections.find_references import References
-from recfx.collections.object_kinds import attributes
+from recfx.collections.object_kinds import attributes, hooks_of
 from recfx.discovery.classify import CONVERTIBLE, Finding
 from recfx.errors import Diagnostic, Severity
 
@@ -104,4 +104,5 @@ def _references(model: nn.Module, targets: Mapping[int, Any], stop_at: Mapping[i
                 if child is not None:
                     below = f"{path}.{child_name}" if path else child_name
                     waiting.append((below, below, child))
-    return References(targets, [(name, module, attributes(module)) for name, module in roots.values()], code=True)
+    starts = [(name, module, [*attributes(module), *hooks_of(module)]) for name, module in roots.values()]
+    return References(targets, starts, code=True)

@@ -212,6 +212,35 @@ def test_raw_ids_reach_the_index_by_any_way_and_back(way: str) -> None:
     assert isinstance(plain.block.ebc, EmbeddingBagCollection)
 
 
+HOOKS: dict[str, Callable[[nn.Module], Callable[..., Any]]] = {
+    "closure": lambda ebc: lambda _, inputs, __: ebc(inputs[0]),
+    "default": lambda ebc: lambda _, inputs, __, held=ebc: held(inputs[0]),
+    "nested": lambda ebc: (lambda look_up: lambda _, inputs, __: look_up(inputs[0]))(lambda features: ebc(features)),
+    "partial": lambda ebc: functools.partial(lambda look_up, _, inputs, __: look_up(inputs[0]), ebc.__call__),
+}
+
+
+@pytest.mark.parametrize("inplace", [False, True], ids=["copy", "inplace"])
+@pytest.mark.parametrize("way", HOOKS)
+def test_a_hook_that_calls_a_collection_calls_the_converted_one(way: str, inplace: bool) -> None:
+    model: Any = nn.Identity()
+    model.ebc, features = collection(), batch(5)
+    model.register_forward_hook(HOOKS[way](model.ebc))
+    before = model(features).values()
+    converted: Any = recfx.convert(model, inplace=inplace)
+    calls: list[str] = []
+    converted.ebc.register_forward_hook(lambda *_: calls.append("converted"))
+    torch.testing.assert_close(converted(features).values(), before, rtol=1e-5, atol=1e-6)
+    assert calls == ["converted"]
+    assert inplace or isinstance(model.ebc, EmbeddingBagCollection)
+
+
+def test_an_exception_that_holds_a_collection_is_refused() -> None:
+    model = Reaching(lambda model: setattr(model, "lookup", ValueError(model.block.ebc)))
+    with refused("bypassed_collection", "block.ebc", match="a ValueError, of which no copy can be made"):
+        recfx.convert(model)
+
+
 def test_a_deep_copy_of_what_was_converted_goes_on() -> None:
     model = reaching("helper", "block")
     converted = recfx.convert(model)
