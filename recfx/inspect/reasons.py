@@ -106,9 +106,12 @@ def index_settings_not_used(table: TableFacts) -> Diagnostic | None:
     if config is None or config.has_index:
         return None
     settings = {
+        "buckets": (config.buckets or 1, 1),
         "on_full": (config.on_full, "error"),
+        "evict": (config.evict, "lru"),
         "admit_after": (config.admit_after, 1),
         "unseen": (config.unseen, "zeros"),
+        "seed": (config.seed, 0),
         "find_on_device": (config.find_on_device, False),
     }
     unused = [f"{name}={value!r}" for name, (value, default) in settings.items() if value != default]

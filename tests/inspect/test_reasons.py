@@ -198,8 +198,10 @@ def test_data_type_not_honoured() -> None:
 
 def test_settings_of_an_index_that_there_is_none_of() -> None:
     plain = Wrapped(collection(1))
-    (reason,) = only(convert(plain, hashing=HashConfig(on_full="evict", admit_after=3)), "index_settings_not_used")
-    assert reason.message.startswith("on_full='evict', admit_after=3 does nothing")
+    (reason,) = only(
+        convert(plain, hashing=HashConfig(buckets=2, evict="lfu", admit_after=3, seed=7)), "index_settings_not_used"
+    )
+    assert reason.message.startswith("buckets=2, evict='lfu', admit_after=3, seed=7 does nothing")
     assert "dense_rows=0" in reason.what_to_do
     assert only(convert(plain), "index_settings_not_used") == []
     assert only(convert(plain, hashing=HashConfig(dense_rows=0, on_full="share")), "index_settings_not_used") == []
