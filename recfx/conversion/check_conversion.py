@@ -77,7 +77,7 @@ def _why_not_verified(model: nn.Module, call: Sample | None, whatever_its_size: 
     def skipped(message: str, what_to_do: str, path: str = "") -> Diagnostic:
         return Diagnostic("verification_skipped", path, message, what_to_do)
 
-    if (call is not None and call.on_meta()) or any(parameter.is_meta for parameter in model.parameters()):
+    if (call or Sample()).on_meta(model):
         message = "the model is on the meta device, where nothing can be computed."
         return skipped(message, "call recfx.verify once the model is on a device.")
     for path in sharded_collections(model):

@@ -113,7 +113,7 @@ def build_whole_graph(model: nn.Module, sample: Sample, training: bool) -> Trace
     given_up: list[Diagnostic] = []
     while True:
         graph_module, rollbacks, entered = _trace(model, sample, training, opaque)
-        difference = None if sample.on_meta() else compare_forward(hookless, graph_module, sample, training)
+        difference = None if sample.on_meta(model) else compare_forward(hookless, graph_module, sample, training)
         if not isinstance(difference, Difference):
             return Traced(graph_module, given_up + rollbacks, tuple(sorted(entered)), difference)
         if entered <= opaque:

@@ -8,10 +8,12 @@ import dataclasses
 import random
 import warnings
 from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
 from typing import Any
 
 import numpy
 import torch
+from torch import nn
 from torchrec.distributed.types import LazyAwaitable
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 
@@ -63,14 +65,15 @@ class Sample:
         """
         return Sample(*(clone_value(value) for value in self.args), **clone_value(self.kwargs))
 
-    def on_meta(self) -> bool:
-        """Whether any of its tensors is on meta.
+    def on_meta(self, *models: nn.Module) -> bool:
+        """Whether any of its tensors, or of the parameters of ``models``, is on meta: nothing can be computed then.
 
         Example:
             >>> recfx.Sample(batch).on_meta()
             False
         """
-        return any(tensor.is_meta for tensor in tensors_of((self.args, self.kwargs)))
+        parameters = chain.from_iterable(model.parameters() for model in models)
+        return any(tensor.is_meta for tensor in chain(tensors_of((self.args, self.kwargs)), parameters))
 
     def resized(self) -> Sample | None:
         """This call with the first sample repeated at the end, or None if the batch size is not known.

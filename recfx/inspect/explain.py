@@ -16,7 +16,7 @@ from torchrec.distributed.types import ShardingEnv, ShardingPlan
 
 from recfx.collections.collection import UnshardedCollection
 from recfx.collections.converted_classes import CONVERTED_CLASSES
-from recfx.collections.sharding.collection import ShardedCollection
+from recfx.collections.sharding.collection import ShardedCollection, sharded_collections
 from recfx.collections.sharding.whole_plan import (
     MOST_RANKS,
     plan_of_collection,
@@ -125,7 +125,7 @@ def explain(
             what_to_do="pass plan= as well, or a topology instead, for which a plan is made.",
         )
     planned = _PlannedSharding(asked, world_size) if asked.shards else None
-    model = _holder(model)
+    model, as_asked = _holder(model), asked
     records = Records.of(model)
     if not _is_to_be_traced(model, records):
         asked = replace(asked, call=None)
@@ -137,7 +137,7 @@ def explain(
         for finding in discovery.of(REFUSED) if asked.keeps else ():
             assert finding.why is not None
             finding.why = replace(finding.why, severity=Severity.WARNING)
-        rollbacks = _whole_graph(decision, asked)
+        rollbacks = _whole_graph(model, decision, as_asked)
         if planned is not None:
             planned.make(model, decision)
             planned.check(discovery)
@@ -155,7 +155,8 @@ def explain(
             )
             for finding in discovery.findings
         ]
-    rollbacks += [why for _, record in records.conversions for why in record.rollbacks]
+    before = [why for _, record in records.conversions for why in record.rollbacks]
+    rollbacks = list(dict.fromkeys(rollbacks + before))
     verification = records.verification(model)
     if decision.conversion is not None and replacements and decision.conversion.verification is not None:
         verification = Verification.of(decision.conversion)
@@ -186,11 +187,14 @@ def _torchrec_version() -> str:
     return version("torchrec")  # reads files
 
 
-def _whole_graph(decision: Decision, asked: Request) -> list[Diagnostic]:
-    """What a graph of the whole model leaves to Python; why there can be none is a refusal."""
-    if asked.whole_graph and decision.converted is not None:
+def _whole_graph(model: nn.Module, decision: Decision, asked: Request) -> list[Diagnostic]:
+    """What a graph of the whole model leaves to Python; why there can be none is a refusal. Of a sharded model, ranks
+    would make it together.
+    """
+    converted = model if decision.converted is None and not decision.refusals else decision.converted
+    if asked.whole_graph and converted is not None and not sharded_collections(converted):
         try:
-            return list(conversion_of(as_whole_graph(decision.converted, asked.call)).rollbacks)
+            return list(conversion_of(as_whole_graph(converted, asked.call)).rollbacks)
         except ConversionError as error:
             decision.refusals.append(error.diagnostic)
     return list(decision.discovery.rollbacks)

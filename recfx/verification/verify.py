@@ -259,7 +259,7 @@ def _verify(original: nn.Module, converted: nn.Module, call: Sample, rtol: float
             reason="invalid_argument",
             what_to_do="call recfx.verify(original, converted, sample).",
         )
-    if call.on_meta() or any(parameter.is_meta for parameter in converted.parameters()):
+    if call.on_meta(converted):
         message = "the model is on the meta device, where nothing can be computed"
         return VerifyReport((Check("", "", "run", "meta", SKIPPED, message=message),), rtol=rtol, atol=atol)
     floor = max([_TOLERANCE.get(parameter.dtype, 0.0) for parameter in converted.parameters()], default=0.0)

@@ -304,8 +304,10 @@ class Untraceable(Holder):
 
 
 def test_a_graph_of_the_whole_model() -> None:
-    assert assert_alike(Untraceable(collection()), (batch(4),), whole_graph=True) == ("untraceable_root", "")
-    assert assert_alike(Holder(collection()), (batch(4),), whole_graph=True) is None
+    for untraceable in (Untraceable(collection()), recfx.convert(Untraceable(collection()))):
+        assert assert_alike(untraceable, (batch(4),), whole_graph=True) == ("untraceable_root", "")
+    for model in (Holder(collection()), recfx.convert(Holder(collection())), Tower().to("meta")):
+        assert assert_alike(model, (batch(4),), whole_graph=True) is None
     assert assert_alike(Holder(collection()), whole_graph=True) == ("sample_required", "")
 
 
