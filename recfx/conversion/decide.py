@@ -22,7 +22,7 @@ from recfx.ir.tables import IdRange
 from recfx.replacement.conversion_record import Conversion, attach_conversion, conversion_of, recorded
 from recfx.replacement.dedup import dedup_of
 from recfx.replacement.managed_collisions import TakenOver, take_over
-from recfx.replacement.replace_collections import config_for, replace_collections
+from recfx.replacement.replace_collections import check_table_names, config_for, replace_collections
 from recfx.replacement.resize_tables import TableResizing
 from recfx.replacement.tied_tables import mark_shared_weights, notes_on_tied
 
@@ -156,23 +156,32 @@ def _refuse_rest_on_meta(model: nn.Module, discovery: Discovery) -> None:
 
 
 def _declare_id_ranges(discovery: Discovery, asked: Request) -> None:
-    """Add the declared ``id_ranges`` to the findings; where the trace knows more, its range is narrowed by them."""
+    """Add the declared ``id_ranges`` to the findings; where the trace knows more, its range is narrowed by them. Graphs
+    that are there already were made without them.
+    """
     if asked.id_ranges is None:
         return
     ranges = declared_ranges(asked.id_ranges)
     read = set()
     for finding in discovery.of(CONVERTIBLE):
-        configs = kind_of(finding.module).configs_of(finding.module)
-        features = {feature for config in configs for feature in config.feature_names}
+        features = _features_of(finding)
         read |= features
         for feature in features & ranges.keys():
             finding.id_ranges[feature] = _narrowed(finding.id_ranges.get(feature), ranges[feature])
+    converted = {name: finding for finding in discovery.of(CONVERTED) for name in _features_of(finding) - read}
+    for feature in sorted(ranges.keys() & converted.keys()):
+        raise _already_converted(converted[feature], f"an id range of feature {feature!r}")
     if unknown := sorted(ranges.keys() - read):
         raise ConversionError(
             f"id_ranges names feature {unknown[0]!r}, which no collection that can be converted reads.",
             reason="unknown_feature",
             what_to_do=f"name features of their tables: {', '.join(sorted(read)[:8])}{', ...' * (len(read) > 8)}.",
         )
+
+
+def _features_of(finding: Finding) -> set[str]:
+    configs = kind_of(finding.module).configs_of(finding.module)
+    return {feature for config in configs for feature in config.feature_names}
 
 
 def _narrowed(traced: IdRange | None, declared: IdRange) -> IdRange:
@@ -219,6 +228,7 @@ def _refuse_raw_ids_of_kept(discovery: Discovery, replacements: Mapping[int, nn.
 
 def _refuse_other_request(discovery: Discovery, asked: Request) -> None:
     """Converting twice is a no-op; asking for something different the second time is an error."""
+    check_table_names(discovery.of(CONVERTED), asked.hashing, asked.dedup)
     for finding in discovery.of(CONVERTED):
         converted: Any = finding.module  # sharded ones remember the request too
         other = [
@@ -239,12 +249,16 @@ def _refuse_other_request(discovery: Discovery, asked: Request) -> None:
         else:
             what = ""
         if what:
-            raise ConversionError(
-                f"the collection is already converted, and this call asks for {what}.",
-                reason="already_converted",
-                module_path=finding.path,
-                what_to_do="call recfx.unconvert first, then convert as you want it.",
-            )
+            raise _already_converted(finding, what)
+
+
+def _already_converted(finding: Finding, what: str) -> ConversionError:
+    return ConversionError(
+        f"the collection is already converted, and this call asks for {what}.",
+        reason="already_converted",
+        module_path=finding.path,
+        what_to_do="call recfx.unconvert first, then convert as you want it.",
+    )
 
 
 def _refuse_sharded(discovery: Discovery) -> None:

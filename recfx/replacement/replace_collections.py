@@ -48,8 +48,7 @@ def replace_collections(
     are recorded in ``resizing``. With ``keep_refused``, a collection whose tables cannot be converted is kept, and its
     finding says why. Raises ``unknown_table``, ``tied_tables``, or the code for which a table is refused.
     """
-    _check_table_names(findings, hashing)
-    _check_named(findings, "dedup", dedup)
+    check_table_names(findings, hashing, dedup)
     replacements: dict[int, nn.Module] = {}
     tied = TiedTables()
     for finding in findings:
@@ -174,7 +173,9 @@ def config_for(table: str, hashing: Hashing) -> HashConfig | None:
     return hashing
 
 
-def _check_table_names(findings: list[Finding], hashing: Hashing) -> None:
+def check_table_names(findings: list[Finding], hashing: Hashing, dedup: Asked) -> None:
+    """Refuse a ``hashing`` that is none, and tables that no collection has, here or in ``dedup``."""
+    _check_named(findings, "dedup", dedup)
     if hashing is not None and not isinstance(hashing, (HashConfig, Mapping)):
         raise ConversionError(
             f"hashing is {type_of(hashing)}.",

@@ -188,10 +188,22 @@ def test_rows_that_are_added_are_taken_back() -> None:
     assert {name: (weight.data_ptr(), weight.shape) for name, weight in model.named_parameters()} == before
 
 
-@pytest.mark.parametrize("changed", [{"hashing": RAW}, {"backend": "reference"}], ids=["hashing", "backend"])
-def test_a_model_that_is_converted_otherwise(changed: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("changed", "refusal"),
+    [
+        ({"hashing": RAW}, ("already_converted", "arch.sparse")),
+        ({"backend": "reference"}, ("already_converted", "arch.sparse")),
+        ({"id_ranges": {"f1": (0, 9)}}, ("already_converted", "arch.sparse")),
+        ({"id_ranges": {"nonsense": (0, 9)}}, ("unknown_feature", "")),
+        ({"hashing": {"nonsense": recfx.HashConfig()}}, ("unknown_table", "")),
+        ({"dedup": {"nonsense": True}}, ("unknown_table", "")),
+        ({"hashing": 3}, ("invalid_argument", "")),
+    ],
+    ids=str,
+)
+def test_a_model_that_is_converted_otherwise(changed: dict[str, Any], refusal: tuple[str, str]) -> None:
     converted = recfx.convert(Holder(collection()))
-    assert assert_alike(converted, **changed) == ("already_converted", "arch.sparse")
+    assert assert_alike(converted, **changed) == refusal
     assert assert_alike(converted) is None
 
 
