@@ -99,16 +99,20 @@ class Need:
         per_place: of a fused step, bytes per column and place that has pointers of its own to write through, of which
             there are up to four; and of the gradients that are asked for at a time, as many, where a row crosses a
             border of chunks.
+        per_lookup_row: of a pooled lookup, bytes per column and position of a block (``lookup_rows``).
     """
 
     fixed: int
     per_column: int
     per_row: int = 0
     per_place: int = 0
+    per_lookup_row: int = 0
 
     def of(self, block: int) -> int:
         rows = step_rows(block) if self.per_row else 0
-        return self.fixed + (self.per_column + self.per_row * rows + self.per_place * min(rows, 4)) * block
+        of_rows = self.per_row * rows + self.per_place * min(rows, 4)
+        of_rows += self.per_lookup_row * lookup_rows(block, ASCEND_910B) if self.per_lookup_row else 0
+        return self.fixed + (self.per_column + of_rows) * block
 
 
 def _floats(need: Need) -> dict[int, Need]:
@@ -136,14 +140,14 @@ class RuleNeeds:
 
 NEEDS: Mapping[str, Mapping[int, Need]] = MappingProxyType(
     {
-        # Eight rows, twice, and what is made of them. Half as many bytes of rows are not half of everything.
-        "recfx_pooled_lookup": {4: Need(832, 152), 2: Need(64, 120)},
+        # The rows of a block, twice, and sums in float32.
+        "recfx_pooled_lookup": {4: Need(2176, 56, per_lookup_row=8), 2: Need(64, 56, per_lookup_row=4)},
         # Eight rows, twice; halves also as float32.
         "recfx_gather_rows": {4: Need(512, 64), 2: Need(512, 96)},
-        # Codes of 8 bits; those of 4 bits take 82 bytes per column.
-        "recfx_quantized_lookup": {1: Need(1600, 94)},
-        # Eight rows, twice, the gradient of a bag, and their products.
-        "recfx_per_sample_weight_gradients": {4: Need(800, 102), 2: Need(128, 74)},
+        # Codes of 4 bits; those of 8 bits take 58 bytes per column, and 2 per position.
+        "recfx_quantized_lookup": {1: Need(3264, 100, per_lookup_row=1)},
+        # Eight rows, twice, and the gradient of a bag.
+        "recfx_per_sample_weight_gradients": {4: Need(800, 78), 2: Need(320, 46)},
         # Ids are scalars: no block.
         "recfx_find_rows": {8: Need(128, 0)},
         "recfx_bucket_scatter": _floats(Need(64, 0)),
@@ -194,6 +198,16 @@ def block_of(dim: int) -> int:
     if dim < 1:
         raise ValueError(f"a row has at least one column, not {dim}")
     return max(SMALLEST_BLOCK, 1 << (dim - 1).bit_length())
+
+
+def lookup_rows(block: int, chip: Chip | None = None) -> int:
+    """Positions for whose rows a pooled lookup asks at a time: 32, or fewer where as many floats fill 32 KiB.
+
+    Args:
+        block: the columns of a row, as ``block_of`` gives them.
+        chip: where the kernel runs; None: not on an NPU. A GPU keeps rows in registers: there, it is eight.
+    """
+    return 8 if chip is None else max(8, min(32, 8192 // block))
 
 
 def step_rows(block: int, chip: Chip | None = None) -> int:

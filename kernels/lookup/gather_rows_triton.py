@@ -12,7 +12,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from recfx.kernels.lookup.pooled_lookup_triton import row_at, values_of
+from recfx.kernels.lookup.rows_in_flight_triton import row_at, values_of
 
 
 @triton.jit

@@ -1,7 +1,7 @@
 """The gradient of pooled lookups with respect to their per-sample weights, in Triton: a dot product per position.
 
 A program takes bags that lie side by side, and asks for the gradient of a bag and for eight of its rows before it uses
-the first.
+the first. The products of eight positions are stored at once: storing one would wait for the one before.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
@@ -10,7 +10,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from recfx.kernels.lookup.pooled_lookup_triton import first_bag_of, row_at, values_of
+from recfx.kernels.lookup.pooled_lookup_triton import first_bag_of
+from recfx.kernels.lookup.rows_in_flight_triton import one_of_eight, row_at, values_of
 
 
 @triton.jit
@@ -29,6 +30,8 @@ def recfx_per_sample_weight_gradients(
 ):
     """For each position, the gradient of its bag times its row; 0 for a row of -1."""
     columns = tl.arange(0, BLOCK_D)
+    places = tl.arange(0, 8)
+    numbers = places.to(tl.float32)
     low = first_bag_of(tl.program_id(0), offsets_ptr, num_bags)
     high = first_bag_of(tl.program_id(0) + 1, offsets_ptr, num_bags)
     bags = tl.maximum(batch_size, 1)
@@ -55,24 +58,15 @@ def recfx_per_sample_weight_gradients(
                 values_5 = values_of(row_5, table_ptr, dim, columns)
                 values_6 = values_of(row_6, table_ptr, dim, columns)
                 values_7 = values_of(row_7, table_ptr, dim, columns)
-                for position in range(i, tl.minimum(i + 8, end)):
-                    place = position - i
-                    products = gradient * values_0.to(tl.float32)
-                    if place == 1:
-                        products = gradient * values_1.to(tl.float32)
-                    if place == 2:
-                        products = gradient * values_2.to(tl.float32)
-                    if place == 3:
-                        products = gradient * values_3.to(tl.float32)
-                    if place == 4:
-                        products = gradient * values_4.to(tl.float32)
-                    if place == 5:
-                        products = gradient * values_5.to(tl.float32)
-                    if place == 6:
-                        products = gradient * values_6.to(tl.float32)
-                    if place == 7:
-                        products = gradient * values_7.to(tl.float32)
-                    product = tl.sum(products, axis=0)
+                block_end = tl.minimum(i + 8, end)
+                products = tl.zeros((8,), dtype=tl.float32)
+                for position in range(i, block_end):
                     # Without a row, a gradient that is infinite or no number would not give zero.
-                    is_present = tl.load(rows_ptr + position) >= 0
-                    tl.store(scale_gradients_ptr + position, tl.where(is_present, product, 0.0))
+                    if tl.load(rows_ptr + position) >= 0:
+                        values = one_of_eight(
+                            position - i,
+                            values_0, values_1, values_2, values_3, values_4, values_5, values_6, values_7,
+                        )  # fmt: skip
+                        product = tl.sum(gradient * values.to(tl.float32), axis=0)
+                        products += tl.where(numbers == tl.cast(position - i, tl.float32), product, 0.0)
+                tl.store(scale_gradients_ptr + i + places, products, mask=places < block_end - i)

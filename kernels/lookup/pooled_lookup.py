@@ -170,11 +170,13 @@ def pooled_lookup_triton(
     pooled = torch.empty(batch_size, layout.columns, dtype=torch.float32, device=rows.device)
     if bags == 0:
         return pooled
+    block = tiling.block_of(layout.largest_dim)
     launch.launch(
         recfx_pooled_lookup, launch.programs(rows.device, bags, "recfx_pooled_lookup"), rows, offsets,
         pooled if per_sample_weights is None else per_sample_weights,  # not read
-        weights[0], starts(weights, table_of_feature), layout.first_columns, pooled, bags, batch_size, layout.columns,
-        BLOCK_D=tiling.block_of(layout.largest_dim), WEIGHTED=per_sample_weights is not None, MEAN=mean,
+        weights[0], starts(weights, table_of_feature), layout.first_columns, *[pooled] * 3, bags, batch_size,
+        layout.columns, BLOCK_D=block, ROWS=tiling.lookup_rows(block, launch.chip_of(rows.device)),
+        WEIGHTED=per_sample_weights is not None, MEAN=mean,
     )  # fmt: skip
     return pooled
 

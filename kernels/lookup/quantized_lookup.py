@@ -56,15 +56,15 @@ def quantized_lookup_triton(
     if bags == 0:
         return pooled
     is_even = all((table.data_ptr() | table.shape[1]) % 2 == 0 for table in tables)
-    first = tables[0].view(-1)
+    first, block = tables[0].view(-1), tiling.block_of(layout.largest_dim)
     launch.launch(
         recfx_quantized_lookup, launch.programs(rows.device, bags, "recfx_quantized_lookup"), rows, offsets,
         pooled if per_sample_weights is None else per_sample_weights,  # not read
         first.view(torch.int8), first.view(torch.float16) if is_even else pooled,  # not read
         starts(tables, table_of_feature),
         _row_bytes(rows.device, tuple(tables[table].shape[1] for table in table_of_feature)),
-        layout.first_columns, pooled, bags, batch_size, layout.columns,
-        BLOCK_D=tiling.block_of(layout.largest_dim), BITS=bits, EVEN=is_even,
+        layout.first_columns, *[pooled] * 3, bags, batch_size, layout.columns,
+        BLOCK_D=block, ROWS=tiling.lookup_rows(block, launch.chip_of(rows.device)), BITS=bits, EVEN=is_even,
         WEIGHTED=per_sample_weights is not None, MEAN=mean,
     )  # fmt: skip
     return pooled

@@ -17,7 +17,7 @@ from functools import reduce
 from operator import or_
 from pathlib import Path
 
-from recfx.kernels.build.tiling import ASCEND_910B, SMALLEST_BLOCK, RuleNeeds, refusal, step_rows, ub_bytes
+from recfx.kernels.build.tiling import ASCEND_910B, SMALLEST_BLOCK, RuleNeeds, lookup_rows, refusal, step_rows, ub_bytes
 from recfx.optim.rules import RULES
 from tests.ascend import tools
 from tests.ascend.hivm import Compiled, UnifiedBufferOverflow, compile_to_hivm
@@ -167,7 +167,8 @@ def forms(cases: Iterable[KernelCase], blocks: Iterable[int] = BLOCKS) -> Iterat
             for chosen in ([], *([flag] for flag in flags), flags):
                 constexprs = {**case.constexprs, **{flag: flag in chosen for flag in flags}}
                 constexprs |= {name: block for name in _BLOCK_OF if name in constexprs}
-                constexprs |= {"ROWS": step_rows(block)} if "ROWS" in constexprs else {}
+                rows = step_rows if "STEP" in constexprs else lookup_rows
+                constexprs |= {"ROWS": rows(block, ASCEND_910B)} if "ROWS" in constexprs else {}
                 name = f"{case.kernel} {sorted(constexprs.items())} {sorted(case.signature.items())}"
                 if name not in seen:
                     seen.add(name)

@@ -53,7 +53,7 @@ def table() -> str:
             version = work.compiler
             answers = [answer(name, version, assumed) for assumed in ASSUMPTIONS]
             former, middle = answer(name, version, MIDDLE, before=True), answers[ASSUMPTIONS.index(MIDDLE)]
-            cells = [name, version, f"{work.row.rows_in_flight:.3g}", *map(_cell, [former, *answers]), middle.binds]
+            cells = [name, version, f"{work.row.rows_in_flight:.2g}", *map(_cell, [former, *answers]), middle.binds]
             rows.append(cells)
     return "\n".join(f"| {' | '.join(cells)} |" for cells in rows)
 

@@ -53,7 +53,7 @@ def _call(
     columns = torch.tensor([0, *dims]).cumsum(0)
     gradients = torch.randn(batch_size, sum(dims), generator=draw)
     if not_finite:
-        gradients[::2, 0], gradients[1::2, 0] = torch.nan, torch.inf
+        gradients[::2, columns[:-1]], gradients[1::2, columns[:-1]] = torch.nan, torch.inf  # of each feature
     expected = torch.zeros(rows.numel())
     for bag, (begin, end) in enumerate(zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True)):
         feature, sample = divmod(bag, batch_size)

@@ -7,12 +7,13 @@ from functools import partial
 
 import torch
 
+from recfx.kernels.build.tiling import ASCEND_910B, lookup_rows
 from recfx.kernels.lookup import pooled_lookup_reference
 from tests.ascend.kernel_case import Call, KernelCase, Place
 
 _KERNEL = "recfx.kernels.lookup.pooled_lookup_triton:recfx_pooled_lookup"
-ABOUT_A_BLOCK = (8, 8, 7, 1, 9, 7, 0, 16, 17, 15, 0, 0, 1, 1, 1, 2, 3, 8, 6, 4, 5, 10, 11, 0, 12, 13, 14, 5, 8, 0)
-"""Lengths of bags: some end where a block of eight rows does, or a row before or after; all fill a number of blocks."""
+ABOUT_A_BLOCK = (8, 8, 7, 1, 7, 1, 0, 16, 15, 1, 9, 17, 6, 0, 0, 1, 2, 3, 8, 4, 5, 10, 11, 0, 12, 8, 13, 14, 5, 0)
+"""Lengths of bags: some end where a block of 8, 16 or 32 rows does, or a row before or after; all fill six of 32."""
 _DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 
@@ -26,7 +27,8 @@ def cases() -> list[KernelCase]:
 def _case(dtype: str, block: int, weighted: bool, mean: bool) -> KernelCase:
     signature = {
         "rows_ptr": "*i64", "offsets_ptr": "*i64", "scales_ptr": "*fp32", "weights_ptr": f"*{dtype}",
-        "table_starts_ptr": "*i64", "first_columns_ptr": "*i32", "pooled_ptr": "*fp32",
+        "table_starts_ptr": "*i64", "first_columns_ptr": "*i32",
+        **dict.fromkeys(("pooled_ptr", "pooled_0_ptr", "pooled_1_ptr"), "*fp32"),
         "num_bags": "i32", "batch_size": "i32", "num_columns": "i32",
     }  # fmt: skip
     make = partial(_call, dtype=dtype, weighted=weighted, mean=mean)
@@ -42,7 +44,7 @@ def _case(dtype: str, block: int, weighted: bool, mean: bool) -> KernelCase:
     if weighted:
         calls["absent rows whose weights are no numbers"] = partial(make, dims=dims, batch_size=9, not_finite=True)
     name = "-".join(["pooled_lookup", dtype, f"block_{block}", *["weighted"] * weighted, *["mean"] * mean])
-    constexprs = {"BLOCK_D": block, "WEIGHTED": weighted, "MEAN": mean}
+    constexprs = {"BLOCK_D": block, "ROWS": lookup_rows(block, ASCEND_910B), "WEIGHTED": weighted, "MEAN": mean}
     programs = 1 if mean else 3 if weighted else 40  # bags share blocks where there are several in a program
     return KernelCase(name, _KERNEL, signature, constexprs, calls, programs)
 
@@ -68,9 +70,10 @@ def _call(
     placed = [place(table) for table in tables]
     starts = [(table.data_ptr() - placed[0].data_ptr()) // table.element_size() for table in placed]
     columns = torch.tensor([0, *dims]).cumsum(0).to(torch.int32)
+    written = place(torch.full_like(pooled, 7.0))
     arguments = [
         place(rows), place(offsets), place(torch.empty(0) if scales is None else scales), placed[0],
-        place(torch.tensor(starts)), place(columns), place(torch.full_like(pooled, 7.0)),
+        place(torch.tensor(starts)), place(columns), *[written] * 3,
         len(dims) * batch_size, batch_size, sum(dims),
     ]  # fmt: skip
     kept = tuple(placed)  # the kernel reaches them from the first

@@ -7,6 +7,7 @@ from functools import partial
 
 import torch
 
+from recfx.kernels.build.tiling import ASCEND_910B, lookup_rows
 from recfx.kernels.lookup.quantized_lookup import quantized_lookup_reference
 from recfx.kernels.lookup.quantized_rows import quantize_rows
 from tests.ascend.kernel_case import Call, KernelCase, Place
@@ -31,7 +32,8 @@ def cases() -> list[KernelCase]:
 def _case(bits: int, block: int, even: bool, weighted: bool, mean: bool, out: str) -> KernelCase:
     signature = {
         "rows_ptr": "*i64", "offsets_ptr": "*i64", "scales_ptr": "*fp32", "bytes_ptr": "*i8", "halves_ptr": "*fp16",
-        "table_starts_ptr": "*i64", "row_bytes_ptr": "*i32", "first_columns_ptr": "*i32", "pooled_ptr": f"*{out}",
+        "table_starts_ptr": "*i64", "row_bytes_ptr": "*i32", "first_columns_ptr": "*i32",
+        **dict.fromkeys(("pooled_ptr", "pooled_0_ptr", "pooled_1_ptr"), f"*{out}"),
         "num_bags": "i32", "batch_size": "i32", "num_columns": "i32",
     }  # fmt: skip
     make = partial(_call, bits=bits, even=even, weighted=weighted, mean=mean, out=_DTYPES[out])
@@ -46,7 +48,8 @@ def _case(bits: int, block: int, even: bool, weighted: bool, mean: bool, out: st
         "absent rows of an empty table": partial(make, dims=[block], batch_size=3, table_rows=0),
     }
     parts = [f"int{bits}", f"block_{block}", *["even"] * even, *["weighted"] * weighted, *["mean"] * mean, out]
-    constexprs = {"BLOCK_D": block, "BITS": bits, "EVEN": even, "WEIGHTED": weighted, "MEAN": mean}
+    constexprs = {"BLOCK_D": block, "ROWS": lookup_rows(block, ASCEND_910B), "BITS": bits}
+    constexprs |= {"EVEN": even, "WEIGHTED": weighted, "MEAN": mean}
     programs = 1 if mean else 3 if weighted else 40  # bags share blocks where there are several in a program
     return KernelCase("-".join(["quantized_lookup", *parts]), _KERNEL, signature, constexprs, calls, programs)
 
@@ -76,11 +79,12 @@ def _call(
     placed = [place(table) for table in tables]
     starts = [table.data_ptr() - placed[0].data_ptr() for table in placed]
     columns = torch.tensor([0, *dims]).cumsum(0).to(torch.int32)
+    written = place(torch.full_like(pooled, 7.0))
     first = placed[0].view(-1).view(torch.int8)
     halves = first[: first.numel() // 2 * 2].view(torch.float16) if even else place(torch.empty(0, dtype=torch.float16))
     arguments = [
         place(rows), place(offsets), place(torch.empty(0) if scales is None else scales), first, halves,
         place(torch.tensor(starts)), place(torch.tensor([table.size(1) for table in tables], dtype=torch.int32)),
-        place(columns), place(torch.full_like(pooled, 7.0)), len(dims) * batch_size, batch_size, sum(dims),
+        place(columns), *[written] * 3, len(dims) * batch_size, batch_size, sum(dims),
     ]  # fmt: skip
     return Call(arguments, {"pooled_ptr": pooled}, keep=tuple(placed))  # the kernel reaches them from the first

@@ -139,7 +139,7 @@ def test_a_need_that_is_too_small_is_noticed(monkeypatch: pytest.MonkeyPatch) ->
     name = "recfx_pooled_lookup"
     known = {of: bound for of, bound in bounds.read().items() if (of.kernel, of.elements) == (name, "fp32")}
     assert bounds.uncovered(known) == []
-    monkeypatch.setattr(tiling, "NEEDS", {name: {4: tiling.Need(832, 76)}})
+    monkeypatch.setattr(tiling, "NEEDS", {name: {4: tiling.Need(1088, 28, per_lookup_row=4)}})
     assert {64, 1024, 2048} <= {subject.block for subject in bounds.uncovered(known)}
 
 

@@ -12,6 +12,7 @@ from recfx.kernels.build.tiling import (
     RuleNeeds,
     block_of,
     chip_named,
+    lookup_rows,
     programs,
     refusal,
     step_rows,
@@ -45,6 +46,13 @@ def test_a_step_asks_for_fewer_rows_where_they_are_wide(block: int, rows: int) -
     assert step_rows(block) == step_rows(block, ASCEND_910B) == rows
     assert step_rows(block, chip_named("Ascend910_9579")) == 2
     assert Need(5, 10, 3, 7).of(block) == 5 + (10 + 3 * rows + 7 * min(rows, 4)) * block
+
+
+@pytest.mark.parametrize(("block", "rows"), [(16, 32), (256, 32), (512, 16), (1024, 8), (4096, 8)])
+def test_a_lookup_asks_for_fewer_rows_where_they_are_wide(block: int, rows: int) -> None:
+    assert lookup_rows(block, ASCEND_910B) == rows
+    assert lookup_rows(block) == 8
+    assert Need(5, 10, per_lookup_row=3).of(block) == 5 + (10 + 3 * rows) * block
 
 
 @pytest.mark.parametrize(("work", "expected"), [(0, 1), (1, 1), (39, 39), (40, 40), (41, 40), (10**9, 40)])

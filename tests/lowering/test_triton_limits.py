@@ -188,7 +188,7 @@ def test_a_chip_without_a_tiling_table(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_kernel_that_does_not_fit_into_the_unified_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
     decline = on_npu("Ascend910B3", monkeypatch)
     assert decline(spec((1024,))) is None
-    small = replace(tiling.ASCEND_910B, ub_bytes=20_000)
+    small = replace(tiling.ASCEND_910B, ub_bytes=40_000)
     monkeypatch.setattr(tiling, "chip_named", lambda name: small)
     found = decline(spec((1024,), optimizers=[FusedOptimizer(ADAM, {"lr": 0.1})]))
     assert found.code == "unified_buffer"
