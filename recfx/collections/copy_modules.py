@@ -23,7 +23,6 @@ from recfx.collections.object_kinds import (
     attributes,
     empty_copy,
     hook_registries,
-    hooks_of,
     is_atom,
     is_shared,
     set_attribute,
@@ -35,7 +34,7 @@ from recfx.runtime.hooks import MODULE_HOOKS, holds_hooks
 
 
 def copy_modules(
-    root: nn.Module, replacements: Mapping[int, nn.Module] = MappingProxyType({}), isolated: bool = False
+    root: nn.Module, replacements: Mapping[int, nn.Module] = MappingProxyType({})
 ) -> tuple[nn.Module, dict[int, nn.Module]]:
     """Copy every module object of ``root``, but none of its tensors.
 
@@ -46,7 +45,6 @@ def copy_modules(
     Args:
         replacements: modules that take the place of some modules in the copy, by ``id`` of the original. They are taken
             as they are, except that plain attributes that come from the original also refer to the copies.
-        isolated: also copy what code can change and refers to no module yet: helper objects, variables of closures.
 
     Returns:
         the copy of ``root``, and the copy of every module by ``id`` of the original.
@@ -57,7 +55,7 @@ def copy_modules(
         if copies[id(module)] is not module:
             for key, value in module.__dict__.items():
                 copies[id(module)].__dict__[key] = _copy_registry(key, value, copies)
-    _redirect(modules, replaced, copies, inplace=False, containers=True, isolated=isolated)
+    _redirect(modules, replaced, copies, inplace=False, containers=True)
     return copies[id(root)], copies
 
 
@@ -138,7 +136,6 @@ def _redirect(
     others: Mapping[int, nn.Module],
     inplace: bool,
     containers: bool,
-    isolated: bool = False,
 ) -> None:
     """Let plain attributes and hooks of ``modules``, or of their copies, refer to other modules.
 
@@ -146,7 +143,6 @@ def _redirect(
         replaced: modules whose replacements have taken over attributes.
         others: the copy or replacement of each module, by ``id`` of the original.
         containers: also copy plain containers that refer to none of these modules.
-        isolated: also copy other objects and variables of closures that refer to none of them.
     """
     owners = []
     for module in modules:
@@ -155,8 +151,7 @@ def _redirect(
     for module in replaced:
         replacement = others[id(module)]
         owners.append((replacement, replacement, list(_carried(module, replacement))))
-    roots = [("", owner, [*edges, *hooks_of(owner)]) for owner, _, edges in owners]
-    references = References(others, roots, state=isolated)
+    references = References(others, [("", owner, edges) for owner, _, edges in owners])
     rewiring = Rewiring(others, references, inplace)
     for owner, target, edges in owners:
         if target is owner and id(owner) in others:  # the copy shares it with the original
@@ -165,7 +160,7 @@ def _redirect(
             if containers or rewiring.leads(value):
                 set_attribute(target, name, rewiring.rewired(value))
         for _, hooks in hook_registries(target):  # the hooks stay where their handles expect them
-            hooks.update({key: rewiring.rewired(hook) for key, hook in hooks.items() if rewiring.leads(hook)})
+            hooks.update({key: rewiring.rewired_hook(hook) for key, hook in hooks.items()})
     rewiring.finish()
     for _, target, _ in owners:
         if isinstance(target, OptimizedModule):

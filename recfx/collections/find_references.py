@@ -20,7 +20,6 @@ from recfx.collections.object_kinds import (
     Edge,
     edges_of,
     is_atom,
-    is_state,
     why_fixed,
 )
 
@@ -45,7 +44,6 @@ class References:
         targets: the modules to look for, by ``id``.
         roots: name, module and plain attributes of every module to start from. No path leads through a root.
         code: also look at the globals and class attributes that code on a path reads. They are fixed.
-        state: what can be made to refer to a target later also counts as referring to one.
     """
 
     def __init__(
@@ -53,7 +51,6 @@ class References:
         targets: Mapping[int, Any],
         roots: Iterable[tuple[str, nn.Module, Iterable[Edge]]],
         code: bool = False,
-        state: bool = False,
     ) -> None:
         self._targets, self._code = targets, code
         self._alive: dict[int, Any] = {}  # an id is unique only as long as its object is alive
@@ -70,9 +67,6 @@ class References:
             self._follow([(module, (f".{name}", value)) for name, value in edges])
             if code:
                 self._follow(self._reads(module))
-        self._changing = (
-            {key for key, value in self._alive.items() if is_state(value)} - set(self._names) if state else set()
-        )
         self._reaching = self._find_reaching()
         self._fix_what_is_held_weakly()
 
@@ -133,8 +127,8 @@ class References:
         )
 
     def _find_reaching(self) -> set[int]:
-        reaching = set(self._changing)
-        waiting = [key for key in (*self._targets, *reaching) if key in self._parents]
+        reaching: set[int] = set()
+        waiting = [key for key in self._targets if key in self._parents]
         while waiting:
             for parent in self._parents.get(waiting.pop(), ()):
                 if parent not in reaching and parent not in self._names:

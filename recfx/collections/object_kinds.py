@@ -199,15 +199,6 @@ def why_fixed(value: Any) -> str:
     return ""
 
 
-def is_state(value: Any) -> bool:
-    """Whether code that runs can make ``value``, which is no atom, refer to something else."""
-    if isinstance(value, types.FunctionType):
-        return bool(value.__closure__ or value.__dict__)
-    if isinstance(value, (CACHE, *WEAK_CONTAINERS)):
-        return True
-    return type(value) is not object and layout_of(type(value)) not in (None, tuple, frozenset)
-
-
 def layout_of(kind: type[Any]) -> type[Any] | None:
     """Which of ``LAYOUTS`` instances of ``kind`` have; None for instances of other classes written in C."""
     base: type[Any] | None = kind

@@ -47,6 +47,7 @@ class Rewiring:
         self._references, self._inplace = references, inplace
         self.known: dict[int, Any] = dict(modules)
         self._alive: list[Any] = []
+        self._entered: set[int] = set()
         self._unfilled: collections.deque[Callable[[], None]] = collections.deque()
         self._unhashed: collections.deque[Callable[[], None]] = collections.deque()
 
@@ -66,6 +67,24 @@ class Rewiring:
         replacement = self._make(value)
         self._alive.append(value)
         self.known[id(value)] = replacement
+        return replacement
+
+    def rewired_hook(self, hook: Any) -> Any:
+        """A hook that runs on the replacements; complete after ``finish``.
+
+        Functions, bound methods and partials are made anew if modules are among what they hold. Other objects that
+        only hooks hold stay the user's own: what watches a model also watches the converted one.
+        """
+        if self.leads(hook):
+            return self.rewired(hook)
+        if not isinstance(hook, (types.FunctionType, types.MethodType, functools.partial)) or id(hook) in self._entered:
+            return hook
+        self._entered.add(id(hook))
+        self._alive.append(hook)
+        held = [item for _, item in edges_of(hook)]
+        if why_fixed(hook) or all(self.rewired_hook(item) is item and not self.leads(item) for item in held):
+            return hook
+        self.known[id(hook)] = replacement = self._make(hook)
         return replacement
 
     def finish(self) -> None:

@@ -78,7 +78,11 @@ def write_plan(plan: ShardingPlan, path: str | os.PathLike[str], *, world_size: 
         OSError: the file cannot be written.
     """
     text = json.dumps(plain_plan(plan, world_size=world_size), indent=1) + "\n"
-    with new_file(Path(os.path.realpath(path))) as file:
+    place = Path(os.path.realpath(path))
+    if place.exists() and not place.is_file():  # a pipe or a device, which stays
+        place.write_text(text, encoding="utf-8")
+        return
+    with new_file(place) as file:
         file.path.write_text(text, encoding="utf-8")
         file.put_in_place()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -110,6 +111,15 @@ def test_a_plan_that_could_not_be_read_is_not_written(
     with pytest.raises(recfx.RecfxError, match=r"^\[invalid_argument\]"):
         write_plan(ShardingPlan({PATH: {"t0": ParameterSharding(*sharding)}}), file, world_size=world_size)
     assert file.read_text() == before
+
+
+def test_a_plan_is_written_into_a_pipe_that_is_there(tmp_path: Path) -> None:
+    pipe = tmp_path / "plan"
+    os.mkfifo(pipe)
+    with open(os.open(pipe, os.O_RDWR)) as reader:
+        write_plan(ShardingPlan({}), pipe)
+        assert reader.readline() == "{\n"
+    assert pipe.is_fifo()
 
 
 def changed(change: Any) -> str:
