@@ -19,11 +19,12 @@ from recfx.collections.copy_modules import copy_modules
 from recfx.collections.kinds import kind_of
 from recfx.collections.object_kinds import own_modules
 from recfx.collections.wrappers import unwrap
-from recfx.discovery.bypass import BYPASSED, find_bypassed
+from recfx.discovery.bypass import BYPASSED, bypassed, find_bypassed
 from recfx.discovery.classify import CONVERTIBLE, Finding, classify
 from recfx.discovery.id_ranges import IdRanges
 from recfx.discovery.sample import Sample
 from recfx.discovery.shallow_tracer import ShallowTracer, rollback_of, source_of, trace_graph
+from recfx.discovery.traced_copies import put_back
 from recfx.errors import Diagnostic
 from recfx.ir.meta import SourceLocation
 from recfx.ir.tables import IdRange
@@ -103,8 +104,14 @@ def _confirm_by_trace(model: nn.Module, sample: Sample, discovery: Discovery) ->
     hidden: set[int] = set()
     seen: set[tuple[str, str]] = set()
     ranges: dict[int, list[dict[str, IdRange]]] = {}  # one dict per call, by collection
+    originals: dict[int, nn.Module] = {}  # by id of the traced copy
+    traced: list[nn.Module] = []
     for training in (True, False):
         root, copies = copy_modules(unwrap(model))
+        for module in unwrap(model).modules():
+            if copies.get(id(module), module) is not module:
+                originals[id(copies[id(module)])] = module
+                traced.append(copies[id(module)])
         set_mode(root, training)
         _own_tensor_attributes(root)
         leaves = {id(copies[key]): key for key in findings if key in copies}
@@ -140,6 +147,9 @@ def _confirm_by_trace(model: nn.Module, sample: Sample, discovery: Discovery) ->
             if (rollback.path, rollback.message) not in seen:
                 seen.add((rollback.path, rollback.message))
                 discovery.rollbacks.append(rollback)
+    way = put_back(unwrap(model), originals, traced)
+    for finding in discovery.of(CONVERTIBLE) if way else ():
+        finding.refuse(bypassed(finding.path, f"calling the model puts a module of it into {way}"))
     for key, finding in findings.items():
         finding.found = "traced" if key in called else "walked" if key in hidden else "never called"
         if key not in hidden and key in ranges:  # all of its calls were seen

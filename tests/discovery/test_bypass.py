@@ -12,7 +12,7 @@ import types
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import pytest
 import torch
@@ -233,6 +233,55 @@ def test_a_hook_that_calls_a_collection_calls_the_converted_one(way: str, inplac
     torch.testing.assert_close(converted(features).values(), before, rtol=1e-5, atol=1e-6)
     assert calls == ["converted"]
     assert inplace or isinstance(model.ebc, EmbeddingBagCollection)
+
+
+class Remembers:
+    """Remembers the collection when it is first called; not a module."""
+
+    def __init__(self) -> None:
+        self.where: dict[str, Any] = {}
+
+    def __call__(self, model: Reaching, features: KeyedJaggedTensor) -> Any:
+        return self.where.setdefault("ebc", model.block.ebc)(features)
+
+
+class RemembersInAClosure(Remembers):
+    def __init__(self) -> None:
+        where: dict[str, Any] = {}
+        self.run = lambda model, features: where.setdefault("ebc", model.block.ebc)(features)
+
+    def __call__(self, model: Reaching, features: KeyedJaggedTensor) -> Any:
+        return self.run(model, features)
+
+
+class RemembersForAll(Remembers):
+    everywhere: ClassVar[dict[str, Any]] = {}
+
+    def __call__(self, model: Reaching, features: KeyedJaggedTensor) -> Any:
+        return self.everywhere.setdefault("ebc", model.block.ebc)(features)
+
+
+@pytest.mark.parametrize("inplace", [False, True], ids=["copy", "inplace"])
+@pytest.mark.parametrize("kind", [Remembers, RemembersInAClosure])
+def test_what_remembers_its_collection_in_a_trace_calls_the_converted_one(kind: type[Remembers], inplace: bool) -> None:
+    helper, features = kind(), batch(5)
+    model: Any = Reaching(lambda model: setattr(model, "lookup", functools.partial(helper, model)))
+    recfx.explain(model, (features,))
+    converted: Any = recfx.convert(model, (features,), inplace=inplace)
+    calls: list[str] = []
+    converted.block.ebc.register_forward_hook(lambda *_: calls.append("converted"))
+    converted(features)
+    assert calls == ["converted"]
+
+
+def test_what_code_remembers_for_all_models_is_refused() -> None:
+    helper = RemembersForAll()
+    model: Any = Reaching(lambda model: setattr(model, "lookup", functools.partial(helper, model)))
+    try:
+        with refused("bypassed_collection", "block.ebc", match="calling the model puts a module of it into"):
+            recfx.convert(model, (batch(5),))
+    finally:
+        RemembersForAll.everywhere.clear()
 
 
 def test_an_exception_that_holds_a_collection_is_refused() -> None:
