@@ -74,6 +74,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     torch.set_num_threads(1)
+    os.environ.pop("COLUMNS", None)  # the width of a terminal, which tests do not have
     if os.environ.get("TRITON_INTERPRET") == "1":
         patch_once_per_launch()
 

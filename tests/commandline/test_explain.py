@@ -18,7 +18,6 @@ MODELS = "tests.inspect.models"
 
 
 def test_text_and_status_of_a_good_model(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.delenv("COLUMNS", raising=False)
     assert main(["explain", f"{MODELS}:only_model"]) == 0
     assert capsys.readouterr().out == f"{explain(only_model())}\n"
     monkeypatch.setenv("COLUMNS", "60")
