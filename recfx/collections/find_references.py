@@ -14,14 +14,7 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from recfx.collections.code_reads import CodeReads, functions_of, owner_of_code, reads_of, takes_nothing
-from recfx.collections.object_kinds import (
-    WEAK_CONTAINERS,
-    WEAK_REFERENCES,
-    Edge,
-    edges_of,
-    is_atom,
-    why_fixed,
-)
+from recfx.collections.object_kinds import WEAK_CONTAINERS, WEAK_REFERENCES, Edge, edges_of, is_atom, why_fixed
 
 
 class Fixed(NamedTuple):
@@ -47,10 +40,7 @@ class References:
     """
 
     def __init__(
-        self,
-        targets: Mapping[int, Any],
-        roots: Iterable[tuple[str, nn.Module, Iterable[Edge]]],
-        code: bool = False,
+        self, targets: Mapping[int, Any], roots: Iterable[tuple[str, nn.Module, Iterable[Edge]]], code: bool = False
     ) -> None:
         self._targets, self._code = targets, code
         self._alive: dict[int, Any] = {}  # an id is unique only as long as its object is alive

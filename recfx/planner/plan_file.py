@@ -117,7 +117,8 @@ def _plain(sharding: Any, table: str, path: str) -> dict[str, Any]:
     for name, value in named.items():
         if not isinstance(value, str):
             raise table_error("invalid_argument", table, f"has {name}={value!r}.", path)
-    ranks = None if sharding.ranks is None else [whole_number(rank, "ranks", least=0) for rank in sharding.ranks]
+    rank_of = f"a rank of table {table!r}"
+    ranks = None if sharding.ranks is None else [whole_number(rank, rank_of, least=0) for rank in sharding.ranks]
     return {**named, "ranks": ranks, "shards": shards}
 
 
