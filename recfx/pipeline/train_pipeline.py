@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -59,6 +60,16 @@ class Agreement:
     def is_free(self) -> bool:
         """Whether there is no other rank to ask."""
         return self._groups is None
+
+    def lost_ranks(self) -> AbstractContextManager[None]:
+        """Guard a backward: after one in which another rank was lost, this rank sends nothing more.
+
+        Otherwise a rank that still waits in that step would get a message of a later one.
+
+        Raises:
+            OutOfStepError: ``rank_lost``.
+        """
+        return lost_ranks(_NAME, None if self._groups is None else self._groups.pooled)
 
     def reach(self, mine: Held) -> list[Held]:
         """What each rank has, in order; only this rank's answer if there are no others. Collective.
@@ -243,7 +254,7 @@ class TrainPipeline:
             self._start(1)  # only after the very first batch
             self._send(1)
             if training:
-                with lost_ranks():
+                with self._agreement.lost_ranks():
                     torch.sum(losses).backward()
         except BaseException:
             self._failed = training or not all(call.is_finished for call in current.calls or ())

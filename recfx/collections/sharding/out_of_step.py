@@ -33,13 +33,9 @@ def in_step(group: dist.ProcessGroup, collection: str) -> Iterator[None]:
         OutOfStepError: ``rank_lost``.
     """
     try:
-        with lost_ranks(collection):
+        with lost_ranks(collection, group):
             yield
-    except OutOfStepError as error:
-        if error.reason == RANK_LOST:
-            _note(group, collection, error)
-        raise
-    except _StopRecomputationError:
+    except (OutOfStepError, _StopRecomputationError):
         raise
     except BaseException as error:
         if not (isinstance(error, RecfxError) and error.by_all_ranks):
@@ -48,22 +44,31 @@ def in_step(group: dist.ProcessGroup, collection: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def lost_ranks(collection: str = "") -> Iterator[None]:
+def lost_ranks(collection: str = "", group: dist.ProcessGroup | None = None) -> Iterator[None]:
     """Turn what a process group raises if another rank has ended, or does not answer, into an error of recfx.
+
+    After that, this rank sends nothing more in ``group``.
 
     Raises:
         OutOfStepError: ``rank_lost``.
     """
     try:
         yield
+    except OutOfStepError as error:
+        if error.reason == RANK_LOST and group is not None:
+            _note(group, collection, error)
+        raise
     except RuntimeError as error:  # what gloo and hccl raise is just that
         if not isinstance(error, RecfxError) and (isinstance(error, dist.DistError) or _LOST.search(str(error))):
-            raise OutOfStepError(
+            lost = OutOfStepError(
                 f"another rank has ended, or has not answered in time ({str(error).strip().splitlines()[0]}).",
                 reason=RANK_LOST,
                 module_path=collection,
                 what_to_do="see that rank's own error; start all ranks again from the last checkpoint.",
-            ) from error
+            )
+            if group is not None:
+                _note(group, collection, lost)
+            raise lost from error
         raise
 
 
