@@ -17,6 +17,7 @@ from recfx.collections.sharding.whole_plan import MOST_RANKS
 from recfx.commandline.command import DONE, NOT_OK, Outcome, WrongUsage
 from recfx.commandline.commands import HARDWARE
 from recfx.commandline.factory import Made
+from recfx.commandline.given_file import as_typed
 from recfx.commandline.request import request
 from recfx.doctor.examine import device_here, examine
 from recfx.doctor.show import to_text
@@ -58,7 +59,7 @@ def _sharding(given: argparse.Namespace) -> dict[str, Any]:
     """What ``--plan``, ``--ranks`` and ``--hardware`` say, as ``recfx.explain``, ``cost`` and ``draw`` take it."""
     if given.plan is None:
         return {"topology": _topology(given, given.ranks)}
-    planned, ranks = read_plan(given.plan)
+    planned, ranks = read_plan(given.plan.path)
     if None not in (ranks, given.ranks) and ranks != given.ranks:
         raise WrongUsage(f"--ranks {given.ranks}: the plan in {given.plan} is for {ranks:,}")
     ranks = given.ranks if ranks is None else ranks
@@ -78,7 +79,7 @@ def _explain(given: argparse.Namespace, made: Made) -> Outcome:
         **request(given, made.model),
     )  # fmt: skip
     if given.html is not None:
-        write_text(given.html, report.to_html())
+        write_text(given.html.path, report.to_html())
     return Outcome(report.to_json() if given.json else report, DONE if report.ok else NOT_OK)
 
 
@@ -126,8 +127,8 @@ def _draw(given: argparse.Namespace, made: Made) -> Outcome:
         if made.sample is None:
             raise WrongUsage(f"{made.name} returns no sample: --whole-graph traces it, and needs (model, sample)")
         model = trace(model, made.sample)
-    draw(model, given.file, **sharding)
-    written = {"version": DRAW_VERSION, "path": str(given.file), "bytes": given.file.stat().st_size}
+    draw(model, given.file.path, **sharding)
+    written = {"version": DRAW_VERSION, "path": str(given.file), "bytes": given.file.path.stat().st_size}
     return Outcome(json.dumps(written, indent=2) if given.json else f"{given.file}: {written['bytes']:,} bytes")
 
 
@@ -138,7 +139,7 @@ def _plan(given: argparse.Namespace, made: Made) -> Outcome:
     topology: Any = _topology(given, given.ranks)
     made_plan = plan(_converted(given, made), topology, batch_size=given.batch_size)
     text = json.dumps(plain_plan(made_plan), indent=1)
-    write_text(given.file, f"{text}\n")
+    write_text(given.file.path, f"{text}\n")
     return Outcome(text if given.json else "\n".join(f"{each.message}" for each in price_of(made_plan)))
 
 
@@ -189,12 +190,12 @@ def _export(given: argparse.Namespace, made: Made) -> Outcome:
         raise WrongUsage(f"{made.name} returns no sample: export needs (model, sample)")
     model = made.model if converted_collections(made.model) else _converted(given, made)
     report = export(
-        model, given.file, made.sample, quantize=_quantize(given.quantize), format=given.format,
-        portable=given.portable, checkpoint=given.checkpoint,
+        model, given.file.path, made.sample, quantize=_quantize(given.quantize), format=given.format,
+        portable=given.portable, checkpoint=given.checkpoint and given.checkpoint.path,
     )  # fmt: skip
     plain = {
         "version": EXPORT_VERSION,
-        "path": str(report.path),
+        "path": str(given.file),
         "format": report.format,
         "bytes": report.bytes,
         "output_error": report.output_error,
@@ -203,7 +204,7 @@ def _export(given: argparse.Namespace, made: Made) -> Outcome:
         "tables": [asdict(table) for table in report.tables],
         "graph": report.graph,
     }
-    return Outcome(json.dumps(plain, indent=2) if given.json else str(report))
+    return Outcome(json.dumps(plain, indent=2) if given.json else as_typed(str(report), given))
 
 
 def _quantize(given: Sequence[str]) -> Any:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from argparse import BooleanOptionalAction
-from pathlib import Path
 
 from recfx.commandline.command import Argument, Command
 from recfx.commandline.doctor import DOCTOR
+from recfx.commandline.given_file import GivenFile
 from recfx.planner.pricing.unknown_batch import BATCH_SIZE, LENGTH
 
 HARDWARE = ("ascend_910b", "h100")
@@ -25,7 +25,7 @@ _SETTINGS = (
     Argument(
         "--hashing",
         metavar="FILE",
-        type=Path,
+        type=GivenFile,
         help='settings of HashConfig as JSON: {"on_full": "share"} for all tables, {"tables": {"users": {...}}} for '
         "each of some; --raw-ids is for what it leaves out",
     ),
@@ -63,7 +63,7 @@ _BATCH_SIZE = Argument(
 _PLAN = Argument(
     "--plan",
     metavar="FILE",
-    type=Path,
+    type=GivenFile,
     help="as this plan, which the command plan writes, would shard it",
 )
 
@@ -81,7 +81,7 @@ COMMANDS = (
         example="explain model.py:make_model --html report.html",
         arguments=(
             _JSON,
-            Argument("--html", metavar="FILE", type=Path, help="also write an HTML page"),
+            Argument("--html", metavar="FILE", type=GivenFile, help="also write an HTML page"),
             Argument(
                 "--tables",
                 choices=("groups", "all"),
@@ -126,7 +126,7 @@ COMMANDS = (
         "known of each node, and a search; .svg is a picture, .dot the same for Graphviz.",
         example="draw model.py:make_model model.html",
         arguments=(
-            Argument("file", metavar="FILE", type=Path, help="the file to write: .html, .svg or .dot"),
+            Argument("file", metavar="FILE", type=GivenFile, help="the file to write: .html, .svg or .dot"),
             _JSON,
             Argument("--whole-graph", action="store_true", help="with the code around collections; needs a sample"),
             _PLAN,
@@ -166,7 +166,7 @@ COMMANDS = (
         "print how it was chosen. The exit status is 1 if no plan fits.",
         example="plan model.py:make_model plan.json --ranks 16 --hardware ascend_910b",
         arguments=(
-            Argument("file", metavar="FILE", type=Path, help="the file to write"),
+            Argument("file", metavar="FILE", type=GivenFile, help="the file to write"),
             _JSON,
             Argument("--ranks", metavar="W", type=int, required=True, help="for so many; they need not be there"),
             _hardware("what the ranks are (default: CPUs)"),
@@ -197,9 +197,9 @@ COMMANDS = (
         "The file is written only if it answers the sample as the model does; otherwise the exit status is 1.",
         example="export model.py:make_model model.pt --quantize int8",
         arguments=(
-            Argument("file", metavar="FILE", type=Path, help="the file to write"),
+            Argument("file", metavar="FILE", type=GivenFile, help="the file to write"),
             _JSON,
-            Argument("--checkpoint", metavar="DIR", type=Path, help="export what save_checkpoint saved there"),
+            Argument("--checkpoint", metavar="DIR", type=GivenFile, help="export what save_checkpoint saved there"),
             Argument(
                 "--quantize",
                 metavar="[TABLE=]FORMAT",

@@ -29,7 +29,6 @@ def read_hashing(
 
     Raises:
         ConversionError: ``invalid_file``, which says where.
-        OSError: the file cannot be read.
     """
     file = JsonFile(path, _ADVICE)
     content = file.object(file.content, "")

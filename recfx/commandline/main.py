@@ -17,6 +17,7 @@ from collections.abc import Iterator, Sequence
 
 from recfx.commandline.command import NO_MODEL, NOT_OK, Command, NoModelError, Outcome, WrongUsage
 from recfx.commandline.commands import COMMANDS
+from recfx.commandline.given_file import as_typed
 from recfx.errors import RecfxError
 from recfx.versions import __version__
 
@@ -74,14 +75,14 @@ def _run(command: Command, given: argparse.Namespace) -> Outcome | int:
         if given.traceback and error.__cause__ is not None:
             traceback.print_exception(error.__cause__)
         hint = "; --traceback shows where" if error.__cause__ is not None and not given.traceback else ""
-        print(f"{_PROGRAM} {command.name}: error: {error}{hint}", file=sys.stderr)
+        print(f"{_PROGRAM} {command.name}: error: {as_typed(str(error), given)}{hint}", file=sys.stderr)
         raise SystemExit(NO_MODEL) from None
     except (RecfxError, OSError) as error:
         if isinstance(error, BrokenPipeError):
             raise
         if given.traceback:
             traceback.print_exception(error)
-        print(f"{_PROGRAM} {command.name}: {error}", file=sys.stderr)
+        print(f"{_PROGRAM} {command.name}: {as_typed(str(error), given)}", file=sys.stderr)
         return NOT_OK
 
 

@@ -27,7 +27,7 @@ def request(given: argparse.Namespace, model: nn.Module) -> dict[str, Any]:
     if given.id_range:
         asked["id_ranges"] = dict(map(_id_range, given.id_range))
     if given.hashing is not None:
-        asked["hashing"] = read_hashing(given.hashing, given.raw_ids, lambda: _tables(model))
+        asked["hashing"] = read_hashing(given.hashing.path, given.raw_ids, lambda: _tables(model))
     elif given.raw_ids:
         asked["hashing"] = HashConfig.raw_ids()
     return asked

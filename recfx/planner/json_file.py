@@ -33,14 +33,17 @@ class JsonFile:
         content: what is in the file.
 
     Raises:
-        ConversionError: ``invalid_file``: it is not JSON, or not all of it is there, or it has a key twice.
-        OSError: it cannot be read.
+        ConversionError: ``invalid_file``: it cannot be read, or is not JSON, or not all of it is there, or it has a key
+            twice.
     """
 
     def __init__(self, path: str | os.PathLike[str], what_to_do: str) -> None:
         self._path, self._what_to_do = Path(path), what_to_do
         try:
             self.content: Any = json.loads(self._path.read_text(encoding="utf-8"), object_pairs_hook=self._once)
+        except OSError as error:
+            advice = "pass the path of a file that is there and that you may read."
+            raise self._refused(f"it cannot be read: {error.strerror}", advice) from error
         except (ValueError, RecursionError) as error:  # torn, or not text at all
             if isinstance(error, ConversionError):
                 raise
@@ -85,5 +88,7 @@ class JsonFile:
     def refused(self, where: str, what: str) -> ConversionError:
         """The error about a place in the file; ``""`` is the whole file."""
         place = printable(where if len(where) <= 200 else f"{where[:200]}...") or "it"
-        message = f"{self._path}: {place} {what}."
-        return ConversionError(message, reason="invalid_file", what_to_do=self._what_to_do)
+        return self._refused(f"{place} {what}", self._what_to_do)
+
+    def _refused(self, what: str, what_to_do: str) -> ConversionError:
+        return ConversionError(f"{self._path}: {what}.", reason="invalid_file", what_to_do=what_to_do)

@@ -133,8 +133,8 @@ def read_plan(path: str | os.PathLike[str]) -> PlanFile:
         8
 
     Raises:
-        ConversionError: ``invalid_file``: it is no such file, or not a whole one; the message says where.
-        OSError: the file cannot be read.
+        ConversionError: ``invalid_file``: it cannot be read, is no such file, or not a whole one; the message says
+            where.
     """
     file = JsonFile(path, "see recfx/planner/plan_file.py for the form of plans, or let write_plan there write it.")
     whole = file.fields(file.content, "", {"version": str, "world_size": (int, None), "collections": dict})

@@ -23,6 +23,7 @@ from tests.inspect.models import dlrm
 
 DLRM = "tests.inspect.models:dlrm"
 PATH = "sparse_arch.embedding_bag_collection"
+NOWHERE = "nowhere.json: it cannot be read: No such file or directory."
 ON_16 = make_topology(16, "cpu")
 
 
@@ -185,7 +186,9 @@ def test_a_bad_file_is_one_clear_error(
 @pytest.mark.parametrize(
     ("options", "status", "message"),
     [
-        (["--hashing", "nowhere.json"], 1, "nowhere.json"),
+        (["--hashing", "nowhere.json"], 1, f"[invalid_file] {NOWHERE}"),
+        (["--plan", "nowhere.json"], 1, f"[invalid_file] {NOWHERE}"),
+        (["--html", "nowhere/x.html"], 1, "nowhere/x.html cannot be written: there is no directory nowhere."),
         (["--ranks", "4", "--plan", "PLAN"], 2, "is for 16"),
         (["--hardware", "h100"], 2, "it needs --ranks"),
         (["--id-range", "f0=3"], 2, "write FEATURE=LOW:HIGH"),

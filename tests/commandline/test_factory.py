@@ -85,6 +85,40 @@ def test_a_file_named_like_another_module(tmp_path: Path, name: str) -> None:
     assert getattr(sys.modules[name.removesuffix(".py")], "__file__", "") != str(path)
 
 
+def test_files_stay_where_the_shell_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And are named as they were typed, although the factory goes elsewhere."""
+    (tmp_path / "far").mkdir()
+    write(
+        tmp_path / "goes.py",
+        f"import os\nfrom {MODELS} import dlrm\ndef make():\n    os.chdir('far')\n    return dlrm()\n",
+    )
+    write(tmp_path / "hashing.json", "{}")
+    for command, file, told in (
+        ("plan goes.py:make plan.json --ranks 2", "plan.json", "the plan is the cheapest of "),
+        (
+            "explain goes.py:make --plan plan.json --hashing hashing.json --html page.html",
+            "page.html",
+            "1 collection: ",
+        ),
+        ("draw goes.py:make sub/../x.dot --plan plan.json", "x.dot", "sub/../x.dot: "),
+        ("draw goes.py:make x.svg.dot --json", "x.svg.dot", '{\n  "version": "1",\n  "path": "x.svg.dot",'),
+        ("export goes.py:make model.pt", "model.pt", "model.pt: torchscript, "),
+        ("export goes.py:make model.pt --json", "model.pt", '{\n  "version": "1",\n  "path": "model.pt",'),
+    ):
+        monkeypatch.chdir(tmp_path)
+        (tmp_path / "sub").mkdir(exist_ok=True)
+        assert main(command.split()) == 0
+        assert Path.cwd() == tmp_path / "far"
+        assert (tmp_path / file).is_file()
+        assert capsys.readouterr().out.startswith(told)
+    monkeypatch.chdir(tmp_path)
+    assert main(["export", "goes.py:make", "m.pt", "--checkpoint", "none/saved"]) == 1
+    assert "none/saved" in (told := capsys.readouterr().err)
+    assert str(tmp_path) not in told
+
+
 def test_a_module_whose_import_fails_is_not_absent(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = write(tmp_path / "needs.py", "import not_installed_here\n")
     assert one_line(f"{path}:make", capsys) == (
