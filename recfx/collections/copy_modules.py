@@ -23,6 +23,7 @@ from recfx.collections.object_kinds import (
     attributes,
     empty_copy,
     hook_registries,
+    hooks_of,
     is_atom,
     is_shared,
     set_attribute,
@@ -151,7 +152,8 @@ def _redirect(
     for module in replaced:
         replacement = others[id(module)]
         owners.append((replacement, replacement, list(_carried(module, replacement))))
-    references = References(others, [("", owner, edges) for owner, _, edges in owners])
+    held = [("", owner, [*edges, *(hooks_of(owner) if inplace else ())]) for owner, _, edges in owners]
+    references = References(others, held)
     rewiring = Rewiring(others, references, inplace)
     for owner, target, edges in owners:
         if target is owner and id(owner) in others:  # the copy shares it with the original

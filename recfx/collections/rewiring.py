@@ -31,6 +31,7 @@ from recfx.collections.object_kinds import (
     why_fixed,
 )
 
+REMADE_HOOKS = (types.FunctionType, types.MethodType, functools.partial)
 _OWN_CONTAINERS = (list, dict, set, tuple, collections.OrderedDict, collections.defaultdict)
 
 
@@ -77,7 +78,7 @@ class Rewiring:
         """
         if self.leads(hook):
             return self.rewired(hook)
-        if not isinstance(hook, (types.FunctionType, types.MethodType, functools.partial)) or id(hook) in self._entered:
+        if not isinstance(hook, REMADE_HOOKS) or id(hook) in self._entered:
             return hook
         self._entered.add(id(hook))
         self._alive.append(hook)
@@ -202,7 +203,9 @@ class Rewiring:
         return duplicate
 
     def _cell(self, cell: types.CellType) -> types.CellType:
-        """A new variable if it refers to a module that is replaced; otherwise the same one."""
+        """A new variable if it refers to a module that is replaced, or if a copy's code could put one there; otherwise
+        the same one.
+        """
         try:
             content = cell.cell_contents
         except ValueError:  # not set yet
@@ -210,7 +213,8 @@ class Rewiring:
         if id(cell) in self.known:
             replacement: types.CellType = self.known[id(cell)]
             return replacement
-        if id(content) not in self.known and not self._references.reaches(content):
+        remembers = type(content) in _OWN_CONTAINERS and not self._inplace
+        if not remembers and id(content) not in self.known and not self._references.reaches(content):
             return cell
         replacement = self.known[id(cell)] = types.CellType()
         self._alive.append(cell)

@@ -15,6 +15,7 @@ from recfx.collections.devices import usable_device
 from recfx.collections.kinds import kind_of
 from recfx.conversion.check_conversion import check_conversion, compile_dropped, read_but_not_called
 from recfx.conversion.request import DEFAULT_HASHING, Request, declared_ranges
+from recfx.discovery.bypass import held_by_hooks
 from recfx.discovery.classify import CONVERTED, CONVERTIBLE, KEPT, REFUSED, SHARDED_BY_TORCHREC, Finding
 from recfx.discovery.discover import Discovery, discover
 from recfx.errors import ConversionError, Diagnostic
@@ -126,6 +127,8 @@ def decide(
         if asked.verifies:
             conversion.notes += check_conversion(model, decision.converted, asked, conversion, discovery)
             done("verify")
+        if conversion.verification is None and not asked.inplace:  # no calls were counted
+            conversion.notes += held_by_hooks(model, discovery.findings)
     return decision
 
 

@@ -10,13 +10,14 @@ itself, such as globals. Code that reads such a place does not necessarily call 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from torch import nn
 
 from recfx.collections.find_references import References
-from recfx.collections.object_kinds import attributes, hooks_of
+from recfx.collections.object_kinds import Edge, attributes, edges_of, hooks_of
+from recfx.collections.rewiring import REMADE_HOOKS
 from recfx.discovery.classify import CONVERTIBLE, Finding
 from recfx.errors import Diagnostic, Severity
 
@@ -37,7 +38,7 @@ def find_bypassed(model: nn.Module, findings: list[Finding]) -> None:
     if not convertible:
         return
     targets = _with_holders(model, set(convertible))
-    for fixed in _references(model, targets, stop_at=convertible).fixed():
+    for fixed in References(targets, _starts(model, stop_at=convertible), code=True).fixed():
         for target in fixed.targets:
             for module in targets[target].modules():
                 finding = convertible.get(id(module))
@@ -58,7 +59,7 @@ def way_around(model: nn.Module, originals: Iterable[nn.Module]) -> str:
     targets = {id(module): module for module in originals}
     for module in model.modules():
         targets.pop(id(module), None)
-    references = _references(model, targets, stop_at={})
+    references = References(targets, _starts(model, stop_at={}), code=True)
     return next((way for target in targets if (way := references.way_to(target))), "")
 
 
@@ -91,7 +92,47 @@ def _with_holders(model: nn.Module, collections: set[int]) -> dict[int, nn.Modul
     return holders
 
 
-def _references(model: nn.Module, targets: Mapping[int, Any], stop_at: Mapping[int, Any]) -> References:
+def held_by_hooks(model: nn.Module, findings: list[Finding]) -> list[Diagnostic]:
+    """Notes on objects that only hooks hold, and that refer to converted collections.
+
+    A conversion that copies modules leaves such objects as they are: what watches a model also watches the converted
+    one. But if such an object calls a collection, it calls the original.
+    """
+    converted = {id(finding.module): finding for finding in findings if finding.status == CONVERTIBLE}
+    starts = _starts(model, stop_at=converted)
+    if not any(True for _, module, _ in starts for _ in hooks_of(module)):
+        return []
+    targets = _with_holders(model, set(converted))
+    copied = References(targets, [(name, module, attributes(module)) for name, module, _ in starts])
+    notes = []
+    for name, module, _ in starts:
+        objects = [edge for edge in _objects_of_hooks(module) if not copied.reaches(edge[1])]
+        held = References(targets, [(name, module, [(label[1:], value) for label, value in objects])])
+        way = next((way for target in targets if (way := held.way_to(target))), "")
+        if way:
+            message = f"the converted model has the same hook, and it refers to the original by {way}."
+            what_to_do = (
+                "if the hook calls a collection, register it again on the converted model, with an object that "
+            )
+            what_to_do += "refers to that; with a sample, calls are counted."
+            notes.append(Diagnostic("held_by_hook", "" if module is model else name, message, what_to_do))
+    return notes
+
+
+def _objects_of_hooks(module: nn.Module) -> Iterator[Edge]:
+    """The objects that hooks of a module hold, other than the functions, methods and partials that are made anew."""
+    waiting, seen = [(f".{name}", hook) for name, hook in hooks_of(module)], set[int]()
+    while waiting:
+        label, value = waiting.pop()
+        if isinstance(value, REMADE_HOOKS) and id(value) not in seen:
+            seen.add(id(value))
+            waiting += [(label + inside, item) for inside, item in edges_of(value)]
+        elif not isinstance(value, (nn.Module, *REMADE_HOOKS)):
+            yield label, value
+
+
+def _starts(model: nn.Module, stop_at: Mapping[int, Any]) -> list[tuple[str, nn.Module, list[Edge]]]:
+    """Name, module, plain attributes and hooks of all modules; those inside ``stop_at`` are left out."""
     roots: dict[int, tuple[str, nn.Module]] = {}
     waiting = [(type(model).__name__, "", model)]
     while waiting:
@@ -104,5 +145,4 @@ def _references(model: nn.Module, targets: Mapping[int, Any], stop_at: Mapping[i
                 if child is not None:
                     below = f"{path}.{child_name}" if path else child_name
                     waiting.append((below, below, child))
-    starts = [(name, module, [*attributes(module), *hooks_of(module)]) for name, module in roots.values()]
-    return References(targets, starts, code=True)
+    return [(name, module, [*attributes(module), *hooks_of(module)]) for name, module in roots.values()]

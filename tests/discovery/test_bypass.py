@@ -235,6 +235,67 @@ def test_a_hook_that_calls_a_collection_calls_the_converted_one(way: str, inplac
     assert inplace or isinstance(model.ebc, EmbeddingBagCollection)
 
 
+OBJECTS_OF_HOOKS: dict[str, Callable[[nn.Module], Callable[..., Any]]] = {
+    "object": lambda ebc: CallsIt(ebc),
+    "method": lambda ebc: CallsIt(ebc).__call__,
+    "object in a closure": lambda ebc: (lambda held: lambda *args: held(*args))(CallsIt(ebc)),
+    "dict in a closure": lambda ebc: (lambda held: lambda _, inputs, __: held["ebc"](inputs[0]))({"ebc": ebc}),
+    "object in a partial": lambda ebc: functools.partial(CallsIt.__call__, CallsIt(ebc)),
+}
+
+
+class CallsIt:
+    """A hook that has a collection of its own; not a module."""
+
+    def __init__(self, ebc: nn.Module) -> None:
+        self.ebc = ebc
+
+    def __call__(self, _: nn.Module, inputs: tuple[KeyedJaggedTensor], __: Any) -> Any:
+        return self.ebc(inputs[0])
+
+
+class Around(nn.Identity):
+    """Does not call the collection that it holds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ebc = collection()
+
+
+@pytest.mark.parametrize("way", OBJECTS_OF_HOOKS)
+def test_an_object_that_only_a_hook_holds_is_patched_in_place_and_noted_in_a_copy(way: str) -> None:
+    model: Any = nn.Sequential(Around())
+    features = batch(5)
+    model[0].register_forward_hook(OBJECTS_OF_HOOKS[way](model[0].ebc))
+    copied = recfx.convert(model)
+    (note,) = [each for each in recfx.explain(copied).reasons if each.code == "held_by_hook"]
+    assert note.path == "0"
+    assert "0._forward_hooks" in note.message
+    with refused("bypassed_collection"):
+        recfx.convert(model, (features,))
+    converted: Any = recfx.convert(model, inplace=True)
+    assert "held_by_hook" not in [each.code for each in recfx.explain(converted).reasons]
+    calls: list[str] = []
+    converted[0].ebc.register_forward_hook(lambda *_: calls.append("converted"))
+    converted(features)
+    assert calls == ["converted"]
+
+
+@pytest.mark.parametrize("sampled", [True, False], ids=["sample", "no sample"])
+def test_a_hook_that_remembers_its_collection_in_a_variable_remembers_the_converted_one(sampled: bool) -> None:
+    model: Any = nn.Sequential(Around())
+    features, held = batch(5), dict[str, Any]()
+    model[0].register_forward_hook(lambda _, inputs, __: held.setdefault("ebc", model[0].ebc)(inputs[0]))
+    converted: Any = recfx.convert(model, (features,) if sampled else None)
+    assert not held
+    model(features)
+    assert held["ebc"] is model[0].ebc
+    calls: list[str] = []
+    converted[0].ebc.register_forward_hook(lambda *_: calls.append("converted"))
+    converted(features)
+    assert calls == ["converted"]
+
+
 class Remembers:
     """Remembers the collection when it is first called; not a module."""
 
