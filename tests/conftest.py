@@ -19,7 +19,7 @@ import pytest
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 import torch
 
-from tests.ascend.interpreter import patch_once_per_launch
+from tests.ascend.faster_interpreter import make_faster
 from tests.support.needs import no_pt2_skips
 from tests.support.pages import chromium, page  # noqa: F401  # of several packages
 
@@ -76,7 +76,7 @@ def pytest_configure(config: pytest.Config) -> None:
     torch.set_num_threads(1)
     os.environ.pop("COLUMNS", None)  # the width of a terminal, which tests do not have
     if os.environ.get("TRITON_INTERPRET") == "1":
-        patch_once_per_launch()
+        make_faster()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from tests.ascend.faster_interpreter import make_faster
 from tests.ascend.tools import ROOT, triton
 
 
@@ -77,27 +78,8 @@ def run_interpreted(*arguments: str) -> str:
     return finished.stdout
 
 
-def patch_once_per_launch() -> None:
-    """Spare Triton's interpreter two fifths of its time, in the process that calls this.
-
-    It replaces the operators of ``triton.language`` when a launch begins, and again at each call of a function in it,
-    where they have been replaced.
-    """
-    import triton.language as tl
-    from triton.runtime import interpreter
-
-    patch = interpreter._patch_lang
-
-    def patch_if_needed(function: Any) -> Any:
-        modules = [each for each in function.__globals__.values() if each is tl or each is tl.core]
-        is_needed = any(tl.core.is_builtin(module.load) for module in modules)
-        return patch(function) if is_needed else interpreter._LangPatchScope()
-
-    interpreter._patch_lang = patch_if_needed
-
-
 def _serve(pipe: Connection) -> None:
-    patch_once_per_launch()
+    make_faster()
     torch.set_num_threads(1)
     while True:
         try:
