@@ -9,13 +9,14 @@ from typing import Any, Literal
 import torch
 from torchrec.distributed.types import ShardingEnv, ShardingPlan
 
-from recfx.collections.sharding.whole_plan import check_plan
+from recfx.collections.sharding.whole_plan import MOST_RANKS, check_plan
 from recfx.collections.wrappers import check_module
 from recfx.discovery.sample import Sample
 from recfx.errors import ConversionError, type_of
 from recfx.hashing import HashConfig, as_integer
 from recfx.ir.tables import IdRange
 from recfx.passes import Pass
+from recfx.planner.pricing.values import whole_number
 from recfx.planner.topology import AnyTopology, check_topology
 from recfx.replacement.dedup import Asked, check_asked
 from recfx.replacement.replace_collections import Hashing
@@ -75,6 +76,9 @@ class Request:
                 f"env is {type_of(self.env)}.",
                 "pass torchrec.distributed.types.ShardingEnv.from_process_group(group).",
             )
+        if self.env is not None:
+            world_size = whole_number(self.env.world_size, "env.world_size", most=MOST_RANKS)
+            whole_number(self.env.rank, "env.rank", least=0, most=world_size - 1)
         for argument, needs_sample in (("verify", self.verify), ("whole_graph", self.whole_graph)):
             if needs_sample and self.call is None:
                 raise ConversionError(

@@ -18,6 +18,7 @@ from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCo
 from recfx.collections.sharding.collection import sharded_collections
 from recfx.collections.wrappers import check_module
 from recfx.errors import ConversionError
+from recfx.planner.constraints import checked_constraints
 from recfx.planner.enumerator import OrderedEnumerator, is_plannable
 from recfx.planner.partitioner import QuickPartitioner
 from recfx.planner.placements import replace_placements
@@ -102,7 +103,9 @@ def plan(
 
     Raises:
         ConversionError: ``plan_does_not_fit`` with TorchRec's own text, ``plan_failed``, ``unknown_table``,
-            ``no_sharding_option``, ``no_collection``, ``already_sharded``, ``invalid_topology``.
+            ``no_sharding_option``, ``no_collection``, ``already_sharded``, ``invalid_topology``,
+            ``invalid_argument``.
+        InputError: ``invalid_argument``: ``batch_size`` or a number in the constraints is none.
     """
     return _plan(model, topology, constraints, batch_size, empty_ranks)
 
@@ -140,7 +143,7 @@ def _plan(
         here = {path: each for path, each in collections.items() if model.get_submodule(path) is each}
         collections = here or collections
     sharders = planning_sharders(model, collections, with_torchrec=with_torchrec and pod is topology)
-    limits = _checked_constraints(constraints)
+    limits = checked_constraints(constraints)
     _check(model, sharders, pod.compute_device, limits)
     prices = PricedProposals(pod, collections, hardware_of(topology), device_of(topology), batch_size, model.training)
 
@@ -211,10 +214,12 @@ def _check(
             if not _has_option(sharder, device, limits):
                 raise ConversionError(
                     f"table {name!r} cannot be sharded on {device} as its constraints say: sharding_types="
-                    f"{limits.sharding_types}, compute_kernels={limits.compute_kernels}.",
+                    f"{limits.sharding_types}, compute_kernels={limits.compute_kernels}"
+                    + (f", device_group={limits.device_group!r}." if limits.device_group else "."),
                     reason="no_sharding_option",
                     module_path=path,
-                    what_to_do=f"use kernel 'fused' and any of {', '.join(planned_types())} ('dense': data_parallel).",
+                    what_to_do=f"use kernel 'fused' and any of {', '.join(planned_types())} ('dense': data_parallel)"
+                    + (f", and no other device_group than {device!r}." if limits.device_group else "."),
                 )
     if not tables:
         raise ConversionError(
@@ -231,21 +236,12 @@ def _check(
         )
 
 
-def _checked_constraints(constraints: object) -> dict[str, ParameterConstraints]:
-    by_table = dict(constraints) if isinstance(constraints, Mapping) else {}
-    wrong = next((value for value in by_table.values() if not isinstance(value, ParameterConstraints)), None)
-    if wrong is not None or not (constraints is None or isinstance(constraints, Mapping)):
-        raise ConversionError(
-            f"constraints are {constraints!r}.",
-            reason="invalid_argument",
-            what_to_do="pass a torchrec.distributed.planner.types.ParameterConstraints by the name of each table.",
-        )
-    return by_table
-
-
 def _has_option(sharder: ModuleSharder[nn.Module], device: str, limits: ParameterConstraints) -> bool:
-    """Whether TorchRec's planner accepts any of the sharding types and kernels that ``limits`` allows."""
-    return any(
+    """Whether TorchRec's planner accepts any of the sharding types and kernels that ``limits`` allows.
+
+    It leaves tables of another device group out of the plan.
+    """
+    return limits.device_group in (None, "", device) and any(
         is_plannable(sharding_type, kernel)
         for sharding_type in sharder.sharding_types(device)
         for kernel in sharder.compute_kernels(sharding_type, device)

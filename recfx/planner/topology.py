@@ -7,13 +7,16 @@ own numbers if you have measured them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
-from typing import TypeAlias
+import math
+from dataclasses import astuple, dataclass, fields, replace
+from numbers import Integral, Real
+from typing import Any, TypeAlias
 
 from torch import nn
 from torchrec.distributed.planner import Topology
 from torchrec.distributed.planner.constants import INTRA_NODE_BANDWIDTH
 
+from recfx.collections.sharding.whole_plan import MOST_RANKS
 from recfx.errors import ConversionError, type_of
 from recfx.planner.placements import PRIVATE
 from recfx.planner.pricing.hardware import ASCEND_910B, CPU_HOST, H100, Constant, Hardware, same_for_all
@@ -57,12 +60,11 @@ class NpuTopology:
 
     def __post_init__(self) -> None:
         for field in fields(self):
-            if not getattr(self, field.name) > 0:
-                raise _invalid(f"{field.name} is {getattr(self, field.name)!r}.", "pass a number above 0.")
+            _check_number(field.name, getattr(self, field.name))
         if self.world_size % self.local_world_size:
             raise _invalid(
                 f"{self.world_size} devices are not a whole number of servers with {self.local_world_size} each.",
-                "pass a number of devices that is, or a local_world_size that divides it.",
+                f"pass at most {self.local_world_size} devices, or a multiple of that; or another local_world_size.",
             )
 
     def as_cuda(self) -> Topology:
@@ -101,6 +103,8 @@ def npu_topology(
         >>> topology.local_world_size
         8
     """
+    _check_number("world_size", world_size)
+    _check_number("local_world_size", local_world_size)
     memory = (hbm_cap, ddr_cap, hbm_bandwidth, ddr_bandwidth)
     return NpuTopology(
         world_size, min(world_size, local_world_size), *memory, intra_host_bandwidth, inter_host_bandwidth
@@ -111,7 +115,12 @@ AnyTopology: TypeAlias = Topology | NpuTopology
 
 
 def check_topology(topology: object) -> AnyTopology:
-    """Refuse what is no topology (``invalid_topology``)."""
+    """Refuse what is no topology, and one without ranks or with memory that is no number (``invalid_topology``)."""
+    if isinstance(topology, Topology):
+        _check_number("world_size", topology.world_size)
+        for rank, device in enumerate(topology.devices):
+            if not all(map(math.isfinite, astuple(device.storage))):
+                raise _invalid(f"rank {rank} has {device.storage} bytes of memory.", "pass finite numbers of bytes.")
     if isinstance(topology, (Topology, NpuTopology)):
         return topology
     how = "pass a torchrec.distributed.planner.Topology or recfx.planner.topology.npu_topology(...)."
@@ -193,6 +202,15 @@ def of_ranks(topology: AnyTopology, world_size: int) -> AnyTopology:
         **{name: getattr(topology, name) for name in links},
         bwd_compute_multiplier=topology.bwd_compute_multiplier,
     )
+
+
+def _check_number(name: str, value: Any) -> None:
+    """Refuse what is no finite number above 0, and numbers of ranks that are not whole."""
+    whole = name in ("world_size", "local_world_size")
+    is_number = isinstance(value, Integral if whole else Real) and not isinstance(value, bool)
+    if not is_number or not 0 < value < math.inf or (whole and value > MOST_RANKS):
+        above = f" and not above {MOST_RANKS:,}" if whole else ""
+        raise _invalid(f"{name} is {value!r}.", f"pass a {'whole' if whole else 'finite'} number above 0{above}.")
 
 
 def _said(value: float, more: str = "") -> Constant:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torchrec.distributed.types import ShardingEnv
 
 import recfx
 from recfx import HashConfig, HashEmbeddingBagCollection, HashEmbeddingBagConfig, HashIndex
@@ -97,3 +98,13 @@ def test_rows_of_an_index(rows: Any) -> None:
 def test_devices_of_a_pipeline(device: Any, reason: str) -> None:
     with refused(reason, match="device"):
         recfx.TrainPipeline(*trained(), device)
+
+
+@pytest.mark.parametrize(
+    ("world_size", "rank", "named"), [(2, 9, "rank"), (2, -1, "rank"), (2, None, "rank"), (0, 0, "world_size")]
+)
+def test_environments_without_their_rank(world_size: Any, rank: Any, named: str) -> None:
+    env = ShardingEnv.from_local(world_size, rank)
+    for call in (recfx.explain, recfx.convert):
+        with refused("invalid_argument", match=f"env.{named} is", error=recfx.InputError):
+            call(Model(), env=env)

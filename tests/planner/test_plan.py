@@ -26,7 +26,7 @@ from recfx.planner.enumerator import index_bytes
 from recfx.planner.placements import replace_placements
 from recfx.planner.plan import without_noise
 from recfx.planner.sharder import planned_types
-from recfx.planner.topology import HBM_BYTES, NpuTopology, npu_topology
+from recfx.planner.topology import HBM_BYTES, NpuTopology, check_topology, npu_topology
 from recfx.versions.differences import make_topology
 from tests.sharding.models import PATHS, Model, collection, fused_collection, sequences
 from tests.support.refusals import refused
@@ -219,6 +219,7 @@ def test_dense_kernels_are_data_parallel() -> None:
         ParameterConstraints(compute_kernels=["key_value"], sharding_types=["row_wise"]),
         ParameterConstraints(compute_kernels=["dense"], sharding_types=["row_wise"]),
         ParameterConstraints(sharding_types=["rowwise"]),
+        ParameterConstraints(device_group="cpu"),
     ],
 )
 def test_constraints_that_leave_nothing(limits: ParameterConstraints) -> None:
@@ -287,9 +288,16 @@ def test_refusals() -> None:
         lambda: NpuTopology(4, 8),
         lambda: npu_topology(8, hbm_cap=-1),
         lambda: npu_topology(8, inter_host_bandwidth=float("nan")),
+        lambda: npu_topology(8, hbm_cap=float("inf")),  # type: ignore[arg-type]
+        lambda: npu_topology(2.5),  # type: ignore[arg-type]
+        lambda: npu_topology(True),
+        lambda: npu_topology("2"),  # type: ignore[arg-type]
+        lambda: npu_topology(8, None),  # type: ignore[arg-type]
+        lambda: check_topology(stock(0)),
+        lambda: check_topology(stock(2, hbm_cap=float("inf"))),  # type: ignore[arg-type]
     ],
 )
-def test_impossible_pods(make: Callable[[], NpuTopology]) -> None:
+def test_impossible_pods(make: Callable[[], object]) -> None:
     with refused("invalid_topology"):
         make()
 
@@ -376,6 +384,22 @@ def test_a_logger_without_handlers_stays_without(monkeypatch: pytest.MonkeyPatch
     with without_noise():
         logging.warning("this is shown")
     assert root.handlers == []
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "named"),
+    [
+        ("pooling_factors", [1.0, -1.0], r"\[1\] .* table 'p0' is -1.0"),
+        ("pooling_factors", [float("nan")], r"\[0\] .* table 'p0' is nan"),
+        ("pooling_factors", None, " .* table 'p0' is None"),
+        ("num_poolings", [-1.0], r"\[0\] .* table 'p0' is -1.0"),
+        ("batch_sizes", [0], r"\[0\] .* table 'p0' is 0"),
+        ("min_partition", -1, " .* table 'p0' is -1"),
+    ],
+)
+def test_a_wrong_number_in_constraints_is_named(name: str, value: Any, named: str) -> None:
+    with refused("invalid_argument", match=f"{name}{named}", error=recfx.RecfxError):
+        recfx.plan(Model("meta"), npu_topology(8), {"p0": ParameterConstraints(**{name: value})})
 
 
 @pytest.mark.parametrize(

@@ -159,7 +159,9 @@ def _lengths(given: Any, features: Iterable[str], shares: Mapping[str, Share]) -
     names = list(dict.fromkeys(features))
     if not isinstance(given, Mapping):
         given = dict.fromkeys([name for name in names if name not in shares], given)
-    lengths = {name: _length(given[name], name) for name in names if name in given}
+    lengths = {
+        name: not_negative(given[name], f"the mean length of feature {name!r}") for name in names if name in given
+    }
     for name in names:
         if name in shares and name not in lengths and shares[name].feature in lengths:
             lengths[name] = lengths[shares[name].feature] * Fraction(shares[name].share).limit_denominator(10**9)
@@ -174,17 +176,18 @@ def _lengths(given: Any, features: Iterable[str], shares: Mapping[str, Share]) -
     return lengths
 
 
-def _length(value: Any, feature: str) -> Fraction:
+def not_negative(value: Any, name: str) -> Fraction:
+    """A finite number that the user has passed as ``name``, at least 0; otherwise ``invalid_argument``."""
     try:
         # A mean is a ratio of small numbers, which a float only rounds.
         is_exact = isinstance(value, (Rational, sympy.Rational))
-        length = Fraction(value) if is_exact else Fraction(float(value)).limit_denominator(10**9)
+        number = Fraction(value) if is_exact else Fraction(float(value)).limit_denominator(10**9)
     except (TypeError, ValueError, OverflowError):
-        length = Fraction(-1)
-    if isinstance(value, (bool, str)) or not isinstance(value, (Real, sympy.Rational)) or length < 0:
+        number = Fraction(-1)
+    if isinstance(value, (bool, str)) or not isinstance(value, (Real, sympy.Rational)) or number < 0:
         raise InputError(
-            f"the mean length of feature {feature!r} is {value!r}.",
+            f"{name} is {value!r}.",
             reason="invalid_argument",
             what_to_do="pass a number that is not below 0.",
         )
-    return length
+    return number
