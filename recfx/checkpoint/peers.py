@@ -38,7 +38,8 @@ class Peers:
         """The ranks that hold a sharded model's tables; only this process if nothing is sharded.
 
         Raises:
-            CheckpointError: ``model_is_sharded`` (by TorchRec alone), ``several_process_groups``.
+            CheckpointError: ``model_is_sharded`` (by TorchRec alone), ``several_process_groups``,
+                ``no_process_group``.
         """
         group = group_of_model(
             model,

@@ -58,7 +58,8 @@ def unconvert(model: nn.Module, with_mapping: bool = False) -> nn.Module | tuple
         for every table that has an index (``<collection>.<table>`` if two collections have a table of that name).
 
     Raises:
-        ConversionError: ``index_holds_ids``: a standard collection cannot express the table; ``fully_sharded``.
+        ConversionError: ``index_holds_ids``: a standard collection cannot express the table; ``fully_sharded``;
+            ``no_process_group``: that of a sharded model was destroyed.
         CheckpointError: the state that was loaded in place into an index is not valid; raised on all ranks.
     """
     check_module(model)

@@ -98,7 +98,8 @@ def export(
         ExportError: ``invalid_argument``, ``unsupported_argument``, ``unsupported_output``, ``not_scriptable``,
             ``not_exportable``, ``no_library``, ``no_pt2``, ``sample_failed``, ``cannot_write``,
             ``rows_out_of_range``; of a sharded model, on all ranks, also ``ranks_differ``, ``other_rank_failed``,
-            ``several_process_groups``, ``model_is_sharded`` (by TorchRec alone, or with ``checkpoint``).
+            ``several_process_groups``, ``no_process_group``, ``model_is_sharded`` (by TorchRec alone, or with
+            ``checkpoint``).
         CheckpointError: as ``load_checkpoint``; also ``model_on_meta``: a tensor is on meta that was not saved.
         ConversionError: the model is not converted, and cannot be; ``fully_sharded``.
     """

@@ -30,7 +30,7 @@ def group_of(model: nn.Module) -> dist.ProcessGroup | None:
     """The ranks that hold a model's tables; None if nothing is sharded.
 
     Raises:
-        ExportError: ``model_is_sharded`` (by TorchRec alone), ``several_process_groups``.
+        ExportError: ``model_is_sharded`` (by TorchRec alone), ``several_process_groups``, ``no_process_group``.
     """
     return group_of_model(
         model,

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 from torchrec.distributed.types import ShardingEnv
 
-from recfx.errors import ConversionError
+from recfx.errors import ConversionError, RecfxError
 from recfx.versions.differences import GroupName
 
 
@@ -60,8 +60,27 @@ class DistGroups:
         return cls(host_group or _ids_group(group), group, intra, cross)
 
 
+def refuse_destroyed(group: dist.ProcessGroup, error: type[RecfxError] = ConversionError) -> None:
+    """Refuse a group that ``destroy_process_group`` has ended: torch would take each of its ranks for alone, or fail.
+
+    Raises:
+        RecfxError: ``no_process_group``, as ``error``.
+    """
+    if group not in c10d._world.pg_map:
+        raise error(
+            "the process group of the ranks that hold the tables was destroyed.",
+            reason="no_process_group",
+            what_to_do="call this before torch.distributed.destroy_process_group(), on all ranks.",
+        )
+
+
 def sent_on(group: dist.ProcessGroup) -> torch.device:
-    """The device on which a tensor must be for the group to send it: accelerator backends cannot send from the host."""
+    """The device on which a tensor must be for the group to send it: accelerator backends cannot send from the host.
+
+    Raises:
+        ConversionError: ``no_process_group``.
+    """
+    refuse_destroyed(group)
     device = None if dist.get_backend(group) == "gloo" else torch.accelerator.current_accelerator(check_available=True)
     return device or torch.device("cpu")
 

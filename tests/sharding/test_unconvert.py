@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,10 +12,11 @@ from torchrec import EmbeddingBagCollection, EmbeddingCollection
 
 import recfx
 from recfx.collections.sharding.gather import gather_tables
-from recfx.errors import CheckpointError, ConversionError
+from recfx.errors import CheckpointError, ConversionError, ExportError, RecfxError
 from tests.sharding.cases import Case, Model, build, model_and_plan, model_parallel
 from tests.sharding.ranks import ranks
 from tests.sharding.stateful import ADMIT, LRU, case_of, in_kinds, make, sharded_of, train
+from tests.support.fake_group import fake_group
 
 KEYS = {"adagrad": ("sum",), "rowwise_adagrad": ("sum",), "adam": ("exp_avg", "exp_avg_sq", "step")}
 
@@ -102,6 +105,22 @@ def torn(rank: int, world_size: int, case: Case) -> str:
 
 def test_a_torn_index_on_one_rank_is_an_error_on_all() -> None:
     assert ranks(2).run(torn, case_of("rows")) == ["torn_state"] * 2
+
+
+def test_ranks_whose_process_group_was_destroyed(tmp_path: Path) -> None:
+    """Each of them would take itself for alone."""
+    with fake_group(0, 2):
+        model = make(case_of("rows"), 2)
+    calls: list[tuple[type[RecfxError], Callable[[], object]]] = [
+        (ConversionError, lambda: recfx.unconvert(model, with_mapping=True)),
+        (CheckpointError, lambda: recfx.save_checkpoint(model, tmp_path / "run")),
+        (CheckpointError, lambda: recfx.load_checkpoint(model, tmp_path / "run")),
+        (ExportError, lambda: recfx.export(model, tmp_path / "model.pt", None)),
+    ]
+    for error, call in calls:
+        with pytest.raises(error, match=r"^\[no_process_group\] .*before torch.distributed.destroy_process_group"):
+            call()
+    assert not any(tmp_path.iterdir())
 
 
 def in_dmp(rank: int, world_size: int, case: Case) -> dict[str, Any]:

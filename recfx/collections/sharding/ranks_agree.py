@@ -15,7 +15,7 @@ from recfx.collections.converted_collection import ConvertedCollection
 from recfx.collections.sharding.out_of_step import lost_ranks
 from recfx.errors import RecfxError, type_of
 from recfx.runtime import marks
-from recfx.runtime.dist_groups import sent_on
+from recfx.runtime.dist_groups import refuse_destroyed, sent_on
 
 _Result = TypeVar("_Result")
 _UNREAD = 0  # of a message that is as long as others are
@@ -104,7 +104,8 @@ def group_of_model(
         if_sharded_alone: what they can do if TorchRec alone has sharded something.
 
     Raises:
-        RecfxError: ``several_process_groups``, ``model_is_sharded``, as ``error``.
+        RecfxError: ``several_process_groups``, ``model_is_sharded``, ``no_process_group`` if the group was destroyed,
+            as ``error``.
     """
     group: dist.ProcessGroup | None = None
     for path, module in model.named_modules():
@@ -124,4 +125,6 @@ def group_of_model(
                 module_path=path,
                 what_to_do=if_sharded_alone,
             )
+    if group is not None:
+        refuse_destroyed(group, error)
     return group
