@@ -21,7 +21,8 @@
     }
 
 Collections are named by their paths in the model, ``""`` if the model is one. ``shards`` is null for ``data_parallel``,
-and ``world_size`` may be null.
+and ``world_size`` may be null. ``ranks`` are those of the shards, or all for ``data_parallel``; null and ``[]`` leave
+them out.
 """
 
 from __future__ import annotations
@@ -34,9 +35,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from torch.distributed._shard.metadata import ShardMetadata
-from torchrec.distributed.types import EnumerableShardingSpec, ParameterSharding, ShardingPlan
+from torchrec.distributed.types import EnumerableShardingSpec, ParameterSharding, ShardingPlan, ShardingType
 
-from recfx.collections.sharding.whole_plan import MOST_RANKS, check_plan, table_error
+from recfx.collections.sharding.whole_plan import MOST_RANKS, check_plan, rank_of, table_error
 from recfx.kernels.build.private_files import new_file
 from recfx.planner.json_file import JsonFile, Kind
 from recfx.planner.priced_plan import PricedPlan
@@ -95,13 +96,13 @@ def plain_plan(plan: ShardingPlan, *, world_size: int | None = None) -> dict[str
     if world_size is not None:
         world_size = whole_number(world_size, "world_size", most=MOST_RANKS)
     collections = {
-        name: {table: _plain(sharding, table, name) for table, sharding in tables.items()}
+        name: {table: _plain(sharding, table, name, world_size) for table, sharding in tables.items()}
         for name, tables in plan.plan.items()
     }
     return {"version": VERSION, "world_size": world_size, "collections": collections}
 
 
-def _plain(sharding: Any, table: str, path: str) -> dict[str, Any]:
+def _plain(sharding: Any, table: str, path: str, world_size: int | None) -> dict[str, Any]:
     if not isinstance(sharding, ParameterSharding):
         raise table_error("invalid_argument", table, f"is {sharding!r}.", path)
     for option in fields(sharding):
@@ -117,8 +118,10 @@ def _plain(sharding: Any, table: str, path: str) -> dict[str, Any]:
     for name, value in named.items():
         if not isinstance(value, str):
             raise table_error("invalid_argument", table, f"has {name}={value!r}.", path)
-    rank_of = f"a rank of table {table!r}"
-    ranks = None if sharding.ranks is None else [whole_number(rank, rank_of, least=0) for rank in sharding.ranks]
+    rank = f"a rank of table {table!r}"
+    ranks = None if sharding.ranks is None else [whole_number(each, rank, least=0) for each in sharding.ranks]
+    if wrong := _wrong_ranks(named["sharding_type"], ranks, spec, world_size):
+        raise table_error("invalid_argument", table, f"has ranks {wrong}.", path)
     return {**named, "ranks": ranks, "shards": shards}
 
 
@@ -144,7 +147,7 @@ def read_plan(path: str | os.PathLike[str]) -> PlanFile:
         raise file.refused("world_size", f"is {ranks}, not a number from 1 to {MOST_RANKS:,}")
     plan = {
         name: {
-            table: _sharding(file, value, f"collections.{name}.{table}")
+            table: _sharding(file, value, f"collections.{name}.{table}", ranks)
             for table, value in file.object(tables, f"collections.{name}").items()
         }
         for name, tables in whole["collections"].items()
@@ -152,7 +155,7 @@ def read_plan(path: str | os.PathLike[str]) -> PlanFile:
     return PlanFile(ShardingPlan(plan), ranks)
 
 
-def _sharding(file: JsonFile, value: Any, where: str) -> ParameterSharding:
+def _sharding(file: JsonFile, value: Any, where: str, world_size: int | None) -> ParameterSharding:
     optional = (list, None)
     kinds: dict[str, Kind] = {"sharding_type": str, "compute_kernel": str, "ranks": optional, "shards": optional}
     given = file.fields(value, where, kinds)
@@ -164,7 +167,27 @@ def _sharding(file: JsonFile, value: Any, where: str) -> ParameterSharding:
         except ValueError as error:  # shards overlap
             raise file.refused(f"{where}.shards", f"cannot be: {error}") from error
     ranks = None if given["ranks"] is None else file.integers(given["ranks"], f"{where}.ranks")
+    if wrong := _wrong_ranks(given["sharding_type"], ranks, spec, world_size):
+        raise file.refused(f"{where}.ranks", f"are {wrong}")
     return ParameterSharding(given["sharding_type"], given["compute_kernel"], ranks, spec)
+
+
+def _wrong_ranks(sharding_type: Any, ranks: list[int] | None, spec: object, world_size: int | None) -> str:
+    """What contradicts the ranks of a table, which nobody reads where its shards say where they are; otherwise "".
+
+    Ranks may be listed in any order, and a plan may leave them out.
+    """
+    if not ranks:
+        return ""
+    ranks = sorted(ranks)
+    if isinstance(spec, EnumerableShardingSpec):
+        placed = [rank_of(shard) for shard in spec.shards]
+        named = sorted(rank for rank in placed if rank is not None)
+        return f"{ranks}, but the shards are on {named}" if len(named) == len(placed) and named != ranks else ""
+    if sharding_type == ShardingType.DATA_PARALLEL.value:
+        everybody = list(range(world_size or len(ranks)))
+        return f"{ranks}, but data_parallel is on all of {len(everybody)}" if ranks != everybody else ""
+    return ""
 
 
 def _shard(file: JsonFile, value: Any, where: str) -> ShardMetadata:

@@ -100,7 +100,7 @@ def test_a_plan_survives_its_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("sharding", "world_size"),
     [((3, "fused", [0]), 16), (("table_wise", "fused", ["x"]), 16), (("table_wise", "fused", [0]), "x"),
-     (("table_wise", "fused", [0]), 0)],
+     ((ShardingType.DATA_PARALLEL, "fused", [0]), 16), (("table_wise", "fused", [0]), 0)],
 )  # fmt: skip
 def test_a_plan_that_could_not_be_read_is_not_written(
     sharding: tuple[Any, ...], world_size: Any, tmp_path: Path
@@ -133,6 +133,12 @@ def changed(change: Any) -> str:
     return json.dumps(content)
 
 
+def placed(table: dict[str, Any], ranks: list[int]) -> None:
+    """Put the table on rank 0, whatever its plan says of ranks."""
+    shard = {"offsets": [0, 0], "sizes": [1, 1], "placement": "rank:0/cpu"}
+    table.update(sharding_type="table_wise", ranks=ranks, shards=[shard])
+
+
 BAD_PLANS = {
     "torn": ('{"version": "1", "world_size": 16, "coll', "it is not JSON"),
     "no object": ("[]", "it is a list, not an object"),
@@ -150,6 +156,12 @@ BAD_PLANS = {
     "unknown device": (
         lambda _, table: table.update(shards=[{"offsets": [0, 0], "sizes": [1, 1], "placement": "rank:0/gpu"}]),
         "shards[0] cannot be: ",
+    ),
+    "ranks of other shards": (lambda _, table: placed(table, [1]), "t0.ranks are [1], but the shards are on [0]"),
+    "a rank twice": (lambda _, table: placed(table, [0, 0]), "t0.ranks are [0, 0], but the shards are on [0]"),
+    "not all ranks": (
+        lambda _, table: table.update(sharding_type="data_parallel", ranks=[0, 1], shards=None),
+        "t0.ranks are [0, 1], but data_parallel is on all of 16",
     ),
     "twice": ('{"version": "1", "version": "1"}', "it has the key 'version' twice"),
 }
