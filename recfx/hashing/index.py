@@ -99,7 +99,8 @@ class HashIndex(IndexStorage):
             be among the dense rows or at the border of a bucket.
 
     Raises:
-        ConversionError: ``invalid_hash_config`` (one cause: all rows are dense, so there is nothing to index).
+        ConversionError: ``invalid_hash_config`` (one cause: all rows are dense, so there is nothing to index),
+            ``no_memory_for_rows``.
     """
 
     def __init__(

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from recfx.errors import CheckpointError
+from recfx.errors import CheckpointError, ConversionError
 from recfx.hashing.config import ResolvedHashConfig
 from recfx.hashing.identity import IDENTITY, check_identity, torn
 from recfx.hashing.slices import SLICE_COUNTS, checked_sums, parts_between
@@ -51,8 +51,20 @@ def has_index(saved: Mapping[str, object]) -> bool:
 
 
 def allocate(policy: IndexPolicy, device: str) -> IndexBuffers:
-    """Uninitialised buffers, on ``"cpu"`` or ``"meta"``."""
-    buffers = allocate_buffers(policy, device)
+    """Uninitialised buffers, on ``"cpu"`` or ``"meta"``.
+
+    Raises:
+        ConversionError: ``no_memory_for_rows``.
+    """
+    try:
+        buffers = allocate_buffers(policy, device)
+    except RuntimeError as error:  # of torch's allocator
+        size = sum(buffer.nbytes for buffer in allocate_buffers(policy, "meta")) / 2**30
+        raise ConversionError(
+            f"an index of {policy.own_rows:,} rows takes {size:,.1f} GiB, which the host does not have.",
+            reason="no_memory_for_rows",
+            what_to_do="give the table fewer rows; a model on meta can be explained and planned with any number.",
+        ) from error
     for read_at_random in (buffers.slot_groups, buffers.row_scores, buffers.candidate_slot_groups):
         advise_huge_pages(read_at_random)
     return buffers

@@ -18,7 +18,8 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 from recfx.collections.pooled import HashEmbeddingBagCollection
 from recfx.conversion.convert import convert
 from recfx.errors import ConversionError
-from recfx.hashing import HashConfig
+from recfx.hashing import HashConfig, HashIndex, state
+from recfx.kernels.index.index_buffers import IndexBuffers, IndexPolicy, allocate_buffers
 from recfx.replacement import resize_tables
 from tests.builders.batches import RAW_ID, batch, raw_batch
 from tests.builders.collections import collection, table
@@ -414,6 +415,17 @@ def test_rows_that_no_memory_can_hold(monkeypatch: pytest.MonkeyPatch) -> None:
     with refused("no_memory_for_rows", "ebc", match=r"'t1' is to have 1,000,000,000 rows, but cpu has no 29\.8 GiB"):
         convert(model, hashing=HashConfig(rows=10**9))
     assert model.ebc.embedding_bags["t1"].weight.shape == (20, 8)
+
+
+def test_an_index_that_no_memory_can_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails_on_cpu(policy: IndexPolicy, device: str) -> IndexBuffers:
+        if device == "cpu":
+            raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
+        return allocate_buffers(policy, device)
+
+    monkeypatch.setattr(state, "allocate_buffers", fails_on_cpu)
+    with refused("no_memory_for_rows", match=r"an index of 1,000,000,000 rows takes 42\.0 GiB"):
+        HashIndex(10**9)
 
 
 def test_a_table_under_ddp_does_not_grow() -> None:
