@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from torch import nn
 from torch.nn.parameter import UninitializedParameter
 
@@ -54,6 +56,7 @@ def check_conversion(
     if skipped is None:
         assert asked.call is not None
         report = conversion.verification = verify(model, converted, asked.call)
+        _note_calls(report, discovery, conversion)
         skipped = _judge(report, discovery)
     else:
         _refuse_suspected(discovery, None)
@@ -92,6 +95,18 @@ def _why_not_verified(model: nn.Module, call: Sample | None, whatever_its_size: 
         return None
     message = f"the parameters take {size / 2**30:.1f} GiB, and verification works on copies of them."
     return skipped(message, "pass verify=True to convert, or verify a model with smaller tables.")
+
+
+def _note_calls(report: VerifyReport, discovery: Discovery, conversion: Conversion) -> None:
+    """What was counted overrules the trace, which enters neither hooks nor a ``forward`` that is put on a module."""
+    called = {path for path, calls in report.calls.items() if calls}
+    for finding in discovery.findings:
+        if finding.found == "never called" and called.intersection(finding.paths):
+            finding.found = "traced"
+    conversion.found = [
+        replace(found, found="traced") if found.found == "never called" and called.intersection(found.paths) else found
+        for found in conversion.found
+    ]
 
 
 def _judge(report: VerifyReport, discovery: Discovery) -> Diagnostic | None:

@@ -44,6 +44,7 @@ class Comparison:
         self.original, self.converted = original, converted
         self.checks: list[Check] = []
         self.tables: dict[str, dict[str, dict[str, float]]] = {}
+        self.calls: dict[str, int] = {}
         self.collections = unsharded_collections(converted)
         self.originals = {
             path: module for path, module in original.named_modules() if standard_kind(module) is not None
@@ -60,7 +61,7 @@ class Comparison:
         self.checker = Checker(self.collections, masked, rtol, atol, counts_calls, self._way_around)
 
     def report(self) -> VerifyReport:
-        return VerifyReport(tuple(self.checks), self.tables, self.checker.rtol, self.checker.atol)
+        return VerifyReport(tuple(self.checks), self.tables, self.checker.rtol, self.checker.atol, self.calls)
 
     def check_indexes(self) -> None:
         """Every index must find what it lists: the reference model knows only the listing."""
@@ -99,6 +100,7 @@ class Comparison:
             also, advice = self._advice(subject, call, training)
             self.skip(mode, batch, "original", f"the original raises {message}{also}", what_to_do or advice)
             return
+        self.calls |= {path: max(calls, self.calls.get(path, 0)) for path, calls in expected.calls.items()}
         try:
             if failure is not None:
                 raise failure

@@ -60,12 +60,14 @@ class VerifyReport(Shown):
         tables: largest differences by collection path, table and ``output``, ``gradient`` or ``weight``.
         rtol: relative tolerance used.
         atol: absolute tolerance used.
+        calls: how often one forward of the original calls each collection, by path; the most of all runs.
     """
 
     checks: tuple[Check, ...]
     tables: dict[str, dict[str, dict[str, float]]] = field(default_factory=dict)
     rtol: float = 1e-5
     atol: float = 1e-6
+    calls: dict[str, int] = field(default_factory=dict)
 
     @property
     def ok(self) -> bool:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 from torch import nn
-from torchrec import EmbeddingBagCollection, KeyedJaggedTensor
+from torchrec import EmbeddingBagCollection, KeyedJaggedTensor, KeyedTensor
 
 import recfx
 from tests.builders.batches import two_bags
@@ -41,6 +41,37 @@ def test_calls_of_the_mode_that_makes_most(modes: tuple[int, int]) -> None:
 
 def test_a_collection_that_nothing_calls() -> None:
     assert recfx.explain(Modes(0, 0), (two_bags(1, 2, 3),)).collections[0].found == "never called"
+
+
+class Hooked(nn.Module):
+    """Calls its collection where a trace does not look: in a hook, or in a ``forward`` that an instance has."""
+
+    def __init__(self, by: str) -> None:
+        super().__init__()
+        self.ebc = EmbeddingBagCollection([table("t", ["f"], dim=4)])
+        self.cut = nn.Identity()
+        if by == "forward":
+            self.cut.forward = self.look_up
+        else:
+            self.cut.register_forward_hook(lambda _module, _inputs, output: self.look_up(output))
+
+    def look_up(self, batch: KeyedJaggedTensor) -> KeyedTensor:
+        return self.ebc(batch)
+
+    def forward(self, batch: KeyedJaggedTensor) -> torch.Tensor:
+        return self.cut(batch).values()
+
+
+@pytest.mark.parametrize("by", ["hook", "forward"])
+def test_calls_that_verification_counts_are_calls(by: str) -> None:
+    sample = (two_bags(1, 2, 3),)
+    model = Hooked(by)
+    converted = recfx.convert(model, sample)
+    assert recfx.verify(model, converted, sample).calls == {"ebc": 1}
+    for report in (recfx.explain(model, sample), recfx.explain(converted), recfx.explain(converted, sample)):
+        assert report.collections[0].found == "traced"
+        assert "never_called" not in {reason.code for reason in report.reasons}
+    assert recfx.explain(model, sample, verify=False).collections[0].found == "never called"
 
 
 @dataclass
