@@ -94,7 +94,7 @@ class _FusedBackward:
         return parts
 
     def weight_gradients(
-        self, batch: TrainedBatch, gradients: Gradients, wanted: Sequence[bool]
+        self, batch: TrainedBatch, gradients: Gradients, is_needed: Sequence[bool]
     ) -> list[torch.Tensor | None]:
         raise NotImplementedError("without a fused optimizer, autograd's own backward gives these")
 
@@ -118,4 +118,4 @@ class _FusedBackward:
         if self._spec.combine != NOT_COMBINED:
             (gradient,) = gradients
             gradients = () if gradient is None else gradient.split(dims, dim=1)
-        return ((bag, each) for bag, each in zip(bags, gradients, strict=True) if each is not None)
+        return ((bag, own) for bag, own in zip(bags, gradients, strict=True) if own is not None)

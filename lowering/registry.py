@@ -218,11 +218,11 @@ class Backend:
         if lookup.combine not in self.combines:
             message = f"backend {self.name!r} has no kernel with combine={lookup.combine}."
             return Diagnostic("unsupported_combine", "", message)
-        found = lookup.device_types
-        if not self.serves_on or (len(found) == 1 and found <= set(self.serves_on) and not several):
+        types = lookup.device_types
+        if not self.serves_on or (len(types) == 1 and types <= set(self.serves_on) and not several):
             return None
-        wanted = "the CPU" if self.serves_on == ("cpu",) else " and ".join(self.serves_on)
-        message = f"the tables are on {'/'.join(sorted(found))}; this target is for {wanted}."
+        serves = "the CPU" if self.serves_on == ("cpu",) else " and ".join(self.serves_on)
+        message = f"the tables are on {'/'.join(sorted(types))}; this target is for {serves}."
         return Diagnostic("device", "", message)
 
 
@@ -318,7 +318,7 @@ def choose_backend(
             module_path=module_path,
             what_to_do=f"use 'auto' or one of {names}.",
         )
-    devices = [weight.device for weight in weights] or [torch.device(each) for each in sorted(lookup.device_types)]
+    devices = [weight.device for weight in weights] or [torch.device(kind) for kind in sorted(lookup.device_types)]
     chosen, declined = _first(lookup, backend, lambda candidate: candidate.decline_on(devices, lookup))
     if chosen is not None:
         return chosen, declined

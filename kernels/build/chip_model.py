@@ -138,13 +138,13 @@ def modelled(
     Raises:
         ValueError: nothing was counted for such a kernel, or such elements.
     """
-    found = [
+    forms = [
         modelled_form(form, work, positions, more, dim, chip, assumed)
         for form in _nearest(kernel, rule, element_bytes, block_of(dim), weighted)
         for work in row_work()[form]
         if compiler in ("", work.compiler)
     ]
-    return max(found, key=lambda one: one.seconds)
+    return max(forms, key=lambda one: one.seconds)
 
 
 @cache

@@ -41,8 +41,8 @@ def find_compiler() -> list[str]:
     if named := os.environ.get("CXX"):
         return named.split()
     for name in ("g++", "c++", "clang++"):
-        if found := shutil.which(name):
-            return [found]
+        if compiler := shutil.which(name):
+            return [compiler]
     raise LibraryBuildError("no C++ compiler found: install g++, or set the environment variable CXX to one")
 
 

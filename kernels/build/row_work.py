@@ -100,14 +100,14 @@ class FormWork:
 @cache
 def row_work(file: Path = FILE) -> Mapping[Form, tuple[FormWork, ...]]:
     """What was counted, by form; one entry per version of the compiler."""
-    found: dict[Form, dict[str, dict[str, RowWork]]] = {}
+    counted: dict[Form, dict[str, dict[str, RowWork]]] = {}
     for line in file.read_text().splitlines():
         if line.startswith("#"):
             continue
         kernel, rule, elements, block, flags, compiler, per, *figures = line.split()
         form = Form(kernel, rule.strip("-"), elements, int(block), flags.strip("-"))
-        found.setdefault(form, {}).setdefault(compiler, {})[per] = RowWork(*map(float, figures))
+        counted.setdefault(form, {}).setdefault(compiler, {})[per] = RowWork(*map(float, figures))
     return {
         form: tuple(FormWork(compiler, works.pop("row"), *works.values()) for compiler, works in of_compilers.items())
-        for form, of_compilers in found.items()
+        for form, of_compilers in counted.items()
     }

@@ -102,13 +102,13 @@ def parse(text: str) -> dict[str, dict[str, int]]:
         TunedFileError: it is no such file, or holds a number that cannot be.
     """
     try:
-        found = json.loads(text)
+        content = json.loads(text)
     except ValueError as error:
         raise TunedFileError(f"it is no JSON ({error})") from error
-    if not isinstance(found, dict) or found.get("version") != VERSION:
+    if not isinstance(content, dict) or content.get("version") != VERSION:
         raise TunedFileError(f"it is not of version {VERSION}")
-    devices = found.get("programs_per_core")
-    if not isinstance(devices, dict) or not all(isinstance(each, dict) for each in devices.values()):
+    devices = content.get("programs_per_core")
+    if not isinstance(devices, dict) or not all(isinstance(numbers, dict) for numbers in devices.values()):
         raise TunedFileError("it names no devices")
     for device, choices in devices.items():
         for kernel, number in choices.items():

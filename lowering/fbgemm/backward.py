@@ -54,13 +54,13 @@ class FbgemmBackward:
     def _prepare(self, weights: list[torch.Tensor], state: str) -> None:
         """Make sure that the kernels can address every state; does nothing unless a state has moved."""
         states = [optimizer.state.get(state) for optimizer in self.optimizers]
-        addresses = tuple(-1 if each is None else each.data_ptr() for each in states)
+        addresses = tuple(-1 if state is None else state.data_ptr() for state in states)
         if addresses == self._addresses:
             return
         for optimizer, weight in zip(self.optimizers, weights, strict=True):
             optimizer.prepare(weight)
         states = [optimizer.state.get(state) for optimizer in self.optimizers]
-        self._addresses = tuple(-1 if each is None else each.data_ptr() for each in states)
+        self._addresses = tuple(-1 if state is None else state.data_ptr() for state in states)
         if states[0] is not None:
             self._state_offsets = distances(self._state_base, self._addresses, self.layout.whole.table_of_feature)
 
@@ -133,16 +133,16 @@ class FbgemmBackward:
         return gradient
 
     def weight_gradients(
-        self, batch: TrainedBatch, gradients: Gradients, wanted: Sequence[bool]
+        self, batch: TrainedBatch, gradients: Gradients, is_needed: Sequence[bool]
     ) -> list[torch.Tensor | None]:
-        """See ``Backward``. If some tables are not wanted, there is one call per table."""
+        """See ``Backward``. If some tables are not needed, there is one call per table."""
         (grad_output,) = gradients
         assert grad_output is not None
         totals = [
-            torch.zeros(weight.shape, dtype=torch.float32, device="cpu") if want else None
-            for weight, want in zip(batch.weights, wanted, strict=True)
+            torch.zeros(weight.shape, dtype=torch.float32, device="cpu") if needed else None
+            for weight, needed in zip(batch.weights, is_needed, strict=True)
         ]
-        if all(wanted):
+        if all(is_needed):
             base = torch.empty(1, dtype=torch.float32, device="cpu")
             part = self.layout.whole
             addresses = tuple(total.data_ptr() for total in totals if total is not None)

@@ -41,7 +41,7 @@ class CpuBackward:
     @classmethod
     def of(cls, spec: LookupSpec) -> CpuBackward:
         """The backward of the lookup ``spec``, whose weights are not kept."""
-        table_of_feature = [table for table, each in enumerate(spec.tables) for _ in each.feature_names]
+        table_of_feature = [table for table, described in enumerate(spec.tables) for _ in described.feature_names]
         names = [table.name for table in spec.tables]
         return cls(names, spec.optimizers, table_of_feature, spec.combine)
 
@@ -55,19 +55,19 @@ class CpuBackward:
             raise self._beyond_the_end(batch) from error
 
     def weight_gradients(
-        self, batch: TrainedBatch, gradients: Gradients, wanted: Sequence[bool]
+        self, batch: TrainedBatch, gradients: Gradients, is_needed: Sequence[bool]
     ) -> list[torch.Tensor | None]:
         """See ``Backward``. A step of SGD from zero with learning rate -1 is the gradient."""
         totals = [
-            # The operator leaves tables alone that are not wanted; of those, it takes the shape.
+            # The operator leaves tables alone that are not needed; of those, it takes the shape.
             torch.zeros(weight.shape, dtype=torch.float32, device="cpu")
-            if want
+            if needed
             else torch.empty(0, weight.shape[1], dtype=torch.float32, device="cpu")
-            for weight, want in zip(batch.weights, wanted, strict=True)
+            for weight, needed in zip(batch.weights, is_needed, strict=True)
         ]
         numbers: list[float] = list(StepNumbers(-1.0)) * len(totals)
-        self._run(batch, gradients, totals, [], list(wanted), SGD.name, numbers, None)
-        return [total if want else None for total, want in zip(totals, wanted, strict=True)]
+        self._run(batch, gradients, totals, [], list(is_needed), SGD.name, numbers, None)
+        return [total if needed else None for total, needed in zip(totals, is_needed, strict=True)]
 
     def step(self, batch: TrainedBatch, gradients: Gradients) -> None:
         """See ``Backward``. Frozen tables are left alone, and so are their states."""
@@ -85,22 +85,22 @@ class CpuBackward:
     def _step(self, batch: TrainedBatch, gradients: Gradients, trained: list[bool]) -> None:
         # Looked up anew in every step, because any state may be replaced between steps, as by a checkpoint.
         has_state = self.rule.states or self.rule.counts_steps
-        held = [optimizer.state for optimizer in self.optimizers] if has_state else []
-        counts = self._counts.of(held) if self.rule.counts_steps else None
+        kept = [optimizer.state for optimizer in self.optimizers] if has_state else []
+        counts = self._counts.of(kept) if self.rule.counts_steps else None
         if self.rule.counts_steps and (counts is None or trained != self._trained):
             self._prepare(batch.weights, trained)
-            held = [optimizer.state for optimizer in self.optimizers]
+            kept = [optimizer.state for optimizer in self.optimizers]
             counts = self._counts.shared()
         self._trained = trained
-        states = [self._tensors(held, each.name) for each in self.rule.states]
+        states = [self._tensors(kept, state.name) for state in self.rule.states]
         # Only rules that save the number of steps read it.
         counted = (counts + 1).tolist() if counts is not None and self.rule.saves_step else None
         numbers = self._numbers.of([optimizer.group for optimizer in self.optimizers], counted)
         self._run(batch, gradients, batch.weights, states, trained, self.rule.name, numbers, counts)
 
-    def _tensors(self, held: list[dict[str, Any]], name: str) -> list[torch.Tensor]:
+    def _tensors(self, kept: list[dict[str, Any]], name: str) -> list[torch.Tensor]:
         """That state of each table; an empty tensor, which the operator refuses if it needs it, where there is none."""
-        return [state.get(name, self._nothing) for state in held]
+        return [state.get(name, self._nothing) for state in kept]
 
     def _prepare(self, weights: list[torch.Tensor], trained: list[bool]) -> bool:
         """Make the states that kernels cannot read yet; whether there was one."""
@@ -199,9 +199,9 @@ _Joined = tuple[list[torch.Tensor], torch.Tensor, torch.Tensor, torch.Tensor | N
 def _joined_by_id(parts: Sequence[tuple[Any, tuple[int, ...]]]) -> _Joined:
     """One lookup that does not pool, with the ids and gradients of all lookups, some of which may pool."""
     read = [part.weights[table] for part, tables in parts for table in tables]
-    found = [part.of_table(table) for part, tables in parts for table in tables]
-    rows, gradients = zip(*found, strict=True)
-    borders = torch.tensor([0, *accumulate(each.numel() for each in rows)], device="cpu")
+    pairs = [part.of_table(table) for part, tables in parts for table in tables]
+    rows, gradients = zip(*pairs, strict=True)
+    borders = torch.tensor([0, *accumulate(of_table.numel() for of_table in rows)], device="cpu")
     return read, torch.cat(rows), borders, None, gradients
 
 

@@ -27,9 +27,9 @@ class StepCounts:
         self._share()
         return self._counts
 
-    def of(self, held: Sequence[dict[str, Any]]) -> torch.Tensor | None:
+    def of(self, states: Sequence[dict[str, Any]]) -> torch.Tensor | None:
         """What ``shared`` returns, if it is already in the states that the optimizers hold; otherwise None."""
-        return self._counts if self._are_views([state.get(STEP) for state in held]) else None
+        return self._counts if self._are_views([state.get(STEP) for state in states]) else None
 
     def count(self, trained: list[bool]) -> None:
         counts = self.shared()
@@ -79,12 +79,12 @@ class NumbersOfTables:
         except TypeError:  # betas are a list, if they come from a file
             keys, settings = [_hashable(key) for key in keys], None
             group_of = dict(zip(keys, groups, strict=True))
-        found = {
+        numbers_of = {
             key: [float(number) for number in self._rule.step_numbers(key[1] if by_step else 0.0, group)]
             for key, group in group_of.items()
         }
-        self._numbers = list(chain.from_iterable(map(found.__getitem__, keys)))
-        self._keys = settings if not by_step and all(map(_is_constant, found)) else None
+        self._numbers = list(chain.from_iterable(map(numbers_of.__getitem__, keys)))
+        self._keys = settings if not by_step and all(map(_is_constant, numbers_of)) else None
         return self._numbers
 
 

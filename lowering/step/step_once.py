@@ -86,8 +86,8 @@ class _Pass:
 
     def parts(self) -> list[_PartOfTables]:
         """Those whose graph still lives."""
-        found = [(left.part, triggered.tables) for reference, triggered in self.waiting if (left := reference())]
-        return [(part, tables) for part, tables in found if part is not None]
+        waiting = [(left.part, triggered.tables) for reference, triggered in self.waiting if (left := reference())]
+        return [(part, tables) for part, tables in waiting if part is not None]
 
     def still_to_come(self) -> set[int]:
         """The weights that something else reads in this pass, whose gradient from there has not arrived."""
@@ -137,14 +137,14 @@ class Trigger:
         self._pass(_number_of_pass()).waiting.append((weakref.ref(left), triggered))
 
     def _pass(self, number: int) -> _Pass:
-        found = self._passes.get(number)
-        if found is None:
-            found = self._passes[number] = _Pass()
+        of_pass = self._passes.get(number)
+        if of_pass is None:
+            of_pass = self._passes[number] = _Pass()
             if len(self._passes) > _MANY:  # passes that failed, or that only computed other gradients
-                for other, each in list(self._passes.items()):
-                    if other != number and all(reference() is None for reference, _ in each.waiting):
+                for other, earlier in list(self._passes.items()):
+                    if other != number and all(reference() is None for reference, _ in earlier.waiting):
                         del self._passes[other]
-        return found
+        return of_pass
 
     def _step(self) -> None:
         number = _number_of_pass()
@@ -241,12 +241,12 @@ class StepOnce:
 
 def leaves(triggers: Triggers) -> list[torch.Tensor]:
     """The extra arguments of a lookup's autograd node."""
-    return [each.trigger.leaf for each in triggers]
+    return [triggered.trigger.leaf for triggered in triggers]
 
 
 def leaf_gradients(triggers: Triggers) -> list[torch.Tensor]:
     """What the node's backward returns for the leaves; tensors, since compiled autograd sums those of several calls."""
-    return [torch.zeros_like(each.trigger.leaf) for each in triggers]
+    return [torch.zeros_like(triggered.trigger.leaf) for triggered in triggers]
 
 
 @torch.compiler.disable
@@ -259,8 +259,8 @@ def leave_for_step(triggers: Triggers, kept: list[Any], part: GradientPart) -> N
     left = _Left(part, len(triggers))
     kept[:] = [other for other in kept if other.part is not None]
     kept.append(left)
-    for each in triggers:
-        each.trigger.leave(left, each)
+    for triggered in triggers:
+        triggered.trigger.leave(left, triggered)
 
 
 def _watch_other_readers(weight: torch.Tensor, optimizer: FusedOptimizer) -> Any:
@@ -284,8 +284,8 @@ def _watch_other_readers(weight: torch.Tensor, optimizer: FusedOptimizer) -> Any
 def _step_alone(weight: torch.Tensor, optimizer: FusedOptimizer) -> None:
     """Step a weight that lookups do not read in this pass: by the optimizer in backward itself, if it is attached."""
     attached = attached_optimizers(weight)
-    for each in attached:
-        each.step()
+    for other in attached:
+        other.step()
     if not attached:  # a copy: the lookups have its only optimizer
         _step_joined([], weight, optimizer)
     weight.grad = None
@@ -293,13 +293,15 @@ def _step_alone(weight: torch.Tensor, optimizer: FusedOptimizer) -> None:
 
 def _without(parts: Sequence[_PartOfTables], weights: Collection[int]) -> list[_PartOfTables]:
     """The tables of ``parts`` whose weights are not ``weights``."""
-    found = [(part, tuple(each for each in tables if id(part.weights[each]) not in weights)) for part, tables in parts]
-    return [(part, tables) for part, tables in found if tables]
+    left = [
+        (part, tuple(table for table in tables if id(part.weights[table]) not in weights)) for part, tables in parts
+    ]
+    return [(part, tables) for part, tables in left if tables]
 
 
 def _step_joined(parts: Sequence[_PartOfTables], weight: torch.Tensor, optimizer: FusedOptimizer) -> None:
     """Step ``weight`` with the sum of what the lookups and the other readers gave."""
-    of_weight = [(part, tuple(each for each in tables if part.weights[each] is weight)) for part, tables in parts]
+    of_weight = [(part, tuple(table for table in tables if part.weights[table] is weight)) for part, tables in parts]
     step_by_weight(_reached(of_weight), [(weight, optimizer)])
     increment_version(weight)  # the other readers' nodes may have saved it for another backward
     weight.grad = None
@@ -329,8 +331,8 @@ def _step_lookups(parts: list[_PartOfTables], lookups: Mapping[StepOnce, list[Gr
 
 def _reached(parts: Sequence[_PartOfTables]) -> list[_PartOfTables]:
     """The tables of ``parts`` that get a gradient."""
-    found = [(part, tuple(table for table in tables if part.reached[table])) for part, tables in parts]
-    return [(part, tables) for part, tables in found if tables]
+    left = [(part, tuple(table for table in tables if part.reached[table])) for part, tables in parts]
+    return [(part, tables) for part, tables in left if tables]
 
 
 def _same(one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:

@@ -59,8 +59,8 @@ def joined(
     if pooling == NOT_COMBINED:
         return joined_by_key(batches, gradients)
     lengths = [batch.offsets.diff().view(features, -1) for batch in batches]
-    sizes = [each.sum(dim=1).tolist() for each in lengths]
-    offsets = batches[0].offsets.new_zeros(sum(each.numel() for each in lengths) + 1)
+    sizes = [of_batch.sum(dim=1).tolist() for of_batch in lengths]
+    offsets = batches[0].offsets.new_zeros(sum(of_batch.numel() for of_batch in lengths) + 1)
     torch.cumsum(torch.cat(lengths, dim=1).view(-1), 0, out=offsets[1:])
 
     def by_feature(tensors: list[torch.Tensor]) -> torch.Tensor:
@@ -79,11 +79,11 @@ def joined_by_key(batches: list[TrainedBatch], gradients: list[Gradients]) -> tu
     values: list[torch.Tensor] = []
     of_keys: list[torch.Tensor | None] = []
     for key in range(len(gradients[0])):
-        found = [
-            (rows[key], each) for rows, given in zip(by_key, gradients, strict=True) if (each := given[key]) is not None
+        pairs = [
+            (rows[key], own) for rows, given in zip(by_key, gradients, strict=True) if (own := given[key]) is not None
         ]
-        values += [torch.cat([rows for rows, _ in found]) if found else batches[0].values[:0]]
-        of_keys.append(torch.cat([each for _, each in found]) if found else None)
+        values += [torch.cat([rows for rows, _ in pairs]) if pairs else batches[0].values[:0]]
+        of_keys.append(torch.cat([own for _, own in pairs]) if pairs else None)
     lengths = tuple(rows.numel() for rows in values)
     borders = torch.tensor([0, *accumulate(lengths)], device=batches[0].offsets.device)
     return TrainedBatch(batches[0].weights, torch.cat(values), borders, None, lengths), tuple(of_keys)
@@ -93,8 +93,8 @@ def reached(table_of_feature: Sequence[int], gradients: Gradients, tables: int) 
     """Which tables get a gradient."""
     if len(gradients) == 1 and gradients[0] is not None:
         return [True] * tables
-    found = {table for table, gradient in zip(table_of_feature, gradients, strict=True) if gradient is not None}
-    return [table in found for table in range(tables)]
+    has_gradient = {table for table, gradient in zip(table_of_feature, gradients, strict=True) if gradient is not None}
+    return [table in has_gradient for table in range(tables)]
 
 
 def present(rows: torch.Tensor, gradients: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -111,9 +111,9 @@ def gradients_of_table(
     ``batch``, ``given`` gradients and ``tables`` are those of the whole lookup; ``table`` is the position of one that
     they reach.
     """
-    described, batch_size = tables[table], batch.batch_size(sum(len(each.feature_names) for each in tables))
-    feature = sum(len(each.feature_names) for each in tables[:table])
-    column = sum(len(each.feature_names) * each.embedding_dim for each in tables[:table])
+    described, batch_size = tables[table], batch.batch_size(sum(len(earlier.feature_names) for earlier in tables))
+    feature = sum(len(earlier.feature_names) for earlier in tables[:table])
+    column = sum(len(earlier.feature_names) * earlier.embedding_dim for earlier in tables[:table])
     rows, gradients = [], []
     for _ in described.feature_names:
         offsets = batch.offsets[feature * batch_size : (feature + 1) * batch_size + 1]
@@ -145,7 +145,7 @@ class Backward(Protocol):
         """The gradient of the per-sample weights, float32 ``[n]``. ``grad_output``: contiguous ``[B, sum D]``."""
 
     def weight_gradients(
-        self, batch: TrainedBatch, gradients: Gradients, wanted: Sequence[bool]
+        self, batch: TrainedBatch, gradients: Gradients, is_needed: Sequence[bool]
     ) -> list[torch.Tensor | None]:
         """The gradients of the tables that are ``wanted``, float32 ``[rows, dim]``; None, and no work, for others."""
 
@@ -172,7 +172,7 @@ class TrainableLookup:
     def __init__(self, spec: LookupSpec, backward: Backward, step_shared: StepShared | None = None) -> None:
         self.tables, self.pooling, self.optimizers = spec.tables, spec.combine, spec.optimizers
         self.backward, self.step_shared = backward, step_shared
-        self.table_of_feature = [table for table, each in enumerate(spec.tables) for _ in each.feature_names]
+        self.table_of_feature = [table for table, described in enumerate(spec.tables) for _ in described.feature_names]
         self._once = StepOnce(spec.optimizers)
 
     def __call__(
@@ -218,8 +218,8 @@ class TrainableLookup:
         for table, weight in enumerate(weights):
             keys = [key for key, read in enumerate(self.table_of_feature) if read == table]
             made = _RowsOfTable.apply(self, batch, keys, table, [outputs[key] for key in keys], weight)
-            for key, each in zip(keys, made, strict=True):
-                by_key[key] = each
+            for key, rows_of_key in zip(keys, made, strict=True):
+                by_key[key] = rows_of_key
         return tuple(by_key)
 
 
@@ -341,10 +341,10 @@ def _weight_gradients(
     trainable: TrainableLookup, batch: TrainedBatch, given: Gradients, needed: tuple[bool, ...]
 ) -> list[torch.Tensor | None]:
     is_reached = reached(trainable.table_of_feature, given, len(needed))
-    wanted = [is_needed and found for is_needed, found in zip(needed, is_reached, strict=True)]
-    if not any(wanted):
-        return [None] * len(wanted)
-    gradients = trainable.backward.weight_gradients(batch, given, wanted)
+    is_needed = [asked and has_gradient for asked, has_gradient in zip(needed, is_reached, strict=True)]
+    if not any(is_needed):
+        return [None] * len(is_needed)
+    gradients = trainable.backward.weight_gradients(batch, given, is_needed)
     return [
         None if gradient is None else gradient.to(weight.dtype)
         for gradient, weight in zip(gradients, batch.weights, strict=True)

@@ -57,18 +57,18 @@ class TritonBackward:
 
     def __init__(self, spec: LookupSpec) -> None:
         self.tables, self.optimizers, self.pooling = spec.tables, spec.optimizers, spec.combine
-        self.table_of_feature = [table for table, each in enumerate(spec.tables) for _ in each.feature_names]
+        self.table_of_feature = [table for table, described in enumerate(spec.tables) for _ in described.feature_names]
         self.mean, self.unpooled = spec.combine == "MEAN", spec.combine == NOT_COMBINED
 
     def scale_gradient(self, batch: TrainedBatch, grad_output: torch.Tensor) -> torch.Tensor:
         tables = [weight.detach() for weight in batch.weights]
-        found: torch.Tensor = per_sample_weight_gradients_triton(
+        gradients: torch.Tensor = per_sample_weight_gradients_triton(
             batch.values, batch.offsets, grad_output, tables, self.table_of_feature
         )
-        return found
+        return gradients
 
     def weight_gradients(
-        self, batch: TrainedBatch, gradients: Gradients, wanted: Sequence[bool]
+        self, batch: TrainedBatch, gradients: Gradients, is_needed: Sequence[bool]
     ) -> list[torch.Tensor | None]:
         """See ``Backward``. A step of SGD from zero with learning rate -1 is the gradient."""
         batch, grad_output = self._joined(batch, gradients)
@@ -76,12 +76,12 @@ class TritonBackward:
         totals = [
             # The kernel leaves tables alone that are not stepped; of those, it takes the shape.
             torch.zeros(weight.shape, dtype=torch.float32, device=weight.device)
-            if want
+            if needed
             else nothing.expand(weight.shape)
-            for weight, want in zip(batch.weights, wanted, strict=True)
+            for weight, needed in zip(batch.weights, is_needed, strict=True)
         ]
-        self._launch(batch, grad_output, totals, ([], []), list(wanted), triton_module(SGD), StepNumbers(-1.0))
-        return [total if want else None for total, want in zip(totals, wanted, strict=True)]
+        self._launch(batch, grad_output, totals, ([], []), list(is_needed), triton_module(SGD), StepNumbers(-1.0))
+        return [total if needed else None for total, needed in zip(totals, is_needed, strict=True)]
 
     def _joined(self, batch: TrainedBatch, gradients: Gradients) -> tuple[TrainedBatch, torch.Tensor]:
         """The gradients in one tensor, and the batch without ids that get none."""

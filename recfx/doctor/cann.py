@@ -51,8 +51,8 @@ def version_in(folder: Path) -> str:
     """The version that an installation of CANN writes down; ``""`` if it cannot be found."""
     for pattern in ("version.cfg", "*_install.info", "*/ascend_*_install.info", "version.info", "*/version.info"):
         for file in sorted(folder.glob(pattern)):
-            if found := _VERSION.search(file.read_text(errors="replace")):
-                return found[1]
+            if written := _VERSION.search(file.read_text(errors="replace")):
+                return written[1]
     return ""
 
 

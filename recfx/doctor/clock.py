@@ -27,10 +27,10 @@ def median_ms(run: Callable[[], object], device: torch.device, quick: bool) -> f
     gc.collect()
     for _ in range(warm_up):
         timed()
-    end, found = time.perf_counter() + MOST_SECONDS, [timed()]
-    while len(found) < repeats and time.perf_counter() < end:
-        found.append(timed())
-    return statistics.median(found)
+    end, milliseconds = time.perf_counter() + MOST_SECONDS, [timed()]
+    while len(milliseconds) < repeats and time.perf_counter() < end:
+        milliseconds.append(timed())
+    return statistics.median(milliseconds)
 
 
 def _on_host(run: Callable[[], object]) -> Callable[[], float]:

@@ -24,26 +24,30 @@ def tolerances(device: torch.device, in_one_order: bool = False) -> Mapping[torc
     return ON_A_DEVICE if device.type != "cpu" else {} if in_one_order else ON_THE_CPU
 
 
-def mismatch(found: Any, wanted: Any, allowed: Mapping[torch.dtype, float]) -> str:
+def mismatch(actual: Any, expected: Any, allowed: Mapping[torch.dtype, float]) -> str:
     """What differs, in one line; ``""`` if nothing does. Integers, shapes and dtypes have to be equal.
 
     Args:
-        found: a tensor, None, or a sequence of these, on any device.
-        wanted: likewise, on the CPU.
+        actual: a tensor, None, or a sequence of these, on any device.
+        expected: likewise, on the CPU.
         allowed: see ``tolerances``.
     """
-    if isinstance(found, Sequence) and isinstance(wanted, Sequence):
-        if len(found) != len(wanted):
-            return f"{len(found)} results instead of {len(wanted)}"
-        each = (mismatch(one, other, allowed) for one, other in zip(found, wanted, strict=True))
-        return next((f"result {place}: {text}" for place, text in enumerate(each) if text), "")
-    if not isinstance(found, Tensor) or not isinstance(wanted, Tensor):
-        return "" if found is None and wanted is None else f"{type(found).__name__} instead of {type(wanted).__name__}"
-    if (found.dtype, found.shape) != (wanted.dtype, wanted.shape):
-        return f"{found.dtype} {list(found.shape)} instead of {wanted.dtype} {list(wanted.shape)}"
-    tolerance = allowed.get(wanted.dtype, 0.0)
+    if isinstance(actual, Sequence) and isinstance(expected, Sequence):
+        if len(actual) != len(expected):
+            return f"{len(actual)} results instead of {len(expected)}"
+        mismatches = (mismatch(one, other, allowed) for one, other in zip(actual, expected, strict=True))
+        return next((f"result {place}: {text}" for place, text in enumerate(mismatches) if text), "")
+    if not isinstance(actual, Tensor) or not isinstance(expected, Tensor):
+        return (
+            ""
+            if actual is None and expected is None
+            else f"{type(actual).__name__} instead of {type(expected).__name__}"
+        )
+    if (actual.dtype, actual.shape) != (expected.dtype, expected.shape):
+        return f"{actual.dtype} {list(actual.shape)} instead of {expected.dtype} {list(expected.shape)}"
+    tolerance = allowed.get(expected.dtype, 0.0)
     try:
-        torch.testing.assert_close(found.cpu(), wanted, rtol=tolerance, atol=tolerance, equal_nan=True)
+        torch.testing.assert_close(actual.cpu(), expected, rtol=tolerance, atol=tolerance, equal_nan=True)
     except AssertionError as error:
         return " ".join(str(error).split())
     return ""

@@ -29,7 +29,7 @@ def measure(report: Report, device: torch.device) -> Iterator[str]:
     yield "tables and a batch"
     workload, limit = Workload(device, size), _limit_of(device)
     copied = 0.0  # bytes per millisecond
-    found: list[Measured] = []
+    measured: list[Measured] = []
     for call in (workload.copy(), *workload.calls()):
         yield call.name
         milliseconds = median_ms(call.run, device, report.quick)
@@ -37,13 +37,13 @@ def measure(report: Report, device: torch.device) -> Iterator[str]:
         speed = call.bytes / milliseconds
         of_chip = None if limit is None else speed * 1e3 / limit
         report.speeds.append(Speed(call.name, milliseconds, call.bytes, speed / copied, of_chip))
-        found.append(call)
+        measured.append(call)
     if device.type == "cpu":
         yield "threads"
-        report.choices += _threads(found, report.quick)
+        report.choices += _threads(measured, report.quick)
         return
     kept = {}
-    for call in (call for call in found if call.kernel):
+    for call in (call for call in measured if call.kernel):
         yield f"programs of {call.kernel}"
         choice = best_of(call, device, report.quick)
         report.choices.append(choice)

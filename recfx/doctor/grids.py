@@ -14,9 +14,9 @@ WHAT_TO_DO = "what to do"
 def grids(report: Report) -> Iterator[tuple[Grid, list[str]]]:
     """Each table with the status of each of its rows, ``ok``, ``warning`` or ``error``."""
     if report.findings:
-        yield _findings(report), [_class_of(each.status) for each in report.findings]
+        yield _findings(report), [_class_of(finding.status) for finding in report.findings]
     if report.answers:
-        yield _answers(report), ["ok" if each.ok else "error" for each in report.answers]
+        yield _answers(report), ["ok" if answer.ok else "error" for answer in report.answers]
     if report.speeds:
         yield _speeds(report), [""] * len(report.speeds)
     if report.choices:
@@ -26,10 +26,10 @@ def grids(report: Report) -> Iterator[tuple[Grid, list[str]]]:
 def _findings(report: Report) -> Grid:
     """What is installed."""
     columns = {
-        "": lambda each: each.name,
-        "status": lambda each: str(each.status),
-        "found": lambda each: without_home(each.found),
-        WHAT_TO_DO: lambda each: without_home(each.what_to_do),
+        "": lambda finding: finding.name,
+        "status": lambda finding: str(finding.status),
+        "found": lambda finding: without_home(finding.found),
+        WHAT_TO_DO: lambda finding: without_home(finding.what_to_do),
     }
     return Grid.of("Installation", report.findings, columns)
 
@@ -38,16 +38,16 @@ def _answers(report: Report) -> Grid:
     """What each kernel did, and with which shape it was wrong first."""
     is_real = report.how == "real"
     columns = {
-        "": lambda each: each.name,
-        "on": lambda each: each.where,
-        "status": lambda each: "ok" if each.ok else "WRONG",
-        "checked": lambda each: f"{each.checked}",
-        "wrong": lambda each: f"{each.wrong}" if each.wrong else "",
-        "seconds": lambda each: f"{each.seconds:.1f}" if is_real else "",
-        "smallest that is wrong": lambda each: each.smallest,
-        "what is wrong": lambda each: without_home(each.message),
+        "": lambda answer: answer.name,
+        "on": lambda answer: answer.where,
+        "status": lambda answer: "ok" if answer.ok else "WRONG",
+        "checked": lambda answer: f"{answer.checked}",
+        "wrong": lambda answer: f"{answer.wrong}" if answer.wrong else "",
+        "seconds": lambda answer: f"{answer.seconds:.1f}" if is_real else "",
+        "smallest that is wrong": lambda answer: answer.smallest,
+        "what is wrong": lambda answer: without_home(answer.message),
     }
-    checked, wrong = (sum(getattr(each, what) for each in report.answers) for what in ("checked", "wrong"))
+    checked, wrong = (sum(getattr(answer, what) for answer in report.answers) for what in ("checked", "wrong"))
     title = f"Right: {checked:,} comparisons with references, {wrong:,} wrong"
     return Grid.of(title, report.answers, columns, ("checked", "wrong", "seconds"))
 
@@ -55,11 +55,11 @@ def _answers(report: Report) -> Grid:
 def _speeds(report: Report) -> Grid:
     """Times, and shares of the limit."""
     columns = {
-        "": lambda each: each.name,
-        "ms": lambda each: f"{each.milliseconds:.3f}",
-        "GB/s": lambda each: f"{each.gb_s:,.1f}",
-        "of a copy": lambda each: f"{each.share_of_copy:.0%}",
-        "of the data sheet": lambda each: "" if each.share_of_chip is None else f"{each.share_of_chip:.0%}",
+        "": lambda speed: speed.name,
+        "ms": lambda speed: f"{speed.milliseconds:.3f}",
+        "GB/s": lambda speed: f"{speed.gb_s:,.1f}",
+        "of a copy": lambda speed: f"{speed.share_of_copy:.0%}",
+        "of the data sheet": lambda speed: "" if speed.share_of_chip is None else f"{speed.share_of_chip:.0%}",
     }
     more = "Medians. Bytes are those that have to be read and written, each row as often as it is asked for: caches can"
     return Grid.of(
@@ -70,10 +70,10 @@ def _speeds(report: Report) -> Grid:
 def _choices(report: Report) -> Grid:
     """What was tried."""
     columns = {
-        "": lambda each: each.name,
-        "ms by number": lambda each: ", ".join(f"{number}: {ms:.3f}" for number, ms in each.milliseconds.items()),
-        "in use": lambda each: f"{each.chosen}",
-        "kept in": lambda each: without_home(each.kept_in),
+        "": lambda choice: choice.name,
+        "ms by number": lambda choice: ", ".join(f"{number}: {ms:.3f}" for number, ms in choice.milliseconds.items()),
+        "in use": lambda choice: f"{choice.chosen}",
+        "kept in": lambda choice: without_home(choice.kept_in),
     }
     return Grid.of("Choices", report.choices, columns, ("in use",))
 

@@ -55,8 +55,8 @@ def look(module: str) -> Installed | None:
     folder = Path(next(iter(spec.submodule_search_locations or [spec.origin or ""])))
     paths = (folder / name for name in _FILES[module])
     text = next((path.read_text() for path in paths if path.is_file()), "")
-    said = [re.search(_SAYS.format(name), text) for name in ("version", "variant", "cuda")]
-    return Installed(folder, *(found[1] if found else "" for found in said))
+    matches = [re.search(_SAYS.format(name), text) for name in ("version", "variant", "cuda")]
+    return Installed(folder, *(match[1] if match else "" for match in matches))
 
 
 def unfit() -> Diagnostic | None:
@@ -64,26 +64,26 @@ def unfit() -> Diagnostic | None:
 
     A package that does not say its version fits, torch apart.
     """
-    found = {module: look(module) for module in _FILES}
-    here = {module: package for module, package in found.items() if package is not None}
+    packages = {module: look(module) for module in _FILES}
+    here = {module: package for module, package in packages.items() if package is not None}
     versions = {module: package.version for module, package in here.items()}
     with_cuda = "torch" in here and (here["torch"].folder / "lib" / "libtorch_cuda.so").exists()
     device = "npu" if importlib.util.find_spec("torch_npu") else "cuda" if with_cuda else "cpu"
     row = nearest(versions.get("torch", DEFAULT.torch))
-    wanted = {"torch": row.torch, "torchrec": row.torchrec, "fbgemm_gpu": row.fbgemm}
+    to_install = {"torch": row.torch, "torchrec": row.torchrec, "fbgemm_gpu": row.fbgemm}
     if set_of(versions.get("torch", "")) is not None:  # any build of this minor version of torch stays
-        wanted = {
+        to_install = {
             name: version
-            for name, version in wanted.items()
+            for name, version in to_install.items()
             if name not in here or (versions[name] and minor(versions[name]) != minor(version))
         }
-    install = row.install(device, wanted)
-    if len(here) < len(found):
-        names = ", ".join(module for module in found if module not in here)
+    install = row.install(device, to_install)
+    if len(here) < len(packages):
+        names = ", ".join(module for module in packages if module not in here)
         return Diagnostic("packages_missing", "", f"recfx needs packages that cannot be found here: {names}.", install)
-    if wanted:
+    if to_install:
         message = f"these versions do not fit each other, or recfx: {_in_words(versions)}. The nearest that do: "
-        message += f"{_in_words(wanted)}; recfx runs on torch {', '.join(each.name for each in SETS)}."
+        message += f"{_in_words(to_install)}; recfx runs on torch {', '.join(one_set.name for one_set in SETS)}."
         advice = f"{install} (or set {ANY_VERSIONS}=1, and recfx tries to run on what is here)"
         return Diagnostic("versions_unfit", "", message, advice)
     install = row.install(device, ["fbgemm_gpu"])
@@ -105,8 +105,8 @@ def _major_cuda(fbgemm: Installed) -> str:
     library = fbgemm.folder / _WITH_KERNELS
     if fbgemm.variant != "cuda" or not library.is_file():
         return ""
-    found = re.search(rb"libcudart\.so\.(\d+)", library.read_bytes())
-    return found[1].decode() if found else ""
+    match = re.search(rb"libcudart\.so\.(\d+)", library.read_bytes())
+    return match[1].decode() if match else ""
 
 
 def refused() -> VersionError | None:

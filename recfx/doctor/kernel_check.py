@@ -32,22 +32,22 @@ class KernelCheck:
     Args:
         name: of the operator of namespace ``recfx``, perhaps with more after a colon.
         shapes: the smallest first; the argument says whether few are enough.
-        found: calls the operator, on tensors that it may change, and gives back what it made of them.
-        wanted: likewise, by the reference.
+        kernel: calls the operator, on tensors that it may change, and gives back what it made of them.
+        reference: likewise, by the reference.
         in_one_order: whether both add up in one order.
     """
 
     name: str
     shapes: Callable[[bool], Iterator[Shape]]
-    found: Callable[..., Any]
-    wanted: Callable[..., Any]
+    kernel: Callable[..., Any]
+    reference: Callable[..., Any]
     in_one_order: bool = True
 
     def mismatch(self, shape: Shape, device: torch.device) -> str:
         """What differs on a shape, in one line; ``""`` if nothing does."""
-        found = self.found(*moved(shape.arguments, device))
-        wanted = self.wanted(*moved(shape.arguments, torch.device("cpu")))
-        return mismatch(found, wanted, tolerances(device, self.in_one_order))
+        actual = self.kernel(*moved(shape.arguments, device))
+        expected = self.reference(*moved(shape.arguments, torch.device("cpu")))
+        return mismatch(actual, expected, tolerances(device, self.in_one_order))
 
     def opcheck(self, shape: Shape, device: torch.device, quick: bool) -> None:
         """Raise whatever ``torch.library.opcheck`` does; ``quick``: no compilation."""

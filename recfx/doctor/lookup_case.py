@@ -76,7 +76,7 @@ def stepped(
         mean: whether sums were divided by the lengths of bags.
         group: the settings of the optimizer.
     """
-    new_weights, new_states = [weight.clone() for weight in weights], [[each.clone() for each in of] for of in states]
+    new_weights, new_states = [weight.clone() for weight in weights], [[state.clone() for state in of] for of in states]
     sums = [torch.zeros(weight.shape) for weight in weights]
     touched = [torch.zeros(weight.shape[0], dtype=torch.bool) for weight in weights]
     lengths, batch_size, column = offsets.diff(), gradients.shape[0], 0
@@ -91,9 +91,9 @@ def stepped(
         column += dim
     for table in (table for table, is_one in enumerate(is_stepped) if is_one):
         own_rows = touched[table].nonzero().squeeze(1)
-        held = {state.name: of[table][own_rows] for state, of in zip(rule.states, new_states, strict=True)}
-        values = rule.update(weights[table][own_rows].float(), sums[table][own_rows], held, STEPS, group)
+        own_states = {state.name: of[table][own_rows] for state, of in zip(rule.states, new_states, strict=True)}
+        values = rule.update(weights[table][own_rows].float(), sums[table][own_rows], own_states, STEPS, group)
         new_weights[table][own_rows] = values.to(weights[table].dtype)
         for state, of in zip(rule.states, new_states, strict=True):
-            of[table][own_rows] = held[state.name]
+            of[table][own_rows] = own_states[state.name]
     return new_weights, new_states

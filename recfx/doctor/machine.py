@@ -108,9 +108,9 @@ def _triton(device: torch.device) -> Finding:
 def _compiler() -> Finding:
     named = os.environ.get("CXX")
     paths = map(shutil.which, [named.split()[0]] if named else ["g++", "c++", "clang++"])
-    found = next(filter(None, paths), None)
-    if found:
-        return ok("C++ compiler", found)
+    compiler = next(filter(None, paths), None)
+    if compiler:
+        return ok("C++ compiler", compiler)
     if library.came_with_recfx()[0]:
         return ok("C++ compiler", "none, and none is needed: a library came with recfx")
     absent = f"CXX names {named}, which is not there" if named else "none of g++, c++ and clang++ on PATH"

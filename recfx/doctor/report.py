@@ -70,8 +70,8 @@ class Report:
 
     def plain(self) -> dict[str, Any]:
         """Dicts, lists and scalars; the user's home directory is ``~`` in every text."""
-        found = {"version": DOCTOR_VERSION, "recfx": __version__, "ok": self.ok, **asdict(self)}
-        shortened: dict[str, Any] = _without_home(found)
+        content = {"version": DOCTOR_VERSION, "recfx": __version__, "ok": self.ok, **asdict(self)}
+        shortened: dict[str, Any] = _without_home(content)
         return shortened
 
     def to_json(self) -> str:
@@ -81,9 +81,9 @@ class Report:
 
 def _without_home(value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: _without_home(each) for key, each in value.items()}
+        return {key: _without_home(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_without_home(each) for each in value]
+        return [_without_home(item) for item in value]
     return without_home(value) if isinstance(value, str) else value
 
 

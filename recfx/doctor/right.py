@@ -30,7 +30,7 @@ def answer_of(check: KernelCheck, device: torch.device, where: str, quick: bool)
     """Run one kernel on all its shapes."""
     begin = time.perf_counter()
     shapes = list(check.shapes(quick))
-    wrong = [(shape, found) for shape in shapes if (found := _wrong(check, shape, device))]
+    wrong = [(shape, failure) for shape in shapes if (failure := _wrong(check, shape, device))]
     shape, failure = wrong[0] if wrong else (None, attempt(partial(check.opcheck, shapes[0], device, quick)))
     if failure is not None and shape is None:
         failure = Failure(f"opcheck: {failure.message}", failure.traceback)
@@ -47,6 +47,6 @@ def answer_of(check: KernelCheck, device: torch.device, where: str, quick: bool)
 
 
 def _wrong(check: KernelCheck, shape: Shape, device: torch.device) -> Failure | None:
-    found: list[str] = []
-    raised = attempt(lambda: found.append(check.mismatch(shape, device)))
-    return raised or (Failure(found[0], "") if found[0] else None)
+    mismatches: list[str] = []
+    raised = attempt(lambda: mismatches.append(check.mismatch(shape, device)))
+    return raised or (Failure(mismatches[0], "") if mismatches[0] else None)

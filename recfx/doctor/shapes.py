@@ -96,14 +96,14 @@ def index_read(count: int) -> tuple[Any, ...]:
     side_rows, facts, ids = [], [], []
     extremes = torch.tensor(_EXTREMES)
     for table, buckets in enumerate((0, 3)):
-        held = torch.cat([extremes[1:], torch.randint(2**40, 2**62, (rows - 20,), generator=draw)])
+        indexed = torch.cat([extremes[1:], torch.randint(2**40, 2**62, (rows - 20,), generator=draw)])
         of_table, side_row = torch.full((slot_count(rows), 2), -1), torch.full((1,), -1)
-        insert_into_slots(held, torch.arange(held.numel()), of_table, side_row)
+        insert_into_slots(indexed, torch.arange(indexed.numel()), of_table, side_row)
         view = IndexView(of_table, side_row, 10 * table, buckets, seed=7)
-        facts.append(IndexFacts.of(view, table, sum(each.shape[0] for each in slots), len(of_table), rows))
+        facts.append(IndexFacts.of(view, table, sum(earlier.shape[0] for earlier in slots), len(of_table), rows))
         slots.append(of_table)
         side_rows.append(side_row)
-        some = torch.cat([held, extremes, torch.arange(30), torch.randint(-(2**62), 0, (300,), generator=draw)])
+        some = torch.cat([indexed, extremes, torch.arange(30), torch.randint(-(2**62), 0, (300,), generator=draw)])
         ids.append(some[torch.randperm(some.numel(), generator=draw)][:count])
     facts.append(IndexFacts.without_index())
     side_rows.append(torch.full((1,), -1))

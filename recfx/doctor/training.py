@@ -47,15 +47,15 @@ def trainings(device: torch.device) -> Iterator[tuple[str, Callable[[bool], Answ
 
 
 def _answer(ids: str, optimizer: str, device: torch.device, quick: bool) -> Answer:
-    begin, found = time.perf_counter(), [""]
+    begin, differences = time.perf_counter(), [""]
     backend = "reference" if device.type == "cpu" else "auto"  # of the run that it is compared with
 
     def compare() -> None:
-        wanted = train(ids, optimizer, torch.device("cpu"), backend)
+        expected = train(ids, optimizer, torch.device("cpu"), backend)
         trained = train(ids, optimizer, device, "triton" if how(str(device)) == "interpreted" else "auto")
-        found[0] = _difference(trained, wanted, device)
+        differences[0] = _difference(trained, expected, device)
 
-    failure = attempt(compare) or (Failure(found[0], "") if found[0] else None)
+    failure = attempt(compare) or (Failure(differences[0], "") if differences[0] else None)
     return Answer(
         f"training: {ids}, {optimizer}",
         "device",
@@ -113,11 +113,11 @@ def _batch(step: int, raw: bool, distinct: int) -> KeyedJaggedTensor:
     return KeyedJaggedTensor(["f0", "f1", "f2"], numbers * (2**40 if raw else 1) - 5 * raw, lengths=lengths)
 
 
-def _difference(found: dict[str, Any], wanted: dict[str, Any], device: torch.device) -> str:
+def _difference(trained: dict[str, Any], expected: dict[str, Any], device: torch.device) -> str:
     """What differs first, in one line."""
-    if found.keys() != wanted.keys():
-        return f"{sorted(found.keys() ^ wanted.keys())} are in one state only"
+    if trained.keys() != expected.keys():
+        return f"{sorted(trained.keys() ^ expected.keys())} are in one state only"
     # Slots are placed by a seed that each index draws for itself.
-    names = [name for name in wanted if not name.endswith(("slot_groups", "side_row"))]
-    differing = ((name, mismatch(found[name], wanted[name], tolerances(device))) for name in names)
+    names = [name for name in expected if not name.endswith(("slot_groups", "side_row"))]
+    differing = ((name, mismatch(trained[name], expected[name], tolerances(device))) for name in names)
     return next((f"{name}: {text}" for name, text in differing if text), "")

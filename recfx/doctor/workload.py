@@ -140,14 +140,14 @@ class Workload:
 
     def _steps(self, in_triton: bool, row: int) -> Iterator[Measured]:
         for rule in rules_in_triton():
-            state = sum(4 if each.per_row else row for each in rule.states)
+            state = sum(4 if kind.per_row else row for kind in rule.states)
             moved = self.count * (8 + row) + 2 * self.touched * (row + state)
             yield Measured(f"fused step, {rule.name}", moved, self._step(rule, in_triton))
 
     def _step(self, rule: Rule, in_triton: bool) -> Callable[[], object]:
         weights = [weight.clone() for weight in self.weights]
         states = [
-            [torch.zeros(each.shape(*weight.shape), device=self.device) for weight in weights] for each in rule.states
+            [torch.zeros(state.shape(*weight.shape), device=self.device) for weight in weights] for state in rule.states
         ]
         first, second = (*states, [], [])[:2]
         numbers = list(rule.step_numbers(1.0, GROUP))
