@@ -59,7 +59,8 @@ def _sharding(given: argparse.Namespace) -> dict[str, Any]:
     """What ``--plan``, ``--ranks`` and ``--hardware`` say, as ``recfx.explain``, ``cost`` and ``draw`` take it."""
     if given.plan is None:
         return {"topology": _topology(given, given.ranks)}
-    planned, ranks = read_plan(given.plan.path)
+    planned = read_plan(given.plan.path)
+    ranks = planned.world_size
     if None not in (ranks, given.ranks) and ranks != given.ranks:
         raise WrongUsage(f"--ranks {given.ranks}: the plan in {given.plan} is for {ranks:,}")
     ranks = given.ranks if ranks is None else ranks

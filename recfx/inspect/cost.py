@@ -23,7 +23,6 @@ from recfx.errors import ConversionError, type_of
 from recfx.ir.operator_graph import lowered_from
 from recfx.passes import Rewriting
 from recfx.planner.plan import plan_of_collections as make_plan
-from recfx.planner.plan_file import PlanFile
 from recfx.planner.priced_plan import topology_of, world_size_of
 from recfx.planner.pricing.cost import COST_VERSION, Cost, PlanComparison, PlanRow, features_of
 from recfx.planner.pricing.graph_prices import ModelPrices, price_graph
@@ -78,8 +77,8 @@ def cost(
             the topology that ``plan`` was made for, if ``recfx.plan`` made it; otherwise the device of the tables. For
             a CPU without a topology, it is this machine, measured the first time that a time is asked for.
         plan: the plan to price, for a model that is not sharded.
-        world_size: the number of ranks that ``plan`` is for. Default: those that it was made for, if
-            ``recfx.plan`` made it; those of the topology; or those of a table that is on all ranks.
+        world_size: the number of ranks that ``plan`` is for. Default: those that it knows, if
+            ``recfx.plan`` or ``read_plan`` made it; those of the topology; or those of a table that is on all ranks.
 
     Raises:
         ConversionError: ``invalid_argument``, ``no_collection``, ``already_sharded``, ``plan_unknown_collection``,
@@ -287,7 +286,7 @@ def _device_of(topology: AnyTopology | Hardware | None, model: nn.Module) -> str
 
 def compare_plans(
     model: nn.Module,
-    plans: Sequence[ShardingPlan | PlanFile] | Mapping[str, ShardingPlan | PlanFile],
+    plans: Sequence[ShardingPlan] | Mapping[str, ShardingPlan],
     topology: Topology | NpuTopology | Hardware | None = None,
     *,
     world_size: int | None = None,
@@ -304,9 +303,9 @@ def compare_plans(
 
     Args:
         model: a model that is not sharded, converted or not; it may be on meta.
-        plans: plans for it, or plans by name; also what ``read_plan`` has read.
+        plans: plans for it, or plans by name.
         topology: as for ``recfx.cost``. Plans that ``recfx.plan`` made for different hardware need one.
-        world_size: the number of ranks of all plans. Default: what a plan's file says, or as for ``recfx.cost``.
+        world_size: the number of ranks of all plans. Default: as for ``recfx.cost``.
         B: samples per rank.
         L: the mean number of ids per sample: a number for all features, or a mapping with one for each.
 
@@ -327,8 +326,7 @@ def compare_plans(
             raise ConversionError(
                 f"{name} is None.", reason="invalid_argument", what_to_do="pass plans, such as those of recfx.plan."
             )
-        plan, ranks = plan if isinstance(plan, PlanFile) else (plan, None)
-        priced = cost(model, topology, plan=plan, world_size=ranks if world_size is None else world_size).at(B, L=L)
+        priced = cost(model, topology, plan=plan, world_size=world_size).at(B, L=L)
         rows.append(PlanRow(str(name), _types(plan), priced))
     hardware = {row.name: row.cost.hardware for row in rows}
     different = next((name for name, its_own in hardware.items() if its_own != rows[0].cost.hardware), None)

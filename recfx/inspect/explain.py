@@ -93,8 +93,9 @@ def explain(
             communicated.
         topology: as for ``recfx.cost``. Without ``plan``, the report is about the plan that ``recfx.plan`` makes for it
             and for what these settings make of the model; with ``plan``, its devices have the tables.
-        world_size: the number of ranks that ``plan`` is for. Default: those that the plan was made for, if
-            ``recfx.plan`` made it; those of ``topology`` or ``env``; or those of the default process group.
+        world_size: the number of ranks that ``plan`` is for. Default: those that the plan knows, if
+            ``recfx.plan`` or ``read_plan`` made it; those of ``topology`` or ``env``; or those of the default process
+            group.
         hashing, env, whole_graph, inplace, on_unsupported, id_ranges, passes, managed_collisions, dedup: as for
             ``convert``, but with ``env`` nothing is communicated.
         device, backend: as for ``convert``. The report describes the tables where they are now.

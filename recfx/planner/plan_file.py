@@ -32,7 +32,7 @@ import os
 from dataclasses import fields
 from enum import Enum
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch.distributed._shard.metadata import ShardMetadata
 from torchrec.distributed.types import EnumerableShardingSpec, ParameterSharding, ShardingPlan, ShardingType
@@ -40,23 +40,11 @@ from torchrec.distributed.types import EnumerableShardingSpec, ParameterSharding
 from recfx.collections.sharding.whole_plan import MOST_RANKS, check_plan, rank_of, table_error
 from recfx.kernels.build.private_files import new_file
 from recfx.planner.json_file import JsonFile, Kind
-from recfx.planner.priced_plan import PricedPlan
+from recfx.planner.priced_plan import PlanForRanks, world_size_said
 from recfx.planner.pricing.values import whole_number
 
 VERSION = "1"
 _WRITTEN = ("sharding_type", "compute_kernel", "ranks", "sharding_spec")
-
-
-class PlanFile(NamedTuple):
-    """What a file says.
-
-    Args:
-        plan: the plan.
-        world_size: the number of ranks that it is for; None if the file does not say it.
-    """
-
-    plan: ShardingPlan
-    world_size: int | None
 
 
 def write_plan(plan: ShardingPlan, path: str | os.PathLike[str], *, world_size: int | None = None) -> None:
@@ -66,15 +54,16 @@ def write_plan(plan: ShardingPlan, path: str | os.PathLike[str], *, world_size: 
         >>> from recfx.planner.plan_file import read_plan, write_plan
         >>> from recfx.planner.topology import npu_topology
         >>> write_plan(recfx.plan(Model(), npu_topology(8)), "plan.json")
-        >>> report = recfx.explain(Model(), **read_plan("plan.json")._asdict())
+        >>> report = recfx.explain(Model(), plan=read_plan("plan.json"))
 
     Args:
         plan: the plan of a whole model.
         path: the file; one that exists is replaced, once the new one is whole.
-        world_size: the number of ranks; default: those that the plan was made for, if ``recfx.plan`` made it.
+        world_size: the number of ranks; default: those that the plan knows, if ``recfx.plan`` or ``read_plan`` made
+            it.
 
     Raises:
-        ConversionError: ``invalid_argument``, ``unsupported_plan_option``.
+        ConversionError: ``invalid_argument``, ``unsupported_plan_option``; ``plan_rank``: it was made for others.
         InputError: ``invalid_argument``: ``world_size`` is no number of ranks.
         OSError: the file cannot be written.
     """
@@ -91,10 +80,9 @@ def write_plan(plan: ShardingPlan, path: str | os.PathLike[str], *, world_size: 
 def plain_plan(plan: ShardingPlan, *, world_size: int | None = None) -> dict[str, Any]:
     """What ``write_plan`` writes."""
     check_plan(plan)
-    if world_size is None and isinstance(plan, PricedPlan):
-        world_size = plan.world_size
     if world_size is not None:
         world_size = whole_number(world_size, "world_size", most=MOST_RANKS)
+    world_size = world_size_said(plan, world_size)
     collections = {
         name: {table: _plain(sharding, table, name, world_size) for table, sharding in tables.items()}
         for name, tables in plan.plan.items()
@@ -125,7 +113,7 @@ def _plain(sharding: Any, table: str, path: str, world_size: int | None) -> dict
     return {**named, "ranks": ranks, "shards": shards}
 
 
-def read_plan(path: str | os.PathLike[str]) -> PlanFile:
+def read_plan(path: str | os.PathLike[str]) -> PlanForRanks:
     """The plan in a file. Whether it fits a model is for those who use it, such as ``recfx.explain``.
 
     Example:
@@ -152,7 +140,7 @@ def read_plan(path: str | os.PathLike[str]) -> PlanFile:
         }
         for name, tables in whole["collections"].items()
     }
-    return PlanFile(ShardingPlan(plan), ranks)
+    return PlanForRanks(plan, ranks)
 
 
 def _sharding(file: JsonFile, value: Any, where: str, world_size: int | None) -> ParameterSharding:

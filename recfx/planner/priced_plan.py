@@ -1,4 +1,4 @@
-"""A plan that knows its price, the plan that came second, and the ranks and the hardware that it was made for."""
+"""Plans that know more than TorchRec's: their ranks; and, those of recfx, their price and what they were made for."""
 
 from __future__ import annotations
 
@@ -99,8 +99,31 @@ def _signed(seconds: float) -> str:
     return ("+" if seconds >= 0 else "-") + in_time(abs(seconds))
 
 
-class PricedPlan(ShardingPlan):
-    """TorchRec's plan, which also knows its price, and what it was made for.
+class PlanForRanks(ShardingPlan):
+    """TorchRec's plan, which also knows how many ranks it is for.
+
+    Args:
+        plan: as in ``ShardingPlan``.
+        world_size: the number of ranks; None if nobody has said it.
+    """
+
+    def __init__(self, plan: dict[str, Any], world_size: int | None) -> None:
+        super().__init__(plan)
+        self.world_size = world_size
+
+    def __repr__(self) -> str:
+        per_collection: dict[str, Any] = self.plan
+        types = Counter(str(table.sharding_type) for tables in per_collection.values() for table in tables.values())
+        kinds = ", ".join(f"{count:,} {kind}" for kind, count in types.most_common())
+        ranks = "?" if self.world_size is None else f"{self.world_size:,}"
+        return f"{type(self).__name__}(W={ranks}: {kinds}{self._price()})"
+
+    def _price(self) -> str:
+        return ""
+
+
+class PricedPlan(PlanForRanks):
+    """A plan that also knows its price, and what it was made for.
 
     Args:
         plan: as in ``ShardingPlan``.
@@ -109,21 +132,13 @@ class PricedPlan(ShardingPlan):
     """
 
     def __init__(self, plan: dict[str, object], topology: AnyTopology, pricing: Pricing | None = None) -> None:
-        super().__init__(plan)
+        super().__init__(plan, int(topology.world_size))
         self.topology = topology
         self.pricing = pricing
         self._priced = _tables(plan)
 
-    def __repr__(self) -> str:
-        per_collection: dict[str, Any] = self.plan
-        types = Counter(str(table.sharding_type) for tables in per_collection.values() for table in tables.values())
-        kinds = ", ".join(f"{count:,} {kind}" for kind, count in types.most_common())
-        price = "" if self.pricing is None else f"; {in_time(self.pricing.chosen.seconds)} per step"
-        return f"PricedPlan(W={self.world_size:,}: {kinds}{price})"
-
-    @property
-    def world_size(self) -> int:
-        return int(self.topology.world_size)
+    def _price(self) -> str:
+        return "" if self.pricing is None else f"; {in_time(self.pricing.chosen.seconds)} per step"
 
     @property
     def is_as_priced(self) -> bool:
@@ -147,17 +162,10 @@ def _tables(plan: Mapping[str, Any]) -> dict[str, dict[str, object]]:
 
 
 def world_size_of(plan: ShardingPlan, requested: int | None = None) -> int:
-    """The number of ranks of a plan: what a plan of recfx knows, what the user gives, or what tables on all ranks tell.
+    """The number of ranks of a plan: what the plan knows, what the user gives, or what tables on all ranks tell.
     Raises ``plan_rank`` if plan and user disagree, and ``unknown_world_size`` if nobody says it.
     """
-    own = plan.world_size if isinstance(plan, PricedPlan) else None
-    if own is not None and requested not in (None, own):
-        raise ConversionError(
-            f"the plan was made for {own:,} rank{'' if own == 1 else 's'}, not for {requested:,}.",
-            reason="plan_rank",
-            what_to_do="make a plan for as many ranks as there are: recfx.plan(model, topology).",
-        )
-    world_size = own or requested or ranks_spanned(plan)
+    world_size = world_size_said(plan, requested) or ranks_spanned(plan)
     if world_size is None:
         named = ranks_named(plan)
         raise ConversionError(
@@ -166,6 +174,20 @@ def world_size_of(plan: ShardingPlan, requested: int | None = None) -> int:
             what_to_do="pass world_size=, or a topology; a plan of recfx.plan knows its ranks.",
         )
     return world_size
+
+
+def world_size_said(plan: ShardingPlan, requested: int | None = None) -> int | None:
+    """The number of ranks that a plan knows, or that the user gives; None if neither. Raises ``plan_rank`` if they
+    disagree.
+    """
+    own = plan.world_size if isinstance(plan, PlanForRanks) else None
+    if own is not None and requested not in (None, own):
+        raise ConversionError(
+            f"the plan was made for {own:,} rank{'' if own == 1 else 's'}, not for {requested:,}.",
+            reason="plan_rank",
+            what_to_do="make a plan for as many ranks as there are: recfx.plan(model, topology).",
+        )
+    return own or requested
 
 
 def topology_of(plan: ShardingPlan | None) -> AnyTopology | None:

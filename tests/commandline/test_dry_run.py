@@ -5,19 +5,22 @@ from __future__ import annotations
 import functools
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.distributed._shard.metadata import ShardMetadata
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig
-from torchrec.distributed.types import ParameterSharding, ShardingPlan, ShardingType
+from torchrec.distributed.types import EnumerableShardingSpec, ParameterSharding, ShardingPlan, ShardingType
 
 import recfx
 from recfx.commandline.main import main
 from recfx.planner.plan_file import plain_plan, read_plan, write_plan
 from recfx.planner.priced_plan import price_of
+from recfx.planner.pricing.hardware import CPU_HOST
 from recfx.versions.differences import make_topology
 from tests.inspect.models import dlrm
 
@@ -85,16 +88,43 @@ def good_plan() -> ShardingPlan:
 def test_a_plan_survives_its_file(tmp_path: Path) -> None:
     file = tmp_path / "plan.json"
     write_plan(good_plan(), file)
-    plan, ranks = read_plan(file)
-    assert (plan.plan, ranks) == (good_plan().plan, 16)
+    plan = read_plan(file)
+    assert (plan.plan, plan.world_size) == (good_plan().plan, 16)
     for options, code in (({"enforce_hbm": True}, "unsupported_plan_option"), ({}, None)):
         plan.plan[PATH]["t0"] = ParameterSharding("table_wise", "fused", [0], None, **options)
         if code is None:
-            write_plan(plan, file, world_size=3)
+            write_plan(ShardingPlan(plan.plan), file, world_size=3)
             assert read_plan(file).world_size == 3
         else:
             with pytest.raises(recfx.ConversionError, match=rf"^\[{code}\] .*t0.*enforce_hbm"):
                 write_plan(plan, file)
+
+
+PLAN_TAKERS: dict[str, Callable[..., Any]] = {
+    "explain": lambda plan, **given: str(recfx.explain(dlrm()[0], plan=plan, **given)),
+    "cost": lambda plan, **given: str(recfx.cost(dlrm()[0], plan=plan, **given)),
+    "draw": lambda plan, **given: recfx.draw(dlrm()[0], "drawn.dot", plan=plan, **given),
+    "compare_plans": lambda plan, **given: str(recfx.compare_plans(dlrm()[0], [plan], CPU_HOST, **given)),
+    "write_plan": lambda plan, **given: write_plan(plan, "again.json", **given),
+}
+
+
+@pytest.mark.parametrize("taker", PLAN_TAKERS.values(), ids=list(PLAN_TAKERS))
+def test_what_was_read_is_a_plan_that_knows_its_ranks(
+    taker: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    one_table = {PATH: {name: ParameterSharding("table_wise", "fused", [0], whole(name)) for name in ("t0", "t1")}}
+    write_plan(ShardingPlan(one_table), "plan.json", world_size=4)
+    plan = read_plan("plan.json")
+    assert taker(plan) == taker(ShardingPlan(one_table), world_size=4)
+    with pytest.raises(recfx.ConversionError, match=r"^\[plan_rank\] .*for 4 ranks, not for 8"):
+        taker(plan, world_size=8)
+
+
+def whole(table: str) -> EnumerableShardingSpec:
+    rows = {"t0": 100, "t1": 50}[table]
+    return EnumerableShardingSpec([ShardMetadata([0, 0], [rows, 8], "rank:0/cpu")])
 
 
 @pytest.mark.parametrize(
@@ -108,7 +138,7 @@ def test_a_plan_that_could_not_be_read_is_not_written(
     file = tmp_path / "plan.json"
     write_plan(ShardingPlan({PATH: {"t0": ParameterSharding(ShardingType.TABLE_WISE, "fused", [0])}}), file)  # type: ignore[arg-type]
     before = file.read_text()
-    assert read_plan(file).plan.plan[PATH]["t0"].sharding_type == "table_wise"
+    assert read_plan(file).plan[PATH]["t0"].sharding_type == "table_wise"
     with pytest.raises(recfx.RecfxError, match=r"^\[invalid_argument\]"):
         write_plan(ShardingPlan({PATH: {"t0": ParameterSharding(*sharding)}}), file, world_size=world_size)
     assert file.read_text() == before

@@ -17,7 +17,7 @@ from torchrec.distributed.sharding_plan import data_parallel, row_wise, table_wi
 from torchrec.distributed.types import ShardingEnv, ShardingPlan
 
 import recfx
-from recfx.planner.plan_file import PlanFile
+from recfx.planner.priced_plan import PlanForRanks
 from recfx.planner.pricing.hardware import ASCEND_910B, CPU_HOST, H100
 from recfx.planner.topology import npu_topology
 from tests.builders.optimizers import attach
@@ -175,7 +175,7 @@ def test_plans_side_by_side(is_pooled: bool) -> None:
     assert cost["spread"].imbalance == pytest.approx(1)
     assert cost["copied"].ranks[3].resident_bytes == 4 * cost["spread"].ranks[3].resident_bytes
     assert cost["heaped"].ranks[3].resident_bytes == 0
-    (of_file,) = recfx.compare_plans(model, [PlanFile(spread, 4)], topology=CPU_HOST, B=2048, L=10)
+    (of_file,) = recfx.compare_plans(model, [PlanForRanks(spread.plan, 4)], topology=CPU_HOST, B=2048, L=10)
     assert of_file.cost == cost["spread"]
     lines = str(compared).splitlines()
     assert len(lines) == 5

@@ -58,8 +58,7 @@ def check_plan(plan: Any) -> None:
         raise ConversionError(
             f"plan.plan is {type_of(plan.plan)}." if is_plan else f"plan is {type_of(plan)}.",
             reason="invalid_argument",
-            what_to_do="pass a torchrec.distributed.types.ShardingPlan, from recfx.plan or TorchRec's planner, or the "
-            "plan of what read_plan has read.",
+            what_to_do="pass a torchrec.distributed.types.ShardingPlan, from recfx.plan or TorchRec's planner.",
         )
     for path, tables in plan.plan.items():
         if not isinstance(tables, Mapping):

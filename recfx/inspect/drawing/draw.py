@@ -106,8 +106,8 @@ def draw(
             ``plan``, also for the nodes and kernels of its device. Default: times are for what is typical of the device
             that has the tables (a CPU, an H100, an Ascend 910B); nothing is measured.
         plan: draws the model as this plan shards it; times are for what ``recfx.plan`` made it for, if it did.
-        world_size: the number of ranks that ``plan`` is for. Default: those that it was made for, if
-            ``recfx.plan`` made it; those of the topology; or those of a table that is on all ranks.
+        world_size: the number of ranks that ``plan`` is for. Default: those that it knows, if
+            ``recfx.plan`` or ``read_plan`` made it; those of the topology; or those of a table that is on all ranks.
         report: the address of a page of ``Report.to_html``, such as ``"report.html"`` if it is in the same folder: what
             a page shows of collections and nodes then links to its place there.
 
