@@ -27,7 +27,7 @@ _SETTINGS = (
         metavar="FILE",
         type=GivenFile,
         help='settings of HashConfig as JSON: {"on_full": "share"} for all tables, {"tables": {"users": {...}}} for '
-        "each of some; --raw-ids is for what it leaves out",
+        "each of some; with --raw-ids, dense_rows is 0 where it is left out, and without, most settings do nothing",
     ),
     Argument("--backend", metavar="NAME", default="auto", help="kernel target of the lookups (default: auto)"),
     Argument("--device", metavar="DEVICE", help="where the converted model goes (default: it stays where it is)"),

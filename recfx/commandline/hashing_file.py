@@ -14,7 +14,10 @@ from recfx.api import HashConfig
 from recfx.errors import ConversionError
 from recfx.planner.json_file import JsonFile
 
-_ADVICE = 'write {"on_full": "share"} for all tables, or {"tables": {"users": {"on_full": "share"}}} for each of some.'
+_ADVICE = (
+    'write {"on_full": "share"} for all tables, or {"tables": {"users": {"on_full": "share"}}} for each of some, '
+    "together with --raw-ids: a table that takes no new ids uses no such setting."
+)
 
 
 def read_hashing(

@@ -6,11 +6,12 @@ The rules about indexes are in ``capacity_reasons.py``.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, replace
 
 from torchrec.modules.embedding_configs import data_type_to_dtype
 
 from recfx.errors import Diagnostic, Severity
+from recfx.hashing import HashConfig
 from recfx.inspect.capacity_reasons import index_reasons
 from recfx.inspect.facts import TableFacts
 from recfx.inspect.virtual_tables import virtual_table_not_followed
@@ -101,24 +102,24 @@ def weights_not_used(table: TableFacts) -> Diagnostic | None:
 
 
 def index_settings_not_used(table: TableFacts) -> Diagnostic | None:
-    """Settings for new ids on a table that takes no new ids."""
+    """Settings for new ids on a table that takes no new ids, and for ids that lose rows where none does."""
     config = table.spec.hashing
-    if config is None or config.has_index:
+    if config is None:
         return None
-    settings = {
-        "buckets": (config.buckets or 1, 1),
-        "on_full": (config.on_full, "error"),
-        "evict": (config.evict, "lru"),
-        "admit_after": (config.admit_after, 1),
-        "unseen": (config.unseen, "zeros"),
-        "seed": (config.seed, 0),
-        "find_on_device": (config.find_on_device, False),
-    }
-    unused = [f"{name}={value!r}" for name, (value, default) in settings.items() if value != default]
+    if config.has_index:
+        unused = [] if config.evicts or config.evict == HashConfig.evict else ["evict"]
+        why = f"no id loses its row, because on_full is {config.on_full!r}"
+        advice = "give on_full='evict' as well, or leave evict out."
+    else:
+        default = HashConfig().resolve(config.rows, adopt=True)
+        names = [field.name for field in fields(HashConfig)]
+        unused = [name for name in names if getattr(config, name) != getattr(default, name)]
+        why = "every row is dense, so there is no index and no id is new"
+        advice = "for raw ids, give dense_rows=0, or more rows= than the table has."
     if not unused:
         return None
-    message = f"{', '.join(unused)} does nothing: every row is dense, so there is no index and no id is new."
-    advice = "for raw ids, give dense_rows=0, or more rows= than the table has."
+    settings = ", ".join(f"{name}={getattr(config, name)!r}" for name in unused)
+    message = f"{settings} {'does' if len(unused) == 1 else 'do'} nothing: {why}."
     return Diagnostic("index_settings_not_used", table.module_path, message, advice, Severity.WARNING)
 
 

@@ -6,6 +6,7 @@ Those of an index are in ``test_capacity.py``.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import fields
 from functools import partial
 from typing import Any
 
@@ -197,11 +198,21 @@ def test_data_type_not_honoured() -> None:
 
 
 def test_settings_of_an_index_that_there_is_none_of() -> None:
-    plain = Wrapped(collection(1))
-    (reason,) = only(
-        convert(plain, hashing=HashConfig(buckets=2, evict="lfu", admit_after=3, seed=7)), "index_settings_not_used"
-    )
-    assert reason.message.startswith("buckets=2, evict='lfu', admit_after=3, seed=7 does nothing")
-    assert "dense_rows=0" in reason.what_to_do
-    assert only(convert(plain), "index_settings_not_used") == []
-    assert only(convert(plain, hashing=HashConfig(dense_rows=0, on_full="share")), "index_settings_not_used") == []
+    others: dict[str, Any] = {"buckets": 2, "on_full": "evict", "evict": "ttl", "admit_after": 3, "unseen": "share"}
+    others |= {"seed": 7, "find_on_device": True, "ttl_batches": 4}
+    assert {"rows", "dense_rows", *others} == {field.name for field in fields(HashConfig)}
+    for hashing, message, advice in (
+        (HashConfig(seed=7), "seed=7 does nothing: every row is dense", "dense_rows=0"),
+        (HashConfig(**others), ", ".join(f"{name}={value!r}" for name, value in others.items()), "dense_rows=0"),
+        (HashConfig(dense_rows=0, evict="lfu"), "evict='lfu' does nothing: no id loses its row, because on_full is "
+         "'error'.", "on_full='evict'"),
+    ):  # fmt: skip
+        (reason,) = only(convert(Wrapped(collection(1)), hashing=hashing), "index_settings_not_used")
+        assert reason.message.startswith(message)
+        assert advice in reason.what_to_do
+    for hashing in (
+        HashConfig(),
+        HashConfig.raw_ids(on_full="share"),
+        HashConfig.raw_ids(on_full="evict", evict="lfu"),
+    ):
+        assert only(convert(Wrapped(collection(1)), hashing=hashing), "index_settings_not_used") == []
