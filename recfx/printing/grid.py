@@ -49,14 +49,14 @@ class Grid:
         return cls(title, tuple(names[place] for place in kept), cells, frozenset(numbers), more, above)
 
 
-def size(count: int) -> str:
-    """``3.1 KiB``."""
+def size(count: float) -> str:
+    """So many bytes in the unit that fits them: ``3.1 KiB``."""
     amount, unit = float(count), "B"
     for larger in ("KiB", "MiB", "GiB", "TiB"):
         if amount < 1024:
             break
         amount, unit = amount / 1024, larger
-    return f"{count} B" if unit == "B" else f"{amount:.1f} {unit}"
+    return f"{amount:.0f} B" if unit == "B" else f"{amount:.1f} {unit}"
 
 
 def groups_of(items: Iterable[_Item], key: Callable[[_Item], Hashable]) -> list[list[_Item]]:

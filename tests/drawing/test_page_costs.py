@@ -14,9 +14,9 @@ from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backwa
 
 import recfx
 from recfx.inspect.drawing.costs import AMOUNTS, TIME
-from recfx.planner.pricing.cost_text import in_bytes
 from recfx.planner.pricing.hardware import CPU_HOST, H100
 from recfx.planner.topology import npu_topology
+from recfx.printing.grid import size
 from recfx.versions.differences import make_topology
 from tests.drawing import picture
 from tests.drawing.open_page import AFTER, RAW, opened, shown_costs, texts, whole
@@ -52,7 +52,7 @@ def test_costs_in_numbers(fused: bool, page: Page, tmp_path: Path) -> None:
         priced = recfx.cost(model).at(B=samples, L=lengths)
         (lookup,) = (node for node in priced.nodes if node.kind == "hash_lookup")
         assert shown_costs(page) == costs_at(lookup)
-        total = in_bytes(priced.totals.read_bytes)
+        total = size(priced.totals.read_bytes)
         (told,) = texts(page, "#cost-total")
         assert told.startswith("One training step of the whole model: ")
         assert f"predicted on CPU, {total} read, " in told

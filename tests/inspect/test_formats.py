@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from recfx import ExportReport, HashConfig, Sample, VerifyReport, convert
+from recfx import ExportReport, HashConfig, Sample, VerifyReport, convert, cost
 from recfx.errors import Diagnostic, Severity
 from recfx.inspect import (
     REPORT_VERSION,
@@ -24,6 +24,7 @@ from recfx.inspect import (
 from recfx.inspect.explain import explain
 from recfx.inspect.report import plain
 from recfx.inspect.report_data import ReportData
+from recfx.planner.pricing.hardware import H100
 from recfx.verification.verify_report import Check
 from tests.inspect.balanced import Balanced
 from tests.inspect.models import collection, dlrm, towers
@@ -48,6 +49,14 @@ from tests.inspect.models import collection, dlrm, towers
 )
 def test_how_objects_print_in_one_line(value: object, text: str) -> None:
     assert repr(value) == text
+
+
+def test_costs_have_the_units_of_reports() -> None:
+    model = convert(collection(1))
+    priced = cost(model, H100).at(B=2**20, L=1)
+    for shown in (str(explain(model)), str(cost(model)), repr(cost(model)), str(priced)):
+        assert " 3.1 KiB" in shown
+    assert " 144.0 MiB " in str(priced)
 
 
 def fields(kind: type) -> list[str]:

@@ -12,7 +12,7 @@ from typing import Any
 import sympy
 
 from recfx.errors import ConversionError, InputError
-from recfx.planner.pricing.cost_text import in_bytes, in_time, plain, shortened
+from recfx.planner.pricing.cost_text import in_time, plain, shortened
 from recfx.planner.pricing.graph_prices import DENSE
 from recfx.planner.pricing.hardware import Hardware
 from recfx.planner.pricing.node_price import NodePrice, Totals, price
@@ -22,7 +22,7 @@ from recfx.planner.pricing.rank_totals import Batch, StepPrice, price_step
 from recfx.planner.pricing.unknown_batch import BATCH_SIZE, LENGTH
 from recfx.planner.pricing.values import Share, Values, is_per_rank, shares_of
 from recfx.planner.pricing.work import NodeCost, Resident
-from recfx.printing.grid import Grid
+from recfx.printing.grid import Grid, size
 from recfx.printing.page import fragment, heading, table
 from recfx.printing.shown import Shown
 
@@ -240,7 +240,7 @@ class Cost:
         return "\n".join([*lines, self._below])
 
     def __repr__(self) -> str:
-        return f"Cost({self._title}, {len(self.nodes):,} nodes, {in_bytes(self.resident_bytes)} resident)"
+        return f"Cost({self._title}, {len(self.nodes):,} nodes, {size(self.resident_bytes)} resident)"
 
     def _repr_html_(self) -> str:
         """What a notebook shows."""
@@ -253,7 +253,7 @@ class Cost:
 
     @property
     def _below(self) -> str:
-        return f"resident in all: {in_bytes(self.resident_bytes)}; .at(B=..., L=...) gives numbers and times"
+        return f"resident in all: {size(self.resident_bytes)}; .at(B=..., L=...) gives numbers and times"
 
     def to_json(self) -> str:
         """Everything; keys are in the order of the fields, and expressions are text."""
@@ -353,7 +353,7 @@ _EXPRESSIONS: dict[str, Callable[[NodeCost], str]] = {
     "writes": lambda node: _unless_zero(shortened(node.written_bytes)),
     "flops": lambda node: _unless_zero(shortened(node.flops)),
     "wire": lambda node: _unless_zero(shortened(node.wire_bytes)),
-    "resident": lambda node: in_bytes(node.resident_bytes) if node.resident_bytes else "",
+    "resident": lambda node: size(node.resident_bytes) if node.resident_bytes else "",
 }
 _HEADS = ("ranks", "step", "ids", "tables", "output", "wire", "sent by a rank", "fullest rank", "imbalance")
 
@@ -383,8 +383,8 @@ def _cells(cost: CostAt) -> tuple[str, ...]:
         str(cost.world_size),
         in_time(cost.seconds),
         *(in_time(parts[name]) if name in parts else "" for name in ("ids", "tables", "output", "wire")),
-        in_bytes(max(rank.wire_bytes for rank in cost.ranks)),
-        in_bytes(max(rank.resident_bytes for rank in cost.ranks)),
+        size(max(rank.wire_bytes for rank in cost.ranks)),
+        size(max(rank.resident_bytes for rank in cost.ranks)),
         f"{cost.imbalance:.2f}",
     )
 
@@ -394,5 +394,5 @@ def _rank(rank: int, world_size: int) -> str:
 
 
 def _numbers(node: NodePrice | Totals) -> list[str]:
-    sizes = [in_bytes(node.read_bytes), in_bytes(node.written_bytes), f"{node.flops:.3g}"]
-    return [*sizes, in_bytes(node.wire_bytes), in_bytes(node.resident_bytes), in_time(node.seconds)]
+    sizes = [size(node.read_bytes), size(node.written_bytes), f"{node.flops:.3g}"]
+    return [*sizes, size(node.wire_bytes), size(node.resident_bytes), in_time(node.seconds)]

@@ -11,15 +11,6 @@ import sympy
 _MOST_TERMS = 6
 
 
-def in_bytes(size: float) -> str:
-    """A size in the unit that fits it."""
-    for unit in ("B", "KB", "MB", "GB"):
-        if abs(size) < 1000:
-            return f"{size:.0f} B" if unit == "B" else f"{size:.2f} {unit}"
-        size /= 1000
-    return f"{size:.2f} TB"
-
-
 def in_time(seconds: float) -> str:
     """A time in the unit that fits it."""
     if seconds < 1e-3:

@@ -39,14 +39,15 @@ function inUnits(value, name) {
     return value >= 1e-3 ? `${(1e3 * value).toFixed(2)} ms` : `${(1e6 * value).toFixed(1)} µs`;
   }
   const bytes = name.startsWith("bytes");
-  let unit = "";
-  for (const larger of ["K", "M", "G", "T"]) {
-    if (value < 1000) break;
-    value /= 1000;
+  const [step, units] = bytes ? [1024, ["KiB", "MiB", "GiB", "TiB"]] : [1000, ["K", "M", "G", "T"]];
+  let unit = bytes ? "B" : "";
+  for (const larger of units) {
+    if (value < step) break;
+    value /= step;
     unit = larger;
   }
-  const shown = unit ? value.toFixed(2) : String(Math.round(value * 100) / 100);
-  return bytes ? `${shown} ${unit}B` : unit ? `${shown} ${unit}` : shown;
+  if (bytes) return `${value.toFixed(unit === "B" ? 0 : 1)} ${unit}`;
+  return unit ? `${value.toFixed(2)} ${unit}` : String(Math.round(value * 100) / 100);
 }
 
 const exactly = (value) => (value === null ? "" : value.toLocaleString("en", { maximumFractionDigits: 6 }));
