@@ -22,6 +22,7 @@ import torch
 from tests.ascend.faster_interpreter import make_faster
 from tests.support.needs import no_pt2_skips
 from tests.support.pages import chromium, page  # noqa: F401  # of several packages
+from tests.support.room import with_room
 
 
 class _TorchRandom:
@@ -52,6 +53,10 @@ for _backend in (torch.cuda, torch.mtia, torch.xpu):
 
 # After each compilation, torch flushes the caches of the processor and times the guards, for its log alone.
 torch._dynamo.guards.profile_guard_manager = lambda *arguments: 0.0
+
+
+_run_test = pytest.Function.runtest
+pytest.Function.runtest = lambda self: with_room(_run_test, self)  # type: ignore[method-assign]
 
 
 # Half a minute of work or more in few tests: they compile C++, run examples, or run tests in processes of their own.

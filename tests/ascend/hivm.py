@@ -83,7 +83,7 @@ def hivm_of(linalg: str, compiler: Path, chip: str) -> str:
         command = [
             str(compiler), "kernel.linalg.mlir", f"--target={chip}", "--enable-auto-multi-buffer=True",
             "--enable-auto-bind-sub-block=True", "--enable-hfusion-compile=true", "--enable-hivm-compile=true",
-            "--enable-triton-kernel-compile=true", "-o", "kernel.out",
+            "--enable-triton-kernel-compile=true", "--mlir-disable-threading", "-o", "kernel.out",
         ]  # fmt: skip
         environment = {**os.environ, "PATH": f"{where / 'bin'}{os.pathsep}{os.environ['PATH']}"}
         done = subprocess.run(

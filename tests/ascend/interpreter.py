@@ -17,6 +17,7 @@ import torch
 
 from tests.ascend.faster_interpreter import make_faster
 from tests.ascend.tools import ROOT, triton
+from tests.support.room import with_room
 
 
 class Interpreter:
@@ -87,6 +88,6 @@ def _serve(pipe: Connection) -> None:
         except EOFError:
             return
         try:
-            pipe.send((False, function(*arguments)))
+            pipe.send((False, with_room(function, *arguments)))
         except BaseException:
             pipe.send((True, traceback.format_exc()))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import re
+import shutil
 import subprocess
 import tempfile
 from collections.abc import Sequence
@@ -47,6 +48,7 @@ _ADDED_ARGUMENTS = 2
 
 # Copies between strided arrays of one dimension, the only ones that kernels have, and the rounding of bfloat16.
 _RUNTIME = Path(__file__).with_name("runtime.c")
+_FLAGS = ("-c", "-O0", "-w", "-fPIC")
 
 
 class BuildError(RuntimeError):
@@ -69,23 +71,21 @@ _NUMBERS: dict[str, Any] = {"i32": ctypes.c_int32, "i64": ctypes.c_int64, "f32":
 
 
 class LinalgOnCpu:
-    """A kernel built from Ascend's linalg.
+    """A kernel built from Ascend's linalg, not optimized: reads whose values are not used would be dropped and hidden.
 
     Args:
         linalg: its text.
-        optimized: False for guarded runs: an optimizer drops reads whose values are not used, and hides them.
     """
 
-    def __init__(self, linalg: str, optimized: bool) -> None:
+    def __init__(self, linalg: str) -> None:
         self.name, self._types, llvm = _for_llvm(linalg)
         with tempfile.TemporaryDirectory() as folder:
             where = Path(folder)
             (where / "kernel.ll").write_text(llvm)
-            level = "-O2" if optimized else "-O0"
-            _run(
-                "clang", level, "-w", "-shared", "-fPIC", "kernel.ll", str(_RUNTIME), "-lm", "-o", "kernel.so",
-                folder=where,
-            )  # fmt: skip
+            runtime, library = _runtime()
+            (where / "runtime.o").write_bytes(runtime)
+            _run("clang", *_FLAGS, "kernel.ll", "-o", "kernel.o", folder=where)
+            _run("ld", "-shared", "kernel.o", "runtime.o", library, "-lm", "-o", "kernel.so", folder=where)
             self._library = ctypes.CDLL(str(where / "kernel.so"))  # it stays mapped when the file is gone
         self._function = getattr(self._library, f"_mlir_ciface_{self.name}")
         self._function.restype = None
@@ -118,8 +118,17 @@ class LinalgOnCpu:
 
 
 @cache
+def _runtime() -> tuple[bytes, str]:
+    """What kernels call, compiled, and where the compiler's own library is."""
+    with tempfile.TemporaryDirectory() as folder:
+        where = Path(folder)
+        _run("clang", *_FLAGS, str(_RUNTIME), "-o", "runtime.o", folder=where)
+        library = _run("clang", "--print-libgcc-file-name", folder=where).strip()
+        return (where / "runtime.o").read_bytes(), library
+
+
 def _for_llvm(linalg: str) -> tuple[str, list[str], str]:
-    """The name of a kernel, the types of its arguments, and LLVM's text of it, which several builds share."""
+    """The name of a kernel, the types of its arguments, and LLVM's text of it."""
     text = _for_upstream(linalg)
     entry = re.search(r"func\.func @(\w+)\((.*?)\) attributes", text, re.DOTALL)
     if entry is None:
@@ -129,8 +138,8 @@ def _for_llvm(linalg: str) -> tuple[str, list[str], str]:
         (where / "kernel.mlir").write_text(text)
         pipeline = f"builtin.module({','.join(_PASSES)})"
         _run(
-            "mlir-opt", "--allow-unregistered-dialect", "kernel.mlir", "--pass-pipeline", pipeline,
-            "-o", "llvm.mlir", folder=where,
+            "mlir-opt", "--allow-unregistered-dialect", "--mlir-disable-threading", "--pass-pipeline", pipeline,
+            "kernel.mlir", "-o", "llvm.mlir", folder=where,
         )  # fmt: skip
         _run("mlir-translate", "--mlir-to-llvmir", "llvm.mlir", "-o", "kernel.ll", folder=where)
         types = [parameter.split(":", 1)[1].strip() for parameter in re.split(r",\s*(?=%)", entry[2])]
@@ -152,9 +161,10 @@ def _for_upstream(linalg: str) -> str:
     return re.sub(r"attributes \{SyncBlock[^}]*\}", "attributes {llvm.emit_c_interface}", text)
 
 
-def _run(name: str, *arguments: str, folder: Path) -> None:
-    tool = tools.llvm_tool(name)
+def _run(name: str, *arguments: str, folder: Path) -> str:
+    tool = tools.llvm_tool(name) or shutil.which(name)
     assert tool is not None, f"tests that come here require {tools.llvm().name}"
     done = subprocess.run([tool, *arguments], cwd=folder, capture_output=True, text=True, check=False)
     if done.returncode:
         raise BuildError(f"{name}: {done.stderr[-4000:]}")
+    return done.stdout

@@ -1,4 +1,4 @@
-"""All kernels lowered, and compiled by BiSheng's compiler, once per process that tests."""
+"""All kernels lowered, and compiled by BiSheng's compiler, once per run of tests."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from functools import cache
 from tests.ascend import tools
 from tests.ascend.cases import CASES
 from tests.ascend.hivm import Compiled, compile_to_hivm
+from tests.ascend.kept import kept
 from tests.ascend.lower import Lowered, LoweringError, lower
 
 
 @cache
 def _all() -> dict[str, Lowered | LoweringError]:
-    return lower(CASES, tools.triton_ascend_folder())
+    return kept("lowered", lambda: lower(CASES, tools.triton_ascend_folder()))
 
 
 def lowered(name: str) -> Lowered:
@@ -33,4 +34,4 @@ def compiled(name: str, version: str) -> Compiled:
     """One compiled form, by one version of ascendnpu-ir; skips the test where something is missing."""
     linalg = lowered(name).linalg
     tools.ascendnpu_ir(version).require()
-    return compile_to_hivm(linalg, tools.bishengir_compile(version))
+    return kept(f"{name}-{version}", lambda: compile_to_hivm(linalg, tools.bishengir_compile(version)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import signal
+from functools import cache
 
 import pytest
 import torch
@@ -11,19 +12,25 @@ import torch
 from tests.ascend import tools
 from tests.ascend.cases import BY_NAME, CASES
 from tests.ascend.guard_pages import guarded, signal_of
-from tests.ascend.kernel_case import Call, KernelCase, assert_answered
+from tests.ascend.kernel_case import assert_answered
 from tests.ascend.linalg_on_cpu import LinalgOnCpu
 from tests.ascend.lowered import lowered
 
 each_case = pytest.mark.parametrize("name", [case.name for case in CASES])
 
 
+@cache
+def built(name: str) -> LinalgOnCpu:
+    """One compiled form, once for all of its tests."""
+    linalg = lowered(name).linalg
+    tools.llvm().require()
+    return LinalgOnCpu(linalg)
+
+
 @each_case
 def test_computes_what_its_reference_does(name: str) -> None:
     """The programs one after another, and four at a time."""
-    linalg, case = lowered(name).linalg, BY_NAME[name]
-    tools.llvm().require()
-    kernel = LinalgOnCpu(linalg, optimized=True)
+    kernel, case = built(name), BY_NAME[name]
     for build in case.calls.values():
         for threads in (1, 4):
             call = build(torch.clone)
@@ -33,17 +40,10 @@ def test_computes_what_its_reference_does(name: str) -> None:
 
 @each_case
 def test_touches_nothing_outside_its_arguments(name: str) -> None:
-    linalg, case = lowered(name).linalg, BY_NAME[name]
-    tools.llvm().require()
-    kernel = LinalgOnCpu(linalg, optimized=False)
-    for side in ("end", "begin"):
-        for call in _launch_guarded(kernel, case, side):
-            assert_answered(case, call)
-
-
-def _launch_guarded(kernel: LinalgOnCpu, case: KernelCase, side: str) -> list[Call]:
-    """All calls of a case, one after another in one process."""
-    calls = [build(guarded(side)) for build in case.calls.values()]
+    """All calls with guard pages at either side, one after another in one process."""
+    kernel, case = built(name), BY_NAME[name]
+    labels = [(side, label) for side in ("end", "begin") for label in case.calls]
+    calls = [case.calls[label](guarded(side)) for side, label in labels]
     begun = mmap.mmap(-1, len(calls))
 
     def launch() -> None:
@@ -52,6 +52,7 @@ def _launch_guarded(kernel: LinalgOnCpu, case: KernelCase, side: str) -> list[Ca
             kernel.run(call.arguments, case.programs)
 
     ended_by = signal_of(launch)
-    label = [*case.calls][max(sum(begun[:]) - 1, 0)]
+    side, label = labels[max(sum(begun[:]) - 1, 0)]
     assert ended_by == 0, f"{label}, guarded at the {side}: {signal.Signals(ended_by).name}"
-    return calls
+    for call in calls:
+        assert_answered(case, call)

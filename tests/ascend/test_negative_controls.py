@@ -97,7 +97,7 @@ def test_linalg_on_the_cpu_notices_other_results(name: str) -> None:
     tools.llvm().require()
     case = CASES[name]
     made = case.calls["sum"](torch.clone)
-    LinalgOnCpu(lowered()[name], optimized=True).run(made.arguments, programs=1)
+    LinalgOnCpu(lowered()[name]).run(made.arguments, programs=1)
     with pytest.raises(AssertionError, match=f"{name}, sums_ptr: Tensor-likes are not equal"):
         assert_answered(case, made)
 
@@ -106,7 +106,7 @@ def test_linalg_on_the_cpu_notices_other_results(name: str) -> None:
 def test_guard_pages_notice_reads_past_the_end(name: str) -> None:
     tools.triton_ascend().require()
     tools.llvm().require()
-    kernel, made = LinalgOnCpu(lowered()[name], optimized=False), call(guarded("end"))
+    kernel, made = LinalgOnCpu(lowered()[name]), call(guarded("end"))
     assert signal_of(partial(kernel.run, made.arguments, 1)) == signal.SIGSEGV
 
 

@@ -113,5 +113,5 @@ def test_refusals_agree_with_the_compiler(kernel: str, rule: str, version: str) 
     overflowing = first_overflowing(series, version)
     if overflowing is not None:
         subject = replace(series, block=overflowing)
-        assert None in [bounds.compiled_once(text, version).ub_bytes for text in accepted[subject]]
+        assert any(bounds.compiled_once(text, version).ub_bytes is None for text in reversed(accepted[subject]))
         assert refused(subject)
