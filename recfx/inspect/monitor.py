@@ -7,7 +7,7 @@ few numbers per table, and one window of the slots of one table.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial, reduce
 from math import isnan, nan
 from typing import Any, Protocol
@@ -64,7 +64,7 @@ def monitor(model: nn.Module, *, probed_groups: int | None = None) -> Monitor:
 
     Raises:
         ConversionError: ``invalid_argument``; ``no_collection``: nothing in the model is converted; ``no_index``: no
-            table has an index.
+            table has an index, nor does any rank send each different id of a table once.
         CheckpointError: the state that was last loaded into a table is not complete, or not valid.
     """
     check_module(model)
@@ -92,7 +92,7 @@ def monitor(model: nn.Module, *, probed_groups: int | None = None) -> Monitor:
             tables[kind_of(collection).table_path(path, table)] = [IndexHealth(index) for index in indexes]
         for table, share in shares_of_sent(collection).items():
             sent[kind_of(collection).table_path(path, table)] = share
-    if not tables and not sent:
+    if not tables and not sent and not any(map(_may_send_once, collections.values())):
         raise ConversionError(
             "no table of the model has an index: ids are rows, of which nothing is counted where all are sent.",
             reason="no_index",
@@ -183,7 +183,8 @@ class Monitor(Shown):
         Of the ids that a rank had in training since the last call, before it sent them; for tables that send each
         different id once, with or without an index:
 
-        - ``different_ids``: ids that were sent, per id; the other rates count those that were sent.
+        - ``different_ids``: ids that were sent, per id; the other rates count those that were sent. Of all ranks,
+          those count whose conversion was told so (``dedup``).
 
         Of the ids seen in eval mode since the last call:
 
@@ -298,8 +299,18 @@ def _indexes(collection: ConvertedCollection) -> dict[str, list[HashIndex]]:
 def _of_all_ranks(group: dist.ProcessGroup, read: Callable[[], _Read]) -> _Read:
     """The sums over all ranks, and the largest of what cannot be summed. An error of one rank is raised on all."""
     ranks = on_all_ranks(group, read, lambda error: error if isinstance(error, RecfxError) else None)
-    tables, sent = ranks[0]
+    tables, sent = ranks[0][0], dict.fromkeys(name for _, of in ranks for name in of)
     return (
         {name: reduce(Health.joined, (of_rank[name] for of_rank, _ in ranks)) for name in tables},
-        {name: (sum(of[name][0] for _, of in ranks), sum(of[name][1] for _, of in ranks)) for name in sent},
+        {name: _sums(of[name] for _, of in ranks if name in of) for name in sent},
     )
+
+
+def _sums(counts: Iterable[tuple[int, int]]) -> tuple[int, int]:
+    parts, wholes = zip(*counts, strict=True)
+    return sum(parts), sum(wholes)
+
+
+def _may_send_once(collection: ConvertedCollection) -> bool:
+    """Whether some rank may send each different id of a table once: each rank is told by its own conversion."""
+    return collection.is_sharded and not all(table.is_pooled for table in collection.tables)
