@@ -259,7 +259,8 @@ class UnshardedCollection(WholeTables):
 
     def share_index(self, table: str, owner: UnshardedCollection, owners_table: str) -> None:
         """Let ``table`` have the index of a table of another collection, which has the same weight, from now on."""
-        self.hash_indexes[table] = owner.index(owners_table)
+        self.hash_indexes[table] = index = owner.index(owners_table)
+        index.shared_by += 1
         for collection in (self, owner):
             collection.store.shares_indexes = True
 

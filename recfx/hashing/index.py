@@ -345,10 +345,11 @@ class HashIndex(IndexStorage):
     def counters(self) -> dict[str, int]:
         """What has happened so far, in training and eval together.
 
-        ``batches`` (in training), ``ids_seen`` (occurrences), ``inserted`` (ids that got a row), ``evicted`` (ids that
-        lost their row to another id, or because they expired), ``shared_answers`` (occurrences that trained a shared
-        row because their bucket was full), ``unseen_answers`` (occurrences without a row, in eval or before admission,
-        which read the ``config.unseen`` answer). The counts of training are saved with the index.
+        ``batches`` (in training, one for each table that shares the index), ``ids_seen`` (occurrences), ``inserted``
+        (ids that got a row), ``evicted`` (ids that lost their row to another id, or because they expired),
+        ``shared_answers`` (occurrences that trained a shared row because their bucket was full), ``unseen_answers``
+        (occurrences without a row, in eval or before admission, which read the ``config.unseen`` answer). The counts of
+        training are saved with the index.
 
         Example:
             >>> index = recfx.HashIndex(100)

@@ -68,6 +68,8 @@ class IndexStorage(nn.Module):
     _leader: IndexStorage | None
     adopted: Adopted
     """Since when, and from which counts on, the index has counted without a break."""
+    shared_by: int = 1
+    """How many tables of one weight look their ids up in it: it counts a batch for each of them."""
     latest: tuple[int, int, int] | None = None
     """The newest pace that a monitor has read: ``adopted.times`` at that time, batches of training, ids they added."""
     state_number: int

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -39,7 +39,8 @@ class Candidates:
 class IndexFacts:
     """One index, of a table or of a slice of one; see also :class:`recfx.inspect.HashingReport`.
 
-    The counts are the slice's, with its share of what was counted before the table was cut there.
+    The counts are the slice's, with its share of what was counted before the table was cut there. Batches are those of
+    the model: an index that several tables share counts each of their lookups as one.
     """
 
     config: ResolvedHashConfig  # of the whole table
@@ -66,21 +67,29 @@ class IndexFacts:
         own = policy.own_buckets
         borders = torch.arange(own.start, own.start + len(own) + 1)
         begins = bucket_begins(borders, config.rows, config.dense_rows, config.buckets) - policy.row_begin
+        counters, trained = index.counters, dict(zip(COUNTERS, buffers.counts.tolist(), strict=True))
+        candidates = _candidates(buffers, begins, own.start) if config.admits else None
+        latest = index.latest[1:] if index.latest and index.latest[0] == index.adopted.times else None
+        if index.shared_by > 1:
+            for counts in (counters, trained):
+                counts["batches"] //= index.shared_by
+            candidates = candidates and replace(candidates, batches=candidates.batches // index.shared_by)
+            latest = latest and (latest[0] // index.shared_by, latest[1])
         return cls(
             config=config,
             rows=policy.own_rows,
             index_rows=policy.own_index_rows,
             buckets=len(own),
             occupancy=index.occupancy(),
-            counters=index.counters,
-            trained=dict(zip(COUNTERS, buffers.counts.tolist(), strict=True)),
+            counters=counters,
+            trained=trained,
             evaluated=dict(zip(EVAL_COUNTERS, index.fold_eval_counts().tolist(), strict=True)),
-            candidates=_candidates(buffers, begins, own.start) if config.admits else None,
+            candidates=candidates,
             longest_probe=index.longest_probe(),
             bytes=sum(tensor.numel() * tensor.element_size() for tensor in buffers),
             usable_share=usable_share(policy.own_index_rows, len(own)) if own else 1.0,
             room=expected_room(begins.diff() - int(policy.unseen == 2) - buffers.bucket_taken) if own else 0.0,
-            latest=index.latest[1:] if index.latest and index.latest[0] == index.adopted.times else None,
+            latest=latest,
         )
 
     @property

@@ -71,7 +71,7 @@ class IndexHealth:
 
     def note_pace(self) -> None:
         """Tell the index how many ids the latest batches added, once they are enough for ``explain`` to forecast by."""
-        if self._batches >= ENOUGH_BATCHES:
+        if self._batches >= ENOUGH_BATCHES * self.index.shared_by:
             self.index.latest = (self._adopted.times, self._batches, self._inserted)
             self._batches = self._inserted = 0
 

@@ -187,6 +187,28 @@ def test_it_is_reported_verified_watched_and_exported_once(tmp_path: Path) -> No
     torch.testing.assert_close(recfx.load(tmp_path / "model")(batch_number(1)), model(batch_number(1)))
 
 
+def test_a_forecast_counts_batches_and_not_the_lookups_of_each_table() -> None:
+    """``users`` has an index of its own, and sees as many new ids per batch."""
+    model = tied(None)
+    watched = recfx.monitor(model)
+    for number in range(20):
+        if number == 10:  # by the mean of all batches, then by the latest pace
+            before = _forecasts(model)
+            watched.scalars()
+        with torch.no_grad():
+            model(batch([number], [number], [number]))
+    watched.scalars()
+    after = _forecasts(model)
+    assert before["goods"] == before["history"] == before["users"] == (30, 10)
+    assert after["goods"] == after["history"] == after["users"] == (20, 20)
+
+
+def _forecasts(model: nn.Module) -> dict[str, tuple[Any, int]]:
+    """For each table, after how many batches it is full, and how many it has seen."""
+    tables = [table for part in recfx.explain(model).collections for table in part.tables]
+    return {each.name: (each.hashing.batches_until_full, each.hashing.count("batches")) for each in tables}
+
+
 def test_unconverted_tables_are_tied() -> None:
     model = tied()
     model(batch_number(0)).backward()
