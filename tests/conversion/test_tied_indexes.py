@@ -149,6 +149,24 @@ def test_states_and_copies_stay_tied(tmp_path: Path) -> None:
     assert torch.equal(more.eval()(batch_number(0)), model.eval()(batch_number(0)))
 
 
+def test_two_saved_indexes_do_not_become_one(tmp_path: Path) -> None:
+    model, other = tied(None), tied(None)
+    other.ec = copy.deepcopy(other.ec)  # with a weight and an index of its own
+    with torch.no_grad():
+        model(batch_number(0)), other(batch_number(1))
+    before = copy.deepcopy(model.state_dict())
+    recfx.save_checkpoint(other, tmp_path / "saved")
+    for load in (
+        lambda: model.load_state_dict(other.state_dict()),
+        lambda: model.load_state_dict(other.state_dict(), assign=True),
+        lambda: recfx.load_checkpoint(model, tmp_path / "saved"),
+    ):
+        with refused("tied_tables", "ec.history", match="one weight and so one index", error=recfx.CheckpointError):
+            load()
+        torch.testing.assert_close(model.state_dict(), before, rtol=0, atol=0)
+        assert_tied(model)
+
+
 def test_rows_after_those_of_a_trained_weight_are_given_out() -> None:
     model = tied(None, recfx.HashConfig(rows=60))
     assert_tied(model)
