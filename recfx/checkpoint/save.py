@@ -51,7 +51,8 @@ def save_checkpoint(
     Args:
         model: converted or not. Its ``state_dict`` is saved (without the prefix of DistributedDataParallel), and the
             state and settings of every optimizer in backward. If collections are sharded, all ranks call this, and
-            what is not sharded is taken from the first rank; otherwise one process calls it.
+            what is not sharded is taken from the first rank; otherwise one process calls it. A learning-rate scheduler
+            can be the extra state of a module: see recfx/checkpoint/README.md.
         directory: created if necessary. It holds one checkpoint; ranks share it.
         optimizer: an ordinary optimizer to save as well; it may be in TorchRec's wrappers, with fused ones beside it.
 
