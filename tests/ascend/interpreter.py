@@ -67,13 +67,20 @@ WITHOUT_TORCHREC = "import sys\nsys.modules['torchrec'] = sys.modules['fbgemm_gp
 """The begin of a program that runs as on a machine that has torch and Triton, but neither TorchRec nor FBGEMM."""
 
 
-def run_interpreted(*arguments: str) -> str:
-    """Run Python with these arguments, and with kernels that are interpreted; what it prints."""
+LONGEST = 900.0  # seconds, for a process
+
+
+def interpreting() -> dict[str, str]:
+    """The environment of a process whose kernels are interpreted."""
+    return {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+
+
+def run_interpreted(*arguments: str, **environment: str) -> str:
+    """Run Python with these arguments, and further variables, and with kernels that are interpreted; what it prints."""
     triton().require()
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
     finished = subprocess.run(
-        [sys.executable, *arguments],
-        cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=900,
+        [sys.executable, *arguments], cwd=ROOT, env={**interpreting(), **environment},
+        capture_output=True, text=True, check=False, timeout=LONGEST,
     )  # fmt: skip
     assert finished.returncode == 0, finished.stdout[-4000:] + finished.stderr[-3000:]
     return finished.stdout

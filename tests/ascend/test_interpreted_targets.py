@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+
 import pytest
 
-from tests.ascend.interpreter import WITHOUT_TORCHREC, run_interpreted
+from tests.ascend import tools
+from tests.ascend.interpreter import LONGEST, WITHOUT_TORCHREC, interpreting, run_interpreted
+from tests.ascend.npu_runtime.forked import Forking
 from tests.ascend.tools import ROOT
 
 FILES = {
@@ -27,9 +31,34 @@ FORMS = "fp32-block_4-weighted or find_rows or bucket_counts-block_4 or step_of_
 BARE = f"{WITHOUT_TORCHREC}import pytest\nsys.exit(pytest.main())"
 
 
+Run = Callable[..., str]
+"""pytest with some options, and further variables, in a process with kernels that are interpreted; what it prints."""
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
+    """In processes forked from one that has imported torch and TorchRec."""
+    tools.triton().require()
+    forking, printed = Forking(interpreting()), tmp_path_factory.mktemp("interpreted") / "printed"
+
+    def run_forked(*options: str, **environment: str) -> str:
+        printed.write_text("")
+        status = forking.run([*OPTIONS, *options], environment, printed, LONGEST)
+        assert status == 0, printed.read_text()[-7000:]
+        return printed.read_text()
+
+    yield run_forked
+    forking.stop()
+
+
+def run_bare(*options: str, **environment: str) -> str:
+    """In a process without TorchRec."""
+    return run_interpreted("-c", BARE, *OPTIONS, *options, **environment)
+
+
 @pytest.mark.parametrize("name", FILES)
-def test_as_every_other_target(name: str) -> None:
-    assert " passed" in run_interpreted("-m", "pytest", *OPTIONS, *FILES[name])
+def test_as_every_other_target(name: str, run: Run) -> None:
+    assert " passed" in run(*FILES[name])
 
 
 def test_every_interpreted_file_is_run() -> None:
@@ -38,14 +67,13 @@ def test_every_interpreted_file_is_run() -> None:
 
 
 @pytest.mark.parametrize(
-    ("command", "chosen"),
-    [(["-m", "pytest"], f"operators or {FORMS}"), (["-c", BARE], f"hot_row or {FORMS}")],
+    ("has_torchrec", "chosen"),
+    [(True, f"operators or {FORMS}"), (False, f"hot_row or {FORMS}")],
     ids=["with TorchRec", "without TorchRec"],
 )
-def test_the_tests_for_a_device_run(command: list[str], chosen: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_tests_for_a_device_run(has_torchrec: bool, chosen: str, run: Run) -> None:
     """So that they do on the first GPU, too."""
-    monkeypatch.setenv("RECFX_KERNELS_ON", "cpu")
-    monkeypatch.setenv("RECFX_EXAMPLES", "15")
-    printed = run_interpreted(*command, *OPTIONS, "tests/ascend/on_device", "-k", chosen)
+    run_there = run if has_torchrec else run_bare
+    printed = run_there("tests/ascend/on_device", "-k", chosen, RECFX_KERNELS_ON="cpu", RECFX_EXAMPLES="15")
     assert " passed" in printed
     assert "skipped" not in printed

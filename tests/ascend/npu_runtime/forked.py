@@ -27,15 +27,18 @@ class Forking:
     """Starts the process when it is needed, and again after one that took too long.
 
     Args:
-        environment: of a process that sees a simulated NPU.
+        environment: of the process: of one that sees a simulated NPU, say.
     """
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         self._environment = environment
         self._process: subprocess.Popen[str] | None = None
 
-    def run(self, options: Sequence[str], environment: Mapping[str, str], printed: Path, timeout: float) -> None:
+    def run(self, options: Sequence[str], environment: Mapping[str, str], printed: Path, timeout: float) -> int:
         """``python -m pytest`` with these options and further variables; what it prints goes to a file.
+
+        Returns:
+            the status that it ends with; of a signal, the negative number.
 
         Raises:
             subprocess.TimeoutExpired: the process, and what it has started, are ended.
@@ -52,7 +55,7 @@ class Forking:
         if not select.select([answers], [], [], timeout)[0]:
             self.stop()
             raise subprocess.TimeoutExpired(list(options), timeout)
-        answers.readline()
+        return int(answers.readline() or 1)  # nothing: it has ended
 
     def stop(self) -> None:
         """End it, and what it has started."""
@@ -89,5 +92,4 @@ if __name__ == "__main__":
         child = os.fork()
         if child == 0:
             _run(*json.loads(line))
-        os.waitpid(child, 0)
-        print(file=answers, flush=True)
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), file=answers, flush=True)
