@@ -221,6 +221,8 @@ class LoadedModel(Shown, nn.Module):
         inputs: the names of the tensors that ``serve`` takes.
     """
 
+    MOST = 20
+
     def __init__(self, script: nn.Module, manifest: dict[str, Any]) -> None:
         super().__init__()
         self.script: Any = script

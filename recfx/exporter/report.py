@@ -61,6 +61,8 @@ class ExportReport(Shown):
         notes: what else there is to know.
     """
 
+    MOST = 20
+
     path: Path
     format: str
     bytes: int

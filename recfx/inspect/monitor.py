@@ -121,6 +121,8 @@ class Monitor(Shown):
             that some writers for TensorBoard do not take are replaced by ``_``.
     """
 
+    MOST = 20
+
     def __init__(
         self, tables: Mapping[str, list[IndexHealth]], probed_groups: int | None, sent: Mapping[str, SentShare]
     ) -> None:

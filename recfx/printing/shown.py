@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from abc import ABC, abstractmethod
+from dataclasses import replace
 from typing import ClassVar
 
 from rich.console import Console, ConsoleOptions, RenderResult
@@ -19,18 +21,23 @@ class Shown(ABC):
 
     Attributes:
         SPARE: the columns that a narrow terminal leaves out, the first of them first.
+        MOST: how many rows text shows at most.
     """
 
     SPARE: ClassVar[tuple[str, ...]] = ()
+    MOST: ClassVar[int] = sys.maxsize
 
     @abstractmethod
     def as_grid(self) -> Grid:
         """The table, with its title."""
 
     def _lines(self, width: int | None) -> list[str]:
-        grid = self.as_grid()
+        whole = self.as_grid()
+        grid = replace(whole, rows=whole.rows[: self.MOST])
         rows = to_lines(grid, width, spare=self.SPARE, between="  ", ruled=False) if grid.rows else []
-        return list(map(printable, filter(None, [grid.title, *grid.above, *rows, grid.more])))
+        rest = len(whole.rows) - len(grid.rows)
+        more = f"... and {rest:,} more (as_grid().rows has all)" if rest else ""
+        return list(map(printable, filter(None, [grid.title, *grid.above, *rows, more, grid.more])))
 
     def __str__(self) -> str:
         return "\n".join(self._lines(None))
