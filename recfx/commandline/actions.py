@@ -27,13 +27,13 @@ from recfx.inspect.step_diff import diff_steps
 from recfx.inspect.wording import name_of
 from recfx.planner.plan_file import plain_plan, read_plan
 from recfx.planner.priced_plan import price_of
-from recfx.planner.pricing.hardware import ASCEND_910B, H100, Hardware
+from recfx.planner.pricing.hardware import ASCEND_910B, CPU_HOST, H100, Hardware
 from recfx.planner.pricing.unknown_batch import LENGTH
 from recfx.planner.topology import NpuTopology, plain_topology
 
 DRAW_VERSION = EXPORT_VERSION = GRAPH_VERSION = VERIFY_VERSION = "1"  # of the JSON that a command prints
 
-_HARDWARE = dict(zip(HARDWARE, (ASCEND_910B, H100), strict=True))
+_HARDWARE = dict(zip(HARDWARE, (ASCEND_910B, H100, CPU_HOST), strict=True))
 
 
 # --- what several commands do

@@ -9,7 +9,7 @@ from recfx.commandline.doctor import DOCTOR
 from recfx.commandline.given_file import GivenFile
 from recfx.planner.pricing.unknown_batch import BATCH_SIZE, LENGTH
 
-HARDWARE = ("ascend_910b", "h100")
+HARDWARE = ("ascend_910b", "h100", "cpu")
 
 _JSON = Argument("--json", action="store_true", help="print JSON instead of text")
 _SETTINGS = (
@@ -152,7 +152,7 @@ COMMANDS = (
                 help=f"mean number of ids per sample, of all features or of one; may be repeated (default: {LENGTH:g})",
             ),
             _PLAN,
-            _hardware("what times are predicted for (default: this machine's CPU)"),
+            _hardware("what times are predicted for; cpu is a typical one (default: this machine's)"),
             _RANKS,
             Argument("--eval", action="store_true", help="a step in eval mode, without a backward"),
             Argument("--expressions", action="store_true", help="print expressions in B, W and L_f, and no times"),

@@ -100,7 +100,7 @@ def test_draw(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_ranks_that_are_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "model.dot"
-    for hardware in ([], ["--hardware", "h100"], ["--hardware", "ascend_910b"]):
+    for hardware in ([], ["--hardware", "h100"], ["--hardware", "ascend_910b"], ["--hardware", "cpu"]):
         assert main(["draw", f"{MODELS}:dlrm", str(file), "--raw-ids", "--ranks", "8", *hardware]) == 0
         assert "rank 0 of 8 as planned" in file.read_text()
         assert "output_dist_start" in file.read_text()
@@ -122,6 +122,8 @@ def test_cost(capsys: pytest.CaptureFixture[str]) -> None:
     assert read[0] < read[1]
     assert read[0] < read[2]
     assert numbers[0]["hardware"]["name"] == "H100"
+    assert main(["cost", f"{MODELS}:dlrm", "--hardware", "cpu", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["hardware"]["name"] == "CPU"
     assert main([*command, "--expressions"]) == 0
     assert "L_f0" in capsys.readouterr().out
     assert main([*command, "--eval"]) == 0
