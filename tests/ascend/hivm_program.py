@@ -9,16 +9,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 from math import prod
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from tests.ascend.hivm import BYTES
 from tests.ascend.hivm_scalars import VALUE, Scalars, UnknownOperation, name_of, names_in, quotient, remainder
 
 
-@dataclass(frozen=True)
-class Vector:
+class Vector(NamedTuple):
     """A place in memory: of a parameter (by its name), or of the unified buffer (``""``).
 
     Args:
@@ -84,7 +82,7 @@ def program_of(hivm: str) -> Callable[[Core, Sequence[Any]], None]:
 
 
 def _part(of: Vector, offset: int, sizes: tuple[int, ...]) -> Vector:
-    return replace(of, offset=of.offset + offset * (1 if of.memory else BYTES[of.dtype]), sizes=sizes)
+    return Vector(of.memory, of.dtype, of.offset + offset * (1 if of.memory else BYTES[of.dtype]), sizes)
 
 
 def _numbers(text: str) -> str:

@@ -8,8 +8,14 @@ import pytest
 
 from tests.ascend.interpreter import WITHOUT_TORCHREC, run_interpreted
 
-BARE = f"{WITHOUT_TORCHREC}import runpy\nsys.argv = sys.argv[1:]\nrunpy.run_module('tests.bench', run_name='__main__')"
-COMMANDS = {"with FBGEMM": ["-m", "tests.bench"], "without TorchRec": ["-c", BARE, "tests.bench"]}
+BENCH = """\
+import runpy, sys
+from tests.ascend.faster_interpreter import make_faster
+from tests.support.room import with_room
+make_faster()
+with_room(runpy.run_module, "tests.bench", run_name="__main__", alter_sys=True)
+"""
+COMMANDS = {"with FBGEMM": ["-c", BENCH], "without TorchRec": ["-c", WITHOUT_TORCHREC + BENCH]}
 STEMS = {"with FBGEMM": ["triton"], "without TorchRec": ["triton/fused_optimizer", "triton/find_rows"]}
 PEERS = {
     "pooled_lookup": {"F.embedding_bag a table", "FBGEMM on the device"},

@@ -53,7 +53,8 @@ class ModelledCore:
         return max(self.now, *(pipe.done for pipe in self._pipes.values()))
 
     def scalars(self, operations: int, divisions: int) -> None:
-        self.counts.update(operations=operations, divisions=divisions)
+        self.counts["operations"] += operations
+        self.counts["divisions"] += divisions
         self.now += operations * self.assumed.operation + divisions * self.assumed.division
 
     def scalar_load(self, place: Vector) -> Any:
@@ -66,7 +67,8 @@ class ModelledCore:
         self._lines.move_to_end(line)
         if len(self._lines) > _CACHED_LINES:
             self._lines.popitem(last=False)
-        self.counts.update(loads=1, lines=int(is_new))
+        self.counts["loads"] += 1
+        self.counts["lines"] += is_new
         self.now += self.assumed.line if is_new else 0.0
         known = self.values.get(place.memory)
         return (0 if place.dtype.startswith("i") else 0.0) if known is None else known[place.offset]
@@ -81,14 +83,16 @@ class ModelledCore:
         self._held[place.offset] = value
 
     def copy_in(self, source: Vector, target: Vector) -> None:
-        self.counts.update(copies=1, bytes=source.size_bytes)
+        self.counts["copies"] += 1
+        self.counts["bytes"] += source.size_bytes
         self._copy("MTE2", source)
         known = self.values.get(source.memory)
         for number in range(0 if known is None else source.elements):
             self._held[target.offset + number * BYTES[target.dtype]] = known[source.offset + number]
 
     def copy_out(self, source: Vector, target: Vector) -> None:
-        self.counts.update(stores=1, bytes=target.size_bytes)
+        self.counts["stores"] += 1
+        self.counts["bytes"] += target.size_bytes
         self._copy("MTE3", target)
 
     def _copy(self, pipe: str, moved: Vector) -> None:
@@ -114,14 +118,16 @@ class ModelledCore:
     def wait_flag(self, source: str, target: str, event: int) -> None:
         self.now += self.assumed.operation
         at = self._flags[source, target, event].popleft() + self.assumed.wait
-        self.counts.update(waits=1, stops=int(target == "S"))
+        self.counts["waits"] += 1
+        self.counts["stops"] += target == "S"
         if target == "S":
             self.now = max(self.now, at)
         else:
             self._pipes[target].free = max(self._pipes[target].free, at)
 
     def barrier(self, pipe: str) -> None:
-        self.counts.update(waits=1, stops=int(pipe == "ALL"))
+        self.counts["waits"] += 1
+        self.counts["stops"] += pipe == "ALL"
         if pipe == "ALL":
             self.now = self.seconds
         else:

@@ -20,6 +20,7 @@ import torch.distributed as dist
 
 from recfx.collections.sharding import out_of_step
 from tests.support.forkserver import forkserver
+from tests.support.room import with_room
 
 _LONGEST_CALL = 120.0  # seconds
 _AFTER_A_FAILURE = 5.0
@@ -159,7 +160,7 @@ def _serve(rank: int, world_size: int, backend: str, store: str, pipe: Connectio
             gc.freeze()
         out_of_step._failed.clear()  # of an error that an earlier test wanted, on all ranks alike
         try:
-            pipe.send((False, function(rank, world_size, *arguments)))
+            pipe.send((False, with_room(function, rank, world_size, *arguments)))
         except pytest.skip.Exception as skipped:
             pipe.send((True, Skipped(skipped)))
         except BaseException:

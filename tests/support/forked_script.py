@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from tests.support.forkserver import forkserver
+from tests.support.room import with_room
 
 LONGEST = 300.0  # seconds
 
@@ -57,8 +58,8 @@ def _run(
     os.environ.update(environment)
     if isinstance(script, str):
         sys.argv = ["-c", *arguments]
-        exec(compile(script, "<string>", "exec"), {"__name__": "__main__"})
+        with_room(exec, compile(script, "<string>", "exec"), {"__name__": "__main__"})
     else:
         sys.argv = [str(script), *arguments]
         sys.path.insert(0, str(script.parent))
-        runpy.run_path(str(script), run_name="__main__")
+        with_room(runpy.run_path, str(script), run_name="__main__")

@@ -1,21 +1,20 @@
 """Tests of this folder run in a process that sees a simulated NPU; the process that collects them reports what it says.
 
 A file with ``MAY_FALL_BACK = True`` lets torch_npu run operators on the host that it has no kernel for; elsewhere only
-those may, that ``host_round_trips.md`` lists. A file with ``INTERPRETED = True`` runs with ``TRITON_INTERPRET=1``.
+those may, that ``host_round_trips.md`` lists. A file with ``INTERPRETED = True`` runs with ``TRITON_INTERPRET=1``. One
+with ``OUTSIDE = True`` stays in the process that collects it, and asks for what it runs itself.
 
 torch_npu renames a device of torch for good, and the libraries that stand in for CANN's have to be there when it is
 loaded: neither may happen in a process that tests anything else. One process runs all tests of a file, forked from one
-that has imported torch where the file has neither variable. They are ordinary tests; only fixtures must not touch the
-device, because they are set up in both processes.
+that has imported torch. They are ordinary tests; only fixtures must not touch the device, because they are set up in
+both processes.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -44,6 +43,9 @@ class _Told:
 
 _told: dict[Path, _Told] = {}
 
+Processes = Callable[[bool, bool], Forking]
+"""Those that see two simulated NPUs and have imported torch: with a fallback or without, and with the interpreter."""
+
 
 @pytest.fixture(scope="session")
 def npu_environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
@@ -56,11 +58,19 @@ def npu_environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 @pytest.fixture(scope="session")
-def npu_processes(npu_environment: dict[str, str]) -> Iterator[Forking]:
-    """They see two simulated NPUs, and have imported torch."""
-    forking = Forking(npu_environment)
-    yield forking
-    forking.stop()
+def npu_processes(npu_environment: dict[str, str]) -> Iterator[Processes]:
+    started: dict[tuple[bool, bool], Forking] = {}
+
+    def processes(may_fall_back: bool, interpreted: bool) -> Forking:
+        kind = may_fall_back, interpreted
+        if kind not in started:
+            given = with_fallback(npu_environment) if may_fall_back else npu_environment
+            started[kind] = Forking({**given, "TRITON_INTERPRET": "1"} if interpreted else given)
+        return started[kind]
+
+    yield processes
+    for forking in started.values():
+        forking.stop()
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -71,7 +81,7 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    if is_simulated() or pyfuncitem.path.parent != Path(__file__).parent:
+    if is_simulated() or pyfuncitem.path.parent != Path(__file__).parent or _has(pyfuncitem, "OUTSIDE"):
         return None
     if pyfuncitem.path not in _told:
         _told[pyfuncitem.path] = _run_file(pyfuncitem)
@@ -85,25 +95,21 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     return True
 
 
+def _has(item: pytest.Function, variable: str) -> bool:
+    """Whether the test's file sets it."""
+    return bool(getattr(item.module, variable, False))
+
+
 def _run_file(item: pytest.Function) -> _Told:
     names = [each.nodeid for each in item.session.items if each.path == item.path]
     given: dict[str, str] = item.funcargs["npu_environment"]
-    if getattr(item.module, "MAY_FALL_BACK", False):
-        given = with_fallback(given)
-    if getattr(item.module, "INTERPRETED", False):
-        given = {**given, "TRITON_INTERPRET": "1"}
+    processes: Processes = item.funcargs["npu_processes"]
     report = Path(given["PYTHONPATH"].split(os.pathsep)[1]) / f"{item.path.stem}.jsonl"
     printed = report.with_suffix(".txt")
     options = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist", *names]
     printed.touch()
-    if given is item.funcargs["npu_environment"]:
-        item.funcargs["npu_processes"].run(options, {REPORT: str(report)}, printed, LONGEST)
-    else:
-        with printed.open("w") as file:
-            subprocess.run(
-                [sys.executable, "-m", "pytest", *options], env={**given, REPORT: str(report)},
-                cwd=item.config.rootpath, stdout=file, stderr=subprocess.STDOUT, timeout=LONGEST, check=False,
-            )  # fmt: skip
+    forking = processes(_has(item, "MAY_FALL_BACK"), _has(item, "INTERPRETED"))
+    forking.run(options, {REPORT: str(report)}, printed, LONGEST)
     told = _Told(printed=printed.read_text())
     for line in report.read_text().splitlines() if report.exists() else []:
         said: dict[str, Any] = json.loads(line)

@@ -6,24 +6,20 @@ kernels, and few examples; ``test_doctor.py`` has the operators' other shapes, a
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
+from pathlib import Path
 
-from tests.ascend.tools import ROOT
+from tests.ascend.npu_runtime.conftest import Processes
 
-INTERPRETED = True
+OUTSIDE = True
 FORMS = "bucket_counts-block_4 or weight_gradients-fp32-block_4"
 CHOSEN = (f"test_kernels and ({FORMS})", "test_operators and not doctor and not insert", "test_models and not train_as")
 
 
-def test_they_run() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "tests/ascend/on_device",
-         "-k", " or ".join(CHOSEN)],
-        env={**os.environ, "RECFX_KERNELS_ON": "npu:1", "RECFX_EXAMPLES": "1"},
-        cwd=ROOT, capture_output=True, text=True, timeout=280, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout[-6000:]
-    assert " passed" in done.stdout
-    assert "skipped" not in done.stdout
+def test_they_run(npu_processes: Processes, tmp_path: Path) -> None:
+    options = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist", "tests/ascend/on_device", "-k", " or ".join(CHOSEN)]
+    variables, printed = {"RECFX_KERNELS_ON": "npu:1", "RECFX_EXAMPLES": "1"}, tmp_path / "printed"
+    printed.touch()
+    status = npu_processes(False, True).run(options, variables, printed, 280)
+    assert status == 0, printed.read_text()[-6000:]
+    assert " passed" in printed.read_text()
+    assert "skipped" not in printed.read_text()
