@@ -212,7 +212,7 @@ def test_versions_are_of_one_release(built: Path) -> None:
     assert f'__version__ = "{version}"' in (ROOT / "recfx/versions/__init__.py").read_text()
     assert re.findall(r"^## (.*)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)[0] == version
     (info,) = (built / "wheel").glob("*.dist-info")
-    assert (info / "entry_points.txt").read_text() == "[console_scripts]\nrecfx = recfx.commandline.main:main\n"
+    assert (info / "entry_points.txt").read_text() == "[console_scripts]\nrecfx = recfx.__main__:run\n"
 
 
 def test_the_stand_in_is_a_package_without_modules(tmp_path: Path) -> None:
