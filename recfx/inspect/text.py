@@ -27,7 +27,7 @@ from recfx.printing.lines import to_lines
 
 WIDTH = 120
 
-_NARROWEST = 40
+_NARROWEST = 20
 _MOST_FINDINGS = 2  # of one reason
 _MOST_KINDS = 6  # of findings, if there are more
 _STYLES = {Severity.ERROR: "bold red", Severity.WARNING: "yellow", Severity.INFO: "cyan"}

@@ -149,6 +149,7 @@ def test_a_terminal_gets_colours_and_its_own_width() -> None:
     colours = printed(100, force_terminal=True, color_system="standard")
     assert "\x1b[1;31merror: own_forward\x1b[0m: own (model.py:7)\n" in colours
     assert "\x1b[33mwarning: never_called\x1b[0m: unused (model.py:7)\n" in colours
+    assert not any(line.startswith(("|", "---+")) for line in printed(20).splitlines())  # rows are not broken
     for width in (60, 100, 140):
         plain = printed(width)
         assert "\x1b" not in plain
