@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -24,6 +23,7 @@ from recfx.collections.sharding.gather import (
 from recfx.collections.whole_graph import WholeGraph
 from recfx.collections.wrappers import check_module
 from recfx.conversion.load_guard import release_loading
+from recfx.conversion.rows_of_ids import RowsOfIds
 from recfx.errors import GROW, ConversionError
 from recfx.ir.meta import node_meta
 from recfx.optim.in_backward import attach_unfused
@@ -32,8 +32,6 @@ from recfx.replacement.conversion_record import detach_conversion
 from recfx.runtime.lower_graph import OWN_MAKERS
 
 _log = logging.getLogger("recfx")
-
-RowsOfIds = dict[str, tuple[torch.Tensor, torch.Tensor]]
 
 
 def unconvert(model: nn.Module, with_mapping: bool = False) -> nn.Module | tuple[nn.Module, RowsOfIds]:
@@ -46,6 +44,7 @@ def unconvert(model: nn.Module, with_mapping: bool = False) -> nn.Module | tuple
         >>> type(model.ebc).__name__
         'EmbeddingBagCollection'
         >>> model, mapping = recfx.unconvert(recfx.convert(model), with_mapping=True)
+        >>> output = model(mapping.to_rows(batch))
 
     Args:
         model: a converted model; one without converted collections is returned as it is. With sharded collections, also
@@ -55,7 +54,8 @@ def unconvert(model: nn.Module, with_mapping: bool = False) -> nn.Module | tuple
 
     Returns:
         the model in new module objects; with ``with_mapping`` also ``{table: (ids, rows)}``, int64 ``[n]`` each,
-        for every table that has an index (``<collection>.<table>`` if two collections have a table of that name).
+        for every table that has an index (``<collection>.<table>`` if two collections have a table of that name). Its
+        :meth:`recfx.conversion.rows_of_ids.RowsOfIds.to_rows` maps a batch.
 
     Raises:
         ConversionError: ``index_holds_ids``: a standard collection cannot express the table; ``fully_sharded``;
@@ -80,7 +80,7 @@ def unconvert(model: nn.Module, with_mapping: bool = False) -> nn.Module | tuple
     if not with_mapping:
         _refuse_held_ids(items)
     _warn_of_own_operators({**collections, **sharded})
-    mapping = _mapping(items)
+    mapping = RowsOfIds(items, {**collections, **sharded})
     replacements: dict[int, nn.Module] = {id(collection): _standard(collection) for collection in collections.values()}
     replacements |= {id(module): unsharded_collection(module, whole[path]) for path, module in sharded.items()}
     plain, _ = copy_modules(model, replacements)
@@ -98,8 +98,8 @@ def _refuse_held_ids(items: dict[tuple[str, str], tuple[torch.Tensor, torch.Tens
                 f"the index of table {table!r} holds {count} ids, which a standard collection cannot express.",
                 reason="index_holds_ids",
                 module_path=path,
-                what_to_do="call unconvert(model, with_mapping=True) and map ids to rows before the plain model. If "
-                f"you only want more rows, do not unconvert. {GROW}",
+                what_to_do="call unconvert(model, with_mapping=True) and give the plain model mapping.to_rows(batch). "
+                f"If you only want more rows, do not unconvert. {GROW}",
             )
 
 
@@ -111,11 +111,6 @@ def _warn_of_own_operators(collections: Mapping[str, ConvertedCollection]) -> No
                 "collection %r is standard again, without the operators of your passes [own_operators_dropped]: "
                 "compute what %s computed in the model itself.", path, " and ".join(own)
             )  # fmt: skip
-
-
-def _mapping(items: dict[tuple[str, str], tuple[torch.Tensor, torch.Tensor]]) -> RowsOfIds:
-    owners = Counter(table for _, table in items)
-    return {table if owners[table] == 1 else f"{path}.{table}": found for (path, table), found in items.items()}
 
 
 def _standard(collection: UnshardedCollection) -> nn.Module:

@@ -79,17 +79,7 @@ def trained(hashing: str) -> tuple[nn.Module, nn.Module, Ids]:
     if hashing != "hashed":
         return model, recfx.unconvert(model), lambda features: features
     plain, mapping = recfx.unconvert(model, with_mapping=True)
-    return model, plain, lambda features: _to_rows(features, mapping)
-
-
-def _to_rows(features: KeyedJaggedTensor, mapping: dict[str, tuple[torch.Tensor, torch.Tensor]]) -> KeyedJaggedTensor:
-    of_table = {feature: mapping[table] for table, (_, names) in TABLES.items() for feature in names}
-    values = []
-    for key in features.keys():  # noqa: SIM118  # a batch is not a dict
-        ids, rows = of_table[key]
-        row_of = dict(zip(ids.tolist(), rows.tolist(), strict=True))
-        values += [row_of[id_] for id_ in features[key].values().tolist()]
-    return KeyedJaggedTensor(features.keys(), torch.tensor(values), lengths=features.lengths())
+    return model, plain, mapping.to_rows
 
 
 def saved_and_loaded(model: nn.Module) -> Any:

@@ -1,0 +1,115 @@
+"""What ``unconvert`` says about ids: which rows they have in the plain model, and how a batch gets these."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torchrec import KeyedJaggedTensor
+
+from recfx.collections.converted_collection import ConvertedCollection
+from recfx.errors import ConversionError, InputError, type_of
+
+_Items = tuple[Tensor, Tensor]
+
+
+class RowsOfIds(dict[str, _Items]):
+    """``{table: (ids, rows)}``, int64 ``[n]`` each, on the CPU, for every table of the converted model with an index.
+
+    Example:
+        >>> model = recfx.convert(Model(), hashing=recfx.HashConfig.raw_ids())
+        >>> output = model(batch)
+        >>> plain, mapping = recfx.unconvert(model, with_mapping=True)
+        >>> torch.equal(plain(mapping.to_rows(batch)), output)
+        True
+
+    Args:
+        items: ids and rows, by path of the collection and table.
+        collections: the converted collections, by path.
+    """
+
+    def __init__(self, items: Mapping[tuple[str, str], _Items], collections: Mapping[str, ConvertedCollection]) -> None:
+        owners = Counter(table for _, table in items)
+        names = {(path, table): table if owners[table] == 1 else f"{path}.{table}" for path, table in items}
+        super().__init__({names[place]: found for place, found in items.items()})
+        self._sorted: dict[str, _Items] = {}  # by id, of the tables that were asked for
+        self._readers: dict[str, list[tuple[str, int]]] = {}  # by feature: each table, and how many ids are their rows
+        for path, collection in collections.items():
+            for spec in collection.tables:
+                dense = 0 if spec.hashing is None else spec.hashing.dense_rows
+                for feature in spec.feature_names:
+                    self._readers.setdefault(feature, []).append((names.get((path, spec.name), ""), dense))
+
+    def __reduce__(self) -> Any:
+        return _restored, (dict(self), self._readers)
+
+    def to_rows(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
+        """The batch as the plain model takes it: rows in the place of raw ids. Features of other tables stay.
+
+        Ids without a row are left out of their bags and sequences, which become shorter; the converted model counts
+        them in means, and has a row for each of them in a sequence.
+
+        Example:
+            >>> mapping = recfx.unconvert(recfx.convert(Model(), hashing=recfx.HashConfig.raw_ids()), True)[1]
+            >>> mapping.to_rows(batch).values()  # the model has seen no id yet
+            tensor([], dtype=torch.int64)
+
+        Raises:
+            InputError: ``invalid_argument``: it is no batch.
+            ConversionError: ``several_rows``: a feature is read by tables that have different rows for its ids.
+        """
+        if not isinstance(features, KeyedJaggedTensor):
+            raise InputError(
+                f"features is {type_of(features)}.",
+                reason="invalid_argument",
+                what_to_do="pass the KeyedJaggedTensor that the converted model takes.",
+            )
+        by_key = features.values().split(features.length_per_key())
+        rows = torch.cat([features.values()[:0].long(), *map(self._rows, features.keys(), by_key)])
+        kept, offsets, weights = rows >= 0, features.offsets(), features.weights_or_none()
+        before = torch.cat([kept.new_zeros(1, dtype=torch.int64), kept.cumsum(0)])
+        varies = features.variable_stride_per_key()
+        return KeyedJaggedTensor(
+            features.keys(),
+            rows[kept],
+            None if weights is None else weights[kept],
+            lengths=before[offsets.long()].diff(),
+            stride=None if varies else features.stride(),
+            stride_per_key_per_rank=features.stride_per_key_per_rank() if varies else None,
+            inverse_indices=features.inverse_indices_or_none(),
+        )
+
+    def _rows(self, feature: str, ids: Tensor) -> Tensor:
+        """int64 ``[n]``, -1 for an id without a row."""
+        readers = self._readers.get(feature, [])
+        if not any(table for table, _ in readers):
+            return ids.long()
+        found = [self._rows_in(table, dense, ids.long()) if table else ids.long() for table, dense in readers]
+        if not all(torch.equal(rows, found[0]) for rows in found):
+            raise ConversionError(
+                f"feature {feature!r} is read by {len(found)} tables, which have different rows for its ids.",
+                reason="several_rows",
+                what_to_do="give each table a feature of its own, a copy of this one, and map each by its table.",
+            )
+        return found[0]
+
+    def _rows_in(self, table: str, dense_rows: int, ids: Tensor) -> Tensor:
+        if table not in self._sorted:
+            known, order = self[table][0].sort()
+            self._sorted[table] = known, self[table][1][order]
+        known, rows = (each.to(ids.device) for each in self._sorted[table])
+        rows_of_ids = torch.where((ids >= 0) & (ids < dense_rows), ids, -1)
+        if known.numel():
+            place = torch.searchsorted(known, ids).clamp_(max=known.numel() - 1)
+            rows_of_ids = torch.where(known[place] == ids, rows[place], rows_of_ids)
+        return rows_of_ids
+
+
+def _restored(items: dict[str, _Items], readers: dict[str, list[tuple[str, int]]]) -> RowsOfIds:
+    mapping = RowsOfIds({}, {})
+    mapping.update(items)
+    mapping._readers = readers
+    return mapping

@@ -1,0 +1,98 @@
+"""What ``unconvert`` returns maps raw ids to rows: the plain model then answers as the converted one does."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from typing import Any
+
+import torch
+from torch import nn
+from torchrec import EmbeddingBagCollection, EmbeddingCollection, KeyedJaggedTensor
+
+import recfx
+from tests.builders.collections import sequence_table, table
+from tests.support.refusals import refused
+
+RAW = recfx.HashConfig(dense_rows=0)
+
+
+class Both(nn.Module):
+    """Pooled tables of two features and of one, a sequence table, and one whose ids are rows."""
+
+    def __init__(self, sequence: str = "seen") -> None:
+        super().__init__()
+        pooled = [table("goods", ["item", "other"], rows=30, dim=4), table("users", ["user"], rows=30, dim=4)]
+        self.ebc = EmbeddingBagCollection([*pooled, table("days", ["day"], rows=7, dim=4)], is_weighted=True)
+        self.ec = EmbeddingCollection([sequence_table("goods", [sequence], rows=30, dim=4)])
+
+    def forward(self, features: KeyedJaggedTensor) -> list[torch.Tensor]:
+        (rows,) = self.ec(features).values()
+        return [self.ebc(features).values(), rows.values(), rows.lengths()]
+
+
+KEYS = ["item", "user", "day", "seen", "other"]
+
+
+def batch(*ids: list[list[int]]) -> KeyedJaggedTensor:
+    """The ids of each bag, by key; every id has a weight of its own."""
+    bags = [bag for of_key in ids for bag in of_key]
+    values = torch.tensor([each for bag in bags for each in bag], dtype=torch.int64)
+    weights = torch.arange(len(values)) / 4 + 1
+    return KeyedJaggedTensor(KEYS, values, weights, lengths=torch.tensor([len(bag) for bag in bags]))
+
+
+SEEN = batch([[7, 2**62], []], [[-1], [5, 5]], [[3], [6]], [[10**12, 7, -9], [7]], [[2**62], [8]])
+
+
+def unconverted(model: nn.Module, **hashing: recfx.HashConfig | None) -> tuple[Any, Any, Any]:
+    """The trained model in eval mode, and what ``unconvert`` makes of it."""
+    converted = recfx.convert(model, hashing={"goods": RAW, "users": RAW, "days": None, **hashing})
+    converted(SEEN)
+    return converted.eval(), *recfx.unconvert(converted, with_mapping=True)  # type: ignore[misc]
+
+
+def test_the_plain_model_answers_as_the_converted_one() -> None:
+    """Adopted users have ids that are their rows, and new ones."""
+    for users in (RAW, recfx.HashConfig(rows=40, dense_rows=30)):
+        model, plain, mapping = unconverted(Both(), users=users)
+        assert isinstance(mapping, dict)
+        assert mapping.keys() == {"ebc.goods", "users", "ec.goods"}
+        for each in (mapping, copy.deepcopy(mapping), pickle.loads(pickle.dumps(mapping))):
+            for features in (SEEN, batch([[]], [[]], [[]], [[]], [[]])):
+                for found, expected in zip(plain(each.to_rows(features)), model(features), strict=True):
+                    assert torch.equal(found, expected)
+
+
+def test_ids_without_a_row_are_left_out() -> None:
+    model, plain, mapping = unconverted(Both())
+    features = batch([[99, 7], [99]], [[-1, 98], []], [[3], [6]], [[], [97]], [[8], []])
+    rows = mapping.to_rows(features)
+    assert rows.lengths().tolist() == [1, 0, 1, 0, 1, 1, 0, 0, 1, 0]
+    assert rows.weights().tolist() == [1.25, 1.75, 2.25, 2.5, 3.0]
+    assert torch.equal(plain(rows)[0], model(features)[0])
+
+
+def test_a_batch_size_for_each_key() -> None:
+    _, _, mapping = unconverted(Both())
+    inverse = KEYS, torch.tensor([[0, 0], [0, 1], [1, 0], [0, 1], [0, 0]])
+    features = KeyedJaggedTensor(
+        KEYS,
+        torch.tensor([7, 98, 5, 3, 4, 7, 7, 8]),
+        lengths=torch.tensor([1, 1, 1, 1, 1, 2, 0, 1]),
+        stride_per_key_per_rank=[[1], [2], [2], [2], [1]],
+        inverse_indices=inverse,
+    )
+    rows = mapping.to_rows(features)
+    assert rows.stride_per_key() == [1, 2, 2, 2, 1]
+    assert rows.lengths().tolist() == [1, 0, 1, 1, 1, 2, 0, 1]
+    assert rows.inverse_indices() is inverse
+
+
+def test_a_feature_of_two_tables_needs_the_same_rows_in_both() -> None:
+    _, _, mapping = unconverted(Both("other"))
+    with refused("several_rows", match="'other' is read by 2 tables"):
+        mapping.to_rows(SEEN)
+    assert mapping.to_rows(batch([[7]], [[]], [[]], [[]], [[]])).values().tolist() == [0]
+    with refused("invalid_argument", error=recfx.InputError):
+        mapping.to_rows({"user": torch.tensor([1])})
