@@ -7,7 +7,9 @@ all nodes of that pass that lead to it. This also works with unused outputs, sec
 checkpointing.
 
 Something else may read the weight as well, such as an output layer with tied weights. Autograd accumulates that
-gradient in the weight's own node, and it joins the step of the same backward pass, whichever comes first.
+gradient in the weight's own node, and it joins the step of the same backward pass, whichever comes first. So does a
+gradient that was there before, such as one from before the optimizer was attached: ``weight.grad`` is None afterwards,
+as with torch's optimizers in backward, so that no ordinary optimizer steps with it again.
 """
 
 from __future__ import annotations
@@ -76,7 +78,8 @@ class _Pass:
 
     Attributes:
         waiting: the lookups' parts.
-        arrived: weights whose gradient from other readers is in ``weight.grad``, and their optimizers, by ``id``.
+        arrived: weights with a gradient in ``weight.grad``, from other readers or from before, and their optimizers,
+            by ``id``.
         awaited: those whose gradient from other readers comes after all lookups of the pass.
     """
 
@@ -154,6 +157,7 @@ class Trigger:
             return
         parts = current.parts()
         awaited = current.still_to_come()
+        current.arrived.update(_with_gradients(parts, awaited))
         if awaited:
             current.awaited = awaited
             self._passes[number] = current
@@ -289,6 +293,19 @@ def _step_alone(weight: torch.Tensor, optimizer: FusedOptimizer) -> None:
     if not attached:  # a copy: the lookups have its only optimizer
         _step_joined([], weight, optimizer)
     weight.grad = None
+
+
+def _with_gradients(
+    parts: Sequence[_PartOfTables], awaited: Collection[int]
+) -> dict[int, tuple[torch.Tensor, FusedOptimizer]]:
+    """The weights with a gradient to step with, and their optimizers, by ``id``; those ``awaited`` get more of it."""
+    return {
+        id(weight): (weight, part.optimizers[table])
+        for part, tables in parts
+        for table in tables
+        if (weight := part.weights[table]).grad is not None
+        and (weight.requires_grad and not weight.is_meta and part.reached[table] and id(weight) not in awaited)
+    }
 
 
 def _without(parts: Sequence[_PartOfTables], weights: Collection[int]) -> list[_PartOfTables]:

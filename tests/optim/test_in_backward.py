@@ -197,17 +197,21 @@ def test_a_copy_that_is_unconverted_trains_on(
     assert torch.equal(weight_of(converted), before)
 
 
-def test_an_optimizer_attached_after_conversion_is_fused_from_the_next_forward() -> None:
+@pytest.mark.parametrize("zeroed", [True, False])
+def test_an_optimizer_attached_after_conversion_is_fused_from_the_next_forward(zeroed: bool) -> None:
+    """A gradient from before, not zeroed, joins its first step; no ordinary optimizer steps with it again."""
     plain = collection()
     converted = recfx.convert(copy.deepcopy(plain))
-    train(converted, batch())
-    assert converted.weight("t").grad is not None
-    converted.zero_grad()
     for one in (plain, converted):
+        ordinary = torch.optim.Adam(one.parameters(), lr=0.1)
+        train(one, batch())
+        assert next(one.parameters()).grad is not None
+        if zeroed:
+            one.zero_grad()
         attach(one, torch.optim.Adagrad)
-    for _ in range(2):
-        train(plain, batch(1, 2))
-        train(converted, batch(1, 2))
+        for _ in range(2):
+            train(one, batch(1, 2))
+            ordinary.step()
     assert converted.fused_optimizers()["t"].rule.name == "adagrad"
     assert converted.weight("t").grad is None
     assert_alike(plain, converted)
