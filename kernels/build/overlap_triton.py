@@ -18,9 +18,19 @@ if "care_padding" in inspect.signature(tl.load).parameters:  # triton-ascend; st
         """
         return tl.load(ptr + columns, mask=columns < count, care_padding=False)
 
+    @triton.jit
+    def side_by_side(first, second):
+        """Two vectors of one width as one. Ascend's ``cat`` keeps the order."""
+        return tl.cat(first, second, can_reorder=True)
+
 else:
 
     @triton.jit
     def prefix_at(ptr, columns, count):
         """The first ``count`` values from a pointer on; the columns behind them are undefined."""
         return tl.load(ptr + columns, mask=columns < count)
+
+    @triton.jit
+    def side_by_side(first, second):
+        """Two vectors of one width as one."""
+        return tl.reshape(tl.permute(tl.join(first, second), (1, 0)), (2 * first.shape[0],))

@@ -144,8 +144,8 @@ NEEDS: Mapping[str, Mapping[int, Need]] = MappingProxyType(
         "recfx_pooled_lookup": {4: Need(2176, 56, per_lookup_row=8), 2: Need(64, 56, per_lookup_row=4)},
         # Eight rows, twice; halves also as float32.
         "recfx_gather_rows": {4: Need(512, 64), 2: Need(512, 96)},
-        # Codes of 4 bits; those of 8 bits take 58 bytes per column, and 2 per position.
-        "recfx_quantized_lookup": {1: Need(3264, 100, per_lookup_row=1)},
+        # Scales and biases, and 32 bytes of each row, however narrow; the rows of a block as bytes and in float32.
+        "recfx_quantized_lookup": {1: Need(48_000, 48, per_lookup_row=12)},
         # Eight rows, twice, and the gradient of a bag.
         "recfx_per_sample_weight_gradients": {4: Need(800, 78), 2: Need(320, 46)},
         # Ids are scalars: no block.

@@ -33,8 +33,8 @@ def quantized_lookup_triton(
     Args:
         rows: int64 ``[n]``; -1 adds nothing.
         offsets: int64 ``[F * B + 1]``.
-        tables: contiguous uint8 ``[rows, row_bytes]``, as ``quantized_rows.py`` lays rows out, on one device. If all
-            begin at even addresses and have even ``row_bytes``, scale and bias are read whole and not byte by byte.
+        tables: contiguous uint8 ``[rows, row_bytes]``, as ``quantized_rows.py`` lays rows out, on one device, at any
+            address.
         dims: the columns of each table, at most 1,024.
         bits: per code, 8 or 4, of all tables.
         table_of_feature: the position of each feature's table.
@@ -55,16 +55,14 @@ def quantized_lookup_triton(
     pooled = torch.empty(batch_size, layout.columns, dtype=torch.float32, device=rows.device)
     if bags == 0:
         return pooled
-    is_even = all((table.data_ptr() | table.shape[1]) % 2 == 0 for table in tables)
-    first, block = tables[0].view(-1), tiling.block_of(layout.largest_dim)
+    block = tiling.block_of(layout.largest_dim)
     launch.launch(
         recfx_quantized_lookup, launch.programs(rows.device, bags, "recfx_quantized_lookup"), rows, offsets,
         pooled if per_sample_weights is None else per_sample_weights,  # not read
-        first.view(torch.int8), first.view(torch.float16) if is_even else pooled,  # not read
-        starts(tables, table_of_feature),
+        tables[0].view(torch.int8), starts(tables, table_of_feature),
         _row_bytes(rows.device, tuple(tables[table].shape[1] for table in table_of_feature)),
         layout.first_columns, *[pooled] * 3, bags, batch_size, layout.columns,
-        BLOCK_D=block, ROWS=tiling.lookup_rows(block, launch.chip_of(rows.device)), BITS=bits, EVEN=is_even,
+        BLOCK_D=block, ROWS=tiling.lookup_rows(block, launch.chip_of(rows.device)), BITS=bits,
         WEIGHTED=per_sample_weights is not None, MEAN=mean,
     )  # fmt: skip
     return pooled

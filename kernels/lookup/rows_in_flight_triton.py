@@ -11,7 +11,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from recfx.kernels.build.overlap_triton import prefix_at
+from recfx.kernels.build.overlap_triton import prefix_at, side_by_side
 
 
 @triton.jit
@@ -140,3 +140,33 @@ def one_of(
             place, v0, v1, v2, v3, v4, v5, v6, v7, v8, v9, v10, v11, v12, v13, v14, v15, ROWS
         )  # fmt: skip
     return value
+
+
+@triton.jit
+def _eight_side_by_side(v0, v1, v2, v3, v4, v5, v6, v7):
+    first = side_by_side(side_by_side(v0, v1), side_by_side(v2, v3))
+    return side_by_side(first, side_by_side(side_by_side(v4, v5), side_by_side(v6, v7)))
+
+
+@triton.jit
+def rows_side_by_side(
+    always,
+    v0, v1, v2, v3, v4, v5, v6, v7, v8, v9, v10, v11, v12, v13, v14, v15,
+    v16, v17, v18, v19, v20, v21, v22, v23, v24, v25, v26, v27, v28, v29, v30, v31,
+    WIDTH: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """One vector of a block's rows, of those that ``ask_for_rows`` gave; each is of ``WIDTH`` values, 32 bytes or more.
+
+    ``always`` is true, which the compiler must not know. In a branch, it waits for all rows at once; elsewhere, for
+    each by itself, for which it has too few flags, so that it stops all units.
+    """
+    values = tl.zeros((WIDTH * ROWS,), dtype=v0.dtype)
+    if always:
+        values = _eight_side_by_side(v0, v1, v2, v3, v4, v5, v6, v7)
+        if ROWS > 8:
+            values = side_by_side(values, _eight_side_by_side(v8, v9, v10, v11, v12, v13, v14, v15))
+        if ROWS > 16:
+            third = _eight_side_by_side(v16, v17, v18, v19, v20, v21, v22, v23)
+            fourth = _eight_side_by_side(v24, v25, v26, v27, v28, v29, v30, v31)
+            values = side_by_side(values, side_by_side(third, fourth))
+    return values

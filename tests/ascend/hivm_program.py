@@ -198,7 +198,7 @@ class _Writer(Scalars):
             self._put(f"{targets[0]} = part({names[0]}, {offset}[0] - {names[0]}.offset, {sizes})")
         elif operation == "subview":
             self._put(f"{targets[0]} = part({names[0]}, {_numbers(lists[0])}[0], {_numbers(lists[1])})")
-        elif operation in ("cast", "collapse_shape"):
+        elif operation in ("cast", "collapse_shape", "expand_shape"):
             self._put(f"{targets[0]} = {names[0]}")
         elif operation == "load":
             self._flush()
@@ -224,6 +224,9 @@ class _Writer(Scalars):
                 raise UnknownOperation(right)
             texts = re.findall(r"(?:ins|outs)\(([^:)]*)", right) if "hir." in right else [right.partition(" : ")[0]]
             operands = [name for text in texts for name in names_in(text)]
+            operands = (
+                operands[1:] if "gather" in called[1] else operands
+            )  # as many values are read as there are indices
             told = (
                 "copy_in" if called[1].startswith("load") else "copy_out" if called[1].startswith("store") else "vector"
             )

@@ -46,6 +46,19 @@ _PASSES = (
 _ADDED_ARGUMENTS = 2
 """A lock and a workspace come first; sizes of the grid and the program's place in it come last, six numbers."""
 
+_GATHER = r"func\.func private @(triton_gather\w*)\((tensor<\w+>), tensor<(\d+)xi32>, i32\) -> (tensor<\w+x(\w+)>)"
+_GATHERED = r"""func.func private @\1(%values: \2, %places: tensor<\3xi32>, %axis: i32) -> \4 {
+    %gathered = tensor.generate {
+    ^bb0(%lane: index):
+      %place = tensor.extract %places[%lane] : tensor<\3xi32>
+      %index = arith.index_cast %place : i32 to index
+      %value = tensor.extract %values[%index] : \2
+      tensor.yield %value : \5
+    } : \4
+    return %gathered : \4
+  }"""
+"""What Ascend's compiler calls, of vectors: upstream has no operation for it."""
+
 # Copies between strided arrays of one dimension, the only ones that kernels have, and the rounding of bfloat16.
 _RUNTIME = Path(__file__).with_name("runtime.c")
 _FLAGS = ("-c", "-O0", "-w", "-fPIC")
@@ -157,6 +170,7 @@ def _passed(value: Any, kind: str) -> Any:
 def _for_upstream(linalg: str) -> str:
     """Without the attributes of Ascend's dialects, which change no result."""
     text = re.sub(r" ?\{(?:tt|hivm)\.[^}]*\}", "", linalg)
+    text = re.sub(_GATHER, _GATHERED, text)
     text = re.sub(r", hivm\.parallel_loop|hivm\.parallel_loop, ", "", text)
     return re.sub(r"attributes \{SyncBlock[^}]*\}", "attributes {llvm.emit_c_interface}", text)
 

@@ -25,6 +25,7 @@ TOUCHED = TABLES * ROWS * (1 - (1 - 1 / ROWS) ** (BATCH * IDS_PER_BAG))
 """Rows that are stepped, if ids are drawn evenly."""
 LAUNCHES: Mapping[str, tuple[Form, float]] = {
     "forward": (Form("recfx_pooled_lookup", "", "fp32", 64, ""), TABLES * BATCH),
+    "8-bit forward": (Form("recfx_quantized_lookup", "", "int8", 64, ""), TABLES * BATCH),
     "SGD step": (Form("recfx_fused_step", "sgd", "fp32", 64, ""), TOUCHED),
     "Adagrad step": (Form("recfx_fused_step", "adagrad", "fp32", 64, ""), TOUCHED),
 }

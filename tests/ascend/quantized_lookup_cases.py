@@ -20,23 +20,20 @@ _DTYPES = {"fp32": torch.float32, "fp16": torch.float16}
 def cases() -> list[KernelCase]:
     """Every form in one block of columns, and the other blocks up to that of 1,024."""
     pooling = ((0, 0), (1, 0), (0, 1), (1, 1))
-    forms = [(bits, 64, even, *pool, "fp32") for bits in (8, 4) for even in (1, 0) for pool in pooling]
-    forms += [(bits, block, 0, 1, 0, "fp32") for bits in (8, 4) for block in (2, 4, 16, 128, 256, 1024)]
-    forms += [(8, 1, 0, 1, 0, "fp32"), (8, 64, 1, 1, 0, "fp16"), (4, 64, 1, 1, 0, "fp16")]
-    return [
-        _case(bits, block, bool(even), bool(weighted), bool(mean), out)
-        for bits, block, even, weighted, mean, out in forms
-    ]
+    forms = [(bits, 64, *pool, "fp32") for bits in (8, 4) for pool in pooling]
+    forms += [(bits, block, 1, 0, "fp32") for bits in (8, 4) for block in (2, 4, 16, 128, 256, 1024)]
+    forms += [(8, 1, 1, 0, "fp32"), (8, 64, 1, 0, "fp16"), (4, 64, 1, 0, "fp16")]
+    return [_case(bits, block, bool(weighted), bool(mean), out) for bits, block, weighted, mean, out in forms]
 
 
-def _case(bits: int, block: int, even: bool, weighted: bool, mean: bool, out: str) -> KernelCase:
+def _case(bits: int, block: int, weighted: bool, mean: bool, out: str) -> KernelCase:
     signature = {
-        "rows_ptr": "*i64", "offsets_ptr": "*i64", "scales_ptr": "*fp32", "bytes_ptr": "*i8", "halves_ptr": "*fp16",
+        "rows_ptr": "*i64", "offsets_ptr": "*i64", "scales_ptr": "*fp32", "bytes_ptr": "*i8",
         "table_starts_ptr": "*i64", "row_bytes_ptr": "*i32", "first_columns_ptr": "*i32",
         **dict.fromkeys(("pooled_ptr", "pooled_0_ptr", "pooled_1_ptr"), f"*{out}"),
         "num_bags": "i32", "batch_size": "i32", "num_columns": "i32",
     }  # fmt: skip
-    make = partial(_call, bits=bits, even=even, weighted=weighted, mean=mean, out=_DTYPES[out])
+    make = partial(_call, bits=bits, weighted=weighted, mean=mean, out=_DTYPES[out])
     dims = sorted({block, max(1, block - 1), max(1, block * 3 // 4), block // 2 + 1}, reverse=True)
     calls = {
         "several tables": partial(make, dims=dims, batch_size=9),
@@ -47,20 +44,20 @@ def _case(bits: int, block: int, even: bool, weighted: bool, mean: bool, out: st
         "bags of about a block": partial(make, dims=dims[:2], batch_size=len(ABOUT_A_BLOCK), lengths=ABOUT_A_BLOCK),
         "absent rows of an empty table": partial(make, dims=[block], batch_size=3, table_rows=0),
     }
-    parts = [f"int{bits}", f"block_{block}", *["even"] * even, *["weighted"] * weighted, *["mean"] * mean, out]
+    parts = [f"int{bits}", f"block_{block}", *["weighted"] * weighted, *["mean"] * mean, out]
     constexprs = {"BLOCK_D": block, "ROWS": lookup_rows(block, ASCEND_910B), "BITS": bits}
-    constexprs |= {"EVEN": even, "WEIGHTED": weighted, "MEAN": mean}
+    constexprs |= {"WEIGHTED": weighted, "MEAN": mean}
     programs = 1 if mean else 3 if weighted else 40  # bags share blocks where there are several in a program
     return KernelCase("-".join(["quantized_lookup", *parts]), _KERNEL, signature, constexprs, calls, programs)
 
 
 def _call(
-    place: Place, bits: int, even: bool, weighted: bool, mean: bool, out: torch.dtype, dims: list[int],
+    place: Place, bits: int, weighted: bool, mean: bool, out: torch.dtype, dims: list[int],
     batch_size: int, longest: int = 6, table_rows: int = 11, lengths: Sequence[int] = (),
 ) -> Call:  # fmt: skip
-    """Rows of every alignment that the form takes; codes of all values; rows at both ends of every table."""
+    """Rows of several alignments; codes of all values; rows at both ends of every table."""
     draw = torch.Generator().manual_seed(sum(dims) + batch_size)
-    alignments = [2, 16, 4] if even else [1, 16, 1]
+    alignments = [1, 16, 2]
     tables = [
         quantize_rows(torch.randn(table_rows, dim, generator=draw), bits, alignments[number % 3])
         for number, dim in enumerate(dims)
@@ -81,9 +78,8 @@ def _call(
     columns = torch.tensor([0, *dims]).cumsum(0).to(torch.int32)
     written = place(torch.full_like(pooled, 7.0))
     first = placed[0].view(-1).view(torch.int8)
-    halves = first[: first.numel() // 2 * 2].view(torch.float16) if even else place(torch.empty(0, dtype=torch.float16))
     arguments = [
-        place(rows), place(offsets), place(torch.empty(0) if scales is None else scales), first, halves,
+        place(rows), place(offsets), place(torch.empty(0) if scales is None else scales), first,
         place(torch.tensor(starts)), place(torch.tensor([table.size(1) for table in tables], dtype=torch.int32)),
         place(columns), *[written] * 3, len(dims) * batch_size, batch_size, sum(dims),
     ]  # fmt: skip

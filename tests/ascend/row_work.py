@@ -38,7 +38,7 @@ IDS_PER_BAG = 10
 _TABLES = 2
 _ROWS = 100_000
 _DTYPES = {"fp32": "f32", "fp16": "f16"}
-_FLAGS = {"WEIGHTED": "weighted", "MEAN": "mean", "EVEN": "even", "DECAYS": "decays"}
+_FLAGS = {"WEIGHTED": "weighted", "MEAN": "mean", "DECAYS": "decays"}
 _HEADER = """\
 # What kernels that read rows of tables do per row, and beyond their rows per bag of ten ids or per row that is stepped:
 # counted in what Ascend's compilers make of each form for rows as wide as the block, with every id present. What the

@@ -22,7 +22,7 @@ each_version = pytest.mark.parametrize("version", tools.ASCENDNPU_IR)
 WITH_ROWS = [case.name for case in CASES if form_of(case) is not None]
 FOLLOWED = [
     "pooled_lookup-fp32-block_64", "pooled_lookup-fp32-block_1024-weighted", "gather_rows-fp32-block_64",
-    "quantized_lookup-int8-block_64-even-fp32",
+    "quantized_lookup-int8-block_64-fp32",
     "fused_step-sgd-fp32-block_64-undecayed", "fused_step-adagrad-fp32-block_64-undecayed",
     "fused_step-rowwise_adagrad-fp32-block_64-undecayed", "per_sample_weight_gradients-fp32-block_64",
 ]  # fmt: skip
