@@ -12,9 +12,12 @@ import subprocess
 import sys
 import types
 from pathlib import Path
+from unittest import mock
 
 import pytest
+import torch.distributed as dist
 
+from tests.sharding.ranks import ranks
 from tests.support.own_operators import forgotten_afterwards
 from tests.support.ports import free_port
 
@@ -43,15 +46,17 @@ def blocks(text: str) -> list[tuple[str, str, int]]:
     return [(found[1], found[2], text.count("\n", 0, found.start(2))) for found in BLOCK.finditer(text)]
 
 
-def run(text: str, file: str) -> int:
-    """Run the blocks of a README in a module of its own, and return how many outputs were compared."""
+def run(text: str, file: str, compare: bool = True) -> int:
+    """Run the blocks of a README in a module of its own, and return how many outputs there are, which are compared."""
     module = types.ModuleType("readme")
     sys.modules["readme"] = module  # torch.fx looks up the module of traced classes
     printed, compared = "", 0
     try:
         for language, block, line in blocks(text):
             if language == "text":
-                assert printed == block, f"{file}, line {line}: this is not what the block before it prints"
+                assert printed == block or not compare, (
+                    f"{file}, line {line}: this is not what the block before it prints"
+                )
                 printed, compared = "", compared + 1
             elif language == "python":
                 assert not printed, f"{file}, line {line}: no text block shows what the block before it prints"
@@ -79,6 +84,17 @@ def as_only_rank(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_every_block_runs_and_prints_what_the_readme_says(name: str) -> None:
     with forgotten_afterwards():
         run((ROOT / name).read_text(), str(ROOT / name))
+
+
+def test_the_example_of_several_ranks_runs_on_two() -> None:
+    name = "recfx/collections/sharding/README.md"
+    assert ranks(2).run(_on_a_rank, (ROOT / name).read_text(), name) == [2, 2]
+
+
+def _on_a_rank(rank: int, world_size: int, text: str, file: str) -> int:
+    """Run a README in the process group that is there; what a rank prints is its own."""
+    with mock.patch.multiple(dist, init_process_group=mock.DEFAULT, destroy_process_group=mock.DEFAULT):
+        return run(text, file, compare=False)
 
 
 def test_a_wrong_output_is_noticed() -> None:
