@@ -31,6 +31,22 @@ class RawIdCollection(nn.Module):
         self._remapped = RemappedRows(collection) if return_remapped_features else None
 
     @property
+    def tables(self) -> Any:
+        """The tables of the converted collection."""
+        return self._converted("tables")
+
+    def index(self, table: str) -> Any:
+        """The index of a table of the converted collection."""
+        return self._converted("index")(table)
+
+    def weight(self, table: str) -> Any:
+        """The weight of a table of the converted collection."""
+        return self._converted("weight")(table)
+
+    def _converted(self, name: str) -> Any:
+        return getattr(self._embedding_module, name)
+
+    @property
     def _embedding_collection(self) -> nn.Module:
         return self._embedding_module
 

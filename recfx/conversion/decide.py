@@ -120,7 +120,7 @@ def decide(
         done("replace, and run the passes")
         conversion = decision.conversion = recorded(discovery, asked.on_unsupported, before=conversion_of(model))
         conversion.notes += compile_dropped(model, asked.inplace) + read_but_not_called(discovery)
-        conversion.notes += taken_over.notes(discovery)
+        conversion.notes += taken_over.notes(discovery, decision.replacements)
         converted = [(each, decision.replacements[id(each.module)]) for each in discovery.of(CONVERTIBLE)]
         conversion.notes += notes_on_tied(taken_over.model, converted)
         attach_conversion(decision.converted, conversion)

@@ -21,6 +21,7 @@ from recfx.hashing.state import buffers_from_state
 from recfx.kernels.index.index_buffers import BATCH_BITS, BATCHES, FREED, INSERTED, MOST_SIGHTINGS, TAKEN
 from recfx.versions.differences import HashZchEvictionPolicyName, HashZchManagedCollisionModule
 
+_RULES = ("on_full", "evict", "unseen", "admit_after")
 _EMPTY = torch.iinfo(torch.int64).max  # of MCH, in the place of an id
 
 
@@ -38,7 +39,8 @@ class LearnedMap:
         sightings: int64 ``[n]``, how often each id has been seen, as far as that is known.
         batches: how many batches the module has seen.
         misses: whether unknown ids read a row of their own.
-        differences: how training goes on differently, as sentences.
+        differences: how training goes on differently, whatever the rules are; without a full stop.
+        of_rules: how it goes on differently by the rules of ``config``.
     """
 
     rows: int
@@ -51,6 +53,14 @@ class LearnedMap:
     batches: int
     misses: bool
     differences: tuple[str, ...]
+    of_rules: tuple[str, ...]
+
+    def differing_rules(self, config: HashConfig) -> list[str]:
+        """The rules of ``config`` that are not those that come closest, as sentences without a full stop."""
+        pairs = {name: (getattr(config, name), getattr(self.config, name)) for name in _RULES}
+        if config.on_full != "evict":
+            del pairs["evict"]  # nothing reads it
+        return [f"{name} is {ours!r}, not {theirs!r}" for name, (ours, theirs) in pairs.items() if ours != theirs]
 
     @property
     def is_whole(self) -> bool:
@@ -130,14 +140,14 @@ def learned_by_mch(module: MCHManagedCollisionModule) -> LearnedMap:
     )
     batches = max(int(held._current_iter_tensor), int(last.max()) if last.numel() else 0)
     differences = [
-        f"a new id gets a row in its first batch, not after up to {module._eviction_interval} batches, also if the row "
-        "of another id is taken for it",
+        f"a new id gets a row in its first batch, not after up to {module._eviction_interval} batches",
         "initial weights of a new id do not depend on who had the row before",
     ]
+    of_rules = ["in a full table, the row of another id is taken for it at once"]
     if isinstance(policy, DistanceLFU_EvictionPolicy):
-        differences.append("the distance to the last sighting does not weigh on sightings (evict='lfu' counts alone)")
+        of_rules.append("the distance to the last sighting does not weigh on sightings (evict='lfu' counts alone)")
     elif getattr(policy, "_decay_exponent", 1.0) != 1.0:
-        differences.append("decay_exponent changes nothing: the order by age is the same")
+        of_rules.append("decay_exponent changes nothing: the order by age is the same")
     if policy._threshold_filtering_func is not None:
         differences.append("there is no threshold_filtering_func; HashConfig(admit_after=) counts sightings")
     if module._current_history_buffer_offset:
@@ -154,6 +164,7 @@ def learned_by_mch(module: MCHManagedCollisionModule) -> LearnedMap:
         batches=batches,
         misses=True,
         differences=tuple(differences),
+        of_rules=tuple(of_rules),
     )
 
 
@@ -164,15 +175,16 @@ def learned_by_hash_zch(module: HashZchManagedCollisionModule) -> LearnedMap:
     differences = ["an unknown id does not fall back on a slot of another id (unseen= says what it reads)"]
     if module._disable_fallback:
         differences = ["an unknown id keeps its place (unseen= says what it reads), instead of being dropped"]
+    of_rules: list[str] = []
     policy, metadata = module._eviction_policy_name, module._hash_zch_metadata
     batches, last = 0, torch.zeros_like(rows)
     if policy is not None:
         if metadata is not None and rows.numel():  # hours: only their order counts
             _, last = torch.unique(metadata.cpu().view(-1)[rows], return_inverse=True)
             batches = int(last.max())
-        differences.append(f"{policy.name} becomes evict='lru', which takes the oldest of all rows, not of some slots")
+        of_rules.append(f"{policy.name} becomes evict='lru', which takes the oldest of all rows, not of some slots")
         if policy is not HashZchEvictionPolicyName.LRU_EVICTION:
-            differences.append(
+            of_rules.append(
                 "no id expires after some hours; HashConfig(on_full='evict', evict='ttl', ttl_batches=) lets ids "
                 "expire after so many batches, which begin with the conversion"
             )
@@ -190,6 +202,7 @@ def learned_by_hash_zch(module: HashZchManagedCollisionModule) -> LearnedMap:
         batches=batches,
         misses=False,
         differences=tuple(differences),
+        of_rules=tuple(of_rules),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -67,14 +68,26 @@ class TakenOver:
                     )
                 )
 
-    def notes(self, discovery: Discovery) -> list[Diagnostic]:
-        """What the report says of each table."""
+    def notes(self, discovery: Discovery, replacements: Mapping[int, nn.Module]) -> list[Diagnostic]:
+        """What the report says of each table; ``replacements`` are the converted collections, by ``id``."""
         notes = []
         for finding in discovery.of(CONVERTIBLE):
+            converted: Any = replacements[id(finding.module)]
             for table, learned in self.learned.get(id(finding.module), {}).items():
-                message = f"{learned.ids.numel()} learned ids of table {table!r} keep their rows."
-                differs = f" Training differs: {'; '.join(learned.differences)}."
-                notes.append(Diagnostic("managed_collision_converted", finding.path, message + differs))
+                kept = f"{learned.ids.numel()} learned ids of table {table!r} keep their rows."
+                config = converted.index(table).config
+                rules = learned.differing_rules(config)
+                differences = "; ".join([*learned.differences, *(() if rules else learned.of_rules)])
+                message = f"{kept} Training differs: {differences}."
+                if not rules:
+                    notes.append(Diagnostic("managed_collision_converted", finding.path, message))
+                    continue
+                message += f" So do the rules that hashing= names: {'; '.join(rules)}."
+                reads = config.unseen != learned.config.unseen
+                message += " Ids that were not learned read something else in eval mode, too." if reads else ""
+                what_to_do = f"give hashing= every rule that shall stay; those that come closest are {learned.config}."
+                severity = Severity.WARNING if reads else Severity.INFO
+                notes.append(Diagnostic("managed_collision_converted", finding.path, message, what_to_do, severity))
         return notes
 
 

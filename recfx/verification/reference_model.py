@@ -219,6 +219,18 @@ def reference_of(original: nn.Module, converted: nn.Module, training: bool) -> n
     return duplicate
 
 
+def answer_unknown_ids_otherwise(original: nn.Module, converted: nn.Module) -> list[str]:
+    """The paths of managed collisions that have been taken over, and whose unknown ids read something else now."""
+    taken_over = {path: module for path, module in converted.named_modules() if isinstance(module, RawIdCollection)}
+    return [
+        path
+        for path, module in taken_over.items()
+        if isinstance(module._embedding_module, UnshardedCollection)
+        and isinstance(managed := original.get_submodule(path), BaseManagedCollisionEmbeddingCollection)
+        and not _answers_alike(managed, module._embedding_module)
+    ]
+
+
 def _answers_alike(managed: Any, converted: UnshardedCollection) -> bool:
     """Whether ids that managed collisions do not know read the same row in the converted collection."""
     if not isinstance(managed, BaseManagedCollisionEmbeddingCollection):

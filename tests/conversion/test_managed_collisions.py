@@ -173,6 +173,28 @@ def test_hash_zch_keeps_its_slots() -> None:
     assert inner(other).index("a").find(torch.tensor([7, 10**12, -9])).tolist() == [2, 5, 11]
 
 
+def test_rules_that_hashing_names_are_told_and_unknown_ids_are_not_compared() -> None:
+    model = Model(learn(managed(True))).eval()
+    other = recfx.HashConfig.raw_ids(rows=2 * ROWS)
+    hashing = {"a": other, "b": recfx.HashConfig()}
+    ours: Any = converted(model, hashing=hashing)
+    a, b = (each for each in recfx.explain(ours).reasons if each.code == "managed_collision_converted")
+    assert "on_full is 'error', not 'evict'; unseen is 'zeros', not 'row'" in a.message
+    assert "evict is" not in a.message  # nothing evicts
+    assert "is taken for it at once" not in a.message
+    assert "unseen='row'" in a.what_to_do
+    assert (a.severity, b.severity) == ("warning", "info")
+    assert "is taken for it at once" in b.message
+    assert ours.mc.index("a") is inner(ours).index("a")
+    assert ours.mc.weight("a") is inner(ours).weight("a")
+    assert ours.mc.tables is inner(ours).tables
+    verified = recfx.verify(model, ours, (ASKED,))
+    assert verified.ok
+    assert {(each.mode, each.what, each.where) for each in verified.of("skipped")} == {("eval", "unknown ids", "mc")}
+    as_before = Model(learn(managed(True))).eval()
+    assert not recfx.verify(as_before, converted(as_before), (ASKED,)).of("skipped")
+
+
 def test_learned_ids_may_expire_from_the_conversion_on() -> None:
     model = Model(managed(True, hash_zch))
     attach(model.mc._embedding_module, torch.optim.SGD, lr=0.1)
