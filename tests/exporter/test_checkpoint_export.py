@@ -12,8 +12,8 @@ from torch import nn
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
 
 import recfx
-from recfx.__main__ import main
 from recfx.collections.kinds import POOLED
+from recfx.commandline.main import main
 from recfx.exporter import checkpoint_export, table_sources
 from recfx.ir import TableSpec
 from tests.exporter import factories
