@@ -6,8 +6,7 @@ import os
 import re
 import warnings
 import zlib
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import fbgemm_gpu  # noqa: F401  registers the operators that files use
@@ -15,7 +14,8 @@ import torch
 from torch import nn
 
 from recfx.collections.devices import usable_device
-from recfx.errors import ConversionError, ExportError, InputError, few, plural
+from recfx.errors import ConversionError, ExportError, few, plural
+from recfx.exporter.input_errors import check_names, input_errors
 from recfx.exporter.loaded_program import load_traced, names_of
 from recfx.exporter.manifest import OPERATOR_VERSIONS, read_manifest, returns_from, signature_from, without_checksum
 from recfx.exporter.model_file import ModelFile, cannot_read, open_model_file, out_of_memory
@@ -28,15 +28,8 @@ from recfx.printing.grid import Grid
 from recfx.printing.shown import Shown
 from recfx.versions.differences import let_files_take_batches
 
-_TOLD = re.compile(r"(builtins\.)?(RuntimeError: )?(?P<message>.*?) *\[(?P<reason>[a-z_]+)\]")
-"""The last line of an error that a file's own check raises."""
-
-
 _LONGEST_MANIFEST = 2**26
 """The limit in bytes: a file of no more than some megabytes may claim to hold gigabytes."""
-
-_MOST_NAMES = 20
-"""How many inputs an error writes out."""
 
 _COLUMNS: dict[str, Callable[[tuple[str, dict[str, Any]]], str]] = {
     "table": lambda of: ".".join(filter(None, (of[0], of[1]["table"]))),
@@ -259,7 +252,7 @@ class LoadedModel(Shown, nn.Module):
             InputError: ``wrong_argument``, or the reason code at the end of the file's own message.
         """
         leaves = self._signature.flatten(args, kwargs)
-        with torch.no_grad(), _input_errors():
+        with torch.no_grad(), input_errors():
             return put_together(self._returns, self.script.named(*leaves))
 
     def serve(self, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -273,23 +266,10 @@ class LoadedModel(Shown, nn.Module):
         Raises:
             InputError: as for ``forward``; ``unknown_input``, ``missing_input``.
         """
-        self._check_names(inputs)
-        with torch.no_grad(), _input_errors():
+        check_names(inputs, self.inputs)
+        with torch.no_grad(), input_errors():
             outputs: dict[str, torch.Tensor] = self.script.serve(inputs)
         return outputs
-
-    def _check_names(self, inputs: dict[str, torch.Tensor]) -> None:
-        unknown = [name for name in inputs if name not in self.inputs]
-        missing = [name for name in self.inputs if name not in inputs]
-        wrong = [f"there is no input {few(unknown, _MOST_NAMES)}"] if unknown else []
-        wrong += [f"input {few(missing, _MOST_NAMES)} is missing"] if missing else []
-        if wrong:
-            raise InputError(
-                f"{', and '.join(wrong)}.",
-                reason="unknown_input" if unknown else "missing_input",
-                what_to_do=f"pass a dict of tensors with these names (LoadedModel.inputs): "
-                f"{few(self.inputs, _MOST_NAMES)}.",
-            )
 
     def train(self, mode: bool = True) -> LoadedModel:
         """Stays in eval mode: a file holds no training.
@@ -305,24 +285,3 @@ class LoadedModel(Shown, nn.Module):
             )
         super().train(False)
         return self
-
-
-@contextmanager
-def _input_errors() -> Iterator[None]:
-    """Raise errors of the file's own checks as recfx's: those whose message ends with a reason code."""
-    try:
-        yield
-    except (torch.jit.Error, RuntimeError) as error:
-        match = _TOLD.fullmatch(_last_line(error))
-        if match is None:
-            raise
-        raise InputError(
-            f"{match['message']}.",
-            reason=match["reason"],
-            what_to_do="pass a batch as the model takes it.",
-        ) from error
-
-
-def _last_line(error: Exception) -> str:
-    lines = [line.strip() for line in str(error).strip().splitlines() if line.strip()]
-    return lines[-1] if lines else type(error).__name__

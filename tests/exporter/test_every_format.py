@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -112,15 +113,25 @@ def test_plain_tensors_by_name(model: nn.Module, loaded: recfx.LoadedModel) -> N
     ):
         with refused(reason, match=next(iter(wrong)).split(".")[:2][-1], error=recfx.InputError):
             loaded.serve(inputs | wrong)
-    with refused("wrong_id_dtype", match="int64 or int32, got float64", error=recfx.InputError):
+    message = r"int64 or int32, got float64\. What to do: convert the ids with \.long"
+    with refused("wrong_id_dtype", match=message, error=recfx.InputError):
         loaded.serve(inputs | {"features.a.values": ids.double()})
     assert set(loaded.inputs) == set(inputs)
     del inputs["features.b.lengths"], inputs["dense"]
-    wrong = r"no input more, z, and input dense, features\.b\.lengths is missing.*features\.d\.lengths\."
-    with refused("unknown_input", match=wrong, error=recfx.InputError):
-        loaded.serve(inputs | {"more": ids, "z": ids})
-    with refused("missing_input", match=r"input dense, features\.b\.lengths is missing", error=recfx.InputError):
-        loaded.serve(inputs)
+    for more, reason, message in (
+        ({"more": ids, "z": ids}, "unknown_input", "no inputs more and z, and inputs dense and features.b.lengths are"),
+        ({"features.b.length": ids}, "unknown_input", "length (is features.b.lengths meant?), and input dense is mis"),
+        (
+            {},
+            "missing_input",
+            " inputs dense and features.b.lengths are missing. What to do: pass a dict with a tensor",
+        ),
+    ):
+        with refused(reason, match=re.escape(message), error=recfx.InputError):
+            loaded.serve(inputs | more)
+    rest = r"inputs features\.c\.values, features\.c\.lengths, features\.a\.lengths and 4 more are missing\."
+    with refused("missing_input", match=rest, error=recfx.InputError):
+        loaded.serve({"dense": ids, "features.a.values": ids})
 
 
 def _features(keys: list[str], values: Any, lengths: list[int]) -> recfx.Sample:

@@ -1,0 +1,87 @@
+"""What is said of inputs that a loaded file does not take."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+
+from recfx.errors import InputError
+
+_TOLD = re.compile(r"(builtins\.)?(RuntimeError: )?(?P<message>.*?) *\[(?P<reason>[a-z_]+)\]")
+"""The last line of an error that a file's own check raises."""
+
+_MOST_NAMES = 3
+
+_WHAT_TO_DO = {
+    "wrong_id_dtype": "convert the ids with .long(), or .int() if they fit.",
+    "wrong_dtype": "convert the tensor to the dtype that it had in the sample of the export.",
+    "wrong_rank": "pass as many dimensions as the sample of the export had, the batch's among them.",
+    "bad_ids": "pass the ids of all samples one after another, and one length per sample.",
+    "bad_lengths": "pass one length (int64 or int32) per feature and sample that counts its ids; they add up to "
+    "the number of ids.",
+    "bad_weights": "pass one weight per id, in the order of the ids.",
+    "missing_weights": "pass one weight per id: the model was exported with a batch that had weights.",
+    "missing_feature": "pass a batch with all features of the sample of the export, with no ids where there are none.",
+    "other_features": "pass the features of the sample of the export.",
+    "id_out_of_range": "pass rows of the table; for raw ids, convert the model with recfx.HashConfig.raw_ids(), train "
+    "it and export it again.",
+}
+"""By the code that a file's own check raises. Files of other versions may have other codes."""
+
+
+def check_names(passed: Collection[str], taken: Sequence[str]) -> None:
+    """Refuse inputs by name that are not those that a file takes.
+
+    Raises:
+        InputError: ``unknown_input``, ``missing_input``.
+    """
+    unknown = [name for name in passed if name not in taken]
+    missing = [name for name in taken if name not in passed]
+    meant = {name: nearest for name in unknown for nearest in difflib.get_close_matches(name, missing or taken, 1, 0.8)}
+    left = [name for name in missing if name not in meant.values()]
+    named = [name + (f" (is {meant[name]} meant?)" if name in meant else "") for name in unknown]
+    wrong = [f"there {_are(unknown)} no {_inputs(named)}"] if unknown else []
+    wrong += [f"{_inputs(left)} {_are(left)} missing"] if left else []
+    if wrong:
+        raise InputError(
+            f"{', and '.join(wrong)}.",
+            reason="unknown_input" if unknown else "missing_input",
+            what_to_do="pass a dict with a tensor for each name in LoadedModel.inputs, and no others.",
+        )
+
+
+@contextmanager
+def input_errors() -> Iterator[None]:
+    """Raise errors of the file's own checks as recfx's: those whose message ends with a reason code."""
+    try:
+        yield
+    except (torch.jit.Error, RuntimeError) as error:
+        match = _TOLD.fullmatch(_last_line(error))
+        if match is None:
+            raise
+        raise InputError(
+            f"{match['message']}.",
+            reason=match["reason"],
+            what_to_do=_WHAT_TO_DO.get(match["reason"], "pass a batch like the sample of the export."),
+        ) from error
+
+
+def _are(names: Sequence[str]) -> str:
+    return "is" if len(names) == 1 else "are"
+
+
+def _inputs(names: Sequence[str]) -> str:
+    """``input a``, ``inputs a and b``, ``inputs a, b, c and 11 more``."""
+    shown = list(names[:_MOST_NAMES])
+    rest = len(names) - len(shown)
+    *most, last = [*shown, f"{rest:,} more"] if rest else shown
+    return ("inputs " if most else "input ") + ", ".join(most) + (" and " if most else "") + last
+
+
+def _last_line(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).strip().splitlines() if line.strip()]
+    return lines[-1] if lines else type(error).__name__
