@@ -50,6 +50,7 @@ def test_converting_again_with_another_request(change: dict[str, object]) -> Non
     assert recfx.convert(converted, hashing=recfx.HashConfig(seed=1), backend="reference") is converted
     with pytest.raises(recfx.ConversionError, match="unconvert") as caught:
         recfx.convert(converted, **change)
+    assert ("save_checkpoint" in str(caught.value)) == ("hashing" in change)
     assert (caught.value.reason, caught.value.module_path) == ("already_converted", "part.ebc")
 
 

@@ -18,7 +18,7 @@ from recfx.conversion.request import DEFAULT_HASHING, Request, declared_ranges
 from recfx.discovery.bypass import held_by_hooks
 from recfx.discovery.classify import CONVERTED, CONVERTIBLE, KEPT, REFUSED, SHARDED_BY_TORCHREC, Finding
 from recfx.discovery.discover import Discovery, discover
-from recfx.errors import ConversionError, Diagnostic
+from recfx.errors import GROW, ConversionError, Diagnostic
 from recfx.ir.tables import IdRange
 from recfx.replacement.conversion_record import Conversion, attach_conversion, conversion_of, recorded
 from recfx.replacement.dedup import dedup_of
@@ -252,15 +252,18 @@ def _refuse_other_request(discovery: Discovery, asked: Request) -> None:
         else:
             what = ""
         if what:
-            raise _already_converted(finding, what)
+            raise _already_converted(finding, what, hashes=bool(other))
 
 
-def _already_converted(finding: Finding, what: str) -> ConversionError:
+_GROW = f" If its tables hold ids, do not unconvert. {GROW}"
+
+
+def _already_converted(finding: Finding, what: str, *, hashes: bool = False) -> ConversionError:
     return ConversionError(
         f"the collection is already converted, and this call asks for {what}.",
         reason="already_converted",
         module_path=finding.path,
-        what_to_do="call recfx.unconvert first, then convert as you want it.",
+        what_to_do=f"call recfx.unconvert first, then convert as you want it.{_GROW if hashes else ''}",
     )
 
 

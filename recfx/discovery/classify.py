@@ -31,6 +31,7 @@ from recfx.ir.tables import IdRange
 
 CONVERTIBLE, CONVERTED, KEPT, REFUSED = "convertible", "converted", "kept", "refused"
 SHARDED_BY_TORCHREC = "sharded_by_torchrec"  # kept
+_TAKE_OVER = "managed_collisions='convert': ids that have learned rows keep them."
 
 
 @dataclass
@@ -116,13 +117,14 @@ def classify(module: nn.Module, path: str) -> Finding | None:
         )
     if isinstance(module, ManagedCollisionEmbeddingCollection):
         message = f"{type(module).__name__} is not pooled, and remaps ids by itself; it works as before."
-        return kept("managed_collision", message + " The model and its conversion share its state and its mode.")
+        message += " The model and its conversion share its state and its mode."
+        return kept("managed_collision", message, "nothing, if this is intended; to convert it, pass " + _TAKE_OVER)
     if isinstance(module, BaseManagedCollisionEmbeddingCollection):
         return refused(
             "managed_collision",
             f"{type(module).__name__} remaps ids by itself, and hashing remapped ids would hash twice.",
-            "use the inner EmbeddingBagCollection with HashConfig.raw_ids() instead, or keep it with "
-            "on_unsupported='keep': the model and its conversion then share its state and its mode.",
+            "keep it with on_unsupported='keep': the model and its conversion then share its state and its mode; or "
+            "convert it with " + _TAKE_OVER,
         )
     if isinstance(module, (QuantEmbeddingBagCollection, QuantEmbeddingCollection)):
         return refused(

@@ -413,7 +413,8 @@ class IndexStorage(nn.Module):
                     "table %r: the state has the table's weight but no index, and no id is a row number here: each id "
                     "gets its row, with initial weights, when it is first seen, so the weight that was loaded is lost. "
                     "To keep what a plain table has learned, convert it without raw_ids() or dense_rows=0, and with "
-                    "more rows than it had (HashConfig(rows=...)) if other ids are to come.",
+                    "more rows than it had (HashConfig(rows=...)) if other ids are to come. Load a state with "
+                    "TorchRec's managed collisions before the conversion.",
                     self.name,
                 )
         buffers = state.buffers_from_state(self.config, self.policy, self.name, saved)

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 from torchrec.modules.embedding_configs import DATA_TYPE_NUM_BITS, BaseEmbeddingConfig
+from torchrec.modules.mc_embedding_modules import BaseManagedCollisionEmbeddingCollection
 
 from recfx.collections.collection import UnshardedCollection
 from recfx.collections.converted_collection import ConvertedCollection
@@ -177,6 +178,8 @@ def describe_converted(base: CollectionReport, collection: UnshardedCollection, 
 
 def describe_other(base: CollectionReport, collection: nn.Module) -> CollectionReport:
     """Add what a collection that was not converted shows of itself, which may be nothing."""
+    if isinstance(collection, BaseManagedCollisionEmbeddingCollection):
+        collection = collection._embedding_module
     names = shown_by(collection)
     if names is None:
         return base

@@ -93,7 +93,7 @@ def _replace_collection(
         replace(spec, id_range=_id_range(spec, finding.id_ranges), dedup=dedup_of(spec.name, dedup)) for spec in specs
     )
     for spec, config in zip(specs, configs, strict=True):
-        _resize(tables[spec.name], spec, config, finding.path, resizing)
+        _resize(tables[spec.name], spec, config, finding, resizing)
     converted = converted_class(kind).from_tables(
         configs,
         specs,
@@ -153,9 +153,10 @@ def carry_references(standard: nn.Module, converted: nn.Module) -> None:
             converted.__dict__[name] = value
 
 
-def _resize(holder: Any, spec: TableSpec, config: Any, path: str, resizing: TableResizing) -> None:
-    if spec.num_embeddings > holder.weight.shape[0]:
-        resizing.resize(holder.weight, spec.num_embeddings, path, config, spec.custom_init_fn)
+def _resize(holder: Any, spec: TableSpec, config: Any, finding: Finding, resizing: TableResizing) -> None:
+    rows, learned = spec.num_embeddings, spec.name in finding.learned
+    if rows > holder.weight.shape[0]:
+        resizing.resize(holder.weight, rows, finding.path, config, spec.custom_init_fn, learned)
     holder.num_embeddings = spec.num_embeddings
 
 

@@ -12,7 +12,7 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torchrec.modules.embedding_configs import BaseEmbeddingConfig
 
-from recfx.errors import ConversionError
+from recfx.errors import GROW, ConversionError
 from recfx.optim.attached import attached_optimizers
 
 
@@ -33,9 +33,12 @@ class TableResizing:
         self._model = model
         self._old: list[_Resized] = []
 
-    def resize(self, weight: nn.Parameter, rows: int, path: str, config: BaseEmbeddingConfig, init_fn: bool) -> None:
+    def resize(
+        self, weight: nn.Parameter, rows: int, path: str, config: BaseEmbeddingConfig, init_fn: bool, learned: bool
+    ) -> None:
         """Replace the parameter's data with ``rows`` rows, the old ones first; the parameter object stays. With
         ``init_fn``, ``config.init_fn`` fills the new rows now; otherwise rows are filled when they are given out.
+        ``learned``: whether managed collisions have given its rows to ids.
         """
         table = config.name
         if any(isinstance(module, nn.parallel.DistributedDataParallel) for module in self._model.modules()):
@@ -53,7 +56,9 @@ class TableResizing:
                 f"{type(optimizers[0]).__name__} is bound to the rows it has.",
                 reason="optimizer_holds_state",
                 module_path=path,
-                what_to_do="convert first, then make the optimizer.",
+                what_to_do=f"convert it without rows=. {GROW}"
+                if learned
+                else "convert first, then make the optimizer.",
             )
         try:
             data = _append_rows(weight.data, rows)

@@ -153,7 +153,8 @@ def test_an_index_that_holds_nothing_takes_a_plain_state(
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert model.load_state_dict(plain.state_dict(), strict=strict).missing_keys == []
-    lost = ["the weight that was loaded is lost" in message for message in caplog.messages]
+    said = re.compile("weight that was loaded is lost.*Load a state with TorchRec's managed collisions before the conv")
+    lost = [said.search(message) is not None for message in caplog.messages]
     assert lost == ([] if dense_rows else [True])  # where no id is a row, nobody would read it
     assert torch.equal(model.first.weight("a"), plain.first.embedding_bags["a"].weight)
 

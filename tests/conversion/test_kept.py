@@ -116,7 +116,8 @@ def test_managed_collisions_of_a_sequence_are_kept_and_listed() -> None:
             assert report.ok
     (kept,) = [found for found in recfx.explain(Beside(managed_sequence())).collections if found.status == "kept"]
     assert kept.reason == "managed_collision"
-    assert "EmbeddingBagCollection" not in kept.what_to_do  # it has none
+    assert kept.what_to_do.startswith("nothing, if this is intended; to convert it, pass managed_collisions='convert'")
+    assert [(table.name, table.rows) for table in kept.tables] == [("m", 20)]
 
 
 @pytest.mark.parametrize("make", [managed_bags, managed_sequence])

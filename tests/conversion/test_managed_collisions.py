@@ -26,6 +26,7 @@ import recfx
 from tests.builders.managed_collisions import FEATURES, LEARNED, ROWS, Model, batch, hash_zch, learn, managed, mch
 from tests.builders.optimizers import attach
 from tests.support.needs import needed
+from tests.support.refusals import refused
 
 PECEmbeddingCollection = needed("torchrec.modules.pec_embedding_modules.PECEmbeddingCollection", "TorchRec 1.7")
 QuantManagedCollisionEmbeddingBagCollection = needed(
@@ -218,6 +219,29 @@ def test_more_rows_keep_the_answer_of_unknown_ids() -> None:
         assert torch.equal(left, right)
     ours.train()(batch([*range(1000, 1023)], [], []))
     assert torch.equal(ours.eval()(ASKED)[0][-2:], wanted[0][-2:])
+
+
+def test_a_model_that_trains_gets_more_rows_by_the_way_that_its_refusal_names(tmp_path: Path) -> None:
+    def attached(model: nn.Module) -> nn.Module:
+        attach(inner(model), torch.optim.Adagrad)
+        return model
+
+    more = {"a": recfx.HashConfig(rows=30)}
+    trained = attached(Model(learn(managed(False))))
+    with refused("optimizer_holds_state", match="convert it without rows=.*save_checkpoint.*build.*attach.*load_check"):
+        converted(trained, hashing=more)
+    ours = converted(trained)
+    sum(map(torch.sum, ours(ASKED))).backward()
+    recfx.save_checkpoint(ours, tmp_path)
+    larger = attached(converted(Model(managed(False)), hashing=more))
+    recfx.load_checkpoint(larger, tmp_path)
+    assert inner(larger).weight("a").shape[0] == 30
+    known = batch([10**12, 7], [-5], [3])
+    for _ in range(2):
+        for left, right in zip(ours(known), larger(known), strict=True):
+            torch.testing.assert_close(left, right, rtol=0, atol=0)
+        for model in (ours, larger):
+            sum(map(torch.sum, model(known))).backward()
 
 
 def test_in_place() -> None:
