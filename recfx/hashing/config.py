@@ -140,7 +140,10 @@ class HashConfig:
     def _check_ttl(self) -> None:
         _check_integer("ttl_batches", self.ttl_batches, 1, MOST_TTL, optional=True)
         if self.evict == "ttl" and self.on_full != "evict":
-            raise _invalid("on_full", self.on_full, "'evict' if evict='ttl'", "")
+            needed = "'evict' if evict='ttl'"
+            if self.ttl_batches is None:
+                needed += ", which needs ttl_batches as well, a number of batches"
+            raise _invalid("on_full", self.on_full, needed, "")
         if (self.evict == "ttl") != (self.ttl_batches is not None):
             raise _invalid("ttl_batches", self.ttl_batches, "given if, and only if, evict='ttl'", "")
 

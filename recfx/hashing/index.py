@@ -496,6 +496,12 @@ class HashIndex(IndexStorage):
         whole = f"{config.rows}, name={self.name!r}, dense_rows={config.dense_rows}, buckets={config.buckets}"
         if config.on_full != "error":
             whole += f", on_full={config.on_full!r}"
+        if config.evicts:
+            whole += f", evict={config.evict!r}"
+        if config.ttl_batches is not None:
+            whole += f", ttl_batches={config.ttl_batches}"
+        if config.unseen != "zeros":
+            whole += f", unseen={config.unseen!r}"
         whole += f", ids={len(self)}"
         return whole if self.policy.is_whole_table else f"{whole}, row_begin={self.row_begin}, row_end={self.row_end}"
 

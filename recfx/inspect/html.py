@@ -80,7 +80,10 @@ def _reasons(reasons: list[ReasonRow]) -> str:
     columns = _REASON_COLUMNS if advice else _REASON_COLUMNS[:-1]
     lines = [
         f'<tr class="{severity}"><td>{cells[0]}</td><td>{cells[1]}</td>'
-        + "".join(f'<td class="prose">{cell}</td>' for cell in cells[2 : len(columns)])
+        + "".join(
+            f'<td class="prose" data-column="{column}">{cell}</td>'
+            for column, cell in zip(columns[2:], cells[2:], strict=False)
+        )
         + "</tr>"
         for severity, cells in rows
     ]

@@ -30,6 +30,11 @@ _STYLE = """
     vertical-align: top; max-width: 36em; overflow-wrap: break-word; }
   & th { background: var(--shade); white-space: nowrap; }
   & .prose { min-width: 18em; }
+  @container (max-width: 40em) {
+    & table:has(.prose), & table:has(.prose) :is(tbody, tr, td) { display: block; max-width: none; }
+    & table:has(.prose) thead { display: none; }
+    & .prose:not(:empty)::before { content: attr(data-column) ": "; font-weight: 600; }
+  }
   & .number { text-align: right; white-space: nowrap; }
   & pre { background: var(--shade); overflow-x: auto; padding: .6em; }
   & details { margin: .3em 0; }

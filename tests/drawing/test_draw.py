@@ -168,7 +168,7 @@ def test_only_passes_of_the_mode_that_the_model_is_in_are_drawn(tmp_path: Path) 
     records = model.get_submodule(COLLECTION).pass_records
     assert isinstance(records, list)
     records.append(replace(records[-1], name="find_on_device"))  # of the graph of eval mode, if it is another one
-    recfx.draw(model, tmp_path / "model.html")
+    assert recfx.draw(model, str(tmp_path / "model.html")) == tmp_path / "model.html"
     assert data_of(tmp_path / "model.html")["steps"] == ["before", *(pass_.name for pass_ in recfx.passes())]
 
 

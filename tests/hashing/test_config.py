@@ -73,6 +73,11 @@ def test_bad_value_is_named(field: str, value: Any) -> None:
     assert f"HashConfig.{field} is {value!r}." in str(caught.value)
 
 
+def test_what_time_to_live_needs_is_said_at_once() -> None:
+    with refused("invalid_hash_config", match="on_full must be 'evict' .*needs ttl_batches as well"):
+        HashConfig.raw_ids(evict="ttl")
+
+
 def test_more_dense_rows_than_rows() -> None:
     with pytest.raises(ConversionError, match=r"HashConfig\.dense_rows is 5\..*at most 4"):
         HashConfig(rows=4, dense_rows=5)

@@ -118,9 +118,10 @@ def test_an_empty_index_is_still_a_module() -> None:
     assert HashIndex(4)
     assert len(HashIndex(4)) == 0
     assert repr(HashIndex(4, name="t1")) == "HashIndex(4, name='t1', dense_rows=0, buckets=1, ids=0)"
-    evicting = HashIndex(2, config=HashConfig(on_full="evict"), name="t1")
+    evicting = HashIndex(2, config=HashConfig(on_full="evict", evict="ttl", ttl_batches=5, unseen="row"), name="t1")
     evicting.find_or_insert(torch.tensor([7]))
-    assert repr(evicting) == "HashIndex(2, name='t1', dense_rows=0, buckets=1, on_full='evict', ids=1)"
+    rules = "on_full='evict', evict='ttl', ttl_batches=5, unseen='row'"
+    assert repr(evicting) == f"HashIndex(2, name='t1', dense_rows=0, buckets=1, {rules}, ids=1)"
 
 
 def test_stays_on_the_cpu_and_keeps_its_types() -> None:

@@ -54,6 +54,8 @@ def test_a_long_name_and_a_narrow_window(page: Page, width: int, dark: bool, tmp
     opened(page, recfx.convert(strange_names()[0], hashing=HashConfig(dense_rows=0)), tmp_path)
     page.run("document.querySelectorAll('details').forEach((each) => { each.open = true; })")
     assert page.run("document.documentElement.scrollWidth <= innerWidth")
+    inside = "[...document.querySelectorAll('.prose')].map((cell) => cell.getBoundingClientRect().right <= innerWidth)"
+    assert set(page.run(inside)) == {True}
     hints = "parseFloat(getComputedStyle(each.firstElementChild, '::before').width) > 0"  # that one can scroll
     differ = f"each.offsetHeight && {hints} !== each.scrollWidth > each.clientWidth"
     assert page.run(f"[...document.querySelectorAll('.scroll')].filter((each) => {differ}).length") == 0

@@ -81,7 +81,7 @@ def draw(
     plan: ShardingPlan | None = None,
     world_size: int | None = None,
     report: str = "",
-) -> None:
+) -> Path:
     """Draw a model's graphs, before and after conversion, into a file.
 
     The model does not change, nothing runs and nothing is communicated.
@@ -89,7 +89,8 @@ def draw(
     Example:
         >>> from recfx.planner.topology import npu_topology
         >>> recfx.draw(Model(), "model.html")
-        >>> recfx.draw(Model(), "planned.html", npu_topology(8))  # as recfx.plan would shard it over 8 NPUs
+        PosixPath('model.html')
+        >>> file = recfx.draw(Model(), "planned.html", npu_topology(8))  # as recfx.plan would shard it over 8 NPUs
 
     Args:
         model_or_graph: a model, converted or not, also inside DDP and torch.compile wrappers; a graph that
@@ -110,6 +111,9 @@ def draw(
             ``recfx.plan`` or ``read_plan`` made it; those of the topology; or those of a table that is on all ranks.
         report: the address of a page of ``Report.to_html``, such as ``"report.html"`` if it is in the same folder: what
             a page shows of collections and nodes then links to its place there.
+
+    Returns:
+        the path of the file.
 
     Raises:
         DrawingError: ``invalid_argument``, ``unknown_ending``, ``no_collection``, ``cannot_write``; for ``.svg`` also
@@ -135,6 +139,7 @@ def draw(
     else:
         drawing = collect(model_or_graph, planned=as_planned(model_or_graph, topology, plan, world_size))
     write_text(target, render(replace(drawing, report=report)))
+    return target
 
 
 FORMATS: dict[str, Callable[[Drawing], str]] = {
