@@ -175,12 +175,18 @@ def open_regular(path: Path, directory: int | None = None) -> Iterator[int]:
 
 
 def missing(directory: Path) -> CheckpointError:
-    """The error for a directory without a checkpoint."""
-    return CheckpointError(
-        f"there is no finished checkpoint in {directory}.",
-        reason="checkpoint_missing",
-        what_to_do="pass the directory that was given to save_checkpoint.",
-    )
+    """The error for a directory without a checkpoint, which says what is there instead."""
+    what, advice = f"there is no finished checkpoint in {directory}", "pass the directory given to save_checkpoint."
+    if not os.path.lexists(directory):
+        what = f"{directory} does not exist"
+    elif not os.path.isdir(directory):
+        what = f"{directory} is not a directory"
+    elif DATA_NAME.fullmatch(directory.name) and os.path.exists(directory.parent / MANIFEST):
+        what, advice = f"{directory} is a folder inside a checkpoint", f"pass {directory.parent}."
+    elif os.path.exists(directory / ".metadata"):
+        what = f"{directory} was saved by torch.distributed.checkpoint, not by save_checkpoint"
+        advice = "load it with torch.distributed.checkpoint.load."
+    return CheckpointError(f"{what}.", reason="checkpoint_missing", what_to_do=advice)
 
 
 def torn(path: Path, why: str) -> CheckpointError:

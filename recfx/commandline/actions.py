@@ -26,7 +26,7 @@ from recfx.inspect.report_data import CollectionReport
 from recfx.inspect.step_diff import diff_steps
 from recfx.inspect.wording import name_of
 from recfx.planner.plan_file import plain_plan, read_plan
-from recfx.planner.priced_plan import price_of
+from recfx.planner.priced_plan import price_of, world_size_said
 from recfx.planner.pricing.hardware import ASCEND_910B, CPU_HOST, H100, Hardware
 from recfx.planner.pricing.unknown_batch import LENGTH
 from recfx.planner.topology import NpuTopology, plain_topology
@@ -60,10 +60,7 @@ def _sharding(given: argparse.Namespace) -> dict[str, Any]:
     if given.plan is None:
         return {"topology": _topology(given, given.ranks)}
     planned = read_plan(given.plan.path)
-    ranks = planned.world_size
-    if None not in (ranks, given.ranks) and ranks != given.ranks:
-        raise WrongUsage(f"--ranks {given.ranks}: the plan in {given.plan} is for {ranks:,}")
-    ranks = given.ranks if ranks is None else ranks
+    ranks = world_size_said(planned, given.ranks)
     topology = _topology(given, ranks if given.ranks or given.hardware else None)
     return {"topology": topology, "plan": planned, "world_size": ranks}
 

@@ -49,7 +49,7 @@ def read_hashing(
 def _config(file: JsonFile, settings: dict[str, Any], where: str) -> HashConfig:
     known = HashConfig.__dataclass_fields__
     if unknown := next((name for name in settings if name not in known), None):
-        raise file.refused(where, f"has an unknown key {unknown!r}; there are {', '.join(known)}")
+        raise file.refused(where, f"has an unknown key {unknown!r}; the known keys here are: {', '.join(known)}")
     try:
         return HashConfig(**settings)
     except ConversionError as error:

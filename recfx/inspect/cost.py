@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from torch import fx, nn
@@ -326,7 +327,10 @@ def compare_plans(
             raise ConversionError(
                 f"{name} is None.", reason="invalid_argument", what_to_do="pass plans, such as those of recfx.plan."
             )
-        priced = cost(model, topology, plan=plan, world_size=world_size).at(B, L=L)
+        try:
+            priced = cost(model, topology, plan=plan, world_size=world_size).at(B, L=L)
+        except ConversionError as error:
+            raise ConversionError.of(replace(error.diagnostic, message=f"{name}: {error.message}")) from error
         rows.append(PlanRow(str(name), _types(plan), priced))
     hardware = {row.name: row.cost.hardware for row in rows}
     different = next((name for name, its_own in hardware.items() if its_own != rows[0].cost.hardware), None)

@@ -276,7 +276,7 @@ class _PlannedSharding:
     """What the report says about a plan, as rank 0, or as this rank of as many ranks as there are, sees it."""
 
     def __init__(self, asked: Request, world_size: int | None) -> None:
-        self._plan, self._topology = asked.plan, asked.topology
+        self._plan, self._topology, self._keeps = asked.plan, asked.topology, asked.keeps
         ranks = None if world_size is None else whole_number(world_size, "world_size", most=MOST_RANKS)
         here = None if asked.env is None else (asked.env.world_size, asked.env.rank)
         if here is None and dist.is_available() and dist.is_initialized():
@@ -302,12 +302,15 @@ class _PlannedSharding:
             self._problems = [error.diagnostic]
 
     def check(self, discovery: Discovery) -> None:
-        """Look whether the plan names something else than the collections that can be sharded."""
+        """Look whether the plan names something else than the collections that can be sharded, or could be if they were
+        not refused: why they are is reported already.
+        """
         if self._plan is None:
             return
-        can_be_sharded = [finding for finding in discovery.findings if finding.status in (CONVERTED, CONVERTIBLE)]
+        statuses = (CONVERTED, CONVERTIBLE) if self._keeps else (CONVERTED, CONVERTIBLE, REFUSED)
+        known = [finding for finding in discovery.findings if finding.status in statuses]
         try:
-            refuse_unknown_collections(self._plan, {path for finding in can_be_sharded for path in finding.paths})
+            refuse_unknown_collections(self._plan, {path for finding in known for path in finding.paths})
         except ConversionError as error:
             self._problems.append(error.diagnostic)
 

@@ -71,7 +71,7 @@ class JsonFile:
         prefix = f"{where}." if where else ""
         for name in given:
             if name not in kinds:
-                raise self.refused(where, f"has an unknown key {name!r}; there are {', '.join(kinds)}")
+                raise self.refused(where, f"has an unknown key {name!r}; the known keys here are: {', '.join(kinds)}")
         for name, kind in kinds.items():
             if name not in given:
                 raise self.refused(where, f"has no {name!r}")

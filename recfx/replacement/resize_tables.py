@@ -58,7 +58,7 @@ class TableResizing:
                 module_path=path,
                 what_to_do=f"convert it without rows=. {GROW}"
                 if learned
-                else "convert first, then make the optimizer.",
+                else "convert first, then make the optimizer; for python -m recfx, return the model without it.",
             )
         try:
             data = _append_rows(weight.data, rows)

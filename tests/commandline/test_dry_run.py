@@ -202,7 +202,7 @@ BAD_HASHING = {
     "wrong value": ('{"on_full": "explode"}', "it cannot be: HashConfig.on_full is 'explode'."),
     "wrong type": ('{"tables": {"t0": {"rows": "1"}}}', "tables.t0 cannot be: HashConfig.rows is '1'."),
     "a table that is no object": ('{"tables": {"t0": 3}}', "tables.t0 is an integer, not an object"),
-    "tables and more": ('{"tables": {}, "rows": 3}', "it has an unknown key 'rows'; there are tables"),
+    "tables and more": ('{"tables": {}, "rows": 3}', "it has an unknown key 'rows'; the known keys here are: tables"),
 }
 
 
@@ -231,7 +231,7 @@ def test_a_bad_file_is_one_clear_error(
         (["--hashing", "nowhere.json"], 1, f"[invalid_file] {NOWHERE}"),
         (["--plan", "nowhere.json"], 1, f"[invalid_file] {NOWHERE}"),
         (["--html", "nowhere/x.html"], 1, "nowhere/x.html cannot be written: there is no directory nowhere."),
-        (["--ranks", "4", "--plan", "PLAN"], 2, "is for 16"),
+        (["--ranks", "4", "--plan", "PLAN"], 1, "[plan_rank] the plan was made for 16 ranks, not for 4."),
         (["--hardware", "h100"], 2, "it needs --ranks"),
         (["--id-range", "f0=3"], 2, "write FEATURE=LOW:HIGH"),
         (["--id-range", "nothing=0:3"], 1, "error: unknown_feature: "),

@@ -267,6 +267,13 @@ def test_plans(plan: ShardingPlan, refusal: tuple[str, str | None] | None) -> No
         assert refusal[1] in (None, told[1])
 
 
+def test_nothing_is_said_of_the_plan_of_a_collection_that_is_refused() -> None:
+    model = Holder(collection())
+    attach(model, torch.optim.Adam)
+    report = recfx.explain(model, plan=on_one_rank(), world_size=1, hashing=recfx.HashConfig(rows=5000))
+    assert [reason.code for reason in report.reasons if reason.severity == "error"] == ["optimizer_holds_state"]
+
+
 def test_a_plan_for_a_collection_that_is_kept() -> None:
     with process_group():
         plan = on_one_rank(None, "bags", "sequences")

@@ -178,8 +178,9 @@ def test_plans_side_by_side(is_pooled: bool) -> None:
     (of_file,) = recfx.compare_plans(model, [PlanForRanks(spread.plan, 4)], topology=CPU_HOST, B=2048, L=10)
     assert of_file.cost == cost["spread"]
     lines = str(compared).splitlines()
-    assert len(lines) == 5
-    assert [line.split()[0] for line in lines[2:]] == ["*", "heaped", "copied"]
+    assert len(lines) == 6
+    assert [line.split()[0] for line in lines[2:5]] == ["*", "heaped", "copied"]
+    assert lines[5].startswith("step is ids + tables + output + wire + the rest of the model")
     data = json.loads(compared.to_json())
     assert (data["best"], [plan["name"] for plan in data["plans"]]) == ("spread", ["spread", "heaped", "copied"])
 
@@ -237,8 +238,9 @@ def _calls(function: Any) -> int:
     ],
 )
 def test_refuses_what_is_no_plan_of_the_model(plans: Any, reason: str) -> None:
-    with refused(reason):
+    with refused(reason) as caught:
         recfx.compare_plans(many_tables(2), plans)
+    assert reason == "invalid_argument" or caught.value.message.startswith("plan 0: ")
 
 
 def test_refuses_to_plan_a_graph_or_a_number_that_is_none() -> None:

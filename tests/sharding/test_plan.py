@@ -103,7 +103,16 @@ def setting(**fields: Any) -> Change:
 
 REFUSED: dict[str, tuple[Change, str, str]] = {
     "missing_table": (lambda plan: plan.pop("a") and None, "plan_missing_table", "'a'"),
-    "unknown_table": (lambda plan: plan.update(c=plan["a"]), "plan_unknown_table", "'c'"),
+    "unknown_table": (
+        lambda plan: plan.update(c=plan["a"]),
+        "plan_unknown_table",
+        "'c', which the collection does not have",
+    ),
+    "renamed_table": (
+        lambda plan: plan.update(c=plan.pop("a")),
+        "plan_unknown_table",
+        "'c' and lacks 'a': was it renamed?",
+    ),
     "unknown_type": (setting(sharding_type="diagonal"), "unsupported_sharding_type", "'diagonal'"),
     "uvm": (setting(compute_kernel="fused_uvm"), "unsupported_compute_kernel", "'fused_uvm'"),
     "uvm_caching": (setting(compute_kernel="fused_uvm_caching"), "unsupported_compute_kernel", "fused_uvm_caching"),
@@ -133,7 +142,7 @@ REFUSED: dict[str, tuple[Change, str, str]] = {
             "multipass_prefetch_config": MultiPassPrefetchConfig(),
         }.items()
     },
-    "rank_too_high": (place("table_wise", (0, 0, 16, 8, "rank:4/cpu")), "plan_rank", "rank 4, but there are 4"),
+    "rank_too_high": (place("table_wise", (0, 0, 16, 8, "rank:4/cpu")), "plan_rank", "rank 4, but ranks are 0 to 3"),
     "no_rank": (place("table_wise", (0, 0, 16, 8, "cpu")), "plan_invalid", "names no rank"),
     "no_spec": (setting(sharding_spec=None), "plan_invalid", "EnumerableShardingSpec"),
     "too_many_rows": (place("table_wise", (0, 0, 17, 8, "rank:0/cpu")), "plan_shape_mismatch", "17 rows"),
@@ -387,7 +396,7 @@ def test_shards_of_types_that_leave_rows_uncut(hashing: recfx.HashConfig | None)
 @pytest.mark.parametrize(
     ("parameter", "reason", "says"),
     [
-        (ParameterSharding("table_wise", "fused", [4]), "plan_rank", "on rank 4, but there are 4"),
+        (ParameterSharding("table_wise", "fused", [4]), "plan_rank", "on rank 4, but ranks are 0 to 3"),
         (ParameterSharding("table_wise", "fused", [0, 1]), "plan_invalid", "EnumerableShardingSpec"),
         (ParameterSharding("table_wise", "fused", []), "plan_invalid", "EnumerableShardingSpec"),
         (ParameterSharding("table_wise", "fused", None), "plan_invalid", "EnumerableShardingSpec"),

@@ -38,11 +38,10 @@ def read_plan(
     names = [table.name for table in tables]
     known = set(names)
     unknown = [name for name in plan if name not in known]
-    if unknown:
-        raise plan_error(
-            "plan_unknown_table", f"the plan names table {unknown[0]!r}, but the collection has {names}.", path
-        )
     missing = [name for name in names if name not in plan]
+    if unknown:
+        lacks = f" and lacks {missing[0]!r}: was it renamed?" if missing else ", which the collection does not have."
+        raise plan_error("plan_unknown_table", f"the plan names table {unknown[0]!r}{lacks}", path)
     if missing:
         raise plan_error("plan_missing_table", f"the plan does not name table {missing[0]!r}.", path)
     # Hashing of shards is not elided, so nothing is known of their ids.

@@ -13,12 +13,12 @@ from recfx.errors import ConversionError, type_of
 
 _ADVICE = {
     "invalid_argument": "pass a dict from table name to torchrec.distributed.types.ParameterSharding.",
-    "plan_unknown_table": "make the plan from this model, or remove the table from it.",
+    "plan_unknown_table": "make the plan from this model, or rename or remove the table in it.",
     "plan_missing_table": "make the plan from this model.",
     "unsupported_sharding_type": "use one of the seven types of torchrec.distributed.types.ShardingType.",
     "unsupported_compute_kernel": "constrain the planner to compute_kernels=['fused', 'dense'].",
     "unsupported_plan_option": "leave it out of the constraints.",
-    "plan_shape_mismatch": "make the plan from the converted model: hashing may have given the table more rows.",
+    "plan_shape_mismatch": "use a plan with the model that it was made from: hashing may have given it more rows.",
     "plan_rank": "make the plan for this number of ranks.",
     "plan_invalid": "make the plan with torchrec's planner, or construct_module_sharding_plan.",
 }

@@ -310,7 +310,13 @@ class PlanComparison(Shown):
         for row in self.rows:
             counts = ", ".join(f"{count} {kind}" for kind, count in Counter(row.types.values()).most_common())
             rows.append((f"{'*' if row is best else ' '} {row.name}", *_cells(row.cost), counts))
-        return Grid(f"{_heading(best.cost)}; * is the fastest plan", columns, tuple(rows), frozenset(_HEADS))
+        has_more = any(part not in _SHOWN for row in self.rows if row.cost.step for part in row.cost.step.parts)
+        more = (
+            "step is ids + tables + output + wire + the rest of the model (dense and dense_all_reduce)"
+            if has_more
+            else ""
+        )
+        return Grid(f"{_heading(best.cost)}; * is the fastest plan", columns, tuple(rows), frozenset(_HEADS), more)
 
     def __repr__(self) -> str:
         return f"PlanComparison({len(self.rows):,} plans, best: {self.best.name}, {in_time(self.best.cost.seconds)})"
@@ -355,7 +361,8 @@ _EXPRESSIONS: dict[str, Callable[[NodeCost], str]] = {
     "wire": lambda node: _unless_zero(shortened(node.wire_bytes)),
     "resident": lambda node: size(node.resident_bytes) if node.resident_bytes else "",
 }
-_HEADS = ("ranks", "step", "ids", "tables", "output", "wire", "sent by a rank", "fullest rank", "imbalance")
+_SHOWN = ("ids", "tables", "output", "wire")
+_HEADS = ("ranks", "step", *_SHOWN, "sent by a rank", "fullest rank", "imbalance")
 
 
 def _unless_zero(text: str) -> str:
@@ -382,7 +389,7 @@ def _cells(cost: CostAt) -> tuple[str, ...]:
     return (
         str(cost.world_size),
         in_time(cost.seconds),
-        *(in_time(parts[name]) if name in parts else "" for name in ("ids", "tables", "output", "wire")),
+        *(in_time(parts[name]) if name in parts else "" for name in _SHOWN),
         size(max(rank.wire_bytes for rank in cost.ranks)),
         size(max(rank.resident_bytes for rank in cost.ranks)),
         f"{cost.imbalance:.2f}",

@@ -74,7 +74,9 @@ def check_rank(plan: TablePlan, rank: Any) -> None:
     if not isinstance(rank, Integral):
         raise wrong(plan, "plan_rank", f"places a shard on rank {rank!r}, which is no number.")
     if not 0 <= int(rank) < plan.world_size:
-        raise wrong(plan, "plan_rank", f"places a shard on rank {rank}, but there are {plan.world_size}.")
+        last = plan.world_size - 1
+        ranks = f"ranks are 0 {'and' if last == 1 else 'to'} {last}" if last else "there is only rank 0"
+        raise wrong(plan, "plan_rank", f"places a shard on rank {rank}, but {ranks}.")
 
 
 def wrong(plan: TablePlan, reason: str, what: str) -> ConversionError:
