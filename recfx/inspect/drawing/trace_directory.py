@@ -196,7 +196,7 @@ class ConversionTrace:
     def _write(self, name: str, text: str, description: str) -> None:
         self._file(name, description, lambda path: write_text(path, text))
 
-    def _file(self, name: str, description: str, write: Callable[[Path], None]) -> None:
+    def _file(self, name: str, description: str, write: Callable[[Path], object]) -> None:
         write(self.folder / name)
         if description:
             self.files.append((name, description))
