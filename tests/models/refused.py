@@ -247,7 +247,7 @@ REFUSED = [
         lambda: Holder(_managed_collision()),
         "managed_collision",
         "arch.sparse",
-        "HashConfig.raw_ids()",
+        "managed_collisions='convert'",
     ),
     Refused("own_forward", lambda: Holder(Doubled(tables=two_tables())), "own_forward", "arch.sparse", "Doubled"),
     Refused(
