@@ -18,7 +18,7 @@ _ADVICE = {
     "unsupported_sharding_type": "use one of the seven types of torchrec.distributed.types.ShardingType.",
     "unsupported_compute_kernel": "constrain the planner to compute_kernels=['fused', 'dense'].",
     "unsupported_plan_option": "leave it out of the constraints.",
-    "plan_shape_mismatch": "use a plan with the model that it was made from: hashing may have given it more rows.",
+    "plan_shape_mismatch": "pass the model that the plan was made from: hashing may have given the table more rows.",
     "plan_rank": "make the plan for this number of ranks.",
     "plan_invalid": "make the plan with torchrec's planner, or construct_module_sharding_plan.",
 }
