@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import logging
 import os
@@ -55,10 +56,6 @@ for _backend in (torch.cuda, torch.mtia, torch.xpu):
 torch._dynamo.guards.profile_guard_manager = lambda *arguments: 0.0
 
 
-_run_test = pytest.Function.runtest
-pytest.Function.runtest = lambda self: with_room(_run_test, self)  # type: ignore[method-assign]
-
-
 # Half a minute of work or more in few tests: they compile C++, run examples, or run tests in processes of their own.
 _LONG_FILES = frozenset(
     {
@@ -82,6 +79,17 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ.pop("COLUMNS", None)  # the width of a terminal, which tests do not have
     if os.environ.get("TRITON_INTERPRET") == "1":
         make_faster()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, object]:
+    """Give what a test calls room for Python's frames."""
+    function = pyfuncitem.obj
+    pyfuncitem.obj = functools.partial(with_room, function)
+    try:
+        return (yield)
+    finally:
+        pyfuncitem.obj = function
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -34,7 +34,7 @@ class RowsOfIds(dict[str, _Items]):
     def __init__(self, items: Mapping[tuple[str, str], _Items], collections: Mapping[str, ConvertedCollection]) -> None:
         owners = Counter(table for _, table in items)
         names = {(path, table): table if owners[table] == 1 else f"{path}.{table}" for path, table in items}
-        super().__init__({names[place]: found for place, found in items.items()})
+        super().__init__({names[place]: ids_and_rows for place, ids_and_rows in items.items()})
         self._sorted: dict[str, _Items] = {}  # by id, of the tables that were asked for
         self._readers: dict[str, list[tuple[str, int]]] = {}  # by feature: each table, and how many ids are their rows
         for path, collection in collections.items():
@@ -87,20 +87,20 @@ class RowsOfIds(dict[str, _Items]):
         readers = self._readers.get(feature, [])
         if not any(table for table, _ in readers):
             return ids.long()
-        found = [self._rows_in(table, dense, ids.long()) if table else ids.long() for table, dense in readers]
-        if not all(torch.equal(rows, found[0]) for rows in found):
+        answers = [self._rows_in(table, dense, ids.long()) if table else ids.long() for table, dense in readers]
+        if not all(torch.equal(rows, answers[0]) for rows in answers):
             raise ConversionError(
-                f"feature {feature!r} is read by {len(found)} tables, which have different rows for its ids.",
+                f"feature {feature!r} is read by {len(answers)} tables, which have different rows for its ids.",
                 reason="several_rows",
                 what_to_do="give each table a feature of its own, a copy of this one, and map each by its table.",
             )
-        return found[0]
+        return answers[0]
 
     def _rows_in(self, table: str, dense_rows: int, ids: Tensor) -> Tensor:
         if table not in self._sorted:
             known, order = self[table][0].sort()
             self._sorted[table] = known, self[table][1][order]
-        known, rows = (each.to(ids.device) for each in self._sorted[table])
+        known, rows = (part.to(ids.device) for part in self._sorted[table])
         rows_of_ids = torch.where((ids >= 0) & (ids < dense_rows), ids, -1)
         if known.numel():
             place = torch.searchsorted(known, ids).clamp_(max=known.numel() - 1)

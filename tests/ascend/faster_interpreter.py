@@ -85,7 +85,7 @@ def _remember_types() -> None:
 
 
 def _remember_shapes() -> None:
-    """Of the tensors that operations make; and operands of one shape need not be broadcast to it."""
+    """Compute the shape of each tensor that an operation makes once, and broadcast no operands that have one shape."""
     import triton.language as tl
     from triton.language.semantic import TritonSemantic
 

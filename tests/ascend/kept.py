@@ -10,7 +10,7 @@ from typing import TypeVar
 
 Made = TypeVar("Made")
 FOLDER: Path | None = None
-"""Of this run, and of no other; None: there is one process."""
+"""Where the files of this run are; None if the run has one process, which needs none."""
 
 
 def kept(name: str, make: Callable[[], Made]) -> Made:

@@ -49,7 +49,8 @@ def unconverted(model: nn.Module, **hashing: recfx.HashConfig | None) -> tuple[A
     """The trained model in eval mode, and what ``unconvert`` makes of it."""
     converted = recfx.convert(model, hashing={"goods": RAW, "users": RAW, "days": None, **hashing})
     converted(SEEN)
-    return converted.eval(), *recfx.unconvert(converted, with_mapping=True)  # type: ignore[misc]
+    plain_and_mapping: Any = recfx.unconvert(converted, with_mapping=True)
+    return converted.eval(), *plain_and_mapping
 
 
 def test_the_plain_model_answers_as_the_converted_one() -> None:

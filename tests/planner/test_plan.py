@@ -35,6 +35,10 @@ RAW = recfx.HashConfig(dense_rows=0)
 GIB = 1024**3
 
 
+pod: Any = npu_topology  # for arguments that it refuses
+ENDLESS: Any = float("inf")
+
+
 def stock(world_size: int = 4, device: str = "cuda", **settings: int) -> Topology:
     return Topology(world_size=world_size, compute_device=device, **settings)
 
@@ -288,13 +292,13 @@ def test_refusals() -> None:
         lambda: NpuTopology(4, 8),
         lambda: npu_topology(8, hbm_cap=-1),
         lambda: npu_topology(8, inter_host_bandwidth=float("nan")),
-        lambda: npu_topology(8, hbm_cap=float("inf")),  # type: ignore[arg-type]
-        lambda: npu_topology(2.5),  # type: ignore[arg-type]
+        lambda: pod(8, hbm_cap=ENDLESS),
+        lambda: pod(2.5),
         lambda: npu_topology(True),
-        lambda: npu_topology("2"),  # type: ignore[arg-type]
-        lambda: npu_topology(8, None),  # type: ignore[arg-type]
+        lambda: pod("2"),
+        lambda: pod(8, None),
         lambda: check_topology(stock(0)),
-        lambda: check_topology(stock(2, hbm_cap=float("inf"))),  # type: ignore[arg-type]
+        lambda: check_topology(stock(2, hbm_cap=ENDLESS)),
     ],
 )
 def test_impossible_pods(make: Callable[[], object]) -> None:
