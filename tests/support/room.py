@@ -14,7 +14,7 @@ Given = ParamSpec("Given")
 Answer = TypeVar("Answer")
 
 
-def with_room(run: Callable[Given, Answer], *arguments: Given.args, **named: Given.kwargs) -> Answer:
+def with_room(run: Callable[Given, Answer], /, *arguments: Given.args, **named: Given.kwargs) -> Answer:
     """``run(*arguments, **named)``, in the chunk of this call: 4 MB for what ``run`` calls."""
     return run(*arguments, **named)
 
