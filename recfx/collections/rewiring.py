@@ -31,7 +31,7 @@ from recfx.collections.object_kinds import (
     why_fixed,
 )
 
-REMADE_HOOKS = (types.FunctionType, types.MethodType, functools.partial)
+_REMADE = (types.FunctionType, types.MethodType, functools.partial)
 _OWN_CONTAINERS = (list, dict, set, tuple, collections.OrderedDict, collections.defaultdict)
 
 
@@ -48,13 +48,13 @@ class Rewiring:
         self._references, self._inplace = references, inplace
         self.known: dict[int, Any] = dict(modules)
         self._alive: list[Any] = []
-        self._entered: set[int] = set()
+        self._remade: set[int] = set()  # hooks, and what they call
         self._unfilled: collections.deque[Callable[[], None]] = collections.deque()
         self._unhashed: collections.deque[Callable[[], None]] = collections.deque()
 
     def leads(self, value: Any) -> bool:
         """Whether ``value`` is, or refers to, a module that is replaced."""
-        return id(value) in self.known or self._references.reaches(value)
+        return id(value) in self.known or id(value) in self._remade or self._references.reaches(value)
 
     def rewired(self, value: Any) -> Any:
         """The replacement of ``value``; complete after ``finish``."""
@@ -63,7 +63,7 @@ class Rewiring:
         if id(value) in self.known:
             return self.known[id(value)]
         copied = type(value) is types.MethodType or (type(value) in _OWN_CONTAINERS and not self._inplace)
-        if not copied and not self._references.reaches(value):
+        if not copied and not self.leads(value):
             return value
         replacement = self._make(value)
         self._alive.append(value)
@@ -76,17 +76,23 @@ class Rewiring:
         Functions, bound methods and partials are made anew if modules are among what they hold. Other objects that
         only hooks hold stay the user's own: what watches a model also watches the converted one.
         """
-        if self.leads(hook):
-            return self.rewired(hook)
-        if not isinstance(hook, REMADE_HOOKS) or id(hook) in self._entered:
-            return hook
-        self._entered.add(id(hook))
-        self._alive.append(hook)
-        held = [item for _, item in edges_of(hook)]
-        if why_fixed(hook) or all(self.rewired_hook(item) is item and not self.leads(item) for item in held):
-            return hook
-        self.known[id(hook)] = replacement = self._make(hook)
-        return replacement
+        self._find_remade(hook)
+        return self.rewired(hook) if self.leads(hook) else hook
+
+    def _find_remade(self, hook: Any) -> None:
+        """Note the functions, bound methods and partials behind a hook from which others of them lead to modules."""
+        held: dict[int, list[Any]] = {}
+        waiting = [hook]
+        while waiting:
+            value = waiting.pop()
+            if isinstance(value, _REMADE) and id(value) not in held and not why_fixed(value):
+                self._alive.append(value)
+                held[id(value)] = [item for _, item in edges_of(value)]
+                waiting += held[id(value)]
+        before = -1
+        while before < len(self._remade):
+            before = len(self._remade)
+            self._remade |= {key for key, items in held.items() if any(map(self.leads, items))}
 
     def finish(self) -> None:
         """Fill the objects that were made. Those that hash their content come last, when that content is complete."""
@@ -214,7 +220,7 @@ class Rewiring:
             replacement: types.CellType = self.known[id(cell)]
             return replacement
         remembers = type(content) in _OWN_CONTAINERS and not self._inplace
-        if not remembers and id(content) not in self.known and not self._references.reaches(content):
+        if not remembers and not self.leads(content):
             return cell
         replacement = self.known[id(cell)] = types.CellType()
         self._alive.append(cell)

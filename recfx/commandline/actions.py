@@ -21,12 +21,13 @@ from recfx.commandline.given_file import as_typed
 from recfx.commandline.request import request
 from recfx.doctor.examine import device_here, examine
 from recfx.doctor.show import to_text
+from recfx.errors import ConversionError
 from recfx.inspect.drawing.draw import write_text
 from recfx.inspect.report_data import CollectionReport
 from recfx.inspect.step_diff import diff_steps
 from recfx.inspect.wording import name_of
 from recfx.planner.plan_file import plain_plan, read_plan
-from recfx.planner.priced_plan import price_of, world_size_said
+from recfx.planner.priced_plan import price_of
 from recfx.planner.pricing.hardware import ASCEND_910B, CPU_HOST, H100, Hardware
 from recfx.planner.pricing.unknown_batch import LENGTH
 from recfx.planner.topology import NpuTopology, plain_topology
@@ -60,7 +61,13 @@ def _sharding(given: argparse.Namespace) -> dict[str, Any]:
     if given.plan is None:
         return {"topology": _topology(given, given.ranks)}
     planned = read_plan(given.plan.path)
-    ranks = world_size_said(planned, given.ranks)
+    ranks = given.ranks if planned.world_size is None else planned.world_size
+    if given.ranks not in (None, ranks):
+        raise ConversionError(
+            f"--ranks is {given.ranks}, but the plan in {given.plan} was made for {ranks:,}.",
+            reason="plan_rank",
+            what_to_do="leave --ranks out, or make a plan for as many with the command plan.",
+        )
     topology = _topology(given, ranks if given.ranks or given.hardware else None)
     return {"topology": topology, "plan": planned, "world_size": ranks}
 

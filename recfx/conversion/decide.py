@@ -128,7 +128,7 @@ def decide(
             conversion.notes += check_conversion(model, decision.converted, asked, conversion, discovery)
             done("verify")
         if conversion.verification is None and not asked.inplace:  # no calls were counted
-            conversion.notes += held_by_hooks(model, discovery.findings)
+            conversion.notes += held_by_hooks(decision.converted, model, discovery.findings)
     return decision
 
 

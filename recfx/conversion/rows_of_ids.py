@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,8 +12,20 @@ from torchrec import KeyedJaggedTensor
 
 from recfx.collections.converted_collection import ConvertedCollection
 from recfx.errors import ConversionError, InputError, type_of
+from recfx.hashing.config import ResolvedHashConfig
 
 _Items = tuple[Tensor, Tensor]
+_NONE, _BY_HASH = -1, -2
+
+
+class _Reader(NamedTuple):
+    """A table that reads a feature: its name in the mapping, ``""`` if it has no index; how many ids are their rows;
+    and the row that ids without one read.
+    """
+
+    table: str
+    dense_rows: int
+    unseen: int
 
 
 class RowsOfIds(dict[str, _Items]):
@@ -36,12 +48,14 @@ class RowsOfIds(dict[str, _Items]):
         names = {(path, table): table if owners[table] == 1 else f"{path}.{table}" for path, table in items}
         super().__init__({names[place]: ids_and_rows for place, ids_and_rows in items.items()})
         self._sorted: dict[str, _Items] = {}  # by id, of the tables that were asked for
-        self._readers: dict[str, list[tuple[str, int]]] = {}  # by feature: each table, and how many ids are their rows
+        self._readers: dict[str, list[_Reader]] = {}  # by feature
         for path, collection in collections.items():
             for spec in collection.tables:
-                dense = 0 if spec.hashing is None else spec.hashing.dense_rows
+                dense, unseen = (0, _NONE) if spec.hashing is None else (spec.hashing.dense_rows, _unseen(spec.hashing))
                 for feature in spec.feature_names:
-                    self._readers.setdefault(feature, []).append((names.get((path, spec.name), ""), dense))
+                    self._readers.setdefault(feature, []).append(
+                        _Reader(names.get((path, spec.name), ""), dense, unseen)
+                    )
 
     def __reduce__(self) -> Any:
         return _restored, (dict(self), self._readers)
@@ -50,7 +64,8 @@ class RowsOfIds(dict[str, _Items]):
         """The batch as the plain model takes it: rows in the place of raw ids. Features of other tables stay.
 
         Ids without a row are left out of their bags and sequences, which become shorter; the converted model counts
-        them in means, and has a row for each of them in a sequence.
+        them in means, and has a row for each of them in a sequence. With ``unseen="row"`` and one bucket, they get the
+        row that they read in eval mode.
 
         Example:
             >>> mapping = recfx.unconvert(recfx.convert(Model(), hashing=recfx.HashConfig.raw_ids()), True)[1]
@@ -60,6 +75,7 @@ class RowsOfIds(dict[str, _Items]):
         Raises:
             InputError: ``invalid_argument``: it is no batch.
             ConversionError: ``several_rows``: a feature is read by tables that have different rows for its ids.
+                ``shared_rows_unknown``: an id has no row, and its hash would say which it reads (``unseen=``).
         """
         if not isinstance(features, KeyedJaggedTensor):
             raise InputError(
@@ -85,9 +101,9 @@ class RowsOfIds(dict[str, _Items]):
     def _rows(self, feature: str, ids: Tensor) -> Tensor:
         """int64 ``[n]``, -1 for an id without a row."""
         readers = self._readers.get(feature, [])
-        if not any(table for table, _ in readers):
+        if not any(reader.table for reader in readers):
             return ids.long()
-        answers = [self._rows_in(table, dense, ids.long()) if table else ids.long() for table, dense in readers]
+        answers = [self._rows_in(reader, ids.long()) if reader.table else ids.long() for reader in readers]
         if not all(torch.equal(rows, answers[0]) for rows in answers):
             raise ConversionError(
                 f"feature {feature!r} is read by {len(answers)} tables, which have different rows for its ids.",
@@ -96,7 +112,8 @@ class RowsOfIds(dict[str, _Items]):
             )
         return answers[0]
 
-    def _rows_in(self, table: str, dense_rows: int, ids: Tensor) -> Tensor:
+    def _rows_in(self, reader: _Reader, ids: Tensor) -> Tensor:
+        table, dense_rows, unseen = reader
         if table not in self._sorted:
             known, order = self[table][0].sort()
             self._sorted[table] = known, self[table][1][order]
@@ -105,11 +122,29 @@ class RowsOfIds(dict[str, _Items]):
         if known.numel():
             place = torch.searchsorted(known, ids).clamp_(max=known.numel() - 1)
             rows_of_ids = torch.where(known[place] == ids, rows[place], rows_of_ids)
-        return rows_of_ids
+        absent = rows_of_ids < 0
+        if unseen == _BY_HASH and bool(absent.any()):
+            raise ConversionError(
+                f"table {table!r} has no row for {int(absent.sum())} of these ids, and the index, which is gone, chose "
+                "by their hash what they read.",
+                reason="shared_rows_unknown",
+                what_to_do="leave ids out that mapping does not have.",
+            )
+        return torch.where(absent, unseen, rows_of_ids)
 
 
-def _restored(items: dict[str, _Items], readers: dict[str, list[tuple[str, int]]]) -> RowsOfIds:
+def _unseen(hashing: ResolvedHashConfig) -> int:
+    """The row that an id without one reads in eval mode."""
+    if hashing.unseen == "zeros":
+        return _NONE
+    return hashing.rows - 1 if hashing.unseen == "row" and hashing.buckets == 1 else _BY_HASH
+
+
+def _restored(items: dict[str, _Items], readers: dict[str, list[_Reader]]) -> RowsOfIds:
     mapping = RowsOfIds({}, {})
     mapping.update(items)
     mapping._readers = readers
     return mapping
+
+
+torch.serialization.add_safe_globals([_restored, _Reader])  # torch.load reads a mapping where this module is imported

@@ -10,14 +10,13 @@ itself, such as globals. Code that reads such a place does not necessarily call 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from torch import nn
 
 from recfx.collections.find_references import References
-from recfx.collections.object_kinds import Edge, attributes, edges_of, hooks_of
-from recfx.collections.rewiring import REMADE_HOOKS
+from recfx.collections.object_kinds import Edge, attributes, hooks_of
 from recfx.discovery.classify import CONVERTIBLE, Finding
 from recfx.errors import Diagnostic, Severity
 
@@ -92,43 +91,32 @@ def _with_holders(model: nn.Module, collections: set[int]) -> dict[int, nn.Modul
     return holders
 
 
-def held_by_hooks(model: nn.Module, findings: list[Finding]) -> list[Diagnostic]:
-    """Notes on objects that only hooks hold, and that refer to converted collections.
+def held_by_hooks(converted: nn.Module, model: nn.Module, findings: list[Finding]) -> list[Diagnostic]:
+    """Notes on hooks of the converted copy of ``model`` that refer to collections of ``model`` itself.
 
-    A conversion that copies modules leaves such objects as they are: what watches a model also watches the converted
-    one. But if such an object calls a collection, it calls the original.
+    A conversion that copies modules leaves objects as they are that only hooks hold: what watches a model also watches
+    the converted one. But if such an object calls a collection, it calls the original.
     """
-    converted = {id(finding.module): finding for finding in findings if finding.status == CONVERTIBLE}
-    starts = _starts(model, stop_at=converted)
-    if not any(True for _, module, _ in starts for _ in hooks_of(module)):
+    hooks = {id(module): list(hooks_of(module)) for module in converted.modules()}
+    if not any(hooks.values()):
         return []
-    targets = _with_holders(model, set(converted))
-    copied = References(targets, [(name, module, attributes(module)) for name, module, _ in starts])
+    starts = [(name, module) for name, module, _ in _starts(converted, stop_at={})]
+    targets = _with_holders(model, {id(finding.module) for finding in findings if finding.status == CONVERTIBLE})
     notes = []
-    for name, module, _ in starts:
-        objects = [edge for edge in _objects_of_hooks(module) if not copied.reaches(edge[1])]
-        held = References(targets, [(name, module, [(label[1:], value) for label, value in objects])])
+    for name, hooked in starts:
+        if not hooks[id(hooked)]:
+            continue
+        only = [(path, module, hooks[id(module)] if module is hooked else []) for path, module in starts]
+        held = References(targets, only)
         way = next((way for target in targets if (way := held.way_to(target))), "")
         if way:
             message = f"the converted model has the same hook, and it refers to the original by {way}."
             what_to_do = (
-                "if the hook calls a collection, register it again on the converted model, with an object that "
+                "if the hook calls a collection, register one on the converted model whose object refers to that; with "
+                "a sample, calls are counted."
             )
-            what_to_do += "refers to that; with a sample, calls are counted."
-            notes.append(Diagnostic("held_by_hook", "" if module is model else name, message, what_to_do))
+            notes.append(Diagnostic("held_by_hook", "" if hooked is converted else name, message, what_to_do))
     return notes
-
-
-def _objects_of_hooks(module: nn.Module) -> Iterator[Edge]:
-    """The objects that hooks of a module hold, other than the functions, methods and partials that are made anew."""
-    waiting, seen = [(f".{name}", hook) for name, hook in hooks_of(module)], set[int]()
-    while waiting:
-        label, value = waiting.pop()
-        if isinstance(value, REMADE_HOOKS) and id(value) not in seen:
-            seen.add(id(value))
-            waiting += [(label + inside, item) for inside, item in edges_of(value)]
-        elif not isinstance(value, (nn.Module, *REMADE_HOOKS)):
-            yield label, value
 
 
 def _starts(model: nn.Module, stop_at: Mapping[int, Any]) -> list[tuple[str, nn.Module, list[Edge]]]:

@@ -41,9 +41,13 @@ def check_names(passed: Collection[str], taken: Sequence[str]) -> None:
     """
     unknown = [name for name in passed if name not in taken]
     missing = [name for name in taken if name not in passed]
-    meant = {name: nearest for name in unknown for nearest in difflib.get_close_matches(name, missing or taken, 1, 0.8)}
-    left = [name for name in missing if name not in meant.values()]
-    named = [name + (f" (is {meant[name]} meant?)" if name in meant else "") for name in unknown]
+    meant: dict[str, str] = {}
+    left = list(missing)
+    for name in unknown:
+        for nearest in difflib.get_close_matches(str(name), left, 1, 0.8):
+            meant[name] = nearest
+            left.remove(nearest)
+    named = [str(name) + (f" (is {meant[name]} meant?)" if name in meant else "") for name in unknown]
     wrong = [f"there {_are(unknown)} no {_inputs(named)}"] if unknown else []
     wrong += [f"{_inputs(left)} {_are(left)} missing"] if left else []
     if wrong:

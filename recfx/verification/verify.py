@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import weakref
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -19,6 +20,7 @@ from recfx.collections.whole_graph import WholeGraph
 from recfx.collections.wrappers import check_module, unwrap
 from recfx.discovery.bypass import way_around
 from recfx.discovery.sample import Sample, fixed_randomness
+from recfx.discovery.traced_copies import put_back
 from recfx.errors import ConversionError, RecfxError, told_by
 from recfx.optim.attached import attached_optimizers, run_in_backward
 from recfx.runtime.training_checks import on_a_copy
@@ -63,6 +65,7 @@ class Comparison:
         # Only here may rows that the batch did not use differ: the dense rule updates them, the fused one does not.
         masked = frozenset(name for name, optimizer in fused.items() if optimizer.differs_from_dense_rule)
         counts_calls = not isinstance(converted, WholeGraph)  # a graph leaves out calls whose results are not used
+        self._copies: list[tuple[weakref.ref[nn.Module], nn.Module]] = []  # of modules, and what each stands for
         self.checker = Checker(self.collections, masked, rtol, atol, counts_calls, self._way_around)
 
     def report(self) -> VerifyReport:
@@ -89,7 +92,8 @@ class Comparison:
             message = "ids that the managed collisions have not learned are not compared: their answers differ by rule"
             self.checks.append(Check(mode, batch, "unknown ids", path, SKIPPED, message=message))
         try:
-            subject = copy_with_tensors(self.converted).train(training)
+            self._copies.clear()
+            subject = self._noted(copy_with_tensors(self.converted).train(training), self.converted)
             attach_optimizers(self.converted, subject, skip=self.fused)
             self._attach_missing(subject)
         except Exception as error:  # whatever the user's modules raise when they are copied
@@ -123,7 +127,7 @@ class Comparison:
             if any(check.status == DIFFERENT for check in checks):
                 kept = hashed if training else copy_with_tensors(self.converted).eval()  # the state before the step
                 again = self.checker.of_runs(mode, batch, expected, self._run_reference(kept, call, training))
-                checks = _without_unsteady(checks, again)
+                checks = [self._kept_copy(check) for check in _without_unsteady(checks, again)]
             self.checks += checks
         self.checker.note_tables(expected, actual, self.tables)
 
@@ -181,12 +185,34 @@ class Comparison:
 
     def _run_reference(self, subject: nn.Module, call: Sample, training: bool) -> Run:
         """One step of the original; with an index, over copies of the tables of ``subject``, which stays as it is."""
-        reference = reference_of(self.original, subject, training)
+        reference = self._noted(reference_of(self.original, subject, training), self.original)
         attach_optimizers(self.original, reference, skip=set())
         self._attach_missing(reference)
         if self._has_index():
             copy_fused_state(subject, reference)
         return run_step(reference, call, training, self.originals)
+
+    def _noted(self, duplicate: nn.Module, source: nn.Module) -> nn.Module:
+        of_path = dict(source.named_modules())
+        self._copies += [
+            (weakref.ref(module), of_path[path]) for path, module in duplicate.named_modules() if path in of_path
+        ]
+        return duplicate
+
+    def _kept_copy(self, check: Check) -> Check:
+        """The check of calls that differ from run to run: it fails if the model's code keeps a copy from its first run,
+        whose collection is then called by all others. What it keeps is put back.
+        """
+        if (check.what, check.status) != ("calls", NOT_REPRODUCIBLE):
+            return check
+        alive = [(module, source) for reference, source in self._copies if (module := reference()) is not None]
+        modules, sources = [module for module, _ in alive], {id(module): source for module, source in alive}
+        way = way_around(self.original, modules) or way_around(self.converted, modules)
+        if not way:
+            return check
+        put_back(self.original, sources, modules)
+        put_back(self.converted, sources, modules)
+        return replace(check, status=DIFFERENT, message=f"calling the model puts a module of it into {way}")
 
     def _way_around(self) -> str:
         """How the converted model reaches the original collections, or modules that hold them."""

@@ -231,7 +231,7 @@ def test_a_bad_file_is_one_clear_error(
         (["--hashing", "nowhere.json"], 1, f"[invalid_file] {NOWHERE}"),
         (["--plan", "nowhere.json"], 1, f"[invalid_file] {NOWHERE}"),
         (["--html", "nowhere/x.html"], 1, "nowhere/x.html cannot be written: there is no directory nowhere."),
-        (["--ranks", "4", "--plan", "PLAN"], 1, "[plan_rank] the plan was made for 16 ranks, not for 4."),
+        (["--ranks", "4", "--plan", "PLAN"], 1, "[plan_rank] --ranks is 4, but the plan in "),
         (["--hardware", "h100"], 2, "it needs --ranks"),
         (["--id-range", "f0=3"], 2, "write FEATURE=LOW:HIGH"),
         (["--id-range", "nothing=0:3"], 1, "error: unknown_feature: "),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import io
 import pickle
 from typing import Any
 
@@ -59,7 +60,10 @@ def test_the_plain_model_answers_as_the_converted_one() -> None:
         model, plain, mapping = unconverted(Both(), users=users)
         assert isinstance(mapping, dict)
         assert mapping.keys() == {"ebc.goods", "users", "ec.goods"}
-        for each in (mapping, copy.deepcopy(mapping), pickle.loads(pickle.dumps(mapping))):
+        saved = io.BytesIO()
+        torch.save(mapping, saved)
+        saved.seek(0)
+        for each in (mapping, copy.deepcopy(mapping), pickle.loads(pickle.dumps(mapping)), torch.load(saved)):
             for features in (SEEN, batch([[]], [[]], [[]], [[]], [[]])):
                 for found, expected in zip(plain(each.to_rows(features)), model(features), strict=True):
                     assert torch.equal(found, expected)
@@ -72,6 +76,17 @@ def test_ids_without_a_row_are_left_out() -> None:
     assert rows.lengths().tolist() == [1, 0, 1, 0, 1, 1, 0, 0, 1, 0]
     assert rows.weights().tolist() == [1.25, 1.75, 2.25, 2.5, 3.0]
     assert torch.equal(plain(rows)[0], model(features)[0])
+
+
+def test_ids_without_a_row_read_the_one_that_they_share() -> None:
+    model, plain, mapping = unconverted(Both(), users=recfx.HashConfig.raw_ids(unseen="row", buckets=1))
+    features = batch([[7], []], [[-1, 98], [5]], [[3], [6]], [[7], []], [[8], []])
+    found, expected = plain(mapping.to_rows(features))[0], model(features)[0]
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)  # two weighted rows are added in other orders
+    _, _, mapping = unconverted(Both(), users=recfx.HashConfig.raw_ids(unseen="share"))
+    with refused("shared_rows_unknown", match="'users' has no row for 1 of these ids"):
+        mapping.to_rows(features)
+    assert mapping.to_rows(SEEN).values().numel() == SEEN.values().numel()
 
 
 def test_a_batch_size_for_each_key() -> None:

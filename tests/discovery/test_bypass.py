@@ -212,11 +212,28 @@ def test_raw_ids_reach_the_index_by_any_way_and_back(way: str) -> None:
     assert isinstance(plain.block.ebc, EmbeddingBagCollection)
 
 
+def _recursive_hook(ebc: nn.Module) -> Callable[..., Any]:
+    def look_up(count: int, features: Any) -> Any:
+        return look_up(count - 1, features) if count else ebc(features)
+
+    return lambda _, inputs, __: look_up(1, inputs[0])
+
+
+def _hook_with_an_attribute(ebc: nn.Module) -> Callable[..., Any]:
+    def hook(_: nn.Module, inputs: Any, __: Any) -> Any:
+        return hook.ebc(inputs[0])  # type: ignore[attr-defined]
+
+    hook.ebc = ebc  # type: ignore[attr-defined]
+    return hook
+
+
 HOOKS: dict[str, Callable[[nn.Module], Callable[..., Any]]] = {
     "closure": lambda ebc: lambda _, inputs, __: ebc(inputs[0]),
     "default": lambda ebc: lambda _, inputs, __, held=ebc: held(inputs[0]),
     "nested": lambda ebc: (lambda look_up: lambda _, inputs, __: look_up(inputs[0]))(lambda features: ebc(features)),
     "partial": lambda ebc: functools.partial(lambda look_up, _, inputs, __: look_up(inputs[0]), ebc.__call__),
+    "recursive": _recursive_hook,
+    "attribute of itself": _hook_with_an_attribute,
 }
 
 
@@ -294,6 +311,16 @@ def test_a_hook_that_remembers_its_collection_in_a_variable_remembers_the_conver
     converted[0].ebc.register_forward_hook(lambda *_: calls.append("converted"))
     converted(features)
     assert calls == ["converted"]
+
+
+def test_a_hook_that_keeps_a_copy_of_the_check_is_refused() -> None:
+    """It refers to no module, so copies share it: the first that runs would be called by all others from then on."""
+    model: Any = Around()  # whose own hooks no trace runs
+    held: list[nn.Module] = []
+    model.register_forward_hook(lambda mod, inputs, _: (held or held.append(mod.ebc), held[0](inputs[0]))[1])
+    with refused("bypassed_collection", match="puts a module of it into Around._forward_hooks"):
+        recfx.convert(model, (batch(5),))
+    assert held == [model.ebc]
 
 
 class Remembers:

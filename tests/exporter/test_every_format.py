@@ -116,6 +116,8 @@ def test_plain_tensors_by_name(model: nn.Module, loaded: recfx.LoadedModel) -> N
     message = r"int64 or int32, got float64\. What to do: convert the ids with \.long"
     with refused("wrong_id_dtype", match=message, error=recfx.InputError):
         loaded.serve(inputs | {"features.a.values": ids.double()})
+    with refused("unknown_input", match=re.escape("there is no input features.b.length. What"), error=recfx.InputError):
+        loaded.serve(inputs | {"features.b.length": ids})  # nothing is missing, so nothing is meant
     assert set(loaded.inputs) == set(inputs)
     del inputs["features.b.lengths"], inputs["dense"]
     for more, reason, message in (
