@@ -12,7 +12,7 @@ from torchrec import KeyedJaggedTensor
 
 from recfx.collections.converted_collection import ConvertedCollection
 from recfx.errors import ConversionError, InputError, type_of
-from recfx.hashing.config import ResolvedHashConfig
+from recfx.hashing import ResolvedHashConfig
 
 _Items = tuple[Tensor, Tensor]
 _NONE, _BY_HASH = -1, -2
