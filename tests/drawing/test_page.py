@@ -254,6 +254,26 @@ def luminance(colour: str) -> float:
     return 0.2126 * red + 0.7152 * green + 0.0722 * blue
 
 
+def test_the_legend_has_what_the_picture_has(page: Page, tmp_path: Path) -> None:
+    def shown() -> list[str]:
+        return texts(page, "#legend li:not([hidden])")
+
+    opened(page, whole(), tmp_path)
+    stages = ["select", "lookup", "dense", "input and output"]
+    assert shown()[:-1] == stages  # the only node that the pass touched is marked as selected
+    page.click(AFTER.format("select_features"))
+    assert shown()[:-1] == [*stages, "touched by this pass"]
+    page.run("byId('colour').value = 'time', byId('colour').dispatchEvent(new Event('change'))")
+    assert [entry.split(" ")[0] for entry in shown()] == ["touched", "0", "bar:"]
+    page.run("goTo(0)")  # what has no costs is coloured by stage
+    assert shown() == ["lookup", "dense", "input and output"]
+    opened(page, Towers(), tmp_path)
+    assert page.run("byId('before-figure').contains(byId('legend'))")
+    assert shown() == ["lookup"]
+    assert "passes" not in page.run("byId('keys').innerText")
+    assert page.complaints == []
+
+
 def test_a_narrow_window(page: Page, tmp_path: Path) -> None:
     """As a window that is zoomed in has: one below the other, nothing is lost."""
     recfx.draw(whole(), tmp_path / "model.html")

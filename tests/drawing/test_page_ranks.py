@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from torchrec.distributed.types import ShardingPlan
 import recfx
 from recfx.planner.pricing.hardware import CPU_HOST
 from tests.drawing import picture
-from tests.drawing.open_page import opened, shown_costs, tables, texts
+from tests.drawing.open_page import details, opened, shown_costs, tables, texts
 from tests.support.browser import Page
 from tests.support.fake_group import fake_group
 
@@ -66,6 +67,67 @@ def test_a_click_on_the_map_chooses_a_rank(page: Page, tmp_path: Path) -> None:
     )
     page.click("#details-body .scroll .link")  # its table in the graph of rank 0
     assert texts(page, "#details-title") == ["ebc_lookup_1"]
+    assert page.complaints == []
+
+
+def test_the_map_has_labels_and_numbers_and_a_keyboard_reads_its_cells(page: Page, tmp_path: Path) -> None:
+    model = nn.ModuleDict({"ebc": tables(0, 3)})
+    placed = {"t0": table_wise(rank=0), "t1": table_wise(rank=1), "t2": row_wise()}
+    plan = construct_module_sharding_plan(model["ebc"], placed, local_size=2, world_size=2, device_type="cpu")
+    recfx.draw(model, tmp_path / "model.html", plan=ShardingPlan({"ebc": plan}), world_size=2)
+    page.open(tmp_path / "model.html")
+    page.run(
+        "(globalThis.drawn = [], CanvasRenderingContext2D.prototype.fillText = (text) => drawn.push(text), drawHeat())"
+    )
+    labels = {"rank", "whole rank", "0", "1", "t0", "t1", "t2"}
+    numbers = page.run("drawn.filter((text) => /^[\\d.]+$/.test(text))")
+    assert labels <= set(page.run("drawn"))
+    assert len(numbers) == 2 + 4  # ranks, and the cells that are not empty
+    scale, unit = re.fullmatch(r"a table: 0 to ([\d.]+) (\S+)", texts(page, "#heat-scale")[0]).groups()
+    assert max(map(float, numbers)) == float(scale)
+    assert re.fullmatch(rf"bar: a whole rank, up to [\d.]+ {unit}", texts(page, "#heat-sums")[0])
+    width = page.run("byId('heat').clientWidth")
+    page.click("#wide")
+    assert page.run("byId('heat').clientWidth") > 1.3 * width
+    page.run("byId('heat').focus()")
+    names = page.run("map.rows.map(({ label }) => label)")
+    for key, told, title in (
+        ("ArrowDown", f"{names[0]} on rank 0: ", "Rank 0: 2 shards"),
+        ("ArrowRight", f"{names[0]} on rank 1: ", "Rank 1: 2 shards"),
+        ("ArrowDown", f"{names[1]} on rank 1: ", "Rank 1: 2 shards"),
+        ("ArrowUp", f"{names[0]} on rank 1: ", "Rank 1: 2 shards"),
+        ("ArrowUp", "rank 1: ", "Rank 1: 2 shards"),
+        ("ArrowUp", "rank 1: ", "Rank 1: 2 shards"),
+    ):
+        page.press(key)
+        assert texts(page, "#heat-cell")[0].startswith(told)
+        assert texts(page, "#details-title") == [title]
+    assert page.complaints == []
+
+
+@pytest.mark.parametrize("width", [360, 1280])
+def test_a_link_to_a_table_shows_it(width: int, page: Page, tmp_path: Path) -> None:
+    model = nn.ModuleDict({"ebc": tables(0, 4)})
+    placed = {"t0": table_wise(rank=1), **{name: table_wise(rank=0) for name in ("t1", "t2", "t3")}}
+    plan = construct_module_sharding_plan(model["ebc"], placed, local_size=2, world_size=2, device_type="cpu")
+    recfx.draw(model, tmp_path / "model.html", plan=ShardingPlan({"ebc": plan}), world_size=2, report="report.html")
+    page.show(width=width, height=800)
+    page.open(tmp_path / "model.html", fragment="#table=t3")
+    whole = "(({ top, bottom }) => top >= 0 && bottom <= innerHeight)(document.querySelector('#details dl.found')"
+    whole += ".getBoundingClientRect())"
+    assert page.run(whole)
+    shown = details(page)
+    assert (shown["table"], shown["rows"], shown["on"], shown["kind"]) == ("t3", "4", "table_wise: rank 0", "lookup")
+    assert texts(page, "#after .selected text:first-of-type") == ["lookup"]
+    assert texts(page, "#details tr.found td:first-child") == ["t3"]
+    assert page.run("document.querySelector('#details .found a:last-child').hash") == "#table=t3"
+    page.run("location.hash = 'table=t0'")  # which the graph of rank 0 does not have
+    page.wait_for("document.querySelector('#details dl.found dd').textContent === 't0'")
+    assert page.run(whole)
+    assert details(page)["on"] == "table_wise: rank 1not in this graph, which is that of rank 0"
+    assert texts(page, "#details-title") == ["ebc"]
+    page.click("#after [aria-label*='select_features']")
+    assert page.run("[state.table, document.querySelector('#details dl.found')]") == [None, None]
     assert page.complaints == []
 
 

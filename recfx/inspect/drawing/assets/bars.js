@@ -12,7 +12,7 @@ const sumOf = (measure, costs) => {
   return MEASURES[measure].amounts.reduce((sum, name) => sum + (found.get(name) ?? 0), 0);
 };
 
-const measured = (measure, value) => inUnits(value, MEASURES[measure].amounts[0]);
+const measured = (measure, value, like = value) => inUnits(value, MEASURES[measure].amounts[0], like);
 
 /** What bars show: the measure that colours show, or else the first that is known; any, if none is. */
 const shownMeasure = () => (state.colour === STAGE_COLOURS ? (knownMeasures()[0] ?? "kept") : state.colour);
@@ -79,14 +79,22 @@ function paint() {
   drawHeat();
 }
 
-/** Stages and marks that are seen, and what bars and colours stand for. */
-function showLegend(measure, largest) {
-  const byStage = state.colour === STAGE_COLOURS;
-  for (const item of byId("legend").querySelectorAll("[data-stage]")) {
-    const isMark = ["touched", "stage-kept"].includes(item.dataset.stage);
-    item.hidden = document.querySelector(`svg .${item.dataset.stage}`) === null || !(byStage || isMark);
+const legendView = () => views.after ?? views.before;
+
+const isMeasured = () => byId(legendView().side).querySelector("svg.measured") !== null;
+
+/** The legend has the stages and marks that are seen in its graph. */
+function showStages() {
+  for (const item of byId("legend").querySelectorAll("[data-seen]")) {
+    const isMark = item.matches(".touched, .swatch-kept");
+    item.hidden = byId(legendView().side).querySelector(item.dataset.seen) === null || (isMeasured() && !isMark);
   }
-  byId("scale").hidden = byStage;
+}
+
+/** What is seen, and what bars and colours stand for. */
+function showLegend(measure, largest) {
+  showStages();
+  byId("scale").hidden = !isMeasured();
   byId("bar-key").hidden = !largest;
   byId("scale").textContent = `0 to ${measured(measure, largest)}`;
   byId("bar-key").textContent = `bar: ${MEASURES[measure].name}, up to ${measured(measure, largest)}`;

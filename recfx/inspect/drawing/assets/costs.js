@@ -31,19 +31,19 @@ function totals(nodes) {
   return found;
 }
 
-/** A number in a unit that fits it, as recfx.cost prints it. */
-function inUnits(value, name) {
+/** A number in a unit that fits it, or `like`, as recfx.cost prints it. */
+function inUnits(value, name, like = value) {
   if (value === null) return "?";
   if (name === TIME) {
-    if (value >= 1) return `${value.toFixed(2)} s`;
-    return value >= 1e-3 ? `${(1e3 * value).toFixed(2)} ms` : `${(1e6 * value).toFixed(1)} µs`;
+    if (like >= 1) return `${value.toFixed(2)} s`;
+    return like >= 1e-3 ? `${(1e3 * value).toFixed(2)} ms` : `${(1e6 * value).toFixed(1)} µs`;
   }
   const bytes = name.startsWith("bytes");
   const [step, units] = bytes ? [1024, ["KiB", "MiB", "GiB", "TiB"]] : [1000, ["K", "M", "G", "T"]];
   let unit = bytes ? "B" : "";
   for (const larger of units) {
-    if (value < step) break;
-    value /= step;
+    if (like < step) break;
+    [value, like] = [value / step, like / step];
     unit = larger;
   }
   if (bytes) return `${value.toFixed(unit === "B" ? 0 : 1)} ${unit}`;

@@ -2,8 +2,9 @@
 
 let origin = null;
 
-function select(side, key) {
-  [state.selected, state.ofRank] = [key, []];
+function select(side, key, table = null) {
+  [state.selected, state.ofRank, state.table] = [key, [], table];
+  drawHeat();
   origin = { side, key };
   markFound();
   const box = views[side].boxes.get(key);
@@ -20,15 +21,20 @@ function select(side, key) {
 function show(title, parts, link = "", call = null) {
   byId("details-title").textContent = title;
   const up = call ? [" › ", button(labelOf(collectionOf(call)), () => showCollection(call), { class: "link" })] : [];
-  const here = link ? [" › ", element("a", { href: link }, "link to this")] : [];
-  const inReport = data.report && /^#(node|collection)=/.test(link);
-  const there = inReport ? [" › ", element("a", { href: data.report + link }, "in the report")] : [];
-  byId("trail").replaceChildren(data.title, ...up, ...here, ...there);
+  byId("trail").replaceChildren(data.title, ...up, ...links(link).flatMap((each) => [" › ", each]));
   byId("details-body").replaceChildren(...parts);
 }
 
-function facts(pairs) {
-  const list = element("dl");
+function links(link) {
+  const there = data.report && /^#(node|collection|table)=/.test(link);
+  return [
+    ...(link ? [element("a", { href: link }, "link to this")] : []),
+    ...(there ? [element("a", { href: data.report + link }, "in the report")] : []),
+  ];
+}
+
+function facts(pairs, attributes = {}) {
+  const list = element("dl", attributes);
   for (const [name, value] of pairs) {
     if (value === "" || value === undefined || value === null || value.length === 0) continue;
     const shown = Array.isArray(value) ? element("ul", {}, ...value.map((each) => element("li", {}, each))) : value;
@@ -44,6 +50,7 @@ function showNode(node, call) {
   const collection = call ? collectionOf(call) : null;
   const tables = collection ? (node.tables ?? []).map((place) => collection.tables[place]).filter(Boolean) : [];
   show(node.name, [
+    ...askedFor(tables),
     ...costTable(totals(costsOf([node])), new Map(costsOf([node]).flatMap((cost) => cost.amounts))),
     facts([
       ["kind", node.kind],
@@ -102,6 +109,7 @@ function showCollection(call, box) {
   const opened = state.open.has(call.name);
   const found = stepOf(collection, state.step);
   show(labelOf(collection), [
+    ...askedFor(collection.tables),
     ...costTable(totals(data.costs.nodes.filter((node) => node.collection === call.collection))),
     facts([
       ["class", code(collection.kind)],
@@ -114,25 +122,34 @@ function showCollection(call, box) {
       ["gives", code(collection.shape)],
       ["tables", collection.tables.length.toLocaleString("en")],
       ["passes", collection.steps.filter((step) => step.modified).map((step) => step.name).join(" → ")],
-      ["declined", found === null ? "" : found.declined.slice(0, 20)],
+      ["declined", found === null ? "" : [...new Set(found.declined)].slice(0, 20)],
     ]),
     ...(collection.steps.length ? [button(opened ? "Collapse" : "Expand", () => toggleCall(call, !opened))] : []),
     ...tableList(collection.tables),
   ], linkTo("collection", collection.paths[0]));
 }
 
+const TABLE_FACTS = ["table", "features", "rows", "dim", "pooling", "type", "hashing"];
+
+const inWords = ([name, features, rows, dim, ...more]) => [name, features.join(", "), rows.toLocaleString("en"), String(dim), ...more];
+
+/** What is known of the table that was asked for, if it is one of these. */
+function askedFor(tables) {
+  if (state.table === null || !tables.includes(state.table)) return [];
+  const values = inWords(state.table);
+  const pairs = TABLE_FACTS.map((name, place) => [name, values[place]]);
+  return [facts([...pairs, ["on", placesOf(state.table)], ["see", links(linkTo("table", values[0]))]], { class: "found" })];
+}
+
 function tableList(tables, limit = MOST_TABLES) {
   if (tables.length === 0) return [];
-  const columns = ["table", "features", "rows", "dim", "pooling", "type", "hashing"];
   const wanted = byId("search").value.trim().toLowerCase();
-  const hit = ([name, features]) => wanted && [name, ...features].some((each) => each.toLowerCase().includes(wanted));
+  const isFound = ([name, features]) => wanted && [name, ...features].some((each) => each.toLowerCase().includes(wanted));
+  const hit = (table) => table === state.table || isFound(table);
   const shown = [...tables.filter(hit), ...tables.filter((table) => !hit(table))].slice(0, limit);
-  const rows = shown.map((table) => {
-    const [name, features, rows, dim, pooling, type, hashing] = table;
-    const cells = [name, features.join(", "), rows.toLocaleString("en"), String(dim), pooling, type, hashing];
-    return element("tr", { class: hit(table) ? "found" : false }, ...cells.map((cell) => element("td", {}, cell)));
-  });
-  const head = element("tr", {}, ...columns.map((name) => element("th", { scope: "col" }, name)));
+  const rows = shown.map((table) =>
+    element("tr", { class: hit(table) ? "found" : false }, ...inWords(table).map((cell) => element("td", {}, cell))));
+  const head = element("tr", {}, ...TABLE_FACTS.map((name) => element("th", { scope: "col" }, name)));
   const parts = [
     element("div", { class: "scroll", tabindex: "0", role: "group", "aria-label": "Tables" },
       element("table", {}, element("thead", {}, head), element("tbody", {}, ...rows))),

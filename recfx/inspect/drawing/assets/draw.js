@@ -59,6 +59,7 @@ function mark() {
       shape.classList.toggle("found", state.found.has(key));
     }
   }
+  showStages();
 }
 
 function redraw() {

@@ -29,6 +29,7 @@ const state = {
   unstacked: new Set(), // stacks that are drawn one by one
   rank: 0, // whose tables are shown
   selected: null, // the key of a box
+  table: null, // the one that was asked for, as its collection has it
   ofRank: [], // the tables of the rank that details show, as the search finds them
   found: new Set(), // keys of boxes that the search has found, or that have these tables
   zoom: { before: 1, after: 1 },

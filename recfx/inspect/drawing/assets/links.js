@@ -24,7 +24,7 @@ function follow() {
   byId("status").textContent = "";
   const [[kind, name] = []] = new URLSearchParams(location.hash.slice(1));
   if (kind === "rank" && byId("rank").max && /^\d+$/.test(name) && Number(name) < data.costs.W) {
-    chooseRank(Number(name));
+    chooseRank({ rank: Number(name) });
     return true;
   }
   if (kind === undefined || !["node", "collection", "table", "rank"].includes(kind)) return false;

@@ -12,10 +12,11 @@ async function start() {
   system.addEventListener("change", (event) => setTheme(event.matches));
   byId("theme").addEventListener("click", () => setTheme(document.documentElement.dataset.theme !== "dark"));
   const stages = Object.entries(STAGES).map(([stage, text]) =>
-    element("li", { class: `swatch-${stage}`, title: text, "data-stage": `stage-${stage}` }, text.split(":")[0]));
-  const touched = element("li", { class: "touched", "data-stage": "touched" }, "touched by this pass");
+    element("li", { class: `swatch-${stage}`, title: text, "data-seen": `.stage-${stage}` }, text.split(":")[0]));
+  const touched = element("li", { class: "touched", "data-seen": ".touched:not(.selected, .found)" }, "touched by this pass");
   byId("legend").append(...stages, touched, element("li", { id: "scale" }), element("li", { id: "bar-key" }));
   [viz] = await Promise.all([Viz.instance(), load()]);
+  if (data.steps.length === 1) byId("before-caption").after(byId("legend"));
   document.querySelector("main").classList.toggle("only-before", data.steps.length === 1);
   document.body.classList.toggle("only-before", data.steps.length === 1);
   const all = new View(data.steps.length - 1, () => false);

@@ -1,8 +1,8 @@
 // --- tables by rank: a heat map of what every table costs every rank, and the tables of one rank
 
-const SUMS = 26; // pixels above the map, for the sums of ranks
-const NAMES = 92; // pixels beside it, for the names of tables, if rows are high enough
-const READABLE = 9;
+const SUMS = 40; // pixels above the map, for the numbers of ranks, and for their sums
+const BARS = 14; // where the sums begin
+const READABLE = 10;
 let map = null; // what was drawn: rows, and where they are
 
 const shardsOn = (rank) => data.costs.shards.filter(({ ranks }) => ranks.some(([first, end]) => first <= rank && rank < end));
@@ -17,10 +17,14 @@ function startRanks() {
   byId("rank").max = W - 1;
   byId("rank").addEventListener("input", () => {
     const number = Number(byId("rank").value);
-    if (byId("rank").value && Number.isInteger(number) && number >= 0 && number < W) chooseRank(number);
+    if (byId("rank").value && Number.isInteger(number) && number >= 0 && number < W) chooseRank({ rank: number });
   });
-  byId("heat").addEventListener("click", (event) => chooseRank(placeOf(event).rank));
-  byId("heat").addEventListener("mousemove", (event) => (byId("heat").title = cellText(placeOf(event))));
+  byId("heat").addEventListener("click", (event) => chooseRank(placeOf(event)));
+  byId("heat").addEventListener("mousemove", (event) => (byId("heat").title = tellCell(placeOf(event))));
+  byId("heat").addEventListener("keydown", onHeatKey);
+  byId("wide").addEventListener("click", () => {
+    byId("wide").setAttribute("aria-pressed", String(document.body.classList.toggle("wide")));
+  });
   new ResizeObserver(drawHeat).observe(byId("heat"));
 }
 
@@ -30,12 +34,25 @@ function heatMeasure() {
   return [shownMeasure(), "moved", "kept"].find(isKnown) ?? "kept";
 }
 
-/** The tables, costliest first: { label, cells: [[value, ranges]] }. */
+const tableOf = ({ collection, table }) => data.collections[collection]?.tables.find(([name]) => name === table);
+
+/** The ranks that have a table, by sharding type. */
+function placesOf(table) {
+  const name = ([first, end]) => (end - first === 1 ? String(first) : `${first} to ${end - 1}`);
+  const found = data.costs.shards.filter((shards) => tableOf(shards) === table);
+  const isElsewhere = found.every((shards) => !shardsOn(data.costs.rank).includes(shards));
+  return [
+    ...found.map(({ type, ranks }) => `${type}: rank ${ranks.map(name).join(", ")}`),
+    ...(found.length && isElsewhere ? [`not in this graph, which is that of rank ${data.costs.rank}`] : []),
+  ];
+}
+
+/** The tables, costliest first: { label, table, cells: [[value, ranges]] }. */
 function heatRows(measure) {
   const rows = new Map();
   for (const shards of data.costs.shards) {
     const key = `${shards.collection}\n${shards.table}`;
-    if (!rows.has(key)) rows.set(key, { label: shards.table, cells: [], sum: 0 });
+    if (!rows.has(key)) rows.set(key, { label: shards.table, table: tableOf(shards), cells: [], sum: 0 });
     const [row, value] = [rows.get(key), sumOf(measure, [shards])];
     row.cells.push([value, shards.ranks]);
     row.sum += value * shards.ranks.reduce((sum, [first, end]) => sum + end - first, 0);
@@ -60,26 +77,47 @@ function drawHeat() {
   const scale = devicePixelRatio || 1;
   [canvas.width, canvas.height] = [canvas.clientWidth * scale, canvas.clientHeight * scale];
   const row = Math.min((canvas.clientHeight - SUMS - 4) / rows.length, 22);
-  const left = row >= READABLE ? Math.min(NAMES, canvas.clientWidth / 2) : 4;
-  const column = (canvas.clientWidth - left - 4) / sums.length;
-  map = { measure, rows, sums, row, left, column };
   const paper = canvas.getContext("2d");
   paper.scale(scale, scale);
+  paper.font = "10px Helvetica, Arial, sans-serif";
+  paper.textBaseline = "middle";
+  const widthOf = (text) => paper.measureText(text).width;
+  const named = rows.filter((_, place) => place % Math.ceil(READABLE / row) === 0);
+  const room = Math.min(Math.max(...["whole rank", ...named.map(({ label }) => label)].map(widthOf)), 0.35 * canvas.clientWidth);
+  const left = room + 10;
+  const column = (canvas.clientWidth - left - 4) / sums.length;
+  map = { measure, rows, sums, row, left, column };
   const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`);
   const [gapX, gapY] = [column > 6 ? 1 : 0, row > 6 ? 1 : 0];
   const most = Math.max(...rows.flatMap(({ cells }) => cells.map(([value]) => value)));
   const fullest = Math.max(...sums);
-  paper.fillStyle = colour("mark");
+  /** A text in the middle of the column of a rank, if there is room for it. */
+  const inColumn = (text, rank, y, columns = 1) => {
+    if (widthOf(text) + 3 < columns * column) paper.fillText(text, left + (rank + 0.5) * column - widthOf(text) / 2, y);
+  };
+  const every = [1, 2, 5, 10, 20, 50, 100, 200, 500].find((count) => widthOf("0000") < count * column) ?? sums.length;
+  paper.fillStyle = colour("ink");
+  paper.fillText("rank", 4, BARS / 2);
+  paper.fillText("whole rank", 4, (BARS + SUMS) / 2);
+  sums.forEach((_, rank) => rank % every === 0 && inColumn(String(rank), rank, BARS / 2, every));
   sums.forEach((sum, rank) => {
-    const height = ((SUMS - 6) * sum) / fullest;
+    const height = ((SUMS - BARS - 3) * sum) / fullest;
+    paper.fillStyle = colour("mark");
     paper.fillRect(left + rank * column, SUMS - 3 - height, Math.max(column - gapX, 0.5), height);
   });
-  paper.font = "10px Helvetica, Arial, sans-serif";
-  paper.textBaseline = "middle";
-  rows.forEach(({ label: name, cells }, place) => {
+  const numberOf = (value) => measured(measure, value, most).split(" ")[0]; // in the unit of the scale
+  const hasNumbers = row > READABLE && widthOf(numberOf(most)) + 3 < column;
+  const letters = (text) => { // a name that is too long is cut in the middle
+    let count = text.length;
+    const cut = () => (count < text.length ? `${text.slice(0, count / 2)}…${text.slice(-count / 2)}` : text);
+    while (count > 2 && widthOf(cut()) > room) count -= 1;
+    return cut();
+  };
+  rows.forEach((one, place) => {
+    const { label: name, cells } = one;
     const y = SUMS + place * row;
     paper.fillStyle = colour("ink");
-    if (row >= READABLE) paper.fillText(name, 6, y + row / 2, left - 10);
+    if (named.includes(one)) paper.fillText(letters(name), 4, y + row / 2);
     for (const [value, ranges] of cells) {
       for (const [first, end] of ranges) {
         paper.fillStyle = colour("heat");
@@ -89,16 +127,21 @@ function drawHeat() {
           paper.fillRect(left + rank * column, y, step * column - gapX, Math.max(row - gapY, 0.5));
         }
         paper.globalAlpha = 1;
+        paper.fillStyle = colour("ink");
+        for (let rank = first; hasNumbers && rank < end; rank++) inColumn(numberOf(value), rank, y + row / 2);
       }
     }
   });
   paper.strokeStyle = colour("link");
   paper.lineWidth = 2;
   paper.strokeRect(left + state.rank * column - 1, 1, Math.max(column - gapX, 1) + 2, SUMS + rows.length * row);
+  const asked = rows.findIndex(({ table }) => table === state.table);
+  if (asked >= 0) paper.strokeRect(1, SUMS + asked * row - 1, canvas.clientWidth - 2, Math.max(row - gapY, 1) + 2);
   byId("rank").value = state.rank;
   const mean = sums.reduce((sum, each) => sum + each, 0) / sums.length;
   const over = mean ? (fullest / mean).toFixed(2) : "1.00";
   byId("heat-scale").textContent = `a table: 0 to ${measured(measure, most)}`;
+  byId("heat-sums").textContent = `bar: a whole rank, up to ${measured(measure, fullest)}`;
   byId("ranks-summary").textContent =
     `${MEASURES[measure].name}: rank ${sums.indexOf(fullest)} has most, ${measured(measure, fullest)}, ${over} times the mean`;
 }
@@ -115,9 +158,24 @@ function cellText({ rank, row }) {
   return `${row.label} on rank ${rank}: ${measured(map.measure, on.reduce((sum, value) => sum + value, 0))}`;
 }
 
-function chooseRank(rank) {
-  state.rank = rank;
+function tellCell(place) {
+  return (byId("heat-cell").textContent = cellText(place));
+}
+
+function onHeatKey(event) {
+  const go = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] }[event.key];
+  if (!go) return;
+  event.preventDefault();
+  const rank = Math.min(Math.max(state.rank + go[0], 0), map.sums.length - 1);
+  const row = map.rows.findIndex(({ table }) => table === state.table) + go[1]; // -1 is above all tables
+  chooseRank({ rank, row: map.rows[Math.min(row, map.rows.length - 1)] });
+}
+
+/** Show a rank, and the table of a row of the map. */
+function chooseRank({ rank, row }) {
+  [state.rank, state.table] = [rank, row?.table ?? null];
   drawHeat();
+  tellCell({ rank, row });
   showRank(rank);
 }
 
@@ -143,10 +201,12 @@ function showRank(rank) {
     const opens = found ? button(shards.table, () => reveal(found), { class: "link" }) : shards.table;
     const size = `${shards.rows.toLocaleString("en")} x ${shards.columns}`;
     const numbers = known.map((each) => element("td", { class: "number" }, measured(each, sumOf(each, [shards]))));
-    return element("tr", {}, element("td", {}, opens), ...numbers, element("td", {}, shards.type), element("td", {}, size));
+    const isAsked = tableOf(shards) === state.table;
+    return element("tr", { class: isAsked ? "found" : false }, element("td", {}, opens), ...numbers, element("td", {}, shards.type), element("td", {}, size));
   });
   const head = element("tr", {}, ...columns.map((name) => element("th", { scope: "col" }, name)));
   show(`Rank ${rank}: ${counted(own.length, "shard")}`, [
+    ...askedFor([state.table]),
     element("p", { class: "quiet" }, `Tables alone. The graph is that of rank ${data.costs.rank}; what it looks up of them is marked.`),
     ...costTable(totals(own)),
     element("div", { class: "scroll", tabindex: "0", role: "group", "aria-label": "Shards" },

@@ -64,11 +64,18 @@ function reveal(match) {
   }
   const view = views.after ?? views.before;
   const [key] = keysOf(view, match);
+  const asked = table === undefined ? null : collectionOf(call).tables[table];
   if (key === undefined) {
-    if (call) showCollection(call); // the table is on other ranks
+    if (!call) return;
+    [state.selected, state.table] = [null, asked]; // it is on other ranks
+    markFound();
+    drawHeat();
+    showCollection(call);
+    byId("details").scrollTop = 0;
+    byId("details").scrollIntoView({ block: "nearest" });
     return;
   }
-  select(view.side, key);
+  select(view.side, key, asked);
   const box = view.boxes.get(key);
   if (box.nodes.length > 1) {
     const one = box.nodes.find((each) => (node ? each === node : (each.tables ?? []).includes(table)));
@@ -76,5 +83,6 @@ function reveal(match) {
   }
   if (call && !node && table === undefined) showCollection(call);
   focusBox(view, key);
+  byId("details").querySelector(".found")?.scrollIntoView({ block: "nearest" });
 }
 
