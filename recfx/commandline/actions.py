@@ -29,7 +29,6 @@ from recfx.inspect.wording import name_of
 from recfx.planner.plan_file import plain_plan, read_plan
 from recfx.planner.priced_plan import price_of
 from recfx.planner.pricing.hardware import ASCEND_910B, CPU_HOST, H100, Hardware
-from recfx.planner.pricing.unknown_batch import LENGTH
 from recfx.planner.topology import NpuTopology, plain_topology
 
 DRAW_VERSION = EXPORT_VERSION = GRAPH_VERSION = VERIFY_VERSION = "1"  # of the JSON that a command prints
@@ -151,30 +150,23 @@ def _plan(given: argparse.Namespace, made: Made) -> Outcome:
 def _cost(given: argparse.Namespace, made: Made) -> Outcome:
     model = _converted(given, made)
     model.train(not given.eval)
-    expressions = cost(model, **_sharding(given))
+    expressions = cost(model, sample=made.sample, **_sharding(given))
     if given.expressions:
         return Outcome(expressions.to_json() if given.json else str(expressions))
-    numbers = expressions.at(B=given.batch_size, L=_lengths(given.length, expressions.features))
+    numbers = expressions.at(B=given.batch_size, L=_lengths(given.length))
     return Outcome(numbers.to_json() if given.json else numbers)
 
 
-def _lengths(given: Sequence[str], features: Sequence[str]) -> dict[str, float]:
-    """One number per feature; a number without a feature is for all that are not named."""
-    named: dict[str, float] = {}
-    rest = float(LENGTH)
+def _lengths(given: Sequence[str]) -> float | dict[str, float] | None:
+    """One number for all features, or numbers for some of them, as ``recfx.cost`` takes them and checks their names."""
+    lengths: dict[str, float] = {}
     for option in given:
         feature, _, text = option.rpartition("=")
         try:
-            length = float(text)
+            lengths[feature] = float(text)
         except ValueError:
             raise WrongUsage(f"--length {option}: {text!r} is not a number") from None
-        if feature and feature not in features:
-            raise WrongUsage(f"--length {option}: the model has no feature {feature!r}; it has {', '.join(features)}")
-        if feature:
-            named[feature] = length
-        else:
-            rest = length
-    return dict.fromkeys(features, rest) | named
+    return lengths
 
 
 # --- verify, export

@@ -57,8 +57,15 @@ _RANKS = Argument(
     type=int,
     help="as rank 0 of so many would have it if recfx.plan sharded it; they need not be there",
 )
-_BATCH_SIZE = Argument(
-    "--batch-size", metavar="B", type=int, default=BATCH_SIZE, help="samples per rank (default: %(default)s)"
+_OF_SAMPLE = "samples per rank (default: those of the factory's sample, if it returns one; otherwise {})"
+_BATCH = Argument("--batch-size", metavar="B", type=int, help=_OF_SAMPLE.format(BATCH_SIZE))
+_LENGTHS = Argument(
+    "--length",
+    metavar="[FEATURE=]L",
+    action="append",
+    default=[],
+    help="mean number of ids per sample, of one feature or of all that are not named; may be repeated (default: that "
+    f"of the factory's sample, if it returns one; otherwise {LENGTH:g})",
 )
 _PLAN = Argument(
     "--plan",
@@ -143,14 +150,8 @@ COMMANDS = (
         example="cost model.py:make_model --batch-size 4096 --length 2 --length watched=50",
         arguments=(
             _JSON,
-            _BATCH_SIZE,
-            Argument(
-                "--length",
-                metavar="[FEATURE=]L",
-                action="append",
-                default=[],
-                help=f"mean number of ids per sample, of all features or of one; may be repeated (default: {LENGTH:g})",
-            ),
+            _BATCH,
+            _LENGTHS,
             _PLAN,
             _hardware("what times are predicted for; cpu is a typical one (default: this machine's)"),
             _RANKS,
@@ -170,7 +171,13 @@ COMMANDS = (
             _JSON,
             Argument("--ranks", metavar="W", type=int, required=True, help="for so many; they need not be there"),
             _hardware("what the ranks are (default: CPUs)"),
-            _BATCH_SIZE,
+            Argument(
+                "--batch-size",
+                metavar="B",
+                type=int,
+                default=BATCH_SIZE,
+                help="samples per rank (default: %(default)s)",
+            ),
             *_CONVERSION,
         ),
     ),

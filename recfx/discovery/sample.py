@@ -7,7 +7,9 @@ import copy
 import dataclasses
 import random
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from fractions import Fraction
 from itertools import chain
 from typing import Any
 
@@ -104,6 +106,25 @@ class Sample:
             return None
         args, kwargs = _changed((self.args, self.kwargs), _emptied)
         return Sample(*args, **kwargs)
+
+    def sizes(self) -> tuple[int | None, dict[str, Fraction]]:
+        """The batch size, None if it is not known, and the mean number of ids per bag of each feature of its KJTs.
+
+        Example:
+            >>> recfx.Sample(batch).sizes()
+            (2, {'user': Fraction(1, 1)})
+        """
+        value = (self.args, self.kwargs)
+        ids: Counter[str] = Counter()
+        bags: Counter[str] = Counter()
+        for leaf in _leaves(value):
+            if not isinstance(leaf, KeyedJaggedTensor) or any(tensor.is_meta for tensor in tensors_of(leaf)):
+                continue
+            of_keys = zip(leaf.keys(), leaf.length_per_key(), leaf.stride_per_key(), strict=True)
+            for key, count, stride in of_keys:
+                ids[key] += int(count)
+                bags[key] += int(stride)
+        return _batch_size(value) or None, {key: Fraction(ids[key], bags[key]) for key in bags if bags[key]}
 
     def _with(self, taken: Callable[[int], list[int]]) -> Sample | None:
         batch_size = _batch_size((self.args, self.kwargs))

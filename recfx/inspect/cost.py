@@ -20,6 +20,7 @@ from recfx.collections.sharding.whole_plan import (
 )
 from recfx.collections.whole_graph import WholeGraph
 from recfx.collections.wrappers import check_module, unwrap
+from recfx.discovery.sample import Sample
 from recfx.errors import ConversionError, type_of
 from recfx.ir.operator_graph import lowered_from
 from recfx.passes import Rewriting
@@ -30,8 +31,7 @@ from recfx.planner.pricing.graph_prices import ModelPrices, price_graph
 from recfx.planner.pricing.hardware import ASCEND_910B, H100, Hardware
 from recfx.planner.pricing.planned_collection import PlannedCollection, planned_as_sharded, planned_by, planned_graph
 from recfx.planner.pricing.this_machine import this_machine
-from recfx.planner.pricing.unknown_batch import BATCH_SIZE, LENGTH
-from recfx.planner.pricing.values import whole_number
+from recfx.planner.pricing.values import KnownBatch, whole_number
 from recfx.planner.pricing.work import NodeCost
 from recfx.planner.topology import (
     AnyTopology,
@@ -52,6 +52,7 @@ def cost(
     *,
     plan: ShardingPlan | None = None,
     world_size: int | None = None,
+    sample: Any = None,
 ) -> Cost:
     """What each node costs per step: bytes read, written, sent and kept, and flops, as expressions.
 
@@ -80,6 +81,8 @@ def cost(
         plan: the plan to price, for a model that is not sharded.
         world_size: the number of ranks that ``plan`` is for. Default: those that it knows, if
             ``recfx.plan`` or ``read_plan`` made it; those of the topology; or those of a table that is on all ranks.
+        sample: one call of the model, as for ``convert``: the batch of one rank. Its size and the mean lengths of its
+            features are where ``.at()`` starts; it is not run. Without one, that is 512 samples of one id per feature.
 
     Raises:
         ConversionError: ``invalid_argument``, ``no_collection``, ``already_sharded``, ``plan_unknown_collection``,
@@ -89,6 +92,22 @@ def cost(
     """
     check_module(model_or_graph, "model_or_graph")
     _check_topology(topology)
+    priced = _priced(model_or_graph, topology, plan, world_size, sample)
+    return priced if sample is None else replace(priced, known=batch_of(sample))
+
+
+def batch_of(sample: Any) -> KnownBatch:
+    """What a call of the model, or None, tells of a batch."""
+    return KnownBatch() if sample is None else KnownBatch(*Sample.of(sample).sizes())
+
+
+def _priced(
+    model_or_graph: nn.Module,
+    topology: AnyTopology | Hardware | None,
+    plan: ShardingPlan | None,
+    world_size: int | None,
+    sample: Any,
+) -> Cost:
     if world_size is not None:
         world_size = whole_number(world_size, "world_size", most=MOST_RANKS)
         if plan is None and world_size != getattr(topology, "world_size", None):
@@ -128,7 +147,7 @@ def cost(
         else:
             world_size = world_size_of(plan, world_size)
         topology = topology_of(plan) if topology is None else topology
-    again = None if isinstance(topology, Hardware) else _again(model_or_graph, topology)
+    again = None if isinstance(topology, Hardware) else _again(model_or_graph, topology, sample)
     if plan is None and ranks > 1:
         plan, world_size = make_plan(model, topology), ranks
     if plan is None or world_size is None:
@@ -227,13 +246,13 @@ def _cost(
     )
 
 
-def _again(model: nn.Module, topology: AnyTopology | None) -> Callable[[int], Cost]:
+def _again(model: nn.Module, topology: AnyTopology | None, sample: Any) -> Callable[[int], Cost]:
     """The cost of the model on another number of ranks, for which a plan is made."""
 
     def again(world_size: int) -> Cost:
         if topology is not None:
-            return cost(model, of_ranks(topology, world_size))
-        return cost(model, plain_topology(world_size, device_of_tables(unwrap(model))))
+            return cost(model, of_ranks(topology, world_size), sample=sample)
+        return cost(model, plain_topology(world_size, device_of_tables(unwrap(model))), sample=sample)
 
     return again
 
@@ -291,8 +310,9 @@ def compare_plans(
     topology: Topology | NpuTopology | Hardware | None = None,
     *,
     world_size: int | None = None,
-    B: int = BATCH_SIZE,
-    L: Any = LENGTH,
+    B: int | None = None,
+    L: Any = None,
+    sample: Any = None,
 ) -> PlanComparison:
     """What each of ``plans`` would cost per step, without processes and without tables.
 
@@ -300,19 +320,21 @@ def compare_plans(
         >>> from recfx.planner.topology import npu_topology
         >>> plans = {"8 NPUs": recfx.plan(Model(), npu_topology(8)), "16 NPUs": recfx.plan(Model(), npu_topology(16))}
         >>> print(recfx.compare_plans(Model(), plans, L=20))
-        B=512 per rank, times predicted for Ascend 910B ...
+        B=512 per rank (assumed), L: 20 (as given), training step
+        times predicted for Ascend 910B ...
 
     Args:
         model: a model that is not sharded, converted or not; it may be on meta.
         plans: plans for it, or plans by name.
         topology: as for ``recfx.cost``. Plans that ``recfx.plan`` made for different hardware need one.
         world_size: the number of ranks of all plans. Default: as for ``recfx.cost``.
-        B: samples per rank.
-        L: the mean number of ids per sample: a number for all features, or a mapping with one for each.
+        B: samples per rank. Default: as for ``.at()`` of a cost.
+        L: the mean number of ids per sample: a number for all features, or a mapping with numbers for some of them.
+        sample: as for ``recfx.cost``.
 
     Raises:
         ConversionError: as ``recfx.cost`` does; ``invalid_argument`` without plans.
-        InputError: ``invalid_argument``, ``missing_feature``.
+        InputError: ``invalid_argument``, ``unknown_feature``.
     """
     if not isinstance(plans, (Mapping, list, tuple)) or not plans:
         raise ConversionError(
@@ -328,7 +350,7 @@ def compare_plans(
                 f"{name} is None.", reason="invalid_argument", what_to_do="pass plans, such as those of recfx.plan."
             )
         try:
-            priced = cost(model, topology, plan=plan, world_size=world_size).at(B, L=L)
+            priced = cost(model, topology, plan=plan, world_size=world_size, sample=sample).at(B, L=L)
         except ConversionError as error:
             raise ConversionError.of(replace(error.diagnostic, message=f"{name}: {error.message}")) from error
         rows.append(PlanRow(str(name), _types(plan), priced))

@@ -117,13 +117,17 @@ def test_cost(capsys: pytest.CaptureFixture[str]) -> None:
         assert main([*command, "--json", *more]) == 0
         numbers.append(json.loads(capsys.readouterr().out))
     assert [one["batch"] for one in numbers] == [100, 200, 100]
-    assert [one["lengths"] for one in numbers] == [{"f0": 1.0, "f1": 1.0}] * 2 + [{"f0": 3.0, "f1": 1.0}]
+    assert [one["lengths"] for one in numbers] == [{"f0": 2.0, "f1": 2.0}] * 2 + [{"f0": 3.0, "f1": 2.0}]
     read = [one["totals"]["read_bytes"] for one in numbers]
     assert read[0] < read[1]
     assert read[0] < read[2]
     assert numbers[0]["hardware"]["name"] == "H100"
     assert main(["cost", f"{MODELS}:dlrm", "--hardware", "cpu", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["hardware"]["name"] == "CPU"
+    assert main([*command, "--length", "f1=4", "--length", "1"]) == 0
+    assert capsys.readouterr().out.startswith("B=2 (of the sample), L: f0=1, f1=4 (as given), training step\n")
+    assert main([*command, "--length", "x=2"]) == 1
+    assert "[unknown_feature] L names 'x'" in capsys.readouterr().err
     assert main([*command, "--expressions"]) == 0
     assert "L_f0" in capsys.readouterr().out
     assert main([*command, "--eval"]) == 0
@@ -158,7 +162,6 @@ def test_export(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
             "--ranks 2000000: there can be 1,048,576 at most",
         ),
         (["cost", f"{MODELS}:dlrm", "--length", "many"], "--length many: 'many' is not a number"),
-        (["cost", f"{MODELS}:dlrm", "--length", "x=2"], "--length x=2: the model has no feature 'x'; it has f0, f1"),
         (["export", f"{MODELS}:only_model", "model.pt"], "only_model returns no sample"),
         (["export", f"{MODELS}:dlrm", "model.pt", "--quantize", "t0=int8", "--quantize", "fp16"], "takes one format"),
     ],

@@ -194,9 +194,28 @@ def test_a_whole_graph_knows_the_dtype_of_its_tables() -> None:
 def test_lengths_by_feature_and_for_all() -> None:
     cost = recfx.cost(hashed(), H100)
     assert cost.features == ("f1", "f2", "f3")
-    assert cost.at(8, L=2.5).totals == cost.at(8, L={"f1": 2.5, "f2": 2.5, "f3": 2.5, "more": 1}).totals
+    assert cost.at(8, L=2.5).totals == cost.at(8, L={"f1": 2.5, "f2": 2.5, "f3": 2.5}).totals
+    assert cost.at(8, L={"f2": 3, "": 2.5}).lengths == {"f1": 2.5, "f2": 3, "f3": 2.5}
+    assert cost.at(8, L={"f2": 3}).lengths == {"f1": 1, "f2": 3, "f3": 1}
     assert cost.at(8, L={"f1": 9, "f2": 0, "f3": 0}).seconds > cost.at(8, L=0).seconds
     assert cost.at(numpy.int64(8), L=numpy.float32(2.5)).totals == cost.at(8, L=2.5).totals
+
+
+def test_numbers_start_from_the_sample() -> None:
+    sample = KeyedJaggedTensor(["f1", "f2"], torch.arange(9), lengths=torch.tensor([1, 1, 1, 2, 1, 3]))
+    cost = recfx.cost(hashed(), H100, sample=(sample,))
+    at = cost.at()
+    assert (at.batch, at.lengths) == (3, {"f1": 1, "f2": 2, "f3": 1})
+    assert at.totals == recfx.cost(hashed(), H100).at(3, L={"f2": 2}).totals
+    words = "B=3 (of the sample), L: f2=5 (as given), f1=1 (of the sample), f3=1 (assumed), training step"
+    assert str(cost.at(L={"f2": 5})).splitlines()[0] == words
+    assert str(cost.at(8, L=5)).startswith("B=8 (as given), L: 5 (as given), training step\n")
+    assert str(recfx.cost(hashed().eval(), H100).at()).startswith(
+        "B=512 (assumed), L: 1 (assumed), step in eval mode\n"
+    )
+    on_meta = recfx.cost(hashed(), H100, sample=sample.to(torch.device("meta"))).at()
+    assert (on_meta.batch, on_meta.origins["f1"]) == (3, "assumed")
+    assert recfx.cost(Model(), Topology(2, "cpu"), sample=sample).at(W=4).batch == 3
 
 
 def test_hardware_changes_times_alone() -> None:
@@ -210,7 +229,9 @@ def test_texts() -> None:
     cost = recfx.cost(hashed(), H100)
     assert "ebc_select_features  (select_features)" in str(cost)
     table = str(cost.at(512, L=3))
-    assert table.splitlines()[0].startswith("B=512, times predicted for H100")
+    title, times = table.splitlines()[:2]
+    assert title == "B=512 (as given), L: 3 (as given), training step"
+    assert times.startswith("times predicted for H100 (constants from tables, none measured here); wire is what")
     assert table.splitlines()[-1].startswith("total")
     narrow = io.StringIO()
     Console(file=narrow, width=50).print(cost.at(512, L=3))
@@ -246,7 +267,7 @@ def test_refuses_what_has_no_cost(arguments: Any, reason: str) -> None:
         (4, float("nan"), "invalid_argument"),
         (4, "many", "invalid_argument"),
         (4, {"f1": 1, "f2": True, "f3": 1}, "invalid_argument"),
-        (4, {"f1": 1}, "missing_feature"),
+        (4, {"t1": 1}, "unknown_feature"),
     ],
 )
 def test_refuses_numbers_that_make_no_batch(batch_size: Any, lengths: Any, reason: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from torchrec.distributed.sharding_plan import table_wise
 import recfx
 from recfx.hashing import HashConfig
 from recfx.ir import format_graph
+from recfx.kernels.build import huge_pages
 from recfx.planner.pricing.hardware import (
     ASCEND_910B,
     COLLECTIVES,
@@ -57,6 +59,7 @@ def test_this_machine_is_measured_once() -> None:
     assert this_machine() is found
     assumed = {name for name, (_, source) in found.constants().items() if "measured on this machine" not in source}
     assert assumed == {"network_bandwidth", "speed_alone"}  # one process has no other ranks
+    assert found.label.endswith("(constants measured here; from tables: network_bandwidth, speed_alone)")
 
 
 def test_a_machine_that_is_measured_says_what_the_user_waits_for(
@@ -68,6 +71,18 @@ def test_a_machine_that_is_measured_says_what_the_user_waits_for(
         this_machine.__wrapped__()
     assert [record.levelname for record in caplog.records] == ["INFO"]
     assert caplog.messages == ["this machine is measured, once per process, for the times that recfx.cost predicts"]
+
+
+def test_tensors_of_the_measurement_are_moved_without_a_message(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock = iter(range(1_000_000))
+    monkeypatch.setattr(huge_pages, "time", SimpleNamespace(monotonic=lambda: float(next(clock))))
+    with caplog.at_level(logging.INFO, logger="recfx"):
+        _Measured(HashConfig(dense_rows=64), "lookup", 64, 4).seconds(16)
+        assert caplog.messages == []
+        huge_pages.move_to_huge_pages([])
+        assert len(caplog.messages) == 1
 
 
 def measured(rank: int, world_size: int) -> Hardware:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -19,8 +19,7 @@ from recfx.planner.pricing.node_price import NodePrice, Totals, price
 from recfx.planner.pricing.planned_collection import PlannedCollection
 from recfx.planner.pricing.planned_nodes import PlannedGraphs
 from recfx.planner.pricing.rank_totals import Batch, StepPrice, price_step
-from recfx.planner.pricing.unknown_batch import BATCH_SIZE, LENGTH
-from recfx.planner.pricing.values import Share, Values, is_per_rank, shares_of
+from recfx.planner.pricing.values import NOTHING_KNOWN, ORIGINS, KnownBatch, Share, Values, is_per_rank, shares_of
 from recfx.planner.pricing.work import NodeCost, Resident
 from recfx.printing.grid import Grid, size
 from recfx.printing.page import fragment, heading, table
@@ -44,6 +43,8 @@ class CostAt(Shown):
         nodes: every node, in order.
         step: all ranks, if the model is sharded.
         batches: the samples of each rank, if a number was given for each; otherwise empty.
+        trains: whether the step has a backward.
+        origins: where the batch size, ``"B"``, and the length of each feature come from.
     """
 
     version: str
@@ -55,6 +56,8 @@ class CostAt(Shown):
     nodes: tuple[NodePrice, ...]
     step: StepPrice | None = None
     batches: tuple[int, ...] = ()
+    trains: bool = True
+    origins: Mapping[str, str] = field(default_factory=dict)
 
     @cached_property
     def totals(self) -> Totals:
@@ -80,13 +83,15 @@ class CostAt(Shown):
 
     def as_grid(self) -> Grid:
         rows = [(node.name, node.kind, *_numbers(node)) for node in self.nodes]
-        batch = f"B={self.batch}" + (f" of {self.batches}" if self.batches else "")
-        title = (
-            f"{_rank(self.rank, self.world_size)}{batch}, times predicted for {self.hardware.label}; "
-            "wire is what the rank passes to collectives"
+        title, times = (
+            f"{_rank(self.rank, self.world_size)}{_heading(self)}",
+            f"{_times(self)}; wire is what the rank passes to collectives",
         )
         columns = ("node", "kind", *_AMOUNTS)
-        return Grid(title, columns, (*rows, ("total", "", *_numbers(self.totals))), frozenset(_AMOUNTS))
+        total = "total" if self.step is None else "total of this rank"
+        rows.append((total, "", *_numbers(self.totals)))
+        step = "" if self.step is None else _step_text(self)
+        return Grid(title, columns, tuple(rows), frozenset(_AMOUNTS), step, (times,))
 
     def __repr__(self) -> str:
         nodes = f"{len(self.nodes):,} nodes, {in_time(self.seconds)} per step"
@@ -113,6 +118,7 @@ class Cost:
         hardware_of: gives the hardware that times are predicted for; only asked when a time is.
         planned: the sharded collections, on all ranks.
         again: gives the cost of the same model on another number of ranks, if it is not sharded already.
+        known: the batch that numbers start from.
     """
 
     version: str
@@ -125,6 +131,7 @@ class Cost:
     hardware_of: Callable[[], Hardware]
     planned: tuple[PlannedCollection, ...] = ()
     again: Callable[[int], Cost] | None = None
+    known: KnownBatch = NOTHING_KNOWN
 
     @property
     def read_bytes(self) -> sympy.Expr:
@@ -163,31 +170,36 @@ class Cost:
         """
         return {node.name: node for node in self.nodes}[name]
 
-    def at(self, B: int | Sequence[int] = BATCH_SIZE, W: int | None = None, L: Any = LENGTH) -> CostAt:
+    def at(self, B: int | Sequence[int] | None = None, W: int | None = None, L: Any = None) -> CostAt:
         """The cost in numbers.
 
         Args:
-            B: samples per rank; or, where ranks have batches of different sizes, a list with the size of each.
+            B: samples per rank; or, where ranks have batches of different sizes, a list with the size of each. Default:
+                those of the sample that the cost was told, or else 512.
             W: the number of ranks. Default: those that the cost is for. For any other number, a model that is not
                 sharded yet is planned anew, as ``recfx.plan`` does.
-            L: the mean number of ids per sample: a number for all features, or a mapping with one for each; or a list
-                of these, one per rank. Where different ids are sent once, ``"<feature>.different"`` is their mean
-                number; by default it follows from the expected share that ``convert`` was told, or else it is that of
-                all ids.
+            L: the mean number of ids per sample: a number for all features, or a mapping with numbers for some of them,
+                where ``""`` stands for all others; or a list of these, one per rank. The lengths of features that it
+                does not name are those of the sample that the cost was told, or else 1. Where different ids are sent
+                once, ``"<feature>.different"`` is their mean number; by default it follows from the expected share that
+                ``convert`` was told, or else it is that of all ids.
 
         Raises:
-            InputError: ``invalid_argument``, ``missing_feature``.
+            InputError: ``invalid_argument``, ``unknown_feature``.
             ConversionError: ``already_sharded``, and those of ``recfx.plan``.
         """
         if W is not None and Values(1, W, 0, ()).world != self.world_size:
             return self._on(W).at(B, L=L)
-        hardware = self.hardware_of()
-        if is_per_rank(B) or is_per_rank(L):
-            ranks = Values.of_ranks(B, L, self.features, self.world_size, self._shares)
+        batch, shares = self.known.batch if B is None else B, self._shares
+        if is_per_rank(batch) or is_per_rank(L):
+            ranks = Values.of_ranks(batch, L, self.features, self.world_size, shares, self.known)
             values = ranks[self.rank]
         else:
-            values = Values(B, self.world_size, L, self.features, self._shares)
+            values = Values(batch, self.world_size, L, self.features, shares, self.known)
             ranks = [values]
+        hardware = self.hardware_of()
+        given = L[self.rank] if is_per_rank(L) else L
+        origins = {name: self.known.origin(given, name) for name in self.features if name not in shares}
         nodes = tuple(price(node, values, hardware) for node in self.nodes)
         step = price_step([self._batch(rank, hardware) for rank in ranks], hardware) if self.planned else None
         return CostAt(
@@ -200,6 +212,8 @@ class Cost:
             hardware=hardware,
             nodes=nodes,
             step=step,
+            trains=self.trains,
+            origins={"B": ORIGINS[0] if B is not None else ORIGINS[2 if self.known.size is None else 1], **origins},
         )
 
     @property
@@ -212,7 +226,7 @@ class Cost:
         rest = [node for node in self.nodes if node.kind == DENSE or node.collection not in sharded]
         return Batch(graphs, values, Totals.of(price(node, values, hardware) for node in rest))
 
-    def sweep(self, W: Iterable[int], *, B: int = BATCH_SIZE, L: Any = LENGTH) -> Sweep:
+    def sweep(self, W: Iterable[int], *, B: int | None = None, L: Any = None) -> Sweep:
         """The cost on several numbers of ranks; the other arguments and errors are those of :meth:`at`."""
         if not isinstance(W, Iterable) or not (W := list(W)):
             raise InputError(
@@ -316,7 +330,8 @@ class PlanComparison(Shown):
             if has_more
             else ""
         )
-        return Grid(f"{_heading(best.cost)}; * is the fastest plan", columns, tuple(rows), frozenset(_HEADS), more)
+        above = (f"{_times(best.cost)}; * is the fastest plan",)
+        return Grid(_heading(best.cost), columns, tuple(rows), frozenset(_HEADS), more, above)
 
     def __repr__(self) -> str:
         return f"PlanComparison({len(self.rows):,} plans, best: {self.best.name}, {in_time(self.best.cost.seconds)})"
@@ -341,7 +356,8 @@ class Sweep(Shown):
     SPARE = ("output", "ids", "imbalance", "wire", "tables")
 
     def as_grid(self) -> Grid:
-        return Grid(_heading(self.rows[0]), _HEADS, tuple(map(_cells, self.rows)), frozenset(_HEADS))
+        first, rows = self.rows[0], tuple(map(_cells, self.rows))
+        return Grid(_heading(first), _HEADS, rows, frozenset(_HEADS), above=(_times(first),))
 
     def __repr__(self) -> str:
         return f"Sweep({', '.join(f'W={row.world_size}: {in_time(row.seconds)}' for row in self.rows)})"
@@ -370,7 +386,38 @@ def _unless_zero(text: str) -> str:
 
 
 def _heading(cost: CostAt) -> str:
-    return f"B={cost.batch} per rank, times predicted for {cost.hardware.label}"
+    """The batch, and where its numbers come from."""
+    batch = f"B={cost.batch}" + (f" of {cost.batches}" if cost.batches else " per rank" if cost.world_size > 1 else "")
+    lengths = []
+    for origin in ORIGINS:
+        named = {name: cost.lengths[name] for name, where in cost.origins.items() if where == origin and name != "B"}
+        if named:
+            lengths.append(f"{_lengths_text(named, len(named) + 1 == len(cost.origins))} ({origin})")
+    step = "training step" if cost.trains else "step in eval mode"
+    return ", ".join([f"{batch} ({cost.origins['B']})", *([f"L: {', '.join(lengths)}"] if lengths else []), step])
+
+
+def _times(cost: CostAt) -> str:
+    return f"times predicted for {cost.hardware.label}"
+
+
+def _lengths_text(lengths: Mapping[str, float], are_all: bool) -> str:
+    """``2.5``, or ``user=1, watched=50``."""
+    if are_all and len(set(lengths.values())) == 1:
+        return f"{next(iter(lengths.values())):g}"
+    shown = [f"{name}={length:g}" for name, length in lengths.items()]
+    more = len(shown) - _MOST_LENGTHS
+    return ", ".join([*shown[:_MOST_LENGTHS], *([f"and {more} more"] if more > 0 else [])])
+
+
+_MOST_LENGTHS = 8
+
+
+def _step_text(cost: CostAt) -> str:
+    """How long a step takes on all ranks, and what that is made up of."""
+    parts = {} if cost.step is None else {name: seconds for name, seconds in cost.step.parts.items() if seconds}
+    sums = " + ".join(f"{name} {in_time(seconds)}" for name, seconds in parts.items())
+    return f"a step of all {cost.world_size} ranks, which wait for each other: {in_time(cost.seconds)} = {sums}"
 
 
 def _totals(cost: CostAt) -> dict[str, object]:

@@ -12,6 +12,9 @@ GB = 10**9
 ASSUMED = MIDDLE
 """What the model of an Ascend chip assumes, which says how long kernels for tables take there."""
 
+MEASURED_HERE = "measured on this machine: "
+"""How the source of a measured constant begins."""
+
 COLLECTIVES = ("all_to_all", "reduce_scatter", "all_gather", "all_reduce")
 """The operations of ``recfx.ir.meta.Collective``."""
 
@@ -81,8 +84,16 @@ class Hardware:
 
     @property
     def label(self) -> str:
-        """Its name, and what the times of its kernels rest on."""
-        return f"{self.name} (kernels modelled, assumptions: {ASSUMED.name}; not measured)" if self.chip else self.name
+        """Its name, and what the times of its kernels rest on: which constants were measured, and which come from
+        tables.
+        """
+        if self.chip:
+            return f"{self.name} (kernels modelled, assumptions: {ASSUMED.name}; not measured)"
+        constants = self.constants()
+        tables = [name for name, constant in constants.items() if not constant.source.startswith(MEASURED_HERE)]
+        if len(tables) == len(constants):
+            return f"{self.name} (constants from tables, none measured here)"
+        return f"{self.name} (constants measured here; from tables: {', '.join(tables) or 'none'})"
 
     def constants(self) -> dict[str, Constant]:
         """Every constant, by name; those of one operation as ``link_bandwidth.all_to_all``."""

@@ -23,18 +23,17 @@ from torchrec import KeyedJaggedTensor
 from recfx.collections.pooled import HashEmbeddingBagCollection, HashEmbeddingBagConfig
 from recfx.hashing import HashConfig
 from recfx.ir.meta import node_meta
+from recfx.kernels.build.huge_pages import without_message
 from recfx.optim.attached import run_in_backward
 from recfx.optim.rules import rule_of_class
 from recfx.planner.pricing.formulas import formula_of
-from recfx.planner.pricing.hardware import COLLECTIVES, GB, Constant, Hardware
+from recfx.planner.pricing.hardware import COLLECTIVES, GB, MEASURED_HERE, Constant, Hardware
 from recfx.planner.pricing.node_facts import NodeFacts, Symbols, TableLoad
 from recfx.planner.pricing.times import seconds_of_work
 from recfx.planner.pricing.work import Work
 from recfx.runtime.training_checks import on_a_copy
 
 _log = logging.getLogger("recfx")
-
-HOW = "measured on this machine: "
 
 _REPEATS, _MOST_TIMES, _ALIKE = 20, 100, 5
 _RANGES, _RANGE_ROWS = 32, 1024
@@ -86,22 +85,22 @@ def _speed_alone(group: dist.ProcessGroup) -> Constant:
     alone = lookup.seconds(_MANY) if group.rank() == 0 else together
     dist.barrier(group)
     how = f"a lookup of {_MANY} ids in each of {_OF_TABLES}, by all ranks at once and by one while the others wait"
-    return Constant(max(1.0, together / alone), HOW + how)
+    return Constant(max(1.0, together / alone), MEASURED_HERE + how)
 
 
 def _measure(links: Mapping[str, tuple[float, float]], over: str) -> Hardware:
-    stream = Constant(_memory(), HOW + "a copy of 64 MiB, bytes read and written")
-    gloo, later = HOW + over, Constant(0.0, "")
+    stream = Constant(_memory(), MEASURED_HERE + "a copy of 64 MiB, bytes read and written")
+    gloo, later = MEASURED_HERE + over, Constant(0.0, "")
     hardware = Hardware(
         name=f"this machine, {torch.get_num_threads()} thread{'s' if torch.get_num_threads() > 1 else ''}",
         memory_bandwidth=stream,
         random_access=later,
-        flops=Constant(_flops(), HOW + "a product of two matrices in float32"),
+        flops=Constant(_flops(), MEASURED_HERE + "a product of two matrices in float32"),
         sort_per_id=later,
-        node_overhead=Constant(_overhead(), HOW + "ten calls of a small operator of torch"),
+        node_overhead=Constant(_overhead(), MEASURED_HERE + "ten calls of a small operator of torch"),
         table_overhead=later,
         index_overhead=later,
-        range_overhead=Constant(_ranges(), HOW + f"{_RANGES} ranges of columns put into another order"),
+        range_overhead=Constant(_ranges(), MEASURED_HERE + f"{_RANGES} ranges of columns put into another order"),
         host_memory_bandwidth=stream,
         host_random_access=later,
         copy_bandwidth=stream,
@@ -268,6 +267,7 @@ class _Measured:
         for table in self.collection.tables_with_index():
             self.collection.index(table).find_or_insert(torch.arange(rows // 2) * _FAR_APART)
 
+    @without_message()
     def seconds(self, ids: int, backward: bool = False) -> float:
         """The shortest time of the node, or of its backward, with so many ids of each table.
 
@@ -324,5 +324,5 @@ def _solved(
     work = measured.work(ids, backward)
     rest = measured.seconds(ids, backward) - seconds_of_work(work, known)
     units = getattr(work, _UNITS[constant])
-    solved: dict[str, Any] = {constant: Constant(max(rest / units, 1e-10), HOW + how)}
+    solved: dict[str, Any] = {constant: Constant(max(rest / units, 1e-10), MEASURED_HERE + how)}
     return replace(known, **solved)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cached_property
 from numbers import Integral, Rational, Real
@@ -15,7 +16,40 @@ from recfx.errors import InputError
 from recfx.ir.meta import BATCH, WORLD, mean_length
 from recfx.ir.tables import TableSpec
 from recfx.planner.pricing.node_facts import Symbols
+from recfx.planner.pricing.unknown_batch import BATCH_SIZE, LENGTH
 from recfx.planner.pricing.work import plain_number
+
+
+@dataclass(frozen=True)
+class KnownBatch:
+    """What numbers start from where none are given: what a sample tells, and for the rest what is usual.
+
+    Args:
+        size: samples per rank; None if no sample tells it.
+        lengths: mean numbers of ids per sample, of the features that a sample has.
+    """
+
+    size: int | None = None
+    lengths: Mapping[str, Fraction] = field(default_factory=dict)
+
+    @property
+    def batch(self) -> int:
+        return BATCH_SIZE if self.size is None else self.size
+
+    def origin(self, given: Any, name: str) -> str:
+        """Where the length of a feature comes from, if the user has passed ``given``: one of ``ORIGINS``."""
+        if given is not None and (not isinstance(given, Mapping) or name in given or REST in given):
+            return ORIGINS[0]
+        return ORIGINS[1] if name in self.lengths else ORIGINS[2]
+
+
+REST = ""
+"""The name, among lengths, of all features that are not named."""
+
+ORIGINS = ("as given", "of the sample", "assumed")
+"""Where a number of a batch comes from."""
+
+NOTHING_KNOWN = KnownBatch()
 
 
 class Share(NamedTuple):
@@ -38,7 +72,7 @@ def shares_of(tables: Iterable[TableSpec]) -> dict[str, Share]:
 
 class Values:
     """Evaluates expressions, each of them once. If every rank has a batch of its own, ``sizes`` are all of them, and
-    ``rank`` is the rank whose numbers these are. Raises ``invalid_argument`` and ``missing_feature``.
+    ``rank`` is the rank whose numbers these are. Raises ``invalid_argument`` and ``unknown_feature``.
     """
 
     def __init__(
@@ -48,9 +82,10 @@ class Values:
         lengths: Any,
         features: Iterable[str],
         shares: Mapping[str, Share] = MappingProxyType({}),
+        known: KnownBatch = NOTHING_KNOWN,
     ) -> None:
         self.batch, self.world = whole_number(batch, "B"), whole_number(world, "W")
-        self.lengths = _lengths(lengths, features, shares)
+        self.lengths = _lengths(lengths, features, shares, known)
         self.sizes: tuple[int, ...] = ()
         self.rank = 0
         self.of_all: tuple[Values, ...] = ()
@@ -65,6 +100,7 @@ class Values:
         features: Iterable[str],
         world: int,
         shares: Mapping[str, Share] = MappingProxyType({}),
+        known: KnownBatch = NOTHING_KNOWN,
     ) -> list[Values]:
         """The values of every rank: batch sizes, which may be 0, and lengths are lists with one entry for each, or one
         for all.
@@ -74,7 +110,7 @@ class Values:
         everybody = sum(sizes)
         all_values = []
         for rank, given in enumerate(_one_per_rank(lengths, "L", world)):
-            values = cls(1, world, given, names, shares)
+            values = cls(1, world, given, names, shares, known)
             values.batch, values.sizes, values.rank = sizes[rank], sizes, rank
             all_values.append(values)
         for name in names if everybody else ():
@@ -155,24 +191,30 @@ def _one_per_rank(value: Any, name: str, world: int) -> Sequence[Any]:
     return per_rank
 
 
-def _lengths(given: Any, features: Iterable[str], shares: Mapping[str, Share]) -> dict[str, Fraction]:
+def _lengths(
+    given: Any, features: Iterable[str], shares: Mapping[str, Share], known: KnownBatch
+) -> dict[str, Fraction]:
+    """The mean length of each feature: a number for all, or a mapping for some; the others are those that are known."""
     names = list(dict.fromkeys(features))
-    if not isinstance(given, Mapping):
-        given = dict.fromkeys([name for name in names if name not in shares], given)
+    named = {} if given is None else given if isinstance(given, Mapping) else {REST: given}
+    rest = [name for name in names if name not in shares] if REST in named else []
+    given = dict.fromkeys(rest, named.get(REST)) | {name: length for name, length in named.items() if name != REST}
+    unknown = [name for name in given if name not in names]
+    if unknown:
+        raise InputError(
+            f"L names {unknown[0]!r}, which is no feature of the model.",
+            reason="unknown_feature",
+            what_to_do=f"name some of {', '.join(names)}, or pass one number for all.",
+        )
     lengths = {
-        name: not_negative(given[name], f"the mean length of feature {name!r}") for name in names if name in given
+        name: not_negative(given[name], f"the mean length of feature {name!r}")
+        if name in given
+        else known.lengths.get(name, Fraction(LENGTH))
+        for name in names
     }
     for name in names:
-        if name in shares and name not in lengths and shares[name].feature in lengths:
+        if name in shares and name not in given and shares[name].feature in lengths:
             lengths[name] = lengths[shares[name].feature] * Fraction(shares[name].share).limit_denominator(10**9)
-    missing = [name for name in names if name not in lengths]
-    if missing:
-        raise InputError(
-            f"L has no mean length for feature {missing[0]!r}"
-            + (f" and {len(missing) - 1} more." if len(missing) > 1 else "."),
-            reason="missing_feature",
-            what_to_do="pass one number for all features, or a number for each of them.",
-        )
     return lengths
 
 
