@@ -112,7 +112,7 @@ class Sample:
 
         Example:
             >>> recfx.Sample(batch).sizes()
-            (2, {'user': Fraction(1, 1)})
+            (2, {'user': Fraction(3, 2)})
         """
         value = (self.args, self.kwargs)
         ids: Counter[str] = Counter()
