@@ -6,11 +6,14 @@ do about it. Its text also contains the reason code, in brackets, so that users 
 
 from __future__ import annotations
 
+import difflib
 import re
 import reprlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import Enum
+from pathlib import Path
 from typing import TypeVar
 
 _Error = TypeVar("_Error", bound="RecfxError")
@@ -295,9 +298,29 @@ def told_by(error: Exception, otherwise: str) -> tuple[str, str]:
     return text if text.endswith((".", "!", "?")) else f"{text}.", otherwise
 
 
+def did_you_mean(name: object, names: Iterable[str], by: bool = False) -> str:
+    """`` (did you mean 'user'?)`` for a name that is none of ``names``, if one of these is near; otherwise nothing.
+
+    Args:
+        name: what was passed; with ``by``, what was to be passed.
+        names: what could have been meant; with ``by``, what was passed instead.
+        by: say `` (did you mean it by 'user'?)``.
+    """
+    nearest = difflib.get_close_matches(str(name), list(names), 1, 0.7)
+    return f" (did you mean {'it by ' if by else ''}{nearest[0]!r}?)" if nearest else ""
+
+
 def type_of(value: object) -> str:
-    """The type of what a user has passed, with its article, for messages: ``an int``, ``a Tensor``."""
-    return with_article(type(value).__name__)
+    """What a user has passed, as messages name it: ``an int``, ``a Tensor``, ``None``."""
+    return "None" if value is None else with_article(type(value).__name__)
+
+
+def below_current(path: Path) -> Path:
+    """A path below the current directory, without that; any other path, and all if that is deleted, as they are."""
+    with suppress(OSError):
+        current = Path.cwd()
+        return path.relative_to(current) if path.is_relative_to(current) else path
+    return path
 
 
 def with_article(name: str) -> str:

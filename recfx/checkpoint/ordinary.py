@@ -94,11 +94,26 @@ def unwrap_optimizer(optimizer: Any) -> torch.optim.Optimizer | None:
     if not optimizers:
         return None
     if len(optimizers) > 1:
-        raise _not_supported(f"optimizer= has {len(optimizers)} optimizers that are not fused.")
+        raise _not_supported(f"optimizer= has {len(optimizers)} optimizers that are not fused.", _ONE)
     (inner,) = optimizers
+    if isinstance(inner, (list, tuple, dict)):
+        raise _not_supported(f"optimizer= is {type_of(inner)}, not an optimizer.", _ONE)
+    if not isinstance(inner, torch.optim.Optimizer) and callable(getattr(inner, "state_dict", None)):
+        raise _not_supported(
+            f"optimizer= is {type_of(inner)}, not an optimizer.",
+            "pass the optimizer. A learning-rate scheduler is saved with the model, as the extra state of a module "
+            "whose get_extra_state() and set_extra_state() call its state_dict() and load_state_dict(): see class Kept "
+            "in recfx/checkpoint/README.md.",
+        )
     if not isinstance(inner, torch.optim.Optimizer) or isinstance(inner, KeyedOptimizer):
         raise _not_supported(f"optimizer= is {type_of(inner)}.")
     return inner
+
+
+_ONE = (
+    "make one torch.optim optimizer for all of their parameters, with a group of parameters for each: "
+    "Adam([{'params': a}, {'params': b, 'lr': 0.1}]). Fused optimizers are saved with the model."
+)
 
 
 def _not_supported(

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from recfx.commandline.command import NoModelError
+from recfx.errors import below_current, type_of
 
 
 class Made(NamedTuple):
@@ -53,7 +54,7 @@ def make(name: str) -> Made:
     if isinstance(made, tuple):
         found = f"({', '.join(type(each).__name__ for each in made[:4])}{', ...' if len(made) > 4 else ''})"
     else:
-        found = _a(made)
+        found = type_of(made)
     raise NoModelError(f"{name} returns {found}: return a model, or (model, sample)")
 
 
@@ -73,14 +74,15 @@ def _factory(name: str) -> Callable[[], object]:
             raise NoModelError(f"{module_name!r}{where} has no {attribute!r}{_functions_of(module)}")
         found = getattr(found, part)
     if isinstance(found, nn.Module) or not callable(found):
-        raise NoModelError(f"{name} is {_a(found)}, not a function that returns a model")
+        raise NoModelError(f"{name} is {type_of(found)}, not a function that returns a model")
     if needed := _needed_arguments(found):
         raise NoModelError(f"{name} needs arguments ({', '.join(needed)}): name a function that takes none")
     return found
 
 
 def _module_of_name(name: str) -> ModuleType:
-    sys.path.insert(0, os.getcwd())  # where `python -m recfx` looks anyway, and the command `recfx` would not
+    here = os.getcwd()
+    sys.path.insert(0, here)  # where `python -m recfx` looks anyway, and the command `recfx` would not
     if name.startswith("."):
         raise NoModelError(f"name the module {name!r} as it is imported, from the top package on: package.module")
 
@@ -90,7 +92,7 @@ def _module_of_name(name: str) -> ModuleType:
         except ModuleNotFoundError as error:
             if error.name is None or not f"{name}.".startswith(f"{error.name}."):
                 raise  # the module exists, but something that it imports does not
-            raise NoModelError(f"there is no module {error.name!r} (looked in {Path.cwd()} and in sys.path)") from None
+            raise NoModelError(f"there is no module {error.name!r} (looked in {here} and in sys.path)") from None
 
     return _run(load, f"importing {name} ")
 
@@ -149,12 +151,6 @@ def _text_of(error: BaseException) -> str:
         return ""
 
 
-def _a(value: object) -> str:
-    """``an Identity``."""
-    name = type(value).__name__
-    return f"{'an' if name[0] in 'AEIOUaeiou' else 'a'} {name}"
-
-
 def _at(error: BaseException) -> str:
     """The last line of code that is not in a library, of those that led to the error."""
     if isinstance(error, SyntaxError) and error.filename:
@@ -174,8 +170,7 @@ def _is_stdlib(file: str) -> bool:
 
 
 def _short(file: str) -> str:
-    path = Path(file)
-    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else file
+    return str(below_current(Path(file)))
 
 
 def _functions_of(module: ModuleType) -> str:

@@ -18,7 +18,7 @@ from recfx.conversion.request import DEFAULT_HASHING, Request, declared_ranges
 from recfx.discovery.bypass import held_by_hooks
 from recfx.discovery.classify import CONVERTED, CONVERTIBLE, KEPT, REFUSED, SHARDED_BY_TORCHREC, Finding
 from recfx.discovery.discover import Discovery, discover
-from recfx.errors import GROW, ConversionError, Diagnostic
+from recfx.errors import GROW, ConversionError, Diagnostic, did_you_mean
 from recfx.ir.tables import IdRange
 from recfx.replacement.conversion_record import Conversion, attach_conversion, conversion_of, recorded
 from recfx.replacement.dedup import dedup_of
@@ -176,7 +176,8 @@ def _declare_id_ranges(discovery: Discovery, asked: Request) -> None:
         raise _already_converted(converted[feature], f"an id range of feature {feature!r}")
     if unknown := sorted(ranges.keys() - read):
         raise ConversionError(
-            f"id_ranges names feature {unknown[0]!r}, which no collection that can be converted reads.",
+            f"id_ranges names feature {unknown[0]!r}, which no collection that can be converted reads"
+            f"{did_you_mean(unknown[0], sorted(read))}.",
             reason="unknown_feature",
             what_to_do=f"name features of their tables: {', '.join(sorted(read)[:8])}{', ...' * (len(read) > 8)}.",
         )

@@ -23,6 +23,7 @@ from torchrec.sparse.tensor_dict import maybe_td_to_kjt
 
 from recfx.discovery.sample import Sample
 from recfx.errors import ExportError, InputError, type_of
+from recfx.exporter.input_errors import of_tensors
 
 
 def identifier(path: str, taken: Collection[str]) -> str:
@@ -256,14 +257,14 @@ def rebuild(pattern: Pattern, leaves: Iterator[Any]) -> Any:
 def _flatten(value: Any, pattern: Pattern, where: str, values: list[Any]) -> None:
     if pattern.kind == "tensor":
         if not isinstance(value, torch.Tensor):
-            raise _wrong(f"{where} is {type_of(value)}, not a tensor.")
+            raise _wrong(f"{where} is {type_of(value)}, not a tensor.", of_tensors(value))
         values.append(value)
     elif pattern.kind == "kjt":
         values.append(_keyed_jagged(value, where))
     elif pattern.kind == "jagged":
         if not isinstance(value, JaggedTensor):
             raise _wrong(f"{where} is {type_of(value)}, not a JaggedTensor.")
-        values.append(value)
+        values.append(_of_tensors(value, where))
     elif pattern.kind == "constant":
         if not is_constant(value, pattern.value):
             raise _wrong(f"{where} is {value!r}, but the model was exported with {pattern.value!r}, which is built in.")
@@ -292,15 +293,24 @@ def _items(value: Any, pattern: Pattern, where: str) -> Iterator[tuple[str, Patt
 
 def _keyed_jagged(value: Any, where: str) -> KeyedJaggedTensor:
     if isinstance(value, KeyedJaggedTensor):
+        _of_tensors(value, where)
         return value
     if isinstance(value, TensorDict):
         return maybe_td_to_kjt(value, None)
     raise _wrong(f"{where} is {type_of(value)}, not a KeyedJaggedTensor.")
 
 
-def _wrong(message: str) -> InputError:
-    return InputError(
-        message,
-        reason="wrong_argument",
-        what_to_do="call the exported model with arguments like those of the sample that it was exported with.",
-    )
+def _of_tensors(value: KeyedJaggedTensor | JaggedTensor, where: str) -> KeyedJaggedTensor | JaggedTensor:
+    """The batch, if it is made of tensors: neither TorchRec nor TorchScript looks."""
+    for name in ("values", "lengths", "offsets", "weights"):
+        part = value.__dict__.get(f"_{name}")
+        if not isinstance(part, torch.Tensor) and (part is not None or name == "values"):
+            raise _wrong(f"{where}.{name} is {type_of(part)}, not a tensor.", of_tensors(part))
+    return value
+
+
+def _wrong(
+    message: str,
+    what_to_do: str = "call the exported model with arguments like those of the sample that it was exported with.",
+) -> InputError:
+    return InputError(message, reason="wrong_argument", what_to_do=what_to_do)

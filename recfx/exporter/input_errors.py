@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import torch
 
-from recfx.errors import InputError
+from recfx.errors import InputError, did_you_mean, type_of
 
 _TOLD = re.compile(r"(builtins\.)?(RuntimeError: )?(?P<message>.*?) *\[(?P<reason>[a-z_]+)\]")
 """The last line of an error that a file's own check raises."""
+
+_LACKS = re.compile(r"(?P<before>.*the batch lacks feature (?P<name>.*?))(?P<after>; it has \[(?P<keys>.*)\])")
 
 _MOST_NAMES = 3
 
@@ -33,12 +35,14 @@ _WHAT_TO_DO = {
 """By the code that a file's own check raises. Files of other versions may have other codes."""
 
 
-def check_names(passed: Collection[str], taken: Sequence[str]) -> None:
-    """Refuse inputs by name that are not those that a file takes.
+def check_inputs(passed: object, taken: Sequence[str]) -> None:
+    """Refuse inputs by name that are not those that a file takes, or no tensors.
 
     Raises:
-        InputError: ``unknown_input``, ``missing_input``.
+        InputError: ``wrong_argument``, ``unknown_input``, ``missing_input``.
     """
+    if not isinstance(passed, Mapping):
+        raise InputError(f"the inputs are {type_of(passed)}, not a dict.", reason="wrong_argument", what_to_do=_A_DICT)
     unknown = [name for name in passed if name not in taken]
     missing = [name for name in taken if name not in passed]
     meant: dict[str, str] = {}
@@ -47,15 +51,32 @@ def check_names(passed: Collection[str], taken: Sequence[str]) -> None:
         for nearest in difflib.get_close_matches(str(name), left, 1, 0.8):
             meant[name] = nearest
             left.remove(nearest)
-    named = [str(name) + (f" (is {meant[name]} meant?)" if name in meant else "") for name in unknown]
+    named = [str(name) + (did_you_mean(name, [meant[name]]) if name in meant else "") for name in unknown]
     wrong = [f"there {_are(unknown)} no {_inputs(named)}"] if unknown else []
     wrong += [f"{_inputs(left)} {_are(left)} missing"] if left else []
     if wrong:
         raise InputError(
             f"{', and '.join(wrong)}.",
             reason="unknown_input" if unknown else "missing_input",
-            what_to_do="pass a dict with a tensor for each name in LoadedModel.inputs, and no others.",
+            what_to_do=_A_DICT,
         )
+    for name, value in passed.items():
+        if not isinstance(value, torch.Tensor):
+            raise InputError(
+                f"input {name} is {type_of(value)}, not a tensor.",
+                reason="wrong_argument",
+                what_to_do=of_tensors(value),
+            )
+
+
+_A_DICT = "pass a dict with a tensor for each name in LoadedModel.inputs, and no others."
+
+
+def of_tensors(value: object) -> str:
+    """What to do about something that is passed instead of a tensor."""
+    if value is None:
+        return "pass a tensor; for a feature without ids, an empty one, and lengths of 0."
+    return "pass a tensor of the sample's dtype and dimensions: torch.as_tensor makes one of a list or an array."
 
 
 @contextmanager
@@ -68,10 +89,19 @@ def input_errors() -> Iterator[None]:
         if match is None:
             raise
         raise InputError(
-            f"{match['message']}.",
+            f"{_with_nearest(match['message'])}.",
             reason=match["reason"],
             what_to_do=_WHAT_TO_DO.get(match["reason"], "pass a batch like the sample of the export."),
         ) from error
+
+
+def _with_nearest(message: str) -> str:
+    """The message of a file that lacks a feature, with the key of the batch that may have been meant."""
+    lacks = _LACKS.fullmatch(message)
+    if lacks is None:
+        return message
+    keys = [key.strip("'") for key in lacks["keys"].split(", ")]
+    return f"{lacks['before']}{did_you_mean(lacks['name'], keys, by=True)}{lacks['after']}"
 
 
 def _are(names: Sequence[str]) -> str:

@@ -15,7 +15,7 @@ from torch import nn
 
 from recfx.collections.devices import usable_device
 from recfx.errors import ConversionError, ExportError, few, plural
-from recfx.exporter.input_errors import check_names, input_errors
+from recfx.exporter.input_errors import check_inputs, input_errors
 from recfx.exporter.loaded_program import load_traced, names_of
 from recfx.exporter.manifest import OPERATOR_VERSIONS, read_manifest, returns_from, signature_from, without_checksum
 from recfx.exporter.model_file import ModelFile, cannot_read, open_model_file, out_of_memory
@@ -264,9 +264,9 @@ class LoadedModel(Shown, nn.Module):
             >>> outputs = model.serve(inputs)
 
         Raises:
-            InputError: as for ``forward``; ``unknown_input``, ``missing_input``.
+            InputError: as for ``forward``; ``unknown_input``, ``missing_input``, ``wrong_argument``: not a tensor.
         """
-        check_names(inputs, self.inputs)
+        check_inputs(inputs, self.inputs)
         with torch.no_grad(), input_errors():
             outputs: dict[str, torch.Tensor] = self.script.serve(inputs)
         return outputs

@@ -9,19 +9,23 @@ have.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 
 from recfx.errors import Diagnostic, Severity
-from recfx.hashing import HashConfig
+from recfx.hashing import HashConfig, ResolvedHashConfig
 from recfx.hashing.usable_share import rows_for
 from recfx.inspect.facts import IndexFacts, TableFacts
 from recfx.inspect.index_health import ENOUGH_BATCHES
+from recfx.ir.tables import TableSpec
 from recfx.optim.fused_optimizer import FusedOptimizer
 from recfx.optim.rules import class_names
 
+MOST_ENTRIES = 64  # of the hashing= that is advised
 NEARLY_FULL = 0.8  # share of the expected ids; at an even pace, a quarter of the batches so far still fit
 COMFORTABLE = 0.7  # share of the usable rows that may be taken in an index of the suggested size
 CHURN = 0.1  # share of sightings that took over another id's row
+SEVERAL = 3  # ids that the idle batches would have added
 FORGOTTEN = 0.5  # share of the ids that got a row and have lost it again
 
 
@@ -51,19 +55,33 @@ def suggested_rows(index: IndexFacts) -> int | None:
 
 
 def nearly_full(index: IndexFacts) -> bool:
-    """Whether most of the ids that are expected to fit have come. An index that evicts is meant to be full."""
+    """Whether most of the ids that are expected to fit have come, and more do. One that evicts is meant to be full."""
     taken = index.occupancy.taken
-    return not index.config.evicts and taken > 0 and taken >= NEARLY_FULL * (taken + index.room)
+    is_most = not index.config.evicts and taken > 0 and taken >= NEARLY_FULL * (taken + index.room)
+    return is_most and not has_stopped(index)
+
+
+def has_stopped(index: IndexFacts) -> bool:
+    """Whether no more ids come: none in the last ten batches or more, and several would have at the mean pace."""
+    expected = index.idle * _mean_pace(index)
+    return index.idle >= ENOUGH_BATCHES and expected >= SEVERAL
 
 
 def new_ids_a_batch(index: IndexFacts) -> float:
     """Mean number of ids that a batch of training has added: lately, if a monitor knows that, otherwise so far.
 
-    Erased ids do not count in the latter. 0 before the first batch.
+    0 before the first batch, and if no more ids come.
     """
+    if has_stopped(index):
+        return 0.0
     if index.latest is not None:
         batches, inserted = index.latest
         return inserted / batches
+    return _mean_pace(index)
+
+
+def _mean_pace(index: IndexFacts) -> float:
+    """Mean number of ids that a batch of training has added so far, without those that were erased."""
     added = min(index.trained["inserted"], index.occupancy.taken)
     return added / max(index.trained["batches"], 1)
 
@@ -156,9 +174,11 @@ def index_nearly_full(table: TableFacts, index: IndexFacts) -> Diagnostic | None
         f"{taken.worst_bucket_taken:,} of {taken.worst_bucket_rows:,}. {_forecast(index)}; then {next_comes} "
         f"(on_full={index.config.on_full!r})."
     )
-    grows = index.latest is None or new_ids_a_batch(index) > 0
-    severity = Severity.WARNING if grows else Severity.INFO
-    return Diagnostic("index_nearly_full", table.module_path, message, f"{_more_rows(table, index)}.", severity)
+    advice = (
+        f"{_more_rows(table, index)}. recfx.monitor(model) shows while it trains how fast tables fill, and this "
+        "forecast then goes by the latest pace."
+    )
+    return Diagnostic("index_nearly_full", table.module_path, message, advice, Severity.WARNING)
 
 
 def shared_answers(table: TableFacts, index: IndexFacts) -> Diagnostic | None:
@@ -224,7 +244,7 @@ def _forecast(index: IndexFacts) -> str:
     word = "batch" if batches == 1 else "batches"
     if index.latest is not None:
         if batches is None:
-            return f"{room} (no new ids lately: none in {index.latest[0]:,} batches)"
+            return f"{room} (none came in the latest {index.latest[0]:,} batches)"
         return f"{room}, in {batches:,} {word} at the latest pace ({pace:,.1f} new ids per batch)"
     if batches is None:
         return room
@@ -236,19 +256,44 @@ def _forecast(index: IndexFacts) -> str:
 
 def _more_rows(table: TableFacts, index: IndexFacts) -> str:
     """Which config to use, and what happens to the rows trained so far."""
-    config = _config(index, suggested_rows(index) or index.config.rows)
-    build = f"build the table with {config}"
-    if table.existed:
-        build = (
-            f"convert with hashing={{{table.spec.name!r}: {config}}}, with an entry for every other table as well, as "
-            "it is now, and before optimizers are attached"
-        )
-    return f"{build}; the state saved now can be loaded into it, and rows move with their ids"
+    if not table.existed:
+        config = _config(index.config, suggested_rows(index) or index.config.rows)
+        return f"build the table with {config}; {_ROWS_MOVE}"
+    return (
+        f"save a checkpoint, build the model anew, convert it with hashing={_OF_ALL} before optimizers are attached, "
+        f"and load: {_ROWS_MOVE}"
+    )
 
 
-def _config(index: IndexFacts, rows: int) -> str:
-    """The index's config with a different number of rows, as source code: everything that is not at its default."""
-    resolved, default = index.config, HashConfig()
+_ROWS_MOVE = "the state saved now can be loaded into it, and rows move with their ids"
+_OF_ALL = "<of all tables>"
+
+
+def with_hashing(
+    reasons: Iterable[Diagnostic], tables: Iterable[TableSpec], rows: Mapping[str, int]
+) -> tuple[Diagnostic, ...]:
+    """The reasons, with one ``hashing=`` for all tables of the model in those that advise more rows.
+
+    Args:
+        reasons: of ``index_reasons``, and others.
+        tables: all converted tables of the model.
+        rows: the suggested rows, by name of the table. Other tables stay as they are.
+    """
+    specs = {table.name: table for table in tables if table.hashing is None or table.hashing.has_index}
+    shown = specs if len(specs) <= MOST_ENTRIES else {name: specs[name] for name in rows if name in specs}
+    entries = [
+        f"{name!r}: {None if table.hashing is None else _config(table.hashing, rows.get(name, table.hashing.rows))}"
+        for name, table in shown.items()
+    ]
+    hashing = f"{{{', '.join(entries)}}}"
+    if len(shown) < len(specs):
+        hashing += f" and entries for the other {len(specs) - len(shown):,} tables as they are now,"
+    return tuple(replace(reason, what_to_do=reason.what_to_do.replace(_OF_ALL, hashing)) for reason in reasons)
+
+
+def _config(resolved: ResolvedHashConfig, rows: int) -> str:
+    """A config with a different number of rows, as source code: everything that is not at its default."""
+    default = HashConfig()
     fields = [f"rows={rows:_}", f"dense_rows={resolved.dense_rows}", f"buckets={resolved.buckets}"]
     for name in ("on_full", "evict", "ttl_batches", "admit_after", "unseen", "seed", "find_on_device"):
         value = getattr(resolved, name)

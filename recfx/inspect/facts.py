@@ -57,6 +57,7 @@ class IndexFacts:
     usable_share: float
     room: float
     latest: tuple[int, int] | None = None  # batches of training, and ids that they added, as a monitor has read them
+    idle: int = 0  # batches of training since an id last got a row, or since the state was loaded
 
     @classmethod
     def of(cls, index: HashIndex) -> IndexFacts | None:
@@ -70,6 +71,9 @@ class IndexFacts:
         counters, trained = index.counters, dict(zip(COUNTERS, buffers.counts.tolist(), strict=True))
         candidates = _candidates(buffers, begins, own.start) if config.admits else None
         latest = index.latest[1:] if index.latest and index.latest[0] == index.adopted.times else None
+        grown = index.grown_at if index.grown_at and index.grown_at[0] == index.adopted.times else None
+        last = grown[1] if grown else index.adopted.counts[COUNTERS.index("batches")]
+        idle = max(trained["batches"] - last, 0) // index.shared_by
         if index.shared_by > 1:
             for counts in (counters, trained):
                 counts["batches"] //= index.shared_by
@@ -90,6 +94,7 @@ class IndexFacts:
             usable_share=usable_share(policy.own_index_rows, len(own)) if own else 1.0,
             room=expected_room(begins.diff() - int(policy.unseen == 2) - buffers.bucket_taken) if own else 0.0,
             latest=latest,
+            idle=idle,
         )
 
     @property

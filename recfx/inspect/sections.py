@@ -294,7 +294,9 @@ def _what_happens(counting: list[TableOf]) -> str:
         ("forgets ids that wait", "forget ids that wait"): sum("candidates_dropped" in own for own in codes),
     }
     phrases = [f"{plural(count, 'table')} {words[count > 1]}" for words, count in counts.items() if count]
-    return ", ".join(phrases) or "none needs more rows"
+    forecasts = [batches for item in counting if (batches := item.hash_index.batches_until_full) is not None]
+    soonest = f" yet; at this pace, the first is full in {_batches(min(forecasts))}" if forecasts else ""
+    return ", ".join(phrases) or f"none needs more rows{soonest}"
 
 
 def _fills(item: TableOf) -> bool:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import sympy
 
-from recfx.errors import printable
+from recfx.errors import below_current, printable
 from recfx.inspect.report_data import CollectionReport, ReportData
 from recfx.inspect.table_report import HashingReport, TableReport
 
@@ -54,9 +54,7 @@ def place_of(name: str, line: int) -> str:
     file = Path(name)
     if "site-packages" in file.parts:
         file = Path(*file.parts[file.parts.index("site-packages") + 1 :])
-    elif file.is_relative_to(Path.cwd()):
-        file = file.relative_to(Path.cwd())
-    return f"{file}:{line}"
+    return f"{below_current(file)}:{line}"
 
 
 def count(number: int) -> str:

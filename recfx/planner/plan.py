@@ -17,7 +17,7 @@ from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCo
 
 from recfx.collections.sharding.collection import sharded_collections
 from recfx.collections.wrappers import check_module
-from recfx.errors import ConversionError
+from recfx.errors import ConversionError, did_you_mean
 from recfx.planner.constraints import checked_constraints
 from recfx.planner.enumerator import OrderedEnumerator, is_plannable
 from recfx.planner.partitioner import QuickPartitioner
@@ -230,7 +230,8 @@ def _check(
     unknown = sorted(constraints.keys() - tables)
     if unknown:
         raise ConversionError(
-            f"constraints name {', '.join(map(repr, unknown))}, but no collection has such a table.",
+            f"constraints name {', '.join(map(repr, unknown))}, but no collection has such a table"
+            f"{did_you_mean(unknown[0], tables)}.",
             reason="unknown_table",
             what_to_do=f"the tables are {', '.join(sorted(tables))}.",
         )

@@ -20,7 +20,7 @@ from recfx.collections.object_kinds import attributes
 from recfx.collections.table_specs import describe_tables
 from recfx.discovery.classify import CONVERTED, CONVERTIBLE, Finding
 from recfx.discovery.discover import Discovery, discover
-from recfx.errors import ConversionError, few, type_of
+from recfx.errors import ConversionError, did_you_mean, few, type_of
 from recfx.hashing import HashConfig
 from recfx.hashing.learned_maps import config_of_learned
 from recfx.ir.tables import IdRange, TableSpec
@@ -208,7 +208,7 @@ def _check_named(findings: list[Finding], argument: str, given: object) -> None:
     unknown = sorted(set(given) - known.keys()) if isinstance(given, Mapping) else []
     if unknown:
         raise ConversionError(
-            f"{argument} names {unknown[0]!r}, which no collection has.",
+            f"{argument} names {unknown[0]!r}, which no collection has{did_you_mean(unknown[0], known)}.",
             reason="unknown_table",
             what_to_do=f"use table names: {few(list(known), 20)}.",
         )

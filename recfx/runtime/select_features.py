@@ -13,7 +13,7 @@ from typing import NamedTuple, NoReturn
 import torch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from recfx.errors import IdRangeError, InputError, MissingFeatureError
+from recfx.errors import IdRangeError, InputError, MissingFeatureError, did_you_mean
 from recfx.ir.tables import TableSpec
 from recfx.runtime.bags import as_sent, expanded, permute_features, with_values
 from recfx.runtime.base import NodeModule
@@ -213,8 +213,9 @@ class SelectFeatures(NodeModule):
             position_of = {key: position for position, key in enumerate(keys)}
             missing = [name for name in self.feature_names if name not in position_of]
             if missing:
+                others = [key for key in keys if key not in self.feature_names]
                 raise MissingFeatureError(
-                    f"the batch lacks feature {missing[0]!r}"
+                    f"the batch lacks feature {missing[0]!r}{did_you_mean(missing[0], others, by=True)}"
                     + (f" and {len(missing) - 1} more" if len(missing) > 1 else "")
                     + f"; it has {keys}.",
                     reason="missing_feature",

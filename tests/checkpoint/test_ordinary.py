@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.optim.lr_scheduler import StepLR
 from torchrec import KeyedJaggedTensor
 from torchrec.optim.clipping import GradientClipping, GradientClippingOptimizer
 from torchrec.optim.fused import EmptyFusedOptimizer
@@ -62,6 +63,8 @@ def test_what_is_inside_of_wrappers() -> None:
         ),
         (KeyedOptimizer({"a": nn.Parameter(torch.ones(1))}, {}, [{"params": []}]), "optimizer= is a KeyedOptimizer"),
         (3, "optimizer= is an int"),
+        ([wrapped(layers(), "0")], "optimizer= is a list, not an optimizer"),
+        (StepLR(torch.optim.SGD(layers().parameters()), 1), "optimizer= is a StepLR, not an optimizer"),
     ],
 )
 def test_what_cannot_be_saved(tmp_path: Path, optimizer: Any, message: str) -> None:
@@ -71,6 +74,10 @@ def test_what_cannot_be_saved(tmp_path: Path, optimizer: Any, message: str) -> N
         with refused("optimizer_not_supported", error=recfx.CheckpointError) as caught:
             call(layers(), tmp_path, optimizer=optimizer)
         assert message in caught.value.message
+        if "StepLR" in message:
+            assert "class Kept in recfx/checkpoint/README.md" in caught.value.what_to_do
+        elif "a list" in message or "has 2" in message:
+            assert "one torch.optim optimizer for all of their parameters" in caught.value.what_to_do
 
 
 def test_optimizers_that_are_all_fused_are_saved_with_the_model(tmp_path: Path) -> None:

@@ -272,10 +272,10 @@ def test_another_ordinary_optimizer(saved: Path, tmp_path: Path) -> None:
     ("model", "directory", "message"),
     [
         (3, "d", "model is an int"),
-        (None, "d", "model is a NoneType"),
+        (None, "d", "model is None"),
         ("d", nn.Linear(1, 1), "model is a str"),
         (nn.Linear(1, 1), 3, "directory is an int"),
-        (nn.Linear(1, 1), None, "directory is a NoneType"),
+        (nn.Linear(1, 1), None, "directory is None"),
         (nn.Linear(1, 1), b"d", "directory is a bytes"),
         (nn.Linear(1, 1), "", "directory is ''"),
         (nn.Linear(1, 1), "a\0b", "directory is 'a"),

@@ -144,7 +144,7 @@ MISSING = object()
         ("optimizer groups", [{"params": ["a", "a"]}], "a group of optimizer has wrong params"),
         ("optimizer groups", [{"params": [1]}], "a group of optimizer has wrong params"),
         ("optimizer state", {1: {}}, "optimizer has keys that are not names"),
-        ("optimizer state a", None, "the state of 'a' is a NoneType"),
+        ("optimizer state a", None, "the state of 'a' is None"),
         ("optimizer state a values", [], "the state of 'a' has no 'values'"),
         ("optimizer state a tensors", None, "the state of 'a' has no 'tensors'"),
         ("optimizer state a values", {1: 2}, "the state of 'a' has keys that are not names"),

@@ -119,6 +119,21 @@ def test_files_stay_where_the_shell_was(
     assert str(tmp_path) not in told
 
 
+def test_the_current_directory_may_be_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gone = "    os.mkdir('far')\n    os.chdir('far')\n    os.rmdir('../far')\n"
+    made = f"import os\nfrom {MODELS} import dlrm\ndef make():\n{gone}    return dlrm()\ndef fail():\n{gone}    0 / 0\n"
+    path = write(tmp_path / "gone.py", made)
+    for command in (["explain", f"{path}:make"], ["draw", f"{path}:make", "m.html"]):
+        monkeypatch.chdir(tmp_path)
+        assert main(command) == 0
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit):
+        main(["explain", f"{path}:fail"])
+    assert f"raises ZeroDivisionError: division by zero ({path}:12)" in capsys.readouterr().err
+
+
 def test_a_module_whose_import_fails_is_not_absent(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = write(tmp_path / "needs.py", "import not_installed_here\n")
     assert one_line(f"{path}:make", capsys) == (
@@ -153,7 +168,7 @@ def one_line(factory: str, capsys: pytest.CaptureFixture[str], *options: str) ->
         (f"{MODELS}:absent", "'tests.inspect.models' (tests/inspect/models.py) has no 'absent'; it has "),
         (f"{MODELS}:some_model", f"{MODELS}:some_model is an Identity, not a function that returns a model"),
         (f"{MODELS}:batch", f"{MODELS}:batch needs arguments (ids): name a function that takes none"),
-        (f"{MODELS}:nothing", f"{MODELS}:nothing returns a NoneType: return a model, or (model, sample)"),
+        (f"{MODELS}:nothing", f"{MODELS}:nothing returns None: return a model, or (model, sample)"),
     ],
 )
 def test_a_name_that_gives_no_model(name: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:

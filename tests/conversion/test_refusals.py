@@ -101,6 +101,8 @@ def test_the_first_refusal_says_how_many_more_there_are() -> None:
         ({"on_unsupported": "ignore"}, "invalid_argument", "'keep'"),
         ({"hashing": 5}, "invalid_argument", "HashConfig"),
         ({"hashing": {"t3": HashConfig()}}, "unknown_table", "t1"),
+        ({"hashing": {"t1_": HashConfig()}}, "unknown_table", "no collection has (did you mean 't1'?)"),
+        ({"id_ranges": {"f1_": (0, 1)}}, "unknown_feature", "reads (did you mean 'f1'?)"),
         ({"plan": object()}, "invalid_argument", "ShardingPlan"),
         ({"env": object()}, "invalid_argument", "ShardingEnv"),
         ({"whole_graph": True}, "sample_required", "sample"),

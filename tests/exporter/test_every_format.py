@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torchrec import KeyedJaggedTensor
+from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
 
 import recfx
 from recfx.exporter import write_file
@@ -119,10 +119,11 @@ def test_plain_tensors_by_name(model: nn.Module, loaded: recfx.LoadedModel) -> N
     with refused("unknown_input", match=re.escape("there is no input features.b.length. What"), error=recfx.InputError):
         loaded.serve(inputs | {"features.b.length": ids})  # nothing is missing, so nothing is meant
     assert set(loaded.inputs) == set(inputs)
+    whole: Any = dict(inputs)
     del inputs["features.b.lengths"], inputs["dense"]
     for more, reason, message in (
         ({"more": ids, "z": ids}, "unknown_input", "no inputs more and z, and inputs dense and features.b.lengths are"),
-        ({"features.b.length": ids}, "unknown_input", "length (is features.b.lengths meant?), and input dense is mis"),
+        ({"features.b.length": ids}, "unknown_input", "length (did you mean 'features.b.lengths'?), and input"),
         (
             {},
             "missing_input",
@@ -131,6 +132,17 @@ def test_plain_tensors_by_name(model: nn.Module, loaded: recfx.LoadedModel) -> N
     ):
         with refused(reason, match=re.escape(message), error=recfx.InputError):
             loaded.serve(inputs | more)
+    for passed, told in (
+        ([ids], "the inputs are a list, not a dict"),
+        (
+            whole | {"dense": [1.0, 2.0]},
+            "input dense is a list, not a tensor. What to do: pass a tensor of the sample's",
+        ),
+        (whole | {"features.b.lengths": None}, "input features.b.lengths is None, not a tensor"),
+        (whole | {"features.a.values": ids.numpy()}, "input features.a.values is a ndarray, not a tensor"),
+    ):
+        with refused("wrong_argument", match=re.escape(told), error=recfx.InputError):
+            loaded.serve(passed)
     rest = r"inputs features\.c\.values, features\.c\.lengths, features\.a\.lengths and 4 more are missing\."
     with refused("missing_input", match=rest, error=recfx.InputError):
         loaded.serve({"dense": ids, "features.a.values": ids})
@@ -160,6 +172,44 @@ def _features(keys: list[str], values: Any, lengths: list[int]) -> recfx.Sample:
 def test_a_wrong_batch_is_one_clear_error(loaded: recfx.LoadedModel, wrong: recfx.Sample, reason: str) -> None:
     with refused(reason, error=recfx.InputError):
         loaded(*wrong.args)
+
+
+def test_what_is_no_tensor_and_what_is_misspelt_is_named(loaded: recfx.LoadedModel) -> None:
+    dense, features = call(2).args
+    ids: Any = features.values().tolist()
+    listed = KeyedJaggedTensor(features.keys(), ids, lengths=features.lengths())
+    for args, told in (
+        (([[1.0]], features), "dense is a list, not a tensor. What to do: pass a tensor of the sample's dtype"),
+        ((dense.numpy(), features), "dense is a ndarray, not a tensor"),
+        ((dense, listed), "features.values is a list, not a tensor"),
+        ((dense, None), "features is None, not a KeyedJaggedTensor"),
+    ):
+        with refused("wrong_argument", match=re.escape(told), error=recfx.InputError):
+            loaded(*args)
+
+
+class Pooled(nn.Module):
+    """The pooled rows of a collection alone."""
+
+    def __init__(self, collection: EmbeddingBagCollection) -> None:
+        super().__init__()
+        self.ebc = collection
+
+    def forward(self, features: KeyedJaggedTensor) -> torch.Tensor:
+        return self.ebc(features).values()
+
+
+def test_a_misspelt_feature_is_named(tmp_path: Path) -> None:
+    movies = EmbeddingBagConfig(name="t", num_embeddings=9, embedding_dim=4, feature_names=["movie"])
+    sample = KeyedJaggedTensor(["movie"], torch.tensor([1]), lengths=torch.tensor([1, 0]))
+    model = recfx.convert(Pooled(EmbeddingBagCollection([movies])))
+    misspelt = KeyedJaggedTensor(["movei"], sample.values(), lengths=sample.lengths())
+    for name in ("torchscript", "pt2"):
+        recfx.export(model, tmp_path / name, sample, format=name)
+        with refused("missing_feature", match=r"movie \(did you mean it by 'movei'\?\); it", error=recfx.InputError):
+            recfx.load(tmp_path / name)(misspelt)
+    with refused("missing_feature", match=r"'movie' \(did you mean it by 'movei'\?\); it", error=recfx.InputError):
+        model(misspelt)
 
 
 def test_a_loaded_model_stays_in_eval_mode(loaded: recfx.LoadedModel) -> None:

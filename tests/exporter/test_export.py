@@ -67,7 +67,7 @@ def test_recfx_operators_are_for_torchscript(model: nn.Module, tmp_path: Path, m
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"model": None}, "model is a NoneType"),
+        ({"model": None}, "model is None"),
         ({"model": HashedModel}, "model is a type"),
         ({"format": ["pt2"]}, "is not a format"),
         ({"format": "onnx"}, "is not a format"),

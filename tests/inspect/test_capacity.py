@@ -102,7 +102,8 @@ def test_index_nearly_full() -> None:
     )
     assert reason.what_to_do == (
         "build the table with HashConfig(rows=230, dense_rows=0, buckets=1); the state saved now can be loaded into "
-        "it, and rows move with their ids."
+        "it, and rows move with their ids. recfx.monitor(model) shows while it trains how fast tables fill, and this "
+        "forecast then goes by the latest pace."
     )
     assert hashing_of(collection).suggested_rows == 230  # as many ids again, at most 70 % of the rows
 
@@ -120,36 +121,59 @@ def test_the_forecast_goes_by_the_latest_pace() -> None:
     for _ in range(12):
         see(collection, torch.arange(40))
     watched.scalars()
-    reason = only_reason(collection)
-    assert "bucket (no new ids lately: none in 12 batches); then training stops" in reason.message
-    assert (reason.severity, hashing_of(collection).batches_until_full) == ("info", None)
+    assert report_of(collection).reasons == ()
+    assert hashing_of(collection).batches_until_full is None
     index_of(collection).load_state_dict(index_of(collection).state_dict())
     assert "mean pace" in only_reason(collection).message  # what was read is of a state that is gone
 
 
-def test_the_advice_for_a_converted_model_is_followed() -> None:
-    """Every table is named, because those that are not are adopted; optimizers come after the conversion."""
+@pytest.mark.parametrize("idle", [9, 10])
+def test_a_table_that_has_all_its_ids_needs_no_more_rows(idle: int) -> None:
+    """Nobody watches it: ten batches without a new id, where eighty would have come, are enough to know."""
+    collection = table(100)
+    see_all(collection, iter(torch.arange(95).split(8)))
+    for _ in range(idle):
+        see(collection, torch.arange(40))
+    hashing = hashing_of(collection)
+    assert [reason.code for reason in report_of(collection).reasons] == ["index_nearly_full"] * (idle < 10)
+    assert (hashing.suggested_rows is None, hashing.batches_until_full is None) == (idle >= 10, idle >= 10)
+    see(collection, torch.tensor([95]))  # it grows again
+    assert only_reason(collection).code == "index_nearly_full"
 
-    def build(**hashing: HashConfig) -> Any:
+
+def test_the_title_agrees_with_the_forecasts() -> None:
+    collection = table(100)
+    see_all(collection, iter(torch.arange(9).split(1)))
+    assert "Indexes, the fullest first: none needs more rows\n" in str(explain(collection))
+    see_all(collection, iter(torch.arange(9, 40).split(1)))
+    title = "Indexes, the fullest first: none needs more rows yet; at this pace, the first is full in 60 batches\n"
+    assert title in str(explain(collection))
+
+
+def test_the_advice_for_a_converted_model_is_followed() -> None:
+    """One ``hashing=`` for all tables, because those that are not named are adopted; optimizers come afterwards."""
+
+    def build(**hashing: HashConfig | None) -> Any:
         tables = [
-            EmbeddingBagConfig(name=name, num_embeddings=20, embedding_dim=4, feature_names=[name]) for name in "ab"
+            EmbeddingBagConfig(name=name, num_embeddings=20, embedding_dim=4, feature_names=[name]) for name in "abcde"
         ]
-        model = convert(EmbeddingBagCollection(tables=tables), hashing=hashing or HashConfig.raw_ids(buckets=1))
+        raw = HashConfig.raw_ids(buckets=1)
+        before = {"a": raw, "b": raw, "c": None, "d": raw, "e": HashConfig()}
+        model = convert(EmbeddingBagCollection(tables=tables), hashing=hashing or before)
         attach(model, torch.optim.SGD, lr=0.1)
         return model
 
     model = build()
-    model(KeyedJaggedTensor(["a", "b"], torch.arange(36), lengths=torch.tensor([18, 18])))
-    advice = [one.what_to_do for one in explain(model).reasons if one.code == "index_nearly_full"]
-    entries: dict[str, HashConfig] = {}
-    for each in advice:
-        pasted = each.removeprefix("convert with hashing=").partition(", with an entry for every other table as well")
-        assert pasted[1]
-        entries |= eval(pasted[0], {"HashConfig": HashConfig})
-    assert entries.keys() == {"a", "b"}
+    model(KeyedJaggedTensor(list("abcde"), torch.arange(36), lengths=torch.tensor([18, 18, 0, 0, 0])))
+    (advice,) = {one.what_to_do for one in explain(model).reasons if one.code == "index_nearly_full"}
+    pasted = advice.partition("hashing=")[2].partition(" before optimizers are attached")
+    assert pasted[1]
+    entries: dict[str, Any] = eval(pasted[0], {"HashConfig": HashConfig})
+    assert list(entries) == ["a", "b", "c", "d"]
+    assert entries["c"] is None
+    assert entries["d"].rows == 20  # as it is
     larger = build(**entries)
     larger.load_state_dict(model.state_dict())
-    assert "before optimizers are attached" in advice[0]
     assert not [one for one in explain(larger).reasons if one.code == "index_nearly_full"]
 
 

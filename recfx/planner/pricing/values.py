@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import sympy
 
-from recfx.errors import InputError
+from recfx.errors import InputError, did_you_mean
 from recfx.ir.meta import BATCH, WORLD, mean_length
 from recfx.ir.tables import TableSpec
 from recfx.planner.pricing.node_facts import Symbols
@@ -202,7 +202,7 @@ def _lengths(
     unknown = [name for name in given if name not in names]
     if unknown:
         raise InputError(
-            f"L names {unknown[0]!r}, which is no feature of the model.",
+            f"L names {unknown[0]!r}, which is no feature of the model{did_you_mean(unknown[0], names)}.",
             reason="unknown_feature",
             what_to_do=f"name some of {', '.join(names)}, or pass one number for all.",
         )
