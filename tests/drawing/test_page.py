@@ -264,7 +264,7 @@ def test_the_legend_has_what_the_picture_has(page: Page, tmp_path: Path) -> None
     page.click(AFTER.format("select_features"))
     assert shown()[:-1] == [*stages, "touched by this pass"]
     page.run("byId('colour').value = 'time', byId('colour').dispatchEvent(new Event('change'))")
-    assert [entry.split(" ")[0] for entry in shown()] == ["touched", "0", "bar:"]
+    assert [entry.split(" ")[0] for entry in shown()] == ["touched", "colour:", "bar:"]
     page.run("goTo(0)")  # what has no costs is coloured by stage
     assert shown() == ["lookup", "dense", "input and output"]
     opened(page, Towers(), tmp_path)
@@ -272,6 +272,18 @@ def test_the_legend_has_what_the_picture_has(page: Page, tmp_path: Path) -> None
     assert shown() == ["lookup"]
     assert "passes" not in page.run("byId('keys').innerText")
     assert page.complaints == []
+
+
+def test_a_page_says_that_it_draws_or_cannot(page: Page, tmp_path: Path) -> None:
+    recfx.draw(Towers(), tmp_path / "model.html")
+    text = (tmp_path / "model.html").read_text(encoding="utf-8")
+    for name, change, title in (
+        ("slow", "Viz.instance = () => new Promise(() => {});", "Drawing…"),
+        ("old", "Viz.instance = () => Promise.reject(Error('no wasm'));", "This browser cannot draw the page: no wasm"),
+    ):
+        (tmp_path / f"{name}.html").write_text(text.replace("const STAGES", f"{change} const STAGES"), encoding="utf-8")
+        page.open(tmp_path / f"{name}.html", f"document.getElementById('details-title')?.textContent === '{title}'")
+        assert texts(page, "#legend li:not([hidden])") == []
 
 
 def test_a_narrow_window(page: Page, tmp_path: Path) -> None:

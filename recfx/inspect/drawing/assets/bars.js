@@ -96,7 +96,7 @@ function showLegend(measure, largest) {
   showStages();
   byId("scale").hidden = !isMeasured();
   byId("bar-key").hidden = !largest;
-  byId("scale").textContent = `0 to ${measured(measure, largest)}`;
+  byId("scale").textContent = `colour: 0 to ${measured(measure, largest)}`;
   byId("bar-key").textContent = `bar: ${MEASURES[measure].name}, up to ${measured(measure, largest)}`;
 }
 

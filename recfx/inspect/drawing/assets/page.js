@@ -12,9 +12,9 @@ async function start() {
   system.addEventListener("change", (event) => setTheme(event.matches));
   byId("theme").addEventListener("click", () => setTheme(document.documentElement.dataset.theme !== "dark"));
   const stages = Object.entries(STAGES).map(([stage, text]) =>
-    element("li", { class: `swatch-${stage}`, title: text, "data-seen": `.stage-${stage}` }, text.split(":")[0]));
-  const touched = element("li", { class: "touched", "data-seen": ".touched:not(.selected, .found)" }, "touched by this pass");
-  byId("legend").append(...stages, touched, element("li", { id: "scale" }), element("li", { id: "bar-key" }));
+    element("li", { class: `swatch-${stage}`, title: text, "data-seen": `.stage-${stage}`, hidden: true }, text.split(":")[0]));
+  const touched = element("li", { class: "touched", "data-seen": ".touched:not(.selected, .found)", hidden: true }, "touched by this pass");
+  byId("legend").append(...stages, touched, ...["scale", "bar-key"].map((id) => element("li", { id, hidden: true })));
   [viz] = await Promise.all([Viz.instance(), load()]);
   if (data.steps.length === 1) byId("before-caption").after(byId("legend"));
   document.querySelector("main").classList.toggle("only-before", data.steps.length === 1);
@@ -42,6 +42,7 @@ async function start() {
   priceAgain();
   startSizes();
   fit(); // now that all that is around the graphs has its size
+  byId("details-title").textContent = "Nothing selected";
   if (!follow()) openCostliest();
   addEventListener("hashchange", follow);
   document.documentElement.dataset.ready = "true";
@@ -51,4 +52,7 @@ function openCalls() {
   state.open = new Set(calls.map((call) => call.name));
 }
 
-start();
+start().catch((error) => {
+  byId("details-title").textContent = `This browser cannot draw the page: ${error.message}`;
+  throw error;
+});

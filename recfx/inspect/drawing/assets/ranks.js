@@ -154,8 +154,10 @@ function placeOf({ offsetX, offsetY }) {
 
 function cellText({ rank, row }) {
   if (!row) return `rank ${rank}: ${measured(map.measure, map.sums[rank])}`;
-  const on = row.cells.map(([value, ranks]) => value * times({ ranks }, rank));
-  return `${row.label} on rank ${rank}: ${measured(map.measure, on.reduce((sum, value) => sum + value, 0))}`;
+  const on = row.cells.filter(([, ranks]) => times({ ranks }, rank));
+  if (!on.length) return `${row.label} is not on rank ${rank}`;
+  const sum = on.reduce((total, [value, ranks]) => total + value * times({ ranks }, rank), 0);
+  return `${row.label} on rank ${rank}: ${measured(map.measure, sum)}`;
 }
 
 function tellCell(place) {
