@@ -31,6 +31,7 @@ from processes import find_device
 from torchrec.models.dlrm import DLRM
 
 import recfx
+from recfx.errors import plural
 
 HELD_BACK = 0.1
 SPACE = 5 / 3
@@ -56,25 +57,34 @@ def main() -> int:
     tables, distinct = size_tables(training, options)
 
     section("2. The same model in four ways", "model = recfx.convert(model, hashing=recfx.HashConfig.raw_ids())")
-    print("torchrec.models.dlrm.DLRM in one process; row-wise Adagrad in the tables' backward, Adam for the rest")
-    print(f"{options.steps:,} steps of {options.batch_size} samples, {torch.get_num_threads()} threads; one seed\n")
+    print("torchrec.models.dlrm.DLRM in one process; tables train by row-wise Adagrad in backward, the rest by Adam")
+    print(
+        f"{options.steps:,} steps of {options.batch_size} samples, {plural(torch.get_num_threads(), 'thread')}, the same seed\n"
+    )
     ways = [PLAIN, MANAGED, ADOPTED, HASHED] if options.device.type == "cpu" else [HASHED]
     outcomes = {way.name: run(way, tables, training, held_back, options) for way in ways}
     print()
     print(LINE.format("", "ids", "quality", "samples/s", "tables", "ids without a row"))
     print(LINE.format("", "", "(AUC)", "", "and indexes", "of their own").rstrip())
     for way in ways:
-        print(line(way.name, way.ids, outcomes[way.name], distinct))
+        print(
+            line(way.name, way.ids, outcomes[way.name], distinct, way is not MANAGED or options.steps >= ADMITS_EVERY)
+        )
     if held_back.truth is not None:
         print(LINE.format("the truth", "", f"{auc(held_back, held_back.truth):.4f}", "", "", "").rstrip())
-    print("\nIds modulo rows were computed before the clock ran. Managed collisions give rows to new ids every")
-    print(f"{ADMITS_EVERY} steps. Nothing is sharded; TorchRec's sharded tables train in FBGEMM, which is faster.")
+    print("\nThe clock does not count the time in which ids were taken modulo the rows. Managed collisions give rows")
+    print(f"to new ids every {ADMITS_EVERY} steps", end="")
+    print(": so far, no id has one, and there is nothing to measure (-)." if options.steps < ADMITS_EVERY else ".")
+    print("Nothing is sharded here; TorchRec's sharded tables train in FBGEMM, which is faster.")
     best = outcomes[HASHED.name]
     model, quality = best.model, best.auc
     print(f"\nAUC of the hashed model on {len(held_back):,} held-back rows: {quality:.4f}")
     show_fullest(recfx.monitor(model).scalars())
 
-    section("3. What comes with it", "open the pages in a browser; the first predicted time measures this machine")
+    section(
+        "3. What comes with it",
+        "open the pages in a browser; this machine is measured before the first time is predicted",
+    )
     served = write_all(model, held_back[:16], options.out, options.batch_size)
 
     section("4. Checks", "recfx.verify, a checkpoint, and recfx.unconvert")
@@ -86,32 +96,40 @@ def main() -> int:
     by_rows = predict(plain, to_rows(held_back, mapping), options)
     known = sum(len(ids) for ids, _ in mapping.values())
     passed = [
-        check("the trained model agrees with the original model, which gets rows (recfx.verify)", verified.ok),
-        check(f"a file without Python predicts the same (off by {served:.1e}, int8)", served < QUANTIZED),
-        check(f"a new model, loaded, predicts the same (AUC {auc(held_back, again):.4f})", torch.equal(trained, again)),
+        check("the trained model agrees with the original, which gets the rows of its ids (recfx.verify)", verified.ok),
+        check(f"the exported int8 file predicts the same (to within {served:.1e})", served < QUANTIZED),
         check(
-            f"the plain model predicts the same from rows of the {known:,} ids"
-            f" (largest difference {float((trained - by_rows).abs().max()):.1e})",
+            f"a new model that loads what was saved predicts the same (AUC {auc(held_back, again):.4f})",
+            torch.equal(trained, again),
+        ),
+        check(
+            f"converted back, the model predicts the same from the rows of its {known:,} ids"
+            f" (to within {float((trained - by_rows).abs().max()):.1e})",
             torch.allclose(trained, by_rows, rtol=1e-5, atol=1e-6),
         ),
-        check("every id of the stream has a row of its own", best.lost == 0),
+        check("every id that was seen in training has a row of its own", best.lost == 0),
     ]
     if ADOPTED.name in outcomes:
         difference = abs(outcomes[ADOPTED.name].auc - outcomes[PLAIN.name].auc)
-        passed.append(check(f"adopted, it learns what the plain model learns ({difference:.4f})", difference < 0.005))
+        passed.append(
+            check(
+                f"the adopted tables learn what the plain ones learn (AUC differs by {difference:.4f})",
+                difference < 0.005,
+            )
+        )
     if options.learns:
-        passed.append(check(f"it has learned: AUC {quality:.4f} is above 0.7", quality > 0.7))
+        passed.append(
+            check(f"the hashed model has learned something: its AUC of {quality:.4f} is above 0.7", quality > 0.7)
+        )
     if options.device.type == "cpu":
         print("\nAll of this ran on the CPU of this machine; nothing ran on an NPU.")
     return 0 if all(passed) else 1
 
 
-def line(name: str, ids: str, outcome: Outcome, distinct: int) -> str:
+def line(name: str, ids: str, outcome: Outcome, distinct: int, has_quality: bool) -> str:
     """The line of the table for one way."""
-    lost = f"{outcome.lost:,} of {distinct:,}"
-    return LINE.format(
-        name, ids, f"{outcome.auc:.4f}", f"{outcome.speed:,.0f}", f"{outcome.bytes / 2**20:.1f} MiB", lost
-    )
+    lost, quality = f"{outcome.lost:,} of {distinct:,}", f"{outcome.auc:.4f}" if has_quality else "-"
+    return LINE.format(name, ids, quality, f"{outcome.speed:,.0f}", f"{outcome.bytes / 2**20:.1f} MiB", lost)
 
 
 def show_fullest(health: dict[str, float]) -> None:
@@ -141,14 +159,14 @@ def load_rows(options: argparse.Namespace) -> tuple[Rows, Rows]:
     if options.data is None:
         rows = generate(count, options.ids)
         print(
-            f"{len(rows):,} generated rows in the format of Criteo's log: ids follow a power law, and each raw id has a"
+            f"{len(rows):,} generated rows in the format of Criteo's log. Ids follow a power law, and each has a hidden effect"
         )
-        print("hidden effect on the click that the model has to find; so the best possible quality is known")
+        print("on the click, which the model has to find. So it is known how good a model can be at best.")
     else:
         rows = (read_ratings(options.data) if options.data.suffix in RATINGS else read(options.data, count))[:count]
         print(f"{len(rows):,} rows from {options.data.name}")
         if len(rows) < 10_000:
-            print("(far too few to measure quality: this shows the format, not a result)")
+            print("(far too few to judge a model by: they only show that the format is read)")
     border = max(1, int(len(rows) * (1 - HELD_BACK)))
     print(f"{border:,} to train on, {len(rows) - border:,} held back; {float(rows.labels.mean()):.0%} clicks")
     print(f"ids of the first row: ..., {', '.join(map(str, rows.ids[0, -2:].tolist()))}")

@@ -82,7 +82,8 @@ def export(
         format: ``"torchscript"``, or ``"pt2"`` for a program of ``torch.export``. Writing that takes memory for
             two copies of the rows of the biggest collection, because torch saves no tensor in pieces.
         portable: use only operators of torch and of FBGEMM. If not, ids are found and rows looked up by recfx's own C++
-            operator, which is faster, but the server has to load its library first; the report names it. For CUDA and
+            operator, which is faster. Ship ``report.libraries`` with the file: servers without Python load them first;
+            ``recfx.load`` needs recfx instead, and has its own. For CUDA and
             NPUs, int8 and int4 rows are pooled by recfx's kernel in Triton instead; such a file is loaded by
             ``recfx.load`` alone, and the report says so, and which lookups are left to ATen.
         checkpoint: export what ``save_checkpoint`` saved in this directory, on any number of ranks, instead of what

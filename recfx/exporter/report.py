@@ -57,7 +57,8 @@ class ExportReport(Shown):
         graph: the text of the exported graph; "" if TorchScript compiled the model's own code.
         passes: what each pass did, by collection.
         output_error: the largest absolute difference of an output on the sample from the model's.
-        libraries: shared libraries that a server has to load besides torch's and FBGEMM's.
+        libraries: shared libraries to be shipped with the file, with ``portable=False``: a server without Python loads
+            them before it, beside torch's and FBGEMM's.
         notes: what else there is to know.
     """
 
@@ -86,7 +87,7 @@ class ExportReport(Shown):
             ('table', 'rows', 'stored as', 'size')
         """
         above = [f"largest error of an output on the sample: {self.output_error:.3g}"]
-        above += [f"needs {library}" for library in self.libraries]
+        above += [f"needs {library}: ship it too; servers without Python load it first" for library in self.libraries]
         above += map(str, self.notes)
         title = f"{self.path}: {self.format}, {size(self.bytes)}"
         return Grid.of(title, self.tables, _COLUMNS, set(_COLUMNS) - {"table", "stored as"}, above=tuple(above))

@@ -38,7 +38,8 @@ def test_recfx_operators_answer_as_stock_operators_do(
     hashed, sample = model_of[is_weighted], call(6, is_weighted=is_weighted)
     report = recfx.export(hashed, tmp_path / "native.pt", sample, quantize=quantize, portable=False)
     assert [path.name.startswith("librecfx") for path in report.libraries] == [True]
-    assert f"needs {report.libraries[0]}" in str(report).splitlines()
+    shipped = f"needs {report.libraries[0]}: ship it too; servers without Python load it first"
+    assert shipped in str(report).splitlines()
     assert "hash_lookup(ebc_select_features) {hashed=[shared_by_two, some_dense, mean]" in report.graph
     assert "find_rows" not in report.graph
     files = [recfx.load(usual_export(is_weighted, quantize).path), recfx.load(report.path)]

@@ -86,10 +86,10 @@ B: batch size; W: ranks; L_f: mean number of ids of feature f per sample
 
 Notes
 info: weights_not_used: user.embedding_bags.t1
-    with raw_ids() (dense_rows=0), an id gets its row when it is first seen, with initial weights, not with what the row
-    held before the conversion.
-    What to do: nothing, unless it had been trained before: to keep its rows, leave out raw_ids() and set rows= higher;
-    or make its optimizer anew, since one that is not in backward gives new ids the state of the rows' old ids.
+    with raw_ids() (dense_rows=0), the table starts anew: each new id gets a row with initial weights, and these
+    overwrite what the original had in that row.
+    What to do: nothing, if the table was not trained before. If it was, and ids were row numbers, convert it without
+    raw_ids(): those ids keep their rows, and HashConfig(rows=N) has room for others.
 """
 
 
