@@ -58,9 +58,8 @@ def main() -> int:
 
     section("2. The same model in four ways", "model = recfx.convert(model, hashing=recfx.HashConfig.raw_ids())")
     print("torchrec.models.dlrm.DLRM in one process; tables train by row-wise Adagrad in backward, the rest by Adam")
-    print(
-        f"{options.steps:,} steps of {options.batch_size} samples, {plural(torch.get_num_threads(), 'thread')}, the same seed\n"
-    )
+    threads = plural(torch.get_num_threads(), "thread")
+    print(f"{options.steps:,} steps of {options.batch_size} samples, {threads}, the same seed\n")
     ways = [PLAIN, MANAGED, ADOPTED, HASHED] if options.device.type == "cpu" else [HASHED]
     outcomes = {way.name: run(way, tables, training, held_back, options) for way in ways}
     print()
@@ -158,10 +157,8 @@ def load_rows(options: argparse.Namespace) -> tuple[Rows, Rows]:
     count = int(options.steps * options.batch_size / (1 - HELD_BACK)) + 1
     if options.data is None:
         rows = generate(count, options.ids)
-        print(
-            f"{len(rows):,} generated rows in the format of Criteo's log. Ids follow a power law, and each has a hidden effect"
-        )
-        print("on the click, which the model has to find. So it is known how good a model can be at best.")
+        print(f"{len(rows):,} generated rows in the format of Criteo's log. Ids follow a power law, and each has a")
+        print("hidden effect on the click, which the model has to find. So it is known how good a model can be.")
     else:
         rows = (read_ratings(options.data) if options.data.suffix in RATINGS else read(options.data, count))[:count]
         print(f"{len(rows):,} rows from {options.data.name}")
