@@ -343,6 +343,7 @@ def compare_plans(
             what_to_do="pass a list of plans, or a mapping from names to plans.",
         )
     named = plans if isinstance(plans, Mapping) else {f"plan {number}": plan for number, plan in enumerate(plans)}
+    named = {str(name): plan for name, plan in named.items()}
     rows = []
     for name, plan in named.items():
         if plan is None:
@@ -353,17 +354,24 @@ def compare_plans(
             priced = cost(model, topology, plan=plan, world_size=world_size, sample=sample).at(B, L=L)
         except ConversionError as error:
             raise ConversionError.of(replace(error.diagnostic, message=f"{name}: {error.message}")) from error
-        rows.append(PlanRow(str(name), _types(plan), priced))
-    hardware = {row.name: row.cost.hardware for row in rows}
-    different = next((name for name, its_own in hardware.items() if its_own != rows[0].cost.hardware), None)
+        rows.append(PlanRow(name, _types(plan), priced))
+    different = next((row for row in rows if row.cost.hardware != rows[0].cost.hardware), None)
     if different is not None:
         raise ConversionError(
-            f"{rows[0].name} was made for {rows[0].cost.hardware.name}, but {different} is priced for "
-            f"{hardware[different].name} with constants of its own: their times say nothing about each other.",
+            f"{_priced_for(rows[0], named)}, but {_priced_for(different, named)}, with constants of its own: their "
+            "times say nothing about each other.",
             reason="invalid_argument",
             what_to_do="pass topology=, what to compare them on.",
         )
     return PlanComparison(tuple(rows))
+
+
+def _priced_for(row: PlanRow, plans: Mapping[str, ShardingPlan]) -> str:
+    """What a plan is priced for, and whether it was made for that; no topology was given."""
+    name = row.cost.hardware.name
+    if topology_of(plans[row.name]) is not None:
+        return f"{row.name} was made for {name}"
+    return f"{row.name} does not know what it was made for and is priced for {name}"
 
 
 def _types(plan: ShardingPlan) -> dict[str, str]:

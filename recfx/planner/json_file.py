@@ -15,6 +15,7 @@ Kind: TypeAlias = type | tuple[type | None, ...]
 _NAMES: dict[type | None, str] = {
     str: "a string",
     int: "an integer",
+    float: "a number",
     bool: "true or false",
     list: "a list",
     dict: "an object",

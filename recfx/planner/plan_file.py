@@ -5,6 +5,7 @@
     {
       "version": "1",
       "world_size": 2,
+      "topology": null,
       "collections": {
         "ebc": {
           "users": {
@@ -22,7 +23,8 @@
 
 Collections are named by their paths in the model, ``""`` if the model is one. ``shards`` is null for ``data_parallel``,
 and ``world_size`` may be null. ``ranks`` are those of the shards, or all for ``data_parallel``; null and ``[]`` leave
-them out.
+them out. ``topology`` is what ``recfx.plan`` made the plan for, and what prices are then for, such as ``{"device":
+"cuda", "local_world_size": 8, ...}``; it is null or left out if that is not known.
 """
 
 from __future__ import annotations
@@ -35,13 +37,21 @@ from pathlib import Path
 from typing import Any
 
 from torch.distributed._shard.metadata import ShardMetadata
-from torchrec.distributed.types import EnumerableShardingSpec, ParameterSharding, ShardingPlan, ShardingType
+from torchrec.distributed.types import (
+    EmbeddingModuleShardingPlan,
+    EnumerableShardingSpec,
+    ParameterSharding,
+    ShardingPlan,
+    ShardingType,
+)
 
 from recfx.collections.sharding.whole_plan import MOST_RANKS, check_plan, rank_of, table_error
+from recfx.errors import ConversionError
 from recfx.kernels.build.private_files import new_file
 from recfx.planner.json_file import JsonFile, Kind
-from recfx.planner.priced_plan import PlanForRanks, world_size_said
+from recfx.planner.priced_plan import PlanForRanks, PricedPlan, topology_of, world_size_said
 from recfx.planner.pricing.values import whole_number
+from recfx.planner.topology import AnyTopology, check_topology, names_of_settings, settings_of, topology_of_settings
 
 VERSION = "1"
 _WRITTEN = ("sharding_type", "compute_kernel", "ranks", "sharding_spec")
@@ -87,7 +97,9 @@ def plain_plan(plan: ShardingPlan, *, world_size: int | None = None) -> dict[str
         name: {table: _plain(sharding, table, name, world_size) for table, sharding in tables.items()}
         for name, tables in plan.plan.items()
     }
-    return {"version": VERSION, "world_size": world_size, "collections": collections}
+    made_for = topology_of(plan)
+    topology = None if made_for is None else settings_of(made_for)
+    return {"version": VERSION, "world_size": world_size, "topology": topology, "collections": collections}
 
 
 def _plain(sharding: Any, table: str, path: str, world_size: int | None) -> dict[str, Any]:
@@ -116,6 +128,9 @@ def _plain(sharding: Any, table: str, path: str, world_size: int | None) -> dict
 def read_plan(path: str | os.PathLike[str]) -> PlanForRanks:
     """The plan in a file. Whether it fits a model is for those who use it, such as ``recfx.explain``.
 
+    If ``recfx.plan`` made it, it is a :class:`recfx.planner.priced_plan.PricedPlan` that knows what it was made for,
+    but not how it was chosen.
+
     Example:
         >>> from recfx.planner.plan_file import read_plan, write_plan
         >>> from recfx.planner.topology import npu_topology
@@ -128,19 +143,40 @@ def read_plan(path: str | os.PathLike[str]) -> PlanForRanks:
             where.
     """
     file = JsonFile(path, "see recfx/planner/plan_file.py for the form of plans, or let write_plan there write it.")
-    whole = file.fields(file.content, "", {"version": str, "world_size": (int, None), "collections": dict})
+    kinds: dict[str, Kind] = {"version": str, "world_size": (int, None), "topology": (dict, None), "collections": dict}
+    whole = file.fields({"topology": None} | file.object(file.content, ""), "", kinds)
     if whole["version"] != VERSION:
         raise file.refused("version", f"is {whole['version']!r}, not {VERSION!r}")
     if (ranks := whole["world_size"]) is not None and not 0 < ranks <= MOST_RANKS:
         raise file.refused("world_size", f"is {ranks}, not a number from 1 to {MOST_RANKS:,}")
-    plan = {
-        name: {
-            table: _sharding(file, value, f"collections.{name}.{table}", ranks)
-            for table, value in file.object(tables, f"collections.{name}").items()
-        }
+    plan: dict[str, Any] = {
+        name: EmbeddingModuleShardingPlan(
+            {
+                table: _sharding(file, value, f"collections.{name}.{table}", ranks)
+                for table, value in file.object(tables, f"collections.{name}").items()
+            }
+        )
         for name, tables in whole["collections"].items()
     }
-    return PlanForRanks(plan, ranks)
+    if whole["topology"] is None:
+        return PlanForRanks(plan, ranks)
+    return PricedPlan(plan, _topology(file, whole["topology"], ranks))
+
+
+def _topology(file: JsonFile, settings: dict[str, Any], world_size: int | None) -> AnyTopology:
+    if world_size is None:
+        raise file.refused("world_size", "is null, but there is a topology")
+    device = settings.get("device")
+    if device not in ("cpu", "cuda", "npu"):
+        raise file.refused("topology.device", f"is {device!r}, neither cpu nor cuda nor npu")
+    kinds: dict[str, Kind] = dict.fromkeys(names_of_settings(device), (int, float))
+    try:
+        topology = topology_of_settings(file.fields(settings, "topology", kinds | {"device": str}), world_size)
+        return check_topology(topology)
+    except ConversionError as error:
+        if error.reason == "invalid_file":
+            raise
+        raise file.refused("topology", f"cannot be: {error.message.rstrip('.')}") from error
 
 
 def _sharding(file: JsonFile, value: Any, where: str, world_size: int | None) -> ParameterSharding:

@@ -59,7 +59,7 @@ class Pricing:
         skipped = f" ({self.left_out:,} similar ones were left out to save time)" if self.left_out else ""
         text = (
             f"the cheapest of {self.tried} plans{skipped}: {self.chosen}, {in_time(self.chosen.seconds)} per step "
-            f"predicted for {self.hardware} and {self.batch_size} samples per rank"
+            f"predicted for {self.hardware} and {self.batch_size} samples per rank, without the rest of the model"
         )
         runner_up = self.runner_up
         if runner_up is None:

@@ -8,13 +8,20 @@ own numbers if you have measured them.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import astuple, dataclass, fields, replace
 from numbers import Integral, Real
 from typing import Any, TypeAlias
 
 from torch import nn
 from torchrec.distributed.planner import Topology
-from torchrec.distributed.planner.constants import INTRA_NODE_BANDWIDTH
+from torchrec.distributed.planner.constants import (
+    CROSS_NODE_BANDWIDTH,
+    DDR_MEM_BW,
+    HBM_MEM_BW,
+    HBM_TO_DDR_MEM_BW,
+    INTRA_NODE_BANDWIDTH,
+)
 
 from recfx.collections.sharding.whole_plan import MOST_RANKS
 from recfx.errors import ConversionError, type_of
@@ -111,6 +118,15 @@ def npu_topology(
     )
 
 
+_BANDWIDTHS = {
+    "hbm_mem_bw": HBM_MEM_BW,
+    "ddr_mem_bw": DDR_MEM_BW,
+    "hbm_to_ddr_mem_bw": HBM_TO_DDR_MEM_BW,
+    "intra_host_bw": INTRA_NODE_BANDWIDTH,
+    "inter_host_bw": CROSS_NODE_BANDWIDTH,
+}
+"""The bandwidths of a ``Topology``, with TorchRec's defaults."""
+
 AnyTopology: TypeAlias = Topology | NpuTopology
 
 
@@ -142,25 +158,29 @@ def hardware_of(topology: AnyTopology) -> Hardware:
             network_bandwidth=_said(topology.inter_host_bandwidth),
             ranks_per_host=topology.local_world_size,
         )
-    is_cpu, memory = topology.compute_device == "cpu", topology.hbm_mem_bw * 1000
-    hardware = replace(
-        CPU_HOST if is_cpu else H100,
-        host_memory_bandwidth=_said(topology.ddr_mem_bw * 1000),
-        link_bandwidth=same_for_all(*_said(topology.intra_host_bw * 1000)),
-        network_bandwidth=_said(topology.inter_host_bw * 1000),
-        ranks_per_host=topology.local_world_size,
-    )
-    if is_cpu:
-        # TorchRec's default is the bandwidth of links between GPUs, which no host has.
-        links = CPU_HOST if topology.intra_host_bw == INTRA_NODE_BANDWIDTH else hardware
-        return replace(hardware, memory_bandwidth=hardware.host_memory_bandwidth, link_bandwidth=links.link_bandwidth)
-    return replace(
-        hardware,
-        name="CUDA device",
-        memory_bandwidth=_said(memory),
-        random_access=Constant(64 / memory, H100.random_access.source),
-        copy_bandwidth=_said(topology.hbm_to_ddr_mem_bw * 1000),
-    )
+    # TorchRec's defaults are those of no device in particular: a topology that has them says nothing.
+    said = {
+        name: _said(getattr(topology, name) * 1000)
+        for name, default in _BANDWIDTHS.items()
+        if getattr(topology, name) != default
+    }
+    constants: dict[str, Any] = {"ranks_per_host": topology.local_world_size}
+    if "ddr_mem_bw" in said:
+        constants["host_memory_bandwidth"] = said["ddr_mem_bw"]
+    if "intra_host_bw" in said:
+        constants["link_bandwidth"] = same_for_all(*said["intra_host_bw"])
+    if "inter_host_bw" in said:
+        constants["network_bandwidth"] = said["inter_host_bw"]
+    if topology.compute_device == "cpu":
+        if "ddr_mem_bw" in said:
+            constants["memory_bandwidth"] = said["ddr_mem_bw"]
+        return replace(CPU_HOST, **constants)
+    if "hbm_mem_bw" in said:
+        constants["memory_bandwidth"] = said["hbm_mem_bw"]
+        constants["random_access"] = Constant(64 / said["hbm_mem_bw"].value, H100.random_access.source)
+    if "hbm_to_ddr_mem_bw" in said:
+        constants["copy_bandwidth"] = said["hbm_to_ddr_mem_bw"]
+    return replace(H100, name="CUDA device" if said else H100.name, **constants)
 
 
 def plain_topology(world_size: int, device: str) -> AnyTopology:
@@ -188,20 +208,37 @@ def chip_of(topology: AnyTopology | Hardware | None, device: str) -> str | None:
 
 def of_ranks(topology: AnyTopology, world_size: int) -> AnyTopology:
     """Describe the same devices and links for other ranks; if there are fewer than a host has, they are on one host."""
-    local = min(world_size, topology.local_world_size)
+    settings = settings_of(topology)
+    return topology_of_settings(settings | {"local_world_size": min(world_size, topology.local_world_size)}, world_size)
+
+
+def settings_of(topology: AnyTopology) -> dict[str, Any]:
+    """What a topology says of every rank, as plain data."""
     if isinstance(topology, NpuTopology):
-        return replace(topology, world_size=world_size, local_world_size=local)
+        settings = {field.name: getattr(topology, field.name) for field in fields(topology)}
+        del settings["world_size"]
+        return {"device": "npu", **settings}
     storage = topology.devices[0].storage
-    links = ("hbm_mem_bw", "ddr_mem_bw", "hbm_to_ddr_mem_bw", "intra_host_bw", "inter_host_bw")
-    return make_topology(
-        world_size=world_size,
-        local_world_size=local,
-        compute_device=topology.compute_device,
-        hbm_cap=storage.hbm,
-        ddr_cap=storage.ddr,
-        **{name: getattr(topology, name) for name in links},
-        bwd_compute_multiplier=topology.bwd_compute_multiplier,
-    )
+    return {
+        "device": topology.compute_device,
+        "local_world_size": topology.local_world_size,
+        "hbm_cap": storage.hbm,
+        "ddr_cap": storage.ddr,
+        **{name: getattr(topology, name) for name in _BANDWIDTHS},
+        "bwd_compute_multiplier": topology.bwd_compute_multiplier,
+    }
+
+
+def names_of_settings(device: str) -> tuple[str, ...]:
+    """The keys of ``settings_of`` for a type of device."""
+    return tuple(settings_of(plain_topology(1, device)))
+
+
+def topology_of_settings(settings: Mapping[str, Any], world_size: int) -> AnyTopology:
+    """The topology of so many ranks of which :func:`settings_of` says this."""
+    settings = {**settings, "world_size": world_size}
+    device = settings.pop("device")
+    return NpuTopology(**settings) if device == "npu" else make_topology(compute_device=device, **settings)
 
 
 def _check_number(name: str, value: Any) -> None:

@@ -35,7 +35,7 @@ from recfx.collections.kinds import KINDS, kind_of
 from recfx.collections.sharding.collection import hook_refused, leave_to_collections
 from recfx.collections.wrap_once import wrap_once
 from recfx.errors import CheckpointError, ConversionError, RecfxError
-from recfx.planner.priced_plan import price_of
+from recfx.planner.priced_plan import price_of, world_size_said
 from recfx.planner.sharder import HashEmbeddingBagCollectionSharder, Sharders, StockSharder, stock_defaults
 from recfx.replacement.conversion_record import add_notes
 from recfx.versions.differences import ModelDeltaTrackerTrec, RawIdTracker
@@ -182,9 +182,11 @@ def _around_model_parallel(named: Mapping[str, Any]) -> Iterator[None]:
             what_to_do="use DistributedModelParallel; or leave the model unconverted.",
         )
     world_size = env.world_size if env is not None else 1 if group is None else group.size()
+    if (plan := named.get("plan")) is not None:
+        world_size_said(plan, world_size)
     if world_size > 1:
         _refuse_trained_processors(named["module"])
-    _refuse_left_out(named["module"], named.get("plan"), named["sharders"], world_size)
+    _refuse_left_out(named["module"], plan, named["sharders"], world_size)
     yield
     share_forwards(parallel)  # parts may have been converted one by one
     add_notes(parallel, price_of(parallel.plan))

@@ -20,9 +20,11 @@ import recfx
 from recfx.commandline.main import main
 from recfx.planner.plan_file import plain_plan, read_plan, write_plan
 from recfx.planner.priced_plan import price_of
-from recfx.planner.pricing.hardware import CPU_HOST
+from recfx.planner.pricing.hardware import CPU_HOST, H100
+from recfx.planner.topology import hardware_of, npu_topology
 from recfx.versions.differences import make_topology
 from tests.inspect.models import dlrm
+from tests.support.refusals import refused
 
 DLRM = "tests.inspect.models:dlrm"
 PATH = "sparse_arch.embedding_bag_collection"
@@ -90,6 +92,8 @@ def test_a_plan_survives_its_file(tmp_path: Path) -> None:
     write_plan(good_plan(), file)
     plan = read_plan(file)
     assert (plan.plan, plan.world_size) == (good_plan().plan, 16)
+    assert str(plan) == str(good_plan())
+    assert hardware_of(plan.topology) == hardware_of(ON_16)
     for options, code in (({"enforce_hbm": True}, "unsupported_plan_option"), ({}, None)):
         plan.plan[PATH]["t0"] = ParameterSharding("table_wise", "fused", [0], None, **options)
         if code is None:
@@ -120,6 +124,50 @@ def test_what_was_read_is_a_plan_that_knows_its_ranks(
     assert taker(plan) == taker(ShardingPlan(one_table), world_size=4)
     with pytest.raises(recfx.ConversionError, match=r"^\[plan_rank\] .*for 4 ranks, not for 8"):
         taker(plan, world_size=8)
+
+
+@pytest.mark.parametrize("topology", [npu_topology(4, hbm_cap=2**34), make_topology(4, "cuda", inter_host_bw=2e7)])
+def test_a_plan_that_was_read_is_priced_for_what_it_was_made_for(topology: Any, tmp_path: Path) -> None:
+    model, file = dlrm()[0], tmp_path / "plan.json"
+    made = recfx.plan(model, topology)
+    write_plan(made, file)
+    read = read_plan(file)
+    assert str(recfx.compare_plans(model, [read, read])) == str(recfx.compare_plans(model, [made, made]))
+    assert recfx.cost(model, plan=read).at(64, W=2).hardware == recfx.cost(model, plan=made).at(64, W=2).hardware
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"world_size": None}, "world_size is null, but there is a topology"),
+        ({"topology": {"device": "tpu"}}, "topology.device is 'tpu', neither cpu nor cuda nor npu"),
+        ({"topology": {"device": "npu"}}, "topology has no 'local_world_size'"),
+        ({"local_world_size": 3}, "topology cannot be: 4 devices are not a whole number of servers"),
+        ({"hbm_cap": "much"}, "topology.hbm_cap is a string, not an integer or a number"),
+    ],
+)
+def test_a_topology_in_a_file_that_is_none(change: dict[str, Any], told: str, tmp_path: Path) -> None:
+    file = tmp_path / "plan.json"
+    plain = plain_plan(recfx.plan(dlrm()[0], npu_topology(4)))
+    part = plain if change.keys() <= plain.keys() else plain["topology"]
+    part.update(change)
+    file.write_text(json.dumps(plain))
+    with refused("invalid_file", match=told):
+        read_plan(file)
+
+
+def test_the_same_settings_have_the_same_time(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Ranks that are planned, the same plan from a file, and in Python."""
+    file, model = tmp_path / "plan.json", dlrm()[0]
+    for name, hardware in (("cpu", CPU_HOST), ("h100", H100)):
+        assert main(["plan", DLRM, str(file), "--ranks", "4", "--hardware", name]) == 0
+        assert "without the rest of the model" in capsys.readouterr().out
+        ranks = ["--ranks", "4", "--hardware", name]
+        found = [printed(["cost", DLRM, *given, "--json"], capsys) for given in (ranks, ["--plan", str(file)])]
+        assert found[0] == found[1]
+        expected = recfx.cost(model, hardware, plan=read_plan(file)).at(2, L=2)
+        assert found[0]["step"]["seconds"] == expected.seconds
+        assert found[0]["hardware"]["name"] == hardware.name
 
 
 def whole(table: str) -> EnumerableShardingSpec:

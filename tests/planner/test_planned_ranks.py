@@ -10,8 +10,10 @@ from typing import Any
 from unittest import mock
 
 import pytest
+import torch
 import torch.distributed as dist
 from torch import nn
+from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.planner import Topology
 from torchrec.distributed.planner.types import ParameterConstraints
 from torchrec.distributed.sharding_plan import data_parallel, row_wise, table_wise
@@ -20,8 +22,8 @@ from torchrec.distributed.types import ShardingEnv, ShardingPlan
 import recfx
 from recfx.collections.sharding.collection import sharded_collections
 from recfx.planner import shard_model
-from recfx.planner.priced_plan import PricedPlan
-from recfx.planner.pricing.hardware import ASCEND_910B, H100
+from recfx.planner.priced_plan import PlanForRanks, PricedPlan
+from recfx.planner.pricing.hardware import ASCEND_910B, CPU_HOST, H100
 from recfx.planner.topology import npu_topology, plain_topology
 from recfx.versions.differences import make_topology
 from tests.builders.collections import sequences, tables_named
@@ -111,6 +113,20 @@ def test_a_plan_of_ours_for_other_ranks_is_refused(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize(
+    ("plan", "told"),
+    [
+        (lambda: stock(lambda number: data_parallel(), 2), "places a shard on rank 1, but there is only rank 0"),
+        (lambda: PlanForRanks(stock(lambda number: table_wise(rank=0), 1).plan, 2), "was made for 2 ranks, not for 1"),
+    ],
+    ids=["ranks of tables", "ranks of the plan"],
+)
+def test_model_parallel_refuses_a_plan_for_other_ranks(plan: Callable[[], ShardingPlan], told: str) -> None:
+    with fake_group(0, 1) as group, refused("plan_rank", match=told):
+        env = ShardingEnv.from_process_group(group)
+        DistributedModelParallel(recfx.convert(Model()), env, torch.device("cpu"), plan())
+
+
 @pytest.mark.parametrize("kind", [data_parallel, row_wise], ids=["data_parallel", "row_wise"])
 def test_a_table_on_all_ranks_tells_how_many_there_are(kind: Callable[[], Any], tmp_path: Path) -> None:
     plan = stock(lambda number: kind() if number == 3 else table_wise(rank=number % 2), 8)
@@ -148,6 +164,13 @@ def test_plans_for_different_hardware_are_not_compared_without_saying_on_which()
     with refused("invalid_argument", match="npus was made for Ascend 910B, but hosts"):
         recfx.compare_plans(Model(), plans)
     assert {row.cost.hardware.name for row in recfx.compare_plans(Model(), plans, topology=H100)} == {H100.name}
+    plans["stock"] = PlanForRanks(plans.pop("hosts").plan, 8)
+    unknown = "but stock does not know what it was made for and is priced for CPU"
+    with (
+        mock.patch("recfx.inspect.cost.this_machine", return_value=CPU_HOST),
+        refused("invalid_argument", match=unknown),
+    ):
+        recfx.compare_plans(Model(), plans)
 
 
 # ``convert`` with ranks and without a plan

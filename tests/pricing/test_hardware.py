@@ -104,8 +104,9 @@ def test_the_numbers_of_a_topology() -> None:
     assert (npu.memory_bandwidth.value, npu.link_bandwidth["all_to_all"].value) == (2e12, 2e11)
     cuda = hardware_of(Topology(8, "cuda", hbm_mem_bw=1e9, inter_host_bw=2e7, local_world_size=4))
     assert (cuda.memory_bandwidth.value, cuda.network_bandwidth.value, cuda.ranks_per_host) == (1e12, 2e10, 4)
-    # TorchRec's default link is one between GPUs.
-    assert hardware_of(Topology(2, "cpu")).link_bandwidth == CPU_HOST.link_bandwidth
+    # TorchRec's defaults are those of no device in particular.
+    assert hardware_of(Topology(8, "cpu")) == CPU_HOST
+    assert hardware_of(Topology(8, "cuda")) == H100
     assert hardware_of(Topology(2, "cpu", intra_host_bw=3e6)).link_bandwidth["all_gather"].value == 3e9
 
 

@@ -397,6 +397,8 @@ def test_shards_of_types_that_leave_rows_uncut(hashing: recfx.HashConfig | None)
     ("parameter", "reason", "says"),
     [
         (ParameterSharding("table_wise", "fused", [4]), "plan_rank", "on rank 4, but ranks are 0 to 3"),
+        (ParameterSharding("data_parallel", "dense", [*range(8)]), "plan_rank", "on rank 4, but ranks are 0 to 3"),
+        (ParameterSharding("data_parallel", "dense", [0, 1]), "plan_rank", "on ranks [0, 1], but there are 4 ranks"),
         (ParameterSharding("table_wise", "fused", [0, 1]), "plan_invalid", "EnumerableShardingSpec"),
         (ParameterSharding("table_wise", "fused", []), "plan_invalid", "EnumerableShardingSpec"),
         (ParameterSharding("table_wise", "fused", None), "plan_invalid", "EnumerableShardingSpec"),

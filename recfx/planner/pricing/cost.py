@@ -398,7 +398,8 @@ def _heading(cost: CostAt) -> str:
 
 
 def _times(cost: CostAt) -> str:
-    return f"times predicted for {cost.hardware.label}"
+    hosts = f", {cost.hardware.ranks_per_host} ranks per host" if cost.world_size > 1 else ""
+    return f"times predicted for {cost.hardware.label}{hosts}"
 
 
 def _lengths_text(lengths: Mapping[str, float], are_all: bool) -> str:

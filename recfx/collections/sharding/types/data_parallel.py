@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from recfx.collections.sharding.types._planned import check_rank, wrong
 from recfx.ir.shard import Shard
 from recfx.ir.shards import Cut, ShardingType, TablePlan
 from recfx.ir.ways_back import Stay
@@ -19,6 +20,16 @@ class DataParallel(ShardingType):
     unplanned_kernels = ()
 
     def cut(self, plan: TablePlan) -> Cut:
-        """Whatever else the plan says of it."""
+        """A replica on each rank; a plan that lists ranks has to list these.
+
+        Raises:
+            ConversionError: ``plan_rank``.
+        """
+        listed = plan.parameter.ranks
+        named: list[object] = list(listed) if isinstance(listed, (list, tuple)) else []
+        for rank in named:
+            check_rank(plan, rank)
+        if named and len(set(named)) != plan.world_size:
+            raise wrong(plan, "plan_rank", f"has copies on ranks {named}, but there are {plan.world_size} ranks.")
         rows, columns = (0, plan.table.num_embeddings), (0, plan.table.embedding_dim)
         return Cut([Shard(plan.table, rank, rows, columns) for rank in range(plan.world_size)], Stay())
