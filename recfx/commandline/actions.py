@@ -11,14 +11,14 @@ from typing import Any
 from torch import nn
 from torchrec.distributed.planner import Topology
 
-from recfx.api import convert, cost, draw, explain, export, plan, trace, verify
+from recfx.api import compare_plans, convert, cost, draw, explain, export, plan, trace, verify
 from recfx.collections.converted_collection import converted_collections
 from recfx.collections.sharding.whole_plan import MOST_RANKS
 from recfx.commandline.command import DONE, NOT_OK, Outcome, WrongUsage
 from recfx.commandline.commands import HARDWARE
 from recfx.commandline.factory import Made
 from recfx.commandline.given_file import as_typed
-from recfx.commandline.request import request
+from recfx.commandline.request import constraints, request
 from recfx.doctor.examine import device_here, examine
 from recfx.doctor.show import to_text
 from recfx.errors import ConversionError
@@ -141,7 +141,8 @@ def _draw(given: argparse.Namespace, made: Made) -> Outcome:
 
 def _plan(given: argparse.Namespace, made: Made) -> Outcome:
     topology: Any = _topology(given, given.ranks)
-    made_plan = plan(_converted(given, made), topology, batch_size=given.batch_size)
+    limits = constraints(given.constrain)
+    made_plan = plan(_converted(given, made), topology, limits, batch_size=given.batch_size)
     text = json.dumps(plain_plan(made_plan), indent=1)
     write_text(given.file.path, f"{text}\n")
     return Outcome(text if given.json else "\n".join(f"{each.message}" for each in price_of(made_plan)))
@@ -155,6 +156,17 @@ def _cost(given: argparse.Namespace, made: Made) -> Outcome:
         return Outcome(expressions.to_json() if given.json else str(expressions))
     numbers = expressions.at(B=given.batch_size, L=_lengths(given.length))
     return Outcome(numbers.to_json() if given.json else numbers)
+
+
+def _compare(given: argparse.Namespace, made: Made) -> Outcome:
+    plans = {str(file): read_plan(file.path) for file in given.plans}
+    ranks = {given.ranks if each.world_size is None else each.world_size for each in plans.values()}
+    topology = _topology(given, ranks.pop() if len(ranks) == 1 else None) if given.hardware else None
+    model = _converted(given, made).train(not given.eval)
+    compared = compare_plans(
+        model, plans, topology, world_size=given.ranks, B=given.batch_size, L=_lengths(given.length), sample=made.sample
+    )
+    return Outcome(compared.to_json() if given.json else compared)
 
 
 def _lengths(given: Sequence[str]) -> float | dict[str, float] | None:
@@ -231,6 +243,7 @@ ACTIONS: dict[str, Callable[..., Outcome]] = {
     "draw": _draw,
     "plan": _plan,
     "cost": _cost,
+    "compare": _compare,
     "verify": _verify,
     "export": _export,
     "doctor": _doctor,

@@ -178,6 +178,32 @@ COMMANDS = (
                 default=BATCH_SIZE,
                 help="samples per rank (default: %(default)s)",
             ),
+            Argument(
+                "--constrain",
+                metavar="TABLE=TYPE[,TYPE]|FILE",
+                type=lambda text: text if "=" in text else GivenFile(text),
+                action="append",
+                default=[],
+                help="the sharding types that a table may have; or a file of TorchRec's ParameterConstraints as JSON, "
+                'such as {"users": {"sharding_types": ["row_wise"], "pooling_factors": [20]}}; may be repeated',
+            ),
+            *_CONVERSION,
+        ),
+    ),
+    Command(
+        "compare",
+        help="what each of several sharding plans costs per step",
+        description="Print what a step takes under each of several sharding plans, which the command plan has written, "
+        "side by side, as recfx.compare_plans does. Plans that were made for different hardware need --hardware.",
+        example="compare model.py:make_model one.json two.json --batch-size 4096 --length 20",
+        arguments=(
+            Argument("plans", metavar="FILE", type=GivenFile, nargs="+", help="a plan"),
+            _JSON,
+            _BATCH,
+            _LENGTHS,
+            _hardware("what times are predicted for (default: what the plans were made for)"),
+            Argument("--ranks", metavar="W", type=int, help="how many ranks the plans are for, if they do not say it"),
+            Argument("--eval", action="store_true", help="a step in eval mode, without a backward"),
             *_CONVERSION,
         ),
     ),

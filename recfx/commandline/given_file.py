@@ -31,6 +31,7 @@ class GivenFile:
 
 def as_typed(text: str, given: Namespace) -> str:
     """A message in which the files of these arguments are named as they were typed."""
-    for value in vars(given).values():
-        text = value._as_typed(text) if isinstance(value, GivenFile) else text
+    for argument in vars(given).values():
+        for value in argument if isinstance(argument, list) else [argument]:
+            text = value._as_typed(text) if isinstance(value, GivenFile) else text
     return text

@@ -1,4 +1,4 @@
-"""What the options of a conversion ask of ``recfx.convert`` and of ``recfx.explain``."""
+"""What the options of a command ask of ``recfx.convert``, ``recfx.explain`` and ``recfx.plan``."""
 
 from __future__ import annotations
 
@@ -7,10 +7,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from torch import nn
+from torchrec.distributed.planner.types import ParameterConstraints
 
 from recfx.api import HashConfig, explain
 from recfx.commandline.command import WrongUsage
+from recfx.commandline.given_file import GivenFile
 from recfx.commandline.hashing_file import read_hashing
+from recfx.planner.json_file import JsonFile, Kind
 
 _DEDUP = {"auto": "auto", "yes": True, "no": False}
 
@@ -31,6 +34,37 @@ def request(given: argparse.Namespace, model: nn.Module) -> dict[str, Any]:
     elif given.raw_ids:
         asked["hashing"] = HashConfig.raw_ids()
     return asked
+
+
+_CONSTRAINTS: dict[str, Kind] = {
+    "sharding_types": list,
+    "compute_kernels": list,
+    "min_partition": int,
+    "pooling_factors": list,
+    "num_poolings": list,
+    "batch_sizes": list,
+    "is_weighted": bool,
+}
+"""The fields of ``ParameterConstraints`` that a file may have; ``recfx.plan`` checks what is in them."""
+
+
+def constraints(given: Sequence[str | GivenFile]) -> dict[str, ParameterConstraints]:
+    """What ``--constrain`` says of each table; of what is said twice, the last."""
+    settings: dict[str, dict[str, Any]] = {}
+    for option in given:
+        if isinstance(option, str):
+            table, _, types = option.rpartition("=")
+            settings.setdefault(table, {})["sharding_types"] = types.split(",")
+            continue
+        file = JsonFile(option.path, 'write {"users": {"sharding_types": ["row_wise"]}}, by the names of tables.')
+        for table, limits in file.object(file.content, "").items():
+            given_names = file.object(limits, table)
+            if unknown := next((name for name in given_names if name not in _CONSTRAINTS), None):
+                known = ", ".join(_CONSTRAINTS)
+                raise file.refused(table, f"has an unknown key {unknown!r}; the known keys here are: {known}")
+            kinds = {name: _CONSTRAINTS[name] for name in given_names}
+            settings.setdefault(table, {}).update(file.fields(limits, table, kinds))
+    return {table: ParameterConstraints(**limits) for table, limits in settings.items()}
 
 
 def _tables(model: nn.Module) -> list[str]:

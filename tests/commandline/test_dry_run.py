@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import torch
 from torch import nn
 from torch.distributed._shard.metadata import ShardMetadata
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig
+from torchrec.distributed.planner.types import ParameterConstraints
 from torchrec.distributed.types import EnumerableShardingSpec, ParameterSharding, ShardingPlan, ShardingType
 
 import recfx
@@ -168,6 +170,34 @@ def test_the_same_settings_have_the_same_time(tmp_path: Path, capsys: pytest.Cap
         expected = recfx.cost(model, hardware, plan=read_plan(file)).at(2, L=2)
         assert found[0]["step"]["seconds"] == expected.seconds
         assert found[0]["hardware"]["name"] == hardware.name
+
+
+def test_plans_with_constraints_side_by_side(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    one, two, limits = (tmp_path / name for name in ("one.json", "two.json", "limits.json"))
+    limits.write_text('{"t0": {"sharding_types": ["row_wise"], "pooling_factors": [20]}}')
+    assert main(["plan", DLRM, str(one), "--ranks", "2", "--constrain", str(limits)]) == 0
+    types = ["--constrain", "t0=row_wise", "--constrain", "t1=table_wise,column_wise"]
+    assert main(["plan", DLRM, str(two), "--ranks", "2", "--constrain", str(limits), *types]) == 0
+    capsys.readouterr()
+    plans, model = {str(file): read_plan(file) for file in (one, two)}, dlrm()[0]
+    expected = [
+        {"t0": ParameterConstraints(["row_wise"], pooling_factors=[20])},
+        {"t0": ParameterConstraints(["row_wise"], pooling_factors=[20]), "t1": ParameterConstraints(["table_wise"])},
+    ]
+    for plan, each in zip(plans.values(), expected, strict=True):
+        assert plan.plan == recfx.plan(model, make_topology(2, "cpu"), each).plan
+    found = printed(["compare", DLRM, str(one), str(two), "--length", "f0=3", "--json"], capsys)
+    assert found == json.loads(recfx.compare_plans(*dlrm()[:1], plans, B=2, L={"f0": 3, "f1": 2}).to_json())
+    assert main(["compare", DLRM, str(one), str(two), "--hardware", "h100", "--eval"]) == 0
+    assert "B=2 per rank (of the sample), L: 2 (of the sample), step in eval mode" in capsys.readouterr().out
+    limits.write_text('{"t0": {"types": ["row_wise"]}}')
+    for wrong, told in (
+        (str(limits), "[invalid_file] .*t0 has an unknown key 'types'; the known keys here are: sharding_types"),
+        ("nix=row_wise", "[unknown_table] constraints name 'nix'"),
+        ("t0=rowwise", "[no_sharding_option] "),
+    ):
+        assert main(["plan", DLRM, str(one), "--ranks", "2", "--constrain", wrong]) == 1
+        assert re.search(told.replace("[", r"\["), capsys.readouterr().err)
 
 
 def whole(table: str) -> EnumerableShardingSpec:
