@@ -143,6 +143,9 @@ def test_demo(
     assert list(lost) == ["EmbeddingBagCollection", "TorchRec's managed collisions", "recfx, adopted", "recfx, hashed"]
     assert lost["EmbeddingBagCollection"] == lost["recfx, adopted"] != "0"
     assert lost["recfx, hashed"] == "0"
+    assert re.search(
+        "\nTorchRec's managed collisions +raw +- .*\n(.*\n)+to new ids .*: so far, no id has one", finished.stdout
+    )
     assert ("\nthe truth " in finished.stdout) == (data == "generated")
     assert "recfx.monitor, fullest table: sparse_arch.embedding_bag_collection.embedding_bags.table_" in finished.stdout
     assert "loss=" in finished.stderr
