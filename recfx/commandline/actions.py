@@ -131,7 +131,7 @@ def _draw(given: argparse.Namespace, made: Made) -> Outcome:
         if made.sample is None:
             raise WrongUsage(f"{made.name} returns no sample: --whole-graph traces it, and needs (model, sample)")
         model = trace(model, made.sample)
-    draw(model, given.file.path, **sharding)
+    draw(model, given.file.path, sample=made.sample, **sharding)
     written = {"version": DRAW_VERSION, "path": str(given.file), "bytes": given.file.path.stat().st_size}
     return Outcome(json.dumps(written, indent=2) if given.json else f"{given.file}: {written['bytes']:,} bytes")
 

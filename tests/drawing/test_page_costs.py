@@ -61,6 +61,18 @@ def test_costs_in_numbers(fused: bool, page: Page, tmp_path: Path) -> None:
     assert page.complaints == []
 
 
+def test_a_page_starts_from_the_sample(page: Page, tmp_path: Path) -> None:
+    model, sample = dlrm()
+    model = recfx.convert(model, hashing=RAW, verify=False)
+    recfx.draw(model, tmp_path / "model.html", H100, sample=sample)
+    page.open(tmp_path / "model.html")
+    page.click(AFTER.format("hash_lookup"))
+    (lookup,) = (node for node in recfx.cost(model, H100, sample=sample).at().nodes if node.kind == "hash_lookup")
+    assert shown_costs(page) == costs_at(lookup)
+    assert page.run("document.getElementById('batch').value") == "2"
+    assert page.run("document.getElementById('length').value") == "1, f0=2, f1=2"
+
+
 def test_numbers_that_are_none(page: Page, tmp_path: Path) -> None:
     opened(page, whole(), tmp_path)
     page.click(AFTER.format("hash_lookup"))

@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from torch import nn
 from torchrec.distributed.planner import Topology
@@ -14,6 +15,7 @@ from torchrec.distributed.types import ShardingPlan
 
 from recfx.collections.wrappers import check_module
 from recfx.errors import DrawingError
+from recfx.inspect.cost import batch_of
 from recfx.inspect.drawing.collect import collect
 from recfx.inspect.drawing.costs import as_planned
 from recfx.inspect.drawing.dot import render_dot, render_svg
@@ -81,6 +83,7 @@ def draw(
     plan: ShardingPlan | None = None,
     world_size: int | None = None,
     report: str = "",
+    sample: Any = None,
 ) -> Path:
     """Draw a model's graphs, before and after conversion, into a file.
 
@@ -111,6 +114,7 @@ def draw(
             ``recfx.plan`` or ``read_plan`` made it; those of the topology; or those of a table that is on all ranks.
         report: the address of a page of ``Report.to_html``, such as ``"report.html"`` if it is in the same folder: what
             a page shows of collections and nodes then links to its place there.
+        sample: as for ``recfx.cost``: the batch and the lengths that a page starts from.
 
     Returns:
         the path of the file.
@@ -138,7 +142,8 @@ def draw(
         drawing = collect(model_or_graph, topology)
     else:
         drawing = collect(model_or_graph, planned=as_planned(model_or_graph, topology, plan, world_size))
-    write_text(target, render(replace(drawing, report=report)))
+    costs = replace(drawing.costs, cost=replace(drawing.costs.cost, known=batch_of(sample)))
+    write_text(target, render(replace(drawing, report=report, costs=costs)))
     return target
 
 

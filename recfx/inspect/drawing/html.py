@@ -19,7 +19,7 @@ from recfx.inspect.drawing.shards import DrawnShards, drawn_shards
 from recfx.inspect.drawing.view import EXPANDED_UP_TO, LONGEST_LABEL, STACK_FROM
 from recfx.inspect.table_report import TableReport
 from recfx.ir.meta import SourceLocation
-from recfx.planner.pricing.unknown_batch import BATCH_SIZE, LENGTH
+from recfx.planner.pricing.unknown_batch import LENGTH
 
 
 def render_html(drawing: Drawing) -> str:
@@ -125,6 +125,7 @@ def _node(node: DrawnNode, source_text: Callable[[SourceLocation], str]) -> dict
 def _costs(drawing: Drawing) -> dict[str, Any]:
     costs, cost = drawing.costs, drawing.costs.cost
     positions = {path: place for place, collection in enumerate(drawing.collections) for path in collection.paths}
+    lengths = [(name, float(cost.known.lengths.get(name, LENGTH))) for name in cost.features]
     return {
         "nodes": [
             {"collection": positions.get(node.collection, -1), "amounts": amounts}
@@ -132,8 +133,9 @@ def _costs(drawing: Drawing) -> dict[str, Any]:
         ],
         "features": cost.features,
         "W": cost.world_size,
-        "B": BATCH_SIZE,
+        "B": cost.known.batch,
         "L": LENGTH,
+        "lengths": ", ".join([f"{LENGTH:g}", *(f"{name}={length:g}" for name, length in lengths if length != LENGTH)]),
         "trains": cost.trains,
         "hardware": "" if costs.hardware is None else costs.hardware.name,
         "noTimes": costs.no_times,

@@ -30,9 +30,9 @@ async function start() {
   byId("collapse-all").addEventListener("click", () => openAll(false));
   document.addEventListener("keydown", onAnyKey);
   document.body.classList.toggle("no-cost", data.costs.nodes.length === 0);
-  [given.batch, given.lengths] = [data.costs.B, data.costs.features.map(() => data.costs.L)];
+  [given.batch, given.lengths] = [data.costs.B, readLengths(data.costs.lengths)[0]];
   byId("batch").value = data.costs.B;
-  byId("length").value = data.costs.L;
+  byId("length").value = data.costs.lengths;
   byId("length-example").textContent = `${data.costs.L}, ${data.costs.features.at(-1)}=50`;
   byId("ranks").textContent = data.costs.W > 1 ? `W = ${data.costs.W} ranks` : "";
   for (const name of ["batch", "length"]) byId(name).addEventListener("input", priceAgain);
