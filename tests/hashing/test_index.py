@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from recfx.errors import ConversionError, IdTypeError, InputError, RecfxError, TableFullError
+from recfx.errors import ConversionError, IdTypeError, InputError, RecfxError, TableFullError, type_of
 from recfx.hashing import HashConfig, HashIndex
 from tests.support.refusals import refused
 
@@ -358,7 +358,7 @@ def test_arguments_of_wrong_type(arguments: dict[str, Any]) -> None:
     wrong_kind = argument in ("config", "name")
     assert caught.value.reason == ("invalid_argument" if wrong_kind else "invalid_hash_config")
     assert argument in caught.value.message
-    assert (type(value).__name__ if wrong_kind else repr(value)) in caught.value.message
+    assert (type_of(value) if wrong_kind else repr(value)) in caught.value.message
 
 
 def test_integers_of_numpy_are_integers() -> None:
