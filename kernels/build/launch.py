@@ -94,15 +94,25 @@ def programs(device: torch.device, work: int, kernel: str = "") -> int:
     """
     chip = chip_of(device)
     if chip is not None:
-        per_core = tuned.programs_per_core(chip.name, kernel, 1) if kernel else 1
-        return tiling.programs(chip, work, per_core)
+        return tiling.programs(chip, work, _tuned(device, tuned.PROGRAMS_PER_CORE, kernel) or 1)
     most = _INTERPRETED_PROGRAMS
     if device.type == "cuda":
-        properties, per_core = torch.cuda.get_device_properties(device), PROGRAMS_PER_MULTIPROCESSOR
-        if kernel:
-            per_core = tuned.programs_per_core(properties.name, kernel, per_core)
-        most = properties.multi_processor_count * per_core
+        per_core = _tuned(device, tuned.PROGRAMS_PER_CORE, kernel) or PROGRAMS_PER_MULTIPROCESSOR
+        most = torch.cuda.get_device_properties(device).multi_processor_count * per_core
     return max(1, min(work, most))
+
+
+def lookup_rows(device: torch.device, block: int, kernel: str) -> int:
+    """``tiling.lookup_rows`` for a device, with what was measured there."""
+    return tiling.lookup_rows(block, chip_of(device), _tuned(device, tuned.ROWS_IN_FLIGHT, kernel))
+
+
+def _tuned(device: torch.device, setting: str, kernel: str) -> int | None:
+    """What was measured to be best; None where nothing was."""
+    if not kernel or device.type == "cpu":
+        return None
+    name = chip_name(device) or torch.cuda.get_device_properties(device).name
+    return tuned.number(name, setting, kernel)
 
 
 def launch(kernel: Any, number: int, tensor: torch.Tensor, *arguments: Any, **constants: Any) -> None:

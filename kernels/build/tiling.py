@@ -87,6 +87,10 @@ SMALLEST_BLOCK = 16
 compile and to keep, for less than one percent of the buffer."""
 
 
+LOOKUP_ROWS = (8, 16, 32)
+"""For so many rows a pooled lookup can ask at a time."""
+
+
 @dataclass(frozen=True)
 class Need:
     """An upper bound of the unified buffer that a kernel takes.
@@ -200,14 +204,15 @@ def block_of(dim: int) -> int:
     return max(SMALLEST_BLOCK, 1 << (dim - 1).bit_length())
 
 
-def lookup_rows(block: int, chip: Chip | None = None) -> int:
-    """Positions for whose rows a pooled lookup asks at a time: 32, or fewer where as many floats fill 32 KiB.
+def lookup_rows(block: int, chip: Chip | None = None, most: int | None = None) -> int:
+    """Positions for whose rows a pooled lookup asks at a time: ``most``, or fewer where as many floats fill 32 KiB.
 
     Args:
         block: the columns of a row, as ``block_of`` gives them.
-        chip: where the kernel runs; None: not on an NPU. A GPU keeps rows in registers: there, it is eight.
+        chip: where the kernel runs; None: not on an NPU.
+        most: one of ``LOOKUP_ROWS``, if it was measured; 32 otherwise. A GPU keeps rows in registers: there, it is 8.
     """
-    return 8 if chip is None else max(8, min(32, 8192 // block))
+    return max(8, min(most or (8 if chip is None else 32), 8192 // block))
 
 
 def step_rows(block: int, chip: Chip | None = None) -> int:

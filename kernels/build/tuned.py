@@ -1,8 +1,9 @@
 """What was measured to be best on this machine's devices: ``python -m recfx doctor`` writes it, launches read it.
 
 The file is ``tuned.json`` in the directory in which the C++ library is kept. It holds, by the name that a driver gives
-to a device, how many programs of a kernel share a core. That changes no result: a program takes whole bags or ids. Of
-kernels whose sums would depend on it, the fused step above all, nothing is kept.
+to a device, how many programs of a kernel share a core, and for how many rows a lookup asks at a time. That changes no
+result: a program takes whole bags or ids, and a bag is summed in the order of its ids. Of kernels whose sums would
+depend on such a number, the fused step above all, nothing is kept.
 """
 
 from __future__ import annotations
@@ -11,24 +12,27 @@ import contextlib
 import functools
 import json
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from recfx.kernels.build import library
 from recfx.kernels.build.private_files import make_private_directory, new_file, refuse_unsafe
+from recfx.kernels.build.tiling import LOOKUP_ROWS
 
-VERSION = 1
-KERNELS = (
-    "recfx_pooled_lookup",
-    "recfx_quantized_lookup",
-    "recfx_per_sample_weight_gradients",
-)
-"""Those that something may be kept of."""
+VERSION = 2
+PROGRAMS_PER_CORE, ROWS_IN_FLIGHT = "programs_per_core", "rows_in_flight"
+_LOOKUPS = ("recfx_pooled_lookup", "recfx_quantized_lookup")
+ALLOWED: Mapping[str, Mapping[str, Sequence[int]]] = {
+    PROGRAMS_PER_CORE: dict.fromkeys((*_LOOKUPS, "recfx_per_sample_weight_gradients"), range(1, 65)),
+    ROWS_IN_FLIGHT: dict.fromkeys(_LOOKUPS, LOOKUP_ROWS),
+}
+"""What may be kept: by setting, then by kernel, the numbers that there are."""
 
-MOST_PER_CORE = 64
+Choices = Mapping[str, Mapping[str, int]]
+"""By setting, then by kernel."""
 
 _logger = logging.getLogger("recfx")
-_trying: dict[str, int] = {}
+_trying: dict[tuple[str, str], int] = {}
 
 
 class TunedFileError(ValueError):
@@ -40,28 +44,29 @@ def path() -> Path:
     return library.build_directory() / "tuned.json"
 
 
-def programs_per_core(device_name: str, kernel: str, default: int) -> int:
-    """How many programs of a kernel share a core of a device.
+def number(device_name: str, setting: str, kernel: str) -> int | None:
+    """What was chosen for a kernel on a device; None if nothing was.
 
     Args:
         device_name: as its driver calls it.
+        setting: ``PROGRAMS_PER_CORE`` or ``ROWS_IN_FLIGHT``.
         kernel: the name of the Triton function.
-        default: if nothing was kept.
     """
-    return _trying.get(kernel) or _kept().get(device_name, {}).get(kernel, default)
+    kept = _kept().get(device_name, {}).get(setting, {})
+    return _trying.get((setting, kernel)) or kept.get(kernel)
 
 
 @contextlib.contextmanager
-def trying(kernel: str, number: int) -> Iterator[None]:
-    """Inside, so many programs of the kernel share a core."""
-    _trying[kernel] = number
+def trying(setting: str, kernel: str, number: int) -> Iterator[None]:
+    """Inside, the number goes before what was kept."""
+    _trying[setting, kernel] = number
     try:
         yield
     finally:
-        del _trying[kernel]
+        del _trying[setting, kernel]
 
 
-def keep(device_name: str, choices: Mapping[str, int]) -> Path:
+def keep(device_name: str, choices: Choices) -> Path:
     """Write down what is best on a device, beside what is known of others; launches use it from now on.
 
     Returns:
@@ -70,18 +75,18 @@ def keep(device_name: str, choices: Mapping[str, int]) -> Path:
     Raises:
         OSError: it cannot be written. What was kept before is as it was.
     """
-    kept = {**_kept(), device_name: dict(choices)}
+    kept = {**_kept(), device_name: choices}
     make_private_directory(path().parent)
     with new_file(path()) as file:
-        file.path.write_text(json.dumps({"version": VERSION, "programs_per_core": kept}, indent=2) + "\n")
+        file.path.write_text(json.dumps({"version": VERSION, "devices": kept}, indent=2) + "\n")
         file.put_in_place()
     _kept.cache_clear()
     return path()
 
 
 @functools.cache
-def _kept() -> dict[str, dict[str, int]]:
-    """By device and kernel. A file that cannot be used is as none, with a warning."""
+def _kept() -> dict[str, Choices]:
+    """By device. A file that cannot be used is as none, with a warning."""
     try:
         refuse_unsafe(path().parent)
         refuse_unsafe(path())
@@ -95,8 +100,8 @@ def _kept() -> dict[str, dict[str, int]]:
         return {}
 
 
-def parse(text: str) -> dict[str, dict[str, int]]:
-    """What the file says.
+def parse(text: str) -> dict[str, Choices]:
+    """What the file says, by device.
 
     Raises:
         TunedFileError: it is no such file, or holds a number that cannot be.
@@ -107,11 +112,16 @@ def parse(text: str) -> dict[str, dict[str, int]]:
         raise TunedFileError(f"it is no JSON ({error})") from error
     if not isinstance(content, dict) or content.get("version") != VERSION:
         raise TunedFileError(f"it is not of version {VERSION}")
-    devices = content.get("programs_per_core")
-    if not isinstance(devices, dict) or not all(isinstance(numbers, dict) for numbers in devices.values()):
+    devices = content.get("devices")
+    if not isinstance(devices, dict) or not all(map(_is_dict_of_dicts, devices.values())):
         raise TunedFileError("it names no devices")
-    for device, choices in devices.items():
-        for kernel, number in choices.items():
-            if kernel not in KERNELS or type(number) is not int or not 1 <= number <= MOST_PER_CORE:
-                raise TunedFileError(f"{kernel!r} of {device!r} cannot be {number!r}")
+    for device, settings in devices.items():
+        for setting, choices in settings.items():
+            for kernel, number in choices.items():
+                if type(number) is not int or number not in ALLOWED.get(setting, {}).get(kernel, ()):
+                    raise TunedFileError(f"{setting} of {kernel!r} cannot be {number!r} on {device!r}")
     return devices
+
+
+def _is_dict_of_dicts(value: object) -> bool:
+    return isinstance(value, dict) and all(isinstance(inner, dict) for inner in value.values())

@@ -175,7 +175,7 @@ def pooled_lookup_triton(
         recfx_pooled_lookup, launch.programs(rows.device, bags, "recfx_pooled_lookup"), rows, offsets,
         pooled if per_sample_weights is None else per_sample_weights,  # not read
         weights[0], starts(weights, table_of_feature), layout.first_columns, *[pooled] * 3, bags, batch_size,
-        layout.columns, BLOCK_D=block, ROWS=tiling.lookup_rows(block, launch.chip_of(rows.device)),
+        layout.columns, BLOCK_D=block, ROWS=launch.lookup_rows(rows.device, block, "recfx_pooled_lookup"),
         WEIGHTED=per_sample_weights is not None, MEAN=mean,
     )  # fmt: skip
     return pooled

@@ -62,7 +62,7 @@ def quantized_lookup_triton(
         tables[0].view(torch.int8), starts(tables, table_of_feature),
         _row_bytes(rows.device, tuple(tables[table].shape[1] for table in table_of_feature)),
         layout.first_columns, *[pooled] * 3, bags, batch_size, layout.columns,
-        BLOCK_D=block, ROWS=tiling.lookup_rows(block, launch.chip_of(rows.device)), BITS=bits,
+        BLOCK_D=block, ROWS=launch.lookup_rows(rows.device, block, "recfx_quantized_lookup"), BITS=bits,
         WEIGHTED=per_sample_weights is not None, MEAN=mean,
     )  # fmt: skip
     return pooled

@@ -1,8 +1,10 @@
-"""How fast the kernels are here, as a share of what a copy moves, and which number of programs is best for each."""
+"""How fast the kernels are here, as a share of what a copy moves, and which numbers are best for each."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import contextlib
+from collections.abc import Iterator, Mapping
+from itertools import product
 
 import torch
 
@@ -15,8 +17,11 @@ from recfx.kernels.build import tuned
 from recfx.kernels.build.chip_model import MEMORY_BANDWIDTH
 from recfx.kernels.build.tiling import ASCEND_910B
 
-NPU_CANDIDATES, CUDA_CANDIDATES = (1, 2, 4), (32, 8, 16, 64)
-"""Programs of a kernel that share a core; the default first."""
+CANDIDATES: Mapping[str, Mapping[str, tuple[int, ...]]] = {
+    tuned.PROGRAMS_PER_CORE: {"npu": (1, 2, 4), "cuda": (32, 8, 16, 64)},
+    tuned.ROWS_IN_FLIGHT: {"npu": (32, 16, 8), "cuda": (8, 16, 32)},
+}
+"""Programs of a kernel that share a core, and rows for which a lookup asks at a time; the default first."""
 
 WORTH = 0.97
 """Another number than the default has to take at most this share of its time."""
@@ -42,26 +47,34 @@ def measure(report: Report, device: torch.device) -> Iterator[str]:
         yield "threads"
         report.choices += _threads(measured, report.quick)
         return
-    kept = {}
-    for call in (call for call in measured if call.kernel):
-        yield f"programs of {call.kernel}"
-        choice = best_of(call, device, report.quick)
-        report.choices.append(choice)
-        kept[call.kernel] = choice.chosen
+    kept: dict[str, dict[str, int]] = {}
+    with contextlib.ExitStack() as chosen:  # what is chosen for one setting is in use while the next is tried
+        for setting, call in product(CANDIDATES, measured):
+            if call.kernel in tuned.ALLOWED[setting]:
+                yield f"{in_words(setting)} of {call.kernel}"
+                choice = best_of(call, setting, device, report.quick)
+                report.choices.append(choice)
+                kept.setdefault(setting, {})[call.kernel] = choice.chosen
+                chosen.enter_context(tuned.trying(setting, call.kernel, choice.chosen))
     if kept and not report.quick:
         tuned.keep(name_of(device), kept)
 
 
-def best_of(call: Measured, device: torch.device, quick: bool) -> Choice:
-    """Try each number of programs per core, and choose the fastest if it is worth it."""
-    candidates = NPU_CANDIDATES if device.type == "npu" else CUDA_CANDIDATES
+def best_of(call: Measured, setting: str, device: torch.device, quick: bool) -> Choice:
+    """Try each number of a setting, and choose the fastest if it is worth it."""
+    candidates = CANDIDATES[setting][device.type]
     times = {}
     for number in candidates:
-        with tuned.trying(call.kernel, number):
+        with tuned.trying(setting, call.kernel, number):
             times[number] = median_ms(call.run, device, quick)
     default, best = candidates[0], min(candidates, key=times.__getitem__)
     chosen = best if times[best] <= WORTH * times[default] else default
-    return Choice(f"programs per core of {call.kernel}", times, chosen, "" if quick else str(tuned.path()))
+    return Choice(f"{in_words(setting)} of {call.kernel}", times, chosen, "" if quick else str(tuned.path()))
+
+
+def in_words(setting: str) -> str:
+    """As it is shown."""
+    return setting.replace("_", " ")
 
 
 def _threads(calls: list[Measured], quick: bool) -> Iterator[Choice]:

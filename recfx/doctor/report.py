@@ -29,7 +29,7 @@ class Report:
         answers: whether kernels, and models, are right.
         workload: on what speeds were measured; ``""`` if none were.
         speeds: how fast kernels are.
-        choices: which numbers of programs, or of threads, are best.
+        choices: which numbers of programs, of rows in flight, or of threads are best.
         complete: whether everything was done; False after Ctrl-C, and where nothing can be run.
         stopped: why it is not complete.
     """

@@ -56,7 +56,7 @@ class Measured:
         name: as it is shown.
         bytes: that it has to read and write.
         run: does it.
-        kernel: the Triton function behind it, if its number of programs may be chosen.
+        kernel: the Triton function behind it, if something may be chosen for it.
     """
 
     name: str

@@ -45,6 +45,7 @@ class KernelCase:
         constexprs: the values of the others; functions as ``module:function``.
         calls: by label; each makes its arguments in the memory that it is given.
         programs: the size of the grid.
+        fewer_rows: whether it asks for fewer rows at once than fit, and so takes less than its bounds say.
     """
 
     name: str
@@ -53,6 +54,7 @@ class KernelCase:
     constexprs: Mapping[str, Any]
     calls: Mapping[str, Callable[[Place], Call]]
     programs: int = 40
+    fewer_rows: bool = False
 
     def __str__(self) -> str:
         return self.name

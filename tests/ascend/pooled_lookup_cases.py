@@ -18,13 +18,16 @@ _DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 
 def cases() -> list[KernelCase]:
-    """Sums, means and weighted sums for every dtype, and every block of columns up to that of 1,024."""
+    """Sums, means and weighted sums for every dtype, every block of columns up to that of 1,024, and fewer rows at once
+    than fit, which are in use where they were measured to be faster.
+    """
     forms = [(dtype, 64, weighted, mean) for dtype in _DTYPES for weighted, mean in ((0, 0), (1, 0), (0, 1))]
     forms += [("fp32", block, 1, 0) for block in (1, 4, 16, 128, 256, 1024)]
-    return [_case(dtype, block, bool(weighted), bool(mean)) for dtype, block, weighted, mean in forms]
+    by_block = [_case(dtype, block, bool(weighted), bool(mean)) for dtype, block, weighted, mean in forms]
+    return [*by_block, _case("fp32", 64, True, False, 8)]
 
 
-def _case(dtype: str, block: int, weighted: bool, mean: bool) -> KernelCase:
+def _case(dtype: str, block: int, weighted: bool, mean: bool, rows: int | None = None) -> KernelCase:
     signature = {
         "rows_ptr": "*i64", "offsets_ptr": "*i64", "scales_ptr": "*fp32", "weights_ptr": f"*{dtype}",
         "table_starts_ptr": "*i64", "first_columns_ptr": "*i32",
@@ -44,9 +47,10 @@ def _case(dtype: str, block: int, weighted: bool, mean: bool) -> KernelCase:
     if weighted:
         calls["absent rows whose weights are no numbers"] = partial(make, dims=dims, batch_size=9, not_finite=True)
     name = "-".join(["pooled_lookup", dtype, f"block_{block}", *["weighted"] * weighted, *["mean"] * mean])
-    constexprs = {"BLOCK_D": block, "ROWS": lookup_rows(block, ASCEND_910B), "WEIGHTED": weighted, "MEAN": mean}
+    name += f"-rows_{rows}" if rows else ""
+    constexprs = {"BLOCK_D": block, "ROWS": lookup_rows(block, ASCEND_910B, rows), "WEIGHTED": weighted, "MEAN": mean}
     programs = 1 if mean else 3 if weighted else 40  # bags share blocks where there are several in a program
-    return KernelCase(name, _KERNEL, signature, constexprs, calls, programs)
+    return KernelCase(name, _KERNEL, signature, constexprs, calls, programs, rows is not None)
 
 
 def _call(

@@ -18,15 +18,16 @@ _DTYPES = {"fp32": torch.float32, "fp16": torch.float16}
 
 
 def cases() -> list[KernelCase]:
-    """Every form in one block of columns, and the other blocks up to that of 1,024."""
+    """Every form in one block of columns, the other blocks up to that of 1,024, and fewer rows at once than fit."""
     pooling = ((0, 0), (1, 0), (0, 1), (1, 1))
     forms = [(bits, 64, *pool, "fp32") for bits in (8, 4) for pool in pooling]
     forms += [(bits, block, 1, 0, "fp32") for bits in (8, 4) for block in (2, 4, 16, 128, 256, 1024)]
     forms += [(8, 1, 1, 0, "fp32"), (8, 64, 1, 0, "fp16"), (4, 64, 1, 0, "fp16")]
-    return [_case(bits, block, bool(weighted), bool(mean), out) for bits, block, weighted, mean, out in forms]
+    by_block = [_case(bits, block, bool(weighted), bool(mean), out) for bits, block, weighted, mean, out in forms]
+    return [*by_block, _case(8, 64, True, False, "fp32", 16)]
 
 
-def _case(bits: int, block: int, weighted: bool, mean: bool, out: str) -> KernelCase:
+def _case(bits: int, block: int, weighted: bool, mean: bool, out: str, rows: int | None = None) -> KernelCase:
     signature = {
         "rows_ptr": "*i64", "offsets_ptr": "*i64", "scales_ptr": "*fp32", "bytes_ptr": "*i8",
         "table_starts_ptr": "*i64", "row_bytes_ptr": "*i32", "first_columns_ptr": "*i32",
@@ -44,11 +45,19 @@ def _case(bits: int, block: int, weighted: bool, mean: bool, out: str) -> Kernel
         "bags of about a block": partial(make, dims=dims[:2], batch_size=len(ABOUT_A_BLOCK), lengths=ABOUT_A_BLOCK),
         "absent rows of an empty table": partial(make, dims=[block], batch_size=3, table_rows=0),
     }
-    parts = [f"int{bits}", f"block_{block}", *["weighted"] * weighted, *["mean"] * mean, out]
-    constexprs = {"BLOCK_D": block, "ROWS": lookup_rows(block, ASCEND_910B), "BITS": bits}
+    parts = [
+        f"int{bits}",
+        f"block_{block}",
+        *["weighted"] * weighted,
+        *["mean"] * mean,
+        out,
+        *[f"rows_{rows}"] * bool(rows),
+    ]
+    constexprs = {"BLOCK_D": block, "ROWS": lookup_rows(block, ASCEND_910B, rows), "BITS": bits}
     constexprs |= {"WEIGHTED": weighted, "MEAN": mean}
     programs = 1 if mean else 3 if weighted else 40  # bags share blocks where there are several in a program
-    return KernelCase("-".join(["quantized_lookup", *parts]), _KERNEL, signature, constexprs, calls, programs)
+    name = "-".join(["quantized_lookup", *parts])
+    return KernelCase(name, _KERNEL, signature, constexprs, calls, programs, rows is not None)
 
 
 def _call(

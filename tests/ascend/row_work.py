@@ -49,10 +49,12 @@ _Batch = tuple[int, int, bool]
 
 
 def form_of(case: KernelCase) -> Form | None:
-    """What the figures of a case are listed under; None if it reads no rows of tables, or in narrow blocks."""
+    """What the figures of a case are listed under; None if it reads no rows of tables, or in narrow blocks, or fewer at
+    once than fit.
+    """
     subject = subject_of(case)
     has_rows = "rows_ptr" in case.signature or "gradients_ptr" in case.signature
-    if not has_rows or subject.block < _SMALLEST_BLOCK:
+    if not has_rows or subject.block < _SMALLEST_BLOCK or case.fewer_rows:
         return None
     flags = [text for name, text in _FLAGS.items() if case.constexprs.get(name)]
     flags += ["half"] if case.signature.get("pooled_ptr") == "*fp16" else []

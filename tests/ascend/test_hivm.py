@@ -32,6 +32,9 @@ def test_compiles_and_fits_as_the_bounds_say(name: str, version: str) -> None:
     assert found.ub_bytes
     assert found.lane_loops == 0
     bound = bounds.read()[subject_of(BY_NAME[name])][version]
+    if BY_NAME[name].fewer_rows:
+        assert found.ub_bytes <= bound.ub_bytes
+        return
     assert misfit(found, bound) == "", f"`{bounds.COMMAND}` measures the bounds again"
 
 

@@ -1,4 +1,4 @@
-"""How fast kernels are: medians, shares, and the number of programs that is chosen."""
+"""How fast kernels are: medians, shares, and the numbers that are chosen."""
 
 from __future__ import annotations
 
@@ -58,20 +58,48 @@ def test_threads_are_compared_and_stay_as_they_were(monkeypatch: pytest.MonkeyPa
         torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize(("times", "chosen"), [((1.0, 0.9, 1.2), 2), ((1.0, 0.98, 1.2), 1), ((1.0, 0.9, 0.5), 4)])
+@pytest.mark.parametrize(("times", "place"), [((1.0, 0.9, 1.2), 1), ((1.0, 0.98, 1.2), 0), ((1.0, 0.9, 0.5), 2)])
+@pytest.mark.parametrize("setting", tuned.ALLOWED)
 def test_another_number_has_to_be_worth_it(
-    times: tuple[float, ...], chosen: int, monkeypatch: pytest.MonkeyPatch
+    setting: str, times: tuple[float, ...], place: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    by_number = dict(zip(fast.NPU_CANDIDATES, times, strict=True))
+    candidates = fast.CANDIDATES[setting]["npu"]
+    by_number = dict(zip(candidates, times, strict=True))
 
     def time_of(run: Callable[[], object], device: torch.device, quick: bool) -> float:
-        return by_number[tuned.programs_per_core("", CALL.kernel, 99)]
+        return by_number[tuned.number("", setting, CALL.kernel) or 0]
 
     monkeypatch.setattr(fast, "median_ms", time_of)
-    choice = best_of(CALL, NPU, quick=False)
-    assert (choice.milliseconds, choice.chosen) == (by_number, chosen)
+    choice = best_of(CALL, setting, NPU, quick=False)
+    assert (choice.milliseconds, choice.chosen) == (by_number, candidates[place])
     assert choice.kept_in == str(tuned.path())
-    assert best_of(CALL, NPU, quick=True).kept_in == ""
+    assert best_of(CALL, setting, NPU, quick=True).kept_in == ""
+
+
+@pytest.mark.parametrize("setting", tuned.ALLOWED)
+@pytest.mark.parametrize("device", ["npu", "cuda"])
+def test_only_numbers_are_tried_that_can_be_kept(setting: str, device: str) -> None:
+    assert set(fast.CANDIDATES[setting][device]) <= set(tuned.ALLOWED[setting][CALL.kernel])
+
+
+def test_rows_are_tried_with_the_number_of_programs_that_was_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    pairs: list[tuple[int | None, int | None]] = []
+
+    def time_of(run: Callable[[], object], device: torch.device, quick: bool) -> float:
+        pair = (
+            tuned.number("", tuned.PROGRAMS_PER_CORE, CALL.kernel),
+            tuned.number("", tuned.ROWS_IN_FLIGHT, CALL.kernel),
+        )
+        pairs.append(pair)
+        return 1.0 if pair[0] == 4 else 2.0
+
+    workload = SimpleNamespace(copy=lambda: Measured("copy", 1, lambda: None), calls=lambda: iter([CALL]))
+    monkeypatch.setattr(fast, "Workload", lambda device, size: workload)
+    monkeypatch.setattr(fast, "median_ms", time_of)
+    monkeypatch.setattr(fast, "name_of", lambda device: "Ascend910B3")
+    report = measured(monkeypatch, NPU)
+    assert pairs == [(None, None), (None, None), (1, None), (2, None), (4, None), (4, 32), (4, 16), (4, 8)]
+    assert [choice.chosen for choice in report.choices] == [4, 32]
 
 
 def test_the_share_of_a_known_chip(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,7 +113,8 @@ def test_the_share_of_a_known_chip(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tuned, "keep", lambda name, choices: kept.update({name: choices}))
     report = measured(monkeypatch, NPU, quick=False)
     assert [speed.share_of_chip for speed in report.speeds] == [0.5, 1000 / 2 * 1e3 / 1.6e12]
-    assert kept == {"Ascend910B3": {"recfx_pooled_lookup": 1}}
+    chosen = {"programs_per_core": {"recfx_pooled_lookup": 1}, "rows_in_flight": {"recfx_pooled_lookup": 32}}
+    assert kept == {"Ascend910B3": chosen}
     assert "of the data sheet" in to_text(report)
     kept.clear()
     measured(monkeypatch, NPU, quick=True)

@@ -14,10 +14,18 @@ import torch
 
 from recfx.kernels.build import launch, tuned
 from recfx.kernels.build.tiling import ASCEND_910B
-from recfx.kernels.build.tuned import TunedFileError, keep, parse, programs_per_core, trying
+from recfx.kernels.build.tuned import PROGRAMS_PER_CORE, ROWS_IN_FLIGHT, TunedFileError, keep, parse, trying
 
 LOOKUP = "recfx_pooled_lookup"
 CHIP = "Ascend910B3"
+
+
+def programs(number: int) -> tuned.Choices:
+    return {PROGRAMS_PER_CORE: {LOOKUP: number}}
+
+
+def programs_per_core(device_name: str, kernel: str = LOOKUP) -> int | None:
+    return tuned.number(device_name, PROGRAMS_PER_CORE, kernel)
 
 
 @pytest.fixture(autouse=True)
@@ -29,38 +37,47 @@ def _own_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[
 
 
 def test_nothing_was_kept(caplog: pytest.LogCaptureFixture) -> None:
-    assert programs_per_core(CHIP, LOOKUP, 1) == 1
+    assert programs_per_core(CHIP) is None
     assert caplog.text == ""
 
 
 def test_what_is_kept_is_read() -> None:
-    keep(CHIP, {LOOKUP: 4})
-    assert keep("H100", {LOOKUP: 16}) == tuned.path()
+    keep(CHIP, {**programs(4), ROWS_IN_FLIGHT: {LOOKUP: 16}})
+    assert keep("H100", programs(16)) == tuned.path()
     tuned._kept.cache_clear()
-    assert [programs_per_core(name, LOOKUP, 1) for name in (CHIP, "H100", "A100")] == [4, 16, 1]
-    assert programs_per_core(CHIP, "recfx_quantized_lookup", 1) == 1
+    assert [programs_per_core(name) for name in (CHIP, "H100", "A100")] == [4, 16, None]
+    assert [tuned.number(name, ROWS_IN_FLIGHT, LOOKUP) for name in (CHIP, "H100")] == [16, None]
+    assert programs_per_core(CHIP, "recfx_quantized_lookup") is None
     assert tuned.path().parent.stat().st_mode & 0o077 == 0
 
 
 def test_a_number_that_is_tried_goes_before_what_was_kept() -> None:
-    keep(CHIP, {LOOKUP: 4})
-    with trying(LOOKUP, 2):
-        assert programs_per_core(CHIP, LOOKUP, 1) == 2
-    assert programs_per_core(CHIP, LOOKUP, 1) == 4
+    keep(CHIP, programs(4))
+    with trying(PROGRAMS_PER_CORE, LOOKUP, 2), trying(ROWS_IN_FLIGHT, LOOKUP, 8):
+        assert (programs_per_core(CHIP), tuned.number(CHIP, ROWS_IN_FLIGHT, LOOKUP)) == (2, 8)
+    assert (programs_per_core(CHIP), tuned.number(CHIP, ROWS_IN_FLIGHT, LOOKUP)) == (4, None)
+
+
+def _text_of(setting: str, kernel: str, number: object) -> str:
+    return json.dumps({"version": 2, "devices": {"x": {setting: {kernel: number}}}})
 
 
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ('{"version": 1, "programs', "no JSON"),
-        ("[]", "not of version 1"),
-        ('{"version": 2, "programs_per_core": {}}', "not of version 1"),
-        ('{"version": 1}', "names no devices"),
-        ('{"version": 1, "programs_per_core": {"x": 3}}', "names no devices"),
+        ('{"version": 2, "devi', "no JSON"),
+        ("[]", "not of version 2"),
+        ('{"version": 1, "devices": {}}', "not of version 2"),
+        ('{"version": 2}', "names no devices"),
+        ('{"version": 2, "devices": {"x": 3}}', "names no devices"),
+        ('{"version": 2, "devices": {"x": {"rows_in_flight": 3}}}', "names no devices"),
         *(
-            (json.dumps({"version": 1, "programs_per_core": {"x": {kernel: number}}}), f"cannot be {number!r}")
+            (_text_of(PROGRAMS_PER_CORE, kernel, number), f"cannot be {number!r}")
             for kernel, number in [(LOOKUP, 0), (LOOKUP, 65), (LOOKUP, 2.0), (LOOKUP, True), ("recfx_fused_step", 2)]
         ),
+        (_text_of(ROWS_IN_FLIGHT, LOOKUP, 12), "rows_in_flight of 'recfx_pooled_lookup' cannot be 12 on 'x'"),
+        (_text_of(ROWS_IN_FLIGHT, "recfx_per_sample_weight_gradients", 8), "cannot be 8"),
+        (_text_of("blocks", LOOKUP, 8), "blocks of"),
     ],
 )
 def test_a_file_that_is_none_of_ours(text: str, told: str, caplog: pytest.LogCaptureFixture) -> None:
@@ -70,27 +87,31 @@ def test_a_file_that_is_none_of_ours(text: str, told: str, caplog: pytest.LogCap
     tuned.path().write_text(text)
     tuned.path().chmod(0o600)
     with caplog.at_level(logging.WARNING, "recfx"):
-        assert [programs_per_core("x", LOOKUP, 7) for _ in range(3)] == [7] * 3
+        assert [programs_per_core("x") for _ in range(3)] == [None] * 3
     assert len(caplog.records) == 1
     assert "is not used" in caplog.text
 
 
 def test_a_file_that_others_may_write(caplog: pytest.LogCaptureFixture) -> None:
-    keep(CHIP, {LOOKUP: 4}).chmod(0o666)
+    keep(CHIP, programs(4)).chmod(0o666)
     tuned._kept.cache_clear()
     with caplog.at_level(logging.WARNING, "recfx"):
-        assert programs_per_core(CHIP, LOOKUP, 1) == 1
+        assert programs_per_core(CHIP) is None
     assert "can be written to by others" in caplog.text
 
 
 def test_launches_use_it(monkeypatch: pytest.MonkeyPatch) -> None:
     device: Any = SimpleNamespace(type="npu")
     monkeypatch.setattr(launch, "chip_of", lambda device: ASCEND_910B)
-    keep(CHIP, {LOOKUP: 2})
+    monkeypatch.setattr(launch, "chip_name", lambda device: ASCEND_910B.name)
+    keep(CHIP, programs(2))
     assert launch.programs(device, 10**6, LOOKUP) == 80
     assert launch.programs(device, 50, LOOKUP) == 50
     assert launch.programs(device, 10**6) == 40
     assert launch.programs(device, 10**6, "recfx_quantized_lookup") == 40
+    assert launch.lookup_rows(device, 64, LOOKUP) == 32
+    keep(CHIP, {ROWS_IN_FLIGHT: {LOOKUP: 16}})
+    assert [launch.lookup_rows(device, block, LOOKUP) for block in (64, 512, 1024)] == [16, 16, 8]
 
 
 def test_launches_on_a_gpu_use_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,6 +119,8 @@ def test_launches_on_a_gpu_use_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
     device: Any = SimpleNamespace(type="cuda")
     assert launch.programs(device, 10**6, LOOKUP) == 10 * launch.PROGRAMS_PER_MULTIPROCESSOR
-    keep("H100", {LOOKUP: 8})
+    keep("H100", {**programs(8), ROWS_IN_FLIGHT: {LOOKUP: 32}})
     assert launch.programs(device, 10**6, LOOKUP) == 80
     assert launch.programs(device, 10**6) == 10 * launch.PROGRAMS_PER_MULTIPROCESSOR
+    assert [launch.lookup_rows(device, block, LOOKUP) for block in (64, 512, 1024)] == [32, 16, 8]
+    assert launch.lookup_rows(device, 64, "recfx_quantized_lookup") == 8
