@@ -55,7 +55,7 @@ else:
         if not is_loaded and not is_hidden:
             import recfx.api as api
 
-            globals().update({each: getattr(api, each) for each in ("__all__", *api.__all__)})
+            globals().update({name: getattr(api, name) for name in ("__all__", *api.__all__)})
             if name in globals():
                 return globals()[name]
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name)

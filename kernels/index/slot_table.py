@@ -97,8 +97,8 @@ def insert_beside(ids: Tensor, rows: Tensor, slots: Tensor, side_row: Tensor) ->
         if pending.numel() == 0:
             return position[ids != -1]
         # Several ids may want the same empty slot: it goes to the first of them.
-        wanted, which = position[pending].unique(return_inverse=True)
-        firsts = torch.full_like(wanted, ids.numel()).scatter_reduce_(0, which, pending, "amin")
+        places, which = position[pending].unique(return_inverse=True)
+        firsts = torch.full_like(places, ids.numel()).scatter_reduce_(0, which, pending, "amin")
         got = (firsts[which] == pending) & (slots[position[pending], 0] == -1)
         placed = pending[got]
         slots[position[placed]] = torch.stack([ids[placed], rows[placed]], dim=1)

@@ -77,9 +77,9 @@ def bag_offsets(
         RuntimeError: an argument has a different shape or dtype.
     """
     if values.device.type != "cpu" and launch.is_possible(values.device):
-        found = _by_kernel(values, bags, are_offsets, bags_per_key, rows_per_key.tolist())
-        if found is not None:
-            return found
+        checked = _by_kernel(values, bags, are_offsets, bags_per_key, rows_per_key.tolist())
+        if checked is not None:
+            return checked
     offsets, fault = library.operators().bag_offsets(values, bags, are_offsets, bags_per_key, rows_per_key)
     return BagOffsets(offsets, Fault.of(fault), None)
 
@@ -143,7 +143,7 @@ def _keys_on(
 ) -> tuple[Tensor, Tensor]:
     """Where each key's bags begin, and below what its ids must be."""
     first_bags = [0, *accumulate(bags_per_key)]
-    first, limits = (torch.tensor(each, dtype=torch.int64, device=device) for each in (first_bags, rows_per_key))
+    first, limits = (torch.tensor(numbers, dtype=torch.int64, device=device) for numbers in (first_bags, rows_per_key))
     return first, limits
 
 

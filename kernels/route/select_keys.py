@@ -80,8 +80,8 @@ def select_keys_reference(
         if weights is not None:
             new_weights.append(weights[first:last])
         begin += last - first
-    found = torch.cat(new_weights) if new_weights else ids.new_empty(0, dtype=torch.float32)
-    return torch.cat(new_ids), torch.cat(new_offsets), found
+    weights = torch.cat(new_weights) if new_weights else ids.new_empty(0, dtype=torch.float32)
+    return torch.cat(new_ids), torch.cat(new_offsets), weights
 
 
 @lru_cache(maxsize=_KEPT)

@@ -93,8 +93,8 @@ def step_touched_rows(
     touched, inverse = torch.unique(rows, return_inverse=True)
     summed = torch.zeros(touched.numel(), weight.shape[1], dtype=torch.float32, device=weight.device)
     summed.index_add_(0, inverse, gradient)
-    held = {name: tensor.index_select(0, touched) for name, tensor in state.items()}
-    values = update(weight.index_select(0, touched).float(), summed, held)
+    state_of_rows = {name: tensor.index_select(0, touched) for name, tensor in state.items()}
+    values = update(weight.index_select(0, touched).float(), summed, state_of_rows)
     for name, tensor in state.items():
-        tensor.index_copy_(0, touched, held[name])
+        tensor.index_copy_(0, touched, state_of_rows[name])
     weight.index_copy_(0, touched, values.to(weight.dtype))

@@ -152,8 +152,8 @@ def _redirect(
     for module in replaced:
         replacement = others[id(module)]
         owners.append((replacement, replacement, list(_carried(module, replacement))))
-    held = [("", owner, [*edges, *(hooks_of(owner) if inplace else ())]) for owner, _, edges in owners]
-    references = References(others, held)
+    edges_of_owners = [("", owner, [*edges, *(hooks_of(owner) if inplace else ())]) for owner, _, edges in owners]
+    references = References(others, edges_of_owners)
     rewiring = Rewiring(others, references, inplace)
     for owner, target, edges in owners:
         if target is owner and id(owner) in others:  # the copy shares it with the original

@@ -81,18 +81,18 @@ class Rewiring:
 
     def _find_remade(self, hook: Any) -> None:
         """Note the functions, bound methods and partials behind a hook from which others of them lead to modules."""
-        held: dict[int, list[Any]] = {}
+        items_of: dict[int, list[Any]] = {}
         waiting = [hook]
         while waiting:
             value = waiting.pop()
-            if isinstance(value, _REMADE) and id(value) not in held and not why_fixed(value):
+            if isinstance(value, _REMADE) and id(value) not in items_of and not why_fixed(value):
                 self._alive.append(value)
-                held[id(value)] = [item for _, item in edges_of(value)]
-                waiting += held[id(value)]
+                items_of[id(value)] = [item for _, item in edges_of(value)]
+                waiting += items_of[id(value)]
         before = -1
         while before < len(self._remade):
             before = len(self._remade)
-            self._remade |= {key for key, items in held.items() if any(map(self.leads, items))}
+            self._remade |= {key for key, items in items_of.items() if any(map(self.leads, items))}
 
     def finish(self) -> None:
         """Fill the objects that were made. Those that hash their content come last, when that content is complete."""

@@ -86,7 +86,7 @@ _HOLDERS: dict[type[nn.Module], type[_Holder]] = {nn.EmbeddingBag: TableHolder, 
 
 
 def _standard_class(holder: type[nn.Module]) -> type[nn.Module]:
-    return next(standard for standard, held in _HOLDERS.items() if issubclass(holder, held))
+    return next(standard for standard, converted in _HOLDERS.items() if issubclass(holder, converted))
 
 
 def hold(tables: nn.ModuleDict) -> None:

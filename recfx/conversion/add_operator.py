@@ -64,11 +64,11 @@ def add_operator(kind: NodeKind, make: Callable[[Lowered], nn.Module], price: Fo
         raise _refused(f"kind is {type_of(kind)}", "pass a recfx.ir.NodeKind.")
     if kind.name not in OWN_MAKERS and (why := _why_not_named(kind.name)):
         raise _refused(f"the name {kind.name!r} {why}", "give the operator another name.")
-    for name, wanted in kind.attributes.items():
-        means_else = name in _ARGUMENTS or wanted is not _MEANT.get(name, wanted)
-        if not name.isidentifier() or means_else or wanted not in _PLAIN:
+    for name, of_type in kind.attributes.items():
+        means_else = name in _ARGUMENTS or of_type is not _MEANT.get(name, of_type)
+        if not name.isidentifier() or means_else or of_type not in _PLAIN:
             raise _refused(
-                f"{kind.name} has an attribute {name!r} of type {getattr(wanted, '__name__', wanted)!r}",
+                f"{kind.name} has an attribute {name!r} of type {getattr(of_type, '__name__', of_type)!r}",
                 "attributes are bool, int, float, str, torch.dtype or tuple; tables, hashed and divided are tuples of "
                 f"tables, way a way back; and {', '.join(map(repr, _ARGUMENTS))} mean something else.",
             )

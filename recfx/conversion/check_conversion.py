@@ -104,8 +104,10 @@ def _note_calls(report: VerifyReport, discovery: Discovery, conversion: Conversi
         if finding.found == "never called" and called.intersection(finding.paths):
             finding.found = "traced"
     conversion.found = [
-        replace(found, found="traced") if found.found == "never called" and called.intersection(found.paths) else found
-        for found in conversion.found
+        replace(collection, found="traced")
+        if collection.found == "never called" and called.intersection(collection.paths)
+        else collection
+        for collection in conversion.found
     ]
 
 

@@ -121,9 +121,9 @@ def decide(
         conversion = decision.conversion = recorded(discovery, asked.on_unsupported, before=conversion_of(model))
         conversion.notes += compile_dropped(model, asked.inplace) + read_but_not_called(discovery)
         conversion.notes += taken_over.notes(discovery, decision.replacements)
-        converted = [(each, decision.replacements[id(each.module)]) for each in discovery.of(CONVERTIBLE)]
+        converted = [(finding, decision.replacements[id(finding.module)]) for finding in discovery.of(CONVERTIBLE)]
         learned = {note.path for note in conversion.notes if note.code == "managed_collision_converted"}
-        conversion.notes += notes_on_old_state([each for each in converted if each[0].path not in learned])
+        conversion.notes += notes_on_old_state([pair for pair in converted if pair[0].path not in learned])
         conversion.notes += notes_on_tied(taken_over.model, converted)
         attach_conversion(decision.converted, conversion)
         if asked.verifies:

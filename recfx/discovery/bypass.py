@@ -107,8 +107,8 @@ def held_by_hooks(converted: nn.Module, model: nn.Module, findings: list[Finding
         if not hooks[id(hooked)]:
             continue
         only = [(path, module, hooks[id(module)] if module is hooked else []) for path, module in starts]
-        held = References(targets, only)
-        way = next((way for target in targets if (way := held.way_to(target))), "")
+        references = References(targets, only)
+        way = next((way for target in targets if (way := references.way_to(target))), "")
         if way:
             message = f"the converted model has the same hook, and it refers to the original by {way}."
             what_to_do = (

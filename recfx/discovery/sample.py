@@ -149,19 +149,19 @@ def _cloned(leaf: Any) -> Any:
     return copy.deepcopy(leaf)
 
 
-def _keyed_jagged(value: KeyedJaggedTensor, values: Any, weights: Any, each: Any) -> KeyedJaggedTensor:
+def _keyed_jagged(value: KeyedJaggedTensor, values: Any, weights: Any, changed: Any) -> KeyedJaggedTensor:
     if value.variable_stride_per_key() or value.inverse_indices_or_none() is not None:
         inverse = value.inverse_indices_or_none()
         return KeyedJaggedTensor(
-            value.keys(), values, weights, lengths=each(value.lengths()),
+            value.keys(), values, weights, lengths=changed(value.lengths()),
             stride_per_key_per_rank=value.stride_per_key_per_rank() or None,
-            inverse_indices=None if inverse is None else (list(inverse[0]), each(inverse[1])),
+            inverse_indices=None if inverse is None else (list(inverse[0]), changed(inverse[1])),
         )  # fmt: skip
     lengths, offsets = value.lengths_or_none(), value.offsets_or_none()
     return KeyedJaggedTensor(
         value.keys(), values, weights,
-        lengths=None if lengths is None else each(lengths),
-        offsets=None if offsets is None else each(offsets),
+        lengths=None if lengths is None else changed(lengths),
+        offsets=None if offsets is None else changed(offsets),
         stride=value.stride(),
     )  # fmt: skip
 

@@ -115,10 +115,10 @@ def read_manifest(text: object, path: object) -> dict[str, Any]:
             what_to_do="export the model again with this version.",
         )
     if (wrong := misfit(manifest)) is not None:
-        name, wanted = wrong
-        found = short(manifest[name]) if name in manifest else "missing"
+        name, expected = wrong
+        actual = short(manifest[name]) if name in manifest else "missing"
         raise ExportError(
-            f"{path} cannot be loaded: field {name!r} of its manifest is {found}, not {wanted}.",
+            f"{path} cannot be loaded: field {name!r} of its manifest is {actual}, not {expected}.",
             reason="damaged_file",
             what_to_do="export the model again, or copy the file again.",
         )

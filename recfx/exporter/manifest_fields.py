@@ -106,9 +106,9 @@ def _one_of(*names: str) -> Field:
     return Field(f"one of {', '.join(names)}", lambda value, _: isinstance(value, str) and value in names)
 
 
-def _dict_of(wanted: str, fits: Callable[[Any], bool], is_needed: bool = False) -> Field:
+def _dict_of(contents: str, fits: Callable[[Any], bool], is_needed: bool = False) -> Field:
     return Field(
-        f"a dict of {wanted}", lambda value, _: isinstance(value, dict) and all(map(fits, value.values())), is_needed
+        f"a dict of {contents}", lambda value, _: isinstance(value, dict) and all(map(fits, value.values())), is_needed
     )
 
 
@@ -117,7 +117,7 @@ def _are_dicts(values: Any) -> bool:
 
 
 def _are_patterns(described: Iterable[dict[str, Any]]) -> bool:
-    return isinstance(described, list) and all(pattern_from(each) is not None for each in described)
+    return isinstance(described, list) and all(pattern_from(pattern) is not None for pattern in described)
 
 
 _VERSION = Field("a version", lambda value, _: _matches(r"[\w.+!-]{1,60}", value))

@@ -128,17 +128,17 @@ def config_of_learned(learned: LearnedMap, asked: HashConfig | None, table: str,
 
 def learned_by_mch(module: MCHManagedCollisionModule) -> LearnedMap:
     """The map of a sorted list of ids."""
-    held: Any = module
-    ids, rows = held._mch_sorted_raw_ids[:-1].cpu(), held._mch_remapped_ids_mapping[:-1].cpu()
+    map_module: Any = module
+    ids, rows = map_module._mch_sorted_raw_ids[:-1].cpu(), map_module._mch_remapped_ids_mapping[:-1].cpu()
     is_first = torch.ones_like(ids, dtype=torch.bool)
     is_first[1:] = ids[1:] != ids[:-1]  # only the first of equal ids is ever found
     known = torch.nonzero((ids != _EMPTY) & is_first).squeeze(1)
     policy = module._eviction_policy
     counts, last = (
-        torch.zeros_like(known) if (noted := held._buffers.get(name)) is None else noted.cpu()[known]
+        torch.zeros_like(known) if (noted := map_module._buffers.get(name)) is None else noted.cpu()[known]
         for name in ("_mch_counts", "_mch_last_access_iter")
     )
-    batches = max(int(held._current_iter_tensor), int(last.max()) if last.numel() else 0)
+    batches = max(int(map_module._current_iter_tensor), int(last.max()) if last.numel() else 0)
     differences = [
         f"a new id gets a row in its first batch, not after up to {module._eviction_interval} batches",
         "initial weights of a new id do not depend on who had the row before",

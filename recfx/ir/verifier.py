@@ -269,7 +269,7 @@ def _check_expanded(graph: OperatorGraph, dedup: fx.Node, fail: Fail) -> None:
             while graph.kind(node) != "output_dist_wait" and node.all_input_nodes:
                 node = node.all_input_nodes[0]
                 way.append(node)
-            inverses = [each.all_input_nodes[1] for each in way if graph.kind(each) == "expand_rows"]
+            inverses = [node.all_input_nodes[1] for node in way if graph.kind(node) == "expand_rows"]
             if len(inverses) != 1 or inverses[0].all_input_nodes != [dedup]:
                 fail(output, f"{part.name} must be the rows of all ids, which one expand_rows makes by {dedup.name}")
 

@@ -50,9 +50,9 @@ class TakenOver:
 
     def mark(self, discovery: Discovery) -> None:
         """Refuse what was not taken over, and collections inside that are called with rows elsewhere."""
-        found = {id(finding.module) for finding in discovery.findings}
+        discovered = {id(finding.module) for finding in discovery.findings}
         for key, (module, why) in self.refused.items():
-            if key not in found:  # the model is searched inside of these
+            if key not in discovered:  # the model is searched inside of these
                 discovery.findings.append(Finding(module, [why.path], REFUSED, why))
         for finding in discovery.findings:
             if id(finding.module) in self.refused:
@@ -122,9 +122,9 @@ def _learned(module: Any, path: str, shards: bool) -> dict[str, LearnedMap]:
     remapping, inner = module._managed_collision_collection, module._embedding_module
     if type(remapping) is not ManagedCollisionCollection or "forward" in remapping.__dict__:
         raise _own_code(remapping, path)
-    found = classify(inner, f"{path}.{_INNER}" if path else _INNER)
-    if found is None or found.status != CONVERTIBLE:
-        why = found.why if found is not None and found.why is not None else _own_code(inner, path).diagnostic
+    finding = classify(inner, f"{path}.{_INNER}" if path else _INNER)
+    if finding is None or finding.status != CONVERTIBLE:
+        why = finding.why if finding is not None and finding.why is not None else _own_code(inner, path).diagnostic
         raise ConversionError.of(why)
     if any(weight.is_meta for weight in inner.parameters()):
         raise ConversionError.of(_refusal("managed_collision_on_meta", *_ON_META, path))
@@ -179,8 +179,8 @@ def _learned_by(module: Any, table: str, path: str) -> LearnedMap:
 def _what_is_lost(module: Any) -> tuple[str, str, str]:
     """The reason, what it is that the map does not tell, and what to do about it; empty if there is nothing."""
     is_mch = isinstance(module, MCHManagedCollisionModule)
-    held = module._mch_sorted_raw_ids if is_mch else module._hash_zch_identities
-    if held.is_meta:
+    identities = module._mch_sorted_raw_ids if is_mch else module._hash_zch_identities
+    if identities.is_meta:
         return "managed_collision_on_meta", *_ON_META
     offset = module._output_global_offset if is_mch else module._output_global_offset_tensor
     if offset:

@@ -120,7 +120,7 @@ class IndexCopies:
         """
         indexes = self._indexes()
         new = []
-        for index, (ids, rows) in zip([each for each in indexes if each is not None], answers, strict=True):
+        for index, (ids, rows) in zip([own for own in indexes if own is not None], answers, strict=True):
             given = rows[index.row_ids[rows] == ids].unique()
             new.append((index.row_ids[given], given))
         counts = iter([given.numel() for _, given in new])

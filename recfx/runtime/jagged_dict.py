@@ -52,7 +52,9 @@ class AssembleJaggedDict(NodeModule):
             rows = dict(zip(rows, _Together.apply(*rows.values()), strict=True))
         # A node of its own for each key: hooks of keys that the loss does not use are not called. It is not a view, and
         # may be changed in place.
-        rows = {key: _own_node(each, each.shape) if each.requires_grad else each for key, each in rows.items()}
+        rows = {
+            key: _own_node(tensor, tensor.shape) if tensor.requires_grad else tensor for key, tensor in rows.items()
+        }
         return {
             key: JaggedTensor(rows[key], of_key[key] if self.need_indices else None, lengths[key]) for key in self.keys
         }

@@ -166,7 +166,7 @@ class _Sent:
         heads = torch.stack([numbers[: 2 * calls] for numbers in of_ranks]).view(-1, 2, calls).tolist()
         parts = [
             numbers[2 * calls :].split(
-                [len(each) * stride for each, stride in zip(keys, strides, strict=True)] + counts
+                [len(names) * stride for names, stride in zip(keys, strides, strict=True)] + counts
             )
             for numbers, (strides, counts) in zip(of_ranks, heads, strict=True)
         ]

@@ -102,10 +102,10 @@ class VerifyReport(Shown):
             >>> recfx.verify(model, recfx.convert(model), sample).as_grid().status
             'ok'
         """
-        found = [(status, self.of(status)) for status in get_args(Status)]
-        counts = ", ".join(f"{len(checks):,} {status}" for status, checks in found if checks)
+        by_status = [(status, self.of(status)) for status in get_args(Status)]
+        counts = ", ".join(f"{len(checks):,} {status}" for status, checks in by_status if checks)
         verdict = "ok" if self.ok else "FAILED" if self.of(DIFFERENT) else "NOTHING COMPARED"
-        above = [line for status, checks in found[1:] for line in _lines(status, checks)]
+        above = [line for status, checks in by_status[1:] for line in _lines(status, checks)]
         largest = {
             f"{path}.{table}" if path else table: values
             for path, tables in self.tables.items()

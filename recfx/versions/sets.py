@@ -83,10 +83,12 @@ def minor(version: str) -> str:
 
 def set_of(torch: str) -> VersionSet | None:
     """The set for a version of torch; ``None`` if there is none."""
-    return next((each for each in SETS if each.name == minor(torch)), None)
+    return next((versions for versions in SETS if versions.name == minor(torch)), None)
 
 
 def nearest(torch: str) -> VersionSet:
     """The set for a version of torch, the next newer one, or the newest."""
-    found = [int(number) for number in minor(torch).split(".") if number]
-    return next((each for each in SETS if [int(number) for number in each.name.split(".")] >= found), SETS[-1])
+    numbers = [int(number) for number in minor(torch).split(".") if number]
+    return next(
+        (versions for versions in SETS if [int(number) for number in versions.name.split(".")] >= numbers), SETS[-1]
+    )

@@ -86,13 +86,13 @@ def _check(
     apply_jit: bool,
     pipe_n_batch: int,
 ) -> None:
-    for name, value, wanted in (
+    for name, value, expected in (
         ("model", model, nn.Module),
         ("optimizer", optimizer, torch.optim.Optimizer),
         ("device", device, torch.device),
     ):
-        if not isinstance(value, wanted):
-            raise _refusal(f"{name} is {type_of(value)}.", f"pass a {wanted.__module__}.{wanted.__name__}.")
+        if not isinstance(value, expected):
+            raise _refusal(f"{name} is {type_of(value)}.", f"pass a {expected.__module__}.{expected.__name__}.")
     placed = getattr(model, "device", None)
     if isinstance(placed, torch.device) and placed.type != device.type:
         raise _refusal(
