@@ -159,7 +159,8 @@ def notes_on_old_state(collections: Iterable[tuple[Finding, nn.Module]]) -> list
                 anew[id(weight)] = weight, kind_of(converted).table_path(finding.path, spec.name)
     if not anew:
         return []
-    in_backward = {id(own.state) for weight, _ in anew.values() for own in attached_optimizers(weight)}
+    attached = (own for weight, _ in anew.values() for own in attached_optimizers(weight))
+    in_backward = {id(getattr(own, "state", None)) for own in attached}  # TorchRec's placeholders have none
     states = [made for made in gc.get_objects() if type(made) is defaultdict and id(made) not in in_backward]
     states = [made for made in states if isinstance(next(iter(made), None), torch.Tensor)]
     return [

@@ -106,10 +106,10 @@ def test_a_device_that_is_not_there(device: str, what_to_do: str) -> None:
     assert next(model.parameters()).device.type == "cpu"
 
 
-@pytest.mark.parametrize("wrong", [torch.tensor([1]), None, [1, 2]])
-def test_a_batch_that_is_no_keyed_jagged_tensor(wrong: object) -> None:
+@pytest.mark.parametrize(("wrong", "named"), [(torch.tensor([1]), "a Tensor"), (None, "is None"), ([1, 2], "a list")])
+def test_a_batch_that_is_no_keyed_jagged_tensor(wrong: object, named: str) -> None:
     converted = recfx.convert(Model())
-    with refused("not_a_keyed_jagged_tensor", "ebc", match=type(wrong).__name__, error=recfx.InputError):
+    with refused("not_a_keyed_jagged_tensor", "ebc", match=named, error=recfx.InputError):
         converted(DENSE, wrong)
 
 
