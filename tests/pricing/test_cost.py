@@ -194,7 +194,7 @@ def test_a_whole_graph_knows_the_dtype_of_its_tables() -> None:
 def test_lengths_by_feature_and_for_all() -> None:
     cost = recfx.cost(hashed(), H100)
     assert cost.features == ("f1", "f2", "f3")
-    assert cost.at(8, L=2.5).totals == cost.at(8, L={"f1": 2.5, "f2": 2.5, "f3": 2.5}).totals
+    assert cost.at(8, L=2.5).totals == cost.at(8, L={"f1": 2.5, "f2": 2.5, "f3": 2.5, "more": 1}).totals
     assert cost.at(8, L={"f2": 3, "": 2.5}).lengths == {"f1": 2.5, "f2": 3, "f3": 2.5}
     assert cost.at(8, L={"f2": 3}).lengths == {"f1": 1, "f2": 3, "f3": 1}
     assert cost.at(8, L={"f1": 9, "f2": 0, "f3": 0}).seconds > cost.at(8, L=0).seconds
@@ -268,6 +268,7 @@ def test_refuses_what_has_no_cost(arguments: Any, reason: str) -> None:
         (4, "many", "invalid_argument"),
         (4, {"f1": 1, "f2": True, "f3": 1}, "invalid_argument"),
         (4, {"t1": 1}, "unknown_feature"),
+        (4, {"f1": 1, "f2": 1, "f4": 1, "": 1}, "unknown_feature"),
     ],
 )
 def test_refuses_numbers_that_make_no_batch(batch_size: Any, lengths: Any, reason: str) -> None:

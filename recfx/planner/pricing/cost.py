@@ -180,7 +180,8 @@ class Cost:
                 sharded yet is planned anew, as ``recfx.plan`` does.
             L: the mean number of ids per sample: a number for all features, or a mapping with numbers for some of them,
                 where ``""`` stands for all others; or a list of these, one per rank. The lengths of features that it
-                does not name are those of the sample that the cost was told, or else 1. Where different ids are sent
+                does not name are those of the sample that the cost was told, or else 1; if it names all, it may name
+                others as well. Where different ids are sent
                 once, ``"<feature>.different"`` is their mean number; by default it follows from the expected share that
                 ``convert`` was told, or else it is that of all ids.
 

@@ -200,7 +200,8 @@ def _lengths(
     rest = [name for name in names if name not in shares] if REST in named else []
     given = dict.fromkeys(rest, named.get(REST)) | {name: length for name, length in named.items() if name != REST}
     unknown = [name for name in given if name not in names]
-    if unknown:
+    # The lengths of a whole batch may be those of more features than the model has; otherwise it is a mistake.
+    if unknown and any(name not in named and name not in shares for name in names):
         raise InputError(
             f"L names {unknown[0]!r}, which is no feature of the model{did_you_mean(unknown[0], names)}.",
             reason="unknown_feature",
