@@ -70,6 +70,6 @@ def test_no_kernel_serves_tables_in_double_precision() -> None:
 
 
 def test_the_text_says_that_it_is_a_model() -> None:
-    heading = str(cost_of(ASCEND_910B).at(B, L=L)).splitlines()[0]
+    heading = str(cost_of(ASCEND_910B).at(B, L=L)).splitlines()[1]
     assert "for Ascend 910B (kernels modelled, assumptions: middle; not measured); " in heading
     assert "modelled" not in str(cost_of(H100).at(B, L=L))
