@@ -298,7 +298,7 @@ def told_by(error: Exception, otherwise: str) -> tuple[str, str]:
     return text if text.endswith((".", "!", "?")) else f"{text}.", otherwise
 
 
-def did_you_mean(name: object, names: Iterable[str], by: bool = False) -> str:
+def did_you_mean(name: object, names: Iterable[object], by: bool = False) -> str:
     """`` (did you mean 'user'?)`` for a name that is none of ``names``, if one of these is near; otherwise nothing.
 
     Args:
@@ -306,7 +306,7 @@ def did_you_mean(name: object, names: Iterable[str], by: bool = False) -> str:
         names: what could have been meant; with ``by``, what was passed instead.
         by: say `` (did you mean it by 'user'?)``.
     """
-    nearest = difflib.get_close_matches(str(name), list(names), 1, 0.7)
+    nearest = difflib.get_close_matches(str(name), list(map(str, names)), 1, 0.7)
     return f" (did you mean {'it by ' if by else ''}{nearest[0]!r}?)" if nearest else ""
 
 

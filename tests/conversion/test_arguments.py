@@ -12,6 +12,7 @@ from torchrec.distributed.types import ShardingEnv
 
 import recfx
 from recfx import HashConfig, HashEmbeddingBagCollection, HashEmbeddingBagConfig, HashIndex
+from recfx.errors import type_of
 from tests.builders.batches import batch
 from tests.builders.collections import collection, table
 from tests.support.refusals import refused
@@ -42,7 +43,7 @@ def test_what_is_no_module(model: Any) -> None:
         lambda: recfx.TrainPipeline(model, trained()[1], "cpu"),
     ]
     for call in calls:
-        with refused("invalid_argument", match=type(model).__name__):
+        with refused("invalid_argument", match=type_of(model)):
             call()
 
 

@@ -145,6 +145,12 @@ def test_any_id_is_a_row_where_there_is_an_index() -> None:
     assert node_of(("t", ["a"], 2), dense_rows=0)(bags({"a": [ids]})).values().tolist() == ids
 
 
+def test_keys_that_are_no_names_are_no_near_ones() -> None:
+    keys: Any = [3]
+    with refused("missing_feature", "ebc", match="feature 'a'; it has \\[3\\]", error=MissingFeatureError):
+        node_of(("t", ["a"], 10))(KeyedJaggedTensor(keys, torch.tensor([1]), lengths=torch.tensor([1])))
+
+
 @pytest.mark.parametrize(("present", "words"), [("b", "feature 'a' and 1 more; it"), ("bc", "feature 'a'; it")])
 def test_features_that_are_missing(present: str, words: str) -> None:
     node = node_of(("t", ["a", "b"], 10), ("u", ["c"], 10))
