@@ -65,8 +65,9 @@ def measure() -> Recorder:
                 _run_sequences(recorder, target, HASHING[name], optimizer)
     for weighted in (False, True):
         _run_file(recorder, weighted)
-    for found in ranks(2, "hccl").run(sharded_coverage.measure):
-        recorder.add(*found)
+    for target, case in product(("reference", "npu"), sharded_coverage.CASES):
+        for of_rank in ranks(2, "hccl").run(sharded_coverage.measure, target, case):
+            recorder.add(*of_rank)
     return recorder
 
 

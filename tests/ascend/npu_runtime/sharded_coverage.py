@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
-from itertools import product
 
 import torch
 
@@ -48,13 +47,14 @@ CASES = (
 )
 
 
-def measure(rank: int, world_size: int) -> tuple[set[str], dict[Meeting, set[Moment]], dict[Meeting, str]]:
-    """The operators of all cases, through both targets, and where the host or the AI CPU was involved."""
+def measure(
+    rank: int, world_size: int, target: str, case: Case
+) -> tuple[set[str], dict[Meeting, set[Moment]], dict[Meeting, str]]:
+    """The operators of a case through a target, and where the host or the AI CPU was involved."""
     recorder = Recorder(frozenset(round_trips.fallbacks()))
-    for target in ("reference", "npu"):
-        with launching_nothing() if target == "npu" else nullcontext():
-            for case, ids_on_host in product(CASES, (False, True)):
-                _run(recorder, target, case, ids_on_host, rank, world_size)
+    with launching_nothing() if target == "npu" else nullcontext():
+        for ids_on_host in (False, True):
+            _run(recorder, target, case, ids_on_host, rank, world_size)
     return recorder.operators, dict(recorder.seen), recorder.lines
 
 

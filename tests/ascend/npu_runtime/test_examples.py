@@ -28,7 +28,8 @@ def results(script: str, device: str) -> tuple[list[str], str]:
     assert finished.returncode == 0, finished.stdout + finished.stderr
     assert "Traceback" not in finished.stderr
     found = re.findall(
-        r".*\bloss\b.*\d|.*\bAUC\b.*\d|.*at most .* from the unsharded.*|.*largest difference \d.*", finished.stdout
+        r".*\bloss\b.*\d|.*\bAUC\b.*\d|.*at most .* from the unsharded.*|.*largest difference \d.*|.*\(to within \d.*",
+        finished.stdout,
     )
     return [line for line in found if "samples/s" not in line], finished.stdout
 
