@@ -72,6 +72,8 @@ class IndexStorage(nn.Module):
     """How many tables of one weight look their ids up in it: it counts a batch for each of them."""
     latest: tuple[int, int, int] | None = None
     """The newest pace that a monitor has read: ``adopted.times`` at that time, batches of training, ids they added."""
+    earlier: tuple[int, int, int] | None = None
+    """The pace that ``latest`` was before."""
     grown_at: tuple[int, int] | None = None
     """When an id last got a row in training: ``adopted.times``, and the batches of training, at that time."""
     state_number: int

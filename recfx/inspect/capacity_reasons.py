@@ -34,9 +34,10 @@ def suggested_rows(index: IndexFacts) -> int | None:
 
     Never fewer than it has now.
 
-    - ``on_full="error"``, and ``"share"`` as long as nothing is shared: so many that the ids held now, and the same
-      number of new ids again at the mean pace, take 70 % of the usable rows. That is room for at least twice the
-      batches so far.
+    - ``on_full="error"``, and ``"share"`` as long as nothing is shared: so many that the ids held now, and those that
+      are still to come, take 70 % of the usable rows. To come are, if a monitor has seen the pace fall, those of
+      ``ids_to_come``; if it has seen it stay or rise, as many as came so far; if only the mean pace is known, which is
+      usually too high, half as many.
     - ``on_full="share"`` otherwise: ids without a row are not counted, but their sightings are; see ``_ids_sharing``.
     - ``on_full="evict"``: twice the rows, once half of the ids that got a row have lost it.
     """
@@ -48,17 +49,23 @@ def suggested_rows(index: IndexFacts) -> int | None:
     elif index.trained["shared_answers"] > 0:
         enough = _rows_for(taken + _ids_sharing(index), index)
     elif nearly_full(index):
-        enough = _rows_for(taken + min(index.trained["inserted"], taken), index)
+        again = min(index.trained["inserted"], taken)
+        if index.latest is None or index.earlier is None:
+            again = math.ceil(again / 2)
+        expected = ids_to_come(index)
+        enough = _rows_for(taken + (again if expected is None else min(again, math.ceil(expected))), index)
     else:
         return None
     return config.dense_rows + max(enough, config.index_rows)
 
 
 def nearly_full(index: IndexFacts) -> bool:
-    """Whether most of the ids that are expected to fit have come, and more do. One that evicts is meant to be full."""
+    """Whether most of the ids that are expected to fit have come, and more do than fit. One that evicts is meant to be
+    full.
+    """
     taken = index.occupancy.taken
     is_most = not index.config.evicts and taken > 0 and taken >= NEARLY_FULL * (taken + index.room)
-    return is_most and not has_stopped(index)
+    return is_most and not has_stopped(index) and not _all_fit(index)
 
 
 def has_stopped(index: IndexFacts) -> bool:
@@ -80,6 +87,34 @@ def new_ids_a_batch(index: IndexFacts) -> float:
     return _mean_pace(index)
 
 
+def ids_to_come(index: IndexFacts) -> float | None:
+    """About how many ids are still to come, if fewer and fewer are new; None if the pace stays, rises or is not known.
+
+    With g1 new ids in one window of a monitor and g2 in the next, which is as long, the pace falls by q = g2 / g1 a
+    window. If it goes on to do so, as it does where the ids of a fixed set are drawn at random, the windows to come
+    bring g2 * (q + q**2 + ...) = g2 * q / (1 - q) ids. Windows of b1 and b2 batches fall by the ratio of their paces to
+    the power of 2 * b2 / (b1 + b2), because their middles are (b1 + b2) / 2 batches apart. What chance makes of the
+    difference (its standard deviation is about sqrt(g1 + g2)) is not taken for a fall.
+    """
+    q = _fall(index)
+    return None if q is None or index.latest is None else index.latest[1] * q / (1 - q)
+
+
+def _fall(index: IndexFacts) -> float | None:
+    """The q of ``ids_to_come``; None if that is."""
+    if index.latest is None or index.earlier is None or index.earlier[1] == 0:
+        return None
+    (b1, g1), (b2, g2) = index.earlier, index.latest
+    of_pace = (g2 + math.sqrt(g1 * b2 / b1 + g2)) / b2 / (g1 / b1)
+    return of_pace ** (2 * b2 / (b1 + b2)) if of_pace < 1 else None
+
+
+def _all_fit(index: IndexFacts) -> bool:
+    """Whether the pace falls so fast that all ids that are still to come have room."""
+    expected = ids_to_come(index)
+    return expected is not None and expected <= index.room
+
+
 def _mean_pace(index: IndexFacts) -> float:
     """Mean number of ids that a batch of training has added so far, without those that were erased."""
     added = min(index.trained["inserted"], index.occupancy.taken)
@@ -89,12 +124,17 @@ def _mean_pace(index: IndexFacts) -> float:
 def batches_until_full(index: IndexFacts) -> int | None:
     """About how many more batches fit before an id meets a full bucket, at the pace of ``new_ids_a_batch``.
 
-    A lower estimate if fewer and fewer ids are new, as is usual; an upper one if more and more are. None if nothing is
-    added, if there were fewer than ten batches, and if rows are evicted.
+    If a monitor has seen that pace fall, it goes on to do so. Otherwise this is a lower estimate if fewer and fewer ids
+    are new, as is usual, and an upper one if more and more are. None if nothing is added, if all ids that are to come
+    fit, if there were fewer than ten batches, and if rows are evicted.
     """
     pace = new_ids_a_batch(index)
-    is_known = pace > 0 and index.trained["batches"] >= ENOUGH_BATCHES
-    return int(index.room / pace) if is_known and not index.config.evicts else None
+    if pace <= 0 or index.trained["batches"] < ENOUGH_BATCHES or index.config.evicts or _all_fit(index):
+        return None
+    q, expected = _fall(index), ids_to_come(index)
+    if q is None or expected is None or index.latest is None:
+        return int(index.room / pace)
+    return int(index.latest[0] * math.log1p(-index.room / expected) / math.log(q))
 
 
 def forgets(index: IndexFacts) -> bool:
@@ -245,12 +285,14 @@ def _forecast(index: IndexFacts) -> str:
     if index.latest is not None:
         if batches is None:
             return f"{room} (none came in the latest {index.latest[0]:,} batches)"
-        return f"{room}, in {batches:,} {word} at the latest pace ({pace:,.1f} new ids per batch)"
+        expected = ids_to_come(index)
+        falls = "" if expected is None else f", and falling: about {expected:,.0f} are still to come"
+        return f"{room}, in {batches:,} {word} at the latest pace ({pace:,.1f} new ids per batch{falls})"
     if batches is None:
         return room
     return (
-        f"{room}, in {batches:,} {word} at the mean pace so far ({pace:,.1f} new ids per batch; later if fewer and "
-        "fewer ids are new)"
+        f"{room}, in {batches:,} {word} at the mean pace so far ({pace:,.1f} new ids per batch, and now at most so "
+        "many if fewer and fewer are new)"
     )
 
 

@@ -57,6 +57,7 @@ class IndexFacts:
     usable_share: float
     room: float
     latest: tuple[int, int] | None = None  # batches of training, and ids that they added, as a monitor has read them
+    earlier: tuple[int, int] | None = None  # the same of the batches before these
     idle: int = 0  # batches of training since an id last got a row, or since the state was loaded
 
     @classmethod
@@ -70,7 +71,9 @@ class IndexFacts:
         begins = bucket_begins(borders, config.rows, config.dense_rows, config.buckets) - policy.row_begin
         counters, trained = index.counters, dict(zip(COUNTERS, buffers.counts.tolist(), strict=True))
         candidates = _candidates(buffers, begins, own.start) if config.admits else None
-        latest = index.latest[1:] if index.latest and index.latest[0] == index.adopted.times else None
+        latest, earlier = (
+            read[1:] if read and read[0] == index.adopted.times else None for read in (index.latest, index.earlier)
+        )
         grown = index.grown_at if index.grown_at and index.grown_at[0] == index.adopted.times else None
         last = grown[1] if grown else index.adopted.counts[COUNTERS.index("batches")]
         idle = max(trained["batches"] - last, 0) // index.shared_by
@@ -79,6 +82,7 @@ class IndexFacts:
                 counts["batches"] //= index.shared_by
             candidates = candidates and replace(candidates, batches=candidates.batches // index.shared_by)
             latest = latest and (latest[0] // index.shared_by, latest[1])
+            earlier = earlier and (earlier[0] // index.shared_by, earlier[1])
         return cls(
             config=config,
             rows=policy.own_rows,
@@ -94,6 +98,7 @@ class IndexFacts:
             usable_share=usable_share(policy.own_index_rows, len(own)) if own else 1.0,
             room=expected_room(begins.diff() - int(policy.unseen == 2) - buffers.bucket_taken) if own else 0.0,
             latest=latest,
+            earlier=earlier,
             idle=idle,
         )
 

@@ -32,9 +32,10 @@ class IndexHealth:
         self.taken = [0] * len(self._bucket_rows)  # of each bucket, at the last of these calls
         self.longest_probe: int | None = None  # in the windows that were read; None before the first
         self._longest_so_far, self._next_group = 0, 0
+        self._watched = 0  # batches
         self._batches = self._inserted = 0  # since the pace was last noted
         end_intervals((self,))
-        self._batches = self._inserted = 0  # what came before is no interval
+        self._watched = self._batches = self._inserted = 0  # what came before is no interval
 
     @property
     def is_allocated(self) -> bool:
@@ -56,7 +57,7 @@ class IndexHealth:
         if index.adopted.times != self._adopted.times:  # what was counted before the load is of a state that is gone
             self._adopted = index.adopted
             self._before = (*index.adopted.counts, *(0,) * len(EVAL_COUNTERS))
-            self._batches = self._inserted = 0
+            self._watched = self._batches = self._inserted = 0
             self._forget_probes()
         index.fold_eval_counts()
 
@@ -67,11 +68,16 @@ class IndexHealth:
         self._before = now
         self.counted = counted if min(counted) >= 0 else (0,) * len(counted)  # someone has written to the counts
         self._batches += self.counted[_BATCHES]
+        self._watched += self.counted[_BATCHES]
         self._inserted += self.counted[_INSERTED]
 
     def note_pace(self) -> None:
-        """Tell the index how many ids the latest batches added, once they are enough for ``explain`` to forecast by."""
-        if self._batches >= ENOUGH_BATCHES * self.index.shared_by:
+        """Tell the index how many ids the latest batches added, once they are enough for ``explain`` to forecast by.
+
+        That is a tenth of those that were watched, because a slow fall of the pace does not show in fewer.
+        """
+        if self._batches >= max(ENOUGH_BATCHES * self.index.shared_by, self._watched / ENOUGH_BATCHES):
+            self.index.earlier = self.index.latest
             self.index.latest = (self._adopted.times, self._batches, self._inserted)
             self._batches = self._inserted = 0
 

@@ -109,9 +109,9 @@ class HashingReport:
         index_bytes: size of the index, without the weight.
         usable_share: the share of the index's rows expected to be taken when the first id meets a full bucket.
         room: number of new ids that are expected to fit before one meets a full bucket.
-        batches_until_full: batches until then at the latest pace that a monitor has read, or at the mean pace: a lower
-            estimate if fewer and fewer ids are new, an upper one if more and more are. None before the tenth batch of
-            training, if no ids are new, and with ``on_full="evict"``.
+        batches_until_full: batches until then at the latest pace that a monitor has read, which may fall, or at the
+            mean pace: a lower estimate if fewer and fewer ids are new, an upper one if more and more are. None before
+            the tenth batch of training, if no ids are new or all that are to come fit, and with ``on_full="evict"``.
         suggested_rows: a value for ``HashConfig.rows``, with the present buckets; None if more rows are not needed.
         rows_here: number of rows of the index that these figures are about: those of the table, or those of a rank's
             slice of a table whose rows are cut. None on meta, and if this rank has none.

@@ -97,15 +97,15 @@ def test_index_nearly_full() -> None:
     assert (reason.code, reason.severity) == ("index_nearly_full", "warning")
     assert reason.message == (
         "80 of 100 rows are taken, and in bucket 0 80 of 100. About 20 more ids fit before one meets a full bucket, "
-        "in 4 batches at the mean pace so far (5.0 new ids per batch; later if fewer and fewer ids are new); then "
-        "training stops (on_full='error')."
+        "in 4 batches at the mean pace so far (5.0 new ids per batch, and now at most so many if fewer and fewer are "
+        "new); then training stops (on_full='error')."
     )
     assert reason.what_to_do == (
-        "build the table with HashConfig(rows=230, dense_rows=0, buckets=1); the state saved now can be loaded into "
+        "build the table with HashConfig(rows=180, dense_rows=0, buckets=1); the state saved now can be loaded into "
         "it, and rows move with their ids. recfx.monitor(model) shows while it trains how fast tables fill, and this "
         "forecast then goes by the latest pace."
     )
-    assert hashing_of(collection).suggested_rows == 230  # as many ids again, at most 70 % of the rows
+    assert hashing_of(collection).suggested_rows == 180  # half as many ids again, at most 70 % of the rows
 
 
 def test_the_forecast_goes_by_the_latest_pace() -> None:
@@ -125,6 +125,45 @@ def test_the_forecast_goes_by_the_latest_pace() -> None:
     assert hashing_of(collection).batches_until_full is None
     index_of(collection).load_state_dict(index_of(collection).state_dict())
     assert "mean pace" in only_reason(collection).message  # what was read is of a state that is gone
+
+
+@pytest.mark.parametrize(
+    ("windows", "batches", "suggested"),
+    [
+        ([400, 200, 100], None, None),  # 100 more are to come, and a few because of chance
+        ([400, 300, 200], 10, 2200),  # it falls, but more come than fit; at the pace as it is, in 7 batches
+        ([200, 200, 380], 3, 2300),  # rising
+        ([300, 200, 200], 7, 2100),  # steady
+        ([700], 2, 1500),  # one reading tells nothing of a fall
+    ],
+)
+def test_the_forecast_takes_a_falling_pace_into_account(
+    windows: list[int], batches: int | None, suggested: int | None
+) -> None:
+    collection, first = table(sum(windows) + 150, buckets=1), 0
+    watched = monitor(collection)
+    for new in windows:
+        see_all(collection, iter(torch.arange(first, first + new).split(new // 10)))
+        watched.scalars()
+        first += new
+    hashing = hashing_of(collection)
+    assert (hashing.batches_until_full, hashing.suggested_rows) == (batches, suggested)
+    fits = suggested is None
+    assert [reason.code for reason in report_of(collection).reasons] == ([] if fits else ["index_nearly_full"])
+
+
+@pytest.mark.parametrize("every", [10, 50])  # batches between two readings
+def test_a_table_with_room_for_all_ids_of_a_stream_gets_no_warning(every: int) -> None:
+    """20,000 ids drawn at random, so that fewer and fewer are new."""
+    collection = table(22_000, buckets=1)
+    watched, draw = monitor(collection), torch.Generator().manual_seed(0)
+    for batch in range(1, 701):
+        see(collection, torch.randint(20_000, (140,), generator=draw))
+        if batch % every == 0:
+            watched.scalars()
+        if batch in (300, 500, 700):
+            assert report_of(collection).reasons == ()
+            assert hashing_of(collection).suggested_rows is None
 
 
 @pytest.mark.parametrize("idle", [9, 10])
@@ -204,7 +243,7 @@ def test_the_suggestion_is_followed(buckets: int) -> None:
     rows_before, rows_after = index_of(collection).find(ids), index_of(larger).find(ids)
     assert torch.equal(larger.weight("t")[rows_after], collection.weight("t")[rows_before])
     assert report_of(larger).reasons == ()
-    see(larger, torch.arange(1330, 1660))  # as many again
+    see(larger, torch.arange(1330, 1495))  # half as many again
     assert report_of(larger).reasons == ()
     assert index_of(larger).occupancy().taken <= 0.72 * rows
 
@@ -388,8 +427,8 @@ def test_numbers_of_the_index() -> None:
 def test_dense_rows_stay_in_the_suggestion() -> None:
     collection = table(1000, dense_rows=900)
     see(collection, torch.arange(5000, 5090))
-    assert hashing_of(collection).suggested_rows == 900 + 260
-    assert "HashConfig(rows=1_160, dense_rows=900, buckets=1)" in only_reason(collection).what_to_do
+    assert hashing_of(collection).suggested_rows == 900 + 200
+    assert "HashConfig(rows=1_100, dense_rows=900, buckets=1)" in only_reason(collection).what_to_do
 
 
 def test_an_index_on_meta_has_no_numbers() -> None:
