@@ -22,6 +22,7 @@ from recfx.collections.whole_graph import WholeGraph
 from recfx.collections.wrappers import check_module, unwrap
 from recfx.discovery.sample import Sample
 from recfx.errors import ConversionError, type_of
+from recfx.ir.context import CollectionContext
 from recfx.ir.operator_graph import lowered_from
 from recfx.passes import Rewriting
 from recfx.planner.plan import plan_of_collections as make_plan
@@ -30,6 +31,7 @@ from recfx.planner.pricing.cost import COST_VERSION, Cost, PlanComparison, PlanR
 from recfx.planner.pricing.graph_prices import ModelPrices, price_graph
 from recfx.planner.pricing.hardware import ASCEND_910B, H100, Hardware
 from recfx.planner.pricing.planned_collection import PlannedCollection, planned_as_sharded, planned_by, planned_graph
+from recfx.planner.pricing.residents import rule_of
 from recfx.planner.pricing.this_machine import this_machine
 from recfx.planner.pricing.values import KnownBatch, whole_number
 from recfx.planner.pricing.work import NodeCost
@@ -178,7 +180,7 @@ def _as_it_is(
         nodes += prices.dense_all_reduce(model, _tables_of(collections))
     device = device_of_tables(model)
     planned = tuple(planned_as_sharded(collection, device) for collection in collections if collection.is_sharded)
-    return _cost(nodes, model, topology, device, planned, rank, world_size, again)
+    return _cost(nodes, model, topology, device, planned, rank, world_size, again, prices.contexts.values())
 
 
 def price_planned(
@@ -215,7 +217,8 @@ def price_planned(
         nodes.append(prices.dense("dense", model))
         if world_size > 1:
             nodes += prices.dense_all_reduce(model, _tables_of(collections))
-    return _cost(nodes, model, topology, device, planned, 0, world_size, again), graphs
+    contexts = [part.context for part in planned]
+    return _cost(nodes, model, topology, device, planned, 0, world_size, again, contexts), graphs
 
 
 def _tables_of(collections: Iterable[nn.Module]) -> Iterator[nn.Parameter]:
@@ -231,6 +234,7 @@ def _cost(
     rank: int,
     world_size: int,
     again: Callable[[int], Cost] | None,
+    contexts: Iterable[CollectionContext],
 ) -> Cost:
     return Cost(
         version=COST_VERSION,
@@ -243,7 +247,14 @@ def _cost(
         hardware_of=_hardware(topology, model),
         planned=planned,
         again=again,
+        optimizers=_optimizers(contexts),
     )
+
+
+def _optimizers(contexts: Iterable[CollectionContext]) -> tuple[str, ...]:
+    """The optimizer in backward of each table that is trained, in words; ``""`` for a table without one."""
+    rules = [rule_of(facts) for context in contexts for facts in context.facts.values() if facts.is_trained]
+    return tuple("" if rule is None else rule.label for rule in rules)
 
 
 def _again(model: nn.Module, topology: AnyTopology | None, sample: Any) -> Callable[[int], Cost]:

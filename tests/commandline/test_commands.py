@@ -125,7 +125,7 @@ def test_cost(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["cost", f"{MODELS}:dlrm", "--hardware", "cpu", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["hardware"]["name"] == "CPU"
     assert main([*command, "--length", "f1=4", "--length", "1"]) == 0
-    assert capsys.readouterr().out.startswith("B=2 (of the sample), L: f0=1, f1=4 (as given), training step\n")
+    assert capsys.readouterr().out.startswith("B=2 (of the sample), L: f1=4, f0=1 (as given), training step\n")
     assert main([*command, "--length", "x=2"]) == 1
     assert "[unknown_feature] L names 'x'" in capsys.readouterr().err
     assert main([*command, "--expressions"]) == 0

@@ -181,7 +181,7 @@ def test_times_are_those_of_recfx_cost(device: str, hashing: Any, tmp_path: Path
     recfx.draw(model, tmp_path / "model.html", topology)
     data = data_of(tmp_path / "model.html")
     shown, cost = data["costs"], recfx.cost(model, topology)
-    assert (shown["hardware"], shown["noTimes"]) == (hardware_of(topology).name, "")
+    assert (shown["hardware"], shown["note"]) == (hardware_of(topology).name, "")
     nodes = [data["nodes"][place] for one in data["collections"] for place in one["steps"][-1]["nodes"]]
     places = {node["name"]: node["cost"] for node in nodes if "cost" in node}
     at = cost.at(B=512, L=10)
@@ -263,6 +263,14 @@ def test_no_kernel_is_shown_beside_times_of_another_device(
     assert {node.get("kernel", "") for node in nodes if node["kind"] == "lookup"} == kernels
 
 
+def test_a_page_says_that_its_graph_is_one_of_this_host(tmp_path: Path) -> None:
+    model = recfx.convert(Model(), hashing=RAW, verify=False)
+    told = "Priced as the graph of this host: on Ascend 910B, ids are also copied to the host"
+    for hardware, expected in ((ASCEND_910B, told), (CPU_HOST, "")):
+        recfx.draw(model, tmp_path / "model.html", hardware)
+        assert data_of(tmp_path / "model.html")["costs"]["note"][: len(told)] == expected
+
+
 def test_tables_that_are_sharded_on_meta_have_no_times_on_a_device(tmp_path: Path) -> None:
     """Their graph copies no ids to a host."""
     model = recfx.convert(Model(), hashing=RAW, verify=False)
@@ -272,4 +280,4 @@ def test_tables_that_are_sharded_on_meta_have_no_times_on_a_device(tmp_path: Pat
         recfx.draw(sharded, tmp_path / "model.html", ASCEND_910B)
     shown = data_of(tmp_path / "model.html")["costs"]
     assert not shown["hardware"]
-    assert shown["noTimes"].startswith("Times on Ascend 910B are left out: ids of hashed tables")
+    assert shown["note"].startswith("Times on Ascend 910B are left out: ids of hashed tables")

@@ -18,12 +18,12 @@ import torch
 from rich.console import Console
 from torch import nn
 from torch.fx.passes.split_module import split_module
-from torchrec import KeyedJaggedTensor
+from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
 from torchrec.distributed.planner import Topology
 
 import recfx
 from recfx.ir.meta import BATCH, mean_length
-from recfx.planner.pricing.hardware import ASCEND_910B, H100
+from recfx.planner.pricing.hardware import ASCEND_910B, CPU_HOST, H100
 from recfx.planner.topology import npu_topology
 from tests.builders.batches import batch
 from tests.builders.collections import collection
@@ -216,6 +216,60 @@ def test_numbers_start_from_the_sample() -> None:
     on_meta = recfx.cost(hashed(), H100, sample=sample.to(torch.device("meta"))).at()
     assert (on_meta.batch, on_meta.origins["f1"]) == (3, "assumed")
     assert recfx.cost(Model(), Topology(2, "cpu"), sample=sample).at(W=4).batch == 3
+
+
+def test_lengths_that_are_not_1_are_named() -> None:
+    lengths = {f"one_{number:02}": torch.ones(3) for number in range(12)} | {"last": torch.tensor([1.0, 2.0, 4.0])}
+    features = list(lengths)
+    counts = torch.cat(list(lengths.values())).long()
+    sample = KeyedJaggedTensor(features, torch.zeros(int(counts.sum()), dtype=torch.long), lengths=counts)
+    tables = [EmbeddingBagConfig(8, 10, "table", feature_names=features)]
+    model = EmbeddingBagCollection(tables=tables)
+    title = str(recfx.cost(model, H100, sample=sample).at()).splitlines()[0]
+    assert "L: last=2.333, one_00=1, " in title
+    assert title.endswith("one_06=1, and 5 of 1 (of the sample), training step")
+    given = {name: 2 + number for number, name in enumerate(features)} | {"last": 1}
+    assert str(recfx.cost(model, H100).at(L=given)).splitlines()[0].count("one_") == 12
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "line"),
+    [
+        ("adagrad", "optimizer: Adagrad in backward"),
+        ("", "optimizer: none in backward: the step of your own optimizer is not in it"),
+    ],
+)
+@pytest.mark.parametrize("topology", [H100, npu_topology(2)], ids=["alone", "planned"])
+def test_the_text_says_what_is_in_a_step(optimizer: str, line: str, topology: Any) -> None:
+    model = Model()
+    if optimizer:
+        attach(model.ebc, optimizer)
+    at = recfx.cost(model, topology).at()
+    lines = str(at).splitlines()
+    assert line in lines
+    assert any(each.startswith("not in it: Python, ") for each in lines)
+    assert line in json.loads(at.to_json())["notes"]
+    assert line in str(recfx.cost(recfx.trace(recfx.convert(model), batch(4)), H100).at())
+    assert "optimizer: " not in str(recfx.cost(model.eval(), topology).at())
+
+
+def test_a_table_without_an_optimizer_among_others() -> None:
+    model = Model()
+    attach(model.ebc.embedding_bags["t1"], "sgd")
+    line = "optimizer: SGD in backward; none in backward for 1 of 2 tables: the step of your own optimizer is not in it"
+    assert line in str(recfx.cost(model, H100).at()).splitlines()
+    assert "optimizer: none, because no table is trained" in str(recfx.cost(Model().requires_grad_(False), H100).at())
+
+
+def test_a_graph_of_this_host_says_what_it_lacks_elsewhere() -> None:
+    told = "priced as the graph of this host: on Ascend 910B, ids are also copied to the host, hashed there and copied"
+    assert f"\n{told}" in str(recfx.cost(hashed(), ASCEND_910B).at())
+    for cost in (
+        recfx.cost(hashed(), CPU_HOST),
+        recfx.cost(hashed(), npu_topology(2)),
+        recfx.cost(recfx.convert(Model(), hashing=None), ASCEND_910B),
+    ):
+        assert "priced as" not in str(cost.at())
 
 
 def test_hardware_changes_times_alone() -> None:

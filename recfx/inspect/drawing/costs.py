@@ -98,7 +98,7 @@ class DrawnCosts:
 
     cost: Cost
     hardware: Hardware | None = None
-    no_times: str = ""  # why there are none, although the hardware is known
+    note: str = ""  # what is not in the times, or why there are none although the hardware is known
 
     @functools.cached_property
     def _places(self) -> dict[tuple[str, str], int]:
@@ -146,7 +146,10 @@ def costs_of(model: nn.Module, hardware: Hardware | None = None) -> DrawnCosts:
         return NO_COSTS
     hardware = hardware or TYPICAL.get(priced.device)
     no_times = "" if hardware is None else _no_times(model, hardware)
-    return DrawnCosts(priced, None if no_times else hardware, no_times)
+    if hardware is None or no_times:
+        return DrawnCosts(priced, None, no_times)
+    left_out = priced.copies_left_out(hardware)
+    return DrawnCosts(priced, hardware, left_out and f"{left_out[0].upper()}{left_out[1:]}.")
 
 
 def _no_times(model: nn.Module, hardware: Hardware) -> str:

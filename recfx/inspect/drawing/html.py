@@ -138,7 +138,7 @@ def _costs(drawing: Drawing) -> dict[str, Any]:
         "lengths": ", ".join([f"{LENGTH:g}", *(f"{name}={length:g}" for name, length in lengths if length != LENGTH)]),
         "trains": cost.trains,
         "hardware": "" if costs.hardware is None else costs.hardware.name,
-        "noTimes": costs.no_times,
+        "note": costs.note,
         "rank": cost.rank,
         "shards": [_shards(shards, positions) for shards in drawn_shards(costs)],
     }

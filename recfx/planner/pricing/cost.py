@@ -45,6 +45,7 @@ class CostAt(Shown):
         batches: the samples of each rank, if a number was given for each; otherwise empty.
         trains: whether the step has a backward.
         origins: where the batch size, ``"B"``, and the length of each feature come from.
+        notes: what the numbers assume, and what is not in them, in sentences.
     """
 
     version: str
@@ -58,6 +59,7 @@ class CostAt(Shown):
     batches: tuple[int, ...] = ()
     trains: bool = True
     origins: Mapping[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
     @cached_property
     def totals(self) -> Totals:
@@ -91,7 +93,7 @@ class CostAt(Shown):
         total = "total" if self.step is None else "total of this rank"
         rows.append((total, "", *_numbers(self.totals)))
         step = "" if self.step is None else _step_text(self)
-        return Grid(title, columns, tuple(rows), frozenset(_AMOUNTS), step, (times,))
+        return Grid(title, columns, tuple(rows), frozenset(_AMOUNTS), step, (times, *self.notes))
 
     def __repr__(self) -> str:
         nodes = f"{len(self.nodes):,} nodes, {in_time(self.seconds)} per step"
@@ -119,6 +121,7 @@ class Cost:
         planned: the sharded collections, on all ranks.
         again: gives the cost of the same model on another number of ranks, if it is not sharded already.
         known: the batch that numbers start from.
+        optimizers: the optimizer in backward of each table that is trained, in words; ``""`` for a table without one.
     """
 
     version: str
@@ -132,6 +135,7 @@ class Cost:
     planned: tuple[PlannedCollection, ...] = ()
     again: Callable[[int], Cost] | None = None
     known: KnownBatch = NOTHING_KNOWN
+    optimizers: tuple[str, ...] = ()
 
     @property
     def read_bytes(self) -> sympy.Expr:
@@ -215,7 +219,32 @@ class Cost:
             step=step,
             trains=self.trains,
             origins={"B": ORIGINS[0] if B is not None else ORIGINS[2 if self.known.size is None else 1], **origins},
+            notes=tuple(filter(None, [self.copies_left_out(hardware), self._optimizer, _NOT_IN_IT])),
         )
+
+    def copies_left_out(self, hardware: Hardware) -> str:
+        """That the graph is one of a host, without the copies that ``hardware`` needs; ``""`` if it is not."""
+        kinds = {node.kind for node in self.nodes}
+        is_like_it = hardware.device in ("", "cpu", self.device)
+        if is_like_it or "to_host" in kinds or not kinds & {"hash_ids", "hash_lookup"}:
+            return ""
+        return (
+            f"priced as the graph of this host: on {hardware.name}, ids are also copied to the host, hashed there and "
+            "copied back; plan for several ranks, with a topology or --ranks, to see these nodes"
+        )
+
+    @property
+    def _optimizer(self) -> str:
+        """Which optimizer the tables have in a training step."""
+        if not self.trains:
+            return ""
+        if not self.optimizers:
+            return "optimizer: none, because no table is trained"
+        names, own = ", ".join(filter(None, dict.fromkeys(self.optimizers))), self.optimizers.count("")
+        fused = [f"{names} in backward"] if names else []
+        tables = f" for {own} of {len(self.optimizers)} tables" if names else ""
+        left_out = [f"none in backward{tables}: the step of your own optimizer is not in it"] if own else []
+        return f"optimizer: {'; '.join([*fused, *left_out])}"
 
     @property
     def _shares(self) -> dict[str, Share]:
@@ -331,7 +360,7 @@ class PlanComparison(Shown):
             if has_more
             else ""
         )
-        above = (f"{_times(best.cost)}; * is the fastest plan",)
+        above = (f"{_times(best.cost)}; * is the fastest plan", *best.cost.notes)
         return Grid(_heading(best.cost), columns, tuple(rows), frozenset(_HEADS), more, above)
 
     def __repr__(self) -> str:
@@ -358,7 +387,7 @@ class Sweep(Shown):
 
     def as_grid(self) -> Grid:
         first, rows = self.rows[0], tuple(map(_cells, self.rows))
-        return Grid(_heading(first), _HEADS, rows, frozenset(_HEADS), above=(_times(first),))
+        return Grid(_heading(first), _HEADS, rows, frozenset(_HEADS), above=(_times(first), *first.notes))
 
     def __repr__(self) -> str:
         return f"Sweep({', '.join(f'W={row.world_size}: {in_time(row.seconds)}' for row in self.rows)})"
@@ -406,13 +435,24 @@ def _times(cost: CostAt) -> str:
 def _lengths_text(lengths: Mapping[str, float], are_all: bool) -> str:
     """``2.5``, or ``user=1, watched=50``."""
     if are_all and len(set(lengths.values())) == 1:
-        return f"{next(iter(lengths.values())):g}"
-    shown = [f"{name}={length:g}" for name, length in lengths.items()]
-    more = len(shown) - _MOST_LENGTHS
-    return ", ".join([*shown[:_MOST_LENGTHS], *([f"and {more} more"] if more > 0 else [])])
+        return f"{round(next(iter(lengths.values())), 3):g}"
+    rounded = sorted(((name, round(length, 3)) for name, length in lengths.items()), key=lambda each: each[1] == 1)
+    most = max(_MOST_LENGTHS, min(sum(length != 1 for _, length in rounded), _MOST_UNLIKE_1))
+    shown, rest = [f"{name}={length:g}" for name, length in rounded[:most]], [length for _, length in rounded[most:]]
+    if unlike := [length for length in rest if length != 1]:
+        shown.append(f"{len(unlike)} more of {min(unlike):g} to {max(unlike):g}")
+    if ones := len(rest) - len(unlike):
+        shown.append(f"and {ones} of 1")
+    return ", ".join(shown)
 
 
 _MOST_LENGTHS = 8
+_MOST_UNLIKE_1 = 32
+"""How many lengths are named, and how many if so many are not 1."""
+
+_NOT_IN_IT = (
+    "not in it: Python, layers that are not linear, activations, the loss, and the optimizer of everything but tables"
+)
 
 
 def _step_text(cost: CostAt) -> str:

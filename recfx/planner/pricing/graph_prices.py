@@ -132,6 +132,8 @@ class ModelPrices:
     def __init__(self, trains: bool) -> None:
         self._trains = trains
         self.residents = Residents()
+        self.contexts: dict[str, CollectionContext] = {}
+        """The collections whose nodes were priced, as they are now, by name."""
 
     def nodes_of(self, graph_module: fx.GraphModule, calls: int = 1) -> list[NodeCost]:
         """What each node of a graph costs, in order; nodes that only take items of a value are left out."""
@@ -155,6 +157,7 @@ class ModelPrices:
         if store is not None:
             now = {name: context_now(context, store) for name, context in graph.context.collections.items()}
             graph = OperatorGraph(graph.graph, replace(graph.context, collections=now))
+        self.contexts |= graph.context.collections
         return GraphPrices(graph, self._trains, self.residents, store)
 
     def dense(self, name: str, module: nn.Module, calls: int = 1) -> NodeCost:

@@ -99,12 +99,12 @@ function priceAgain() {
     return;
   }
   [given.batch, given.lengths] = [batch, lengths];
-  const { hardware, noTimes, W } = data.costs;
+  const { hardware, note, W } = data.costs;
   const what = (name) => (name === TIME ? ` predicted on ${hardware}` : name.replace(/^bytes/, ""));
   const found = [...totals(data.costs.nodes)].map(([name, value]) => inUnits(value, name) + what(name));
   const step = data.costs.trains ? "training step" : "step in eval mode";
   const onRank = W > 1 ? `, on this rank${hardware ? ", without waiting for others" : ""}` : "";
-  byId("cost-total").textContent = `One ${step} of the whole model${onRank}: ${found.join(", ")}. ${noTimes}`.trim();
+  byId("cost-total").textContent = `One ${step} of the whole model${onRank}: ${found.join(", ")}. ${note}`.trim();
   paint();
   reshow();
 }
