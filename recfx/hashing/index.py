@@ -519,7 +519,7 @@ class HashIndex(IndexStorage):
     # Checks and errors
 
     def full_error(self, bucket: int) -> TableFullError:
-        """The error that says which bucket is full, and what to do.
+        """The error that says which bucket is full, and what to do; it is noted for ``recfx.explain``.
 
         Example:
             >>> recfx.HashIndex(100).full_error(0).reason
@@ -536,6 +536,8 @@ class HashIndex(IndexStorage):
                 "batches_in_flight of its collection, if each backward runs sooner than that. Evaluate in eval mode or "
                 "under torch.no_grad.",
             )
+        batches = int(self.buffers_as_they_are().counts[BATCHES])
+        self.__dict__["full_at"] = (self.adopted.times, batches, bucket)
         part = "table" if self.policy.is_whole_table else "slice"
         free = capacity - int(self.bucket_taken[bucket - self.policy.own_buckets.start])
         return TableFullError(

@@ -76,6 +76,8 @@ class IndexStorage(nn.Module):
     """The pace that ``latest`` was before."""
     grown_at: tuple[int, int] | None = None
     """When an id last got a row in training: ``adopted.times``, and the batches of training, at that time."""
+    full_at: tuple[int, int, int] | None = None
+    """When a batch last met a full bucket, which was an error: as ``grown_at``, and the number of the bucket."""
     state_number: int
     """Changes whenever ``number_state`` is called; different in copies of the index."""
 

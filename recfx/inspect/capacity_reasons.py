@@ -21,7 +21,6 @@ from recfx.ir.tables import TableSpec
 from recfx.optim.fused_optimizer import FusedOptimizer
 from recfx.optim.rules import class_names
 
-MOST_ENTRIES = 64  # of the hashing= that is advised
 NEARLY_FULL = 0.8  # share of the expected ids; at an even pace, a quarter of the batches so far still fit
 COMFORTABLE = 0.7  # share of the usable rows that may be taken in an index of the suggested size
 CHURN = 0.1  # share of sightings that took over another id's row
@@ -52,7 +51,7 @@ def suggested_rows(index: IndexFacts) -> int | None:
         again = min(index.trained["inserted"], taken)
         if index.latest is None or index.earlier is None:
             again = math.ceil(again / 2)
-        expected = ids_to_come(index)
+        expected = ids_to_come(index) if index.full_bucket is None else None
         enough = _rows_for(taken + (again if expected is None else min(again, math.ceil(expected))), index)
     else:
         return None
@@ -60,9 +59,12 @@ def suggested_rows(index: IndexFacts) -> int | None:
 
 
 def nearly_full(index: IndexFacts) -> bool:
-    """Whether most of the ids that are expected to fit have come, and more do than fit. One that evicts is meant to be
-    full.
+    """Whether most of the ids that are expected to fit have come, and more do than fit; or one has stopped training.
+
+    An index that evicts is meant to be full.
     """
+    if index.full_bucket is not None:
+        return True
     taken = index.occupancy.taken
     is_most = not index.config.evicts and taken > 0 and taken >= NEARLY_FULL * (taken + index.room)
     return is_most and not has_stopped(index) and not _all_fit(index)
@@ -205,7 +207,7 @@ def evict_needs_fused_optimizer(table: TableFacts, index: IndexFacts) -> Diagnos
 
 def index_nearly_full(table: TableFacts, index: IndexFacts) -> Diagnostic | None:
     """Soon an id will meet a bucket without a free row. If that has already happened, ``shared_answers`` says so."""
-    if not nearly_full(index) or index.trained["shared_answers"] > 0:
+    if not nearly_full(index) or index.trained["shared_answers"] > 0 or index.full_bucket is not None:
         return None
     taken = index.occupancy
     next_comes = "training stops" if index.config.on_full == "error" else "ids share rows"
@@ -214,11 +216,25 @@ def index_nearly_full(table: TableFacts, index: IndexFacts) -> Diagnostic | None
         f"{taken.worst_bucket_taken:,} of {taken.worst_bucket_rows:,}. {_forecast(index)}; then {next_comes} "
         f"(on_full={index.config.on_full!r})."
     )
-    advice = (
-        f"{_more_rows(table, index)}. recfx.monitor(model) shows while it trains how fast tables fill, and this "
-        "forecast then goes by the latest pace."
-    )
+    advice = f"{_more_rows(table, index)}."
+    if not index.is_watched:
+        advice += (
+            " recfx.monitor(model) shows while it trains how fast tables fill, and this forecast then goes by the "
+            "latest pace."
+        )
     return Diagnostic("index_nearly_full", table.module_path, message, advice, Severity.WARNING)
+
+
+def table_full(table: TableFacts, index: IndexFacts) -> Diagnostic | None:
+    """A batch had more new ids than there are rows for, and none has been trained since."""
+    if index.full_bucket is None:
+        return None
+    taken = index.occupancy
+    message = (
+        f"training has stopped: the last batch had more new ids for bucket {index.full_bucket} than free rows "
+        f"(on_full='error'); {taken.taken:,} of {taken.rows:,} rows of the table are taken."
+    )
+    return Diagnostic("table_full", table.module_path, message, f"{_more_rows(table, index)}.", Severity.ERROR)
 
 
 def shared_answers(table: TableFacts, index: IndexFacts) -> Diagnostic | None:
@@ -241,10 +257,9 @@ def eviction_churn(table: TableFacts, index: IndexFacts) -> Diagnostic | None:
         f"{evicted / max(index.trained['batches'], 1):,.1f} per batch: an id keeps its row for about "
         f"{batches_kept(index):,.1f} batches, and starts from initial weights when it returns."
     )
-    admit_after = 2 * index.config.admit_after
-    advice = (
-        f"{_more_rows(table, index)}; if most ids come only once or twice, admit_after={admit_after} keeps these out."
-    )
+    admit_after = 2 * index.config.admit_after  # an id gets its row when it comes for this time
+    seldom = "only once" if admit_after == 2 else f"fewer than {admit_after} times"
+    advice = f"{_more_rows(table, index)}. If most ids come {seldom}, admit_after={admit_after} keeps them out."
     severity = Severity.WARNING if churns(index) else Severity.INFO
     return Diagnostic("eviction_churn", table.module_path, message, advice, severity)
 
@@ -314,23 +329,35 @@ _OF_ALL = "<of all tables>"
 def with_hashing(
     reasons: Iterable[Diagnostic], tables: Iterable[TableSpec], rows: Mapping[str, int]
 ) -> tuple[Diagnostic, ...]:
-    """The reasons, with one ``hashing=`` for all tables of the model in those that advise more rows.
+    """The reasons, with one ``hashing=`` for all tables that change in those that advise more rows.
 
     Args:
         reasons: of ``index_reasons``, and others.
         tables: all converted tables of the model.
-        rows: the suggested rows, by name of the table. Other tables stay as they are.
+        rows: the suggested rows, by name of the table. Other tables stay as they are, and are not shown.
     """
     specs = {table.name: table for table in tables if table.hashing is None or table.hashing.has_index}
-    shown = specs if len(specs) <= MOST_ENTRIES else {name: specs[name] for name in rows if name in specs}
     entries = [
-        f"{name!r}: {None if table.hashing is None else _config(table.hashing, rows.get(name, table.hashing.rows))}"
-        for name, table in shown.items()
+        f"{name!r}: {_config(table.hashing, rows[name])}"
+        for name, table in specs.items()
+        if name in rows and table.hashing is not None
     ]
-    hashing = f"{{{', '.join(entries)}}}"
-    if len(shown) < len(specs):
-        hashing += f" and entries for the other {len(specs) - len(shown):,} tables as they are now,"
-    return tuple(replace(reason, what_to_do=reason.what_to_do.replace(_OF_ALL, hashing)) for reason in reasons)
+    hashing, others = f"{{{', '.join(entries)}}}", len(specs) - len(entries)
+    merging = ""
+    if others:
+        hashing = f"{{**before, {hashing[1:]}"
+        whose = "the other table keeps its own" if others == 1 else f"the other {others:,} tables keep theirs"
+        merging = (
+            f" Here before is the hashing= of the conversion, by name of the table, so that {whose} (if it was one "
+            "config for all, before = dict.fromkeys(names, config) with the names of all tables)."
+        )
+
+    def filled(advice: str) -> str:
+        if _OF_ALL not in advice:
+            return advice
+        return advice.replace(_OF_ALL, hashing).replace(f"{_ROWS_MOVE}.", f"{_ROWS_MOVE}.{merging}")
+
+    return tuple(replace(reason, what_to_do=filled(reason.what_to_do)) for reason in reasons)
 
 
 def _config(resolved: ResolvedHashConfig, rows: int) -> str:
@@ -341,7 +368,7 @@ def _config(resolved: ResolvedHashConfig, rows: int) -> str:
         value = getattr(resolved, name)
         if value != getattr(default, name):
             fields.append(f"{name}={value!r}")
-    return f"HashConfig({', '.join(fields)})"
+    return f"recfx.HashConfig({', '.join(fields)})"
 
 
 def _part(count: int, total: int) -> str:
@@ -350,6 +377,7 @@ def _part(count: int, total: int) -> str:
 
 _RULES: tuple[Callable[[TableFacts, IndexFacts], Diagnostic | None], ...] = (
     evict_needs_fused_optimizer,
+    table_full,
     index_nearly_full,
     shared_answers,
     eviction_churn,

@@ -15,6 +15,7 @@ from recfx.errors import ConversionError, Diagnostic
 from recfx.hashing import HashIndex, Occupancy, ResolvedHashConfig
 from recfx.hashing.storage import EVAL_COUNTERS
 from recfx.hashing.usable_share import expected_room, usable_share
+from recfx.inspect.index_health import WATCHED
 from recfx.ir.tables import TableSpec
 from recfx.kernels.index.buckets import bucket_begins
 from recfx.kernels.index.index_buffers import COUNTERS, IndexBuffers
@@ -57,7 +58,9 @@ class IndexFacts:
     usable_share: float
     room: float
     latest: tuple[int, int] | None = None  # batches of training, and ids that they added, as a monitor has read them
+    is_watched: bool = False  # by a monitor
     earlier: tuple[int, int] | None = None  # the same of the batches before these
+    full_bucket: int | None = None  # the bucket that has stopped training, if no batch was trained since
     idle: int = 0  # batches of training since an id last got a row, or since the state was loaded
 
     @classmethod
@@ -74,6 +77,8 @@ class IndexFacts:
         latest, earlier = (
             read[1:] if read and read[0] == index.adopted.times else None for read in (index.latest, index.earlier)
         )
+        full = index.full_at
+        is_full = full is not None and full[:2] == (index.adopted.times, trained["batches"])
         grown = index.grown_at if index.grown_at and index.grown_at[0] == index.adopted.times else None
         last = grown[1] if grown else index.adopted.counts[COUNTERS.index("batches")]
         idle = max(trained["batches"] - last, 0) // index.shared_by
@@ -98,7 +103,9 @@ class IndexFacts:
             usable_share=usable_share(policy.own_index_rows, len(own)) if own else 1.0,
             room=expected_room(begins.diff() - int(policy.unseen == 2) - buffers.bucket_taken) if own else 0.0,
             latest=latest,
+            is_watched=latest is not None or index in WATCHED,
             earlier=earlier,
+            full_bucket=full[2] if full is not None and is_full else None,
             idle=idle,
         )
 

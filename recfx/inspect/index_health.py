@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import reduce
 from itertools import islice
 from math import nan
+from weakref import WeakSet
 
 import torch
 from torch import Tensor
@@ -20,12 +21,15 @@ from recfx.hashing.storage import EVAL_COUNTERS
 from recfx.kernels.index.index_buffers import COUNTERS
 from recfx.kernels.index.slot_groups import longest_probe
 
+WATCHED: WeakSet[HashIndex] = WeakSet()  # the indexes that a monitor was made for
+
 
 class IndexHealth:
     """Reads one index, of a table or of a slice of one, and remembers what it had counted the last time."""
 
     def __init__(self, index: HashIndex) -> None:
         self.index = index
+        WATCHED.add(index)
         self._bucket_rows = [index.bucket_rows(bucket) for bucket in index.policy.own_buckets]
         self._before, self._adopted = (0,) * len(_COUNTS), index.adopted
         self.counted = self._before  # between the last two calls of end_intervals, by _COUNTS

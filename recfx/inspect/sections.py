@@ -287,7 +287,7 @@ def _what_happens(counting: list[TableOf]) -> str:
     filling = [item.hash_index.occupancy for item, own in zip(counting, codes, strict=True) if NEARLY_FULL in own]
     full = sum(occupancy == 1 for occupancy in filling)
     counts = {
-        ("is full", "are full"): full,
+        ("is full", "are full"): full + sum("table_full" in own for own in codes),
         ("is nearly full", "are nearly full"): len(filling) - full,
         ("shares rows", "share rows"): sum("shared_answers" in own for own in codes),
         ("evicts ids", "evict ids"): sum(item.hash_index.count("evicted") > 0 for item in counting),

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import sympy
 
-from recfx.errors import below_current, printable
+from recfx.collections.kinds import table_in
+from recfx.errors import below_current, few, printable
 from recfx.inspect.report_data import CollectionReport, ReportData
 from recfx.inspect.table_report import HashingReport, TableReport
 
@@ -19,12 +20,15 @@ _STATUS_ORDER = ("converted", "convertible", "kept", "refused")
 
 
 def headline(report: ReportData) -> str:
-    """One line: ``2 collections: 1 converted, 1 refused. NOT OK``, or what training would raise."""
+    """One line: ``2 collections: 1 converted, 1 refused. NOT OK``, what training would raise, or has raised."""
     counts = Counter(collection.status for collection in report.collections)
     total = len(report.collections)
     parts = ", ".join(f"{counts[status]} {status}" for status in _STATUS_ORDER if counts[status])
     counted = f"{total} {'collection' if total == 1 else 'collections'}" if total else "no collections"
     then = f", but training would raise: {', '.join(raised)}" if report.ok and (raised := _raises(report)) else ""
+    if full := [repr(table_in(reason.path)[1]) for reason in report.reasons if reason.code == "table_full"]:
+        which = f"table {full[0]} is" if len(full) == 1 else f"tables {few(full, 3)} are"
+        then = f": training has stopped: {which} full"
     return f"{counted}{': ' if parts else ''}{parts}. {'OK' if report.ok else 'NOT OK'}{then}"
 
 

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
 
+import recfx
 from recfx import (
     ConversionError,
     HashConfig,
@@ -101,9 +102,9 @@ def test_index_nearly_full() -> None:
         "new); then training stops (on_full='error')."
     )
     assert reason.what_to_do == (
-        "build the table with HashConfig(rows=180, dense_rows=0, buckets=1); the state saved now can be loaded into "
-        "it, and rows move with their ids. recfx.monitor(model) shows while it trains how fast tables fill, and this "
-        "forecast then goes by the latest pace."
+        "build the table with recfx.HashConfig(rows=180, dense_rows=0, buckets=1); the state saved now can be loaded "
+        "into it, and rows move with their ids. recfx.monitor(model) shows while it trains how fast tables fill, and "
+        "this forecast then goes by the latest pace."
     )
     assert hashing_of(collection).suggested_rows == 180  # half as many ids again, at most 70 % of the rows
 
@@ -207,10 +208,11 @@ def test_the_advice_for_a_converted_model_is_followed() -> None:
     (advice,) = {one.what_to_do for one in explain(model).reasons if one.code == "index_nearly_full"}
     pasted = advice.partition("hashing=")[2].partition(" before optimizers are attached")
     assert pasted[1]
-    entries: dict[str, Any] = eval(pasted[0], {"HashConfig": HashConfig})
-    assert list(entries) == ["a", "b", "c", "d"]
-    assert entries["c"] is None
-    assert entries["d"].rows == 20  # as it is
+    assert "'d'" not in pasted[0]  # the others are not shown
+    assert "so that the other 2 tables keep theirs" in advice
+    before = {"c": None, "d": HashConfig.raw_ids(buckets=1)}
+    entries: dict[str, Any] = eval(pasted[0], {"recfx": recfx, "before": before})
+    assert list(entries) == ["c", "d", "a", "b"]
     larger = build(**entries)
     larger.load_state_dict(model.state_dict())
     assert not [one for one in explain(larger).reasons if one.code == "index_nearly_full"]
@@ -228,6 +230,36 @@ def test_the_fullest_bucket_counts_not_the_mean() -> None:
     index.find_or_insert(torch.tensor([value for value in range(40) if value not in second][:5]))
     message = only_reason(collection).message
     assert "10 of 10 rows are taken, and in bucket 0 5 of 5. No row is free for a new id; then training" in message
+
+
+def test_a_table_that_has_stopped_training_is_not_ok() -> None:
+    model = convert(nn.ModuleDict({"ebc": EmbeddingBagCollection(tables=[
+        EmbeddingBagConfig(name=name, num_embeddings=10, embedding_dim=4, feature_names=[name]) for name in "ab"
+    ])}), hashing=HashConfig.raw_ids(buckets=1))  # fmt: skip
+
+    def train(ids: Tensor, first: int) -> None:
+        model["ebc"](KeyedJaggedTensor(["a", "b"], ids, lengths=torch.tensor([first, ids.numel() - first])))
+
+    train(torch.arange(8), 4)
+    assert explain(model).ok
+    with pytest.raises(TableFullError):
+        train(torch.arange(100, 112), 1)
+    report = explain(model)
+    assert str(report).splitlines()[0] == "1 collection: 1 converted. NOT OK: training has stopped: table 'b' is full"
+    (reason,) = (one for one in report.reasons if one.severity == "error")
+    assert (reason.code, reason.path) == ("table_full", "ebc.embedding_bags.b")
+    assert "hashing={**before, 'b': recfx.HashConfig(rows=" in reason.what_to_do
+    train(torch.arange(8), 4)  # someone has left these ids out
+    assert explain(model).ok
+
+
+def test_a_monitor_is_not_advised_where_there_is_one() -> None:
+    collection = table(10)
+    see(collection, torch.arange(9))
+    assert "recfx.monitor" in only_reason(collection).what_to_do
+    watched = monitor(collection)
+    assert "recfx.monitor" not in only_reason(collection).what_to_do
+    assert watched.tables == ("embedding_bags.t",)
 
 
 @pytest.mark.parametrize("buckets", [1, 4])
@@ -297,13 +329,23 @@ def test_eviction_churn() -> None:
         "15.0 batches, and starts from initial weights when it returns."
     )
     assert reason.what_to_do.startswith(
-        "build the table with HashConfig(rows=20, dense_rows=0, buckets=1, on_full='evict')"
+        "build the table with recfx.HashConfig(rows=20, dense_rows=0, buckets=1, on_full='evict')"
     )
-    assert reason.what_to_do.endswith("if most ids come only once or twice, admit_after=2 keeps these out.")
+    assert reason.what_to_do.endswith(". If most ids come only once, admit_after=2 keeps them out.")
     enough = table(hashing_of(collection).suggested_rows or 0, on_full="evict")
     for batch in range(30):
         see(enough, torch.tensor([batch % 15]))
     assert report_of(enough).reasons == ()
+
+
+def test_the_advice_on_admission_names_the_ids_that_it_keeps_out() -> None:
+    collection = table(on_full="evict", admit_after=2)
+    for batch in range(30):
+        see(collection, torch.tensor([batch, batch]))
+    assert only_reason(collection).what_to_do.endswith(
+        ". If most ids come fewer than 4 times, admit_after=4 keeps them out."
+    )
+    assert "admit_after=2)" in only_reason(collection).what_to_do
 
 
 def test_ids_that_are_evicted_get_advice_however_often_the_others_come() -> None:

@@ -188,7 +188,7 @@ def test_a_thousand_tables_are_summarised(large: Report) -> None:
     assert names == ["table", "500 like t0", "500 like t1"]
     assert "100-1,098" in text
     assert "info: weights_not_used: all 1,000 tables: t0..999\n" in text  # one reason for all
-    assert text.count("when it is first seen") == 1
+    assert text.count("the table starts anew") == 1
     assert "8*B*(L_f0 + 999 more)" in text
 
 
@@ -201,7 +201,7 @@ def test_a_thousand_tables_one_by_one(large: Report) -> None:
 def test_a_page_says_it_once(large: Report) -> None:
     """Before it shows all of the tables."""
     page = large.to_html()
-    assert page.count("when it is first seen") == 1
+    assert page.count("the table starts anew") == 1
     assert page.index("500 like t0") < page.index("<summary>(root): converted") < page.index("<td>t999</td>")
     assert len(page) < 2_000_000
 
