@@ -15,7 +15,6 @@ from recfx.api import compare_plans, convert, cost, draw, explain, export, plan,
 from recfx.collections.converted_collection import converted_collections
 from recfx.collections.sharding.whole_plan import MOST_RANKS
 from recfx.commandline.command import DONE, NOT_OK, Outcome, WrongUsage
-from recfx.commandline.commands import HARDWARE
 from recfx.commandline.factory import Made
 from recfx.commandline.given_file import as_typed
 from recfx.commandline.request import constraints, request
@@ -28,13 +27,10 @@ from recfx.inspect.step_diff import diff_steps
 from recfx.inspect.wording import name_of
 from recfx.planner.plan_file import plain_plan, read_plan
 from recfx.planner.priced_plan import price_of
-from recfx.planner.pricing.hardware import ASCEND_910B, CPU_HOST, H100, Hardware
+from recfx.planner.pricing.hardware import NAMED, Hardware
 from recfx.planner.topology import NpuTopology, plain_topology
 
 DRAW_VERSION = EXPORT_VERSION = GRAPH_VERSION = VERIFY_VERSION = "1"  # of the JSON that a command prints
-
-_HARDWARE = dict(zip(HARDWARE, (ASCEND_910B, H100, CPU_HOST), strict=True))
-
 
 # --- what several commands do
 
@@ -47,7 +43,7 @@ def _converted(given: argparse.Namespace, made: Made) -> nn.Module:
 def _topology(given: argparse.Namespace, ranks: int | None) -> Topology | NpuTopology | Hardware | None:
     """What ``--hardware`` says of so many ranks, as ``recfx.cost`` and ``recfx.draw`` take it."""
     if ranks is None:
-        return _HARDWARE.get(given.hardware)
+        return NAMED.get(given.hardware)
     if ranks < 1:
         raise WrongUsage(f"--ranks {ranks}: there must be one at least")
     if ranks > MOST_RANKS:

@@ -21,7 +21,7 @@ from recfx.collections.sharding.whole_plan import (
 from recfx.collections.whole_graph import WholeGraph
 from recfx.collections.wrappers import check_module, unwrap
 from recfx.discovery.sample import Sample
-from recfx.errors import ConversionError, type_of
+from recfx.errors import ConversionError, did_you_mean, type_of
 from recfx.ir.context import CollectionContext
 from recfx.ir.operator_graph import lowered_from
 from recfx.passes import Rewriting
@@ -29,7 +29,7 @@ from recfx.planner.plan import plan_of_collections as make_plan
 from recfx.planner.priced_plan import topology_of, world_size_of
 from recfx.planner.pricing.cost import COST_VERSION, Cost, PlanComparison, PlanRow, features_of
 from recfx.planner.pricing.graph_prices import ModelPrices, price_graph
-from recfx.planner.pricing.hardware import ASCEND_910B, H100, Hardware
+from recfx.planner.pricing.hardware import ASCEND_910B, H100, NAMED, Hardware, HardwareName, by_name
 from recfx.planner.pricing.planned_collection import PlannedCollection, planned_as_sharded, planned_by, planned_graph
 from recfx.planner.pricing.residents import rule_of
 from recfx.planner.pricing.this_machine import this_machine
@@ -50,7 +50,7 @@ from recfx.replacement.replace_collections import as_converted
 
 def cost(
     model_or_graph: nn.Module,
-    topology: Topology | NpuTopology | Hardware | None = None,
+    topology: Topology | NpuTopology | Hardware | HardwareName | None = None,
     *,
     plan: ShardingPlan | None = None,
     world_size: int | None = None,
@@ -77,9 +77,10 @@ def cost(
             ``recfx.trace``. A model that is not converted yet is priced as ``convert`` would convert it by default.
         topology: TorchRec's topology or an :func:`recfx.planner.topology.npu_topology`: its links and memories are what
             times are predicted for, and a model that is not sharded is priced as ``recfx.plan`` would shard it over its
-            ranks; a graph cannot be. Or a :class:`recfx.planner.pricing.hardware.Hardware`, for times alone. Default:
-            the topology that ``plan`` was made for, if ``recfx.plan`` made it; otherwise the device of the tables. For
-            a CPU without a topology, it is this machine, measured the first time that a time is asked for.
+            ranks; a graph cannot be. Or a :class:`recfx.planner.pricing.hardware.Hardware`, for times alone, or the
+            name of one: ``"ascend_910b"``, ``"h100"``, ``"cpu"``. Default: the topology that ``plan`` was made for, if
+            ``recfx.plan`` made it; otherwise the device of the tables. For a CPU without a topology, it is this
+            machine, measured the first time that a time is asked for.
         plan: the plan to price, for a model that is not sharded.
         world_size: the number of ranks that ``plan`` is for. Default: those that it knows, if
             ``recfx.plan`` or ``read_plan`` made it; those of the topology; or those of a table that is on all ranks.
@@ -93,8 +94,7 @@ def cost(
         InputError: ``invalid_argument``: ``world_size`` is no number of ranks.
     """
     check_module(model_or_graph, "model_or_graph")
-    _check_topology(topology)
-    priced = _priced(model_or_graph, topology, plan, world_size, sample)
+    priced = _priced(model_or_graph, _topology(topology), plan, world_size, sample)
     return priced if sample is None else replace(priced, known=batch_of(sample))
 
 
@@ -268,14 +268,17 @@ def _again(model: nn.Module, topology: AnyTopology | None, sample: Any) -> Calla
     return again
 
 
-def _check_topology(topology: Any) -> None:
-    if topology is not None and not isinstance(topology, (Hardware, Topology, NpuTopology)):
-        raise ConversionError(
-            f"topology is {type_of(topology)}.",
-            reason="invalid_argument",
-            what_to_do="pass a torchrec.distributed.planner.Topology, recfx.planner.topology.npu_topology(...), or one "
-            "of recfx.planner.pricing.hardware: ASCEND_910B, H100, or a Hardware of your own numbers.",
-        )
+def _topology(given: Any) -> AnyTopology | Hardware | None:
+    topology = by_name(given)
+    if topology is None or isinstance(topology, (Hardware, Topology, NpuTopology)):
+        return topology
+    is_name = isinstance(given, str)
+    raise ConversionError(
+        f"topology is {repr(given) + did_you_mean(given, NAMED) if is_name else type_of(given)}.",
+        reason="invalid_argument",
+        what_to_do="pass a torchrec.distributed.planner.Topology, recfx.planner.topology.npu_topology(...), a Hardware "
+        f"of recfx.planner.pricing.hardware, or one of the names {', '.join(map(repr, NAMED))}.",
+    )
 
 
 def _no_collection() -> ConversionError:
@@ -318,7 +321,7 @@ def _device_of(topology: AnyTopology | Hardware | None, model: nn.Module) -> str
 def compare_plans(
     model: nn.Module,
     plans: Sequence[ShardingPlan] | Mapping[str, ShardingPlan],
-    topology: Topology | NpuTopology | Hardware | None = None,
+    topology: Topology | NpuTopology | Hardware | HardwareName | None = None,
     *,
     world_size: int | None = None,
     B: int | None = None,

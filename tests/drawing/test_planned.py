@@ -27,7 +27,7 @@ from torchrec.distributed.types import ShardingEnv, ShardingPlan
 import recfx
 from recfx.errors import ConversionError, DrawingError, InputError
 from recfx.inspect.drawing.costs import TIME
-from recfx.planner.pricing.hardware import ASCEND_910B, CPU_HOST, H100
+from recfx.planner.pricing.hardware import ASCEND_910B, CPU_HOST
 from recfx.planner.topology import NpuTopology, hardware_of, npu_topology
 from recfx.versions.differences import make_topology
 from tests.builders.collections import tables_named
@@ -245,7 +245,7 @@ def test_a_backend_that_does_not_serve_the_planned_device(tmp_path: Path) -> Non
         ({}, {"cpu"}),
         ({"topology": CPU_HOST}, {"cpu"}),
         ({"topology": ASCEND_910B}, {""}),
-        ({"topology": H100}, {""}),
+        ({"topology": "h100"}, {""}),
         ({"topology": npu_topology(2)}, {"npu"}),
         ({"topology": make_topology(2, "cpu")}, {"cpu"}),
         ({"topology": make_topology(2, "cuda")}, {"triton"}),

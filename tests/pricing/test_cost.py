@@ -9,7 +9,7 @@ import pickle
 import re
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args
 
 import numpy
 import pytest
@@ -22,8 +22,9 @@ from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTens
 from torchrec.distributed.planner import Topology
 
 import recfx
+from recfx.commandline.commands import HARDWARE
 from recfx.ir.meta import BATCH, mean_length
-from recfx.planner.pricing.hardware import ASCEND_910B, CPU_HOST, H100
+from recfx.planner.pricing.hardware import ASCEND_910B, CPU_HOST, H100, NAMED, HardwareName
 from recfx.planner.topology import npu_topology
 from tests.builders.batches import batch
 from tests.builders.collections import collection
@@ -272,6 +273,13 @@ def test_a_graph_of_this_host_says_what_it_lacks_elsewhere() -> None:
         assert "priced as" not in str(cost.at())
 
 
+def test_hardware_by_the_names_of_the_command_line() -> None:
+    assert tuple(NAMED) == HARDWARE == get_args(HardwareName)
+    assert recfx.cost(hashed(), "ascend_910b").at().hardware == ASCEND_910B
+    with refused("invalid_argument", match=r"topology is 'H100' \(did you mean 'h100'\?\)"):
+        recfx.cost(hashed(), "H100")
+
+
 def test_hardware_changes_times_alone() -> None:
     model = hashed()
     slow, fast = recfx.cost(model, ASCEND_910B).at(4096, L=20), recfx.cost(model, H100).at(4096, L=20)
@@ -282,6 +290,9 @@ def test_hardware_changes_times_alone() -> None:
 def test_texts() -> None:
     cost = recfx.cost(hashed(), H100)
     assert "ebc_select_features  (select_features)" in str(cost)
+    assert str(cost).splitlines()[0] == "training step, as formulas: .at(B=..., L=...) gives numbers and times"
+    told = str(recfx.cost(hashed(), H100, sample=batch(4))).splitlines()[0]
+    assert told == "training step, as formulas: .at() gives numbers and times for the sample"
     table = str(cost.at(512, L=3))
     title, times = table.splitlines()[:2]
     assert title == "B=512 (as given), L: 3 (as given), training step"
@@ -303,7 +314,7 @@ def test_texts() -> None:
         (("model",), "invalid_argument"),
         ((None,), "invalid_argument"),
         (({"a": 1},), "invalid_argument"),
-        ((Model(), "H100"), "invalid_argument"),
+        ((Model(), "A100"), "invalid_argument"),
         ((nn.Linear(2, 2),), "no_collection"),
     ],
 )

@@ -22,7 +22,7 @@ from recfx.inspect.drawing.dot import render_dot, render_svg
 from recfx.inspect.drawing.drawing import Drawing
 from recfx.inspect.drawing.html import render_html
 from recfx.kernels.build.private_files import new_file
-from recfx.planner.pricing.hardware import Hardware
+from recfx.planner.pricing.hardware import Hardware, HardwareName, by_name
 from recfx.planner.topology import NpuTopology
 
 
@@ -78,7 +78,7 @@ def _cannot_write(path: Path, why: str) -> DrawingError:
 def draw(
     model_or_graph: nn.Module,
     path: str | os.PathLike[str],
-    topology: Topology | NpuTopology | Hardware | None = None,
+    topology: Topology | NpuTopology | Hardware | HardwareName | None = None,
     *,
     plan: ShardingPlan | None = None,
     world_size: int | None = None,
@@ -106,9 +106,9 @@ def draw(
         topology: draws a model that is not sharded as rank 0 would have it if ``recfx.plan`` sharded it over the ranks
             of this topology, which need not be there: one of TorchRec's, or ``recfx.planner.topology.npu_topology``.
             Nodes and kernels are those of its devices, as if all that kernels need were installed. A page also predicts
-            the time of each node. Or a :class:`recfx.planner.pricing.hardware.Hardware`, for times alone; with
-            ``plan``, also for the nodes and kernels of its device. Default: times are for what is typical of the device
-            that has the tables (a CPU, an H100, an Ascend 910B); nothing is measured.
+            the time of each node. Or a :class:`recfx.planner.pricing.hardware.Hardware` or its name, such as
+            ``"h100"``, for times alone; with ``plan``, also for the nodes and kernels of its device. Default: times are
+            for what is typical of the device that has the tables (a CPU, an H100, an Ascend 910B); nothing is measured.
         plan: draws the model as this plan shards it; times are for what ``recfx.plan`` made it for, if it did.
         world_size: the number of ranks that ``plan`` is for. Default: those that it knows, if
             ``recfx.plan`` or ``read_plan`` made it; those of the topology; or those of a table that is on all ranks.
@@ -138,6 +138,7 @@ def draw(
             reason="unknown_ending",
             what_to_do=f"end the path in one of {', '.join(FORMATS)}.",
         )
+    topology = by_name(topology)
     if plan is None and world_size is None and (topology is None or isinstance(topology, Hardware)):
         drawing = collect(model_or_graph, topology)
     else:

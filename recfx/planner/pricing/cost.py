@@ -277,7 +277,7 @@ class Cost:
         return self.again(world_size)
 
     def __str__(self) -> str:
-        lines = [self._title]
+        lines = [self._heading]
         for node in self.nodes:
             lines.append(f"{node.name}  ({node.kind})")
             lines += [f"  {name:<9}{amount}" for name, of in _EXPRESSIONS.items() if (amount := of(node))]
@@ -288,7 +288,7 @@ class Cost:
 
     def _repr_html_(self) -> str:
         """What a notebook shows."""
-        grid = Grid.of(self._title, self.nodes, _NAMES | _EXPRESSIONS, more=self._below)
+        grid = Grid.of(self._heading, self.nodes, _NAMES | _EXPRESSIONS, more=self._below)
         return fragment([heading(grid.title), *table(grid)])
 
     @property
@@ -296,8 +296,14 @@ class Cost:
         return f"{_rank(self.rank, self.world_size)}{'training' if self.trains else 'eval'} step"
 
     @property
+    def _heading(self) -> str:
+        told = self.known.size is not None or self.known.lengths
+        how = ".at() gives numbers and times for the sample" if told else ".at(B=..., L=...) gives numbers and times"
+        return f"{self._title}, as formulas: {how}"
+
+    @property
     def _below(self) -> str:
-        return f"resident in all: {size(self.resident_bytes)}; .at(B=..., L=...) gives numbers and times"
+        return f"resident in all: {size(self.resident_bytes)}"
 
     def to_json(self) -> str:
         """Everything; keys are in the order of the fields, and expressions are text."""
