@@ -14,6 +14,8 @@ from torch import Tensor, nn
 from recfx.errors import CheckpointError
 from recfx.hashing import HashIndex, state
 from recfx.hashing.row_move import RowMove, check_saved_index, fit_rows
+from recfx.hashing.storage import say_what_is_lost
+from recfx.runtime.hooks import load_hooks
 
 
 def fit_index(
@@ -38,6 +40,19 @@ def fit_index(
 def without_index(*, has_weight: bool, holds_ids: Callable[[], bool]) -> str:
     """What an index does if nothing was saved for it, ``state.KEEP`` or ``state.FORGET``."""
     return state.KEEP if not has_weight or (holds_ids() and not is_strict()) else state.FORGET
+
+
+def say_what_is_lost_together(fitted: dict[str, object], indexes: Mapping[str, HashIndex]) -> None:
+    """Say once for several indexes what they would each say that load a state without one.
+
+    Args:
+        fitted: the state to load, by key; changed so that the indexes do not say it again.
+        indexes: by the start of their keys. One with load hooks may find itself in the state after all, and says it.
+    """
+    absent = {f"{prefix}{state.ABSENT}": index for prefix, index in indexes.items() if not load_hooks(index)}
+    forgetting = {key: index for key, index in absent.items() if fitted.get(key) == state.FORGET}
+    say_what_is_lost(list(forgetting.values()))
+    fitted.update(dict.fromkeys(forgetting, state.FORGET_AS_SAID))
 
 
 def first_rows(weight: object, rows: int, dim: int) -> RowMove | None:

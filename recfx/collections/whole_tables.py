@@ -10,7 +10,13 @@ from torch import Tensor
 from torchrec.optim.keyed import KeyedOptimizer
 
 from recfx.collections.converted_collection import ConvertedCollection
-from recfx.collections.fit_table import first_rows, fit_index, without_index, without_weight
+from recfx.collections.fit_table import (
+    first_rows,
+    fit_index,
+    say_what_is_lost_together,
+    without_index,
+    without_weight,
+)
 from recfx.collections.kinds import kind_of
 from recfx.errors import CheckpointError
 from recfx.hashing import state
@@ -150,6 +156,8 @@ class WholeTables(ConvertedCollection):
             hook(state_dict, prefix, *args)
         fitted, moves = fit_state(self, state_dict, prefix)
         fitted.update(fit_weights(self, state_dict, prefix, moves))
+        indexes = {f"{prefix}hash_indexes.{table}.": self.index(table) for table in self.hash_indexes}
+        say_what_is_lost_together(fitted, indexes)
         state_dict.update(fitted)
         for table in self.hash_indexes:
             self.index(table).expect_load()

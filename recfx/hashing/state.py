@@ -31,8 +31,10 @@ EVERY_NAME = (*STATE, SLICE_COUNTS, IDENTITY)
 """The names of everything that any index may have saved."""
 NOT_BY_ROW = ("counts", SLICE_COUNTS, IDENTITY)
 ABSENT = "_recfx_absent"
-"""The key by which a collection tells an index what to do (``KEEP`` or ``FORGET``) if the state has nothing for it."""
+"""The key by which a collection tells an index what to do if the state has nothing for it: one of the values below."""
 KEEP, FORGET = "keep", "forget"
+FORGET_AS_SAID = "forget as said"
+"""``FORGET``, after the collection has said for all of its tables together what is lost."""
 
 _MOST_COUNTED = 1 << 62  # no real count gets this far, and counting on after loading does not overflow
 _DTYPES = {"row_state": torch.uint8, "candidate_counts": torch.int32}

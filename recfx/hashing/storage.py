@@ -9,13 +9,13 @@ import logging
 import operator
 import warnings
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from recfx.errors import CheckpointError
+from recfx.errors import CheckpointError, few
 from recfx.hashing import state
 from recfx.hashing.config import ResolvedHashConfig
 from recfx.hashing.identity import IDENTITY, identity
@@ -407,22 +407,8 @@ class IndexStorage(nn.Module):
                 missing_keys.extend(prefix + key for key in state.state_names(self.config))
                 self._expects_load = False
                 return
-            if if_absent == state.FORGET and self.holds_ids():
-                warnings.warn(
-                    f"table {self.name!r}: the state has the table's weight but no index, so the index forgets its "
-                    f"{int(is_taken(self.row_state).sum())} ids. Load a state with the index's keys, or, if this is "
-                    "intended, call the index's reset() first. To keep the index, load with strict=False.",
-                    stacklevel=2,
-                )
-            elif if_absent == state.FORGET and self.config.dense_rows == 0:
-                _logger.warning(
-                    "table %r: the state has the table's weight but no index, and no id is a row number here: each id "
-                    "gets its row, with initial weights, when it is first seen, so the weight that was loaded is lost. "
-                    "To keep what a plain table has learned, convert it without raw_ids() or dense_rows=0, and with "
-                    "more rows than it had (HashConfig(rows=...)) if other ids are to come. Load a state with "
-                    "TorchRec's managed collisions before the conversion.",
-                    self.name,
-                )
+            if if_absent == state.FORGET:
+                say_what_is_lost([self])
         buffers = state.buffers_from_state(self.config, self.policy, self.name, saved)
         if not self.slot_groups.is_meta:
             self._fill(buffers)
@@ -435,3 +421,40 @@ class IndexStorage(nn.Module):
                 "assign=True, or to call to_empty() first?",
                 stacklevel=2,
             )
+
+
+def say_what_is_lost(indexes: Sequence[IndexStorage]) -> None:
+    """Say once, before indexes load a state of plain tables, that they forget their ids, or that no id has its rows."""
+    holding = [index for index in indexes if index.holds_ids()]
+    others = set(indexes).difference(holding)
+    lost = dict.fromkeys(index.name for index in indexes if index in others and index.config.dense_rows == 0)
+    if holding:
+        names = dict.fromkeys(index.name for index in holding)
+        ids = sum(int(is_taken(index.row_state).sum()) for index in holding)
+        forgets = "index forgets its" if len(names) == 1 else "indexes forget their"
+        warnings.warn(
+            f"{_tables(names)}: the state has {_whose_weight(names)} but no index, so the {forgets} {ids:,} ids. Load "
+            "a state with the index's keys, or, if this is intended, call the index's reset() first. To keep the "
+            "index, load with strict=False: the ids then keep their rows, but these have the weights of the other "
+            "state. Unless that is of the same ids in the same rows, as averaged weights are, ids get the embeddings "
+            "of others.",
+            stacklevel=2,
+        )
+    if lost:
+        _logger.warning(
+            "%s: the state has %s but no index, and no id is a row number here: each id gets its row, with initial "
+            "weights, when it is first seen, so the weight that was loaded is lost. To keep what a plain table has "
+            "learned, convert it without raw_ids() or dense_rows=0, and with more rows than it had "
+            "(HashConfig(rows=...)) if other ids are to come. Load a state with TorchRec's managed collisions before "
+            "the conversion.",
+            _tables(lost),
+            _whose_weight(lost),
+        )
+
+
+def _tables(names: Mapping[str, None]) -> str:
+    return f"table {next(iter(names))!r}" if len(names) == 1 else f"{len(names):,} tables ({few(list(names), 12)})"
+
+
+def _whose_weight(names: Mapping[str, None]) -> str:
+    return "the table's weight" if len(names) == 1 else "the tables' weights"

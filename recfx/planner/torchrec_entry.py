@@ -314,11 +314,12 @@ def _name_unconvert(original: Callable[..., Any]) -> Callable[..., Any]:
             if key is None or isinstance(error, RecfxError):
                 raise
             raise CheckpointError(
-                f"the state is that of a hashed model, whose rows belong to ids that only its indexes know. {error}",
+                "the state is that of a hashed model, whose rows belong to ids that only its indexes know.",
                 reason="state_of_hashed_tables",
                 module_path=key[1],
-                what_to_do="load it into a model that was converted as that one was, of which "
-                "recfx.unconvert(model, with_mapping=True) makes a plain one.",
+                what_to_do="load it into a model that was converted as that one was, and pass that to "
+                "recfx.unconvert(model, with_mapping=True), which returns a plain model and the row of each id. "
+                f"torch says: {error}",
             ) from error
 
     return extended

@@ -144,6 +144,22 @@ def test_a_plain_models_state_empties_the_index_and_says_so() -> None:
     assert len(model.first.index("a")) == 0
 
 
+def test_what_is_lost_is_said_once_for_all_tables(caplog: pytest.LogCaptureFixture) -> None:
+    def build() -> torch.nn.Module:
+        return tables_named(*(f"t{number}" for number in range(11)))
+
+    model = recfx.convert(build(), hashing=recfx.HashConfig.raw_ids())
+    model.load_state_dict(build().state_dict())
+    (message,) = caplog.messages
+    assert message.startswith("11 tables (t0..10): the state has the tables' weights but no index, and no id is a row")
+    for name in ("t0", "t1"):
+        model.index(name).find_or_insert(torch.arange(3))
+    with pytest.warns(UserWarning, match=r"2 tables \(t0, t1\).*indexes forget their 6 ids.*the embeddings of others"):
+        model.load_state_dict(build().state_dict())
+    assert caplog.messages[1].startswith("9 tables (t2..10): ")
+    assert not model.index("t0").holds_ids()
+
+
 @pytest.mark.parametrize("strict", [True, False])
 @pytest.mark.parametrize("dense_rows", [0, 10])
 def test_an_index_that_holds_nothing_takes_a_plain_state(

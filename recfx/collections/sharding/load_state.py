@@ -9,7 +9,14 @@ import torch
 from torch import Tensor
 from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 
-from recfx.collections.fit_table import first_rows, fit_index, saved_shape, without_index, without_weight
+from recfx.collections.fit_table import (
+    first_rows,
+    fit_index,
+    saved_shape,
+    say_what_is_lost_together,
+    without_index,
+    without_weight,
+)
 from recfx.collections.kinds import kind_of
 from recfx.collections.sharding.sharded_tables import ShardedTables
 from recfx.collections.sharding.state import index_pieces, other_plan, parts_of, weight_pieces, whole_index
@@ -84,9 +91,11 @@ def load_local_state(
         CheckpointError: the same as ``LocalState``. Nothing of this collection has changed.
     """
     planned = LocalState(module, state_dict, prefix)
-    for shard in module.sharding.local():
-        if shard.table.has_index:
-            module.index(shard.name).expect_load()
+    names = [shard.name for shard in module.sharding.local() if shard.table.has_index]
+    indexes = {f"{prefix}hash_indexes.{name}.": module.index(name) for name in names}
+    say_what_is_lost_together(planned.local, indexes)
+    for index in indexes.values():
+        index.expect_load()
     for key in planned.taken:
         del state_dict[key]
     state_dict.update(planned.local)
