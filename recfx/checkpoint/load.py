@@ -72,7 +72,7 @@ def load_checkpoint(
             destroyed), ``optimizer_not_supported``, ``invalid_argument``, ``bucket_too_small``,
             ``other_rank_failed``, or what is wrong with an index. On all ranks.
     """
-    root, peers = checked_model(model)
+    root, peers = checked_model(model, "load_checkpoint")
     path = checked_directory(directory, peers)
     consequence = ["Nothing was loaded."]
     what_to_do = "make sure that the files can be read, and load again; or use another checkpoint."

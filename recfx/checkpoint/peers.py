@@ -34,8 +34,8 @@ class Peers:
         self.is_first = group is None or group.rank() == 0
 
     @classmethod
-    def of(cls, model: nn.Module) -> Peers:
-        """The ranks that hold a sharded model's tables; only this process if nothing is sharded.
+    def of(cls, model: nn.Module, call: str) -> Peers:
+        """The ranks that hold a sharded model's tables and make this call; only this process if nothing is sharded.
 
         Raises:
             CheckpointError: ``model_is_sharded`` (by TorchRec alone), ``several_process_groups``,
@@ -44,6 +44,7 @@ class Peers:
         group = group_of_model(
             model,
             CheckpointError,
+            call=call,
             if_several="save and load the collections one by one, each in its own directory.",
             if_sharded_alone="convert the model before it is sharded, or use torch.distributed.checkpoint.",
         )
@@ -79,8 +80,8 @@ def _as_sent(error: BaseException, rank: int) -> Exception:
     )
 
 
-def checked_model(model: object) -> tuple[nn.Module, Peers]:
-    """The model without wrappers, and the ranks that hold it together.
+def checked_model(model: object, call: str) -> tuple[nn.Module, Peers]:
+    """The model without wrappers, and the ranks that hold it together and make this call.
 
     Raises:
         CheckpointError: ``invalid_argument``, or what ``Peers.of`` says.
@@ -92,7 +93,7 @@ def checked_model(model: object) -> tuple[nn.Module, Peers]:
             what_to_do="pass the torch.nn.Module first, the directory second.",
         )
     root = unwrap(model)
-    return root, Peers.of(root)
+    return root, Peers.of(root, call)
 
 
 def checked_directory(directory: object, peers: Peers) -> Path:

@@ -64,7 +64,7 @@ def save_checkpoint(
             destroyed), ``optimizer_not_supported`` (also for an optimizer that updates parameters outside the model),
             ``value_not_supported``, ``other_rank_failed``. Raised on all ranks.
     """
-    root, peers = checked_model(model)
+    root, peers = checked_model(model, "save_checkpoint")
     path = checked_directory(directory, peers)
     tensors = _contents(root, optimizer, peers)
     data, temporary = peers.agree(new_names)[0]

@@ -9,7 +9,7 @@ from torch import nn
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from torchrec.sparse.tensor_dict import maybe_td_to_kjt
 
-from recfx.errors import ConversionError
+from recfx.errors import CheckpointError, ConversionError
 from recfx.runtime.base import FxLeaf
 
 
@@ -53,6 +53,18 @@ class RawIdCollection(nn.Module):
     @property
     def _embedding_bag_collection(self) -> nn.Module:
         return self._embedding_module
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *arguments: Any) -> None:
+        """Refuse the state of TorchRec's managed collisions, whose ids the index would not know."""
+        if any(key.startswith(f"{prefix}_managed_collision_collection.") for key in state_dict):
+            raise CheckpointError(
+                "the state is that of managed collisions, and this collection is converted: its index would not know "
+                "the ids of the rows.",
+                reason="checkpoint_mismatch",
+                module_path=prefix.removesuffix("."),
+                what_to_do="load the state into the model as it was before the conversion, then call recfx.convert.",
+            )
+        super()._load_from_state_dict(state_dict, prefix, *arguments)
 
     def forward(
         self, features: KeyedJaggedTensor, mutate_miss_lengths: bool = True

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,12 +20,13 @@ _NONE, _BY_HASH = -1, -2
 
 class _Reader(NamedTuple):
     """A table that reads a feature: its name in the mapping, ``""`` if it has no index; how many ids are their rows;
-    and the row that ids without one read.
+    the row that ids without one read; and its pooling, as ``TableSpec`` has it.
     """
 
     table: str
     dense_rows: int
     unseen: int
+    pooling: str = "SUM"
 
 
 class RowsOfIds(dict[str, _Items]):
@@ -54,18 +55,25 @@ class RowsOfIds(dict[str, _Items]):
                 dense, unseen = (0, _NONE) if spec.hashing is None else (spec.hashing.dense_rows, _unseen(spec.hashing))
                 for feature in spec.feature_names:
                     self._readers.setdefault(feature, []).append(
-                        _Reader(names.get((path, spec.name), ""), dense, unseen)
+                        _Reader(names.get((path, spec.name), ""), dense, unseen, spec.pooling)
                     )
 
     def __reduce__(self) -> Any:
         return _restored, (dict(self), self._readers)
 
-    def to_rows(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
+    def to_rows(
+        self, features: KeyedJaggedTensor, absent: int | Literal["leave_out"] | None = None
+    ) -> KeyedJaggedTensor:
         """The batch as the plain model takes it: rows in the place of raw ids. Features of other tables stay.
 
-        Ids without a row are left out of their bags and sequences, which become shorter; the converted model counts
-        them in means, and has a row for each of them in a sequence. With ``unseen="row"`` and one bucket, they get the
-        row that they read in eval mode.
+        With ``unseen="row"`` and one bucket, ids without a row of their own get the row that they read in eval mode.
+        Otherwise, they are left out of sums, to which they add nothing. Of a sequence, where each id has its place,
+        and of a mean, which counts them, they cannot be left out without another result: there, they are refused unless
+        ``absent`` says what to do.
+
+        Args:
+            features: as the converted model takes them.
+            absent: the row that ids without one get, of every table, such as that of a padding id; or ``"leave_out"``.
 
         Example:
             >>> mapping = recfx.unconvert(recfx.convert(Model(), hashing=recfx.HashConfig.raw_ids()), True)[1]
@@ -76,6 +84,7 @@ class RowsOfIds(dict[str, _Items]):
             InputError: ``invalid_argument``: it is no batch.
             ConversionError: ``several_rows``: a feature is read by tables that have different rows for its ids.
                 ``shared_rows_unknown``: an id has no row, and its hash would say which it reads (``unseen=``).
+                ``id_without_row``: an id of a sequence or of a mean has no row.
         """
         if not isinstance(features, KeyedJaggedTensor):
             raise InputError(
@@ -84,7 +93,8 @@ class RowsOfIds(dict[str, _Items]):
                 what_to_do="pass the KeyedJaggedTensor that the converted model takes.",
             )
         by_key = features.values().split(features.length_per_key())
-        rows = torch.cat([features.values()[:0].long(), *map(self._rows, features.keys(), by_key)])
+        rows_of_keys = [self._rows(feature, ids, absent) for feature, ids in zip(features.keys(), by_key, strict=True)]
+        rows = torch.cat([features.values()[:0].long(), *rows_of_keys])
         kept, offsets, weights = rows >= 0, features.offsets(), features.weights_or_none()
         before = torch.cat([kept.new_zeros(1, dtype=torch.int64), kept.cumsum(0)])
         varies = features.variable_stride_per_key()
@@ -98,22 +108,35 @@ class RowsOfIds(dict[str, _Items]):
             inverse_indices=features.inverse_indices_or_none(),
         )
 
-    def _rows(self, feature: str, ids: Tensor) -> Tensor:
+    def _rows(self, feature: str, ids: Tensor, absent: int | str | None) -> Tensor:
         """int64 ``[n]``, -1 for an id without a row."""
         readers = self._readers.get(feature, [])
         if not any(reader.table for reader in readers):
             return ids.long()
-        answers = [self._rows_in(reader, ids.long()) if reader.table else ids.long() for reader in readers]
+        answers = [self._rows_in(reader, ids.long(), absent) if reader.table else ids.long() for reader in readers]
         if not all(torch.equal(rows, answers[0]) for rows in answers):
             raise ConversionError(
                 f"feature {feature!r} is read by {len(answers)} tables, which have different rows for its ids.",
                 reason="several_rows",
                 what_to_do="give each table a feature of its own, a copy of this one, and map each by its table.",
             )
+        missing = int((answers[0] < 0).sum())
+        poolings = {reader.pooling for reader in readers} - {"SUM"}
+        if missing and poolings and absent is None:
+            counts = (
+                "each has its place in a sequence" if "NONE" in poolings else "the converted model's mean counts them"
+            )
+            raise ConversionError(
+                f"{missing} of {ids.numel()} ids of feature {feature!r} have no row, and {counts}.",
+                reason="id_without_row",
+                what_to_do="pass absent=, the row that such ids get, of a padding id for instance, or "
+                "absent='leave_out', which changes the result; or convert with unseen='row', which keeps a row for "
+                "them.",
+            )
         return answers[0]
 
-    def _rows_in(self, reader: _Reader, ids: Tensor) -> Tensor:
-        table, dense_rows, unseen = reader
+    def _rows_in(self, reader: _Reader, ids: Tensor, absent: int | str | None) -> Tensor:
+        table, dense_rows, unseen, _ = reader
         if table not in self._sorted:
             known, order = self[table][0].sort()
             self._sorted[table] = known, self[table][1][order]
@@ -122,15 +145,16 @@ class RowsOfIds(dict[str, _Items]):
         if known.numel():
             place = torch.searchsorted(known, ids).clamp_(max=known.numel() - 1)
             rows_of_ids = torch.where(known[place] == ids, rows[place], rows_of_ids)
-        absent = rows_of_ids < 0
-        if unseen == _BY_HASH and bool(absent.any()):
+        missing = rows_of_ids < 0
+        if absent is None and unseen == _BY_HASH and bool(missing.any()):
             raise ConversionError(
-                f"table {table!r} has no row for {int(absent.sum())} of these ids, and the index, which is gone, chose "
-                "by their hash what they read.",
+                f"table {table!r} has no row for {int(missing.sum())} of these ids, and the index, which is gone, "
+                "chose by their hash what they read.",
                 reason="shared_rows_unknown",
-                what_to_do="leave ids out that mapping does not have.",
+                what_to_do="leave ids out that mapping does not have, or pass absent=, the row that they get.",
             )
-        return torch.where(absent, unseen, rows_of_ids)
+        instead = absent if isinstance(absent, int) else _NONE if absent is not None else unseen
+        return torch.where(missing, instead, rows_of_ids)
 
 
 def _unseen(hashing: ResolvedHashConfig) -> int:

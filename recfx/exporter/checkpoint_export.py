@@ -66,7 +66,7 @@ def export_from_checkpoint(
         InputError: ``id_out_of_range``, of the sample.
         ExportError: ``sample_failed``, or an error of ``export``.
     """
-    root, peers = checked_model(model)
+    root, peers = checked_model(model, "export")
     path = checked_directory(directory, peers)
     converted = convert(root, verify=False, on_unsupported="keep")
     with contextlib.ExitStack() as open_files:

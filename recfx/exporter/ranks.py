@@ -35,6 +35,7 @@ def group_of(model: nn.Module) -> dist.ProcessGroup | None:
     return group_of_model(
         model,
         ExportError,
+        call="export",
         if_several="shard all collections in one process group, or save a checkpoint and export that.",
         if_sharded_alone="convert the model before it is sharded.",
     )

@@ -505,6 +505,8 @@ class HashIndex(IndexStorage):
     def extra_repr(self) -> str:
         config = self.config
         whole = f"{config.rows}, name={self.name!r}, dense_rows={config.dense_rows}, buckets={config.buckets}"
+        if config.admit_after != 1:
+            whole += f", admit_after={config.admit_after}"
         if config.on_full != "error":
             whole += f", on_full={config.on_full!r}"
         if config.evicts:

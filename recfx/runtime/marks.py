@@ -80,7 +80,8 @@ def other_calls(marks: list[int], collection: str) -> OutOfStepError | None:
         reason="ranks_at_different_calls",
         module_path=collection,
         what_to_do="every rank must call the same collections in the same order, with the same batches_in_flight; a "
-        "rank that leaves out a part of a step (for an error that it catches, say) must leave it out on all ranks.",
+        "rank that leaves out a part of a step (for an error that it catches, say) must leave it out on all ranks. "
+        "save_checkpoint, load_checkpoint, export and unconvert are called on all ranks, too.",
     )
 
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
+from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 import recfx
@@ -358,6 +359,11 @@ def test_evicting_needs_a_fused_optimizer() -> None:
     model.weight("t").requires_grad_(False)
     run(model, 8)
     assert {7, 8} < held(model)
+    model.weight("t").requires_grad_(True)
+    for _ in range(2):
+        apply_optimizer_in_backward(torch.optim.SGD, [model.weight("t")], {"lr": 0.1})
+    with refused("evict_needs_fused_optimizer", match="optimizers run in its backward.*attach one optimizer alone"):
+        run(model, 9)
     model.weight("t").requires_grad_(True).grad = None
     attach(model, torch.optim.SGD)
     run(model, 9).sum().backward()

@@ -130,6 +130,18 @@ def test_state_after_conversion_loads(is_pooled: bool) -> None:
         assert torch.equal(left, right)
 
 
+def test_the_state_of_managed_collisions_is_loaded_before_the_conversion() -> None:
+    model = Model(learn(managed(False)))
+    state, ours = copy.deepcopy(model.state_dict()), converted(model)
+    before = copy.deepcopy(ours.state_dict())
+    for strict in (True, False):
+        with refused(
+            "checkpoint_mismatch", match="load the state into the model as it was", error=recfx.CheckpointError
+        ):
+            ours.load_state_dict(state, strict=strict)
+    torch.testing.assert_close(ours.state_dict(), before, rtol=0, atol=0, equal_nan=True)
+
+
 POLICIES = {
     "lfu": (LFU_EvictionPolicy, "lfu", ""),
     "lru": (LRU_EvictionPolicy, "lru", ""),

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torchrec import EmbeddingBagCollection, EmbeddingCollection, KeyedJaggedTensor
+from torchrec import EmbeddingBagCollection, EmbeddingCollection, KeyedJaggedTensor, PoolingType
 
 import recfx
 from tests.builders.collections import sequence_table, table
@@ -71,11 +71,41 @@ def test_the_plain_model_answers_as_the_converted_one() -> None:
 
 def test_ids_without_a_row_are_left_out() -> None:
     model, plain, mapping = unconverted(Both())
-    features = batch([[99, 7], [99]], [[-1, 98], []], [[3], [6]], [[], [97]], [[8], []])
+    features = batch([[99, 7], [99]], [[-1, 98], []], [[3], [6]], [[], [7]], [[8], []])
     rows = mapping.to_rows(features)
-    assert rows.lengths().tolist() == [1, 0, 1, 0, 1, 1, 0, 0, 1, 0]
-    assert rows.weights().tolist() == [1.25, 1.75, 2.25, 2.5, 3.0]
+    assert rows.lengths().tolist() == [1, 0, 1, 0, 1, 1, 0, 1, 1, 0]
+    assert rows.weights().tolist() == [1.25, 1.75, 2.25, 2.5, 2.75, 3.0]
     assert torch.equal(plain(rows)[0], model(features)[0])
+
+
+def test_ids_of_a_sequence_keep_their_places() -> None:
+    """Left out, they would move all that come after them, beside other features of the same sequence."""
+    model, plain, mapping = unconverted(Both())
+    features = batch([[7], []], [[-1], [98]], [[3], [6]], [[97, 7], [96, 10**12]], [[8], []])
+    with refused("id_without_row", match="2 of 4 ids of feature 'seen' have no row, and each has its place"):
+        mapping.to_rows(features)
+    rows = mapping.to_rows(features, absent=29)
+    assert torch.equal(rows.lengths(), features.lengths())
+    found, expected = plain(rows)[1], model(features)[1]
+    assert torch.equal(found[[1, 3]], expected[[1, 3]])
+    assert torch.equal(found[0], plain.ec.embeddings["goods"].weight[29])
+    assert mapping.to_rows(features, absent="leave_out").lengths()[6:8].tolist() == [1, 1]
+
+
+def test_a_mean_counts_ids_without_a_row() -> None:
+    tables = [table("t", ["f"], rows=9, dim=4, pooling=PoolingType.MEAN)]
+    model = recfx.convert(nn.ModuleDict({"ebc": EmbeddingBagCollection(tables)}), hashing=RAW)
+    two = torch.tensor([2])
+    known, unknown = (KeyedJaggedTensor(["f"], torch.tensor([5, id_]), lengths=two) for id_ in (7, 99))
+    model["ebc"](known)
+    plain, mapping = recfx.unconvert(model.eval(), with_mapping=True)
+    assert torch.equal(plain["ebc"](mapping.to_rows(known)).values(), model["ebc"](known).values())
+    with refused(
+        "id_without_row", match="1 of 2 ids of feature 'f' have no row, and the converted model's mean counts"
+    ):
+        mapping.to_rows(unknown)
+    pooled = plain["ebc"](mapping.to_rows(unknown, absent="leave_out")).values()
+    assert torch.equal(pooled, 2 * model["ebc"](unknown).values())
 
 
 def test_ids_without_a_row_read_the_one_that_they_share() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -184,3 +186,33 @@ def test_ranks_at_different_calls_all_say_so_and_the_next_step_is_right() -> Non
     assert where in second[2]
     assert first[2:] == expected[2:4]  # rank 1 is a batch ahead from here on
     assert second[3:] == expected[3:]
+
+
+ALONE: dict[str, Callable[[nn.Module, Path], object]] = {
+    "save_checkpoint": lambda model, folder: recfx.save_checkpoint(model, folder / "saved"),
+    "load_checkpoint": lambda model, folder: recfx.load_checkpoint(model, folder / "saved"),
+    "export": lambda model, folder: recfx.export(model, folder / "model.pt", (steps(BOTH)[0],)),
+    "unconvert": lambda model, folder: recfx.unconvert(model, with_mapping=True),
+}
+
+
+def call_alone(rank: int, world_size: int, call: str, folder: Path) -> list[Any]:
+    model = Towers(TYPES["row_wise"], world_size)
+    try:
+        if rank == 0:
+            ALONE[call](model, folder)
+        else:
+            model(steps(BOTH)[0])
+    except recfx.OutOfStepError as error:
+        told = error.reason, str(error)
+    return [*told, answers(model, steps(BOTH), training=True)]
+
+
+@pytest.mark.parametrize("call", ALONE)
+def test_what_all_ranks_have_to_call_is_refused_on_one_alone(call: str, tmp_path: Path) -> None:
+    """``if rank == 0: recfx.save_checkpoint(...)``, as it is right for other libraries."""
+    for reason, message, after in ranks(2).run(call_alone, call, tmp_path):
+        assert reason == "ranks_at_different_calls"
+        assert f"rank 0 calls '{call}'; rank 1 calls the collection" in message
+        assert after == [steps(BOTH)[0].expected]
+    assert list(tmp_path.iterdir()) == []

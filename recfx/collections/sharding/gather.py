@@ -15,7 +15,7 @@ from torchrec.distributed.model_parallel import DistributedModelParallel, get_un
 from recfx.collections.kinds import kind_of
 from recfx.collections.sharding.collection import ShardedCollection, sharded_collections
 from recfx.collections.sharding.out_of_step import lost_ranks
-from recfx.collections.sharding.ranks_agree import on_all_ranks
+from recfx.collections.sharding.ranks_agree import begin_on_all_ranks, on_all_ranks
 from recfx.collections.sharding.state import whole_index
 from recfx.errors import RecfxError
 from recfx.hashing.row_move import saved_names
@@ -159,7 +159,13 @@ def without_model_parallel(model: nn.Module) -> nn.Module:
 
 
 def gather_collections(model: nn.Module) -> dict[str, dict[str, WholeTable]]:
-    """The whole tables of every sharded collection, by its name and theirs, on every rank. Collective."""
+    """The whole tables of every sharded collection, by its name and theirs, on every rank. Collective.
+
+    Raises:
+        OutOfStepError: ``ranks_at_different_calls``: not all ranks call ``unconvert``.
+    """
+    for module in list(sharded_collections(model).values())[:1]:
+        begin_on_all_ranks(module.groups, module.collection, "unconvert")
     return {path: gather_tables(module) for path, module in sharded_collections(model).items()}
 
 

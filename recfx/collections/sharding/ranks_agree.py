@@ -12,10 +12,10 @@ from torchrec.distributed.dist_data import SplitsAllToAllAwaitable
 from torchrec.distributed.types import ShardedModule
 
 from recfx.collections.converted_collection import ConvertedCollection
-from recfx.collections.sharding.out_of_step import lost_ranks
+from recfx.collections.sharding.out_of_step import has_failed, lost_ranks
 from recfx.errors import RecfxError, type_of
 from recfx.runtime import marks
-from recfx.runtime.dist_groups import refuse_destroyed, sent_on
+from recfx.runtime.dist_groups import DistGroups, refuse_destroyed, sent_on
 
 _Result = TypeVar("_Result")
 _UNREAD = 0  # of a message that is as long as others are
@@ -94,20 +94,43 @@ def tell_counts(group: dist.ProcessGroup, first: int, second: int, mark: int, na
     return list(zip(firsts, seconds, strict=True))
 
 
-def group_of_model(
-    model: nn.Module, error: type[RecfxError], *, if_several: str, if_sharded_alone: str
-) -> dist.ProcessGroup | None:
-    """The process group of a model's collections; None if nothing is sharded.
+_CALLS = {name: marks.identity(name, [], []) for name in ("save_checkpoint", "load_checkpoint", "export", "unconvert")}
+
+
+def begin_on_all_ranks(groups: DistGroups, collection: str, call: str) -> None:
+    """Find out whether all ranks make this call, before any of them waits for another. Collective.
+
+    After a step that failed on a rank alone, nothing is asked: messages in the group for ids may be those of the step.
 
     Args:
+        groups: of a sharded collection.
+        collection: its name.
+        call: one of recfx's functions.
+
+    Raises:
+        OutOfStepError: ``ranks_at_different_calls``, on all ranks, also on one that sends the ids of a batch.
+    """
+    if not has_failed(groups.pooled):
+        tell_counts(groups.ids, 0, 0, _CALLS[call], collection)
+
+
+def group_of_model(
+    model: nn.Module, error: type[RecfxError], *, call: str, if_several: str, if_sharded_alone: str
+) -> dist.ProcessGroup | None:
+    """The process group of a model's collections, once all ranks call the same; None if nothing is sharded. Collective.
+
+    Args:
+        call: the function of recfx that all ranks call.
         if_several: what users can do if collections are in different groups.
         if_sharded_alone: what they can do if TorchRec alone has sharded something.
 
     Raises:
         RecfxError: ``several_process_groups``, ``model_is_sharded``, ``no_process_group`` if the group was destroyed,
             as ``error``.
+        OutOfStepError: ``ranks_at_different_calls``.
     """
     group: dist.ProcessGroup | None = None
+    sharded: Any = None
     for path, module in model.named_modules():
         if isinstance(module, ConvertedCollection) and module.is_sharded:
             if group is not None and group is not module.process_group:
@@ -117,7 +140,7 @@ def group_of_model(
                     module_path=path,
                     what_to_do=if_several,
                 )
-            group = module.process_group
+            group, sharded = module.process_group, module
         elif isinstance(module, ShardedModule):
             raise error(
                 f"{type_of(module)} is sharded by TorchRec alone.",
@@ -127,4 +150,5 @@ def group_of_model(
             )
     if group is not None:
         refuse_destroyed(group, error)
+        begin_on_all_ranks(sharded.groups, sharded.collection, call)
     return group
