@@ -116,9 +116,23 @@ class GreedySteps(GreedyProposer):
         return fitting
 
 
+class UniformWhereFree(UniformProposer):
+    """TorchRec's uniform proposals, of one sharding type each, for the tables that have a choice. Those that a
+    constraint leaves one type keep that: TorchRec would propose nothing but this type for all tables.
+    """
+
+    def load(self, search_space: list[ShardingOption], enumerator: Enumerator | None = None) -> None:
+        bound = bound_to_one_type(search_space)
+        free = [option for option in search_space if option.fqn not in bound]
+        super().load(free or search_space, enumerator)
+        if free:
+            for group in self._grouped_sharding_options:
+                group += bound.values()
+
+
 class TablesInOrder(Proposer):
     """Proposes whole tables in the order of the model, rank by rank: ids and pooled rows then travel in the order of
-    the keys, and nothing has to put them into it.
+    the keys, and nothing has to put them into it. Tables that a constraint leaves another sharding type have that.
     """
 
     def load(self, search_space: list[ShardingOption], enumerator: Enumerator | None = None) -> None:
@@ -128,10 +142,10 @@ class TablesInOrder(Proposer):
                 known = whole.setdefault(option.fqn, option)
                 if option.shards[0].perf.total < known.shards[0].perf.total:
                     whole[option.fqn] = option
-        all_are_whole = len(whole) == len({option.fqn for option in search_space})
+        bound = {fqn: option for fqn, option in bound_to_one_type(search_space).items() if fqn not in whole}
         self._proposal: list[ShardingOption] | None = None
-        if all_are_whole:
-            self._proposal = [option.in_order() for option in whole.values()]
+        if len(whole) + len(bound) == len({option.fqn for option in search_space}):
+            self._proposal = [*(option.in_order() for option in whole.values()), *bound.values()]
 
     def propose(self) -> list[ShardingOption] | None:
         return self._proposal
@@ -144,6 +158,18 @@ class TablesInOrder(Proposer):
         storage_constraint: Topology | None = None,
     ) -> None:
         self._proposal = None
+
+
+def bound_to_one_type(search_space: Sequence[ShardingOption]) -> dict[str, ShardingOption]:
+    """The best option of each table that has options of one sharding type only, if other tables have more."""
+    of_tables: dict[str, list[ShardingOption]] = {}
+    for option in search_space:
+        of_tables.setdefault(option.fqn, []).append(option)
+    return {
+        fqn: min(options, key=lambda option: max(shard.perf.total if shard.perf else 0 for shard in option.shards))
+        for fqn, options in of_tables.items()
+        if len({option.sharding_type for option in options}) == 1
+    }
 
 
 def _storage(option: ShardingOption) -> tuple[float, ...]:
@@ -159,7 +185,7 @@ def proposers(topology: Topology, most_tables: int = MOST_TABLES) -> list[Propos
     capacity = Storage(sum(storage.hbm for storage in storages), sum(storage.ddr for storage in storages))
     most = most_tables * 8 // max(topology.world_size, 8)  # with more ranks, a proposal takes more time
     greedy = [GreedySteps(use_depth, capacity, most, topology.world_size) for use_depth in (True, False)]
-    return [GridSearchProposer(), *greedy, UniformProposer(), TablesInOrder()]
+    return [GridSearchProposer(), *greedy, UniformWhereFree(), TablesInOrder()]
 
 
 def left_out(made: Sequence[Proposer]) -> int:

@@ -8,7 +8,8 @@ import pytest
 from torch import nn
 from torchrec.distributed.planner import Topology
 from torchrec.distributed.planner.proposers import GreedyProposer
-from torchrec.distributed.planner.types import Proposer, ShardingOption, Storage
+from torchrec.distributed.planner.types import ParameterConstraints, Proposer, ShardingOption, Storage
+from torchrec.distributed.types import ShardingPlan
 
 import recfx
 from recfx.planner import plan as planning
@@ -118,3 +119,18 @@ def test_more_ranks_take_more_time_so_fewer_proposals_are_priced() -> None:
     assert made[0] > 200 > made[1] >= 40
     greedy = GreedySteps(True, Storage(hbm=2**60, ddr=2**60), 0, ranks=10**6)
     assert 8 <= len(all_proposals(greedy, options)) < 40
+
+
+def test_a_constraint_on_one_table_leaves_the_others_a_choice() -> None:
+    """TorchRec's uniform proposals would all be of the one type that the constrained table may have."""
+    model, topology = model_of(12), Topology(world_size=2, compute_device="cpu")
+    free = types_of(recfx.plan(model, topology=topology))
+    (table, *_) = free
+    for only in {"data_parallel", "row_wise", "table_wise"} - {free[table]}:
+        constraints = {table: ParameterConstraints(sharding_types=[only])}
+        assert types_of(recfx.plan(model, topology=topology, constraints=constraints)) == {**free, table: only}
+
+
+def types_of(plan: ShardingPlan) -> dict[str, str]:
+    (tables,) = plan.plan.values()
+    return {name: sharding.sharding_type for name, sharding in tables.items()}
