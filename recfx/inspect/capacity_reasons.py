@@ -336,6 +336,9 @@ def with_hashing(
         tables: all converted tables of the model.
         rows: the suggested rows, by name of the table. Other tables stay as they are, and are not shown.
     """
+    reasons = tuple(reasons)
+    if not any(_OF_ALL in reason.what_to_do for reason in reasons):  # of most collections, of which there may be many
+        return reasons
     specs = {table.name: table for table in tables if table.hashing is None or table.hashing.has_index}
     entries = [
         f"{name!r}: {_config(table.hashing, rows[name])}"
