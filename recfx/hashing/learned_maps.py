@@ -15,7 +15,7 @@ from torchrec.modules.mc_modules import (
 )
 
 from recfx.errors import ConversionError
-from recfx.hashing import HashConfig, HashIndex
+from recfx.hashing import HashConfig, HashIndex, ResolvedHashConfig
 from recfx.hashing.identity import IDENTITY
 from recfx.hashing.state import buffers_from_state
 from recfx.kernels.index.index_buffers import BATCH_BITS, BATCHES, FREED, INSERTED, MOST_SIGHTINGS, TAKEN
@@ -55,7 +55,7 @@ class LearnedMap:
     differences: tuple[str, ...]
     of_rules: tuple[str, ...]
 
-    def differing_rules(self, config: HashConfig) -> list[str]:
+    def differing_rules(self, config: ResolvedHashConfig) -> list[str]:
         """The rules of ``config`` that are not those that come closest, as sentences without a full stop."""
         pairs = {name: (getattr(config, name), getattr(self.config, name)) for name in _RULES}
         if config.on_full != "evict":
@@ -141,15 +141,17 @@ def learned_by_mch(module: MCHManagedCollisionModule) -> LearnedMap:
     batches = max(int(map_module._current_iter_tensor), int(last.max()) if last.numel() else 0)
     differences = [
         f"a new id gets a row in its first batch, not after up to {module._eviction_interval} batches",
-        "initial weights of a new id do not depend on who had the row before",
+        "the initial weights of a new id do not depend on which id had the row before",
     ]
-    of_rules = ["in a full table, the row of another id is taken for it at once"]
+    of_rules = ["in a full table, a new id takes the row of another id at once"]
     if isinstance(policy, DistanceLFU_EvictionPolicy):
-        of_rules.append("the distance to the last sighting does not weigh on sightings (evict='lfu' counts alone)")
+        of_rules.append("how often an id was seen decides alone (evict='lfu'), however long ago it was last seen")
     elif getattr(policy, "_decay_exponent", 1.0) != 1.0:
         of_rules.append("decay_exponent changes nothing: the order by age is the same")
     if policy._threshold_filtering_func is not None:
-        differences.append("there is no threshold_filtering_func; HashConfig(admit_after=) counts sightings")
+        differences.append(
+            "threshold_filtering_func is not called; HashConfig(admit_after=...) admits ids that were seen so often"
+        )
     if module._current_history_buffer_offset:
         differences.append("ids seen since the last eviction interval are still unknown")
     rule: Literal["lru", "lfu"] = "lru" if isinstance(policy, LRU_EvictionPolicy) else "lfu"

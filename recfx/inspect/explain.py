@@ -158,7 +158,7 @@ def explain(
     collections = _with_hashing(collections, specs)
     before = [why for _, record in records.conversions for why in record.rollbacks]
     rollbacks = list(dict.fromkeys(rollbacks + before))
-    verification = records.verification(model)
+    verification = records.verification(model, has_sample=sample is not None)
     if decision.conversion is not None and replacements and decision.conversion.verification is not None:
         verification = Verification.of(decision.conversion)
     reasons = [reason for collection in collections for reason in collection.reasons]

@@ -69,8 +69,11 @@ class Records:
             record.rollbacks for _, record in self.conversions
         )
 
-    def verification(self, model: nn.Module) -> Verification:
-        """The verification of the outermost conversion; if there is none, it says why."""
+    def verification(self, model: nn.Module, has_sample: bool = False) -> Verification:
+        """The verification of the outermost conversion; if there is none, it says why.
+
+        ``has_sample``: whether there is one now, which comes too late for a model that was converted without.
+        """
         conversions = [record for _, record in self.conversions if record.found]
         if not conversions:
             built = bool(converted_collections(model))
@@ -79,7 +82,10 @@ class Records:
         if record.verification is not None:
             return Verification.of(record)
         had_sample = self.traced() or isinstance(unwrap(model), WholeGraph)
-        return Verification(None, "not run: verify=False" if had_sample else "not run: no sample")
+        if had_sample:
+            return Verification(None, "not run: verify=False")
+        before = "the model was converted before, without a sample (recfx.verify compares it with the original)"
+        return Verification(None, f"not run: {before if has_sample else 'no sample'}")
 
 
 def _join(prefix: str, path: str) -> str:

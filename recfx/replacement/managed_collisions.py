@@ -20,7 +20,8 @@ from recfx.collections.kinds import standard_kind
 from recfx.collections.raw_ids import RawIdCollection, rows_of_sharded
 from recfx.discovery.classify import CONVERTIBLE, REFUSED, Finding, classify
 from recfx.discovery.discover import Discovery
-from recfx.errors import ConversionError, Diagnostic, Severity
+from recfx.errors import ConversionError, Diagnostic, Severity, few
+from recfx.hashing import ResolvedHashConfig
 from recfx.hashing.learned_maps import LearnedMap, known_policy, learned_by_hash_zch, learned_by_mch
 from recfx.versions.differences import HashZchManagedCollisionModule, PECEmbeddingCollection
 
@@ -73,22 +74,46 @@ class TakenOver:
         notes = []
         for finding in discovery.of(CONVERTIBLE):
             converted: Any = replacements[id(finding.module)]
+            alike: dict[tuple[str, str, Severity], dict[str, int]] = {}  # learned ids by table, by what is said of them
             for table, learned in self.learned.get(id(finding.module), {}).items():
-                kept = f"{learned.ids.numel()} learned ids of table {table!r} keep their rows."
-                config = converted.index(table).config
-                rules = learned.differing_rules(config)
-                differences = "; ".join([*learned.differences, *(() if rules else learned.of_rules)])
-                message = f"{kept} Training differs: {differences}."
-                if not rules:
-                    notes.append(Diagnostic("managed_collision_converted", finding.path, message))
-                    continue
-                message += f" So do the rules that hashing= names: {'; '.join(rules)}."
-                reads = config.unseen != learned.config.unseen
-                message += " Ids that were not learned read something else in eval mode, too." if reads else ""
-                what_to_do = f"give hashing= every rule that shall stay; those that come closest are {learned.config}."
-                severity = Severity.WARNING if reads else Severity.INFO
+                said = _said_of_training(learned, converted.index(table).config)
+                alike.setdefault(said, {})[table] = learned.ids.numel()
+            for (message, what_to_do, severity), tables in alike.items():
+                message = f"{_said_of_ids(tables)} {message}"
                 notes.append(Diagnostic("managed_collision_converted", finding.path, message, what_to_do, severity))
         return notes
+
+
+def _said_of_ids(tables: Mapping[str, int]) -> str:
+    """Which tables have learned ids, whose number is given, and which have not."""
+    learned, others = [name for name in tables if tables[name]], [name for name in tables if not tables[name]]
+    ids = sum(tables.values())
+    sentences = []
+    if learned:
+        whose = f"learned {'id' if ids == 1 else 'ids'} of {_named(learned)}"
+        sentences.append(f"The {whose} keeps its row." if ids == 1 else f"The {ids:,} {whose} keep their rows.")
+    if others:
+        verb = "has" if len(others) == 1 else "have"
+        sentences.append(f"T{_named(others)[1:]} {verb} not learned any ids yet.")
+    return " ".join(sentences)
+
+
+def _named(tables: list[str]) -> str:
+    return f"table {tables[0]!r}" if len(tables) == 1 else f"tables {few(tables, 6)}"
+
+
+def _said_of_training(learned: LearnedMap, config: ResolvedHashConfig) -> tuple[str, str, Severity]:
+    """How training goes on differently, what to do about it, and how much that matters."""
+    rules = learned.differing_rules(config)
+    differences = "; ".join([*learned.differences, *(() if rules else learned.of_rules)])
+    message = f"Training goes on differently: {differences}."
+    if not rules:
+        return message, "", Severity.INFO
+    message += f" The rules given in hashing= also differ from those of TorchRec's module: {'; '.join(rules)}."
+    reads = config.unseen != learned.config.unseen
+    message += " In eval mode, ids that were not learned do not read what they read before." if reads else ""
+    what_to_do = f"name in hashing= all rules that are to stay; recfx.{learned.config} comes closest to the module's."
+    return message, what_to_do, Severity.WARNING if reads else Severity.INFO
 
 
 def take_over(model: nn.Module, *, shards: bool) -> TakenOver:

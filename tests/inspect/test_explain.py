@@ -124,6 +124,8 @@ def test_verification_is_reported() -> None:
     assert report.verification.ok is True
     assert report.verification.text.startswith("verification: ok")
     assert explain(convert(model)).verification.text == "not run: no sample"
+    late = explain(convert(model), sample).verification.text
+    assert late.startswith("not run: the model was converted before, without a sample (recfx.verify compares")
 
 
 def test_statuses_aliases_and_reasons() -> None:
