@@ -47,7 +47,7 @@ def test_what_is_wrapped() -> None:
 
 
 def test_a_process_alone() -> None:
-    peers = Peers.of(nn.Linear(1, 1))
+    peers = Peers.of(nn.Linear(1, 1), "save_checkpoint")
     assert (peers.group, peers.is_first) == (None, True)
     assert peers.agree(lambda: 5) == [5]
     assert peers.first(lambda: 5) == 5
