@@ -135,7 +135,7 @@ def test_other_numbers_of_ranks() -> None:
     assert [row.world_size for row in sweep] == [1, 2, 16]
     assert [len(row.ranks) for row in sweep] == [1, 2, 16]
     assert [each["world_size"] for each in json.loads(sweep.to_json())["sweep"]] == [1, 2, 16]
-    assert len(str(sweep).splitlines()) == 6
+    assert len(str(sweep).splitlines()) == 8
 
 
 def test_more_samples_and_ids_take_longer_and_ranks_send_more() -> None:
@@ -178,9 +178,9 @@ def test_plans_side_by_side(is_pooled: bool) -> None:
     (of_file,) = recfx.compare_plans(model, [PlanForRanks(spread.plan, 4)], topology=CPU_HOST, B=2048, L=10)
     assert of_file.cost == cost["spread"]
     lines = str(compared).splitlines()
-    assert len(lines) == 7
-    assert [line.split()[0] for line in lines[3:6]] == ["*", "heaped", "copied"]
-    assert lines[6].startswith("step is ids + tables + output + wire + the rest of the model")
+    assert len(lines) == 9
+    assert [line.split()[0] for line in lines[5:8]] == ["*", "heaped", "copied"]
+    assert lines[8].startswith("step is ids + tables + output + wire + the rest of the model")
     data = json.loads(compared.to_json())
     assert (data["best"], [plan["name"] for plan in data["plans"]]) == ("spread", ["spread", "heaped", "copied"])
 
