@@ -24,7 +24,7 @@ from recfx.replacement.conversion_record import Conversion, attach_conversion, c
 from recfx.replacement.dedup import dedup_of
 from recfx.replacement.managed_collisions import TakenOver, take_over
 from recfx.replacement.replace_collections import check_table_names, config_for, replace_collections
-from recfx.replacement.resize_tables import TableResizing, notes_on_old_state
+from recfx.replacement.resize_tables import TableResizing
 from recfx.replacement.tied_tables import mark_shared_weights, notes_on_tied
 
 
@@ -122,8 +122,6 @@ def decide(
         conversion.notes += compile_dropped(model, asked.inplace) + read_but_not_called(discovery)
         conversion.notes += taken_over.notes(discovery, decision.replacements)
         converted = [(finding, decision.replacements[id(finding.module)]) for finding in discovery.of(CONVERTIBLE)]
-        learned = {note.path for note in conversion.notes if note.code == "managed_collision_converted"}
-        conversion.notes += notes_on_old_state([pair for pair in converted if pair[0].path not in learned])
         conversion.notes += notes_on_tied(taken_over.model, converted)
         attach_conversion(decision.converted, conversion)
         if asked.verifies:

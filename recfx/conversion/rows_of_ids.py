@@ -81,7 +81,7 @@ class RowsOfIds(dict[str, _Items]):
             tensor([], dtype=torch.int64)
 
         Raises:
-            InputError: ``invalid_argument``: it is no batch.
+            InputError: ``invalid_argument``: it is no batch, or ``absent`` is neither a row nor ``"leave_out"``.
             ConversionError: ``several_rows``: a feature is read by tables that have different rows for its ids.
                 ``shared_rows_unknown``: an id has no row, and its hash would say which it reads (``unseen=``).
                 ``id_without_row``: an id of a sequence or of a mean has no row.
@@ -91,6 +91,12 @@ class RowsOfIds(dict[str, _Items]):
                 f"features is {type_of(features)}.",
                 reason="invalid_argument",
                 what_to_do="pass the KeyedJaggedTensor that the converted model takes.",
+            )
+        if not (absent in (None, "leave_out") or (type(absent) is int and absent >= 0)):
+            raise InputError(
+                f"absent is {absent!r}.",
+                reason="invalid_argument",
+                what_to_do="pass the number of a row, 'leave_out', or None.",
             )
         by_key = features.values().split(features.length_per_key())
         rows_of_keys = [self._rows(feature, ids, absent) for feature, ids in zip(features.keys(), by_key, strict=True)]

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import functools
-import gc
 import weakref
-from collections import defaultdict
-from collections.abc import Iterable
 from types import TracebackType
 from typing import Any, NamedTuple
 
@@ -15,10 +12,7 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torchrec.modules.embedding_configs import BaseEmbeddingConfig
 
-from recfx.collections.collection import UnshardedCollection
-from recfx.collections.kinds import kind_of
-from recfx.discovery.classify import Finding
-from recfx.errors import GROW, ConversionError, Diagnostic, Severity
+from recfx.errors import GROW, ConversionError
 from recfx.optim.attached import attached_optimizers
 
 
@@ -145,40 +139,6 @@ def _check_rows(optimizer: torch.optim.Optimizer, *arguments: Any) -> None:
                     module_path=path,
                     what_to_do="make the optimizer after the conversion.",
                 )
-
-
-def notes_on_old_state(collections: Iterable[tuple[Finding, nn.Module]]) -> list[Diagnostic]:
-    """What is worth saying about tables that start anew with raw ids, if another optimizer has state for their rows."""
-    anew: dict[int, tuple[nn.Parameter, str]] = {}
-    for finding, converted in collections:
-        if not isinstance(converted, UnshardedCollection):
-            continue
-        for spec in converted.tables:
-            if spec.has_index and spec.hashing is not None and spec.hashing.dense_rows == 0:
-                weight = converted.weight(spec.name)
-                anew[id(weight)] = weight, kind_of(converted).table_path(finding.path, spec.name)
-    if not anew:
-        return []
-    attached = (own for weight, _ in anew.values() for own in attached_optimizers(weight))
-    in_backward = {id(getattr(own, "state", None)) for own in attached}  # TorchRec's placeholders have none
-    states = [made for made in gc.get_objects() if type(made) is defaultdict and id(made) not in in_backward]
-    states = [made for made in states if isinstance(next(iter(made), None), torch.Tensor)]
-    return [
-        Diagnostic(
-            "optimizer_holds_state",
-            path,
-            "an optimizer that is not in backward has state for the rows that the table had before. The table starts "
-            "anew with raw ids, so new ids would train with the state of other ones.",
-            "make the optimizer anew after the conversion.",
-            Severity.WARNING,
-        )
-        for weight, path in anew.values()
-        if any(_is_of_rows(value, weight) for state in states if weight in state for value in state[weight].values())
-    ]
-
-
-def _is_of_rows(value: object, weight: nn.Parameter) -> bool:
-    return isinstance(value, torch.Tensor) and value.dim() > 0 and value.shape[0] == weight.shape[0]
 
 
 def _append_rows(data: torch.Tensor, rows: int) -> torch.Tensor:

@@ -142,3 +142,6 @@ def test_a_feature_of_two_tables_needs_the_same_rows_in_both() -> None:
     assert mapping.to_rows(batch([[7]], [[]], [[]], [[]], [[]])).values().tolist() == [0]
     with refused("invalid_argument", error=recfx.InputError):
         mapping.to_rows({"user": torch.tensor([1])})
+    for absent in (-1, True, 1.5, "leave out"):
+        with refused("invalid_argument", match="absent is ", error=recfx.InputError):
+            mapping.to_rows(SEEN, absent=absent)

@@ -181,23 +181,6 @@ def test_weights_not_used_and_init_fn_rows() -> None:
     assert [table.custom_init_fn for table in explain(converted).collections[0].tables] == [False, True, False]
 
 
-def test_state_of_an_ordinary_optimizer_for_rows_that_start_anew() -> None:
-    model = Wrapped(collection(1))
-    optimizer = torch.optim.Adam(model.parameters())
-    assert only(convert(model, hashing={"t0": INDEX}), "optimizer_holds_state") == []  # no state yet
-    model(batch([1, 2], features=1)).sum().backward()
-    optimizer.step()
-    for report in (explain(model, hashing={"t0": INDEX}), explain(convert(model, hashing={"t0": INDEX}))):
-        found = [reason for reason in report.reasons if reason.code == "optimizer_holds_state"]
-        assert [(reason.severity, reason.path) for reason in found] == [("warning", "inner.embedding_bags.t0")]
-        assert report.ok
-    assert only(convert(model), "optimizer_holds_state") == []  # ids keep their rows
-    attached = Wrapped(collection(1))
-    attach(attached, torch.optim.Adam)
-    attached(batch([1, 2], features=1)).sum().backward()
-    assert only(convert(attached, hashing=INDEX), "optimizer_holds_state") == []  # resets the rows of new ids
-
-
 def test_new_rows_behind_the_old_keep_the_weights() -> None:
     report = explain(convert(Wrapped(collection(1)), hashing=HashConfig(rows=150)))
     assert report.reasons == ()
