@@ -89,7 +89,8 @@ info: weights_not_used: user.embedding_bags.t1
     with raw_ids() (dense_rows=0), the table starts anew: each new id gets a row with initial weights, and these
     overwrite what the original had in that row.
     What to do: nothing, if the table was not trained before. If it was, and ids were row numbers, convert it without
-    raw_ids(): those ids keep their rows, and HashConfig(rows=N) has room for others.
+    raw_ids(): those ids keep their rows, and HashConfig(rows=N) has room for others. To start anew, make an optimizer
+    that is not in backward anew as well: it has state for the old ids of the rows.
 """
 
 
