@@ -15,8 +15,14 @@ from torchrec import KeyedJaggedTensor
 from torchrec.distributed.types import ShardingEnv
 
 import recfx
-from recfx.collections.sharding.collection import ShardedHashEmbeddingBagCollection, shard_collection
+from recfx.collections.sharding.collection import (
+    ShardedHashEmbeddingBagCollection,
+    shard_collection,
+    sharded_collections,
+)
+from recfx.collections.sharding.ranks_agree import begin_on_all_ranks
 from tests.sharding.cases import Case, Table, build, plan_of
+from tests.sharding.pipelined import CPU, PIPELINES, batches_of_rank, dense_optimizer, sharded_model
 from tests.sharding.ranks import ranks
 
 TYPES = {
@@ -216,3 +222,23 @@ def test_what_all_ranks_have_to_call_is_refused_on_one_alone(call: str, tmp_path
         assert f"rank 0 calls '{call}'; rank 1 calls the collection" in message
         assert after == [steps(BOTH)[0].expected]
     assert list(tmp_path.iterdir()) == []
+
+
+def begin_alone(rank: int, world_size: int) -> int:
+    case = Case(
+        (Table("a", 8, 4, ("f0",), sharding=("row_wise",)), Table("b", 8, 4, ("f1",), sharding=("table_wise", 1)))
+    )
+    model = sharded_model(case, world_size, "alone")
+    PIPELINES["sparse_dist"](model, dense_optimizer(case, model), CPU).progress(
+        iter(batches_of_rank(case, rank, world_size, 3, "alone"))
+    )
+    collections = list(sharded_collections(model).values())
+    assert all(collection.pipeline is not None for collection in collections)
+    if rank == 0:
+        begin_on_all_ranks(collections, "save_checkpoint")
+    return len(collections)
+
+
+def test_nothing_is_asked_while_a_pipeline_of_torchrec_sends_messages_of_other_lengths() -> None:
+    """gloo ends a process that receives a message of another length than it waits for."""
+    assert ranks(2).run(begin_alone) == [1, 1]

@@ -164,8 +164,7 @@ def gather_collections(model: nn.Module) -> dict[str, dict[str, WholeTable]]:
     Raises:
         OutOfStepError: ``ranks_at_different_calls``: not all ranks call ``unconvert``.
     """
-    for module in list(sharded_collections(model).values())[:1]:
-        begin_on_all_ranks(module.groups, module.collection, "unconvert")
+    begin_on_all_ranks(list(sharded_collections(model).values()), "unconvert")
     return {path: gather_tables(module) for path, module in sharded_collections(model).items()}
 
 

@@ -97,21 +97,25 @@ def tell_counts(group: dist.ProcessGroup, first: int, second: int, mark: int, na
 _CALLS = {name: marks.identity(name, [], []) for name in ("save_checkpoint", "load_checkpoint", "export", "unconvert")}
 
 
-def begin_on_all_ranks(groups: DistGroups, collection: str, call: str) -> None:
+def begin_on_all_ranks(sharded: Sequence[Any], call: str) -> None:
     """Find out whether all ranks make this call, before any of them waits for another. Collective.
 
-    After a step that failed on a rank alone, nothing is asked: messages in the group for ids may be those of the step.
+    Nothing is asked after a step that failed on a rank alone, because messages in the group for ids may be those of the
+    step; nor while one of TorchRec's pipelines sends the ids, because its messages have other lengths, with which gloo
+    ends the process. A rank that is alone then waits until the timeout of the group.
 
     Args:
-        groups: of a sharded collection.
-        collection: its name.
+        sharded: the collections of the model, all in one process group.
         call: one of recfx's functions.
 
     Raises:
-        OutOfStepError: ``ranks_at_different_calls``, on all ranks, also on one that sends the ids of a batch.
+        OutOfStepError: ``ranks_at_different_calls``, also on a rank that sends the ids of a batch.
     """
+    if not sharded or any(module.pipeline is not None for module in sharded):
+        return
+    groups: DistGroups = sharded[0].groups
     if not has_failed(groups.pooled):
-        tell_counts(groups.ids, 0, 0, _CALLS[call], collection)
+        tell_counts(groups.ids, 0, 0, _CALLS[call], sharded[0].collection)
 
 
 def group_of_model(
@@ -130,7 +134,7 @@ def group_of_model(
         OutOfStepError: ``ranks_at_different_calls``.
     """
     group: dist.ProcessGroup | None = None
-    sharded: Any = None
+    sharded: list[Any] = []
     for path, module in model.named_modules():
         if isinstance(module, ConvertedCollection) and module.is_sharded:
             if group is not None and group is not module.process_group:
@@ -140,7 +144,8 @@ def group_of_model(
                     module_path=path,
                     what_to_do=if_several,
                 )
-            group, sharded = module.process_group, module
+            group = module.process_group
+            sharded.append(module)
         elif isinstance(module, ShardedModule):
             raise error(
                 f"{type_of(module)} is sharded by TorchRec alone.",
@@ -150,5 +155,5 @@ def group_of_model(
             )
     if group is not None:
         refuse_destroyed(group, error)
-        begin_on_all_ranks(sharded.groups, sharded.collection, call)
+        begin_on_all_ranks(sharded, call)
     return group
