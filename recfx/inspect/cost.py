@@ -30,7 +30,13 @@ from recfx.planner.priced_plan import topology_of, world_size_of
 from recfx.planner.pricing.cost import COST_VERSION, Cost, PlanComparison, PlanRow, features_of
 from recfx.planner.pricing.graph_prices import ModelPrices, price_graph
 from recfx.planner.pricing.hardware import ASCEND_910B, H100, NAMED, Hardware, HardwareName, by_name
-from recfx.planner.pricing.planned_collection import PlannedCollection, planned_as_sharded, planned_by, planned_graph
+from recfx.planner.pricing.planned_collection import (
+    PlannedCollection,
+    graph_on,
+    planned_as_sharded,
+    planned_by,
+    planned_graph,
+)
 from recfx.planner.pricing.residents import rule_of
 from recfx.planner.pricing.this_machine import this_machine
 from recfx.planner.pricing.values import KnownBatch, whole_number
@@ -77,7 +83,7 @@ def cost(
             ``recfx.trace``. A model that is not converted yet is priced as ``convert`` would convert it by default.
         topology: TorchRec's topology or an :func:`recfx.planner.topology.npu_topology`: its links and memories are what
             times are predicted for, and a model that is not sharded is priced as ``recfx.plan`` would shard it over its
-            ranks; a graph cannot be. Or a :class:`recfx.planner.pricing.hardware.Hardware`, for times alone, or the
+            ranks; a graph cannot be. Or a :class:`recfx.planner.pricing.hardware.Hardware`, one such device, or the
             name of one: ``"ascend_910b"``, ``"h100"``, ``"cpu"``. Default: the topology that ``plan`` was made for, if
             ``recfx.plan`` made it; otherwise the device of the tables. For a CPU without a topology, it is this
             machine, measured the first time that a time is asked for.
@@ -166,19 +172,26 @@ def _as_it_is(
     topology: AnyTopology | Hardware | None,
     again: Callable[[int], Cost] | None = None,
 ) -> Cost:
-    """The cost of a graph, or of a model with converted collections, as it is."""
-    prices = ModelPrices(model.training)
+    """The cost of a graph as it is, or of a model with converted collections, on one device of ``topology``."""
+    prices, device = ModelPrices(model.training), device_of_tables(model)
     if isinstance(model, fx.GraphModule):
         nodes = prices.nodes_of(model)
     else:
-        nodes = [node for part in collections for node in prices.nodes_of(part.graph_module, max(part.calls, 1))]
+        target = _device_of(topology, model)
+        is_elsewhere = target not in (device, "cpu") and not any(part.is_sharded for part in collections)
+        device, chip, nodes = target if is_elsewhere else device, chip_of(topology, target), []
+        for part in collections:
+            calls = max(part.calls, 1)
+            if is_elsewhere:
+                nodes += prices.nodes_of_graph(graph_on(part, target, chip).graph, calls, part.store)
+            else:
+                nodes += prices.nodes_of(part.graph_module, calls)
         nodes += [] if _is_one_of(model, collections) else [prices.dense("dense", model)]
     if all(node.kind == "dense" for node in nodes):
         raise _no_collection()
     rank, world_size = _ranks([model, *(collection.graph_module for collection in collections)])
     if world_size > 1:
         nodes += prices.dense_all_reduce(model, _tables_of(collections))
-    device = device_of_tables(model)
     planned = tuple(planned_as_sharded(collection, device) for collection in collections if collection.is_sharded)
     return _cost(nodes, model, topology, device, planned, rank, world_size, again, prices.contexts.values())
 

@@ -66,8 +66,8 @@ def test_a_page_starts_from_the_sample(page: Page, tmp_path: Path) -> None:
     model = recfx.convert(model, hashing=RAW, verify=False)
     recfx.draw(model, tmp_path / "model.html", H100, sample=sample)
     page.open(tmp_path / "model.html")
-    page.click(AFTER.format("hash_lookup"))
-    (lookup,) = (node for node in recfx.cost(model, H100, sample=sample).at().nodes if node.kind == "hash_lookup")
+    page.click(AFTER.format("hash_ids"))
+    (lookup,) = (node for node in recfx.cost(model, H100, sample=sample).at().nodes if node.kind == "hash_ids")
     assert shown_costs(page) == costs_at(lookup)
     assert page.run("document.getElementById('batch').value") == "2"
     assert page.run("document.getElementById('length').value") == "1, f0=2, f1=2"

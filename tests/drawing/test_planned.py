@@ -27,7 +27,7 @@ from torchrec.distributed.types import ShardingEnv, ShardingPlan
 import recfx
 from recfx.errors import ConversionError, DrawingError, InputError
 from recfx.inspect.drawing.costs import TIME
-from recfx.planner.pricing.hardware import ASCEND_910B, CPU_HOST
+from recfx.planner.pricing.hardware import ASCEND_910B, CPU_HOST, HardwareName
 from recfx.planner.topology import NpuTopology, hardware_of, npu_topology
 from recfx.versions.differences import make_topology
 from tests.builders.collections import tables_named
@@ -244,8 +244,8 @@ def test_a_backend_that_does_not_serve_the_planned_device(tmp_path: Path) -> Non
     [
         ({}, {"cpu"}),
         ({"topology": CPU_HOST}, {"cpu"}),
-        ({"topology": ASCEND_910B}, {""}),
-        ({"topology": "h100"}, {""}),
+        ({"topology": ASCEND_910B}, {"npu"}),
+        ({"topology": "h100"}, {"triton"}),
         ({"topology": npu_topology(2)}, {"npu"}),
         ({"topology": make_topology(2, "cpu")}, {"cpu"}),
         ({"topology": make_topology(2, "cuda")}, {"triton"}),
@@ -264,11 +264,24 @@ def test_no_kernel_is_shown_beside_times_of_another_device(
 
 
 def test_a_page_says_that_its_graph_is_one_of_this_host(tmp_path: Path) -> None:
-    model = recfx.convert(Model(), hashing=RAW, verify=False)
+    model, sample = dlrm()
+    model = recfx.trace(recfx.convert(model, hashing=RAW, verify=False), sample)
     told = "Priced as the graph of this host: on Ascend 910B, ids are also copied to the host"
     for hardware, expected in ((ASCEND_910B, told), (CPU_HOST, "")):
         recfx.draw(model, tmp_path / "model.html", hardware)
         assert data_of(tmp_path / "model.html")["costs"]["note"][: len(told)] == expected
+
+
+@pytest.mark.parametrize("name", ["ascend_910b", "h100"])
+def test_a_page_of_one_device_has_its_graph(name: HardwareName, tmp_path: Path) -> None:
+    model = recfx.convert(Model(), hashing=RAW, verify=False)
+    recfx.draw(model, tmp_path / "model.html", name)
+    data, cost = data_of(tmp_path / "model.html"), recfx.cost(model, name)
+    nodes = [data["nodes"][place] for one in data["collections"] for place in one["steps"][-1]["nodes"]]
+    assert [node["name"] for node in nodes] == [node.name for node in cost.nodes if node.kind != "dense"]
+    assert {one["device"] for one in data["collections"]} == {cost.device}
+    assert "to_host" in {node["kind"] for node in nodes}
+    assert data["costs"]["note"] == ""
 
 
 def test_tables_that_are_sharded_on_meta_have_no_times_on_a_device(tmp_path: Path) -> None:

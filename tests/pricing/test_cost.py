@@ -102,7 +102,7 @@ def test_a_traced_graph_costs_what_its_model_costs(whole: bool) -> None:
     model, sample = hashed(), batch(4)
     graph = recfx.trace(model, sample)
     subject = recfx.convert(Model(), sample, hashing=RAW, whole_graph=True) if whole else graph
-    found, expected = recfx.cost(subject, H100).at(64), recfx.cost(model, H100).at(64)
+    found, expected = recfx.cost(subject, CPU_HOST).at(64), recfx.cost(model, CPU_HOST).at(64)
     if not whole:
         assert found.totals.resident == expected.totals.resident
         assert found.seconds == pytest.approx(expected.seconds)
@@ -262,13 +262,28 @@ def test_a_table_without_an_optimizer_among_others() -> None:
     assert "optimizer: none, because no table is trained" in str(recfx.cost(Model().requires_grad_(False), H100).at())
 
 
+@pytest.mark.parametrize("topology", [ASCEND_910B, H100, npu_topology(1)], ids=["npu", "gpu", "one rank"])
+def test_a_model_on_this_host_is_priced_as_on_the_device(topology: Any) -> None:
+    model = hashed()
+    cost = recfx.cost(model, topology)
+    assert [node.kind for node in cost.nodes][:4] == ["select_features", "to_host", "hash_ids", "to_device"]
+    assert {node.kind for node in cost.nodes[4:]} == {"lookup", "mean_divide", "keyed_tensor", "dense"}
+    assert cost.resident == recfx.cost(model, CPU_HOST).resident
+    assert cost.device == cost.hardware_of().device
+    evaluated = [node.kind for node in recfx.cost(model.eval(), topology).nodes]
+    assert "to_host" not in evaluated
+    assert "find_rows" in evaluated
+
+
 def test_a_graph_of_this_host_says_what_it_lacks_elsewhere() -> None:
     told = "priced as the graph of this host: on Ascend 910B, ids are also copied to the host, hashed there and copied"
-    assert f"\n{told}" in str(recfx.cost(hashed(), ASCEND_910B).at())
+    graph = recfx.trace(hashed(), batch(4))
+    assert f"\n{told}" in str(recfx.cost(graph, ASCEND_910B).at())
     for cost in (
-        recfx.cost(hashed(), CPU_HOST),
+        recfx.cost(graph, CPU_HOST),
+        recfx.cost(hashed(), ASCEND_910B),
         recfx.cost(hashed(), npu_topology(2)),
-        recfx.cost(recfx.convert(Model(), hashing=None), ASCEND_910B),
+        recfx.cost(recfx.trace(recfx.convert(Model(), hashing=None), batch(4)), ASCEND_910B),
     ):
         assert "priced as" not in str(cost.at())
 

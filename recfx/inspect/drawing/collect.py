@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import fx, nn
 
+from recfx.collections.collection import UnshardedCollection
 from recfx.collections.converted_classes import converted_class
 from recfx.collections.converted_collection import ConvertedCollection
 from recfx.collections.kinds import KINDS, POOLED, kind_of
@@ -29,6 +30,8 @@ from recfx.ir.operator_graph import OperatorGraph
 from recfx.ir.printer import format_node
 from recfx.ir.snapshot import BEFORE, PASSES_KEY, PassRecord
 from recfx.planner.pricing.hardware import Hardware
+from recfx.planner.pricing.planned_collection import graph_on
+from recfx.planner.topology import chip_of
 from recfx.replacement.conversion_record import Found, conversion_of
 from recfx.runtime import HashLookup, Lookup
 from recfx.versions import __version__
@@ -165,10 +168,17 @@ def _subtitle(model: nn.Module, planned_ranks: int | None) -> str:
 def _collection(finding: Finding, record: Found | None, costs: DrawnCosts) -> DrawnCollection:
     module, source = finding.module, finding.source
     steps: tuple[PassRecord, ...] = ()
-    graph_module = None
+    kernels: dict[str, tuple[str, ...]] = {}
+    device = str(getattr(module, "device", "") or "")
     if isinstance(module, ConvertedCollection):
-        graph_module, source = module.graph_module, module.source or source
-        steps = graph_module.meta.get(PASSES_KEY, ())  # of the mode that it is in
+        source = module.source or source
+        if isinstance(module, UnshardedCollection) and costs.device:
+            device = costs.device
+            made = graph_on(module, device, chip_of(costs.hardware, device))
+            steps, kernels = made.records, _kernels_planned(made.graph, module.backend)
+        else:
+            steps = module.graph_module.meta.get(PASSES_KEY, ())  # of the mode that it is in
+            kernels = _kernels_now(module.graph_module)
     kind, tables = type(module).__name__, declared_tables(module)
     call_sites = () if record is None else record.call_sites
     return DrawnCollection(
@@ -177,10 +187,10 @@ def _collection(finding: Finding, record: Found | None, costs: DrawnCosts) -> Dr
         was=kind if record is None else record.kind,
         status=finding.status,
         why="" if finding.why is None else str(finding.why),
-        device=str(getattr(module, "device", "") or ""),
+        device=device,
         sources=call_sites or (() if source is None else (source,)),
         tables=tables,
-        steps=drawn_steps(steps, tables, {} if graph_module is None else _kernels_now(graph_module), costs),
+        steps=drawn_steps(steps, tables, kernels, costs),
     )
 
 

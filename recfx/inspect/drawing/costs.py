@@ -36,7 +36,7 @@ from recfx.planner.pricing.this_machine import this_machine
 from recfx.planner.pricing.times import as_modelled, seconds_of_collective, seconds_of_work
 from recfx.planner.pricing.values import whole_number
 from recfx.planner.pricing.work import NOTHING, NodeCost, Work
-from recfx.planner.topology import NpuTopology, check_topology, hardware_of
+from recfx.planner.topology import NpuTopology, check_topology, device_of_tables, hardware_of
 from recfx.replacement.conversion_record import Conversion, conversion_of, recorded
 from recfx.replacement.replace_collections import converted_by_path, unchanged
 
@@ -99,6 +99,7 @@ class DrawnCosts:
     cost: Cost
     hardware: Hardware | None = None
     note: str = ""  # what is not in the times, or why there are none although the hardware is known
+    device: str = ""  # what the graphs were made for, if the tables are somewhere else
 
     @functools.cached_property
     def _places(self) -> dict[tuple[str, str], int]:
@@ -137,11 +138,11 @@ NO_COSTS = DrawnCosts(Cost(COST_VERSION, (), (), 1, 0, False, "", this_machine))
 
 
 def costs_of(model: nn.Module, hardware: Hardware | None = None) -> DrawnCosts:
-    """The costs of a converted model or of a graph, with times on ``hardware``, or on what is typical of its device;
-    nothing if it is not converted.
+    """The costs of a converted model or of a graph on ``hardware``, or on what is typical of its device; nothing if it
+    is not converted.
     """
     try:
-        priced = cost(model)
+        priced = cost(model, hardware)
     except ConversionError:  # no converted collection: nothing can be priced
         return NO_COSTS
     hardware = hardware or TYPICAL.get(priced.device)
@@ -149,7 +150,8 @@ def costs_of(model: nn.Module, hardware: Hardware | None = None) -> DrawnCosts:
     if hardware is None or no_times:
         return DrawnCosts(priced, None, no_times)
     left_out = priced.copies_left_out(hardware)
-    return DrawnCosts(priced, hardware, left_out and f"{left_out[0].upper()}{left_out[1:]}.")
+    device = "" if priced.device == device_of_tables(model) else priced.device
+    return DrawnCosts(priced, hardware, left_out and f"{left_out[0].upper()}{left_out[1:]}.", device)
 
 
 def _no_times(model: nn.Module, hardware: Hardware) -> str:

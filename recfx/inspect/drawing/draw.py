@@ -107,8 +107,8 @@ def draw(
             of this topology, which need not be there: one of TorchRec's, or ``recfx.planner.topology.npu_topology``.
             Nodes and kernels are those of its devices, as if all that kernels need were installed. A page also predicts
             the time of each node. Or a :class:`recfx.planner.pricing.hardware.Hardware` or its name, such as
-            ``"h100"``, for times alone; with ``plan``, also for the nodes and kernels of its device. Default: times are
-            for what is typical of the device that has the tables (a CPU, an H100, an Ascend 910B); nothing is measured.
+            ``"h100"``: one such device, or with ``plan`` several. Default: times are for what is typical of the device
+            that has the tables (a CPU, an H100, an Ascend 910B); nothing is measured.
         plan: draws the model as this plan shards it; times are for what ``recfx.plan`` made it for, if it did.
         world_size: the number of ranks that ``plan`` is for. Default: those that it knows, if
             ``recfx.plan`` or ``read_plan`` made it; those of the topology; or those of a table that is on all ranks.

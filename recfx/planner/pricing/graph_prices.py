@@ -152,6 +152,12 @@ class ModelPrices:
             costs.append(replace(prices[graph].cost(operator.node, calls), name=node.name))
         return costs
 
+    def nodes_of_graph(self, graph: OperatorGraph, calls: int, store: TableStore) -> list[NodeCost]:
+        """The same of a graph of operators that was made for what its tables, which are in ``store``, are now."""
+        self.contexts |= graph.context.collections
+        prices = GraphPrices(graph, self._trains, self.residents, store)
+        return [prices.cost(node, calls) for node in graph.operators]
+
     def _prices(self, graph: OperatorGraph, store: TableStore | None) -> GraphPrices:
         """The prices of a graph whose tables may have changed since it was made."""
         if store is not None:

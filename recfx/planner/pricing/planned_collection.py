@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 
 from recfx.collections.collection import UnshardedCollection
-from recfx.collections.compile_graph import rewritten
+from recfx.collections.compile_graph import FIND_ON_DEVICE, rewritten
 from recfx.collections.converted_collection import ConvertedCollection
 from recfx.collections.sharding.collection import ShardedCollection
 from recfx.collections.sharding.optimizer_settings import optimizer_settings
@@ -64,6 +64,18 @@ def planned_graph(planned: PlannedCollection, rank: int, chip: str | None = None
     """What the passes make of a collection on one rank; ``chip`` is the NPU whose limits its kernels have to fit."""
     context = replace(planned.context, sharding=replace(planned.sharding, rank=rank))
     return rewritten(OperatorGraph.of(context, PlannedTargets(planned.backend, chip)), planned.passes)
+
+
+def graph_on(collection: UnshardedCollection, device: str, chip: str | None = None) -> Rewriting:
+    """What the passes make of a collection on one rank, in the mode that it is in, with its tables on a device of this
+    type, wherever they are now.
+    """
+    (context,) = collection.unexpanded_graph().context.collections.values()
+    context = replace(context, facts={name: replace(facts, device=device) for name, facts in context.facts.items()})
+    graph = rewritten(OperatorGraph.of(context, PlannedTargets(collection.backend, chip)), collection.passes)
+    finds = rewritten(graph, (FIND_ON_DEVICE,))
+    inserts = any(node.kwargs.get("inserts") for node in finds.graph.of_kind("find_rows"))
+    return finds if inserts or not collection.training else graph
 
 
 def planned_as_sharded(collection: ConvertedCollection, device: str) -> PlannedCollection:
