@@ -197,6 +197,7 @@ class Watcher {
       try {
         auto model = std::make_shared<const ServedModel>(path_);
         seen_ = model->stamp();
+        model->warm_up();
         const std::string version = model->version();
         current_.set(std::move(model));
         std::fprintf(stderr, "reloaded\t%s\n", version.c_str());
@@ -372,6 +373,7 @@ int run(const Options& options) {
   if (options.bench == 0) {
     stop_reading_at_signals();
   }
+  current.get()->warm_up();
   std::fprintf(stderr, "loaded\t%s\n", current.get()->version().c_str());
   if (options.bench > 0) {
     bench_requests(reader, *current.get(), options.threads ? options.threads : 2, options.bench);

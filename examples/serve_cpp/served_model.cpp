@@ -255,6 +255,13 @@ std::vector<Array> ServedModel::serve(const std::vector<Array>& inputs) const {
   }
 }
 
+void ServedModel::warm_up() const {
+  try {
+    serve({});
+  } catch (const RequestError&) {  // no input is there; TorchScript has optimized the whole model before it says so
+  }
+}
+
 std::vector<std::string> ServedModel::input_names() const {
   std::vector<std::string> names;
   for (const auto& name : module_->script.attr("input_names").toGenericDict()) {

@@ -32,6 +32,9 @@ class ServedModel {
   // The outputs by name. Any number of threads may call it at once. Throws a RequestError.
   std::vector<Array> serve(const std::vector<Array>& inputs) const;
 
+  // Let TorchScript optimize the model now, which would otherwise delay the first answer. Call it once, before `serve`.
+  void warm_up() const;
+
   // Tells one content of a file from another.
   const std::string& version() const { return version_; }
 

@@ -41,7 +41,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 
 class Server:
-    """A server that is running; ``said`` waits for a line on its standard error."""
+    """A server that is running; ``said`` waits for a line on its standard error, and ``before`` has those before it."""
 
     def __init__(self, *command: str | Path) -> None:
         pipe = subprocess.PIPE
@@ -56,9 +56,11 @@ class Server:
         self._stuck.start()
 
     def said(self, pattern: str) -> str:
+        self.before: list[str] = []
         for line in self._errors:
             if re.match(pattern, line):
                 return line
+            self.before.append(line)
         raise AssertionError(f"the server has not said {pattern}")
 
     def ask(self) -> str:
@@ -134,6 +136,27 @@ def test_a_file_that_could_not_be_opened_is_loaded_as_soon_as_it_can(
     server.said("reloaded\t")
     assert server.ask() == version_of(files[1])
     assert server.end() == 0
+
+
+def test_a_file_is_optimized_before_it_answers(
+    serve: Callable[..., Server], files: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """TorchScript logs the graphs that it optimizes; that of a file takes the module itself."""
+    monkeypatch.setenv("PYTORCH_JIT_LOG_LEVEL", ">>profiling_graph_executor_impl")
+    path = tmp_path / "model.pt"
+    shutil.copy(files[0], path)
+    server = serve(path, "--watch", "0.02")
+    said = [server.before]
+    assert server.ask() == version_of(files[0])
+    shutil.copy(files[1], tmp_path / "next.pt")
+    os.replace(tmp_path / "next.pt", path)
+    server.said("reloaded\t")
+    said.append(server.before)
+    assert server.ask() == version_of(files[1])
+    server.input.close()
+    server.said("served\t")
+    said.append(server.before)
+    assert [any("graph(%self" in line for line in lines) for lines in said] == [True, True, False]
 
 
 def test_a_pipe_is_no_file(program: Path, tmp_path: Path) -> None:
