@@ -99,8 +99,9 @@ def convert(
             sample.
         verify: compare copies of the model and the result: outputs, gradients and one step. None: do so if there is a
             sample and the parameters take no more than 2 GiB.
-        inplace: False makes new module objects around the same parameters, and the original still runs: helper objects
-            and functions that refer to its modules (by attributes, closures or weak references) are copied, too. True
+        inplace: False makes new module objects around the same parameters, which both models train. The original still
+            runs, with the rows that ``hashing`` adds to its tables (``original_has_more_rows``): helper objects and
+            functions that refer to its modules (by attributes, closures or weak references) are copied, too. True
             patches the parents of the collections and everything else that refers to them (a model that is a collection
             itself is replaced: use the return value).
         id_ranges: the lowest and the highest id of features, as they reach their collections. Where these, or what the

@@ -123,6 +123,8 @@ def decide(
         conversion.notes += taken_over.notes(discovery, decision.replacements)
         converted = [(finding, decision.replacements[id(finding.module)]) for finding in discovery.of(CONVERTIBLE)]
         conversion.notes += notes_on_tied(taken_over.model, converted)
+        if not asked.inplace:
+            conversion.notes += resizing.notes()
         attach_conversion(decision.converted, conversion)
         if asked.verifies:
             conversion.notes += check_conversion(model, decision.converted, asked, conversion, discovery)

@@ -12,7 +12,7 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torchrec.modules.embedding_configs import BaseEmbeddingConfig
 
-from recfx.errors import GROW, ConversionError
+from recfx.errors import GROW, ConversionError, Diagnostic, few, plural
 from recfx.optim.attached import attached_optimizers
 
 
@@ -81,6 +81,23 @@ class TableResizing:
     def rows_before(self, weight: object) -> int | None:
         """How many rows the parameter had, if it has more now: another table of the same weight has been resized."""
         return next((old.data.shape[0] for old in self._old if old.weight is weight), None)
+
+    def notes(self) -> list[Diagnostic]:
+        """For a copy: the parameters that have got more rows are also those of the model from which it is made."""
+        grown: dict[str, list[str]] = {}
+        for old in self._old:
+            rows = f"{old.weight.shape[0]:,} instead of {old.data.shape[0]:,}"
+            grown.setdefault(old.path, []).append(f"{old.table!r} ({rows})")
+        return [
+            Diagnostic(
+                "original_has_more_rows",
+                path,
+                f"more rows for {plural(len(tables), 'table')}, {few(tables, 3)}: the model that is passed to convert "
+                "gets them as well, because these are its parameters. It still runs; its state_dict has new shapes.",
+                "nothing, if you use only what convert returns; otherwise convert copy.deepcopy(model).",
+            )
+            for path, tables in grown.items()
+        ]
 
     def mark(self) -> int:
         """A point that ``undo`` can return to."""

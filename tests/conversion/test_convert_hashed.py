@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from recfx.collections.pooled import HashEmbeddingBagCollection
 from recfx.conversion.convert import convert
 from recfx.errors import TableFullError
 from recfx.hashing import HashConfig
+from recfx.inspect.explain import explain
 from tests.builders.collections import collection, table
 
 EXTREMES = [-(2**63), 2**63 - 1, -1, 0, 1, 2**32, -(2**31)]
@@ -156,6 +158,30 @@ def test_more_rows_than_the_table_has(hashing: HashConfig) -> None:
     assert sorted(ids.tolist()) == raw
     assert rows.min() >= first
     assert len(set(map(tuple, answer.tolist()))) == len(answer)
+
+
+def test_the_report_says_that_the_original_has_the_new_rows_as_well() -> None:
+    def holder() -> nn.Module:
+        return nn.Sequential(EmbeddingBagCollection(tables=[table("t1", ["f1"], dim=4), table("t2", ["f2"], dim=4)]))
+
+    def notes(model: nn.Module, **settings: Any) -> list[Any]:
+        return [each for each in explain(model, **settings).reasons if each.code == "original_has_more_rows"]
+
+    bigger: dict[str, Any] = {"hashing": {"t1": HashConfig(rows=50)}}
+    original, in_place = holder(), holder()
+    weight = original.get_parameter("0.embedding_bags.t1.weight")
+    assert len(notes(original, **bigger)) == 1
+    assert weight.shape == (20, 4)
+    (note,) = notes(convert(original, **bigger))
+    assert weight.shape == (50, 4)
+    assert note.path == "0"
+    assert "'t1' (50 instead of 20)" in note.message
+    assert "copy.deepcopy(model)" in note.what_to_do
+    assert not notes(convert(in_place, inplace=True, **bigger))
+    copied = holder()
+    convert(copy.deepcopy(copied), **bigger)
+    assert copied.get_parameter("0.embedding_bags.t1.weight").shape == (20, 4)
+    assert not notes(convert(copied))
 
 
 @pytest.mark.parametrize("dense_rows", [0, 5])

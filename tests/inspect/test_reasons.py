@@ -182,7 +182,7 @@ def test_weights_not_used_and_init_fn_rows() -> None:
 
 
 def test_new_rows_behind_the_old_keep_the_weights() -> None:
-    report = explain(convert(Wrapped(collection(1)), hashing=HashConfig(rows=150)))
+    report = explain(convert(Wrapped(collection(1)), hashing=HashConfig(rows=150), inplace=True))
     assert report.reasons == ()
     hashing = report.collections[0].tables[0].hashing
     assert hashing is not None
