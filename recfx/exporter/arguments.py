@@ -54,7 +54,7 @@ class Pattern:
         value: the value of a constant, which the exported program has built in; for a tensor, the sample's number of
             dimensions, and whether it is of floats.
         is_weighted: whether a KJT or a jagged tensor has weights.
-        type_name: the name of a dataclass, for messages.
+        type_name: the name of a dataclass or of a tensor's dtype, for messages; older files lack that of a dtype.
         make: makes a dataclass; None after loading.
     """
 
@@ -119,6 +119,22 @@ class Signature:
                 built_in = f"; {pattern.value!r} is built in" if pattern.kind == "constant" else ""
                 raise _wrong(f"argument {name} is missing{built_in}.")
         return values
+
+    def unlike_sample(self, leaves: Iterable[Any]) -> tuple[str, str] | None:
+        """The first tensor that has another dtype or rank than in the sample, in words, and a reason code.
+
+        A model may take such tensors, so only a call that has failed asks.
+        """
+        for leaf, value in zip(self.leaves(), leaves, strict=True):
+            if leaf.kind != "tensor" or leaf.value is None:
+                continue
+            if value.dim() != leaf.value["dimensions"]:
+                shown = f"must have {leaf.value['dimensions']} dimensions, but is {list(value.shape)}"
+                return f"input {leaf.name} {shown}", "wrong_rank"
+            expected = leaf.type_name or _dtype(value)
+            if _dtype(value) != expected:
+                return f"input {leaf.name} must be {expected}, got {_dtype(value)}", "wrong_dtype"
+        return None
 
     def _by_name(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         """The arguments of a call; those that the sample did not give must have their defaults."""
@@ -185,7 +201,7 @@ def is_constant(value: Any, constant: Any) -> bool:
 def _pattern(value: Any, name: str, taken: set[str]) -> Pattern:
     if isinstance(value, torch.Tensor):
         described = {"dimensions": value.dim(), "floats": value.is_floating_point()}
-        return Pattern("tensor", _free(name, taken), value=described)
+        return Pattern("tensor", _free(name, taken), value=described, type_name=_dtype(value))
     if isinstance(value, KeyedJaggedTensor):
         if value.variable_stride_per_key():
             raise ExportError(
@@ -220,6 +236,10 @@ def _pattern(value: Any, name: str, taken: set[str]) -> Pattern:
         reason="unsupported_argument",
         what_to_do="pass tensors, KeyedJaggedTensors, or dicts, lists and dataclasses of these.",
     )
+
+
+def _dtype(tensor: torch.Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
 
 
 def _maker(value: Any) -> Any:

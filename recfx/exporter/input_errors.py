@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -80,18 +80,24 @@ def of_tensors(value: object) -> str:
 
 
 @contextmanager
-def input_errors() -> Iterator[None]:
-    """Raise errors of the file's own checks as recfx's: those whose message ends with a reason code."""
+def input_errors(unlike_sample: Callable[[], tuple[str, str] | None]) -> Iterator[None]:
+    """Raise errors of the file's own checks as recfx's: those whose message ends with a reason code.
+
+    Args:
+        unlike_sample: what to blame, with a reason code, for an error of the model itself; None if that is not known.
+    """
     try:
         yield
     except (torch.jit.Error, RuntimeError) as error:
         match = _TOLD.fullmatch(_last_line(error))
-        if match is None:
+        told = unlike_sample() if match is None else (_with_nearest(match["message"]), match["reason"])
+        if told is None:
             raise
+        message, reason = told
         raise InputError(
-            f"{_with_nearest(match['message'])}.",
-            reason=match["reason"],
-            what_to_do=_WHAT_TO_DO.get(match["reason"], "pass a batch like the sample of the export."),
+            f"{message}.",
+            reason=reason,
+            what_to_do=_WHAT_TO_DO.get(reason, "pass a batch like the sample of the export."),
         ) from error
 
 

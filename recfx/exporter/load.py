@@ -249,10 +249,11 @@ class LoadedModel(Shown, nn.Module):
         If it returned a dataclass, this returns a dict of its fields.
 
         Raises:
-            InputError: ``wrong_argument``, or the reason code at the end of the file's own message.
+            InputError: ``wrong_argument``, or the reason code at the end of the file's own message; ``wrong_rank`` or
+                ``wrong_dtype``, if the model fails with a tensor that is unlike the sample's.
         """
         leaves = self._signature.flatten(args, kwargs)
-        with torch.no_grad(), input_errors():
+        with torch.no_grad(), input_errors(lambda: self._signature.unlike_sample(leaves)):
             return put_together(self._returns, self.script.named(*leaves))
 
     def serve(self, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -267,7 +268,8 @@ class LoadedModel(Shown, nn.Module):
             InputError: as for ``forward``; ``unknown_input``, ``missing_input``, ``wrong_argument``: not a tensor.
         """
         check_inputs(inputs, self.inputs)
-        with torch.no_grad(), input_errors():
+        leaves = [inputs.get(leaf.name) for leaf in self._signature.leaves()]
+        with torch.no_grad(), input_errors(lambda: self._signature.unlike_sample(leaves)):
             outputs: dict[str, torch.Tensor] = self.script.serve(inputs)
         return outputs
 

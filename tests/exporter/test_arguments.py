@@ -168,3 +168,30 @@ def test_names_that_mean_something_in_the_program(format: str, tmp_path: Path) -
 )
 def test_identifiers(path: str, expected: str) -> None:
     assert identifier(path, {"a_b", "a_b_1"}) == expected
+
+
+class Projected(TwoTensors):
+    """Projects a tensor, which has to be of the weight's dtype and size."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.over = nn.Linear(3, 2)
+
+    def forward(self, features: KeyedJaggedTensor, added: torch.Tensor) -> torch.Tensor:
+        return self.ebc(features).values() + self.over(added)
+
+
+def test_a_tensor_unlike_the_sample_is_named_when_the_model_fails(tmp_path: Path) -> None:
+    _, loaded = exported(Projected(), recfx.Sample(features(), torch.rand(3, 3)), tmp_path, "torchscript")
+    by_name = {"features.f.values": torch.arange(3), "features.f.lengths": torch.ones(3).long()}
+    for added, reason, message in (
+        (torch.rand(3, 3).double(), "wrong_dtype", r"input added must be float32, got float64\. What to do: convert"),
+        (torch.ones(4), "wrong_rank", r"input added must have 2 dimensions, but is \[4\]\. What to do: pass as many"),
+    ):
+        with refused(reason, match=message, error=recfx.InputError):
+            loaded(features(), added)
+        with refused(reason, match=message, error=recfx.InputError):
+            loaded.serve({**by_name, "added": added})
+    with pytest.raises(RuntimeError, match="TorchScript") as raised:
+        loaded(features(), torch.rand(3, 4))
+    assert not isinstance(raised.value, recfx.InputError)

@@ -20,7 +20,7 @@ from recfx.exporter.serving.named_inputs import NamedJagged
 from recfx.kernels.build import library
 from recfx.kernels.lookup.quantized_rows import dequantize_rows, quantize_rows
 from tests.exporter.conftest import UsualExport
-from tests.exporter.hashed_models import HASHING, HashedModel, call, trained
+from tests.exporter.hashed_models import HASHING, HashedModel, by_name, call, trained
 from tests.support.refusals import refused
 
 EXTREME = [-(2**63), 2**63 - 1, -1, 0, 1]
@@ -342,7 +342,7 @@ def test_errors_of_users_that_end_in_brackets_are_theirs(model: nn.Module, file:
     loaded = recfx.load(file)
     loaded.script = _Raises()
     with pytest.raises(RuntimeError, match=r"sizes \[2, 3\]") as raised:
-        loaded.serve(dict.fromkeys(loaded.inputs, torch.ones(1)))
+        loaded.serve(by_name(call(1)))
     assert not isinstance(raised.value, recfx.InputError)
 
 
