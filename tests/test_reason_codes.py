@@ -10,6 +10,7 @@ import copy
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -50,8 +51,18 @@ def test_converting_again_with_another_request(change: dict[str, object]) -> Non
     assert recfx.convert(converted, hashing=recfx.HashConfig(seed=1), backend="reference") is converted
     with pytest.raises(recfx.ConversionError, match="unconvert") as caught:
         recfx.convert(converted, **change)
-    assert ("save_checkpoint" in str(caught.value)) == ("hashing" in change)
+    assert "save_checkpoint" not in str(caught.value)  # there is no index that could hold ids
     assert (caught.value.reason, caught.value.module_path) == ("already_converted", "part.ebc")
+
+
+@pytest.mark.parametrize("change", [{"hashing": recfx.HashConfig()}, {"backend": "fbgemm"}], ids=["hashing", "backend"])
+def test_converting_an_index_again_with_another_request(change: dict[str, Any]) -> None:
+    with pytest.raises(recfx.ConversionError) as caught:
+        recfx.convert(recfx.convert(Model(), hashing=RAW, backend="reference"), **change)
+    assert caught.value.reason == "already_converted"
+    first, second = caught.value.what_to_do.split("If they do: ")
+    assert first.startswith("if its indexes hold no ids yet, call recfx.unconvert")
+    assert second.startswith("to keep what was learned, save_checkpoint()")
 
 
 @pytest.mark.parametrize("name", ["tables", "store"])

@@ -12,7 +12,7 @@ from torch import nn
 from recfx.collections.converted_collection import ConvertedCollection
 from recfx.collections.copy_modules import copy_modules, refuse_fully_sharded
 from recfx.collections.devices import usable_device
-from recfx.collections.kinds import kind_of
+from recfx.collections.kinds import kind_of, standard_kind
 from recfx.conversion.check_conversion import check_conversion, compile_dropped, read_but_not_called
 from recfx.conversion.request import DEFAULT_HASHING, Request, declared_ranges
 from recfx.discovery.bypass import held_by_hooks
@@ -90,6 +90,8 @@ def decide(
     if asked.shards:
         with refusals():
             _refuse_sharded(discovery)
+    with refusals():
+        _refuse_hashing_of_managed(discovery, asked)
     done("discover")
     if discovery.of(CONVERTED) and not discovery.of(CONVERTIBLE):
         with refusals():
@@ -120,7 +122,7 @@ def decide(
         done("replace, and run the passes")
         conversion = decision.conversion = recorded(discovery, asked.on_unsupported, before=conversion_of(model))
         conversion.notes += compile_dropped(model, asked.inplace) + read_but_not_called(discovery)
-        conversion.notes += taken_over.notes(discovery, decision.replacements)
+        conversion.notes += taken_over.notes(discovery, decision.replacements, asked.hashing)
         converted = [(finding, decision.replacements[id(finding.module)]) for finding in discovery.of(CONVERTIBLE)]
         conversion.notes += notes_on_tied(taken_over.model, converted)
         if not asked.inplace:
@@ -216,6 +218,25 @@ def _refuse_unsupported(discovery: Discovery, on_unsupported: str) -> None:
         )
 
 
+def _refuse_hashing_of_managed(discovery: Discovery, asked: Request) -> None:
+    """Refuse ``hashing`` by table name for tables of managed collisions that stay as they are."""
+    for finding in discovery.of(KEPT) + discovery.of(REFUSED):
+        if finding.reason != "managed_collision" or not isinstance(asked.hashing, Mapping):
+            continue
+        inner: Any = finding.module
+        inner = inner._embedding_module
+        tables = [] if standard_kind(inner) is None else [config.name for config in kind_of(inner).configs_of(inner)]
+        for table in tables:
+            if table in asked.hashing:
+                raise ConversionError(
+                    f"hashing names table {table!r}, but {type(finding.module).__name__} stays as it is, and remaps "
+                    "its ids by itself.",
+                    reason="managed_collision",
+                    module_path=finding.path,
+                    what_to_do="pass managed_collisions='convert' as well, or leave the table out of hashing=.",
+                )
+
+
 def _refuse_raw_ids_of_kept(discovery: Discovery, replacements: Mapping[int, nn.Module]) -> None:
     """Refuse raw ids for the whole model if some collections stay as they are: these would take the ids for rows."""
     collections = [module for module in replacements.values() if isinstance(module, ConvertedCollection)]
@@ -255,18 +276,19 @@ def _refuse_other_request(discovery: Discovery, asked: Request) -> None:
         else:
             what = ""
         if what:
-            raise _already_converted(finding, what, hashes=bool(other))
+            raise _already_converted(finding, what)
 
 
-_GROW = f" If its tables hold ids, do not unconvert. {GROW}"
-
-
-def _already_converted(finding: Finding, what: str, *, hashes: bool = False) -> ConversionError:
+def _already_converted(finding: Finding, what: str) -> ConversionError:
+    converted: Any = finding.module
+    plain = "call recfx.unconvert, and convert what it returns as you want it"
     return ConversionError(
         f"the collection is already converted, and this call asks for {what}.",
         reason="already_converted",
         module_path=finding.path,
-        what_to_do=f"call recfx.unconvert first, then convert as you want it.{_GROW if hashes else ''}",
+        what_to_do=f"if its indexes hold no ids yet, {plain}. If they do: {GROW[0].lower()}{GROW[1:]}"
+        if converted.tables_with_index()
+        else f"{plain}.",
     )
 
 

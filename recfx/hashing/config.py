@@ -8,7 +8,7 @@ from typing import Literal, SupportsIndex, TypeAlias, get_args
 
 from torch import Tensor
 
-from recfx.errors import ConversionError
+from recfx.errors import ConversionError, plural
 from recfx.kernels.index.index_buffers import IndexPolicy
 
 # Every language that computes bucket borders multiplies a number of buckets by a number of rows in an int64.
@@ -180,12 +180,9 @@ class HashConfig:
         _check_dense_rows(dense_rows, rows, name)
         index_rows = rows - dense_rows
         buckets = _default_buckets(index_rows) if self.buckets is None else self.buckets
-        if index_rows > 0 and buckets > index_rows:
-            raise _invalid(
-                "buckets", buckets, f"at most {index_rows}, the rows that the index gives out (rows - dense_rows)", name
-            )
-        if index_rows > 0 and self.unseen == "row" and 2 * buckets > index_rows:
-            raise _invalid("buckets", buckets, f"at most {index_rows // 2}: a row of each belongs to no id", name)
+        each = 2 if self.unseen == "row" else 1  # the last row of a bucket belongs to no id then
+        if 0 < index_rows < each * buckets:
+            raise _too_many_buckets(buckets, each, index_rows, dense_rows, name)
         return ResolvedHashConfig(
             rows=rows,
             dense_rows=dense_rows,
@@ -263,6 +260,19 @@ def _default_buckets(index_rows: int) -> int:
     while buckets < _MOST_DEFAULT_BUCKETS and index_rows // (2 * buckets) >= _ROWS_PER_DEFAULT_BUCKET:
         buckets *= 2
     return buckets
+
+
+def _too_many_buckets(buckets: int, each: int, index_rows: int, dense_rows: int, name: str) -> ConversionError:
+    less = f" (rows={dense_rows + index_rows} less dense_rows={dense_rows})" if dense_rows else ""
+    needs = "one" if each == 1 else "two, because unseen='row' keeps one for ids without a row"
+    fewer = f"buckets={index_rows // each} or fewer, or " if index_rows >= each else ""
+    return ConversionError(
+        f"HashConfig.buckets is {buckets}, but the index has only {plural(index_rows, 'row')}{less}, and each bucket "
+        f"needs {needs}.",
+        reason="invalid_hash_config",
+        module_path=name,
+        what_to_do=f"pass {fewer}rows={dense_rows + each * buckets} or more.",
+    )
 
 
 def _check_dense_rows(dense_rows: int, rows: int, name: str) -> None:

@@ -119,7 +119,8 @@ def config_of_learned(learned: LearnedMap, asked: HashConfig | None, table: str,
             f"a managed-collision module has given rows of table {table!r} to ids, and hashing= would not keep them.",
             reason="learned_ids_lost",
             module_path=path,
-            what_to_do="leave dense_rows and buckets out of its HashConfig, or leave the table out of hashing=.",
+            what_to_do="pass as hashing= a dict by table name that leaves the table out, or gives it a HashConfig "
+            "without dense_rows and buckets.",
         )
     fewest = learned.rows + (asked.unseen == "row" and not learned.misses)  # that row belongs to no id
     rows = asked.rows if fewest == learned.rows else max(asked.rows or 0, fewest)
@@ -143,9 +144,11 @@ def learned_by_mch(module: MCHManagedCollisionModule) -> LearnedMap:
         f"a new id gets a row in its first batch, not after up to {module._eviction_interval} batches",
         "the initial weights of a new id do not depend on which id had the row before",
     ]
-    of_rules = ["in a full table, a new id takes the row of another id at once"]
+    rule: Literal["lru", "lfu"] = "lru" if isinstance(policy, LRU_EvictionPolicy) else "lfu"
+    name = type(policy).__name__
+    of_rules = [f"{name} becomes evict={rule!r}: in a full table, a new id takes the row of another id at once"]
     if isinstance(policy, DistanceLFU_EvictionPolicy):
-        of_rules.append("how often an id was seen decides alone (evict='lfu'), however long ago it was last seen")
+        of_rules.append("how often an id was seen decides alone, however long ago it was last seen")
     elif getattr(policy, "_decay_exponent", 1.0) != 1.0:
         of_rules.append("decay_exponent changes nothing: the order by age is the same")
     if policy._threshold_filtering_func is not None:
@@ -154,7 +157,6 @@ def learned_by_mch(module: MCHManagedCollisionModule) -> LearnedMap:
         )
     if module._current_history_buffer_offset:
         differences.append("ids seen since the last eviction interval are still unknown")
-    rule: Literal["lru", "lfu"] = "lru" if isinstance(policy, LRU_EvictionPolicy) else "lfu"
     return LearnedMap(
         rows=module._zch_size,
         ids=ids[known],

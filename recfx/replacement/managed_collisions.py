@@ -69,8 +69,10 @@ class TakenOver:
                     )
                 )
 
-    def notes(self, discovery: Discovery, replacements: Mapping[int, nn.Module]) -> list[Diagnostic]:
-        """What the report says of each table; ``replacements`` are the converted collections, by ``id``."""
+    def notes(self, discovery: Discovery, replacements: Mapping[int, nn.Module], hashing: object) -> list[Diagnostic]:
+        """What the report says of each table; ``replacements`` are the converted collections, by ``id``, and
+        ``hashing`` is what the user has asked for.
+        """
         notes = []
         for finding in discovery.of(CONVERTIBLE):
             converted: Any = replacements[id(finding.module)]
@@ -80,6 +82,14 @@ class TakenOver:
                 alike.setdefault(said, {})[table] = learned.ids.numel()
             for (message, what_to_do, severity), tables in alike.items():
                 message = f"{_said_of_ids(tables)} {message}"
+                if what_to_do:
+                    how = (
+                        ""
+                        if isinstance(hashing, Mapping)
+                        else " (one config is for all tables; a dict is by table name)"
+                    )
+                    keep = f"to keep the rules of TorchRec's module, leave {_named(list(tables))} out of hashing={how}"
+                    what_to_do = f"{keep}; {what_to_do}"
                 notes.append(Diagnostic("managed_collision_converted", finding.path, message, what_to_do, severity))
         return notes
 
@@ -112,7 +122,7 @@ def _said_of_training(learned: LearnedMap, config: ResolvedHashConfig) -> tuple[
     message += f" The rules given in hashing= also differ from those of TorchRec's module: {'; '.join(rules)}."
     reads = config.unseen != learned.config.unseen
     message += " In eval mode, ids that were not learned do not read what they read before." if reads else ""
-    what_to_do = f"name in hashing= all rules that are to stay; recfx.{learned.config} comes closest to the module's."
+    what_to_do = f"to change only some of them, begin with recfx.{learned.config}, which comes closest to them all."
     return message, what_to_do, Severity.WARNING if reads else Severity.INFO
 
 

@@ -172,6 +172,7 @@ def test_scores_are_carried_over(name: str) -> None:
         assert sorted(id_ for (id_,) in evicted) == [102, 103, 104]
     (note,) = [r for r in recfx.explain(ours).reasons if r.code == "managed_collision_converted"]
     assert differs in note.message
+    assert f"_EvictionPolicy becomes evict={rule!r}: in a full table" in note.message
     one = "The learned id of table 'a' keeps its row. Table 'b' has not learned any ids yet. Training goes on"
     assert note.message.startswith(one) == (name == "threshold")
 
@@ -201,7 +202,9 @@ def test_rules_that_hashing_names_are_told_and_unknown_ids_are_not_compared() ->
     assert "on_full is 'error', not 'evict'; unseen is 'zeros', not 'row'" in a.message
     assert "evict is" not in a.message  # nothing evicts
     assert "takes the row of another id at once" not in a.message
+    assert "leave table 'a' out of hashing=; to change only some of them, begin with" in a.what_to_do
     assert "unseen='row'" in a.what_to_do
+    assert not recfx.explain(converted(model, hashing={"b": hashing["b"]})).reasons[-1].what_to_do
     assert (a.severity, b.severity) == ("warning", "info")
     assert "takes the row of another id at once" in b.message
     assert ours.mc.index("a") is inner(ours).index("a")
@@ -398,6 +401,24 @@ def test_hashing_that_would_take_rows_from_learned_ids(asked: Any) -> None:
     with pytest.raises(recfx.ConversionError) as caught:
         converted(Model(learn(managed(True))), hashing={"a": asked})
     assert caught.value.reason == "learned_ids_lost"
+    assert "a dict by table name that leaves the table out" in caught.value.what_to_do
+
+
+@pytest.mark.parametrize("is_pooled", [True, False])
+def test_hashing_of_managed_collisions_that_are_kept(is_pooled: bool) -> None:
+    """One config is for all other tables; of a table that is named, the user hears that it is not converted."""
+    kept = {"on_unsupported": "keep"}
+    assert type(recfx.convert(Model(managed(is_pooled)), hashing=recfx.HashConfig.raw_ids(), **kept)) is Model
+    with refused("managed_collision", match=r"names table 'a'.*managed_collisions='convert' as well"):
+        recfx.convert(Model(managed(is_pooled)), hashing={"a": recfx.HashConfig.raw_ids()}, **kept)
+
+
+def test_one_config_for_all_tables_is_not_left_out_for_one() -> None:
+    ours = converted(Model(learn(managed(True))), hashing=recfx.HashConfig.raw_ids())
+    (note,) = [each for each in recfx.explain(ours).reasons if each.code == "managed_collision_converted"]
+    assert (
+        "leave tables a, b out of hashing= (one config is for all tables; a dict is by table name)" in note.what_to_do
+    )
 
 
 def test_an_inner_collection_that_is_also_called_with_rows() -> None:

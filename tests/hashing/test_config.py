@@ -120,10 +120,19 @@ def test_default_buckets_hold_4096_rows(index_rows: int, buckets: int) -> None:
 
 
 def test_more_buckets_than_rows() -> None:
-    with pytest.raises(ConversionError, match=r"t1: HashConfig\.buckets is 4\..*at most 3"):
-        HashConfig(buckets=4, dense_rows=2).resolve(5, adopt=True, name="t1")
-    with pytest.raises(ConversionError, match=r"t1: HashConfig\.buckets is 2\..*at most 1"):
-        HashConfig(buckets=2, dense_rows=2, unseen="row").resolve(5, adopt=True, name="t1")
+    cases = [
+        (HashConfig.raw_ids(buckets=4), 3, r"4, .* only 3 rows, and each bucket needs one\..*buckets=3 .*rows=4 "),
+        (
+            HashConfig(buckets=4, dense_rows=2),
+            5,
+            r"4, .* only 3 rows \(rows=5 less dense_rows=2\).*buckets=3 .*rows=6 ",
+        ),
+        (HashConfig(buckets=2, dense_rows=2, unseen="row"), 5, r"2, .* needs two, because.*buckets=1 .*rows=6 or more"),
+        (HashConfig.raw_ids(unseen="row"), 1, r"1, .* only 1 row, .* pass rows=2 or more"),
+    ]
+    for config, rows, said in cases:
+        with pytest.raises(ConversionError, match=rf"^\[invalid_hash_config\] t1: HashConfig\.buckets is {said}"):
+            config.resolve(rows, adopt=True, name="t1")
 
 
 @given(configurations(), st.integers(1, 80))
