@@ -21,7 +21,7 @@ from recfx.collections.sharding.whole_plan import (
 from recfx.collections.whole_graph import WholeGraph
 from recfx.collections.wrappers import check_module, unwrap
 from recfx.discovery.sample import Sample
-from recfx.errors import ConversionError, did_you_mean, type_of
+from recfx.errors import ConversionError, did_you_mean, few, plural, type_of
 from recfx.ir.context import CollectionContext
 from recfx.ir.operator_graph import lowered_from
 from recfx.passes import Rewriting
@@ -384,21 +384,33 @@ def compare_plans(
         rows.append(PlanRow(name, _types(plan), priced))
     different = next((row for row in rows if row.cost.hardware != rows[0].cost.hardware), None)
     if different is not None:
+        one, other = rows[0].cost.hardware, different.cost.hardware
         raise ConversionError(
-            f"{_priced_for(rows[0], named)}, but {_priced_for(different, named)}, with constants of its own: their "
-            "times say nothing about each other.",
+            f"{_priced_for(rows[0], named, other)}, but {_priced_for(different, named, one)}: their times say nothing "
+            "about each other.",
             reason="invalid_argument",
-            what_to_do="pass topology=, what to compare them on.",
+            what_to_do="pass topology=, the hardware to compare them on, such as "
+            f"topology={_name_of(one)!r} (in a shell, --hardware {_name_of(one)}).",
         )
     return PlanComparison(tuple(rows))
 
 
-def _priced_for(row: PlanRow, plans: Mapping[str, ShardingPlan]) -> str:
-    """What a plan is priced for, and whether it was made for that; no topology was given."""
-    name = row.cost.hardware.name
+def _priced_for(row: PlanRow, plans: Mapping[str, ShardingPlan], other: Hardware) -> str:
+    """What a plan is priced for, how that differs from the other's, and whether it was made for that."""
+    own = row.cost.hardware
+    others = {name: constant.value for name, constant in other.constants().items()}
+    own_values = {name: constant.value for name, constant in own.constants().items()}
+    differing = [f"a {name} of {value:.3g}" for name, value in own_values.items() if value != others.get(name)]
+    if own.ranks_per_host != other.ranks_per_host:
+        differing.insert(0, f"{plural(own.ranks_per_host, 'rank')} per host")
+    name = f"{own.name} with {few(differing, 2)}" if own.name == other.name and differing else own.name
     if topology_of(plans[row.name]) is not None:
         return f"{row.name} was made for {name}"
     return f"{row.name} does not know what it was made for and is priced for {name}"
+
+
+def _name_of(hardware: Hardware) -> str:
+    return next((name for name, named in NAMED.items() if named.device == hardware.device), "cpu")
 
 
 def _types(plan: ShardingPlan) -> dict[str, str]:

@@ -173,6 +173,14 @@ def test_plans_for_different_hardware_are_not_compared_without_saying_on_which()
         recfx.compare_plans(Model(), plans)
 
 
+def test_plans_for_hosts_of_different_ranks_are_compared_on_the_hardware_that_the_error_names() -> None:
+    plans = {str(ranks): recfx.plan(Model(), make_topology(ranks, "cpu")) for ranks in (2, 4)}
+    wanted = r"2 was made for CPU with 2 ranks per host, but 4 was made for CPU with 4 .* such as topology='cpu' \("
+    with refused("invalid_argument", match=wanted):
+        recfx.compare_plans(Model(), plans)
+    assert [row.cost.world_size for row in recfx.compare_plans(Model(), plans, topology="cpu")] == [2, 4]
+
+
 # ``convert`` with ranks and without a plan
 
 
