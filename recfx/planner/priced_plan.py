@@ -56,14 +56,16 @@ class Pricing:
     left_out: int = 0
 
     def __str__(self) -> str:
+        runner_up = self.runner_up
+        only = "the only one that TorchRec's planner found within the constraints and the memory of the ranks"
         skipped = f" ({self.left_out:,} similar ones were left out to save time)" if self.left_out else ""
         text = (
-            f"the cheapest of {self.tried} plans{skipped}: {self.chosen}, {in_time(self.chosen.seconds)} per step "
-            f"predicted for {self.hardware} and {self.batch_size} samples per rank, without the rest of the model"
+            f"{only if runner_up is None else f'the cheapest of {self.tried} plans'}{skipped}: {self.chosen}, "
+            f"{in_time(self.chosen.seconds)} per step predicted for {self.hardware} and {self.batch_size} samples per "
+            "rank, without the rest of the model"
         )
-        runner_up = self.runner_up
         if runner_up is None:
-            return text + "; no other plan fits."
+            return f"{text}."
         return f"{text}; the runner-up ({runner_up}) takes {in_time(runner_up.seconds)}: {self.why_it_lost()}."
 
     def why_it_lost(self) -> str:
