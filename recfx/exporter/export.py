@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 import torch
 from torch import nn
+from torchrec.modules.mc_embedding_modules import BaseManagedCollisionEmbeddingCollection
 
 from recfx.collections.collection import unsharded_collections
 from recfx.collections.copy_modules import refuse_fully_sharded
@@ -180,7 +181,7 @@ def _export(file: _File, converted: nn.Module, sample: Sample, outputs: Any, sou
             report = _write(file, artifact, comparison)
             if report is not None:
                 return report
-    raise _not_exported(call.failures, file_format)
+    raise _not_exported(converted, call.failures, file_format)
 
 
 def _check_arguments(
@@ -370,7 +371,15 @@ def _is_big(fillings: list[Filling]) -> bool:
     return sum(filling.buffer.nbytes for filling in fillings) >= _SHOW_PROGRESS_FROM
 
 
-def _not_exported(failures: list[Diagnostic], file_format: FileFormat) -> ExportError:
+def _not_exported(converted: nn.Module, failures: list[Diagnostic], file_format: FileFormat) -> ExportError:
+    for path, module in converted.named_modules():
+        if isinstance(module, BaseManagedCollisionEmbeddingCollection):
+            return ExportError(
+                f"{file_format.compiler} cannot express the model, in which {type(module).__name__} was kept.",
+                reason="managed_collision",
+                module_path=path,
+                what_to_do="export what recfx.convert(model, managed_collisions='convert') returns.",
+            )
     ways = list(dict.fromkeys(str(failure) for failure in failures))
     return ExportError(
         f"{file_format.compiler} cannot express the model. "

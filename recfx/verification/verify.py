@@ -30,6 +30,7 @@ from recfx.verification.reference_model import (
     answer_unknown_ids_otherwise,
     attach_optimizers,
     copy_fused_state,
+    learned_otherwise,
     reference_of,
 )
 from recfx.verification.run_step import LEARNING_RATE, Run, run_step
@@ -81,6 +82,17 @@ class Comparison:
                     message = f"{wrong} of {ids.numel()} ids are found in another row than items() lists"
                     where = f"{path + '.' if path else ''}{table}"
                     self.checks.append(Check("", "", "index", where, DIFFERENT, float("inf"), message))
+
+    def name_learned_otherwise(self) -> None:
+        """If eval modes differ: which managed collisions know other ids than the index, because a model was trained."""
+        if not any(check.mode == "eval" and check.status == DIFFERENT for check in self.checks):
+            return
+        message = "one of the models was trained since the conversion: TorchRec's module and the index know other ids"
+        advice = "verify before either is trained; recfx.convert does so by itself if it gets a sample."
+        self.checks[:0] = [
+            Check("", "", "index", where, DIFFERENT, float("inf"), message, advice)
+            for where in learned_otherwise(self.original, self.converted)
+        ]
 
     def skip(self, mode: str, batch: str, where: str, message: str, what_to_do: str = "") -> None:
         self.checks.append(Check(mode, batch, "run", where, SKIPPED, message=message, what_to_do=what_to_do))
@@ -308,6 +320,7 @@ def _verify(original: nn.Module, converted: nn.Module, call: Sample, rtol: float
             else:
                 with _nothing_collected():
                     comparison.compare(mode, batch, sized)
+    comparison.name_learned_otherwise()
     return comparison.report()
 
 

@@ -26,7 +26,8 @@ class Check:
         mode: ``"train"`` or ``"eval"``.
         batch: ``"sample"``, or ``"sample + 1"`` for the second batch size.
         what: ``outputs``, ``gradients``, ``parameters`` and ``buffers`` (after one step), ``calls`` (how often a
-            collection is called), ``run``, ``index`` (only where ids are not found where they are listed), or
+            collection is called), ``run``, ``index`` (only where ids are not found where they are listed, or are not
+            those that managed collisions know, because one of the models was trained since), or
             ``unknown ids`` (of managed collisions that answer them by another rule now).
         where: output, parameter, input or collection. For a run that failed, the model that failed: ``original``,
             ``converted`` or ``refused_sample`` (converted, with an error of recfx); or what prevented the run:

@@ -474,6 +474,30 @@ def test_graphs_and_files_answer_for_unknown_ids(is_pooled: bool, portable: bool
     assert torch.equal(recfx.load(tmp_path / "model.pt")(ASKED), wanted)
 
 
+@pytest.mark.parametrize("which", ["original", "converted"])
+def test_after_training_verification_says_why_it_fails(which: str) -> None:
+    model = Model(learn(managed(True)))
+    attach(model, torch.optim.SGD, lr=0.1)
+    ours = converted(model)
+    verified = recfx.verify(model, ours, (ASKED,))
+    assert verified.ok
+    assert not [check for check in verified.checks if check.what == "index"]
+    (model if which == "original" else ours).train()(ASKED)
+    verified = recfx.verify(model, ours, (ASKED,))
+    assert not verified.ok
+    first, second, *others = verified.checks
+    assert (first.where, second.where) == tuple(f"mc._embedding_module.embedding_bags.{table}" for table in "ab")
+    assert "was trained since the conversion" in first.message
+    assert "verify before either is trained" in str(verified)
+    assert not [check for check in others if check.what == "index"]
+
+
+def test_a_file_that_would_keep_managed_collisions(tmp_path: Path) -> None:
+    with refused("managed_collision", "mc", match="managed_collisions='convert'", error=recfx.ExportError) as caught:
+        recfx.export(Model(learn(managed(True))).eval(), tmp_path / "model.pt", (ASKED,))
+    assert len(str(caught.value)) < 300
+
+
 def test_rows_of_ids_are_not_exported(tmp_path: Path) -> None:
     ours = converted(OneKey(learn(managed(False, return_remapped_features=True)), False)).eval()
     with pytest.raises(recfx.ExportError, match="return_remapped_features") as caught:
