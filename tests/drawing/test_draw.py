@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import html
 import os
 import re
 import stat
@@ -64,6 +65,16 @@ def test_before_and_after_of_a_converted_model(make: Callable[[], nn.Module], tm
     assert '[label="[B*(L_f0 + L_f1)]"];' in text
     around = "inter_arch" in text and "dense_features" in text
     assert around is (make in (whole, traced))
+
+
+def test_a_notebook_shows_the_page_without_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    model = converted()
+    frame = recfx.draw(model)._repr_html_()
+    assert list(tmp_path.iterdir()) == []
+    assert frame.startswith("<iframe title=")
+    (shown,) = re.findall('srcdoc="([^"]*)"', frame)
+    assert html.unescape(shown) == recfx.draw(model, "model.html").read_text(encoding="utf-8")
 
 
 def test_a_model_that_is_not_converted_is_drawn_as_it_is(tmp_path: Path) -> None:

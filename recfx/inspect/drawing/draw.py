@@ -6,8 +6,9 @@ import contextlib
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from html import escape
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 from torch import nn
 from torchrec.distributed.planner import Topology
@@ -75,6 +76,36 @@ def _cannot_write(path: Path, why: str) -> DrawingError:
     )
 
 
+class Picture:
+    """A picture that is in no file; a notebook shows it.
+
+    Args:
+        page: the text of a page.
+    """
+
+    def __init__(self, page: str) -> None:
+        self.page = page
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: a frame, so that the page and the notebook do not change each other."""
+        style = "width: 100%; height: 45em; border: 1px solid"
+        return f'<iframe title="Picture of the model" style="{style}" srcdoc="{escape(self.page)}"></iframe>'
+
+
+@overload
+def draw(
+    model_or_graph: nn.Module,
+    path: None = None,
+    topology: Topology | NpuTopology | Hardware | HardwareName | None = None,
+    *,
+    plan: ShardingPlan | None = None,
+    world_size: int | None = None,
+    report: str = "",
+    sample: Any = None,
+) -> Picture: ...
+
+
+@overload
 def draw(
     model_or_graph: nn.Module,
     path: str | os.PathLike[str],
@@ -84,8 +115,20 @@ def draw(
     world_size: int | None = None,
     report: str = "",
     sample: Any = None,
-) -> Path:
-    """Draw a model's graphs, before and after conversion, into a file.
+) -> Path: ...
+
+
+def draw(
+    model_or_graph: nn.Module,
+    path: str | os.PathLike[str] | None = None,
+    topology: Topology | NpuTopology | Hardware | HardwareName | None = None,
+    *,
+    plan: ShardingPlan | None = None,
+    world_size: int | None = None,
+    report: str = "",
+    sample: Any = None,
+) -> Path | Picture:
+    """Draw a model's graphs, before and after conversion, into a file, or where a notebook shows them.
 
     The model does not change, nothing runs and nothing is communicated.
 
@@ -102,7 +145,7 @@ def draw(
             whole model, each collection is drawn by itself; one that is not converted is drawn as it is.
         path: the file, which is replaced if it exists. Its ending is the format: ``.html`` is one page that needs no
             network, with every pass, what is known of each node, and a search; ``.svg`` a picture of before and after,
-            which needs Graphviz's program ``dot``; ``.dot`` the same as Graphviz's text.
+            which needs Graphviz's program ``dot``; ``.dot`` the same as Graphviz's text. Default: no file.
         topology: draws a model that is not sharded as rank 0 would have it if ``recfx.plan`` sharded it over the ranks
             of this topology, which need not be there: one of TorchRec's, or ``recfx.planner.topology.npu_topology``.
             Nodes and kernels are those of its devices, as if all that kernels need were installed. A page also predicts
@@ -117,7 +160,7 @@ def draw(
         sample: as for ``recfx.cost``: the batch and the lengths that a page starts from.
 
     Returns:
-        the path of the file.
+        the path of the file; without one, an object that a notebook shows as the page.
 
     Raises:
         DrawingError: ``invalid_argument``, ``unknown_ending``, ``no_collection``, ``cannot_write``; for ``.svg`` also
@@ -128,24 +171,30 @@ def draw(
         InputError: ``invalid_argument``: ``world_size`` is no number of ranks.
     """
     check_module(model_or_graph, "model_or_graph")
-    target = as_path(path)
-    render = FORMATS.get(target.suffix.lower())
-    if render is None:
-        raise DrawingError(
-            f"{target} ends in {target.suffix!r}, which is not a format."
-            if target.suffix
-            else f"{target} has no ending.",
-            reason="unknown_ending",
-            what_to_do=f"end the path in one of {', '.join(FORMATS)}.",
-        )
+    target = None if path is None else as_path(path)
+    render = render_html if target is None else _format_of(target)
     topology = by_name(topology)
     if plan is None and world_size is None and (topology is None or isinstance(topology, Hardware)):
         drawing = collect(model_or_graph, topology)
     else:
         drawing = collect(model_or_graph, planned=as_planned(model_or_graph, topology, plan, world_size))
     costs = replace(drawing.costs, cost=replace(drawing.costs.cost, known=batch_of(sample)))
-    write_text(target, render(replace(drawing, report=report, costs=costs)))
+    text = render(replace(drawing, report=report, costs=costs))
+    if target is None:
+        return Picture(text)
+    write_text(target, text)
     return target
+
+
+def _format_of(path: Path) -> Callable[[Drawing], str]:
+    render = FORMATS.get(path.suffix.lower())
+    if render is None:
+        raise DrawingError(
+            f"{path} ends in {path.suffix!r}, which is not a format." if path.suffix else f"{path} has no ending.",
+            reason="unknown_ending",
+            what_to_do=f"end the path in one of {', '.join(FORMATS)}.",
+        )
+    return render
 
 
 FORMATS: dict[str, Callable[[Drawing], str]] = {
