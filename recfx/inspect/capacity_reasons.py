@@ -37,6 +37,7 @@ def suggested_rows(index: IndexFacts) -> int | None:
       are still to come, take 70 % of the usable rows. To come are, if a monitor has seen the pace fall, those of
       ``ids_to_come``; if it has seen it stay or rise, as many as came so far; if only the mean pace is known, which is
       usually too high, half as many.
+    - If a batch has stopped training, at least twice the rows: how many ids it had is not counted.
     - ``on_full="share"`` otherwise: ids without a row are not counted, but their sightings are; see ``_ids_sharing``.
     - ``on_full="evict"``: twice the rows, once half of the ids that got a row have lost it.
     """
@@ -53,6 +54,8 @@ def suggested_rows(index: IndexFacts) -> int | None:
             again = math.ceil(again / 2)
         expected = ids_to_come(index) if index.full_bucket is None else None
         enough = _rows_for(taken + (again if expected is None else min(again, math.ceil(expected))), index)
+        if index.full_bucket is not None:
+            enough = max(enough, 2 * config.index_rows)
     else:
         return None
     return config.dense_rows + max(enough, config.index_rows)

@@ -13,7 +13,7 @@ from recfx.printing.grid import Grid, groups_of, size
 
 FEW = 12  # up to this many collections or tables have a line each
 NEARLY_FULL = "index_nearly_full"
-FILLING = (NEARLY_FULL, "shared_answers", "eviction_churn", "candidates_dropped")
+FILLING = ("table_full", NEARLY_FULL, "shared_answers", "eviction_churn", "candidates_dropped")
 """The reasons of tables that are, or soon will be, too small."""
 LISTS_EACH = 'tables="all" lists each'
 """What a title or ``more`` says about what is left out; the page, which leaves nothing out, says something else."""
@@ -244,9 +244,11 @@ _INDEX_FACTS: dict[str, Callable[[TableOf], str]] = {
 
 
 def _filling(tables: list[TableOf], every: bool) -> Grid | None:
-    """The indexes that have counted something, the fullest first; None if there are none."""
+    """The indexes that have counted something or are too small, the fullest first; None if there are none."""
     counting = [
-        item for item in tables if item.table.index is not None and any(count for _, count in item.hash_index.counters)
+        item
+        for item in tables
+        if item.table.index is not None and (_fills(item) or any(count for _, count in item.hash_index.counters))
     ]
     if not counting:
         return None
@@ -282,12 +284,15 @@ def _filling(tables: list[TableOf], every: bool) -> Grid | None:
 
 
 def _what_happens(counting: list[TableOf]) -> str:
-    """What happens in how many of the tables: ``1 table is nearly full, 5 tables evict ids``."""
+    """What happens in how many of the tables: ``1 table is nearly full, 5 tables evict ids``. A table is full if one of
+    its buckets is; one that has stopped training, which the headline names, is counted as that alone.
+    """
     codes = [{reason.code for reason in item.table.reasons} for item in counting]
-    filling = [item.hash_index.occupancy for item, own in zip(counting, codes, strict=True) if NEARLY_FULL in own]
-    full = sum(occupancy == 1 for occupancy in filling)
+    filling = [item.hash_index for item, own in zip(counting, codes, strict=True) if NEARLY_FULL in own]
+    full = sum(index.worst_bucket_occupancy == 1 for index in filling)
     counts = {
-        ("is full", "are full"): full + sum("table_full" in own for own in codes),
+        ("has stopped training", "have stopped training"): sum("table_full" in own for own in codes),
+        ("is full", "are full"): full,
         ("is nearly full", "are nearly full"): len(filling) - full,
         ("shares rows", "share rows"): sum("shared_answers" in own for own in codes),
         ("evicts ids", "evict ids"): sum(item.hash_index.count("evicted") > 0 for item in counting),

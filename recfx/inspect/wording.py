@@ -27,8 +27,8 @@ def headline(report: ReportData) -> str:
     counted = f"{total} {'collection' if total == 1 else 'collections'}" if total else "no collections"
     then = f", but training would raise: {', '.join(raised)}" if report.ok and (raised := _raises(report)) else ""
     if full := [repr(table_in(reason.path)[1]) for reason in report.reasons if reason.code == "table_full"]:
-        which = f"table {full[0]} is" if len(full) == 1 else f"tables {few(full, 3)} are"
-        then = f": training has stopped: {which} full"
+        which = f"table {full[0]} has" if len(full) == 1 else f"tables {few(full, 3)} have"
+        then = f": {which} stopped training, for want of rows"
     return f"{counted}{': ' if parts else ''}{parts}. {'OK' if report.ok else 'NOT OK'}{then}"
 
 

@@ -25,6 +25,7 @@ from recfx import (
 from recfx.errors import Diagnostic
 from recfx.inspect import HashingReport, TableReport
 from recfx.inspect.explain import explain
+from tests.builders.collections import tables_named
 from tests.builders.optimizers import attach
 
 
@@ -245,12 +246,32 @@ def test_a_table_that_has_stopped_training_is_not_ok() -> None:
     with pytest.raises(TableFullError):
         train(torch.arange(100, 112), 1)
     report = explain(model)
-    assert str(report).splitlines()[0] == "1 collection: 1 converted. NOT OK: training has stopped: table 'b' is full"
+    lines = str(report).splitlines()
+    assert lines[0] == "1 collection: 1 converted. NOT OK: table 'b' has stopped training, for want of rows"
+    assert "Indexes, the fullest first: 1 table has stopped training" in lines
     (reason,) = (one for one in report.reasons if one.severity == "error")
     assert (reason.code, reason.path) == ("table_full", "ebc.embedding_bags.b")
-    assert "hashing={**before, 'b': recfx.HashConfig(rows=" in reason.what_to_do
+    assert "hashing={**before, 'b': recfx.HashConfig(rows=20," in reason.what_to_do
     train(torch.arange(8), 4)  # someone has left these ids out
     assert explain(model).ok
+
+
+def test_a_full_table_is_not_counted_as_one_that_has_stopped_training() -> None:
+    names = [f"t{number}" for number in range(14)]  # so many that only the fullest are listed
+    model = convert(tables_named(*names), hashing=HashConfig.raw_ids(buckets=2))
+    rows = model.tables[0].num_embeddings
+    index = model.index("t3")
+    first = [value for value in range(8 * rows) if int(index.shared_rows(torch.tensor([value]))) < rows // 2]
+    index.find_or_insert(torch.tensor(first[: rows // 2]))
+    assert index.occupancy().taken == rows // 2  # one of its buckets is full
+    for number in range(4, 14):
+        model.index(f"t{number}").find_or_insert(torch.arange(3))
+    with pytest.raises(TableFullError):
+        model.index("t13").find_or_insert(torch.arange(10_000))
+    lines = str(explain(model)).splitlines()
+    assert lines[0].endswith("NOT OK: table 't13' has stopped training, for want of rows")
+    title = lines.index("Indexes, the fullest first: 1 table has stopped training, 1 table is full")
+    assert sorted(line.split()[0] for line in lines[title + 3 : title + 5]) == ["t13", "t3"]
 
 
 def test_a_monitor_is_not_advised_where_there_is_one() -> None:
