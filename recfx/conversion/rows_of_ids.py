@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 from torchrec import KeyedJaggedTensor
 
 from recfx.collections.converted_collection import ConvertedCollection
+from recfx.discovery.sample import change_leaves
 from recfx.errors import ConversionError, InputError, type_of
 from recfx.hashing import ResolvedHashConfig
 
 _Items = tuple[Tensor, Tensor]
+_Batch = TypeVar("_Batch")
 _NONE, _BY_HASH = -1, -2
 
 
@@ -61,9 +63,7 @@ class RowsOfIds(dict[str, _Items]):
     def __reduce__(self) -> Any:
         return _restored, (dict(self), self._readers)
 
-    def to_rows(
-        self, features: KeyedJaggedTensor, absent: int | Literal["leave_out"] | None = None
-    ) -> KeyedJaggedTensor:
+    def to_rows(self, features: _Batch, absent: int | Literal["leave_out"] | None = None) -> _Batch:
         """The batch as the plain model takes it: rows in the place of raw ids. Features of other tables stay.
 
         With ``unseen="row"`` and one bucket, ids without a row of their own get the row that they read in eval mode.
@@ -72,7 +72,8 @@ class RowsOfIds(dict[str, _Items]):
         ``absent`` says what to do.
 
         Args:
-            features: as the converted model takes them.
+            features: as the converted model takes them: a KJT, or a dict, list, tuple or dataclass with some, whose
+                other parts stay.
             absent: the row that ids without one get, of every table, such as that of a padding id; or ``"leave_out"``.
 
         Example:
@@ -86,18 +87,30 @@ class RowsOfIds(dict[str, _Items]):
                 ``shared_rows_unknown``: an id has no row, and its hash would say which it reads (``unseen=``).
                 ``id_without_row``: an id of a sequence or of a mean has no row.
         """
-        if not isinstance(features, KeyedJaggedTensor):
-            raise InputError(
-                f"features is {type_of(features)}.",
-                reason="invalid_argument",
-                what_to_do="pass the KeyedJaggedTensor that the converted model takes.",
-            )
         if not (absent in (None, "leave_out") or (type(absent) is int and absent >= 0)):
             raise InputError(
                 f"absent is {absent!r}.",
                 reason="invalid_argument",
                 what_to_do="pass the number of a row, 'leave_out', or None.",
             )
+        found: list[KeyedJaggedTensor] = []
+
+        def change(part: Any) -> Any:
+            if not isinstance(part, KeyedJaggedTensor):
+                return part
+            found.append(part)
+            return self._batch_of_rows(part, absent)
+
+        changed: _Batch = change_leaves(features, change)
+        if not found:
+            raise InputError(
+                f"features is {type_of(features)}, without a KeyedJaggedTensor.",
+                reason="invalid_argument",
+                what_to_do="pass the KeyedJaggedTensor that the converted model takes, or the batch that it is in.",
+            )
+        return changed
+
+    def _batch_of_rows(self, features: KeyedJaggedTensor, absent: int | str | None) -> KeyedJaggedTensor:
         by_key = features.values().split(features.length_per_key())
         rows_of_keys = [self._rows(feature, ids, absent) for feature, ids in zip(features.keys(), by_key, strict=True)]
         rows = torch.cat([features.values()[:0].long(), *rows_of_keys])

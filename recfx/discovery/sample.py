@@ -104,7 +104,7 @@ class Sample:
         """
         if _first_keyed_jagged((self.args, self.kwargs)) is None:
             return None
-        args, kwargs = _changed((self.args, self.kwargs), _emptied)
+        args, kwargs = change_leaves((self.args, self.kwargs), _emptied)
         return Sample(*args, **kwargs)
 
     def sizes(self) -> tuple[int | None, dict[str, Fraction]]:
@@ -131,13 +131,13 @@ class Sample:
         if not batch_size:
             return None
         take = torch.tensor(taken(batch_size))
-        args, kwargs = _changed((self.args, self.kwargs), lambda value: _take(value, batch_size, take))
+        args, kwargs = change_leaves((self.args, self.kwargs), lambda value: _take(value, batch_size, take))
         return Sample(*args, **kwargs)
 
 
 def clone_value(value: Any) -> Any:
     """A copy that shares no tensors; leaf tensors stay leaves, and require gradients as before."""
-    return _changed(value, _cloned)
+    return change_leaves(value, _cloned)
 
 
 def _cloned(leaf: Any) -> Any:
@@ -214,18 +214,18 @@ def _first_keyed_jagged(value: Any) -> KeyedJaggedTensor | None:
     return next((leaf for leaf in _leaves(value) if isinstance(leaf, KeyedJaggedTensor)), None)
 
 
-def _changed(value: Any, change: Callable[[Any], Any]) -> Any:
+def change_leaves(value: Any, change: Callable[[Any], Any]) -> Any:
     """Change the leaves of a nest of containers: tensors, KJTs, and anything else."""
     if type(value) in (list, tuple):
-        return type(value)(_changed(item, change) for item in value)
+        return type(value)(change_leaves(item, change) for item in value)
     if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(_changed(item, change) for item in value))
+        return type(value)(*(change_leaves(item, change) for item in value))
     if isinstance(value, dict):
-        return {key: _changed(item, change) for key, item in value.items()}
+        return {key: change_leaves(item, change) for key, item in value.items()}
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         duplicate = copy.copy(value)
         for field in dataclasses.fields(value):
-            object.__setattr__(duplicate, field.name, _changed(getattr(value, field.name), change))
+            object.__setattr__(duplicate, field.name, change_leaves(getattr(value, field.name), change))
         return duplicate
     return change(value)
 

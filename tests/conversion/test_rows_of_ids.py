@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import pickle
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -76,6 +77,23 @@ def test_ids_without_a_row_are_left_out() -> None:
     assert rows.lengths().tolist() == [1, 0, 1, 0, 1, 1, 0, 1, 1, 0]
     assert rows.weights().tolist() == [1.25, 1.75, 2.25, 2.5, 2.75, 3.0]
     assert torch.equal(plain(rows)[0], model(features)[0])
+
+
+@dataclass(frozen=True)
+class Parts:
+    sparse: KeyedJaggedTensor
+    dense: torch.Tensor
+
+
+def test_every_part_of_a_batch_is_mapped() -> None:
+    _, _, mapping = unconverted(Both())
+    dense, expected = torch.rand(2, 3), mapping.to_rows(SEEN).values()
+    parts, (named, labels) = mapping.to_rows((Parts(SEEN, dense), ({"a": SEEN, "b": SEEN}, dense)))
+    assert all(torch.equal(each.values(), expected) for each in (parts.sparse, named["a"], named["b"]))
+    assert parts.dense is dense
+    assert labels is dense
+    with refused("invalid_argument", match="features is a dict, without", error=recfx.InputError):
+        mapping.to_rows({"dense": dense})
 
 
 def test_ids_of_a_sequence_keep_their_places() -> None:
