@@ -184,6 +184,18 @@ def test_the_report_says_that_the_original_has_the_new_rows_as_well() -> None:
     assert not notes(convert(copied))
 
 
+def test_two_conversions_of_one_model_share_its_weights_unless_it_is_copied() -> None:
+    original = EmbeddingBagCollection(tables=[table("t1", ["f1"], dim=4)])
+    first, second, third = (convert(each, hashing=RAW) for each in (original, original, copy.deepcopy(original)))
+    weight = original.get_parameter("embedding_bags.t1.weight")
+    assert first.weight("t1") is second.weight("t1") is weight
+    assert third.weight("t1") is not weight
+    pooled(first, [7])
+    pooled(second, [8])
+    rows = [model.index("t1").find(torch.tensor([id_])).item() for model, id_ in ((first, 7), (second, 8))]
+    assert rows == [0, 0]
+
+
 @pytest.mark.parametrize("dense_rows", [0, 5])
 def test_rows_do_not_depend_on_the_order_of_arrival(dense_rows: int) -> None:
     """Nor on what else the table holds: the seed, the table's name and the id say it all."""
