@@ -188,7 +188,10 @@ def test_a_collection_that_is_kept_after_all_keeps_its_rows() -> None:
     attach([model["bad"].embedding_bags["b"].weight], torch.optim.SGD)
     before = copy.deepcopy(model.state_dict())
     converted = recfx.convert(model, hashing=recfx.HashConfig(rows=30), on_unsupported="keep")
-    by_path = {found.paths[0]: (found.status, found.reason) for found in recfx.explain(converted).collections}
+    by_path = {
+        collection.paths[0]: (collection.status, collection.reason)
+        for collection in recfx.explain(converted).collections
+    }
     assert by_path["bad"] == ("refused", "optimizer_holds_state")
     assert by_path["good"][0] == "converted"
     assert converted["good"].weight("g").shape == (30, 4)

@@ -100,7 +100,7 @@ def _graph(given: argparse.Namespace, made: Made) -> Outcome:
     graphs = [(one, _graph_after(one, given.after)) for one in collections]
     if given.json:
         plain = [
-            {"paths": list(one.paths), "graph": graph, "passes": [asdict(each) for each in one.passes]}
+            {"paths": list(one.paths), "graph": graph, "passes": [asdict(one_pass) for one_pass in one.passes]}
             for one, graph in graphs
         ]
         return Outcome(json.dumps({"version": GRAPH_VERSION, "collections": plain}, indent=2))

@@ -52,7 +52,7 @@ def make(name: str) -> Made:
     if isinstance(made, tuple) and len(made) == 2 and isinstance(made[0], nn.Module):
         return Made(name, made[0], made[1])
     if isinstance(made, tuple):
-        found = f"({', '.join(type(each).__name__ for each in made[:4])}{', ...' if len(made) > 4 else ''})"
+        found = f"({', '.join(type(part).__name__ for part in made[:4])}{', ...' if len(made) > 4 else ''})"
     else:
         found = type_of(made)
     raise NoModelError(f"{name} returns {found}: return a model, or (model, sample)")
@@ -193,4 +193,8 @@ def _needed_arguments(function: Callable[..., object]) -> list[str]:
     except (TypeError, ValueError):  # built-in functions may have no signature
         return []
     optional = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    return [each.name for each in parameters if each.default is each.empty and each.kind not in optional]
+    return [
+        parameter.name
+        for parameter in parameters
+        if parameter.default is parameter.empty and parameter.kind not in optional
+    ]

@@ -296,7 +296,7 @@ def with_plan(
     described = with_nodes(described, rewriting.metas, rewriting.records)
     if device != device_of_tables(collection):  # what serves them now is for where they are now
         kernels = {name: meta.kernel for meta in rewriting.metas.values() if meta.kernel for name in meta.tables}
-        tables = tuple(replace(each, kernel=kernels.get(each.name, ""), kernels_passed_over=()) for each in tables)
+        tables = tuple(replace(table, kernel=kernels.get(table.name, ""), kernels_passed_over=()) for table in tables)
     reasons = collection_sharding_reasons(collection.tables, None, path)
     return with_reasons(replace(described, tables=tables), collection, reasons)
 

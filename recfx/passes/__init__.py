@@ -3,7 +3,7 @@
 They import ``recfx.ir``, ``recfx.errors`` and each other, and nothing else of the project.
 
 Example:
-    >>> [each.name for each in recfx.passes()][:2]
+    >>> [one_pass.name for one_pass in recfx.passes()][:2]
     ['expand_collection', 'insert_dist']
 """
 

@@ -234,7 +234,7 @@ class TrainPipeline:
         Example:
             >>> model = recfx.convert(Model())
             >>> pipeline = recfx.TrainPipeline(model, torch.optim.SGD(model.parameters(), lr=0.1), "cpu")
-            >>> [(each.path, each.pipelined) for each in pipeline.report()]  # nothing is sharded here
+            >>> [(sharded.path, sharded.pipelined) for sharded in pipeline.report()]  # nothing is sharded here
             [('ebc', False)]
         """
         return self._ahead.report()

@@ -99,15 +99,15 @@ class _Ranks:
                 passed.append(entry)
             else:
                 raise _error(f"no rank has room for a shard of {option.name}: {shard.storage}")
-            for each in passed:
-                heapq.heappush(self._heap, each)
+            for other in passed:
+                heapq.heappush(self._heap, other)
             shard.rank = entry[2]
             self._set(entry[2], self.free[entry[2]] - shard.storage, self.times[entry[2]] + shard.perf)
 
     def place_in_order(self, options: list[PlannedOption]) -> None:
         """Whole tables, rank by rank, so that the rank with most to do has as little to do as that allows."""
         times = [option.shards[0].perf.total for option in options]
-        low, high = max(times), sum(times) + max(each.total for each in self.times)
+        low, high = max(times), sum(times) + max(time.total for time in self.times)
         ranks = self._in_order(options, low)
         if ranks is not None:
             high = low
@@ -181,7 +181,7 @@ class _Ranks:
         """Every host, that with least to do first; it is taken from the heap."""
         for host in self._changed_hosts:
             self._host_changes[host] += 1
-            totals = (each.total for each in self.times[host * self._local : (host + 1) * self._local])
+            totals = (time.total for time in self.times[host * self._local : (host + 1) * self._local])
             total = functools.reduce(operator.add, totals)  # Python 3.12's sum rounds otherwise
             heapq.heappush(self._hosts, (total, host, self._host_changes[host]))
         self._changed_hosts = set()

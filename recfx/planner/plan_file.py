@@ -119,7 +119,7 @@ def _plain(sharding: Any, table: str, path: str, world_size: int | None) -> dict
         if not isinstance(value, str):
             raise table_error("invalid_argument", table, f"has {name}={value!r}.", path)
     rank = f"a rank of table {table!r}"
-    ranks = None if sharding.ranks is None else [whole_number(each, rank, least=0) for each in sharding.ranks]
+    ranks = None if sharding.ranks is None else [whole_number(number, rank, least=0) for number in sharding.ranks]
     if wrong := _wrong_ranks(named["sharding_type"], ranks, spec, world_size):
         raise table_error("invalid_argument", table, f"has ranks {wrong}.", path)
     return {**named, "ranks": ranks, "shards": shards}

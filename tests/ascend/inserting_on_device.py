@@ -75,7 +75,7 @@ class Twins:
             for each in (hashing, asked)
         )
         self.host.load_state_dict(self.there.state_dict())
-        assert ["inserts" in format_graph(each.first.graph_module) for each in self.models] == [False, True]
+        assert ["inserts" in format_graph(model.first.graph_module) for model in self.models] == [False, True]
 
     @property
     def models(self) -> tuple[Any, Any]:
@@ -103,7 +103,9 @@ class Twins:
         for node in finders(self.there):
             made: Any = node.copies._copy
             indexes = [index for index in node.hash_ids.indexes.by_table() if index is not None]
-            if made is None or [each for each in made.versions if each] != [each.map_version for each in indexes]:
+            if made is None or [version for version in made.versions if version] != [
+                index.map_version for index in indexes
+            ]:
                 continue
             for number, (index, fields) in enumerate(zip(indexes, _of_indexes(made.indexes.facts), strict=True)):
                 slots = made.indexes.slots.cpu()[fields[0] // 2 : fields[0] // 2 + fields[1] + 1]

@@ -41,7 +41,7 @@ def test_run_and_give_bandwidths(command: str) -> None:
     for stem, peers in PEERS.items():
         if not {"triton", f"triton/{stem}"} & set(STEMS[command]):
             continue
-        own = [each for each in results if each["name"].startswith(f"triton/{stem}/")]
+        own = [result for result in results if result["name"].startswith(f"triton/{stem}/")]
         wanted = peers if command == "with FBGEMM" else peers - {"FBGEMM on the device"}
         assert {each["peer"] for each in own} == wanted
         assert {each["ids"] for each in own} == {"uniform", "power law"}

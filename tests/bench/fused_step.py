@@ -92,7 +92,7 @@ def _bytes_moved(setup: Setup, optimizer: Optimizer, ids: Ids) -> float:
     """Of one step, as a mean over the batches."""
     rule = rule_of_class(optimizer.standard)
     assert rule is not None
-    state = sum(1 if each.per_row else setup.dim for each in rule.states)
+    state = sum(1 if state.per_row else setup.dim for state in rule.states)
     touched = statistics.mean(
         sum(part.unique().numel() for part in values.chunk(setup.tables)) for values in ids.dense[:4]
     )

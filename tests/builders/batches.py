@@ -40,7 +40,7 @@ def bags(features: Mapping[str, Sequence[Sequence[int]]], weights: torch.Tensor 
         features: the ids of each bag, by feature.
         weights: one per id, in the same order; None for an unweighted batch.
     """
-    listed = [bag for each in features.values() for bag in each]
+    listed = [bag for feature in features.values() for bag in feature]
     ids = torch.tensor([id_ for bag in listed for id_ in bag], dtype=torch.int64)
     return KeyedJaggedTensor(list(features), ids, weights, lengths=torch.tensor([len(bag) for bag in listed]))
 

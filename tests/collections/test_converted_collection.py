@@ -54,7 +54,7 @@ def both_kinds(rank: int, world_size: int) -> dict[str, object]:
         "unsharded": list(unsharded_collections(model)),
         "sharded": list(sharded_collections(model)),
         "names": [prefix for prefix, _ in collections_by_prefix(model, HashEmbeddingBagCollection)],
-        "kinds": [each.is_sharded for each in converted_collections(model).values()],
+        "kinds": [collection.is_sharded for collection in converted_collections(model).values()],
         "groups": [whole.process_group is None, sharded.process_group is env.process_group],
         "tables": [whole.tables_with_index(), sharded.tables_with_index()],
         "stores": [

@@ -89,7 +89,7 @@ def test_the_graph_is_that_of_the_tables_as_they_are_as_soon_as_a_cast_returns()
     model = recfx.convert(standard())
     model.half()
     facts = model.ebc.graph_module.meta[REWRITING_KEY].graph.context.collections["ebc"].facts
-    assert {each.dtype for each in facts.values()} == {torch.float16}
+    assert {fact.dtype for fact in facts.values()} == {torch.float16}
     assert format_graph(model.ebc.graph_module) == format_graph(recfx.convert(standard().half()).ebc.graph_module)
 
 

@@ -68,7 +68,7 @@ def test_it_is_converted_verified_and_turned_back() -> None:
     model.load_state_dict(converted.state_dict(), strict=True)
     report = recfx.explain(converted)
     assert report.ok
-    assert [each.kind for each in report.collections] == ["Stacks"]
+    assert [collection.kind for collection in report.collections] == ["Stacks"]
     assert "keyed_tensor" in str(found.graph_module)
     plain = recfx.unconvert(converted)
     assert isinstance(plain, nn.Module)
@@ -139,7 +139,7 @@ def sharded(rank: int, world_size: int) -> dict[str, Any]:
         "output": converted(batch(rank)).detach(),
         "expected": model(batch(rank)).detach(),
         "plain": type(plain.sparse) is Stacks and torch.equal(plain(batch()), model(batch())),
-        "sharders": sum(each.module_type is HashStacks for each in recfx.sharders()),
+        "sharders": sum(sharder.module_type is HashStacks for sharder in recfx.sharders()),
     }
 
 

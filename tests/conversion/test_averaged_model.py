@@ -115,7 +115,7 @@ def test_averages_are_those_of_a_standard_table_with_a_row_for_every_id(
             for averaged, each in zip(averages, (standard, model), strict=True):
                 averaged.update_parameters(each)
         known = index_of(averages[1].module).items()[0]
-        expected, found = (each.eval()(batch(known)) for each in averages)
+        expected, found = (average.eval()(batch(known)) for average in averages)
         torch.testing.assert_close(found, expected)
     assert len(index_of(model)) > 12
 
@@ -145,7 +145,7 @@ def test_rows_that_other_ids_get_start_anew_and_ids_with_other_rows_go_on(use_bu
         assert found.keys() == expected.keys()
         for id_, row in found.items():
             torch.testing.assert_close(row, expected[id_])
-        held = dict(zip(*(each.tolist() for each in index_of(model).items()), strict=True))
+        held = dict(zip(*(item.tolist() for item in index_of(model).items()), strict=True))
         moved += sum(id_ in rows and rows[id_] != row for id_, row in held.items())
         rows = held
         assert torch.equal(index_of(averaged.module).row_scores, index_of(model).row_scores)

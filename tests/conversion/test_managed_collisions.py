@@ -197,7 +197,7 @@ def test_rules_that_hashing_names_are_told_and_unknown_ids_are_not_compared() ->
     other = recfx.HashConfig.raw_ids(rows=2 * ROWS)
     hashing = {"a": other, "b": recfx.HashConfig()}
     ours: Any = converted(model, hashing=hashing)
-    a, b = (each for each in recfx.explain(ours).reasons if each.code == "managed_collision_converted")
+    a, b = (reason for reason in recfx.explain(ours).reasons if reason.code == "managed_collision_converted")
     assert "The rules given in hashing= also differ from those of TorchRec's module: " in a.message
     assert "on_full is 'error', not 'evict'; unseen is 'zeros', not 'row'" in a.message
     assert "evict is" not in a.message  # nothing evicts
@@ -393,7 +393,9 @@ def test_what_cannot_be_taken_over_is_refused_by_name(reason: str, make: Any) ->
     assert type(kept.mc) is type(model.mc)
     report = recfx.explain(model, managed_collisions="convert")
     assert not report.ok
-    assert [found.reason for found in report.collections if found.reason] == [reason]  # others are what it holds
+    assert [collection.reason for collection in report.collections if collection.reason] == [
+        reason
+    ]  # others are what it holds
 
 
 @pytest.mark.parametrize("asked", [None, recfx.HashConfig(dense_rows=3), recfx.HashConfig(buckets=2)])

@@ -437,7 +437,7 @@ def test_wrong_passes(passes: Any, reason: str, says: str) -> None:
     else:
         report = recfx.explain(model, passes=passes)
         assert not report.ok
-        assert reason in {each.code for each in report.reasons}
+        assert reason in {reason.code for reason in report.reasons}
 
 
 def test_converting_again_with_other_passes() -> None:

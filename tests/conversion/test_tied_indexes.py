@@ -240,7 +240,9 @@ def test_rows_that_an_output_layer_reads_are_pointed_out() -> None:
     model.head = nn.Linear(DIM, ROWS, bias=False)
     model.head.weight = model.ebc.embedding_bags["users"].weight
     (note,) = [
-        each for each in recfx.explain(recfx.convert(model, hashing=RAW)).reasons if each.code == "rows_read_elsewhere"
+        reason
+        for reason in recfx.explain(recfx.convert(model, hashing=RAW)).reasons
+        if reason.code == "rows_read_elsewhere"
     ]
     assert note.message.startswith("head.weight is the weight of ebc.embedding_bags.users")
     adopted = recfx.explain(recfx.convert(model)).reasons

@@ -60,7 +60,7 @@ def test_an_operator_on_the_ids_of_one_table_is_kept(before: str, monkeypatch: p
     monkeypatch.setitem(NODE_KINDS, KIND.name, KIND)
     monkeypatch.setitem(OWN_MAKERS, KIND.name, lambda of: DropIds())
 
-    position = [each.name for each in recfx.passes()].index(before)
+    position = [one_pass.name for one_pass in recfx.passes()].index(before)
     passes = [*recfx.passes()[:position], Rewrite("insert", on_ids_of_one), *recfx.passes()[position:]]
     converted = recfx.convert(model(), hashing=None, passes=passes)
     assert "ebc_drop_ids" in [node.name for node in converted.ebc.graph_module.graph.nodes]
@@ -184,7 +184,7 @@ def test_a_table_that_is_left_out() -> None:
 
 
 def test_lookups_of_raw_ids_are_refused() -> None:
-    passes = [each for each in recfx.passes() if each.name != "insert_hash"]
+    passes = [one_pass for one_pass in recfx.passes() if one_pass.name != "insert_hash"]
     with refused("not_hashed", "ebc", match="no node before it hashes them"):
         recfx.convert(model(), hashing=RAW, passes=passes)
     recfx.convert(model(), hashing=None, passes=passes)
@@ -267,7 +267,7 @@ def test_wrong_graphs_of_ranks(edit: Callable[[OperatorGraph], Any], says: str) 
 @pytest.mark.parametrize(
     "passes",
     [
-        [each for each in recfx.passes() if each.name != "insert_dist"],
+        [one_pass for one_pass in recfx.passes() if one_pass.name != "insert_dist"],
         recfx.passes()[:1],
         [*recfx.passes()[:2], edited(reads_own_ids, of_ranks=True), *recfx.passes()[2:]],
     ],

@@ -30,7 +30,11 @@ STEPS = 3
 
 def tables_of(model: nn.Module) -> list[nn.Parameter]:
     """The weights of all tables, each once."""
-    weights = [weight for each in standard_collections(model) for weight in kind_of(each).tables_of(each).parameters()]
+    weights = [
+        weight
+        for collection in standard_collections(model)
+        for weight in kind_of(collection).tables_of(collection).parameters()
+    ]
     return list({id(weight): weight for weight in weights if weight.requires_grad}.values())
 
 
@@ -54,7 +58,9 @@ def test_steps_of_fused_optimizers(case: Case, kind: str) -> None:
             run(one, case.sample(), backward=True)
     assert_same_weights(reference, converted, case)
     assert any(not torch.equal(start[name], value) for name, value in converted.state_dict().items())
-    fused = [table for each in converted_collections(converted).values() for table in each.fused_optimizers()]
+    fused = [
+        table for collection in converted_collections(converted).values() for table in collection.fused_optimizers()
+    ]
     assert len(fused) >= len(tables_of(reference))
 
 
@@ -92,8 +98,8 @@ def test_states_load_both_ways_and_copies_are_independent(case: Case) -> None:
 def test_unconverted_it_is_the_standard_model(case: Case) -> None:
     reference = case.model()
     plain = recfx.unconvert(recfx.convert(case.model(), verify=False))
-    assert [type(each) for each in standard_collections(plain)] == [
-        type(each) for each in standard_collections(reference)
+    assert [type(collection) for collection in standard_collections(plain)] == [
+        type(collection) for collection in standard_collections(reference)
     ]
     assert not converted_collections(plain)
     assert_agree(reference, plain, case)

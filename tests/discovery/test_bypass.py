@@ -285,13 +285,13 @@ def test_an_object_that_only_a_hook_holds_is_patched_in_place_and_noted_in_a_cop
     features = batch(5)
     model[0].register_forward_hook(OBJECTS_OF_HOOKS[way](model[0].ebc))
     copied = recfx.convert(model)
-    (note,) = [each for each in recfx.explain(copied).reasons if each.code == "held_by_hook"]
+    (note,) = [reason for reason in recfx.explain(copied).reasons if reason.code == "held_by_hook"]
     assert note.path == "0"
     assert "0._forward_hooks" in note.message
     with refused("bypassed_collection"):
         recfx.convert(model, (features,))
     converted: Any = recfx.convert(model, inplace=True)
-    assert "held_by_hook" not in [each.code for each in recfx.explain(converted).reasons]
+    assert "held_by_hook" not in [reason.code for reason in recfx.explain(converted).reasons]
     calls: list[str] = []
     converted[0].ebc.register_forward_hook(lambda *_: calls.append("converted"))
     converted(features)

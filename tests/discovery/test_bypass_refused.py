@@ -363,12 +363,12 @@ def test_what_takes_nothing_to_call_is_noted(code: str, file: Path) -> None:
         converted = recfx.convert(model, sample)
         assert isinstance(converted.ebc, HashEmbeddingBagCollection)
         torch.testing.assert_close(converted(features), before)
-        (note,) = [each for each in recfx.explain(converted).reasons if each.code == "bypass_not_called"]
+        (note,) = [reason for reason in recfx.explain(converted).reasons if reason.code == "bypass_not_called"]
         assert (note.path, note.severity) == ("ebc", "info")
         assert "is also reached by" in note.message
     dry = recfx.explain(model)
     assert dry.ok
-    assert "bypass_not_called" in {each.code for each in dry.reasons}
+    assert "bypass_not_called" in {reason.code for reason in dry.reasons}
 
 
 @pytest.mark.parametrize("code", [*REFUSED, UNCLEAR])

@@ -91,7 +91,9 @@ def test_collections_that_are_not_pooled_are_converted_and_listed() -> None:
     )
     report = recfx.explain(recfx.convert(model))
     assert report.ok
-    assert [(found.status, found.kind) for found in report.collections] == [("converted", "EmbeddingCollection")]
+    assert [(collection.status, collection.kind) for collection in report.collections] == [
+        ("converted", "EmbeddingCollection")
+    ]
 
 
 @pytest.mark.parametrize(

@@ -149,7 +149,7 @@ def test_the_command_is_for_the_device_that_torch_is_for(adapter: str, device: s
 
 def test_what_is_here_says_its_version() -> None:
     versions = {module: look(module) for module in ("torch", "torchrec", "fbgemm_gpu")}
-    assert all(found is not None and minor(found.version) for found in versions.values())
+    assert all(version is not None and minor(version.version) for version in versions.values())
     fbgemm = versions["fbgemm_gpu"]
     assert fbgemm is not None
     assert fbgemm.variant in ("cpu", "cuda")

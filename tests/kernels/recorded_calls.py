@@ -127,7 +127,7 @@ def _indexes(batches: int) -> None:
         undo = hash_index.find_or_insert_undoably(ids + 7, *batch, [hash_index.InFlight.nothing()] * len(held))
         hash_index.undo_insert(undo, *batch)
         slots, cells, locks = (
-            [getattr(each, name) for each in buffers] for name in ("slot_groups", "side_row", "lock")
+            [getattr(buffer, name) for buffer in buffers] for name in ("slot_groups", "side_row", "lock")
         )
         hash_index.find_tables(ids, begins, ends, slots, cells, locks, [policy.own_dense_rows for policy in policies])
         different_ids(ids, lengths.tolist(), [table % 2 == 0 for table in range(len(held))])

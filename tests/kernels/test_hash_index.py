@@ -391,7 +391,7 @@ def test_add_counts() -> None:
     for operators in (hash_index, reference):
         counts = [torch.tensor([1, 2, 3]), torch.tensor([2**40, 4]), torch.tensor([5, 6])]
         operators.add_counts(counts, [1, 0, 7, -1, -1, 2**33])
-        assert [each.tolist() for each in counts] == [[2, 2, 3], [2**40 + 7, 3], [4, 6 + 2**33]]
+        assert [count.tolist() for count in counts] == [[2, 2, 3], [2**40 + 7, 3], [4, 6 + 2**33]]
 
 
 @pytest.mark.parametrize("amounts", [[1], [1, 2, 3, 4]])
@@ -399,7 +399,7 @@ def test_add_counts_refuses_other_sizes(amounts: list[int]) -> None:
     counts = [torch.tensor([1, 2]), torch.tensor([3])]
     with pytest.raises(RuntimeError, match="add_counts"):
         hash_index.add_counts(counts, amounts)
-    assert [each.tolist() for each in counts] == [[1, 2], [3]]
+    assert [count.tolist() for count in counts] == [[1, 2], [3]]
 
 
 @pytest.mark.parametrize("operators", [hash_index, reference])

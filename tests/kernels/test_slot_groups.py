@@ -133,7 +133,7 @@ def test_each_index_draws_seeds_of_its_own() -> None:
     indexes[2].reset()
     indexes.append(HashIndex(8, config=config, device="meta").to_empty(device="cpu"))
     seeds = [
-        int(side_row[1]) for each in indexes for side_row in (each.side_row, each.get_buffer("candidate_side_row"))
+        int(side_row[1]) for index in indexes for side_row in (index.side_row, index.get_buffer("candidate_side_row"))
     ]
     assert len(set(seeds)) == 8
     assert len({seed >> 32 for seed in seeds}) == len({seed & 0xFFFFFFFF for seed in seeds}) == 8

@@ -324,7 +324,7 @@ class Mixed(nn.Module):
     def __init__(self, with_rows: bool = True) -> None:
         super().__init__()
         self.means, self.weighted = collection(), collection(is_weighted=True)
-        sums = [replace(each, pooling=PoolingType.SUM) for each in self.means.embedding_bag_configs()]
+        sums = [replace(config, pooling=PoolingType.SUM) for config in self.means.embedding_bag_configs()]
         self.sums = EmbeddingBagCollection(sums)
         for other in (self.sums, self.weighted):
             for table, bag in self.means.embedding_bags.items():
@@ -346,7 +346,7 @@ class Mixed(nn.Module):
         found = self.means(batch(sizes[0], number)), self.sums(batch(sizes[1], number + 1))
         weighted = self.weighted(batch(sizes[2], number + 2, weighted=True))
         unused = 2 * (number % 2)  # keys of the first table
-        sequences = [each for rows in self.rows for each in list(rows(batch(sizes[2], number + 3)).values())[unused:]]
+        sequences = [row for rows in self.rows for row in list(rows(batch(sizes[2], number + 3)).values())[unused:]]
         return sum((loss(each.values()) for each in (*found, weighted, *sequences)), torch.zeros(()))
 
 
@@ -428,7 +428,7 @@ def lookups_and_readers_in_turn(model: nn.Module, number: int) -> None:
     """Passes with both, with either alone, and with both in one again."""
     whole: Any = model
     readers = whole.readers
-    for part in (readers, ["lookup"], [each for each in readers if each != "lookup"], readers):
+    for part in (readers, ["lookup"], [reader for reader in readers if reader != "lookup"], readers):
         whole.readers = part
         one_step(model, number)
     whole.readers = readers
@@ -585,9 +585,9 @@ def test_a_graph_that_is_kept_keeps_no_batch_of_a_step_that_was_taken(readers: l
     model: Any = converted
     gc.collect()
     others = left_parts()
-    kept = [model.weight.sum() for each in readers if each == "before"]
+    kept = [model.weight.sum() for reader in readers if reader == "before"]
     kept += [model.ebc(batch(3, 1)).values().sum()]
-    kept += [model.weight.sum() for each in readers if each == "after"]
+    kept += [model.weight.sum() for reader in readers if reader == "after"]
     torch.autograd.backward(kept, retain_graph=True)
     gc.collect()
     assert left_parts() == others

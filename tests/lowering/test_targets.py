@@ -216,11 +216,11 @@ class _Made(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        tensors = [each for each in tree_leaves(result) if isinstance(each, torch.Tensor)]
+        tensors = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
         self.shapes += [
-            each.shape
-            for each in tensors
-            if each.dtype == torch.float32 and each.untyped_storage().nbytes() >= 4 * each.numel()
+            tensor.shape
+            for tensor in tensors
+            if tensor.dtype == torch.float32 and tensor.untyped_storage().nbytes() >= 4 * tensor.numel()
         ]
         return result
 

@@ -162,8 +162,8 @@ def a_batch_that_lacks_a_part_on_one_rank(
     if rank == 0 and how == "wrong":
         mine[3][part] = torch.zeros(3)
     answers = run(model, driver, iter(mine))["answers"]
-    assert [isinstance(each, str) for each in answers] == [False] * 3 + [True] + [False] * 2 + [True] * 2
-    return {"said": answers[3] if rank else "", "right": [each for each in answers if not isinstance(each, str)]}
+    assert [isinstance(answer, str) for answer in answers] == [False] * 3 + [True] + [False] * 2 + [True] * 2
+    return {"said": answers[3] if rank else "", "right": [answer for answer in answers if not isinstance(answer, str)]}
 
 
 @pytest.mark.parametrize("part", ["first", "second"])
@@ -293,7 +293,7 @@ def test_a_collection_that_is_not_ahead_and_that_one_rank_alone_leaves_out(wrong
     """The sizes of its ids are not taken for the ids of the next batch, with which gloo would end the process."""
     for answers in ranks(2).run(one_rank_leaves_out_what_is_not_ahead, wrong, training):
         assert answers[:3] == [""] * 3
-        errors = [each for each in answers[3:] if each and "not this one" not in each]
+        errors = [answer for answer in answers[3:] if answer and "not this one" not in answer]
         assert errors[0].startswith(("OutOfStepError: [ranks_at_different_calls]", "OutOfStepError: [rank_lost]"))
 
 
@@ -534,7 +534,7 @@ def own_code_fails_on_one_rank(rank: int, world_size: int, case: Case, where: st
             raise ValueError("not this one")
 
     {"before": model.register_forward_pre_hook, "after": model.register_forward_hook}[where](fail)
-    return [each.split(":")[0] for each in six_steps(driver, source)]
+    return [step.split(":")[0] for step in six_steps(driver, source)]
 
 
 def six_steps(driver: Any, source: Iterator[Any]) -> list[str]:
@@ -577,7 +577,7 @@ def test_a_collection_that_one_rank_alone_keeps_out_while_its_next_batch_was_sen
     """Its sizes are not taken for the ids of the next batch. In training, the others wait for it in their backward."""
     for answers in ranks(2).run(one_rank_calls_otherwise, training):
         assert answers[:2] == ["", ""]
-        first = next(each for each in answers if each)
+        first = next(answer for answer in answers if answer)
         assert first.startswith(f"OutOfStepError: [{reason}]")
         assert "" not in answers[4:]
 
@@ -624,7 +624,7 @@ def threads_left(rank: int, world_size: int) -> tuple[int, int]:
     deadline = time.monotonic() + 5
     while _running() and time.monotonic() < deadline:
         time.sleep(0.01)
-    assert all("forward" not in each.__dict__ for each in collections(model))
+    assert all("forward" not in collection.__dict__ for collection in collections(model))
     return before, _running()
 
 

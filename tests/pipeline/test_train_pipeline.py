@@ -275,7 +275,7 @@ def called_otherwise(rank: int, world_size: int, case: Case) -> list[str]:
     """Which collections send ids in each of five steps, before the model runs and while it does."""
     model: Any = sharded_model(case, world_size, "two")
     model.__class__ = TurnsFirst
-    sends = {id(each): name for name in ("first", "second") for each in getattr(model, name).modules()}
+    sends = {id(module): name for name in ("first", "second") for module in getattr(model, name).modules()}
     original, events = InputDistStart.forward, []
 
     def noted(self: Any, *args: Any, **kwargs: Any) -> Any:

@@ -84,7 +84,7 @@ def test_tables_in_order_are_as_even_as_their_order_allows(ranks: int, gib: floa
 def test_towers_are_left_to_torchrec() -> None:
     topology = Topology(8, "cuda", local_world_size=4)
     tables = options_by_table(topology)[:2]
-    proposal = [next(option for option in each if option.sharding_type == "table_row_wise") for each in tables]
+    proposal = [next(option for option in table if option.sharding_type == "table_row_wise") for table in tables]
     for option in proposal:
         option.dependency = "tower"
     expected = ranks_by(GreedyPerfPartitioner(), proposal, topology)

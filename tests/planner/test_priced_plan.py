@@ -71,9 +71,9 @@ def test_the_report_shows_the_runner_up_and_why_it_lost() -> None:
     assert reason.message.endswith(", with the same shards on other ranks.")
     limits = {f"t{number}": ParameterConstraints(sharding_types=["column_wise", "row_wise"]) for number in range(26)}
     (reason,) = [
-        each
-        for each in recfx.explain(model, plan=recfx.plan(model, Topology(2, "cpu"), limits)).reasons
-        if each.code == "plan_price"
+        reason
+        for reason in recfx.explain(model, plan=recfx.plan(model, Topology(2, "cpu"), limits)).reasons
+        if reason.code == "plan_price"
     ]
     assert ", hashing and lookups on the slowest rank +" in reason.message
     assert reason.message.endswith(" sharded otherwise.")

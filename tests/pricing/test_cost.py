@@ -60,7 +60,7 @@ def test_what_a_converted_model_keeps() -> None:
     indexes = [buffer for index in model.ebc.hash_indexes.values() for buffer in index.buffers()]
     assert cost.resident.index == sum(buffer.nbytes for buffer in indexes)
     assert cost.resident.weights == sum(parameter.nbytes for parameter in model.parameters())
-    state = [value for each in model.ebc.store.optimizers.values() for value in each.state.values()]
+    state = [value for optimizer in model.ebc.store.optimizers.values() for value in optimizer.state.values()]
     assert cost.resident.optimizer == sum(tensor.nbytes for tensor in state)
     assert cost.node("dense").resident_bytes == (24 * 3 + 3) * 4
 
@@ -178,7 +178,9 @@ def test_what_has_changed_since_the_conversion_is_known_before_a_forward(
     model.ebc(batch(4))
     assert found.nodes == recfx.cost(model, H100).nodes
     weight, cost = model.ebc.weight("t2"), found.node("dense")
-    assert found.resident.weights == cost.resident.weights + sum(each.nbytes for each in model.ebc.parameters())
+    assert found.resident.weights == cost.resident.weights + sum(
+        parameter.nbytes for parameter in model.ebc.parameters()
+    )
     (node,) = [node for node in found.nodes if node.kind.endswith("lookup") and "t2" in node.tables]
     per_id = node.forward.read_bytes.coeff(BATCH).expand().coeff(mean_length("f2"))
     index = 64 if node.kind == "hash_lookup" else 0
@@ -248,7 +250,7 @@ def test_the_text_says_what_is_in_a_step(optimizer: str, line: str, topology: An
     at = recfx.cost(model, topology).at()
     lines = str(at).splitlines()
     assert line in lines
-    assert any(each.startswith("not in it: Python, ") for each in lines)
+    assert any(line.startswith("not in it: Python, ") for line in lines)
     assert line in json.loads(at.to_json())["notes"]
     assert line in str(recfx.cost(recfx.trace(recfx.convert(model), batch(4)), H100).at())
     assert "optimizer: " not in str(recfx.cost(model.eval(), topology).at())

@@ -52,7 +52,7 @@ def test_a_step_reads_the_state_of_a_row_somewhere_else() -> None:
         model = collection()
         attach(model, optimizer)
         nodes = recfx.cost(recfx.convert(model, hashing=None)).nodes
-        accesses[optimizer] = sum(_number(each.backward.random_accesses) for each in nodes)
+        accesses[optimizer] = sum(_number(node.backward.random_accesses) for node in nodes)
     assert accesses["rowwise_adagrad"] == 2 * accesses["sgd"] > 0
 
 
@@ -74,7 +74,7 @@ def test_the_gradient_of_a_bag_is_read_from_memory_once() -> None:
     model = collection()
     attach(model, "sgd")
     (one, *_) = (node for node in recfx.cost(recfx.convert(model, hashing=None)).nodes if node.kind == "lookup")
-    lengths = [each for each in one.backward.read_bytes.free_symbols if str(each).startswith("L_")]
+    lengths = [symbol for symbol in one.backward.read_bytes.free_symbols if str(symbol).startswith("L_")]
     few, many = (one.backward.read_bytes.subs(dict.fromkeys(lengths, each)).subs(BATCH, 8) for each in (100, 101))
     assert many - few == 8 * 8 * len(lengths)  # all rows are touched already: what is left are the ids themselves
 

@@ -170,7 +170,7 @@ def step_and_cost_of_ranks(rank: int, world_size: int, case: Case) -> tuple[Any,
     cost = recfx.cost(sharded, H100)
     of_all, of_own = cost.at(sizes, L=lengths), cost.at(sizes, L=lengths[rank])
     assert (of_all.batch, of_all.batches) == (sizes[rank], tuple(sizes))
-    return sum(size for _, size in sent), of_own.totals.wire_bytes, [each.wire_bytes for each in of_all.ranks]
+    return sum(size for _, size in sent), of_own.totals.wire_bytes, [rank.wire_bytes for rank in of_all.ranks]
 
 
 def check_uneven(case: Case, world_size: int) -> None:

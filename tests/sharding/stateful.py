@@ -93,7 +93,7 @@ def train(model: nn.Module, case: Case, rank: int, world_size: int, first: int, 
         features = concatenate(step[rank * share : (rank + 1) * share])
         collections = [model.sparse] if case.beside is None else [model.sparse, model.beside]
         values = [values_of(collection(features)) for collection in collections]
-        (sum(each.square().sum() for each in values) * max(world_size, 1)).backward()  # type: ignore[union-attr]
+        (sum(value.square().sum() for value in values) * max(world_size, 1)).backward()  # type: ignore[union-attr]
 
 
 def gather(value: torch.Tensor) -> torch.Tensor:

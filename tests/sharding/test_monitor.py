@@ -130,7 +130,7 @@ def sent_once(rank: int, world_size: int) -> None:
     everyones = [[part[key].values() for part in first for key in table.features] for table in case.tables]
     total = monitor.scalars(dist.group.WORLD)
     for table, ids in zip(case.tables, everyones, strict=True):
-        share = sum(each.unique().numel() for each in ids) / sum(each.numel() for each in ids)
+        share = sum(id_.unique().numel() for id_ in ids) / sum(id_.numel() for id_ in ids)
         assert total[f"embeddings.{table.name}/different_ids"] == share
     (described,) = recfx.explain(sharded).collections
     said = [reason.message for reason in described.reasons if reason.code == "ids_sent_once"]

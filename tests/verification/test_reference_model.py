@@ -116,7 +116,7 @@ def test_a_placeholder_that_no_rule_stands_for_is_left_as_it_is() -> None:
     source, duplicate = Model(), Model()
     attach([source.after.weight], Placeholder)
     attach_optimizers(source, duplicate, skip=set())
-    assert [type(each) for each in attached_optimizers(duplicate.after.weight)] == [Placeholder]
+    assert [type(optimizer) for optimizer in attached_optimizers(duplicate.after.weight)] == [Placeholder]
 
 
 def test_optimizers_that_have_made_no_step() -> None:

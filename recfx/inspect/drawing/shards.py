@@ -40,13 +40,13 @@ def drawn_shards(costs: DrawnCosts) -> Iterator[DrawnShards]:
             table = PlannedTable(sharded, PlannedFacts(facts[name], groups[name]), cost.world_size, SYMBOLS)
             alike: dict[tuple[int, Resident], list[ShardOnRank]] = {}
             for shards in table.on_rank.values():
-                for each in shards:
-                    alike.setdefault((id(each.load), table.resident(each.shard)), []).append(each)
+                for on_rank in shards:
+                    alike.setdefault((id(on_rank.load), table.resident(on_rank.shard)), []).append(on_rank)
             for (_, resident), group in alike.items():
                 nodes = _nodes(planned, group[0], resident, cost.trains)
                 amounts = tuple(amount for node in nodes for amount in costs.amounts_of(node, alone, lengths))
                 rows, columns = group[0].shard.num_rows, group[0].shard.num_columns
-                ranks = _ranges([each.shard.rank for each in group])
+                ranks = _ranges([on_rank.shard.rank for on_rank in group])
                 yield DrawnShards(planned.name, name, sharded.type.name, rows, columns, ranks, amounts)
 
 

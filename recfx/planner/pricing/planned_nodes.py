@@ -157,7 +157,7 @@ class PlannedGraphs:
 
     def kind_of_rank(self, rank: int) -> Hashable:
         """Ranks of one kind have graphs that cost the same."""
-        loads = [id(each.load) for each in self.on_rank.get(rank, ())]
+        loads = [id(shard.load) for shard in self.on_rank.get(rank, ())]
         world = World(rank, self.world_size)
         return tuple(loads), tuple(tuple(hop.dim for hop in way.hops(world)) for way in self.ways)
 
@@ -218,7 +218,7 @@ class _Way:
     def lookups(self, rank: int) -> list[_Lookup]:
         """One for each group of tables; ranks that have the same, as of tables on all ranks, share them."""
         here = self.on_rank.get(rank, ())
-        key = tuple(each.load for each in here)
+        key = tuple(shard.load for shard in here)
         if key not in self._lookups:
             groups: dict[Hashable, list[TableLoad]] = {}
             for table, shard, load in here:
@@ -242,9 +242,9 @@ class _NodesOfRank:
         self.listed: list[PlannedNode] = []
         self.numbers: dict[str, int] = {}
         self.local = graphs.on_rank.get(rank, [])
-        self.loads = tuple(each.load for each in self.local)
+        self.loads = tuple(shard.load for shard in self.local)
         self.arrived = {"ids": total(load.ids for load in self.loads), "bags": total(load.bags for load in self.loads)}
-        self.is_hashed = graphs.is_hashed and any(each.table.table.has_index for each in self.local)
+        self.is_hashed = graphs.is_hashed and any(shard.table.table.has_index for shard in self.local)
         self.crosses = graphs.context.copies_ids and self.is_hashed
         self.ids_on_host = self.crosses and graphs.context.ids_on_host
 

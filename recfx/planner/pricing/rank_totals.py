@@ -147,7 +147,7 @@ def _price_rank(
                 seconds = calls * once
                 key = (number, _part(node.facts.kind), backward)
                 priced.between[key] = priced.between.get(key, 0.0) + seconds
-                read, written, flops = (calls * each for each in (size.read_bytes, size.written_bytes, size.flops))
+                read, written, flops = (calls * amount for amount in (size.read_bytes, size.written_bytes, size.flops))
                 priced.add(read=read, written=written, flops=flops, seconds=seconds)
             _add_calls(priced, number, node, values, hardware, calls)
     return priced
@@ -164,7 +164,7 @@ def _priced_phases(
     if known is not None:
         return known
     phases = formula_of(facts.kind)(facts)
-    sizes = [each if values is None else each.mapped(values.number) for each in (phases.forward, phases.backward)]
+    sizes = [size if values is None else size.mapped(values.number) for size in (phases.forward, phases.backward)]
     priced = [_Phase(size, seconds_of_work(size, hardware, node.on_host) if size != NOTHING else 0.0) for size in sizes]
     if key is not None:
         alike[key] = priced

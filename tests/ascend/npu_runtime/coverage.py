@@ -79,7 +79,7 @@ def _run_file(recorder: Recorder, weighted: bool) -> None:
         quantize = {"mean": "int8", "shared_by_two": "int4"}
         recfx.export(hashed_models.trained(weighted), file, sample, device=DEVICE, quantize=quantize)
         loaded = recfx.load(file, device=DEVICE)
-    arguments = [each.to(torch.device(DEVICE)) for each in sample.args]
+    arguments = [argument.to(torch.device(DEVICE)) for argument in sample.args]
     with recorder:
         recorder.now = Moment("exported", "unsharded", "eval")
         loaded(*arguments)
@@ -122,7 +122,7 @@ def _run_sequences(recorder: Recorder, target: str, hashing: recfx.HashConfig | 
             recorder.now = Moment(target, "unsharded", "training")
             rows = [each.values() for each in model.train()(features).values()]
             recorder.now = None  # the gradients are those of the rest of the model
-            gradients = [torch.ones_like(each) for each in rows]
+            gradients = [torch.ones_like(row) for row in rows]
             recorder.now = Moment(target, "unsharded", "training")
             torch.autograd.backward(rows, gradients)
             recorder.now = Moment(target, "unsharded", "eval")

@@ -181,17 +181,17 @@ def _written(func: Any, args: Any, kwargs: Any) -> Iterator[torch.Tensor]:
 def _starts_something(operator: Any) -> bool:
     """Whether it is neither a view (an "unsafe" one among them) nor memory that is only allocated."""
     results = [each.alias_info for each in operator._schema.returns]
-    is_view = bool(results) and all(each is not None and not each.is_write for each in results)
+    is_view = bool(results) and all(result is not None and not result.is_write for result in results)
     return not is_view and not operator.name().startswith(("aten::empty", "aten::new_empty", "aten::_unsafe_view"))
 
 
 def _dtypes(values: Any) -> list[str]:
-    on_npu = (each for each in tree_leaves(values) if isinstance(each, torch.Tensor) and each.device.type == "npu")
+    on_npu = (leaf for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor) and leaf.device.type == "npu")
     return [str(each.dtype).removeprefix("torch.") for each in on_npu]
 
 
 def _devices(values: Any) -> set[str]:
-    return {each.device.type for each in tree_leaves(values) if isinstance(each, torch.Tensor)}
+    return {leaf.device.type for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor)}
 
 
 def _where(frame: FrameType | None) -> tuple[str, int]:

@@ -124,7 +124,7 @@ def _kernel(name: str, operator: Any) -> Callable[..., Any]:
                 return leaf
             if id(leaf) in lent:
                 return lent[id(leaf)].returned()
-            if device is None or any(leaf is each for each in tensors):  # it was written to on the host
+            if device is None or any(leaf is tensor for tensor in tensors):  # it was written to on the host
                 return leaf
             return _moved(leaf, device)
 

@@ -17,7 +17,7 @@ def test_calls_are_made_and_compared(name: str) -> None:
     case = BY_NAME[name]
     for build in case.calls.values():
         call = build(lambda tensor: tensor.to(DEVICE, copy=True))
-        tensors = [each for each in call.arguments if isinstance(each, torch.Tensor)]
+        tensors = [argument for argument in call.arguments if isinstance(argument, torch.Tensor)]
         assert tensors
         assert {each.device for each in (*tensors, *call.keep, *(found for found, _ in call.also))} == {
             torch.device(DEVICE)

@@ -36,7 +36,7 @@ def test_training_resumes(tmp_path: Path, optimizer: str, source: str, target: s
     saved, loaded = trained(source, optimizer, 0, 4), trained(target, optimizer, 5, 7)
     saved.save(tmp_path)
     loaded.load(tmp_path)
-    places = {each.device for each in loaded.model.parameters()}
+    places = {parameter.device for parameter in loaded.model.parameters()}
     assert places == {torch.device(target)}
     assert_close(without_slots(loaded), without_slots(saved), rtol=0, atol=0)
     go_on(saved, source, 8, 10)

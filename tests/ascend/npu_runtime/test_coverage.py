@@ -126,7 +126,7 @@ def test_an_eval_forward_waits_once_to_check_its_batch(hashing: recfx.HashConfig
             recorder.now = Moment("npu", "unsharded", "eval")
             model(features)
             recorder.now = None
-    found = Counter(each.where for each in recorder.calls.elements())
+    found = Counter(element.where for element in recorder.calls.elements())
     assert found == {"recfx/kernels/lookup/bag_offsets.py": 1}
 
 

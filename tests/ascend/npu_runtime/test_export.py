@@ -16,7 +16,7 @@ from tests.exporter.hashed_models import call, trained
 
 
 def _on_device(sample: recfx.Sample) -> tuple[torch.Tensor, ...]:
-    return tuple(each.to(torch.device(DEVICE)) for each in sample.args)
+    return tuple(argument.to(torch.device(DEVICE)) for argument in sample.args)
 
 
 @pytest.mark.usefixtures("simulated_kernels")

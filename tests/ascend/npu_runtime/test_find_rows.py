@@ -130,7 +130,7 @@ def test_the_report_says_where_rows_are_found(monkeypatch: pytest.MonkeyPatch) -
     without = nn.Sequential(Pair(Place(DEVICE), HASHING["zeros"]).there)
     assert "in eval mode as well, because no target finds rows on npu: " in reason(without)
     assert "triton-ascend" in reason(without)
-    codes = {one.code for found in recfx.explain(without).collections for one in found.declined}
+    codes = {one.code for collection in recfx.explain(without).collections for one in collection.declined}
     assert "found_on_host" in codes
 
 

@@ -35,7 +35,7 @@ def converted(first: recfx.HashConfig, second: recfx.HashConfig, device: str = D
 
 def reasons(model: nn.Module) -> dict[str, str]:
     codes = ("found_on_device", "hashed_on_host", "find_on_device_not_used")
-    return {each.code: each.message for each in recfx.explain(model).reasons if each.code in codes}
+    return {reason.code: reason.message for reason in recfx.explain(model).reasons if reason.code in codes}
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -110,8 +110,8 @@ def test_a_whole_graph_trains_as_the_collection_does() -> None:
         steps = [whole.train(mode)(features.to(torch.device(DEVICE))).values() for mode in (True, False, True)]
         outputs.append(steps)
         assert [whole.get_submodule("0").index(name).counters["batches"] for name in TABLES] == [2, 2]
-    for found in outputs[1:]:
-        assert all(torch.equal(one, other) for one, other in zip(found, outputs[0], strict=True))
+    for output in outputs[1:]:
+        assert all(torch.equal(one, other) for one, other in zip(output, outputs[0], strict=True))
 
 
 def test_copies_that_another_stream_reads_are_made_again() -> None:

@@ -67,7 +67,7 @@ def step(recorder: Recorder, model: torch.nn.Module, features: KeyedJaggedTensor
         recorder.now = TRAINING
         outputs = [each for each in tensors_in(awaited(model.train()(features))) if each.is_floating_point()]
         recorder.now = None  # the gradients are those of the rest of the model
-        gradients = [torch.ones_like(each) for each in outputs]
+        gradients = [torch.ones_like(output) for output in outputs]
         recorder.now = TRAINING
         torch.autograd.backward(outputs, gradients)
         recorder.now = EVAL

@@ -60,7 +60,7 @@ def test_changes_no_bit(tables: str, ids_on_host: bool) -> None:
     found, batches = built(tables)
     found.model.train()
     pipeline = recfx.TrainPipeline(WithLoss(found.model), found.optimizer, torch.device(DEVICE))
-    source, piped = iter([IdsOnHost(each) if ids_on_host else each for each in batches]), []
+    source, piped = iter([IdsOnHost(batch) if ids_on_host else batch for batch in batches]), []
     for _ in batches:
         result: Any = pipeline.progress(source)
         assert result.device == torch.device(DEVICE)

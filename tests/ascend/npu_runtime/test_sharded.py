@@ -142,7 +142,7 @@ def said_of_transfers(rank: int, world_size: int) -> tuple[list[tuple[str, str]]
     assert case.hashing is not None
     case = replace(case, hashing=replace(case.hashing, find_on_device=True))
     sharded = model_on_npus(case, world_size, torch.device("npu", rank), ids_on_host=False).sparse.eval()
-    said = [(each.code, each.message) for each in transfer_reasons(sharded, "sparse")]
+    said = [(reason.code, reason.message) for reason in transfer_reasons(sharded, "sparse")]
     return said, format_graph(sharded.graph_module)
 
 

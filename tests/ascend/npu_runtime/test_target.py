@@ -64,12 +64,12 @@ def test_sequences_beside_pooled_tables_train_as_on_the_cpu(hashing: str, optimi
             features = make_batch(number, 20 if HASHING[hashing] is None else 60, HASHING[hashing] is not None)
             found = [*tensors_in([part(features.to(torch.device(device))) for part in model.values()])]
             values = [each for each in found if each.is_floating_point()]
-            sum(each.square().sum() for each in values).backward()
+            sum(value.square().sum() for value in values).backward()
             kept += [each.detach().cpu() for each in found]
         with torch.no_grad():
             kept += [each.cpu() for each in tensors_in(model.eval()["rows"](features.to(torch.device(device))))]
-        kept += [each.detach().cpu() for each in model.parameters()]
-        kept += [each.grad.cpu() for each in model.parameters() if each.grad is not None]
+        kept += [parameter.detach().cpu() for parameter in model.parameters()]
+        kept += [parameter.grad.cpu() for parameter in model.parameters() if parameter.grad is not None]
         results.append(kept)
     assert len(results[0]) == len(results[1])
     for found, expected in zip(*reversed(results), strict=True):
@@ -108,7 +108,7 @@ def test_gradients_of_weights_of_ids_that_share_a_row_until_they_are_admitted() 
             converted(weighted.to(torch.device(device))).values().square().sum().backward()
             assert weights.grad is not None
             gradients.append(weights.grad)
-        results.append([*gradients, *(each.grad.cpu() for each in converted.parameters())])
+        results.append([*gradients, *(parameter.grad.cpu() for parameter in converted.parameters())])
     assert all(bool(each.any()) for each in results[0])
     for found, expected in zip(*reversed(results), strict=True):
         torch.testing.assert_close(found, expected, **CLOSE)

@@ -80,7 +80,7 @@ def run_collection(device: str, dtype: torch.dtype, weighted: bool, dense: bool)
             optimizer.zero_grad()
         kept += [output.detach().float().cpu()]
         kept += [features.weights().grad.cpu()] if weighted else []
-    return [*kept, *(each.detach().float().cpu() for each in model.parameters())]
+    return [*kept, *(parameter.detach().float().cpu() for parameter in model.parameters())]
 
 
 @pytest.mark.parametrize("dense", [False, True], ids=["fused", "dense"])

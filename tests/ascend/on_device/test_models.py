@@ -32,7 +32,7 @@ def test_models_train_as_on_the_cpu(number: int) -> None:
 
 def test_the_kernels_are_those_in_triton() -> None:
     model = recfx.convert(HashedModel().to(device()), hashing=HASHING["shared_by_two"], backend=target())
-    model(*(each.to(device()) for each in call(3).args))
+    model(*(argument.to(device()) for argument in call(3).args))
     assert f"kernel={target()}" in format_graph(model.ebc.graph_module)
 
 
@@ -52,12 +52,12 @@ def test_a_model_that_moves_answers_as_it_did() -> None:
 def test_exported_files_answer_there(is_weighted: bool, quantize: str | None, portable: bool, tmp_path: Path) -> None:
     model = trained(is_weighted)
     recfx.export(model, tmp_path / "host", call(6, is_weighted=is_weighted), quantize=quantize)
-    sample = recfx.Sample(*(each.to(device()) for each in call(6, is_weighted=is_weighted).args))
+    sample = recfx.Sample(*(argument.to(device()) for argument in call(6, is_weighted=is_weighted).args))
     recfx.export(model.to(device()), tmp_path / "model", sample, quantize=quantize, portable=portable)
     host, loaded = recfx.load(tmp_path / "host"), recfx.load(tmp_path / "model", device=device())
     for batch_size in (0, 1, 7):
         arguments = call(batch_size, seed=9, low=-(2**63), high=2**63 - 1, is_weighted=is_weighted).args
-        found = loaded(*(each.to(device()) for each in arguments))
+        found = loaded(*(argument.to(device()) for argument in arguments))
         assert found.device.type == device().type
         torch.testing.assert_close(found.cpu(), host(*arguments), rtol=1e-4, atol=1e-4)
 

@@ -37,7 +37,7 @@ def run(setup: Setup) -> Iterator[Result]:
         workload = Workload(setup, distribution)
         gradients, touched = workload.gradients(), workload.touched()
         for rule in rules_in_triton():
-            state = sum(1 if each.per_row else setup.dim for each in rule.states)
+            state = sum(1 if state.per_row else setup.dim for state in rule.states)
             moved = workload.count * (8 + 4 * setup.dim) + touched * 2 * 4 * (setup.dim + state)
             name = f"triton/fused_optimizer/{setup.case(distribution)}/{rule.name}"
             contestants = [Contestant(OURS, _ours(workload, gradients, rule)), _torch(workload, gradients, rule)]
@@ -54,7 +54,9 @@ def _some_rows(workload: Workload, weights: list[torch.Tensor]) -> torch.Tensor:
 
 def _ours(workload: Workload, gradients: torch.Tensor, rule: Rule) -> Callable[[int], object]:
     weights = workload.tables()
-    states = [[torch.zeros(each.shape(*table.shape), device=table.device) for table in weights] for each in rule.states]
+    states = [
+        [torch.zeros(state.shape(*table.shape), device=table.device) for table in weights] for state in rule.states
+    ]
     first, second = (*states, [], [])[:2]
     of_rule = (triton_module(rule), rule.has_row_state)
     steps = [0]
