@@ -162,11 +162,12 @@ def check_modes(root: nn.Module, training: bool, entered: tuple[str, ...]) -> No
 
 def share_children(model: nn.Module, other: nn.Module) -> None:
     """Register the model's own parameters, buffers and children on ``other``, under the same names, in the same order:
-    a parameter with several names is known by the first.
+    a parameter with several names is known by the first. Buffers that only ``other`` has are no part of its state.
     """
     for registry in ("_parameters", "_buffers", "_modules"):
         registered, more = other.__dict__[registry], dict(other.__dict__[registry])
         registered.clear()
         registered.update(model.__dict__[registry])
         registered.update({name: value for name, value in more.items() if name not in registered})
-    other._non_persistent_buffers_set = set(model._non_persistent_buffers_set)
+    own = other._buffers.keys() - model._buffers.keys()
+    other._non_persistent_buffers_set = model._non_persistent_buffers_set | own

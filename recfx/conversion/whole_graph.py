@@ -15,7 +15,7 @@ from recfx.collections.object_kinds import own_modules
 from recfx.collections.whole_graph import WholeGraph, share_children
 from recfx.discovery.discover import set_mode
 from recfx.discovery.sample import Sample
-from recfx.discovery.shallow_tracer import ShallowTracer, rollback_of, source_of, trace_graph
+from recfx.discovery.shallow_tracer import Computed, ShallowTracer, rollback_of, source_of, trace_graph
 from recfx.errors import ConversionError, Diagnostic, told_by
 from recfx.ir import verify_graph
 from recfx.ir.meta import annotate, node_meta
@@ -26,8 +26,8 @@ from recfx.verification.compare_models import Difference, compare_forward
 
 def inline_collections(graph_module: fx.GraphModule, training: bool) -> None:
     """Replace every call of a converted collection with the nodes of its graph. One that has hooks stays one call; so
-    does one that is called with anything but one value of the graph, which is an error that it reports itself when the
-    graph runs.
+    does one whose output nothing uses, and one that is called with anything but one value of the graph, which is an
+    error that it reports itself when the graph runs.
     """
     for node in list(graph_module.graph.nodes):
         if node.op != "call_module":
@@ -35,7 +35,7 @@ def inline_collections(graph_module: fx.GraphModule, training: bool) -> None:
         collection = graph_module.get_submodule(str(node.target))
         if not isinstance(collection, ConvertedCollection):
             continue
-        if has_forward_hooks(collection) or not _takes_one_value(node):
+        if not node.users or has_forward_hooks(collection) or not _takes_one_value(node):
             continue
         inline_graph(node, collection.graph_of(training).graph, f"{node.target}.graph_module")
     graph_module.recompile()
@@ -128,9 +128,10 @@ def _trace(
     root, _ = copy_modules(model)
     set_mode(root, training)
     collections = {id(collection) for collection in converted_collections(root).values()}
-    tracer = ShallowTracer(collections, opaque)
+    computed = Computed(root)
+    tracer = ShallowTracer(collections, opaque, computed)
     try:
-        with _tensor_attributes_stay(root):
+        with _tensor_attributes_stay(root), computed:
             graph = trace_graph(root, sample, tracer)
         graph._tracer_cls = None  # a pickle would name the class, and unpickling would need its arguments
         # Names that are not identifiers can make code that does not compile.

@@ -24,6 +24,7 @@ import torch
 import torch.utils.checkpoint
 from torch import fx, nn
 from torch.fx.node import map_aggregate
+from torch.overrides import TorchFunctionMode
 
 from recfx.collections.collection import UnshardedCollection
 from recfx.collections.kinds import SEQUENCE, kind_of
@@ -39,6 +40,34 @@ _TRACING_SEED = 20_260_101
 
 class LostByTracing(Exception):
     """Something that a traced graph would not repeat."""
+
+
+class Computed(TorchFunctionMode):
+    """Knows what code computes from the parameters and buffers of ``root`` themselves, and not from proxies of them,
+    as it does if it iterates over ``parameters()``: a graph would have the values of the trace for ever.
+    """
+
+    def __init__(self, root: nn.Module) -> None:
+        super().__init__()
+        self._state = {id(tensor) for tensor in (*root.parameters(), *root.buffers())}
+        self._computed: dict[int, torch.Tensor] = {}  # kept, because ids of what is freed are used again
+
+    def __contains__(self, value: object) -> bool:
+        return id(value) in self._computed
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        output = func(*args, **(kwargs or {}))
+        if any(id(value) in self._state or value in self for value in _leaves((args, kwargs))):
+            self._computed |= {id(value): value for value in _leaves(output) if isinstance(value, torch.Tensor)}
+        return output
+
+
+def _leaves(value: Any) -> list[Any]:
+    leaves: list[Any] = []
+    map_aggregate(value, leaves.append)
+    return leaves
 
 
 class InPlaceProxy(fx.Proxy):
@@ -105,11 +134,14 @@ def _keys_of_output(collection: nn.Module) -> list[str] | None:
 
 class ShallowTracer(fx.Tracer):
     """A tracer that enters only modules that hold one of ``leaves``, the collections (by ``id``), and are not named in
-    ``opaque``.
+    ``opaque``. Values that are ``computed`` from the state of the model are not made constants.
     """
 
-    def __init__(self, leaves: set[int], opaque: frozenset[str] = frozenset()) -> None:
+    def __init__(
+        self, leaves: set[int], opaque: frozenset[str] = frozenset(), computed: Computed | None = None
+    ) -> None:
         super().__init__()
+        self._computed = computed
         self.record_stack_traces = True
         self.proxy_buffer_attributes = True  # buffers become nodes, so the trace itself never changes them
         self.rollbacks: list[Diagnostic] = []
@@ -130,6 +162,14 @@ class ShallowTracer(fx.Tracer):
 
     def proxy(self, node: fx.Node) -> fx.Proxy:
         return InPlaceProxy(node, self)
+
+    def create_arg(self, a: Any) -> Any:
+        """Do what torch.fx does, which makes a constant of a tensor that is no attribute."""
+        if self._computed is not None and a in self._computed:
+            raise LostByTracing(
+                "what the code computes from parameters() or buffers() would be a constant of the graph"
+            )
+        return super().create_arg(a)
 
     def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, Any]) -> Any:
         """Do what torch.fx does, and keep a reference to the cache, which a rollback has to clean."""
@@ -201,6 +241,7 @@ def trace_graph(root: nn.Module, sample: Sample, tracer: ShallowTracer, *, infer
     randomness, refusals = fixed_randomness(seed=_TRACING_SEED), _raise_where_a_graph_would_forget(inference)
     with held_interrupts(), randomness, refusals:  # all of them patch what the whole process uses, torch.fx as well
         graph = tracer.trace(target, concrete_args=concrete or None)
+    root.__dict__.update({name: value for name, value in target.__dict__.items() if name not in root.__dict__})
     for node in graph.nodes:
         if node.op == "placeholder":
             name = re.sub(r"_1$", "", str(node.target))

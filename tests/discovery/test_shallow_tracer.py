@@ -355,3 +355,42 @@ def test_a_module_whose_graph_differs_stays_a_call() -> None:
         wanted = model(BATCH)
         torch.manual_seed(seed)
         assert torch.equal(traced(BATCH), wanted)
+
+
+class MakesTensors(nn.Module):
+    """Adds tensors of its own, and calls a collection whose output it does not use."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ebc = one_table()
+        self.other = one_table()
+        self.mask = torch.ones(1)
+
+    def forward(self, *batch: KeyedJaggedTensor) -> torch.Tensor:
+        (features,) = batch
+        self.other(features)
+        pooled = self.ebc(features).values()
+        return pooled * self.mask + torch.arange(1)
+
+
+def test_constants_of_the_code_are_no_state_of_the_graph() -> None:
+    model = recfx.convert(MakesTensors())
+    for graph in (recfx.trace(model, (BATCH,)), recfx.convert(model, (BATCH,), whole_graph=True)):
+        assert torch.equal(graph(BATCH), model(BATCH))
+        assert list(graph.state_dict()) == list(model.state_dict())
+
+
+def test_a_collection_whose_output_nothing_uses_stays_a_call() -> None:
+    names = [node.name for node in recfx.trace(MakesTensors(), (BATCH,)).graph.nodes if node.op == "call_module"]
+    assert names == ["other", "ebc_select_features", "ebc_lookup", "ebc_keyed_tensor"]
+
+
+@pytest.mark.parametrize("detached", [False, True])
+def test_what_is_computed_from_parameters_is_no_constant(detached: bool) -> None:
+    class Penalised(Root):
+        def forward(self, features: KeyedJaggedTensor) -> torch.Tensor:
+            norms = [(p.detach() if detached else p).norm() for p in self.parameters()]
+            return super().forward(features) + sum(norms)
+
+    with pytest.raises(recfx.ConversionError, match="computes from parameters"):
+        recfx.trace(Penalised(lambda pool, features: pool(features)), (BATCH,))
