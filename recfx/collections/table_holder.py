@@ -48,6 +48,16 @@ class _Holder(nn.Module):
             )
         super().__delattr__(name)
 
+    def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
+        """As ``nn.Module``'s.
+
+        Raises:
+            ConversionError: ``unsupported_bag``, because lookups read no parameter but the weight. Pruning begins so.
+        """
+        if name != "weight":
+            raise self._refused(f"a parameter {name!r}, as by pruning,", "unsupported_bag", "unconvert the model first")
+        super().register_parameter(name, param)
+
     def _refuse_hook(self, *args: Any, **kwargs: Any) -> NoReturn:
         """Refuse a hook that would never run.
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.nn.utils import parametrize
+from torch.nn.utils import parametrize, prune
 
 import recfx
 from tests.builders.batches import batch
@@ -34,6 +34,7 @@ CHANGES: dict[str, Callable[[nn.EmbeddingBag], object]] = {
     "backward_hook": lambda bag: bag.register_full_backward_hook(lambda *arguments: None),
     "backward_pre_hook": lambda bag: bag.register_full_backward_pre_hook(lambda *arguments: None),
     "parametrization": lambda bag: parametrize.register_parametrization(bag, "weight", nn.Tanh()),
+    "pruning": lambda bag: prune.l1_unstructured(bag, "weight", 0.5),
     "deleted": lambda bag: delattr(bag, "weight"),
 }
 
@@ -59,7 +60,7 @@ def test_the_standard_collection_takes_it_and_so_does_one_that_was_unconverted(n
 
 
 def test_a_weight_that_was_taken_away_behind_the_module_is_missed_at_the_next_forward() -> None:
-    """As old reparametrizations (weight_norm, pruning) do it."""
+    """As an old reparametrization (weight_norm) does it."""
     converted = recfx.convert(collection())
     del converted.embedding_bags["t1"]._parameters["weight"]
     with refused("unsupported_bag", match="'t1' has no parameter"):
