@@ -169,5 +169,7 @@ def share_children(model: nn.Module, other: nn.Module) -> None:
         registered.clear()
         registered.update(model.__dict__[registry])
         registered.update({name: value for name, value in more.items() if name not in registered})
+        for name in registered:  # where code assigns to a buffer while it is traced, torch.fx puts a proxy
+            other.__dict__.pop(name, None)
     own = other._buffers.keys() - model._buffers.keys()
     other._non_persistent_buffers_set = model._non_persistent_buffers_set | own

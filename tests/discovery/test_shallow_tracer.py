@@ -394,3 +394,32 @@ def test_what_is_computed_from_parameters_is_no_constant(detached: bool) -> None
 
     with pytest.raises(recfx.ConversionError, match="computes from parameters"):
         recfx.trace(Penalised(lambda pool, features: pool(features)), (BATCH,))
+
+
+class Counts(nn.Module):
+    """Counts its calls in a buffer, in place or by a new one."""
+
+    def __init__(self, in_place: bool) -> None:
+        super().__init__()
+        self.ebc = one_table()
+        self.in_place = in_place
+        self.register_buffer("steps", torch.zeros(1))
+
+    def forward(self, features: KeyedJaggedTensor) -> torch.Tensor:
+        if self.in_place:
+            self.steps += 1
+        else:
+            self.steps = self.steps + 1
+        return self.ebc(features).values() * self.steps
+
+
+def test_a_graph_counts_in_a_buffer_of_the_model() -> None:
+    model = recfx.convert(Counts(in_place=True))
+    graph = recfx.trace(model, (BATCH,))
+    assert torch.equal(graph(BATCH) * 2, model(BATCH))
+    assert model.steps == graph.steps == 2
+
+
+def test_a_buffer_that_a_graph_would_not_replace_is_named() -> None:
+    with pytest.raises(recfx.ConversionError, match="buffers steps: largest difference 1"):
+        recfx.trace(Counts(in_place=False), (BATCH,))
