@@ -166,6 +166,20 @@ class CollectionSharding:
         return tuple(sorted({table.way_back for table in self.tables}, key=lambda way: (way.place, way.name)))
 
     @cached_property
+    def layout(self) -> str:
+        """What ranks compare to learn whether they shard by the same plan: how each table is cut, and where it is."""
+        return repr(
+            [
+                (
+                    table.type.name,
+                    table.compute_kernel,
+                    [(shard.rank, shard.rows, shard.columns) for shard in table.shards],
+                )
+                for table in self.tables
+            ]
+        )
+
+    @cached_property
     def cuts_rows(self) -> bool:
         """Whether some shards have only some of the rows of their table, so that ids are sent by their rows."""
         return any(shard.piece >= 0 for table in self.tables for shard in table.filled)

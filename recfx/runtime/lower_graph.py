@@ -243,7 +243,9 @@ def _input_dist_start(of: Lowered) -> InputDistStart:
     positions = _sources(of) if of.graph.puts_keys_into_order(of.node) else None
     is_weighted = collection.is_weighted and sharding.world_size > 1
     keys, rows_return = list(collection.sent_keys), not collection.is_pooled
-    return InputDistStart(group, splits, positions, keys, collection.name, sent_on(group), is_weighted, rows_return)
+    return InputDistStart(
+        group, splits, positions, keys, collection.name, sent_on(group), is_weighted, rows_return, sharding.layout
+    )
 
 
 def _sources(of: Lowered) -> list[int]:

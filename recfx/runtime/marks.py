@@ -24,12 +24,12 @@ _OF_BATCH = LAST | AHEAD  # the same for all calls of a batch
 _names: dict[int, str] = {}  # names of collections by their part of the mark, for messages
 
 
-def identity(collection: str, keys: list[str], splits: list[int], setting: str = "") -> int:
+def identity(collection: str, keys: list[str], splits: list[int], setting: str = "", layout: str = "") -> int:
     """The part of a mark that identifies the calling collection: the same number on all ranks.
 
     ``setting``, in words, must be the same on all ranks; see ``input_dist_start`` for the rest.
     """
-    text = repr((collection, keys, splits, setting))
+    text = repr((collection, keys, splits, setting, layout))
     number = int.from_bytes(hashlib.sha256(text.encode()).digest()[:6], "big") << _BITS
     name = repr(collection) if collection else f"the collection of feature {keys[0]!r}"
     _names[number] = f"{name} with {setting}" if setting else name
@@ -79,9 +79,10 @@ def other_calls(marks: list[int], collection: str) -> OutOfStepError | None:
         f"ranks are at different calls: {where}. No ids were sent, and all ranks raise this.",
         reason="ranks_at_different_calls",
         module_path=collection,
-        what_to_do="every rank must call the same collections in the same order, with the same batches_in_flight; a "
-        "rank that leaves out a part of a step (for an error that it catches, say) must leave it out on all ranks. "
-        "save_checkpoint, load_checkpoint, export and unconvert are called on all ranks, too.",
+        what_to_do="every rank must call the same collections in the same order, sharded by the same plan and with "
+        "the same batches_in_flight; a rank that leaves out a part of a step (for an error that it catches, say) must "
+        "leave it out on all ranks. save_checkpoint, load_checkpoint, export and unconvert are called on all ranks, "
+        "too.",
     )
 
 

@@ -163,6 +163,27 @@ def test_models_of_one_group_do_not_hinder_each_other() -> None:
 # Ranks at different calls
 
 
+def each_its_plan(rank: int, world_size: int) -> tuple[Any, str]:
+    """What a step gives if each rank cuts the eight rows elsewhere: after three on rank 0, after five on rank 1."""
+    case = Case((Table("t", 8, 4, ("f1",), sharding=("row_wise",)),), kernel="dense")
+    converted = recfx.convert(build(case)[0])
+    plan = plan_of(case, converted, world_size)
+    border = 3 + 2 * rank
+    first, second = plan["t"].sharding_spec.shards  # type: ignore[union-attr]
+    first.shard_sizes, second.shard_offsets, second.shard_sizes = [border, 4], [border, 0], [8 - border, 4]
+    made = shard_collection(converted, plan, ShardingEnv.from_process_group(dist.group.WORLD))
+    with pytest.raises(recfx.OutOfStepError) as caught:
+        made(KeyedJaggedTensor(["f1"], torch.tensor([4]), lengths=torch.tensor([1]))).values()
+    return caught.value.reason, str(caught.value)
+
+
+def test_ranks_that_shard_by_different_plans() -> None:
+    """The same keys go to every rank under both plans, but each rank would look for other rows."""
+    for reason, message in ranks(2).run(each_its_plan):
+        assert reason == "ranks_at_different_calls"
+        assert "sharded by the same plan" in message
+
+
 def leave_out(rank: int, world_size: int) -> list[Any]:
     """Rank 1 fails between its calls of the second step, and its caller goes on with the third."""
     model = Towers(TYPES["row_wise"], world_size)
