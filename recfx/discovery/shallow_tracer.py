@@ -30,7 +30,7 @@ from recfx.collections.collection import UnshardedCollection
 from recfx.collections.kinds import SEQUENCE, kind_of
 from recfx.collections.sharding.held_interrupts import held_interrupts
 from recfx.discovery.sample import Sample, fixed_randomness
-from recfx.errors import Diagnostic
+from recfx.errors import Diagnostic, InputError
 from recfx.ir.meta import SourceLocation
 from recfx.runtime.hooks import has_forward_hooks
 from recfx.versions.differences import CHECKPOINT_WITHOUT_REENTRY
@@ -249,7 +249,26 @@ def trace_graph(root: nn.Module, sample: Sample, tracer: ShallowTracer, *, infer
                 node.target = name  # torch.fx renames specialised arguments; callers use the old name
         if isinstance(node.type, str):  # a postponed annotation; pickles and TorchScript need the type itself
             node.type = _type_hints(target).get("return" if node.op == "output" else str(node.target))
+        if getattr(node.target, "__name__", "") == "_assert_is_none":  # with torch's function, no pickle can be loaded
+            placeholder: Any = node.args[0]
+            node.target, node.args = expect_none, (placeholder, str(placeholder.target))
     return graph
+
+
+def expect_none(value: object, name: str) -> None:
+    """Refuse another value for an argument that was None when the graph was made.
+
+    Raises:
+        InputError: ``wrong_argument``.
+    """
+    if isinstance(value, fx.Proxy):  # a graph is traced again where it is unpickled
+        value.tracer.create_proxy("call_function", expect_none, (value, name), {})
+    elif value is not None:
+        raise InputError(
+            f"{name} is given, but the graph was made for None.",
+            reason="wrong_argument",
+            what_to_do="make the graph with a sample that gives it, or convert without whole_graph=True.",
+        )
 
 
 def _type_hints(root: nn.Module) -> dict[str, Any]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import copy
+import pickle
 import signal
 import threading
 from collections.abc import Callable
@@ -20,6 +22,7 @@ import recfx
 from recfx.discovery.sample import tensors_of
 from tests.builders.batches import two_bags
 from tests.builders.collections import one_table
+from tests.support.refusals import refused
 
 BATCH = two_bags(1, 2, 7)
 Run = Callable[[Callable[[KeyedJaggedTensor], torch.Tensor], KeyedJaggedTensor], torch.Tensor]
@@ -423,3 +426,23 @@ def test_a_graph_counts_in_a_buffer_of_the_model() -> None:
 def test_a_buffer_that_a_graph_would_not_replace_is_named() -> None:
     with pytest.raises(recfx.ConversionError, match="buffers steps: largest difference 1"):
         recfx.trace(Counts(in_place=False), (BATCH,))
+
+
+class Tempered(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.ebc = one_table()
+
+    def forward(self, features: KeyedJaggedTensor, temperature: torch.Tensor | None = None) -> torch.Tensor:
+        pooled = self.ebc(features).values()
+        return pooled if temperature is None else pooled / temperature
+
+
+@pytest.mark.parametrize("whole_graph", [False, True])
+def test_a_graph_with_an_argument_of_none_survives_pickling_and_takes_no_other(whole_graph: bool) -> None:
+    model = recfx.convert(Tempered())
+    graph = recfx.convert(model, (BATCH,), whole_graph=True) if whole_graph else recfx.trace(model, (BATCH,))
+    for each in (graph, copy.deepcopy(graph), pickle.loads(pickle.dumps(graph))):
+        assert torch.equal(each(BATCH), model(BATCH))
+        with refused("wrong_argument", error=recfx.InputError, match="temperature is given"):
+            each(BATCH, torch.ones(1))
