@@ -11,7 +11,7 @@ from torch import fx, nn
 from recfx.collections.collection import unsharded_collections
 from recfx.collections.converted_collection import converted_collections
 from recfx.collections.copy_modules import carry_hooks
-from recfx.errors import ConversionError
+from recfx.errors import ConversionError, RecfxError
 from recfx.ir.meta import META_KEY
 from recfx.runtime.base import tracer_of_call
 from recfx.runtime.table_store import forwards_of
@@ -158,6 +158,20 @@ def check_modes(root: nn.Module, training: bool, entered: tuple[str, ...]) -> No
                 module_path=path,
                 what_to_do="set one mode for the whole model, or convert without whole_graph=True.",
             )
+
+
+def refuse_graph(model: nn.Module, error: type[RecfxError]) -> None:
+    """Refuse a graph of ``recfx.trace``, whose code calls what is inside the converted collections.
+
+    Raises:
+        RecfxError: ``traced_graph``, as ``error``.
+    """
+    if isinstance(model, fx.GraphModule) and any(".graph_module." in str(node.target) for node in model.graph.nodes):
+        raise error(
+            "this is a graph that was made by recfx.trace.",
+            reason="traced_graph",
+            what_to_do="pass the model that it was made from.",
+        )
 
 
 def share_children(model: nn.Module, other: nn.Module) -> None:

@@ -20,7 +20,7 @@ from recfx.collections.sharding.gather import (
     unsharded_collection,
     without_model_parallel,
 )
-from recfx.collections.whole_graph import WholeGraph
+from recfx.collections.whole_graph import WholeGraph, refuse_graph
 from recfx.collections.wrappers import check_module
 from recfx.conversion.load_guard import release_loading
 from recfx.conversion.rows_of_ids import RowsOfIds
@@ -59,10 +59,11 @@ def unconvert(model: nn.Module, with_mapping: bool = False) -> nn.Module | tuple
 
     Raises:
         ConversionError: ``index_holds_ids``: a standard collection cannot express the table; ``fully_sharded``;
-            ``no_process_group``: that of a sharded model was destroyed.
+            ``traced_graph``; ``no_process_group``: that of a sharded model was destroyed.
         CheckpointError: the state that was loaded in place into an index is not valid; raised on all ranks.
     """
     check_module(model)
+    refuse_graph(model, ConversionError)
     if isinstance(model, WholeGraph):
         model = model.python_model
     model = without_model_parallel(model)

@@ -18,7 +18,7 @@ from recfx.collections.collection import unsharded_collections
 from recfx.collections.copy_modules import refuse_fully_sharded
 from recfx.collections.raw_ids import RemappedRows
 from recfx.collections.sharding.held_interrupts import held_interrupts
-from recfx.collections.whole_graph import WholeGraph
+from recfx.collections.whole_graph import WholeGraph, refuse_graph
 from recfx.collections.wrappers import unwrap
 from recfx.conversion.convert import convert
 from recfx.discovery.sample import Sample
@@ -98,7 +98,7 @@ def export(
 
     Raises:
         ExportError: ``invalid_argument``, ``unsupported_argument``, ``unsupported_output``, ``not_scriptable``,
-            ``not_exportable``, ``no_library``, ``no_pt2``, ``sample_failed``, ``cannot_write``,
+            ``not_exportable``, ``no_library``, ``no_pt2``, ``sample_failed``, ``cannot_write``, ``traced_graph``,
             ``rows_out_of_range``; of a sharded model, on all ranks, also ``ranks_differ``, ``other_rank_failed``,
             ``several_process_groups``, ``no_process_group``, ``model_is_sharded`` (by TorchRec alone, or with
             ``checkpoint``).
@@ -107,6 +107,7 @@ def export(
     """
     if not isinstance(model, nn.Module):
         raise _invalid(f"model is {type_of(model)}.", "pass the model, an nn.Module.")
+    refuse_graph(model, ExportError)
     root = model.python_model if isinstance(model, WholeGraph) else unwrap(model)
     refuse_fully_sharded(
         root,

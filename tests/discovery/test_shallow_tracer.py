@@ -9,6 +9,7 @@ import signal
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -446,3 +447,11 @@ def test_a_graph_with_an_argument_of_none_survives_pickling_and_takes_no_other(w
         assert torch.equal(each(BATCH), model(BATCH))
         with refused("wrong_argument", error=recfx.InputError, match="temperature is given"):
             each(BATCH, torch.ones(1))
+
+
+def test_a_graph_is_neither_unconverted_nor_exported(tmp_path: Path) -> None:
+    graph = recfx.trace(Tempered(), (BATCH,))
+    with refused("traced_graph", match="pass the model"):
+        recfx.unconvert(graph)
+    with refused("traced_graph", error=recfx.ExportError):
+        recfx.export(graph, tmp_path / "model.pt", (BATCH,))
