@@ -152,6 +152,12 @@ def _contents(model: nn.Module, optimizer: Any, peers: Peers) -> dict[str, Tenso
         _check_has_elements(common)
         written.update(common)
         described = [values for _, values in all_ranks if values is not None]
+        if described and len(described) < len(all_ranks):
+            raise CheckpointError(
+                f"only {len(described)} of {len(all_ranks)} ranks were given an optimizer to save.",
+                reason="invalid_argument",
+                what_to_do="pass optimizer= on all ranks, or on none.",
+            )
         settings["optimizer"] = join_described(described, model) if described else None
         settings["warm_ups"] = warm_up_states(optimizer)
         written[SETTINGS] = pack_settings(settings)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -167,17 +168,14 @@ class CollectionSharding:
 
     @cached_property
     def layout(self) -> str:
-        """What ranks compare to learn whether they shard by the same plan: how each table is cut, and where it is."""
-        return repr(
-            [
-                (
-                    table.type.name,
-                    table.compute_kernel,
-                    [(shard.rank, shard.rows, shard.columns) for shard in table.shards],
-                )
-                for table in self.tables
-            ]
-        )
+        """What ranks compare to learn whether they shard by the same plan: a digest of how each table is cut, and where
+        its shards are.
+        """
+        digest = hashlib.sha256()
+        for table in self.tables:
+            shards = [(shard.rank, shard.rows, shard.columns) for shard in table.shards]
+            digest.update(repr((table.type.name, table.compute_kernel, shards)).encode())
+        return digest.hexdigest()
 
     @cached_property
     def cuts_rows(self) -> bool:

@@ -209,7 +209,7 @@ class InputDistStart(NodeModule):
         is_weighted: whether weights travel with the ids.
         rows_return: whether the rows of ids come back one by one. Then the weights of ids are their origins, which do
             not travel.
-        layout: where all shards are; ranks that do not have the same refuse each other's calls.
+        layout: a digest of where all shards are; ranks that do not have the same refuse each other's calls.
 
     Attributes:
         together: what sends the ids instead, along with those of other collections; None outside of ``sent_by``.

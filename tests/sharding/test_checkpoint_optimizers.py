@@ -170,3 +170,18 @@ def test_a_state_of_another_table(tmp_path: Path) -> None:
     reseal(tmp_path)
     message = f"the state '{name}' was saved as (96, 4), but the table is (48, 8)."
     assert message in ranks(2).run(refused, case("columns", 2), str(tmp_path))
+
+
+def with_an_optimizer_on_one_rank(rank: int, world_size: int, case: Case, folder: str) -> str:
+    model = make(case, world_size)
+    optimizer = torch.optim.Adam(model.get_submodule("sparse").parameters()) if rank == 1 else None
+    with pytest.raises(recfx.CheckpointError) as caught:
+        recfx.save_checkpoint(model, folder, optimizer=optimizer)
+    return caught.value.message
+
+
+def test_an_optimizer_on_some_ranks_alone(tmp_path: Path) -> None:
+    case = replace(case_of("columns", None, "adam", 2), kernel="dense")
+    message = "only 1 of 2 ranks were given an optimizer to save."
+    assert ranks(2).run(with_an_optimizer_on_one_rank, case, str(tmp_path)) == [message] * 2
+    assert not list(tmp_path.iterdir())
