@@ -154,9 +154,9 @@ def _contents(model: nn.Module, optimizer: Any, peers: Peers) -> dict[str, Tenso
         described = [values for _, values in all_ranks if values is not None]
         if described and len(described) < len(all_ranks):
             raise CheckpointError(
-                f"only {len(described)} of {len(all_ranks)} ranks were given an optimizer to save.",
+                f"only {len(described)} of {len(all_ranks)} ranks have an ordinary optimizer to save.",
                 reason="invalid_argument",
-                what_to_do="pass optimizer= on all ranks, or on none.",
+                what_to_do="pass the same optimizer= on all ranks, or none on any.",
             )
         settings["optimizer"] = join_described(described, model) if described else None
         settings["warm_ups"] = warm_up_states(optimizer)

@@ -9,10 +9,12 @@ import torch
 from torch import fx, nn
 
 from recfx.collections.collection import unsharded_collections
-from recfx.collections.converted_collection import converted_collections
+from recfx.collections.converted_collection import ConvertedCollection, converted_collections
 from recfx.collections.copy_modules import carry_hooks
+from recfx.collections.wrappers import unwrap
 from recfx.errors import ConversionError, RecfxError
 from recfx.ir.meta import META_KEY
+from recfx.ir.snapshot import PASSES_KEY
 from recfx.runtime.base import tracer_of_call
 from recfx.runtime.table_store import forwards_of
 
@@ -166,12 +168,21 @@ def refuse_graph(model: nn.Module, error: type[RecfxError]) -> None:
     Raises:
         RecfxError: ``traced_graph``, as ``error``.
     """
-    if isinstance(model, fx.GraphModule) and any(".graph_module." in str(node.target) for node in model.graph.nodes):
+    graph = unwrap(model)
+    if isinstance(graph, fx.GraphModule) and (
+        PASSES_KEY in graph.meta or any(_is_inside(graph, node) for node in graph.graph.nodes)
+    ):
         raise error(
             "this is a graph that was made by recfx.trace.",
             reason="traced_graph",
             what_to_do="pass the model that it was made from.",
         )
+
+
+def _is_inside(graph: fx.GraphModule, node: fx.Node) -> bool:
+    """Whether a node calls what is inside a converted collection."""
+    path, inside, _ = str(node.target).partition(".graph_module.")
+    return bool(inside) and isinstance(graph.get_submodule(path), ConvertedCollection)
 
 
 def share_children(model: nn.Module, other: nn.Module) -> None:
@@ -184,6 +195,7 @@ def share_children(model: nn.Module, other: nn.Module) -> None:
         registered.update(model.__dict__[registry])
         registered.update({name: value for name, value in more.items() if name not in registered})
         for name in registered:  # where code assigns to a buffer while it is traced, torch.fx puts a proxy
-            other.__dict__.pop(name, None)
+            if isinstance(other.__dict__.get(name), fx.Proxy):
+                del other.__dict__[name]
     own = other._buffers.keys() - model._buffers.keys()
     other._non_persistent_buffers_set = model._non_persistent_buffers_set | own

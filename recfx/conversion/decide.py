@@ -122,7 +122,7 @@ def decide(
         done("replace, and run the passes")
         conversion = decision.conversion = recorded(discovery, asked.on_unsupported, before=conversion_of(model))
         conversion.notes += compile_dropped(model, asked.inplace) + read_but_not_called(discovery)
-        conversion.notes += taken_over.notes(discovery, decision.replacements, asked.hashing)
+        conversion.notes += taken_over.notes(discovery, decision.replacements)
         converted = [(finding, decision.replacements[id(finding.module)]) for finding in discovery.of(CONVERTIBLE)]
         conversion.notes += notes_on_tied(taken_over.model, converted)
         if not asked.inplace:
@@ -220,14 +220,18 @@ def _refuse_unsupported(discovery: Discovery, on_unsupported: str) -> None:
 
 def _refuse_hashing_of_managed(discovery: Discovery, asked: Request) -> None:
     """Refuse ``hashing`` by table name for tables of managed collisions that stay as they are."""
+    if not isinstance(asked.hashing, Mapping):
+        return
+    convertible: list[Any] = [finding.module for finding in discovery.of(CONVERTIBLE)]
+    elsewhere = {config.name for module in convertible for config in kind_of(module).configs_of(module)}
     for finding in discovery.of(KEPT) + discovery.of(REFUSED):
-        if finding.reason != "managed_collision" or not isinstance(asked.hashing, Mapping):
+        if finding.reason != "managed_collision":
             continue
         inner: Any = finding.module
         inner = inner._embedding_module
         tables = [] if standard_kind(inner) is None else [config.name for config in kind_of(inner).configs_of(inner)]
         for table in tables:
-            if table in asked.hashing:
+            if table in asked.hashing and table not in elsewhere:
                 raise ConversionError(
                     f"hashing names table {table!r}, but {type(finding.module).__name__} stays as it is, and remaps "
                     "its ids by itself.",

@@ -25,6 +25,7 @@ import torch.utils.checkpoint
 from torch import fx, nn
 from torch.fx.node import map_aggregate
 from torch.overrides import TorchFunctionMode
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from recfx.collections.collection import UnshardedCollection
 from recfx.collections.kinds import SEQUENCE, kind_of
@@ -42,6 +43,21 @@ class LostByTracing(Exception):
     """Something that a traced graph would not repeat."""
 
 
+def computed_from_state() -> LostByTracing:
+    """The error where a graph would have a value from the time of the trace for ever."""
+    return LostByTracing("what the code computes from parameters() or buffers() would be a constant of the graph")
+
+
+_VALUE_FREE = frozenset(
+    {torch.zeros_like, torch.ones_like, torch.full_like, torch.empty_like}
+    | {getattr(torch.Tensor, f"new_{name}") for name in ("zeros", "ones", "full", "empty", "tensor")}
+)
+"""What takes only dtypes, devices and shapes from a tensor."""
+_READ_AS_NUMBERS = frozenset(
+    getattr(torch.Tensor, name) for name in ("item", "tolist", "numpy", "__bool__", "__float__", "__int__", "__index__")
+)
+
+
 class Computed(TorchFunctionMode):
     """Knows what code computes from the parameters and buffers of ``root`` themselves, and not from proxies of them,
     as it does if it iterates over ``parameters()``: a graph would have the values of the trace for ever.
@@ -50,17 +66,24 @@ class Computed(TorchFunctionMode):
     def __init__(self, root: nn.Module) -> None:
         super().__init__()
         self._state = {id(tensor) for tensor in (*root.parameters(), *root.buffers())}
-        self._computed: dict[int, torch.Tensor] = {}  # kept, because ids of what is freed are used again
+        self._computed = WeakTensorKeyDictionary()
 
     def __contains__(self, value: object) -> bool:
-        return id(value) in self._computed
+        return isinstance(value, torch.Tensor) and value in self._computed
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         output = func(*args, **(kwargs or {}))
-        if any(id(value) in self._state or value in self for value in _leaves((args, kwargs))):
-            self._computed |= {id(value): value for value in _leaves(output) if isinstance(value, torch.Tensor)}
+        if func in _VALUE_FREE or not any(
+            id(value) in self._state or value in self for value in _leaves((args, kwargs))
+        ):
+            return output
+        if func in _READ_AS_NUMBERS:
+            raise computed_from_state()
+        for value in _leaves(output):
+            if isinstance(value, torch.Tensor):
+                self._computed[value] = None
         return output
 
 
@@ -166,9 +189,7 @@ class ShallowTracer(fx.Tracer):
     def create_arg(self, a: Any) -> Any:
         """Do what torch.fx does, which makes a constant of a tensor that is no attribute."""
         if self._computed is not None and a in self._computed:
-            raise LostByTracing(
-                "what the code computes from parameters() or buffers() would be a constant of the graph"
-            )
+            raise computed_from_state()
         return super().create_arg(a)
 
     def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, Any]) -> Any:

@@ -374,7 +374,8 @@ def _is_big(fillings: list[Filling]) -> bool:
 
 def _not_exported(converted: nn.Module, failures: list[Diagnostic], file_format: FileFormat) -> ExportError:
     for path, module in converted.named_modules():
-        if isinstance(module, BaseManagedCollisionEmbeddingCollection):
+        is_cause = all(failure.path in ("", path) or failure.path.startswith(f"{path}.") for failure in failures)
+        if isinstance(module, BaseManagedCollisionEmbeddingCollection) and is_cause:
             return ExportError(
                 f"{file_format.compiler} cannot express the model, in which {type(module).__name__} was kept.",
                 reason="managed_collision",

@@ -21,7 +21,7 @@ from recfx.collections.sharding.whole_plan import (
 from recfx.collections.whole_graph import WholeGraph
 from recfx.collections.wrappers import check_module, unwrap
 from recfx.discovery.sample import Sample
-from recfx.errors import ConversionError, did_you_mean, few, plural, type_of
+from recfx.errors import ConversionError, did_you_mean, few, plural, type_of, with_article
 from recfx.ir.context import CollectionContext
 from recfx.ir.operator_graph import lowered_from
 from recfx.passes import Rewriting
@@ -83,10 +83,10 @@ def cost(
             ``recfx.trace``. A model that is not converted yet is priced as ``convert`` would convert it by default.
         topology: TorchRec's topology or an :func:`recfx.planner.topology.npu_topology`: its links and memories are what
             times are predicted for, and a model that is not sharded is priced as ``recfx.plan`` would shard it over its
-            ranks; a graph cannot be. Or a :class:`recfx.planner.pricing.hardware.Hardware`, one such device, or the
-            name of one: ``"ascend_910b"``, ``"h100"``, ``"cpu"``. Default: the topology that ``plan`` was made for, if
-            ``recfx.plan`` made it; otherwise the device of the tables. For a CPU without a topology, it is this
-            machine, measured the first time that a time is asked for.
+            ranks; a graph cannot be. Or a :class:`recfx.planner.pricing.hardware.Hardware` or the name of one
+            (``"ascend_910b"``, ``"h100"``, ``"cpu"``): one such device, or of a CPU its times alone. Default: the
+            topology that ``plan`` was made for, if ``recfx.plan`` made it; otherwise the device of the tables. For a
+            CPU without a topology, it is this machine, measured the first time that a time is asked for.
         plan: the plan to price, for a model that is not sharded.
         world_size: the number of ranks that ``plan`` is for. Default: those that it knows, if
             ``recfx.plan`` or ``read_plan`` made it; those of the topology; or those of a table that is on all ranks.
@@ -179,7 +179,8 @@ def _as_it_is(
     else:
         target = _device_of(topology, model)
         is_elsewhere = target not in (device, "cpu") and not any(part.is_sharded for part in collections)
-        device, chip, nodes = target if is_elsewhere else device, chip_of(topology, target), []
+        device, chip = target if is_elsewhere else device, chip_of(topology, target)
+        nodes = []
         for part in collections:
             calls = max(part.calls, 1)
             if is_elsewhere:
@@ -400,7 +401,9 @@ def _priced_for(row: PlanRow, plans: Mapping[str, ShardingPlan], other: Hardware
     own = row.cost.hardware
     others = {name: constant.value for name, constant in other.constants().items()}
     own_values = {name: constant.value for name, constant in own.constants().items()}
-    differing = [f"a {name} of {value:.3g}" for name, value in own_values.items() if value != others.get(name)]
+    differing = [
+        f"{with_article(name)} of {value:.3g}" for name, value in own_values.items() if value != others.get(name)
+    ]
     if own.ranks_per_host != other.ranks_per_host:
         differing.insert(0, f"{plural(own.ranks_per_host, 'rank')} per host")
     name = f"{own.name} with {few(differing, 2)}" if own.name == other.name and differing else own.name

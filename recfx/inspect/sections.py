@@ -285,7 +285,7 @@ def _filling(tables: list[TableOf], every: bool) -> Grid | None:
 
 def _what_happens(counting: list[TableOf]) -> str:
     """What happens in how many of the tables: ``1 table is nearly full, 5 tables evict ids``. A table is full if one of
-    its buckets is; one that has stopped training, which the headline names, is counted as that alone.
+    its buckets is; one that has stopped training, which the headline names, is counted only there.
     """
     codes = [{reason.code for reason in item.table.reasons} for item in counting]
     filling = [item.hash_index for item, own in zip(counting, codes, strict=True) if NEARLY_FULL in own]

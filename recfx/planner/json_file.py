@@ -81,9 +81,9 @@ class JsonFile:
 
     def _of_kind(self, value: Any, where: str, kind: Kind) -> Any:
         kinds = kind if isinstance(kind, tuple) else (kind,)
-        if not any(value is None if kind is None else type(value) is kind for kind in kinds):
+        if not any(value is None if one is None else type(value) is one for one in kinds):
             found = _NAMES.get(type(value), "a number") if value is not None else "null"
-            raise self.refused(where, f"is {found}, not {' or '.join(_NAMES[kind] for kind in kinds)}")
+            raise self.refused(where, f"is {found}, not {' or '.join(_NAMES[one] for one in kinds)}")
         return value
 
     def refused(self, where: str, what: str) -> ConversionError:

@@ -69,10 +69,8 @@ class TakenOver:
                     )
                 )
 
-    def notes(self, discovery: Discovery, replacements: Mapping[int, nn.Module], hashing: object) -> list[Diagnostic]:
-        """What the report says of each table; ``replacements`` are the converted collections, by ``id``, and
-        ``hashing`` is what the user has asked for.
-        """
+    def notes(self, discovery: Discovery, replacements: Mapping[int, nn.Module]) -> list[Diagnostic]:
+        """What the report says of each table; ``replacements`` are the converted collections, by ``id``."""
         notes = []
         for finding in discovery.of(CONVERTIBLE):
             converted: Any = replacements[id(finding.module)]
@@ -83,13 +81,8 @@ class TakenOver:
             for (message, what_to_do, severity), tables in alike.items():
                 message = f"{_said_of_ids(tables)} {message}"
                 if what_to_do:
-                    how = (
-                        ""
-                        if isinstance(hashing, Mapping)
-                        else " (one config is for all tables; a dict is by table name)"
-                    )
-                    keep = f"to keep the rules of TorchRec's module, leave {_named(list(tables))} out of hashing={how}"
-                    what_to_do = f"{keep}; {what_to_do}"
+                    keep = "to keep the rules of TorchRec's module, pass as hashing= a dict by table name that leaves"
+                    what_to_do = f"{keep} {_named(list(tables))} out; {what_to_do}"
                 notes.append(Diagnostic("managed_collision_converted", finding.path, message, what_to_do, severity))
         return notes
 

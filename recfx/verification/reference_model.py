@@ -17,7 +17,6 @@ from recfx.collections.copy_modules import copy_modules, copy_with_tensors, stan
 from recfx.collections.kinds import POOLED, SEQUENCE, CollectionKind, kind_of
 from recfx.collections.raw_ids import RawIdCollection
 from recfx.discovery.sample import clone_value
-from recfx.hashing.learned_maps import learned_by_mch
 from recfx.optim.attached import attached_classes, attached_optimizers, run_in_backward
 from recfx.optim.fused_optimizer import FusedOptimizer
 from recfx.optim.in_backward import fused_optimizer_of
@@ -233,7 +232,7 @@ def answer_unknown_ids_otherwise(original: nn.Module, converted: nn.Module) -> l
 
 
 def learned_otherwise(original: nn.Module, converted: nn.Module) -> list[str]:
-    """The tables of managed collisions that run as they are, and know other ids or rows than the index made of them."""
+    """The tables whose managed collisions, which run as they are, know different ids or rows than the index now."""
     return [
         kind_of(module._embedding_module).table_path(f"{path}._embedding_module".removeprefix("."), table.name)
         for path, module in converted.named_modules()
@@ -241,15 +240,8 @@ def learned_otherwise(original: nn.Module, converted: nn.Module) -> list[str]:
         and isinstance(module._embedding_module, UnshardedCollection)
         and _answers_alike(managed := original.get_submodule(path), module._embedding_module)
         for table in module._embedding_module.tables
-        if not _knows_the_same(managed, module._embedding_module, table.name)
+        if not module.knows_ids_of(managed._managed_collision_collection, table.name)
     ]
-
-
-def _knows_the_same(managed: Any, converted: UnshardedCollection, table: str) -> bool:
-    learned = learned_by_mch(managed._managed_collision_collection._managed_collision_modules[table])
-    ids, rows = (part.cpu() for part in converted.index(table).items())
-    ids, order = ids.sort()
-    return torch.equal(ids, learned.ids) and torch.equal(rows[order], learned.rows_of_ids)
 
 
 def _answers_alike(managed: Any, converted: UnshardedCollection) -> bool:

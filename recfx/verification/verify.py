@@ -84,11 +84,13 @@ class Comparison:
                     self.checks.append(Check("", "", "index", where, DIFFERENT, float("inf"), message))
 
     def name_learned_otherwise(self) -> None:
-        """If eval modes differ: which managed collisions know other ids than the index, because a model was trained."""
+        """If eval modes differ: name tables that know different ids in both models, because one of them was trained."""
         if not any(check.mode == "eval" and check.status == DIFFERENT for check in self.checks):
             return
-        message = "one of the models was trained since the conversion: TorchRec's module and the index know other ids"
-        advice = "verify before either is trained; recfx.convert does so by itself if it gets a sample."
+        message = (
+            "one of the models was trained since the conversion: TorchRec's module and the index know different ids"
+        )
+        advice = "verify before either is trained; recfx.convert does so by itself if it is given a sample."
         self.checks[:0] = [
             Check("", "", "index", where, DIFFERENT, float("inf"), message, advice)
             for where in learned_otherwise(self.original, self.converted)

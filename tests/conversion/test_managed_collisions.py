@@ -24,6 +24,7 @@ from torchrec.modules.mc_modules import (
 from torchrec.quant.embedding_modules import QuantManagedCollisionEmbeddingCollection
 
 import recfx
+from tests.builders.collections import tables_named
 from tests.builders.managed_collisions import FEATURES, LEARNED, ROWS, Model, batch, hash_zch, learn, managed, mch
 from tests.builders.optimizers import attach
 from tests.support.needs import needed
@@ -202,7 +203,7 @@ def test_rules_that_hashing_names_are_told_and_unknown_ids_are_not_compared() ->
     assert "on_full is 'error', not 'evict'; unseen is 'zeros', not 'row'" in a.message
     assert "evict is" not in a.message  # nothing evicts
     assert "takes the row of another id at once" not in a.message
-    assert "leave table 'a' out of hashing=; to change only some of them, begin with" in a.what_to_do
+    assert "a dict by table name that leaves table 'a' out; to change only some of them, begin with" in a.what_to_do
     assert "unseen='row'" in a.what_to_do
     assert not recfx.explain(converted(model, hashing={"b": hashing["b"]})).reasons[-1].what_to_do
     assert (a.severity, b.severity) == ("warning", "info")
@@ -413,14 +414,16 @@ def test_hashing_of_managed_collisions_that_are_kept(is_pooled: bool) -> None:
     assert type(recfx.convert(Model(managed(is_pooled)), hashing=recfx.HashConfig.raw_ids(), **kept)) is Model
     with refused("managed_collision", match=r"names table 'a'.*managed_collisions='convert' as well"):
         recfx.convert(Model(managed(is_pooled)), hashing={"a": recfx.HashConfig.raw_ids()}, **kept)
+    both = nn.ModuleList([Model(managed(is_pooled)), nn.ModuleList([tables_named("a")])])
+    ours = recfx.convert(both, hashing={"a": recfx.HashConfig.raw_ids()}, **kept)
+    assert type(ours[0]) is Model
+    assert ours[1][0].index("a") is not None  # the table of this name that is converted
 
 
 def test_one_config_for_all_tables_is_not_left_out_for_one() -> None:
     ours = converted(Model(learn(managed(True))), hashing=recfx.HashConfig.raw_ids())
     (note,) = [each for each in recfx.explain(ours).reasons if each.code == "managed_collision_converted"]
-    assert (
-        "leave tables a, b out of hashing= (one config is for all tables; a dict is by table name)" in note.what_to_do
-    )
+    assert "pass as hashing= a dict by table name that leaves tables a, b out" in note.what_to_do
 
 
 def test_an_inner_collection_that_is_also_called_with_rows() -> None:

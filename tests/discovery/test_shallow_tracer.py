@@ -389,15 +389,37 @@ def test_a_collection_whose_output_nothing_uses_stays_a_call() -> None:
     assert names == ["other", "ebc_select_features", "ebc_lookup", "ebc_keyed_tensor"]
 
 
-@pytest.mark.parametrize("detached", [False, True])
-def test_what_is_computed_from_parameters_is_no_constant(detached: bool) -> None:
-    class Penalised(Root):
-        def forward(self, features: KeyedJaggedTensor) -> torch.Tensor:
-            norms = [(p.detach() if detached else p).norm() for p in self.parameters()]
-            return super().forward(features) + sum(norms)
+class Penalised(Root):
+    """Adds what ``penalty`` computes from all parameters."""
 
+    penalty: Callable[[torch.Tensor], Any]
+
+    def forward(self, features: KeyedJaggedTensor) -> torch.Tensor:
+        return super().forward(features) + sum(type(self).penalty(weight) for weight in self.parameters())
+
+
+@pytest.mark.parametrize(
+    "penalty",
+    [
+        torch.norm,
+        lambda weight: weight.detach().norm(),
+        lambda weight: weight.norm().item(),
+        lambda weight: float(weight.norm()),
+        lambda weight: 1 if weight.norm() > 1 else 0,
+    ],
+)
+def test_what_is_computed_from_parameters_is_no_constant(
+    penalty: Callable[[torch.Tensor], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Penalised, "penalty", staticmethod(penalty), raising=False)
     with pytest.raises(recfx.ConversionError, match="computes from parameters"):
         recfx.trace(Penalised(lambda pool, features: pool(features)), (BATCH,))
+
+
+def test_what_takes_only_a_dtype_from_parameters_may_be_a_constant(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Penalised, "penalty", staticmethod(lambda weight: weight.new_ones(1)), raising=False)
+    model = Penalised(lambda pool, features: pool(features))
+    assert torch.equal(recfx.trace(model, (BATCH,))(BATCH), recfx.convert(model)(BATCH))
 
 
 class Counts(nn.Module):
@@ -451,7 +473,8 @@ def test_a_graph_with_an_argument_of_none_survives_pickling_and_takes_no_other(w
 
 def test_a_graph_is_neither_unconverted_nor_exported(tmp_path: Path) -> None:
     graph = recfx.trace(Tempered(), (BATCH,))
-    with refused("traced_graph", match="pass the model"):
-        recfx.unconvert(graph)
+    for traced in (graph, recfx.trace(one_table(), (BATCH,)), torch.compile(graph)):
+        with refused("traced_graph", match="pass the model"):
+            recfx.unconvert(traced)
     with refused("traced_graph", error=recfx.ExportError):
         recfx.export(graph, tmp_path / "model.pt", (BATCH,))

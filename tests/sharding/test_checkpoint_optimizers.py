@@ -182,6 +182,6 @@ def with_an_optimizer_on_one_rank(rank: int, world_size: int, case: Case, folder
 
 def test_an_optimizer_on_some_ranks_alone(tmp_path: Path) -> None:
     case = replace(case_of("columns", None, "adam", 2), kernel="dense")
-    message = "only 1 of 2 ranks were given an optimizer to save."
+    message = "only 1 of 2 ranks have an ordinary optimizer to save."
     assert ranks(2).run(with_an_optimizer_on_one_rank, case, str(tmp_path)) == [message] * 2
     assert not list(tmp_path.iterdir())

@@ -143,8 +143,10 @@ def costs_of(model: nn.Module, hardware: Hardware | None = None) -> DrawnCosts:
     """
     try:
         priced = cost(model, hardware)
-    except ConversionError:  # no converted collection: nothing can be priced
-        return NO_COSTS
+    except ConversionError as error:
+        if hardware is not None and error.reason != "no_collection":
+            raise
+        return NO_COSTS  # nothing is converted, or its graph cannot be priced
     hardware = hardware or TYPICAL.get(priced.device)
     no_times = "" if hardware is None else _no_times(model, hardware)
     if hardware is None or no_times:

@@ -86,6 +86,9 @@ class Picture:
     def __init__(self, page: str) -> None:
         self.page = page
 
+    def __repr__(self) -> str:
+        return "Picture(shown by notebooks; give recfx.draw a path for a file)"
+
     def _repr_html_(self) -> str:
         """What a notebook shows: a frame, so that the page and the notebook do not change each other."""
         style = "width: 100%; height: 45em; border: 1px solid"
@@ -150,8 +153,8 @@ def draw(
             of this topology, which need not be there: one of TorchRec's, or ``recfx.planner.topology.npu_topology``.
             Nodes and kernels are those of its devices, as if all that kernels need were installed. A page also predicts
             the time of each node. Or a :class:`recfx.planner.pricing.hardware.Hardware` or its name, such as
-            ``"h100"``: one such device, or with ``plan`` several. Default: times are for what is typical of the device
-            that has the tables (a CPU, an H100, an Ascend 910B); nothing is measured.
+            ``"h100"``: one such device, with ``plan`` several, and of a CPU its times alone. Default: times are for
+            what is typical of the device that has the tables (a CPU, an H100, an Ascend 910B); nothing is measured.
         plan: draws the model as this plan shards it; times are for what ``recfx.plan`` made it for, if it did.
         world_size: the number of ranks that ``plan`` is for. Default: those that it knows, if
             ``recfx.plan`` or ``read_plan`` made it; those of the topology; or those of a table that is on all ranks.

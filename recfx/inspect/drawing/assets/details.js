@@ -25,10 +25,14 @@ function show(title, parts, link = "", call = null) {
   byId("details-body").replaceChildren(...parts);
 }
 
+/** In a notebook's frame, links to places of this page would lead to the notebook. */
+const isFramed = location.protocol === "about:";
+if (isFramed) document.querySelector(".skip").remove();
+
 function links(link) {
   const there = data.report && /^#(node|collection|table)=/.test(link);
   return [
-    ...(link ? [element("a", { href: link }, "link to this")] : []),
+    ...(link && !isFramed ? [element("a", { href: link }, "link to this")] : []),
     ...(there ? [element("a", { href: data.report + link }, "in the report")] : []),
   ];
 }
