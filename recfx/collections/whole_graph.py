@@ -181,7 +181,7 @@ def refuse_graph(model: nn.Module, error: type[RecfxError]) -> None:
 
 def _is_inside(graph: fx.GraphModule, node: fx.Node) -> bool:
     """Whether a node calls what is inside a converted collection."""
-    path, inside, _ = str(node.target).partition(".graph_module.")
+    path, inside, _ = node.target.partition(".graph_module.") if isinstance(node.target, str) else ("", "", "")
     return bool(inside) and isinstance(graph.get_submodule(path), ConvertedCollection)
 
 

@@ -93,16 +93,16 @@ class RowsOfIds(dict[str, _Items]):
                 reason="invalid_argument",
                 what_to_do="pass the number of a row, 'leave_out', or None.",
             )
-        found: list[KeyedJaggedTensor] = []
+        mapped: list[KeyedJaggedTensor] = []
 
         def change(part: Any) -> Any:
             if not isinstance(part, KeyedJaggedTensor):
                 return part
-            found.append(part)
+            mapped.append(part)
             return self._batch_of_rows(part, absent)
 
         changed: _Batch = change_leaves(features, change)
-        if not found:
+        if not mapped:
             raise InputError(
                 f"features is {type_of(features)}, without a KeyedJaggedTensor.",
                 reason="invalid_argument",

@@ -180,9 +180,9 @@ class HashConfig:
         _check_dense_rows(dense_rows, rows, name)
         index_rows = rows - dense_rows
         buckets = _default_buckets(index_rows) if self.buckets is None else self.buckets
-        each = 2 if self.unseen == "row" else 1  # the last row of a bucket belongs to no id then
-        if 0 < index_rows < each * buckets:
-            raise _too_many_buckets(buckets, each, index_rows, dense_rows, name)
+        least = 2 if self.unseen == "row" else 1  # the last row of a bucket belongs to no id then
+        if 0 < index_rows < least * buckets:
+            raise _too_many_buckets(buckets, least, index_rows, dense_rows, name)
         return ResolvedHashConfig(
             rows=rows,
             dense_rows=dense_rows,
@@ -262,16 +262,16 @@ def _default_buckets(index_rows: int) -> int:
     return buckets
 
 
-def _too_many_buckets(buckets: int, each: int, index_rows: int, dense_rows: int, name: str) -> ConversionError:
+def _too_many_buckets(buckets: int, least: int, index_rows: int, dense_rows: int, name: str) -> ConversionError:
     less = f" (rows={dense_rows + index_rows} less dense_rows={dense_rows})" if dense_rows else ""
-    needs = "one" if each == 1 else "two, because unseen='row' keeps one for ids without a row"
-    fewer = f"buckets={index_rows // each} or fewer, or " if index_rows >= each else ""
+    needs = "one" if least == 1 else "two, because unseen='row' keeps one for ids without a row"
+    fewer = f"buckets={index_rows // least} or fewer, or " if index_rows >= least else ""
     return ConversionError(
         f"HashConfig.buckets is {buckets}, but the index has only {plural(index_rows, 'row')}{less}, and each bucket "
         f"needs {needs}.",
         reason="invalid_hash_config",
         module_path=name,
-        what_to_do=f"pass {fewer}rows={dense_rows + each * buckets} or more.",
+        what_to_do=f"pass {fewer}rows={dense_rows + least * buckets} or more.",
     )
 
 

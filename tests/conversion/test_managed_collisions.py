@@ -24,6 +24,9 @@ from torchrec.modules.mc_modules import (
 from torchrec.quant.embedding_modules import QuantManagedCollisionEmbeddingCollection
 
 import recfx
+from recfx.errors import Diagnostic
+from recfx.exporter.artifacts import FILE_FORMATS
+from recfx.exporter.export import _not_exported
 from tests.builders.collections import tables_named
 from tests.builders.managed_collisions import FEATURES, LEARNED, ROWS, Model, batch, hash_zch, learn, managed, mch
 from tests.builders.optimizers import attach
@@ -501,6 +504,15 @@ def test_a_file_that_would_keep_managed_collisions(tmp_path: Path) -> None:
     with refused("managed_collision", "mc", match="managed_collisions='convert'", error=recfx.ExportError) as caught:
         recfx.export(Model(learn(managed(True))).eval(), tmp_path / "model.pt", (ASKED,))
     assert len(str(caught.value)) < 300
+
+
+def test_managed_collisions_are_not_blamed_for_what_fails_elsewhere() -> None:
+    """A model that keeps them and fails in another module hears of that module."""
+
+    model = nn.ModuleDict({"kept": Model(learn(managed(True))), "bad": nn.Linear(1, 1)})
+    failures = {path: Diagnostic("not_scriptable", path, "it fails.", "") for path in ("", "kept.mc", "bad")}
+    reasons = [_not_exported(model, [failure], FILE_FORMATS["torchscript"]).reason for failure in failures.values()]
+    assert reasons == ["managed_collision", "managed_collision", "not_scriptable"]
 
 
 def test_rows_of_ids_are_not_exported(tmp_path: Path) -> None:

@@ -471,6 +471,20 @@ def test_a_graph_with_an_argument_of_none_survives_pickling_and_takes_no_other(w
             each(BATCH, torch.ones(1))
 
 
+def test_a_graph_of_the_user_may_name_a_module_graph_module() -> None:
+    class Own(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.ModuleDict({"graph_module": nn.Sequential(nn.Linear(1, 1))})
+
+        def forward(self, values: torch.Tensor) -> torch.Tensor:
+            return self.inner["graph_module"][0](values)
+
+    graph = torch.fx.symbolic_trace(Own())
+    assert "inner.graph_module.0" in [node.target for node in graph.graph.nodes]
+    assert isinstance(recfx.unconvert(graph), torch.fx.GraphModule)
+
+
 def test_a_graph_is_neither_unconverted_nor_exported(tmp_path: Path) -> None:
     graph = recfx.trace(Tempered(), (BATCH,))
     for traced in (graph, recfx.trace(one_table(), (BATCH,)), torch.compile(graph)):

@@ -169,7 +169,8 @@ def each_its_plan(rank: int, world_size: int) -> tuple[Any, str]:
     converted = recfx.convert(build(case)[0])
     plan = plan_of(case, converted, world_size)
     border = 3 + 2 * rank
-    first, second = plan["t"].sharding_spec.shards  # type: ignore[union-attr]
+    spec: Any = plan["t"].sharding_spec
+    first, second = spec.shards
     first.shard_sizes, second.shard_offsets, second.shard_sizes = [border, 4], [border, 0], [8 - border, 4]
     made = shard_collection(converted, plan, ShardingEnv.from_process_group(dist.group.WORLD))
     with pytest.raises(recfx.OutOfStepError) as caught:

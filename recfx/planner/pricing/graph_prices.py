@@ -153,7 +153,7 @@ class ModelPrices:
         return costs
 
     def nodes_of_graph(self, graph: OperatorGraph, calls: int, store: TableStore) -> list[NodeCost]:
-        """The same of a graph of operators that was made for what its tables, which are in ``store``, are now."""
+        """Price a graph of operators that was made for its tables, which are in ``store``, as they are now."""
         self.contexts |= graph.context.collections
         prices = GraphPrices(graph, self._trains, self.residents, store)
         return [prices.cost(node, calls) for node in graph.operators]
