@@ -42,7 +42,7 @@ _WHEN = (1980, 1, 1, 0, 0, 0)  # files in wheels carry no time, so that two buil
 def main(tools: str, architecture: str, *names: str) -> None:
     """Write ``dist/recfx-*.tar.gz`` and ``dist/recfx-*.whl``, and print their names."""
     platform = f"manylinux_2_{GLIBC_MINOR}_{architecture}"
-    libraries = [_library(each.torch, architecture) for each in SETS if not names or each.name in names]
+    libraries = [_library(versions.torch, architecture) for versions in SETS if not names or versions.name in names]
     DIST.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
         scratch = Path(folder)
@@ -138,8 +138,8 @@ def _check(wheel: Path, platform: str, tools: Path) -> None:
                         ["readelf", "--dynamic", archive.extract(name, folder)],
                         check=True, capture_output=True, text=True,
                     ).stdout  # fmt: skip
-                    if found := re.search(r"(RUNPATH|RPATH|NEEDED.*omp).*", dynamic):
-                        raise SystemExit(f"{name}: {found[0]}")
+                    if link := re.search(r"(RUNPATH|RPATH|NEEDED.*omp).*", dynamic):
+                        raise SystemExit(f"{name}: {link[0]}")
 
 
 if __name__ == "__main__":

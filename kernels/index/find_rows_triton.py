@@ -31,12 +31,12 @@ def _row_in_slots(key, slots_ptr, slot_mask):
     k = (key ^ ((key >> 33) & 0x7FFFFFFF)) * -49064778989728563
     k = (k ^ ((k >> 33) & 0x7FFFFFFF)) * -4265267296055464877
     slot = (k ^ ((k >> 33) & 0x7FFFFFFF)) & slot_mask
-    held = tl.load(slots_ptr + 2 * slot)
-    while (held != key) & (held != -1):
+    key_in_slot = tl.load(slots_ptr + 2 * slot)
+    while (key_in_slot != key) & (key_in_slot != -1):
         slot = (slot + 1) & slot_mask
-        held = tl.load(slots_ptr + 2 * slot)
+        key_in_slot = tl.load(slots_ptr + 2 * slot)
     row = tl.load(slots_ptr + 2 * slot + 1)
-    return tl.where(held == key, row, -1)
+    return tl.where(key_in_slot == key, row, -1)
 
 
 @triton.jit

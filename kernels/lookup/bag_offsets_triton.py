@@ -59,8 +59,8 @@ def recfx_bag_offsets(
     tl.store(reports_ptr + num_keys + 1 + program, wrong.to(tl.int64))
     if program == 0:
         tl.store(offsets_ptr, tl.full((), 0, tl.int64))
-        for each in range(0, num_keys + 1):
-            tl.store(reports_ptr + each, _border(bags_ptr, ends_ptr, first_bags_ptr, each, ARE_OFFSETS))
+        for border in range(0, num_keys + 1):
+            tl.store(reports_ptr + border, _border(bags_ptr, ends_ptr, first_bags_ptr, border, ARE_OFFSETS))
 
 
 @triton.jit

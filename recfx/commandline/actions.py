@@ -141,7 +141,7 @@ def _plan(given: argparse.Namespace, made: Made) -> Outcome:
     made_plan = plan(_converted(given, made), topology, limits, batch_size=given.batch_size)
     text = json.dumps(plain_plan(made_plan), indent=1)
     write_text(given.file.path, f"{text}\n")
-    return Outcome(text if given.json else "\n".join(f"{each.message}" for each in price_of(made_plan)))
+    return Outcome(text if given.json else "\n".join(f"{price.message}" for price in price_of(made_plan)))
 
 
 def _cost(given: argparse.Namespace, made: Made) -> Outcome:
@@ -156,7 +156,7 @@ def _cost(given: argparse.Namespace, made: Made) -> Outcome:
 
 def _compare(given: argparse.Namespace, made: Made) -> Outcome:
     plans = {str(file): read_plan(file.path) for file in given.plans}
-    ranks = {given.ranks if each.world_size is None else each.world_size for each in plans.values()}
+    ranks = {given.ranks if plan_read.world_size is None else plan_read.world_size for plan_read in plans.values()}
     topology = _topology(given, ranks.pop() if len(ranks) == 1 else None) if given.hardware else None
     model = _converted(given, made).train(not given.eval)
     compared = compare_plans(

@@ -52,10 +52,10 @@ def make(name: str) -> Made:
     if isinstance(made, tuple) and len(made) == 2 and isinstance(made[0], nn.Module):
         return Made(name, made[0], made[1])
     if isinstance(made, tuple):
-        found = f"({', '.join(type(part).__name__ for part in made[:4])}{', ...' if len(made) > 4 else ''})"
+        returned = f"({', '.join(type(part).__name__ for part in made[:4])}{', ...' if len(made) > 4 else ''})"
     else:
-        found = type_of(made)
-    raise NoModelError(f"{name} returns {found}: return a model, or (model, sample)")
+        returned = type_of(made)
+    raise NoModelError(f"{name} returns {returned}: return a model, or (model, sample)")
 
 
 def _factory(name: str) -> Callable[[], object]:
@@ -66,18 +66,18 @@ def _factory(name: str) -> Callable[[], object]:
         module = _module_of_file(module_name)
     else:
         module = _module_of_name(module_name)
-    found: object = module
+    factory: object = module
     for part in attribute.split("."):
-        if not hasattr(found, part):
+        if not hasattr(factory, part):
             file = getattr(module, "__file__", None)  # a package hides a file of the same name
             where = f" ({_short(file)})" if file and not module_name.endswith(".py") else ""
             raise NoModelError(f"{module_name!r}{where} has no {attribute!r}{_functions_of(module)}")
-        found = getattr(found, part)
-    if isinstance(found, nn.Module) or not callable(found):
-        raise NoModelError(f"{name} is {type_of(found)}, not a function that returns a model")
-    if needed := _needed_arguments(found):
+        factory = getattr(factory, part)
+    if isinstance(factory, nn.Module) or not callable(factory):
+        raise NoModelError(f"{name} is {type_of(factory)}, not a function that returns a model")
+    if needed := _needed_arguments(factory):
         raise NoModelError(f"{name} needs arguments ({', '.join(needed)}): name a function that takes none")
-    return found
+    return factory
 
 
 def _module_of_name(name: str) -> ModuleType:

@@ -221,14 +221,14 @@ class Monitor(Shown):
             )
         own = partial(self._read, probe_all)
         tables, sent = own() if group is None else _of_all_ranks(group, own)
-        found = {
+        of_tables = {
             f"{name}/{scalar}": value
             for name, health in tables.items()
             for scalar, value in health.scalars().items()
             if scalar != "longest_probe" or probe_all or self._probed_groups != 0
         }
         different = {f"{name}/different_ids": part / of if of else nan for name, (part, of) in sent.items()}
-        self._last = found | different
+        self._last = of_tables | different
         return dict(self._last)
 
     def log(

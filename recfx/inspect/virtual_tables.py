@@ -30,10 +30,10 @@ def virtual_table_not_followed(table: TableFacts) -> Diagnostic | None:
     settings, differs = _closest(policy)
     hashing = table.spec.hashing
     is_raw = hashing is not None and hashing.has_index
-    held = (
+    instead = (
         "ids get rows by its HashConfig" if is_raw else f"it has {table.spec.num_embeddings:,} rows, and ids are rows"
     )
-    message = f"{type(policy).__name__ if policy else 'use_virtual_table'} does nothing: {held}. {differs}."
+    message = f"{type(policy).__name__ if policy else 'use_virtual_table'} does nothing: {instead}. {differs}."
     severity = Severity.INFO if is_raw else Severity.WARNING
     advice = f"what comes closest is {settings}."
     return Diagnostic("virtual_table_not_followed", table.module_path, message, advice, severity)

@@ -62,8 +62,8 @@ class JsonFile:
 
     def integers(self, value: Any, where: str) -> list[int]:
         """``value``, if it is a list of integers."""
-        for number, each in enumerate(self._of_kind(value, where, list)):
-            self._of_kind(each, f"{where}[{number}]", int)
+        for number, item in enumerate(self._of_kind(value, where, list)):
+            self._of_kind(item, f"{where}[{number}]", int)
         return list(value)
 
     def fields(self, value: Any, where: str, kinds: Mapping[str, Kind]) -> dict[str, Any]:
@@ -82,8 +82,8 @@ class JsonFile:
     def _of_kind(self, value: Any, where: str, kind: Kind) -> Any:
         kinds = kind if isinstance(kind, tuple) else (kind,)
         if not any(value is None if one is None else type(value) is one for one in kinds):
-            found = _NAMES.get(type(value), "a number") if value is not None else "null"
-            raise self.refused(where, f"is {found}, not {' or '.join(_NAMES[one] for one in kinds)}")
+            given_kind = _NAMES.get(type(value), "a number") if value is not None else "null"
+            raise self.refused(where, f"is {given_kind}, not {' or '.join(_NAMES[one] for one in kinds)}")
         return value
 
     def refused(self, where: str, what: str) -> ConversionError:

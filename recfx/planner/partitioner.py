@@ -168,7 +168,7 @@ class _Ranks:
             fitting = [rank for rank in possible if shard.storage.fits_in(free[rank])]
             if not fitting:
                 return False
-            rank = min(fitting, key=lambda each: (times[each].total, each))
+            rank = min(fitting, key=lambda candidate: (times[candidate].total, candidate))
             free[rank], times[rank] = free[rank] - shard.storage, times[rank] + shard.perf
             places.append(rank)
         for shard, rank in zip(option.shards, places, strict=True):

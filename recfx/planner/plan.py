@@ -140,7 +140,7 @@ def _plan(
     pod = topology.as_cuda() if isinstance(topology, NpuTopology) else topology
     collections = as_converted(model)
     if not with_torchrec:
-        here = {path: each for path, each in collections.items() if model.get_submodule(path) is each}
+        here = {path: collection for path, collection in collections.items() if model.get_submodule(path) is collection}
         collections = here or collections
     sharders = planning_sharders(model, collections, with_torchrec=with_torchrec and pod is topology)
     limits = checked_constraints(constraints)

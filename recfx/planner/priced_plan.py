@@ -57,8 +57,8 @@ class Pricing:
 
     def __str__(self) -> str:
         runner_up = self.runner_up
-        found = "that TorchRec's planner found within the constraints and the memory of the ranks"
-        only = f"the only one {'that was priced' if self.left_out else found}"
+        why_only = "that TorchRec's planner found within the constraints and the memory of the ranks"
+        only = f"the only one {'that was priced' if self.left_out else why_only}"
         skipped = f" ({self.left_out:,} similar ones were left out to save time)" if self.left_out else ""
         text = (
             f"{only if runner_up is None else f'the cheapest of {self.tried} plans'}{skipped}: {self.chosen}, "

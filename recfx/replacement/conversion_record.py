@@ -78,7 +78,7 @@ def conversion_of(model: nn.Module) -> Conversion:
 def recorded(discovery: Discovery, on_unsupported: str, before: Conversion | None = None) -> Conversion:
     """The record of ``discovery``; collections that were converted ``before`` keep the records they have."""
     earlier = {} if before is None else {record.paths[0]: record for record in before.found}
-    found = [
+    records = [
         earlier[finding.path]
         if finding.status == CONVERTED and finding.path in earlier
         else Found(
@@ -92,4 +92,4 @@ def recorded(discovery: Discovery, on_unsupported: str, before: Conversion | Non
         )
         for finding in discovery.findings
     ]
-    return Conversion(found, list(discovery.rollbacks), on_unsupported)
+    return Conversion(records, list(discovery.rollbacks), on_unsupported)

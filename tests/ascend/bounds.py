@@ -153,8 +153,8 @@ def uncovered(bounds: Bounds) -> list[Subject]:
     """What the tiling table accepts although it overflows, or needs more than the table says."""
     wrong = []
     for subject, of_versions in bounds.items():
-        found = most(of_versions).ub_bytes
-        if not refused(subject) and (found is None or found > needed(subject)):
+        measured_bytes = most(of_versions).ub_bytes
+        if not refused(subject) and (measured_bytes is None or measured_bytes > needed(subject)):
             wrong.append(subject)
     return wrong
 
@@ -188,16 +188,16 @@ def measure(linalg: str, version: str) -> Bound:
     return bound
 
 
-def misfit(found: Bound, bound: Bound) -> str:
+def misfit(compiled: Bound, bound: Bound) -> str:
     """How a compilation contradicts its bound, which would have to be measured again; ``""``: it does not."""
-    if found.ub_bytes is None or bound.ub_bytes is None:
-        return "" if found.ub_bytes is bound.ub_bytes else f"one overflows: {found}, bound {bound}"
-    if found.ub_bytes > bound.ub_bytes:
-        return f"{found.ub_bytes} bytes of the unified buffer, the bound is {bound.ub_bytes}"
-    if found.ub_bytes * _LOOSEST + _UNIT < bound.ub_bytes:
-        return f"{found.ub_bytes} bytes of the unified buffer, the bound is much looser: {bound.ub_bytes}"
-    if found.lane_loops > bound.lane_loops:
-        return f"{found.lane_loops} loops through vectors, the bound is {bound.lane_loops}"
+    if compiled.ub_bytes is None or bound.ub_bytes is None:
+        return "" if compiled.ub_bytes is bound.ub_bytes else f"one overflows: {compiled}, bound {bound}"
+    if compiled.ub_bytes > bound.ub_bytes:
+        return f"{compiled.ub_bytes} bytes of the unified buffer, the bound is {bound.ub_bytes}"
+    if compiled.ub_bytes * _LOOSEST + _UNIT < bound.ub_bytes:
+        return f"{compiled.ub_bytes} bytes of the unified buffer, the bound is much looser: {bound.ub_bytes}"
+    if compiled.lane_loops > bound.lane_loops:
+        return f"{compiled.lane_loops} loops through vectors, the bound is {bound.lane_loops}"
     return ""
 
 

@@ -104,15 +104,15 @@ def _route_fields(routes: Routes) -> tuple[torch.Tensor, torch.Tensor]:
 
 def _pieces(ids: torch.Tensor, lengths: torch.Tensor, batch_size: int, routes: Routes) -> torch.Tensor:
     """Where the reference sends each id, from weights that are positions."""
-    found = torch.zeros(ids.numel(), dtype=torch.int32)
+    pieces = torch.zeros(ids.numel(), dtype=torch.int32)
     positions = torch.arange(ids.numel(), dtype=torch.float64)
     _, new_lengths, new_positions = by_reference(ids, lengths, batch_size, routes, positions)
     assert new_positions is not None
     of_entry = new_positions.long().split(new_lengths.view(len(routes.sources), batch_size).sum(1).tolist())
     for piece, own in zip(routes.pieces, of_entry, strict=True):
         if piece > 0:
-            found[own] = piece
-    return found
+            pieces[own] = piece
+    return pieces
 
 
 def _count_call(
@@ -120,7 +120,7 @@ def _count_call(
 ) -> Call:
     draw = torch.Generator().manual_seed(sum(pieces) + batch_size)
     ids, lengths, routes = _batch(pieces, batch_size, longest, draw)
-    found = _pieces(ids, lengths, batch_size, routes)
+    piece_of_ids = _pieces(ids, lengths, batch_size, routes)
     offsets, first = _offsets(lengths), torch.full((_PROGRAMS,), ids.numel())
     most = max(pieces)
     bags = torch.repeat_interleave(torch.arange(lengths.numel()), lengths)
@@ -130,17 +130,21 @@ def _count_call(
             for position in range(int(offsets[bag]), int(offsets[bag + 1])):
                 if is_rows and position % 3 == 0:
                     ids[position] = (-1, 90, 2**63 - 1, -(2**63))[position % 4]
-                    found[position] = -1
+                    piece_of_ids[position] = -1
                     first[bag % _PROGRAMS] = min(int(first[bag % _PROGRAMS]), position)
     counts = torch.zeros(lengths.numel(), most, dtype=torch.int32)
-    counts.index_put_((bags[found >= 0], found[found >= 0].long()), torch.ones((), dtype=torch.int32), accumulate=True)
+    counts.index_put_(
+        (bags[piece_of_ids >= 0], piece_of_ids[piece_of_ids >= 0].long()),
+        torch.ones((), dtype=torch.int32),
+        accumulate=True,
+    )
     fields, borders = _route_fields(routes)
     arguments = [
-        place(ids), place(offsets), place(fields), place(borders), place(torch.full_like(found, 77)),
+        place(ids), place(offsets), place(fields), place(borders), place(torch.full_like(piece_of_ids, 77)),
         place(torch.full_like(counts, 77)), place(torch.full_like(first, 77)),
         lengths.numel(), batch_size, ids.numel(), most,
     ]  # fmt: skip
-    return Call(arguments, {"pieces_ptr": found, "counts_ptr": counts, "outside_ptr": first})
+    return Call(arguments, {"pieces_ptr": piece_of_ids, "counts_ptr": counts, "outside_ptr": first})
 
 
 def _scatter_call(

@@ -29,7 +29,7 @@ def _replace_operators_once_per_launch() -> None:
     patch = interpreter._patch_lang
 
     def patch_if_needed(function: Any) -> Any:
-        modules = [each for each in function.__globals__.values() if each is tl or each is tl.core]
+        modules = [module for module in function.__globals__.values() if module is tl or module is tl.core]
         is_needed = any(tl.core.is_builtin(module.load) for module in modules)
         return patch(function) if is_needed else interpreter._LangPatchScope()
 
@@ -69,7 +69,7 @@ def _remember_types() -> None:
     known: dict[str, Any] = {}
     blocks: dict[tuple[str, Any], Any] = {}
 
-    def found(dtype: Any) -> Any:
+    def numpy_type(dtype: Any) -> Any:
         if dtype.name not in known:
             known[dtype.name] = of_type(dtype)
         return known[dtype.name]
@@ -80,7 +80,7 @@ def _remember_types() -> None:
             blocks[place] = with_element_type(self, element)
         return blocks[place]
 
-    interpreter._get_np_dtype = found
+    interpreter._get_np_dtype = numpy_type
     tl.block_type.with_element_ty = block
 
 

@@ -62,21 +62,21 @@ def _call(place: Place, most: int, tables: tuple[_Table, ...] = _TABLES) -> Call
     draw = torch.Generator().manual_seed(most)
     slots, groups, side_rows, beside, asked = [], [], [], [], []
     for table in tables:
-        held = torch.cat([torch.tensor(EXTREMES), torch.randint(-(2**62), 2**62, (table.rows,), generator=draw)])
-        held = held[(held < 0) | (held >= table.dense_rows)]
-        held = held[torch.randperm(held.numel(), generator=draw)][: int(table.rows * table.fill)]
+        known_ids = torch.cat([torch.tensor(EXTREMES), torch.randint(-(2**62), 2**62, (table.rows,), generator=draw)])
+        known_ids = known_ids[(known_ids < 0) | (known_ids >= table.dense_rows)]
+        known_ids = known_ids[torch.randperm(known_ids.numel(), generator=draw)][: int(table.rows * table.fill)]
         of_table = torch.full((slot_count(table.rows), 2), -1)
         side_row = torch.full((1,), -1)
-        insert_into_slots(held, torch.arange(held.numel()) % table.rows, of_table, side_row)
+        insert_into_slots(known_ids, torch.arange(known_ids.numel()) % table.rows, of_table, side_row)
         slots.append(of_table if table.indexed else torch.empty(0, 2, dtype=torch.int64))
         in_groups, beside_groups = torch.full((group_count(table.rows), 2 * SLOTS), -1), torch.tensor([-1, most])
-        insert_into_groups(held, torch.arange(held.numel()) % table.rows, in_groups, beside_groups)
+        insert_into_groups(known_ids, torch.arange(known_ids.numel()) % table.rows, in_groups, beside_groups)
         groups.append(in_groups if table.indexed else in_groups[:0])
         side_rows.append(side_row)
         beside.append(beside_groups)
         absent = torch.randint(-(2**62), 2**62, (5,), generator=draw)
         of_slice = torch.arange(max(table.dense_rows, table.row_begin + table.rows))  # dense ids end within it
-        some = torch.cat([held, absent, torch.tensor(EXTREMES), of_slice])
+        some = torch.cat([known_ids, absent, torch.tensor(EXTREMES), of_slice])
         if not table.indexed:
             some = torch.arange(table.rows)
         asked.append(some[torch.randperm(some.numel(), generator=draw)][:most])
@@ -87,24 +87,24 @@ def _call(place: Place, most: int, tables: tuple[_Table, ...] = _TABLES) -> Call
         list(range(len(tables))), groups, beside, *_facts(tables), None,
     )  # fmt: skip
     per_program = (-(-ids.numel() // _PROGRAMS) + 7) // 8 * 8
-    found, counts = place(torch.full_like(ids, -7)), place(torch.zeros(_PROGRAMS, len(tables), dtype=torch.int32))
+    rows_found, counts = place(torch.full_like(ids, -7)), place(torch.zeros(_PROGRAMS, len(tables), dtype=torch.int32))
     placed, placed_sides = [place(of_table) for of_table in slots], [place(side_row) for side_row in side_rows]
     indexes = place(_indexes(tables, placed, placed_sides))
     arguments = [
-        place(ids), place(ends), placed[0], placed_sides[0], indexes, found, counts,
+        place(ids), place(ends), placed[0], placed_sides[0], indexes, rows_found, counts,
         ids.numel(), len(tables), per_program,
     ]  # fmt: skip
     borders = torch.cat([torch.zeros(1, dtype=torch.int64), ends])
-    wanted = torch.zeros(_PROGRAMS, len(tables), dtype=torch.int32)
+    absent_by_program = torch.zeros(_PROGRAMS, len(tables), dtype=torch.int32)
     for program in range(_PROGRAMS):
         for table in range(len(tables)):
             first = max(int(borders[table]), program * per_program)
             last = min(int(borders[table + 1]), (program + 1) * per_program)
             if first < last:
                 one = _absent_among(ids[first:last], tables[table], groups[table], beside[table])
-                wanted[program, table] = one
-    assert wanted.sum(0).tolist() == absent_ids.tolist()
-    return Call(arguments, {"rows_ptr": rows, "absent_ptr": wanted}, keep=(*placed, *placed_sides))
+                absent_by_program[program, table] = one
+    assert absent_by_program.sum(0).tolist() == absent_ids.tolist()
+    return Call(arguments, {"rows_ptr": rows, "absent_ptr": absent_by_program}, keep=(*placed, *placed_sides))
 
 
 def _absent_among(ids: torch.Tensor, table: _Table, groups: torch.Tensor, side_row: torch.Tensor) -> int:

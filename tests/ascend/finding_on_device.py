@@ -69,8 +69,8 @@ class Pair:
         tables.append(table("t2", ["f3"], rows=20))
         plain = EmbeddingBagCollection(tables, is_weighted=weighted)
         other = copy.deepcopy(plain)
-        for each in (plain, other):
-            attach(each, "adagrad")
+        for model in (plain, other):
+            attach(model, "adagrad")
         policies = {"t0": hashing, "t1": hashing, "t2": recfx.HashConfig() if adopted else hashing}
         self.weighted, self.adopted = weighted, adopted
         self.host: HashEmbeddingBagCollection = recfx.convert(other, hashing=policies, backend="reference")
@@ -87,7 +87,7 @@ class Pair:
             lengths = torch.randint(0, 5, (samples,), generator=draw).tolist()
             drawn = [torch.randint(0, ids, (length,), generator=draw) for length in lengths]
             rows = self.adopted and feature == "f3"
-            features[feature] = [(each % 20 if rows else chosen[each]).tolist() for each in drawn]
+            features[feature] = [(numbers % 20 if rows else chosen[numbers]).tolist() for numbers in drawn]
         made = bags(features)
         weights = torch.rand(made.values().numel(), generator=draw) if self.weighted else None
         return KeyedJaggedTensor(made.keys(), made.values(), weights, lengths=made.lengths(), stride=samples)
@@ -105,11 +105,11 @@ class Pair:
         features = self.batch(99, 40) if features is None else features
         place = torch.device(ids_on or self.place.device)
         with torch.no_grad():
-            wanted = self.host.eval()(features).values()
-            found = self.there.eval()(features.to(place)).values()
-        assert found.device.type == torch.device(self.place.device).type
+            expected = self.host.eval()(features).values()
+            actual = self.there.eval()(features.to(place)).values()
+        assert actual.device.type == torch.device(self.place.device).type
         assert "find_rows(" in format_graph(self.there.graph_module)
-        torch.testing.assert_close(found.cpu(), wanted, **CLOSE)
+        torch.testing.assert_close(actual.cpu(), expected, **CLOSE)
         for name in self.host.hash_indexes:
             assert self.there.index(name).counters == self.host.index(name).counters
 
@@ -204,8 +204,8 @@ def evicted(place: Place) -> None:
     for model, device in ((pair.host, "cpu"), (pair.there, place.device)):
         pooled.append(model.eval()(features.to(torch.device(device))).values())
     pair.train(20, 50)
-    for each in pooled:
-        each.square().sum().backward()
+    for output in pooled:
+        output.square().sum().backward()
     pair.compare()
     for name in ("t0", "t1", "t2"):
         torch.testing.assert_close(pair.there.weight(name).cpu(), pair.host.weight(name), **CLOSE)
@@ -266,7 +266,7 @@ def modes(place: Place) -> None:
     pair.host.index("t0").insert(torch.tensor([]).long())
     pair.compare()
     copies: Any = pair.there.graph_module.find_rows.copies
-    assert all(each is copies._copy for each in made)
+    assert all(copy_made is copies._copy for copy_made in made)
     pair.train(0)
     assert copies._copy is None
     pair.compare()
@@ -295,15 +295,15 @@ def threads(place: Place) -> None:
     index, there = pair.there.index("t0"), pair.there.eval()
     features = pair.batch(1, 20).to(torch.device(place.device))
     with torch.no_grad():
-        wanted = there(features).values().cpu()
+        expected = there(features).values().cpu()
     failures: list[str] = []
 
     def evaluate() -> None:
         with torch.no_grad():
             for _ in range(5):
-                found = there(features).values().cpu()
-                if not torch.allclose(found, wanted, **CLOSE):
-                    failures.append(str(found - wanted))
+                output = there(features).values().cpu()
+                if not torch.allclose(output, expected, **CLOSE):
+                    failures.append(str(output - expected))
 
     running = [threading.Thread(target=evaluate) for _ in range(3)]
     for thread in running:
@@ -319,8 +319,8 @@ def threads(place: Place) -> None:
 
 
 CASES: dict[str, Callable[[Place], None]] = {
-    each.__name__: each
-    for each in (
+    case.__name__: case
+    for case in (
         policies,
         changes,
         copies,

@@ -195,13 +195,13 @@ class _Problem:
             table = int(torch.searchsorted(self.row_starts, key, right=True)) - 1
             row = key - int(self.row_starts[table])
             names = [state.name for state in self.rule.states]
-            held = {name: states[table][i][row : row + 1].clone() for i, name in enumerate(names)}
+            row_states = {name: states[table][i][row : row + 1].clone() for i, name in enumerate(names)}
             values = weights[table][row : row + 1].float()
-            weights[table][row] = self.rule.update(values, gradient[None], held, STEP, self.group)[0].to(
+            weights[table][row] = self.rule.update(values, gradient[None], row_states, STEP, self.group)[0].to(
                 weights[table].dtype
             )
             for i, name in enumerate(names):
-                states[table][i][row] = held[name][0]
+                states[table][i][row] = row_states[name][0]
         return weights, states
 
     def of_tables(self, place: Place, parts: torch.Tensor, ways: int) -> list[Any]:
@@ -217,10 +217,10 @@ class _Problem:
     def call(self, arguments: list[Any], expected: dict[str, torch.Tensor], sums: dict[int, torch.Tensor]) -> Call:
         weights, states = self.stepped(sums)
         tensors = [*self.weights, *(state for of_table in self.states for state in of_table)]
-        wanted = [*weights, *(state for of_table in states for state in of_table)]
+        stepped = [*weights, *(state for of_table in states for state in of_table)]
         dtype = next(name for name, dtype in _DTYPES.items() if dtype == self.weights[0].dtype)
         rtol, atol = _TOLERANCES[dtype]
-        return Call(arguments, expected, rtol, atol, also=tuple(zip(tensors, wanted, strict=True)))
+        return Call(arguments, expected, rtol, atol, also=tuple(zip(tensors, stepped, strict=True)))
 
 
 def _from_first(tensors: list[torch.Tensor]) -> torch.Tensor:

@@ -77,8 +77,8 @@ def program_of(hivm: str) -> Callable[[Core, Sequence[Any]], None]:
     unpacked = f"{', '.join(map(name_of, own))} = arguments"
     scope: dict[str, Any] = {"Vector": Vector, "part": _part, "quotient": quotient, "remainder": remainder}
     exec("\n".join(["def kernel(core, arguments):", f" {unpacked}", *writer.lines]), scope)
-    found: Callable[[Core, Sequence[Any]], None] = scope["kernel"]
-    return found
+    program: Callable[[Core, Sequence[Any]], None] = scope["kernel"]
+    return program
 
 
 def _part(of: Vector, offset: int, sizes: tuple[int, ...]) -> Vector:

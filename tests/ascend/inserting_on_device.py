@@ -69,10 +69,10 @@ class Twins:
         attach(plain, "adagrad")
         asked = replace(hashing, find_on_device=True)
         self.host, self.there = (
-            recfx.convert(copy.deepcopy(plain), hashing=dict.fromkeys("abc", each), backend=place.backend).to(
+            recfx.convert(copy.deepcopy(plain), hashing=dict.fromkeys("abc", config), backend=place.backend).to(
                 self.device
             )
-            for each in (hashing, asked)
+            for config in (hashing, asked)
         )
         self.host.load_state_dict(self.there.state_dict())
         assert ["inserts" in format_graph(model.first.graph_module) for model in self.models] == [False, True]
@@ -122,18 +122,18 @@ def finders(model: nn.Module) -> list[FindRows]:
     return [node for node in model.modules() if isinstance(node, FindRows)]
 
 
-def assert_equal(found: Any, wanted: Any) -> None:
-    if isinstance(found, torch.Tensor):
-        assert torch.equal(found, wanted)
-    elif isinstance(found, dict):
-        assert found.keys() == wanted.keys()
-        for key in found:
-            assert_equal(found[key], wanted[key])
-    elif isinstance(found, (tuple, list)):
-        for one, other in zip(found, wanted, strict=True):
+def assert_equal(actual: Any, expected: Any) -> None:
+    if isinstance(actual, torch.Tensor):
+        assert torch.equal(actual, expected)
+    elif isinstance(actual, dict):
+        assert actual.keys() == expected.keys()
+        for key in actual:
+            assert_equal(actual[key], expected[key])
+    elif isinstance(actual, (tuple, list)):
+        for one, other in zip(actual, expected, strict=True):
             assert_equal(one, other)
     else:
-        assert found == wanted
+        assert actual == expected
 
 
 def made_batch(draw: random.Random, universe: int, device: torch.device, *, refused: bool = False) -> Batch:
@@ -270,5 +270,5 @@ def only_new_ids_go_to_the_host(place: Place) -> None:
 
 
 CASES: dict[str, Callable[[Place], None]] = {
-    each.__name__: each for each in (histories, one_copy, only_new_ids_go_to_the_host)
+    case.__name__: case for case in (histories, one_copy, only_new_ids_go_to_the_host)
 }

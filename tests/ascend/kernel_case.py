@@ -70,13 +70,13 @@ def assert_answered(case: KernelCase, call: Call, least: Mapping[torch.dtype, fl
     """
     arguments = dict(zip(case.signature, call.arguments, strict=True))
     pairs = [(parameter, arguments[parameter], expected) for parameter, expected in call.expected.items()]
-    pairs += [(f"tensor {number}", found, expected) for number, (found, expected) in enumerate(call.also)]
-    for what, found, expected in pairs:
+    pairs += [(f"tensor {number}", actual, expected) for number, (actual, expected) in enumerate(call.also)]
+    for what, actual, expected in pairs:
         tolerance = 0.0 if least is None else least.get(expected.dtype, 0.0)
         exact = least is not None and not expected.is_floating_point()
         rtol, atol = (0.0, 0.0) if exact else (max(call.rtol, tolerance), max(call.atol, tolerance))
         torch.testing.assert_close(
-            found.cpu(), expected, rtol=rtol, atol=atol, equal_nan=True,
+            actual.cpu(), expected, rtol=rtol, atol=atol, equal_nan=True,
             msg=lambda text, what=what: f"{case.name}, {what}: {text}",
         )  # fmt: skip
 

@@ -23,10 +23,10 @@ def lowered(name: str) -> Lowered:
         LoweringError: triton-ascend refuses the kernel.
     """
     tools.triton_ascend().require()
-    found = _all()[name]
-    if isinstance(found, LoweringError):
-        raise found
-    return found
+    form = _all()[name]
+    if isinstance(form, LoweringError):
+        raise form
+    return form
 
 
 @cache

@@ -59,8 +59,8 @@ def table() -> str:
     return "\n".join(f"| {' | '.join(cells)} |" for cells in rows)
 
 
-def _cell(found: Modelled) -> str:
-    return f"{found.seconds * 1e3:.2g} ms, {found.share:.1%}"
+def _cell(time: Modelled) -> str:
+    return f"{time.seconds * 1e3:.2g} ms, {time.share:.1%}"
 
 
 def with_table(text: str) -> str:

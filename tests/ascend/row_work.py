@@ -135,16 +135,16 @@ def count_all(cases: Iterable[KernelCase]) -> dict[Form, list[FormWork]]:
     """What each of these cases does that reads rows of tables, with each version of the compiler."""
     counted = [(case, form) for case in cases if (form := form_of(case)) is not None]
     answers = lower([case for case, _ in counted], tools.triton_ascend_folder())
-    found: dict[Form, list[FormWork]] = {}
+    works: dict[Form, list[FormWork]] = {}
     for case, form in counted:
         answer = answers[case.name]
         if isinstance(answer, LoweringError):
             raise answer
         for version in tools.ASCENDNPU_IR:
             hivm = compile_to_hivm(answer.linalg, tools.bishengir_compile(version)).hivm
-            found.setdefault(form, []).append(count(hivm, case, version))
+            works.setdefault(form, []).append(count(hivm, case, version))
         print(case, flush=True)
-    return found
+    return works
 
 
 def read() -> Mapping[Form, Sequence[FormWork]]:
@@ -167,10 +167,10 @@ def write(works: Mapping[Form, Sequence[FormWork]]) -> None:
     FILE.write_text(_HEADER + "\n".join(lines) + "\n")
 
 
-def misfit(found: FormWork, known: FormWork) -> str:
+def misfit(compiled: FormWork, known: FormWork) -> str:
     """Which figures of a compiled form are not what was committed; ``""``: all are."""
     wrong = []
-    for per, here, there in (("row", found.row, known.row), ("bag or step", found.more, known.more)):
+    for per, here, there in (("row", compiled.row, known.row), ("bag or step", compiled.more, known.more)):
         for name in FIGURES:
             figure, committed = getattr(here, name), getattr(there, name)
             if abs(figure - committed) > 0.02 * abs(committed) + 0.001:

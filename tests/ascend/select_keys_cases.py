@@ -51,7 +51,7 @@ def _call(place: Place, ids: str, weights: str, positions: tuple[int, ...], batc
     offsets = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.view(-1).cumsum(0)])
     count = int(lengths[list(positions)].sum())
     expected = select_keys_reference(given, offsets, list(positions), batch_size, count, scales)
-    new_ids, new_offsets, new_weights = (place(torch.full_like(each, -7)) for each in expected)
+    new_ids, new_offsets, new_weights = (place(torch.full_like(tensor, -7)) for tensor in expected)
     bags_each, ids_each = (-(-number // (_PROGRAMS * _LINE)) * _LINE for number in (len(positions) * batch_size, count))
     arguments = [
         place(given), place(torch.zeros(1) if scales is None else scales), place(offsets),

@@ -42,15 +42,15 @@ def test_run_and_give_bandwidths(command: str) -> None:
         if not {"triton", f"triton/{stem}"} & set(STEMS[command]):
             continue
         own = [result for result in results if result["name"].startswith(f"triton/{stem}/")]
-        wanted = peers if command == "with FBGEMM" else peers - {"FBGEMM on the device"}
-        assert {each["peer"] for each in own} == wanted
-        assert {each["ids"] for each in own} == {"uniform", "power law"}
+        expected_peers = peers if command == "with FBGEMM" else peers - {"FBGEMM on the device"}
+        assert {result["peer"] for result in own} == expected_peers
+        assert {result["ids"] for result in own} == {"uniform", "power law"}
         for name, values in FURTHER.get(stem, {}).items():
-            assert {each[name] for each in own} == values
-    for each in results:
+            assert {result[name] for result in own} == values
+    for result in results:
         for who in ("ours", "peer"):
-            assert each[f"{who}_gb_s"] >= 0
-            share = each[f"{who}_gb_s"] / each["copy_gb_s"]
-            assert each[f"{who}_share_of_copy"] == pytest.approx(share, abs=1e-4 + 1e-4 / each["copy_gb_s"])
-        assert {"device", "torch", "triton", "tables", "rows", "dim", "batch"} <= each.keys()
-        assert each["device"] == "cpu, interpreted: measures nothing"
+            assert result[f"{who}_gb_s"] >= 0
+            share = result[f"{who}_gb_s"] / result["copy_gb_s"]
+            assert result[f"{who}_share_of_copy"] == pytest.approx(share, abs=1e-4 + 1e-4 / result["copy_gb_s"])
+        assert {"device", "torch", "triton", "tables", "rows", "dim", "batch"} <= result.keys()
+        assert result["device"] == "cpu, interpreted: measures nothing"

@@ -28,14 +28,14 @@ _TRIES = 16
 @each_version
 @pytest.mark.parametrize("name", [case.name for case in CASES])
 def test_compiles_and_fits_as_the_bounds_say(name: str, version: str) -> None:
-    found = bounds.bound_of(compiled(name, version))
-    assert found.ub_bytes
-    assert found.lane_loops == 0
+    measured = bounds.bound_of(compiled(name, version))
+    assert measured.ub_bytes
+    assert measured.lane_loops == 0
     bound = bounds.read()[subject_of(BY_NAME[name])][version]
     if BY_NAME[name].fewer_rows:
-        assert found.ub_bytes <= bound.ub_bytes
+        assert measured.ub_bytes <= bound.ub_bytes
         return
-    assert misfit(found, bound) == "", f"`{bounds.COMMAND}` measures the bounds again"
+    assert misfit(measured, bound) == "", f"`{bounds.COMMAND}` measures the bounds again"
 
 
 @each_version

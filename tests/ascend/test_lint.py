@@ -32,9 +32,9 @@ def test_every_rule_finds_what_it_is_for() -> None:
     tools.triton_ascend().require()
     kernel = "tests.ascend.wrong_kernels:recfx_wrong_{}"
     cases = [KernelCase(name, kernel.format(name), SIGNATURE, {"BLOCK": 64}, {}) for name in WRONG]
-    found = {
+    codes = {
         name: [code for code, _ in lint(answer)]
         for name, answer in lower(cases, tools.triton_ascend_folder()).items()
         if isinstance(answer, Lowered)
     }
-    assert found == {name: [code] for name, code in WRONG.items()}
+    assert codes == {name: [code] for name, code in WRONG.items()}

@@ -67,7 +67,7 @@ def test_the_model_says_what_a_followed_core_says(name: str, version: str) -> No
         bags, per_bag, each_its_own = batch
         larger = (bags, 2 * per_bag, each_its_own) if bags == 2 else (2 * bags, per_bag, each_its_own)
         for assumed in ASSUMPTIONS:
-            seconds = [follow(program, case, each, assumed).seconds for each in (batch, larger)]
+            seconds = [follow(program, case, shape, assumed).seconds for shape in (batch, larger)]
             by_core = (seconds[1] - seconds[0]) / (bags * per_bag)
             by_formula = max(parts_of(per_row, per_row.bytes, block, assumed).values())
             assert by_formula == pytest.approx(by_core, rel=0.35), (batch, assumed.name)

@@ -50,8 +50,8 @@ def test_needs_are_not_much_too_large(kernel: str, rule: str) -> None:
     at_1024 = [subject for subject in of_kernel if subject.block == LARGEST_SERVED]
     assert max(map(needed, at_1024)) <= 1.1 * max(most(BOUNDS[subject]).ub_bytes or 0 for subject in at_1024)
     for subject in filter(refused, of_kernel):
-        found = [bound.ub_bytes for bound in BOUNDS[subject].values()]
-        assert None in found or max(filter(None, found)) >= 0.75 * ASCEND_910B.ub_bytes
+        ub_bytes = [bound.ub_bytes for bound in BOUNDS[subject].values()]
+        assert None in ub_bytes or max(filter(None, ub_bytes)) >= 0.75 * ASCEND_910B.ub_bytes
 
 
 @pytest.mark.parametrize(("kernel", "rule"), ACROSS_ROWS)

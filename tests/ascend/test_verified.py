@@ -35,7 +35,7 @@ def test_the_tests_that_it_stands_on_are_there() -> None:
         for test in level.tests:
             file, _, function = test.partition("::")
             assert f"\ndef {function}(name: str" in (tools.ROOT / "tests/ascend" / file).read_text()
-    assert [each.tests for each in verified.BEYOND if not (tools.ROOT / each.tests).exists()] == []
+    assert [beyond.tests for beyond in verified.BEYOND if not (tools.ROOT / beyond.tests).exists()] == []
 
 
 @pytest.mark.parametrize("outcome", ["failed", "skipped"])
@@ -47,4 +47,7 @@ def test_one_check_that_did_not_pass_is_enough_not_to_write(outcome: str) -> Non
 
 def test_checks_that_did_not_run_are_not_written_either() -> None:
     absent = verified.not_passed({})
-    assert set(absent) == {*(test for test in everything() if "[" in test), *(each.tests for each in verified.BEYOND)}
+    assert set(absent) == {
+        *(test for test in everything() if "[" in test),
+        *(beyond.tests for beyond in verified.BEYOND),
+    }

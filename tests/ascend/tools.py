@@ -48,8 +48,10 @@ class Tool:
 
 def triton() -> Tool:
     """Stock Triton, in the environment of the tests: the interpreter, and the compiler for NVIDIA."""
-    found = importlib.metadata.version("triton") if importlib.util.find_spec("triton") else None
-    return Tool(f"triton {TRITON}", "" if found == TRITON else f"found {found or 'none'}; `make ascend` installs it")
+    installed = importlib.metadata.version("triton") if importlib.util.find_spec("triton") else None
+    return Tool(
+        f"triton {TRITON}", "" if installed == TRITON else f"found {installed or 'none'}; `make ascend` installs it"
+    )
 
 
 def triton_ascend_folder() -> Path:

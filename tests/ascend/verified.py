@@ -201,8 +201,8 @@ def not_passed(outcomes: Mapping[str, str]) -> list[str]:
     of_kernels = [test for level in LEVELS for case in CASES for test in level.test_ids(case)]
     missing = [test for test in of_kernels if outcomes.get(test) != "passed"]
     for beyond in BEYOND:
-        found = {test: outcome for test, outcome in outcomes.items() if test.startswith(beyond.tests)}
-        missing += [test for test, outcome in found.items() if outcome != "passed"] if found else [beyond.tests]
+        of_beyond = {test: outcome for test, outcome in outcomes.items() if test.startswith(beyond.tests)}
+        missing += [test for test, outcome in of_beyond.items() if outcome != "passed"] if of_beyond else [beyond.tests]
     return missing
 
 

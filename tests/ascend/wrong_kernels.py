@@ -87,8 +87,8 @@ def recfx_wrong_multiplies_high(ids_ptr, hashes_ptr, num_ids, BLOCK: tl.constexp
 @triton.jit
 def recfx_wrong_trusts_cas(ids_ptr, hashes_ptr, num_ids, BLOCK: tl.constexpr):
     for place in range(0, num_ids):
-        found = tl.atomic_cas(hashes_ptr + place, 0, tl.load(ids_ptr + place))
-        if found == 0:
+        id_before = tl.atomic_cas(hashes_ptr + place, 0, tl.load(ids_ptr + place))
+        if id_before == 0:
             tl.store(ids_ptr + place, -1)
 
 

@@ -49,14 +49,14 @@ def held_interrupts() -> Iterator[None]:
         with interrupts(allowed=False):
             yield
         return
-    held = _held = _Held(handler)
-    signal.signal(signal.SIGINT, held.on_signal)
+    interrupt = _held = _Held(handler)
+    signal.signal(signal.SIGINT, interrupt.on_signal)
     try:
         yield
     finally:
         signal.signal(signal.SIGINT, handler)
         _held = None
-        held.raise_now()
+        interrupt.raise_now()
 
 
 def raise_held() -> None:
@@ -68,16 +68,16 @@ def raise_held() -> None:
 @contextlib.contextmanager
 def interrupts(allowed: bool) -> Iterator[None]:
     """Raise Ctrl-C as soon as it comes, or keep it again."""
-    held = _held
-    if held is None:
+    interrupt = _held
+    if interrupt is None:
         yield
         return
-    before, held.is_allowed = held.is_allowed, allowed
+    before, interrupt.is_allowed = interrupt.is_allowed, allowed
     try:
         if allowed:
-            held.raise_now()
+            interrupt.raise_now()
         yield
     finally:
-        held.is_allowed = before
+        interrupt.is_allowed = before
     if before:
-        held.raise_now()
+        interrupt.raise_now()

@@ -442,7 +442,9 @@ def _lengths_text(lengths: Mapping[str, float], are_all: bool) -> str:
     """``2.5``, or ``user=1, watched=50``."""
     if are_all and len(set(lengths.values())) == 1:
         return f"{round(next(iter(lengths.values())), 3):g}"
-    rounded = sorted(((name, round(length, 3)) for name, length in lengths.items()), key=lambda each: each[1] == 1)
+    rounded = sorted(
+        ((name, round(length, 3)) for name, length in lengths.items()), key=lambda named_length: named_length[1] == 1
+    )
     most = max(_MOST_LENGTHS, min(sum(length != 1 for _, length in rounded), _MOST_UNLIKE_1))
     shown, rest = [f"{name}={length:g}" for name, length in rounded[:most]], [length for _, length in rounded[most:]]
     if unlike := [length for length in rest if length != 1]:

@@ -110,9 +110,9 @@ def lookup(facts: NodeFacts) -> Phases:
 
 def hash_lookup(facts: NodeFacts) -> Phases:
     """Both, without writing rows out and reading them again."""
-    found, pooled = hash_ids(facts), lookup(facts)
+    hashed, pooled = hash_ids(facts), lookup(facts)
     rows = ID_BYTES * facts.ids
-    return Phases(found.forward + pooled.forward + Work(read_bytes=-rows, written_bytes=-rows), pooled.backward)
+    return Phases(hashed.forward + pooled.forward + Work(read_bytes=-rows, written_bytes=-rows), pooled.backward)
 
 
 def output_dist_start(facts: NodeFacts) -> Phases:

@@ -19,17 +19,17 @@ from tests.kernels.bags import batches, plain
 def test_equals_a_plain_loop(batch: tuple[Any, ...]) -> None:
     values, bags, are_offsets, per_key, rows, ids, bags_dtype = batch
     offsets, (kind, _) = plain(values, bags, are_offsets, per_key, rows)
-    found = operators._by_kernel(
+    bag_offsets = operators._by_kernel(
         torch.tensor(values, dtype=ids), torch.tensor(bags, dtype=bags_dtype), are_offsets, per_key, rows
     )
     if kind != NOTHING:
-        assert found is None
-    elif found is None:  # offsets may begin anywhere, but the kernel leaves what is unusual to the reference
+        assert bag_offsets is None
+    elif bag_offsets is None:  # offsets may begin anywhere, but the kernel leaves what is unusual to the reference
         assert (are_offsets and min(bags) < 0) or max(rows) > LARGEST or not sum(per_key)
     else:
-        assert found.offsets.tolist() == offsets
+        assert bag_offsets.offsets.tolist() == offsets
         borders = [sum(per_key[:key]) for key in range(len(per_key) + 1)]
-        assert found.borders == [offsets[border] for border in borders]
+        assert bag_offsets.borders == [offsets[border] for border in borders]
 
 
 @pytest.mark.parametrize("are_offsets", [False, True])

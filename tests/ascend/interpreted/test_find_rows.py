@@ -24,8 +24,8 @@ def test_finds_what_its_reference_finds(tables: list[tuple[object, list[int]]]) 
     indexes = copies_of([index for index, _ in tables])  # type: ignore[misc]
     ids = torch.tensor([id_ for _, ids in tables for id_ in ids], dtype=torch.int64)
     ends = torch.tensor(list(accumulate(len(ids) for _, ids in tables)))
-    for found, wanted in zip(find_rows(ids, ends, indexes), find_rows_reference(ids, ends, indexes), strict=True):
-        assert torch.equal(found, wanted)
+    for actual, expected in zip(find_rows(ids, ends, indexes), find_rows_reference(ids, ends, indexes), strict=True):
+        assert torch.equal(actual, expected)
 
 
 @pytest.mark.parametrize("count", [0, 1, 100])

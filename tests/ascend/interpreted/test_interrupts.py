@@ -31,13 +31,13 @@ def step(model: nn.Module) -> None:
 
 def state_of(model: nn.Module) -> dict[str, list[torch.Tensor]]:
     """Weights and optimizer state of each table."""
-    found = {}
+    tensors = {}
     for name, optimizer in model.fused_optimizers().items():
-        found[name] = [
+        tensors[name] = [
             model.weight(name).detach().clone(),
             *(optimizer.state[key].clone() for key in sorted(optimizer.state)),
         ]
-    return found
+    return tensors
 
 
 def trained(optimizer: str) -> nn.Module:
@@ -54,8 +54,8 @@ def stepped(model: nn.Module, start: nn.Module, uninterrupted: nn.Module) -> lis
     """Whether each table is as after the step, and not as before it."""
     answers = []
     before, after = state_of(start), state_of(uninterrupted)
-    for name, found in state_of(model).items():
-        is_before, is_after = (all(map(torch.equal, found, wanted[name])) for wanted in (before, after))
+    for name, tensors in state_of(model).items():
+        is_before, is_after = (all(map(torch.equal, tensors, state[name])) for state in (before, after))
         assert is_before != is_after, f"table {name}"
         answers.append(is_after)
     return answers
@@ -105,5 +105,5 @@ def test_an_error_in_a_step_is_raised_and_counts_no_step(monkeypatch: pytest.Mon
     monkeypatch.setattr(triton_lookup, "fused_step_triton_", fail)
     with pytest.raises(MemoryError, match="none left"):
         step(model)
-    for name, found in state_of(model).items():
-        assert all(map(torch.equal, found, before[name]))
+    for name, tensors in state_of(model).items():
+        assert all(map(torch.equal, tensors, before[name]))

@@ -39,11 +39,11 @@ def test_models_train_as_the_standard_ones(name: str) -> None:
         outputs = []
         for model, optimizer in zip((standard, converted), optimizers, strict=True):
             sample = case.sample(size)
-            found = list(tensors_in(model(*sample.args, **sample.kwargs)))
+            answers = list(tensors_in(model(*sample.args, **sample.kwargs)))
             optimizer.zero_grad()
-            sum(each.float().square().mean() for each in found if each.is_floating_point()).backward()
+            sum(answer.float().square().mean() for answer in answers if answer.is_floating_point()).backward()
             optimizer.step()
-            outputs.append(found)
+            outputs.append(answers)
         torch.testing.assert_close(outputs[1], outputs[0], rtol=1e-4, atol=1e-5)
     theirs = standard.state_dict()
     for key, value in recfx.unconvert(converted).state_dict().items():
@@ -79,8 +79,8 @@ def test_hashed_collections_train_as_on_another_target(
     for step in range(6):
         outputs = []
         for model in models:
-            found = [each.flatten() for each in tensors_in(model(batch(step, 15))) if each.requires_grad]
-            output = torch.cat(found[step % len(found) :])
+            answers = [answer.flatten() for answer in tensors_in(model(batch(step, 15))) if answer.requires_grad]
+            output = torch.cat(answers[step % len(answers) :])
             (output - torch.linspace(-1, 1, output.numel())).square().sum().backward()
             outputs.append(output.detach())
         torch.testing.assert_close(outputs[1], outputs[0], rtol=1e-5, atol=1e-5)
@@ -90,8 +90,8 @@ def test_hashed_collections_train_as_on_another_target(
         torch.testing.assert_close(second[key], value, rtol=1e-4, atol=1e-5)
     for model in models:
         model.eval()
-    found, wanted = ([*tensors_in(model(batch(99, 40)))] for model in reversed(models))
-    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
+    actual, expected = ([*tensors_in(model(batch(99, 40)))] for model in reversed(models))
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_the_graph_and_the_report_name_the_target() -> None:
@@ -113,8 +113,8 @@ def test_dims_and_dtypes(dim: int, dtype: torch.dtype) -> None:
     tolerance = {torch.float32: 1e-6, torch.float16: 2e-3, torch.bfloat16: 2e-2}[dtype]
     for model in (plain, converted):
         model(features).values().float().square().sum().backward()
-    found, wanted = converted(features).values(), plain(features).values()
-    torch.testing.assert_close(found.float(), wanted.float(), rtol=tolerance, atol=tolerance)
+    actual, expected = converted(features).values(), plain(features).values()
+    torch.testing.assert_close(actual.float(), expected.float(), rtol=tolerance, atol=tolerance)
     (one,), (other,) = converted.parameters(), plain.parameters()
     torch.testing.assert_close(one.grad, other.grad, rtol=tolerance, atol=tolerance)
 

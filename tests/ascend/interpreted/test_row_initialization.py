@@ -32,15 +32,15 @@ ENTRIES = torch.tensor([[4, -(2**63), 0], [0, 5, 2], [3, 2**40, 1], [5, -1, 2], 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_writes_the_bits_of_the_operator_on_the_cpu(dtype: torch.dtype) -> None:
-    found, expected = tables_of(dtype), tables_of(dtype)
-    initialize_rows_of_tables(ENTRIES, found)
+    tables, expected = tables_of(dtype), tables_of(dtype)
+    initialize_rows_of_tables(ENTRIES, tables)
     for row, id_, number in ENTRIES.tolist():
         table, rows = expected[number], torch.tensor([row])
         ids = torch.tensor([id_])
         initialize_rows(table.weight, rows, ids, table.key, table.low, table.high, table.first_column)
         for state in table.states:
             state.tensor[row] = state.value
-    for one, other in zip(found, expected, strict=True):
+    for one, other in zip(tables, expected, strict=True):
         assert torch.equal(one.weight, other.weight)
         assert all(torch.equal(a.tensor, b.tensor) for a, b in zip(one.states, other.states, strict=True))
 

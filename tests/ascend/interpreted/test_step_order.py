@@ -35,7 +35,7 @@ def test_is_stable(tables: list[tuple[int, bool]], batch_size: int, seed: int, i
         return
     offsets = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
     scales = torch.rand(asked.numel(), generator=draw) if is_weighted else None
-    found = step_order(asked, offsets, lengths, table_rows, table_of_feature, is_stepped, scales)
+    ordered = step_order(asked, offsets, lengths, table_rows, table_of_feature, is_stepped, scales)
 
     starts = [sum(table_rows[:table]) for table in range(len(tables))]
     bags = torch.repeat_interleave(torch.arange(lengths.numel()), lengths)
@@ -44,11 +44,11 @@ def test_is_stable(tables: list[tuple[int, bool]], batch_size: int, seed: int, i
         for row, table in zip(asked.tolist(), [table_of_feature[bag // batch_size] for bag in bags], strict=True)
     ]
     order = sorted(range(len(keys)), key=keys.__getitem__)
-    assert found.keys.tolist() == [keys[position] for position in order]
-    assert found.bags.tolist() == bags[order].tolist()
-    assert found.bags.dtype == torch.int32
-    assert (found.scales is None) == (scales is None)
-    assert scales is None or torch.equal(found.scales, scales[order])
+    assert ordered.keys.tolist() == [keys[position] for position in order]
+    assert ordered.bags.tolist() == bags[order].tolist()
+    assert ordered.bags.dtype == torch.int32
+    assert (ordered.scales is None) == (scales is None)
+    assert scales is None or torch.equal(ordered.scales, scales[order])
 
 
 @pytest.mark.parametrize(("bases", "keys"), [([0, 10], [3, -1, 12]), ([0, -1], [3, -1, -1])])

@@ -101,7 +101,7 @@ def _has(item: pytest.Function, variable: str) -> bool:
 
 
 def _run_file(item: pytest.Function) -> _Told:
-    names = [each.nodeid for each in item.session.items if each.path == item.path]
+    names = [test.nodeid for test in item.session.items if test.path == item.path]
     given: dict[str, str] = item.funcargs["npu_environment"]
     processes: Processes = item.funcargs["npu_processes"]
     report = Path(given["PYTHONPATH"].split(os.pathsep)[1]) / f"{item.path.stem}.jsonl"

@@ -120,7 +120,7 @@ def _run_sequences(recorder: Recorder, target: str, hashing: recfx.HashConfig | 
         features = _ids(hashing, batch(4)).to(torch.device(DEVICE))
         with recorder:
             recorder.now = Moment(target, "unsharded", "training")
-            rows = [each.values() for each in model.train()(features).values()]
+            rows = [jagged.values() for jagged in model.train()(features).values()]
             recorder.now = None  # the gradients are those of the rest of the model
             gradients = [torch.ones_like(row) for row in rows]
             recorder.now = Moment(target, "unsharded", "training")
@@ -149,7 +149,7 @@ def main() -> int:
             return subprocess.run(command, cwd=ROOT, env=given, check=False).returncode
     recorder = measure()
     round_trips.write(recorder.meetings)
-    without = [each for each, line in round_trips.read().items() if not line.why]
+    without = [meeting for meeting, line in round_trips.read().items() if not line.why]
     print(f"{len(recorder.operators)} operators, {len(recorder.meetings)} lines, {len(without)} without a reason")
     return 1 if without else 0
 

@@ -45,13 +45,13 @@ class Kernels(NamedTuple):
 @cache
 def read() -> dict[str, list[Kernels]]:
     """The table, by operator with its namespace; AI Core in one of an operator's lines is enough."""
-    found: defaultdict[str, list[Kernels]] = defaultdict(list)
+    kernels: defaultdict[str, list[Kernels]] = defaultdict(list)
     for line in TABLE.read_text().partition(HEADER)[2].splitlines()[1:]:
         operators, decided_by, *dtypes, otherwise, _ = (cell.strip() for cell in line.strip("|").split("|"))
         by_chip = {chip: frozenset(cell.split(", ")) for chip, cell in zip(CHIPS, dtypes, strict=True)}
         for operator in operators.replace("`", "").split():
-            found[f"aten::{operator}"].append(Kernels(decided_by, by_chip, otherwise))
-    return dict(found)
+            kernels[f"aten::{operator}"].append(Kernels(decided_by, by_chip, otherwise))
+    return dict(kernels)
 
 
 def engine(operator: str, given: Sequence[str], made: Sequence[str], chip: str = "910B") -> str:
@@ -64,4 +64,4 @@ def engine(operator: str, given: Sequence[str], made: Sequence[str], chip: str =
         chip: one of ``CHIPS``.
     """
     engines = {kernels.engine(given, made, chip) for kernels in read().get(operator, [])}
-    return next((each for each in (AI_CORE, NO_KERNEL, AI_CPU) if each in engines), UNKNOWN)
+    return next((name for name in (AI_CORE, NO_KERNEL, AI_CPU) if name in engines), UNKNOWN)

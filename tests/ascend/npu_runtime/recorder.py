@@ -155,7 +155,7 @@ class _AsFunctions:
 def _length_is_data(name: str, args: Any, kwargs: Any) -> bool:
     """Whether the result of this call is as long as the data say; that of others with the same operator may not be."""
     if name in ("aten::index.Tensor", "aten::index_put_", "aten::_index_put_impl_"):
-        return any(each is not None and each.dtype in (torch.bool, torch.uint8) for each in args[1])
+        return any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in args[1])
     repeats = ("aten::repeat_interleave.Tensor", "aten::repeat_interleave.self_Tensor")
     return name in repeats and kwargs.get("output_size") is None
 
@@ -164,10 +164,10 @@ def _not_on_ai_cores(func: Any, args: Any, kwargs: Any, result: Any) -> str:
     """How a call ran, with its dtypes, unless on an AI Core or without any kernel."""
     given, made = _dtypes((args, kwargs)), _dtypes(result)
     engine = engines.engine(func.name(), given, made)
-    dtypes = " -> ".join(", ".join(dict.fromkeys(each)) for each in (given, made))
+    dtypes = " -> ".join(", ".join(dict.fromkeys(names)) for names in (given, made))
     if engine == engines.AI_CPU:
         return AI_CPU + dtypes
-    gaps = any(not each.is_contiguous() for each in _written(func, args, kwargs))
+    gaps = any(not tensor.is_contiguous() for tensor in _written(func, args, kwargs))
     return f"{UNKNOWN}{dtypes}{', into a strided view' * gaps}" if gaps or engine == engines.UNKNOWN else ""
 
 
@@ -180,14 +180,14 @@ def _written(func: Any, args: Any, kwargs: Any) -> Iterator[torch.Tensor]:
 
 def _starts_something(operator: Any) -> bool:
     """Whether it is neither a view (an "unsafe" one among them) nor memory that is only allocated."""
-    results = [each.alias_info for each in operator._schema.returns]
+    results = [value.alias_info for value in operator._schema.returns]
     is_view = bool(results) and all(result is not None and not result.is_write for result in results)
     return not is_view and not operator.name().startswith(("aten::empty", "aten::new_empty", "aten::_unsafe_view"))
 
 
 def _dtypes(values: Any) -> list[str]:
     on_npu = (leaf for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor) and leaf.device.type == "npu")
-    return [str(each.dtype).removeprefix("torch.") for each in on_npu]
+    return [str(tensor.dtype).removeprefix("torch.") for tensor in on_npu]
 
 
 def _devices(values: Any) -> set[str]:
@@ -248,19 +248,19 @@ def _answer(name: str, ids: torch.Tensor, *arguments: Any, **constants: Any) -> 
         new_ids.zero_()
     elif name == "recfx_find_rows":
         given, (rows, absent) = [tensor.cpu() for tensor in (ids, *arguments[:4])], arguments[4:6]
-        found, counts = find_rows.find_rows_reference(*given[:2], find_rows.ReadIndexes(*given[2:]))
-        rows.copy_(found)
+        found_rows, counts = find_rows.find_rows_reference(*given[:2], find_rows.ReadIndexes(*given[2:]))
+        rows.copy_(found_rows)
         absent[0].copy_(counts)
     elif name == "recfx_bag_offsets":
         _, values, first_bags, limits, offsets, reports = arguments[:6]
         per_key = first_bags.diff().tolist()
-        found, said = bag_offsets.kernel_reference(values, ids, constants["ARE_OFFSETS"], per_key, limits.tolist())
-        offsets.copy_(found)
+        bag_starts, said = bag_offsets.kernel_reference(values, ids, constants["ARE_OFFSETS"], per_key, limits.tolist())
+        offsets.copy_(bag_starts)
         reports.zero_()[: len(per_key) + 1] = said[:-1]
     elif name == "recfx_select_keys":
         weights, offsets, positions, *made = arguments[:6]
         batch_size, count = arguments[7:9]
         given = (ids, offsets, positions.tolist(), batch_size, count, weights if constants["WEIGHTED"] else None)
         new_ids, new_offsets, new_weights = select_keys.select_keys_reference(*given)
-        for tensor, found in zip(made, (new_ids, new_weights, new_offsets), strict=True):
-            tensor.copy_(found)
+        for tensor, expected in zip(made, (new_ids, new_weights, new_offsets), strict=True):
+            tensor.copy_(expected)

@@ -62,10 +62,14 @@ class Occasion(NamedTuple):
     @classmethod
     def of(cls, seen: Collection[Moment]) -> Occasion:
         """What is listed of all moments."""
-        targets, collections, modes = (sorted(set(each)) for each in zip(*seen, strict=True))
+        targets, collections, modes = (sorted(set(values)) for values in zip(*seen, strict=True))
         when = []
         for mode in modes:
-            missing = [each for each in product(targets, collections) if Moment(*each, mode) not in seen]
+            missing = [
+                missing_pair
+                for missing_pair in product(targets, collections)
+                if Moment(*missing_pair, mode) not in seen
+            ]
             without = "; ".join(f"{target}: {which}" for target, which in missing)
             when.append(f"{mode} (not {without})" if without else mode)
         return cls("; ".join(targets), "; ".join(collections), "; ".join(when))
@@ -80,24 +84,24 @@ class Line(NamedTuple):
 
 def read() -> dict[Meeting, Line]:
     """The table as it is committed."""
-    found = {}
+    lines = {}
     for line in LISTED.read_text().partition(HEADER)[2].splitlines():
         operator, how, where, *when, why = (cell.strip() for cell in line.strip("|").split("|"))
-        found[Meeting(operator.strip("`"), how, where.strip("`"))] = Line(Occasion(*when), why)
-    return found
+        lines[Meeting(operator.strip("`"), how, where.strip("`"))] = Line(Occasion(*when), why)
+    return lines
 
 
 def fallbacks() -> list[str]:
     """The operators that the table says run on the host."""
-    return sorted({each.operator for each in read() if each.how == FALLBACK})
+    return sorted({meeting.operator for meeting in read() if meeting.how == FALLBACK})
 
 
-def write(found: Mapping[Meeting, Occasion]) -> None:
+def write(meetings: Mapping[Meeting, Occasion]) -> None:
     """Replace the table; reasons stay."""
     known, before = read(), LISTED.read_text().partition(HEADER)[0]
     lines = [
-        f"| `{each.operator}` | {each.how} | `{each.where}` | {occasion.target} | "
-        f"{occasion.collections} | {occasion.when} | {known[each].why if each in known else ''} |\n"
-        for each, occasion in sorted(found.items())
+        f"| `{meeting.operator}` | {meeting.how} | `{meeting.where}` | {occasion.target} | "
+        f"{occasion.collections} | {occasion.when} | {known[meeting].why if meeting in known else ''} |\n"
+        for meeting, occasion in sorted(meetings.items())
     ]
     LISTED.write_text(before + HEADER + "".join(lines))

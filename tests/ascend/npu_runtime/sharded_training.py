@@ -67,16 +67,16 @@ def train_on_npus(
     sparse = model.sparse
     assert isinstance(sparse, ShardedCollection)
     local = sparse.sharding.local()
-    weights = {each.name: sparse.store.weight(each.name).detach() for each in local}
+    weights = {shard.name: sparse.store.weight(shard.name).detach() for shard in local}
     assert {weight.device for weight in weights.values()} <= {device}
     return {
         "pooled": pooled,
-        "shards": [(each.table.name, each.rows, each.columns, weights[each.name].cpu()) for each in local],
+        "shards": [(shard.table.name, shard.rows, shard.columns, weights[shard.name].cpu()) for shard in local],
         "over": model.over.module.weight.detach().cpu(),
         "indexes": {
-            each.name: {key: value.clone() for key, value in sparse.hash_indexes[each.name].state_dict().items()}
-            for each in local
-            if each.name in sparse.hash_indexes
+            shard.name: {key: value.clone() for key, value in sparse.hash_indexes[shard.name].state_dict().items()}
+            for shard in local
+            if shard.name in sparse.hash_indexes
         },
     }
 
@@ -92,5 +92,5 @@ class Steps:
         loss, output = self.model(next(source).to(self.device))
         loss.backward()
         self.optimizer.step()
-        found: torch.Tensor = output
-        return found
+        answer: torch.Tensor = output
+        return answer

@@ -62,8 +62,8 @@ def _bce_with_logits_backward(
     with torch.enable_grad():
         logits = logits.detach().requires_grad_()
         loss = torch.binary_cross_entropy_with_logits(logits, target, weight, pos_weight, reduction)
-        (found,) = torch.autograd.grad(loss, logits, gradient)
-    return found
+        (of_logits,) = torch.autograd.grad(loss, logits, gradient)
+    return of_logits
 
 
 # torch_npu has an autograd of its own for some operators, with backwards that no CPU kernel is behind.

@@ -19,12 +19,12 @@ def test_calls_are_made_and_compared(name: str) -> None:
         call = build(lambda tensor: tensor.to(DEVICE, copy=True))
         tensors = [argument for argument in call.arguments if isinstance(argument, torch.Tensor)]
         assert tensors
-        assert {each.device for each in (*tensors, *call.keep, *(found for found, _ in call.also))} == {
+        assert {tensor.device for tensor in (*tensors, *call.keep, *(changed for changed, _ in call.also))} == {
             torch.device(DEVICE)
         }
         arguments = dict(zip(case.signature, call.arguments, strict=True))
         for parameter, expected in call.expected.items():
             arguments[parameter].copy_(expected)
-        for found, expected in call.also:
-            found.copy_(expected)
+        for changed, expected in call.also:
+            changed.copy_(expected)
         assert_answered(case, call)

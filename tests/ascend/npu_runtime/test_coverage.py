@@ -26,25 +26,25 @@ HOW_TO = (
 def test_the_table_is_what_is_found() -> None:
     tools.triton().require()
     recorder = measure()
-    found = recorder.meetings
-    listed = {each: line.occasion for each, line in round_trips.read().items()}
+    meetings = recorder.meetings
+    listed = {meeting: line.occasion for meeting, line in round_trips.read().items()}
     new = [
-        f"not listed: {each}, first at {recorder.lines[each]}, {when}"
-        for each, when in found.items()
-        if listed.get(each) != when
+        f"not listed: {meeting}, first at {recorder.lines[meeting]}, {when}"
+        for meeting, when in meetings.items()
+        if listed.get(meeting) != when
     ]
-    gone = [f"no longer true: {each}, {when}" for each, when in listed.items() if found.get(each) != when]
+    gone = [f"no longer true: {meeting}, {when}" for meeting, when in listed.items() if meetings.get(meeting) != when]
     assert not new + gone, "\n".join([*new, *gone, HOW_TO])
 
 
 def test_nothing_of_target_npu_runs_on_the_ai_cpu() -> None:
     """Nor on an engine that the sources leave open: what the table lists of these belongs to other targets."""
-    slow = [each for each, line in round_trips.read().items() if each.how.startswith((AI_CPU, UNKNOWN))]
-    assert not [each for each in slow if "npu" in round_trips.read()[each].occasion.target.split("; ")]
+    slow = [meeting for meeting, line in round_trips.read().items() if meeting.how.startswith((AI_CPU, UNKNOWN))]
+    assert not [meeting for meeting in slow if "npu" in round_trips.read()[meeting].occasion.target.split("; ")]
 
 
 def test_every_line_has_a_reason() -> None:
-    without = [each for each, line in round_trips.read().items() if not line.why]
+    without = [meeting for meeting, line in round_trips.read().items() if not line.why]
     assert not without, HOW_TO
 
 
@@ -103,8 +103,8 @@ def test_what_runs_on_the_ai_cpu_is_noticed() -> None:
 
 
 def test_the_engine_depends_on_the_chip() -> None:
-    found = {chip: engine("aten::sort.stable", ["int64"], ["int64", "int64"], chip) for chip in CHIPS}
-    assert found == {"910B": engines.AI_CPU, "910_95": engines.AI_CORE, "310P": engines.AI_CPU}
+    engines_of_sort = {chip: engine("aten::sort.stable", ["int64"], ["int64", "int64"], chip) for chip in CHIPS}
+    assert engines_of_sort == {"910B": engines.AI_CPU, "910_95": engines.AI_CORE, "310P": engines.AI_CPU}
     assert engine("aten::no_such_operator", ["int64"], ["int64"]) == engines.UNKNOWN
     assert engine("aten::view", ["int64"], ["int64"]) == engines.NO_KERNEL
 
@@ -126,14 +126,14 @@ def test_an_eval_forward_waits_once_to_check_its_batch(hashing: recfx.HashConfig
             recorder.now = Moment("npu", "unsharded", "eval")
             model(features)
             recorder.now = None
-    found = Counter(element.where for element in recorder.calls.elements())
-    assert found == {"recfx/kernels/lookup/bag_offsets.py": 1}
+    waits = Counter(element.where for element in recorder.calls.elements())
+    assert waits == {"recfx/kernels/lookup/bag_offsets.py": 1}
 
 
 def test_features_are_selected_without_fbgemm() -> None:
     """Whose operators would be an error here, as TorchRec's own offsets are."""
     features = batch(4, ("a", "b")).to(torch.device("npu:0"))
-    found = permute_features(features, [1, 0], ["x", "y"])
-    assert found.lengths().tolist() == [*features.lengths()[4:].tolist(), *features.lengths()[:4].tolist()]
+    permuted = permute_features(features, [1, 0], ["x", "y"])
+    assert permuted.lengths().tolist() == [*features.lengths()[4:].tolist(), *features.lengths()[:4].tolist()]
     with pytest.raises(RuntimeError, match="asynchronous_complete_cumsum"):
         features.offsets()

@@ -19,18 +19,18 @@ INTERPRETED = True
 
 def examined(out: Path) -> dict[str, Any]:
     main(["doctor", "--device", "npu:1", "--quick", "--out", str(out)])
-    found: dict[str, Any] = json.loads((out / "recfx-doctor.json").read_text())
-    return found
+    report: dict[str, Any] = json.loads((out / "recfx-doctor.json").read_text())
+    return report
 
 
 @pytest.mark.usefixtures("interpreted_kernels")
 def test_all_kernels_are_right(tmp_path: Path) -> None:
-    found = examined(tmp_path)
-    answers = {answer["name"]: answer for answer in found["answers"] if answer["where"] == "device"}
+    report = examined(tmp_path)
+    answers = {answer["name"]: answer for answer in report["answers"] if answer["where"] == "device"}
     assert {check.name for check in device_checks()} < answers.keys()
     assert [answer for answer in answers.values() if answer["wrong"] or answer["message"]] == []
-    assert (found["how"], found["complete"], found["device_name"]) == ("simulated", True, "Ascend910B3")
-    findings = {finding["name"]: finding["status"] for finding in found["findings"]}
+    assert (report["how"], report["complete"], report["device_name"]) == ("simulated", True, "Ascend910B3")
+    findings = {finding["name"]: finding["status"] for finding in report["findings"]}
     assert findings["limits of the chip"] == "ok"
     assert findings["CANN"] == "missing"
     assert "SIMULATED" in (tmp_path / "recfx-doctor.html").read_text()
@@ -50,18 +50,18 @@ def test_a_kernel_that_cannot_be_compiled(tmp_path: Path, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(launch, "launch", fail)
     monkeypatch.setattr(examine_module, "trainings", lambda device: [])
-    found = examined(tmp_path)
-    assert [answer["name"] for answer in found["answers"]][-1] == checks[at + 1].name
-    wrong = [answer for answer in found["answers"] if answer["wrong"]]
+    report = examined(tmp_path)
+    assert [answer["name"] for answer in report["answers"]][-1] == checks[at + 1].name
+    wrong = [answer for answer in report["answers"] if answer["wrong"]]
     assert [(answer["name"], answer["smallest"]) for answer in wrong] == [("find_rows_triton", "3 ids in 3 tables")]
     assert "ub overflow" in wrong[0]["traceback"]
-    assert not found["ok"]
+    assert not report["ok"]
 
 
 def test_without_triton_ascend_no_kernel_is_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(examine_module, "trainings", lambda device: [])
-    found = examined(tmp_path)
-    assert {answer["where"] for answer in found["answers"]} == {"host"}
-    (triton,) = (finding for finding in found["findings"] if finding["name"] == "Triton")
+    report = examined(tmp_path)
+    assert {answer["where"] for answer in report["answers"]} == {"host"}
+    (triton,) = (finding for finding in report["findings"] if finding["name"] == "Triton")
     assert triton["status"] == "missing"
     assert "triton-ascend" in triton["found"]

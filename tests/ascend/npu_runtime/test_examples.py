@@ -27,11 +27,11 @@ def results(script: str, device: str) -> tuple[list[str], str]:
     finished = run_script(EXAMPLES / f"{script}.py", "--device", device, "--smoke")
     assert finished.returncode == 0, finished.stdout + finished.stderr
     assert "Traceback" not in finished.stderr
-    found = re.findall(
+    lines = re.findall(
         r".*\bloss\b.*\d|.*\bAUC\b.*\d|.*at most .* from the unsharded.*|.*largest difference \d.*|.*\(to within \d.*",
         finished.stdout,
     )
-    return [line for line in found if "samples/s" not in line], finished.stdout
+    return [line for line in lines if "samples/s" not in line], finished.stdout
 
 
 def test_every_example_is_run() -> None:

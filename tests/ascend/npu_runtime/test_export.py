@@ -44,10 +44,10 @@ def test_the_file_answers_on_the_device_and_on_the_host(
     for batch_size in (0, 1, 7):
         for low, high in ((-20, 20), (-(2**63), 2**63 - 1)):
             sample = call(batch_size, seed=9, low=low, high=high, is_weighted=is_weighted)
-            wanted, answer = of_host(*sample.args), on_device(*_on_device(sample))
+            expected, answer = of_host(*sample.args), on_device(*_on_device(sample))
             assert answer.device.type == "npu"
-            assert torch.allclose(on_host(*sample.args), wanted, rtol=1e-5, atol=1e-5)
-            assert torch.allclose(answer.cpu(), wanted, rtol=1e-5, atol=1e-5)
+            assert torch.allclose(on_host(*sample.args), expected, rtol=1e-5, atol=1e-5)
+            assert torch.allclose(answer.cpu(), expected, rtol=1e-5, atol=1e-5)
 
 
 def test_a_batch_is_checked_once_and_nothing_else_waits(tmp_path: Path) -> None:

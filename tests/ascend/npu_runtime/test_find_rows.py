@@ -86,8 +86,8 @@ ebc_keyed_tensor = keyed_tensor(ebc_mean_divide)
 return ebc_keyed_tensor"""
     )
     metas = [node_meta(node) for node in there.graph_module.graph.nodes]
-    (found,) = [meta for meta in metas if meta is not None and meta.kind == "find_rows"]
-    assert (str(found.bytes), found.device, found.made_by) == (
+    (find_node,) = [meta for meta in metas if meta is not None and meta.kind == "find_rows"]
+    assert (str(find_node.bytes), find_node.device, find_node.made_by) == (
         "8*B*(L_f0 + L_f1 + L_f2 + L_f3)",
         "npu",
         "find_on_device",
@@ -116,8 +116,8 @@ def test_no_batch_goes_to_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def reason(model: nn.Module) -> str:
-    (found,) = [each for each in recfx.explain(model).reasons if each.code == "hashed_on_host"]
-    return found.message
+    (hashed_on_host,) = [warning for warning in recfx.explain(model).reasons if warning.code == "hashed_on_host"]
+    return hashed_on_host.message
 
 
 def test_the_report_says_where_rows_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -156,7 +156,7 @@ def test_a_whole_graph_that_was_made_on_the_host_hashes_there() -> None:
 def test_whole_graphs(training: bool) -> None:
     """Their nodes stay as they are, on whatever device and in whatever mode."""
     features = batch(3, ("f0", "f1"))
-    found: list[Any] = []
+    by_path: list[Any] = []
     for path in (["cpu", "cpu"], [DEVICE, DEVICE], [DEVICE, "cpu"], ["cpu", DEVICE]):
         torch.manual_seed(0)
         model = nn.Sequential(EmbeddingBagCollection([table("t0", ["f0"]), table("t1", ["f1"])]))
@@ -171,9 +171,9 @@ def test_whole_graphs(training: bool) -> None:
         outputs = []
         for mode in (False, True, False):
             outputs.append(whole.train(mode)(place).values().detach().cpu())
-        found.append(outputs)
-    for each in found[1:]:
-        for value, expected in zip(each, found[0], strict=True):
+        by_path.append(outputs)
+    for of_path in by_path[1:]:
+        for value, expected in zip(of_path, by_path[0], strict=True):
             torch.testing.assert_close(value, expected, rtol=1e-5, atol=1e-6)
 
 

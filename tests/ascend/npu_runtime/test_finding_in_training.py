@@ -57,11 +57,11 @@ def test_both_modes_have_one_graph() -> None:
 
 
 def test_the_report_says_so() -> None:
-    found = reasons(converted(ASKED, ASKED))
-    assert found.keys() == {"found_on_device"}
+    messages = reasons(converted(ASKED, ASKED))
+    assert messages.keys() == {"found_on_device"}
     assert (
         "(node find_rows), in training as well, in copies of the indexes that take 1024 bytes there"
-        in found["found_on_device"]
+        in messages["found_on_device"]
     )
 
 
@@ -76,13 +76,13 @@ def test_the_report_says_so() -> None:
 )
 def test_what_the_host_has_to_decide_it_decides(others: dict[str, Any], why: str) -> None:
     model = converted(ASKED, replace(ASKED, **others))
-    found = reasons(model)
-    assert found.keys() == {"hashed_on_host", "find_on_device_not_used"}
-    assert f"find_on_device=True does nothing: {why}" in found["find_on_device_not_used"]
+    messages = reasons(model)
+    assert messages.keys() == {"hashed_on_host", "find_on_device_not_used"}
+    assert f"find_on_device=True does nothing: {why}" in messages["find_on_device_not_used"]
     (collection,) = recfx.explain(model).collections
     (declined,) = [one for one in collection.declined if one.by == "find_on_device"]
     assert declined.code == "inserted_on_host"
-    assert found["find_on_device_not_used"].endswith(declined.message)
+    assert messages["find_on_device_not_used"].endswith(declined.message)
     assert "to_host(" in format_graph(model[0].graph_module)
 
 

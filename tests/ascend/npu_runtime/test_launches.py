@@ -65,7 +65,7 @@ def step(recorder: Recorder, model: torch.nn.Module, features: KeyedJaggedTensor
     recorder.launches.clear()
     with recorder:
         recorder.now = TRAINING
-        outputs = [each for each in tensors_in(awaited(model.train()(features))) if each.is_floating_point()]
+        outputs = [output for output in tensors_in(awaited(model.train()(features))) if output.is_floating_point()]
         recorder.now = None  # the gradients are those of the rest of the model
         gradients = [torch.ones_like(output) for output in outputs]
         recorder.now = TRAINING
@@ -118,5 +118,5 @@ def of_a_rank(rank: int, world_size: int, case: Case) -> tuple[int, int]:
 
 
 def test_steps_of_ranks_are_bounded() -> None:
-    found = ranks(2, "hccl").run(of_a_rank, CASE)
-    assert found == OF_RANKS
+    of_ranks = ranks(2, "hccl").run(of_a_rank, CASE)
+    assert of_ranks == OF_RANKS

@@ -109,8 +109,8 @@ class Watch:
 
         model.over.register_full_backward_pre_hook(begin)
 
-    def of(self, *wanted: str) -> list[tuple[str, int]]:
-        return [(event.what, event.batch) for event in self.events if event.what in wanted]
+    def of(self, *kinds: str) -> list[tuple[str, int]]:
+        return [(event.what, event.batch) for event in self.events if event.what in kinds]
 
 
 def run(hashing: recfx.HashConfig, watch: Watch | None, drive: Callable[..., Iterator[torch.Tensor]]) -> list[Any]:
@@ -152,8 +152,8 @@ def test_the_next_batch_is_hashed_while_a_batch_computes(monkeypatch: pytest.Mon
     expected = run(HASHING["raw"], None, plain)
     watch = Watch(monkeypatch)
     watch.meet = threading.Barrier(2)
-    found = run(HASHING["raw"], watch, piped)
-    assert all(torch.equal(mine, other) for mine, other in zip(found, expected, strict=True))
+    outputs = run(HASHING["raw"], watch, piped)
+    assert all(torch.equal(mine, other) for mine, other in zip(outputs, expected, strict=True))
     # The first batch shows how the model calls the collection.
     for number in range(1, STEPS):
         order = [event for event in watch.events if event.batch == number]
@@ -169,8 +169,8 @@ def test_the_next_batch_is_hashed_while_a_batch_computes(monkeypatch: pytest.Mon
 def test_batches_of_tables_that_evict_are_copied_ahead_and_hashed_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     expected = run(HASHING["evict"], None, plain)
     watch = Watch(monkeypatch)
-    found = run(HASHING["evict"], watch, piped)
-    assert all(torch.equal(mine, other) for mine, other in zip(found, expected, strict=True))
+    outputs = run(HASHING["evict"], watch, piped)
+    assert all(torch.equal(mine, other) for mine, other in zip(outputs, expected, strict=True))
     for number in range(1, STEPS):
         order = [event for event in watch.events if event.batch == number]
         assert [event.what for event in order][:4] == ["to_host", "hash", "to_device", "lookup"]
@@ -179,7 +179,7 @@ def test_batches_of_tables_that_evict_are_copied_ahead_and_hashed_in_turn(monkey
 
 def test_what_happens_between_steps_is_noticed() -> None:
     """An optimizer that is attached makes another graph; erased ids lose the rows that were found ahead."""
-    found = []
+    results = []
     for drive in (plain, piped):
         model = Model(HASHING["raw"]).to(DEVICE)
         optimizer = torch.optim.SGD(model.over.parameters(), lr=0.1)
@@ -194,8 +194,8 @@ def test_what_happens_between_steps_is_noticed() -> None:
                 model.eval()
                 outputs.append(model(make(4).to(torch.device(DEVICE)))[1].cpu())
                 model.train()
-        found.append([*outputs, *(value.cpu() for value in model.state_dict().values())])
-    assert all(torch.equal(mine, other) for mine, other in zip(*found, strict=True))
+        results.append([*outputs, *(value.cpu() for value in model.state_dict().values())])
+    assert all(torch.equal(mine, other) for mine, other in zip(*results, strict=True))
 
 
 def test_an_error_of_a_batch_is_raised_in_its_turn() -> None:

@@ -57,9 +57,9 @@ def test_changes_no_bit(tables: str, ids_on_host: bool) -> None:
     expected, batches = built(tables)
     outputs = [step(expected, features.to(torch.device(DEVICE))) for features in batches]
 
-    found, batches = built(tables)
-    found.model.train()
-    pipeline = recfx.TrainPipeline(WithLoss(found.model), found.optimizer, torch.device(DEVICE))
+    training, batches = built(tables)
+    training.model.train()
+    pipeline = recfx.TrainPipeline(WithLoss(training.model), training.optimizer, torch.device(DEVICE))
     source, piped = iter([IdsOnHost(batch) if ids_on_host else batch for batch in batches]), []
     for _ in batches:
         result: Any = pipeline.progress(source)
@@ -67,7 +67,7 @@ def test_changes_no_bit(tables: str, ids_on_host: bool) -> None:
         piped.append(result.cpu())
     with pytest.raises(StopIteration):
         pipeline.progress(source)
-    assert_close({"outputs": piped, **state_of(found)}, {"outputs": outputs, **state_of(expected)}, rtol=0, atol=0)
+    assert_close({"outputs": piped, **state_of(training)}, {"outputs": outputs, **state_of(expected)}, rtol=0, atol=0)
 
 
 @pytest.mark.usefixtures("simulated_kernels")
@@ -81,18 +81,18 @@ def test_an_evaluation_between_two_steps(tables: str) -> None:
         outputs.append(step(expected, features.to(torch.device(DEVICE))))
         if number in (2, 3):
             outputs.append(evaluate(expected, unseen))
-    found, batches = built(tables)
-    pipeline = recfx.TrainPipeline(WithLoss(found.model), found.optimizer, torch.device(DEVICE))
+    training, batches = built(tables)
+    pipeline = recfx.TrainPipeline(WithLoss(training.model), training.optimizer, torch.device(DEVICE))
     source, piped = iter(batches), []
     for number in range(len(batches)):
-        found.model.train()
+        training.model.train()
         result: Any = pipeline.progress(source)
         piped.append(result.cpu())
         if number in (2, 3):
-            piped.append(evaluate(found, unseen))
+            piped.append(evaluate(training, unseen))
             assert any(
                 "find_rows(" in format_graph(module.graph_module)
-                for module in found.model.modules()
+                for module in training.model.modules()
                 if isinstance(module, recfx.HashEmbeddingBagCollection)
             )
-    assert_close({"outputs": piped, **state_of(found)}, {"outputs": outputs, **state_of(expected)}, rtol=0, atol=0)
+    assert_close({"outputs": piped, **state_of(training)}, {"outputs": outputs, **state_of(expected)}, rtol=0, atol=0)

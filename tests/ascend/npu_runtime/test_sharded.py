@@ -63,13 +63,13 @@ def test_static(name: str) -> None:
 def test_rowwise_adagrad(tables: tuple[Table, ...]) -> None:
     """As on the CPU: with a state per row and block of columns, which the unsharded model does not have."""
     case = Case(tables, optimizer="rowwise_adagrad", sizes=(4, 1))
-    found, expected = ranks(2, "hccl").run(train_on_npus, case), ranks(2).run(train_sharded, case)
-    for mine, other in zip(found, expected, strict=True):
-        assert [each[:3] for each in mine["shards"]] == [each[:3] for each in other["shards"]]
+    of_ranks, expected = ranks(2, "hccl").run(train_on_npus, case), ranks(2).run(train_sharded, case)
+    for mine, other in zip(of_ranks, expected, strict=True):
+        assert [shard[:3] for shard in mine["shards"]] == [shard[:3] for shard in other["shards"]]
         for name in ("pooled", "over"):
             torch.testing.assert_close(mine[name], other[name], rtol=1e-5, atol=1e-6)
-        for (*_, weight), (*_, wanted) in zip(mine["shards"], other["shards"], strict=True):
-            torch.testing.assert_close(weight, wanted, rtol=1e-5, atol=1e-6)
+        for (*_, weight), (*_, expected_weight) in zip(mine["shards"], other["shards"], strict=True):
+            torch.testing.assert_close(weight, expected_weight, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", ["uneven", "sequence", "sequence_uneven"])
@@ -114,7 +114,7 @@ def test_different_ids_are_sent_once_where_the_host_sends_them(ids_on_host: bool
 def said_of_dedup(rank: int, world_size: int, ids_on_host: bool) -> tuple[list[str], str]:
     model = model_on_npus(SENT_ONCE, world_size, torch.device("npu", rank), ids_on_host)
     (report,) = recfx.explain(model.sparse).collections
-    codes = [each.code for each in report.declined if each.code.startswith("dedup")]
+    codes = [decline.code for decline in report.declined if decline.code.startswith("dedup")]
     return codes, format_graph(model.sparse.graph_module)
 
 
@@ -179,8 +179,8 @@ def test_tables_that_move_to_the_host_are_refused_until_they_are_back() -> None:
 @pytest.mark.parametrize("name", ["mixed_adam", *HASHED])
 def test_a_pipeline_changes_no_bit(name: str, ids_on_host: bool) -> None:
     case = {**STATIC, **HASHED}[name]
-    expected, found = (ranks(2, "hccl").run(train_on_npus, case, ids_on_host, pipeline) for pipeline in (False, True))
-    for mine, other in zip(found, expected, strict=True):
+    expected, piped = (ranks(2, "hccl").run(train_on_npus, case, ids_on_host, pipeline) for pipeline in (False, True))
+    for mine, other in zip(piped, expected, strict=True):
         assert all(map(torch.equal, mine["pooled"], other["pooled"]))
         assert torch.equal(mine["over"], other["over"])
         for (*_, one), (*_, two) in zip(mine["shards"], other["shards"], strict=True):

@@ -35,8 +35,8 @@ pytestmark = pytest.mark.usefixtures("simulated_kernels")
 @pytest.mark.parametrize("hashing", HASHING)
 def test_trains_as_the_cpu(hashing: str, optimizer: str) -> None:
     sizes = {"rows": 24, "distinct": 24 if HASHING[hashing] is None else 60}
-    expected, found = (train(device, optimizer, HASHING[hashing], **sizes) for device in ("cpu", DEVICE))
-    assert_close(found, expected, **CLOSE)
+    expected, actual = (train(device, optimizer, HASHING[hashing], **sizes) for device in ("cpu", DEVICE))
+    assert_close(actual, expected, **CLOSE)
 
 
 @pytest.mark.parametrize("build", [one_table, sequences])
@@ -62,18 +62,18 @@ def test_sequences_beside_pooled_tables_train_as_on_the_cpu(hashing: str, optimi
         kept = []
         for number in range(3):
             features = make_batch(number, 20 if HASHING[hashing] is None else 60, HASHING[hashing] is not None)
-            found = [*tensors_in([part(features.to(torch.device(device))) for part in model.values()])]
-            values = [each for each in found if each.is_floating_point()]
+            outputs = [*tensors_in([part(features.to(torch.device(device))) for part in model.values()])]
+            values = [output for output in outputs if output.is_floating_point()]
             sum(value.square().sum() for value in values).backward()
-            kept += [each.detach().cpu() for each in found]
+            kept += [output.detach().cpu() for output in outputs]
         with torch.no_grad():
-            kept += [each.cpu() for each in tensors_in(model.eval()["rows"](features.to(torch.device(device))))]
+            kept += [output.cpu() for output in tensors_in(model.eval()["rows"](features.to(torch.device(device))))]
         kept += [parameter.detach().cpu() for parameter in model.parameters()]
         kept += [parameter.grad.cpu() for parameter in model.parameters() if parameter.grad is not None]
         results.append(kept)
     assert len(results[0]) == len(results[1])
-    for found, expected in zip(*reversed(results), strict=True):
-        torch.testing.assert_close(found, expected, **CLOSE)
+    for actual, expected in zip(*reversed(results), strict=True):
+        torch.testing.assert_close(actual, expected, **CLOSE)
 
 
 def test_gradients_of_tables_and_of_weights_of_ids() -> None:
@@ -109,9 +109,9 @@ def test_gradients_of_weights_of_ids_that_share_a_row_until_they_are_admitted() 
             assert weights.grad is not None
             gradients.append(weights.grad)
         results.append([*gradients, *(parameter.grad.cpu() for parameter in converted.parameters())])
-    assert all(bool(each.any()) for each in results[0])
-    for found, expected in zip(*reversed(results), strict=True):
-        torch.testing.assert_close(found, expected, **CLOSE)
+    assert all(bool(gradient.any()) for gradient in results[0])
+    for actual, expected in zip(*reversed(results), strict=True):
+        torch.testing.assert_close(actual, expected, **CLOSE)
 
 
 def test_without_the_simulation_the_reference_serves_and_the_report_says_why(monkeypatch: pytest.MonkeyPatch) -> None:

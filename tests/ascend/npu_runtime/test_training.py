@@ -42,10 +42,10 @@ TABLES: dict[str, tuple[recfx.HashConfig | None, int, int, tuple[str, ...]]] = {
 def test_equals_the_cpu(tables: str, optimizer: str) -> None:
     hashing, rows, distinct, events = TABLES[tables]
     expected = train("cpu", optimizer, hashing, rows=rows, distinct=distinct)
-    found = train("npu:0", optimizer, hashing, rows=rows, distinct=distinct)
-    assert_close(found, expected, **CLOSE)
+    actual = train("npu:0", optimizer, hashing, rows=rows, distinct=distinct)
+    assert_close(actual, expected, **CLOSE)
     for event in events:
-        for counts in (value for name, value in found.items() if name.endswith(".counts")):
+        for counts in (value for name, value in actual.items() if name.endswith(".counts")):
             assert int(counts[COUNTERS.index(event)]) > 0, event
 
 
@@ -90,9 +90,9 @@ def run_collection(device: str, dtype: torch.dtype, weighted: bool, dense: bool)
 )
 def test_a_collection_alone_equals_the_cpu(dtype: torch.dtype, tolerance: float, weighted: bool, dense: bool) -> None:
     expected = run_collection("cpu", dtype, weighted, dense)
-    found = run_collection("npu:1", dtype, weighted, dense)
-    for each, wanted in zip(found, expected, strict=True):
-        torch.testing.assert_close(each, wanted, rtol=tolerance, atol=tolerance)
+    actual = run_collection("npu:1", dtype, weighted, dense)
+    for tensor, expected_tensor in zip(actual, expected, strict=True):
+        torch.testing.assert_close(tensor, expected_tensor, rtol=tolerance, atol=tolerance)
 
 
 @pytest.mark.parametrize("optimizer", KINDS)

@@ -33,8 +33,8 @@ def converted(hashing: recfx.HashConfig | None = RAW, weighted: bool = False) ->
 
 
 def kinds(collection: HashEmbeddingBagCollection) -> list[str]:
-    found = [node_meta(node) for node in collection.graph_module.graph.nodes]
-    return [meta.kind for meta in found if meta is not None]
+    metas = [node_meta(node) for node in collection.graph_module.graph.nodes]
+    return [meta.kind for meta in metas if meta is not None]
 
 
 def test_the_graph_has_the_copies_while_the_tables_are_on_the_device() -> None:
@@ -79,10 +79,10 @@ def test_tables_without_an_index_need_no_copies() -> None:
 def test_the_report_says_once_per_collection_that_ids_are_hashed_on_the_host() -> None:
     model = nn.ModuleDict({"a": converted(), "b": converted(), "c": converted(recfx.HashConfig())})
     assert "hashed_on_host" not in [reason.code for reason in recfx.explain(model).reasons]
-    found = [reason for reason in recfx.explain(model.to(DEVICE)).reasons if reason.code == "hashed_on_host"]
-    assert [reason.path for reason in found] == ["a", "b"]
-    assert "npu:0" in found[0].message
-    assert "TrainPipeline" in found[0].what_to_do
+    warnings = [reason for reason in recfx.explain(model.to(DEVICE)).reasons if reason.code == "hashed_on_host"]
+    assert [reason.path for reason in warnings] == ["a", "b"]
+    assert "npu:0" in warnings[0].message
+    assert "TrainPipeline" in warnings[0].what_to_do
 
 
 def test_a_backend_that_cannot_serve_the_device_is_refused_by_the_forward() -> None:
@@ -95,17 +95,17 @@ def test_a_backend_that_cannot_serve_the_device_is_refused_by_the_forward() -> N
 
 
 def outputs(model: nn.Module, features: KeyedJaggedTensor, modes: tuple[bool, ...]) -> list[torch.Tensor]:
-    found = []
+    tensors = []
     for training in modes:
         model.train(training)
         pooled = model(features).values()
         pooled.square().sum().backward()
-        found.append(pooled.detach().cpu())
+        tensors.append(pooled.detach().cpu())
         if features.weights_or_none() is not None:
             weights: Any = features.weights()
-            found.append(weights.grad.cpu())
+            tensors.append(weights.grad.cpu())
             weights.grad = None
-    return found
+    return tensors
 
 
 @pytest.mark.parametrize("ids_on", ["npu:0", "cpu"])
@@ -120,7 +120,7 @@ def test_outputs_and_gradients_are_those_of_the_cpu(
     hashing: recfx.HashConfig, weighted: bool, dtype: torch.dtype, ids_on: str
 ) -> None:
     """In eval mode first, when no id has a row, and after half of the ids got one."""
-    found = []
+    by_device = []
     for device, place in (("cpu", "cpu"), (DEVICE, ids_on)):
         collection = converted(hashing, weighted).to(device)
         every = batch(6, ("f0", "f1"), weighted=weighted)
@@ -134,9 +134,9 @@ def test_outputs_and_gradients_are_those_of_the_cpu(
                 made.weights().requires_grad_()
             results += outputs(collection, made, modes)
         results += [parameter.grad.cpu() for parameter in collection.parameters() if parameter.grad is not None]
-        found.append(results)
-    assert len(found[0]) == len(found[1])
-    for on_device, expected in zip(found[1], found[0], strict=True):
+        by_device.append(results)
+    assert len(by_device[0]) == len(by_device[1])
+    for on_device, expected in zip(by_device[1], by_device[0], strict=True):
         torch.testing.assert_close(on_device, expected, rtol=1e-5, atol=1e-6)
 
 
@@ -175,7 +175,7 @@ def test_copies_are_pinned_and_not_waited_for(monkeypatch: pytest.MonkeyPatch) -
 def test_a_converted_model_that_moves(hashing: recfx.HashConfig, whole_graph: bool) -> None:
     """The nodes of a whole graph stay as they are, and copy all the same."""
     features = batch(3, ("f0", "f1"), rows=10)
-    found = []
+    by_path = []
     for path in (["cpu"], ["cpu", DEVICE], [DEVICE], [DEVICE, "cpu"]):
         torch.manual_seed(0)
         model = nn.Sequential(EmbeddingBagCollection([table("t0", ["f0"]), table("t1", ["f1"])]))
@@ -186,7 +186,7 @@ def test_a_converted_model_that_moves(hashing: recfx.HashConfig, whole_graph: bo
         pooled = hashed(place).values()
         assert pooled.device == torch.device(path[-1])
         pooled.sum().backward()
-        found.append([pooled.detach().cpu(), hashed.eval()(place).values().detach().cpu()])
-    for each in found[1:]:
-        for value, expected in zip(each, found[0], strict=True):
+        by_path.append([pooled.detach().cpu(), hashed.eval()(place).values().detach().cpu()])
+    for of_path in by_path[1:]:
+        for value, expected in zip(of_path, by_path[0], strict=True):
             torch.testing.assert_close(value, expected, rtol=1e-5, atol=1e-6)

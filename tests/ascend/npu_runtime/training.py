@@ -81,22 +81,22 @@ def state_of(training: Training) -> dict[str, Any]:
     }
 
 
-def assert_close(found: dict[str, Any], expected: dict[str, Any], rtol: float, atol: float) -> None:
+def assert_close(actual: dict[str, Any], expected: dict[str, Any], rtol: float, atol: float) -> None:
     """Floating-point numbers within the tolerance; all else, ids and rows among it, is equal.
 
     Slots are placed by a seed that each index draws for itself.
     """
-    assert found.keys() == expected.keys()
+    assert actual.keys() == expected.keys()
     for name, value in expected.items():
         if name.endswith(("slot_groups", "side_row")):
             continue
-        for each, wanted in zip(_listed(found[name]), _listed(value), strict=True):
-            if not isinstance(wanted, torch.Tensor):
-                assert each == wanted, name
-            elif wanted.is_floating_point():
-                torch.testing.assert_close(each, wanted, rtol=rtol, atol=atol, msg=lambda m, n=name: f"{n}: {m}")
+        for item, expected_item in zip(_listed(actual[name]), _listed(value), strict=True):
+            if not isinstance(expected_item, torch.Tensor):
+                assert item == expected_item, name
+            elif expected_item.is_floating_point():
+                torch.testing.assert_close(item, expected_item, rtol=rtol, atol=atol, msg=lambda m, n=name: f"{n}: {m}")
             else:
-                assert torch.equal(each, wanted), name
+                assert torch.equal(item, expected_item), name
 
 
 def _listed(value: Any) -> list[Any]:

@@ -27,12 +27,12 @@ def moved(values: Any) -> Any:
     return compare.moved(values, device())
 
 
-def assert_same(found: Any, wanted: Any, in_one_order: bool = False) -> None:
+def assert_same(actual: Any, expected: Any, in_one_order: bool = False) -> None:
     """Tensors in the same places are alike: numbers within the tolerance of their dtype, integers exactly.
 
     Args:
         found, wanted: tensors, or sequences of them.
         in_one_order: both add up in one order: in the interpreter, numbers are equal bit for bit.
     """
-    told = compare.mismatch(found, wanted, compare.tolerances(device(), in_one_order))
+    told = compare.mismatch(actual, expected, compare.tolerances(device(), in_one_order))
     assert not told, told

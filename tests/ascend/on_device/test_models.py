@@ -40,11 +40,11 @@ def test_a_model_that_moves_answers_as_it_did() -> None:
     """Weights, indexes and what eval mode keeps on the device move together, there and back."""
     model, sample = trained(), call(7, seed=9)
     dense, features = sample.args
-    wanted = model(dense, features)
+    expected = model(dense, features)
     model.to(device())
-    torch.testing.assert_close(model(dense.to(device()), features.to(device())).cpu(), wanted, **CLOSE)
+    torch.testing.assert_close(model(dense.to(device()), features.to(device())).cpu(), expected, **CLOSE)
     model.to("cpu")
-    torch.testing.assert_close(model(dense, features), wanted, rtol=0, atol=0)
+    torch.testing.assert_close(model(dense, features), expected, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("is_weighted", [False, True], ids=["", "weighted"])
@@ -57,9 +57,9 @@ def test_exported_files_answer_there(is_weighted: bool, quantize: str | None, po
     host, loaded = recfx.load(tmp_path / "host"), recfx.load(tmp_path / "model", device=device())
     for batch_size in (0, 1, 7):
         arguments = call(batch_size, seed=9, low=-(2**63), high=2**63 - 1, is_weighted=is_weighted).args
-        found = loaded(*(argument.to(device()) for argument in arguments))
-        assert found.device.type == device().type
-        torch.testing.assert_close(found.cpu(), host(*arguments), rtol=1e-4, atol=1e-4)
+        output = loaded(*(argument.to(device()) for argument in arguments))
+        assert output.device.type == device().type
+        torch.testing.assert_close(output.cpu(), host(*arguments), rtol=1e-4, atol=1e-4)
 
 
 def test_checkpoints_go_from_one_device_to_the_other(tmp_path: Path) -> None:

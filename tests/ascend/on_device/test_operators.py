@@ -91,8 +91,8 @@ def test_fused_step_without_pooling(case: LookupCase, rule: Rule, stepped: int) 
     begins = [torch.arange(ids).clamp(low, high) for low, high in pairwise(case.borders.tolist())]
     offsets = torch.cat([*begins, torch.tensor([ids])])
     batch = (case.rows, offsets, gradients.repeat(1, features))
-    wanted, wanted_states = by_rule(*batch, case.weights, case.table_of_feature, rule, states, is_stepped, mean=False)
-    assert_same(weights, wanted)
+    expected, wanted_states = by_rule(*batch, case.weights, case.table_of_feature, rule, states, is_stepped, mean=False)
+    assert_same(weights, expected)
     assert_same(on_device, wanted_states)
 
 
@@ -117,8 +117,8 @@ def test_fused_step(case: LookupCase, rule: Rule, mean: bool, stepped: int) -> N
     of_rule: Any = (triton_module(rule), rule.has_row_state, numbers, mean, None)
     batch = moved((case.rows, case.offsets, case.gradients))
     fused_step_triton_(*batch, weights, first, second, case.table_of_feature, is_stepped, *of_rule)
-    wanted, wanted_states = case.stepped(rule, states, is_stepped, mean)
-    assert_same(weights, wanted)
+    expected, wanted_states = case.stepped(rule, states, is_stepped, mean)
+    assert_same(weights, expected)
     assert_same(on_device, wanted_states)
     for table, is_one in enumerate(is_stepped):
         assert is_one or torch.equal(weights[table].cpu(), case.weights[table])
@@ -129,16 +129,16 @@ def test_fused_step(case: LookupCase, rule: Rule, mean: bool, stepped: int) -> N
 @FEW
 def test_quantized_lookup(bits: int, data: st.DataObject) -> None:
     *arguments, _ = data.draw(lookups(bits, multiple=1))
-    found, wanted = quantized_lookup_triton(*moved(arguments)), quantized_lookup_reference(*arguments)
-    assert_same(found, wanted, in_one_order=True)
+    actual, expected = quantized_lookup_triton(*moved(arguments)), quantized_lookup_reference(*arguments)
+    assert_same(actual, expected, in_one_order=True)
 
 
 @given(batches())
 @FEW
 def test_bucketize(batch: tuple[torch.Tensor, torch.Tensor, int, Routes, torch.Tensor | None]) -> None:
     ids, lengths, batch_size, routes, weights = batch
-    found = by_kernels(moved(ids), moved(lengths), batch_size, routes, moved(weights))
-    for one, other in zip(found, by_reference(*batch), strict=True):
+    bucketized = by_kernels(moved(ids), moved(lengths), batch_size, routes, moved(weights))
+    for one, other in zip(bucketized, by_reference(*batch), strict=True):
         assert (one is None) == (other is None)
         if one is not None and other is not None:
             assert_same(one, other, in_one_order=True)
@@ -148,8 +148,8 @@ def test_bucketize(batch: tuple[torch.Tensor, torch.Tensor, int, Routes, torch.T
 def test_find_rows(count: int) -> None:
     """Full tables with dense and shared rows, a table without an index, id -1, the extremes, and absent ids."""
     ids, ends, *indexes = index_read(count)
-    found = find_rows(*moved((ids, ends)), ReadIndexes(*moved(tuple(indexes))))
-    assert_same(found, find_rows_reference(ids, ends, ReadIndexes(*indexes)))
+    rows = find_rows(*moved((ids, ends)), ReadIndexes(*moved(tuple(indexes))))
+    assert_same(rows, find_rows_reference(ids, ends, ReadIndexes(*indexes)))
 
 
 @pytest.mark.parametrize("check", device_checks(), ids=lambda check: check.name)
@@ -170,5 +170,5 @@ def test_one_hot_row_among_very_many_positions() -> None:
     of_rule: Any = (triton_module(sgd), False, list(sgd.step_numbers(1.0, {**GROUP, "weight_decay": 0.0})), False, None)
     batch = moved((case.rows, case.offsets, case.gradients))
     fused_step_triton_(*batch, weights, [], [], case.table_of_feature, [True, True], *of_rule)
-    wanted, _ = case.stepped(sgd, [], [True, True], False, {**GROUP, "weight_decay": 0.0})
-    assert_same(weights, wanted)
+    expected, _ = case.stepped(sgd, [], [True, True], False, {**GROUP, "weight_decay": 0.0})
+    assert_same(weights, expected)
