@@ -42,7 +42,7 @@ def main(arguments: list[str] | None = None) -> int:
         help="of triton/...: cuda (default), or cpu for Triton's interpreter, to try --quick",
     )
     options = parser.parse_args(arguments)
-    names = [each for name in options.names for each in _called(name)]
+    names = [benchmark for name in options.names for benchmark in _called(name)]
     unknown = [name for name in options.names if not _called(name)]
     if unknown:
         parser.error(f"no benchmark {unknown[0]!r}; there are {', '.join(BENCHMARKS)}")
@@ -71,7 +71,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _called(name: str) -> list[str]:
     """The benchmarks of a name: itself, or those of a folder."""
-    return [each for each in BENCHMARKS if each == name or each.startswith(f"{name}/")]
+    return [benchmark for benchmark in BENCHMARKS if benchmark == name or benchmark.startswith(f"{name}/")]
 
 
 def _run(name: str, setup: Setup, as_json: bool) -> None:
@@ -87,8 +87,8 @@ def _print(result: Result, heading: tuple[object, ...]) -> tuple[object, ...]:
     """One line, below a heading with the setup wherever that changes."""
     setup = result.setup
     threads = f"{setup['threads']} thread{'s' if setup['threads'] != 1 else ''}"
-    wanted = (result.name, *(setup[key] for key in ("tables", "rows", "dim", "batch", "ids")))
-    if wanted != heading:
+    own_heading = (result.name, *(setup[key] for key in ("tables", "rows", "dim", "batch", "ids")))
+    if own_heading != heading:
         fixed = {"tables", "rows", "dim", "batch", "bag_length", "ids", "threads", "iterations", "seconds", "growth"}
         fixed |= {"ours_gb_s", "peer_gb_s", "ours_share_of_copy", "peer_share_of_copy"}
         how = "medians" if "seconds" in setup else "medians, fresh ids every iteration"
@@ -105,7 +105,7 @@ def _print(result: Result, heading: tuple[object, ...]) -> tuple[object, ...]:
     if "seconds" in setup:
         growth = f", {setup['growth']} times the model of half the size" if "growth" in setup else ""
         print(f"  converted in {setup['seconds']} s{growth}", flush=True)
-    return wanted
+    return own_heading
 
 
 if __name__ == "__main__":

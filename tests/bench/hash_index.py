@@ -140,8 +140,8 @@ def _find_at(load: float, setup: Setup, batches: Batches, index: HashIndex) -> R
     groups = torch.empty(int(batches.size / load / SLOTS) + 1, 2 * SLOTS, dtype=torch.int64)
     advise_huge_pages(groups)
     groups.fill_(-1)
-    held = index.index_buffers()._replace(slot_groups=groups)
-    copy = IndexBuffers(*(tensor if tensor is groups else tensor.clone() for tensor in held))
+    loaded = index.index_buffers()._replace(slot_groups=groups)
+    copy = IndexBuffers(*(tensor if tensor is groups else tensor.clone() for tensor in loaded))
     index_rebuild.rebuild(copy, index.policy)
     generator, count = torch.Generator().manual_seed(7), len(batches.resident[0])
     places = [torch.randint(0, groups.numel() // 2, (count,), generator=generator) for _ in batches.resident]

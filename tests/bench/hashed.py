@@ -118,16 +118,16 @@ def _gather(setup: Setup, indexed: HashEmbeddingBagCollection, raw: list[KeyedJa
     indexes = list(indexed.hash_indexes.values())
     places = [
         [
-            SLOTS * home_groups(ids, each.slot_groups.shape[0], each.side_row)
-            for ids, each in zip(batch.values().chunk(setup.tables), indexes, strict=True)
+            SLOTS * home_groups(ids, index.slot_groups.shape[0], index.side_row)
+            for ids, index in zip(batch.values().chunk(setup.tables), indexes, strict=True)
         ]
         for batch in raw
     ]
 
     def gather(i: int) -> None:
         rows = torch.empty(raw[i].values().numel(), dtype=torch.int64)
-        for each, place, out in zip(indexes, places[i], rows.chunk(setup.tables), strict=True):
-            gather_slots(each.slot_groups, place, out, setup.threads)
+        for index, place, out in zip(indexes, places[i], rows.chunk(setup.tables), strict=True):
+            gather_slots(index.slot_groups, place, out, setup.threads)
 
     return gather
 

@@ -142,8 +142,8 @@ def _on_rank(rank: int, world_size: int, setup: Setup, hashed: bool, elsewhere_m
     gc.collect()  # graphs are full of cycles
     with _slow_network(travel_ms / 1e3):
         times = take_turns([contestant(name) for name in kinds], setup.iterations, setup.warm_up)
-    for name, found in outputs.items():
-        if not all(torch.equal(mine, other) for mine, other in zip(found, outputs[ONE_BY_ONE], strict=True)):
+    for name, tensors in outputs.items():
+        if not all(torch.equal(mine, other) for mine, other in zip(tensors, outputs[ONE_BY_ONE], strict=True)):
             raise AssertionError(f"{name} gives other numbers than {ONE_BY_ONE}")
     return times
 

@@ -72,7 +72,7 @@ def _measure(setup: Setup) -> list[Result]:
         predicted[name] = 1e3 * recfx.cost(model, hardware).at(setup.batch, L=setup.bag_length).seconds
         contestants.append(barred_step(name, model, ids.batches(), gradient))
     times = take_turns(contestants, setup.iterations, setup.warm_up)
-    measured = {name: fastest_quarter(each) for name, each in times.items()}
+    measured = {name: fastest_quarter(seconds) for name, seconds in times.items()}
     facts = {**setup.facts("uniform"), "processes": WORLD_SIZE, "optimizer": OPTIMIZER.name}
     facts["threads"] = torch.get_num_threads()
     facts["predicted_spread"] = round(max(predicted.values()) / min(predicted.values()), 3)
@@ -120,7 +120,7 @@ def fastest_quarter(times: dict[int, float]) -> float:
 
 def spearman(first: list[float], second: list[float]) -> float:
     """The rank correlation of two lists without equal numbers: 1 if they have the same order, -1 if the opposite."""
-    places = [torch.tensor(each, dtype=torch.float64).argsort().argsort() for each in (first, second)]
+    places = [torch.tensor(series, dtype=torch.float64).argsort().argsort() for series in (first, second)]
     count = len(first)
     squares = int((places[0] - places[1]).square().sum())
     return 1 - 6 * squares / (count * (count**2 - 1))

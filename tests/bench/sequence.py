@@ -86,11 +86,11 @@ def _run(setup: Setup, distribution: str, optimizer: Optimizer | None) -> Iterat
         for model in (ours, indexed, standard):
             model.eval()
     with torch.no_grad():
-        wanted = torch.cat([rows.values() for rows in standard(of_standard[-1]).values()])
+        expected = torch.cat([rows.values() for rows in standard(of_standard[-1]).values()])
         for who, output in ((OURS, ours(of_ours[-1])), (INDEXED, indexed(of_indexed[-1]))):
-            check_close(who, wanted, torch.cat([rows.values() for rows in output.values()]))
-        check_close(TABLE_BATCHED, wanted, peer(dense.values[-1], dense.offsets))
-    del wanted
+            check_close(who, expected, torch.cat([rows.values() for rows in output.values()]))
+        check_close(TABLE_BATCHED, expected, peer(dense.values[-1], dense.offsets))
+    del expected
     with torch.set_grad_enabled(optimizer is not None):
         yield from compare_all(name, contestants, setup, facts, PAIRS)
 

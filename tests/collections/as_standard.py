@@ -68,11 +68,11 @@ def assert_same(
 ) -> None:
     """Outputs, and gradients of tables and of the batch's weights; the oracle may be fed ``expected`` instead."""
     wanted_features = features if expected is None else expected
-    wanted, found = oracle(_with_own_weights(wanted_features)), converted(_with_own_weights(features))
-    assert isinstance(found, KeyedTensor)
-    assert found.keys() == wanted.keys()
-    assert found.length_per_key() == wanted.length_per_key()
-    torch.testing.assert_close(found.values(), wanted.values(), rtol=rtol, atol=atol)
+    expected_output, output = oracle(_with_own_weights(wanted_features)), converted(_with_own_weights(features))
+    assert isinstance(output, KeyedTensor)
+    assert output.keys() == expected_output.keys()
+    assert output.length_per_key() == expected_output.length_per_key()
+    torch.testing.assert_close(output.values(), expected_output.values(), rtol=rtol, atol=atol)
     gradients = [_gradients(oracle, wanted_features), _gradients(converted, features)]
     assert gradients[1].keys() == gradients[0].keys()
     for name, wanted_gradient in gradients[0].items():
@@ -101,11 +101,11 @@ def _gradients(model: nn.Module, features: KeyedJaggedTensor) -> dict[str, torch
     values = model(features).values()
     scale = torch.linspace(-1, 2, values.numel()).view_as(values)
     (values * scale).sum().backward()
-    found = {
+    gradients = {
         name: torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.clone()
         for name, parameter in model.named_parameters()
     }
     weights = features.weights_or_none()
     if weights is not None and weights.grad is not None:
-        found["per_sample_weights"] = weights.grad.clone()
-    return found
+        gradients["per_sample_weights"] = weights.grad.clone()
+    return gradients

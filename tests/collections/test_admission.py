@@ -38,7 +38,7 @@ def test_training_follows_the_ids(unseen: str, optimizer: str, attach: str) -> N
         both.step()
         if step % 8 == 7:
             both.evaluate(both.batch(universe=60))
-    assert min(each.ids.counters["unseen_answers"] for each in both.oracle.values()) > 20
+    assert min(oracle.ids.counters["unseen_answers"] for oracle in both.oracle.values()) > 20
     assert both.total("evicted") > 0
 
 

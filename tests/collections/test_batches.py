@@ -91,9 +91,9 @@ def test_a_batch_of_no_samples(
         list(keys), torch.empty(0, dtype=torch.int64), lengths=torch.empty(0, dtype=torch.int64), stride=0
     )
     pooled = converted(features)
-    wanted = oracle(batch(1))
-    assert pooled.keys() == wanted.keys()
-    assert pooled.values().shape == (0, wanted.values().shape[1])
+    expected = oracle(batch(1))
+    assert pooled.keys() == expected.keys()
+    assert pooled.values().shape == (0, expected.values().shape[1])
     assert pooled.values().dtype == torch.float32
     pooled.values().sum().backward()
     for weight in converted.parameters():
@@ -202,12 +202,12 @@ def test_random_batches_through_the_index(backend: str, features: KeyedJaggedTen
         alone = raw.permute([raw.keys().index(name) for name in one.feature_names])
         rows_of_batch = torch.tensor([row_of[i] for i in alone.values().tolist()], dtype=torch.int64)
         mapped = KeyedJaggedTensor(alone.keys(), rows_of_batch, lengths=alone.lengths(), stride=alone.stride())
-        wanted = oracle(mapped)
-        found = hashed(raw).to_dict()
+        expected = oracle(mapped)
+        outputs = hashed(raw).to_dict()
         for name in one.feature_names:
-            key = name if name in found else f"{name}@{one.name}"
-            torch.testing.assert_close(found[key], wanted[name], rtol=1e-5, atol=1e-6)
-        wanted.values().square().sum().backward()
+            key = name if name in outputs else f"{name}@{one.name}"
+            torch.testing.assert_close(outputs[key], expected[name], rtol=1e-5, atol=1e-6)
+        expected.values().square().sum().backward()
         hashed.zero_grad()
         own = hashed(raw).to_dict()
         keys = [name if name in own else f"{name}@{one.name}" for name in one.feature_names]

@@ -58,16 +58,16 @@ def both_kinds(rank: int, world_size: int) -> dict[str, object]:
         "groups": [whole.process_group is None, sharded.process_group is env.process_group],
         "tables": [whole.tables_with_index(), sharded.tables_with_index()],
         "stores": [
-            each.store.weight(name) is each.weight(name)
-            for each in (whole, sharded)
-            for name in each.embedding_bags
+            collection.store.weight(name) is collection.weight(name)
+            for collection in (whole, sharded)
+            for name in collection.embedding_bags
         ],
     }  # fmt: skip
 
 
 def test_both_kinds_are_found_by_path_and_answer_alike() -> None:
-    for found in ranks(1).run(both_kinds):
-        assert found == {
+    for answers in ranks(1).run(both_kinds):
+        assert answers == {
             "all": ["whole", "cut"],
             "unsharded": ["whole"],
             "sharded": ["cut"],
@@ -93,10 +93,10 @@ def test_the_index_of_any_module() -> None:
     ids=["either-or", "private store"],
 )
 def test_nothing_goes_past_the_base(pattern: str) -> None:
-    found = [
+    lines = [
         f"{path.relative_to(PRODUCT)}: {line.strip()}"
         for path in sorted(PRODUCT.rglob("*.py"))
         for line in path.read_text().splitlines()
         if re.search(pattern, line)
     ]
-    assert not found, "\n".join(found)
+    assert not lines, "\n".join(lines)

@@ -36,7 +36,7 @@ def test_round_trip(tmp_path: Path, in_place: bool) -> None:
         training.model.eval()
     assert torch.equal(source.model(batch(1)), target.model(batch(1)))
     ids = torch.arange(10**12, 10**12 + 30)
-    indexes = [each.model.second.index("c") for each in (source, target)]
+    indexes = [training.model.second.index("c") for training in (source, target)]
     assert torch.equal(indexes[0].find(ids), indexes[1].find(ids))
     assert torch.equal(indexes[0].find_or_insert(ids), indexes[1].find_or_insert(ids))
 
@@ -45,7 +45,7 @@ def test_the_data_folder_of_a_checkpoint_is_one_of_dcp(tmp_path: Path) -> None:
     training = Training.build()
     training.steps(0, 2)
     training.save(tmp_path)
-    wanted = training.model.state_dict()
-    state = {f"model.{name}": torch.empty_like(value) for name, value in wanted.items()}
+    state_of_model = training.model.state_dict()
+    state = {f"model.{name}": torch.empty_like(value) for name, value in state_of_model.items()}
     dcp.load(state, checkpoint_id=tmp_path / Manifest.read(tmp_path).data, no_dist=True)
-    assert_same(state, {f"model.{name}": value for name, value in wanted.items()})
+    assert_same(state, {f"model.{name}": value for name, value in state_of_model.items()})

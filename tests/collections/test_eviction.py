@@ -36,7 +36,7 @@ def test_training_follows_the_ids(optimizer: str, attach: str, rule: HashConfig)
         both.step()
         if step % 8 == 7:
             both.evaluate(both.batch(universe=60))
-    assert min(each.ids.counters["evicted"] for each in both.oracle.values()) > 20
+    assert min(oracle.ids.counters["evicted"] for oracle in both.oracle.values()) > 20
 
 
 @pytest.mark.parametrize(("mean", "is_weighted"), [(True, False), (False, True)])
@@ -133,7 +133,7 @@ def features_of(ids: tuple[int, ...], lengths: torch.Tensor) -> KeyedJaggedTenso
     return KeyedJaggedTensor(["f"], torch.tensor(ids, dtype=torch.int64), lengths=lengths)
 
 
-def held(model: recfx.HashEmbeddingBagCollection) -> set[int]:
+def known_ids(model: recfx.HashEmbeddingBagCollection) -> set[int]:
     return set(model.index("t").items()[0].tolist())
 
 
@@ -165,7 +165,7 @@ def test_everything_is_in_flight() -> None:
     second.sum().backward()
     first.sum().backward()
     run(model, 5, 6, 7, 8)
-    assert held(model) == {5, 6, 7, 8}
+    assert known_ids(model) == {5, 6, 7, 8}
 
 
 @pytest.mark.parametrize("depth", [0, 1, 2, 3])
@@ -186,7 +186,7 @@ def test_a_batch_keeps_its_rows_until_its_backward_or_for_so_many_later_forwards
             with torch.no_grad():
                 run(model, 3)  # the last forward in which they keep their ids
         run(model, *range(10, 14 + depth)).sum().backward()
-        assert held(model) == set(range(10, 14 + depth))
+        assert known_ids(model) == set(range(10, 14 + depth))
         for output in kept:
             before = model.weight("t").detach().clone()
             with refused("backward_after_eviction", match=r"tables \['t'\]", error=InputError):
@@ -210,7 +210,7 @@ def test_forwards_that_no_backward_follows_keep_no_rows() -> None:
         with torch.no_grad():
             run(model, 1, 2)
     run(model, 5, 6, 7, 8)
-    assert held(model) == {5, 6, 7, 8}
+    assert known_ids(model) == {5, 6, 7, 8}
 
 
 def test_a_forward_in_eval_mode_with_gradients_on_keeps_its_rows_like_any_other() -> None:
@@ -221,7 +221,7 @@ def test_a_forward_in_eval_mode_with_gradients_on_keeps_its_rows_like_any_other(
     evaluated = [run(model, number) for number in range(1, 7)]
     model.train()
     run(model, 11, 12, 13, 14).sum().backward()
-    assert held(model) == {5, 6, 11, 12, 13, 14}
+    assert known_ids(model) == {5, 6, 11, 12, 13, 14}
     before = model.weight("t").detach().clone()
     with pytest.raises(InputError, match="backward_after_eviction"):
         evaluated[0].sum().backward()
@@ -268,7 +268,7 @@ def test_an_error_that_is_kept_protects_nothing() -> None:
     for step in range(5):
         run(model, 2 * step, 2 * step + 1).sum().backward()
     assert kept.value.reason == "table_full"
-    assert held(model) == {6, 7, 8, 9}
+    assert known_ids(model) == {6, 7, 8, 9}
 
 
 def test_a_second_backward_does_not_train_the_next_owner() -> None:
@@ -308,7 +308,7 @@ def test_without_reentry_the_rows_wait_for_the_replay() -> None:
     output.sum().backward()
     torch.testing.assert_close(scale.grad, output.detach().sum().view(1))
     run(model, 5, 6, 7)
-    assert held(model) > {5, 6, 7}
+    assert known_ids(model) > {5, 6, 7}
 
 
 @pytest.mark.parametrize("config", [LRU, HashConfig(dense_rows=0, on_full="evict", admit_after=2, unseen="share")])
@@ -326,10 +326,10 @@ def test_compiled_models_evict_in_place(config: HashConfig) -> None:
     for step in range(8):
         ids = tuple(range(100 * step, 100 * step + 150)) * 2
         outputs = []
-        for each in (compiled, twin):
+        for of_two in (compiled, twin):
             pieces = [tensor.data_ptr() for tensor in model.state_dict().values()]
             with torch.profiler.profile(profile_memory=True) as profile:
-                outputs.append(run(each, *ids))
+                outputs.append(run(of_two, *ids))
                 outputs[-1].sum().backward()
             assert [tensor.data_ptr() for tensor in model.state_dict().values()] == pieces
             largest = max(event.self_cpu_memory_usage for event in profile.events())
@@ -358,7 +358,7 @@ def test_evicting_needs_a_fused_optimizer() -> None:
     model.train()
     model.weight("t").requires_grad_(False)
     run(model, 8)
-    assert {7, 8} < held(model)
+    assert {7, 8} < known_ids(model)
     model.weight("t").requires_grad_(True).grad = None
     attach(model, torch.optim.SGD)
     run(model, 9).sum().backward()
@@ -374,8 +374,8 @@ def test_conversion_with_a_sample(is_trained: bool) -> None:
     """The optimizer may come later."""
     plain = EmbeddingBagCollection(tables=[table("t", ["f"], dim=4, rows=8)])
     original = copy.deepcopy(plain)
-    for each in (plain, original) if is_trained else ():
-        attach(each, torch.optim.SGD)
+    for collection in (plain, original) if is_trained else ():
+        attach(collection, torch.optim.SGD)
     sample = features_of((1, 2, 2, 3), torch.tensor([3, 1]))
     model = recfx.convert(plain, sample=(sample,), hashing=LRU)
     report = recfx.verify(original, model, (sample,))
@@ -388,7 +388,7 @@ def test_a_full_table_leaves_the_whole_collection_as_it_was() -> None:
     for _ in range(6):
         both.step()
     before = copy.deepcopy(both.model.state_dict())
-    states = {name: copy.deepcopy(each.state) for name, each in both.model.fused_optimizers().items()}
+    states = {name: copy.deepcopy(optimizer.state) for name, optimizer in both.model.fused_optimizers().items()}
     new = iter(range(10**6, 2 * 10**6))
     for t1, t2 in ((2, 20), (30, 2)):
         bags = {"t1": [[next(new) for _ in range(t1)], *[[] for _ in range(2 * BATCH - 1)]]}
@@ -426,7 +426,7 @@ def test_rows_of_a_table_with_its_own_init_fn_are_filled_again() -> None:
     fresh = run(model, 5, 6)  # 1 and 2 go: one filling for both rows
     number = float(fresh.detach()[0, 0]) / 2
     assert number == int(number) > start
-    assert held(model) == {3, 4, 5, 6}
+    assert known_ids(model) == {3, 4, 5, 6}
     rows = model.index("t").find(torch.tensor([5, 6]))
     assert (model.weight("t")[rows] == number).all()
     assert (state[rows] == 0).all()
@@ -441,18 +441,18 @@ def test_nothing_expires_in_a_file_or_in_eval_mode(tmp_path: Path) -> None:
     both.step()
     served, asked = both.batch(), both.batch()
     both.step(served)
-    held = both.model.index("t1").items()[0]
+    known = both.model.index("t1").items()[0]
     both.model.eval()
     recfx.export(both.model, tmp_path / "model", (served.features,))
     with torch.no_grad():  # otherwise rows would be kept for a backward
-        wanted = both.model(served.features).values()
+        expected = both.model(served.features).values()
         for _ in range(3):
             both.model(asked.features)
-    assert torch.equal(both.model.index("t1").items()[0], held)
+    assert torch.equal(both.model.index("t1").items()[0], known)
     both.model.train()
     for _ in range(3):
         both.step(Batch({"t1": [[]] * 6, "t2": [[]] * 3}, {"t1": [], "t2": []}, False))
     assert len(both.model.index("t1")) == 0
     both.model.eval()
-    torch.testing.assert_close(recfx.load(tmp_path / "model")(served.features).values(), wanted)
-    assert not torch.equal(both.model(served.features).values(), wanted)
+    torch.testing.assert_close(recfx.load(tmp_path / "model")(served.features).values(), expected)
+    assert not torch.equal(both.model(served.features).values(), expected)

@@ -102,9 +102,9 @@ def test_the_part_of_a_move_that_ends_in_a_slice() -> None:
 
 
 def test_nobody_else_decides_what_fits() -> None:
-    found = {
+    files = {
         path.relative_to(PRODUCT).as_posix()
         for path in PRODUCT.rglob("*.py")
         if re.search(r"(?<!def )\b(fit_rows|check_saved_index|RowMove\.keep_first|is_strict)\(", path.read_text())
     }
-    assert found == {"collections/fit_table.py", "collections/sharding/load_state.py"}
+    assert files == {"collections/fit_table.py", "collections/sharding/load_state.py"}

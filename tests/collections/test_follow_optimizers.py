@@ -50,7 +50,7 @@ def test_copies_around_the_same_weights_make_their_own_graphs_anew(first: str) -
         original.weight("b").grad = None
 
 
-@pytest.mark.parametrize("duplicated", [copy.deepcopy, lambda each: pickle.loads(pickle.dumps(each))])
+@pytest.mark.parametrize("duplicated", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
 def test_a_copy_keeps_its_optimizers_and_follows_its_own_weights(duplicated: object) -> None:
     original = collection()
     attach([original.weight("a")], torch.optim.SGD, lr=1.0)

@@ -76,10 +76,10 @@ def test_tables_of_another_dtype_get_a_lookup_of_their_own(
     change(model.ebc)
     expected = copy.deepcopy(model.ebc)  # its graph is made for the tables as they are now
     for _ in range(2):
-        found, wanted = model.ebc(BATCH).values(), expected(BATCH).values()
-        assert torch.equal(found, wanted)
-        found.sum().backward()
-        wanted.sum().backward()
+        actual, expected_values = model.ebc(BATCH).values(), expected(BATCH).values()
+        assert torch.equal(actual, expected_values)
+        actual.sum().backward()
+        expected_values.sum().backward()
     assert groups(model.ebc) == groups(expected) == [("a", "c"), ("b",)]
     for name in NAMES:
         assert torch.equal(model.ebc.weight(name), expected.weight(name)), name
@@ -122,9 +122,9 @@ def test_a_backward_that_was_open_when_a_table_changed() -> None:
         open_one.backward()
         module(BATCH).values().sum().backward()
         grads.append([module.embedding_bags[name].weight.grad for name in NAMES])
-    for found, wanted in zip(*grads, strict=True):
-        assert torch.equal(found, wanted)
-        assert found.dtype == wanted.dtype
+    for gradient, expected_gradient in zip(*grads, strict=True):
+        assert torch.equal(gradient, expected_gradient)
+        assert gradient.dtype == expected_gradient.dtype
 
 
 def test_a_backend_that_does_not_serve_the_tables_any_more() -> None:
@@ -153,14 +153,14 @@ def test_copies_and_pickles_are_up_to_date() -> None:
 @pytest.fixture
 def graphs_set() -> Iterator[list[bool]]:
     """For each graph that a collection has taken since, whether any of its modules was in training mode then."""
-    found: list[bool] = []
+    are_training: list[bool] = []
 
     def note(_: nn.Module, name: str, graph: nn.Module | None) -> None:
         if name == "graph_module" and graph is not None:
-            found.append(any(module.training for module in graph.modules()))
+            are_training.append(any(module.training for module in graph.modules()))
 
     handle = register_module_module_registration_hook(note)
-    yield found
+    yield are_training
     handle.remove()
 
 
@@ -239,8 +239,8 @@ class Sum(nn.Module):
 def test_lookups_of_a_whole_graph_follow_their_tables_by_themselves(python_first: bool) -> None:
     oracle = Sum()
     model = recfx.convert(oracle, (BATCH,), whole_graph=True)
-    for each in (oracle, model):
-        each.ebc.embedding_bags["b"].half()
+    for model_or_oracle in (oracle, model):
+        model_or_oracle.ebc.embedding_bags["b"].half()
     runs = [model.python_model, model] if python_first else [model, model.python_model]
     for run in runs:
         torch.testing.assert_close(run(BATCH), oracle(BATCH), rtol=1e-3, atol=1e-3)

@@ -29,7 +29,7 @@ def collection(tables: int = 1, rows: int = 4, **config: object) -> EmbeddingBag
 
 def batch(*ids: list[int]) -> KeyedJaggedTensor:
     """One sample; one list of ids a table."""
-    return bags({f"f{number}": [each] for number, each in enumerate(ids)})
+    return bags({f"f{number}": [ids_of_feature] for number, ids_of_feature in enumerate(ids)})
 
 
 def evicting(**config: object) -> HashEmbeddingBagCollection:

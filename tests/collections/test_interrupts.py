@@ -81,7 +81,7 @@ class Trained:
 
     def expected(self, table: str, ids: torch.Tensor, steps: torch.Tensor) -> torch.Tensor:
         """The weights of ids that have been trained so often."""
-        spec = next(each for each in self.collection.tables if each.name == table)
+        spec = next(spec_of_table for spec_of_table in self.collection.tables if spec_of_table.name == table)
         assert spec.hashing is not None
         key = initialization_key(table, spec.hashing.seed)
         rows = initial_rows(ids, DIM, key, spec.weight_init_min, spec.weight_init_max)
@@ -102,8 +102,8 @@ class Trained:
             torch.testing.assert_close(total, steps.float().unsqueeze(1).expand_as(total))
             for id_, count in zip(ids.tolist(), steps.tolist(), strict=True):
                 assert count <= sum(id_ in batch for batch in batches), (table.name, id_)
-            found = self.collection.weight(table.name).detach()[rows]
-            torch.testing.assert_close(found, self.expected(table.name, ids, steps), rtol=1e-5, atol=1e-6)
+            weights = self.collection.weight(table.name).detach()[rows]
+            torch.testing.assert_close(weights, self.expected(table.name, ids, steps), rtol=1e-5, atol=1e-6)
 
 
 def prepared(trained: Trained) -> Trained:
@@ -293,8 +293,8 @@ def test_loading_is_interrupted_anywhere() -> None:
             index, weight = trained.collection.index(name), trained.collection.weight(name)
             ids, rows = index.items()
             model = start if set(ids.tolist()) == set(start.collection.index(name).items()[0].tolist()) else other
-            wanted = model.collection.weight(name)[model.collection.index(name).find(ids)]
-            assert torch.equal(weight[rows], wanted), "the rows of one state, the index of the other"
+            expected = model.collection.weight(name)[model.collection.index(name).find(ids)]
+            assert torch.equal(weight[rows], expected), "the rows of one state, the index of the other"
     assert refused > 0
 
 

@@ -218,7 +218,9 @@ def collection_of_means(width: int) -> EmbeddingBagCollection:
 
 
 def batch_of_means(names: dict[int, int]) -> KeyedJaggedTensor:
-    return bags({key: [[names.get(id_, id_) for id_ in bag] for bag in each] for key, each in BAGS.items()})
+    return bags(
+        {key: [[names.get(id_, id_) for id_ in bag] for bag in bags_of_table] for key, bags_of_table in BAGS.items()}
+    )
 
 
 @pytest.mark.parametrize("hashing", [HashConfig(), None], ids=["adopted", "static"])
@@ -235,10 +237,10 @@ def test_outputs_and_gradients(hashing: HashConfig | None, training: bool) -> No
             rows = converted.index(name).find(torch.tensor(list(RAW.values())))
             converted.weight(name)[rows] = plain.embedding_bags[name].weight[list(RAW)]
     converted.train(training)
-    found, wanted = converted(batch_of_means(RAW)), plain(batch_of_means({}))
-    torch.testing.assert_close(found.values(), wanted.values(), rtol=1e-5, atol=1e-6)
-    for each in (found, wanted):
-        (each.values() * torch.linspace(-1, 2, each.values().numel()).view_as(each.values())).sum().backward()
+    output, expected = converted(batch_of_means(RAW)), plain(batch_of_means({}))
+    torch.testing.assert_close(output.values(), expected.values(), rtol=1e-5, atol=1e-6)
+    for pooled in (output, expected):
+        (pooled.values() * torch.linspace(-1, 2, pooled.values().numel()).view_as(pooled.values())).sum().backward()
     for name, bag in plain.embedding_bags.items():
         gradient = converted.weight(name).grad
         if name.startswith("hashed"):

@@ -25,14 +25,14 @@ from tests.support.refusals import refused
 RAW = HashConfig(dense_rows=0)
 
 
-def assert_same(expected: dict[str, JaggedTensor], found: dict[str, JaggedTensor]) -> None:
+def assert_same(expected: dict[str, JaggedTensor], actual: dict[str, JaggedTensor]) -> None:
     """Equal keys in order, types, dtypes and values of all that a ``JaggedTensor`` has."""
-    assert type(found) is dict
-    assert list(found) == list(expected)
-    for key, wanted in expected.items():
-        assert type(found[key]) is JaggedTensor
+    assert type(actual) is dict
+    assert list(actual) == list(expected)
+    for key, jagged in expected.items():
+        assert type(actual[key]) is JaggedTensor
         for name in ("values", "lengths", "weights_or_none"):
-            want, have = getattr(wanted, name)(), getattr(found[key], name)()
+            want, have = getattr(jagged, name)(), getattr(actual[key], name)()
             assert (want is None) == (have is None), (key, name)
             if want is not None:
                 assert (want.dtype, want.shape) == (have.dtype, have.shape), (key, name)
@@ -116,8 +116,8 @@ def test_an_empty_batch_has_an_empty_answer() -> None:
     """TorchRec raises an ``IndexError``."""
     empty = KeyedJaggedTensor(["f1", "f2", "f3"], torch.empty(0).long(), lengths=torch.empty(0).long())
     for hashing in (None, HashConfig(), RAW):
-        found = recfx.convert(sequences(), hashing=hashing)(empty)
-        assert {key: tuple(value.values().shape) for key, value in found.items()} == dict.fromkeys(
+        answer = recfx.convert(sequences(), hashing=hashing)(empty)
+        assert {key: tuple(value.values().shape) for key, value in answer.items()} == dict.fromkeys(
             ("f1", "f2", "f3"), (0, 8)
         )
 
@@ -227,12 +227,12 @@ def test_every_integer_is_an_id_and_keeps_its_place() -> None:
 def test_an_id_without_a_row_is_not_dropped(unseen: str) -> None:
     made = recfx.convert(sequences(), hashing=HashConfig(dense_rows=0, unseen=unseen))
     made.train()(bags({"f1": [[10, 11]], "f2": [[]], "f3": [[]]}))
-    found = made.eval()(bags({"f1": [[99, 10], [98], [11]], "f2": [[5], [], []], "f3": [[], [], []]}))
+    answer = made.eval()(bags({"f1": [[99, 10], [98], [11]], "f2": [[5], [], []], "f3": [[], [], []]}))
     rows = made.weight("s1")[made.index("s1").find(torch.tensor([10, 11]))]
-    assert found["f1"].lengths().tolist() == [2, 1, 1]
-    assert torch.equal(found["f1"].values()[[1, 3]], rows)
+    assert answer["f1"].lengths().tolist() == [2, 1, 1]
+    assert torch.equal(answer["f1"].values()[[1, 3]], rows)
     assert len(made.index("s1")) == 2  # nothing was inserted
-    answers = torch.cat([found["f1"].values()[[0, 2]], found["f2"].values()])
+    answers = torch.cat([answer["f1"].values()[[0, 2]], answer["f2"].values()])
     assert answers.any() == (unseen == "share")
 
 
@@ -278,8 +278,8 @@ def test_a_full_table() -> None:
 
 def test_only_some_tables_are_hashed() -> None:
     made = recfx.convert(sequences(), hashing={"s2": RAW})
-    found = made(bags({"f1": [[1]], "f2": [[RAW_ID]], "f3": [[2]]}))
-    assert torch.equal(found["f1"].values()[0], made.weight("s1")[1])
+    answer = made(bags({"f1": [[1]], "f2": [[RAW_ID]], "f3": [[2]]}))
+    assert torch.equal(answer["f1"].values()[0], made.weight("s1")[1])
     assert made.index("s2").items()[0].tolist() == [RAW_ID, 2]
 
 
@@ -396,9 +396,9 @@ def test_tables_whose_outputs_are_not_used_have_no_gradient(
             optimizer.zero_grad()
             train(model, used, calls)
             optimizer.step()
-        for wanted, found in zip(*(model.parameters() for model in models), strict=True):
-            assert (wanted.grad is None) == (found.grad is None), used
-            torch.testing.assert_close(found, wanted)
+        for expected, parameter in zip(*(model.parameters() for model in models), strict=True):
+            assert (expected.grad is None) == (parameter.grad is None), used
+            torch.testing.assert_close(parameter, expected)
 
 
 @each_backend
@@ -415,8 +415,8 @@ def test_hooks_are_called_for_used_outputs_and_their_tables_alone(
             for name, weight in model.named_parameters():
                 weight.register_hook(lambda given, seen=seen, name=name: seen.update({name: given.clone()}))
         rows = {key: value.values() for key, value in model(EVERY_ROW).items()}
-        for key, each in rows.items():
-            each.register_hook(lambda given, seen=seen, key=key: seen.update({key: given.clone()}))
+        for key, values in rows.items():
+            values.register_hook(lambda given, seen=seen, key=key: seen.update({key: given.clone()}))
         torch.stack([rows[key].mul_(2).sum() for key in used]).sum().backward()
     standard, converted = called
     assert standard.keys() == converted.keys()
@@ -433,13 +433,13 @@ def test_outputs_of_frozen_tables_take_no_gradient(backend: str, kind: str | Non
     for model in models:
         model.embeddings[frozen].weight.requires_grad_(False)
         rows = {key: value.values() for key, value in model(EVERY_ROW).items()}
-        take.append([key for key, each in rows.items() if each.requires_grad])
+        take.append([key for key, values in rows.items() if values.requires_grad])
         torch.stack([(rows[key] ** 2).sum() for key in take[-1]]).sum().backward()
     assert take[0] == take[1]
     assert len(take[0]) in (1, 2)
-    for wanted, found in zip(*(model.parameters() for model in models), strict=True):
-        assert (wanted.grad is None) == (found.grad is None)
-        torch.testing.assert_close(found, wanted)
+    for expected, parameter in zip(*(model.parameters() for model in models), strict=True):
+        assert (expected.grad is None) == (parameter.grad is None)
+        torch.testing.assert_close(parameter, expected)
 
 
 @each_backend
@@ -459,8 +459,8 @@ def test_optimizers_in_backward_leave_tables_alone_whose_outputs_are_not_used(
         before = converted.weight("s2").detach().clone()
         for model in (standard, converted):
             train(model, used, calls)
-        for wanted, found in zip(standard.parameters(), converted.parameters(), strict=True):
-            torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-6)
+        for expected, parameter in zip(standard.parameters(), converted.parameters(), strict=True):
+            torch.testing.assert_close(parameter, expected, rtol=1e-5, atol=1e-6)
         assert torch.equal(before, converted.weight("s2")) == (used == ["f1"])
 
 

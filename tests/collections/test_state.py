@@ -108,9 +108,9 @@ def test_a_state_of_other_modules_leaves_the_index_alone(wrap: bool, hashing: re
     part = {key: torch.zeros_like(value) for key, value in before.items() if "after." in key}
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        found = model.load_state_dict(part, strict=False)
-    assert set(index_keys(model)) < set(found.missing_keys)
-    assert found.unexpected_keys == []
+        keys = model.load_state_dict(part, strict=False)
+    assert set(index_keys(model)) < set(keys.missing_keys)
+    assert keys.unexpected_keys == []
     assert_same(copied(model), {**before, **part})
 
 
@@ -129,8 +129,8 @@ def test_averaged_weights_of_the_same_model_keep_the_index(kept: str) -> None:
     averaged = {name: value.detach() * 0.5 for name, value in model.named_parameters()}
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        found = model.load_state_dict(averaged, strict=False, assign=kept == "all_as_assigned")
-    assert sorted(found.missing_keys) == sorted(index_keys(model))
+        keys = model.load_state_dict(averaged, strict=False, assign=kept == "all_as_assigned")
+    assert sorted(keys.missing_keys) == sorted(index_keys(model))
     assert_same(copied(model), {**before, **averaged})
     model(batch(0))
 

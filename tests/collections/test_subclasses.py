@@ -71,21 +71,21 @@ def test_a_converted_subclass(
     plain = kind("ads")
     converted = recfx.convert(plain, hashing=hashing)
     first = converted(one_bag(1, 2)).values()
-    found = kept(converted.eval())
-    assert isinstance(found, kind)
-    assert isinstance(found, recfx.HashEmbeddingBagCollection)
-    assert type(found) is type(converted)
-    assert (found.rows(), found.title, found.version, found.label) == (rows, f"ads/{rows}", 3, "ads")
-    assert found.is_weighted() is False
-    assert found.asked
-    assert int(found.seen) == 7
-    assert found.state_dict().keys() >= plain.state_dict().keys()
-    assert not found.training
-    assert torch.equal(found(one_bag(1, 2)).values(), first)
+    duplicate = kept(converted.eval())
+    assert isinstance(duplicate, kind)
+    assert isinstance(duplicate, recfx.HashEmbeddingBagCollection)
+    assert type(duplicate) is type(converted)
+    assert (duplicate.rows(), duplicate.title, duplicate.version, duplicate.label) == (rows, f"ads/{rows}", 3, "ads")
+    assert duplicate.is_weighted() is False
+    assert duplicate.asked
+    assert int(duplicate.seen) == 7
+    assert duplicate.state_dict().keys() >= plain.state_dict().keys()
+    assert not duplicate.training
+    assert torch.equal(duplicate(one_bag(1, 2)).values(), first)
     if hashing is None:
         torch.testing.assert_close(first, plain(one_bag(1, 2)).values(), rtol=1e-6, atol=1e-6)
     else:
-        assert len(found.index("t")) == 2
+        assert len(duplicate.index("t")) == 2
 
 
 class Weighs(Named):

@@ -59,9 +59,9 @@ def batch(seed: int = 0, largest: int = 12) -> KeyedJaggedTensor:
 def test_it_is_converted_verified_and_turned_back() -> None:
     model = Model()
     converted = recfx.convert(model, sample=(batch(),), verify=True)
-    found = converted.get_submodule("sparse")
-    assert type(found) is HashStacks
-    assert kind_of(found) is STACKS
+    hash_stacks = converted.get_submodule("sparse")
+    assert type(hash_stacks) is HashStacks
+    assert kind_of(hash_stacks) is STACKS
     assert list(converted.state_dict()) == KEYS
     assert torch.equal(converted(batch(3)), model(batch(3)))
     converted.load_state_dict(model.state_dict(), strict=True)
@@ -69,7 +69,7 @@ def test_it_is_converted_verified_and_turned_back() -> None:
     report = recfx.explain(converted)
     assert report.ok
     assert [collection.kind for collection in report.collections] == ["Stacks"]
-    assert "keyed_tensor" in str(found.graph_module)
+    assert "keyed_tensor" in str(hash_stacks.graph_module)
     plain = recfx.unconvert(converted)
     assert isinstance(plain, nn.Module)
     assert type(plain.get_submodule("sparse")) is Stacks
@@ -144,12 +144,12 @@ def sharded(rank: int, world_size: int) -> dict[str, Any]:
 
 
 def test_it_is_planned_sharded_and_gathered() -> None:
-    for found in ranks(2).run(with_toy, sharded):
-        assert found["class"]
-        assert found["plain"]
-        assert found["keys"] == KEYS
-        assert found["sharders"] == 1
-        torch.testing.assert_close(found["output"], found["expected"])
+    for answers in ranks(2).run(with_toy, sharded):
+        assert answers["class"]
+        assert answers["plain"]
+        assert answers["keys"] == KEYS
+        assert answers["sharders"] == 1
+        torch.testing.assert_close(answers["output"], answers["expected"])
 
 
 def test_without_its_lines_it_is_unknown() -> None:
@@ -191,10 +191,10 @@ _ABOUT_POOLED_ONES = {
 
 def test_no_other_file_names_the_pooled_kind() -> None:
     package = Path(recfx.__file__).parent
-    found = set()
+    naming = set()
     for path in package.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             named = {getattr(node, field, None) for field in ("id", "attr", "name", "value")}
-            if any(isinstance(each, str) and each in _POOLED_NAMES for each in named):
-                found.add(str(path.relative_to(package)))
-    assert found == set(_ABOUT_POOLED_ONES)
+            if any(isinstance(constant, str) and constant in _POOLED_NAMES for constant in named):
+                naming.add(str(path.relative_to(package)))
+    assert naming == set(_ABOUT_POOLED_ONES)

@@ -29,12 +29,12 @@ def test_the_graph_is_that_of_the_report(capsys: pytest.CaptureFixture[str]) -> 
     middle = capsys.readouterr().out
     assert "sparse_arch_embedding_bag_collection_hash_ids = hash_ids(" in middle
     assert main(["graph", f"{MODELS}:dlrm", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
+    printed = json.loads(capsys.readouterr().out)
     (passes,) = (one.passes for one in explain(convert(dlrm()[0])).collections)
-    assert found["version"] == "1"
-    assert [one["paths"] for one in found["collections"]] == [[DLRM]]
-    assert found["collections"][0]["graph"] == passes[-1].graph
-    assert [one["name"] for one in found["collections"][0]["passes"]] == [one.name for one in passes]
+    assert printed["version"] == "1"
+    assert [one["paths"] for one in printed["collections"]] == [[DLRM]]
+    assert printed["collections"][0]["graph"] == passes[-1].graph
+    assert [one["name"] for one in printed["collections"][0]["passes"]] == [one.name for one in passes]
 
 
 def test_what_passes_changed(capsys: pytest.CaptureFixture[str]) -> None:
@@ -66,19 +66,19 @@ def test_verify(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["verify", f"{MODELS}:dlrm"]) == 0
     assert capsys.readouterr().out.startswith("verification: ok (")
     assert main(["verify", f"{MODELS}:dlrm", "--raw-ids", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert (found["version"], found["ok"], found["rtol"]) == ("1", True, 1e-5)
-    assert {one["status"] for one in found["checks"]} == {"equal"}
-    assert set(found["tables"][DLRM]) == {"t0", "t1"}
+    printed = json.loads(capsys.readouterr().out)
+    assert (printed["version"], printed["ok"], printed["rtol"]) == ("1", True, 1e-5)
+    assert {one["status"] for one in printed["checks"]} == {"equal"}
+    assert set(printed["tables"][DLRM]) == {"t0", "t1"}
 
 
 def test_managed_collisions_are_converted_on_request(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", f"{MODELS}:managed_collisions", "--json"]) == 0
     assert [one["status"] for one in json.loads(capsys.readouterr().out)["collections"]] == ["kept"]
     assert main(["explain", f"{MODELS}:managed_collisions", "--managed-collisions", "convert", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert [one["status"] for one in found["collections"]] == ["convertible"]
-    assert {"managed_collision_converted"} <= {reason["code"] for reason in found["reasons"]}
+    printed = json.loads(capsys.readouterr().out)
+    assert [one["status"] for one in printed["collections"]] == ["convertible"]
+    assert {"managed_collision_converted"} <= {reason["code"] for reason in printed["reasons"]}
 
 
 def test_a_failed_verification_is_status_1(capsys: pytest.CaptureFixture[str]) -> None:
@@ -105,9 +105,9 @@ def test_ranks_that_are_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[
         assert "rank 0 of 8 as planned" in file.read_text()
         assert "output_dist_start" in file.read_text()
         assert main(["cost", f"{MODELS}:dlrm", "--raw-ids", "--ranks", "8", "--json", *hardware]) == 0
-        found = json.loads(capsys.readouterr().out.partition("\n")[2])
-        assert found["world_size"] == 8
-        assert any(node["kind"] == "input_dist_start" for node in found["nodes"])
+        printed = json.loads(capsys.readouterr().out.partition("\n")[2])
+        assert printed["world_size"] == 8
+        assert any(node["kind"] == "input_dist_start" for node in printed["nodes"])
 
 
 def test_cost(capsys: pytest.CaptureFixture[str]) -> None:
@@ -137,10 +137,10 @@ def test_cost(capsys: pytest.CaptureFixture[str]) -> None:
 def test_export(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "model.pt"
     assert main(["export", f"{MODELS}:dlrm", str(file), "--json", "--quantize", "t0=int8", "--raw-ids"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert (found["version"], found["path"], found["bytes"]) == ("1", str(file), file.stat().st_size)
-    assert [table["stored_as"] for table in found["tables"]] == ["int8", "fp32"]
-    assert all(table["slot_bytes"] for table in found["tables"])
+    printed = json.loads(capsys.readouterr().out)
+    assert (printed["version"], printed["path"], printed["bytes"]) == ("1", str(file), file.stat().st_size)
+    assert [table["stored_as"] for table in printed["tables"]] == ["int8", "fp32"]
+    assert all(table["slot_bytes"] for table in printed["tables"])
 
 
 @pytest.mark.parametrize(

@@ -22,11 +22,11 @@ def test_a_report_of_the_cpu(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     printed = capsys.readouterr().out
     assert printed.startswith("recfx on cpu")
     assert printed.splitlines()[-2:] == [str(tmp_path / "recfx-doctor.html"), str(tmp_path / "recfx-doctor.json")]
-    found = json.loads((tmp_path / "recfx-doctor.json").read_text())
-    assert (found["version"], found["ok"], found["complete"], found["how"]) == ("1", True, True, "real")
+    report = json.loads((tmp_path / "recfx-doctor.json").read_text())
+    assert (report["version"], report["ok"], report["complete"], report["how"]) == ("1", True, True, "real")
     page = (tmp_path / "recfx-doctor.html").read_text()
     assert "http" not in page.replace("<!DOCTYPE html>", "")
-    for text in (page, json.dumps(found)):
+    for text in (page, json.dumps(report)):
         assert str(Path.home()) not in text or len(str(Path.home())) == 1
 
 
@@ -38,10 +38,10 @@ def test_something_is_missing(
     monkeypatch.setattr(examine_module, "cann", lambda: [])
     monkeypatch.setattr(examine_module, "machine", lambda device: [])
     assert main(["doctor", "--device", "npu", "--json", "--out", str(tmp_path / "mine")]) == 1
-    found = json.loads(capsys.readouterr().out)
-    assert found["ok"] is False
-    assert found["findings"][0]["found"] == f"not in {'~' if len(str(Path.home())) > 1 else Path.home()}"
-    assert found["stopped"].startswith("Nothing was run: ")
+    report = json.loads(capsys.readouterr().out)
+    assert report["ok"] is False
+    assert report["findings"][0]["found"] == f"not in {'~' if len(str(Path.home())) > 1 else Path.home()}"
+    assert report["stopped"].startswith("Nothing was run: ")
     page = (tmp_path / "mine.html").read_text()
     assert "pip install &lt;torchrec&gt;" in page
     assert "1 missing, NOT OK, NOT COMPLETE" in page
@@ -53,10 +53,10 @@ def test_ctrl_c_leaves_what_was_found(tmp_path: Path, monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(examine_module, "machine", interrupt)
     assert main(["doctor", "--device", "cpu", "--out", str(tmp_path)]) == 130
-    found = json.loads((tmp_path / "recfx-doctor.json").read_text())
-    assert found["complete"] is False
-    assert "Ctrl-C" in found["stopped"]
-    assert found["findings"]
+    report = json.loads((tmp_path / "recfx-doctor.json").read_text())
+    assert report["complete"] is False
+    assert "Ctrl-C" in report["stopped"]
+    assert report["findings"]
 
 
 def test_a_directory_that_is_not_there(
@@ -84,8 +84,8 @@ def test_where_torch_cannot_be_imported(tmp_path: Path) -> None:
         env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (1, "")
-    found = json.loads((tmp_path / "recfx-doctor.json").read_text())
-    by_name = {each["name"]: each for each in found["findings"]}
+    report = json.loads((tmp_path / "recfx-doctor.json").read_text())
+    by_name = {finding["name"]: finding for finding in report["findings"]}
     assert "libhccl.so" in by_name["torch"]["found"]
     assert "source CANN" in by_name["torch"]["what_to_do"]
     assert by_name["CANN"]["status"] == "missing"

@@ -48,7 +48,7 @@ def test_all_settings_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert main(["plan", DLRM, str(plan_file), "--ranks", "16", *settings]) == 0
     assert "the plan is the cheapest of " in capsys.readouterr().out
     command = ["explain", DLRM, "--plan", str(plan_file), "--ranks", "16", "--whole-graph", "--no-verify", "--json"]
-    found = printed([*command, *settings], capsys)
+    report = printed([*command, *settings], capsys)
 
     hashing = {"t0": recfx.HashConfig.raw_ids(), "t1": recfx.HashConfig.raw_ids(on_full="share", buckets=4)}
     asked: dict[str, Any] = {"hashing": hashing, "backend": "reference", "dedup": {"t0": 0.5}, "device": "cpu"}
@@ -58,19 +58,19 @@ def test_all_settings_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     expected = recfx.explain(
         model, sample, ShardingPlan(plan.plan), topology=ON_16, whole_graph=True, verify=False, **asked
     )
-    assert found == json.loads(expected.to_json())
-    tables = {table["name"]: table for table in found["collections"][0]["tables"]}
+    assert report == json.loads(expected.to_json())
+    tables = {table["name"]: table for table in report["collections"][0]["tables"]}
     assert {table["hashing"]["on_full"] for table in tables.values()} == {"error", "share"}
     assert all(table["sharding"] is not None for table in tables.values())
 
 
 def test_ranks_alone_are_planned_with_the_settings(capsys: pytest.CaptureFixture[str]) -> None:
-    found = printed(["explain", DLRM, "--raw-ids", "--ranks", "16", "--no-verify", "--json"], capsys)
+    report = printed(["explain", DLRM, "--raw-ids", "--ranks", "16", "--no-verify", "--json"], capsys)
     model, sample = dlrm()
     expected = recfx.explain(model, sample, topology=ON_16, hashing=recfx.HashConfig.raw_ids(), verify=False)
-    assert found == json.loads(expected.to_json())
+    assert report == json.loads(expected.to_json())
     plan = recfx.plan(recfx.convert(model, sample, hashing=recfx.HashConfig.raw_ids(), verify=False), ON_16)
-    (price,) = (reason["message"] for reason in found["reasons"] if reason["code"] == "plan_price")
+    (price,) = (reason["message"] for reason in report["reasons"] if reason["code"] == "plan_price")
     assert price == price_of(plan)[0].message
     assert not any(isinstance(module, recfx.HashEmbeddingBagCollection) for module in model.modules())
 
@@ -165,11 +165,11 @@ def test_the_same_settings_have_the_same_time(tmp_path: Path, capsys: pytest.Cap
         assert main(["plan", DLRM, str(file), "--ranks", "4", "--hardware", name]) == 0
         assert "without the rest of the model" in capsys.readouterr().out
         ranks = ["--ranks", "4", "--hardware", name]
-        found = [printed(["cost", DLRM, *given, "--json"], capsys) for given in (ranks, ["--plan", str(file)])]
-        assert found[0] == found[1]
+        costs = [printed(["cost", DLRM, *given, "--json"], capsys) for given in (ranks, ["--plan", str(file)])]
+        assert costs[0] == costs[1]
         expected = recfx.cost(model, hardware, plan=read_plan(file)).at(2, L=2)
-        assert found[0]["step"]["seconds"] == expected.seconds
-        assert found[0]["hardware"]["name"] == hardware.name
+        assert costs[0]["step"]["seconds"] == expected.seconds
+        assert costs[0]["hardware"]["name"] == hardware.name
 
 
 def test_plans_with_constraints_side_by_side(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -184,10 +184,10 @@ def test_plans_with_constraints_side_by_side(tmp_path: Path, capsys: pytest.Capt
         {"t0": ParameterConstraints(["row_wise"], pooling_factors=[20])},
         {"t0": ParameterConstraints(["row_wise"], pooling_factors=[20]), "t1": ParameterConstraints(["table_wise"])},
     ]
-    for plan, each in zip(plans.values(), expected, strict=True):
-        assert plan.plan == recfx.plan(model, make_topology(2, "cpu"), each).plan
-    found = printed(["compare", DLRM, str(one), str(two), "--length", "f0=3", "--json"], capsys)
-    assert found == json.loads(recfx.compare_plans(*dlrm()[:1], plans, B=2, L={"f0": 3, "f1": 2}).to_json())
+    for plan, limits_of_plan in zip(plans.values(), expected, strict=True):
+        assert plan.plan == recfx.plan(model, make_topology(2, "cpu"), limits_of_plan).plan
+    comparison = printed(["compare", DLRM, str(one), str(two), "--length", "f0=3", "--json"], capsys)
+    assert comparison == json.loads(recfx.compare_plans(*dlrm()[:1], plans, B=2, L={"f0": 3, "f1": 2}).to_json())
     assert main(["compare", DLRM, str(one), str(two), "--hardware", "h100", "--eval"]) == 0
     assert "B=2 per rank (of the sample), L: 2 (of the sample), step in eval mode" in capsys.readouterr().out
     limits.write_text('{"t0": {"types": ["row_wise"]}}')

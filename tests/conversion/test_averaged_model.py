@@ -107,16 +107,16 @@ def test_averages_are_those_of_a_standard_table_with_a_row_for_every_id(
     model.over.load_state_dict(standard.over.state_dict())
     with torch.no_grad():
         next(standard.sparse.parameters()).copy_(torch.stack([first[id_] for id_ in range(IDS)]))
-    averages = [AveragedModel(each, use_buffers=use_buffers, **WAYS[way]) for each in (standard, model)]
+    averages = [AveragedModel(trained, use_buffers=use_buffers, **WAYS[way]) for trained in (standard, model)]
     generator = torch.Generator().manual_seed(1)
     for number in range(9):
         step([standard, model], torch.randint(min(3 * number + 3, IDS), (6,), generator=generator))
         if number % 3 != 1:
-            for averaged, each in zip(averages, (standard, model), strict=True):
-                averaged.update_parameters(each)
+            for averaged, trained in zip(averages, (standard, model), strict=True):
+                averaged.update_parameters(trained)
         known = index_of(averages[1].module).items()[0]
-        expected, found = (average.eval()(batch(known)) for average in averages)
-        torch.testing.assert_close(found, expected)
+        expected, output = (average.eval()(batch(known)) for average in averages)
+        torch.testing.assert_close(output, expected)
     assert len(index_of(model)) > 12
 
 
@@ -141,13 +141,13 @@ def test_rows_that_other_ids_get_start_anew_and_ids_with_other_rows_go_on(use_bu
             expected = now
         else:
             expected = {id_: expected.get(id_, starts[id_]).lerp(row, 1 - DECAY) for id_, row in now.items()}
-        found = by_id(averaged.module)
-        assert found.keys() == expected.keys()
-        for id_, row in found.items():
+        averages = by_id(averaged.module)
+        assert averages.keys() == expected.keys()
+        for id_, row in averages.items():
             torch.testing.assert_close(row, expected[id_])
-        held = dict(zip(*(item.tolist() for item in index_of(model).items()), strict=True))
-        moved += sum(id_ in rows and rows[id_] != row for id_, row in held.items())
-        rows = held
+        rows_now = dict(zip(*(item.tolist() for item in index_of(model).items()), strict=True))
+        moved += sum(id_ in rows and rows[id_] != row for id_, row in rows_now.items())
+        rows = rows_now
         assert torch.equal(index_of(averaged.module).row_scores, index_of(model).row_scores)
         assert index_of(averaged.module).counters["evicted"] == index_of(model).counters["evicted"]
     assert index_of(model).counters["evicted"] > 20
@@ -157,16 +157,16 @@ def test_rows_that_other_ids_get_start_anew_and_ids_with_other_rows_go_on(use_bu
 def test_rows_of_dense_ids_and_models_without_indexes_are_averaged_as_ever() -> None:
     model = recfx.convert(Model(), hashing=recfx.HashConfig(rows=IDS + 8))
     plain = recfx.convert(Model())
-    for each in (model, plain):
-        averaged = AveragedModel(each, use_buffers=True, **WAYS["ema"])
-        averaged.update_parameters(each)
-        weight = each.get_parameter("sparse.embedding_bags.t.weight")
+    for trained in (model, plain):
+        averaged = AveragedModel(trained, use_buffers=True, **WAYS["ema"])
+        averaged.update_parameters(trained)
+        weight = trained.get_parameter("sparse.embedding_bags.t.weight")
         before = weight.detach().clone()
         with torch.no_grad():
             weight += 1
-        averaged.update_parameters(each)
-        found = averaged.module.get_parameter("sparse.embedding_bags.t.weight")
-        torch.testing.assert_close(found.detach(), before + 1 - DECAY)
+        averaged.update_parameters(trained)
+        average = averaged.module.get_parameter("sparse.embedding_bags.t.weight")
+        torch.testing.assert_close(average.detach(), before + 1 - DECAY)
 
 
 def test_buffers_are_back_if_averaging_fails() -> None:

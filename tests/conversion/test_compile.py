@@ -59,8 +59,8 @@ def test_compiling_a_fused_model(kind: str) -> None:
         features = batch(6)
         train(plain, features)
         train(compiled, features)
-    for name, wanted in plain.state_dict().items():
-        torch.testing.assert_close(converted.state_dict()[name], wanted, rtol=1e-5, atol=1e-6)
+    for name, expected in plain.state_dict().items():
+        torch.testing.assert_close(converted.state_dict()[name], expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("how", ["torch.compile", "module.compile"])

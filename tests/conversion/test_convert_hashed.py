@@ -81,8 +81,8 @@ def test_the_mean_counts_ids_without_a_row() -> None:
     seen = pooled(model, [5, 6])
     model.eval()
     answer = model(flat_bags([3, 1, 0, 2], [5, 77, 6, 88, 5, 5], ["f1"])).values()
-    wanted = torch.stack([(seen[0] + seen[1]) / 3, torch.zeros(4), torch.zeros(4), seen[0]])
-    torch.testing.assert_close(answer, wanted, rtol=1e-6, atol=1e-7)
+    expected = torch.stack([(seen[0] + seen[1]) / 3, torch.zeros(4), torch.zeros(4), seen[0]])
+    torch.testing.assert_close(answer, expected, rtol=1e-6, atol=1e-7)
 
 
 def test_unseen_ids_in_eval_with_weights() -> None:
@@ -97,8 +97,8 @@ def test_unseen_ids_in_eval_with_weights() -> None:
     answer = model(features([5, 99, 6], weights)).values()
     row_of = {int(i): int(r) for i, r in zip(*model.hash_indexes["t1"].items(), strict=True)}
     table_rows = model.embedding_bags["t1"].weight.detach()
-    wanted = 2 * table_rows[row_of[5]] + 4 * table_rows[row_of[6]]
-    torch.testing.assert_close(answer, wanted.unsqueeze(0), rtol=1e-6, atol=1e-6)
+    expected = 2 * table_rows[row_of[5]] + 4 * table_rows[row_of[6]]
+    torch.testing.assert_close(answer, expected.unsqueeze(0), rtol=1e-6, atol=1e-6)
     answer.sum().backward()
     torch.testing.assert_close(
         weights.grad, torch.stack([table_rows[row_of[5]].sum(), torch.tensor(0.0), table_rows[row_of[6]].sum()])
@@ -165,7 +165,7 @@ def test_the_report_says_that_the_original_has_the_new_rows_as_well() -> None:
         return nn.Sequential(EmbeddingBagCollection(tables=[table("t1", ["f1"], dim=4), table("t2", ["f2"], dim=4)]))
 
     def notes(model: nn.Module, **settings: Any) -> list[Any]:
-        return [each for each in explain(model, **settings).reasons if each.code == "original_has_more_rows"]
+        return [reason for reason in explain(model, **settings).reasons if reason.code == "original_has_more_rows"]
 
     bigger: dict[str, Any] = {"hashing": {"t1": HashConfig(rows=50)}}
     original, in_place = holder(), holder()
@@ -186,7 +186,7 @@ def test_the_report_says_that_the_original_has_the_new_rows_as_well() -> None:
 
 def test_two_conversions_of_one_model_share_its_weights_unless_it_is_copied() -> None:
     original = EmbeddingBagCollection(tables=[table("t1", ["f1"], dim=4)])
-    first, second, third = (convert(each, hashing=RAW) for each in (original, original, copy.deepcopy(original)))
+    first, second, third = (convert(source, hashing=RAW) for source in (original, original, copy.deepcopy(original)))
     weight = original.get_parameter("embedding_bags.t1.weight")
     assert first.weight("t1") is second.weight("t1") is weight
     assert third.weight("t1") is not weight
@@ -235,14 +235,14 @@ def test_one_table_hashed_beside_one_adopted() -> None:
     model = convert(standard, hashing={"t1": RAW})
     assert list(model.hash_indexes) == ["t1"]
     features = flat_bags([1, 2, 1, 2, 0, 1], [2**50, -9, 2**50, 3, 4, 5, 6], ["f1", "f2", "f3"])
-    found = model(features)
+    output = model(features)
     ids, rows = model.hash_indexes["t1"].items()
     row_of = dict(zip(ids.tolist(), rows.tolist(), strict=True))
     mapped = torch.tensor([*(row_of[i] for i in [2**50, -9, 2**50]), 3, 4, 5, 6])
     with torch.no_grad():
         oracle.embedding_bags["t1"].weight.copy_(model.embedding_bags["t1"].weight)
-    wanted = oracle(KeyedJaggedTensor(features.keys(), mapped, lengths=features.lengths()))
-    torch.testing.assert_close(found.values(), wanted.values(), rtol=1e-5, atol=1e-6)
+    expected = oracle(KeyedJaggedTensor(features.keys(), mapped, lengths=features.lengths()))
+    torch.testing.assert_close(output.values(), expected.values(), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.Adagrad])

@@ -69,26 +69,26 @@ def test_hashing_is_left_out_where_ids_are_rows() -> None:
     model = Reduced()
     hashed = recfx.convert(copy.deepcopy(model), hashing=SPARE)  # without a sample, nothing is known
     elided = recfx.convert(model, SAMPLE, hashing=SPARE)  # verified
-    for each in (elided, hashed):
-        attach(each, torch.optim.SGD, lr=0.5)
+    for converted in (elided, hashed):
+        attach(converted, torch.optim.SGD, lr=0.5)
     assert kinds(elided) == ["select_features", "lookup", "lookup_1", "keyed_tensor"]
     assert "hash_lookup" in kinds(hashed)
     assert "mean_divide" in kinds(hashed)
     for ids in ((7, 2**40, -5, 12), (99, 100, 101, -1), (0, 0, -(2**63), 2**63 - 1)):
-        outputs = [each(batch(*ids)) for each in (elided, hashed)]
+        outputs = [converted(batch(*ids)) for converted in (elided, hashed)]
         torch.testing.assert_close(*outputs)
         for output in outputs:
             output.sum().backward()
     torch.testing.assert_close(dict(elided.named_parameters()), dict(hashed.named_parameters()))
     assert elided.state_dict().keys() == hashed.state_dict().keys()
     report = recfx.explain(elided)
-    found = reasons(report, "index_left_out")
-    assert set(found) == {"a", "b"}
-    assert found["a"].startswith(
+    messages = reasons(report, "index_left_out")
+    assert set(messages) == {"a", "b"}
+    assert messages["a"].startswith(
         "its ids are 0 to 99, all below dense_rows=100, so they are rows, and its index is never "
     )
-    assert "Proof: % 100 (" in found["a"]
-    assert "test_id_ranges.py:" in found["a"]
+    assert "Proof: % 100 (" in messages["a"]
+    assert "test_id_ranges.py:" in messages["a"]
     assert report.collections[0].declined == ()
     assert not reasons(recfx.explain(hashed), "index_left_out")
 
@@ -165,8 +165,8 @@ def test_declared_ranges() -> None:
     declared = {"f": (0, 99), "g": (0, 99)}
     converted = recfx.convert(nn.ModuleDict({"ebc": Reduced().ebc}), hashing=SPARE, id_ranges=declared)
     assert kinds(converted) == ["select_features", "lookup", "lookup_1", "keyed_tensor"]
-    found = reasons(recfx.explain(converted), "index_left_out")
-    assert found["b"].endswith("Proof: declared for feature 'g'.")
+    messages = reasons(recfx.explain(converted), "index_left_out")
+    assert messages["b"].endswith("Proof: declared for feature 'g'.")
     wider = {"f": (0, 99), "g": (0, 100)}
     one = recfx.convert(nn.ModuleDict({"ebc": Reduced().ebc}), hashing=SPARE, id_ranges=wider)
     assert set(reasons(recfx.explain(one), "index_left_out")) == {"a"}
@@ -211,9 +211,9 @@ def test_wrong_declarations(declared: Any, reason: str) -> None:
 
 def test_copies_know_it_too_and_so_does_what_converts_back() -> None:
     converted = recfx.convert(Reduced(), SAMPLE, hashing=SPARE, verify=False)
-    for each in (copy.deepcopy(converted), pickle.loads(pickle.dumps(converted))):
-        assert kinds(each) == kinds(converted)
-        assert set(reasons(recfx.explain(each), "index_left_out")) == {"a", "b"}
+    for duplicate in (copy.deepcopy(converted), pickle.loads(pickle.dumps(converted))):
+        assert kinds(duplicate) == kinds(converted)
+        assert set(reasons(recfx.explain(duplicate), "index_left_out")) == {"a", "b"}
     fresh = recfx.convert(Reduced(), hashing=SPARE)  # its index is in the graph
     fresh.load_state_dict(converted.state_dict())
     torch.testing.assert_close(fresh(*SAMPLE), converted(*SAMPLE))

@@ -62,10 +62,10 @@ class Beside(nn.Module):
     def forward(self, features: KeyedJaggedTensor) -> torch.Tensor:
         pooled = self.ebc(features).values().sum(dim=1)
         other = self.other(features)
-        found = other[0] if isinstance(other, tuple) else other
-        if isinstance(found, dict):
-            return pooled + found["f1"].values().sum()
-        return pooled + found.values().sum(dim=1)
+        output = other[0] if isinstance(other, tuple) else other
+        if isinstance(output, dict):
+            return pooled + output["f1"].values().sum()
+        return pooled + output.values().sum(dim=1)
 
 
 class Remapped(nn.Module):
@@ -111,10 +111,10 @@ def test_managed_collisions_of_a_sequence_are_kept_and_listed() -> None:
     with process_group():
         for make, reason in ((managed_sequence, "managed_collision"), (sharded_sequences, "sharded_by_torchrec")):
             report = recfx.explain(recfx.convert(Beside(make()), (batch(3),), verify=False))
-            found = {each.paths[0]: (each.status, each.reason) for each in report.collections}
-            assert found == {"ebc": ("converted", ""), "other": ("kept", reason)}
+            statuses = {entry.paths[0]: (entry.status, entry.reason) for entry in report.collections}
+            assert statuses == {"ebc": ("converted", ""), "other": ("kept", reason)}
             assert report.ok
-    (kept,) = [found for found in recfx.explain(Beside(managed_sequence())).collections if found.status == "kept"]
+    (kept,) = [entry for entry in recfx.explain(Beside(managed_sequence())).collections if entry.status == "kept"]
     assert kept.reason == "managed_collision"
     assert kept.what_to_do.startswith("nothing, if this is intended; to convert it, pass managed_collisions='convert'")
     assert [(table.name, table.rows) for table in kept.tables] == [("m", 20)]

@@ -56,5 +56,5 @@ def test_one_made_from_the_original_and_one_from_the_copy_agree() -> None:
     for first in (0, 1):
         model = Lazy()
         pair, features = (model, recfx.convert(model, (batch(4),))), batch(4)
-        found = pair[first](features)
-        torch.testing.assert_close(pair[1 - first](features), found)
+        output = pair[first](features)
+        torch.testing.assert_close(pair[1 - first](features), output)

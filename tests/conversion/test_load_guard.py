@@ -49,11 +49,13 @@ def trained(first: int, **arguments: Any) -> nn.Module:
 
 def state_of(model: nn.Module) -> State:
     """All that is saved and all that is derived, copied."""
-    found = {name: value.clone() for name, value in model.state_dict().items()}
-    for path, each in unsharded_collections(model).items():
-        for table in each.hash_indexes:
-            found.update({f"{path}.{table}.{key}": value.clone() for key, value in each.index(table)._buffers.items()})
-    return found
+    state = {name: value.clone() for name, value in model.state_dict().items()}
+    for path, converted in unsharded_collections(model).items():
+        for table in converted.hash_indexes:
+            state.update(
+                {f"{path}.{table}.{key}": value.clone() for key, value in converted.index(table)._buffers.items()}
+            )
+    return state
 
 
 def damaged(model: nn.Module, prefix: str = "") -> State:

@@ -54,15 +54,15 @@ def inner(model: Any) -> Any:
 def test_eval_is_as_before(is_pooled: bool, remapped: bool) -> None:
     model = Model(learn(managed(is_pooled, return_remapped_features=remapped))).eval()
     state = copy.deepcopy(model.state_dict())
-    wanted = model(ASKED)
+    expected = model(ASKED)
     ours = converted(model, sample=(ASKED,)).eval()
     assert not [module for module in ours.modules() if isinstance(module, MC)]
-    for left, right in zip(wanted, ours(ASKED), strict=True):
+    for left, right in zip(expected, ours(ASKED), strict=True):
         assert torch.equal(left, right)
         assert left.dtype == right.dtype
     assert [name for name, _ in ours.named_parameters()] == [name for name, _ in model.named_parameters()]
     torch.testing.assert_close(model.state_dict(), state, rtol=0, atol=0)
-    for left, right in zip(wanted, model(ASKED), strict=True):
+    for left, right in zip(expected, model(ASKED), strict=True):
         assert torch.equal(left, right)
     reasons = [*recfx.explain(ours).reasons, *recfx.explain(model, managed_collisions="convert").reasons]
     assert "weights_not_used" not in {reason.code for reason in reasons}
@@ -79,9 +79,9 @@ def test_a_feature_of_several_tables(is_pooled: bool, remapped: bool) -> None:
     """TorchRec's modules of such tables see the same ids, and learn the same rows."""
     of_tables = {"a": ["f", "g"], "b": ["g", "f"]}
     model = Model(learn(managed(is_pooled, of_tables=of_tables, return_remapped_features=remapped))).eval()
-    wanted = model(ASKED)
+    expected = model(ASKED)
     ours = converted(model, sample=(ASKED,)).eval()
-    for left, right in zip(wanted, ours(ASKED), strict=True):
+    for left, right in zip(expected, ours(ASKED), strict=True):
         assert torch.equal(left, right)
     assert set(inner(ours).index("a").items()[0].tolist()) == set(LEARNED)
 
@@ -96,8 +96,8 @@ def test_training_goes_on_as_with_a_dictionary(is_pooled: bool) -> None:
         sum(value.sum() for value in Model(before)(batch(LEARNED, [7], [1, 2]))).backward()
     tables = before._embedding_module
     weight = next(tables.parameters())
-    held: Any = before._managed_collision_collection._managed_collision_modules["a"]
-    row_of = dict(zip(held._mch_sorted_raw_ids.tolist(), held._mch_remapped_ids_mapping.tolist(), strict=True))
+    remapper: Any = before._managed_collision_collection._managed_collision_modules["a"]
+    row_of = dict(zip(remapper._mch_sorted_raw_ids.tolist(), remapper._mch_remapped_ids_mapping.tolist(), strict=True))
     rows = {id_: weight[row_of[id_]].detach().clone() for id_ in LEARNED}
     (optimizer,) = weight._in_backward_optimizers
     sums = {id_: optimizer.state[weight]["sum"][row_of[id_]].clone() for id_ in LEARNED}
@@ -113,8 +113,8 @@ def test_training_goes_on_as_with_a_dictionary(is_pooled: bool) -> None:
             rows[id_] = inner(ours).weight("a")[int(index.find(torch.tensor([id_])))].detach().clone()
             sums[id_] = torch.zeros(4)
         first, *rest = (torch.stack([rows[id_] for id_ in part]).sum(0) for part in (ids[:1], ids[1:]))
-        wanted = torch.stack([first, *rest]) if is_pooled else torch.stack([rows[id_] for id_ in ids])
-        torch.testing.assert_close(outputs[0], wanted)
+        expected = torch.stack([first, *rest]) if is_pooled else torch.stack([rows[id_] for id_ in ids])
+        torch.testing.assert_close(outputs[0], expected)
         outputs[0].sum().backward()
         for id_ in set(ids):
             gradient = float(ids.count(id_))
@@ -216,7 +216,9 @@ def test_rules_that_hashing_names_are_told_and_unknown_ids_are_not_compared() ->
     assert ours.mc.tables is inner(ours).tables
     verified = recfx.verify(model, ours, (ASKED,))
     assert verified.ok
-    assert {(each.mode, each.what, each.where) for each in verified.of("skipped")} == {("eval", "unknown ids", "mc")}
+    assert {(check.mode, check.what, check.where) for check in verified.of("skipped")} == {
+        ("eval", "unknown ids", "mc")
+    }
     as_before = Model(learn(managed(True))).eval()
     assert not recfx.verify(as_before, converted(as_before), (ASKED,)).of("skipped")
 
@@ -228,22 +230,22 @@ def test_learned_ids_may_expire_from_the_conversion_on() -> None:
         remap._hash_zch_identities.data[[2, 5], 0] = torch.tensor([7, 10**12])
     expires = recfx.HashConfig(on_full="evict", evict="ttl", ttl_batches=1)
     ours = converted(model, hashing={"a": expires, "b": recfx.HashConfig()})
-    index, held = inner(ours).index("a"), []
+    index, ids_after_steps = inner(ours).index("a"), []
     for _ in range(3):
         ours(batch([7], [], [1]))
-        held.append(sorted(index.items()[0].tolist()))
-    assert held == [[7, 10**12], [7], [7]]
+        ids_after_steps.append(sorted(index.items()[0].tolist()))
+    assert ids_after_steps == [[7, 10**12], [7], [7]]
 
 
 def test_more_rows_keep_the_answer_of_unknown_ids() -> None:
     model = Model(learn(managed(False))).eval()
-    wanted = model(ASKED)
+    expected = model(ASKED)
     rows = recfx.HashConfig(rows=30, unseen="row")
     ours = converted(model, hashing={"a": rows, "b": rows}).eval()
-    for left, right in zip(wanted, ours(ASKED), strict=True):
+    for left, right in zip(expected, ours(ASKED), strict=True):
         assert torch.equal(left, right)
     ours.train()(batch([*range(1000, 1023)], [], []))
-    assert torch.equal(ours.eval()(ASKED)[0][-2:], wanted[0][-2:])
+    assert torch.equal(ours.eval()(ASKED)[0][-2:], expected[0][-2:])
 
 
 def test_a_model_that_trains_gets_more_rows_by_the_way_that_its_refusal_names(tmp_path: Path) -> None:
@@ -310,8 +312,8 @@ def with_update() -> Any:
 def damaged(row: int) -> Any:
     """The module of table "a" has given a row that the table has not, or that another id has."""
     collection = learn(managed(True))
-    held: Any = collection._managed_collision_collection._managed_collision_modules["a"]
-    held._mch_remapped_ids_mapping[0] = held._mch_remapped_ids_mapping[1] if row == TWICE else row
+    remapper: Any = collection._managed_collision_collection._managed_collision_modules["a"]
+    remapper._mch_remapped_ids_mapping[0] = remapper._mch_remapped_ids_mapping[1] if row == TWICE else row
     return collection
 
 
@@ -321,8 +323,8 @@ TWICE = 1000
 def held_twice() -> Any:
     """Two slots of a table have one id."""
     collection = managed(False, hash_zch)
-    held: Any = collection._managed_collision_collection._managed_collision_modules["a"]
-    held._hash_zch_identities.data[:2] = 7
+    remapper: Any = collection._managed_collision_collection._managed_collision_modules["a"]
+    remapper._hash_zch_identities.data[:2] = 7
     return collection
 
 
@@ -425,7 +427,7 @@ def test_hashing_of_managed_collisions_that_are_kept(is_pooled: bool) -> None:
 
 def test_one_config_for_all_tables_is_not_left_out_for_one() -> None:
     ours = converted(Model(learn(managed(True))), hashing=recfx.HashConfig.raw_ids())
-    (note,) = [each for each in recfx.explain(ours).reasons if each.code == "managed_collision_converted"]
+    (note,) = [reason for reason in recfx.explain(ours).reasons if reason.code == "managed_collision_converted"]
     assert "pass as hashing= a dict by table name that leaves tables a, b out" in note.what_to_do
 
 
@@ -475,11 +477,11 @@ class OneKey(nn.Module):
 @pytest.mark.parametrize("portable", [True, False])
 def test_graphs_and_files_answer_for_unknown_ids(is_pooled: bool, portable: bool, tmp_path: Path) -> None:
     model = OneKey(learn(managed(is_pooled)), is_pooled).eval()
-    wanted = model(ASKED)
+    expected = model(ASKED)
     graph = converted(model, sample=(ASKED,), whole_graph=True).eval()
-    assert torch.equal(graph(ASKED), wanted)
+    assert torch.equal(graph(ASKED), expected)
     recfx.export(converted(model).eval(), tmp_path / "model.pt", (ASKED,), portable=portable)
-    assert torch.equal(recfx.load(tmp_path / "model.pt")(ASKED), wanted)
+    assert torch.equal(recfx.load(tmp_path / "model.pt")(ASKED), expected)
 
 
 @pytest.mark.parametrize("which", ["original", "converted"])

@@ -136,11 +136,11 @@ def test_a_class_is_looked_up_in_its_file_once(monkeypatch: pytest.MonkeyPatch) 
             super().__init__()
             self.ebc = collection(1)
 
-    found = []
+    looked_up = []
     look_up = inspect.getsourcelines
-    monkeypatch.setattr(inspect, "getsourcelines", lambda kind: found.append(kind) or look_up(kind))
+    monkeypatch.setattr(inspect, "getsourcelines", lambda kind: looked_up.append(kind) or look_up(kind))
     converted = recfx.convert(nn.ModuleList([Holder() for _ in range(3)]))
-    assert found.count(Holder) == 1
+    assert looked_up.count(Holder) == 1
     sources = [str(collection.source) for collection in unsharded_collections(converted).values()]
     assert sources == [sources[0]] * 3
     assert "test_many_tables.py" in sources[0]

@@ -82,7 +82,7 @@ def test_a_model_runs_and_trains(hashing: recfx.HashConfig | None, whole_graph: 
 def test_outputs_and_gradients_go_through_an_operator(hashing: recfx.HashConfig | None) -> None:
     plain = recfx.convert(Model(), hashing=hashing)
     tripled = recfx.convert(Model(), hashing=hashing, passes=scaled(3.0))
-    one, other = (each.ebc(BATCH).values() for each in (plain, tripled))
+    one, other = (model.ebc(BATCH).values() for model in (plain, tripled))
     torch.testing.assert_close(other, 3 * one, rtol=0, atol=0)
     one.sum().backward()
     other.sum().backward()
@@ -138,7 +138,7 @@ def test_attributes_of_every_type_are_read_back(values: dict[str, Any]) -> None:
     again = parse_graph(format_graph(graph), graph.context)
     assert again == graph
     (same,) = again.of_kind("with_values")
-    assert [type(each) for each in same.kwargs["many"]] == [type(each) for each in values["many"]]  # type: ignore[union-attr]
+    assert [type(value) for value in same.kwargs["many"]] == [type(value) for value in values["many"]]  # type: ignore[union-attr]
 
 
 def changed(model: nn.Module) -> nn.Module:
@@ -181,7 +181,7 @@ def with_sgd() -> Model:
 
 def assert_train_alike(model: nn.Module, other: nn.Module) -> None:
     for _ in range(3):
-        outputs = [each(BATCH) for each in (model, other)]
+        outputs = [trained(BATCH) for trained in (model, other)]
         torch.testing.assert_close(*outputs, rtol=1e-5, atol=1e-6)
         for output in outputs:
             output.sum().backward()
@@ -194,7 +194,7 @@ def test_an_operator_between_hashing_and_lookups(hashing: recfx.HashConfig, tmp_
     model = recfx.convert(
         with_sgd(), hashing=hashing, passes=[*rest, Rewrite("hand_on", hand_on), fuse, transfers, lower]
     )
-    declined = {each.code for record in model.ebc.pass_records for each in record.declined}
+    declined = {decline.code for record in model.ebc.pass_records for decline in record.declined}
     assert "operator_in_between" in declined
     plain = recfx.convert(with_sgd(), hashing=hashing)
     assert_train_alike(model, plain)
@@ -210,12 +210,14 @@ def test_an_operator_between_hashing_and_lookups(hashing: recfx.HashConfig, tmp_
 def test_an_operator_that_reads_rows_beside_a_lookup(hashing: recfx.HashConfig) -> None:
     recfx.add_operator(HAND_ON, lambda of: nn.Identity())
     passes = list(recfx.passes())
-    place = next(number for number, each in enumerate(passes) if each.name == "batch_lookups")
+    place = next(number for number, rewrite in enumerate(passes) if rewrite.name == "batch_lookups")
     passes.insert(place, Rewrite("hand_on", partial(hand_on, lookups=1)))
     model, plain = (recfx.convert(with_sgd(), hashing=hashing, passes=chosen) for chosen in (passes, None))
-    declined = [each for record in model.ebc.pass_records for each in record.declined]
-    (found,) = [each for each in declined if each.code == "operator_in_between" and each.by == "fuse_hash_lookup"]
-    assert "hand_on reads the rows" in found.message
+    declined = [decline for record in model.ebc.pass_records for decline in record.declined]
+    (declined_lookup,) = [
+        decline for decline in declined if decline.code == "operator_in_between" and decline.by == "fuse_hash_lookup"
+    ]
+    assert "hand_on reads the rows" in declined_lookup.message
     assert_train_alike(model, plain)
 
 
@@ -277,20 +279,20 @@ def test_standard_collections_have_none_of_it(caplog: pytest.LogCaptureFixture) 
 
 
 def test_prices_know_the_tables_of_its_value() -> None:
-    found: list[NodeFacts] = []
+    priced: list[NodeFacts] = []
 
     def price(facts: NodeFacts) -> Phases:
-        found.append(facts)
+        priced.append(facts)
         return price_of_scale(facts)
 
     with forgotten_afterwards():
         recfx.add_operator(SCALE, lambda of: Scale(of.attributes["by"]), price)
         model = recfx.convert(Model(), passes=scaled(2.0))
         recfx.cost(model)
-        of_model = {table.spec.name for facts in found for table in facts.tables}
-        found.clear()
+        of_model = {table.spec.name for facts in priced for table in facts.tables}
+        priced.clear()
         recfx.cost(model, plan=plan_of(0, 1), world_size=1)
-    assert of_model == {table.spec.table_name for facts in found for table in facts.tables} == {"a", "b"}
+    assert of_model == {table.spec.table_name for facts in priced for table in facts.tables} == {"a", "b"}
 
 
 def test_costs_drawings_and_reports_have_it(tmp_path: Path) -> None:
@@ -327,7 +329,7 @@ def plan_of(number: int, world_size: int) -> ShardingPlan:
     return plan_of_kinds("ebc", Model().ebc, PLANS[number], world_size)
 
 
-@pytest.mark.parametrize("hardware", [CPU_HOST, ASCEND_910B], ids=lambda each: each.device)
+@pytest.mark.parametrize("hardware", [CPU_HOST, ASCEND_910B], ids=lambda chip: chip.device)
 @pytest.mark.parametrize("number", range(len(PLANS)))
 def test_costs_and_pictures_of_plans_have_it(number: int, hardware: Hardware, tmp_path: Path) -> None:
     model = recfx.convert(Model(), hashing=RAW, passes=scaled(2.0))
@@ -348,11 +350,11 @@ def test_prices_of_ranks_that_are_read_from_graphs_are_those_that_are_listed(
     number: int, device: str, batches: Any
 ) -> None:
     hardware = {"cpu": CPU_HOST, "cuda": H100, "npu": ASCEND_910B}[device]
-    found = []
+    prices = []
     for passes in (None, recfx.passes()):
         model = recfx.convert(Model(), hashing=RAW, passes=passes)
-        found.append(recfx.cost(model, hardware, plan=plan_of(number, 2), world_size=2).at(batches, L=3))
-    listed, read = found
+        prices.append(recfx.cost(model, hardware, plan=plan_of(number, 2), world_size=2).at(batches, L=3))
+    listed, read = prices
     assert read.seconds == pytest.approx(listed.seconds)
     for ours, theirs in zip(read.ranks, listed.ranks, strict=True):
         assert ours.resident == theirs.resident

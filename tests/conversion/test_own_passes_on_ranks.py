@@ -36,12 +36,12 @@ class Loss(nn.Module):
 
 def batches(goes_on: bool) -> list[KeyedJaggedTensor]:
     draw = torch.Generator().manual_seed(int(goes_on))
-    found = []
+    drawn = []
     for _ in range(STEPS):
         lengths = torch.randint(0, 4, (6,), generator=draw)
         values = torch.randint(0, 10, (int(lengths.sum()),), generator=draw)
-        found.append(KeyedJaggedTensor(["f", "g"], values, lengths=lengths))
-    return found
+        drawn.append(KeyedJaggedTensor(["f", "g"], values, lengths=lengths))
+    return drawn
 
 
 def train(hashing: recfx.HashConfig, pipelined: bool, before: Path, after: Path, **how: Any) -> tuple[list[Any], Rows]:
@@ -91,14 +91,14 @@ def on_rank(rank: int, world_size: int, kinds: tuple[str, str], *arguments: Any)
 def test_ranks_and_pipelines_train_as_one_rank_does(hashing: recfx.HashConfig, pipelined: bool, tmp_path: Path) -> None:
     with forgotten_afterwards():
         declare()
-        wanted = [
+        of_one_rank = [
             train(hashing, False, tmp_path / "none", tmp_path / "alone_1"),
             train(hashing, False, tmp_path / "alone_1", tmp_path / "alone_2"),
         ]
     first = ranks(2).run(on_rank, ("column_wise", "row_wise"), hashing, pipelined, tmp_path / "none", tmp_path / "two")
     second = ranks(4).run(on_rank, ("row_wise", "table_wise"), hashing, pipelined, tmp_path / "two", tmp_path / "four")
-    for found, (losses, rows) in zip((first, second), wanted, strict=True):
-        for of_rank, rows_of_rank in found:
+    for of_ranks, (losses, rows) in zip((first, second), of_one_rank, strict=True):
+        for of_rank, rows_of_rank in of_ranks:
             assert of_rank == pytest.approx(losses, rel=1e-4)
             assert {table: set(ids) for table, ids in rows_of_rank.items()} == {t: set(ids) for t, ids in rows.items()}
             for table, of_ids in rows.items():

@@ -78,9 +78,9 @@ def test_keep_leaves_what_cannot_be_converted() -> None:
     assert isinstance(converted.plain, HashEmbeddingBagCollection)
     assert isinstance(converted.doubled, Doubled)
     torch.testing.assert_close(converted(features), model(features), rtol=1e-5, atol=1e-6)
-    found = {record.paths[0]: (record.status, record.why) for record in conversion_of(converted).found}
-    assert found["plain"] == ("converted", None)
-    status, why = found["doubled"]
+    outcomes = {record.paths[0]: (record.status, record.why) for record in conversion_of(converted).found}
+    assert outcomes["plain"] == ("converted", None)
+    status, why = outcomes["doubled"]
     assert why is not None
     assert (status, why.code, why.path) == ("refused", "own_forward", "doubled")
 

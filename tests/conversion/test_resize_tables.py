@@ -40,14 +40,14 @@ def by_id(training: Training, value: torch.Tensor, ids: torch.Tensor) -> torch.T
 def assert_by_id(source: Training, target: Training, initial: torch.Tensor, start: float) -> None:
     """Same weights and state for every id; rows without an id as in a new table."""
     ids, _ = source.model.first.index("a").items()
-    found, rows = target.model.first.index("a").items()
-    assert sorted(found.tolist()) == sorted(ids.tolist())
-    weights = [each.model.first.weight("a") for each in (source, target)]
+    known_ids, rows = target.model.first.index("a").items()
+    assert sorted(known_ids.tolist()) == sorted(ids.tolist())
+    weights = [training.model.first.weight("a") for training in (source, target)]
     assert torch.equal(by_id(source, weights[0], ids), by_id(target, weights[1], ids))
     others = torch.ones(initial.shape[0], dtype=torch.bool)
     others[rows] = False
     assert torch.equal(weights[1][others], initial[others])
-    states = [each.model.first.fused_optimizers()["a"].state for each in (source, target)]
+    states = [training.model.first.fused_optimizers()["a"].state for training in (source, target)]
     for name, value in states[0].items():
         if value.dim() > 0:
             assert torch.equal(by_id(source, value, ids), by_id(target, states[1][name], ids)), name
@@ -115,7 +115,7 @@ def test_dense_rows_stay() -> None:
     source, target = (Training.build(rows=rows, hashing=hashing, model_class=OnePart) for rows in (60, 200))
     source.steps(0, 1)
     target.model.load_state_dict(source.model.state_dict())
-    weights = [each.model.first.weight("a") for each in (source, target)]
+    weights = [training.model.first.weight("a") for training in (source, target)]
     assert torch.equal(weights[0][:20], weights[1][:20])
     assert torch.equal(source.model.eval()(batch(0)), target.model.eval()(batch(0)))
 
@@ -161,7 +161,7 @@ def test_assign_takes_the_moved_rows() -> None:
     target = Training.build("sgd", rows=333, seed=4, model_class=OnePart)
     target.model.load_state_dict(source.model.state_dict(), assign=True)
     ids, _ = source.model.first.index("a").items()
-    weights = [each.model.first.weight("a") for each in (source, target)]
+    weights = [training.model.first.weight("a") for training in (source, target)]
     assert torch.equal(by_id(source, weights[0], ids), by_id(target, weights[1], ids))
 
 
@@ -174,7 +174,7 @@ def test_a_table_on_meta_has_no_rows_to_put_between() -> None:
 
 def test_an_ordinary_optimizer_does_not_follow(tmp_path: Path) -> None:
     source, target = (recfx.convert(OnePart(rows), hashing=recfx.HashConfig(dense_rows=0)) for rows in (100, 200))
-    optimizers = [torch.optim.Adam(each.parameters()) for each in (source, target)]
+    optimizers = [torch.optim.Adam(training.parameters()) for training in (source, target)]
     source(batch(0)).sum().backward()
     optimizers[0].step()
     recfx.save_checkpoint(source, tmp_path, optimizer=optimizers[0])

@@ -39,7 +39,7 @@ KEYS = ["item", "user", "day", "seen", "other"]
 def batch(*ids: list[list[int]]) -> KeyedJaggedTensor:
     """The ids of each bag, by key; every id has a weight of its own."""
     bags = [bag for of_key in ids for bag in of_key]
-    values = torch.tensor([each for bag in bags for each in bag], dtype=torch.int64)
+    values = torch.tensor([id_ for bag in bags for id_ in bag], dtype=torch.int64)
     weights = torch.arange(len(values)) / 4 + 1
     return KeyedJaggedTensor(KEYS, values, weights, lengths=torch.tensor([len(bag) for bag in bags]))
 
@@ -64,10 +64,10 @@ def test_the_plain_model_answers_as_the_converted_one() -> None:
         saved = io.BytesIO()
         torch.save(mapping, saved)
         saved.seek(0)
-        for each in (mapping, copy.deepcopy(mapping), pickle.loads(pickle.dumps(mapping)), torch.load(saved)):
+        for duplicate in (mapping, copy.deepcopy(mapping), pickle.loads(pickle.dumps(mapping)), torch.load(saved)):
             for features in (SEEN, batch([[]], [[]], [[]], [[]], [[]])):
-                for found, expected in zip(plain(each.to_rows(features)), model(features), strict=True):
-                    assert torch.equal(found, expected)
+                for output, expected in zip(plain(duplicate.to_rows(features)), model(features), strict=True):
+                    assert torch.equal(output, expected)
 
 
 def test_ids_without_a_row_are_left_out() -> None:
@@ -89,7 +89,7 @@ def test_every_part_of_a_batch_is_mapped() -> None:
     _, _, mapping = unconverted(Both())
     dense, expected = torch.rand(2, 3), mapping.to_rows(SEEN).values()
     parts, (named, labels) = mapping.to_rows((Parts(SEEN, dense), ({"a": SEEN, "b": SEEN}, dense)))
-    assert all(torch.equal(each.values(), expected) for each in (parts.sparse, named["a"], named["b"]))
+    assert all(torch.equal(features.values(), expected) for features in (parts.sparse, named["a"], named["b"]))
     assert parts.dense is dense
     assert labels is dense
     with refused("invalid_argument", match="features is a dict, without", error=recfx.InputError):
@@ -104,9 +104,9 @@ def test_ids_of_a_sequence_keep_their_places() -> None:
         mapping.to_rows(features)
     rows = mapping.to_rows(features, absent=29)
     assert torch.equal(rows.lengths(), features.lengths())
-    found, expected = plain(rows)[1], model(features)[1]
-    assert torch.equal(found[[1, 3]], expected[[1, 3]])
-    assert torch.equal(found[0], plain.ec.embeddings["goods"].weight[29])
+    sequence, expected = plain(rows)[1], model(features)[1]
+    assert torch.equal(sequence[[1, 3]], expected[[1, 3]])
+    assert torch.equal(sequence[0], plain.ec.embeddings["goods"].weight[29])
     assert mapping.to_rows(features, absent="leave_out").lengths()[6:8].tolist() == [1, 1]
 
 
@@ -129,8 +129,8 @@ def test_a_mean_counts_ids_without_a_row() -> None:
 def test_ids_without_a_row_read_the_one_that_they_share() -> None:
     model, plain, mapping = unconverted(Both(), users=recfx.HashConfig.raw_ids(unseen="row", buckets=1))
     features = batch([[7], []], [[-1, 98], [5]], [[3], [6]], [[7], []], [[8], []])
-    found, expected = plain(mapping.to_rows(features))[0], model(features)[0]
-    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)  # two weighted rows are added in other orders
+    output, expected = plain(mapping.to_rows(features))[0], model(features)[0]
+    torch.testing.assert_close(output, expected, rtol=1e-6, atol=1e-6)  # two weighted rows are added in other orders
     _, _, mapping = unconverted(Both(), users=recfx.HashConfig.raw_ids(unseen="share"))
     with refused("shared_rows_unknown", match="'users' has no row for 1 of these ids"):
         mapping.to_rows(features)

@@ -140,10 +140,10 @@ def test_a_part_in_eval_mode_stays_so_in_a_whole_graph() -> None:
         one.train()
         one.part.eval()
     try:
-        found = converted(features)
+        output = converted(features)
     except ConversionError:
         return  # said aloud: as good
-    torch.testing.assert_close(found, model(features), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(output, model(features), rtol=1e-5, atol=1e-6)
 
 
 def test_train_and_eval_reach_the_index() -> None:
@@ -177,9 +177,9 @@ def test_hooks_of_every_kind_still_run() -> None:
     converted = convert(model)
     converted(batch(3)).sum().backward()
     converted.load_state_dict(converted.state_dict())
-    wanted = ["before forward", "forward", "forward with keywords", "backward", "before state_dict", "state_dict",
+    expected = ["before forward", "forward", "forward with keywords", "backward", "before state_dict", "state_dict",
               "before load", "load"]  # fmt: skip
-    assert calls == wanted
+    assert calls == expected
 
 
 def test_a_hook_bound_to_the_model_belongs_to_the_copy() -> None:
@@ -364,12 +364,12 @@ def test_a_table_with_a_gradient_can_grow() -> None:
     model = Tower()
     features = batch(5)
     model(features).sum().backward()
-    wanted = model.ebc.embedding_bags["t1"].weight.grad.clone()
+    gradient_before = model.ebc.embedding_bags["t1"].weight.grad.clone()
     converted = convert(model, hashing=HashConfig(rows=50))
     converted(features).sum().backward()
     gradient = converted.ebc.embedding_bags["t1"].weight.grad
     assert gradient.shape == (50, 8)
-    torch.testing.assert_close(gradient[:20], 2 * wanted, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(gradient[:20], 2 * gradient_before, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.AdamW])
@@ -465,8 +465,8 @@ def test_several_backwards_add_up() -> None:
             loss = one(features).square().sum()
             loss.backward(retain_graph=True)
             loss.backward()
-    for wanted, found in zip(model.parameters(), converted.parameters(), strict=True):
-        torch.testing.assert_close(found.grad, wanted.grad, rtol=1e-5, atol=1e-5)
+    for expected, parameter in zip(model.parameters(), converted.parameters(), strict=True):
+        torch.testing.assert_close(parameter.grad, expected.grad, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("use_reentrant", [False, True])
@@ -480,8 +480,8 @@ def test_a_checkpointed_fused_collection_steps_once(use_reentrant: bool) -> None
             lambda scale, features, one=one: (one(features).values() * scale).square().sum(),
             scale, features, use_reentrant=use_reentrant,
         ).backward()  # fmt: skip
-    for name, wanted in plain.state_dict().items():
-        torch.testing.assert_close(converted.state_dict()[name], wanted, rtol=1e-5, atol=1e-6)
+    for name, expected in plain.state_dict().items():
+        torch.testing.assert_close(converted.state_dict()[name], expected, rtol=1e-5, atol=1e-6)
 
 
 def test_a_weight_that_shrinks_is_not_read_beyond_its_end() -> None:

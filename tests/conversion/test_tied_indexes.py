@@ -80,16 +80,16 @@ def test_training_is_that_of_a_tied_model_that_gets_the_rows(optimizer: str, poo
     plain, model = built(optimizer, pooled_first=pooled_first), tied(optimizer, pooled_first=pooled_first)
     if optimizer == "adam":  # the dense one also moves rows that a batch does not read
         plain = recfx.convert(plain)
-    wanted = dict(plain.named_parameters())
-    held = {name: set[int]() for name in ("goods", "users")}
+    expected = dict(plain.named_parameters())
+    rows_given_out = {name: set[int]() for name in ("goods", "users")}
     for number in range(5):
         features = batch_number(number)
         with torch.no_grad():
             model(features)
-            for name, before in held.items():  # rows that are new have their initial weights
+            for name, before in rows_given_out.items():  # rows that are new have their initial weights
                 rows = model.ebc.index(name).items()[1]
                 fresh = rows[[row not in before for row in rows.tolist()]]
-                wanted[f"ebc.embedding_bags.{name}.weight"][fresh] = model.ebc.weight(name)[fresh]
+                expected[f"ebc.embedding_bags.{name}.weight"][fresh] = model.ebc.weight(name)[fresh]
                 before.update(fresh.tolist())
         keys = {"item": model.ebc.index("goods"), "user": model.ebc.index("users"), "seen": model.ec.index("history")}
         rows_of = [keys[key].find(jagged.values()) for key, jagged in features.to_dict().items()]
@@ -97,9 +97,9 @@ def test_training_is_that_of_a_tied_model_that_gets_the_rows(optimizer: str, poo
         torch.testing.assert_close(*losses, rtol=1e-5, atol=1e-6)
         for loss in losses:
             loss.backward()
-        for name, before in held.items():
+        for name, before in rows_given_out.items():
             rows = torch.tensor(sorted(before))
-            theirs = wanted[f"ebc.embedding_bags.{name}.weight"][rows]
+            theirs = expected[f"ebc.embedding_bags.{name}.weight"][rows]
             torch.testing.assert_close(model.ebc.weight(name)[rows], theirs, rtol=1e-5, atol=1e-6)
     assert_tied(model)
     assert len(model.ec.index("history")) == len(
@@ -170,7 +170,7 @@ def test_two_saved_indexes_do_not_become_one(tmp_path: Path) -> None:
 def test_rows_after_those_of_a_trained_weight_are_given_out() -> None:
     model = tied(None, recfx.HashConfig(rows=60))
     assert_tied(model)
-    assert [each.num_embeddings for each in (model.ebc.embedding_bags["goods"], model.ec.embeddings["history"])] == [
+    assert [table.num_embeddings for table in (model.ebc.embedding_bags["goods"], model.ec.embeddings["history"])] == [
         60,
         60,
     ]
@@ -224,7 +224,7 @@ def test_a_forecast_counts_batches_and_not_the_lookups_of_each_table() -> None:
 def _forecasts(model: nn.Module) -> dict[str, tuple[Any, int]]:
     """For each table, after how many batches it is full, and how many it has seen."""
     tables = [table for part in recfx.explain(model).collections for table in part.tables]
-    return {each.name: (each.hashing.batches_until_full, each.hashing.count("batches")) for each in tables}
+    return {spec.name: (spec.hashing.batches_until_full, spec.hashing.count("batches")) for spec in tables}
 
 
 def test_unconverted_tables_are_tied() -> None:

@@ -77,17 +77,17 @@ def test_several_nodes_that_hash(monkeypatch: pytest.MonkeyPatch) -> None:
     names = [node.name for node in converted.ebc.graph_module.graph.nodes]
     assert {"ebc_hash_ids", "ebc_hash_ids_1"} <= set(names)
     for mode in (True, True, False):
-        answers = [each.train(mode).ebc(BATCH).values() for each in (converted, plain)]
+        answers = [model.train(mode).ebc(BATCH).values() for model in (converted, plain)]
         torch.testing.assert_close(*answers, rtol=1e-6, atol=0)
     graph_module = converted.train().ebc.graph_module
     staged = StagedGraph(graph_module, converted.ebc._runtime).prefetching
     assert not staged.is_of_use
     assert staged.graph_module is graph_module
     _, (record,) = compile_again(graph_module, converted.ebc._runtime, (SPLIT_HASH_IDS,))
-    assert [each.code for each in record.declined] == ["several_hash_ids"] * 2
+    assert [decline.code for decline in record.declined] == ["several_hash_ids"] * 2
     monkeypatch.setattr(CollectionContext, "copies_ids", property(lambda _: True))
     _, (record,) = make_eval_graph(graph_module, converted.ebc._runtime)
-    assert [each.code for each in record.declined] == ["several_hash_ids"] * 2
+    assert [decline.code for decline in record.declined] == ["several_hash_ids"] * 2
     with refused("several_hash_ids", "ebc", match="table 'a' evicts: the ids of all tables must be"):
         recfx.convert(model(), hashing=recfx.HashConfig(dense_rows=0, on_full="evict"), passes=passes)
 

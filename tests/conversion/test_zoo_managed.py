@@ -70,10 +70,10 @@ def test_steps_of_fused_optimizers(case: Case, kind: str) -> None:
     for _ in range(3):
         for one in (reference, ours):
             run(one, case.sample(), backward=True)
-    found = dict(ours.named_parameters())
+    weights = dict(ours.named_parameters())
     for name, weight in reference.named_parameters():
-        torch.testing.assert_close(found[name], weight, rtol=1e-5, atol=1e-6, msg=lambda m, n=name: f"{n}: {m}")
-    assert sum(not torch.equal(weight, start[name]) for name, weight in found.items()) == 2  # the tables
+        torch.testing.assert_close(weights[name], weight, rtol=1e-5, atol=1e-6, msg=lambda m, n=name: f"{n}: {m}")
+    assert sum(not torch.equal(weight, start[name]) for name, weight in weights.items()) == 2  # the tables
 
 
 @each_model

@@ -38,10 +38,10 @@ def tables_of(model: nn.Module) -> list[nn.Parameter]:
     return list({id(weight): weight for weight in weights if weight.requires_grad}.values())
 
 
-def assert_same_weights(expected: nn.Module, found: nn.Module, case: Case) -> None:
+def assert_same_weights(expected: nn.Module, actual: nn.Module, case: Case) -> None:
     tolerance = ROUNDED.get(case.name, 1e-5)
     for name, weight in expected.state_dict().items():
-        torch.testing.assert_close(found.state_dict()[name], weight, rtol=tolerance, atol=tolerance)
+        torch.testing.assert_close(actual.state_dict()[name], weight, rtol=tolerance, atol=tolerance)
 
 
 @each_model
@@ -132,7 +132,9 @@ def with_raw_ids(value: Any) -> Any:
 def test_raw_ids(case: Case) -> None:
     """Verification maps the ids through the index, and gives rows to the standard model."""
     call = case.sample()
-    sample = Sample(*map(with_raw_ids, call.args), **{name: with_raw_ids(each) for name, each in call.kwargs.items()})
+    sample = Sample(
+        *map(with_raw_ids, call.args), **{name: with_raw_ids(argument) for name, argument in call.kwargs.items()}
+    )
     original = case.model()
     converted = recfx.convert(original, sample, hashing=RAW)
     verification = conversion_of(converted).verification

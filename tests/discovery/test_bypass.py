@@ -107,32 +107,32 @@ def _in_a_cycle(module: nn.Module) -> Lookup:
 
 
 def _weak_values(module: nn.Module) -> Lookup:
-    held: weakref.WeakValueDictionary[str, nn.Module] = weakref.WeakValueDictionary({"one": module})
-    return lambda features: held["one"](features)
+    modules: weakref.WeakValueDictionary[str, nn.Module] = weakref.WeakValueDictionary({"one": module})
+    return lambda features: modules["one"](features)
 
 
 def _weak_keys(module: nn.Module) -> Lookup:
-    held = weakref.WeakKeyDictionary({module: 1})
-    return lambda features: next(iter(held.keys()))(features)
+    modules = weakref.WeakKeyDictionary({module: 1})
+    return lambda features: next(iter(modules.keys()))(features)
 
 
 def _deep(module: nn.Module) -> Lookup:
-    held: Any = Helper(module)
+    nested: Any = Helper(module)
     for _ in range(3000):
-        held = [held]
+        nested = [nested]
 
     def lookup(features: KeyedJaggedTensor) -> Any:
-        found = held
-        while isinstance(found, list):
-            found = found[0]
-        return found(features)
+        inner = nested
+        while isinstance(inner, list):
+            inner = inner[0]
+        return inner(features)
 
     return lookup
 
 
 WAYS: dict[str, Callable[[nn.Module], Lookup]] = {
     "helper": Helper,
-    "helper_in_a_list": lambda module: functools.partial(lambda held, features: held[0](features), [Helper(module)]),
+    "helper_in_a_list": lambda module: functools.partial(lambda box, features: box[0](features), [Helper(module)]),
     "helper_of_a_helper": lambda module: Helper(Helper(module)),
     "list_inside_a_helper": lambda module: functools.partial(lambda h, f: h.module[0](f), Helper([module])),
     "method_of_a_helper": lambda module: Helper(module).run,
@@ -159,13 +159,13 @@ WAYS: dict[str, Callable[[nn.Module], Lookup]] = {
     "recursive_closure": _recursive,
     "default": _default,
     "keyword_default": _keyword_default,
-    "partial": lambda module: functools.partial(lambda held, features: held(features), module),
+    "partial": lambda module: functools.partial(lambda lookup, features: lookup(features), module),
     "partial_of_the_module": lambda module: functools.partial(module),
-    "keyword_of_a_partial": lambda module: functools.partial(lambda features, held: held(features), held=module),
+    "keyword_of_a_partial": lambda module: functools.partial(lambda features, lookup: lookup(features), lookup=module),
     "cache": lambda module: functools.partial(lambda get, f: get()(f), functools.lru_cache(lambda: module)),
     "weak_reference": _weakly,
-    "weak_proxy": lambda module: functools.partial(lambda held, f: held.forward(f), weakref.proxy(module)),
-    "weak_method": lambda module: functools.partial(lambda held, f: held()(f), weakref.WeakMethod(module.forward)),
+    "weak_proxy": lambda module: functools.partial(lambda lookup, f: lookup.forward(f), weakref.proxy(module)),
+    "weak_method": lambda module: functools.partial(lambda lookup, f: lookup()(f), weakref.WeakMethod(module.forward)),
     "weak_values": _weak_values,
     "weak_keys": _weak_keys,
     "weak_set": lambda module: functools.partial(lambda s, f: next(iter(s))(f), weakref.WeakSet([module])),
@@ -229,7 +229,7 @@ def _hook_with_an_attribute(ebc: nn.Module) -> Callable[..., Any]:
 
 HOOKS: dict[str, Callable[[nn.Module], Callable[..., Any]]] = {
     "closure": lambda ebc: lambda _, inputs, __: ebc(inputs[0]),
-    "default": lambda ebc: lambda _, inputs, __, held=ebc: held(inputs[0]),
+    "default": lambda ebc: lambda _, inputs, __, collection=ebc: collection(inputs[0]),
     "nested": lambda ebc: (lambda look_up: lambda _, inputs, __: look_up(inputs[0]))(lambda features: ebc(features)),
     "partial": lambda ebc: functools.partial(lambda look_up, _, inputs, __: look_up(inputs[0]), ebc.__call__),
     "recursive": _recursive_hook,
@@ -255,8 +255,8 @@ def test_a_hook_that_calls_a_collection_calls_the_converted_one(way: str, inplac
 OBJECTS_OF_HOOKS: dict[str, Callable[[nn.Module], Callable[..., Any]]] = {
     "object": lambda ebc: CallsIt(ebc),
     "method": lambda ebc: CallsIt(ebc).__call__,
-    "object in a closure": lambda ebc: (lambda held: lambda *args: held(*args))(CallsIt(ebc)),
-    "dict in a closure": lambda ebc: (lambda held: lambda _, inputs, __: held["ebc"](inputs[0]))({"ebc": ebc}),
+    "object in a closure": lambda ebc: (lambda caller: lambda *args: caller(*args))(CallsIt(ebc)),
+    "dict in a closure": lambda ebc: (lambda by_name: lambda _, inputs, __: by_name["ebc"](inputs[0]))({"ebc": ebc}),
     "object in a partial": lambda ebc: functools.partial(CallsIt.__call__, CallsIt(ebc)),
 }
 
@@ -301,12 +301,12 @@ def test_an_object_that_only_a_hook_holds_is_patched_in_place_and_noted_in_a_cop
 @pytest.mark.parametrize("sampled", [True, False], ids=["sample", "no sample"])
 def test_a_hook_that_remembers_its_collection_in_a_variable_remembers_the_converted_one(sampled: bool) -> None:
     model: Any = nn.Sequential(Around())
-    features, held = batch(5), dict[str, Any]()
-    model[0].register_forward_hook(lambda _, inputs, __: held.setdefault("ebc", model[0].ebc)(inputs[0]))
+    features, remembered = batch(5), dict[str, Any]()
+    model[0].register_forward_hook(lambda _, inputs, __: remembered.setdefault("ebc", model[0].ebc)(inputs[0]))
     converted: Any = recfx.convert(model, (features,) if sampled else None)
-    assert not held
+    assert not remembered
     model(features)
-    assert held["ebc"] is model[0].ebc
+    assert remembered["ebc"] is model[0].ebc
     calls: list[str] = []
     converted[0].ebc.register_forward_hook(lambda *_: calls.append("converted"))
     converted(features)
@@ -316,11 +316,13 @@ def test_a_hook_that_remembers_its_collection_in_a_variable_remembers_the_conver
 def test_a_hook_that_keeps_a_copy_of_the_check_is_refused() -> None:
     """It refers to no module, so copies share it: the first that runs would be called by all others from then on."""
     model: Any = Around()  # whose own hooks no trace runs
-    held: list[nn.Module] = []
-    model.register_forward_hook(lambda mod, inputs, _: (held or held.append(mod.ebc), held[0](inputs[0]))[1])
+    remembered: list[nn.Module] = []
+    model.register_forward_hook(
+        lambda mod, inputs, _: (remembered or remembered.append(mod.ebc), remembered[0](inputs[0]))[1]
+    )
     with refused("bypassed_collection", match="puts a module of it into Around._forward_hooks"):
         recfx.convert(model, (batch(5),))
-    assert held == [model.ebc]
+    assert remembered == [model.ebc]
 
 
 class Remembers:
@@ -445,7 +447,7 @@ def test_what_a_started_thread_runs_is_no_way_to_the_model(inplace: bool) -> Non
     """A writer that runs beside the training: the forward cannot call the thread's function by the thread."""
     model, stop = Plain(), threading.Event()
 
-    def write(held: nn.Module, *, again: Callable[[], Any]) -> None:
+    def write(written: nn.Module, *, again: Callable[[], Any]) -> None:
         stop.wait(60)
 
     model.writer = threading.Thread(target=write, args=(model,), kwargs={"again": model.summary}, daemon=True)

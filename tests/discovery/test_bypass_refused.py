@@ -28,7 +28,7 @@ HELD_IN_CONTEXT: contextvars.ContextVar[nn.Module] = contextvars.ContextVar("hel
 class Registry:
     """A class of which nobody makes an instance."""
 
-    held: Any = None
+    module: Any = None
 
 
 def _held_lookup(features: KeyedJaggedTensor) -> Any:
@@ -45,23 +45,23 @@ class CallsGlobalFunction(Reaching):
         return self.over(self.find(features).values())
 
     def find(self, features: KeyedJaggedTensor) -> Any:
-        return next(_held_lookup(each) for each in [features])
+        return next(_held_lookup(batch_of_ids) for batch_of_ids in [features])
 
 
 class ReadsRegistry(Reaching):
     def forward(self, features: KeyedJaggedTensor) -> torch.Tensor:
-        return self.over(Registry.held(features).values())
+        return self.over(Registry.module(features).values())
 
 
 class ReadsItsClass(Reaching):
     shared: Any = []  # noqa: RUF012
 
     @property
-    def found(self) -> Any:
+    def first_shared(self) -> Any:
         return self.shared[0]
 
     def forward(self, features: KeyedJaggedTensor) -> torch.Tensor:
-        return self.over(self.found(features).values())
+        return self.over(self.first_shared(features).values())
 
 
 class ReadsContext(Reaching):
@@ -99,8 +99,8 @@ def _generator(model: Reaching) -> None:
 
 
 def _iterator(model: Reaching) -> None:
-    held = iter([model.block.ebc] * 100)
-    model.lookup = lambda features: next(held)(features)  # type: ignore[method-assign]
+    lookups = iter([model.block.ebc] * 100)
+    model.lookup = lambda features: next(lookups)(features)  # type: ignore[method-assign]
 
 
 def _weakly_held_helper(model: Reaching) -> None:
@@ -113,7 +113,7 @@ def _weakly_held_helper(model: Reaching) -> None:
 def _in_globals(kind: type[Reaching]) -> Callable[[Reaching], None]:
     def way(model: Reaching) -> None:
         model.__class__ = kind
-        HELD["module"] = Registry.held = model.block
+        HELD["module"] = Registry.module = model.block
         ReadsItsClass.shared[:] = [model.block.ebc]
 
     return way
@@ -122,12 +122,12 @@ def _in_globals(kind: type[Reaching]) -> Callable[[Reaching], None]:
 FIXED: dict[str, tuple[Callable[[Reaching], None], str]] = {
     "global": (_in_globals(ReadsGlobal), r"global 'HELD', which ReadsGlobal\.forward reads"),
     "function_of_the_module": (_in_globals(CallsGlobalFunction), r"global 'HELD', which _held_lookup reads"),
-    "another_class": (_in_globals(ReadsRegistry), r"global 'Registry\.held'"),
+    "another_class": (_in_globals(ReadsRegistry), r"global 'Registry\.module'"),
     "its_own_class": (_in_globals(ReadsItsClass), r"attribute 'shared' of the class ReadsItsClass"),
     "closure_of_the_class": (_local_class, r"Local\.forward -> closure variable 'module'"),
     "default_of_the_class": (_class_with_a_default, r"Local\.forward -> default argument"),
     "generator": (_generator, r"Reaching\.lookup -> bound to: a generator"),
-    "iterator": (_iterator, r"Reaching\.lookup -> closure variable 'held': a list_iterator"),
+    "iterator": (_iterator, r"Reaching\.lookup -> closure variable 'lookups': a list_iterator"),
     "weakly_held_helper": (_weakly_held_helper, r"'reference': a weak reference to a Helper"),
 }
 
@@ -143,8 +143,8 @@ def test_what_cannot_be_replaced_is_refused_by_name(way: str, sample: bool, inpl
         recfx.convert(model, (features,) if sample else None, inplace=inplace)
     assert isinstance(model.block.ebc, EmbeddingBagCollection)
     torch.testing.assert_close(model(features), before)
-    (found,) = recfx.explain(model).collections
-    assert (found.status, found.reason) == ("refused", "bypassed_collection")
+    (entry,) = recfx.explain(model).collections
+    assert (entry.status, entry.reason) == ("refused", "bypassed_collection")
     kept = recfx.convert(model, inplace=inplace, on_unsupported="keep")
     assert isinstance(kept.block.ebc, EmbeddingBagCollection)
     assert not recfx.explain(kept).ok
@@ -177,8 +177,8 @@ def test_verify_sees_what_was_put_back_later(target: str) -> None:
 def test_a_collection_that_one_mode_alone_goes_around() -> None:
     class InEval(Reaching):
         def forward(self, features: KeyedJaggedTensor) -> torch.Tensor:
-            found = self.block if self.training else HELD_IN_CONTEXT.get()
-            return self.over(found(features).values())
+            block = self.block if self.training else HELD_IN_CONTEXT.get()
+            return self.over(block(features).values())
 
     model = Reaching(lambda model: setattr(model, "__class__", InEval))
     HELD_IN_CONTEXT.set(model.block)
@@ -392,7 +392,7 @@ def test_a_class_attribute_that_no_code_names_is_refused(file: Path) -> None:
 
 def test_what_is_called_len_but_is_another_function_is_refused(file: Path) -> None:
     module = _module_with("n = len(HELD)", file)
-    module.len = lambda held: held["module"].ebc  # type: ignore[attr-defined]
+    module.len = lambda modules: modules["module"].ebc  # type: ignore[attr-defined]
     _assert_refused(module.Model())
 
 

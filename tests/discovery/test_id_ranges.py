@@ -19,9 +19,9 @@ from tests.discovery.models_of_ids import Model, batch, extremes, range_of
 
 def test_the_proof_names_each_step_and_its_line() -> None:
     model = Model(lambda self, ids: (ids % 10 + 5).clamp(max=12))
-    found = range_of(model, batch([1, 2]))
-    assert (found.lower, found.upper) == (5, 12)
-    steps = found.proof.split(", then ")
+    id_range = range_of(model, batch([1, 2]))
+    assert (id_range.lower, id_range.upper) == (5, 12)
+    steps = id_range.proof.split(", then ")
     assert [step.partition(" (")[0] for step in steps] == ["% 10", "+ 5", "clamp(max=12)"]
     assert all("test_id_ranges.py:" in step for step in steps)
 
@@ -29,8 +29,8 @@ def test_the_proof_names_each_step_and_its_line() -> None:
 def test_batches_whose_ids_are_no_integers_have_no_ranges() -> None:
     """The remainder of a float may be rounded up to the divisor."""
     model = Model(lambda self, ids: ids % 10)
-    found = discover(model, Sample(batch(torch.tensor([1.0, 2.0])))).findings[0].id_ranges
-    assert found == {}
+    id_ranges = discover(model, Sample(batch(torch.tensor([1.0, 2.0])))).findings[0].id_ranges
+    assert id_ranges == {}
 
 
 class Two(nn.Module):
@@ -58,7 +58,7 @@ class Two(nn.Module):
 def test_all_features_and_all_calls(second: int | None, upper: int) -> None:
     features = KeyedJaggedTensor(["f", "g"], torch.tensor([1, 2]), lengths=torch.tensor([1, 1]))
     (finding,) = discover(Two(second), Sample(features)).findings
-    assert {name: (each.lower, each.upper) for name, each in finding.id_ranges.items()} == {
+    assert {name: (id_range.lower, id_range.upper) for name, id_range in finding.id_ranges.items()} == {
         "f": (0, upper), "g": (0, upper),
     }  # fmt: skip
 
@@ -130,8 +130,8 @@ def test_nothing_is_known_of_ids_that_may_be_changed_in_place(case: str) -> None
 
 
 def test_what_comes_after_the_change_is_known() -> None:
-    found = range_of(Model(lambda self, ids: _after(ids.clone(), self.shift) % 10), batch(extremes(torch.int64)))
-    assert str(found) == "0 to 9"
+    id_range = range_of(Model(lambda self, ids: _after(ids.clone(), self.shift) % 10), batch(extremes(torch.int64)))
+    assert str(id_range) == "0 to 9"
 
 
 def test_nothing_is_known_of_code_that_cannot_be_traced() -> None:

@@ -102,15 +102,18 @@ def what_torch_does(change: Callable[[Any, Tensor], Any], model: Any, dtype: tor
 def test_a_rule_says_what_torch_does(case: str) -> None:
     change, expected = CASES[case]
     model = Model(change)
-    found = range_of(model, batch(extremes(torch.int64)))
-    assert (None if found is None else (found.lower, found.upper)) == expected
+    id_range = range_of(model, batch(extremes(torch.int64)))
+    assert (None if id_range is None else (id_range.lower, id_range.upper)) == expected
     for dtype in (torch.int64, torch.int32):
         seen = what_torch_does(change, model, dtype)
-        if found is not None and seen is not None:
-            assert found.lower <= int(seen.min())
-            assert int(seen.max()) <= found.upper
+        if id_range is not None and seen is not None:
+            assert id_range.lower <= int(seen.min())
+            assert int(seen.max()) <= id_range.upper
             if dtype == torch.int64 and case not in _WIDER:
-                assert (int(seen.min()), int(seen.max())) == (found.lower, found.upper)  # no wider than it must be
+                assert (int(seen.min()), int(seen.max())) == (
+                    id_range.lower,
+                    id_range.upper,
+                )  # no wider than it must be
 
 
 _WIDER = ("- of two", "a cast that wraps", "minimum and maximum", "where", "cat", "& with gaps")
@@ -155,9 +158,9 @@ def test_no_id_is_outside_of_the_range_of_a_random_chain(steps: list[tuple[str, 
             values.append(_STEPS[name](values[-1], number, values[place % len(values)]))
         return values[-1]
 
-    found = range_of(Model(change), batch(extremes(torch.int64)))
+    id_range = range_of(Model(change), batch(extremes(torch.int64)))
     for dtype in (torch.int64, torch.int32):
         seen = what_torch_does(change, None, dtype)
-        if found is not None and seen is not None:
-            assert found.lower <= int(seen.min())
-            assert int(seen.max()) <= found.upper
+        if id_range is not None and seen is not None:
+            assert id_range.lower <= int(seen.min())
+            assert int(seen.max()) <= id_range.upper

@@ -194,12 +194,12 @@ def test_the_callers_numbers_go_on_as_if_nothing_had_happened(fails: bool) -> No
 
 
 def test_the_same_seed_gives_the_same_numbers() -> None:
-    found = []
+    drawn = []
     for seed in (0, 0, 3):
         with fixed_randomness(seed):
-            found.append(numbers())
-    assert found[0] == found[1]
-    assert not set(found[0]) & set(found[2])
+            drawn.append(numbers())
+    assert drawn[0] == drawn[1]
+    assert not set(drawn[0]) & set(drawn[2])
 
 
 @pytest.mark.parametrize("warn_only", [False, True])

@@ -87,13 +87,15 @@ def hooked() -> contextlib.AbstractContextManager[Any]:
 def test_what_a_graph_would_forget_stays_a_call(run: Run, name: str) -> None:
     model = Root(run)
     traced = recfx.trace(model, (BATCH,))
-    ((path, reason, message),) = [(found.path, found.code, found.message) for found in traced.meta["recfx_rollbacks"]]
+    ((path, reason, message),) = [
+        (rollback.path, rollback.code, rollback.message) for rollback in traced.meta["recfx_rollbacks"]
+    ]
     assert (path, reason) == ("hybrid", "lost_by_tracing")
     assert message.startswith(f"LostByTracing: {name} would be missing from the graph (at {__file__}:")
     assert [str(node.target) for node in traced.graph.nodes if node.op == "call_module"] == ["hybrid"]
-    found, wanted = traced(BATCH), model(BATCH)
-    assert torch.equal(found, wanted)
-    assert found.requires_grad == wanted.requires_grad
+    output, expected = traced(BATCH), model(BATCH)
+    assert torch.equal(output, expected)
+    assert output.requires_grad == expected.requires_grad
 
 
 def test_nothing_stays_patched() -> None:
@@ -157,12 +159,12 @@ def test_a_parameter_first_used_where_the_trace_gives_up() -> None:
     traced = recfx.trace(model, (BATCH,))
     assert [(one.path, one.code) for one in traced.meta["recfx_rollbacks"]] == [("inner", "untraceable")]
     traced.graph.lint()
-    wanted, found = model(BATCH), traced(BATCH)
-    assert torch.equal(found, wanted)
-    wanted.sum().backward()
+    expected, output = model(BATCH), traced(BATCH)
+    assert torch.equal(output, expected)
+    expected.sum().backward()
     gradient = model.scale.grad.clone()
     model.zero_grad()
-    found.sum().backward()
+    output.sum().backward()
     torch.testing.assert_close(model.scale.grad, gradient, rtol=1e-6, atol=0)
 
 
@@ -351,14 +353,14 @@ def test_a_module_whose_graph_differs_stays_a_call() -> None:
     """It draws a number that a trace would keep for ever."""
     model = Root(lambda pool, features: pool(features) * torch.rand(1))
     traced = recfx.trace(model, (BATCH,))
-    (found,) = traced.meta["recfx_rollbacks"]
-    assert (found.path, found.code) == ("hybrid", "graph_differs")
+    (rollback,) = traced.meta["recfx_rollbacks"]
+    assert (rollback.path, rollback.code) == ("hybrid", "graph_differs")
     assert [str(node.target) for node in traced.graph.nodes if node.op == "call_module"] == ["hybrid"]
     for seed in range(2):
         torch.manual_seed(seed)
-        wanted = model(BATCH)
+        expected = model(BATCH)
         torch.manual_seed(seed)
-        assert torch.equal(traced(BATCH), wanted)
+        assert torch.equal(traced(BATCH), expected)
 
 
 class MakesTensors(nn.Module):
@@ -465,10 +467,10 @@ class Tempered(nn.Module):
 def test_a_graph_with_an_argument_of_none_survives_pickling_and_takes_no_other(whole_graph: bool) -> None:
     model = recfx.convert(Tempered())
     graph = recfx.convert(model, (BATCH,), whole_graph=True) if whole_graph else recfx.trace(model, (BATCH,))
-    for each in (graph, copy.deepcopy(graph), pickle.loads(pickle.dumps(graph))):
-        assert torch.equal(each(BATCH), model(BATCH))
+    for duplicate in (graph, copy.deepcopy(graph), pickle.loads(pickle.dumps(graph))):
+        assert torch.equal(duplicate(BATCH), model(BATCH))
         with refused("wrong_argument", error=recfx.InputError, match="temperature is given"):
-            each(BATCH, torch.ones(1))
+            duplicate(BATCH, torch.ones(1))
 
 
 def test_a_graph_of_the_user_may_name_a_module_graph_module() -> None:

@@ -29,15 +29,15 @@ def ascend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def found_in(root: Path, **environment: str) -> dict[str, Finding]:
-    found = {each.name: each for each in cann({"PATH": "", **environment}, (str(root),))}
-    assert list(found) == ["CANN", "Ascend driver", "Ascend compiler", "triton-ascend"]
-    return found
+    findings = {finding.name: finding for finding in cann({"PATH": "", **environment}, (str(root),))}
+    assert list(findings) == ["CANN", "Ascend driver", "Ascend compiler", "triton-ascend"]
+    return findings
 
 
 def test_all_is_well(ascend: Path) -> None:
     home = str(ascend / "ascend-toolkit/latest")
-    found = found_in(ascend, ASCEND_HOME_PATH=home, PATH=str(ascend / "bin"))
-    assert [(each.found, each.status) for each in found.values()] == [
+    findings = found_in(ascend, ASCEND_HOME_PATH=home, PATH=str(ascend / "bin"))
+    assert [(finding.found, finding.status) for finding in findings.values()] == [
         (f"8.5.0 in {home}", Status.OK),
         ("25.0.rc1", Status.OK),
         (str(ascend / "bin/bishengir-compile"), Status.OK),
@@ -46,16 +46,16 @@ def test_all_is_well(ascend: Path) -> None:
 
 
 def test_the_environment_script_was_not_sourced(ascend: Path) -> None:
-    found = found_in(ascend)
-    assert found["CANN"].status == Status.MISSING
-    assert found["CANN"].what_to_do == f"source {ascend / 'ascend-toolkit/set_env.sh'}"
-    assert found["Ascend compiler"].status == Status.MISSING
+    findings = found_in(ascend)
+    assert findings["CANN"].status == Status.MISSING
+    assert findings["CANN"].what_to_do == f"source {ascend / 'ascend-toolkit/set_env.sh'}"
+    assert findings["Ascend compiler"].status == Status.MISSING
 
 
 def test_nothing_is_there(tmp_path: Path) -> None:
-    found = found_in(tmp_path)
-    assert [each.status for each in found.values()][:3] == [Status.MISSING, Status.WARNING, Status.MISSING]
-    assert "install CANN" in found["CANN"].what_to_do
+    findings = found_in(tmp_path)
+    assert [finding.status for finding in findings.values()][:3] == [Status.MISSING, Status.WARNING, Status.MISSING]
+    assert "install CANN" in findings["CANN"].what_to_do
 
 
 @pytest.mark.parametrize(

@@ -47,9 +47,9 @@ def put(place: Path, torch: str, torchrec: str, fbgemm: str, variant: str = "cpu
         (place / name.split("/")[0] / "__init__.py").touch()
 
 
-@pytest.mark.parametrize("each", SETS, ids=[each.name for each in SETS])
-def test_every_set_fits(each: VersionSet, place: Path) -> None:
-    put(place, each.torch, each.torchrec, each.fbgemm)
+@pytest.mark.parametrize("versions", SETS, ids=[versions.name for versions in SETS])
+def test_every_set_fits(versions: VersionSet, place: Path) -> None:
+    put(place, versions.torch, versions.torchrec, versions.fbgemm)
     assert unfit() is None
 
 
@@ -87,7 +87,7 @@ def test_versions_that_do_not_fit(
     assert isinstance(error, ImportError)
     assert error.reason == "versions_unfit"
     assert said in error.message
-    (take,) = (each for each in SETS if each.name == row)
+    (take,) = (versions for versions in SETS if versions.name == row)
     unfit_ones = ["torchrec" if torchrec == "1.8.0" else "fbgemm_gpu"] if take.name == minor(torch) else MODULES
     assert error.what_to_do.startswith(f"{take.install('cpu', unfit_ones)} (or set")
     monkeypatch.setenv(ANY_VERSIONS, "0")

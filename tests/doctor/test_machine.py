@@ -15,18 +15,18 @@ from recfx.kernels.build import library, packaged
 
 
 def test_the_cpu() -> None:
-    found = {each.name: each for each in machine("cpu")}
-    assert list(found) == ["device", "Triton", "C++ compiler", "recfx's library"]
-    assert {each.status for each in found.values()} == {Status.OK}
+    findings = {finding.name: finding for finding in machine("cpu")}
+    assert list(findings) == ["device", "Triton", "C++ compiler", "recfx's library"]
+    assert {finding.status for finding in findings.values()} == {Status.OK}
     assert how("cpu") == "real"
 
 
 def test_a_device_that_is_not_there() -> None:
     assert "sees no npu device" in no_device("npu")
-    found = {each.name: each for each in machine("npu:1")}
-    assert found["device"].status == Status.MISSING
-    assert "npu-smi" in found["device"].what_to_do
-    assert "Triton" not in found
+    findings = {finding.name: finding for finding in machine("npu:1")}
+    assert findings["device"].status == Status.MISSING
+    assert "npu-smi" in findings["device"].what_to_do
+    assert "Triton" not in findings
 
 
 def test_a_number_beyond_the_last_device(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -41,9 +41,9 @@ def test_a_number_beyond_the_last_device(monkeypatch: pytest.MonkeyPatch) -> Non
 )
 def test_the_limits_of_a_chip(chip: str, status: Status, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine_module, "name_of", lambda device: chip)
-    (found,) = machine_module._chip(SimpleNamespace(type="npu"))  # type: ignore[arg-type]
-    assert found.status == status
-    assert text in found.found
+    (finding,) = machine_module._chip(SimpleNamespace(type="npu"))  # type: ignore[arg-type]
+    assert finding.status == status
+    assert text in finding.found
 
 
 def test_a_simulated_npu(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -56,9 +56,9 @@ def test_a_simulated_npu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_compiler_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler -O2")
-    found = machine_module._compiler()
-    assert found.status == Status.MISSING
-    assert "CXX names no-such-compiler" in found.found
+    finding = machine_module._compiler()
+    assert finding.status == Status.MISSING
+    assert "CXX names no-such-compiler" in finding.found
     monkeypatch.setattr(library, "came_with_recfx", lambda: (Path("librecfx.so"), ""))
     assert machine_module._compiler().status == Status.OK
 
@@ -70,5 +70,5 @@ def test_a_library_that_is_not_loaded_or_not_kept(monkeypatch: pytest.MonkeyPatc
     assert machine_module._library().status == Status.OK
     monkeypatch.setattr(library, "load", lambda: False)
     monkeypatch.setattr(library, "why_not", lambda: "the compiler failed")
-    found = machine_module._library()
-    assert (found.status, found.found) == (Status.MISSING, "not loaded: the compiler failed")
+    finding = machine_module._library()
+    assert (finding.status, finding.found) == (Status.MISSING, "not loaded: the compiler failed")

@@ -23,9 +23,9 @@ TORCH = Package("torch", "torch", "2.13.0", "pip install torch==2.13.0")
     ],
 )
 def test_packages_of_a_set(device: str, expected: list[str]) -> None:
-    found = needed(device, "2.6.0")
-    assert [f"{package.name}=={package.version}" for package in found] == expected
-    assert all(set(expected) <= set(package.install.split()) for package in found)
+    packages = needed(device, "2.6.0")
+    assert [f"{package.name}=={package.version}" for package in packages] == expected
+    assert all(set(expected) <= set(package.install.split()) for package in packages)
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda", "npu"])
@@ -48,9 +48,9 @@ def test_what_is_here_is_right() -> None:
 def test_a_package_that_is_not_there() -> None:
     failure = import_failure(GONE.module)
     assert failure == "ModuleNotFoundError: No module named 'recfx_of_nobody'"
-    found = finding_of(GONE, failure)
-    assert (found.status, found.found) == (Status.MISSING, "not installed")
-    assert found.what_to_do == "pip install recfx-of-nobody==1.0"
+    finding = finding_of(GONE, failure)
+    assert (finding.status, finding.found) == (Status.MISSING, "not installed")
+    assert finding.what_to_do == "pip install recfx-of-nobody==1.0"
 
 
 @pytest.mark.parametrize(("version", "fits"), [("2.13.1+cpu", True), ("2.13.0a0+git1", True), ("2.12.0", False)])

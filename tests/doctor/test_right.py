@@ -24,8 +24,8 @@ def shapes(quick: bool) -> Iterator[Shape]:
         yield Shape(f"{count} numbers", (torch.arange(count, dtype=torch.float32),))
 
 
-def check(found: Any) -> KernelCheck:
-    return KernelCheck("mix64", shapes, found, lambda numbers: numbers * 2)
+def check(doubled: Any) -> KernelCheck:
+    return KernelCheck("mix64", shapes, doubled, lambda numbers: numbers * 2)
 
 
 @pytest.fixture(autouse=True)
@@ -72,7 +72,7 @@ def test_what_opcheck_says(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("found", "wanted", "text"),
+    ("actual", "expected", "text"),
     [
         (torch.ones(2), torch.ones(3), "torch.float32 [2] instead of torch.float32 [3]"),
         (torch.ones(2), torch.ones(2, dtype=torch.int64), "instead of torch.int64"),
@@ -83,9 +83,9 @@ def test_what_opcheck_says(monkeypatch: pytest.MonkeyPatch) -> None:
         (torch.tensor([torch.nan]), torch.tensor([0.0]), "Tensor-likes are not"),
     ],
 )
-def test_what_differs(found: Any, wanted: Any, text: str) -> None:
-    assert text in mismatch(found, wanted, {})
-    assert mismatch(wanted, wanted, {}) == ""
+def test_what_differs(actual: Any, expected: Any, text: str) -> None:
+    assert text in mismatch(actual, expected, {})
+    assert mismatch(expected, expected, {}) == ""
 
 
 def test_tolerances() -> None:
@@ -110,6 +110,6 @@ def test_every_operator_in_triton_is_looked_at() -> None:
     library.operators()
     known = {name.removeprefix("recfx::").partition(".")[0] for name in torch._C._dispatch_get_all_op_names()}
     in_triton = {name for name in known if name.rstrip("_").endswith("_triton")}
-    looked_at = {each.name.partition(":")[0] for each in device_checks()}
+    looked_at = {check.name.partition(":")[0] for check in device_checks()}
     assert len(in_triton) > 4
     assert in_triton - looked_at == set(), "recfx/doctor/device_checks.py has no line for it"

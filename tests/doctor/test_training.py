@@ -29,8 +29,8 @@ def test_models_train_alike() -> None:
 )
 def test_what_differs_is_told(name: str, change: Any, told: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def changed(ids: str, optimizer: str, device: torch.device, backend: str) -> dict[str, Any]:
-        found = train(ids, optimizer, device, backend)
-        return found if backend == "reference" else found | {name: change(found[name])}
+        results = train(ids, optimizer, device, backend)
+        return results if backend == "reference" else results | {name: change(results[name])}
 
     monkeypatch.setattr(training_module, "train", changed)
     (run,) = (run for title, run in trainings(CPU) if title == "training, raw ids, Adagrad")

@@ -31,7 +31,7 @@ def assert_same(actual: Any, expected: Any, in_one_order: bool = False) -> None:
     """Tensors in the same places are alike: numbers within the tolerance of their dtype, integers exactly.
 
     Args:
-        found, wanted: tensors, or sequences of them.
+        actual, expected: tensors, or sequences of them.
         in_one_order: both add up in one order: in the interpreter, numbers are equal bit for bit.
     """
     told = compare.mismatch(actual, expected, compare.tolerances(device(), in_one_order))

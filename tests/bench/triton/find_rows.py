@@ -28,15 +28,15 @@ def run(setup: Setup) -> Iterator[Result]:
     setup = sized(setup)
     for distribution in DISTRIBUTIONS:
         workload = Workload(setup, distribution)
-        held = _held(workload)
-        workload.ids = [torch.cat(_of_tables(held, workload.by_table(values))) for values in workload.ids]
+        ids_of_tables = _held(workload)
+        workload.ids = [torch.cat(_of_tables(ids_of_tables, workload.by_table(values))) for values in workload.ids]
         slots = torch.full((setup.tables * slot_count(setup.rows), 2), -1, device=workload.device)
         rows = torch.arange(setup.rows, device=workload.device)
-        for ids, of_table in zip(held, slots.chunk(setup.tables), strict=True):
+        for ids, of_table in zip(ids_of_tables, slots.chunk(setup.tables), strict=True):
             insert_into_slots(ids, rows, of_table, rows.new_full((1,), -1))
         contestants = [
             Contestant(OURS, _ours(workload, slots)),
-            Contestant(SEARCH, _search(workload, held)),
+            Contestant(SEARCH, _search(workload, ids_of_tables)),
         ]
         if has_fbgemm(workload.device, "fbgemm::pruned_hashmap_lookup"):
             contestants.append(Contestant(FBGEMM, _fbgemm(workload, slots)))
@@ -52,8 +52,8 @@ def _held(workload: Workload) -> list[torch.Tensor]:
     ]
 
 
-def _of_tables(held: list[torch.Tensor], dense: tuple[torch.Tensor, ...]) -> list[torch.Tensor]:
-    return [ids[rows] for ids, rows in zip(held, dense, strict=True)]
+def _of_tables(ids_of_tables: list[torch.Tensor], dense: tuple[torch.Tensor, ...]) -> list[torch.Tensor]:
+    return [ids[rows] for ids, rows in zip(ids_of_tables, dense, strict=True)]
 
 
 def _ends(workload: Workload) -> torch.Tensor:
@@ -75,15 +75,15 @@ def _ours(workload: Workload, slots: torch.Tensor) -> Callable[[int], object]:
     return lambda i: find_rows(workload.ids[i], ends, indexes)[0]
 
 
-def _search(workload: Workload, held: list[torch.Tensor]) -> Callable[[int], object]:
-    in_order = [ids.sort() for ids in held]
+def _search(workload: Workload, ids_of_tables: list[torch.Tensor]) -> Callable[[int], object]:
+    in_order = [ids.sort() for ids in ids_of_tables]
 
     def find(i: int) -> torch.Tensor:
-        found = []
+        rows_found = []
         for own, (ids, rows) in zip(workload.by_table(workload.ids[i]), in_order, strict=True):
             places = torch.searchsorted(ids, own).clamp_(max=ids.numel() - 1)
-            found.append(torch.where(ids[places] == own, rows[places], -1))
-        return torch.cat(found)
+            rows_found.append(torch.where(ids[places] == own, rows[places], -1))
+        return torch.cat(rows_found)
 
     return find
 

@@ -147,12 +147,12 @@ def race(
     for peer in peers:
         try:
             peer.before(-1)
-            found = peer.run(-1)
+            answer = peer.run(-1)
         except (RuntimeError, TypeError, AttributeError, AssertionError) as error:  # it refuses, or is another version
             print(f"{name}: {peer.name} cannot run: {error}", file=sys.stderr, flush=True)
             continue
-        if found is not None:
-            _check(f"{name}, {peer.name}", found, expected, tolerance)
+        if answer is not None:
+            _check(f"{name}, {peer.name}", answer, expected, tolerance)
         able.append(peer)
     times = take_turns(able, setup.iterations, setup.warm_up, clock_of(device))
     copied = copy_bandwidth(device)
@@ -165,8 +165,8 @@ def race(
         yield replace(result, setup={**result.setup, **_machine(device, copied)})
 
 
-def _check(what: str, found: object, expected: object, tolerance: float) -> None:
-    torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance, msg=lambda text: f"{what}: {text}")
+def _check(what: str, actual: object, expected: object, tolerance: float) -> None:
+    torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance, msg=lambda text: f"{what}: {text}")
 
 
 def _machine(device: torch.device, copied: float) -> dict[str, Any]:

@@ -30,8 +30,8 @@ def run(setup: Setup) -> Iterator[Result]:
             given: torch.Tensor = gradients,
         ) -> torch.Tensor:
             arguments = (workload.ids[i], workload.offsets, given, weights, workload.features)
-            found: torch.Tensor = per_sample_weight_gradients_triton(*arguments)
-            return found
+            gradients: torch.Tensor = per_sample_weight_gradients_triton(*arguments)
+            return gradients
 
         contestants = [Contestant(OURS, ours), _torch(workload, weights, gradients)]
         moved = workload.count * (8 + 4 * setup.dim + 4) + workload.offsets.numel() * 8 + gradients.numel() * 4
