@@ -27,9 +27,10 @@ def serves(lookup: LookupFacts, chip: str | None) -> Diagnostic | None:
     def refuse(reason: str, message: str) -> Diagnostic:
         return Diagnostic(reason, "", message)
 
-    dtypes, tables = set(lookup.dtypes), lookup.facts
+    dtypes, tables = lookup.dtypes, lookup.facts
     if not dtypes <= {torch.float32, torch.float16} or len(dtypes) != 1:
-        return refuse("dtype", f"FBGEMM's CPU kernels take float32 or float16 tables, not {dtypes}.")
+        names = ", ".join(sorted(map(str, dtypes)))
+        return refuse("dtype", f"a call of FBGEMM's CPU kernels takes tables of float32 or of float16, not of {names}.")
     if not lookup.is_contiguous:
         return refuse("not_contiguous", "a table's rows are not contiguous.")
     if any(table.rows == 0 for table in tables):

@@ -92,15 +92,16 @@ def run_passes(
     return Rewriting(graph, tuple(records), history.metas)
 
 
-def restore_means(graph: OperatorGraph, still_hashed: tuple[str, ...] = ()) -> None:
+def restore_means(graph: OperatorGraph) -> None:
     """Let lookups whose means are divided afterwards, and no longer need to be, pool means themselves.
 
     Pooled rows that have arrived from several ranks must stay sums.
     """
+    still_hashed = {name for node in graph.of_kind("hash_ids") for name in names_in(node, "hashed")}
     restored: dict[fx.Node, fx.Node] = {}
     for node in graph.of_kind("mean_divide"):
         pooled, divided = node.all_input_nodes[0], names_in(node, "divided")
-        if graph.kind(pooled) != "lookup" or set(divided) & set(still_hashed):
+        if graph.kind(pooled) != "lookup" or still_hashed.intersection(divided):
             continue
         if all(table.name in divided for table in graph.tables(pooled)):
             graph.change(pooled, combine="MEAN")

@@ -1,9 +1,9 @@
 """batch_lookups: one table-batched lookup for tables that one kernel call can serve.
 
-Tables share a call when they read the same ids, and dtype, device, combine and optimizer settings are equal, and so
-are their numbers of columns if rows are not combined. Their ``mean_divide`` nodes, which count the same ids, are merged
-as well. If the tables of a group are not adjacent,
-``keyed_tensor``, or ``jagged_dict``, puts the keys back into the standard order.
+Tables share a call when they read the same ids, and dtype, device, combine, optimizer settings and the kernel, if a
+pass has decided on one, are equal, and so are their numbers of columns if rows are not combined. Their ``mean_divide``
+nodes, which count the same ids, are merged as well. If the tables of a group are not adjacent, ``keyed_tensor``, or
+``jagged_dict``, puts the keys back into the standard order.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ def _merge(graph: OperatorGraph, pooled: list[fx.Node], lookups: list[fx.Node]) 
     collection, first = graph.collection(lookups[0]).name, lookups[0]
     tables = tuple(table.name for lookup in lookups for table in graph.tables(lookup))
     rows = tuple(first.all_input_nodes)
-    lookup = graph.add("lookup", rows, collection, tables=tables, combine=first.kwargs["combine"])
+    decided = {"combine": first.kwargs["combine"], "kernel": first.kwargs.get("kernel")}
+    lookup = graph.add("lookup", rows, collection, tables=tables, **decided)
     divisions = [node for node in pooled if graph.kind(node) == "mean_divide"]
     if not divisions:
         return lookup
@@ -60,4 +61,4 @@ def _key(graph: OperatorGraph, lookup: fx.Node) -> Hashable:
     }
     combine = lookup.kwargs["combine"]
     dims = {table.embedding_dim for table in graph.tables(lookup)} if combine == NOT_COMBINED else ()
-    return lookup.args, frozenset(settings), combine, frozenset(dims)
+    return lookup.args, frozenset(settings), combine, lookup.kwargs.get("kernel"), frozenset(dims)

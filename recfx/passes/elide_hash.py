@@ -26,10 +26,10 @@ def elide_hash(graph: OperatorGraph) -> PassResult:
         kept = tuple(table.name for table in indexed)
         if kept == hashed:
             continue
-        restore_means(graph, still_hashed=kept)
         if kept:
             graph.change(node, hashed=kept)
         else:
             node.replace_all_uses_with(node.all_input_nodes[0])
             graph.graph.erase_node(node)
+        restore_means(graph)
     return PassResult(graph, tuple(declined))

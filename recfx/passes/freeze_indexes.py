@@ -19,8 +19,8 @@ def freeze_indexes(graph: OperatorGraph) -> PassResult:
     """Replace ``hash_ids`` and what follows from it."""
     for node in graph.of_kind("hash_ids"):
         _freeze(graph, node)
-    restore_means(graph)
     graph.remove_unused()
+    restore_means(graph)
     return PassResult(graph)
 
 

@@ -38,6 +38,7 @@ class _Distribution:
         self.graph, self.output, self.sharding = graph, output, sharding
         self.collection, self.is_pooled = graph.collection(output).name, graph.collection(output).is_pooled
         lookups = [node for node in graph.of_kind("lookup") if graph.collection(node).name == self.collection]
+        self.lookup_of = {table.name: lookup for lookup in lookups for table in graph.tables(lookup)}
         self.ids = lookups[0].all_input_nodes[0]
 
     def insert(self) -> None:
@@ -84,7 +85,11 @@ class _Distribution:
         """Add the lookups of this rank's shards with this way back, and the node that sends their rows off."""
         mine = [shard for shard in self.sharding.travelling(way) if shard.rank == self.sharding.rank]
         combine = "SUM" if self.is_pooled else NOT_COMBINED
-        lookups = [self.add("lookup", ids, tables=(shard.name,), combine=combine) for shard in mine]
+        kernels = [self.lookup_of[shard.table.name].kwargs.get("kernel") for shard in mine]
+        lookups = [
+            self.add("lookup", ids, tables=(shard.name,), combine=combine, kernel=kernel)
+            for shard, kernel in zip(mine, kernels, strict=True)
+        ]
         return self.add("output_dist_start", *lookups, context, way=way.name)
 
     def collect(self, way: WayBack, started: fx.Node, context: fx.Node) -> fx.Node:
@@ -93,7 +98,8 @@ class _Distribution:
             arrived = self.add("output_dist_wait", started)
             started = self.add("output_dist_start", arrived, context, way=way.name, hop=hop)
         arrived = self.add("output_dist_wait", started)
-        divided = tuple(table.name for table in self.sharding.tables_of(way) if table.pooling == "MEAN")
+        tables = [table.name for table in self.sharding.tables_of(way)]
+        divided = tuple(table for table in tables if self.lookup_of[table].kwargs["combine"] == "MEAN")
         return self.add("mean_divide", arrived, self.ids, divided=divided) if divided else arrived
 
     def add(self, kind: str, *inputs: fx.Node, **attributes: object) -> fx.Node:

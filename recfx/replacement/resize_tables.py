@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import functools
-import weakref
 from types import TracebackType
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils.weak import WeakTensorKeyDictionary
 from torchrec.modules.embedding_configs import BaseEmbeddingConfig
 
 from recfx.errors import GROW, ConversionError, Diagnostic, few, plural
@@ -62,6 +62,7 @@ class TableResizing:
             )
         try:
             data = _append_rows(weight.data, rows)
+            grad = None if weight.grad is None else _append_rows(weight.grad, rows)
         except RuntimeError as error:  # of torch's allocators; those of devices raise a subclass
             size = rows * weight.shape[1] * weight.element_size() / 2**30
             raise ConversionError(
@@ -71,12 +72,11 @@ class TableResizing:
                 what_to_do="give it fewer rows; a model on meta can be explained and planned with any number.",
             ) from error
         self._old.append(_Resized(weight, weight.data, weight.grad, path, table))
-        grad, weight.grad = weight.grad, None
+        weight.grad = None
         weight.data = data
         if init_fn and config.init_fn is not None and not weight.is_meta:
             config.init_fn(weight.data[self._old[-1].data.shape[0] :])
-        if grad is not None:
-            weight.grad = _append_rows(grad, rows)
+        weight.grad = grad
 
     def rows_before(self, weight: object) -> int | None:
         """How many rows the parameter had, if it has more now: another table of the same weight has been resized."""
@@ -117,7 +117,7 @@ class TableResizing:
         """
         for old in self._old:
             _refuse_steps_of_old_state()
-            _GROWN[id(old.weight)] = weakref.ref(old.weight), old.data.shape[0], old.path, old.table
+            _GROWN[old.weight] = old.data.shape[0], old.path, old.table
         self._old.clear()
 
     def __enter__(self) -> TableResizing:
@@ -129,8 +129,8 @@ class TableResizing:
         self.undo()
 
 
-_GROWN: dict[int, tuple[weakref.ref[nn.Parameter], int, str, str]] = {}
-"""The rows that a weight had before it was given more, the path of its collection and its table, by its ``id``."""
+_GROWN = WeakTensorKeyDictionary()
+"""The rows that a weight had before it was given more, the path of its collection and its table."""
 
 
 @functools.cache
@@ -142,10 +142,10 @@ def _check_rows(optimizer: torch.optim.Optimizer, *arguments: Any) -> None:
     """Refuse a step with state of the rows that a table had before it was given more: ``optimizer_holds_state``."""
     weights: list[nn.Parameter] = [weight for group in optimizer.param_groups for weight in group["params"]]
     for weight in weights:
-        grown = _GROWN.get(id(weight))
-        if grown is None or grown[0]() is not weight:
+        grown: tuple[int, str, str] | None = _GROWN.get(weight)
+        if grown is None:
             continue
-        _, before, path, table = grown
+        before, path, table = grown
         for value in optimizer.state.get(weight, {}).values():
             if isinstance(value, torch.Tensor) and value.numel() > 1 and value.shape[0] == before:
                 name = type(optimizer).__name__

@@ -37,7 +37,7 @@ class DistGroups:
     @property
     def ids_on_host(self) -> bool:
         """Whether the group for ids only takes CPU tensors."""
-        return dist.get_backend(self.ids) == "gloo"
+        return _is_gloo(self.ids)
 
     @classmethod
     def of(cls, env: ShardingEnv, local_size: int, host_group: dist.ProcessGroup | None = None) -> DistGroups:
@@ -81,8 +81,18 @@ def sent_on(group: dist.ProcessGroup) -> torch.device:
         ConversionError: ``no_process_group``.
     """
     refuse_destroyed(group)
-    device = None if dist.get_backend(group) == "gloo" else torch.accelerator.current_accelerator(check_available=True)
+    device = None if _is_gloo(group) else _accelerator()
     return device or torch.device("cpu")
+
+
+def _accelerator() -> torch.device | None:
+    return torch.accelerator.current_accelerator(check_available=True)
+
+
+def _is_gloo(group: dist.ProcessGroup) -> bool:
+    """Whether all that the group sends is sent by gloo, which may be named for a device, or be there by default."""
+    backends = {of_device.rpartition(":")[2] for of_device in dist.get_backend(group).split(",")}
+    return backends == {"gloo"} or (backends == {"undefined"} and not _accelerator())
 
 
 def replicate(tensor: torch.Tensor, group: dist.ProcessGroup) -> None:
@@ -99,7 +109,7 @@ _made: WeakKeyDictionary[dist.ProcessGroup, dict[str, _Made]] = WeakKeyDictionar
 
 
 def _ids_group(group: dist.ProcessGroup) -> dist.ProcessGroup:
-    if group.size() == 1 or dist.get_backend(group) != "gloo":
+    if group.size() == 1 or not _is_gloo(group):
         return group
     (ids,) = _once(group, "ids", lambda: [dist.get_process_group_ranks(group)])
     return ids

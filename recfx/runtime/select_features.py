@@ -7,13 +7,12 @@ weighted, and ids in range for tables without an index.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from typing import NamedTuple, NoReturn
 
 import torch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from recfx.errors import IdRangeError, InputError, MissingFeatureError, did_you_mean
+from recfx.errors import IdRangeError, InputError, MissingFeatureError, did_you_mean, type_of
 from recfx.ir.tables import TableSpec
 from recfx.runtime.bags import as_sent, expanded, permute_features, with_values
 from recfx.runtime.base import NodeModule
@@ -88,7 +87,7 @@ class InverseIndices:
             or indices.dim() != 2
             or (indices.dtype not in (torch.int64, torch.int32) and indices.numel() > 0)
         ):
-            form = f"{indices.dtype} {list(indices.shape)}" if isinstance(indices, torch.Tensor) else type(indices)
+            form = f"{indices.dtype} {list(indices.shape)}" if isinstance(indices, torch.Tensor) else type_of(indices)
             self._refuse(f"they are {form}, but must be int64 or int32 [features, batch size].")
         rows = [position_of[name] for name in self._names]
         if max(rows) >= indices.shape[0]:
@@ -144,7 +143,7 @@ class SelectFeatures(NodeModule):
         self._inverse = InverseIndices(collection, self.feature_names)
         self._is_sent = self._converts = self._on_host = self._weights_are_sent = False
         self._expands = tables[0].is_pooled  # unsharded, TorchRec ignores inverse indices where it does not pool
-        self._orders: OrderedDict[tuple[str, ...], _KeyOrder] = OrderedDict()
+        self._orders: dict[tuple[str, ...], _KeyOrder] = {}
         self.has_expanded = False  # whether any batch had different batch sizes per feature; for the report
 
     def prepare_to_send(self, world_size: int, on_host: bool) -> None:
@@ -208,7 +207,7 @@ class SelectFeatures(NodeModule):
 
     def _order_of(self, keys: list[str]) -> _KeyOrder:
         cache_key = tuple(keys)
-        order = self._orders.get(cache_key)
+        order = self._orders.pop(cache_key, None)  # threads share them, so any may be gone
         if order is None:
             position_of = {key: position for position, key in enumerate(keys)}
             missing = [name for name in self.feature_names if name not in position_of]
@@ -229,11 +228,9 @@ class SelectFeatures(NodeModule):
                     rows[position] = limit if rows[position] < 0 else min(rows[position], limit)
             rows_per_key = torch.tensor(rows, device="cpu")
             order = _KeyOrder(positions, positions == list(range(len(keys))), rows_per_key)
-            self._orders[cache_key] = order
-            if len(self._orders) > _MOST_ORDERS:
-                self._orders.popitem(last=False)  # the least recently used one
-        else:
-            self._orders.move_to_end(cache_key)
+        self._orders[cache_key] = order
+        if len(self._orders) > _MOST_ORDERS:
+            self._orders.pop(next(iter(list(self._orders))), None)  # the least recently used one
         return order
 
     def _row_limits(self) -> list[int]:

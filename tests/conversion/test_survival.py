@@ -406,12 +406,18 @@ def test_an_ordinary_optimizer_does_not_step_with_the_state_of_fewer_rows(has_st
     assert not torch.equal(converted.ebc.embedding_bags["t1"].weight, before)
 
 
-def test_rows_that_no_memory_can_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("fits", [False, True], ids=["neither", "nor_the_gradient"])
+def test_rows_that_no_memory_can_hold(fits: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = Tower()
+    weight = model.ebc.embedding_bags["t1"].weight
+    weight.grad = torch.zeros_like(weight)
+
     def fails(data: torch.Tensor, rows: int) -> torch.Tensor:
+        if fits and data is not weight.grad:
+            return data
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
 
     monkeypatch.setattr(resize_tables, "_append_rows", fails)
-    model = Tower()
     with refused("no_memory_for_rows", "ebc", match=r"'t1' is to have 1,000,000,000 rows, but cpu has no 29\.8 GiB"):
         convert(model, hashing=HashConfig(rows=10**9))
     assert model.ebc.embedding_bags["t1"].weight.shape == (20, 8)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torchrec import KeyedJaggedTensor
 
 from recfx import HashEmbeddingBagCollection
-from tests.passes.small_collection import ADOPTED, INDEXED, after, collection, table
+from recfx.passes.batch_lookups import batch_lookups
+from tests.passes.small_collection import ADOPTED, INDEXED, after, collection, rewritten, table
 
 
 def test_hashed_tables_share_one_lookup() -> None:
@@ -45,6 +47,14 @@ def test_columns_keep_the_standard_order_when_groups_are_not_adjacent() -> None:
     torch.testing.assert_close(pooled["a"], weights["a"][[0, 1]].sum(0, keepdim=True))
     torch.testing.assert_close(pooled["b"], weights["b"][[2, 3]].mean(0, keepdim=True))
     torch.testing.assert_close(pooled["c"], weights["c"][[4, 5]].sum(0, keepdim=True))
+
+
+@pytest.mark.parametrize(("kernels", "lookups"), [(["reference"] * 2, 1), (["reference", "cpu"], 2)])
+def test_kernels_that_passes_have_decided_on_stay(kernels: list[str], lookups: int) -> None:
+    graph = rewritten(collection(INDEXED, INDEXED), "insert_hash").graph
+    for lookup, kernel in zip(graph.of_kind("lookup"), kernels, strict=True):
+        graph.change(lookup, kernel=kernel)
+    assert [lookup.kwargs["kernel"] for lookup in batch_lookups(graph).graph.of_kind("lookup")] == kernels[:lookups]
 
 
 def test_one_division_serves_all_tables_of_a_lookup() -> None:

@@ -2,7 +2,9 @@ import pytest
 
 from recfx import HashConfig, HashEmbeddingBagCollection
 from recfx.ir.tables import IdRange
-from tests.passes.small_collection import ADOPTED, INDEXED, after, collection, node, rewritten
+from recfx.passes.elide_hash import elide_hash
+from recfx.passes.insert_hash import insert_hash
+from tests.passes.small_collection import ADOPTED, INDEXED, after, collection, node, rewritten, table
 
 PARTLY_DENSE = HashConfig(dense_rows=4)
 
@@ -37,6 +39,19 @@ def test_tables_without_a_proof_stay_hashed() -> None:
     assert declined == ["has_index"]
     assert node(graph, "ebc_hash_ids").kwargs["hashed"] == ("ads",)
     assert "mean_divide" not in text
+
+
+def test_means_whose_ids_another_node_hashes_are_still_divided() -> None:
+    """An operator of the user's may take the ids of some tables; then several nodes hash."""
+    converted = HashEmbeddingBagCollection([table(name, PARTLY_DENSE, mean=True) for name in ("users", "ads")])
+    object.__setattr__(converted.tables[0], "id_range", IdRange(0, 3, "it was declared"))
+    graph = rewritten(converted, "expand_collection").graph
+    lookup, (select,) = graph.of_kind("lookup")[1], graph.of_kind("select_features")
+    with graph.graph.inserting_before(lookup):
+        lookup.args = (graph.add("to_host", (select,), ""),)
+    assert len(insert_hash(graph).graph.of_kind("hash_ids")) == 2
+    assert [lookup.kwargs["combine"] for lookup in elide_hash(graph).graph.of_kind("lookup")] == ["MEAN", "SUM"]
+    assert [node.kwargs["divided"] for node in graph.of_kind("mean_divide")] == [("ads",)]
 
 
 def test_what_is_declined_says_by_whom_and_where() -> None:

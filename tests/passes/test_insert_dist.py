@@ -216,6 +216,16 @@ def test_without_a_plan_nothing_changes() -> None:
     assert not rewritten(converted, "insert_dist").records[-1].modified
 
 
+def test_what_passes_decide_of_whole_tables_is_so_of_their_shards() -> None:
+    converted, sharding = planned(Case((Table("a", 8, 8, ("f0",), "MEAN", ("row_wise",)),)))
+    context = context_of("", converted.tables, False, Runtime(converted.store), None, sharding)
+    graph = run_passes(OperatorGraph.of(context, TargetsHere()), until("expand_collection")).graph
+    graph.change(graph.of_kind("lookup")[0], combine="SUM", kernel="reference")
+    insert_dist(graph)
+    assert [lookup.kwargs["kernel"] for lookup in graph.of_kind("lookup")] == ["reference"]
+    assert not graph.of_kind("mean_divide")
+
+
 def test_rows_that_are_not_combined_are_refused_and_counted_by_shard() -> None:
     case = Case((Table("a", 8, 8, ("f0",), "SUM", ("row_wise",)), Table("b", 8, 4, ("f1",), "SUM", ("table_wise", 1))))
     converted, sharding = planned(case)
