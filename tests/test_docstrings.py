@@ -36,19 +36,19 @@ def test_help_begins_with_a_line_for_all_that_can_be_done() -> None:
 
 def _documented() -> dict[str, Any]:
     """What needs an example, by its name: public functions and classes, and the methods that the classes declare."""
-    found: dict[str, Any] = {f"{other.__module__}.{other.__name__}": other for other in OTHERS}
+    documented: dict[str, Any] = {f"{other.__module__}.{other.__name__}": other for other in OTHERS}
     for name in recfx.__all__:
         public = getattr(recfx, name)
         if not callable(public):
             continue
-        found[f"recfx.{name}"] = public
+        documented[f"recfx.{name}"] = public
         if inspect.isclass(public):
-            for method in (*vars(public), *(each for each in INHERITED if hasattr(public, each))):
+            for method in (*vars(public), *(inherited for inherited in INHERITED if hasattr(public, inherited))):
                 value = inspect.getattr_static(public, method)
                 is_method = isinstance(value, (classmethod, staticmethod, property, types.FunctionType))
                 if is_method and not method.startswith("_") and not hasattr(nn.Module, method):
-                    found[f"recfx.{name}.{method}"] = value
-    return found
+                    documented[f"recfx.{name}.{method}"] = value
+    return documented
 
 
 DOCUMENTED = _documented()

@@ -50,9 +50,9 @@ void step(std::vector<T>& values, T* out, bool add) {
 def test_faults_in_cpp_are_operators_numbers_conditions_and_statements_inside_functions(tmp_path: Path) -> None:
     path = tmp_path / "step.h"
     path.write_text(SOURCE)
-    found = cpp.mutants_of(path)
-    assert [mutant.line for mutant in found] == sorted(mutant.line for mutant in found)
-    assert {(mutant.line, mutant.change) for mutant in found} == {
+    mutants = cpp.mutants_of(path)
+    assert [mutant.line for mutant in mutants] == sorted(mutant.line for mutant in mutants)
+    assert {(mutant.line, mutant.change) for mutant in mutants} == {
         (6, f"- {is_less('<')} + {is_less('<=')}"),
         (12, f"- {last('- 1')} + {last('+ 1')}"),
         (12, f"- {last('- 1')} + {last('- 2')}"),
@@ -101,12 +101,12 @@ def test_a_sample_is_that_of_its_seed_and_of_no_line_twice() -> None:
         Path("recfx/planner/pricing/work.py"),
         Path("kernels/csrc/index/new_ids.h"),
     ]
-    drawn = [[(each.path, each.line, each.change) for each in sample(files, 12, seed)] for seed in (1, 1, 2)]
+    drawn = [[(mutant.path, mutant.line, mutant.change) for mutant in sample(files, 12, seed)] for seed in (1, 1, 2)]
     assert drawn[0] == drawn[1] != drawn[2]
     assert len(drawn[0]) == len({place[:2] for place in drawn[0]}) == 12
     everything = sample(files, 10_000, 1)
-    assert {each.path for each in everything} == set(files)
-    assert len({(each.path, each.line) for each in everything}) == len(everything)
+    assert {mutant.path for mutant in everything} == set(files)
+    assert len({(mutant.path, mutant.line) for mutant in everything}) == len(everything)
 
 
 def test_every_file_of_the_product_is_judged_by_tests_that_are_there() -> None:

@@ -139,9 +139,9 @@ def test_links_are_relative(name: str) -> None:
 
 @pytest.mark.parametrize("form", ["wheel", "sdist", "sdist-wheel"])
 def test_holds_every_module_and_the_cpp_sources(built: Path, form: str) -> None:
-    held = files(built / form)
+    packed = files(built / form)
     assert CSRC
-    assert held >= MODULES | CSRC | ASSETS | {"recfx/py.typed"}
+    assert packed >= MODULES | CSRC | ASSETS | {"recfx/py.typed"}
     assert "recfx/inspect/drawing/assets/licenses/Graphviz-EPL-2.0.txt" in ASSETS
     page_engine = "recfx/inspect/drawing/assets/viz-global.js"  # its licence is that of the bytes that were published
     assert (built / form / page_engine).read_bytes() == (ROOT / page_engine).read_bytes()
@@ -150,9 +150,9 @@ def test_holds_every_module_and_the_cpp_sources(built: Path, form: str) -> None:
 
 def test_the_layout_engine_is_the_one_that_was_published() -> None:
     """Its licences, and the addresses of its sources, are those of this version."""
-    found = (ROOT / "recfx/inspect/drawing/assets/viz-global.js").read_bytes()
-    assert hashlib.sha256(found).hexdigest() == "c9e0b310f9883910e01c66054b48b7ff4be3d8695141116635e72b0af152692e"
-    assert found.startswith(b"/*!\nViz.js 3.31.0\n")
+    engine = (ROOT / "recfx/inspect/drawing/assets/viz-global.js").read_bytes()
+    assert hashlib.sha256(engine).hexdigest() == "c9e0b310f9883910e01c66054b48b7ff4be3d8695141116635e72b0af152692e"
+    assert engine.startswith(b"/*!\nViz.js 3.31.0\n")
     assert "@viz-js/viz, version 3.31.0" in (ROOT / "recfx/inspect/drawing/assets/licenses/README.txt").read_text()
 
 

@@ -32,10 +32,10 @@ SUFFIXES = ("py", "md", "txt", "h", "cpp", "html", "js")
 def _known_to_git() -> list[str]:
     if not (ROOT / ".git").exists():
         return []
-    found = subprocess.run(
+    listing = subprocess.run(
         ["git", "ls-files", "-z", FIRST, f"*/{FIRST}"], cwd=ROOT, capture_output=True, check=True, text=True, timeout=60
     )
-    return sorted(name for name in found.stdout.split("\0") if name and (ROOT / name).exists())
+    return sorted(name for name in listing.stdout.split("\0") if name and (ROOT / name).exists())
 
 
 READMES = _known_to_git()
@@ -43,7 +43,7 @@ READMES = _known_to_git()
 
 def blocks(text: str) -> list[tuple[str, str, int]]:
     """The language of each block, what is in it, and how many lines come before that."""
-    return [(found[1], found[2], text.count("\n", 0, found.start(2))) for found in BLOCK.finditer(text)]
+    return [(block[1], block[2], text.count("\n", 0, block.start(2))) for block in BLOCK.finditer(text)]
 
 
 def run(text: str, file: str, compare: bool = True) -> int:

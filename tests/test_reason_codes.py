@@ -121,8 +121,8 @@ def test_a_collection_without_tables() -> None:
     with pytest.raises(recfx.ConversionError) as caught:
         recfx.HashEmbeddingBagCollection([])
     assert caught.value.reason == "no_tables"
-    (found,) = recfx.explain(recfx.convert(nn.Sequential(EmbeddingBagCollection([])))).collections
-    assert (found.status, found.reason) == ("kept", "no_tables")
+    (entry,) = recfx.explain(recfx.convert(nn.Sequential(EmbeddingBagCollection([])))).collections
+    assert (entry.status, entry.reason) == ("kept", "no_tables")
 
 
 def test_state_of_another_size() -> None:
@@ -248,10 +248,10 @@ def test_every_error_has_a_code() -> None:
 
 
 def test_every_code_is_named_by_a_test() -> None:
-    found = {code for path in SOURCES for code in codes_of(path.read_text())}
+    codes = {code for path in SOURCES for code in codes_of(path.read_text())}
     tested = "\n".join(path.read_text() for path in sorted((ROOT / "tests").rglob("*.py")))
-    assert len(found) > 150
-    assert not sorted(code for code in found if not re.search(rf"[\"'\[(]{code}\b", tested))
+    assert len(codes) > 150
+    assert not sorted(code for code in codes if not re.search(rf"[\"'\[(]{code}\b", tested))
 
 
 @pytest.mark.parametrize(

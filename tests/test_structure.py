@@ -24,13 +24,13 @@ LINKS = ("lowering", "kernels")
 
 def _modules() -> dict[str, Path]:
     """Every Python file of the project, by dotted name."""
-    found = {}
+    modules = {}
     for folder, package in (("recfx", "recfx"), *((link, f"recfx.{link}") for link in LINKS)):
         for path in (ROOT / folder).rglob("*.py"):
             relative = path.relative_to(ROOT / folder).with_suffix("").parts
             if folder != "recfx" or relative[0] not in LINKS:
-                found[".".join((package, *relative)).removesuffix(".__init__")] = path
-    return found
+                modules[".".join((package, *relative)).removesuffix(".__init__")] = path
+    return modules
 
 
 Import = ast.Import | ast.ImportFrom
@@ -51,14 +51,14 @@ def _imports(name: str, path: Path, statements: Iterable[Import], modules: Colle
     targets: ``kernels`` is ``recfx.kernels``.
     """
     package = name if path.name == "__init__.py" else name.rpartition(".")[0]
-    found = set()
+    imported = set()
     for node in statements:
         if isinstance(node, ast.ImportFrom):
             base = _through_link(resolve_name("." * node.level + (node.module or ""), package))
-            found |= {of if (of := f"{base}.{alias.name}") in modules else base for alias in node.names}
+            imported |= {of if (of := f"{base}.{alias.name}") in modules else base for alias in node.names}
         else:
-            found |= {_through_link(alias.name) for alias in node.names}
-    return found & set(modules)
+            imported |= {_through_link(alias.name) for alias in node.names}
+    return imported & set(modules)
 
 
 def _through_link(module: str) -> str:
@@ -121,8 +121,8 @@ def test_imports_point_down() -> None:
     assert {layer(name) for name in MODULES} == set(LAYERS)
     up = [
         f"{name} imports {imported}"
-        for name, found in sorted(IMPORTS.items())
-        for imported in sorted(found | _named(MODULES[name].read_text(), MODULES))
+        for name, imports in sorted(IMPORTS.items())
+        for imported in sorted(imports | _named(MODULES[name].read_text(), MODULES))
         if LAYERS.index(layer(imported)) < LAYERS.index(layer(name))
     ]
     assert not up, "\n".join(up)
@@ -141,7 +141,7 @@ def test_passes_know_nothing_of_what_lives() -> None:
     for name, path in MODULES.items():
         if name.startswith("recfx.passes."):
             assert {layer(imported) for imported in IMPORTS[name]} <= {"passes", "ir", "errors"}, name
-            given = {alias.name for each in _statements_in(path) for alias in each.names}
+            given = {alias.name for statement in _statements_in(path) for alias in statement.names}
             assert not given & {"nn", "torch.nn", "torch.distributed"}, name
 
 
@@ -164,15 +164,15 @@ def test_what_is_imported_of_the_project_is_there() -> None:
 
 def _bound(text: str) -> set[str]:
     """The names that a file binds, here or there."""
-    found = set()
+    names = set()
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
-            found.add(node.name)
+            names.add(node.name)
         elif isinstance(node, ast.alias):
-            found.add(node.asname or node.name)
+            names.add(node.asname or node.name)
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            found.add(node.id)
-    return found
+            names.add(node.id)
+    return names
 
 
 def test_no_test_imports_another_test() -> None:

@@ -25,7 +25,7 @@ EXTRAS = PROJECT["optional-dependencies"]
 
 
 def requirements(texts: list[str]) -> dict[str, Requirement]:
-    return {found.name: found for found in map(Requirement, texts)}
+    return {requirement.name: requirement for requirement in map(Requirement, texts)}
 
 
 def test_recfx_takes_the_set_that_is_there() -> None:
@@ -38,11 +38,11 @@ def test_recfx_takes_the_set_that_is_there() -> None:
     ("texts", "fbgemm"), [(EXTRAS["cuda"], "fbgemm-gpu"), (STAND_IN["dependencies"], "fbgemm-gpu-cpu")]
 )
 def test_the_default_set_is_installed(texts: list[str], fbgemm: str) -> None:
-    wanted = {"torch": DEFAULT.torch, "torchrec": DEFAULT.torchrec, "tensordict": DEFAULT.tensordict}
-    wanted[fbgemm] = DEFAULT.fbgemm
+    expected = {"torch": DEFAULT.torch, "torchrec": DEFAULT.torchrec, "tensordict": DEFAULT.tensordict}
+    expected[fbgemm] = DEFAULT.fbgemm
     asked = requirements(texts)
-    assert set(asked) == set(wanted)
-    for name, version in wanted.items():
+    assert set(asked) == set(expected)
+    for name, version in expected.items():
         assert version in asked[name].specifier
         assert f"{minor(version).replace('.', '.9')}" not in asked[name].specifier
 
@@ -58,12 +58,12 @@ def test_the_commands_of_the_readme_install_the_default_set() -> None:
     assert all(f"`{DEFAULT.install(device)}`" in text for device in ("cpu", "cuda"))
     assert f"`torch_npu=={DEFAULT.torch_npu}`" in text
     assert f"torch_npu=={DEFAULT.torch_npu}\n" in (ROOT / "Makefile").read_text()
-    names = [each.name for each in SETS]
+    names = [versions.name for versions in SETS]
     assert f"torch {', '.join(names[:-1])} and {names[-1]}" in text
 
 
 def test_tests_use_the_triton_of_the_default_set() -> None:
-    (triton,) = (each.specifier for each in map(Requirement, EXTRAS["dev"]) if each.name == "triton")
+    (triton,) = (package.specifier for package in map(Requirement, EXTRAS["dev"]) if package.name == "triton")
     assert str(triton) == f"=={DEFAULT.triton}"
 
 
@@ -74,8 +74,8 @@ def test_pythons_are_those_of_the_project() -> None:
 
 
 def test_sets_are_in_order() -> None:
-    assert [each.torch for each in SETS] == sorted((each.torch for each in SETS), key=Version)
-    assert all(minor(each.torch_npu) == each.name for each in SETS)
+    assert [versions.torch for versions in SETS] == sorted((versions.torch for versions in SETS), key=Version)
+    assert all(minor(versions.torch_npu) == versions.name for versions in SETS)
 
 
 def test_the_set_of_a_version() -> None:

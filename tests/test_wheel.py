@@ -65,10 +65,10 @@ def test_a_packed_wheel_lists_what_it_holds(make_wheel: ModuleType, tmp_path: Pa
             for name, digest, size in csv.reader(wheel.read("recfx-1.0.dist-info/RECORD").decode().splitlines())
         }
         assert listed.pop("recfx-1.0.dist-info/RECORD") == ("", "")
-        held = {name: wheel.read(name) for name in wheel.namelist() if not name.endswith("RECORD")}
+        files = {name: wheel.read(name) for name in wheel.namelist() if not name.endswith("RECORD")}
     assert listed == {
         name: (f"sha256={urlsafe_b64encode(sha256(text).digest()).rstrip(b'=').decode()}", str(len(text)))
-        for name, text in held.items()
+        for name, text in files.items()
     }
 
 
@@ -77,8 +77,8 @@ def test_what_is_compiled_for_a_wheel_needs_no_newer_system_than_it_says(tmp_pat
     include = ["-include", str(WHEEL / "glibc_2_28.h")]
     command = [*find_compiler(), "-std=c++20", "-Os", "-shared", "-fPIC", *include, "one.cpp", "-o", "one.so"]
     subprocess.run(command, cwd=tmp_path, check=True, timeout=60)
-    found = subprocess.run(
+    symbols = subprocess.run(
         ["readelf", "--version-info", "one.so"], cwd=tmp_path, check=True, capture_output=True, text=True, timeout=60
     ).stdout
-    assert max(int(minor) for minor in re.findall(r"GLIBC_2\.(\d+)", found)) <= 28
-    assert max(int(patch) for patch in re.findall(r"GLIBCXX_3\.4\.(\d+)", found)) <= 24
+    assert max(int(minor) for minor in re.findall(r"GLIBC_2\.(\d+)", symbols)) <= 28
+    assert max(int(patch) for patch in re.findall(r"GLIBCXX_3\.4\.(\d+)", symbols)) <= 24

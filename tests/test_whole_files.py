@@ -59,5 +59,5 @@ def test_all_others_run(files: list[tuple[int, tuple[int, ...]]], tmp_path: Path
     passed = sum(count for count, _ in files) - failed
     assert re.search(rf"{failed} failed, {passed} passed", done.stdout), done.stdout + done.stderr
     ended = re.findall(r"crashed while running '(.*)'", done.stdout)
-    wanted = [f"test_{file}.py::test_it[{number}]" for file, (_, ends) in enumerate(files) for number in ends]
-    assert sorted(ended) == wanted
+    expected = [f"test_{file}.py::test_it[{number}]" for file, (_, ends) in enumerate(files) for number in ends]
+    assert sorted(ended) == expected

@@ -60,7 +60,7 @@ class Asks(nn.Module):
     """Notes what an index would do, from inside ``load_state_dict``."""
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
-        self.found = [
+        self.answers = [
             without_index(has_weight=has_weight, holds_ids=lambda: holds_ids)  # noqa: B023 called at once
             for has_weight in (False, True)
             for holds_ids in (False, True)
@@ -73,7 +73,7 @@ class Asks(nn.Module):
 def test_an_index_that_nothing_was_saved_for(strict: bool, with_weight_and_ids: str) -> None:
     asks = Asks()
     asks.load_state_dict({}, strict=strict)
-    assert asks.found == [state.KEEP, state.KEEP, state.FORGET, with_weight_and_ids]
+    assert asks.answers == [state.KEEP, state.KEEP, state.FORGET, with_weight_and_ids]
 
 
 def test_an_index_gets_as_many_rows_as_the_table_has() -> None:

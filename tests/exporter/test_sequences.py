@@ -45,14 +45,14 @@ def batch(batch_size: int, **options: Any) -> KeyedJaggedTensor:
 
 def assert_same(answer: Answer, expected: Answer) -> None:
     """Bit for bit: keys in their order, rows, lengths, and ids."""
-    for found, wanted in zip(answer, expected, strict=True):
-        assert list(found) == list(wanted)
-        for key, jagged in wanted.items():
-            torch.testing.assert_close(found[key].values(), jagged.values(), rtol=0, atol=0)
-            torch.testing.assert_close(found[key].lengths(), jagged.lengths(), rtol=0, atol=0)
-            assert (found[key].weights_or_none() is None) == (jagged.weights_or_none() is None)
+    for by_key, expected_by_key in zip(answer, expected, strict=True):
+        assert list(by_key) == list(expected_by_key)
+        for key, jagged in expected_by_key.items():
+            torch.testing.assert_close(by_key[key].values(), jagged.values(), rtol=0, atol=0)
+            torch.testing.assert_close(by_key[key].lengths(), jagged.lengths(), rtol=0, atol=0)
+            assert (by_key[key].weights_or_none() is None) == (jagged.weights_or_none() is None)
             if jagged.weights_or_none() is not None:
-                torch.testing.assert_close(found[key].weights(), jagged.weights(), rtol=0, atol=0)
+                torch.testing.assert_close(by_key[key].weights(), jagged.weights(), rtol=0, atol=0)
 
 
 @IN_EVERY_FORMAT
@@ -122,9 +122,9 @@ def test_quantized_rows_are_those_of_the_format(format: str, quantize: Any, mode
         answer, expected = loaded(features), plain(features)
         if options.get("portable", True):
             assert_same(answer, expected)
-        for found, wanted in zip(answer, expected, strict=True):
-            for key in wanted:
-                torch.testing.assert_close(found[key].values(), wanted[key].values(), rtol=1e-6, atol=1e-7)
+        for by_key, expected_by_key in zip(answer, expected, strict=True):
+            for key in expected_by_key:
+                torch.testing.assert_close(by_key[key].values(), expected_by_key[key].values(), rtol=1e-6, atol=1e-7)
 
 
 @IN_EVERY_FORMAT

@@ -107,9 +107,9 @@ def answers(model: Any) -> list[dict[str, Any]]:
 def calls_of(answered: list[dict[str, Any]]) -> list[tuple[tuple[torch.Tensor, KeyedJaggedTensor], torch.Tensor]]:
     """The calls of ``answers``, with the output that each has to have."""
     calls = []
-    for each in answered:
-        dense, output = (torch.tensor(each[name]) for name in ("dense", "output"))
-        ids, lengths = (torch.tensor(each[name], dtype=torch.int64) for name in ("ids", "lengths"))
-        features = KeyedJaggedTensor(each["keys"], ids, lengths=lengths)
+    for described_call in answered:
+        dense, output = (torch.tensor(described_call[name]) for name in ("dense", "output"))
+        ids, lengths = (torch.tensor(described_call[name], dtype=torch.int64) for name in ("ids", "lengths"))
+        features = KeyedJaggedTensor(described_call["keys"], ids, lengths=lengths)
         calls.append(((dense.view(-1, 1), features), output.view(-1, 2)))
     return calls

@@ -46,7 +46,7 @@ class Slices:
     def owned(self, index: HashIndex, ids: torch.Tensor) -> torch.Tensor:
         return torch.nonzero(index.holds(ids)).squeeze(1)
 
-    def each(self, method: str, ids: torch.Tensor) -> torch.Tensor:
+    def answers(self, method: str, ids: torch.Tensor) -> torch.Tensor:
         """Answers of ``HashIndex.<method>``, as rows of the table."""
         answers = torch.full_like(ids, -9)
         for index in self.indexes:
@@ -133,7 +133,7 @@ def test_slices_are_the_whole(kind: str, examples: int) -> None:
                 borders = row_cuts(resolved, worlds[step % len(worlds)])
                 slices = Slices(resolved, borders, slices.state())
             else:
-                assert torch.equal(slices.each(action, ids), getattr(whole, action)(ids))
+                assert torch.equal(slices.answers(action, ids), getattr(whole, action)(ids))
             assert_one_table(slices, whole)
 
     with operators(kind):
@@ -169,7 +169,7 @@ def test_resharding_goes_on_as_if_nothing_had_been(worlds: list[int], evict: Any
             assert not isinstance(got, int)
             assert torch.equal(got[0], expected[0])
             gone = ids[:50]
-            assert torch.equal(slices.each("erase", gone), whole.erase(gone))
+            assert torch.equal(slices.answers("erase", gone), whole.erase(gone))
             assert_one_table(slices, whole)
     assert whole.counters["evicted"] > 1000
     assert int(whole.candidates()[0].numel()) > 1000

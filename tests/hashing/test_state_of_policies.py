@@ -199,9 +199,9 @@ def test_evicting_state_in_an_index_that_does_not_evict_and_back() -> None:
 def test_ids_whose_age_was_not_saved_expire_from_the_load_on() -> None:
     plain = loaded(state_of(filled()))
     ttl = loaded(state_of(plain), on_full="evict", evict="ttl", ttl_batches=1)
-    held, again = plain.items()[0], torch.tensor([100])
+    known, again = plain.items()[0], torch.tensor([100])
     assert ttl.insert(again).evicted_ids.tolist() == []
-    assert sorted(ttl.insert(again).evicted_ids.tolist()) == [id_ for id_ in sorted(held.tolist()) if id_ != 100]
+    assert sorted(ttl.insert(again).evicted_ids.tolist()) == [id_ for id_ in sorted(known.tolist()) if id_ != 100]
 
 
 def test_ages_that_another_rule_has_saved_count_on() -> None:

@@ -306,17 +306,17 @@ def test_the_rates_are_those_that_are_counted_by_hand(settings: dict[str, Any], 
 def test_what_a_writer_gets() -> None:
     class Writer:
         def __init__(self) -> None:
-            self.found: list[tuple[str, float, int]] = []
+            self.scalars: list[tuple[str, float, int]] = []
 
         def add_scalar(self, tag: str, scalar_value: float, global_step: int) -> None:
-            self.found.append((tag, scalar_value, global_step))
+            self.scalars.append((tag, scalar_value, global_step))
 
     model, writer = hashed(2), Writer()
     watched, same = recfx.monitor(model), recfx.monitor(model)
     feed(model, [1, 2, 3], [4, 4])
     watched.log(writer, 17)
-    assert writer.found == [(tag, pytest.approx(value, nan_ok=True), 17) for tag, value in same.scalars().items()]
-    assert {type(value) for _, value, _ in writer.found} == {float}
+    assert writer.scalars == [(tag, pytest.approx(value, nan_ok=True), 17) for tag, value in same.scalars().items()]
+    assert {type(value) for _, value, _ in writer.scalars} == {float}
     watched.log(None, 18)
 
 

@@ -127,7 +127,7 @@ def test_notebooks_show_tables_in_their_own_colours(page: Page, dark: bool, tmp_
     objects = shown_in_notebooks(tmp_path)
     colours = "color: #eee; background: #111" if dark else "color: #111; background: #fff"
     path = tmp_path / "notebook.html"
-    inside = "".join(each._repr_html_() for each in objects)
+    inside = "".join(shown._repr_html_() for shown in objects)
     path.write_text(f"<meta charset=utf-8><body style='{colours}'>{inside}</body>", encoding="utf-8")
     page.show(width=375, height=900, dark=not dark)  # the notebook's colours count, not the system's
     page.open(path, ready="document.readyState === 'complete'")
@@ -137,5 +137,5 @@ def test_notebooks_show_tables_in_their_own_colours(page: Page, dark: bool, tmp_
     text = "getComputedStyle(document.querySelector('.recfx td.number')).color"
     assert page.run(text) == ("rgb(238, 238, 238)" if dark else "rgb(17, 17, 17)")
     assert page.complaints == []
-    for each in objects:
-        assert re.fullmatch(rf"{type(each).__name__}\(.{{,100}}\)", repr(each))
+    for shown in objects:
+        assert re.fullmatch(rf"{type(shown).__name__}\(.{{,100}}\)", repr(shown))

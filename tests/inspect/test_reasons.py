@@ -85,9 +85,9 @@ def test_dense_gradients_are_told_from_a_size_on(tables: int, change: Callable[.
     model = Wrapped(EmbeddingBagCollection(tables=[config(n, rows=rows) for n in range(tables)], device="meta"))
     if change is not None:
         change(model)
-    found = only(convert(model), "dense_gradients")
-    assert [reason.path for reason in found] == ([] if size is None else ["inner"])
-    assert all(f"writes {size} of gradients (weight.grad), as large as the tables" in each.message for each in found)
+    told = only(convert(model), "dense_gradients")
+    assert [reason.path for reason in told] == ([] if size is None else ["inner"])
+    assert all(f"writes {size} of gradients (weight.grad), as large as the tables" in reason.message for reason in told)
 
 
 def test_a_table_is_shown_as_its_plan_has_it() -> None:

@@ -221,11 +221,11 @@ def test_a_page_says_it_once(large: Report) -> None:
 )
 def test_columns_are_left_out_where_there_is_no_room(width: int | None, lines: list[str]) -> None:
     rows = (("long_one", "1", "x" * 19, "5"), ("b", "\u754c", "", "10"))
-    found = to_lines(Grid("", ("name", "a", "wide", "n"), rows, frozenset({"n"})), width, spare=["a", "wide"])
-    assert found[:2] == lines
+    shown = to_lines(Grid("", ("name", "a", "wide", "n"), rows, frozenset({"n"})), width, spare=["a", "wide"])
+    assert shown[:2] == lines
     left_out = [name for name in ("a", "wide", "n") if f"| {name}" not in lines[0].replace("  ", " ")]
-    assert " ".join(" ".join(found).split()).partition("columns left out: ")[2] == ", ".join(left_out)
-    assert {line.split(" | ")[0].strip() for line in found} >= {"long_one", "b"}
+    assert " ".join(" ".join(shown).split()).partition("columns left out: ")[2] == ", ".join(left_out)
+    assert {line.split(" | ")[0].strip() for line in shown} >= {"long_one", "b"}
 
 
 def test_tables_is_checked() -> None:

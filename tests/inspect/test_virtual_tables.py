@@ -65,5 +65,5 @@ def test_the_text_names_each_policy_of_virtual_tables_and_one_of_those_alike() -
         for number, policy in enumerate(policies)
     ]
     text = str(explain(Wrapped(EmbeddingBagCollection(tables=tables))))
-    for found in ("t0: CountBased", "t1: TimestampBased", "t2: NoEviction", "batches of 60 minutes", "and 1 more"):
-        assert found in " ".join(text.split())
+    for words in ("t0: CountBased", "t1: TimestampBased", "t2: NoEviction", "batches of 60 minutes", "and 1 more"):
+        assert words in " ".join(text.split())

@@ -28,7 +28,7 @@ class Case:
     ids: torch.Tensor
     unpooled: bool = False
 
-    def found(self, keep_rows: bool = True) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def by_operator(self, keep_rows: bool = True) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         arguments = (self.ids, self.offsets, self.weights, self.table_of_feature, self.indexes, self.scale)
         outputs, rows, absent = find_and_pool(*arguments, keep_rows, self.unpooled)
         return self.joined(outputs), rows, absent
@@ -40,7 +40,7 @@ class Case:
         (pooled,) = outputs
         return pooled
 
-    def wanted(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def by_reference(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         *columns, _, table_rows, row_begins = (list(column) for column in zip(*self.indexes, strict=True))
         arguments = (self.ids, self.offsets, self.weights, self.table_of_feature, *columns, table_rows, row_begins)
         return pooled_lookup_reference.find_and_pool(*arguments, self.scale, self.unpooled)

@@ -56,7 +56,7 @@ def _lookups_and_routes(examples: int) -> None:
     @few
     @given(pooled.cases(), st.booleans())
     def pool(case: pooled.Case, mean: bool) -> None:
-        _, rows, _ = case.found()
+        _, rows, _ = case.by_operator()
         mean = mean and not case.unpooled
         scale = None if mean else case.scale
         pooled_lookup(rows, case.offsets, case.weights, case.table_of_feature, mean, scale, case.unpooled)
@@ -113,26 +113,26 @@ def _steps() -> None:
 
 def _indexes(batches: int) -> None:
     generator = torch.Generator().manual_seed(0)
-    held = indexes.tables(rows=40)[:-1]  # without the one that takes no id when it is full
-    buffers, policies = [list(each) for each in zip(*held, strict=True)]
+    tables = indexes.tables(rows=40)[:-1]  # without the one that takes no id when it is full
+    buffers, policies = [list(column) for column in zip(*tables, strict=True)]
     for _ in range(batches):
-        lengths = torch.randint(0, 30, (len(held),), generator=generator)
+        lengths = torch.randint(0, 30, (len(tables),), generator=generator)
         ends = lengths.cumsum(0).tolist()
         begins = [0, *ends[:-1]]
         ids = torch.randint(-2, 45, (ends[-1],), generator=generator)
-        got = indexes.run(ids, begins, ends, held)
+        got = indexes.run(ids, begins, ends, tables)
         new = got.report[:, 0].cumsum(0).tolist()
         hash_index.mark_initialized(buffers, policies, got.new_rows, [0, *new[:-1]], new)
         batch = begins, ends, buffers, policies
-        undo = hash_index.find_or_insert_undoably(ids + 7, *batch, [hash_index.InFlight.nothing()] * len(held))
+        undo = hash_index.find_or_insert_undoably(ids + 7, *batch, [hash_index.InFlight.nothing()] * len(tables))
         hash_index.undo_insert(undo, *batch)
         slots, cells, locks = (
             [getattr(buffer, name) for buffer in buffers] for name in ("slot_groups", "side_row", "lock")
         )
         hash_index.find_tables(ids, begins, ends, slots, cells, locks, [policy.own_dense_rows for policy in policies])
-        different_ids(ids, lengths.tolist(), [table % 2 == 0 for table in range(len(held))])
-    for each, policy in held:
-        rebuild(indexes.copy_of(each), policy)
+        different_ids(ids, lengths.tolist(), [table % 2 == 0 for table in range(len(tables))])
+    for buffer, policy in tables:
+        rebuild(indexes.copy_of(buffer), policy)
     for number in range(len(finding.TABLES)):
         index = finding.filled(number)
         index.find(torch.tensor([*finding.EXTREMES, 5, 6, 10**12, 6 * 10**12]))

@@ -21,18 +21,18 @@ Call = tuple[str, Any, Any]
 
 def differs(call: Call) -> bool:
     """Whether a call has other results now. NaN equals NaN: its sign and payload are the processor's choice."""
-    name, (arguments, keywords), wanted = call
+    name, (arguments, keywords), recorded = call
     given = copy.deepcopy(arguments)
     returned = getattr(torch.ops.recfx, name)(*given, **keywords)
-    pairs = zip(tree_leaves((returned, given)), tree_leaves(wanted), strict=True)
-    return not all(_same(found, expected) for found, expected in pairs)
+    pairs = zip(tree_leaves((returned, given)), tree_leaves(recorded), strict=True)
+    return not all(_same(value, expected) for value, expected in pairs)
 
 
-def _same(found: object, expected: object) -> bool:
-    if not isinstance(found, torch.Tensor) or not isinstance(expected, torch.Tensor):
-        return found == expected
+def _same(value: object, expected: object) -> bool:
+    if not isinstance(value, torch.Tensor) or not isinstance(expected, torch.Tensor):
+        return value == expected
     return (
-        found.dtype == expected.dtype and found.shape == expected.shape and torch.equal(_bits(found), _bits(expected))
+        value.dtype == expected.dtype and value.shape == expected.shape and torch.equal(_bits(value), _bits(expected))
     )
 
 

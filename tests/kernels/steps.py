@@ -58,7 +58,7 @@ class Case:
         pieces = self.gradients.split(self.offsets.diff().tolist())
         widths = [self.weights[table].shape[1] for table in self.table_of_feature]
         of_features = [piece[:, :width].contiguous() for piece, width in zip(pieces, widths, strict=True)]
-        return [None if number in self.unused else each for number, each in enumerate(of_features)]
+        return [None if number in self.unused else part for number, part in enumerate(of_features)]
 
     def copy(self) -> Case:
         weights = [weight.clone() for weight in self.weights]
@@ -70,7 +70,7 @@ class Case:
         columns = [self.weights[table].shape[1] for table in self.table_of_feature]
         pooling = "NONE" if self.unpooled else "MEAN" if self.mean else "SUM"
         parts = self.offsets.diff().tolist() if self.unpooled else columns
-        found: dict[int, list[tuple[torch.Tensor, torch.Tensor]]] = {}
+        parts_of_tables: dict[int, list[tuple[torch.Tensor, torch.Tensor]]] = {}
         for feature, gradient in enumerate(self.gradients.split(parts, dim=0 if self.unpooled else 1)):
             bags = self.offsets[feature * batch_size : (feature + 1) * batch_size + 1]
             if feature in self.unused:
@@ -81,11 +81,11 @@ class Case:
             by_row = row_gradients(gradient, self.rows[ids], bags - bags[0], pooling, scale)[1]
             present = self.rows[ids] >= 0
             part = (self.rows[ids][present], by_row[present])
-            found.setdefault(self.table_of_feature[feature], []).append(part)
+            parts_of_tables.setdefault(self.table_of_feature[feature], []).append(part)
         update = partial(self.rule.update, step=STEP, group=self.group)
-        for table, parts in found.items():
-            state = {each.name: of_tables[table] for each, of_tables in zip(self.rule.states, self.states, strict=True)}
-            rows, gradient = (torch.cat(list(each)) for each in zip(*parts, strict=True))
+        for table, parts in parts_of_tables.items():
+            state = {kind.name: of_tables[table] for kind, of_tables in zip(self.rule.states, self.states, strict=True)}
+            rows, gradient = (torch.cat(list(tensors)) for tensors in zip(*parts, strict=True))
             step_touched_rows(update, self.weights[table], rows, gradient, state)
 
     def tensors(self) -> list[torch.Tensor]:

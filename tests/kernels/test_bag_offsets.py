@@ -29,15 +29,15 @@ def test_equals_a_plain_loop(batch: tuple[Any, ...]) -> None:
         torch.tensor(values, dtype=ids), torch.tensor(bags, dtype=bags_dtype), are_offsets, per_key,
         torch.tensor(rows, dtype=torch.int64),
     )  # fmt: skip
-    found, fault, _ = bag_offsets(*arguments)
+    checked, fault, _ = bag_offsets(*arguments)
     referred, reference_fault = bag_offsets_reference(*arguments)
     assert fault == (Fault(kind, position) if kind else None)
     assert reference_fault.tolist() == [kind, position]
     if offsets:
-        assert found.tolist() == referred.tolist() == offsets
+        assert checked.tolist() == referred.tolist() == offsets
     if len(set(per_key)) == 1:
         same = bag_offsets(arguments[0], arguments[1], are_offsets, per_key[:1], arguments[4])
-        assert (same[0].tolist(), same[1]) == (found.tolist(), fault)
+        assert (same[0].tolist(), same[1]) == (checked.tolist(), fault)
 
 
 def test_lengths_whose_sum_wraps_around() -> None:
@@ -88,7 +88,7 @@ class Waits(TorchDispatchMode):
         waits = ("aten::_local_scalar_dense", "aten::nonzero", "aten::masked_select", "aten::equal", "aten::bincount")
         assert name not in waits
         assert not name.startswith("aten::repeat_interleave") or (kwargs or {}).get("output_size") is not None
-        assert all(each is None or each.dtype != torch.bool for each in index)
+        assert all(indices is None or indices.dtype != torch.bool for indices in index)
         return func(*args, **(kwargs or {}))
 
 

@@ -60,12 +60,12 @@ def test_bags_whose_ids_all_go_to_one_piece(pieces: int, counted: int) -> None:
     nothing, every = [0], list(range(pieces))
     rows, cuts = [10 * pieces], [cut_equally(10 * pieces, pieces)]
     routes = Routes(cuts, nothing, rows, nothing, nothing, nothing * pieces, every)
-    wanted = torch.zeros(pieces, 3, dtype=torch.int64)
+    expected = torch.zeros(pieces, 3, dtype=torch.int64)
     for piece in every:
         lengths = torch.tensor([counted - 1, counted, counted + 1])
         ids = torch.full((3 * counted,), 10 * piece)
-        wanted.zero_()[piece] = lengths
-        assert torch.equal(bucketize(ids, lengths, 3, routes)[1].view(pieces, 3), wanted)
+        expected.zero_()[piece] = lengths
+        assert torch.equal(bucketize(ids, lengths, 3, routes)[1].view(pieces, 3), expected)
 
 
 @given(st.integers(1, 5), st.integers(0, 4), st.integers(1, 40), st.booleans(), st.integers(0, 2**31), st.booleans())

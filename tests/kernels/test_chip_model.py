@@ -67,9 +67,9 @@ def test_more_cores_take_less_time() -> None:
 def test_what_binds_is_named() -> None:
     """Copies that take no time leave the memory, or the scalars; nothing else leaves the launch."""
     slow_memory = replace(FREE, memory_bandwidth=1e6)
-    found = modelled(POOLED, 1000, 100, 64, 4, ASCEND_910B, slow_memory)
-    assert (found.binds, found.share) == ("memory", 1.0)
-    assert found.seconds == pytest.approx((1000 + 100) * 256 / 1e6)
+    time = modelled(POOLED, 1000, 100, 64, 4, ASCEND_910B, slow_memory)
+    assert (time.binds, time.share) == ("memory", 1.0)
+    assert time.seconds == pytest.approx((1000 + 100) * 256 / 1e6)
     assert modelled(POOLED, 1000, 100, 64, 4, ASCEND_910B, replace(FREE, line=1.0)).binds == "scalars"
     assert modelled(POOLED, 0, 0, 64, 4, ASCEND_910B, KIND).seconds == KIND.launch
 

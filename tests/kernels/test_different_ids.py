@@ -24,7 +24,7 @@ KEYS = st.lists(
 @settings(max_examples=150)
 @given(KEYS)
 def test_each_id_is_found_at_its_first_place(keys: list[tuple[list[int], bool]]) -> None:
-    ids = torch.tensor([each for of_key, _ in keys for each in of_key], dtype=torch.int64)
+    ids = torch.tensor([id_ for of_key, _ in keys for id_ in of_key], dtype=torch.int64)
     counts, chosen = [len(of_key) for of_key, _ in keys], [is_chosen for _, is_chosen in keys]
     is_first, numbers, different = different_ids(ids, counts, chosen)
     for ours, theirs in zip((is_first, numbers), different_ids_reference(ids, counts, chosen), strict=False):
@@ -34,8 +34,8 @@ def test_each_id_is_found_at_its_first_place(keys: list[tuple[list[int], bool]])
     expected: list[int] = []
     for (of_key, is_chosen), count in zip(keys, different, strict=True):
         known: dict[int, int] = {}
-        for place, each in enumerate(of_key):
-            expected.append(known.setdefault(each if is_chosen else place, len(known)))
+        for place, id_ in enumerate(of_key):
+            expected.append(known.setdefault(id_ if is_chosen else place, len(known)))
         assert count == len(known)
     assert numbers.tolist() == expected
 

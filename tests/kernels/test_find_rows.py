@@ -33,8 +33,8 @@ def test_tables_one_after_the_other() -> None:
     asked = [torch.tensor([70, -1, 3]), torch.tensor([5, 9]), torch.tensor([], dtype=torch.int64), torch.tensor([-1])]
     ends = torch.tensor(list(accumulate(map(len, asked))))
     rows, absent = find_rows_reference(torch.cat(asked), ends, copies_of(indexes))
-    wanted = [ids if index is None else index.answer(ids) for index, ids in zip(indexes, asked, strict=True)]
-    assert torch.equal(rows, torch.cat(wanted))
+    expected = [ids if index is None else index.answer(ids) for index, ids in zip(indexes, asked, strict=True)]
+    assert torch.equal(rows, torch.cat(expected))
     assert absent.tolist() == [
         0 if index is None else int((index.find(ids) < 0).sum()) for index, ids in zip(indexes, asked, strict=True)
     ]
@@ -42,8 +42,8 @@ def test_tables_one_after_the_other() -> None:
 
 def test_copies_are_the_slots() -> None:
     indexes = [filled(0), filled(1)]
-    found = copies_of(indexes)
-    slots, side_rows = torch.empty_like(found.slots), torch.empty_like(found.side_rows)
+    copies = copies_of(indexes)
+    slots, side_rows = torch.empty_like(copies.slots), torch.empty_like(copies.side_rows)
     counts, states = [index.slot_count for index in indexes], [index.row_state for index in indexes]
     arguments = counts, [index.row_ids for index in indexes], states, [index.lock for index in indexes]
     hash_index.slot_tables_(slots, side_rows, *arguments)
@@ -63,8 +63,8 @@ def test_copies_are_the_slots() -> None:
         hash_index.slot_tables_(slots[:2], side_rows[:1], [2], *own)  # a search for another id would never end
     other = torch.empty_like(slots), torch.empty_like(side_rows)
     ByReferences(hash_index).slot_tables_(*other, *arguments)
-    for held, wanted in zip(other[0].split(counts), slots.split(counts), strict=True):
-        assert sorted(held.tolist()) == sorted(wanted.tolist())
+    for of_reference, of_operator in zip(other[0].split(counts), slots.split(counts), strict=True):
+        assert sorted(of_reference.tolist()) == sorted(of_operator.tolist())
     assert torch.equal(other[1], side_rows)
 
 

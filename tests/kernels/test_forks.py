@@ -120,16 +120,16 @@ def test_a_lock_for_new_rows_that_another_thread_held() -> None:
         name="t", num_embeddings=40, embedding_dim=4, feature_names=["t"], hashing=HashConfig(dense_rows=0)
     )
     collection = HashEmbeddingBagCollection([table])
-    held, let_go = threading.Event(), threading.Event()
+    is_locked, let_go = threading.Event(), threading.Event()
 
     def hold() -> None:
         with collection.store.new_rows_lock:
-            held.set()
+            is_locked.set()
             let_go.wait(2 * PATIENCE)
 
     thread = threading.Thread(target=hold)
     thread.start()
-    assert held.wait(PATIENCE)
+    assert is_locked.wait(PATIENCE)
     features = KeyedJaggedTensor(["t"], torch.arange(4), lengths=torch.ones(4, dtype=torch.int64))
     try:
         in_child(lambda: collection.train()(features))

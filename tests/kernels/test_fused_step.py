@@ -29,12 +29,12 @@ def test_the_operator_has_every_rule() -> None:
 
 
 def check(made: Case) -> None:
-    wanted = made.copy()
-    wanted.step_by_reference()
+    by_reference = made.copy()
+    by_reference.step_by_reference()
     fused_step_(*made.arguments())
-    for found, expected in zip(made.tensors(), wanted.tensors(), strict=True):
-        tolerance = TOLERANCE[found.dtype]
-        torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance)
+    for actual, expected in zip(made.tensors(), by_reference.tensors(), strict=True):
+        tolerance = TOLERANCE[actual.dtype]
+        torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance)
 
 
 @settings(max_examples=150)
@@ -62,7 +62,7 @@ def test_a_step_is_the_rules_own(
     unused: set[int],
     seed: int,
 ) -> None:
-    rows, dims, features = (tuple(each) for each in zip(*tables, strict=True))
+    rows, dims, features = (tuple(column) for column in zip(*tables, strict=True))
     batch_size = max(batch_size, 1) if pooling == "none" else batch_size
     how = {"mean": pooling == "mean", "weighted": pooling == "weighted", "unpooled": pooling == "none"}
     how |= {"weight_decay": weight_decay, "absent": absent}  # type: ignore[dict-item]
@@ -130,11 +130,11 @@ def test_only_tables_that_are_stepped_change_and_the_states_of_others_are_not_re
     nothing = torch.empty(0)
     arguments[4], arguments[5] = ([states[0], nothing, states[2]] for states in made.states)
     fused_step_(*arguments)
-    wanted = before.copy()
-    wanted.step_by_reference()
+    by_reference = before.copy()
+    by_reference.step_by_reference()
     assert torch.equal(made.weights[1], before.weights[1])
     for table in (0, 2):
-        torch.testing.assert_close(made.weights[table], wanted.weights[table], rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(made.weights[table], by_reference.weights[table], rtol=1e-5, atol=1e-6)
 
 
 def test_steps_of_tables_that_are_stepped_are_counted_also_without_a_position() -> None:
@@ -157,8 +157,8 @@ def test_a_table_is_left_alone_if_no_output_of_its_features_has_a_gradient() -> 
     arguments[12] = counts
     fused_step_(*arguments)
     assert counts.tolist() == [5.0, 5.0, 7.0]
-    for found, held in zip([made.weights, *made.states], [before.weights, *before.states], strict=True):
-        assert [torch.equal(one, other) for one, other in zip(found, held, strict=True)] == [False, True, False]
+    for after, start in zip([made.weights, *made.states], [before.weights, *before.states], strict=True):
+        assert [torch.equal(one, other) for one, other in zip(after, start, strict=True)] == [False, True, False]
 
 
 def test_an_infinite_weight_stays_infinite() -> None:

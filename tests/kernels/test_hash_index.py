@@ -76,8 +76,8 @@ def test_batches_that_are_divided_among_threads_equal_the_reference(config: dict
         new = torch.randint(5000 + 700 * step, 6000 + 700 * step, (1000,), generator=generator) * 7919 - 10**7
         ids = torch.cat([known, new, torch.tensor([-1, 2**63 - 1])])[torch.randperm(20_002, generator=generator)]
         got, expected = insert(ids, ours, policy), insert(ids, theirs, policy, operators=reference)
-        for value, wanted in zip(got, expected, strict=True):
-            assert torch.equal(value, wanted)
+        for value, expected_value in zip(got, expected, strict=True):
+            assert torch.equal(value, expected_value)
         assert_same(ours, theirs)
         assert_sound(ours, policy)
         full.append(int(got.report[0, 1]) >= 0)
@@ -243,8 +243,8 @@ def test_a_large_batch_is_undone(config: dict[str, Any]) -> None:
     assert int(record.inserted.report[:, 1].max()) < 0
     assert int(indexes[0].counts[EVICTED]) > int(before[0].counts[EVICTED]) or config["on_full"] == "share"
     hash_index.undo_insert(record, *stretches, indexes, policies)
-    for index, policy, wanted in zip(indexes, policies, before, strict=True):
-        assert_same(index, wanted)
+    for index, policy, index_before in zip(indexes, policies, before, strict=True):
+        assert_same(index, index_before)
         assert_sound(index, policy)
 
 
@@ -262,9 +262,9 @@ def test_records_that_do_not_fit_are_refused() -> None:
         record._replace(tensors=(scores, torch.tensor([[1, 0, 0, 0, 0]]), counted)),
         record._replace(tensors=(scores, torch.tensor([[0, 10, 0, 0, 0]]), counted)),
     ]
-    for each in wrong:
+    for record_or_wrong in wrong:
         with pytest.raises(RuntimeError, match=r"undo_insert"):
-            hash_index.undo_insert(each, *stretch, [index], [policy])
+            hash_index.undo_insert(record_or_wrong, *stretch, [index], [policy])
     assert_same(index, before)
     assert index.lock.item() == 0
     hash_index.undo_insert(record, *stretch, [index], [policy])
@@ -357,9 +357,9 @@ def test_insert_allocates_nothing_as_large_as_the_table(config: dict[str, Any]) 
 )
 def test_find_tables_is_find_on_each_stretch(tables: list[tuple[list[int], list[int], int]], others: list[int]) -> None:
     pieces, begins, ends, built, dense = [torch.tensor(others, dtype=torch.int64)], [], [], [], []
-    for held, asked, dense_rows in tables:
+    for known, asked, dense_rows in tables:
         buffers, policy = empty(40, dense_rows, on_full="share")
-        insert(torch.tensor(held, dtype=torch.int64), buffers, policy)
+        insert(torch.tensor(known, dtype=torch.int64), buffers, policy)
         begins.append(sum(piece.numel() for piece in pieces))
         pieces.append(torch.tensor(asked, dtype=torch.int64))
         ends.append(begins[-1] + len(asked))

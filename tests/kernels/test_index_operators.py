@@ -142,9 +142,9 @@ def test_compiled_operators_change_the_table_in_place(backend: str, config: dict
         rows = compiled(torch.arange(5, 15).repeat(2))
     for first in (0, 5):
         ids = torch.arange(first, first + 10).repeat(2)
-        wanted = insert(ids * 3, expected, policy).rows
-        wanted = wanted + torch.ops.recfx.find(ids, expected.slot_groups, expected.side_row, 0)
-    assert torch.equal(rows, wanted)
+        expected_rows = insert(ids * 3, expected, policy).rows
+        expected_rows = expected_rows + torch.ops.recfx.find(ids, expected.slot_groups, expected.side_row, 0)
+    assert torch.equal(rows, expected_rows)
     assert torch.equal(index.row_ids, expected.row_ids)
     assert [tensor.data_ptr() for tensor in index] == addresses
     assert max(sizes.made, default=0) < 100

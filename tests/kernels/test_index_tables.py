@@ -50,15 +50,15 @@ def test_several_tables_are_each_of_them_alone(batches: list[list[tuple[int, int
         for left, right in zip(got, again, strict=True):
             assert torch.equal(left, right)
         trial = [insert(ids[b:e], copy_of(i[0]), i[1]) for b, e, i in zip(begins, ends, alone, strict=True)]
-        if any(int(each.report[0, 1]) >= 0 for each in trial):
+        if any(int(answer.report[0, 1]) >= 0 for answer in trial):
             assert (got.rows == -1).all()
-            assert got.report[:, 1].tolist() == [int(each.report[0, 1]) for each in trial]
+            assert got.report[:, 1].tolist() == [int(answer.report[0, 1]) for answer in trial]
         else:
             expected = [insert(ids[b:e], *index) for b, e, index in zip(begins, ends, alone, strict=True)]
-            for begin, end, each in zip(begins, ends, expected, strict=True):
-                assert torch.equal(got.rows[begin:end], each.rows)
+            for begin, end, answer in zip(begins, ends, expected, strict=True):
+                assert torch.equal(got.rows[begin:end], answer.rows)
             for name in ("new_rows", "states_before", "ids_before", "report"):
-                assert torch.equal(getattr(got, name), torch.cat([getattr(each, name) for each in expected])), name
+                assert torch.equal(getattr(got, name), torch.cat([getattr(answer, name) for answer in expected])), name
             outside = torch.ones_like(ids, dtype=torch.bool)
             for begin, end in zip(begins, ends, strict=True):
                 outside[begin:end] = False

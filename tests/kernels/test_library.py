@@ -92,8 +92,8 @@ def test_a_user_without_a_home_builds_for_one_process(
     assert "cannot be kept: this user has no home directory" in warnings_of(caplog)[0]
     assert without_home("~/x") == "~/x"
     monkeypatch.setattr(library, "loaded_path", lambda: Path(loaded[0]))
-    found = machine._library()
-    assert (found.status, found.found) == (
+    finding = machine._library()
+    assert (finding.status, finding.found) == (
         Status.WARNING,
         "compiled for this process alone: this user has no home directory",
     )
@@ -174,9 +174,9 @@ def test_index_works_on_the_references_without_library(tmp_path: Path) -> None:
 
 
 def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
-    found = [record.getMessage() for record in caplog.records]
+    messages = [record.getMessage() for record in caplog.records]
     caplog.clear()
-    return found
+    return messages
 
 
 @pytest.mark.parametrize(
@@ -218,7 +218,7 @@ def test_a_library_made_for_another_torch_is_built_anew(
     os.replace(other, built)
     warnings_of(caplog)
     library.build()
-    assert any("damaged" in each for each in warnings_of(caplog))
+    assert any("damaged" in message for message in warnings_of(caplog))
 
 
 def test_a_library_that_cannot_be_loaded_is_built_anew(

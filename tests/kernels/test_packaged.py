@@ -47,13 +47,13 @@ def test_it_is_loaded_without_a_compiler_whoever_owns_it(
     sources: Path, loaded: list[Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("CXX", "/no/such/compiler")
-    (held,) = packaged.LIBRARIES.glob("*.so")
-    held.chmod(0o666)
+    (packaged_one,) = packaged.LIBRARIES.glob("*.so")
+    packaged_one.chmod(0o666)
     library._open_library()
-    assert loaded == [held]
-    assert library.loaded_path() == held
+    assert loaded == [packaged_one]
+    assert library.loaded_path() == packaged_one
     assert library.main() == 0
-    assert capsys.readouterr().out.strip() == str(held)
+    assert capsys.readouterr().out.strip() == str(packaged_one)
 
 
 @pytest.mark.parametrize(
@@ -75,13 +75,13 @@ def test_a_damaged_one_is_the_first_reason_why_there_is_none(
     sources: Path, damage: Callable[[bytes], bytes], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
-    (held,) = packaged.LIBRARIES.glob("*.so")
-    held.write_bytes(damage(held.read_bytes()))
+    (packaged_one,) = packaged.LIBRARIES.glob("*.so")
+    packaged_one.write_bytes(damage(packaged_one.read_bytes()))
     monkeypatch.setenv("CXX", "/no/such/compiler")
     for name, value in (("_loaded", None), ("_reason", ""), ("_when_defined", [])):
         monkeypatch.setattr(library, name, value)
     assert not library.load()
-    why = f"{held} is damaged, or of another torch"
+    why = f"{packaged_one} is damaged, or of another torch"
     assert caplog.messages[0] == f"{why}. What to do: install recfx again."
     assert library.why_not().startswith(f"{why}, and none can be made here: the C++ compiler /no/such/compiler cannot")
     assert library.main() == 1
@@ -99,11 +99,11 @@ def test_where_none_came_with_recfx_that_is_the_first_reason(sources: Path, monk
 
 def test_one_of_another_torch_or_machine_is_not_taken(sources: Path) -> None:
     of_another = write("2.1.3", sources)
-    held = of_another.rename(packaged.LIBRARIES / library_name(torch.__version__, sources))
+    packaged_one = of_another.rename(packaged.LIBRARIES / library_name(torch.__version__, sources))
     with pytest.raises(OSError, match="or of another torch"):
         packaged_library(torch.__version__, True, sources)
-    assert write(torch.__version__, sources) == held
-    assert packaged_library(torch.__version__, True, sources) == held
+    assert write(torch.__version__, sources) == packaged_one
+    assert packaged_library(torch.__version__, True, sources) == packaged_one
     (other,) = {"x86_64", "aarch64"} - {platform.machine()}
     write(torch.__version__, sources, other)
     with pytest.raises(OSError, match=f"is for {other}, and this machine is {platform.machine()}"):
@@ -113,31 +113,31 @@ def test_one_of_another_torch_or_machine_is_not_taken(sources: Path) -> None:
 def test_one_that_this_user_cannot_read_is_named_and_not_taken(
     sources: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (held,) = packaged.LIBRARIES.glob("*.so")
+    (packaged_one,) = packaged.LIBRARIES.glob("*.so")
     of_others = Path.read_bytes
 
     def read_bytes(path: Path) -> bytes:
-        if path == held:
+        if path == packaged_one:
             raise PermissionError(13, "Permission denied", str(path))
         return of_others(path)
 
     monkeypatch.setattr(Path, "read_bytes", read_bytes)
-    assert library.came_with_recfx() == (None, f"[Errno 13] Permission denied: '{held}'")
-    assert caplog.messages == [f"[Errno 13] Permission denied: '{held}'. What to do: install recfx again."]
+    assert library.came_with_recfx() == (None, f"[Errno 13] Permission denied: '{packaged_one}'")
+    assert caplog.messages == [f"[Errno 13] Permission denied: '{packaged_one}'. What to do: install recfx again."]
 
 
 def test_one_that_cannot_be_loaded_makes_way_for_one_that_is_compiled(
     sources: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (held,) = packaged.LIBRARIES.glob("*.so")
+    (packaged_one,) = packaged.LIBRARIES.glob("*.so")
     loaded: list[Path] = []
 
     def load_library(path: str) -> None:
-        if Path(path) == held:
-            raise OSError("Could not load this library") from OSError(f"{held}: undefined symbol")
+        if Path(path) == packaged_one:
+            raise OSError("Could not load this library") from OSError(f"{packaged_one}: undefined symbol")
         loaded.append(Path(path))
 
     monkeypatch.setattr(torch.ops, "load_library", load_library)
     library._open_library()
     assert [path.parent for path in loaded] == [library.build_directory()]
-    assert caplog.messages[0] == f"{held} cannot be loaded: undefined symbol. What to do: install recfx again."
+    assert caplog.messages[0] == f"{packaged_one} cannot be loaded: undefined symbol. What to do: install recfx again."

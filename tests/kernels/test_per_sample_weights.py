@@ -33,9 +33,9 @@ def test_it_equals_its_reference(
     rows = torch.randint(-1, 20, (int(offsets[-1]),), generator=generator)
     gradients = torch.randn(batch_size, sum(dims[table] for table in table_of_feature), generator=generator)
     arguments = (rows, offsets, gradients, weights, table_of_feature)
-    found = per_sample_weight_gradients(*arguments)
-    wanted = per_sample_weight_gradients_reference(*arguments)
-    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)  # sums of up to 130 products, in another order
+    actual = per_sample_weight_gradients(*arguments)
+    expected = per_sample_weight_gradients_reference(*arguments)
+    torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)  # sums of up to 130 products, in another order
 
 
 def test_any_number_of_threads_gives_the_same_bits() -> None:

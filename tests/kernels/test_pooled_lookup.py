@@ -18,15 +18,15 @@ from tests.kernels.threads import assert_same_on_any_threads
 @settings(max_examples=200)
 @given(cases())
 def test_find_and_pool_equals_its_reference(case: Case) -> None:
-    pooled, rows, absent = case.found()
-    wanted_pooled, wanted_rows, wanted_absent = case.wanted()
-    assert torch.equal(rows, wanted_rows)
-    assert torch.equal(absent, wanted_absent)
+    pooled, rows, absent = case.by_operator()
+    expected_pooled, expected_rows, expected_absent = case.by_reference()
+    assert torch.equal(rows, expected_rows)
+    assert torch.equal(absent, expected_absent)
     assert pooled.dtype == torch.float32
-    torch.testing.assert_close(pooled, wanted_pooled, rtol=1e-5, atol=1e-4)
+    torch.testing.assert_close(pooled, expected_pooled, rtol=1e-5, atol=1e-4)
     again = pooled_lookup(rows, case.offsets, case.weights, case.table_of_feature, False, case.scale, case.unpooled)
     assert torch.equal(pooled, case.joined(again)), "finding changes the order of the sums"
-    without_rows = case.found(keep_rows=False)
+    without_rows = case.by_operator(keep_rows=False)
     assert torch.equal(without_rows[0], pooled)
     assert without_rows[1].numel() == 0
     assert torch.equal(without_rows[2], absent)
@@ -35,30 +35,30 @@ def test_find_and_pool_equals_its_reference(case: Case) -> None:
 @settings(max_examples=100)
 @given(cases(), st.booleans())
 def test_pooled_lookup_equals_its_reference(case: Case, mean: bool) -> None:
-    _, rows, _ = case.wanted()
+    _, rows, _ = case.by_reference()
     mean = mean and not case.unpooled
     scale = None if mean else case.scale
     arguments = (rows, case.offsets, case.weights, case.table_of_feature, mean, scale, case.unpooled)
-    wanted, found = pooled_lookup_reference.pooled_lookup(*arguments), case.joined(pooled_lookup(*arguments))
-    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-4)
+    expected, actual = pooled_lookup_reference.pooled_lookup(*arguments), case.joined(pooled_lookup(*arguments))
+    torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-4)
     if case.unpooled:
-        assert torch.equal(found, wanted), "a row is not what it was"
+        assert torch.equal(actual, expected), "a row is not what it was"
 
 
 @settings(max_examples=100)
 @given(cases(), st.floats(0, 1), st.integers(0, 100))
 def test_pooling_again_gives_the_bits_of_the_final_rows(case: Case, share: float, seed: int) -> None:
-    _, final, _ = case.found()
+    _, final, _ = case.by_operator()
     changed = torch.rand(final.shape, generator=torch.Generator().manual_seed(seed)) < share
     before = torch.where(changed, torch.full_like(final, -1), final)
     arguments = (case.offsets, case.weights, case.table_of_feature)
     pooled = pooled_lookup(before, *arguments, False, case.scale, case.unpooled)
-    wanted = pooled_lookup(final, *arguments, False, case.scale, case.unpooled)
+    expected = pooled_lookup(final, *arguments, False, case.scale, case.unpooled)
     by_reference = case.joined(pooled).clone()
     pool_again_(pooled, final, changed, *arguments, case.scale, case.unpooled)
-    assert torch.equal(case.joined(pooled), case.joined(wanted))
+    assert torch.equal(case.joined(pooled), case.joined(expected))
     pooled_lookup_reference.pool_again_(by_reference, final, changed, *arguments, case.scale, case.unpooled)
-    torch.testing.assert_close(by_reference, case.joined(wanted), rtol=1e-5, atol=1e-4)
+    torch.testing.assert_close(by_reference, case.joined(expected), rtol=1e-5, atol=1e-4)
 
 
 def test_pooling_again_leaves_other_bags_alone() -> None:
@@ -91,16 +91,16 @@ def large_case(dtype: torch.dtype, unpooled: bool = False) -> Case:
 @pytest.mark.parametrize("unpooled", [False, True])
 def test_results_do_not_depend_on_threads(dtype: torch.dtype, unpooled: bool) -> None:
     case = large_case(dtype, unpooled)
-    _, _, absent = assert_same_on_any_threads(case.found)
+    _, _, absent = assert_same_on_any_threads(case.by_operator)
     assert int(absent.min()) > 0, "nothing was absent: the case is too easy"
 
 
 def test_every_float16_is_read_exactly() -> None:
     bits = torch.arange(-(2**15), 2**15).to(torch.int16)
     weight = bits.view(torch.float16).view(-1, 1).expand(-1, 20).contiguous()  # 20 columns: wide and narrow vectors
-    (found,) = pooled_lookup(torch.arange(2**16), torch.arange(2**16 + 1), [weight], [0])
-    assert torch.equal(found.isnan(), weight.isnan())
-    assert torch.equal(found.nan_to_num(), weight.float().nan_to_num())
+    (pooled,) = pooled_lookup(torch.arange(2**16), torch.arange(2**16 + 1), [weight], [0])
+    assert torch.equal(pooled.isnan(), weight.isnan())
+    assert torch.equal(pooled.nan_to_num(), weight.float().nan_to_num())
 
 
 def test_inputs_may_be_strided() -> None:
@@ -111,10 +111,10 @@ def test_inputs_may_be_strided() -> None:
 
     scale = torch.rand(case.ids.numel())
     case.scale = scale
-    wanted = case.found()
+    expected = case.by_operator()
     case.ids, case.offsets, case.scale = strided(case.ids), strided(case.offsets), strided(scale)
     assert not case.ids.is_contiguous()
-    assert all(torch.equal(left, right) for left, right in zip(wanted, case.found(), strict=True))
+    assert all(torch.equal(left, right) for left, right in zip(expected, case.by_operator(), strict=True))
 
 
 def test_opcheck() -> None:
@@ -147,8 +147,8 @@ def test_scriptable() -> None:
         return torch.ops.recfx.pooled_lookup(rows, offsets, weights, [0], False, None)[0]
 
     weights = [torch.randn(4, 3)]
-    found = use(torch.tensor([0, 2]), torch.tensor([0, 2]), weights)
-    torch.testing.assert_close(found[0], weights[0][0] + weights[0][2])
+    pooled = use(torch.tensor([0, 2]), torch.tensor([0, 2]), weights)
+    torch.testing.assert_close(pooled[0], weights[0][0] + weights[0][2])
     for reference in ("pooled_lookup", "find_and_pool", "pool_again_"):
         torch.jit.script(getattr(pooled_lookup_reference, reference))
 

@@ -105,11 +105,11 @@ def test_tables_lie_in_fbgemm_s_collection_as_they_are(bits: int) -> None:
     collection.weight_initialized = True
     collection.weights_physical_offsets, collection.weights_physical_placements = [0], [EmbeddingLocation.HOST.value]
     codes, scale, bias = collection.split_embedding_weights_with_scale_bias(split_scale_bias_mode=2)[0]
-    wanted = parts_in_front(torch.ops.fbgemm.FloatOrHalfToFusedNBitRowwiseQuantizedSBHalf(weight, bits))
+    of_fbgemm = parts_in_front(torch.ops.fbgemm.FloatOrHalfToFusedNBitRowwiseQuantizedSBHalf(weight, bits))
     assert scale is not None
     assert bias is not None
-    assert torch.equal(codes, wanted[:, 4:])
-    assert torch.equal(torch.cat([scale, bias], 1).view(torch.uint8), wanted[:, :4])
+    assert torch.equal(codes, of_fbgemm[:, 4:])
+    assert torch.equal(torch.cat([scale, bias], 1).view(torch.uint8), of_fbgemm[:, :4])
 
 
 def fbgemm_s_lookup(rows, offsets, tables, dims, bits, table_of_feature, mean, scales, alignment):
@@ -156,9 +156,9 @@ def test_odd_dims(bits: int, dim: int, mean: bool, weighted: bool) -> None:
         for column in {0, dim // 2, dim - 1}:
             weights = [1.0 if scales is None else float(scales[place]) for place in members]
             values = [value_of(table[rows[place]], column, bits) for place in members]
-            wanted = math.fsum(weight * value for weight, value in zip(weights, values, strict=True))
-            wanted /= (4, 1, 1)[bag] if mean else 1
-            assert float(pooled[bag, column]) == pytest.approx(wanted, rel=1e-5, abs=1e-6)
+            expected = math.fsum(weight * value for weight, value in zip(weights, values, strict=True))
+            expected /= (4, 1, 1)[bag] if mean else 1
+            assert float(pooled[bag, column]) == pytest.approx(expected, rel=1e-5, abs=1e-6)
 
 
 def value_of(row: torch.Tensor, column: int, bits: int) -> float:

@@ -17,10 +17,10 @@ from tests.kernels.threads import assert_same_on_any_threads
 @settings(max_examples=120, deadline=None)
 @given(cases())
 def test_agrees_with_its_reference(case: Case) -> None:
-    found = served_lookup(*case.arguments())  # type: ignore[arg-type]
-    wanted = served_lookup_reference(*case.arguments())  # type: ignore[arg-type]
+    pooled = served_lookup(*case.arguments())  # type: ignore[arg-type]
+    expected = served_lookup_reference(*case.arguments())  # type: ignore[arg-type]
     torch.testing.assert_close(
-        found, wanted, rtol=1e-5, atol=1e-3
+        pooled, expected, rtol=1e-5, atol=1e-3
     )  # sums of up to 200 numbers of up to 15, in another order
 
 
@@ -43,8 +43,8 @@ def test_a_bag_of_one_id_is_the_sum_of_its_row(row_format: int, columns: int, is
     columns += columns % 2 if row_format == 3 else 0
     rows = stored_rows(torch.randn(8, columns, generator=generator), row_format).reshape(-1)
     index = HashIndex(8, config=HashConfig(dense_rows=0))
-    held = torch.arange(100, 108)
-    index.find_or_insert(held)
+    known = torch.arange(100, 108)
+    index.find_or_insert(known)
     tables = [ServedTable(8, columns, row_format, index.slot_count)]
     slots, scale = index.slot_table()[0], torch.randn(8, generator=generator)
 
@@ -52,8 +52,8 @@ def test_a_bag_of_one_id_is_the_sum_of_its_row(row_format: int, columns: int, is
         offsets = torch.arange(0, ids.numel() + 1, length)
         return served_lookup(ids, offsets, rows, tables, [0], slots, False, scale if is_weighted else None)
 
-    both = torch.stack([held, torch.full((8,), 77777)], dim=1).view(-1)
-    assert torch.equal(pooled(held, 1, scale), pooled(both, 2, scale.repeat_interleave(2)))
+    both = torch.stack([known, torch.full((8,), 77777)], dim=1).view(-1)
+    assert torch.equal(pooled(known, 1, scale), pooled(both, 2, scale.repeat_interleave(2)))
     assert not pooled(both[1::2], 1, scale).any()
 
 

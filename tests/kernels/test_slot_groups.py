@@ -35,8 +35,8 @@ def test_insert_find_erase(ids: list[int], groups: int, data: st.DataObject) -> 
     asked = data.draw(st.lists(st.one_of(INT64, st.sampled_from([0, -1, *ids])), max_size=20))
     for id_ in asked:
         assert slot_groups.erase_from_groups(id_, table, side_row) == rows.pop(id_, -1)
-        found = slot_groups.find_in_groups(torch.tensor(ids).long(), table, side_row)
-        assert found.tolist() == [rows.get(other, -1) for other in ids]
+        rows_found = slot_groups.find_in_groups(torch.tensor(ids).long(), table, side_row)
+        assert rows_found.tolist() == [rows.get(other, -1) for other in ids]
     assert int((table[:, : slot_groups.SLOTS] != -1).sum()) + int(side_row[0] != -1) == len(rows), "tombstones"
     filled = table[:, : slot_groups.SLOTS] != -1
     assert bool((filled[:, :-1] >= filled[:, 1:]).all()), "slots are filled from the first one on"
@@ -51,23 +51,23 @@ def test_the_operators_with_groups_that_are_nearly_full(groups: int) -> None:
     for zero in (buffers.row_state, buffers.counts):
         zero.zero_()
     index_rebuild.rebuild(buffers, policy)
-    generator, held = random.Random(groups), {}
+    generator, row_of = random.Random(groups), {}
     universe = torch.tensor([*range(-1, 150), 2**63 - 1, -(2**63)])
     probes = 0
     for _ in range(60):
-        wanted = [id_ for id_ in generator.sample(universe.tolist(), 40) if id_ not in held][: 100 - len(held)]
-        given_out = hash_index.find_or_insert(torch.tensor(wanted).long(), [0], [len(wanted)], [buffers], [policy],
+        new_ids = [id_ for id_ in generator.sample(universe.tolist(), 40) if id_ not in row_of][: 100 - len(row_of)]
+        given_out = hash_index.find_or_insert(torch.tensor(new_ids).long(), [0], [len(new_ids)], [buffers], [policy],
                                               [InFlight.nothing()])  # fmt: skip
-        held.update(zip(wanted, given_out.rows.tolist(), strict=True))
+        row_of.update(zip(new_ids, given_out.rows.tolist(), strict=True))
         probes = max(probes, slot_groups.longest_probe(buffers.slot_groups, buffers.side_row))
         for find in (hash_index.find, lambda *given: slot_groups.find_in_groups(*given[:3])):
-            found = find(universe, buffers.slot_groups, buffers.side_row, 0)
-            assert found.tolist() == [held.get(id_, -1) for id_ in universe.tolist()]
-        leaving = generator.sample(sorted(held), generator.randint(0, len(held)))
+            rows_found = find(universe, buffers.slot_groups, buffers.side_row, 0)
+            assert rows_found.tolist() == [row_of.get(id_, -1) for id_ in universe.tolist()]
+        leaving = generator.sample(sorted(row_of), generator.randint(0, len(row_of)))
         erased = hash_index.erase(torch.tensor(leaving).long(), buffers, policy)
-        assert erased.tolist() == [held.pop(id_) for id_ in leaving]
-        found = hash_index.find(universe, buffers.slot_groups, buffers.side_row, 0)
-        assert found.tolist() == [held.get(id_, -1) for id_ in universe.tolist()]
+        assert erased.tolist() == [row_of.pop(id_) for id_ in leaving]
+        rows_found = hash_index.find(universe, buffers.slot_groups, buffers.side_row, 0)
+        assert rows_found.tolist() == [row_of.get(id_, -1) for id_ in universe.tolist()]
     assert probes >= (4 if groups < 57 else 1)
 
 
@@ -78,9 +78,9 @@ def test_blocks_of_any_length(count: int, dense: int) -> None:
     table, side_row = empty(110)
     slot_groups.insert_into_groups(ids, torch.arange(ids.numel()) + dense, table, side_row)
     asked = torch.cat([ids, ids + 1000, torch.arange(-20, 30), ids.flip(0)]).repeat(2)[:count]
-    found = hash_index.find(asked, table, side_row, dense)
+    rows_found = hash_index.find(asked, table, side_row, dense)
     is_dense = (asked >= 0) & (asked < dense)
-    assert torch.equal(found, torch.where(is_dense, asked, slot_groups.find_in_groups(asked, table, side_row)))
+    assert torch.equal(rows_found, torch.where(is_dense, asked, slot_groups.find_in_groups(asked, table, side_row)))
 
 
 def test_find_is_scriptable() -> None:

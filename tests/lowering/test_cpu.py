@@ -118,10 +118,10 @@ class Case:
         rows = self.ids.values.clone()
         for table in HASHED:
             begin, end = self.indexes.borders[table]
-            found = self.indexes.indexes[table].find(rows[begin:end])
+            own_rows = self.indexes.indexes[table].find(rows[begin:end])
             if self.indexes.share:
-                found = torch.where(found < 0, self.indexes.indexes[table].shared_rows(rows[begin:end]), found)
-            rows[begin:end] = found
+                own_rows = torch.where(own_rows < 0, self.indexes.indexes[table].shared_rows(rows[begin:end]), own_rows)
+            rows[begin:end] = own_rows
         kept = rows >= 0
         before = torch.cat([torch.zeros(1, dtype=torch.int64), kept.cumsum(0)])
         return LookupBatch(rows[kept], before[self.ids.offsets], None if scale is None else scale[kept], BATCH)
@@ -151,7 +151,7 @@ def kernel(weights: list[torch.Tensor], optimizers: list[FusedOptimizer | None],
     return built  # type: ignore[return-value]
 
 
-def wanted(built: Case, optimizers: list[FusedOptimizer | None], scale: torch.Tensor | None) -> torch.Tensor:
+def by_reference(built: Case, optimizers: list[FusedOptimizer | None], scale: torch.Tensor | None) -> torch.Tensor:
     spec = LookupSpec(tables(), "SUM", scale is not None, built.theirs, optimizers)
     return reference.build(spec)(built.theirs, built.wanted_batch(scale))[0]
 
@@ -217,8 +217,8 @@ def test_rows_that_were_found_ahead_are_pooled_as_in_the_lookup() -> None:
         rows.values[begin:end] = index.find(ids.values[begin:end])
     lookup = cpu.build(LookupSpec(indexed_tables(), "SUM", True, built.ours, [None] * 3))
     torch.set_num_threads(1)
-    (pooled,), (found,) = lookup(built.ours, rows), lookup.from_ids(built.ours, ids, built.indexes)  # type: ignore[attr-defined]
-    assert torch.equal(pooled, found)
+    (pooled,), (pooled_from_ids,) = lookup(built.ours, rows), lookup.from_ids(built.ours, ids, built.indexes)  # type: ignore[attr-defined]
+    assert torch.equal(pooled, pooled_from_ids)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
@@ -228,11 +228,11 @@ def test_eval_reads_and_changes_nothing(dtype: torch.dtype, weighted: bool, shar
     built = case({"training": False, "share": share}, dtype, weighted)
     before = [weight.detach().clone() for weight in built.ours]
     with torch.no_grad():
-        found = kernel(built.ours, [None] * 3, weighted).from_ids(built.ours, built.ids, built.indexes)[0]
+        pooled = kernel(built.ours, [None] * 3, weighted).from_ids(built.ours, built.ids, built.indexes)[0]
         scale = built.ids.per_sample_weights
         tolerance = 1e-6 if dtype == torch.float32 else 1e-2
         rounded = 1e-2 if dtype == torch.bfloat16 else 1e-5  # the reference rounds its sums
-        torch.testing.assert_close(found, wanted(built, [None] * 3, scale), rtol=rounded, atol=tolerance)
+        torch.testing.assert_close(pooled, by_reference(built, [None] * 3, scale), rtol=rounded, atol=tolerance)
     (told,) = built.indexes.told
     absent = [int((built.ids.values[begin:end] >= 120).sum()) for begin, end in built.indexes.borders]
     assert told == [absent[0], 0, absent[2]]
@@ -248,13 +248,13 @@ def test_gradients(weighted: bool, never: tuple[int, ...], training: bool) -> No
     built = case({"training": training, "never": never}, weighted=weighted)
     scale = built.ids.per_sample_weights
     other_scale = None if scale is None else scale.detach().clone().requires_grad_()
-    found = kernel(built.ours, [None] * 3, weighted).from_ids(built.ours, built.ids, built.indexes)[0]
+    pooled = kernel(built.ours, [None] * 3, weighted).from_ids(built.ours, built.ids, built.indexes)[0]
     assert built.indexes.inserts == int(training)
     copy_new_rows(built)
-    expected = wanted(built, [None] * 3, other_scale)
-    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
-    cotangent = torch.randn(found.shape)
-    found.backward(cotangent)
+    expected = by_reference(built, [None] * 3, other_scale)
+    torch.testing.assert_close(pooled, expected, rtol=1e-5, atol=1e-6)
+    cotangent = torch.randn(pooled.shape)
+    pooled.backward(cotangent)
     expected.backward(cotangent)
     for mine, other in zip(built.ours, built.theirs, strict=True):
         torch.testing.assert_close(mine.grad, other.grad, rtol=1e-5, atol=1e-6)
@@ -271,13 +271,13 @@ def test_three_fused_steps(kind: str, weighted: bool, never: tuple[int, ...]) ->
     ours = kernel(built.ours, mine, weighted)
     scale = built.ids.per_sample_weights
     for step in range(3):
-        found = ours.from_ids(built.ours, built.ids, built.indexes)[0]
+        pooled = ours.from_ids(built.ours, built.ids, built.indexes)[0]
         if step == 0:
             copy_new_rows(built)
-        expected = wanted(built, other, scale)
-        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
-        cotangent = torch.randn(found.shape)
-        found.backward(cotangent)
+        expected = by_reference(built, other, scale)
+        torch.testing.assert_close(pooled, expected, rtol=1e-5, atol=1e-5)
+        cotangent = torch.randn(pooled.shape)
+        pooled.backward(cotangent)
         expected.backward(cotangent)
         for left, right in zip(built.ours, built.theirs, strict=True):
             torch.testing.assert_close(left.detach(), right.detach(), rtol=1e-5, atol=1e-5)
@@ -302,12 +302,12 @@ def test_a_table_that_lost_rows_since_the_forward_is_named(which: str) -> None:
     if which != "weights of ids":
         rows = replace(rows, per_sample_weights=rows.per_sample_weights.detach())
     optimizers = [FusedOptimizer(RULE["sgd"], {"lr": 0.1}) if which == "step" else None for _ in ROWS]
-    found = kernel(built.ours, optimizers, True)(built.ours, rows)[0]
+    pooled = kernel(built.ours, optimizers, True)(built.ours, rows)[0]
     for weight in built.ours:
         weight.data = weight.data[:20].clone()
     before = [weight.detach().clone() for weight in built.ours]
     with pytest.raises(IdRangeError, match="table 't2' reached row 30, but its last row is 19") as caught:
-        found.sum().backward()
+        pooled.sum().backward()
     assert (caught.value.reason, caught.value.module_path) == ("row_beyond_table", "t2")
     assert all(torch.equal(weight, start) for weight, start in zip(built.ours, before, strict=True))
 

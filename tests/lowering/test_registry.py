@@ -188,10 +188,10 @@ def test_facts_of_a_lookup_are_those_of_its_tables() -> None:
 def test_a_choice_is_planned_for_machines_that_are_not_there(
     lookup: LookupFacts, backend: str, chip: str | None, chosen: str, declined: list[tuple[str, str]]
 ) -> None:
-    found = select_planned(lookup, backend, chip)
-    assert found.backend == chosen
-    assert [(each.by, each.code) for each in found.declined] == declined
-    assert code(found.finding_declined) == ("-" if chosen == "cpu" else "no_finding_kernel")
+    choice = select_planned(lookup, backend, chip)
+    assert choice.backend == chosen
+    assert [(decline.by, decline.code) for decline in choice.declined] == declined
+    assert code(choice.finding_declined) == ("-" if chosen == "cpu" else "no_finding_kernel")
 
 
 def test_a_lookup_of_means_does_not_find_rows_itself() -> None:

@@ -19,7 +19,7 @@ def rule_named(name: str) -> Rule:
 
 
 def changed(value: Any) -> Any:
-    return tuple(each / 3 for each in value) if isinstance(value, tuple) else value * 2 + 0.25
+    return tuple(number / 3 for number in value) if isinstance(value, tuple) else value * 2 + 0.25
 
 
 def groups_of(rule: Rule) -> list[dict[str, Any]]:
@@ -29,7 +29,7 @@ def groups_of(rule: Rule) -> list[dict[str, Any]]:
     return [dict(defaults), dict(defaults), *others]
 
 
-def wanted(rule: Rule, groups: list[dict[str, Any]], steps: list[float] | None) -> list[float]:
+def numbers_of_rule(rule: Rule, groups: list[dict[str, Any]], steps: list[float] | None) -> list[float]:
     steps = steps or [0.0] * len(groups)
     return [number for group, step in zip(groups, steps, strict=True) for number in rule.step_numbers(step, group)]
 
@@ -39,7 +39,7 @@ def test_tables_that_differ_in_any_setting(rule: Rule) -> None:
     groups, numbers = groups_of(rule), NumbersOfTables(rule)
     for step in range(1, 4):
         steps = [float(step + table) for table in range(len(groups))] if rule.saves_step else None
-        assert numbers.of(groups, steps) == wanted(rule, groups, steps)
+        assert numbers.of(groups, steps) == numbers_of_rule(rule, groups, steps)
 
 
 @every_rule
@@ -50,7 +50,7 @@ def test_a_setting_that_changes_between_steps(rule: Rule) -> None:
         for table in (0, len(groups) - 1):
             groups[table][setting.name] = changed(groups[table][setting.name])
             for _ in range(2):
-                assert numbers.of(groups, steps) == wanted(rule, groups, steps)
+                assert numbers.of(groups, steps) == numbers_of_rule(rule, groups, steps)
 
 
 @pytest.mark.parametrize("name", ["sgd", "adam", "lars_sgd"])
@@ -60,7 +60,7 @@ def test_a_learning_rate_in_a_tensor_that_a_schedule_changes_in_place(name: str)
     steps = [2.0] * len(groups) if rule.saves_step else None
     for _ in range(3):
         rate /= 2
-        assert numbers.of(groups, steps) == wanted(rule, groups, steps)
+        assert numbers.of(groups, steps) == numbers_of_rule(rule, groups, steps)
 
 
 def test_betas_from_a_file_are_a_list() -> None:
@@ -68,4 +68,4 @@ def test_betas_from_a_file_are_a_list() -> None:
     groups, numbers = [{"lr": 0.1, "eps": 0.0, "betas": betas, "weight_decay": 0.0}] * 2, NumbersOfTables(rule)
     for _ in range(2):
         betas[0] /= 2
-        assert numbers.of(groups, [1.0, 2.0]) == wanted(rule, groups, [1.0, 2.0])
+        assert numbers.of(groups, [1.0, 2.0]) == numbers_of_rule(rule, groups, [1.0, 2.0])

@@ -84,9 +84,9 @@ def assert_fused(model: nn.Module) -> None:
 
 
 def assert_same(plain: nn.Module, converted: nn.Module) -> None:
-    wanted = dict(plain.named_parameters())
+    expected = dict(plain.named_parameters())
     for name, parameter in converted.named_parameters():
-        torch.testing.assert_close(parameter, wanted[name], rtol=1e-5, atol=1e-6, msg=lambda m, n=name: f"{n}: {m}")
+        torch.testing.assert_close(parameter, expected[name], rtol=1e-5, atol=1e-6, msg=lambda m, n=name: f"{n}: {m}")
 
 
 def check(optimizer: str, step: Step, *, build: Any = collection, backend: str = "auto", steps: int = 4) -> None:
@@ -109,7 +109,7 @@ def twice(model: nn.Module, number: int) -> None:
 
 def a_number_that_varies(model: nn.Module, number: int) -> None:
     pooled = [model(batch(3, 10 * number + call)).values() for call in range((number * 2) % 3 + 1)]
-    sum((loss(each) for each in pooled), torch.zeros(())).backward()
+    sum((loss(output) for output in pooled), torch.zeros(())).backward()
 
 
 def one_is_never_used(model: nn.Module, number: int) -> None:
@@ -124,8 +124,8 @@ def two_graphs_in_turn(model: nn.Module, number: int) -> None:
 
 def two_graphs_at_once(model: nn.Module, number: int) -> None:
     losses = [loss(model(batch(3, 10 * number + call)).values()) for call in range(2)]
-    for each in losses:
-        each.backward()
+    for loss_of_call in losses:
+        loss_of_call.backward()
 
 
 def two_backwards_of_one_graph(model: nn.Module, number: int) -> None:
@@ -213,9 +213,9 @@ def test_weights_of_the_batch_get_their_gradients_before_any_step(optimizer: str
         gradients = []
         for model in (plain, converted):
             batches = [batch(size, 10 * number + size, weighted=True) for size in (3, 5)]
-            pooled = [model(each).values() for each in batches]
+            pooled = [model(features).values() for features in batches]
             (loss(pooled[0]) + loss(pooled[1])).backward()
-            gradients.append([each.weights().grad for each in batches])
+            gradients.append([features.weights().grad for features in batches])
         torch.testing.assert_close(gradients[1], gradients[0], rtol=1e-5, atol=1e-6)
         assert_same(plain, converted)
 
@@ -255,12 +255,12 @@ def test_passes_that_only_want_other_gradients_do_not_pile_up() -> None:
     """Nothing tells that such a pass has ended; what it left is forgotten, and what a running one left is not."""
     plain, converted = pair("adagrad", lambda: collection(is_weighted=True))
     features = batch(3, 1, weighted=True)
-    held = []
+    kept = []
     for number in range(60):
         values = converted(features).values()
         torch.autograd.grad(loss(values), features.weights(), retain_graph=number < 20)
         if number < 20:
-            held.append(values)
+            kept.append(values)
     own = [one for one in gc.get_objects() if type(one) is Trigger and one.leaf.grad_fn is None]
     mine = [trigger for trigger in own if any(one.waiting for one in trigger._passes.values())]
     assert mine
@@ -268,7 +268,7 @@ def test_passes_that_only_want_other_gradients_do_not_pile_up() -> None:
     for model in (plain, converted):
         loss(model(batch(3, 2, weighted=True)).values()).backward()
     assert_same(plain, converted)
-    del held
+    del kept
 
 
 class Towers(nn.Module):
@@ -343,11 +343,11 @@ class Mixed(nn.Module):
         return rows
 
     def forward(self, sizes: tuple[int, int, int], number: int) -> torch.Tensor:
-        found = self.means(batch(sizes[0], number)), self.sums(batch(sizes[1], number + 1))
+        unweighted = self.means(batch(sizes[0], number)), self.sums(batch(sizes[1], number + 1))
         weighted = self.weighted(batch(sizes[2], number + 2, weighted=True))
         unused = 2 * (number % 2)  # keys of the first table
         sequences = [row for rows in self.rows for row in list(rows(batch(sizes[2], number + 3)).values())[unused:]]
-        return sum((loss(each.values()) for each in (*found, weighted, *sequences)), torch.zeros(()))
+        return sum((loss(output.values()) for output in (*unweighted, weighted, *sequences)), torch.zeros(()))
 
 
 @pytest.fixture
@@ -459,7 +459,7 @@ JOINED = [
 @pytest.mark.parametrize(("readers", "step", "backend"), JOINED)
 def test_what_else_reads_a_weight_joins_its_step(readers: tuple[str, ...], step: Step, backend: str) -> None:
     """Dense Adagrad steps no row without a gradient, so that the two must agree in all rows."""
-    if "rows" in readers and not any(each.name == backend and "NONE" in each.combines for each in BACKENDS_THERE):
+    if "rows" in readers and not any(target.name == backend and "NONE" in target.combines for target in BACKENDS_THERE):
         pytest.skip("it pools all rows")
     check("adagrad", step, build=tied(*readers), backend=backend, steps=3)
 
@@ -565,16 +565,16 @@ def test_raw_ids_that_come_in_two_calls() -> None:
     with torch.no_grad():
         converted.train()(batch(3, 0))
     rows = {name: index.find(torch.arange(ROWS)) for name, index in converted.hash_indexes.items()}
-    wanted = dict(plain.named_parameters())
+    expected = dict(plain.named_parameters())
     with torch.no_grad():
-        for name, found in rows.items():
-            converted.weight(name)[found] = wanted[f"embedding_bags.{name}.weight"]
+        for name, rows_of_table in rows.items():
+            converted.weight(name)[rows_of_table] = expected[f"embedding_bags.{name}.weight"]
     for number in range(3):
         twice(plain, number)
         twice(converted, number)
-    for name, found in rows.items():
+    for name, rows_of_table in rows.items():
         torch.testing.assert_close(
-            converted.weight(name)[found], wanted[f"embedding_bags.{name}.weight"], rtol=1e-5, atol=1e-6
+            converted.weight(name)[rows_of_table], expected[f"embedding_bags.{name}.weight"], rtol=1e-5, atol=1e-6
         )
 
 
@@ -591,7 +591,7 @@ def test_a_graph_that_is_kept_keeps_no_batch_of_a_step_that_was_taken(readers: l
     torch.autograd.backward(kept, retain_graph=True)
     gc.collect()
     assert left_parts() == others
-    assert all(each.grad_fn is not None for each in kept)
+    assert all(output.grad_fn is not None for output in kept)
 
 
 def left_parts() -> int:

@@ -125,16 +125,16 @@ def test_outputs_and_gradients(
     spec = LookupSpec(tables(pooling), pooling, weighted, ours, [None] * 3)
     assert TARGETS[target].decline(spec) is None
     data = batch(size, longest, weighted)
-    (found,) = TARGETS[target].build(spec)(ours, data)
-    cotangent = torch.randn(found.shape)
-    found.backward(cotangent)
+    (pooled,) = TARGETS[target].build(spec)(ours, data)
+    cotangent = torch.randn(pooled.shape)
+    pooled.backward(cotangent)
     gradient = None if data.per_sample_weights is None else data.per_sample_weights.grad.clone()
     if data.per_sample_weights is not None:
         data.per_sample_weights.grad = None
-    wanted = standard(spec, data, theirs)
-    wanted.backward(cotangent)
-    assert found.dtype == torch.float32
-    torch.testing.assert_close(found, wanted, rtol=tolerance, atol=tolerance)
+    expected = standard(spec, data, theirs)
+    expected.backward(cotangent)
+    assert pooled.dtype == torch.float32
+    torch.testing.assert_close(pooled, expected, rtol=tolerance, atol=tolerance)
     for mine, other in zip(ours, theirs, strict=True):
         assert mine.grad.dtype == dtype
         torch.testing.assert_close(mine.grad, other.grad, rtol=tolerance, atol=tolerance)
@@ -240,11 +240,11 @@ def test_no_gradient_of_a_frozen_table_is_computed(target: str, frozen: list[int
     with made:
         output.square().sum().backward()
     standard(spec, data, theirs).square().sum().backward()
-    for table, (found, expected) in enumerate(zip(ours, theirs, strict=True)):
-        assert (found.shape in made.shapes) == (table not in frozen)
-        assert (found.grad is None) == (table in frozen)
+    for table, (weight, expected) in enumerate(zip(ours, theirs, strict=True)):
+        assert (weight.shape in made.shapes) == (table not in frozen)
+        assert (weight.grad is None) == (table in frozen)
         if table not in frozen:
-            torch.testing.assert_close(found.grad, expected.grad, rtol=1e-5, atol=1e-6)
+            torch.testing.assert_close(weight.grad, expected.grad, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("target", TARGETS)
@@ -363,8 +363,8 @@ def test_settings_and_states_as_files_give_them_are_made_ready_for_the_kernel() 
         of_kernel(of_tables, data)[0].sum().backward()
         of_kernel(of_tables, data)[0].sum().backward()
         assert [float(optimizer.state["step"]) for optimizer in on] == [2.0] * 3
-    for one, wanted in zip(ours, theirs, strict=True):
-        torch.testing.assert_close(one.detach(), wanted.detach(), rtol=1e-5, atol=1e-6)
+    for one, expected in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(one.detach(), expected.detach(), rtol=1e-5, atol=1e-6)
 
 
 def test_a_table_that_is_no_longer_frozen_gets_a_state_that_the_kernel_can_read() -> None:

@@ -51,8 +51,8 @@ def test_a_model_runs_and_trains(hashing: recfx.HashConfig | None) -> None:
 def test_what_it_declines_goes_to_the_next_target() -> None:
     converted = recfx.convert(tables(rows=2000))
     assert set(kernels(converted)) == {"cpu"}, "one lookup serves both tables, so that both go"
-    declined = [each for record in converted.pass_records for each in record.declined if each.by == "loop"]
-    assert [each.code for each in declined] == ["too_many_rows"]
+    declined = [decline for record in converted.pass_records for decline in record.declined if decline.by == "loop"]
+    assert [decline.code for decline in declined] == ["too_many_rows"]
 
 
 def test_naming_it_where_it_cannot_serve_is_an_error() -> None:

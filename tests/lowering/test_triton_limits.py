@@ -62,8 +62,8 @@ class JITFunction:
 def stand_in_for_triton(monkeypatch: pytest.MonkeyPatch, zeros: object) -> None:
     """With ``TRITON_INTERPRET=1``, and ``zeros`` as ``triton.language.zeros``."""
     monkeypatch.setenv("TRITON_INTERPRET", "1")
-    found = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object() if name == "triton" else found(name))
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object() if name == "triton" else find_spec(name))
     module: Any = ModuleType("triton")
     module.JITFunction, module.language = JITFunction, SimpleNamespace(zeros=zeros)
     backends: Any = ModuleType("triton.backends")
@@ -72,16 +72,16 @@ def stand_in_for_triton(monkeypatch: pytest.MonkeyPatch, zeros: object) -> None:
     monkeypatch.setitem(sys.modules, "triton.backends", backends)
 
 
-def declined(wanted: LookupSpec) -> tuple[str, str]:
-    found = TARGET["triton"].decline(wanted)
-    assert found is not None
-    assert (found.by, found.path) == ("triton", "")
-    return found.code, found.message
+def declined(asked: LookupSpec) -> tuple[str, str]:
+    decline = TARGET["triton"].decline(asked)
+    assert decline is not None
+    assert (decline.by, decline.path) == ("triton", "")
+    return decline.code, decline.message
 
 
 @pytest.mark.usefixtures("interpreted")
 @pytest.mark.parametrize(
-    ("wanted", "code", "said"),
+    ("asked", "code", "said"),
     [
         (lambda: spec(dtype=torch.float64), "dtype", "not of torch.float64"),
         (lambda: with_second(torch.zeros(10, 8).half()), "dtype", "not of torch.float16, torch.float32"),
@@ -91,10 +91,10 @@ def declined(wanted: LookupSpec) -> tuple[str, str]:
         (lambda: with_second(torch.zeros(10, 8, device="meta")), "device", "cpu/meta"),
     ],
 )
-def test_what_no_kernel_serves(wanted: Callable[[], LookupSpec], code: str, said: str) -> None:
+def test_what_no_kernel_serves(asked: Callable[[], LookupSpec], code: str, said: str) -> None:
     assert TARGET["triton"].decline(spec()) is None
-    found, message = declined(wanted())
-    assert found == code
+    reason, message = declined(asked())
+    assert reason == code
     assert said in message
 
 
@@ -149,7 +149,7 @@ def test_automatic_choice_passes_over_targets_for_other_devices() -> None:
     """The report of a model on the CPU does not speak of GPUs and NPUs."""
     choice = select_backend(spec(dtype=torch.float64), "auto", "")
     assert choice.backend == "reference"
-    assert {each.by for each in choice.declined} == {"cpu", "fbgemm"}
+    assert {decline.by for decline in choice.declined} == {"cpu", "fbgemm"}
     assert [target.name for target in BACKENDS if target.device_types] == ["triton", "npu"]
 
 
@@ -165,24 +165,24 @@ def on_npu(name: str, monkeypatch: pytest.MonkeyPatch) -> Callable[[LookupSpec],
     module = SimpleNamespace(get_device_name=lambda device: name)
     monkeypatch.setattr(torch, "get_device_module", lambda device: module)
 
-    def decline(wanted: LookupSpec) -> Any:
+    def decline(asked: LookupSpec) -> Any:
         weights = [
             SimpleNamespace(
                 device=Npu(), dtype=weight.dtype, shape=weight.shape, requires_grad=True, is_contiguous=lambda: True
             )
-            for weight in wanted.weights
+            for weight in asked.weights
         ]
-        return TARGET["npu"].decline(replace(wanted, weights=weights))  # type: ignore[arg-type]
+        return TARGET["npu"].decline(replace(asked, weights=weights))  # type: ignore[arg-type]
 
     return decline
 
 
 def test_a_chip_without_a_tiling_table(monkeypatch: pytest.MonkeyPatch) -> None:
     assert on_npu("Ascend910B3", monkeypatch)(spec()) is None
-    found = on_npu("Ascend999", monkeypatch)(spec())
-    assert found.code == "no_tiling_table"
-    assert "'Ascend999'" in found.message
-    assert "Ascend910B3" in found.message
+    decline = on_npu("Ascend999", monkeypatch)(spec())
+    assert decline.code == "no_tiling_table"
+    assert "'Ascend999'" in decline.message
+    assert "Ascend910B3" in decline.message
 
 
 def test_a_kernel_that_does_not_fit_into_the_unified_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -190,9 +190,9 @@ def test_a_kernel_that_does_not_fit_into_the_unified_buffer(monkeypatch: pytest.
     assert decline(spec((1024,))) is None
     small = replace(tiling.ASCEND_910B, ub_bytes=40_000)
     monkeypatch.setattr(tiling, "chip_named", lambda name: small)
-    found = decline(spec((1024,), optimizers=[FusedOptimizer(ADAM, {"lr": 0.1})]))
-    assert found.code == "unified_buffer"
-    assert "bytes of the unified buffer" in found.message
+    declined_one = decline(spec((1024,), optimizers=[FusedOptimizer(ADAM, {"lr": 0.1})]))
+    assert declined_one.code == "unified_buffer"
+    assert "bytes of the unified buffer" in declined_one.message
     assert decline(spec((64,))) is None
 
 
@@ -218,18 +218,18 @@ def test_of_a_lookup_without_optimizer_the_step_that_gives_gradients_has_to_fit(
     assert decline(spec((1024,))) is None
     assert "with rule adam" in decline(spec((1024,), optimizers=[FusedOptimizer(ADAM, {"lr": 0.1})])).message
     monkeypatch.setattr(tiling, "chip_named", lambda name: replace(tiling.ASCEND_910B, ub_bytes=of_sgd - 1))
-    found = decline(spec((1024,)))
-    assert found.code == "unified_buffer"
-    assert f"recfx_fused_step with rule sgd needs {of_sgd:,} bytes" in found.message
+    declined_one = decline(spec((1024,)))
+    assert declined_one.code == "unified_buffer"
+    assert f"recfx_fused_step with rule sgd needs {of_sgd:,} bytes" in declined_one.message
 
 
 def test_a_rule_whose_step_was_never_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     rule = replace(ADAM, step_need=None, border_need=None)
     monkeypatch.setattr(triton_target, "rule_named", {"adam": rule}.get)
     decline = on_npu("Ascend910B3", monkeypatch)
-    found = decline(spec(optimizers=[FusedOptimizer(rule, {"lr": 0.1})] * 2))
-    assert found.code == "unified_buffer"
-    assert "a step of adam takes was never measured" in found.message
+    declined_one = decline(spec(optimizers=[FusedOptimizer(rule, {"lr": 0.1})] * 2))
+    assert declined_one.code == "unified_buffer"
+    assert "a step of adam takes was never measured" in declined_one.message
 
 
 @pytest.mark.usefixtures("interpreted")
@@ -288,8 +288,8 @@ def test_rows_are_found_by_kernels_where_they_can_be_launched(monkeypatch: pytes
         monkeypatch.setattr(launch, "why_not", lambda device: "")
         assert TargetsHere().find_rows(device) == Served("triton", ())
         monkeypatch.setattr(launch, "why_not", lambda device: "Triton is not installed.")
-        found = TargetsHere().find_rows(device)
-        assert (found.backend, [(each.by, each.code) for each in found.declined]) == (
+        choice = TargetsHere().find_rows(device)
+        assert (choice.backend, [(decline.by, decline.code) for decline in choice.declined]) == (
             "reference",
             [("triton", "no_triton")],
         )

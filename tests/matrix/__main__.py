@@ -19,7 +19,7 @@ _SUITE = ("-q", "-p", "no:cacheprovider", "--dist=loadfile", "--no-loadscope-reo
 def main() -> int:
     """Run on each set what is asked for; 1 if something fails on one of them."""
     parser = argparse.ArgumentParser(prog="python -m tests.matrix", description=__doc__)
-    parser.add_argument("sets", nargs="+", choices=[each.name for each in SETS])
+    parser.add_argument("sets", nargs="+", choices=[versions.name for versions in SETS])
     parser.add_argument("--names", action="store_true", help="only look for the names that recfx uses, and keep them")
     parser.add_argument("--smoke", action="store_true", help="only the shortest way through recfx, without compiling")
     parser.add_argument("--jobs", default="auto", help="processes that run tests")

@@ -45,8 +45,8 @@ class Environment:
     def make(self) -> None:
         """Create it, unless it is there with the same packages."""
         made = self.folder / "made-of.txt"
-        wanted = "\n".join((sys.version, *self._pinned, *self._others))
-        if made.is_file() and made.read_text() == wanted:
+        packages = "\n".join((sys.version, *self._pinned, *self._others))
+        if made.is_file() and made.read_text() == packages:
             return
         venv.create(self.folder, clear=True, with_pip=True)
         install = [self.python, "-m", "pip", "install", "-q", "--disable-pip-version-check"]
@@ -54,7 +54,7 @@ class Environment:
         subprocess.run([*install, *self._others], check=True)
         (torch,) = self.folder.glob("lib/python3*/site-packages/torch/lib")
         stand_in(torch)
-        made.write_text(wanted)
+        made.write_text(packages)
 
     def run(self, arguments: Sequence[str], **options: Any) -> subprocess.CompletedProcess[str]:
         """Run its Python in the root of the project."""

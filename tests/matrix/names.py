@@ -24,11 +24,11 @@ def used_names() -> list[str]:
     ``torch.nn.Module`` for ``from torch import nn`` and ``nn.Module``; not what is an attribute of a local variable.
     """
     paths = sorted(path for folder in ("recfx", "kernels", "lowering") for path in (ROOT / folder).rglob("*.py"))
-    found: set[str] = set()
+    names: set[str] = set()
     for path in paths:
         if path.name != "differences.py":
-            found |= set(_names_in(ast.parse(path.read_text())))
-    return sorted(found)
+            names |= set(_names_in(ast.parse(path.read_text())))
+    return sorted(names)
 
 
 def _names_in(tree: ast.Module) -> Iterator[str]:

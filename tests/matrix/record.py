@@ -105,33 +105,33 @@ def read(xml: Path) -> Found:
     for case in ElementTree.parse(xml).iter("testcase"):
         module = case.get("classname") or case.get("name", "")
         file = re.sub(r"^(.*?\btest_\w+).*", r"\1", module).replace(".", "/") + ".py"  # a module, or a class in one
-        found = files.setdefault(file, {"passed": 0, "failed": [], "skipped": Counter()})
+        outcomes = files.setdefault(file, {"passed": 0, "failed": [], "skipped": Counter()})
         skipped = case.find("skipped")
         if case.find("failure") is not None or case.find("error") is not None:
-            found["failed"].append(f"{file}::{case.get('name')}" if case.get("classname") else file)
+            outcomes["failed"].append(f"{file}::{case.get('name')}" if case.get("classname") else file)
         elif skipped is not None:
-            found["skipped"][skipped.get("message", "")] += 1
+            outcomes["skipped"][skipped.get("message", "")] += 1
         else:
-            found["passed"] += 1
-    for found in files.values():
-        found["failed"] = sorted(set(found["failed"]))
+            outcomes["passed"] += 1
+    for outcomes in files.values():
+        outcomes["failed"] = sorted(set(outcomes["failed"]))
     return files
 
 
 def in_folders(files: Found) -> Found:
     """The same, by folder."""
     folders: Found = {}
-    for file, found in sorted(files.items()):
+    for file, outcomes in sorted(files.items()):
         of_folder = folders.setdefault("/".join(file.split("/")[:-1][:2]), {"passed": 0, "failed": [], "skipped": {}})
-        of_folder["passed"] += found["passed"]
-        of_folder["failed"] += found["failed"]
-        of_folder["skipped"] = Counter(of_folder["skipped"]) + Counter(found["skipped"])
+        of_folder["passed"] += outcomes["passed"]
+        of_folder["failed"] += outcomes["failed"]
+        of_folder["skipped"] = Counter(of_folder["skipped"]) + Counter(outcomes["skipped"])
     return folders
 
 
 def unexplained(name: str, files: Found) -> list[str]:
     """The files in which a test fails on the set of this name, and nobody knows why."""
-    return [file for file, found in files.items() if not all(cause(name, test) for test in found["failed"])]
+    return [file for file, outcomes in files.items() if not all(cause(name, test) for test in outcomes["failed"])]
 
 
 def keep(versions: Any, python: str, files: Found) -> Path:

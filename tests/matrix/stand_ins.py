@@ -26,10 +26,10 @@ def stand_in(folder: Path) -> list[str]:
         needed |= set(re.findall(r"NEEDED.*\[(.*)\]", _run("readelf", "-dW", str(path))))
         library = ""
         for line in _run("readelf", "-VW", str(path)).splitlines():
-            if found := re.search(r"File: (\S+)", line):
-                library = found[1]
-            elif library and (found := re.search(r"Name: (\S+)\s+Flags", line)):
-                versions[library].add(found[1])
+            if match := re.search(r"File: (\S+)", line):
+                library = match[1]
+            elif library and (match := re.search(r"Name: (\S+)\s+Flags", line)):
+                versions[library].add(match[1])
         for kind, symbol in re.findall(r"^[ 0-9a-f]{16} (\w) (\S+)$", _run("nm", "-D", str(path)), re.MULTILINE):
             (taken if kind == "U" else given).add(symbol)
     given = {symbol.split("@")[0] for symbol in given}

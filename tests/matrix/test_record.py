@@ -34,9 +34,9 @@ def test_each_failure_has_a_cause(path: Path) -> None:
 
 @pytest.mark.parametrize("path", RECORDS, ids=[path.stem for path in RECORDS])
 def test_records_are_of_the_sets_of_now(path: Path) -> None:
-    (versions,) = (each for each in record.SETS if each.name == path.stem)
-    found = json.loads(path.read_text())
-    assert (found["torch"], found["torchrec"], found["fbgemm"]) == (versions.torch, versions.torchrec, versions.fbgemm)
+    (versions,) = (set_of_versions for set_of_versions in record.SETS if set_of_versions.name == path.stem)
+    facts = json.loads(path.read_text())
+    assert (facts["torch"], facts["torchrec"], facts["fbgemm"]) == (versions.torch, versions.torchrec, versions.fbgemm)
 
 
 def test_what_pytest_has_written_is_read_by_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -95,16 +95,16 @@ def assert_agree(reference: nn.Module, converted: nn.Module, case: Case) -> None
         reference.train(training)
         converted.train(training)
         for batch_size in BATCH_SIZES:
-            wanted = run(reference, case.sample(batch_size), backward=True)
-            found = run(converted, case.sample(batch_size), backward=True)
+            expected = run(reference, case.sample(batch_size), backward=True)
+            actual = run(converted, case.sample(batch_size), backward=True)
             where = f"{case.name}, {'train' if training else 'eval'}, batch size {batch_size}"
-            _assert_close(wanted, found, case, where)
+            _assert_close(expected, actual, case, where)
             _assert_same_gradients(reference, converted, case, where)
 
 
-def _assert_close(wanted: list[torch.Tensor], found: list[torch.Tensor], case: Case, where: str) -> None:
-    assert len(found) == len(wanted), where
-    for position, (before, after) in enumerate(zip(wanted, found, strict=True)):
+def _assert_close(expected: list[torch.Tensor], actual: list[torch.Tensor], case: Case, where: str) -> None:
+    assert len(actual) == len(expected), where
+    for position, (before, after) in enumerate(zip(expected, actual, strict=True)):
         assert after.requires_grad == before.requires_grad, f"{where}, output {position}"
         torch.testing.assert_close(
             after, before, rtol=case.rtol, atol=case.atol, msg=lambda m, p=position: f"{where}, output {p}: {m}"
@@ -112,18 +112,18 @@ def _assert_close(wanted: list[torch.Tensor], found: list[torch.Tensor], case: C
 
 
 def _assert_same_gradients(reference: nn.Module, converted: nn.Module, case: Case, where: str) -> None:
-    found = dict(converted.named_parameters())
+    parameters = dict(converted.named_parameters())
     for name, parameter in reference.named_parameters():
         if name in case.skip_gradients:
             continue
-        wanted, gradient = parameter.grad, found[name].grad
+        expected, gradient = parameter.grad, parameters[name].grad
         # A table of which no id came may have a gradient of zeros, or none.
-        if wanted is None or gradient is None:
-            assert wanted is None or not wanted.any(), f"{where}: {name} has no gradient"
+        if expected is None or gradient is None:
+            assert expected is None or not expected.any(), f"{where}: {name} has no gradient"
             assert gradient is None or not gradient.any(), f"{where}: {name} has a gradient"
             continue
         torch.testing.assert_close(
-            gradient, wanted, rtol=case.rtol, atol=case.atol, msg=lambda m, n=name: f"{where}, gradient of {n}: {m}"
+            gradient, expected, rtol=case.rtol, atol=case.atol, msg=lambda m, n=name: f"{where}, gradient of {n}: {m}"
         )
 
 

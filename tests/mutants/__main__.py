@@ -102,7 +102,7 @@ def main() -> int:
     known = equivalents()
     drawn = sample([file for name in arguments.what for file in files_of(name)], arguments.sample, arguments.seed)
     drawn = drawn[arguments.skip :]
-    mutants = [each for each in drawn if (str(each.path), each.change) not in known]
+    mutants = [mutant for mutant in drawn if (str(mutant.path), mutant.change) not in known]
     tests = {mutant.path: tests_for(mutant.path) for mutant in mutants}  # as they are now, like the copy
     print(f"{len(drawn)} mutants, {len(drawn) - len(mutants)} of them equivalent", flush=True)
     killed: Counter[Path] = Counter()

@@ -187,7 +187,7 @@ def _first(path: Path) -> list[str]:
     sources = [source for source in sorted(Path("kernels/csrc").rglob("*.cpp")) if path in included_by(source)]
     own = [f"kernels/test_{stem}.py" for stem in (path.stem, *(source.stem for source in sources))]
     return [
-        *(each for each in own if Path("tests", each).exists()),
+        *(place for place in own if Path("tests", place).exists()),
         *(place for source in sources for place in CPP.get(source.stem, [])),
     ]
 

@@ -18,15 +18,15 @@ _INCLUDE = re.compile(r'^#include "([^"]+)"', re.MULTILINE)
 
 def included_by(source: Path) -> list[Path]:
     """The source and what it includes in quotes, directly and indirectly, each file once."""
-    found: list[Path] = []
+    included: list[Path] = []
     left = [source]
     while left:
         path = left.pop()
-        if path not in found and path.exists():
-            found.append(path)
+        if path not in included and path.exists():
+            included.append(path)
             folders = (path.parent, path.parent.parent)  # its own, and that of all sources
             left += [folder / name for name in _INCLUDE.findall(path.read_text()) for folder in folders]
-    return sorted(found)
+    return sorted(included)
 
 
 def main(kept: Path, command: list[str]) -> int:
@@ -34,7 +34,7 @@ def main(kept: Path, command: list[str]) -> int:
     if "-c" not in command:
         return subprocess.run(command, check=False).returncode
     source, target = Path(command[command.index("-c") + 1]), Path(command[command.index("-o") + 1])
-    key = hashlib.sha256("\0".join(each for each in command if each != str(target)).encode())
+    key = hashlib.sha256("\0".join(argument for argument in command if argument != str(target)).encode())
     for path in included_by(source):
         key.update(f"\0{path}\0".encode() + path.read_bytes())
     known = kept / f"{key.hexdigest()}.o"

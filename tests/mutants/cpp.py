@@ -37,14 +37,14 @@ _SPEED_ALONE = re.compile(r"reserve\(|shrink_to_fit\(|prefetch|madvise|static_as
 def mutants_of(path: Path) -> list[Mutant]:
     """Every fault that is tried in one file, in the order of its lines."""
     text = path.read_text()
-    code = _NO_CODE.sub(lambda found: re.sub(r"[^\n]", " ", found[0]), text)
+    code = _NO_CODE.sub(lambda match: re.sub(r"[^\n]", " ", match[0]), text)
     inside, lines = _in_functions(code), text.splitlines()
-    found = []
+    mutants = []
     for start, stop, new in sorted(_changes(code)):
         line = text.count("\n", 0, start) + 1
         if inside[start] and not _SPEED_ALONE.search(lines[line - 1]):
-            found.append(Mutant(path, line, text, partial(_changed, text, start, stop, new)))
-    return found
+            mutants.append(Mutant(path, line, text, partial(_changed, text, start, stop, new)))
+    return mutants
 
 
 def _changed(text: str, start: int, stop: int, new: str) -> str:
@@ -53,20 +53,20 @@ def _changed(text: str, start: int, stop: int, new: str) -> str:
 
 def _changes(code: str) -> Iterator[tuple[int, int, str]]:
     """Where each change begins and ends, and what is put there."""
-    for found in _BETWEEN.finditer(code):
-        yield *found.span(), _OPERATORS[found[0]]
-    for found in _WORD.finditer(code):
-        yield *found.span(), _WORDS[found[0]]
-    for found in _NUMBER.finditer(code):
-        yield *found.span(), str(int(found[0]) + 1)
-    for found in _STEP.finditer(code):
-        yield *found.span(), {"++": "--", "--": "++"}[found[0]]
-    for found in _NOT.finditer(code):
-        yield *found.span(), ""
-    for found in _CONDITION.finditer(code):
-        stop = _closing(code, found.end() - 1)
-        if ";" not in code[found.end() : stop]:
-            yield found.end(), stop, f"!({code[found.end() : stop]})"
+    for match in _BETWEEN.finditer(code):
+        yield *match.span(), _OPERATORS[match[0]]
+    for match in _WORD.finditer(code):
+        yield *match.span(), _WORDS[match[0]]
+    for match in _NUMBER.finditer(code):
+        yield *match.span(), str(int(match[0]) + 1)
+    for match in _STEP.finditer(code):
+        yield *match.span(), {"++": "--", "--": "++"}[match[0]]
+    for match in _NOT.finditer(code):
+        yield *match.span(), ""
+    for match in _CONDITION.finditer(code):
+        stop = _closing(code, match.end() - 1)
+        if ";" not in code[match.end() : stop]:
+            yield match.end(), stop, f"!({code[match.end() : stop]})"
     for start, stop in _statements(code):
         yield start, stop, ""
 

@@ -30,7 +30,7 @@ print(json.dumps({case.name: [case.kernel, *map(str, case.constexprs.values())] 
 def tests_that_interpret(path: Path) -> list[str]:
     """The compiled forms that need the file, interpreted and then between guard pages; operators and models that do."""
     module = _module(path)
-    kernels = [module, *(_module(each) for each in Path("kernels").rglob("*_triton.py") if module in each.read_text())]
+    kernels = [module, *(_module(file) for file in Path("kernels").rglob("*_triton.py") if module in file.read_text())]
     forms = [name for name, places in _places_of_forms().items() if not places.isdisjoint(kernels)]
     others = _OTHERS.get(path.stem.removesuffix("_triton"), ["targets"])
     levels = ("interpreted.py::test_answers_as_its_reference", "linalg.py::test_touches_nothing_outside_its_arguments")

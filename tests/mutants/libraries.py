@@ -24,8 +24,8 @@ class Libraries:
         self._copy = copy
         self._built, kept, bin_ = (folder / name for name in ("built", "objects", "bin"))
         compiler = shutil.which("g++")
-        for each in (kept, bin_):
-            each.mkdir(parents=True)
+        for directory in (kept, bin_):
+            directory.mkdir(parents=True)
         if compiler is not None:
             command = [sys.executable, compile_once.__file__, str(kept), compiler]
             (bin_ / "g++").write_text(f'#!/bin/sh\nexec {shlex.join(command)} "$@"\n')

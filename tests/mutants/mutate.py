@@ -30,7 +30,7 @@ def _keyword_arguments(node: libcst.Call) -> Iterable[libcst.Call]:
     """A call without one of its keyword arguments; without a positional one most calls fail at once."""
     for position, argument in enumerate(node.args):
         if argument.keyword is not None and argument.keyword.value != "strict":
-            left = [each for other, each in enumerate(node.args) if other != position]
+            left = [other_argument for other, other_argument in enumerate(node.args) if other != position]
             yield node.with_changes(args=left)
 
 

@@ -68,7 +68,7 @@ def train(rank: int, world_size: int, pipeline: str, most: int) -> dict[str, Any
     with mock.patch.object(prefetched_call, "MOST", most):
         pooled = [driver.progress(source) for _ in mine]
         report = driver.report() if pipeline == "recfx" else []
-    return {"pooled": pooled, "left": what_is_left(model), "together": [each.together_with for each in report]}
+    return {"pooled": pooled, "left": what_is_left(model), "together": [call.together_with for call in report]}
 
 
 @pytest.mark.parametrize(("world_size", "most"), [(2, 31), (2, 2), (4, 31)])

@@ -55,8 +55,8 @@ def run(model: nn.Module, driver: Any, source: Iterator[Any], again: Iterator[An
     return {"answers": answers, "left": _what_is_left(model)}
 
 
-def assert_equal(found: list[dict[str, Any]], expected: list[dict[str, Any]]) -> None:
-    for mine, other in zip(found, expected, strict=True):
+def assert_equal(actual: list[dict[str, Any]], expected: list[dict[str, Any]]) -> None:
+    for mine, other in zip(actual, expected, strict=True):
         assert len(mine["answers"]) == len(other["answers"])
         for one, two in zip(mine["answers"], other["answers"], strict=True):
             assert one == two if isinstance(one, str) else torch.equal(one, two)
@@ -106,7 +106,7 @@ def no_batches(rank: int, world_size: int, pipeline: str) -> dict[str, Any]:
 def a_table_that_fills_up(rank: int, world_size: int, pipeline: str, case: Case = FILLS_UP) -> dict[str, Any]:
     model, driver, mine = made(case, rank, world_size, pipeline)
     answer = run(model, driver, iter(mine), iter(mine[:2]))
-    errors = [each.split(":")[0] for each in answer["answers"] if isinstance(each, str) and each != "end"]
+    errors = [outcome.split(":")[0] for outcome in answer["answers"] if isinstance(outcome, str) and outcome != "end"]
     assert errors == ["TableFullError"] + ["OutOfStepError"] * (len(errors) - 1)
     assert not isinstance(answer["answers"][1], str)  # by then calls are made ahead
     return answer
@@ -116,7 +116,9 @@ def a_batch_that_lacks_a_feature(rank: int, world_size: int, pipeline: str, case
     model, driver, mine = made(case, rank, world_size, pipeline)
     mine[3] = KeyedJaggedTensor(["f0"], torch.tensor([5]), lengths=torch.tensor([1, 0, 0]))
     answer = run(model, driver, iter(mine))
-    assert [isinstance(each, str) for each in answer["answers"]] == [False] * 3 + [True] + [False] * 2 + [True] * 2
+    assert [isinstance(outcome, str) for outcome in answer["answers"]] == [False] * 3 + [True] + [False] * 2 + [
+        True
+    ] * 2
     return answer
 
 
@@ -129,7 +131,7 @@ def batches_that_lack_a_feature_on_one_rank(
         for step in wrong:
             mine[step] = KeyedJaggedTensor(["f0"], torch.tensor([5]), lengths=torch.tensor([1, 0, 0]))
     answer = run(model, driver, iter(mine))
-    errors = [each.split("]")[0] if isinstance(each, str) else "" for each in answer["answers"][:-2]]
+    errors = [outcome.split("]")[0] if isinstance(outcome, str) else "" for outcome in answer["answers"][:-2]]
     said = "MissingFeatureError: [missing_feature" if rank == 0 else "InputError: [refused_on_another_rank"
     assert errors == [said if step in wrong else "" for step in range(7)]
     return answer
@@ -154,8 +156,8 @@ def a_batch_that_lacks_a_part_on_one_rank(
     model = Two(first.sparse, second.sparse, first.over.module.in_features)
     driver = PIPELINES[pipeline](model, dense_optimizer(SENT, model), CPU)
     mine: list[Any] = [
-        {"first": each, "second": KeyedJaggedTensor(each.keys(), each.values(), lengths=each.lengths())}
-        for each in batches_of_rank(SENT, rank, world_size, 6, "alone")
+        {"first": features, "second": KeyedJaggedTensor(features.keys(), features.values(), lengths=features.lengths())}
+        for features in batches_of_rank(SENT, rank, world_size, 6, "alone")
     ]
     if rank == 0 and how == "gone":
         del mine[3][part]
@@ -169,8 +171,8 @@ def a_batch_that_lacks_a_part_on_one_rank(
 @pytest.mark.parametrize("part", ["first", "second"])
 def test_a_batch_that_one_collection_of_one_rank_refuses(part: str) -> None:
     expected = ranks(2).run(a_batch_that_lacks_a_part_on_one_rank, "loop", part, "wrong")
-    found = ranks(2).run(a_batch_that_lacks_a_part_on_one_rank, "recfx", part, "wrong")
-    for mine, other in zip(found, expected, strict=True):
+    actual = ranks(2).run(a_batch_that_lacks_a_part_on_one_rank, "recfx", part, "wrong")
+    for mine, other in zip(actual, expected, strict=True):
         assert mine["said"] == other["said"]
         assert all(torch.equal(one, two) for one, two in zip(mine["right"], other["right"], strict=True))
 
@@ -198,7 +200,7 @@ def a_batch_without_a_part(
     first, second = made(case, rank, world_size, pipeline)[0], made(case, rank, world_size, pipeline)[0]
     model = StandsIn(first.sparse, second.sparse, first.over.module.in_features)
     driver = PIPELINES[pipeline](model, dense_optimizer(case, model), CPU)
-    mine: list[Any] = [{"first": each, "second": each} for each in batches_of_rank(case, rank, world_size, 6, "alone")]
+    mine: list[Any] = [{"first": ids, "second": ids} for ids in batches_of_rank(case, rank, world_size, 6, "alone")]
     if rank in lacking:
         del mine[3]["first"]
     return run(model, driver, iter(mine))
@@ -207,7 +209,7 @@ def a_batch_without_a_part(
 @pytest.mark.parametrize("case", [SENT, FITS])
 def test_a_model_that_stands_in_for_a_part_on_all_ranks(case: Case) -> None:
     expected = ranks(2).run(a_batch_without_a_part, "loop", case, (0, 1))
-    assert not any(isinstance(each, str) for each in expected[0]["answers"][:6])
+    assert not any(isinstance(outcome, str) for outcome in expected[0]["answers"][:6])
     assert_equal(ranks(2).run(a_batch_without_a_part, "recfx", case, (0, 1)), expected)
 
 
@@ -215,9 +217,11 @@ def test_a_model_that_stands_in_for_a_part_on_all_ranks(case: Case) -> None:
 def test_a_model_that_stands_in_for_a_part_on_one_rank(case: Case) -> None:
     """Its ids were asked for before the model could make them, so all ranks refuse that batch, and it alone."""
     here, there = ranks(2).run(a_batch_without_a_part, "recfx", case, (0,))
-    for found, reason in ((here, "part_not_in_batch"), (there, "refused_on_another_rank")):
-        assert [isinstance(each, str) for each in found["answers"]] == [False] * 3 + [True] + [False] * 2 + [True] * 2
-        assert found["answers"][3].startswith(f"InputError: [{reason}]")
+    for answer, reason in ((here, "part_not_in_batch"), (there, "refused_on_another_rank")):
+        assert [isinstance(outcome, str) for outcome in answer["answers"]] == [False] * 3 + [True] + [False] * 2 + [
+            True
+        ] * 2
+        assert answer["answers"][3].startswith(f"InputError: [{reason}]")
 
 
 def a_first_batch_without_a_part(
@@ -227,7 +231,7 @@ def a_first_batch_without_a_part(
     first, second = made(case, rank, world_size, pipeline)[0], made(case, rank, world_size, pipeline)[0]
     model = StandsIn(first.sparse, second.sparse, first.over.module.in_features)
     driver = PIPELINES[pipeline](model, dense_optimizer(case, model), CPU)
-    mine: list[Any] = [{"first": each, "second": each} for each in batches_of_rank(case, rank, world_size, 6, "alone")]
+    mine: list[Any] = [{"first": ids, "second": ids} for ids in batches_of_rank(case, rank, world_size, 6, "alone")]
     if rank == 0:
         del mine[0]["first"]
     if not gives_loss:
@@ -235,8 +239,8 @@ def a_first_batch_without_a_part(
         model.register_forward_hook(lambda _, __, result: result if next(steps) else result[:1])
     answer = run(model, driver, iter(mine))
     if pipeline == "recfx":
-        found = {each.path: each.why.code if each.why else "" for each in driver.report()}
-        assert found == {"first": "not_ahead_on_another_rank" if rank else "input_not_in_batch", "second": ""}
+        reasons = {call.path: call.why.code if call.why else "" for call in driver.report()}
+        assert reasons == {"first": "not_ahead_on_another_rank" if rank else "input_not_in_batch", "second": ""}
     return answer
 
 
@@ -244,14 +248,14 @@ def a_first_batch_without_a_part(
 def test_a_part_that_the_first_batch_of_one_rank_lacks(case: Case) -> None:
     """All ranks keep the collection out: if some sent its ids ahead, the others would take them for something else."""
     expected = ranks(2).run(a_first_batch_without_a_part, "loop", case)
-    assert not any(isinstance(each, str) for each in expected[0]["answers"][:6])
+    assert not any(isinstance(outcome, str) for outcome in expected[0]["answers"][:6])
     assert_equal(ranks(2).run(a_first_batch_without_a_part, "recfx", case), expected)
 
 
 def test_a_part_that_the_first_batch_of_one_rank_lacks_when_its_step_fails_on_all() -> None:
-    for found in ranks(2).run(a_first_batch_without_a_part, "recfx", SENT, False):
-        assert found["answers"][0].startswith("ConversionError: [no_loss_and_output]")
-        assert not any(isinstance(each, str) for each in found["answers"][1:6])
+    for answer in ranks(2).run(a_first_batch_without_a_part, "recfx", SENT, False):
+        assert answer["answers"][0].startswith("ConversionError: [no_loss_and_output]")
+        assert not any(isinstance(outcome, str) for outcome in answer["answers"][1:6])
 
 
 class HalfComputed(Two):
@@ -284,7 +288,7 @@ def one_rank_leaves_out_what_is_not_ahead(rank: int, world_size: int, wrong: str
     model.train(training)
     driver = PIPELINES["recfx"](model, dense_optimizer(SENT, model), CPU)
     return six_steps(
-        driver, iter([{"first": each, "second": each} for each in batches_of_rank(SENT, rank, 2, 7, "alone")])
+        driver, iter([{"first": ids, "second": ids} for ids in batches_of_rank(SENT, rank, 2, 7, "alone")])
     )
 
 
@@ -363,9 +367,9 @@ def another_model(rank: int, world_size: int, pipeline: str, kind: type[nn.Modul
     model.__class__ = kind
     answer = run(model, driver, iter(mine))
     if pipeline == "recfx":
-        (found,) = driver.report()
-        assert (found.path, found.pipelined, found.why.code, found.why.path) == ("sparse", False, reason, "sparse")
-        assert found.why.message
+        (call,) = driver.report()
+        assert (call.path, call.pipelined, call.why.code, call.why.path) == ("sparse", False, reason, "sparse")
+        assert call.why.message
     return answer
 
 
@@ -441,13 +445,13 @@ def test_data_of_two_lengths_trains_what_both_ranks_have_and_ends_with_one_error
 ) -> None:
     both = min(lengths)
     expected = ranks(2).run(data_of_two_lengths, "loop", case, (both, both), True)
-    found = ranks(2).run(data_of_two_lengths, "recfx", case, lengths, True)
-    errors = {answer["answers"][both] for answer in found}
+    answers = ranks(2).run(data_of_two_lengths, "recfx", case, lengths, True)
+    errors = {answer["answers"][both] for answer in answers}
     assert len(errors) == 1
     assert f"the data of rank {lengths.index(both)} ended after {both} batches" in errors.pop()
-    for answer in (*found, *expected):
+    for answer in (*answers, *expected):
         answer["answers"][both] = "over"
-    assert_equal(found, expected)
+    assert_equal(answers, expected)
 
 
 def a_loader_that_fails_on_one_rank(rank: int, world_size: int, pipeline: str, at: int) -> dict[str, Any]:
@@ -471,11 +475,11 @@ def a_loader_that_fails_on_one_rank(rank: int, world_size: int, pipeline: str, a
 @pytest.mark.parametrize("at", [0, 1, 2, 4])
 def test_a_loader_that_fails_on_one_rank_costs_no_batch(at: int) -> None:
     expected = ranks(2).run(data_of_two_lengths, "loop", FITS, (6, 6))
-    found = ranks(2).run(a_loader_that_fails_on_one_rank, "recfx", at)
-    errors = [answer["answers"].pop(at) for answer in found]
+    answers = ranks(2).run(a_loader_that_fails_on_one_rank, "recfx", at)
+    errors = [answer["answers"].pop(at) for answer in answers]
     assert "[data_failed_on_another_rank] the iterator of rank 1 failed" in errors[0]
     assert errors[1] == "OSError: the disk is gone"
-    assert_equal(found, expected)
+    assert_equal(answers, expected)
 
 
 def interrupted(rank: int, world_size: int, where: str, case: Case) -> list[str]:
@@ -559,10 +563,10 @@ def test_own_code_that_fails_on_one_rank_ends_both_in_the_same_step(
     """The pooled rows of the next step are not taken for gradients, or for pooled rows, of this one."""
     case = Case((Table("a", 11, 8, ("f0",), "SUM", (kind, 0)[: 1 + (kind == "table_wise")]),))
     case = case if is_pooled else as_sequence(case)
-    found = ranks(2).run(own_code_fails_on_one_rank, case, where, training)
-    assert found[0][:3] == ["", "", "OutOfStepError"]  # the group's timeout is over
-    assert found[1][:4] == ["", "", "ValueError", "OutOfStepError"]
-    assert "" not in found[0][3:] + found[1][4:]
+    errors = ranks(2).run(own_code_fails_on_one_rank, case, where, training)
+    assert errors[0][:3] == ["", "", "OutOfStepError"]  # the group's timeout is over
+    assert errors[1][:4] == ["", "", "ValueError", "OutOfStepError"]
+    assert "" not in errors[0][3:] + errors[1][4:]
 
 
 def one_rank_calls_otherwise(rank: int, world_size: int, training: bool) -> list[str]:

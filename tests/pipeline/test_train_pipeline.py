@@ -123,7 +123,7 @@ def test_a_model_without_sharded_collections_runs_as_well(converted: bool, is_po
     assert all(
         torch.equal(mine, other) for pipelined in left[1:] for mine, other in zip(pipelined, left[0], strict=True)
     )
-    assert [(each.path, each.why and each.why.code) for each in driver.report()] == (
+    assert [(call.path, call.why and call.why.code) for call in driver.report()] == (
         [("sparse", "not_sharded")] if converted else []
     )
 
@@ -189,11 +189,11 @@ def train_and_watch(rank: int, world_size: int, case: Case) -> dict[str, Any]:
             events.append("step")
         report.append(pipeline.report())
     finally:
-        for each in undo:
-            each()
+        for take_back in undo:
+            take_back()
     return {
         "events": " ".join(events),
-        "report": [(r.path, r.pipelined, r.why.code if r.why else "") for each in report for r in each],
+        "report": [(r.path, r.pipelined, r.why.code if r.why else "") for calls in report for r in calls],
     }
 
 
@@ -291,7 +291,7 @@ def called_otherwise(rank: int, world_size: int, case: Case) -> list[str]:
             driver.progress(source)
             steps.append(" ".join(events))
             events.clear()
-    assert {each.path: each.pipelined for each in driver.report()} == {"first": False, "second": True}
+    assert {call.path: call.pipelined for call in driver.report()} == {"first": False, "second": True}
     return steps
 
 

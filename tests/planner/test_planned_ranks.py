@@ -175,8 +175,8 @@ def test_plans_for_different_hardware_are_not_compared_without_saying_on_which()
 
 def test_plans_for_hosts_of_different_ranks_are_compared_on_the_hardware_that_the_error_names() -> None:
     plans = {str(ranks): recfx.plan(Model(), make_topology(ranks, "cpu")) for ranks in (2, 4)}
-    wanted = r"2 was made for CPU with 2 ranks per host, but 4 was made for CPU with 4 .* such as topology='cpu' \("
-    with refused("invalid_argument", match=wanted):
+    message = r"2 was made for CPU with 2 ranks per host, but 4 was made for CPU with 4 .* such as topology='cpu' \("
+    with refused("invalid_argument", match=message):
         recfx.compare_plans(Model(), plans)
     assert [row.cost.world_size for row in recfx.compare_plans(Model(), plans, topology="cpu")] == [2, 4]
 
@@ -203,10 +203,10 @@ def test_the_plan_is_that_of_recfx() -> None:
     """TorchRec's planner would cut each of these small tables by rows."""
     first, second = ranks(2).run(types_and_plan)
     assert first == second
-    found, expected = first
-    assert found == expected
-    assert found.keys() == {"pooled.ebc", "sequence"}
-    assert all("row_wise" not in types.values() for types in found.values())
+    planned, expected = first
+    assert planned == expected
+    assert planned.keys() == {"pooled.ebc", "sequence"}
+    assert all("row_wise" not in types.values() for types in planned.values())
 
 
 def refused_by_the_planner(rank: int, world_size: int) -> str:

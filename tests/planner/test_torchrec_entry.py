@@ -284,7 +284,7 @@ def sharded_with(sharder: EmbeddingCollectionSharder, dedup: Any) -> tuple[str, 
     """The tables that send each different id once, on one rank of one."""
     case = as_sequence(CASE)
     converted: Any = recfx.convert(build(case)[0], dedup=dedup)
-    (own,) = (each for each in sharders_for(converted, [sharder]) if each.module_type is type(converted))
+    (own,) = (candidate for candidate in sharders_for(converted, [sharder]) if candidate.module_type is type(converted))
     plan: Any = plan_of(case, converted, 1)
     sharded: Any = own.shard(converted, plan, ShardingEnv.from_process_group(dist.group.WORLD))
     nodes = [node for node in sharded.graph_module.graph.nodes if node.name == "ebc_dedup_ids"]

@@ -102,11 +102,11 @@ def test_a_traced_graph_costs_what_its_model_costs(whole: bool) -> None:
     model, sample = hashed(), batch(4)
     graph = recfx.trace(model, sample)
     subject = recfx.convert(Model(), sample, hashing=RAW, whole_graph=True) if whole else graph
-    found, expected = recfx.cost(subject, CPU_HOST).at(64), recfx.cost(model, CPU_HOST).at(64)
+    actual, expected = recfx.cost(subject, CPU_HOST).at(64), recfx.cost(model, CPU_HOST).at(64)
     if not whole:
-        assert found.totals.resident == expected.totals.resident
-        assert found.seconds == pytest.approx(expected.seconds)
-    assert {node.kind for node in found.nodes} == {node.kind for node in expected.nodes}
+        assert actual.totals.resident == expected.totals.resident
+        assert actual.seconds == pytest.approx(expected.seconds)
+    assert {node.kind for node in actual.nodes} == {node.kind for node in expected.nodes}
 
 
 @pytest.mark.parametrize("topology", [npu_topology(8), Topology(2, "cpu")], ids=["npu", "cpu"])
@@ -134,12 +134,12 @@ def test_the_parts_of_a_graph_cost_what_it_costs(size: int) -> None:
     graph = recfx.trace(hashed(), batch(4))
     place = {node: number // size for number, node in enumerate(graph.graph.nodes)}
     parts = split_module(graph, nn.Module(), place.__getitem__)
-    found = []
+    nodes_of_parts = []
     for part in parts.children():
         with contextlib.suppress(recfx.ConversionError):  # `no_collection`: a part with nothing but dense nodes
-            found += recfx.cost(part, H100).nodes
+            nodes_of_parts += recfx.cost(part, H100).nodes
     whole = recfx.cost(graph, H100).nodes
-    unnamed = [[replace(node, name="") for node in nodes if node.kind != "dense"] for nodes in (found, whole)]
+    unnamed = [[replace(node, name="") for node in nodes if node.kind != "dense"] for nodes in (nodes_of_parts, whole)]
     assert unnamed[0] == unnamed[1]
 
 
@@ -149,16 +149,16 @@ def test_collections_that_are_called_twice_are_kept_once() -> None:
             return super().forward(features) + super().forward(features)
 
     model = recfx.convert(Twice(), hashing=RAW)
-    found, once = recfx.cost(recfx.trace(model, batch(4))), recfx.cost(hashed("sgd"))
-    assert found.resident == once.resident
-    assert sympy.expand(found.read_bytes) != sympy.expand(once.read_bytes)
-    assert len({node.name for node in found.nodes if node.kind == "select_features"}) == 2
+    twice, once = recfx.cost(recfx.trace(model, batch(4))), recfx.cost(hashed("sgd"))
+    assert twice.resident == once.resident
+    assert sympy.expand(twice.read_bytes) != sympy.expand(once.read_bytes)
+    assert len({node.name for node in twice.nodes if node.kind == "select_features"}) == 2
 
 
 def test_tables_that_share_a_weight_keep_it_once() -> None:
     model = nn.ModuleDict({"one": collection(), "other": collection()})
     alone = recfx.cost(recfx.convert(model, hashing=None)).resident.weights
-    tables = [each.embedding_bags["t1"] for each in model.values()]
+    tables = [part.embedding_bags["t1"] for part in model.values()]
     tables[0].weight = tables[1].weight
     assert recfx.cost(recfx.convert(model, hashing=None)).resident.weights == alone - tables[0].weight.nbytes
 
@@ -174,18 +174,18 @@ def test_what_has_changed_since_the_conversion_is_known_before_a_forward(
     change: Callable[[nn.Module], nn.Module], hashing: Any
 ) -> None:
     model = change(recfx.convert(Model(), hashing=hashing))
-    found = recfx.cost(model, H100)
+    price = recfx.cost(model, H100)
     model.ebc(batch(4))
-    assert found.nodes == recfx.cost(model, H100).nodes
-    weight, cost = model.ebc.weight("t2"), found.node("dense")
-    assert found.resident.weights == cost.resident.weights + sum(
+    assert price.nodes == recfx.cost(model, H100).nodes
+    weight, cost = model.ebc.weight("t2"), price.node("dense")
+    assert price.resident.weights == cost.resident.weights + sum(
         parameter.nbytes for parameter in model.ebc.parameters()
     )
-    (node,) = [node for node in found.nodes if node.kind.endswith("lookup") and "t2" in node.tables]
+    (node,) = [node for node in price.nodes if node.kind.endswith("lookup") and "t2" in node.tables]
     per_id = node.forward.read_bytes.coeff(BATCH).expand().coeff(mean_length("f2"))
     index = 64 if node.kind == "hash_lookup" else 0
     assert per_id == 8 + index + weight.shape[1] * weight.element_size()
-    assert (found.resident.optimizer > 0) == (change is changed)
+    assert (price.resident.optimizer > 0) == (change is changed)
 
 
 def test_a_whole_graph_knows_the_dtype_of_its_tables() -> None:

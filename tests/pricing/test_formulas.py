@@ -57,10 +57,10 @@ def test_a_step_reads_the_state_of_a_row_somewhere_else() -> None:
 
 
 def test_columns_that_arrive_in_another_order_are_moved_row_by_row() -> None:
-    model = recfx.convert(EmbeddingBagCollection([config(each) for each in range(4)]), hashing=None, verify=False)
+    model = recfx.convert(EmbeddingBagCollection([config(number) for number in range(4)]), hashing=None, verify=False)
     ranges = {}
     for name, ranks in {"in order": [0, 0, 1, 1], "in turn": [0, 1, 0, 1], "one apart": [0, 1, 0, 0]}.items():
-        placed = {f"t{each}": table_wise(rank=rank) for each, rank in enumerate(ranks)}
+        placed = {f"t{table}": table_wise(rank=rank) for table, rank in enumerate(ranks)}
         nodes = recfx.cost(model, plan=plan_of_kinds("", model, placed, 2), world_size=2).nodes
         (keyed,) = (node for node in nodes if "keyed" in node.name)
         ranges[name] = _number(keyed.forward.copied_ranges)
@@ -75,7 +75,7 @@ def test_the_gradient_of_a_bag_is_read_from_memory_once() -> None:
     attach(model, "sgd")
     (one, *_) = (node for node in recfx.cost(recfx.convert(model, hashing=None)).nodes if node.kind == "lookup")
     lengths = [symbol for symbol in one.backward.read_bytes.free_symbols if str(symbol).startswith("L_")]
-    few, many = (one.backward.read_bytes.subs(dict.fromkeys(lengths, each)).subs(BATCH, 8) for each in (100, 101))
+    few, many = (one.backward.read_bytes.subs(dict.fromkeys(lengths, length)).subs(BATCH, 8) for length in (100, 101))
     assert many - few == 8 * 8 * len(lengths)  # all rows are touched already: what is left are the ids themselves
 
 
@@ -113,7 +113,7 @@ def test_a_fused_lookup_does_what_both_nodes_do_but_writes_no_rows_in_between(co
         ours, first, second = (getattr(node, phase) for node in (fused, hashed, pooled))
         for name, amount in ours.amounts().items():
             less = 8 * ids if phase == "forward" and name in ("read_bytes", "written_bytes") else 0
-            wanted = getattr(first, name) + getattr(second, name) - less
-            assert sympy.simplify(amount - wanted) == 0, (phase, name)
+            expected = getattr(first, name) + getattr(second, name) - less
+            assert sympy.simplify(amount - expected) == 0, (phase, name)
         assert ours.launches == second.launches
     assert fused.resident == hashed.resident + pooled.resident

@@ -51,7 +51,7 @@ def check(collection: PlannedCollection, trains: bool = True) -> None:
                     for one, other in zip(numbers[0].launches, numbers[1].launches, strict=True):
                         assert one.form == other.form
                         assert (one.positions, one.more) == pytest.approx((other.positions, other.more)), node.name
-                sent = [calls_of(node.facts.kind, each.collectives, values) for each in (node, expected)]
+                sent = [calls_of(node.facts.kind, work.collectives, values) for work in (node, expected)]
                 assert [call._replace(passed_bytes=0) for call in sent[0]] == [
                     call._replace(passed_bytes=0) for call in sent[1]
                 ]

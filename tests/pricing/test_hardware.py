@@ -54,12 +54,12 @@ def test_every_constant_has_a_source_that_says_that_it_was_not_measured(hardware
 
 
 def test_this_machine_is_measured_once() -> None:
-    found = this_machine()
-    check_constants(found)
-    assert this_machine() is found
-    assumed = {name for name, (_, source) in found.constants().items() if "measured on this machine" not in source}
+    measured = this_machine()
+    check_constants(measured)
+    assert this_machine() is measured
+    assumed = {name for name, (_, source) in measured.constants().items() if "measured on this machine" not in source}
     assert assumed == {"network_bandwidth", "speed_alone"}  # one process has no other ranks
-    assert found.label.endswith("(constants measured here; from tables: network_bandwidth, speed_alone)")
+    assert measured.label.endswith("(constants measured here; from tables: network_bandwidth, speed_alone)")
 
 
 def test_a_machine_that_is_measured_says_what_the_user_waits_for(
@@ -180,7 +180,7 @@ def test_ranks_that_do_not_fill_their_last_host(operation: str, inside: float, o
     own_host = replace(H100, network_bandwidth=Constant(1e30, ""))
     network = replace(H100, link_bandwidth=same_for_all(1e30, ""))
     latency = H100.collective_latency[operation].value
-    seconds = [seconds_of_collective(operation, 450 * GB, 12, each) - latency for each in (own_host, network)]
+    seconds = [seconds_of_collective(operation, 450 * GB, 12, hardware) - latency for hardware in (own_host, network)]
     link = H100.link_bandwidth[operation].value / (450 * GB)
     assert seconds == [pytest.approx(inside / link), pytest.approx(outside * 450 / 50)]
 

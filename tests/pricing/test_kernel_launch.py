@@ -40,9 +40,9 @@ def lookup(cost: Cost) -> NodeCost:
 @pytest.mark.parametrize(("is_pooled", "kernel"), [(True, "recfx_pooled_lookup"), (False, "recfx_gather_rows")])
 def test_a_lookup_takes_what_the_model_says(is_pooled: bool, kernel: str) -> None:
     cost = cost_of(ASCEND_910B, is_pooled=is_pooled)
-    found = next(node for node in cost.at(B, L=L).nodes if node.kind == "lookup")
+    node = next(node for node in cost.at(B, L=L).nodes if node.kind == "lookup")
     expected = modelled(kernel, B * L, B if is_pooled else 0, DIM, 4, CHIP, ALONE).seconds
-    assert found.seconds == pytest.approx(ASCEND_910B.node_overhead.value + expected, rel=0.02)
+    assert node.seconds == pytest.approx(ASCEND_910B.node_overhead.value + expected, rel=0.02)
 
 
 @pytest.mark.parametrize("is_pooled", [True, False])

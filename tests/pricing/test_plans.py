@@ -63,10 +63,10 @@ def planned_and_sharded(rank: int, world_size: int) -> tuple[Any, ...]:
 
 
 def test_a_plan_costs_what_the_sharded_model_costs() -> None:
-    for names, planned, sharded, expected, found in ranks(2).run(planned_and_sharded):
+    for names, planned, sharded, expected, actual in ranks(2).run(planned_and_sharded):
         assert names[1] is None or names[0] == names[1]
         assert planned == sharded
-        assert expected == found
+        assert expected == actual
 
 
 def test_the_model_stays_as_it_is() -> None:
@@ -96,19 +96,19 @@ def test_the_nodes_of_a_plan_are_those_of_its_device() -> None:
     """Ids of hashed tables are exchanged and hashed on the hosts of NPUs; GPUs exchange them themselves."""
     model = recfx.convert(many_tables(2), hashing=recfx.HashConfig(dense_rows=0, buckets=4))
     plan = plan_of(model, 2, {f"t{n}": row_wise() for n in range(2)})
-    found = {}
+    nodes_of_devices = {}
     for topology in (CPU_HOST, H100, ASCEND_910B):
         cost = recfx.cost(model, topology, plan=plan, world_size=2)
         nodes = [node for node in cost.nodes if node.kind != "dense"]
         device = {node.kind: node.device for node in nodes}
         assert device["select_features"] == device["keyed_tensor"] == cost.device == topology.device
-        found[cost.device] = (
+        nodes_of_devices[cost.device] = (
             [node.kind for node in nodes][: 7 if cost.device == "cpu" else 9],
             [node.kind for node in nodes if node.on_host],
             [node.kernel for node in nodes if node.kernel],
         )
     sent = ["bucketize", "input_dist_start", "input_dist_wait"]
-    assert found == {
+    assert nodes_of_devices == {
         "cpu": (["select_features", *sent, "hash_lookup", "output_dist_start", "output_dist_wait"], [], ["cpu"]),
         "cuda": (
             ["select_features", *sent, "to_host", "hash_ids", "to_device", "lookup", "output_dist_start"],
@@ -134,7 +134,7 @@ def test_other_numbers_of_ranks() -> None:
     sweep = cost.sweep([1, 2, 16], B=256)
     assert [row.world_size for row in sweep] == [1, 2, 16]
     assert [len(row.ranks) for row in sweep] == [1, 2, 16]
-    assert [each["world_size"] for each in json.loads(sweep.to_json())["sweep"]] == [1, 2, 16]
+    assert [price["world_size"] for price in json.loads(sweep.to_json())["sweep"]] == [1, 2, 16]
     assert len(str(sweep).splitlines()) == 8
 
 
@@ -207,11 +207,11 @@ def test_a_thousand_tables(is_pooled: bool) -> None:
     for count in (250, 1000):
         model = many_tables(count, is_pooled)
         plan = plan_of(model, 8, {f"t{n}": table_wise(rank=n % 8) for n in range(count)})
-        found = recfx.cost(model, H100, plan=plan, world_size=8)
-        at = found.at(1024)
+        cost = recfx.cost(model, H100, plan=plan, world_size=8)
+        at = cost.at(1024)
         assert len(at.ranks) == 8
         assert sum(rank.resident.weights for rank in at.ranks) == count * 4096 * 16 * 4
-        visits.append(_calls(lambda found=found: found.at(1024)))
+        visits.append(_calls(lambda cost=cost: cost.at(1024)))
     assert visits[1] < 6 * visits[0]
 
 

@@ -52,12 +52,12 @@ def lengths_of(features: KeyedJaggedTensor) -> dict[str, Fraction]:
 
 def stored(tensors: Iterable[Any]) -> int:
     """Bytes of the storages of ``tensors``, each counted once."""
-    found = {}
+    bytes_of_storages = {}
     for tensor in tensors:
         if isinstance(tensor, torch.Tensor):
             storage = tensor.untyped_storage()
-            found[storage._cdata] = storage.nbytes()
-    return sum(found.values())
+            bytes_of_storages[storage._cdata] = storage.nbytes()
+    return sum(bytes_of_storages.values())
 
 
 def kept(sharded: ShardedCollection) -> tuple[int, int, int]:
@@ -225,7 +225,7 @@ def trained_beside(rank: int, world_size: int, case: Case) -> tuple[Any, ...]:
     buckets = parallel._get_ddp_logging_data()["bucket_sizes"]
     cost = recfx.cost(parallel, H100)
     of_eval = recfx.cost(parallel.eval(), H100)
-    return buckets, [(each.nodes[-1].name, each.at(4).nodes[-1].wire_bytes) for each in (planned, cost, of_eval)]
+    return buckets, [(price.nodes[-1].name, price.at(4).nodes[-1].wire_bytes) for price in (planned, cost, of_eval)]
 
 
 def test_gradients_of_the_rest_of_the_model_are_averaged() -> None:

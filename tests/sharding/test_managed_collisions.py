@@ -73,11 +73,11 @@ def trained(model: Any, features: list[Any], parts: int) -> tuple[list[list[Tens
     outputs.append([value.detach() for value in unknown])
     plain, mapping = recfx.unconvert(model, with_mapping=True)
     weights = dict(zip(FEATURES, (weight.detach() for weight in plain.parameters()), strict=True))
-    held = {}
+    rows_of_ids = {}
     for table, (ids, rows) in mapping.items():
         (name,) = [name for name in FEATURES if table.endswith(name)]
-        held[name] = dict(zip(ids.tolist(), weights[name][rows], strict=True))
-    return outputs, held
+        rows_of_ids[name] = dict(zip(ids.tolist(), weights[name][rows], strict=True))
+    return outputs, rows_of_ids
 
 
 def on_ranks(rank: int, world_size: int, is_pooled: bool, module: str, plan: str) -> Any:
@@ -97,7 +97,7 @@ def on_ranks(rank: int, world_size: int, is_pooled: bool, module: str, plan: str
 def test_training_goes_on_as_unsharded(is_pooled: bool, module: str, plan: str) -> None:
     world_size = 2
     whole = [concatenate(of_ranks) for of_ranks in batches(world_size)]
-    outputs, held = trained(converted(is_pooled, module), whole, world_size)
+    outputs, rows_of_ids = trained(converted(is_pooled, module), whole, world_size)
     answers = ranks(world_size).run(on_ranks, is_pooled, module, plan)
     for step in range(STEPS):
         for key, expected in enumerate(outputs[step]):
@@ -106,8 +106,8 @@ def test_training_goes_on_as_unsharded(is_pooled: bool, module: str, plan: str) 
     for of_rank, held_by_rank in answers:
         torch.testing.assert_close(of_rank[STEPS], outputs[STEPS])
         assert {name: list(ids) for name, ids in held_by_rank.items()} == {
-            name: list(ids) for name, ids in held.items()
+            name: list(ids) for name, ids in rows_of_ids.items()
         }
-        torch.testing.assert_close(held_by_rank, held)
+        torch.testing.assert_close(held_by_rank, rows_of_ids)
     known = {10**12, 7} if module == "hash_zch" else set(LEARNED[:3])
-    assert known <= held["a"].keys()
+    assert known <= rows_of_ids["a"].keys()

@@ -112,12 +112,12 @@ def sent_once(rank: int, world_size: int) -> None:
         counts = {
             table.name: [[part[key].values() for key in table.features] for part in step] for table in case.tables
         }
-        found, of_all = monitor.scalars(), recfx.monitor(sharded).scalars(dist.group.WORLD)
+        of_rank, of_all = monitor.scalars(), recfx.monitor(sharded).scalars(dist.group.WORLD)
         assert all(map(isnan, of_all.values()))  # nothing since it was made
         for table, of_ranks in counts.items():
             mine = of_ranks[rank]
             share = sum(ids.unique().numel() for ids in mine) / sum(ids.numel() for ids in mine)
-            assert found[f"embeddings.{table}/different_ids"] == share
+            assert of_rank[f"embeddings.{table}/different_ids"] == share
     total = monitor.scalars(dist.group.WORLD)
     assert all(map(isnan, total.values()))
     assert {f"embeddings.{table.name}" for table in case.tables} == set(monitor.tables)

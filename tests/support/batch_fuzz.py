@@ -88,24 +88,24 @@ def ask_standard(oracle: nn.Module, batch: Batch, is_weighted: bool) -> tuple[st
     return expected, answer
 
 
-def judge(expected: str, wanted: Answer, found: Answer, *, any_id: bool = False) -> str:
+def judge(expected: str, of_standard: Answer, answer: Answer, *, any_id: bool = False) -> str:
     """What is wrong with an answer; "" if nothing is.
 
     ``any_id``: no id is out of range.
     """
-    if found.error is not None and not isinstance(found.error, RecfxError):
-        return f"raw {type(found.error).__name__}: {found.error}"
+    if answer.error is not None and not isinstance(answer.error, RecfxError):
+        return f"raw {type(answer.error).__name__}: {answer.error}"
     if expected == "anything" or (any_id and expected == "refused"):
         return ""
     if expected == "refused":
-        return "" if found.error is not None else f"answered, but the standard collection raises {wanted.error!r}"
-    if found.error is not None:
-        return "" if expected == "same_or_refused" else f"refused: {found.error}"
-    assert found.pooled is not None
-    assert wanted.pooled is not None
+        return "" if answer.error is not None else f"answered, but the standard collection raises {of_standard.error!r}"
+    if answer.error is not None:
+        return "" if expected == "same_or_refused" else f"refused: {answer.error}"
+    assert answer.pooled is not None
+    assert of_standard.pooled is not None
     for name, ours, theirs in (
-        ("output", found.pooled, wanted.pooled),
-        ("gradient of the weights", found.weight_gradient, wanted.weight_gradient),
+        ("output", answer.pooled, of_standard.pooled),
+        ("gradient of the weights", answer.weight_gradient, of_standard.weight_gradient),
     ):
         if (ours is None) != (theirs is None):
             return f"{name}: {ours} instead of {theirs}"
@@ -151,12 +151,12 @@ def hashed(is_weighted: bool, oracle: nn.Module, fused: bool) -> recfx.HashEmbed
 
 def weights_by_id(model: nn.Module) -> dict[str, torch.Tensor]:
     """Of an unsharded collection."""
-    found = {}
+    weights = {}
     for name, bag in model.embedding_bags.items():
         weight = bag.weight.detach()
         indexes = getattr(model, "hash_indexes", {})
-        found[name] = weight[indexes[name].find(torch.arange(ROWS))] if name in indexes else weight
-    return found
+        weights[name] = weight[indexes[name].find(torch.arange(ROWS))] if name in indexes else weight
+    return weights
 
 
 def unsharded(is_weighted: bool, oracle: nn.Module) -> dict[str, nn.Module]:
@@ -196,19 +196,19 @@ def run_unsharded(
         tried += 1
         training = seed % 3 != 0
         oracle.train(training)
-        expected, wanted = ask_standard(oracle, batch, is_weighted)
+        expected, of_standard = ask_standard(oracle, batch, is_weighted)
         weights, before = weights_by_id(oracle), len(wrong)
         for name, model in models.items():
             model.train(training)
             any_id = name.startswith("hashed") and batch.ids_out_of_range
-            found = train_on(model, batch.build())
-            problem = judge(expected, wanted, found, any_id=any_id)
+            answer = train_on(model, batch.build())
+            problem = judge(expected, of_standard, answer, any_id=any_id)
             if not problem and not (expected in ("anything", "same_or_refused") or any_id):
                 problem = _other_weights(model, weights)
             if problem:
                 wrong.append(f"seed {seed}, weighted {is_weighted}, {name}, {batch.notes}: {problem[:400]}")
         compared = expected not in ("anything", "same_or_refused") and not batch.ids_out_of_range
-        if not compared or len(wrong) > before or wanted_nan(wanted):
+        if not compared or len(wrong) > before or wanted_nan(of_standard):
             oracle = standard(is_weighted)
             _restore(models, oracle)
     return tried, wrong
@@ -227,10 +227,10 @@ def _restore(models: dict[str, nn.Module], oracle: nn.Module) -> None:
                 bag.weight.data[rows] = oracle.embedding_bags[name].weight.data
 
 
-def _other_weights(model: nn.Module, wanted: dict[str, torch.Tensor]) -> str:
+def _other_weights(model: nn.Module, expected: dict[str, torch.Tensor]) -> str:
     for name, weight in weights_by_id(model).items():
-        if not torch.allclose(weight, wanted[name], rtol=1e-4, atol=1e-4, equal_nan=True):
-            return f"weights of {name} differ afterwards by {(weight - wanted[name]).abs().max()}"
+        if not torch.allclose(weight, expected[name], rtol=1e-4, atol=1e-4, equal_nan=True):
+            return f"weights of {name} differ afterwards by {(weight - expected[name]).abs().max()}"
     if getattr(model, "hash_indexes", None) and any(len(index) != ROWS for index in model.hash_indexes.values()):
         return "ids were inserted or lost"
     return ""
@@ -293,12 +293,12 @@ def run_sharded(rank: int, world_size: int, seeds: range, is_weighted: bool, has
             if hashing == "hashed":
                 _take_initial_weights(oracle, config, is_weighted)
             fresh = False
-        expected, wanted = ask_standard(oracle, batch, is_weighted)
+        expected, of_standard = ask_standard(oracle, batch, is_weighted)
         learns = isinstance(batch.weights, torch.Tensor) and batch.weights.requires_grad
         if learns and is_weighted and world_size > 1 and expected == "as_standard":
             expected = "same_or_refused"
         any_id = hashing == "hashed" and batch.ids_out_of_range
-        problem = judge(expected, wanted, train_on(model, batch.build()), any_id=any_id)
+        problem = judge(expected, of_standard, train_on(model, batch.build()), any_id=any_id)
         if not problem and not (expected in ("anything", "same_or_refused") or any_id):
             with torch.no_grad():
                 probe = everything(is_weighted)
@@ -309,7 +309,10 @@ def run_sharded(rank: int, world_size: int, seeds: range, is_weighted: bool, has
         if problem:
             wrong.append(f"seed {seed}, rank {rank}, weighted {is_weighted}, {hashing}, {batch.notes}: {problem[:400]}")
         fresh = (
-            bool(problem) or expected in ("anything", "same_or_refused") or batch.ids_out_of_range or wanted_nan(wanted)
+            bool(problem)
+            or expected in ("anything", "same_or_refused")
+            or batch.ids_out_of_range
+            or wanted_nan(of_standard)
         )
     return tried, wrong
 

@@ -34,9 +34,7 @@ KEYS = {
 
 def find_browser() -> str | None:
     """The path of a browser that can be driven; ``RECFX_BROWSER`` names one that has another name."""
-    return next(
-        (found for name in (os.environ.get("RECFX_BROWSER", ""), *NAMES) if (found := shutil.which(name))), None
-    )
+    return next((path for name in (os.environ.get("RECFX_BROWSER", ""), *NAMES) if (path := shutil.which(name))), None)
 
 
 # The protocol's pipe is file descriptors 3 and 4.
@@ -165,8 +163,8 @@ class Browser:
             if answer.get("id") == self._number:
                 if "error" in answer:
                     raise AssertionError(f"{method}: {answer['error']}")
-                found: dict[str, Any] = answer["result"]
-                return found
+                result: dict[str, Any] = answer["result"]
+                return result
             if "method" in answer and answer.get("sessionId") in self._pages:
                 self._pages[answer["sessionId"]].heard(answer["method"], answer["params"])
 

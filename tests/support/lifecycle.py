@@ -33,9 +33,9 @@ class Batch:
 
     @property
     def features(self) -> KeyedJaggedTensor:
-        bags = [bag for each in self.bags.values() for bag in each]
+        bags = [bag for bags_of_table in self.bags.values() for bag in bags_of_table]
         ids = torch.tensor([id_ for bag in bags for id_ in bag], dtype=torch.int64)
-        scales = torch.tensor([scale for each in self.scales.values() for scale in each])
+        scales = torch.tensor([scale for scales_of_table in self.scales.values() for scale in scales_of_table])
         return KeyedJaggedTensor(
             [name for names in FEATURES.values() for name in names], ids, scales if self.is_weighted else None,
             lengths=torch.tensor([len(bag) for bag in bags]), stride=BATCH,
@@ -77,8 +77,8 @@ class Pair:
     def forward(self, batch: Batch, batches_in_flight: int = 0) -> Forward:
         """Both; their outputs agree."""
         answers = {}
-        for name, each in self.oracle.items():
-            answer = each.insert(batch.bags[name], batches_in_flight)
+        for name, oracle in self.oracle.items():
+            answer = oracle.insert(batch.bags[name], batches_in_flight)
             assert answer is not None, "the case is too large for the table"
             answers[name] = answer
         output = self.model(batch.features).values()
@@ -87,8 +87,8 @@ class Pair:
 
     def pooled(self, batch: Batch, answers: dict[str, list[int]]) -> torch.Tensor:
         columns: list[torch.Tensor] = []
-        for name, each in self.oracle.items():
-            pooled = each.pool(batch.bags[name], answers[name], batch.scales[name])
+        for name, oracle in self.oracle.items():
+            pooled = oracle.pool(batch.bags[name], answers[name], batch.scales[name])
             columns += pooled.split(BATCH)  # one block a feature
         return torch.cat(columns, dim=1).float()
 
@@ -97,12 +97,12 @@ class Pair:
         gradient = torch.randn(forward.output.shape, generator=self.generator)
         forward.output.backward(gradient)
         column = 0
-        for name, each in self.oracle.items():
+        for name, oracle in self.oracle.items():
             blocks = []
             for _ in FEATURES[name]:
                 blocks.append(gradient[:, column : column + DIMS[name]])
                 column += DIMS[name]
-            each.train(forward.batch.bags[name], forward.answers[name], forward.batch.scales[name], torch.cat(blocks))
+            oracle.train(forward.batch.bags[name], forward.answers[name], forward.batch.scales[name], torch.cat(blocks))
         self.assert_same()
 
     def step(self, batch: Batch | None = None) -> None:
@@ -121,11 +121,11 @@ class Pair:
             assert torch.equal(value, before[key]), key
 
     def assert_same(self) -> None:
-        for each in self.oracle.values():
-            each.assert_same(self.model)
+        for oracle in self.oracle.values():
+            oracle.assert_same(self.model)
 
     def total(self, counter: str) -> int:
-        return sum(each.ids.counters[counter] for each in self.oracle.values())
+        return sum(oracle.ids.counters[counter] for oracle in self.oracle.values())
 
 
 def pair(

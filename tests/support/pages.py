@@ -19,8 +19,8 @@ def chromium() -> Iterator[Browser]:
         if os.environ.get("RECFX_BROWSER_REQUIRED"):
             pytest.fail(missing)
         pytest.skip(missing)
-    with browser(program) as found:
-        yield found
+    with browser(program) as opened:
+        yield opened
 
 
 @pytest.fixture

@@ -44,13 +44,13 @@ class Stacks(nn.Module):
     def forward(self, features: KeyedJaggedTensor) -> KeyedTensor:
         """Sum the rows of each feature's ids."""
         by_feature = features.to_dict()
-        found = {
+        sums = {
             name: self.stacks[config.name](input=by_feature[name].values(), offsets=by_feature[name].offsets())
             for config in self._stack_configs
             for name in config.feature_names
         }
-        dims = [value.shape[1] for value in found.values()]
-        return KeyedTensor(list(found), dims, torch.cat(list(found.values()), dim=1))
+        dims = [value.shape[1] for value in sums.values()]
+        return KeyedTensor(list(sums), dims, torch.cat(list(sums.values()), dim=1))
 
 
 class StackKind(CollectionKind):
@@ -111,8 +111,8 @@ class HashStacks(UnshardedCollection):
 
     def stack_configs(self) -> list[StackConfig]:
         """The configs."""
-        found: list[StackConfig] = self._stack_configs
-        return found
+        configs: list[StackConfig] = self._stack_configs
+        return configs
 
     def forward(self, features: KeyedJaggedTensor) -> Any:
         """Answer as the forward of the standard collection does."""
@@ -126,8 +126,8 @@ class ShardedStacks(ShardedCollection):
 
     def stack_configs(self) -> list[StackConfig]:
         """The configs."""
-        found: list[StackConfig] = self._stack_configs
-        return found
+        configs: list[StackConfig] = self._stack_configs
+        return configs
 
 
 @contextmanager

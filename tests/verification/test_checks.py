@@ -33,21 +33,21 @@ def checker(masked: Iterable[str] = (), counts_calls: bool = False, way: str = "
     return Checker({"ebc": collection}, frozenset(masked), 1e-3, 1e-3, counts_calls, lambda: way)
 
 
-def checks(wanted: Run, found: Run, **options: Any) -> dict[tuple[str, str], tuple[str, float, str]]:
-    listed = checker(**options).of_runs("train", "sample", wanted, found)
+def checks(original: Run, converted: Run, **options: Any) -> dict[tuple[str, str], tuple[str, float, str]]:
+    listed = checker(**options).of_runs("train", "sample", original, converted)
     assert {(check.mode, check.batch) for check in listed} <= {("train", "sample")}
     return {(check.what, check.where): (check.status, check.largest, check.message) for check in listed}
 
 
 @pytest.mark.parametrize("what", ["outputs", "gradients", "parameters", "buffers"])
 def test_every_value_is_compared(what: str) -> None:
-    wanted, found = Run(**{what: {"a": VALUE, "b": VALUE}}), Run(**{what: {"b": VALUE + 1, "a": VALUE.clone()}})
-    assert checks(wanted, found) == {
+    original, converted = Run(**{what: {"a": VALUE, "b": VALUE}}), Run(**{what: {"b": VALUE + 1, "a": VALUE.clone()}})
+    assert checks(original, converted) == {
         (what, "a"): (EQUAL, 0.0, ""),
         (what, "b"): (DIFFERENT, 1.0, "largest difference 1"),
     }
     close = Run(**{what: {"a": VALUE, "b": VALUE + 2**-11}})
-    assert checks(wanted, close)[what, "b"] == (EQUAL, 2**-11, "")
+    assert checks(original, close)[what, "b"] == (EQUAL, 2**-11, "")
 
 
 @pytest.mark.parametrize("what", ["outputs", "gradients", "parameters", "buffers"])
@@ -60,8 +60,8 @@ def test_what_only_one_of_them_has(what: str) -> None:
 
 
 def test_the_same_numbers_of_another_dtype() -> None:
-    found = checks(Run(outputs={"0": VALUE}), Run(outputs={"0": VALUE.double()}))
-    assert found["outputs", "0"] == (DIFFERENT, 0.0, "dtype torch.float64 instead of torch.float32")
+    compared = checks(Run(outputs={"0": VALUE}), Run(outputs={"0": VALUE.double()}))
+    assert compared["outputs", "0"] == (DIFFERENT, 0.0, "dtype torch.float64 instead of torch.float32")
 
 
 @pytest.mark.parametrize(
@@ -72,8 +72,8 @@ def test_the_same_numbers_of_another_dtype() -> None:
 def test_another_shape_is_a_difference(actual: torch.Tensor) -> None:
     """It is one even if the first rows are equal."""
     for what in ("outputs", "gradients", "parameters", "buffers"):
-        found = checks(Run(**{what: {"0": VALUE}}), Run(**{what: {"0": actual}}))
-        assert found == {(what, "0"): (DIFFERENT, math.inf, f"shape {tuple(actual.shape)} instead of (3, 2)")}
+        compared = checks(Run(**{what: {"0": VALUE}}), Run(**{what: {"0": actual}}))
+        assert compared == {(what, "0"): (DIFFERENT, math.inf, f"shape {tuple(actual.shape)} instead of (3, 2)")}
 
 
 def other_row(row: int) -> torch.Tensor:
@@ -91,8 +91,8 @@ def test_rows_that_were_not_touched_may_differ_if_the_rule_says_so() -> None:
         ("parameters", ["other"], 1, DIFFERENT),
         ("gradients", [TABLE], 1, DIFFERENT),
     ]:
-        wanted, found = Run(**{what: {TABLE: VALUE}}, touched=touched), Run(**{what: {TABLE: other_row(row)}})
-        assert checks(wanted, found, masked=masked)[what, TABLE][0] == status, (what, masked, row)
+        original, converted = Run(**{what: {TABLE: VALUE}}, touched=touched), Run(**{what: {TABLE: other_row(row)}})
+        assert checks(original, converted, masked=masked)[what, TABLE][0] == status, (what, masked, row)
     never_read = Run(parameters={TABLE: VALUE})
     assert (
         checks(never_read, Run(parameters={TABLE: other_row(1)}), masked=[TABLE])["parameters", TABLE][0] == DIFFERENT
@@ -100,8 +100,8 @@ def test_rows_that_were_not_touched_may_differ_if_the_rule_says_so() -> None:
 
 
 def calls(expected: int, actual: int, originals: Iterable[str] = (), **options: Any) -> list[Check]:
-    wanted, found = Run(calls={"ebc": expected}), Run(calls={"ebc": actual}, originals=set(originals))
-    return checker(**{"counts_calls": True, **options}).of_calls("eval", "sample", wanted, found)
+    original, converted = Run(calls={"ebc": expected}), Run(calls={"ebc": actual}, originals=set(originals))
+    return checker(**{"counts_calls": True, **options}).of_calls("eval", "sample", original, converted)
 
 
 def test_calls() -> None:
@@ -122,33 +122,33 @@ def test_calls() -> None:
 def test_all_collections_are_counted() -> None:
     one = checker(counts_calls=True).collections["ebc"]
     counting = Checker({"a": one, "b": one, "c": one}, frozenset(), 0, 0, True, lambda: "")
-    found = counting.of_runs("train", "sample", Run(calls={"a": 1, "c": 1}), Run(calls={"a": 1, "b": 0, "c": 2}))
-    assert [(check.where, check.status) for check in found] == [("a", EQUAL), ("c", DIFFERENT)]
+    counted = counting.of_runs("train", "sample", Run(calls={"a": 1, "c": 1}), Run(calls={"a": 1, "b": 0, "c": 2}))
+    assert [(check.where, check.status) for check in counted] == [("a", EQUAL), ("c", DIFFERENT)]
 
 
 def test_the_largest_differences_of_a_table() -> None:
     tables: dict[str, dict[str, dict[str, float]]] = {}
-    wanted = Run(
+    original = Run(
         gradients={TABLE: VALUE},
         parameters={TABLE: VALUE},
         pooled={("ebc", "f"): VALUE, ("ebc", "g"): VALUE},
         touched={TABLE: torch.tensor([0, 3])},
     )
-    found = Run(
+    converted = Run(
         gradients={TABLE: VALUE + 2},
         parameters={TABLE: other_row(1) + other_row(0) - VALUE},
         pooled={("ebc", "f"): VALUE + 0.25, ("ebc", "g"): VALUE + 0.5},
     )
-    checker().note_tables(wanted, found, tables)
+    checker().note_tables(original, converted, tables)
     assert tables == {"ebc": {"t": {"gradient": 2.0, "weight": 1.0, "output": 0.5}}}
-    checker().note_tables(wanted, wanted, tables)
+    checker().note_tables(original, original, tables)
     assert tables == {"ebc": {"t": {"gradient": 2.0, "weight": 1.0, "output": 0.5}}}, "the largest of all steps"
-    found.gradients[TABLE] = found.pooled["ebc", "f"] = VALUE + 4
-    checker().note_tables(wanted, found, tables)
+    converted.gradients[TABLE] = converted.pooled["ebc", "f"] = VALUE + 4
+    checker().note_tables(original, converted, tables)
     assert tables == {"ebc": {"t": {"gradient": 4.0, "weight": 1.0, "output": 4.0}}}
     tables = {}
-    found.parameters[TABLE] = other_row(1)
-    checker(masked=[TABLE]).note_tables(wanted, found, tables)
+    converted.parameters[TABLE] = other_row(1)
+    checker(masked=[TABLE]).note_tables(original, converted, tables)
     assert tables["ebc"]["t"]["weight"] == 0.0
     tables = {}
     checker().note_tables(Run(), Run(gradients={TABLE: VALUE}), tables)
@@ -158,6 +158,6 @@ def test_the_largest_differences_of_a_table() -> None:
 
 def test_fewer_samples_are_a_difference_of_the_output() -> None:
     tables: dict[str, dict[str, dict[str, float]]] = {}
-    wanted, found = Run(pooled={("ebc", "f"): VALUE}), Run(pooled={("ebc", "f"): VALUE[:2]})
-    checker().note_tables(wanted, found, tables)
+    original, converted = Run(pooled={("ebc", "f"): VALUE}), Run(pooled={("ebc", "f"): VALUE[:2]})
+    checker().note_tables(original, converted, tables)
     assert tables["ebc"]["t"]["output"] == math.inf

@@ -56,9 +56,9 @@ def test_the_largest_difference(expected: list[float], actual: list[float], larg
     ],
 )
 def test_a_difference(expected: torch.Tensor, actual: torch.Tensor, message: str | None) -> None:
-    found = compare_tensors("outputs 0", expected, actual, rtol=0.1, atol=0.01)
-    assert found == (None if message is None else Difference("outputs 0", message))
-    assert message is None or str(found) == f"outputs 0: {message}"
+    difference = compare_tensors("outputs 0", expected, actual, rtol=0.1, atol=0.01)
+    assert difference == (None if message is None else Difference("outputs 0", message))
+    assert message is None or str(difference) == f"outputs 0: {message}"
 
 
 GENERATOR = torch.Generator()

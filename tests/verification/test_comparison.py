@@ -35,7 +35,7 @@ class Model(nn.Module):
     def __init__(self, times: int = 1, rows: int = 10) -> None:
         super().__init__()
         self.ebc, self.times = one_table(rows=rows), times
-        self.held: Any = None
+        self.part: Any = None
 
     def forward(self, features: KeyedJaggedTensor) -> torch.Tensor:
         return torch.cat([self.ebc(features).values() for _ in range(self.times)])
@@ -53,7 +53,7 @@ class Uncopied:
 def test_a_model_that_cannot_be_copied() -> None:
     model = Model()
     converted = recfx.convert(model)
-    converted.held = Uncopied()
+    converted.part = Uncopied()
     report = recfx.verify(model, converted, (two_bags(1, 2),))
     assert said(report, SKIPPED) == {("run", "copy", "the model cannot be copied (TypeError: not twice)")}
     assert len(report.checks) == 4
@@ -127,8 +127,8 @@ def test_a_full_table_is_a_refusal_with_advice() -> None:
     model = Model(rows=2)
     converted = recfx.convert(model, hashing=recfx.HashConfig(dense_rows=0, buckets=1))
     report = recfx.verify(model, converted, (two_bags(10**12, 10**12 + 1, 10**12 + 2),))
-    found = {(check.mode, check.what, check.where, check.status) for check in report.of(DIFFERENT)}
-    assert found == {("train", "run", "refused_sample", DIFFERENT)}
+    differing = {(check.mode, check.what, check.where, check.status) for check in report.of(DIFFERENT)}
+    assert differing == {("train", "run", "refused_sample", DIFFERENT)}
     assert {check.mode for check in report.of(EQUAL)} == {"eval"}
     assert all("table_full" in check.message or "full" in check.message for check in report.of(DIFFERENT))
 

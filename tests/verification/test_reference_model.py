@@ -81,7 +81,9 @@ def test_optimizers_are_copied_with_settings_and_state() -> None:
         for ours, other in zip(attached_optimizers(parameter), attached_optimizers(theirs), strict=True):
             assert type(ours) is type(other)
             assert ours.param_groups[0]["params"] == [parameter]
-            settings = [{k: v for k, v in each.param_groups[0].items() if k != "params"} for each in (ours, other)]
+            settings = [
+                {k: v for k, v in optimizer.param_groups[0].items() if k != "params"} for optimizer in (ours, other)
+            ]
             assert settings[0] == settings[1]
             state, expected = ours.state[parameter], other.state[theirs]
             assert state.keys() == expected.keys()
@@ -180,13 +182,13 @@ def hashed(weighted: bool = False, **options: Any) -> Any:
 
 def features(weighted: bool = False, more: int = 0) -> KeyedJaggedTensor:
     """Ids that are new in part, and in no order; ``more``: by how much all raw ids are greater."""
-    found = bags({
+    ids = bags({
         "f1": [[RAW + 5 + more, 3, RAW + 1 + more], [], [3]],
         "f2": [[2, RAW + more], [7], [2]],
         "f3": [[RAW + more], [9, 9], []],
     })  # fmt: skip
-    weights = torch.arange(1.0, 1.0 + found.values().numel()) if weighted else None
-    return KeyedJaggedTensor(found.keys(), found.values(), weights, lengths=found.lengths())
+    weights = torch.arange(1.0, 1.0 + ids.values().numel()) if weighted else None
+    return KeyedJaggedTensor(ids.keys(), ids.values(), weights, lengths=ids.lengths())
 
 
 def mapped_to(collection: Any) -> Any:
@@ -209,9 +211,9 @@ def test_it_reads_what_the_hashed_one_reads(weighted: bool, training: bool, opti
     assert mapped._feature_names == [["f1"], ["f2", "f3"]]
     for more in (0,) if training else (0, 1, 50):
         expected = collection(features(weighted, more))
-        found = mapped(features(weighted, more))
-        assert found.keys() == expected.keys()
-        torch.testing.assert_close(found.values(), expected.values())
+        actual = mapped(features(weighted, more))
+        assert actual.keys() == expected.keys()
+        torch.testing.assert_close(actual.values(), expected.values())
 
 
 @pytest.mark.parametrize("admits", [False, True])
@@ -246,13 +248,13 @@ def test_it_is_still_the_collection_that_it_was() -> None:
 
 def test_an_index_without_ids() -> None:
     collection = recfx.convert(one_table(), hashing=recfx.HashConfig(dense_rows=0)).eval()
-    found = mapped_to(collection)(one_bag(0, 5, RAW)).values()
-    assert torch.equal(found, torch.zeros(1, 4))
+    pooled = mapped_to(collection)(one_bag(0, 5, RAW)).values()
+    assert torch.equal(pooled, torch.zeros(1, 4))
     collection = recfx.convert(one_table(), hashing=recfx.HashConfig(dense_rows=0)).train()
     collection(one_bag(RAW))
     row = int(collection.index("t").find(torch.tensor([RAW]))[0])
-    found = mapped_to(collection)(one_bag(RAW - 1, RAW, RAW + 1)).values()
-    assert torch.equal(found[0], collection.weight("t")[row])
+    pooled = mapped_to(collection)(one_bag(RAW - 1, RAW, RAW + 1)).values()
+    assert torch.equal(pooled[0], collection.weight("t")[row])
 
 
 def test_a_table_without_an_index_beside_one_that_has_one() -> None:
@@ -273,9 +275,9 @@ def test_batches_of_another_size_per_feature() -> None:
         stride_per_key_per_rank=[[2], [1], [2]],
         inverse_indices=(["f1", "f2", "f3"], torch.tensor([[0, 1, 0], [0, 0, 0], [1, 1, 0]])),
     )
-    expected, found = collection(sample), mapped_to(collection)(sample)
+    expected, actual = collection(sample), mapped_to(collection)(sample)
     assert expected.values().shape == (3, 12)
-    torch.testing.assert_close(found.values(), expected.values())
+    torch.testing.assert_close(actual.values(), expected.values())
 
 
 @pytest.mark.parametrize("on_full", ["error", "share", "evict"])
@@ -309,7 +311,7 @@ def test_a_wrong_shared_row_is_noticed() -> None:
     mapped = mapped_to(collection)
     wrong = copy.deepcopy(features(more=50))
     wrong.values()[0] += 1
-    shared = [collection.index("t1").shared_rows(each.values()[:1]) for each in (features(more=50), wrong)]
+    shared = [collection.index("t1").shared_rows(sample.values()[:1]) for sample in (features(more=50), wrong)]
     assert shared[0] != shared[1]
     assert not torch.equal(mapped(wrong).values(), collection(features(more=50)).values())
 

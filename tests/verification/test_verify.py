@@ -56,7 +56,7 @@ def pair(hashing: recfx.HashConfig | None = None) -> tuple[nn.Module, nn.Module]
     return model, copy.deepcopy(recfx.convert(model, hashing=hashing))
 
 
-def found(report: recfx.VerifyReport, status: str = DIFFERENT) -> set[tuple[str, str]]:
+def checks_with(report: recfx.VerifyReport, status: str = DIFFERENT) -> set[tuple[str, str]]:
     return {(check.what, check.where) for check in report.of(status)}
 
 
@@ -76,7 +76,7 @@ def test_a_right_conversion_is_ok(hashing: recfx.HashConfig | None) -> None:
     expected = {("outputs", "0"), ("buffers", "head.calls")}
     expected |= {("calls", "ebc")}
     expected |= {(what, name) for what in ("gradients", "parameters") for name in (TABLE, "head.weight", "head.bias")}
-    assert found(report, EQUAL) == expected
+    assert checks_with(report, EQUAL) == expected
     assert report.tables.keys() == {"ebc"}
     assert report.tables["ebc"].keys() == {"t"}
     assert report.tables["ebc"]["t"].keys() == {"output", "gradient", "weight"}
@@ -88,7 +88,7 @@ def test_a_wrong_output() -> None:
     wrong.register_forward_hook(lambda module, inputs, output: output + 0.25)
     report = recfx.verify(model, wrong, (batch(),))
     assert not report.ok
-    assert found(report) == {("outputs", "0")}
+    assert checks_with(report) == {("outputs", "0")}
     assert places(report) == EVERYWHERE
     assert all(check.largest == pytest.approx(0.25, abs=1e-6) for check in report.of(DIFFERENT))
     assert "FAILED" in str(report)
@@ -115,7 +115,7 @@ def test_a_wrong_gradient_of_right_outputs() -> None:
     model, wrong = pair()
     wrong.ebc.register_forward_hook(double_gradients)
     report = recfx.verify(model, wrong, (batch(),))
-    assert found(report) == {("gradients", TABLE), ("parameters", TABLE)}
+    assert checks_with(report) == {("gradients", TABLE), ("parameters", TABLE)}
     assert places(report) == EVERYWHERE
     largest = report.tables["ebc"]["t"]
     assert largest["output"] == 0
@@ -140,7 +140,7 @@ def test_a_wrong_gradient_of_an_input() -> None:
     sample = KeyedJaggedTensor(["f"], torch.tensor([1, 2, 3, 7]), weights, lengths=torch.tensor([3, 1]))
     assert recfx.verify(model, wrong, (sample,)).ok
     wrong.ebc.register_forward_hook(double_gradients)
-    differing = found(recfx.verify(model, wrong, (sample,)))
+    differing = checks_with(recfx.verify(model, wrong, (sample,)))
     assert {what for what, _ in differing} == {"gradients"}
     assert all(where.startswith("input ") for _, where in differing)
     assert differing
@@ -155,7 +155,7 @@ def test_a_fused_optimizer_that_steps_wrongly(kind: type[torch.optim.Optimizer])
     wrong = copy.deepcopy(converted)
     wrong.ebc.fused_optimizers()["t"].group["lr"] = 0.2
     report = recfx.verify(model, wrong, (batch(),))
-    assert found(report) == {("parameters", TABLE)}
+    assert checks_with(report) == {("parameters", TABLE)}
     assert places(report) == EVERYWHERE
     assert report.tables["ebc"]["t"]["weight"] > 0
     assert "gradient" not in report.tables["ebc"]["t"]  # the optimizer took it
@@ -168,7 +168,7 @@ def test_a_wrong_buffer() -> None:
     model, wrong = pair()
     wrong.head.register_forward_hook(count_again)
     report = recfx.verify(model, wrong, (batch(),))
-    assert found(report) == {("buffers", "head.calls")}
+    assert checks_with(report) == {("buffers", "head.calls")}
     assert all(check.largest == 1 for check in report.of(DIFFERENT))
 
 
@@ -187,7 +187,7 @@ def test_outputs_of_another_kind(change: Callable[[torch.Tensor], Any], where: s
     report = recfx.verify(model, wrong, (batch(),))
     (first, *_) = [check for check in report.of(DIFFERENT) if check.what == "outputs"]
     assert (first.where, first.message) == (where, message)
-    assert where == "0" or found(report) == {("outputs", "1")}
+    assert where == "0" or checks_with(report) == {("outputs", "1")}
 
 
 @pytest.mark.parametrize(
@@ -215,7 +215,7 @@ def test_a_fault_that_shows_only_there(
     wrong.register_forward_hook(hook)
     report = recfx.verify(model, wrong, (batch(),))
     assert places(report) == where
-    assert found(report) == {("run", "converted") if fails else ("outputs", "0")}
+    assert checks_with(report) == {("run", "converted") if fails else ("outputs", "0")}
     assert not fails or "RuntimeError: only here" in report.of(DIFFERENT)[0].message
 
 
@@ -232,7 +232,7 @@ def test_two_ids_that_read_each_others_rows() -> None:
         slot_rows[place] = row
     assert index.find(torch.tensor([1, 7])).tolist() == rows.flip(0).tolist()
     report = recfx.verify(model, wrong, (batch(),))
-    assert {("outputs", "0"), ("gradients", TABLE), ("parameters", TABLE)} <= found(report)
+    assert {("outputs", "0"), ("gradients", TABLE), ("parameters", TABLE)} <= checks_with(report)
     assert ("eval", "sample") in places(report)
 
 
@@ -251,7 +251,7 @@ def test_dense_ids_of_a_partly_dense_table(mode: str) -> None:
     assert recfx.verify(model, wrong, (sample,)).ok
     wrong.ebc.register_forward_pre_hook(exchange)
     report = recfx.verify(model, wrong, (sample,))
-    assert ("outputs", "0") in found(report)
+    assert ("outputs", "0") in checks_with(report)
     assert places(report) == {(mode, "sample"), (mode, "sample + 1")}
 
 
@@ -287,13 +287,13 @@ def test_a_random_model_is_not_reproducible_but_the_rest_is_compared() -> None:
     converted = copy.deepcopy(recfx.convert(model))
     report = recfx.verify(model, converted, (batch(),))
     assert report.of(DIFFERENT) == []
-    assert found(report, NOT_REPRODUCIBLE) == {("outputs", "1")}
+    assert checks_with(report, NOT_REPRODUCIBLE) == {("outputs", "1")}
     assert len(report.of(NOT_REPRODUCIBLE)) == 4
-    assert ("outputs", "0") in found(report, EQUAL)
+    assert ("outputs", "0") in checks_with(report, EQUAL)
     assert report.ok
     converted.register_forward_hook(lambda module, inputs, output: (output[0] + 1, output[1]))
     report = recfx.verify(model, converted, (batch(),))
-    assert found(report) == {("outputs", "0")}  # what is steady still counts
+    assert checks_with(report) == {("outputs", "0")}  # what is steady still counts
     assert not report.ok
 
 
@@ -333,7 +333,7 @@ def test_nothing_is_touched() -> None:
     assert random.getstate() == python_state
     for one, state, gradient in zip((model, converted), states, gradients, strict=True):
         assert all(torch.equal(value, state[name]) for name, value in one.state_dict().items())
-        assert all(torch.equal(p.grad, wanted) for p, wanted in zip(one.parameters(), gradient, strict=True))
+        assert all(torch.equal(p.grad, expected) for p, expected in zip(one.parameters(), gradient, strict=True))
         assert not any(hasattr(parameter, "_in_backward_optimizers") for parameter in one.parameters())
     assert index.counters == counters
     assert all(torch.equal(now, before) for now, before in zip(index.items(), items, strict=True))
