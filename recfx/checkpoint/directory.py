@@ -6,7 +6,6 @@ left behind by a writer that was killed.
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import os
 import re
@@ -75,7 +74,7 @@ def _is_data(path: Path) -> bool:
         return all(_IN_DATA.fullmatch(entry.name) and entry.is_file(follow_symlinks=False) for entry in entries)
 
 
-@contextlib.contextmanager
+@contextmanager
 def locked(directory: Path, shared: bool) -> Iterator[None]:
     """Lock writers out against each other and against readers. The lock leaves no file, and ends with the process.
 

@@ -23,7 +23,7 @@ from recfx.checkpoint.ordinary import load_state, load_warm_ups, plan_warm_ups, 
 from recfx.checkpoint.peers import Peers, checked_directory, checked_model
 from recfx.checkpoint.saved_folder import SavedFolder, open_verified
 from recfx.checkpoint.settings import read_settings
-from recfx.errors import Diagnostic, Severity, with_article
+from recfx.errors import CheckpointError, Diagnostic, Severity, with_article
 
 _log = logging.getLogger("recfx")
 
@@ -100,12 +100,18 @@ def _load(
         assert manifest is not None
         plans: list[_Plans] = []
 
-        def plan() -> None:
+        def plan() -> tuple[bool, bool]:
             if not opened:
                 opened.append(open_files.enter_context(contextlib.closing(SavedFolder(path, manifest))))
             plans.append(_plan(root, opened[0], optimizer, in_backward))
+            return plans[0].optimizer is None, in_backward
 
-        peers.agree(plan)
+        if len(set(peers.agree(plan))) > 1:
+            raise CheckpointError(
+                "optimizer= or in_backward= is not the same on all ranks: some would train on from another state.",
+                reason="invalid_argument",
+                what_to_do="pass an optimizer on all ranks, or on none, and the same in_backward=.",
+            )
         try:
             peers.agree(lambda: plans[0].begin())
         except BaseException:

@@ -85,16 +85,12 @@ class Manifest:
         if not isinstance(parsed, dict) or parsed.get("format") != "recfx" or type(parsed.get("version")) is not int:
             raise torn(path, "it is not a manifest of recfx")
         if parsed["version"] != FORMAT_VERSION:
+            trust = ", only if you trust whoever wrote its files (version 1 can run code), and save it again"
             raise CheckpointError(
                 f"the checkpoint in {directory} has version {parsed['version']}, but this recfx reads "
                 f"{FORMAT_VERSION}.",
                 reason="checkpoint_version",
-                what_to_do="load it with the recfx that saved it"
-                + (
-                    ", only if you trust whoever wrote its files (version 1 can run code), and save it again."
-                    if parsed["version"] == 1
-                    else "."
-                ),
+                what_to_do=f"load it with the recfx that saved it{trust if parsed['version'] == 1 else ''}.",
             )
         data, files = parsed.get("data"), _files(parsed.get("files"))
         if not isinstance(data, str) or not DATA_NAME.fullmatch(data) or files is None:

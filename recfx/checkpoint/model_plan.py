@@ -10,7 +10,6 @@ import contextlib
 import copy
 import functools
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -107,7 +106,7 @@ class ModelPlan:
             table.carry_out(self.folder)
 
 
-@contextmanager
+@contextlib.contextmanager
 def refused_as(subject: str, module_path: str) -> Iterator[None]:
     """Turn errors that foreign code raises about saved values into a ``CheckpointError``."""
     try:
@@ -151,8 +150,8 @@ def plan_model(
             )
     addresses = {tensor.data_ptr() for tensor in [*model.parameters(), *model.buffers()]}
     rest = [name for name in state if name in saved and name not in index_keys and name not in moves]
-    big = [name for name in rest if _is_big(state[name]) and state[name].data_ptr() in addresses]
-    in_place = {name: state[name] for name in big}
+    own = [name for name in rest if not name.endswith(_EXTRA_STATE) and state[name].data_ptr() in addresses]
+    in_place = {name: state[name] for name in own if _is_big(state[name])}
     state.update(_read_aside(folder, saved, [name for name in rest if name not in in_place]))
     state.update(index_state)
     state.update(extra_state)

@@ -105,19 +105,15 @@ def checked_directory(directory: object, peers: Peers) -> Path:
 
     def check() -> None:
         path = os.fspath(directory) if isinstance(directory, os.PathLike) else directory
-        if not isinstance(path, str):
-            raise _wrong_directory(f"is {type_of(directory)}")
-        if not path or "\0" in path:
-            raise _wrong_directory(f"is {path!r}, which cannot be the name of a directory")
+        if isinstance(path, str) and path and "\0" not in path:
+            return
+        problem = f"{path!r}, which cannot be the name of a directory" if isinstance(path, str) else type_of(directory)
+        raise CheckpointError(
+            f"directory is {problem}.",
+            reason="invalid_argument",
+            what_to_do="pass the path of a directory, as a str or a pathlib.Path.",
+        )
 
     peers.agree(check)
     assert isinstance(directory, (str, os.PathLike))
     return Path(directory)
-
-
-def _wrong_directory(problem: str) -> CheckpointError:
-    return CheckpointError(
-        f"directory {problem}.",
-        reason="invalid_argument",
-        what_to_do="pass the path of a directory, as a str or a pathlib.Path.",
-    )

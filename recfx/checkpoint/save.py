@@ -33,6 +33,8 @@ from recfx.checkpoint.storage import Parts
 from recfx.checkpoint.table_names import sharded_names
 from recfx.errors import CheckpointError
 
+_ON_META = "is on the meta device: there is nothing to save", "call to_empty() and initialise the model first."
+
 
 def save_checkpoint(
     model: nn.Module, directory: str | os.PathLike[str], *, optimizer: torch.optim.Optimizer | None = None
@@ -128,7 +130,7 @@ def _contents(model: nn.Module, optimizer: Any, peers: Peers) -> dict[str, Tenso
     def describe() -> tuple[dict[str, list[Tensor]], dict[str, Any] | None]:
         sharded = sharded_names(model)
         state = {name: value for name, value in model.state_dict().items() if name not in sharded}
-        _check_has_elements(state)
+        check_has_elements(state, *_ON_META)
         tensors, counts = tables_contents(model)
         written.update(tensors)
         inner = None if optimizer is None else unwrap_optimizer(optimizer)
@@ -149,7 +151,7 @@ def _contents(model: nn.Module, optimizer: Any, peers: Peers) -> dict[str, Tenso
         written.update(joined_counts([counts for counts, _ in all_ranks]))
         for name, tensor in common.items():
             check_storable(name, tensor)
-        _check_has_elements(common)
+        check_has_elements(common, *_ON_META)
         written.update(common)
         described = [values for _, values in all_ranks if values is not None]
         if described and len(described) < len(all_ranks):
@@ -173,11 +175,6 @@ def _in_backward(model: nn.Module, tensors: dict[str, Tensor]) -> dict[str, Any]
         tensors.update({f"{IN_BACKWARD}{optimizer.name}.{key}": value for key, value in optimizer.tensors().items()})
         described[optimizer.name] = optimizer.described()
     return described
-
-
-def _check_has_elements(state: dict[str, Any]) -> None:
-    advice = "call to_empty() and initialise the model first."
-    check_has_elements(state, "is on the meta device: there is nothing to save", advice)
 
 
 def _counts(path: Path, data: str) -> bool | None:

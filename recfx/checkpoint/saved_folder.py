@@ -12,8 +12,9 @@ import hashlib
 import math
 import os
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +52,6 @@ class SavedFolder:
             if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
                 raise
             raise torn(self.path, "it is missing or not a directory") from None
-        self._index: Mapping[str, SavedTensor] | None = None
 
     def close(self) -> None:
         """Close the folder; nothing can be read afterwards."""
@@ -69,18 +69,13 @@ class SavedFolder:
                     raise torn(self.path / name, "its checksum is wrong")
                 self._checked[name] = _identity(os.fstat(descriptor))
 
-    @property
-    def tensors(self) -> Mapping[str, SavedTensor]:
+    @cached_property
+    def tensors(self) -> dict[str, SavedTensor]:
         """What is saved, by name.
 
         Raises:
             CheckpointError: ``checkpoint_torn``.
         """
-        if self._index is None:
-            self._index = self._read_index()
-        return self._index
-
-    def _read_index(self) -> dict[str, SavedTensor]:
         path = self.path / INDEX
         if INDEX not in self._files:
             raise torn(path, "the manifest does not name it")

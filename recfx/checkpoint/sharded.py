@@ -20,6 +20,7 @@ from recfx.checkpoint.saved_folder import SavedFolder
 from recfx.checkpoint.storage import Parts
 from recfx.checkpoint.table_names import NamedTable, check_index_sizes, sharded_tables
 from recfx.collections.fit_table import check_weight, saved_shape
+from recfx.collections.sharding.collection import sharded_collections
 from recfx.collections.sharding.load_state import fit_slices, fit_whole_index
 from recfx.collections.sharding.state import whole_index
 from recfx.hashing.identity import IDENTITY, check_identity, identity
@@ -39,8 +40,9 @@ def tables_contents(model: nn.Module) -> tuple[dict[str, Tensor | Parts], dict[s
     """
     tensors: dict[str, Tensor | Parts] = {}
     counts: dict[str, list[Tensor]] = {}
+    for module in sharded_collections(model).values():
+        module.prepare_to_save()
     for table in sharded_tables(model):
-        _prepare(table)
         tensors[MODEL + table.weight] = _parts(
             table, (table.table.table.num_embeddings, table.table.table.embedding_dim), table.module.store.weight
         )
@@ -58,15 +60,6 @@ def joined_counts(ranks: Sequence[dict[str, list[Tensor]]]) -> dict[str, Tensor]
         for name, values in counts.items():
             slices.setdefault(name, []).extend({COUNTS: value} for value in values)
     return {name: join_states(states)[COUNTS] for name, states in slices.items()}
-
-
-def _prepare(table: NamedTable) -> None:
-    store = table.module.store
-    for shard in table.local():
-        if shard.table.has_index:
-            store.index(shard.name).refresh()
-        if shard.name in store.optimizers:
-            store.optimizers[shard.name].prepare(store.weight(shard.name))
 
 
 def _parts(table: NamedTable, size: tuple[int, ...], tensor_of: Any, blocks: Sequence[tuple[int, int]] = ()) -> Parts:

@@ -6,8 +6,7 @@ A rank writes and reads its own parts of a tensor.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -100,20 +99,14 @@ class _Writer(FileSystemWriter):
         metadata.storage_data = {result.index: result.storage_data for of_rank in results for result in of_rank}
 
 
-@contextmanager
-def _single_process() -> Iterator[None]:
-    with warnings.catch_warnings():  # DCP says that it assumes a single process, each time
-        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
-        yield
-
-
 def write(folder: Path, tensors: Mapping[str, Tensor | Parts], group: dist.ProcessGroup | None = None) -> Metadata:
     """Write ``tensors`` to a new folder; with a group, all its ranks' tensors, each tensor or part from one of them.
 
     Returns:
         what DCP has written, for ``write_index``, because the file that says so must not be read.
     """
-    with _single_process():
+    with warnings.catch_warnings():  # DCP says that it assumes a single process, each time
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
         return save(
             dict(tensors), storage_writer=_Writer(folder), planner=SavePlanner(), process_group=group,
             no_dist=group is None,

@@ -22,12 +22,7 @@ def usable_device(device: torch.device | str | int) -> torch.device:
     try:
         usable = torch.device(device)
         torch.empty(0, device=usable)
-    except (
-        RuntimeError,
-        AssertionError,
-        ImportError,
-        ValueError,
-    ) as error:  # torch asserts that it was built with the backend
+    except (RuntimeError, AssertionError, ImportError, ValueError) as error:  # torch asserts that the backend was built
         raise ConversionError(
             f"there is no device {str(device)!r} here ({str(error).splitlines()[0].rstrip('.')}).",
             reason="device_unavailable",

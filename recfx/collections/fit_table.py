@@ -93,6 +93,21 @@ def check_weight(name: str, row_ids: object, saved: object, dim: int) -> None:
         )
 
 
+def check_shape(path: str, saved: object, shape: tuple[int, int]) -> None:
+    """Refuse a saved weight of another shape, before its index forgets anything.
+
+    Raises:
+        CheckpointError: ``shape_mismatch``.
+    """
+    if isinstance(saved, Tensor) and tuple(saved.shape) != shape:
+        raise CheckpointError(
+            f"the saved weight is {tuple(saved.shape)}, but the table is {shape}.",
+            reason="shape_mismatch",
+            module_path=path,
+            what_to_do="build the table as it was built when saving.",
+        )
+
+
 def without_weight(name: str) -> CheckpointError:
     """The error for an index that was saved without its table."""
     return CheckpointError(

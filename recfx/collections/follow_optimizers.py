@@ -52,9 +52,9 @@ class OptimizerFollower:
             if before is not None and before() is not self._store.weight(table):
                 self._aside[table] = before, self._store.optimizers.pop(table)
 
-    def look(self) -> tuple[list[int], list[WeightFacts]]:
-        """The ``id``s of the optimizers in backward on the tables, with which tables have gradient hooks; and what
-        kernels are chosen for. Every forward asks, in some models for thousands of tables.
+    def look(self) -> tuple[list[Any], list[WeightFacts]]:
+        """The optimizers in backward on the tables, with which tables have gradient hooks; and what kernels are chosen
+        for. Every forward asks, in some models for thousands of tables.
 
         The value stays equal as long as nothing is attached or removed, and no table changes. Each collection keeps its
         own last value: copies of its modules share the follower, but have their own graph to make anew.
@@ -66,11 +66,12 @@ class OptimizerFollower:
         except (KeyError, AttributeError):  # a weight is gone, by pruning or set to None: say which, and what to do
             weights = [self._store.weight(table) for table in bags]
             attached = attached_to_each(weights)
-        ids = list(map(id, chain.from_iterable(attached)))
-        if ids or self._store.optimizers or self._aside:
-            ids += map(id, weights)
-            ids += [-1 - position for position in positions_with_hooks(weights, attached)]
-        return ids, facts_of_weights(weights)
+        # Not their ids: another one may get the id of one that is gone.
+        found: list[Any] = list(chain.from_iterable(attached))
+        if found or self._store.optimizers or self._aside:
+            found += map(id, weights)
+            found += [-1 - position for position in positions_with_hooks(weights, attached)]
+        return found, facts_of_weights(weights)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_aside": {}}

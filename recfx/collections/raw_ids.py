@@ -26,6 +26,8 @@ class RawIdCollection(nn.Module):
         return_remapped_features: whether the output has the rows of the ids as well.
     """
 
+    _embedding_module: Any
+
     def __init__(self, collection: nn.Module, return_remapped_features: bool) -> None:
         super().__init__()
         self._embedding_module = collection
@@ -35,15 +37,15 @@ class RawIdCollection(nn.Module):
     @property
     def tables(self) -> Any:
         """The tables of the converted collection."""
-        return self._converted("tables")
+        return self._embedding_module.tables
 
     def index(self, table: str) -> Any:
         """The index of a table of the converted collection."""
-        return self._converted("index")(table)
+        return self._embedding_module.index(table)
 
     def weight(self, table: str) -> Any:
         """The weight of a table of the converted collection."""
-        return self._converted("weight")(table)
+        return self._embedding_module.weight(table)
 
     def knows_ids_of(self, managed: ManagedCollisionCollection, table: str) -> bool:
         """Whether the index of a table has the ids that an MCH module knows, in the same rows, and no others."""
@@ -52,15 +54,12 @@ class RawIdCollection(nn.Module):
         ids, order = ids.sort()
         return torch.equal(ids, learned.ids) and torch.equal(rows[order], learned.rows_of_ids)
 
-    def _converted(self, name: str) -> Any:
-        return getattr(self._embedding_module, name)
-
     @property
-    def _embedding_collection(self) -> nn.Module:
+    def _embedding_collection(self) -> Any:
         return self._embedding_module
 
     @property
-    def _embedding_bag_collection(self) -> nn.Module:
+    def _embedding_bag_collection(self) -> Any:
         return self._embedding_module
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *arguments: Any) -> None:

@@ -152,12 +152,10 @@ class Rewiring:
     def _fill_container(self, value: Any, duplicate: Any) -> None:
         if isinstance(value, dict):
             items = [(self.rewired(key), self.rewired(item)) for key, item in dict.items(value)]
-            dict.clear(duplicate) if not isinstance(value, collections.OrderedDict) else duplicate.clear()
+            base: Any = collections.OrderedDict if isinstance(value, collections.OrderedDict) else dict
+            base.clear(duplicate)
             for key, item in items:
-                if isinstance(value, collections.OrderedDict):
-                    collections.OrderedDict.__setitem__(duplicate, key, item)
-                else:
-                    dict.__setitem__(duplicate, key, item)
+                base.__setitem__(duplicate, key, item)
             if isinstance(value, collections.defaultdict):
                 duplicate.default_factory = self.rewired(value.default_factory)
         elif isinstance(value, list):
@@ -243,13 +241,11 @@ class Rewiring:
 
         def fill() -> None:
             if isinstance(value, weakref.WeakSet):
-                items = [self.rewired(item) for item in value]
-                duplicate.clear()
-                duplicate.update(items)
+                items: list[Any] = [self.rewired(item) for item in value]
             else:
-                pairs = [(self.rewired(key), self.rewired(item)) for key, item in value.items()]
-                duplicate.clear()
-                duplicate.update(pairs)
+                items = [(self.rewired(key), self.rewired(item)) for key, item in value.items()]
+            duplicate.clear()
+            duplicate.update(items)
 
         self._unhashed.append(fill)
         return duplicate

@@ -131,10 +131,8 @@ def physical_configs(configs: list[Any], specs: tuple[TableSpec, ...]) -> list[A
     for config, spec in zip(configs, specs, strict=True):
         duplicate = copy(config)
         if spec.num_embeddings != config.num_embeddings:  # initial weights keep the range of the old number of rows
-            duplicate.weight_init_min, duplicate.weight_init_max = (
-                config.get_weight_init_min(),
-                config.get_weight_init_max(),
-            )
+            duplicate.weight_init_min = config.get_weight_init_min()
+            duplicate.weight_init_max = config.get_weight_init_max()
         duplicate.num_embeddings = spec.num_embeddings
         duplicate.feature_names = list(spec.feature_names)
         copies.append(duplicate)

@@ -11,8 +11,10 @@ from torchrec.optim.keyed import KeyedOptimizer
 
 from recfx.collections.converted_collection import ConvertedCollection
 from recfx.collections.fit_table import (
+    check_shape,
     first_rows,
     fit_index,
+    saved_shape,
     say_what_is_lost_together,
     without_index,
     without_weight,
@@ -40,8 +42,8 @@ def fit_state(
         was saved); and where the rows of the tables move, by table name, for tables that have more rows now.
 
     Raises:
-        CheckpointError: what is wrong with an index, or ``torn_state`` if its table's weight is missing or does not
-            fit it.
+        CheckpointError: what is wrong with an index, or ``torn_state`` or ``shape_mismatch`` if its table's weight is
+            missing or does not fit it.
     """
     fitted: dict[str, object] = {}
     moves: dict[str, RowMove] = {}
@@ -54,7 +56,8 @@ def fit_state(
         index, (rows, dim) = collection.index(table.name), collection.weight(table.name).shape
         keys = {name: f"{prefix}hash_indexes.{table.name}.{name}" for name in saved_names(index)}
         saved_index = {name: saved[key] for name, key in keys.items() if key in saved}
-        weight = saved.get(prefix + kind.weight_name("", table.name))
+        key = prefix + kind.weight_name("", table.name)
+        weight = saved.get(key)
         # Any name below its bag will do, because a parametrization changes the name.
         has_weight = weight is not None or table.name in bags_saved or _weight_may_be_renamed(collection, table.name)
         if not state.has_index(saved_index):
@@ -63,9 +66,10 @@ def fit_state(
         if load_hooks(index) and not hooked:
             continue
         if not state.has_index(saved_index):
-            move = first_rows(weight, rows, dim) if what == state.FORGET else None
-            if move is not None:
-                moves[table.name] = move
+            if what == state.FORGET:
+                move = first_rows(weight, rows, dim)
+                check_shape(key, weight, saved_shape(rows, dim, move))
+                moves.update({} if move is None else {table.name: move})
             continue
         if not has_weight:
             raise without_weight(index.name)

@@ -183,18 +183,7 @@ class HashConfig:
         least = 2 if self.unseen == "row" else 1  # the last row of a bucket belongs to no id then
         if 0 < index_rows < least * buckets:
             raise _too_many_buckets(buckets, least, index_rows, dense_rows, name)
-        return ResolvedHashConfig(
-            rows=rows,
-            dense_rows=dense_rows,
-            buckets=buckets,
-            on_full=self.on_full,
-            evict=self.evict,
-            admit_after=self.admit_after,
-            unseen=self.unseen,
-            seed=self.seed,
-            find_on_device=self.find_on_device,
-            ttl_batches=self.ttl_batches,
-        )
+        return ResolvedHashConfig(**vars(self) | {"rows": rows, "dense_rows": dense_rows, "buckets": buckets})
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,6 @@ from recfx.kernels.index.index_buffers import FREED, NEVER_USED, IndexPolicy
 
 # Prefixes of the buffers with one value per row: for the id that has the row, or for the candidate at that place.
 _ROWS, _CANDIDATES = "row_", "candidate_"
-_NO_ROW = (NEVER_USED, FREED)
 
 
 def saved_names(index: HashIndex) -> tuple[str, ...]:
@@ -102,9 +101,7 @@ def fit_rows(index: HashIndex, saved: Mapping[str, object]) -> tuple[dict[str, o
     saved_rows = ids.numel()
     if saved_rows >= rows or any(value.numel() != saved_rows for value in tensors.values()):
         return dict(saved), None
-    taken = torch.ones_like(row_state, dtype=torch.bool)
-    for free in _NO_ROW:
-        taken &= row_state != free
+    taken = (row_state != NEVER_USED) & (row_state != FREED)
     moves = {_ROWS: _move(ids, taken, index.policy, index.name, "ids")}
     counts = aligned.get(_CANDIDATES + "counts")
     waiting = aligned.get(_CANDIDATES + "ids")

@@ -52,7 +52,7 @@ def has_index(saved: Mapping[str, object]) -> bool:
     return any(saved.get(key) is not None for key in STATE)
 
 
-def allocate(policy: IndexPolicy, device: str) -> IndexBuffers:
+def allocate(policy: IndexPolicy, device: str, name: str = "") -> IndexBuffers:
     """Uninitialised buffers, on ``"cpu"`` or ``"meta"``.
 
     Raises:
@@ -65,6 +65,7 @@ def allocate(policy: IndexPolicy, device: str) -> IndexBuffers:
         raise ConversionError(
             f"an index of {policy.own_rows:,} rows takes {size:,.1f} GiB, which the host does not have.",
             reason="no_memory_for_rows",
+            module_path=name,
             what_to_do="give the table fewer rows; a model on meta can be explained and planned with any number.",
         ) from error
     for read_at_random in (buffers.slot_groups, buffers.row_scores, buffers.candidate_slot_groups):
@@ -72,9 +73,9 @@ def allocate(policy: IndexPolicy, device: str) -> IndexBuffers:
     return buffers
 
 
-def empty_buffers(policy: IndexPolicy) -> IndexBuffers:
+def empty_buffers(policy: IndexPolicy, name: str = "") -> IndexBuffers:
     """The buffers of an empty index."""
-    buffers = allocate(policy, "cpu")
+    buffers = allocate(policy, "cpu", name)
     _clear(buffers)
     index_rebuild.rebuild(buffers, policy)
     return buffers
@@ -102,7 +103,7 @@ def buffers_from_state(
             ``wrong_seed``, ``dense_rows_mismatch``, ``duplicate_id``, ``wrong_bucket``, ``dense_id``.
     """
     if not has_index(saved):
-        return empty_buffers(policy)
+        return empty_buffers(policy, name)
     check_identity(config, name, saved.get(IDENTITY))
     tensors = _checked_tensors(config, name, saved)
     saved_rows = tensors["row_ids"].numel()
@@ -113,7 +114,7 @@ def buffers_from_state(
             module_path=name,
             what_to_do=f"Build the table with at least {saved_rows} rows.",
         )
-    buffers = allocate(policy, "cpu")
+    buffers = allocate(policy, "cpu", name)
     _clear(buffers)
     for key, tensor in tensors.items():
         getattr(buffers, key)[: tensor.numel()] = tensor
@@ -198,15 +199,14 @@ def _adapt_scores(buffers: IndexBuffers, config: ResolvedHashConfig, name: str) 
     if bool((scores[taken] < 0).any()):
         return  # rebuild reports where
     counted = scores >> BATCH_BITS
-    if config.evict != "lfu":
-        wrong = torch.nonzero(taken & (counted > 0)).squeeze(1)
-        if 0 < wrong.numel() < int(taken.sum()):  # if all are, they are scores of the other rule
-            row = int(wrong[0])
-            raise torn(f"Row {row} has the score {int(scores[row])}, of a batch that has not run.", name)
     if config.evict == "lfu":
         scores.copy_(torch.where(taken & (counted == 0), scores + (1 << BATCH_BITS), scores))
-    else:
-        scores.copy_(torch.where(counted > 0, scores & ((1 << BATCH_BITS) - 1), scores))
+        return
+    wrong = torch.nonzero(taken & (counted > 0)).squeeze(1)
+    if 0 < wrong.numel() < int(taken.sum()):  # if all are, they are scores of the other rule
+        row = int(wrong[0])
+        raise torn(f"Row {row} has the score {int(scores[row])}, of a batch that has not run.", name)
+    scores.copy_(torch.where(counted > 0, scores & ((1 << BATCH_BITS) - 1), scores))
 
 
 def _last_batch(buffers: IndexBuffers, config: ResolvedHashConfig) -> int:

@@ -19,7 +19,7 @@ from recfx.errors import CheckpointError, few
 from recfx.hashing import state
 from recfx.hashing.config import ResolvedHashConfig
 from recfx.hashing.identity import IDENTITY, identity
-from recfx.hashing.slices import SLICE_COUNTS, STATISTICS, SliceCounts, parts_between, row_cuts
+from recfx.hashing.slices import SLICE_COUNTS, STATISTICS, SliceCounts, parts_between
 from recfx.kernels.build import forks
 from recfx.kernels.index.index_buffers import COUNTERS, IndexBuffers, IndexPolicy, is_taken
 
@@ -91,7 +91,7 @@ class IndexStorage(nn.Module):
         self.policy = policy
         default_device = torch.empty(0).device
         on_meta = (default_device if device is None else torch.device(device)).type == "meta"
-        buffers = state.allocate(policy, "meta") if on_meta else state.empty_buffers(policy)
+        buffers = state.allocate(policy, "meta") if on_meta else state.empty_buffers(policy, name)
         saved = state.state_names(config)
         for key, tensor in buffers._asdict().items():
             self.register_buffer(key, tensor, persistent=key in saved)
@@ -107,10 +107,6 @@ class IndexStorage(nn.Module):
         self.adopted = Adopted(0, (0,) * len(COUNTERS))
         self.number_state()
         self.written()
-
-    def row_cuts(self, pieces: int) -> list[int]:
-        """The borders at which the whole table is cut into slices of similar size: ``pieces + 1``, from 0 on."""
-        return row_cuts(self.config, pieces)
 
     def follow(self, leader: IndexStorage) -> None:
         """Become a copy of ``leader``: whatever is loaded into it from outside is copied here as well.
@@ -261,7 +257,7 @@ class IndexStorage(nn.Module):
 
     def reset(self) -> None:
         """Forget all ids and all counts."""
-        self._fill(state.empty_buffers(self.policy))
+        self._fill(state.empty_buffers(self.policy, self.name))
 
     # Changes from outside
 
@@ -293,7 +289,7 @@ class IndexStorage(nn.Module):
             if not was_meta:
                 self._replace(state.allocate(self.policy, "meta"))
         elif was_meta:
-            self._replace(state.empty_buffers(self.policy))
+            self._replace(state.empty_buffers(self.policy, self.name))
         elif not torch.equal(result.to("cpu", torch.int64), probe.to("cpu")):  # to_empty()
             self.reset()
         elif result.device.type == "cpu" and result.is_shared():

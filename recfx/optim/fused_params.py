@@ -13,7 +13,7 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import WeightDecayMo
 from recfx.errors import ConversionError, Diagnostic, Severity
 from recfx.optim.fused_optimizer import FusedOptimizer
 from recfx.optim.rules import RULES, known_settings, rule_of_type
-from recfx.optim.rules.rule import ANY_MODE, WEIGHT_DECAY, Rule, Setting
+from recfx.optim.rules.rule import ANY_MODE, BETAS, WEIGHT_DECAY, Rule, Setting
 
 # Entries that change nothing at these values; nor does any entry at None.
 NEUTRAL: Mapping[str, tuple[Any, ...]] = {
@@ -128,8 +128,10 @@ def _number(name: str, value: Any) -> float:
         number = float(value)
     except (TypeError, ValueError):
         number = math.nan
-    if not math.isfinite(number) or number < 0:
-        raise _unsupported(name, value, f"{name} must be a number that is not negative.")
+    is_share = name in BETAS.fused_params  # Adam divides by one minus it
+    if not 0 <= number < (1 if is_share else math.inf):
+        less = ", and less than 1" if is_share else ""
+        raise _unsupported(name, value, f"{name} must be a number that is not negative{less}.")
     return number
 
 

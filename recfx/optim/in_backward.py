@@ -189,17 +189,13 @@ def attach_unfused(weight: nn.Parameter, fused: FusedOptimizer) -> None:
     elif not attached:
         run_in_backward(fused.rule.dense_class, weight, settings)
     (optimizer,) = attached_optimizers(weight)
-    optimizer.state[weight].update(_dense_state(fused, weight))
+    # As torch.optim keeps it: in the table's dtype, on its device. A count of steps stays as it is.
+    optimizer.state[weight].update(
+        (name, value if fused.rule.state_named(name) is None else value.to(weight.device, weight.dtype))
+        for name, value in list(fused.state.items())
+    )
     if isinstance(fused, AttachedOptimizer):
         fused.forget_own_state()
-
-
-def _dense_state(fused: FusedOptimizer, weight: torch.Tensor) -> dict[str, Any]:
-    """The state as ``torch.optim`` keeps it: in the table's dtype, on its device. A count of steps stays as it is."""
-    of_rows = {spec.name for spec in fused.rule.states}
-    return {
-        name: value.to(weight.device, weight.dtype) if name in of_rows else value for name, value in fused.state.items()
-    }
 
 
 def fused_optimizers(

@@ -154,8 +154,7 @@ def attach_fused_optimizer(model: nn.Module) -> None:
 
     A model that has an attribute of that name keeps it.
     """
-    if isinstance(model.__dict__.get(_ATTRIBUTE), ModelFusedOptimizer):
-        del model.__dict__[_ATTRIBUTE]
+    detach_fused_optimizer(model)
     if not hasattr(model, _ATTRIBUTE):
         collections = {path: part for path, part in model.named_modules() if isinstance(part, FusedOptimizerModule)}
         model.__dict__[_ATTRIBUTE] = ModelFusedOptimizer(collections)

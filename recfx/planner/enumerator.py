@@ -24,6 +24,7 @@ from recfx.collections.converted_collection import ConvertedCollection, index_of
 from recfx.collections.sharding.types import type_named, type_names
 from recfx.errors import ConversionError
 from recfx.hashing import HashConfig
+from recfx.hashing.slices import row_cuts
 from recfx.planner.planned_option import PlannedOption
 
 
@@ -132,7 +133,7 @@ def _cut_between_buckets(option: ShardingOption) -> None:
     for shard in option.shards:
         blocks.setdefault(shard.offset[1], []).append(shard)
     for shards in blocks.values():
-        borders = index.row_cuts(len(shards))
+        borders = row_cuts(index.config, len(shards))
         for shard, (begin, end) in zip(shards, pairwise(borders), strict=True):
             shard.offset[0], shard.size[0] = begin, end - begin
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import gc
 import pickle
+import weakref
 
 import pytest
 import torch
@@ -12,6 +14,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 import recfx
 from recfx.collections.copy_modules import copy_modules
 from recfx.collections.pooled import HashEmbeddingBagCollection
+from recfx.optim.attached import attached_optimizers, set_attached
 from recfx.runtime import Lookup
 from tests.builders.optimizers import attach
 
@@ -61,3 +64,19 @@ def test_a_copy_keeps_its_optimizers_and_follows_its_own_weights(duplicated: obj
     attach([duplicate.weight("b")], torch.optim.SGD, lr=1.0)
     step(duplicate)
     assert (sorted(duplicate.fused_optimizers()), sorted(original.fused_optimizers())) == (["a", "b"], ["a"])
+
+
+def test_an_optimizer_in_the_place_of_another_is_noticed() -> None:
+    """Whichever memory it gets: the other one stays until then."""
+    module = collection()
+    weight = module.weight("a")
+    set_attached(weight, [torch.optim.RMSprop([weight])])
+    module(BATCH)
+    assert list(module.not_fused) == ["a"]
+    other = weakref.ref(attached_optimizers(weight)[0])
+    for is_kept in (True, False):
+        set_attached(weight, [torch.optim.SGD([weight])])
+        gc.collect()
+        assert (other() is not None) is is_kept
+        module(BATCH)
+    assert list(module.fused_optimizers()) == ["a"]

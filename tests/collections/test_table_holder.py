@@ -65,6 +65,8 @@ def test_a_weight_that_was_taken_away_behind_the_module_is_missed_at_the_next_fo
     del converted.embedding_bags["t1"]._parameters["weight"]
     with refused("unsupported_bag", match="'t1' has no parameter"):
         converted(batch(4))
+    with refused("unsupported_bag", match="'t1' is missing"):
+        converted.embedding_bags = nn.ModuleDict()
 
 
 @pytest.mark.parametrize(

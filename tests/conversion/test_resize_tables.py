@@ -149,6 +149,9 @@ def test_a_state_without_an_index_fills_the_first_rows(tmp_path: Path) -> None:
         model.load_state_dict(plain.state_dict(), strict=False)
     assert torch.equal(model.first.weight("a"), before["first.embedding_bags.a.weight"])
     assert len(model.first.index("a")) > 0
+    with refused("shape_mismatch", "first.embedding_bags.a.weight", match=r"\(91, 4\)", error=recfx.CheckpointError):
+        model.load_state_dict(OnePart(91).state_dict())
+    assert len(model.first.index("a")) > 0
     with pytest.warns(UserWarning, match="forgets its"):
         model.load_state_dict(plain.state_dict())
     assert torch.equal(model.first.weight("a")[:30], plain.first.embedding_bags["a"].weight)

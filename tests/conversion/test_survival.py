@@ -430,8 +430,8 @@ def test_an_index_that_no_memory_can_hold(monkeypatch: pytest.MonkeyPatch) -> No
         return allocate_buffers(policy, device)
 
     monkeypatch.setattr(state, "allocate_buffers", fails_on_cpu)
-    with refused("no_memory_for_rows", match=r"an index of 1,000,000,000 rows takes 42\.0 GiB"):
-        HashIndex(10**9)
+    with refused("no_memory_for_rows", "users", match=r"an index of 1,000,000,000 rows takes 42\.0 GiB"):
+        HashIndex(10**9, name="users")
 
 
 def test_a_table_under_ddp_does_not_grow() -> None:

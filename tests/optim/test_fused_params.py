@@ -165,6 +165,7 @@ def test_entries_that_change_nothing(name: str, value: object) -> None:
         ({"eps": float("nan")}, "not negative"),
         ({"eps": float("inf")}, "not negative"),
         ({"beta1": "much"}, "not negative"),
+        ({"optimizer": EmbOptimType.ADAM, "beta2": 1.0}, "less than 1"),
     ],
     ids=lambda value: ",".join(value) if isinstance(value, dict) else "",
 )

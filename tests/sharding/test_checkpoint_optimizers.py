@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.optim.clipping import GradientClipping, GradientClippingOptimizer
@@ -172,16 +173,21 @@ def test_a_state_of_another_table(tmp_path: Path) -> None:
     assert message in ranks(2).run(refused, case("columns", 2), str(tmp_path))
 
 
-def with_an_optimizer_on_one_rank(rank: int, world_size: int, case: Case, folder: str) -> str:
+def with_an_optimizer_on_one_rank(rank: int, world_size: int, case: Case, folder: str) -> tuple[str, str]:
     model = make(case, world_size)
-    optimizer = torch.optim.Adam(model.get_submodule("sparse").parameters()) if rank == 1 else None
-    with pytest.raises(recfx.CheckpointError) as caught:
-        recfx.save_checkpoint(model, folder, optimizer=optimizer)
-    return caught.value.message
+    optimizer = torch.optim.Adam(model.get_submodule("sparse").parameters())
+    with pytest.raises(recfx.CheckpointError) as not_saved:
+        recfx.save_checkpoint(model, folder, optimizer=optimizer if rank == 1 else None)
+    assert not list(Path(folder).iterdir())
+    dist.barrier()
+    recfx.save_checkpoint(model, folder, optimizer=optimizer)
+    with pytest.raises(recfx.CheckpointError) as not_loaded:
+        recfx.load_checkpoint(model, folder, optimizer=optimizer if rank == 0 else None)
+    return not_saved.value.message, not_loaded.value.message
 
 
 def test_an_optimizer_on_some_ranks_alone(tmp_path: Path) -> None:
     case = replace(case_of("columns", None, "adam", 2), kernel="dense")
-    message = "only 1 of 2 ranks have an ordinary optimizer to save."
-    assert ranks(2).run(with_an_optimizer_on_one_rank, case, str(tmp_path)) == [message] * 2
-    assert not list(tmp_path.iterdir())
+    not_saved = "only 1 of 2 ranks have an ordinary optimizer to save."
+    not_loaded = "optimizer= or in_backward= is not the same on all ranks: some would train on from another state."
+    assert ranks(2).run(with_an_optimizer_on_one_rank, case, str(tmp_path)) == [(not_saved, not_loaded)] * 2

@@ -115,20 +115,23 @@ class CollectionKind(ABC):
         """What becomes of the rows of one sample: the name of one of TorchRec's ``PoolingType``."""
 
 
-def plain_table(
-    kind: CollectionKind, config: Any, table: Any, collection: str, options: Mapping[str, Any], problem: str = ""
-) -> Any:
+# The attributes of a table that would change what a call returns, with the values that do not.
+_OPTIONS = {"max_norm": None, "scale_grad_by_freq": False, "sparse": False, "padding_idx": None}
+
+
+def plain_table(kind: CollectionKind, config: Any, table: Any, collection: str, problem: str = "") -> Any:
     """``table``, if nothing is lost by reading its weight without calling it.
 
     Args:
-        options: the attributes that would change what a call returns, with the values that do not.
         problem: what else is wrong with it, as the end of a sentence.
 
     Raises:
         ConversionError: ``unsupported_bag``, ``unsupported_bag_option``.
     """
     holder, owner = kind.holder.__name__, kind.standard.__name__
-    if not isinstance(table, kind.holder) or type(table).forward is not kind.holder.forward:
+    if table is None:
+        problem = "is missing"
+    elif not isinstance(table, kind.holder) or type(table).forward is not kind.holder.forward:
         problem = f"is {type_of(table)} with its own forward"
     elif type(table.__dict__["_parameters"].get("weight")) is not nn.Parameter:
         problem = "has a weight that is not a plain parameter (but a parametrization, for example, or fully sharded)"
@@ -142,7 +145,7 @@ def plain_table(
             what_to_do=f"use the tables that {owner} makes, put hooks on the collection, and convert before the model "
             "is fully sharded.",
         )
-    for option, neutral in options.items():
+    for option, neutral in _OPTIONS.items():
         value = getattr(table, option)
         if value != neutral:
             raise ConversionError(

@@ -54,9 +54,7 @@ class PooledKind(CollectionKind):
             ConversionError: ``weighted_mean``, ``unsupported_pooling``, ``unsupported_bag``,
                 ``unsupported_bag_option``.
         """
-        plain: nn.EmbeddingBag = plain_table(
-            self, config, table, collection, _OPTIONS, problem=_mode_differs(config, table)
-        )
+        plain: nn.EmbeddingBag = plain_table(self, config, table, collection, _mode_differs(config, table))
         _check_pooling(config, is_weighted, collection)
         return plain
 
@@ -65,8 +63,6 @@ class PooledKind(CollectionKind):
         name: str = config.pooling.name
         return name
 
-
-_OPTIONS = {"max_norm": None, "scale_grad_by_freq": False, "sparse": False, "padding_idx": None}
 
 POOLED = PooledKind(
     name="pooled",

@@ -52,15 +52,13 @@ class SequenceKind(CollectionKind):
         Raises:
             ConversionError: ``unsupported_bag``, ``unsupported_bag_option``.
         """
-        plain: nn.Embedding = plain_table(self, config, table, collection, _OPTIONS)
+        plain: nn.Embedding = plain_table(self, config, table, collection)
         return plain
 
     def pooling(self, config: Any) -> str:
         """``"NONE"``."""
         return NOT_COMBINED
 
-
-_OPTIONS = {"max_norm": None, "scale_grad_by_freq": False, "sparse": False, "padding_idx": None}
 
 SEQUENCE = SequenceKind(
     name="sequence",

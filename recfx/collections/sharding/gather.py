@@ -51,7 +51,7 @@ def gather_tables(module: ShardedCollection) -> dict[str, WholeTable]:
         CheckpointError: the state that was loaded in place into some rank's index is not valid; raised on all ranks.
     """
     gatherer = _Gatherer(module)
-    together(gatherer.group, gatherer.prepare)
+    together(gatherer.group, module.prepare_to_save)
     return {table.table.name: gatherer.gather(table) for table in module.sharding.tables}
 
 
@@ -65,14 +65,6 @@ class _Gatherer:
         self.module, self.store = module, module.store
         self.group, self.rank = module.groups.pooled, module.groups.pooled.rank()
         self.device = sent_on(self.group)
-
-    def prepare(self) -> None:
-        """Check this rank's indexes, and make the optimizer state that is missing."""
-        for shard in self.module.sharding.local():
-            if shard.table.has_index:
-                self.store.index(shard.name).refresh()
-            if shard.name in self.store.optimizers:
-                self.store.optimizers[shard.name].prepare(self.store.weight(shard.name))
 
     def gather(self, table: ShardedTable) -> WholeTable:
         """One table."""

@@ -32,7 +32,7 @@ class LateBackwards:
     def __init__(
         self, collection: str, group: dist.ProcessGroup, tables: Sequence[str], in_flight: BatchesInFlight
     ) -> None:
-        self._collection, self._group, self._in_flight = collection, group, in_flight
+        self._collection, self._group, self.in_flight = collection, group, in_flight
         self._tables = list(tables)
 
     def watch(self, started: Awaitable[torch.Tensor], context: DistContext, training: bool) -> Awaitable[torch.Tensor]:
@@ -46,7 +46,7 @@ class LateBackwards:
             return started
         backward = context.backward
         if backward is None:
-            in_flight = self._in_flight
+            in_flight = self.in_flight
             backward = context.backward = _Backward(self, in_flight.latest, in_flight.kept_until + 1)
             in_flight.turn += 1
         return _Watched(started, backward)
@@ -60,7 +60,7 @@ class LateBackwards:
         if context.asked or not is_replay():
             return
         context.asked = True
-        own, self._in_flight.refused_replay = self._in_flight.refused_replay, None
+        own, self.in_flight.refused_replay = self.in_flight.refused_replay, None
         flags = [own is not None and own.reason == reason for reason in REASONS]
         refused = any_rank_each(self._group, flags)
         if own is None and any(refused):
@@ -68,11 +68,6 @@ class LateBackwards:
         if own is not None:
             own.by_all_ranks = True
             raise own
-
-    @property
-    def forwards(self) -> int:
-        """How many forwards have begun."""
-        return self._in_flight.turn
 
     def refuse(self, batch: BatchInFlight | None) -> None:
         """Raise on all ranks if any of them has lost rows of this batch. Collective.
@@ -102,7 +97,7 @@ class _Backward:
         if running == self._running:
             return
         self._running = running
-        forwards = self._late.forwards
+        forwards = self._late.in_flight.turn
         if forwards > self._free_after:
             self._late.refuse(self._batch)
         self._free_after = min(self._free_after, forwards)

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 
 from recfx.collections.fit_table import (
+    check_shape,
     first_rows,
     fit_index,
     saved_shape,
@@ -162,15 +163,8 @@ class LocalState:
             return {piece.shard: part for piece, part in parts_of(weight, weight_pieces(table), group, key).items()}
         if not isinstance(weight, Tensor) or weight.is_meta:
             raise _not_a_tensor(key, weight)
-        shape = saved_shape(spec.num_embeddings, spec.embedding_dim, move)
-        if tuple(weight.shape) != shape:
-            raise CheckpointError(
-                f"the saved weight is {tuple(weight.shape)}, but the table is {shape}.",
-                reason="shape_mismatch",
-                module_path=key,
-                what_to_do="build the table as it was built when saving.",
-            )
-        return {shard: self._part(shard, weight.detach(), move) for shard in self._local(table)}
+        check_shape(key, weight, saved_shape(spec.num_embeddings, spec.embedding_dim, move))
+        return {shard: self._part(shard, weight.detach(), move) for shard in self.module.local_shards(spec.name)}
 
     def _part(self, shard: Shard, weight: Tensor, move: RowMove | None) -> Tensor:
         if move is None:
@@ -195,7 +189,8 @@ class LocalState:
         if any(isinstance(value, ShardedTensor) for value in values):
             pieces = self._sharded_index(table, saved, values)
         else:
-            pieces = self._plain_index(table, saved, weight)
+            pieces, move = fit_whole_index(self.module, table, saved, weight)
+            self.moves.update({} if move is None else {spec.name: move})
         for shard, piece in pieces.items():
             for name, value in piece.items():
                 self.local[f"{self.prefix}hash_indexes.{shard.name}.{name}"] = value
@@ -203,7 +198,7 @@ class LocalState:
     def _take_absent(self, table: ShardedTable, weight: Any, keys: Mapping[str, str]) -> None:
         """Empty the index if the state is that of a plain table."""
         spec = table.table
-        for shard in self._local(table):
+        for shard in self.module.local_shards(spec.name):
             what = without_index(has_weight=weight is not None, holds_ids=self.module.index(shard.name).holds_ids)
             self.local[f"{self.prefix}hash_indexes.{shard.name}.{state.ABSENT}"] = what
         if weight is None:
@@ -212,12 +207,6 @@ class LocalState:
             move = first_rows(weight, spec.num_embeddings, spec.embedding_dim)
             if move is not None:
                 self.moves[spec.name] = move
-
-    def _plain_index(self, table: ShardedTable, saved: Mapping[str, Any], weight: Any) -> dict[Shard, dict[str, Any]]:
-        pieces, move = fit_whole_index(self.module, table, saved, weight)
-        if move is not None:
-            self.moves[table.table.name] = move
-        return dict(pieces)
 
     def _sharded_index(
         self, table: ShardedTable, saved: Mapping[str, Any], values: list[Any]
@@ -229,7 +218,8 @@ class LocalState:
         if table.is_replicated or not all(isinstance(value, ShardedTensor) for value in values):
             raise other_plan(_CUT_OTHERWISE, path)
         check_identity(spec.hashing, spec.name, saved.get(IDENTITY))
-        slices: dict[tuple[int, int], dict[str, Any]] = {shard.rows: {} for shard in self._local(table)}
+        local = self.module.local_shards(spec.name)
+        slices: dict[tuple[int, int], dict[str, Any]] = {shard.rows: {} for shard in local}
         for name, value in saved.items():
             if not isinstance(value, ShardedTensor):  # the same on all ranks
                 for rows, piece in slices.items():
@@ -245,9 +235,6 @@ class LocalState:
                 for part, tensor in parts.items():
                     slices[part.shard.rows][name] = tensor
         return fit_slices(self.module, table, slices)
-
-    def _local(self, table: ShardedTable) -> list[Shard]:
-        return self.module.local_shards(table.table.name)
 
 
 def _not_a_tensor(path: str, value: object) -> CheckpointError:

@@ -157,7 +157,7 @@ def _about_decay(
         return (weight_decay_left_out(optimizer, path),)
     if not group.get("weight_decay") or WeightDecayMode.NONE in optimizer.rule.decay_modes:
         return ()
-    mode = fused_params["weight_decay_mode"].name
+    mode = WeightDecayMode(fused_params["weight_decay_mode"]).name
     message = (
         f"weight_decay={group['weight_decay']:g} is applied as weight_decay_mode={mode} asks, and as FBGEMM's kernels "
         "for GPUs do; those for the CPU leave it out."

@@ -9,6 +9,7 @@ after the nodes that make them.
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Any, NamedTuple
 
 from torch import fx
@@ -80,14 +81,11 @@ class StagedGraph:
     def __init__(self, graph_module: fx.GraphModule, runtime: Runtime) -> None:
         self.graph_module, self._runtime = graph_module, runtime
         self.in_turn = cut(graph_module)
-        self._prefetching: Prefetching | None = None
 
-    @property
+    @cached_property
     def prefetching(self) -> Prefetching:
-        """The form of the graph that finds rows ahead; made when it is first needed."""
-        if self._prefetching is None:
-            self._prefetching = Prefetching(self.graph_module, self._runtime)
-        return self._prefetching
+        """The form of the graph that finds rows ahead."""
+        return Prefetching(self.graph_module, self._runtime)
 
 
 class Prefetching:

@@ -34,7 +34,11 @@ def read_plan(
             ``unsupported_sharding_type``, ``unsupported_compute_kernel``, ``unsupported_plan_option``,
             ``plan_shape_mismatch``, ``plan_rank``, ``plan_invalid``.
     """
-    _check_types(plan, path)
+    if not isinstance(plan, Mapping):
+        raise plan_error("invalid_argument", f"the plan of a collection is {type_of(plan)}.", path)
+    for table, sharding in plan.items():
+        if not isinstance(sharding, ParameterSharding):
+            raise plan_error("invalid_argument", f"the plan of table {table!r} is {type_of(sharding)}.", path)
     names = [table.name for table in tables]
     known = set(names)
     unknown = [name for name in plan if name not in known]
@@ -52,14 +56,6 @@ def read_plan(
         what = f"hosts have {sorted(local_sizes)} ranks in the plans of different tables."
         raise plan_error("plan_invalid", what, path)
     return CollectionSharding(sharded, rank, world_size)
-
-
-def _check_types(plan: object, path: str) -> None:
-    if not isinstance(plan, Mapping):
-        raise plan_error("invalid_argument", f"the plan of a collection is {type_of(plan)}.", path)
-    for table, sharding in plan.items():
-        if not isinstance(sharding, ParameterSharding):
-            raise plan_error("invalid_argument", f"the plan of table {table!r} is {type_of(sharding)}.", path)
 
 
 def _read(plan: TablePlan) -> ShardedTable:

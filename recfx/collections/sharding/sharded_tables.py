@@ -189,6 +189,14 @@ class ShardedTables(ConvertedCollection):
         """The ranks that have the shards."""
         return self.groups.pooled
 
+    def prepare_to_save(self) -> None:
+        """Check this rank's indexes, and make the optimizer state that is missing."""
+        for shard in self.sharding.local():
+            if shard.table.has_index:
+                self._store.index(shard.name).refresh()
+            if shard.name in self._store.optimizers:
+                self._store.optimizers[shard.name].prepare(self._store.weight(shard.name))
+
     def local_shards(self, table: str) -> list[Shard]:
         """This rank's shards of a table."""
         return self.sharding.local_of(table)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from numbers import Integral
 from typing import Any, NamedTuple
 
-from torchrec.distributed.types import EnumerableShardingSpec, ShardMetadata
+from torchrec.distributed.types import EnumerableShardingSpec
 
 from recfx.collections.sharding.whole_plan import rank_of, table_error
 from recfx.errors import ConversionError
@@ -35,8 +35,10 @@ def planned_shards(plan: TablePlan) -> list[PlannedShard]:
         if not len(shard.shard_offsets) == len(shard.shard_sizes) == 2:
             what = f"has a shard at {shard.shard_offsets} of {shard.shard_sizes}, not of rows and columns."
             raise wrong(plan, "plan_invalid", what)
-        (row, column), (rows, columns) = shard.shard_offsets, shard.shard_sizes
-        shards.append(PlannedShard((row, row + rows), (column, column + columns), _rank_of(plan, shard)))
+        (row, column), (rows, columns), rank = shard.shard_offsets, shard.shard_sizes, rank_of(shard)
+        if rank is None:
+            raise wrong(plan, "plan_invalid", f"places a shard on {shard.placement!s}, which names no rank.")
+        shards.append(PlannedShard((row, row + rows), (column, column + columns), rank))
     for planned in shards:
         check_rank(plan, planned.rank)
     return shards
@@ -82,13 +84,6 @@ def check_rank(plan: TablePlan, rank: Any) -> None:
 def wrong(plan: TablePlan, reason: str, what: str) -> ConversionError:
     """The error of this table's plan; ``what`` says what the plan does, as the rest of the sentence."""
     return table_error(reason, plan.table.name, what, plan.path)
-
-
-def _rank_of(plan: TablePlan, shard: ShardMetadata) -> int:
-    rank = rank_of(shard)
-    if rank is None:
-        raise wrong(plan, "plan_invalid", f"places a shard on {shard.placement!s}, which names no rank.")
-    return rank
 
 
 def _check_tiling(plan: TablePlan, ranges: list[tuple[int, int]], size: int, what: str) -> None:
