@@ -168,12 +168,12 @@ def _convert(model: nn.Module, asked: Request, done: Callable[[str], None]) -> n
         _place(converted, asked.device)
         guard_loading(converted)
         share_forwards(converted)
-        if asked.whole_graph:
-            converted = as_whole_graph(converted, asked.call)
-        elif asked.inplace and decision.converted is not None:
+        whole = as_whole_graph(converted, asked.call) if asked.whole_graph else None
+        if asked.inplace and decision.converted is not None:
             replacements = {**replacements, **decision.places_in(converted)}
             converted = _patch(model, converted, replacements, decision.discovery.findings)
             guard_loading(converted)
+        converted = converted if whole is None else whole
         resizing.keep()
         done("make a whole graph" if asked.whole_graph else "place, and patch")
     return converted

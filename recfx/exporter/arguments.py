@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import json
 import keyword
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -181,7 +182,7 @@ def _parameters(model: nn.Module, sample: Sample) -> tuple[tuple[str, ...], dict
     """The names of what a model takes by position, and all defaults that are constants."""
     forward = model.__dict__.get("forward") or type(model).forward.__get__(model)
     parameters = inspect.signature(forward).parameters
-    defaults = {name: parameter.default for name, parameter in parameters.items() if _is_plain(parameter.default)}
+    defaults = {name: parameter.default for name, parameter in parameters.items() if is_plain(parameter.default)}
     by_position = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     names = [name for name, parameter in parameters.items() if parameter.kind in by_position]
     for number in range(len(names), len(sample.args)):
@@ -189,12 +190,19 @@ def _parameters(model: nn.Module, sample: Sample) -> tuple[tuple[str, ...], dict
     return tuple(names), defaults
 
 
-def _is_plain(value: Any) -> bool:
+def is_plain(value: Any) -> bool:
+    """Whether it is a constant that a file can have."""
     return value is None or isinstance(value, (bool, int, float, str))
 
 
+def as_in_file(value: Any) -> Any:
+    """A constant as it is loaded: of a built-in type, and not a member of an ``Enum`` or a number of numpy's."""
+    return json.loads(json.dumps(value)) if is_plain(value) else value
+
+
 def is_constant(value: Any, constant: Any) -> bool:
-    """Whether a value is this constant; NaN is itself."""
+    """Whether a value is this constant, in a file; NaN is itself."""
+    value, constant = as_in_file(value), as_in_file(constant)
     return type(value) is type(constant) and (value == constant or (value != value and constant != constant))
 
 
@@ -216,7 +224,7 @@ def _pattern(value: Any, name: str, taken: set[str]) -> Pattern:
     if isinstance(value, JaggedTensor):
         weighted = value.weights_or_none() is not None
         return Pattern("jagged", _free(name, taken), is_weighted=weighted)
-    if _is_plain(value):
+    if is_plain(value):
         return Pattern("constant", value=value)
     if isinstance(value, dict) and all(isinstance(key, str) for key in value):
         items = tuple(_pattern(item, f"{name}_{key}", taken) for key, item in value.items())

@@ -49,7 +49,7 @@ def export_from_checkpoint(
     model: nn.Module,
     directory: str | os.PathLike[str],
     sample: Sample,
-    export: Callable[[nn.Module, Any, Tables], _Result],
+    export: Callable[[nn.Module, Sample, Any, Tables], _Result],
 ) -> _Result:
     """Export what ``save_checkpoint`` has saved.
 
@@ -58,8 +58,8 @@ def export_from_checkpoint(
             not converted stands for tables without an index.
         directory: the checkpoint, saved by any number of ranks.
         sample: one call of the model, on the CPU.
-        export: writes the file, given the loaded model with small collections, what the whole model answers, and where
-            the tables come from.
+        export: writes the file, given the loaded model with small collections, the call, what the whole model answers,
+            and where the tables come from.
 
     Raises:
         CheckpointError: as ``load_checkpoint``; ``model_on_meta``: a buffer is on meta and was not saved.
@@ -82,7 +82,7 @@ def export_from_checkpoint(
             for name, collection in unsharded_collections(converted).items()
         }
         outputs = _answer(small, sample, tables)
-        return export(small, outputs, tables)
+        return export(small, sample, outputs, tables)
 
 
 def _load_rest(converted: nn.Module, folder: SavedFolder, described: Mapping[str, torch.Tensor]) -> nn.Module:
@@ -138,7 +138,9 @@ def _answer(small: nn.Module, sample: Sample, tables: Tables) -> Any:
     collections = unsharded_collections(small)
     seen: dict[str, list[KeyedJaggedTensor]] = {path: [] for path in collections}
     hooks = [
-        collection.register_forward_pre_hook(lambda _, args, path=path: seen[path].append(args[0]))
+        collection.register_forward_pre_hook(
+            lambda _, args, named, path=path: seen[path].extend((*args, *named.values())), with_kwargs=True
+        )
         for path, collection in collections.items()
     ]
     try:

@@ -99,9 +99,9 @@ def export(
     Raises:
         ExportError: ``invalid_argument``, ``unsupported_argument``, ``unsupported_output``, ``not_scriptable``,
             ``not_exportable``, ``no_library``, ``no_pt2``, ``sample_failed``, ``cannot_write``, ``traced_graph``,
-            ``rows_out_of_range``; of a sharded model, on all ranks, also ``ranks_differ``, ``other_rank_failed``,
-            ``several_process_groups``, ``no_process_group``, ``model_is_sharded`` (by TorchRec alone, or with
-            ``checkpoint``).
+            ``rows_out_of_range``, ``model_on_meta``; of a sharded model, on all ranks, also ``ranks_differ``,
+            ``other_rank_failed``, ``several_process_groups``, ``no_process_group``, ``model_is_sharded`` (by TorchRec
+            alone, or with ``checkpoint``).
         CheckpointError: as ``load_checkpoint``; also ``model_on_meta``: a tensor is on meta that was not saved.
         ConversionError: the model is not converted, and cannot be; ``fully_sharded``.
     """
@@ -116,35 +116,37 @@ def export(
     )
     group = group_of(root)
     with contextlib.nullcontext() if group is None else held_interrupts():
-        agree(
-            group, partial(_check_arguments, path, format, portable, device, checkpoint, is_sharded=group is not None)
-        )
-        file = _File(as_path(path), quantize, format, _serving_target(format, portable, str(device or "cpu")))
+        place = "cpu" if group is None else device_of(root).type
+        agree(group, partial(_check_arguments, path, format, portable, device, place, checkpoint, group is not None))
+        file = _File(as_path(path), quantize, format, _serving_target(format, portable, str(device or place)))
         call = Sample.of(sample)
 
-        def export_small(small: nn.Module, outputs: Any, sources: Sources) -> ExportReport:
-            return _export(file, _converted(small, call), call, outputs, sources)
+        def export_small(small: nn.Module, small_call: Sample, outputs: Any, sources: Sources) -> ExportReport:
+            return _export(file, _converted(small, small_call), small_call, outputs, sources)
 
         if group is not None:
-            alike = {
-                "path": file.target,
-                "quantize": quantize,
-                "format": format,
-                "portable": portable,
-                "device": device,
-            }
+            alike: dict[str, Any] = {"path": file.target, "quantize": quantize, "format": format}
+            alike |= {"portable": portable, "device": device}
             return export_from_ranks(root, group, call, alike, partial(check_target, file.target), export_small)
         check_target(file.target)
         if checkpoint is not None:
             return export_from_checkpoint(root, checkpoint, call, export_small)
         converted = _converted(root, call)
+        place = device_of(converted).type
+        if place == "meta":
+            raise ExportError(
+                "the model's tables are on meta, so there are no rows to write.",
+                reason="model_on_meta",
+                what_to_do="allocate and load the model first, or pass checkpoint=, a directory of save_checkpoint.",
+            )
         with uncounted(converted):
-            outputs, place = _run(converted, call), device_of(converted).type
+            outputs = _run(converted, call)
             if place == "cpu":
                 return _export(file, converted, call, outputs, {})
             file = replace(file, serving=_serving_target(format, portable, str(device or place)))
-            small, moved, tables = on_host(converted, call)
-            return _export(file, small, moved, outputs, tables)
+            collections = unsharded_collections(converted)
+            tables = {path: local_tables(collection) for path, collection in collections.items()}
+            return _export(file, *on_host(converted, call, collections), outputs, tables)
 
 
 @dataclass(frozen=True)
@@ -186,13 +188,13 @@ def _export(file: _File, converted: nn.Module, sample: Sample, outputs: Any, sou
 
 
 def _check_arguments(
-    path: object, format: str, portable: bool, device: object, checkpoint: object, is_sharded: bool
+    path: object, format: str, portable: bool, device: object, place: str, checkpoint: object, is_sharded: bool
 ) -> None:
     if not isinstance(portable, bool):
         raise _invalid(f"portable={portable!r} is not a bool.", "pass True or False.")
     if not isinstance(device, (str, torch.device, type(None))) or str(device).partition(":")[0] in ("", "meta"):
         raise _invalid(f"device={device!r} cannot serve a file.", "pass a kind of device, such as 'cpu' or 'npu'.")
-    _serving_target(format, portable, str(device or "cpu"))
+    _serving_target(format, portable, str(device or place))
     as_path(path)
     if checkpoint is not None and is_sharded:
         raise ExportError(

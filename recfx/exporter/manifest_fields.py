@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
-from recfx.exporter.arguments import Pattern
+from recfx.exporter.arguments import Pattern, is_plain
 from recfx.exporter.returns import tensor_names
 from recfx.exporter.serving.targets import FOR_DEVICES, NATIVE, SCRIPT, TRACED
 
@@ -69,10 +69,6 @@ def pattern_from(described: dict[str, Any]) -> Pattern:
     return pattern
 
 
-def _is_plain(value: Any) -> bool:
-    return value is None or isinstance(value, (bool, int, float, str))
-
-
 def _is_integer(value: Any, least: int) -> bool:
     return type(value) is int and least <= value < 2**63
 
@@ -92,7 +88,7 @@ def _describes_tensor(value: Any) -> bool:
 
 
 _VALUES: dict[str, Callable[[Any], bool]] = {
-    "constant": _is_plain,
+    "constant": is_plain,
     "tensor": _describes_tensor,
     "keyed_tensor": _are_integers,
 }
@@ -145,7 +141,7 @@ FIELDS = {
         True,
     ),
     "order": Field("a list of names", lambda value, _: _are_names(value)),
-    "defaults": _dict_of("constants", _is_plain),
+    "defaults": _dict_of("constants", is_plain),
     "returns": Field("a pattern", lambda value, _: pattern_from(value) is not None, True),
     "outputs": Field(
         "a list of the names of what is returned",

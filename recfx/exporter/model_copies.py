@@ -17,17 +17,15 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrize
 
-from recfx.collections.collection import UnshardedCollection, unsharded_collections
+from recfx.collections.collection import UnshardedCollection
 from recfx.collections.converted_classes import converted_class
-from recfx.collections.converted_collection import ConvertedCollection
+from recfx.collections.converted_collection import ConvertedCollection, converted_collections
 from recfx.collections.copy_modules import copy_modules
 from recfx.collections.kinds import kind_of
 from recfx.collections.object_kinds import own_modules
 from recfx.discovery.discover import set_mode
-from recfx.discovery.sample import Sample
+from recfx.discovery.sample import Sample, change_leaves
 from recfx.errors import ExportError, told_by
-from recfx.exporter.arguments import signature_of
-from recfx.exporter.table_sources import Sources, local_tables
 from recfx.hashing import HashConfig
 from recfx.ir.tables import TableSpec
 from recfx.runtime.hooks import MODULE_HOOKS
@@ -145,12 +143,11 @@ _HASHING = HashConfig.raw_ids(rows=_ROWS, unseen="share")
 
 def with_stand_ins(model: nn.Module, collections: Mapping[str, ConvertedCollection]) -> nn.Module:
     """New modules around the same parameters, in which small collections take the place of ``collections``."""
-    return copy_modules(model, {id(old): stand_in(path, old) for path, old in collections.items()})[0]
-
-
-def stand_in(path: str, collection: ConvertedCollection) -> UnshardedCollection:
-    """A collection with the same keys and columns, which has a row for every id."""
-    return with_tables(path, collection, [hashed_spec(spec, _ROWS, _HASHING) for spec in collection.tables])
+    stand_ins = {
+        id(old): with_tables(path, old, [hashed_spec(spec, _ROWS, _HASHING) for spec in old.tables])
+        for path, old in collections.items()
+    }
+    return copy_modules(model, stand_ins)[0]
 
 
 def hashed_spec(spec: TableSpec, rows: int, hashing: HashConfig) -> TableSpec:
@@ -182,21 +179,15 @@ def with_tables(path: str, collection: ConvertedCollection, specs: Iterable[Tabl
 
 def device_of(model: nn.Module) -> torch.device:
     """Where the tables of a converted model are."""
-    for collection in unsharded_collections(model).values():
-        for parameter in collection.parameters():
-            return parameter.device
-    return torch.device("cpu")
+    devices = (collection.store.device for collection in converted_collections(model).values())
+    return next(devices, torch.device("cpu"))
 
 
-def on_host(model: nn.Module, call: Sample) -> tuple[nn.Module, Sample, Sources]:
-    """A model on the host with small collections, the call there, and where the tables come from."""
-    collections = unsharded_collections(model)
-    small = with_stand_ins(model, collections)
+def on_host(model: nn.Module, call: Sample, collections: Mapping[str, ConvertedCollection]) -> tuple[nn.Module, Sample]:
+    """The model with small collections in the place of ``collections``, and the call: both on the host."""
+    small, host = with_stand_ins(model, collections), torch.device("cpu")
+    if device_of(model).type == "cpu":
+        return small, call
     detach_parameters(own_modules(small))  # because `to` writes into parameters
-    tables: Sources = {path: local_tables(collection) for path, collection in collections.items()}
-    return small.to("cpu"), _moved(model, call), tables
-
-
-def _moved(model: nn.Module, call: Sample) -> Sample:
-    signature = signature_of(model, call)
-    return signature.call_of(leaf.to(torch.device("cpu")) for leaf in signature.flatten(call.args, call.kwargs))
+    moved = change_leaves((call.args, call.kwargs), lambda leaf: leaf.to(host) if hasattr(leaf, "to") else leaf)
+    return small.to(host), Sample(*moved[0], **moved[1])

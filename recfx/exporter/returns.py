@@ -11,7 +11,7 @@ from torchrec.distributed.types import LazyAwaitable
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 
 from recfx.errors import ExportError, type_of
-from recfx.exporter.arguments import Pattern, is_constant
+from recfx.exporter.arguments import Pattern, is_constant, is_plain
 
 _WHAT_TO_DO = "return tensors, KeyedTensors, or dicts, lists, tuples and dataclasses of these."
 
@@ -75,7 +75,7 @@ def _pattern(value: Any, name: str) -> Pattern:
         return Pattern("kjt", name, tuple(value.keys()), is_weighted=value.weights_or_none() is not None)
     if isinstance(value, JaggedTensor):
         return Pattern("jagged", name, is_weighted=value.weights_or_none() is not None)
-    if value is None or isinstance(value, (bool, int, float, str)):
+    if is_plain(value):
         return Pattern("constant", value=value)
     items = _items(value)
     if items is None:

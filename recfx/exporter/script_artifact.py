@@ -26,7 +26,7 @@ from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
 from recfx.collections.object_kinds import own_modules
 from recfx.errors import Diagnostic, Severity
-from recfx.exporter.arguments import Pattern, Signature
+from recfx.exporter.arguments import Pattern, Signature, as_in_file
 from recfx.exporter.buffers import Filling
 from recfx.exporter.loaded_program import named_input, names_of
 from recfx.exporter.model_call import ModelCall
@@ -165,6 +165,7 @@ def _passed(signature: Signature) -> str:
 
 
 def _literal(value: Any) -> str:
+    value = as_in_file(value)
     is_written_so = not isinstance(value, float) or math.isfinite(value)
     return repr(value) if is_written_so else f"float({str(value)!r})"
 

@@ -21,7 +21,7 @@ from recfx.collections.wrappers import unwrap
 from recfx.discovery.sample import Sample
 from recfx.errors import ExportError
 from recfx.exporter.compare_outputs import run_model
-from recfx.exporter.model_copies import fresh_copy, sample_failed, uncounted, with_stand_ins
+from recfx.exporter.model_copies import fresh_copy, on_host, sample_failed, uncounted
 from recfx.exporter.ranks import Ranks
 from recfx.exporter.table_sources import Sources, TableSource, empty_index
 from recfx.hashing import HashIndex
@@ -36,7 +36,7 @@ def export_from_ranks(
     sample: Sample,
     arguments: Mapping[str, Any],
     check: Callable[[], None],
-    export: Callable[[nn.Module, Any, Sources], _Result],
+    export: Callable[[nn.Module, Sample, Any, Sources], _Result],
 ) -> _Result:
     """Export a sharded model, and return what ``export`` returned on rank 0. Collective.
 
@@ -46,24 +46,27 @@ def export_from_ranks(
         sample: one call of the model on this rank.
         arguments: what all ranks must have passed alike.
         check: checks on rank 0 whether there can be a file.
-        export: writes the file on rank 0, given a model with small collections, the answer of the whole model and
-            where the tables come from. Its error, like any other, is raised on all ranks.
+        export: writes the file on rank 0, given a model with small collections and the call, both on the host, the
+            answer of the whole model and where the tables come from. Its error, like any other, is raised on all ranks.
     """
     ranks = Ranks(model, group)
     model = _without_replicas(model)
     by_rank = ranks.agree(lambda: {key: _text(value) for key, value in arguments.items()})
     ranks.agree(lambda: _check_alike(by_rank))
     ranks.agree(lambda: check() if ranks.rank == 0 else None)
-    small = with_stand_ins(model, sharded_collections(model))
-    # Without communication first, because the other ranks would wait for one whose own code raises.
-    ranks.agree(lambda: _try(small, sample))
+    small, call = on_host(model, sample, sharded_collections(model))
+
+    def try_alone() -> None:
+        _run(small, call)
+
+    ranks.agree(try_alone)  # without communication: the other ranks would wait for one whose own code raises
     sources = _gathered_tables(ranks)  # before the model runs, because an invalid index stops its rank alone
     with uncounted(model):
         outputs = _answer(model, sample, ranks)
     if ranks.rank != 0:
         result: _Result = ranks.follow()
         return result
-    return ranks.lead(lambda: export(small, outputs, sources))
+    return ranks.lead(lambda: export(small, call, outputs, sources))
 
 
 def _text(argument: Any) -> str:
@@ -97,10 +100,6 @@ def _without_replicas(model: nn.Module) -> nn.Module:
 def _run(model: nn.Module, sample: Sample) -> Any:
     with sample_failed():
         return _waited(run_model(fresh_copy(model)[0], sample))
-
-
-def _try(model: nn.Module, sample: Sample) -> None:
-    _run(model, sample)
 
 
 def _answer(model: nn.Module, sample: Sample, ranks: Ranks) -> Any:

@@ -29,7 +29,7 @@ from recfx.planner.plan import plan_of_collections as make_plan
 from recfx.planner.priced_plan import topology_of, world_size_of
 from recfx.planner.pricing.cost import COST_VERSION, Cost, PlanComparison, PlanRow, features_of
 from recfx.planner.pricing.graph_prices import ModelPrices, price_graph
-from recfx.planner.pricing.hardware import ASCEND_910B, H100, NAMED, Hardware, HardwareName, by_name
+from recfx.planner.pricing.hardware import ASCEND_910B, H100, NAMED, Hardware, HardwareName
 from recfx.planner.pricing.planned_collection import (
     PlannedCollection,
     graph_on,
@@ -100,7 +100,7 @@ def cost(
         InputError: ``invalid_argument``: ``world_size`` is no number of ranks.
     """
     check_module(model_or_graph, "model_or_graph")
-    priced = _priced(model_or_graph, _topology(topology), plan, world_size, sample)
+    priced = _priced(model_or_graph, checked_topology(topology), plan, world_size, sample)
     return priced if sample is None else replace(priced, known=batch_of(sample))
 
 
@@ -282,9 +282,10 @@ def _again(model: nn.Module, topology: AnyTopology | None, sample: Any) -> Calla
     return again
 
 
-def _topology(given: Any) -> AnyTopology | Hardware | None:
-    topology = by_name(given)
-    if topology is None or isinstance(topology, (Hardware, Topology, NpuTopology)):
+def checked_topology(given: Any) -> AnyTopology | Hardware | None:
+    """What to price for, which a name may say."""
+    topology = NAMED.get(given) if isinstance(given, str) else given
+    if given is None or isinstance(topology, (Hardware, Topology, NpuTopology)):
         return topology
     is_name = isinstance(given, str)
     raise ConversionError(

@@ -20,7 +20,7 @@ _DEEPEST = 4
 
 
 def path_in(batch: Any, part_of_batch: Any) -> Path | None:
-    """The shortest path from ``batch`` to the very object ``wanted``; None if it is not a part of the batch.
+    """The shortest path from ``batch`` to the very object ``part_of_batch``; None if it is not a part of the batch.
 
     Looks into tuples, lists, dicts, and attributes of objects; not into tensors.
     """
@@ -87,5 +87,6 @@ def _parts(value: Any) -> Iterator[tuple[tuple[str, Any], Any]]:
         yield from (((ITEM, position), part) for position, part in enumerate(value))
     else:
         yield from (((ATTRIBUTE, name), part) for name, part in getattr(value, "__dict__", {}).items())
-        slots = [name for kind in type(value).__mro__ for name in getattr(kind, "__slots__", ())]
-        yield from (((ATTRIBUTE, name), getattr(value, name)) for name in slots if hasattr(value, name))
+        slots = [getattr(kind, "__slots__", ()) for kind in type(value).__mro__]
+        names = [name for own in slots for name in ((own,) if isinstance(own, str) else own)]
+        yield from (((ATTRIBUTE, name), getattr(value, name)) for name in names if hasattr(value, name))

@@ -288,7 +288,7 @@ class TrainPipeline:
                 self._batches.append(_Batch(value))
 
     def _share(self) -> None:
-        """Ask all ranks how many batches they have, and return how many every rank has.
+        """Ask all ranks how many batches they have.
 
         Raises:
             StopIteration: no rank has any.

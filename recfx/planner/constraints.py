@@ -10,10 +10,12 @@ from torchrec.distributed.planner.types import ParameterConstraints
 from recfx.errors import ConversionError
 from recfx.planner.pricing.values import not_negative, whole_number
 
-_LISTS: dict[str, Callable[[Any, str], object]] = {
+_LISTS: dict[str, Callable[[Any, str], object] | None] = {
     "pooling_factors": not_negative,
     "num_poolings": not_negative,
     "batch_sizes": whole_number,
+    "sharding_types": None,
+    "compute_kernels": None,
 }
 
 
@@ -44,11 +46,13 @@ def _check_numbers(limits: ParameterConstraints, whose: str) -> None:
         given = getattr(limits, name)
         if given is None and name != "pooling_factors":
             continue
-        if not isinstance(given, Iterable):
+        if not isinstance(given, Iterable) or isinstance(given, str):
+            of_what = "a number for each feature" if check else "names"
             raise ConversionError(
                 f"{name} {whose} is {given!r}.",
                 reason="invalid_argument",
-                what_to_do=f"pass a list with a number for each feature, or leave {name} out.",
+                what_to_do=f"pass a list with {of_what}, or leave {name} out.",
             )
         for number, value in enumerate(given):
-            check(value, f"{name}[{number}] {whose}")
+            if check is not None:
+                check(value, f"{name}[{number}] {whose}")

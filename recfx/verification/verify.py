@@ -289,7 +289,7 @@ def verify(
     check_module(original, "original")
     check_module(converted, "converted")
     for name, value in (("rtol", rtol), ("atol", atol)):
-        if not 0 <= value < float("inf"):
+        if not isinstance(value, (int, float)) or not 0 <= value < float("inf"):
             raise ConversionError(
                 f"{name} is {value!r}.",
                 reason="invalid_argument",

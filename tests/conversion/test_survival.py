@@ -62,6 +62,14 @@ def test_a_copy_leaves_the_original_alone_and_in_place_patches_it() -> None:
     assert isinstance(model.ebc, HashEmbeddingBagCollection)
 
 
+def test_in_place_the_original_is_patched_beside_a_whole_graph_of_it() -> None:
+    model, features = Tower(), batch(4)
+    whole = convert(model, (features,), hashing=HashConfig.raw_ids(), whole_graph=True, inplace=True, verify=False)
+    assert isinstance(model.ebc, HashEmbeddingBagCollection)
+    assert any(module is model.ebc for module in whole.modules())
+    torch.testing.assert_close(whole(features), model(features))
+
+
 def test_every_alias_is_patched() -> None:
     model = Tower()
     model.same = model.ebc

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torchrec import KeyedJaggedTensor
 
 import recfx
 from tests.exporter.hashed_models import HASHING, HashedModel, call, trained
@@ -21,6 +22,15 @@ def without_sample() -> nn.Module:
 
 def not_converted() -> tuple[nn.Module, recfx.Sample]:
     return HashedModel(), call(6, low=0)
+
+
+class ByName(HashedModel):
+    def forward(self, dense: torch.Tensor, features: KeyedJaggedTensor) -> torch.Tensor:
+        return self.linear(self.ebc(features=features).values()) + dense
+
+
+def called_by_name() -> tuple[nn.Module, recfx.Sample]:
+    return ByName(), call(6, low=0)
 
 
 def built() -> tuple[nn.Module, recfx.Sample]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from torch import nn
@@ -83,9 +85,14 @@ def test_a_constant_of_the_sample_that_is_left_out_is_not_replaced_by_the_one_bu
         loaded(features())
 
 
-def test_a_nan_is_a_constant_like_any_other(tmp_path: Path) -> None:
-    _, loaded = exported(TwoTensors(), recfx.Sample(features(), scale=float("nan")), tmp_path, "pt2")
-    assert loaded(features(1), scale=float("nan")).isnan().all()
+class Scale(float, Enum):
+    HALF = 0.5
+
+
+@pytest.mark.parametrize("scale", [float("nan"), numpy.float64(0.5), Scale.HALF])
+def test_a_constant_is_itself_whatever_its_type(scale: float, tmp_path: Path) -> None:
+    model, loaded = exported(TwoTensors(), recfx.Sample(features(), scale=scale), tmp_path, "pt2")
+    assert torch.allclose(loaded(features(), scale=scale), model(features(), scale=scale), equal_nan=True)
 
 
 class Branches(TwoTensors):
@@ -110,7 +117,12 @@ class Branches(TwoTensors):
 
 @pytest.mark.parametrize(
     ("names", "scale"),
-    [(["taken"], 2.0), (["taken", "added"], 2.0), (["scale", "taken"], float("inf")), (["added", "scale"], 3.0)],
+    [
+        (["taken"], 2.0),
+        (["taken", "added"], 2.0),
+        (["scale", "taken"], float("inf")),
+        (["added", "scale"], numpy.float64(3.0)),
+    ],
 )
 def test_arguments_of_a_model_that_is_not_traced(names: list[str], scale: float, tmp_path: Path) -> None:
     def sample(size: int) -> recfx.Sample:

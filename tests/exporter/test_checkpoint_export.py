@@ -72,10 +72,11 @@ def test_without_a_checkpoint(file: Path, tmp_path: Path) -> None:
     assert_same_file(tmp_path / "found.pt", file)
 
 
-def test_a_model_that_is_not_converted_stands_for_tables_without_an_index(tmp_path: Path) -> None:
-    plain, sample = factories.not_converted()
+@pytest.mark.parametrize("factory", ["not_converted", "called_by_name"])
+def test_a_model_that_is_not_converted_stands_for_tables_without_an_index(factory: str, tmp_path: Path) -> None:
+    plain, sample = getattr(factories, factory)()
     recfx.save_checkpoint(recfx.convert(plain), tmp_path / "checkpoint")
-    arguments = ["export", f"{FACTORIES}:not_converted", str(tmp_path / "m.pt")]
+    arguments = ["export", f"{FACTORIES}:{factory}", str(tmp_path / "m.pt")]
     assert main([*arguments, "--checkpoint", str(tmp_path / "checkpoint")]) == 0
     assert torch.allclose(recfx.load(tmp_path / "m.pt")(*sample.args), plain(*sample.args), rtol=1e-5, atol=1e-6)
 

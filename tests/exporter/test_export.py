@@ -81,6 +81,8 @@ def test_recfx_operators_are_for_torchscript(model: nn.Module, tmp_path: Path, m
 def test_arguments_that_mean_nothing(wrong: dict[str, Any], message: str, model: nn.Module, tmp_path: Path) -> None:
     with refused("invalid_argument", match=message, error=recfx.ExportError):
         recfx.export(**{"model": model, "path": tmp_path / "m.pt", "sample": call(6)} | wrong)
+    with refused("model_on_meta", error=recfx.ExportError):
+        recfx.export(HashedModel().to("meta"), tmp_path / "m.pt", call(6))
     assert list(tmp_path.iterdir()) == []
 
 

@@ -22,7 +22,7 @@ class Batch:
 
 
 class Slotted:
-    __slots__ = ("sparse",)
+    __slots__ = "sparse"
 
     def __init__(self, sparse: Any) -> None:
         self.sparse = sparse

@@ -399,9 +399,11 @@ def test_a_logger_without_handlers_stays_without(monkeypatch: pytest.MonkeyPatch
         ("num_poolings", [-1.0], r"\[0\] .* table 'p0' is -1.0"),
         ("batch_sizes", [0], r"\[0\] .* table 'p0' is 0"),
         ("min_partition", -1, " .* table 'p0' is -1"),
+        ("sharding_types", "table_row_wise", " .* table 'p0' is 'table_row_wise'.* a list with names"),
+        ("compute_kernels", "fused", " .* table 'p0' is 'fused'"),
     ],
 )
-def test_a_wrong_number_in_constraints_is_named(name: str, value: Any, named: str) -> None:
+def test_what_is_wrong_in_constraints_is_named(name: str, value: Any, named: str) -> None:
     with refused("invalid_argument", match=f"{name}{named}", error=recfx.RecfxError):
         recfx.plan(Model("meta"), npu_topology(8), {"p0": ParameterConstraints(**{name: value})})
 

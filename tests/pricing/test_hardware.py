@@ -34,6 +34,7 @@ from recfx.planner.topology import hardware_of, npu_topology, of_ranks
 from tests.builders.collections import collection
 from tests.builders.plans import plan_of_kinds
 from tests.sharding.ranks import ranks
+from tests.support.refusals import refused
 
 
 def check_constants(hardware: Hardware) -> None:
@@ -60,6 +61,12 @@ def test_this_machine_is_measured_once() -> None:
     assumed = {name for name, (_, source) in measured.constants().items() if "measured on this machine" not in source}
     assert assumed == {"network_bandwidth", "speed_alone"}  # one process has no other ranks
     assert measured.label.endswith("(constants measured here; from tables: network_bandwidth, speed_alone)")
+
+
+def test_a_machine_whose_collectives_do_not_work_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "none")
+    with refused("not_measured", match="address for: none", error=recfx.ConversionError):
+        this_machine.__wrapped__()
 
 
 def test_a_machine_that_is_measured_says_what_the_user_waits_for(

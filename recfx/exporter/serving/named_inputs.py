@@ -101,7 +101,7 @@ class NamedFeatures(nn.Module):
         if all_lengths.numel() > 0:
             least, most = torch.aminmax(all_lengths)
             is_wrong = int(least) < 0 or int(most) > max(counts)
-        if is_wrong or not torch.equal(all_lengths.sum(1), torch.tensor(counts)):
+        if is_wrong or not torch.equal(all_lengths.sum(1), torch.tensor(counts, device=all_lengths.device)):
             for number, feature in enumerate(self.features):  # says which feature it is
                 check_lengths(f"{self.name}.{feature}", values[number], lengths[number])
         return KeyedJaggedTensor(

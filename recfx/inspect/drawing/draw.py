@@ -16,14 +16,14 @@ from torchrec.distributed.types import ShardingPlan
 
 from recfx.collections.wrappers import check_module
 from recfx.errors import DrawingError
-from recfx.inspect.cost import batch_of
+from recfx.inspect.cost import batch_of, checked_topology
 from recfx.inspect.drawing.collect import collect
 from recfx.inspect.drawing.costs import as_planned
 from recfx.inspect.drawing.dot import render_dot, render_svg
 from recfx.inspect.drawing.drawing import Drawing
 from recfx.inspect.drawing.html import render_html
 from recfx.kernels.build.private_files import new_file
-from recfx.planner.pricing.hardware import Hardware, HardwareName, by_name
+from recfx.planner.pricing.hardware import Hardware, HardwareName
 from recfx.planner.topology import NpuTopology
 
 
@@ -176,7 +176,7 @@ def draw(
     check_module(model_or_graph, "model_or_graph")
     target = None if path is None else as_path(path)
     render = render_html if target is None else _format_of(target)
-    topology = by_name(topology)
+    topology = checked_topology(topology) if isinstance(topology, str) else topology
     if plan is None and world_size is None and (topology is None or isinstance(topology, Hardware)):
         drawing = collect(model_or_graph, topology)
     else:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 from recfx.kernels.build.chip_model import MEMORY_BANDWIDTH, MIDDLE
 
@@ -202,8 +202,3 @@ CPU_HOST = Hardware(
 HardwareName: TypeAlias = Literal["ascend_910b", "h100", "cpu"]
 NAMED: Mapping[str, Hardware] = {"ascend_910b": ASCEND_910B, "h100": H100, "cpu": CPU_HOST}
 """The hardware of this module by the names that the command line takes."""
-
-
-def by_name(given: Any) -> Any:
-    """The hardware of this name; anything else as it is."""
-    return NAMED.get(given, given) if isinstance(given, str) else given

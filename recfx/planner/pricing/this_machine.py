@@ -11,6 +11,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -21,6 +22,7 @@ from torch import fx, nn
 from torchrec import KeyedJaggedTensor
 
 from recfx.collections.pooled import HashEmbeddingBagCollection, HashEmbeddingBagConfig
+from recfx.errors import ConversionError
 from recfx.hashing import HashConfig
 from recfx.ir.meta import node_meta
 from recfx.kernels.build.huge_pages import without_message
@@ -171,19 +173,21 @@ def _speed_of_group(group: dist.ProcessGroup, operation: str) -> Speed:
 
 def _speed_of_threads(operation: str) -> Speed:
     def speed(size: int) -> tuple[float, float]:
-        store, waiting = torch._C._distributed_c10d.HashStore(), threading.Barrier(2)
-        times: dict[int, tuple[float, float]] = {}
+        store, waiting = torch._C._distributed_c10d.HashStore(), threading.Barrier(2, timeout=30)
 
-        def rank(number: int) -> None:
+        def rank(number: int) -> tuple[float, float]:
             group = dist.ProcessGroupGloo(store, number, 2, timedelta(seconds=30))
-            times[number] = _timed(_call(group, operation, size, 2), size, waiting.wait)
+            return _timed(_call(group, operation, size, 2), size, waiting.wait)
 
-        threads = [threading.Thread(target=rank, args=(number,)) for number in range(2)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        (first, first_processor), (second, second_processor) = times.values()
+        with ThreadPoolExecutor(2) as threads:
+            try:
+                (first, first_processor), (second, second_processor) = threads.map(rank, range(2))
+            except RuntimeError as error:
+                raise ConversionError(
+                    f"gloo, by which this machine's collectives are measured, does not work: {error}",
+                    reason="not_measured",
+                    what_to_do="look at GLOO_SOCKET_IFNAME, or price for named hardware: topology='cpu'.",
+                ) from error
         return max(first, second), max(first_processor, second_processor) / 2
 
     return speed

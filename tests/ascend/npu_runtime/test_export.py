@@ -11,8 +11,12 @@ import torch
 import recfx
 from tests.ascend.npu_runtime.recorder import Recorder
 from tests.ascend.npu_runtime.round_trips import COPY, Meeting, Moment
+from tests.ascend.npu_runtime.sharded_training import model_on_npus
 from tests.ascend.npu_runtime.training import DEVICE
-from tests.exporter.hashed_models import call, trained
+from tests.exporter.hashed_models import by_name, call, trained
+from tests.sharding.cases import Case, batches
+from tests.sharding.ranks import ranks
+from tests.sharding.typical_cases import hashed_case
 
 
 def _on_device(sample: recfx.Sample) -> tuple[torch.Tensor, ...]:
@@ -48,6 +52,24 @@ def test_the_file_answers_on_the_device_and_on_the_host(
             assert answer.device.type == "npu"
             assert torch.allclose(on_host(*sample.args), expected, rtol=1e-5, atol=1e-5)
             assert torch.allclose(answer.cpu(), expected, rtol=1e-5, atol=1e-5)
+            inputs = {name: tensor.to(DEVICE) for name, tensor in by_name(sample).items()}
+            assert torch.equal(on_device.serve(inputs)["output"], answer)
+
+
+def exported_on_npus(rank: int, world_size: int, case: Case, path: Path) -> None:
+    device = torch.device("npu", rank)
+    torch.npu.set_device(device)
+    model = model_on_npus(case, world_size, device, ids_on_host=False)
+    features = batches(case, world_size, 1)[0][rank]
+    report = recfx.export(model, path, (features.to(device),))
+    assert "kernel=aten" in report.graph
+    assert {parameter.device.type for parameter in model.parameters()} == {"npu"}
+    answers = zip(recfx.load(path)(features), model.eval()(features.to(device)), strict=True)
+    assert all(torch.allclose(served, answer.cpu(), rtol=1e-5, atol=1e-5) for served, answer in answers)
+
+
+def test_sharded_models(tmp_path: Path) -> None:
+    ranks(2, "hccl").run(exported_on_npus, hashed_case("row_wise", "error"), tmp_path / "model")
 
 
 def test_a_batch_is_checked_once_and_nothing_else_waits(tmp_path: Path) -> None:
