@@ -92,15 +92,12 @@ class CpuBackward:
             kept = [optimizer.state for optimizer in self.optimizers]
             counts = self._counts.shared()
         self._trained = trained
-        states = [self._tensors(kept, state.name) for state in self.rule.states]
+        # An empty tensor, which the operator refuses if it needs it, where there is none.
+        states = [[state.get(named.name, self._nothing) for state in kept] for named in self.rule.states]
         # Only rules that save the number of steps read it.
         counted = (counts + 1).tolist() if counts is not None and self.rule.saves_step else None
         numbers = self._numbers.of([optimizer.group for optimizer in self.optimizers], counted)
         self._run(batch, gradients, batch.weights, states, trained, self.rule.name, numbers, counts)
-
-    def _tensors(self, kept: list[dict[str, Any]], name: str) -> list[torch.Tensor]:
-        """That state of each table; an empty tensor, which the operator refuses if it needs it, where there is none."""
-        return [state.get(name, self._nothing) for state in kept]
 
     def _prepare(self, weights: list[torch.Tensor], trained: list[bool]) -> bool:
         """Make the states that kernels cannot read yet; whether there was one."""

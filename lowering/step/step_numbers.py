@@ -21,10 +21,22 @@ class StepCounts:
         self._views: list[torch.Tensor | None] = []
 
     def shared(self) -> torch.Tensor | None:
-        """The number of steps of each table, float32 ``[tables]``; None if the rule does not count them."""
+        """The number of steps of each table, float32 ``[tables]``; None if the rule does not count them.
+
+        Views of it are put in the place of the optimizers' own tensors, if they are not there already.
+        """
         if not self._optimizers[0].rule.counts_steps:
             return None
-        self._share()
+        steps = [optimizer.state.get(STEP) for optimizer in self._optimizers]
+        if self._are_views(steps):
+            return self._counts
+        none = torch.zeros((), dtype=torch.float32, device="cpu")  # of a table that was never trained
+        self._counts = torch.stack([none if step is None else step.detach().to(none) for step in steps])
+        self._views = []
+        for optimizer, step, view in zip(self._optimizers, steps, self._counts.unbind(), strict=True):
+            self._views.append(None if step is None else view)
+            if step is not None:
+                optimizer.state[STEP] = view
         return self._counts
 
     def of(self, states: Sequence[dict[str, Any]]) -> torch.Tensor | None:
@@ -35,19 +47,6 @@ class StepCounts:
         counts = self.shared()
         if counts is not None:
             counts.add_(torch.tensor(trained, dtype=torch.float32, device="cpu"))
-
-    def _share(self) -> None:
-        """Put views of one tensor in the place of the optimizers' own tensors, if they are not there already."""
-        steps = [optimizer.state.get(STEP) for optimizer in self._optimizers]
-        if self._are_views(steps):
-            return
-        none = torch.zeros((), dtype=torch.float32, device="cpu")  # of a table that was never trained
-        self._counts = torch.stack([none if step is None else step.detach().to(none) for step in steps])
-        self._views = []
-        for optimizer, step, view in zip(self._optimizers, steps, self._counts.unbind(), strict=True):
-            self._views.append(None if step is None else view)
-            if step is not None:
-                optimizer.state[STEP] = view
 
     def _are_views(self, steps: Sequence[torch.Tensor | None]) -> bool:
         return len(steps) == len(self._views) and all(map(operator.is_, steps, self._views))

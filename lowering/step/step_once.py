@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
@@ -330,30 +330,22 @@ def _step(parts: list[_PartOfTables]) -> None:
     lookups: dict[StepOnce, list[GradientPart]] = {}
     for part, _ in parts:
         lookups.setdefault(part.lookup, []).append(part)
-    with later_range(parts[0][0].lookup.node, STEP):
-        _step_lookups(parts, lookups)
-
-
-def _step_lookups(parts: list[_PartOfTables], lookups: Mapping[StepOnce, list[GradientPart]]) -> None:
     read = [weight for (first, *_) in lookups.values() for weight in map(id, first.weights)]
-    alike = all(_same(part.weights, others[0].weights) for others in lookups.values() for part in others)
-    if alike and len(read) == len(set(read)) and all(len(tables) == len(part.weights) for part, tables in parts):
-        for same in lookups.values():
-            same[0].step_with(same)
-        return
-    parts = _reached(parts)
-    if parts and not parts[0][0].step_shared(parts):
-        step_by_weight(parts)
+    alike = all(len({tuple(map(id, part.weights)) for part in same}) == 1 for same in lookups.values())
+    with later_range(parts[0][0].lookup.node, STEP):
+        if alike and len(read) == len(set(read)) and all(len(tables) == len(part.weights) for part, tables in parts):
+            for same in lookups.values():
+                same[0].step_with(same)
+            return
+        parts = _reached(parts)
+        if parts and not parts[0][0].step_shared(parts):
+            step_by_weight(parts)
 
 
 def _reached(parts: Sequence[_PartOfTables]) -> list[_PartOfTables]:
     """The tables of ``parts`` that get a gradient."""
     left = [(part, tuple(table for table in tables if part.reached[table])) for part, tables in parts]
     return [(part, tables) for part, tables in left if tables]
-
-
-def _same(one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
-    return list(map(id, one)) == list(map(id, other))
 
 
 def step_by_weight(

@@ -194,9 +194,9 @@ class TrainableLookup:
         triggers: Triggers = []
         if torch.is_grad_enabled():
             self._once.note_node()
-            if self.optimizers[0] is None and self.pooling == NOT_COMBINED and any(map(_has_hooks, weights)):
-                return self._by_table(weights, offsets, forward)
             if self.optimizers[0] is None:
+                if self.pooling == NOT_COMBINED and any(weight._backward_hooks for weight in weights):
+                    return self._by_table(weights, offsets, forward)
                 arguments = list(weights)
             elif any(weight.requires_grad for weight in weights):
                 triggers = self._once.triggers(weights)
@@ -331,10 +331,6 @@ class _RowsOfTable(torch.autograd.Function):
         needed = tuple(table == ctx.table for table in range(len(ctx.batch.weights)))
         with later_range(ctx.trainable._once.node, BACKWARD):
             return *[None] * 5, _weight_gradients(ctx.trainable, ctx.batch, tuple(gradients), needed)[ctx.table]
-
-
-def _has_hooks(weight: torch.Tensor) -> bool:
-    return bool(weight._backward_hooks)
 
 
 def _weight_gradients(

@@ -172,6 +172,13 @@ def as_sent(features: KeyedJaggedTensor, on_host: bool = False) -> KeyedJaggedTe
     )
 
 
+def without_weights(features: KeyedJaggedTensor) -> KeyedJaggedTensor:
+    """The ids and bags alone, of one batch size."""
+    if features.weights_or_none() is None:
+        return features
+    return KeyedJaggedTensor(features.keys(), features.values(), lengths=features.lengths(), stride=features.stride())
+
+
 def keep_ids(features: KeyedJaggedTensor, values: torch.Tensor, kept: torch.Tensor) -> KeyedJaggedTensor:
     """Put different values, ``[n]``, into the same bags of one batch size, and leave out what is not ``kept``."""
     before = from_zero(kept, values.numel())

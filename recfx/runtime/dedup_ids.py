@@ -9,7 +9,7 @@ from torch.autograd.function import once_differentiable
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recfx.kernels.route.different_ids import different_ids, sum_rows
-from recfx.runtime.bags import as_sent, keep_ids
+from recfx.runtime.bags import as_sent, keep_ids, without_weights
 from recfx.runtime.base import NodeModule
 
 
@@ -46,11 +46,7 @@ class DedupIds(NodeModule):
 
     def forward(self, features: KeyedJaggedTensor) -> tuple[KeyedJaggedTensor, Inverse]:
         """``features``: as selected. Returns ids in the same bags, int64, each at its first place; and the inverse."""
-        features = as_sent(features, self.on_host)
-        if features.weights_or_none() is not None:  # they multiply nothing here, and do not travel
-            features = KeyedJaggedTensor(
-                features.keys(), features.values(), lengths=features.lengths(), stride=features.stride()
-            )
+        features = without_weights(as_sent(features, self.on_host))  # they multiply nothing here, and do not travel
         ids = features.length_per_key()
         is_first, numbers, different = different_ids(features.values(), ids, self.deduped)
         if self.training:

@@ -39,12 +39,14 @@ class IndexSnapshot:
         return [_stamp(index) for index in self.indexes.values()] == self._stamps
 
 
-class SnapshotIndexes(NodeModule):
-    """Take a snapshot, on the thread that owns the indexes."""
-
+class _StepOfHashing(NodeModule):
     def __init__(self, hash_ids: HashIds) -> None:
         super().__init__()
         self.hash_ids = hash_ids
+
+
+class SnapshotIndexes(_StepOfHashing):
+    """Take a snapshot, on the thread that owns the indexes."""
 
     def forward(self) -> IndexSnapshot | None:
         """Returns None on meta."""
@@ -83,12 +85,8 @@ class FoundRows:
         self.ids, self.rows, self.snapshot = ids, rows, snapshot
 
 
-class FindIds(NodeModule):
+class FindIds(_StepOfHashing):
     """Find rows, on any thread."""
-
-    def __init__(self, hash_ids: HashIds) -> None:
-        super().__init__()
-        self.hash_ids = hash_ids
 
     def forward(self, features: KeyedJaggedTensor, snapshot: IndexSnapshot | None) -> FoundRows | None:
         """``features``: raw ids, with keys in the collection's order. Returns None on meta."""
@@ -103,15 +101,11 @@ class FindIds(NodeModule):
         return FoundRows(ids, rows, snapshot)
 
 
-class InsertIds(NodeModule):
+class InsertIds(_StepOfHashing):
     """Insert the ids that have no row, in the mode of ``hash_ids``.
 
     None of the tables evicts or admits ids: ``split_hash_ids`` leaves those whole.
     """
-
-    def __init__(self, hash_ids: HashIds) -> None:
-        super().__init__()
-        self.hash_ids = hash_ids
 
     def forward(self, features: KeyedJaggedTensor, found_rows: FoundRows | None) -> KeyedJaggedTensor:
         """Return and do what ``hash_ids`` would for ``features``.
@@ -125,15 +119,11 @@ class InsertIds(NodeModule):
         indexes, training = self.hash_ids.indexes, self.hash_ids.training
         if not indexes.begin(features, training):
             return features
-        if found_rows is not None and training and not is_replay() and found_rows.snapshot.holds:
-            return self.insert_absent(features, found_rows)
-        return hash_batch(indexes, features, training)[0]
-
-    def insert_absent(self, features: KeyedJaggedTensor, found_rows: FoundRows) -> KeyedJaggedTensor:
-        """The rows in ``found_rows``, completed for the ids that have none."""
+        if found_rows is None or not training or is_replay() or not found_rows.snapshot.holds:
+            return hash_batch(indexes, features, training)[0]
         rows = found_rows.rows
         if bool((rows == -1).any()):
-            self.hash_ids.indexes.insert_absent(features, found_rows.ids, rows)
+            indexes.insert_absent(features, found_rows.ids, rows)
         else:
-            self.hash_ids.indexes.count_resident(self.hash_ids.indexes.segments(features))
+            indexes.count_resident(indexes.segments(features))
         return with_values(features, rows.to(features.values().device), features.weights_or_none())

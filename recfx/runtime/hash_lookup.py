@@ -50,21 +50,17 @@ class HashLookup(NodeModule):
         indexes, training = self.hash_ids.indexes, self.hash_ids.training
         if self._must_hash_first(training):
             hashed = self.hash_ids(features)
-            return self._pool(*(hashed if indexes.evicts else (hashed,)))
+            return self.lookup(*(hashed if indexes.evicts else (hashed,)))
         if not indexes.begin(features, training):
-            return self._pool(features)
+            return self.lookup(features)
         pooled = self.lookup.pool_ids(features, _RowsOfBatch(indexes, features, training))
-        return self._pool(*hash_batch(indexes, features, training)) if pooled is None else pooled
+        return self.lookup(*hash_batch(indexes, features, training)) if pooled is None else pooled
 
     def _must_hash_first(self, training: bool) -> bool:
         """Whether more than finding rows must be done: ids are counted, or rows must be kept for a backward."""
         if training:
             return self.hash_ids.indexes.counts_every_id or is_replay()
         return self.hash_ids.indexes.evicts and torch.is_grad_enabled()
-
-    def _pool(self, *hashed: object) -> torch.Tensor | Outputs:
-        pooled: torch.Tensor | Outputs = self.lookup(*hashed)
-        return pooled
 
 
 class _RowsOfBatch:

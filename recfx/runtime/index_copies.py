@@ -142,17 +142,14 @@ class IndexCopies:
 
     def _read(self, indexes: Sequence[HashIndex | None], device: torch.device) -> ReadIndexes:
         present = [index for index in indexes if index is not None]
-        views = [index.view() for index in present]
         slot_counts = [index.slot_count for index in present]
         ends = [0, *accumulate(slot_counts)]
-        facts, numbers = [], iter(range(len(present)))
-        for index in indexes:
-            if index is None:
-                facts.append(IndexFacts.without_index())
-                continue
-            number = next(numbers)
-            rows = index.row_end - index.row_begin
-            facts.append(IndexFacts.of(views[number], number, ends[number], slot_counts[number], rows))
+        facts, number = [IndexFacts.without_index()] * len(indexes), 0
+        for table, index in enumerate(indexes):
+            if index is not None:
+                rows = index.row_end - index.row_begin
+                facts[table] = IndexFacts.of(index.view(), number, ends[number], slot_counts[number], rows)
+                number += 1
         pinned = pins(device.type)
         slots = torch.empty(ends[-1], 2, dtype=torch.int64, device="cpu", pin_memory=pinned)
         side_rows = torch.empty(len(present), dtype=torch.int64, device="cpu", pin_memory=pinned)

@@ -27,7 +27,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from recfx.kernels.route.bucketize import Routes, bucketize
 from recfx.kernels.route.from_zero import from_zero
 from recfx.runtime import marks
-from recfx.runtime.bags import FBGEMM_PERMUTES_ON, as_sent, permute_features, select_bags
+from recfx.runtime.bags import FBGEMM_PERMUTES_ON, as_sent, permute_features, select_bags, without_weights
 from recfx.runtime.base import NodeModule
 from recfx.versions.differences import KJTAllToAllForward
 
@@ -259,7 +259,7 @@ class InputDistStart(NodeModule):
         context = DistContext(batch_size_per_feature_pre_a2a=sent.stride_per_key())
         if self.rows_return:
             context.origins = sent.weights_or_none()
-            sent = as_sent(_without_weights(sent), self._device.type == "cpu")
+            sent = as_sent(without_weights(sent), self._device.type == "cpu")
             context.ids_sent = sent.length_per_key()
         return self._start(sent, self.identity | says, context), context
 
@@ -329,12 +329,6 @@ class InputDistWait(NodeModule):
         if self.rows_return:
             context.ids_arrived = _ids_per_rank(ids, context.batch_size_per_rank)
         return ids, context
-
-
-def _without_weights(features: KeyedJaggedTensor) -> KeyedJaggedTensor:
-    if features.weights_or_none() is None:
-        return features
-    return KeyedJaggedTensor(features.keys(), features.values(), lengths=features.lengths(), stride=features.stride())
 
 
 def _ids_per_rank(ids: KeyedJaggedTensor, strides: list[int]) -> list[list[int]]:

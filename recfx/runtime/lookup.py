@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import accumulate
-from typing import Any
 
 import torch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
@@ -104,11 +103,7 @@ class Lookup(NodeModule):
     @property
     def dtype(self) -> torch.dtype | None:
         """The dtype of the tables' rows; None if a parameter is missing."""
-        table = self.tables[0]
-        bag = self.store.bags._modules.get(table.name)
-        if bag is None:  # the table is on another rank, and insert_dist has not run yet
-            return table.dtype
-        parameter = bag._parameters.get("weight")
+        parameter = self.store.bags[self.tables[0].name]._parameters.get("weight")
         return None if parameter is None else parameter.dtype
 
     @property
@@ -346,12 +341,6 @@ class Lookup(NodeModule):
     def __getstate__(self) -> dict[str, object]:
         # The kernel depends on the tables, so a copy chooses its own.
         return {**self.__dict__, "_choice": None, "_reading": None}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        if "pooling" in state:  # of earlier versions
-            state = {**state, "combine": state["pooling"]}
-            del state["pooling"]
-        super().__setstate__(state)
 
 
 def _one_bag_per_key(values: torch.Tensor, lengths: list[int]) -> LookupBatch:

@@ -230,7 +230,8 @@ class NewRows:
                 alike.setdefault(self._store.weight(new.table.name).dtype, []).append(new)
         for dtype, group in alike.items():
             # All tables, so that what the device knows of them does not depend on the batch.
-            tables = [table for table in self._tables if self._is_launched(table, dtype)]
+            fillable = [table for table in self._tables if not table.custom_init_fn]
+            tables = [table for table in fillable if self._store.weight(table.name).dtype == dtype]
             described = [self._described(table) for table in tables]
             if not are_in_triton(described):
                 left += group
@@ -246,9 +247,6 @@ class NewRows:
             device = described[0].weight.device
             initialize_rows_of_tables(copy_to_device(torch.cat(entries), device), described)
         return left
-
-    def _is_launched(self, table: TableSpec, dtype: torch.dtype) -> bool:
-        return not table.custom_init_fn and self._store.weight(table.name).dtype == dtype
 
     def _described(self, table: TableSpec) -> TableOfRows:
         optimizer = self._store.optimizers.get(table.name)

@@ -155,9 +155,10 @@ class ReduceScatter(PooledStart):
             sizes = [sum(sizes[rank::ranks]) for rank in range(ranks)]
         if ranks == 1 or not self._sends_columns:  # no columns: no rank of the group has any
             return NoWait(pooled)
-        if len(set(sizes)) > 1:
-            return _SumOverRanks(self._uneven(pooled, sizes), ranks)
-        sent: Awaitable[torch.Tensor] = self._dist(pooled, sizes)
+        uneven = len(set(sizes)) > 1
+        sent: Awaitable[torch.Tensor] = (self._uneven if uneven else self._dist)(pooled, sizes)
+        if uneven:
+            sent.callbacks.append(lambda parts: parts.view(parts.shape[0], ranks, parts.shape[1] // ranks).sum(1))
         return sent
 
 
@@ -207,18 +208,6 @@ def _all_to_all(group: dist.ProcessGroup, dim_per_rank: Sequence[int]) -> Pooled
     module._non_persistent_buffers_set.update(module._buffers)  # otherwise they would be in the state_dict
     module._buffers.update({name: torch.empty(0, dtype=torch.int32) for name in module._buffers})
     return module
-
-
-class _SumOverRanks(Awaitable[torch.Tensor]):
-    """Receives ``[B, ranks * D']`` and sums it to ``[B, D']``."""
-
-    def __init__(self, parts: Awaitable[torch.Tensor], ranks: int) -> None:
-        super().__init__()
-        self._parts, self._ranks = parts, ranks
-
-    def _wait_impl(self) -> torch.Tensor:
-        parts = self._parts.wait()
-        return parts.view(parts.shape[0], self._ranks, parts.shape[1] // self._ranks).sum(1)
 
 
 class TakeOwn(torch.autograd.Function):

@@ -54,7 +54,7 @@ class TableIndexes:
     ) -> None:
         self.collection = collection
         self.tables = tables
-        self._hashed, self._is_hashed = hashed, frozenset(hashed)
+        self.hashed, self._is_hashed = hashed, frozenset(hashed)
         last_keys = accumulate(len(table.embedding_names) for table in tables)
         self._keys_of_hashed = [
             (table, last - len(table.embedding_names), last)
@@ -70,18 +70,13 @@ class TableIndexes:
         self.evicts = bool(self._evicting)
         self.counts_every_id = any(table.evicts or table.admits for table in tables)
 
-    @property
-    def hashed(self) -> tuple[str, ...]:
-        """The names of the tables whose ids go through an index."""
-        return self._hashed
-
     def index(self, table: str) -> HashIndex:
         return self.store.index(table)
 
     @property
     def device(self) -> torch.device:
         """The device of the indexes, on which ids must be to be found."""
-        return self.store.index(self._hashed[0]).row_ids.device if self._hashed else torch.device("cpu")
+        return self.store.index(self.hashed[0]).row_ids.device if self.hashed else torch.device("cpu")
 
     @property
     def on_meta(self) -> bool:

@@ -80,8 +80,7 @@ class TableStore:
         return {key: value for key, value in self.__dict__.items() if key not in ("_lock", "_owners")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        earlier: dict[str, Any] = {"in_flight": BatchesInFlight(), "shares_indexes": False, "shared_weights": {}}
-        self.__dict__.update({**earlier, **state})  # earlier pickles lack them
+        self.__dict__.update(state)
         self._owners, self.graph_fits = {}, False  # a copy has its own parameters
         self._lock, self._process = threading.RLock(), os.getpid()
 
