@@ -115,6 +115,12 @@ def _tuned(device: torch.device, setting: str, kernel: str) -> int | None:
     return tuned.number(name, setting, kernel)
 
 
+@functools.lru_cache(maxsize=4096)
+def numbers_on(device: torch.device, numbers: tuple[int, ...], dtype: torch.dtype = torch.int64) -> torch.Tensor:
+    """What kernels read of each table, feature or key; it is shared, so nobody may write to it."""
+    return torch.tensor(numbers, dtype=dtype, device=device)
+
+
 def launch(kernel: Any, number: int, tensor: torch.Tensor, *arguments: Any, **constants: Any) -> None:
     """Launch ``kernel`` in ``number`` programs on the device of ``tensor``, its first argument. Threads may call it."""
     device = tensor.device

@@ -7,7 +7,6 @@ that are right, and the reference in ATen is asked about others. Nothing waits f
 
 from __future__ import annotations
 
-from functools import lru_cache
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -23,7 +22,6 @@ LARGEST = 1 << 30
 """The kernel in Triton computes with numbers up to this one."""
 _LINE = 16  # bags: programs write to different lines of the memory
 _LANES = 512  # bags or ids that the kernel reads at once
-_KEPT = 256
 
 
 class Fault(NamedTuple):
@@ -110,7 +108,8 @@ def bag_offsets_triton(
     from recfx.kernels.lookup.bag_offsets_triton import recfx_bag_offsets
 
     device, count, ids = values.device, sum(bags_per_key), values.numel()
-    first_bags, limits = _keys_on(device, tuple(bags_per_key), tuple(rows_per_key))
+    first_bags = launch.numbers_on(device, (0, *accumulate(bags_per_key)))
+    limits = launch.numbers_on(device, tuple(rows_per_key))
     # Sums may wrap around; what is larger than the number of ids before they do is a fault.
     ends = bags if are_offsets else bags.cumsum(0, dtype=torch.int32)
     programs = _programs(device, max(count, ids))
@@ -137,23 +136,13 @@ def _(
     return bags.new_empty(count + 1, dtype=torch.int64), bags.new_empty(reports, dtype=torch.int64)
 
 
-@lru_cache(maxsize=_KEPT)
-def _keys_on(
-    device: torch.device, bags_per_key: tuple[int, ...], rows_per_key: tuple[int, ...]
-) -> tuple[Tensor, Tensor]:
-    """Where each key's bags begin, and below what its ids must be."""
-    first_bags = [0, *accumulate(bags_per_key)]
-    first, limits = (torch.tensor(numbers, dtype=torch.int64, device=device) for numbers in (first_bags, rows_per_key))
-    return first, limits
-
-
 def kernel_reference(
     values: Tensor, bags: Tensor, are_offsets: bool, bags_per_key: list[int], rows_per_key: list[int]
 ) -> tuple[Tensor, Tensor]:
     """``bag_offsets_triton`` in ATen, on any device."""
     limits = torch.tensor(rows_per_key)
     offsets, fault = bag_offsets_reference(values, bags, are_offsets, bags_per_key, limits)
-    first_bags, _ = _keys_on(values.device, tuple(bags_per_key), tuple(rows_per_key))
+    first_bags = launch.numbers_on(values.device, (0, *accumulate(bags_per_key)))
     return offsets, torch.cat([offsets.index_select(0, first_bags), fault[:1].clamp(max=1)])
 
 

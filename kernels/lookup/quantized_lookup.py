@@ -6,8 +6,6 @@ the operator are read as well, in ATen.
 
 from __future__ import annotations
 
-from functools import lru_cache
-
 import torch
 from torch import Tensor
 
@@ -60,17 +58,12 @@ def quantized_lookup_triton(
         recfx_quantized_lookup, launch.programs(rows.device, bags, "recfx_quantized_lookup"), rows, offsets,
         pooled if per_sample_weights is None else per_sample_weights,  # not read
         tables[0].view(torch.int8), starts(tables, table_of_feature),
-        _row_bytes(rows.device, tuple(tables[table].shape[1] for table in table_of_feature)),
+        launch.numbers_on(rows.device, tuple(tables[table].shape[1] for table in table_of_feature), torch.int32),
         layout.first_columns, *[pooled] * 3, bags, batch_size, layout.columns,
         BLOCK_D=block, ROWS=launch.lookup_rows(rows.device, block, "recfx_quantized_lookup"), BITS=bits,
         WEIGHTED=per_sample_weights is not None, MEAN=mean,
     )  # fmt: skip
     return pooled
-
-
-@lru_cache(maxsize=4096)
-def _row_bytes(device: torch.device, of_features: tuple[int, ...]) -> Tensor:
-    return torch.tensor(of_features, dtype=torch.int32, device=device)
 
 
 @quantized_lookup_triton.register_fake

@@ -10,6 +10,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from recfx.kernels.build.launch import numbers_on
+
 _KEPT = 4096  # lookups and tables of one process; an entry is a few numbers per table
 
 
@@ -44,17 +46,13 @@ def layout_of_shapes(
     dims = [dim for _, dim in shapes]
     first_columns = [0, *accumulate(dims[table] for table in table_of_feature)]
     row_starts = [0, *accumulate(rows for rows, _ in shapes)][:-1]
-
-    def on_device(numbers: Sequence[int], dtype: torch.dtype) -> Tensor:
-        return torch.tensor(numbers, dtype=dtype, device=device)
-
     return TableLayout(
         columns=dims[0] if unpooled else first_columns[-1],
         largest_dim=max(dims),
-        first_columns=on_device([0] * len(first_columns) if unpooled else first_columns, torch.int32),
-        tables=on_device(table_of_feature, torch.int32),
-        dims=on_device(dims, torch.int32),
-        row_starts=on_device(row_starts, torch.int64),
+        first_columns=numbers_on(device, (0,) * len(first_columns) if unpooled else tuple(first_columns), torch.int32),
+        tables=numbers_on(device, table_of_feature, torch.int32),
+        dims=numbers_on(device, tuple(dims), torch.int32),
+        row_starts=numbers_on(device, tuple(row_starts)),
     )
 
 
@@ -73,6 +71,4 @@ def starts(tensors: Sequence[Tensor], of: Sequence[int] | None = None) -> Tensor
 @lru_cache(maxsize=_KEPT)
 def _starts(device: torch.device, size: int, addresses: tuple[int, ...], positions: tuple[int, ...]) -> Tensor:
     first = addresses[0]
-    return torch.tensor(
-        [(addresses[position] - first) // size for position in positions], dtype=torch.int64, device=device
-    )
+    return numbers_on(device, tuple((addresses[position] - first) // size for position in positions))

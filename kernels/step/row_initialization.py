@@ -25,6 +25,7 @@ from recfx.kernels.index.mix64 import mix64, mix64_integer, to_int64
 from recfx.kernels.index.shifts import shifted_right
 
 
+@lru_cache(maxsize=4096)
 def initialization_key(table_name: str, seed: int) -> int:
     """An int64 that distinguishes the rows of one table and seed from those of any other."""
     digest = hashlib.sha256(table_name.encode(errors="surrogatepass")).digest()

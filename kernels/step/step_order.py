@@ -86,7 +86,7 @@ def _sorted_by_digits(rows: Tensor, offsets: Tensor, bases: tuple[int, ...], is_
     lines = -(-rows.numel() // _LINE)
     programs = launch.programs(rows.device, lines)
     launch.launch(
-        recfx_step_digits, programs, rows, offsets, _on_device(bases, rows.device), low, high,
+        recfx_step_digits, programs, rows, offsets, launch.numbers_on(rows.device, bases), low, high,
         rows.numel(), len(bases), (offsets.numel() - 1) // len(bases), -(-lines // programs) * _LINE,
     )  # fmt: skip
     keys, order = low.sort(stable=True)
@@ -104,15 +104,10 @@ def step_keys(rows: Tensor, offsets: Tensor, bases: Sequence[int]) -> Tensor:
     """
     batch_size = (offsets.numel() - 1) // len(bases)
     counts = offsets[::batch_size].diff()
-    base = torch.repeat_interleave(_on_device(tuple(bases), rows.device), counts, output_size=rows.numel())
+    base = torch.repeat_interleave(launch.numbers_on(rows.device, tuple(bases)), counts, output_size=rows.numel())
     return torch.where((rows >= 0) & (base >= 0), base + rows, -1)
 
 
 @lru_cache(maxsize=_KEPT)
 def _numbers(count: int, device: torch.device) -> Tensor:
     return torch.arange(count, dtype=torch.int32, device=device)
-
-
-@lru_cache(maxsize=_KEPT)
-def _on_device(bases: tuple[int, ...], device: torch.device) -> Tensor:
-    return torch.tensor(bases, dtype=torch.int64, device=device)

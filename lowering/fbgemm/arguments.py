@@ -124,7 +124,6 @@ class Part:
     """
 
     def __init__(self, described: tuple[TableSpec, ...], tables: range, first_feature: int, first_column: int) -> None:
-        self.tables = tables
         self.table_of_feature = [table for table in tables for _ in described[table].feature_names]
         self.features = first_feature, first_feature + len(self.table_of_feature)
         dims = [described[table].embedding_dim for table in self.table_of_feature]

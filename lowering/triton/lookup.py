@@ -56,7 +56,7 @@ class TritonBackward:
     """The backward of one lookup, whose weights are not kept."""
 
     def __init__(self, spec: LookupSpec) -> None:
-        self.tables, self.optimizers, self.pooling = spec.tables, spec.optimizers, spec.combine
+        self.optimizers = spec.optimizers
         self.table_of_feature = [table for table, described in enumerate(spec.tables) for _ in described.feature_names]
         self.mean, self.unpooled = spec.combine == "MEAN", spec.combine == NOT_COMBINED
 

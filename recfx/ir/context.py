@@ -95,12 +95,8 @@ class CollectionContext:
         """The keys that a rank sends, in order: the keys of the shards of all ranks, rank by rank."""
         return KeyOrder.of(embedding_names(tuple(shard.spec for shard in self._sharding.by_rank())))
 
-    def named(self, names: tuple[str, ...], local: bool) -> tuple[TableSpec, ...]:
-        """Tables by name: a shard may have the name of its table, so kinds of nodes declare which they mean."""
-        tables = self.by_name(local)
-        return tuple([tables[name] for name in names])
-
     def by_name(self, local: bool) -> Mapping[str, TableSpec]:
+        """Tables by name: a shard may have the name of its table, so kinds of nodes declare which they mean."""
         return self._local_by_name if local else self._by_name
 
     def facts_of(self, table: TableSpec) -> TableFacts:

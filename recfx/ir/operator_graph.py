@@ -77,7 +77,8 @@ class OperatorGraph:
 
     def named(self, node: fx.Node, names: tuple[str, ...]) -> tuple[TableSpec, ...]:
         """Tables by the names that an attribute of a node has: a shard may have the name of its table."""
-        return self.collection(node).named(names, self.works_on_shards(node))
+        tables = self.collection(node).by_name(self.works_on_shards(node))
+        return tuple([tables[name] for name in names])
 
     def works_on_shards(self, node: fx.Node) -> bool:
         """Whether the node's tables are shards of this rank: its kind says so, and its ids have arrived there."""

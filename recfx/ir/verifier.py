@@ -59,7 +59,11 @@ def verify_graph(graph: fx.GraphModule | OperatorGraph, after: str) -> None:
             if not node.users:
                 fail(node, f"nothing uses this {kind.name}")
             if operators is not None:
-                _check_operator(operators, node, kind, fail)
+                check_attributes(operators, node, kind, fail)
+                if not all(isinstance(argument, fx.Node) for argument in node.args):
+                    fail(node, "its inputs must be nodes, one by one; what else it needs are attributes")
+                if kind.like_input and not node.args:
+                    fail(node, f"a {kind.name} is like its first input, but has none")
             _check_inputs(graph, node, kind, fail)
         elif operators is not None:
             _check_other(operators, node, fail)
@@ -76,14 +80,6 @@ def _kind_of_call(graph_module: fx.GraphModule, node: fx.Node, fail: Fail) -> No
     if meta is not None and meta.kind not in NODE_KINDS:
         fail(node, f"{meta.kind!r} is not a declared node kind")
     return None if meta is None else NODE_KINDS[meta.kind]
-
-
-def _check_operator(graph: OperatorGraph, node: fx.Node, kind: NodeKind, fail: Fail) -> None:
-    check_attributes(graph, node, kind, fail)
-    if not all(isinstance(argument, fx.Node) for argument in node.args):
-        fail(node, "its inputs must be nodes, one by one; what else it needs are attributes")
-    if kind.like_input and not node.args:
-        fail(node, f"a {kind.name} is like its first input, but has none")
 
 
 def _check_inputs(graph: fx.GraphModule | OperatorGraph, node: fx.Node, kind: NodeKind, fail: Fail) -> None:
@@ -274,14 +270,6 @@ def _check_expanded(graph: OperatorGraph, dedup: fx.Node, fail: Fail) -> None:
                 fail(output, f"{part.name} must be the rows of all ids, which one expand_rows makes by {dedup.name}")
 
 
-def _check_combine(node: fx.Node, combine: object, dims: set[int], fail: Fail) -> None:
-    """Check what a lookup makes of its rows; ``dims`` are the numbers of columns of its tables."""
-    if combine not in COMBINES:
-        fail(node, f"its combine is {combine!r}, none of {COMBINES}")
-    if combine == NOT_COMBINED and len(dims) > 1:
-        fail(node, f"its tables have {sorted(dims)} columns, but rows that are not combined need the same number")
-
-
 def check_attributes(graph: OperatorGraph, node: fx.Node, kind: NodeKind, fail: Fail) -> None:
     """Check that a node's attributes are declared, are plain values, and name what its collection has."""
     values: dict[str, Any] = dict(node.kwargs)
@@ -311,7 +299,11 @@ def check_attributes(graph: OperatorGraph, node: fx.Node, kind: NodeKind, fail: 
         stored = values.get("stored", ())
         if stored and [type(dtype) for dtype in stored] != [torch.dtype] * len(values["tables"]):
             fail(node, f"its stored is {stored!r}, not one dtype per table: {values['tables']}")
-        _check_combine(node, values.get("combine"), {tables[table].embedding_dim for table in values["tables"]}, fail)
+        combine, dims = values.get("combine"), {tables[table].embedding_dim for table in values["tables"]}
+        if combine not in COMBINES:
+            fail(node, f"its combine is {combine!r}, none of {COMBINES}")
+        if combine == NOT_COMBINED and len(dims) > 1:
+            fail(node, f"its tables have {sorted(dims)} columns, but rows that are not combined need the same number")
     if "way" in kind.attributes:
         ways = {} if collection.sharding is None else {way.name: way for way in collection.sharding.ways_back}
         way, hop = values.get("way", ""), values.get("hop", 0)

@@ -93,7 +93,11 @@ def _replace_collection(
         replace(spec, id_range=_id_range(spec, finding.id_ranges), dedup=dedup_of(spec.name, dedup)) for spec in specs
     )
     for spec, config in zip(specs, configs, strict=True):
-        _resize(tables[spec.name], spec, config, finding, resizing)
+        holder: Any = tables[spec.name]
+        if spec.num_embeddings > holder.weight.shape[0]:
+            learned = spec.name in finding.learned
+            resizing.resize(holder.weight, spec.num_embeddings, finding.path, config, spec.custom_init_fn, learned)
+        holder.num_embeddings = spec.num_embeddings
     converted = converted_class(kind).from_tables(
         configs,
         specs,
@@ -151,13 +155,6 @@ def carry_references(standard: nn.Module, converted: nn.Module) -> None:
     for name, value in attributes(standard):
         if name in converted.__dict__ and name not in own:
             converted.__dict__[name] = value
-
-
-def _resize(holder: Any, spec: TableSpec, config: Any, finding: Finding, resizing: TableResizing) -> None:
-    rows, learned = spec.num_embeddings, spec.name in finding.learned
-    if rows > holder.weight.shape[0]:
-        resizing.resize(holder.weight, rows, finding.path, config, spec.custom_init_fn, learned)
-    holder.num_embeddings = spec.num_embeddings
 
 
 def _keep_dense(config: HashConfig | None, rows_before: int | None) -> HashConfig | None:

@@ -15,7 +15,6 @@ from recfx.ir.tables import TableSpec
 from recfx.runtime.bags import keep_ids, with_values
 from recfx.runtime.base import NodeModule
 from recfx.runtime.in_flight import BatchInFlight
-from recfx.runtime.new_rows import Segment
 from recfx.runtime.replays import is_replay
 from recfx.runtime.table_indexes import TableIndexes
 
@@ -70,17 +69,11 @@ def hash_batch(indexes: TableIndexes, features: KeyedJaggedTensor, training: boo
         if torch.is_grad_enabled():  # its backward trains these rows nevertheless
             batch = indexes.start()
             indexes.finish(batch, segments, rows, training)
-    return _in_bags(features, rows, segments, training), batch
-
-
-def _in_bags(
-    features: KeyedJaggedTensor, rows: torch.Tensor, segments: list[Segment], training: bool
-) -> KeyedJaggedTensor:
     rows = rows.to(features.values().device)
     bags_are_elsewhere = features.offsets().device != rows.device  # `to_device` takes ids out of them
     if bags_are_elsewhere or all(answers_are_rows(segment.table, training) for segment in segments):
-        return with_values(features, rows, features.weights_or_none())
-    return keep_ids(features, rows, rows != -1)
+        return with_values(features, rows, features.weights_or_none()), batch
+    return keep_ids(features, rows, rows != -1), batch
 
 
 def answers_are_rows(table: TableSpec, training: bool) -> bool:

@@ -149,7 +149,6 @@ class NewRows:
         # The graph is first made for whole tables, and a rank may have no shard of some of them.
         self._tables = tuple(table for table in tables if table.name in store.indexes)
         self._collection, self._store = collection, store
-        self._keys: dict[tuple[str, int], int] = {}
         self._attach()
 
     def _attach(self) -> None:
@@ -259,10 +258,7 @@ class NewRows:
         assert table.hashing is not None
         # An index that tables of one weight share has the name of one of them.
         name = table.table_name if table.shard_of else self._store.index(table.name).name
-        named = (name, table.hashing.seed)
-        if named not in self._keys:
-            self._keys[named] = initialization_key(*named)
-        return self._keys[named]
+        return initialization_key(name, table.hashing.seed)
 
     def _write_initial(self, table: TableSpec, rows: torch.Tensor) -> None:
         ids, weight = self._store.index(table.name).row_ids[rows], self._store.weight(table.name)

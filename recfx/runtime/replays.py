@@ -189,7 +189,8 @@ def _surroundings() -> _Surroundings:
                 if isinstance(value, checkpoint._CheckpointFrame):  # in a hook that unpacks its tensors
                     return _Surroundings(checkpoints, value)
                 if isinstance(value, GeneratorType) and value.gi_frame is not None:  # suspended around its function
-                    checkpoints += _checkpoint_frames(value.gi_frame)
+                    suspended = value.gi_frame.f_locals.values()
+                    checkpoints += [each for each in suspended if isinstance(each, checkpoint._CheckpointFrame)]
         frame = frame.f_back
     if hooked is not None and all(enclosing is not hooked for enclosing in checkpoints):
         checkpoints.append(hooked)
@@ -198,10 +199,6 @@ def _surroundings() -> _Surroundings:
 
 def _first_argument(frame: FrameType) -> object:
     return frame.f_locals[frame.f_code.co_varnames[0]]
-
-
-def _checkpoint_frames(frame: FrameType) -> list[object]:
-    return [value for value in frame.f_locals.values() if isinstance(value, checkpoint._CheckpointFrame)]
 
 
 def _frame_of_hooks() -> object:
