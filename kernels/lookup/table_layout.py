@@ -63,12 +63,6 @@ def starts(tensors: Sequence[Tensor], of: Sequence[int] | None = None) -> Tensor
         tensors: of one dtype, on one device.
         of: positions in ``tensors``; None: all of them, in order.
     """
-    addresses = tuple(tensor.data_ptr() for tensor in tensors)
-    positions = tuple(range(len(tensors))) if of is None else tuple(of)
-    return _starts(tensors[0].device, tensors[0].element_size(), addresses, positions)
-
-
-@lru_cache(maxsize=_KEPT)
-def _starts(device: torch.device, size: int, addresses: tuple[int, ...], positions: tuple[int, ...]) -> Tensor:
-    first = addresses[0]
-    return numbers_on(device, tuple((addresses[position] - first) // size for position in positions))
+    first, size = tensors[0].data_ptr(), tensors[0].element_size()
+    chosen = tensors if of is None else [tensors[position] for position in of]
+    return numbers_on(tensors[0].device, tuple((tensor.data_ptr() - first) // size for tensor in chosen))

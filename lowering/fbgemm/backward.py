@@ -13,9 +13,11 @@ import fbgemm_gpu  # noqa: F401  (loads the operators)
 import torch
 
 from recfx.errors import ConversionError
-from recfx.lowering.fbgemm.arguments import FBGEMM_RULES, FLOAT32, FbgemmRule, Layout, Part, StateArguments, distances
+from recfx.lowering.fbgemm.arguments import FBGEMM_RULES, FLOAT32, Layout, Part, StateArguments, distances
 from recfx.lowering.step.step_numbers import StepCounts
 from recfx.lowering.step.trainable_lookup import Gradients, TrainedBatch
+
+_Where = tuple[torch.Tensor, torch.Tensor]
 
 
 class FbgemmBackward:
@@ -38,17 +40,22 @@ class FbgemmBackward:
         # Frozen tables, and learning rates that have diverged since the conversion, need one call per table as well.
         one_call = kernel.tables_in_one_call and all(trained)
         rates = self._learning_rates()
+        # The part, (base, offsets) of weights and of states, and the learning rate.
+        calls: list[tuple[Part, _Where, _Where, tuple[torch.Tensor, float]]] = []
         if one_call and len({(id(rate), eps) for rate, eps in rates}) == 1:
             offsets = self.layout.weight_offsets(batch.weights)
             states = self._state_base, offsets if self._state_offsets is None else self._state_offsets
-            self._step(kernel, batch, self.layout.whole, grad_output, (self.layout.base, offsets), states, rates[0])
+            calls.append((self.layout.whole, (self.layout.base, offsets), states, rates[0]))
         else:
             for table, weight in enumerate(batch.weights):
                 if trained[table]:
                     part = self.layout.part(table)
                     state = self.optimizers[table].state.get(kernel.state, self.layout.base)
-                    where = (weight.detach().view(-1), part.at_start), (state.view(-1), part.at_start)
-                    self._step(kernel, batch, part, grad_output, *where, rates[table])
+                    weights = weight.detach().view(-1), part.at_start
+                    calls.append((part, weights, (state.view(-1), part.at_start), rates[table]))
+        for part, weights, (base, offsets), rate in calls:
+            state = StateArguments(base, part.placements, offsets, *rate)
+            kernel.step(self._arguments(batch, part, grad_output, *weights), state)
         self._counts.count(trained)
 
     def _prepare(self, weights: list[torch.Tensor], state: str) -> None:
@@ -81,21 +88,6 @@ class FbgemmBackward:
                 made[rate] = torch.tensor(rate, dtype=torch.float32, device="cpu")
             rates.append((made[rate], float(group.get("eps", 0.0))))
         return rates
-
-    def _step(
-        self,
-        kernel: FbgemmRule,
-        batch: TrainedBatch,
-        part: Part,
-        grad_output: torch.Tensor,
-        weights: tuple[torch.Tensor, torch.Tensor],
-        states: tuple[torch.Tensor, torch.Tensor],
-        rate: tuple[torch.Tensor, float],
-    ) -> None:
-        """Call the kernel once for the tables of ``part``; weights and states are (base, offsets)."""
-        base, offsets = states
-        state = StateArguments(base, part.placements, offsets, *rate)
-        kernel.step(self._arguments(batch, part, grad_output, *weights), state)
 
     def _arguments(
         self, batch: TrainedBatch, part: Part, grad_output: torch.Tensor, base: torch.Tensor, offsets: torch.Tensor

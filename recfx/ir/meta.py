@@ -20,6 +20,13 @@ def mean_length(feature: str) -> sympy.Symbol:
     return sympy.Symbol(f"L_{feature}", nonnegative=True)
 
 
+class Frozen:
+    """What nothing edits, so that copies of a graph or of a model share it."""
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        return self
+
+
 @dataclass(frozen=True)
 class SourceLocation:
     """A line of the user's code.
@@ -58,7 +65,7 @@ class Collective:
 
 
 @dataclass(frozen=True)
-class NodeMeta:
+class NodeMeta(Frozen):
     """Facts about one node.
 
     Args:
@@ -92,9 +99,6 @@ class NodeMeta:
     collectives: tuple[Collective, ...] = ()
     passes: tuple[str, ...] = ()
     on_host: bool = False
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> NodeMeta:
-        return self  # it is frozen, so copies of a graph share it
 
 
 def annotate(node: fx.Node, meta: NodeMeta) -> fx.Node:

@@ -7,16 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from recfx.errors import Diagnostic
-from recfx.ir.meta import NodeMeta
+from recfx.ir.meta import Frozen, NodeMeta
 from recfx.ir.operator_graph import OperatorGraph
 from recfx.ir.printer import format_meta
 
 
 @dataclass(frozen=True)
-class NodeSnapshot:
+class NodeSnapshot(Frozen):
     """One node of a graph as it was.
 
     Args:
@@ -33,12 +32,9 @@ class NodeSnapshot:
     inputs: tuple[str, ...]
     meta: NodeMeta | None
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> NodeSnapshot:
-        return self  # it is frozen, so copies of a model share it
-
 
 @dataclass(frozen=True)
-class PassRecord:
+class PassRecord(Frozen):
     """What a pass did, for the report and for drawings.
 
     Args:
@@ -65,9 +61,6 @@ class PassRecord:
         """The text of the graph with the metadata of each node."""
         return "\n".join(node.line + format_meta(node.meta) for node in self.nodes)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> PassRecord:
-        return self  # it is frozen, so copies of a model share it
-
 
 BEFORE = "before"
 """The name of the step before the first pass; every other step has the name of its pass."""
@@ -77,12 +70,9 @@ PASSES_KEY = "recfx_passes"
 
 
 @dataclass(frozen=True)
-class Rewriting:
+class Rewriting(Frozen):
     """What passes have made of a graph."""
 
     graph: OperatorGraph
     records: tuple[PassRecord, ...]
     metas: Mapping[str, NodeMeta]
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Rewriting:
-        return self  # nothing edits it, so copies of a model share it

@@ -6,11 +6,12 @@ import functools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
 from recfx.ir.dedup import WHERE_IT_PAYS, Dedup, WhyNot, different, why_not
+from recfx.ir.meta import Frozen
 
 if TYPE_CHECKING:
     from recfx.hashing import ResolvedHashConfig
@@ -60,7 +61,7 @@ class IdRange:
 
 
 @dataclass(frozen=True, repr=False)
-class TableSpec:
+class TableSpec(Frozen):
     """One table of a collection.
 
     Args:
@@ -135,9 +136,6 @@ class TableSpec:
     def output_keys(self) -> tuple[str, ...]:
         """The keys of the output that its columns belong to."""
         return self.shard_keys or self.embedding_names
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> TableSpec:
-        return self  # it is frozen, so copies of a model share it
 
     @property
     def has_index(self) -> bool:

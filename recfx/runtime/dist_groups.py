@@ -22,8 +22,8 @@ class DistGroups:
 
     Args:
         ids: all ranks, for ids only. gloo matches messages by their order, so a rank that is out of step must not be
-            able to send ids where pooled rows or gradients are expected. If ``pooled`` is not gloo, and no separate
-            group is given for ids, it is ``pooled`` itself.
+            able to send ids where pooled rows or gradients are expected. If ``pooled`` does not send from the host, and
+            no separate group is given for ids, it is ``pooled`` itself.
         pooled: all ranks, for pooled rows.
         intra: the ranks of this host, if tables are cut within hosts; otherwise ``pooled``.
         cross: this rank's counterparts on all hosts, if tables are cut within hosts; otherwise ``pooled``.
@@ -37,7 +37,7 @@ class DistGroups:
     @property
     def ids_on_host(self) -> bool:
         """Whether the group for ids only takes CPU tensors."""
-        return _is_gloo(self.ids)
+        return sent_on(self.ids).type == "cpu"
 
     @classmethod
     def of(cls, env: ShardingEnv, local_size: int, host_group: dist.ProcessGroup | None = None) -> DistGroups:
@@ -81,18 +81,9 @@ def sent_on(group: dist.ProcessGroup) -> torch.device:
         ConversionError: ``no_process_group``.
     """
     refuse_destroyed(group)
-    device = None if _is_gloo(group) else _accelerator()
+    backends = {backend.rpartition(":")[2] for backend in dist.get_backend(group).split(",")}  # as in "cpu:gloo"
+    device = None if backends == {"gloo"} else torch.accelerator.current_accelerator(check_available=True)
     return device or torch.device("cpu")
-
-
-def _accelerator() -> torch.device | None:
-    return torch.accelerator.current_accelerator(check_available=True)
-
-
-def _is_gloo(group: dist.ProcessGroup) -> bool:
-    """Whether all that the group sends is sent by gloo, which may be named for a device, or be there by default."""
-    backends = {of_device.rpartition(":")[2] for of_device in dist.get_backend(group).split(",")}
-    return backends == {"gloo"} or (backends == {"undefined"} and not _accelerator())
 
 
 def replicate(tensor: torch.Tensor, group: dist.ProcessGroup) -> None:
@@ -109,7 +100,7 @@ _made: WeakKeyDictionary[dist.ProcessGroup, dict[str, _Made]] = WeakKeyDictionar
 
 
 def _ids_group(group: dist.ProcessGroup) -> dist.ProcessGroup:
-    if group.size() == 1 or not _is_gloo(group):
+    if group.size() == 1 or sent_on(group).type != "cpu":
         return group
     (ids,) = _once(group, "ids", lambda: [dist.get_process_group_ranks(group)])
     return ids
