@@ -40,7 +40,7 @@ class TakenOver:
     Args:
         model: the model, in which ``RawIdCollection`` have taken their places; the same object if there are none.
         learned: what they have learned, by ``id`` of the standard collection inside and by table.
-        places: the ``id`` of each managed-collision collection that was taken over, by its path.
+        places: the ``id`` of each managed-collision collection that was taken over, by each of its paths.
         refused: the others by ``id``, and why they were not.
     """
 
@@ -137,7 +137,9 @@ def take_over(model: nn.Module, *, shards: bool) -> TakenOver:
         inner: Any = module._embedding_module
         replacements[id(module)] = RawIdCollection(inner, bool(module._return_remapped_features)).train(module.training)
         taken.learned[id(inner)] = learned
-        taken.places[path] = id(module)
+    for path, module in model.named_modules(remove_duplicate=False):
+        if isinstance(replacements.get(id(module)), RawIdCollection):
+            taken.places[path] = id(module)
     if taken.places:
         taken.model, _ = copy_modules(model, replacements)
     return taken

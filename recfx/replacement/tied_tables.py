@@ -36,11 +36,11 @@ class TiedTables:
         Raises:
             ConversionError: ``tied_tables``, if one of two tables has an index and they cannot share it.
         """
-        shared = []
+        shared, owners = [], {**self._owners}
         for spec in converted.tables:
             weight_name = kind_of(converted).weight_name(finding.path, spec.name)
             mine = _Owner(converted, spec, weight_name, spec.name in finding.learned)
-            owner = self._owners.setdefault(id(converted.weight(spec.name)), mine)
+            owner = owners.setdefault(id(converted.weight(spec.name)), mine)
             if owner is mine or not (spec.has_index or owner.spec.has_index):
                 continue
             if (why := _why_not(owner, mine)) is not None:
@@ -52,6 +52,7 @@ class TiedTables:
                     "one table for both features; or leave the ids of both dense.",
                 )
             shared.append((spec.name, owner))
+        self._owners = owners  # nobody ties tables to those of a collection that is refused
         for table, owner in shared:
             converted.share_index(table, owner.collection, owner.spec.name)
 

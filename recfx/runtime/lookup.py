@@ -67,21 +67,25 @@ class Lookup(NodeModule):
         self._positions = None if tuple(keys) == features else [positions[name] for name in keys]
         self._indexed = [table.name for table in tables if table.has_index]
         self._may_read_untrained = any(_may_read_untrained(table) for table in tables)
+        self._decided = ""
         self._choice: Choice | None = None
         self._reading: tuple[Choice, LookupKernel] | None = None
 
     def choose_kernel(self, decided: str = "") -> Choice:
         """Choose the kernel for the tables as they are now (device, dtype, optimizer).
 
-        ``decided`` is the backend that the graph names; ``""`` if it names none.
+        ``decided`` is the backend that the graph names; ``""`` if it names none. If it is another one than the lookup's
+        own, a pass has decided on it, and later calls choose it again.
 
         Raises:
             ConversionError: the backend named by the user, or by the graph, cannot serve this lookup; or
                 ``table_shape_changed``.
         """
-        choice = self.select(self.backend)
-        self._choice = choice if decided in ("", choice.backend) else self.select(decided)
-        return self._choice
+        decided, choice = decided or self._decided, self.select(self.backend)
+        if decided not in ("", choice.backend):
+            self._decided, choice = decided, self.select(decided)
+        self._choice = choice
+        return choice
 
     def select(self, backend: str) -> Choice:
         """What ``choose_kernel`` would choose with this backend, with the same errors; nothing changes."""

@@ -433,6 +433,9 @@ def test_one_config_for_all_tables_is_not_left_out_for_one() -> None:
 
 def test_an_inner_collection_that_is_also_called_with_rows() -> None:
     model = Model(learn(managed(True)))
+    model.again = model.mc
+    ours = converted(model)
+    assert ours.again is ours.mc
     model.other = model.mc._embedding_module
     with pytest.raises(recfx.ConversionError) as caught:
         converted(model)

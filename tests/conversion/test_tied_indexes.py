@@ -15,7 +15,7 @@ from torchrec import EmbeddingBagCollection, EmbeddingCollection, KeyedJaggedTen
 
 import recfx
 from recfx.collections.sharding.collection import shard_collection
-from tests.builders.collections import sequence_table, table
+from tests.builders.collections import sequence_table, table, tables_named
 from tests.builders.optimizers import OPTIMIZERS, attach
 from tests.support.refusals import refused
 
@@ -261,6 +261,16 @@ def test_different_hashing_is_refused(other: dict[str, Any] | None, says: str) -
     history = None if other is None else dataclasses.replace(RAW, **other)
     with refused("tied_tables", match=says):
         tied(hashing={"goods": RAW, "users": RAW, "history": history})
+
+
+def test_nothing_is_tied_to_the_tables_of_a_collection_that_is_kept() -> None:
+    """``b`` has the weight of ``c`` as well, and another hashing, which does not matter: ``a2`` does not fit ``a``."""
+    model = nn.ModuleList(tables_named(*names) for names in (["a"], ["b", "a2"], ["c"]))
+    model[1].embedding_bags["a2"].weight = model[0].embedding_bags["a"].weight
+    model[2].embedding_bags["c"].weight = model[1].embedding_bags["b"].weight
+    hashing = {name: dataclasses.replace(RAW, seed=seed) for name, seed in (("a", 0), ("b", 0), ("a2", 1), ("c", 2))}
+    converted = recfx.convert(model, hashing=hashing, on_unsupported="keep")
+    assert [hasattr(each, "hash_indexes") for each in converted] == [True, False, True]
 
 
 def test_eviction_and_different_initial_weights_are_refused() -> None:

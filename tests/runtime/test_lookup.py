@@ -86,6 +86,14 @@ def test_a_hook_on_a_table_without_a_fused_optimizer_is_its_own_affair() -> None
     assert lookup(one_bag(1, 2)).shape == (1, 4)
 
 
+def test_the_kernel_that_a_pass_has_decided_on_stays_when_tables_change() -> None:
+    lookup, _ = lookup_of("")
+    lookup.choose_kernel("reference")
+    lookup.store.bags.to(torch.bfloat16)
+    lookup(one_bag(1, 2))
+    assert lookup.now == {"dtype": "bfloat16", "kernel": "reference"}
+
+
 def test_a_batch_on_meta_needs_tables_on_meta() -> None:
     lookup, _ = lookup_of("")
     with refused("several_devices", "ebc", match="table 't' is on cpu", error=InputError) as caught:
