@@ -209,7 +209,7 @@ def _shard_model(converted: nn.Module, asked: Request, inplace: bool) -> nn.Modu
     """Shard the collections over all ranks; the rest of the model stays as it is."""
     conversion = conversion_of(converted)  # it is stored on the root, which may be a collection itself
     env = environment(asked.env)
-    plan = plan_for(converted, env, asked.device) if asked.plan is None else asked.plan
+    plan = plan_for(converted, asked.plan, env, asked.device)
     sharded = shard_collections(converted, plan, env, asked.device)
     if inplace and id(converted) not in sharded:
         replace_in_place(converted, sharded)

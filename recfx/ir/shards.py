@@ -101,6 +101,12 @@ class ShardedTable:
     def is_replicated(self) -> bool:
         return self.type.is_replicated
 
+    @property
+    def placement(self) -> str:
+        """How it is cut, and where its shards are, in words."""
+        shards = [f"rows {shard.rows}, columns {shard.columns} on rank {shard.rank}" for shard in self.shards]
+        return f"table {self.table.name!r} {self.type.name} with kernel {self.compute_kernel} ({'; '.join(shards)})"
+
     @cached_property
     def filled(self) -> tuple[Shard, ...]:
         return tuple(shard for shard in self.shards if not shard.is_empty)
@@ -168,13 +174,10 @@ class CollectionSharding:
 
     @cached_property
     def layout(self) -> str:
-        """What ranks compare to learn whether they shard by the same plan: a digest of how each table is cut, and where
-        its shards are.
-        """
+        """What ranks compare to learn whether they shard by the same plan: a digest of where all tables are."""
         digest = hashlib.sha256()
         for table in self.tables:
-            shards = [(shard.rank, shard.rows, shard.columns) for shard in table.shards]
-            digest.update(repr((table.type.name, table.compute_kernel, shards)).encode())
+            digest.update(table.placement.encode())
         return digest.hexdigest()
 
     @cached_property

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -10,9 +12,9 @@ from torchrec.distributed.types import ShardingEnv, ShardingPlan
 from recfx.collections.collection import UnshardedCollection, unsharded_collections
 from recfx.collections.converted_collection import collections_by_prefix
 from recfx.collections.sharding.collection import shard_collection
-from recfx.collections.sharding.ranks_agree import on_all_ranks
+from recfx.collections.sharding.plan import on_all_ranks_with_plan
 from recfx.collections.sharding.whole_plan import plan_of_collection, refuse_unknown_collections
-from recfx.errors import ConversionError, RecfxError
+from recfx.errors import ConversionError
 from recfx.planner.plan import plan_of_collections as make_plan
 from recfx.planner.priced_plan import world_size_of
 from recfx.planner.topology import plain_topology
@@ -22,18 +24,22 @@ def shard_collections(
     model: nn.Module, plan: ShardingPlan, env: ShardingEnv, device: torch.device | str | None
 ) -> dict[int, nn.Module]:
     """The sharded form of every converted collection, by ``id``; ``model`` is not changed. Collective."""
-    collections = unsharded_collections(model)
+    target, plans = None if device is None else torch.device(device), _plans_of_collections(model, plan, env)
+    return {
+        id(collection): shard_collection(collection, plans[path], env, target, path=path)
+        for path, collection in unsharded_collections(model).items()
+    }
+
+
+def _plans_of_collections(model: nn.Module, plan: ShardingPlan, env: ShardingEnv) -> dict[str, Any]:
+    """The plan of each collection, by its first path; refuses a plan that is not for this model."""
     paths: dict[int, list[str]] = {}
     for prefix, module in collections_by_prefix(model, UnshardedCollection):
         paths.setdefault(id(module), []).append(prefix.removesuffix("."))
-    target = None if device is None else torch.device(device)
     world_size_of(plan, env.world_size)
     refuse_unknown_collections(plan, {path for aliases in paths.values() for path in aliases})
-    sharded: dict[int, nn.Module] = {}
-    for path, collection in collections.items():
-        planned = plan_of_collection(plan, [path, *paths[id(collection)]])
-        sharded[id(collection)] = shard_collection(collection, planned, env, target, path=path)
-    return sharded
+    collections = unsharded_collections(model)
+    return {path: plan_of_collection(plan, [path, *paths[id(module)]]) for path, module in collections.items()}
 
 
 def environment(env: ShardingEnv | None) -> ShardingEnv:
@@ -50,8 +56,14 @@ def environment(env: ShardingEnv | None) -> ShardingEnv:
     return ShardingEnv.from_process_group(dist.group.WORLD)
 
 
-def plan_for(model: nn.Module, env: ShardingEnv, device: torch.device | str | None) -> ShardingPlan:
-    """The plan of ``recfx.plan``; rank 0 makes it, and all ranks get it, or its error. Collective."""
+def plan_for(
+    model: nn.Module, given: ShardingPlan | None, env: ShardingEnv, device: torch.device | str | None
+) -> ShardingPlan:
+    """The plan that is given, or that of ``recfx.plan``; rank 0 makes it, and all ranks get it. Collective.
+
+    Raises:
+        ConversionError: ``ranks_have_different_plans``; what ``recfx.plan`` raises; the plan is not for this model.
+    """
     target = None if device is None else torch.device(device)
     collection = next(iter(unsharded_collections(model).values()), None)
     if target is None and collection is not None:
@@ -60,8 +72,10 @@ def plan_for(model: nn.Module, env: ShardingEnv, device: torch.device | str | No
     topology = plain_topology(env.world_size, kind)
 
     def make() -> ShardingPlan | None:
+        if given is not None:
+            _plans_of_collections(model, given, env)
+            return None
         return make_plan(model, topology) if env.rank == 0 or env.process_group is None else None
 
-    plans = on_all_ranks(env.process_group, make, lambda error: error if isinstance(error, RecfxError) else None)
-    plan = next(made for made in plans if made is not None)
-    return plan
+    plans = on_all_ranks_with_plan(env.process_group, given, make)
+    return given or next(made for made in plans if made is not None)

@@ -33,6 +33,7 @@ from recfx.collections.converted_classes import all_converted_classes
 from recfx.collections.converted_collection import converted_collections, share_forwards
 from recfx.collections.kinds import KINDS, kind_of
 from recfx.collections.sharding.collection import hook_refused, leave_to_collections
+from recfx.collections.sharding.plan import on_all_ranks_with_plan
 from recfx.collections.wrap_once import wrap_once
 from recfx.errors import CheckpointError, ConversionError, RecfxError
 from recfx.planner.priced_plan import price_of, world_size_said
@@ -182,11 +183,16 @@ def _around_model_parallel(named: Mapping[str, Any]) -> Iterator[None]:
             what_to_do="use DistributedModelParallel; or leave the model unconverted.",
         )
     world_size = env.world_size if env is not None else 1 if group is None else group.size()
-    if (plan := named.get("plan")) is not None:
-        world_size_said(plan, world_size)
-    if world_size > 1:
-        _refuse_trained_processors(named["module"])
-    _refuse_left_out(named["module"], plan, named["sharders"], world_size)
+    plan = named.get("plan")
+
+    def check() -> None:
+        if plan is not None:
+            world_size_said(plan, world_size)
+        if world_size > 1:
+            _refuse_trained_processors(named["module"])
+        _refuse_left_out(named["module"], plan, named["sharders"], world_size)
+
+    on_all_ranks_with_plan(group if env is None else env.process_group, plan, check)
     yield
     share_forwards(parallel)  # parts may have been converted one by one
     add_notes(parallel, price_of(parallel.plan))

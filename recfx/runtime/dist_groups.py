@@ -27,12 +27,14 @@ class DistGroups:
         pooled: all ranks, for pooled rows.
         intra: the ranks of this host, if tables are cut within hosts; otherwise ``pooled``.
         cross: this rank's counterparts on all hosts, if tables are cut within hosts; otherwise ``pooled``.
+        number: which of the collections sharded in these groups it is, from 1: the same on all ranks.
     """
 
     ids: dist.ProcessGroup
     pooled: dist.ProcessGroup
     intra: dist.ProcessGroup
     cross: dist.ProcessGroup
+    number: int
 
     @property
     def ids_on_host(self) -> bool:
@@ -57,7 +59,9 @@ class DistGroups:
                 what_to_do="call torch.distributed.init_process_group, and pass ShardingEnv.from_process_group(...).",
             )
         intra, cross = _host_groups(group, local_size) if local_size > 1 else (group, group)
-        return cls(host_group or _ids_group(group), group, intra, cross)
+        ids = host_group or _ids_group(group)
+        _sharded[ids] = _sharded.get(ids, 0) + 1
+        return cls(ids, group, intra, cross, _sharded[ids])
 
 
 def refuse_destroyed(group: dist.ProcessGroup, error: type[RecfxError] = ConversionError) -> None:
@@ -97,6 +101,7 @@ def replicate(tensor: torch.Tensor, group: dist.ProcessGroup) -> None:
 
 _Made = tuple[dist.ProcessGroup, ...]
 _made: WeakKeyDictionary[dist.ProcessGroup, dict[str, _Made]] = WeakKeyDictionary()  # by purpose
+_sharded: WeakKeyDictionary[dist.ProcessGroup, int] = WeakKeyDictionary()  # how many collections, by group for ids
 
 
 def _ids_group(group: dist.ProcessGroup) -> dist.ProcessGroup:

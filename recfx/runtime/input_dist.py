@@ -209,7 +209,7 @@ class InputDistStart(NodeModule):
         is_weighted: whether weights travel with the ids.
         rows_return: whether the rows of ids come back one by one. Then the weights of ids are their origins, which do
             not travel.
-        layout: a digest of where all shards are; ranks that do not have the same refuse each other's calls.
+        number: which of the collections sharded in these groups it is.
 
     Attributes:
         together: what sends the ids instead, along with those of other collections; None outside of ``sent_by``.
@@ -225,14 +225,14 @@ class InputDistStart(NodeModule):
         device: torch.device | None = None,
         is_weighted: bool = False,
         rows_return: bool = False,
-        layout: str = "",
+        number: int = 0,
     ) -> None:
         super().__init__()
         self.positions = positions
         self.rows_return = rows_return
         self.keys = keys
         self.collection = collection
-        self._layout = layout
+        self._number = number
         self._device, self._is_weighted = device or torch.device("cpu"), is_weighted
         self._dist = KJTAllToAll(group, splits)  # TorchRec's pipelines recognise it by this name and type
         self.together: Together | None = None
@@ -240,7 +240,7 @@ class InputDistStart(NodeModule):
 
     def agree_on(self, setting: str) -> None:
         """From now on, refuse a call in which not all ranks have this setting, which is given in words."""
-        self.identity = marks.identity(self.collection, self.keys, self._dist._splits, setting, self._layout)
+        self.identity = marks.identity(self.collection, self.keys, self._dist._splits, setting, self._number)
 
     @property
     def pipeline(self) -> object | None:

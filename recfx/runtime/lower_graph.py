@@ -243,9 +243,8 @@ def _input_dist_start(of: Lowered) -> InputDistStart:
     positions = _sources(of) if of.graph.puts_keys_into_order(of.node) else None
     is_weighted = collection.is_weighted and sharding.world_size > 1
     keys, rows_return = list(collection.sent_keys), not collection.is_pooled
-    return InputDistStart(
-        group, splits, positions, keys, collection.name, sent_on(group), is_weighted, rows_return, sharding.layout
-    )
+    device, number = sent_on(group), of.groups.number
+    return InputDistStart(group, splits, positions, keys, collection.name, device, is_weighted, rows_return, number)
 
 
 def _sources(of: Lowered) -> list[int]:

@@ -22,17 +22,20 @@ _MUST_AGREE = ~(REFUSED | LAST | ENDED | LACKS)
 _OF_BATCH = LAST | AHEAD  # the same for all calls of a batch
 
 _names: dict[int, str] = {}  # names of collections by their part of the mark, for messages
+_orders: dict[int, str] = {}  # the place of each, likewise
 
 
-def identity(collection: str, keys: list[str], splits: list[int], setting: str = "", layout: str = "") -> int:
+def identity(collection: str, keys: list[str], splits: list[int], setting: str = "", order: int = 0) -> int:
     """The part of a mark that identifies the calling collection: the same number on all ranks.
 
-    ``setting``, in words, must be the same on all ranks; see ``input_dist_start`` for the rest.
+    ``setting``, in words, must be the same on all ranks; ``order`` is the place of the collection among all that were
+    sharded in its process group; see ``input_dist_start`` for the rest.
     """
-    text = repr((collection, keys, splits, setting, layout))
+    text = repr((collection, keys, splits, setting, order))
     number = int.from_bytes(hashlib.sha256(text.encode()).digest()[:6], "big") << _BITS
     name = repr(collection) if collection else f"the collection of feature {keys[0]!r}"
     _names[number] = f"{name} with {setting}" if setting else name
+    _orders[number] = f"number {order} of the collections sharded in this process group"
     return number
 
 
@@ -41,6 +44,7 @@ def joint(marks: Sequence[int]) -> int:
     calls = [mark >> _BITS << _BITS for mark in marks]
     number = identity("", ["together"], calls)
     _names[number] = f"{', '.join(_names[call] for call in calls)} together"
+    _orders[number] = _orders[calls[0]]
     return number | marks[0] & _OF_BATCH
 
 
@@ -72,17 +76,18 @@ def ranks_with(marks: Iterable[int], bit: int) -> list[int]:
 
 def other_calls(marks: list[int], collection: str) -> OutOfStepError | None:
     """The error if ranks make different calls; it is the same on all of them."""
-    if len({mark & _MUST_AGREE for mark in marks}) == 1:
+    calls = {mark & _MUST_AGREE for mark in marks}
+    if len(calls) == 1:
         return None
-    where = "; ".join(f"rank {rank} {_words(mark)}" for rank, mark in enumerate(marks))
+    of_several_models = len({_words(call) for call in calls}) < len(calls)
+    where = "; ".join(f"rank {rank} {_words(mark, of_several_models)}" for rank, mark in enumerate(marks))
     return OutOfStepError(
         f"ranks are at different calls: {where}. No ids were sent, and all ranks raise this.",
         reason="ranks_at_different_calls",
         module_path=collection,
-        what_to_do="every rank must call the same collections in the same order, sharded by the same plan and with "
-        "the same batches_in_flight; a rank that leaves out a part of a step (for an error that it catches, say) must "
-        "leave it out on all ranks. save_checkpoint, load_checkpoint, export and unconvert are called on all ranks, "
-        "too.",
+        what_to_do="every rank must call the same collections of the same models in the same order, with the same "
+        "batches_in_flight; a rank that leaves out a part of a step (for an error that it catches, say) must leave it "
+        "out on all ranks. save_checkpoint, load_checkpoint, export and unconvert are called on all ranks, too.",
     )
 
 
@@ -131,8 +136,9 @@ def _ranks(ranks: list[int]) -> str:
     return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
 
 
-def _words(mark: int) -> str:
-    name = _names.get(mark >> _BITS << _BITS)
-    if name is None:
+def _words(mark: int, with_order: bool = False) -> str:
+    call = mark >> _BITS << _BITS
+    if call not in _names:
         return "is at a call that this rank does not know"
-    return f"calls {name}{' ahead of its step' if mark & AHEAD else ''}"
+    order = f" ({_orders[call]})" if with_order else ""
+    return f"calls {_names[call]}{order}{' ahead of its step' if mark & AHEAD else ''}"

@@ -50,6 +50,15 @@ def test_different_calls_are_named(mark: int, words: str) -> None:
         assert error.what_to_do
 
 
+def test_collections_of_equal_paths_are_told_apart_by_the_order_in_which_they_were_sharded() -> None:
+    first, second = (marks.identity("user", ["f1"], [1, 0], order=order) for order in (1, 2))
+    where = [f"rank {rank} calls 'user' (number {rank + 1} of the" for rank in (0, 1)]
+    assert all(words in str(marks.other_calls([first, second], "user")) for words in where)
+    where = [f"rank {rank} calls 'user' together (number {rank + 1} of the" for rank in (0, 1)]
+    joint = [marks.joint([call]) for call in (first, second)]
+    assert all(words in str(marks.other_calls(joint, "user")) for words in where)
+
+
 @pytest.mark.parametrize(
     ("says", "reason", "words"),
     [

@@ -12,7 +12,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torchrec import KeyedJaggedTensor
-from torchrec.distributed.types import ShardingEnv
+from torchrec.distributed import sharding_plan as stock
+from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from torchrec.distributed.model_parallel import DistributedModelParallel
+from torchrec.distributed.types import EmbeddingModuleShardingPlan, ShardingEnv, ShardingPlan
 
 import recfx
 from recfx.collections.sharding.collection import (
@@ -160,29 +163,76 @@ def test_models_of_one_group_do_not_hinder_each_other() -> None:
     assert ranks(2).run(two_models) == [[[HERE, expected]] * 2] * 2
 
 
+def models_mixed_up(rank: int, world_size: int) -> list[Any]:
+    models = [Towers(TYPES["row_wise"], world_size) for _ in range(2)]
+    return [answers(models[number], steps(BOTH), training=True) for number in (rank, 0, 1)]
+
+
+def test_two_models_with_equal_paths_are_told_apart() -> None:
+    expected = [steps(BOTH)[0].expected]
+    assert ranks(2).run(models_mixed_up) == [[["ranks_at_different_calls"], expected, expected]] * 2
+
+
 # Ranks at different calls
 
 
-def each_its_plan(rank: int, world_size: int) -> tuple[Any, str]:
-    """What a step gives if each rank cuts the eight rows elsewhere: after three on rank 0, after five on rank 1."""
-    case = Case((Table("t", 8, 4, ("f1",), sharding=("row_wise",)),), kernel="dense")
-    converted = recfx.convert(build(case)[0])
-    plan = plan_of(case, converted, world_size)
-    border = 3 + 2 * rank
-    spec: Any = plan["t"].sharding_spec
+def cut_elsewhere(plan: ShardingPlan) -> None:
+    """After three of the eight rows, instead of four."""
+    spec: Any = plan.plan["user"]["of_f1"].sharding_spec  # type: ignore[index]
     first, second = spec.shards
-    first.shard_sizes, second.shard_offsets, second.shard_sizes = [border, 4], [border, 0], [8 - border, 4]
-    made = shard_collection(converted, plan, ShardingEnv.from_process_group(dist.group.WORLD))
-    with pytest.raises(recfx.OutOfStepError) as caught:
-        made(KeyedJaggedTensor(["f1"], torch.tensor([4]), lengths=torch.tensor([1]))).values()
-    return caught.value.reason, str(caught.value)
+    first.shard_sizes, second.shard_offsets, second.shard_sizes = [3, 4], [3, 0], [5, 4]
 
 
-def test_ranks_that_shard_by_different_plans() -> None:
-    """The same keys go to every rank under both plans, but each rank would look for other rows."""
-    for reason, message in ranks(2).run(each_its_plan):
-        assert reason == "ranks_at_different_calls"
-        assert "sharded by the same plan" in message
+def replicate(plan: ShardingPlan) -> None:
+    on_all: Any = stock.data_parallel()(nn.Parameter(torch.zeros(8, 4)), 2, 2, "cpu", SHARDER)
+    plan.plan["user"]["of_f1"] = on_all  # type: ignore[index]
+
+
+def rename(plan: ShardingPlan) -> None:
+    tables: Any = plan.plan["user"]
+    tables["other"] = tables.pop("of_f1")
+
+
+SHARDER: Any = EmbeddingBagCollectionSharder()
+ON_RANK_1: dict[str, tuple[Callable[[ShardingPlan], object], list[str]]] = {
+    "the same": (lambda plan: None, ["", ""]),
+    "cuts": (cut_elsewhere, ["rank 0 has table 'of_f1' row_wise with kernel dense (rows (0, 4)"] * 2),
+    "kinds": (replicate, ["rank 1 has table 'of_f1' data_parallel with kernel dense"] * 2),
+    "tables": (rename, ["[ranks_have_different_plans] user: rank 1 cannot shard by its plan", "[plan_unknown_table]"]),
+    "collections": (lambda plan: plan.plan.pop("item"), ["[ranks_have_different_plans] ", "item"]),
+    "none": (lambda plan: plan.plan.clear(), ["rank 0 has a plan of ['item', 'user']; rank 1 has no plan."] * 2),
+}
+
+
+def each_its_plan(rank: int, world_size: int, entry: str, change: str) -> str:
+    """What sharding is refused for if rank 1 has another plan."""
+    env = ShardingEnv.from_process_group(dist.group.WORLD)
+    plan, model = ShardingPlan({}), nn.ModuleDict()
+    for path, feature in (("user", "f1"), ("item", "f2")):
+        case = Case((Table(f"of_{feature}", 8, 4, (feature,), sharding=("row_wise",)),), kernel="dense")
+        model[path] = build(case)[0]
+        plan.plan[path] = EmbeddingModuleShardingPlan(plan_of(case, recfx.convert(model[path]), world_size))
+    if rank == 1:
+        ON_RANK_1[change][0](plan)
+    given = plan if plan.plan else None
+    try:
+        if entry == "convert":
+            recfx.convert(model, plan=given, env=env)
+        else:
+            DistributedModelParallel(recfx.convert(model), env, CPU, given, recfx.sharders())
+    except recfx.ConversionError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize("entry", ["convert", "DistributedModelParallel"])
+@pytest.mark.parametrize("change", ON_RANK_1)
+def test_ranks_that_shard_by_different_plans_are_refused(entry: str, change: str) -> None:
+    """While the model is sharded, where they would otherwise wait for each other, or later look for other rows."""
+    told = ranks(2).run(each_its_plan, entry, change)
+    for said, expected in zip(told, ON_RANK_1[change][1], strict=True):
+        assert expected in said
+        assert bool(expected) == bool(said)
 
 
 def leave_out(rank: int, world_size: int) -> list[Any]:

@@ -27,7 +27,7 @@ from recfx.collections.sharding.late_backwards import LateBackwards
 from recfx.collections.sharding.load_state import LocalState, drop_shard_names, load_local_state
 from recfx.collections.sharding.optimizer import ShardedFusedOptimizer
 from recfx.collections.sharding.optimizer_settings import OptimizerSettings, check_optimizers, optimizer_settings
-from recfx.collections.sharding.plan import read_plan
+from recfx.collections.sharding.plan import agreed_sharding, read_plan
 from recfx.collections.sharding.state import save_sharded_state
 from recfx.errors import ConversionError
 from recfx.ir.operator_graph import OperatorGraph
@@ -226,8 +226,8 @@ def shard_collection(
         path: fully qualified name of the collection in the model.
 
     Raises:
-        ConversionError: the same as ``read_plan``; ``unsupported_fused_param``, ``no_process_group``; an optimizer in
-            backward that has no fused form.
+        ConversionError: the same as ``read_plan``; ``ranks_have_different_plans``, ``unsupported_fused_param``,
+            ``no_process_group``; an optimizer in backward that has no fused form.
     """
     path = path or module.collection
     for table, others in module.store.shared_weights.items():
@@ -241,7 +241,7 @@ def shard_collection(
     tables = module.tables
     if dedup or get_ec_index_dedup():
         tables = tuple(map(_asked_by_sharder, tables))
-    sharding = read_plan(tables, plan, env.rank, env.world_size, path)
+    sharding = agreed_sharding(env.process_group, lambda: read_plan(tables, plan, env.rank, env.world_size, path), path)
     groups = DistGroups.of(env, sharding.local_size, host_group)
     if sent_on(groups.ids).type not in FBGEMM_PERMUTES_ON:
         tables = tuple(replace(table, dedup=replace(table.dedup, on_device=True)) for table in tables)

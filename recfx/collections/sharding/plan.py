@@ -1,24 +1,31 @@
-"""Turns TorchRec's plan of one collection into shards: the part that all sharding types share."""
+"""Turns TorchRec's plan of one collection into shards, the same on all ranks: what all sharding types share."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from functools import cache
+from typing import Any, TypeVar
 
+import torch.distributed as dist
 from torchrec.distributed.embedding_types import EmbeddingComputeKernel
-from torchrec.distributed.types import CacheParams, ParameterSharding
+from torchrec.distributed.types import CacheParams, ParameterSharding, ShardingPlan
 from torchrec.modules.embedding_configs import DataType
 
+from recfx.collections.sharding.ranks_agree import on_all_ranks
 from recfx.collections.sharding.types import type_named, type_names
 from recfx.collections.sharding.whole_plan import plan_error, table_error
-from recfx.errors import type_of
+from recfx.errors import ConversionError, RecfxError, type_of
 from recfx.ir.shard import name_shards
 from recfx.ir.shards import CollectionSharding, ShardedTable, TablePlan
 from recfx.ir.tables import TableSpec
 from recfx.optim.fused_params import NEUTRAL
 
+_Result = TypeVar("_Result")
+
 KERNELS = (EmbeddingComputeKernel.FUSED.value, EmbeddingComputeKernel.DENSE.value)
+_LONGEST = 200  # of what an error says about one table
 
 
 def read_plan(
@@ -56,6 +63,63 @@ def read_plan(
         what = f"hosts have {sorted(local_sizes)} ranks in the plans of different tables."
         raise plan_error("plan_invalid", what, path)
     return CollectionSharding(sharded, rank, world_size)
+
+
+def on_all_ranks_with_plan(
+    group: dist.ProcessGroup | None, plan: ShardingPlan | None, function: Callable[[], _Result]
+) -> list[_Result]:
+    """Call ``function``, which checks ``plan`` or makes one, on all ranks; what each of them returned. Collective.
+
+    Args:
+        group: the process group; None for this process alone.
+        plan: what the user has given this rank; must name the same collections on all ranks, or be None on all.
+        function: its error is raised on this rank.
+
+    Raises:
+        RecfxError: that of another rank, if no plan is given.
+        ConversionError: ``ranks_have_different_plans``, also if another rank refuses its plan.
+    """
+
+    def call() -> tuple[str, _Result]:
+        result = function()
+        if plan is None:
+            return "no plan", result
+        return f"a plan of {sorted(path for path, tables in plan.plan.items() if tables)}", result
+
+    refused = _told(group, "")
+    answers = on_all_ranks(
+        group, call, lambda error: error if plan is None and isinstance(error, RecfxError) else refused(error)
+    )
+    _refuse_different([words for words, _ in answers], "")
+    return [result for _, result in answers]
+
+
+def agreed_sharding(
+    group: dist.ProcessGroup | None, read: Callable[[], CollectionSharding], path: str
+) -> CollectionSharding:
+    """The shards of a collection as this rank reads the plan, and all others as well. Collective.
+
+    Raises:
+        ConversionError: ``ranks_have_different_plans``, or that of ``read`` on this rank.
+    """
+    read_once, told = cache(read), _told(group, path)
+    if len(set(on_all_ranks(group, lambda: read_once().layout, told))) > 1:
+        of_ranks = on_all_ranks(group, lambda: [table.placement for table in read_once().tables], told)
+        for of_table in itertools.zip_longest(*of_ranks, fillvalue="no such table"):
+            _refuse_different(of_table, path)
+    return read_once()
+
+
+def _refuse_different(of_ranks: Sequence[str], path: str) -> None:
+    where = [f"rank {of_ranks.index(words)} has {words[:_LONGEST]}" for words in dict.fromkeys(of_ranks)]
+    if len(where) > 1:
+        raise plan_error("ranks_have_different_plans", f"ranks have different plans: {'; '.join(where)}.", path)
+
+
+def _told(group: dist.ProcessGroup | None, path: str) -> Callable[[BaseException], ConversionError]:
+    """What other ranks are told about an error: which rank has it."""
+    what = f"rank {0 if group is None else group.rank()} cannot shard by its plan"
+    return lambda error: plan_error("ranks_have_different_plans", f"{what}: {type(error).__name__}: {error}", path)
 
 
 def _read(plan: TablePlan) -> ShardedTable:

@@ -21,6 +21,8 @@ _ADVICE = {
     "plan_shape_mismatch": "pass the model that the plan was made from: hashing may have given the table more rows.",
     "plan_rank": "make the plan for this number of ranks.",
     "plan_invalid": "make the plan with torchrec's planner, or construct_module_sharding_plan.",
+    "ranks_have_different_plans": "pass the same plan on every rank: make it on one of them and broadcast it, as "
+    "collective_plan of TorchRec's planner does, or make it from the same arguments everywhere.",
 }
 
 
