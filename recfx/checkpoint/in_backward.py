@@ -217,7 +217,6 @@ class BackwardPlan:
             self.optimizer.fused.prepare(self.optimizer.parameter)
 
     def carry_out(self, folder: SavedFolder) -> None:
-        """Load."""
         # The fused form has its own state if kernels could not read the optimizer's.
         fused = self.optimizer.fused
         state = self.optimizer.state if fused is None else fused.state
@@ -232,7 +231,6 @@ class BackwardPlan:
         self.load_settings()
 
     def load_settings(self) -> None:
-        """Load the saved settings of the optimizer."""
         group = self.optimizer.group
         for key, value in self.saved["settings"].items():
             if isinstance(value, Tensor) and isinstance(group.get(key), Tensor):
@@ -290,7 +288,6 @@ class ShardedBackwardPlan(BackwardPlan):
             fused.prepare(weight)
 
     def carry_out(self, folder: SavedFolder) -> None:
-        """Load."""
         for shard, _, fused in self._shards():
             for state in fused.rule.states:
                 target = fused.state[state.name].detach()

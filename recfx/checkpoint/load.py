@@ -154,7 +154,6 @@ class _Plans:
         self.model.begin(self.done)
 
     def undo(self) -> None:
-        """Undo what ``begin`` has done, in reverse order."""
         while self.done:
             self.done.pop()()
 

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from recfx.checkpoint.contents import DTYPES, NAMES
+from recfx.errors import short
 
 
 def encode(value: object) -> bytes:
@@ -71,7 +72,13 @@ def _items(value: Any) -> list[Any]:
 
 
 def _pairs(value: dict[Any, Any]) -> list[Any]:
-    return [[_encoded(key), _encoded(item)] for key, item in value.items()]
+    pairs = []
+    for key, item in value.items():
+        try:
+            pairs.append([_encoded(key), _encoded(item)])
+        except TypeError as error:
+            raise TypeError(f"{error} in {short(key)}") from None
+    return pairs
 
 
 def _pairs_back(content: list[Any]) -> list[tuple[Any, Any]]:

@@ -51,14 +51,12 @@ class Parts:
         return self
 
     def at(self, offsets: torch.Size | None) -> Tensor:
-        """A rectangle that was added."""
         assert offsets is not None
         return self._parts[offsets]
 
     # The interface that DCP's planners use.
 
     def size(self) -> torch.Size:
-        """The size of the whole tensor."""
         return self._size
 
     def __create_chunk_list__(self) -> list[ChunkStorageMetadata]:
@@ -81,7 +79,6 @@ class SavePlanner(DefaultSavePlanner):
     """DCP's planner, which also finds ``Parts``."""
 
     def lookup_object(self, index: MetadataIndex) -> Any:
-        """The tensor that is written."""
         value: Any = self.state_dict[index.fqn]
         return value.at(index.offset) if isinstance(value, Parts) else super().lookup_object(index)
 

@@ -44,7 +44,6 @@ class NamedTable:
 
     @property
     def name(self) -> str:
-        """The name of the table."""
         return self.table.table.name
 
     @property

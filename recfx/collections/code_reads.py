@@ -213,7 +213,7 @@ class CodeReads:
 
 def owner_of_code(value: Any) -> Any:
     """What owns the code that runs when ``value`` is used: a function, or the class of a module or helper; or None."""
-    if isinstance(value, types.FunctionType):
+    if type(value) is types.FunctionType:
         return value if is_users(value.__module__) else None
     return type(value) if is_users(type(value).__module__) else None
 

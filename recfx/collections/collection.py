@@ -231,7 +231,6 @@ class UnshardedCollection(WholeTables):
             self._graph_trains = self.training
 
     def graph_of(self, training: bool) -> fx.GraphModule:
-        """See ``ConvertedCollection``."""
         return self.graph_module if self.other_graph is None or training == self._graph_trains else self.other_graph
 
     def unexpanded_graph(self) -> OperatorGraph:

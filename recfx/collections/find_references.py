@@ -87,19 +87,20 @@ class References:
             parent, (label, value) = waiting.pop()
             if type(value) in (dict, list, set, tuple) and not value:
                 continue
-            if is_atom(value) and not isinstance(value, CodeReads):
+            reads = type(value) is CodeReads
+            if is_atom(value) and not reads:
                 continue
             key = id(value)
             self._first.setdefault(key, (id(parent), label))
-            if not isinstance(value, CodeReads):  # the owner need not be copied because of what its code reads
+            if not reads:  # the owner need not be copied because of what its code reads
                 self._parents.setdefault(key, []).append(id(parent))
             if key in self._alive or key in self._targets:
                 continue
             self._alive[key] = value
-            fixed = value.why if isinstance(value, CodeReads) else why_fixed(value)
+            fixed = value.why if reads else why_fixed(value)
             if fixed:
                 self._fixed[key] = fixed
-            waiting += [(value, edge) for edge in (value.edges if isinstance(value, CodeReads) else edges_of(value))]
+            waiting += [(value, edge) for edge in (value.edges if reads else edges_of(value))]
             if self._code:
                 waiting += self._reads(value)
 

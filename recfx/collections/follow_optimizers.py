@@ -10,7 +10,7 @@ from torch import nn
 
 from recfx.errors import Diagnostic
 from recfx.lowering.registry import WeightFacts, facts_of_weights
-from recfx.optim.attached import attached_to_each
+from recfx.optim.attached import attached_optimizers, attached_to_each
 from recfx.optim.fused_optimizer import FusedOptimizer
 from recfx.optim.in_backward import attach_unfused, fused_optimizers, hooks_on_step, positions_with_hooks
 from recfx.runtime import TableStore
@@ -32,8 +32,9 @@ class OptimizerFollower:
         """Take over the optimizers in backward that are attached to the tables; copies and pickles keep theirs."""
         self._set_aside()
         for table, optimizer in self._store.optimizers.items():
-            if hooks_on_step(self._store.weight(table)):  # it goes on with the state of the fused one
-                attach_unfused(self._store.weight(table), optimizer)
+            weight = self._store.weight(table)
+            if hooks_on_step(weight) or len(attached_optimizers(weight)) > 1:  # it goes on with the fused one's state
+                attach_unfused(weight, optimizer)
         optimizers, self.not_fused = fused_optimizers(self._store.bags, self._collection, self._tables)
         self._store.optimizers.update(optimizers)
         for table in self.not_fused:  # such as a second optimizer beside one that was fused

@@ -50,23 +50,24 @@ _OPAQUE = frozenset(
 # These have their own running state: a second one would not be the same.
 _ALIVE = (threading.Thread, queue.Queue, queue.SimpleQueue, concurrent.futures.Executor, concurrent.futures.Future)
 _OF_A_STARTED_THREAD = ("_target", "_args", "_kwargs")  # what it runs, once; nothing can call this through it again
+_FOLLOWED = (
+    nn.Module, types.FunctionType, types.MethodType, types.MappingProxyType, functools.partial, CACHE, *METHODS_IN_C,
+    *WEAK_REFERENCES, *WEAK_CONTAINERS,
+)  # fmt: skip
 _ITERATORS = (types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType, zip, map, filter, enumerate, reversed)
 
 
 def is_atom(value: Any) -> bool:
     """Whether ``value`` cannot refer to a module, or is not searched."""
-    kind: Any = type(value)
-    return kind in _ATOM_TYPES or isinstance(value, _ATOMS) or _is_opaque(kind)
+    kind: Any = type(value)  # not isinstance(), which asks what a proxy refers to, even if that is gone
+    return kind in _ATOM_TYPES or issubclass(kind, _ATOMS) or _is_opaque(kind)
 
 
 @functools.lru_cache(maxsize=1024)
 def _is_opaque(kind: Any) -> bool:
     """Whether ``edges_of`` finds nothing in instances of ``kind``; models hold thousands of settings."""
-    searched = (nn.Module, types.FunctionType, types.MethodType, types.MappingProxyType, functools.partial, CACHE)
-    others = (*METHODS_IN_C, *WEAK_REFERENCES, *WEAK_CONTAINERS, *_ALIVE, BaseException)
-    return not (
-        issubclass(kind, (*searched, *others)) or kind in LAYOUTS or is_users(kind.__module__) or _is_iterator(kind)
-    )
+    followed = issubclass(kind, (*_FOLLOWED, *_ALIVE, BaseException)) or kind in LAYOUTS or _is_iterator(kind)
+    return not followed and not is_users(kind.__module__)
 
 
 def is_users(module: object) -> bool:
@@ -185,18 +186,14 @@ def edges_of(value: Any) -> Iterator[Edge]:
 
 def why_fixed(value: Any) -> str:
     """Why what ``value`` refers to can neither be changed nor copied, or ``""``."""
-    if _is_iterator(type(value)):
+    kind = type(value)
+    if _is_iterator(kind):
         return f"{type_of(value)}, whose variables cannot be set from outside"
-    if isinstance(value, _ALIVE):
-        return f"{type_of(value)}, of which no copy can be made"
-    if isinstance(value, functools.partial) and type(value) is not functools.partial:
+    if issubclass(kind, functools.partial) and kind is not functools.partial:
         return f"{type_of(value)}, which is a kind of functools.partial"
-    known = (nn.Module, types.FunctionType, types.MethodType, types.MappingProxyType, functools.partial, CACHE)
-    if isinstance(value, (*known, *METHODS_IN_C, *WEAK_REFERENCES, *WEAK_CONTAINERS)):
+    if issubclass(kind, _FOLLOWED) or (layout_of(kind) is not None and not issubclass(kind, _ALIVE)):
         return ""
-    if layout_of(type(value)) is None:
-        return f"{type_of(value)}, of which no copy can be made"
-    return ""
+    return f"{type_of(value)}, of which no copy can be made"
 
 
 def layout_of(kind: type[Any]) -> type[Any] | None:
@@ -228,9 +225,9 @@ def _edges_of_function(function: types.FunctionType) -> Iterator[Edge]:
 
 
 def _referent(value: Any) -> Any:
-    if isinstance(value, weakref.WeakMethod):  # every call makes a new bound method
+    if issubclass(type(value), weakref.WeakMethod):  # every call makes a new bound method
         return getattr(value(), "__self__", None)
-    if isinstance(value, weakref.ref):
+    if issubclass(type(value), weakref.ref):
         return value()
     try:
         return value.__repr__.__self__  # a proxy answers as the object it refers to

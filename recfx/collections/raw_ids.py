@@ -36,15 +36,12 @@ class RawIdCollection(nn.Module):
 
     @property
     def tables(self) -> Any:
-        """The tables of the converted collection."""
         return self._embedding_module.tables
 
     def index(self, table: str) -> Any:
-        """The index of a table of the converted collection."""
         return self._embedding_module.index(table)
 
     def weight(self, table: str) -> Any:
-        """The weight of a table of the converted collection."""
         return self._embedding_module.weight(table)
 
     def knows_ids_of(self, managed: ManagedCollisionCollection, table: str) -> bool:

@@ -14,7 +14,7 @@ from torchrec.modules.embedding_modules import get_embedding_names_by_table
 
 from recfx.collections.kinds import CollectionKind
 from recfx.errors import ConversionError, type_of
-from recfx.hashing import HashConfig
+from recfx.hashing import HashConfig, as_integer
 from recfx.ir.tables import TableSpec
 
 
@@ -48,10 +48,10 @@ def check_config(config: Any, kind: CollectionKind) -> None:
             what_to_do=f"pass a list of recfx.Hash{kind.config.__name__}.",
         )
     for field in ("num_embeddings", "embedding_dim"):
-        value = getattr(config, field)
-        if not isinstance(value, int) or value < 1:
+        value = as_integer(getattr(config, field))
+        if value is None or value < 1:
             raise ConversionError(
-                f"{field} is {value!r}.",
+                f"{field} is {getattr(config, field)!r}.",
                 reason="invalid_table_config",
                 module_path=str(config.name),
                 what_to_do=f"{field} must be an integer of at least 1.",

@@ -51,13 +51,11 @@ class WholeGraph(nn.Module):
 
     @property
     def train_graph(self) -> fx.GraphModule:
-        """The graph that runs in training mode."""
         graph: fx.GraphModule = self.__dict__["_graphs"][True]
         return graph
 
     @property
     def eval_graph(self) -> fx.GraphModule:
-        """The graph that runs in eval mode."""
         graph: fx.GraphModule = self.__dict__["_graphs"][False]
         return graph
 

@@ -170,5 +170,4 @@ class WholeTables(ConvertedCollection):
         self.note_row_moves(moves)
 
     def check_state(self, saved: Mapping[str, Any], prefix: str) -> None:
-        """Check whether the collection could load its part of a state; see the base class for arguments and errors."""
         fit_state(self, saved, prefix)

@@ -186,5 +186,5 @@ def _own_tensor_attributes(root: nn.Module) -> None:
     """Clone plain tensor attributes: they are not proxies, so code that is traced would change the user's in place."""
     for module in own_modules(root):
         for name, value in module.__dict__.items():
-            if isinstance(value, torch.Tensor):
+            if issubclass(type(value), torch.Tensor):
                 module.__dict__[name] = value.clone()

@@ -62,9 +62,9 @@ class HashIndex(IndexStorage):
     ``items`` is empty), and asking it for rows is an error unless the ids are on meta as well; ``to_empty`` turns it
     into an empty index.
 
-    Every method that takes ids raises ``IdTypeError`` (``wrong_id_dtype``: they are not int64 or int32, or not a
-    tensor) or ``InputError`` (``wrong_id_shape``, ``wrong_id_layout``, ``index_on_meta``) if they are invalid, and then
-    changes nothing.
+    ``find``, ``answer``, ``find_or_insert``, ``insert`` and ``erase`` raise ``IdTypeError`` (``wrong_id_dtype``: ids
+    are not int64 or int32, or not a tensor) or ``InputError`` (``wrong_id_shape``, ``wrong_id_layout``,
+    ``index_on_meta``) if ids are invalid, and then change nothing.
 
     The ``state_dict`` holds the following; everything else is rebuilt from it. ``row_ids`` int64 ``[rows]`` (-1 if
     free); ``row_state`` uint8 ``[rows]`` (0 never used, 1 taken, 2 free but used before; in a collection also 3 and 5:

@@ -207,7 +207,7 @@ class IndexStorage(nn.Module):
         own = {key: self._buffers[key] for key in state.state_names(self.config)}
         if self._sharded_counts is not None:
             own.update(self._sharded_counts.loaded())
-        self._fill(state.buffers_from_state(self.config, self.policy, self.name, own), self._followers)
+        self.take_state(state.buffers_from_state(self.config, self.policy, self.name, own), self._followers)
         return True
 
     def holds_ids(self) -> bool:
@@ -251,13 +251,9 @@ class IndexStorage(nn.Module):
         self._sharded_counts.take(self.counts, first)
         return self._sharded_counts
 
-    def take_state(self, buffers: IndexBuffers) -> None:
-        """Take over the state of another index of the same rows of the same table; counts of eval mode begin at 0."""
-        self._fill(buffers)
-
     def reset(self) -> None:
         """Forget all ids and all counts."""
-        self._fill(state.empty_buffers(self.policy, self.name))
+        self.take_state(state.empty_buffers(self.policy, self.name))
 
     # Changes from outside
 
@@ -305,7 +301,8 @@ class IndexStorage(nn.Module):
         self._buffers.update({**buffers._asdict(), **own})  # in one step, which nothing can interrupt
         self._note_adopted()
 
-    def _fill(self, buffers: IndexBuffers, followers: Sequence[IndexStorage] = ()) -> None:
+    def take_state(self, buffers: IndexBuffers, followers: Sequence[IndexStorage] = ()) -> None:
+        """Take over the state of another index of the same rows of the same table; counts of eval mode begin at 0."""
         # In place, because other modules may share these tensors; in one operator, so that Ctrl-C cannot leave it half
         # done.
         own = {IDENTITY: identity(self.config, self.name), **self._zero_counts(self.slot_groups.device)}
@@ -407,7 +404,7 @@ class IndexStorage(nn.Module):
                 say_what_is_lost([self])
         buffers = state.buffers_from_state(self.config, self.policy, self.name, saved)
         if not self.slot_groups.is_meta:
-            self._fill(buffers)
+            self.take_state(buffers)
         elif local_metadata.get("assign_to_params_buffers", False):
             self._replace(buffers)
         else:

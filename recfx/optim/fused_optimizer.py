@@ -170,10 +170,8 @@ class FusedOptimizer:
 
     def reset_rows(self, rows: torch.Tensor) -> None:
         """Reset the state of ``rows``, which now belong to new ids."""
-        for spec in self.rule.states:
-            tensor = self.state.get(spec.name)
-            if tensor is not None:
-                tensor.index_fill_(0, rows.to(tensor.device), self.start(spec.name))
+        for state in self.states_of_rows():
+            state.tensor.index_fill_(0, rows.to(state.tensor.device), state.value)
 
     def states_of_rows(self) -> tuple[StateOfRows, ...]:
         """What ``reset_rows`` resets: the states that are there already, and what their rows begin with."""
@@ -235,7 +233,6 @@ class AttachedOptimizer(FusedOptimizer):
 
     @property
     def group(self) -> dict[str, Any]:  # type: ignore[override]  # nobody replaces it
-        """The optimizer's parameter group."""
         return self._optimizer.param_groups[0]
 
     @property
@@ -256,7 +253,6 @@ class AttachedOptimizer(FusedOptimizer):
         self._states.ours = self._states.theirs
 
     def is_form_of(self, optimizer: object) -> bool:
-        """Whether this is the fused form of ``optimizer``."""
         return optimizer is self._optimizer
 
 

@@ -185,10 +185,10 @@ def attach_unfused(weight: nn.Parameter, fused: FusedOptimizer) -> None:
     settings = {key: fused.group[key] for key in fused.rule.supported if key in fused.group}
     if of_placeholder:  # its step() only raises; what torch hung on the weight calls the one in its place
         dense: Any = fused.rule.dense_class
-        set_attached(weight, [dense([weight], **settings)])
+        set_attached(weight, [dense([weight], **settings), *attached[1:]])
     elif not attached:
         run_in_backward(fused.rule.dense_class, weight, settings)
-    (optimizer,) = attached_optimizers(weight)
+    optimizer = attached_optimizers(weight)[0]
     # As torch.optim keeps it: in the table's dtype, on its device. A count of steps stays as it is.
     optimizer.state[weight].update(
         (name, value if fused.rule.state_named(name) is None else value.to(weight.device, weight.dtype))

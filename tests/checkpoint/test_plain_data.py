@@ -76,7 +76,7 @@ class Named(dict):  # type: ignore[type-arg]
         (object(), "builtins.object"),
         (numpy.float32(1), "numpy.float32"),
         (Named(), "Named"),
-        ([{"a": (frozenset(),)}], "builtins.frozenset"),
+        ([{"a": (frozenset(),)}], "builtins.frozenset in 'a'"),
         (torch.eye(2).to_sparse(), "layout torch.sparse_coo"),
         (torch.empty(2, dtype=torch.float8_e8m0fnu), "dtype torch.float8_e8m0fnu"),
     ],

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from torch import nn
@@ -57,16 +58,18 @@ def test_keys_of_hashing_that_are_no_names(hashing: Any) -> None:
 
 @pytest.mark.parametrize(
     "settings",
-    [{"num_embeddings": 0}, {"num_embeddings": -1}, {"num_embeddings": 1.5}, {"num_embeddings": None},
+    [{"num_embeddings": 0}, {"num_embeddings": -1}, {"num_embeddings": 1.5}, {"num_embeddings": True},
      {"embedding_dim": 0}, {"embedding_dim": "8"}, {"hashing": "raw"}, {"hashing": {}}, {"hashing": None}],
     ids=str,
 )  # fmt: skip
 def test_configs_of_tables(settings: dict[str, Any]) -> None:
-    right: dict[str, Any] = {"name": "t", "num_embeddings": 10, "embedding_dim": 4, "feature_names": ["f"]}
+    rows = numpy.int64(10)
+    right: dict[str, Any] = {"name": "t", "num_embeddings": rows, "embedding_dim": 4, "feature_names": ["f"]}
     (field,) = settings
     with refused("invalid_table_config", "t", match=field):
         HashEmbeddingBagConfig(**right | settings)
     config = HashEmbeddingBagConfig(**right)
+    assert HashEmbeddingBagCollection([config]).weight("t").shape == (10, 4)
     setattr(config, field, settings[field])  # after it was made
     with pytest.raises(recfx.ConversionError, match=field):
         HashEmbeddingBagCollection([config])

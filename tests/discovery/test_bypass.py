@@ -180,6 +180,15 @@ def reaching(way: str, target: str, attribute: str = "lookup") -> Reaching:
     return Reaching(lambda model: model.__dict__.update({attribute: WAYS[way](TARGETS[target](model))}))
 
 
+@pytest.mark.parametrize("inplace", [True, False])
+def test_a_proxy_of_what_is_gone_stays_as_it_is(inplace: bool) -> None:
+    model = reaching("helper", next(iter(TARGETS)))
+    trainer = Helper(model)
+    model.trainer = proxy = weakref.proxy(trainer)
+    del trainer
+    assert recfx.convert(model, (batch(5),), inplace=inplace).__dict__["trainer"] is proxy
+
+
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("way", WAYS)
 def test_the_converted_model_calls_its_own_collection(way: str, target: str) -> None:

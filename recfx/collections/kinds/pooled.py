@@ -23,7 +23,6 @@ class PooledKind(CollectionKind):
         return bool(collection.is_weighted())
 
     def empty_like(self, converted: Any) -> EmbeddingBagCollection:
-        """A standard collection with the configs and settings of a converted one, its tables on meta."""
         return EmbeddingBagCollection(self.configs_of(converted), converted.is_weighted(), torch.device("meta"))
 
     def values_of(self, output: Any) -> Mapping[str, torch.Tensor]:
@@ -32,7 +31,6 @@ class PooledKind(CollectionKind):
         return values
 
     def new_table(self, config: Any, rows: int, device: torch.device | str | None) -> nn.EmbeddingBag:
-        """An ``nn.EmbeddingBag`` as TorchRec makes it."""
         return nn.EmbeddingBag(
             rows,
             config.embedding_dim,
@@ -43,7 +41,6 @@ class PooledKind(CollectionKind):
         )
 
     def table_around(self, rows: torch.Tensor, pooling: str) -> nn.EmbeddingBag:
-        """An ``nn.EmbeddingBag`` of rows that exist."""
         count, dim = rows.shape
         return nn.EmbeddingBag(count, dim, mode=pooling.lower(), _weight=rows, include_last_offset=True)
 

@@ -28,7 +28,6 @@ class SequenceKind(CollectionKind):
         return {f"_{name}": getattr(collection, f"_{name}") for name in SEQUENCE_SETTINGS}
 
     def empty_like(self, converted: Any) -> EmbeddingCollection:
-        """A standard collection with the configs and settings of a converted one, its tables on meta."""
         settings = {name.removeprefix("_"): value for name, value in self.settings_of(converted).items()}
         return EmbeddingCollection(self.configs_of(converted), torch.device("meta"), **settings)
 
@@ -42,7 +41,6 @@ class SequenceKind(CollectionKind):
         return nn.Embedding(rows, config.embedding_dim, device=device, dtype=dtype)
 
     def table_around(self, rows: torch.Tensor, pooling: str) -> nn.Embedding:
-        """An ``nn.Embedding`` of rows that exist."""
         count, dim = rows.shape
         return nn.Embedding(count, dim, _weight=rows)
 

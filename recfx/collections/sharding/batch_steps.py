@@ -30,7 +30,6 @@ class BatchSteps(ShardedTables, ShardedModule[KJTList, dict[str, Any], Any, Batc
     """The forward of a sharded collection, in steps; base of ``ShardedCollection``."""
 
     def _cut_into_steps(self) -> None:
-        """Make the steps from the graph."""
         self._batches = 0  # number of batches of one of TorchRec's pipelines
         self._staged_graph = StagedGraph(self.graph_module, self._runtime)
         # Attributes that TorchRec's pipelines, and its introduction, use.
@@ -69,7 +68,6 @@ class BatchSteps(ShardedTables, ShardedModule[KJTList, dict[str, Any], Any, Batc
         return self._run_steps(*arguments, **keywords).wait()
 
     def create_context(self) -> BatchContext:
-        """A new batch's context."""
         return BatchContext()
 
     def input_dist(self, ctx: BatchContext, features: KeyedJaggedTensor) -> Awaitable[Awaitable[KJTList]]:

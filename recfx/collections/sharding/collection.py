@@ -128,7 +128,6 @@ class ShardedCollection(BatchSteps, FusedOptimizerModule):
         return ShardedFusedOptimizer(self)
 
     def check_state(self, saved: Mapping[str, Any], prefix: str) -> None:
-        """Check whether this rank could load its part of a state; see the base class for arguments and errors."""
         LocalState(self, saved, prefix)
 
     def register_post_lookup_tracker_fn(self, record_fn: Any) -> None:

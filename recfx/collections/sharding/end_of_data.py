@@ -90,7 +90,6 @@ class CallsUnderWay:
                 raise _ended(call, of)
 
     def start(self, of: Sender, ctx: BatchContext) -> None:
-        """Note that a batch was started."""
         call = _Call(weakref.ref(of), of.pipeline, weakref.ref(ctx), ctx.number, ctx.sharding_contexts, self._turn)
         self._started.append(call)
 

@@ -67,7 +67,6 @@ class _Gatherer:
         self.device = sent_on(self.group)
 
     def gather(self, table: ShardedTable) -> WholeTable:
-        """One table."""
         spec, dtype = table.table, self.module.dtypes[table.table.name]
         weight = self._join(table, spec.embedding_dim, lambda name: self.store.weight(name), dtype)
         index: dict[str, Tensor] = {}

@@ -16,8 +16,6 @@ from typing import Any
 
 
 class _Held:
-    """What has become of Ctrl-C."""
-
     def __init__(self, handler: Callable[[int, FrameType | None], Any]) -> None:
         self.handler = handler
         self.has_come = False

@@ -51,7 +51,7 @@ def fit_whole_index(
     tensors = {name: value for name, value in fitted.items() if isinstance(value, Tensor)}
     config = table.table.hashing
     assert config is not None
-    pieces = {shard: slice_state(config, tensors, *shard.rows) for shard in module.local_shards(table.table.name)}
+    pieces = {shard: slice_state(config, tensors, *shard.rows) for shard in module.sharding.local_of(table.table.name)}
     if move is not None:
         for shard, piece in pieces.items():
             row_state = module.index(shard.name).row_state
@@ -71,7 +71,7 @@ def fit_slices(
     Raises:
         CheckpointError: the same as ``check_saved_index``; each rank checks its own slices.
     """
-    pieces = {shard: slices[shard.rows] for shard in module.local_shards(table.table.name)}
+    pieces = {shard: slices[shard.rows] for shard in module.sharding.local_of(table.table.name)}
     for shard, piece in pieces.items():
         check_saved_index(module.index(shard.name), piece)
     return pieces
@@ -164,7 +164,7 @@ class LocalState:
         if not isinstance(weight, Tensor) or weight.is_meta:
             raise _not_a_tensor(key, weight)
         check_shape(key, weight, saved_shape(spec.num_embeddings, spec.embedding_dim, move))
-        return {shard: self._part(shard, weight.detach(), move) for shard in self.module.local_shards(spec.name)}
+        return {shard: self._part(shard, weight.detach(), move) for shard in self.module.sharding.local_of(spec.name)}
 
     def _part(self, shard: Shard, weight: Tensor, move: RowMove | None) -> Tensor:
         if move is None:
@@ -198,7 +198,7 @@ class LocalState:
     def _take_absent(self, table: ShardedTable, weight: Any, keys: Mapping[str, str]) -> None:
         """Empty the index if the state is that of a plain table."""
         spec = table.table
-        for shard in self.module.local_shards(spec.name):
+        for shard in self.module.sharding.local_of(spec.name):
             what = without_index(has_weight=weight is not None, holds_ids=self.module.index(shard.name).holds_ids)
             self.local[f"{self.prefix}hash_indexes.{shard.name}.{state.ABSENT}"] = what
         if weight is None:
@@ -218,7 +218,7 @@ class LocalState:
         if table.is_replicated or not all(isinstance(value, ShardedTensor) for value in values):
             raise other_plan(_CUT_OTHERWISE, path)
         check_identity(spec.hashing, spec.name, saved.get(IDENTITY))
-        local = self.module.local_shards(spec.name)
+        local = self.module.sharding.local_of(spec.name)
         slices: dict[tuple[int, int], dict[str, Any]] = {shard.rows: {} for shard in local}
         for name, value in saved.items():
             if not isinstance(value, ShardedTensor):  # the same on all ranks

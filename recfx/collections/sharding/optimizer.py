@@ -167,14 +167,15 @@ class ShardedFusedOptimizer(KeyedOptimizer):
         """Let several shards of a table on one rank count the same steps."""
         for table, fused in self._module.fused.items():
             if fused.rule.saves_step:
-                optimizers = [self._module.store.optimizers[shard.name] for shard in self._module.local_shards(table)]
+                local = self._module.sharding.local_of(table)
+                optimizers = [self._module.store.optimizers[shard.name] for shard in local]
                 for optimizer in optimizers:
                     optimizer.state[STEP].copy_(optimizers[0].state[STEP])
 
     def _parameter(self, table: str) -> Tensor:
         """What represents the table in TorchRec's dicts: its first shard here, or a tensor without rows."""
         group = self._module.fused[table].group
-        local = [shard.name for shard in self._module.local_shards(table)]
+        local = [shard.name for shard in self._module.sharding.local_of(table)]
         known: list[Tensor] = group.get("params", [])
         parameter = self._module.weight(local[0]) if local else known[0] if known else torch.empty(0)
         group["params"] = [parameter]

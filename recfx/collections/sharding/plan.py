@@ -123,7 +123,6 @@ def _told(group: dist.ProcessGroup | None, path: str) -> Callable[[BaseException
 
 
 def _read(plan: TablePlan) -> ShardedTable:
-    """The plan of one table."""
     _check_options(plan)
     sharding_type = type_named(plan.parameter.sharding_type)
     cut = sharding_type.cut(plan)

@@ -79,7 +79,6 @@ def cut_tables(
 
 
 def _device(module: UnshardedCollection, device: torch.device | None) -> torch.device:
-    """The device of the shards."""
     chosen = device or next(
         (weight.device for weight in kind_of(module).tables_of(module).parameters()), torch.device("cpu")
     )
@@ -186,7 +185,6 @@ class ShardedTables(ConvertedCollection):
 
     @property
     def process_group(self) -> dist.ProcessGroup:
-        """The ranks that have the shards."""
         return self.groups.pooled
 
     def prepare_to_save(self) -> None:
@@ -196,7 +194,3 @@ class ShardedTables(ConvertedCollection):
                 self._store.index(shard.name).refresh()
             if shard.name in self._store.optimizers:
                 self._store.optimizers[shard.name].prepare(self._store.weight(shard.name))
-
-    def local_shards(self, table: str) -> list[Shard]:
-        """This rank's shards of a table."""
-        return self.sharding.local_of(table)

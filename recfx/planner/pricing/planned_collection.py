@@ -83,7 +83,7 @@ def planned_as_sharded(collection: ConvertedCollection, device: str) -> PlannedC
     assert isinstance(collection, ShardedCollection)
     facts = {}
     for table in collection.tables:
-        local = collection.local_shards(table.name)
+        local = collection.sharding.local_of(table.name)
         trained = not local or collection.weight(local[0].name).requires_grad
         dtype, fused = collection.dtypes[table.name], collection.fused.get(table.name)
         facts[table.name] = _facts(table, dtype, device, fused, trained)
