@@ -20,7 +20,7 @@ def read_ratings(path: Path) -> Rows:
         BadRows: a line does not have this format.
     """
     lines = [line.split("\t") for line in path.read_text(encoding="utf-8").splitlines()]
-    lines = lines[not lines[0][0].isdigit() :]
+    lines = lines[bool(lines) and not lines[0][0].isdigit() :]
     try:
         users, films, ratings, times = (
             torch.tensor([float(value) for value in column]) for column in zip(*lines, strict=True)

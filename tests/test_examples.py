@@ -182,9 +182,10 @@ def test_demo_says_which_line_or_file_it_cannot_read(run_example: Run, tmp_path:
     finished = run_example("train_dlrm", "--data", str(path))
     assert finished.returncode == 1
     assert "line 6 is not a label, 13 integers and 26 hexadecimal ids (3 columns)" in finished.stderr
-    (tmp_path / "u.data").write_text("1\t2\t3\t4\n1\t2\tgood\t4\n")
-    finished = run_example("train_dlrm", "--data", str(tmp_path / "u.data"))
-    assert "u.data does not have four numbers in every line" in finished.stderr
+    for ratings in ("1\t2\t3\t4\n1\t2\tgood\t4\n", ""):
+        (tmp_path / "u.data").write_text(ratings)
+        finished = run_example("train_dlrm", "--data", str(tmp_path / "u.data"))
+        assert "u.data does not have four numbers in every line" in finished.stderr
     finished = run_example("train_dlrm", "--data", str(tmp_path / "absent.tsv"))
     assert finished.returncode == 1
     assert "absent.tsv" in finished.stderr

@@ -38,8 +38,8 @@ def find_compiler() -> list[str]:
     Raises:
         LibraryBuildError: there is none.
     """
-    if named := os.environ.get("CXX"):
-        return named.split()
+    if named := os.environ.get("CXX", "").split():
+        return named
     for name in ("g++", "c++", "clang++"):
         if compiler := shutil.which(name):
             return [compiler]
@@ -98,7 +98,8 @@ def compile_library(
 
 def _run(command: list[str]) -> None:
     try:
-        finished = subprocess.run(command, capture_output=True, text=True, check=False)
+        english = {**os.environ, "LC_ALL": "C"}  # what it says is looked through below
+        finished = subprocess.run(command, env=english, capture_output=True, text=True, errors="replace", check=False)
     except OSError as error:
         raise LibraryBuildError(f"the C++ compiler {command[0]} cannot be run: {error}") from error
     if os.strerror(errno.ENOSPC) in finished.stderr:

@@ -125,8 +125,7 @@ _when_defined.append(_fake_what_returns_nothing)
 
 def operators() -> Any:
     """``torch.ops.recfx``, once its operators exist: in C++, or without kernels for the CPU if there is no library."""
-    if _loaded is None:
-        load()
+    load()
     return torch.ops.recfx
 
 

@@ -75,6 +75,7 @@ def keep(device_name: str, choices: Choices) -> Path:
     Raises:
         OSError: it cannot be written. What was kept before is as it was.
     """
+    _kept.cache_clear()  # another process may have written since
     kept = {**_kept(), device_name: choices}
     make_private_directory(path().parent)
     with new_file(path()) as file:

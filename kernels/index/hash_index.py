@@ -277,8 +277,8 @@ def erase(ids: Tensor, buffers: IndexBuffers, policy: IndexPolicy) -> Tensor:
 # Shapes and dtypes of what the operators return; they depend only on the ids.
 
 
-@library.fake("find")
-def _find(ids: Tensor, *rest: object) -> Tensor:
+@library.fake("find", "erase")
+def _rows(ids: Tensor, *rest: object) -> Tensor:
     return torch.empty_like(ids, memory_format=torch.contiguous_format)
 
 
@@ -311,8 +311,3 @@ def _find_or_insert_undoably(
 @library.fake("any_nonzero")
 def _any_nonzero(cells: list[Tensor]) -> Tensor:
     return cells[0].new_empty((), dtype=torch.bool)
-
-
-@library.fake("erase")
-def _erase(ids: Tensor, *rest: object) -> Tensor:
-    return torch.empty_like(ids, memory_format=torch.contiguous_format)

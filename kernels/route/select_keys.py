@@ -14,7 +14,6 @@ from recfx.kernels.build import launch
 
 _LINE = 16  # ids or bags: programs write to different lines of the memory
 _LANES = 1024  # bags or ids that the kernel copies at once
-_KEPT = 256
 
 
 def select_keys(
@@ -84,6 +83,6 @@ def select_keys_reference(
     return torch.cat(new_ids), torch.cat(new_offsets), weights
 
 
-@lru_cache(maxsize=_KEPT)
+@lru_cache(maxsize=256)
 def _positions_on(device: torch.device, positions: tuple[int, ...]) -> Tensor:
     return torch.tensor(positions, dtype=torch.int64, device=device)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
@@ -17,7 +17,7 @@ from recfx.collections.sharding.whole_plan import MOST_RANKS
 from recfx.commandline.command import DONE, NOT_OK, Outcome, WrongUsage
 from recfx.commandline.factory import Made
 from recfx.commandline.given_file import as_typed
-from recfx.commandline.request import constraints, request
+from recfx.commandline.request import by_name, constraints, for_tables, request
 from recfx.doctor.examine import device_here, examine
 from recfx.doctor.show import to_text
 from recfx.errors import ConversionError
@@ -150,7 +150,7 @@ def _cost(given: argparse.Namespace, made: Made) -> Outcome:
     expressions = cost(model, sample=made.sample, **_sharding(given))
     if given.expressions:
         return Outcome(expressions.to_json() if given.json else str(expressions))
-    numbers = expressions.at(B=given.batch_size, L=_lengths(given.length))
+    numbers = expressions.at(B=given.batch_size, L=_lengths(given))
     return Outcome(numbers.to_json() if given.json else numbers)
 
 
@@ -160,21 +160,14 @@ def _compare(given: argparse.Namespace, made: Made) -> Outcome:
     topology = _topology(given, ranks.pop() if len(ranks) == 1 else None) if given.hardware else None
     model = _converted(given, made).train(not given.eval)
     compared = compare_plans(
-        model, plans, topology, world_size=given.ranks, B=given.batch_size, L=_lengths(given.length), sample=made.sample
+        model, plans, topology, world_size=given.ranks, B=given.batch_size, L=_lengths(given), sample=made.sample
     )
     return Outcome(compared.to_json() if given.json else compared)
 
 
-def _lengths(given: Sequence[str]) -> float | dict[str, float] | None:
-    """One number for all features, or numbers for some of them, as ``recfx.cost`` takes them and checks their names."""
-    lengths: dict[str, float] = {}
-    for option in given:
-        feature, _, text = option.rpartition("=")
-        try:
-            lengths[feature] = float(text)
-        except ValueError:
-            raise WrongUsage(f"--length {option}: {text!r} is not a number") from None
-    return lengths
+def _lengths(given: argparse.Namespace) -> dict[str, float]:
+    """As ``recfx.cost`` takes them and checks their names."""
+    return by_name("--length", given.length, float, "is not a number")
 
 
 # --- verify, export
@@ -194,8 +187,9 @@ def _export(given: argparse.Namespace, made: Made) -> Outcome:
     if made.sample is None:
         raise WrongUsage(f"{made.name} returns no sample: export needs (model, sample)")
     model = made.model if converted_collections(made.model) else _converted(given, made)
+    quantize = for_tables("--quantize", given.quantize, "format")
     report = export(
-        model, given.file.path, made.sample, quantize=_quantize(given.quantize), format=given.format,
+        model, given.file.path, made.sample, quantize=quantize, format=given.format,
         portable=given.portable, checkpoint=given.checkpoint and given.checkpoint.path,
     )  # fmt: skip
     plain = {
@@ -210,17 +204,6 @@ def _export(given: argparse.Namespace, made: Made) -> Outcome:
         "graph": report.graph,
     }
     return Outcome(json.dumps(plain, indent=2) if given.json else as_typed(str(report), given))
-
-
-def _quantize(given: Sequence[str]) -> Any:
-    """``int8`` for all tables, or ``table=int8`` for each of some; ``export`` checks that there is such a format."""
-    pairs = [option.rpartition("=") for option in given]
-    plain = [form for table, _, form in pairs if not table]
-    if plain and len(given) > 1:
-        raise WrongUsage("--quantize takes one format for all tables, or table=format for each of some")
-    if twice := sorted({table for table, _, _ in pairs if sum(table == other for other, _, _ in pairs) > 1}):
-        raise WrongUsage(f"--quantize names {', '.join(twice)} more than once")
-    return plain[0] if plain else {table: form for table, _, form in pairs} or None
 
 
 # --- doctor

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 from torch import nn
 from torchrec.distributed.planner.types import ParameterConstraints
@@ -15,6 +15,7 @@ from recfx.commandline.given_file import GivenFile
 from recfx.commandline.hashing_file import read_hashing
 from recfx.planner.json_file import JsonFile, Kind
 
+_Value = TypeVar("_Value")
 _DEDUP = {"auto": "auto", "yes": True, "no": False}
 
 
@@ -25,10 +26,13 @@ def request(given: argparse.Namespace, model: nn.Module) -> dict[str, Any]:
         "managed_collisions": given.managed_collisions,
         "backend": given.backend,
         "device": given.device,
-        "dedup": _dedup(given.dedup),
     }
+    if given.dedup:
+        wanted = "is neither auto, yes or no, nor a number"
+        asked["dedup"] = for_tables("--dedup", given.dedup, "value", _dedup, wanted)
     if given.id_range:
-        asked["id_ranges"] = dict(map(_id_range, given.id_range))
+        wanted = "are no bounds: write FEATURE=LOW:HIGH, such as user=0:999"
+        asked["id_ranges"] = by_name("--id-range", given.id_range, _bounds, wanted)
     if given.hashing is not None:
         asked["hashing"] = read_hashing(given.hashing.path, given.raw_ids, lambda: _tables(model))
     elif given.raw_ids:
@@ -73,24 +77,41 @@ def _tables(model: nn.Module) -> list[str]:
     return [table.name for collection in collections for table in collection.tables]
 
 
-def _id_range(option: str) -> tuple[str, tuple[int, int]]:
-    feature, _, bounds = option.rpartition("=")
-    lowest, _, highest = bounds.partition(":")
-    try:
-        return feature, (int(lowest), int(highest))
-    except ValueError:
-        raise WrongUsage(f"--id-range {option}: write FEATURE=LOW:HIGH, such as user=0:999") from None
+def _bounds(text: str) -> tuple[int, int]:
+    lowest, _, highest = text.partition(":")
+    return int(lowest), int(highest)
 
 
-def _dedup(given: Sequence[str]) -> Any:
-    """``yes`` for all tables, or ``table=yes`` for each of some; ``convert`` checks that there is such a table."""
-    named = {}
-    for option in given:
-        table, _, text = option.rpartition("=")
+def _dedup(text: str) -> object:
+    return _DEDUP[text] if text in _DEDUP else float(text)
+
+
+def by_name(option: str, given: Sequence[str], read: Callable[[str], _Value], wanted: str) -> dict[str, _Value]:
+    """What an option that may be repeated says of each name, as ``NAME=VALUE``; of ``""``, what a value alone says.
+
+    Args:
+        option: as it is typed.
+        given: what follows it, each time.
+        read: makes a value of its text, or raises a ``ValueError``.
+        wanted: what follows the text in the message then.
+    """
+    values: dict[str, _Value] = {}
+    for said in given:
+        name, _, text = said.rpartition("=")
+        if name in values:
+            raise WrongUsage(f"{option} {said}: there is another value for {name or 'all'}")
         try:
-            named[table] = _DEDUP[text] if text in _DEDUP else float(text)
+            values[name] = read(text)
         except ValueError:
-            raise WrongUsage(f"--dedup {option}: {text!r} is neither auto, yes or no, nor a number") from None
-    if "" in named and len(given) > 1:
-        raise WrongUsage("--dedup takes one value for all tables, or table=value for each of some")
-    return named.get("", named or "auto")
+            raise WrongUsage(f"{option} {said}: {text!r} {wanted}") from None
+    return values
+
+
+def for_tables(
+    option: str, given: Sequence[str], what: str, read: Callable[[str], object] = str, wanted: str = ""
+) -> Any:
+    """A value for all tables, or values by table, whose names are checked later; ``None`` without the option."""
+    named = by_name(option, given, read, wanted)
+    if "" in named and len(named) > 1:
+        raise WrongUsage(f"{option} takes one {what} for all tables, or table={what} for each of some")
+    return named.get("", named or None)

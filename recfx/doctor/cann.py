@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
@@ -51,8 +52,9 @@ def version_in(folder: Path) -> str:
     """The version that an installation of CANN writes down; ``""`` if it cannot be found."""
     for pattern in ("version.cfg", "*_install.info", "*/ascend_*_install.info", "version.info", "*/version.info"):
         for file in sorted(folder.glob(pattern)):
-            if written := _VERSION.search(file.read_text(errors="replace")):
-                return written[1]
+            with contextlib.suppress(OSError):  # some are for root alone
+                if written := _VERSION.search(file.read_text(errors="replace")):
+                    return written[1]
     return ""
 
 

@@ -14,15 +14,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from recfx.doctor.cann import cann
-from recfx.doctor.packages import installed, packages
+from recfx.doctor.installed_set import device_of, look
+from recfx.doctor.packages import packages
 from recfx.doctor.report import Report
 from recfx.doctor.show import to_text
 from recfx.doctor.write import stem_of, write
+from recfx.versions.sets import MODULES
 
 # Versions that do not fit each other fail in many ways.
 _CANNOT_BE_IMPORTED = (ImportError, OSError, RuntimeError, AttributeError, TypeError)
-
-MODULES = ("torch", "fbgemm_gpu", "torchrec")
 
 
 def look_first(arguments: Sequence[str], is_refused: bool) -> None:
@@ -37,7 +37,7 @@ def look_first(arguments: Sequence[str], is_refused: bool) -> None:
     if not is_refused and all(map(_is_importable, MODULES)):
         return
     parser = argparse.ArgumentParser(add_help=False)
-    parser.add_argument("--device", default="npu" if installed("torch_npu") else "cpu")
+    parser.add_argument("--device", default=device_of(look("torch")))
     parser.add_argument("--out", type=Path, default=Path())
     parser.add_argument("--json", action="store_true")
     given, _ = parser.parse_known_args(arguments)

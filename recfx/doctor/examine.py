@@ -7,6 +7,8 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
+from recfx.doctor.answer import Answer
+from recfx.doctor.attempt import attempt
 from recfx.doctor.cann import cann
 from recfx.doctor.fast import measure
 from recfx.doctor.machine import how, machine, name_of, no_device
@@ -71,6 +73,15 @@ def _run(report: Report, device: torch.device) -> None:
             bar.set_description(name)
             report.answers.append(check(report.quick))
     if report.how == "real":
-        with tqdm(measure(report, device), unit="measured", leave=False, disable=None) as measured:
-            for name in measured:
-                measured.set_description(name)
+        begun = [""]
+
+        def measure_all() -> None:
+            with tqdm(measure(report, device), unit="measured", leave=False, disable=None) as measured:
+                for name in measured:
+                    measured.set_description(name)
+                    begun.append(name)
+
+        failure = attempt(measure_all)
+        if failure.message:
+            told = (report.workload, failure.message, failure.traceback)
+            report.answers.append(Answer(f"measuring: {begun[-1]}", "device", 1, 1, *told))

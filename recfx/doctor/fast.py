@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from itertools import product
 
 import torch
 
 from recfx.doctor.clock import median_ms
+from recfx.doctor.finding import warning
 from recfx.doctor.machine import name_of
 from recfx.doctor.report import Report
 from recfx.doctor.speed import Choice, Speed
@@ -57,7 +59,12 @@ def measure(report: Report, device: torch.device) -> Iterator[str]:
                 kept.setdefault(setting, {})[call.kernel] = choice.chosen
                 chosen.enter_context(tuned.trying(setting, call.kernel, choice.chosen))
     if kept and not report.quick:
-        tuned.keep(name_of(device), kept)
+        try:
+            path = tuned.keep(name_of(device), kept)
+            report.choices = [replace(choice, kept_in=str(path)) for choice in report.choices]
+        except OSError as error:
+            advice = "set RECFX_BUILD_DIR to a directory of your own that nobody else can write to"
+            report.findings.append(warning("tuned.json", f"what is fastest cannot be kept: {error}", advice))
 
 
 def best_of(call: Measured, setting: str, device: torch.device, quick: bool) -> Choice:
@@ -69,7 +76,7 @@ def best_of(call: Measured, setting: str, device: torch.device, quick: bool) -> 
             times[number] = median_ms(call.run, device, quick)
     default, best = candidates[0], min(candidates, key=times.__getitem__)
     chosen = best if times[best] <= WORTH * times[default] else default
-    return Choice(f"{in_words(setting)} of {call.kernel}", times, chosen, "" if quick else str(tuned.path()))
+    return Choice(f"{in_words(setting)} of {call.kernel}", times, chosen)
 
 
 def in_words(setting: str) -> str:

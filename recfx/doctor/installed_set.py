@@ -59,6 +59,16 @@ def look(module: str) -> Installed | None:
     return Installed(folder, *(match[1] if match else "" for match in matches))
 
 
+def has_cuda(torch: Installed | None) -> bool:
+    """Whether a torch was built for CUDA."""
+    return torch is not None and (torch.folder / "lib" / "libtorch_cuda.so").exists()
+
+
+def device_of(torch: Installed | None) -> str:
+    """The type of device that is worked on with this torch: ``"npu"``, ``"cuda"`` or ``"cpu"``."""
+    return "npu" if importlib.util.find_spec("torch_npu") else "cuda" if has_cuda(torch) else "cpu"
+
+
 def unfit() -> Diagnostic | None:
     """What is missing or does not fit, with the command that installs what does; ``None`` if all is well.
 
@@ -67,8 +77,7 @@ def unfit() -> Diagnostic | None:
     packages = {module: look(module) for module in _FILES}
     here = {module: package for module, package in packages.items() if package is not None}
     versions = {module: package.version for module, package in here.items()}
-    with_cuda = "torch" in here and (here["torch"].folder / "lib" / "libtorch_cuda.so").exists()
-    device = "npu" if importlib.util.find_spec("torch_npu") else "cuda" if with_cuda else "cpu"
+    device = device_of(packages["torch"])
     row = nearest(versions.get("torch", DEFAULT.torch))
     to_install = {"torch": row.torch, "torchrec": row.torchrec, "fbgemm_gpu": row.fbgemm}
     if set_of(versions.get("torch", "")) is not None:  # any build of this minor version of torch stays
@@ -87,7 +96,7 @@ def unfit() -> Diagnostic | None:
         advice = f"{install} (or set {ANY_VERSIONS}=1, and recfx tries to run on what is here)"
         return Diagnostic("versions_unfit", "", message, advice)
     install = row.install(device, ["fbgemm_gpu"])
-    if here["fbgemm_gpu"].variant == "cuda" and not with_cuda:
+    if here["fbgemm_gpu"].variant == "cuda" and not has_cuda(packages["torch"]):
         message = "fbgemm_gpu is a build for CUDA, which cannot be loaded beside a torch without CUDA."
         remove = "pip uninstall -y fbgemm-gpu fbgemm-gpu-cpu && "
         return Diagnostic("fbgemm_needs_cuda", "", message, remove + install)

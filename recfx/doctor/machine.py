@@ -12,6 +12,8 @@ import torch
 
 from recfx.doctor.finding import Finding, missing, ok, warning
 from recfx.kernels.build import launch, library, packaged, tiling
+from recfx.kernels.build.compiler import LibraryBuildError, find_compiler
+from recfx.versions.sets import nearest
 
 SIMULATED = "RECFX_SIMULATED_NPUS"
 """Set in processes that see the simulated NPU of ``tests/ascend/npu_runtime``."""
@@ -93,10 +95,10 @@ def _chip(device: torch.device) -> Iterator[Finding]:
 def _triton(device: torch.device) -> Finding:
     if device.type == "cpu" and not launch.is_interpreted():
         return ok("Triton", "not used on the CPU, where kernels are in C++")
-    refusal = launch.refusal(device)
-    if refusal is not None:
-        package = "triton-ascend==3.2.0" if device.type == "npu" else "triton==3.7.0"
-        return missing("Triton", refusal[1].rstrip("."), f"pip uninstall triton triton-ascend; pip install {package}")
+    if reason := launch.why_not(device):
+        fit = nearest(torch.__version__)
+        package = f"triton-ascend=={fit.triton_ascend}" if device.type == "npu" else f"triton=={fit.triton}"
+        return missing("Triton", reason.rstrip("."), f"pip uninstall triton triton-ascend; pip install {package}")
     version = "unknown version"
     if importlib.util.find_spec("triton") is not None:
         import triton
@@ -106,14 +108,15 @@ def _triton(device: torch.device) -> Finding:
 
 
 def _compiler() -> Finding:
-    named = os.environ.get("CXX")
-    paths = map(shutil.which, [named.split()[0]] if named else ["g++", "c++", "clang++"])
-    compiler = next(filter(None, paths), None)
-    if compiler:
+    try:
+        named = find_compiler()[0]
+        absent = f"CXX names {named}, which is not there"
+    except LibraryBuildError:
+        named, absent = "", "none of g++, c++ and clang++ on PATH"
+    if compiler := shutil.which(named):
         return ok("C++ compiler", compiler)
     if library.came_with_recfx()[0]:
         return ok("C++ compiler", "none, and none is needed: a library came with recfx")
-    absent = f"CXX names {named}, which is not there" if named else "none of g++, c++ and clang++ on PATH"
     return missing("C++ compiler", absent, "install g++ (apt-get install g++), or set CXX to another one")
 
 

@@ -12,7 +12,7 @@ from recfx.doctor.answer import Answer
 from recfx.doctor.attempt import Failure, attempt
 from recfx.doctor.device_checks import device_checks
 from recfx.doctor.host_checks import host_checks
-from recfx.doctor.kernel_check import KernelCheck, Shape
+from recfx.doctor.kernel_check import KernelCheck
 from recfx.kernels.build import launch, library
 
 
@@ -30,23 +30,10 @@ def answer_of(check: KernelCheck, device: torch.device, where: str, quick: bool)
     """Run one kernel on all its shapes."""
     begin = time.perf_counter()
     shapes = list(check.shapes(quick))
-    wrong = [(shape, failure) for shape in shapes if (failure := _wrong(check, shape, device))]
-    shape, failure = wrong[0] if wrong else (None, attempt(partial(check.opcheck, shapes[0], device, quick)))
-    if failure is not None and shape is None:
+    failures = [(shape.text, attempt(partial(check.mismatch, shape, device))) for shape in shapes]
+    wrong = [(text, failure) for text, failure in failures if failure.message]
+    smallest, failure = wrong[0] if wrong else ("", attempt(partial(check.opcheck, shapes[0], device, quick)))
+    if failure.message and not wrong:
         failure = Failure(f"opcheck: {failure.message}", failure.traceback)
-    return Answer(
-        check.name,
-        where,
-        len(shapes),
-        len(wrong),
-        "" if shape is None else shape.text,
-        "" if failure is None else failure.message,
-        "" if failure is None else failure.traceback,
-        time.perf_counter() - begin,
-    )
-
-
-def _wrong(check: KernelCheck, shape: Shape, device: torch.device) -> Failure | None:
-    mismatches: list[str] = []
-    raised = attempt(lambda: mismatches.append(check.mismatch(shape, device)))
-    return raised or (Failure(mismatches[0], "") if mismatches[0] else None)
+    seconds = time.perf_counter() - begin
+    return Answer(check.name, where, len(shapes), len(wrong), smallest, failure.message, failure.traceback, seconds)

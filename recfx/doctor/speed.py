@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
@@ -41,6 +41,6 @@ class Choice:
     """
 
     name: str
-    milliseconds: dict[int, float] = field(default_factory=dict)
-    chosen: int = 0
+    milliseconds: dict[int, float]
+    chosen: int
     kept_in: str = ""

@@ -15,7 +15,7 @@ from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
 from recfx.api import convert
 from recfx.doctor.answer import Answer
-from recfx.doctor.attempt import Failure, attempt
+from recfx.doctor.attempt import attempt
 from recfx.doctor.compare import mismatch, tolerances
 from recfx.doctor.machine import how
 from recfx.hashing import HashConfig
@@ -47,25 +47,18 @@ def trainings(device: torch.device) -> Iterator[tuple[str, Callable[[bool], Answ
 
 
 def _answer(ids: str, optimizer: str, device: torch.device, quick: bool) -> Answer:
-    begin, differences = time.perf_counter(), [""]
+    begin = time.perf_counter()
     backend = "reference" if device.type == "cpu" else "auto"  # of the run that it is compared with
 
-    def compare() -> None:
+    def compare() -> str:
         expected = train(ids, optimizer, torch.device("cpu"), backend)
         trained = train(ids, optimizer, device, "triton" if how(str(device)) == "interpreted" else "auto")
-        differences[0] = _difference(trained, expected, device)
+        return _difference(trained, expected, device)
 
-    failure = attempt(compare) or (Failure(differences[0], "") if differences[0] else None)
-    return Answer(
-        f"training: {ids}, {optimizer}",
-        "device",
-        STEPS,
-        0 if failure is None else 1,
-        "" if failure is None else f"{STEPS} steps",
-        "" if failure is None else failure.message,
-        "" if failure is None else failure.traceback,
-        time.perf_counter() - begin,
-    )
+    failure = attempt(compare)
+    wrong, smallest = (1, f"{STEPS} steps") if failure.message else (0, "")
+    told = (wrong, smallest, failure.message, failure.traceback, time.perf_counter() - begin)
+    return Answer(f"training: {ids}, {optimizer}", "device", STEPS, *told)
 
 
 def train(ids: str, optimizer: str, device: torch.device, backend: str) -> dict[str, Any]:

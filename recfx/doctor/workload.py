@@ -90,7 +90,7 @@ class Workload:
     def calls(self) -> Iterator[Measured]:
         """Everything else, the lookups first."""
         row = 4 * self.size.dim
-        table, rows = self.weights[0], self.rows.remainder(self.size.rows)
+        table, rows = self.weights[0], self.rows
         yield Measured("gather (index_select)", self.count * (8 + 2 * row), lambda: table.index_select(0, rows))
         in_triton = not launch.why_not(self.device)
         if in_triton or (self.device.type == "cpu" and library.load()):

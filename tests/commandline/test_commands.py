@@ -162,6 +162,7 @@ def test_export(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
             "--ranks 2000000: there can be 1,048,576 at most",
         ),
         (["cost", f"{MODELS}:dlrm", "--length", "many"], "--length many: 'many' is not a number"),
+        (["cost", f"{MODELS}:dlrm", "--length", "1", "--length", "2"], "--length 2: there is another value for all"),
         (["export", f"{MODELS}:only_model", "model.pt"], "only_model returns no sample"),
         (["export", f"{MODELS}:dlrm", "model.pt", "--quantize", "t0=int8", "--quantize", "fp16"], "takes one format"),
     ],

@@ -47,6 +47,18 @@ def test_something_is_missing(
     assert "1 missing, NOT OK, NOT COMPLETE" in page
 
 
+def test_what_fails_while_it_is_measured_is_in_the_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*arguments: object) -> float:
+        raise RuntimeError("no code for this kernel")
+
+    monkeypatch.setattr(examine_module, "kernels_here", lambda device: [])
+    monkeypatch.setattr(examine_module, "trainings", lambda device: [])
+    monkeypatch.setattr("recfx.doctor.fast.median_ms", fail)
+    assert main(["doctor", "--device", "cpu", "--quick", "--out", str(tmp_path)]) == 1
+    (answer,) = json.loads((tmp_path / "recfx-doctor.json").read_text())["answers"]
+    assert (answer["name"], answer["message"]) == ("measuring: copy", "RuntimeError: no code for this kernel")
+
+
 def test_ctrl_c_leaves_what_was_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupt(device: str) -> list[object]:
         raise KeyboardInterrupt

@@ -313,6 +313,8 @@ def test_a_bad_file_is_one_clear_error(
         (["--hardware", "h100"], 2, "it needs --ranks"),
         (["--id-range", "f0=3"], 2, "write FEATURE=LOW:HIGH"),
         (["--id-range", "nothing=0:3"], 1, "error: unknown_feature: "),
+        (["--id-range", "f0=0:3", "--id-range", "f0=0:9"], 2, "--id-range f0=0:9: there is another value for f0"),
+        (["--dedup", "t0=yes", "--dedup", "t0=no"], 2, "--dedup t0=no: there is another value for t0"),
         (["--dedup", "t0=often"], 2, "'often' is neither auto, yes or no"),
         (["--dedup", "yes", "--dedup", "t0=no"], 2, "one value for all tables"),
         (["--hashing", "HASHING"], 1, "error: unknown_table: "),

@@ -63,7 +63,8 @@ def test_nothing_is_there(tmp_path: Path) -> None:
 )
 def test_versions(text: str, status: Status, ascend: Path) -> None:
     home = ascend / "other"
-    (home / "x86_64-linux").mkdir(parents=True)
+    (home / "version.cfg").mkdir(parents=True)  # like a file that may not be read
+    (home / "x86_64-linux").mkdir()
     (home / "x86_64-linux/ascend_toolkit_install.info").write_text(f"package_name=Ascend\n{text}\n")
     assert version_in(home) == text.removeprefix("version=")
     assert found_in(ascend, ASCEND_HOME_PATH=str(home))["CANN"].status == status

@@ -181,6 +181,7 @@ def test_the_command_line_of_recfx_is_known(options: str, program: str, argument
 )
 def test_a_process_is_told_before_anything_is_imported(started: list[str], tmp_path: Path) -> None:
     put(tmp_path, "2.8.0", "1.3.0", "1.3.0")
+    (tmp_path / "torch/lib/libtorch_cuda.so").mkdir(parents=True)
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "recfx").write_text("from recfx.commandline.main import main; main()")  # as pip installs it
     command = [str(tmp_path / "bin" / "recfx") if word == "recfx" and "-m" not in started else word for word in started]
@@ -192,6 +193,7 @@ def test_a_process_is_told_before_anything_is_imported(started: list[str], tmp_p
     assert done.returncode == 1
     if "doctor" in started:
         assert "Nothing was run: recfx cannot be imported here." in done.stdout
+        assert done.stdout.startswith("recfx on cuda: ")
         return
     assert done.stdout == ""
     last = done.stderr.splitlines()[-1]

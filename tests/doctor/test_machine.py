@@ -44,6 +44,16 @@ def test_the_limits_of_a_chip(chip: str, status: Status, text: str, monkeypatch:
     (finding,) = machine_module._chip(SimpleNamespace(type="npu"))  # type: ignore[arg-type]
     assert finding.status == status
     assert text in finding.found
+    monkeypatch.setattr(machine_module.launch, "why_not", lambda device: "")
+    assert machine_module._triton(SimpleNamespace(type="npu")).status == Status.OK  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("kind", "package"), [("npu", "triton-ascend==3.2.0"), ("cuda", "triton==3.3.1")])
+def test_the_triton_of_the_set_is_to_be_installed(kind: str, package: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine_module.launch, "why_not", lambda device: "there is none.")
+    monkeypatch.setattr(torch, "__version__", "2.7.1+cu128")
+    finding = machine_module._triton(SimpleNamespace(type=kind))  # type: ignore[arg-type]
+    assert (finding.found, finding.what_to_do.rpartition(" ")[2]) == ("there is none", package)
 
 
 def test_a_simulated_npu(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -59,6 +69,9 @@ def test_a_compiler_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     finding = machine_module._compiler()
     assert finding.status == Status.MISSING
     assert "CXX names no-such-compiler" in finding.found
+    monkeypatch.setenv("CXX", " ")
+    monkeypatch.setenv("PATH", "")
+    assert "none of g++" in machine_module._compiler().found
     monkeypatch.setattr(library, "came_with_recfx", lambda: (Path("librecfx.so"), ""))
     assert machine_module._compiler().status == Status.OK
 

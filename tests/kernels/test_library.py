@@ -329,7 +329,8 @@ def test_no_room(tiny_sources: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             library.build()
     assert [path.suffix for path in library.build_directory().iterdir()] == [".lock"]
     compiler = tiny_sources / "full"
-    compiler.write_text("#!/bin/sh\necho 'No space left on device' >&2\nexit 1\n")
+    # Compilers speak the language of the user.
+    compiler.write_text('#!/bin/sh\n[ "$LC_ALL" = C ] || exit 1\necho "No space left on device" >&2\nexit 1\n')
     compiler.chmod(0o755)
     monkeypatch.setenv("CXX", str(compiler))
     with pytest.raises(OSError, match="no disk space to compile"):

@@ -43,9 +43,13 @@ def test_nothing_was_kept(caplog: pytest.LogCaptureFixture) -> None:
 
 def test_what_is_kept_is_read() -> None:
     keep(CHIP, {**programs(4), ROWS_IN_FLIGHT: {LOOKUP: 16}})
+    assert programs_per_core("H100") is None
+    written = tuned.path().read_text()
+    tuned.path().write_text(written.replace(CHIP, "A100"))  # by another process
+    keep(CHIP, {**programs(4), ROWS_IN_FLIGHT: {LOOKUP: 16}})
     assert keep("H100", programs(16)) == tuned.path()
     tuned._kept.cache_clear()
-    assert [programs_per_core(name) for name in (CHIP, "H100", "A100")] == [4, 16, None]
+    assert [programs_per_core(name) for name in (CHIP, "H100", "A100", "V100")] == [4, 16, 4, None]
     assert [tuned.number(name, ROWS_IN_FLIGHT, LOOKUP) for name in (CHIP, "H100")] == [16, None]
     assert programs_per_core(CHIP, "recfx_quantized_lookup") is None
     assert tuned.path().parent.stat().st_mode & 0o077 == 0
