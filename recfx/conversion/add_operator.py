@@ -5,7 +5,6 @@ from __future__ import annotations
 import keyword
 import re
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import fx, nn
@@ -88,9 +87,9 @@ def add_operator(kind: NodeKind, make: Callable[[Lowered], nn.Module], price: Fo
             f"{kind.name} returns pooled rows, but no declaration says which columns of which tables they are",
             "declare it with like_input=True, and let its value have the columns of its first input.",
         )
-    _check_callable("make", make)
-    if price is not None:
-        _check_callable("price", price)
+    for name, given in (("make", make), ("price", make if price is None else price)):
+        if not callable(given):
+            raise _refused(f"{name} is {type_of(given)}", f"pass a function as {name}=.")
     NODE_KINDS[kind.name], OWN_MAKERS[kind.name] = kind, make
     FORMULAS.pop(kind.name, None)
     if price is not None:
@@ -110,11 +109,6 @@ def _why_not_named(name: str) -> str:
     ):
         return "has another meaning in graphs"
     return ""
-
-
-def _check_callable(name: str, given: Any) -> None:
-    if not callable(given):
-        raise _refused(f"{name} is {type_of(given)}", f"pass a function as {name}=.")
 
 
 def _refused(what: str, what_to_do: str) -> ConversionError:

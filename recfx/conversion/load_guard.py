@@ -7,7 +7,7 @@ hook on every module that holds a converted collection checks all of its collect
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from torch import nn
@@ -40,7 +40,8 @@ def release_loading(model: nn.Module) -> None:
 
 
 def _check_indexes(module: nn.Module, state_dict: Mapping[str, Any], prefix: str, *rest: Any) -> None:
-    if _hooks_after_guard(module):
+    keys = list(load_hooks(module))
+    if _KEY in keys and keys[-1] != _KEY:  # hooks after this one may still rename keys
         return
     collections = {
         f"{prefix}{path}.": collection
@@ -72,13 +73,4 @@ def _rewritten(module: nn.Module, path: str) -> bool:
     """Whether a user's hook below ``module`` may still rename keys of a collection, which then checks itself later."""
     parts = path.split(".")
     inside = [module.get_submodule(".".join(parts[:depth])) for depth in range(1, len(parts) + 1)]
-    return any(_other_hooks(holder) for holder in inside)
-
-
-def _hooks_after_guard(module: nn.Module) -> bool:
-    keys = list(load_hooks(module))
-    return _KEY in keys and keys[-1] != _KEY
-
-
-def _other_hooks(module: nn.Module) -> list[Callable[..., Any]]:
-    return [hook for key, hook in load_hooks(module).items() if key != _KEY]
+    return any(load_hooks(holder).keys() - {_KEY} for holder in inside)

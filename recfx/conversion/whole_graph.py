@@ -35,15 +35,12 @@ def inline_collections(graph_module: fx.GraphModule, training: bool) -> None:
         collection = graph_module.get_submodule(str(node.target))
         if not isinstance(collection, ConvertedCollection):
             continue
-        if not node.users or has_forward_hooks(collection) or not _takes_one_value(node):
+        given = [*node.args, *node.kwargs.values()]
+        takes_one_value = len(given) == 1 and isinstance(given[0], fx.Node)
+        if not node.users or has_forward_hooks(collection) or not takes_one_value:
             continue
         inline_graph(node, collection.graph_of(training).graph, f"{node.target}.graph_module")
     graph_module.recompile()
-
-
-def _takes_one_value(call: fx.Node) -> bool:
-    given = [*call.args, *call.kwargs.values()]
-    return len(given) == 1 and isinstance(given[0], fx.Node)
 
 
 def inline_graph(call: fx.Node, collection: fx.Graph, prefix: str) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 
 from torch import nn
 
+from recfx.collections.copy_modules import replace_in_place
 from recfx.collections.find_references import References
 from recfx.collections.object_kinds import Edge, attributes, hooks_of
 from recfx.discovery.classify import CONVERTIBLE, Finding
@@ -134,3 +135,22 @@ def _starts(model: nn.Module, stop_at: Mapping[int, Any]) -> list[tuple[str, nn.
                     below = f"{path}.{child_name}" if path else child_name
                     waiting.append((below, below, child))
     return [(name, module, [*attributes(module), *hooks_of(module)]) for name, module in roots.values()]
+
+
+def put_back(model: nn.Module, originals: Mapping[int, nn.Module], copies: list[nn.Module]) -> str:
+    """Let what ``model`` refers to by other ways than its modules refer to originals again, not to traced copies.
+
+    A trace runs the model's code on a copy of its modules. The copy shares helper objects that refer to no module with
+    the model, and code may put a module of the copy into them: a helper that remembers its collection, say.
+
+    Args:
+        originals: the module of ``model`` that each copy stands for, by ``id`` of the copy.
+        copies: the copies.
+
+    Returns:
+        how ``model`` still reaches one of the copies, from a place that cannot be changed; ``""`` if it does not.
+    """
+    if not way_around(model, copies):
+        return ""
+    replace_in_place(model, originals)
+    return way_around(model, copies)

@@ -19,12 +19,11 @@ from recfx.collections.copy_modules import copy_modules
 from recfx.collections.kinds import kind_of
 from recfx.collections.object_kinds import own_modules
 from recfx.collections.wrappers import unwrap
-from recfx.discovery.bypass import BYPASSED, bypassed, find_bypassed
+from recfx.discovery.bypass import BYPASSED, bypassed, find_bypassed, put_back
 from recfx.discovery.classify import CONVERTIBLE, Finding, classify
 from recfx.discovery.id_ranges import IdRanges
 from recfx.discovery.sample import Sample
 from recfx.discovery.shallow_tracer import ShallowTracer, rollback_of, source_of, trace_graph
-from recfx.discovery.traced_copies import put_back
 from recfx.errors import Diagnostic
 from recfx.ir.meta import SourceLocation
 from recfx.ir.tables import IdRange

@@ -14,7 +14,7 @@ import re
 import threading
 import traceback
 import typing
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -305,7 +305,12 @@ def _explicit_root(root: nn.Module, sample: Sample) -> tuple[nn.Module, dict[str
     parameters = list(signature.parameters.values())
     variadic = {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}
     if any(parameter.kind in variadic for parameter in parameters) or "forward" in root.__dict__:
-        root = _with_explicit_signature(root, sample)
+        original, count = root.__dict__.get("forward") or type(root).forward.__get__(root), len(sample.args)
+        root = with_forward(
+            root,
+            [*(f"argument_{position}" for position in range(count)), *sample.kwargs],
+            lambda *given: original(*given[:count], **dict(zip(sample.kwargs, given[count:], strict=True))),
+        )
         parameters = list(inspect.signature(type(root).forward).parameters.values())
     names = [parameter.name for parameter in parameters[1:]]
     given = dict(zip(names, sample.args, strict=False)) | sample.kwargs
@@ -319,13 +324,11 @@ def _explicit_root(root: nn.Module, sample: Sample) -> tuple[nn.Module, dict[str
     return root, concrete
 
 
-def _with_explicit_signature(root: nn.Module, sample: Sample) -> nn.Module:
-    positional = [f"argument_{position}" for position in range(len(sample.args))]
-    keywords = list(sample.kwargs)
-    call = ", ".join(positional + [f"{name}={name}" for name in keywords])
-    original = root.__dict__.get("forward") or type(root).forward.__get__(root)
-    scope: dict[str, Any] = {"original": original}
-    exec(f"def forward(self, {', '.join(positional + keywords)}):\n    return original({call})", scope)
+def with_forward(root: nn.Module, names: Iterable[str], call: Callable[..., Any]) -> nn.Module:
+    """``root`` with a ``forward`` that passes arguments of these names to ``call``, one after the other."""
+    arguments = ", ".join(names)
+    scope: dict[str, Any] = {"__call": call}
+    exec(f"def forward(self, {arguments}):\n    return __call({arguments})", scope)
     explicit = type(type(root).__name__, (type(root),), {"forward": scope["forward"]})
     duplicate: nn.Module = object.__new__(explicit)
     duplicate.__dict__ = {key: value for key, value in root.__dict__.items() if key != "forward"}

@@ -54,14 +54,11 @@ def fillings_of(
     """The buffers of one collection's exported graph that hold slots and rows; filling them writes ``errors``."""
     fillings = []
     for name, module in graph_module.named_modules():
-        if isinstance(module, FindFrozenRows):
-            sources = [tables[table] for table in module.hashed]
-            fillings.append(Filling(f"{name}.slots", module.slots, partial(_slots, sources)))
-        elif isinstance(module, PoolRows):
+        if isinstance(module, PoolRows):
             for part, buffer, specs in module.parts():
                 stored = [(tables[spec.name], spec) for spec in specs]
                 fillings.append(Filling(f"{name}.{part}", buffer, partial(_rows, path, stored, errors)))
-        if isinstance(module, FindAndPool):
+        if isinstance(module, FindFrozenRows | FindAndPool):
             sources = [tables[table] for table in module.hashed]
             fillings.append(Filling(f"{name}.slots", module.slots, partial(_slots, sources)))
     return fillings

@@ -68,12 +68,6 @@ def first_difference(
     return None
 
 
-def largest_output_difference(reference: _Outputs, answer: _Outputs) -> float:
-    """The largest absolute difference of any output."""
-    pairs = zip(reference, answer, strict=True)
-    return max((largest_difference(expected, actual) for (_, expected), (_, actual) in pairs), default=0.0)
-
-
 def changed_buffer(model: nn.Module, sample: Sample) -> str | None:
     """The name of a buffer that every forward in eval mode changes, not only the first one; None if there is none."""
     copy, _ = fresh_copy(model)
@@ -156,7 +150,8 @@ class Comparison:
                 changed = f"; a call of the model changes buffer {self.changed_buffer!r}" if self.changed_buffer else ""
                 return Diagnostic("export_differs", "", f"{batch}the file answers differently: {difference}{changed}")
             if not name:
-                largest = largest_output_difference(self._outputs, answer)
+                pairs = zip(self._outputs, answer, strict=True)
+                largest = max(largest_difference(output, actual) for (_, output), (_, actual) in pairs)
         return largest
 
     def _by_name(self, outputs: Any) -> _Outputs:

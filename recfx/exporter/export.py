@@ -140,7 +140,8 @@ def export(
                 what_to_do="allocate and load the model first, or pass checkpoint=, a directory of save_checkpoint.",
             )
         with uncounted(converted):
-            outputs = _run(converted, call)
+            with sample_failed():
+                outputs = run_model(fresh_copy(converted)[0], call)
             if place == "cpu":
                 return _export(file, converted, call, outputs, {})
             file = replace(file, serving=_serving_target(format, portable, str(device or place)))
@@ -251,20 +252,9 @@ def _serving_target(format: str, portable: bool, device: str) -> ServingTarget:
     return file_format.native
 
 
-def _libraries(serving: ServingTarget) -> tuple[Path, ...]:
-    path = None if serving.fused is None else library.loaded_path()
-    return () if path is None else (path,)
-
-
 def _converted(model: nn.Module, call: Sample) -> nn.Module:
     converted = unwrap(convert(model, call, verify=False, on_unsupported="keep"))
     return converted.python_model if isinstance(converted, WholeGraph) else converted
-
-
-def _run(model: nn.Module, call: Sample) -> Any:
-    """What the model returns for the sample."""
-    with sample_failed():
-        return run_model(fresh_copy(model)[0], call)
 
 
 def _write(asked: _File, artifact: Artifact, comparison: Comparison) -> ExportReport | None:
@@ -283,7 +273,8 @@ def _write(asked: _File, artifact: Artifact, comparison: Comparison) -> ExportRe
     with contextlib.ExitStack() as stack:
         with disk_errors(asked.target):
             file = stack.enter_context(new_file(destination(asked.target)))
-            records = write_file(artifact.save, fillings, manifest, file.path, show_progress=_is_big(fillings))
+            is_big = sum(filling.buffer.nbytes for filling in fillings) >= _SHOW_PROGRESS_FROM
+            records = write_file(artifact.save, fillings, manifest, file.path, show_progress=is_big)
         content = read_in_place(file.path, records, fillings)
         for name, stored in content.items():
             artifact.set_buffer(name, stored)
@@ -294,6 +285,7 @@ def _write(asked: _File, artifact: Artifact, comparison: Comparison) -> ExportRe
         size = file.path.stat().st_size
         with disk_errors(asked.target):
             file.put_in_place()
+    path = library.loaded_path() if own and asked.serving.fused is not None else None
     return ExportReport(
         path=asked.target,
         format=asked.format,
@@ -302,7 +294,7 @@ def _write(asked: _File, artifact: Artifact, comparison: Comparison) -> ExportRe
         graph=artifact.graph,
         passes={collection.path: collection.records for collection in present},
         output_error=error,
-        libraries=_libraries(asked.serving) if own else (),
+        libraries=() if path is None else (path,),
         notes=(*call.failures, *notes, *_keeps_state(comparison)),
     )
 
@@ -368,10 +360,6 @@ def _sizes(served: ServedCollection) -> Iterator[TableSize]:
             bytes_before=spec.num_embeddings * spec.embedding_dim * source.spec.dtype.itemsize,
             error=served.errors.get(spec.name, 0.0),
         )
-
-
-def _is_big(fillings: list[Filling]) -> bool:
-    return sum(filling.buffer.nbytes for filling in fillings) >= _SHOW_PROGRESS_FROM
 
 
 def _not_exported(converted: nn.Module, failures: list[Diagnostic], file_format: FileFormat) -> ExportError:

@@ -17,7 +17,8 @@ from recfx.collections.devices import usable_device
 from recfx.errors import ConversionError, ExportError, few, plural
 from recfx.exporter.input_errors import check_inputs, input_errors
 from recfx.exporter.loaded_program import load_traced, names_of
-from recfx.exporter.manifest import OPERATOR_VERSIONS, read_manifest, returns_from, signature_from, without_checksum
+from recfx.exporter.manifest import OPERATOR_VERSIONS, read_manifest, signature_from, without_checksum
+from recfx.exporter.manifest_fields import pattern_from
 from recfx.exporter.model_file import ModelFile, cannot_read, open_model_file, out_of_memory
 from recfx.exporter.returns import put_together
 from recfx.exporter.serving import triton
@@ -204,10 +205,6 @@ class LoadedModel(Shown, nn.Module):
         >>> model(batch).shape, model.training
         (torch.Size([2, 1]), False)
 
-    Args:
-        script: the file's module.
-        manifest: its manifest.
-
     Attributes:
         script: the TorchScript module, or a ``LoadedProgram``; its ``serve`` takes plain tensors by name.
         manifest: what is in the file.
@@ -221,7 +218,7 @@ class LoadedModel(Shown, nn.Module):
         self.script: Any = script
         self.manifest = manifest
         self._signature = signature_from(manifest)
-        self._returns = returns_from(manifest)
+        self._returns = pattern_from(manifest["returns"])
         self.inputs = tuple(name for leaf in self._signature.leaves() for name in names_of(leaf))
         self.eval()
 

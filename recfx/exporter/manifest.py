@@ -137,11 +137,6 @@ def signature_from(manifest: dict[str, Any]) -> Signature:
     return Signature(tuple(manifest["parameters"]), patterns, manifest["positional"], tuple(order), dict(defaults))
 
 
-def returns_from(manifest: dict[str, Any]) -> Pattern:
-    """The pattern of what the model returns, as a manifest describes it."""
-    return pattern_from(manifest["returns"])
-
-
 def _of_pattern(pattern: Pattern) -> dict[str, Any]:
     plain = {field: getattr(pattern, field) for field in PLAIN}
     return {**plain, "keys": list(pattern.keys), "items": [_of_pattern(item) for item in pattern.items]}

@@ -43,7 +43,13 @@ _numbers = itertools.count(1)
 
 
 class ScriptArtifact:
-    """A served model in TorchScript, and the graph in it; None if TorchScript compiled the model's own code."""
+    """A served model in TorchScript, and the graph in it, if TorchScript did not compile the model's own code.
+
+    ``TracedArtifact`` has the same methods.
+
+    Attributes:
+        graph: the text of the graph; "" if there is none.
+    """
 
     def __init__(self, script: torch.jit.ScriptModule, graph_module: fx.GraphModule | None) -> None:
         self.script = script
@@ -51,6 +57,7 @@ class ScriptArtifact:
         self._size = 0
 
     def operators(self) -> list[str]:
+        """The names of the operators that it calls, such as ``aten::add``."""
         # `torch.jit.export_opnames` refuses models that a phone could not run.
         graphs = [self.script._c._get_method(name).graph.copy() for name in self.script._c._method_names()]
         kinds: set[str] = set()
@@ -67,6 +74,7 @@ class ScriptArtifact:
         return dict(self.script.program.named_buffers())
 
     def set_buffer(self, name: str, content: torch.Tensor) -> None:
+        """Put another tensor in the place of a buffer."""
         *path, last = name.split(".")
         module = self.script.program
         for part in path:
@@ -74,7 +82,10 @@ class ScriptArtifact:
         setattr(module, last, content)
 
     def check_loading(self, fillings: list[Filling]) -> Diagnostic | None:
-        """Load the program without its big buffers. TorchScript saves names that it cannot read again."""
+        """Why it could not be loaded if it were saved: TorchScript saves names that it cannot read again.
+
+        It is loaded without its big buffers.
+        """
         for filling in fillings:
             self.set_buffer(filling.name, filling.buffer[:0].clone())  # a view would be saved with all its storage
         try:
@@ -101,6 +112,7 @@ class ScriptArtifact:
                 raise OSError(f"torch cannot save it: {str(error).strip().splitlines()[0]}") from error
 
     def named(self, *leaves: Any) -> dict[str, torch.Tensor]:
+        """Run it: the tensors and KJTs of the signature to output tensors by name."""
         outputs: dict[str, torch.Tensor] = self.script.named(*leaves)
         return outputs
 

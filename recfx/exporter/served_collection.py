@@ -50,39 +50,31 @@ def stored_dtypes(
     Raises:
         ExportError: ``invalid_argument``: unknown format or table.
     """
-    chosen = quantize if isinstance(quantize, Mapping) else {}
-    for choice in chosen.values() if isinstance(quantize, Mapping) else [quantize]:
+    chosen, of_others = (quantize, None) if isinstance(quantize, Mapping) else ({}, quantize)
+    for choice in (*chosen.values(), of_others):
         if choice is not None and (not isinstance(choice, str) or choice not in QUANTIZED):
             raise ExportError(
                 f"quantize={choice!r} is not a format of rows.",
                 reason="invalid_argument",
                 what_to_do="pass None, 'fp16', 'int8', 'int4', or a dict of these by table.",
             )
-    names = {name for path, tables in collections.items() for spec in tables for name in _names(path, spec)}
-    unknown = sorted(str(name) for name in chosen if name not in names)
+    specs = {f"{path}.{spec.name}": spec for path, tables in collections.items() for spec in tables}
+    names = {spec.name for spec in specs.values()}
+    unknown = sorted(str(name) for name in chosen if name not in names | specs.keys())
     if unknown:
         raise ExportError(
             f"quantize names table {unknown[0]!r}, which no converted collection has.",
             reason="invalid_argument",
-            what_to_do="name some of: "
-            + f"{', '.join(sorted({spec.name for specs in collections.values() for spec in specs}))}.",
+            what_to_do=f"name some of: {', '.join(sorted(names))}.",
         )
+    by_table = {name: chosen.get(name, chosen.get(spec.name, of_others)) for name, spec in specs.items()}
     return {
-        path: {spec.name: _dtype(path, spec, quantize, chosen) for spec in tables}
+        path: {
+            spec.name: QUANTIZED[by_table[f"{path}.{spec.name}"]] or _KEPT.get(spec.dtype, torch.float32)
+            for spec in tables
+        }
         for path, tables in collections.items()
     }
-
-
-def _names(path: str, spec: TableSpec) -> tuple[str, str]:
-    return spec.name, f"{path}.{spec.name}"
-
-
-def _dtype(
-    path: str, spec: TableSpec, quantize: Quantized | Mapping[str, Quantized], chosen: Mapping[str, Quantized]
-) -> torch.dtype:
-    short, full = _names(path, spec)
-    choice = quantize if not isinstance(quantize, Mapping) else chosen.get(full, chosen.get(short))
-    return QUANTIZED[choice] or _KEPT.get(spec.dtype, torch.float32)
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 from recfx.collections.converted_collection import ConvertedCollection
 from recfx.conversion.whole_graph import inline_graph
 from recfx.discovery.sample import Sample
-from recfx.discovery.shallow_tracer import ShallowTracer, rollback_of, trace_graph
+from recfx.discovery.shallow_tracer import ShallowTracer, rollback_of, trace_graph, with_forward
 from recfx.errors import Diagnostic
 from recfx.exporter.arguments import identifier
 from recfx.exporter.batch_proxies import BatchProxy, CopiedProxy, Features, check_read_features, features_made_by
@@ -279,7 +279,6 @@ def _with_leaves(root: nn.Module, of: ModelCall) -> nn.Module:
 
     If TorchScript has no type for what it returns, it returns the tensors in it by name.
     """
-    names = ", ".join(leaf.name for leaf in of.signature.leaves())
     forward = root.__dict__.get("forward") or type(root).forward.__get__(root)
     original = root._call_impl if has_forward_hooks(root) else forward
 
@@ -288,12 +287,7 @@ def _with_leaves(root: nn.Module, of: ModelCall) -> nn.Module:
         returned = original(*made.args, **made.kwargs)
         return returned if is_typed(of.returns) else take_apart(of.returns, returned)
 
-    scope: dict[str, Any] = {"__call": call}
-    exec(f"def forward(self, {names}):\n    return __call({names})", scope)
-    explicit = type(type(root).__name__, (type(root),), {"forward": scope["forward"]})
-    duplicate: nn.Module = object.__new__(explicit)
-    duplicate.__dict__ = {key: value for key, value in root.__dict__.items() if key != "forward"}
-    return duplicate
+    return with_forward(root, [leaf.name for leaf in of.signature.leaves()], call)
 
 
 def _difference(call: ModelCall, traced: nn.Module) -> Difference | str | None:

@@ -25,6 +25,7 @@ from torch.export import Dim, ExportedProgram
 
 from recfx.collections.object_kinds import own_modules
 from recfx.discovery.sample import Sample
+from recfx.discovery.shallow_tracer import with_forward
 from recfx.errors import Diagnostic
 from recfx.exporter.arguments import Pattern, Signature
 from recfx.exporter.buffers import Filling
@@ -219,10 +220,7 @@ def _entry(root: nn.Module, run: Run, signature: Signature) -> nn.Module:
     def call_flat(*tensors: torch.Tensor) -> dict[str, torch.Tensor]:
         return run(list(join_tensors(signature, iter(tensors))))
 
-    names = ", ".join(flat_names(signature))
-    scope: dict[str, Any] = {"__call": call_flat}
-    exec(f"def forward(self, {names}):\n    return __call({names})", scope)
-    entry: nn.Module = type("Exported", (nn.Module,), {"forward": scope["forward"]})()
+    entry = with_forward(type("Exported", (nn.Module,), {})(), flat_names(signature), call_flat)
     entry.model = root
     return entry
 

@@ -153,11 +153,6 @@ def forgets(index: IndexFacts) -> bool:
     return evicted > 0 and evicted >= FORGOTTEN * index.trained["inserted"]
 
 
-def churns(index: IndexFacts) -> bool:
-    """Whether ids lose their rows about as fast as others get them: besides, a tenth of all sightings evicted an id."""
-    return forgets(index) and index.trained["evicted"] >= CHURN * index.trained["ids_seen"]
-
-
 def batches_kept(index: IndexFacts) -> float:
     """For how many batches an id keeps its row, on average: its rows, divided by the evictions per batch.
 
@@ -263,7 +258,7 @@ def eviction_churn(table: TableFacts, index: IndexFacts) -> Diagnostic | None:
     admit_after = 2 * index.config.admit_after  # an id gets its row when it comes for this time
     seldom = "only once" if admit_after == 2 else f"fewer than {admit_after} times"
     advice = f"{_more_rows(table, index)}. If most ids come {seldom}, admit_after={admit_after} keeps them out."
-    severity = Severity.WARNING if churns(index) else Severity.INFO
+    severity = Severity.WARNING if evicted >= CHURN * index.trained["ids_seen"] else Severity.INFO
     return Diagnostic("eviction_churn", table.module_path, message, advice, severity)
 
 

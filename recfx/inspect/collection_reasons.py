@@ -13,6 +13,7 @@ from recfx.errors import Diagnostic, Severity
 from recfx.hashing import HashIndex
 from recfx.inspect.sent_share import shares_of_sent
 from recfx.inspect.table_report import TableReport
+from recfx.inspect.wording import listed
 from recfx.ir.shards import ShardedTable
 from recfx.ir.tables import TableSpec
 from recfx.optim.fused_optimizer import FusedOptimizer
@@ -69,7 +70,7 @@ def cuts_at_bucket_borders(table: ShardedTable, path: str, _: FusedOptimizer | N
     borders, planned = table.row_borders(), list(table.planned_borders)
     if not table.table.has_index or not borders or borders == planned:
         return None
-    cuts, planned_cuts = _few(borders[1:-1]), _few(planned[1:-1])
+    cuts, planned_cuts = listed(borders[1:-1], 4), listed(planned[1:-1], 4)
     message = f"its rows are cut at {cuts}, where buckets begin, not at {planned_cuts} as the plan says."
     return Diagnostic("cuts_at_bucket_borders", path, message, "nothing: an id and its row stay together that way.")
 
@@ -98,7 +99,9 @@ def collection_sharding_reasons(
     reasons = []
     means = [table.name for table in tables if table.pooling == "MEAN"]
     if means:
-        message = f"MEAN of tables {_few(means)} runs as SUM, and is divided by the lengths once sums are complete."
+        message = (
+            f"MEAN of tables {listed(means, 4)} runs as SUM, and is divided by the lengths once sums are complete."
+        )
         reasons.append(Diagnostic("mean_divided_last", path, message, "nothing: the result is the mean."))
     nodes = () if graph_module is None else graph_module.children()
     if any(isinstance(node, SelectFeatures) and node.has_expanded for node in nodes):
@@ -139,7 +142,7 @@ def dense_gradient_reasons(tables: Iterable[TableReport], path: str, trains: boo
     if written < LARGE_GRADIENTS:
         return ()
     message = (
-        f"no optimizer runs in backward for {_few([table.name for table in dense])}: each step of training clears "
+        f"no optimizer runs in backward for {listed([table.name for table in dense], 4)}: each step of training clears "
         f"and writes {size(written)} of gradients (weight.grad), as large as the tables, and an optimizer then "
         "reads all of it, however few rows the batch has."
     )
@@ -156,11 +159,6 @@ def pipelining_reasons(sharded: ShardedCollection, path: str) -> tuple[Diagnosti
         return ()
     message = f"a TorchRec pipeline sends the next batch's ids ahead ({type(sharded.forward).__name__})."
     return (Diagnostic("pipelined", path, message, "nothing: detach the pipeline to have a plain forward again."),)
-
-
-def _few(items: list[int] | list[str], most: int = 4) -> str:
-    shown = ", ".join(str(item) for item in items[:most])
-    return shown + (f" and {len(items) - most} more" if len(items) > most else "")
 
 
 _RULES: tuple[Callable[[ShardedTable, str, FusedOptimizer | None], Diagnostic | None], ...] = (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -192,7 +192,7 @@ def _as_it_is(
         raise _no_collection()
     rank, world_size = _ranks([model, *(collection.graph_module for collection in collections)])
     if world_size > 1:
-        nodes += prices.dense_all_reduce(model, _tables_of(collections))
+        nodes += prices.dense_all_reduce(model, collections)
     planned = tuple(planned_as_sharded(collection, device) for collection in collections if collection.is_sharded)
     return _cost(nodes, model, topology, device, planned, rank, world_size, again, prices.contexts.values())
 
@@ -230,13 +230,9 @@ def price_planned(
             prices.residents.of_dense(collection)  # counted above
         nodes.append(prices.dense("dense", model))
         if world_size > 1:
-            nodes += prices.dense_all_reduce(model, _tables_of(collections))
+            nodes += prices.dense_all_reduce(model, collections)
     contexts = [part.context for part in planned]
     return _cost(nodes, model, topology, device, planned, 0, world_size, again, contexts), graphs
-
-
-def _tables_of(collections: Iterable[nn.Module]) -> Iterator[nn.Parameter]:
-    return (table for collection in collections for table in collection.parameters())
 
 
 def _cost(

@@ -116,10 +116,6 @@ class Monitor(Shown):
     Example:
         >>> recfx.monitor(recfx.convert(Model(), hashing=recfx.HashConfig.raw_ids())).tables
         ('ebc.embedding_bags.users',)
-
-    Attributes:
-        tables: the fully qualified names of all tables that have an index, also of those on other ranks. Characters
-            that some writers for TensorBoard do not take are replaced by ``_``.
     """
 
     MOST = 20
@@ -155,7 +151,9 @@ class Monitor(Shown):
 
     @property
     def tables(self) -> tuple[str, ...]:
-        """The fully qualified names of all tables that have an index.
+        """The fully qualified names of all tables that have an index, also of those on other ranks.
+
+        Characters that some writers for TensorBoard do not take are replaced by ``_``.
 
         Example:
             >>> recfx.monitor(recfx.convert(Model(), hashing=recfx.HashConfig.raw_ids())).tables

@@ -37,11 +37,6 @@ _KEYS = {
 }
 
 
-def render_json(report: ReportData) -> str:
-    """The whole report, indented."""
-    return json.dumps(plain(report), indent=2)
-
-
 def plain(value: Any, field: str = "") -> Any:
     """Convert to dicts, lists and scalars.
 
@@ -105,7 +100,7 @@ class Report(ReportData):
             >>> json.loads(recfx.explain(Model()).to_json())["ok"]
             True
         """
-        return render_json(self)
+        return json.dumps(plain(self), indent=2)
 
     def to_html(self, picture: str = "") -> str:
         """A single page that needs no other file.

@@ -33,13 +33,10 @@ def shares_of_sent(collection: ConvertedCollection) -> dict[str, SentShare]:
     nodes = [node for node in collection.graph_module.children() if isinstance(node, DedupIds)]
     if not nodes:
         return {}
-    keys = {name: position for position, name in enumerate(_keys(collection))}
+    names = (name for table in collection.tables for name in table.embedding_names)
+    keys = {name: position for position, name in enumerate(names)}
     return {
         table.name: SentShare(nodes[0], [keys[name] for name in table.embedding_names])
         for table in collection.tables
         if table.sends_different
     }
-
-
-def _keys(collection: ConvertedCollection) -> list[str]:
-    return [name for table in collection.tables for name in table.embedding_names]

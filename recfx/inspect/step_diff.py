@@ -44,7 +44,7 @@ def diff_steps(model_or_graph: nn.Module, first: str, second: str, *, context: i
             reason="invalid_argument",
             what_to_do="pass a whole number, 0 or more.",
         )
-    collections = _records(model_or_graph)
+    collections = pass_records(model_or_graph)
     if not collections:
         raise ConversionError(
             "no collection of the model is converted, so no pass has run.",
@@ -60,36 +60,29 @@ def diff_steps(model_or_graph: nn.Module, first: str, second: str, *, context: i
     parts: list[str] = []
     for path, records in collections.items():
         old, new = (_text(path, records, steps[: steps.index(step) + 1]).splitlines() for step in (first, second))
-        before, after = (f"{wording.name_of(path)} {_when(step)}" for step in (first, second))
+        before, after = (f"{wording.name_of(path)} {'after ' * (step != BEFORE)}{step}" for step in (first, second))
         parts += difflib.unified_diff(old, new, before, after, n=context, lineterm="")
     return "".join(f"{line}\n" for line in parts)
 
 
-def _when(step: str) -> str:
-    return step if step == BEFORE else f"after {step}"
-
-
 def step_names(model_or_graph: nn.Module) -> tuple[str, ...]:
     """The steps of a model's collections, in order: ``"before"``, then the passes that any of them has run."""
-    return _names(_records(model_or_graph))
+    return _names(pass_records(model_or_graph))
 
 
 def graph_texts(model_or_graph: nn.Module, step: str) -> dict[str, str]:
     """The graph of each collection after a step, with the metadata of its nodes, by fully qualified name."""
-    collections = _records(model_or_graph)
+    collections = pass_records(model_or_graph)
     steps = _names(collections)
-    texts = {}
-    for path, records in collections.items():
-        record = _last(records, steps[: steps.index(step) + 1])
-        texts[path] = text_before(_named(path, records)) if record is None else record.text_with_meta
-    return texts
+    done = steps[: steps.index(step) + 1]
+    return {path: _text(path, records, done, with_meta=True) for path, records in collections.items()}
 
 
 def _names(collections: Mapping[str, Sequence[PassRecord]]) -> tuple[str, ...]:
     return (BEFORE, *dict.fromkeys(record.name for records in collections.values() for record in records))
 
 
-def _records(model_or_graph: nn.Module) -> dict[str, Sequence[PassRecord]]:
+def pass_records(model_or_graph: nn.Module) -> dict[str, Sequence[PassRecord]]:
     """The records of the passes of each collection, by fully qualified name."""
     check_module(model_or_graph, "model_or_graph")
     model = unwrap(model_or_graph)
@@ -110,16 +103,14 @@ def text_before(path: str) -> str:
     return f"features = input\n{name} = collection(features)\nreturn {name}"
 
 
-def _text(path: str, records: Sequence[PassRecord], done: Sequence[str]) -> str:
-    record = _last(records, done)
-    return text_before(_named(path, records)) if record is None else record.text
+def _text(path: str, records: Sequence[PassRecord], done: Sequence[str], with_meta: bool = False) -> str:
+    record = next((record for record in reversed(records) if record.name in done), None)
+    if record is None:
+        return text_before(_named(path, records))
+    return record.text_with_meta if with_meta else record.text
 
 
 def _named(path: str, records: Sequence[PassRecord]) -> str:
     """The name that the collection had when it was converted, as its nodes have it: its model may be another by now."""
     metas = [node.meta for record in records[-1:] for node in record.nodes if node.meta is not None]
     return metas[0].collection if metas else path
-
-
-def _last(records: Sequence[PassRecord], done: Sequence[str]) -> PassRecord | None:
-    return next((record for record in reversed(records) if record.name in done), None)

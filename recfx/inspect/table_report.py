@@ -60,7 +60,7 @@ class ShardingReport:
     def of(cls, table: ShardedTable, sharding: CollectionSharding, element_bytes: int) -> ShardingReport:
         """One table of ``sharding``; ``element_bytes`` is the size of one weight."""
         shards = tuple(
-            ShardReport(shard.rank, shard.rows, shard.columns, _area(shard.rows, shard.columns) * element_bytes)
+            ShardReport(shard.rank, shard.rows, shard.columns, shard.num_rows * shard.num_columns * element_bytes)
             for shard in table.shards
         )
         here = [shard for shard in shards if shard.rank == sharding.rank and shard.bytes]
@@ -77,10 +77,6 @@ class ShardingReport:
             columns_here=sum(shard.columns[1] - shard.columns[0] for shard in here),
             bytes_here=sum(shard.bytes for shard in here),
         )
-
-
-def _area(rows: tuple[int, int], columns: tuple[int, int]) -> int:
-    return (rows[1] - rows[0]) * (columns[1] - columns[0])
 
 
 @dataclass(frozen=True)

@@ -41,7 +41,8 @@ def virtual_table_not_followed(table: TableFacts) -> Diagnostic | None:
 
 def _closest(policy: object) -> tuple[str, str]:
     """The settings that come closest to a policy, and what differs with them."""
-    if isinstance(policy, TimestampBasedEvictionPolicy) and policy.eviction_ttl_mins:
+    by_time = TimestampBasedEvictionPolicy | FeatureScoreBasedEvictionPolicy
+    if isinstance(policy, by_time) and policy.eviction_ttl_mins:
         return _TTL.format(minutes=policy.eviction_ttl_mins, more=""), f"With evict='ttl', {_IN_TIME}"
     if isinstance(policy, CountTimestampMixedEvictionPolicy) and policy.eviction_ttl_mins:
         more = _admission(policy.eviction_threshold)
@@ -49,8 +50,6 @@ def _closest(policy: object) -> tuple[str, str]:
         return _TTL.format(minutes=policy.eviction_ttl_mins, more=more), differs
     if isinstance(policy, CountBasedEvictionPolicy | CountTimestampMixedEvictionPolicy):
         return _LFU.format(more=_admission(policy.eviction_threshold)), f"With evict='lfu', {_BY_COUNT}"
-    if isinstance(policy, FeatureScoreBasedEvictionPolicy) and policy.eviction_ttl_mins:
-        return _TTL.format(minutes=policy.eviction_ttl_mins, more=""), f"With evict='ttl', {_IN_TIME}"
     if isinstance(policy, FeatureScoreBasedEvictionPolicy):
         return _LFU.format(more=""), f"No policy of recfx reads feature scores. With evict='lfu', {_BY_COUNT}"
     if isinstance(policy, FeatureL2NormBasedEvictionPolicy):

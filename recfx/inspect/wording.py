@@ -15,7 +15,7 @@ from recfx.inspect.report_data import CollectionReport, ReportData
 from recfx.inspect.table_report import HashingReport, TableReport
 
 _MOST_TERMS = 4
-_RAISED = ("evict_needs_fused_optimizer",)  # warnings, because an optimizer can still be attached
+_RAISED = "evict_needs_fused_optimizer"  # in training; a warning, because an optimizer can still be attached
 _STATUS_ORDER = ("converted", "convertible", "kept", "refused")
 
 
@@ -25,17 +25,12 @@ def headline(report: ReportData) -> str:
     total = len(report.collections)
     parts = ", ".join(f"{counts[status]} {status}" for status in _STATUS_ORDER if counts[status])
     counted = f"{total} {'collection' if total == 1 else 'collections'}" if total else "no collections"
-    then = f", but training would raise: {', '.join(raised)}" if report.ok and (raised := _raises(report)) else ""
+    raises = report.ok and any(reason.code == _RAISED for reason in report.reasons)
+    then = f", but training would raise: {_RAISED}" if raises else ""
     if full := [repr(table_in(reason.path)[1]) for reason in report.reasons if reason.code == "table_full"]:
         which = f"table {full[0]} has" if len(full) == 1 else f"tables {few(full, 3)} have"
         then = f": {which} stopped training, for want of rows"
     return f"{counted}{': ' if parts else ''}{parts}. {'OK' if report.ok else 'NOT OK'}{then}"
-
-
-def _raises(report: ReportData) -> list[str]:
-    """The reason codes of the errors that training would raise, with the model as it is."""
-    codes = dict.fromkeys(reason.code for reason in report.reasons)
-    return [code for code in codes if code in _RAISED]
 
 
 def versions(report: ReportData) -> str:
@@ -130,10 +125,10 @@ def shape(sizes: tuple[sympy.Expr, ...]) -> str:
     return f"[{', '.join(expression(value) for value in sizes)}]"
 
 
-def listed(names: tuple[str, ...], most: int = 3) -> str:
+def listed(names: Sequence[object], most: int = 3) -> str:
     """The first few of many names, and how many more."""
     more = len(names) - most
-    return ", ".join(names[:most]) + (f" and {more:,} more" if more > 0 else "")
+    return ", ".join(map(str, names[:most])) + (f" and {more:,} more" if more > 0 else "")
 
 
 def _dense(report: HashingReport) -> str:

@@ -129,12 +129,9 @@ class CallsAhead:
     def report(self) -> list[PipelinedCollection]:
         """What is done with each collection."""
         collections = [self._of(path, module) for path, module in self._modules.items()]
-        for path in unsharded_collections(self._model):
-            if path in self._hashed:
-                continue
-            why = "this rank has the whole collection, so there are no ids to send."
-            collections.append(PipelinedCollection(path, False, Diagnostic("not_sharded", path, why)))
-        return collections
+        why = "this rank has the whole collection, so there are no ids to send."
+        whole = [path for path in unsharded_collections(self._model) if path not in self._hashed]
+        return collections + [PipelinedCollection(path, False, Diagnostic("not_sharded", path, why)) for path in whole]
 
     def agree(self, is_on_any_rank: Callable[[bool], bool]) -> None:
         """Keep out what any rank has kept out: its first batch may have had no such part. Collective."""

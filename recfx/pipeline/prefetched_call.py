@@ -259,7 +259,6 @@ class HashedCall(StartedCall):
 
     _graph: fx.GraphModule | None = None
     _stages: Stages
-    _hashed: Future[tuple[dict[str, Any], bool]] | None = None
 
     def start(self, streams: Streams, is_last: bool, exchange: JointExchange | None = None) -> None:
         """Nothing: no other rank takes part."""
@@ -285,12 +284,7 @@ class HashedCall(StartedCall):
                     stages.arrive.run(values)
             return values, finds
 
-        self._hashed = worker.run(work)
-
-    def wait(self) -> None:
-        """Wait until the worker has finished with this call."""
-        if self._hashed is not None:
-            self._hashed.exception()
+        self._arrived = worker.run(work)
 
     def is_outdated(self) -> bool:
         """Whether the collection has another graph now, or nothing was begun."""
@@ -304,8 +298,8 @@ class HashedCall(StartedCall):
         Raises:
             Exception: the error of the call, whether it happened ahead or now.
         """
-        assert self._hashed is not None
-        values, rows_are_found = self._hashed.result()
+        assert self._arrived is not None
+        values, rows_are_found = self._arrived.result()
         streams.take(values, streams.ids)
         if not rows_are_found:
             self._stages.arrive.run(values)

@@ -53,8 +53,6 @@ class Agreement:
     def __init__(self, model: nn.Module) -> None:
         first = next(iter(sharded_collections(model).values()), None)
         self._groups = None if first is None or first.groups.ids.size() == 1 else first.groups
-        self._mark, self._mark_after_error = marks.identity(_NAME, [], []), marks.identity(_AFTER_AN_ERROR, [], [])
-        self._mark_after_first = marks.identity(_AFTER_THE_FIRST, [], [])
 
     @property
     def is_free(self) -> bool:
@@ -77,7 +75,7 @@ class Agreement:
         Raises:
             OutOfStepError: ``ranks_at_different_calls``.
         """
-        return self._exchange(mine, self._mark)
+        return self._exchange(mine, _NAME)
 
     def meet_after_error(self) -> None:
         """Wait for all ranks: the step failed on all of them, or some are still in the middle of it. Collective.
@@ -88,7 +86,7 @@ class Agreement:
         Raises:
             OutOfStepError: ``ranks_at_different_calls``.
         """
-        self._exchange(Held(0, failed=True), self._mark_after_error)
+        self._exchange(Held(0, failed=True), _AFTER_AN_ERROR)
 
     def is_on_any_rank(self, flag: bool) -> bool:
         """Whether ``flag`` is set on any rank, after the first batch. Collective.
@@ -96,12 +94,13 @@ class Agreement:
         Raises:
             OutOfStepError: ``ranks_at_different_calls``.
         """
-        return any(rank.failed for rank in self._exchange(Held(0, failed=flag), self._mark_after_first))
+        return any(rank.failed for rank in self._exchange(Held(0, failed=flag), _AFTER_THE_FIRST))
 
-    def _exchange(self, mine: Held, mark: int) -> list[Held]:
+    def _exchange(self, mine: Held, place: str) -> list[Held]:
         if self._groups is None or has_failed(self._groups.pooled):
             return [mine]
         with in_step(self._groups.pooled, _NAME):
+            mark = marks.identity(place, [], [])
             told = tell_counts(self._groups.ids, mine.batches, int(mine.failed), mark, _NAME)
         return [Held(count, bool(error)) for count, error in told]
 
@@ -245,7 +244,8 @@ class TrainPipeline:
             self._optimizer.zero_grad()
         self._streams.take(current.value, self._streams.copy)
         try:
-            ahead = self._ahead.given(current.value, current.calls, self._next_calls())
+            following = self._batches[1].calls if len(self._batches) > 1 else None
+            ahead = self._ahead.given(current.value, current.calls, following)
             with forwards_of(self._stores).forward(), ahead:
                 result = self._model(current.value)
             if current.calls is None:  # the very first batch, from which calls are learned
@@ -262,9 +262,6 @@ class TrainPipeline:
         if training:
             self._optimizer.step()
         return output
-
-    def _next_calls(self) -> list[StartedCall] | None:
-        return self._batches[1].calls if len(self._batches) > 1 else None
 
     def _rejoin(self) -> None:
         """Wait for ranks that went on with the step that failed here."""

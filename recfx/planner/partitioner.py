@@ -38,7 +38,8 @@ class QuickPartitioner(GreedyPerfPartitioner):
     def partition(self, proposal: list[ShardingOption], storage_constraint: Topology, *more: Any) -> Any:
         """The proposal with the rank of every shard; raises TorchRec's ``PlannerError`` if it does not fit."""
         options = [option for option in proposal if isinstance(option, PlannedOption)]
-        if len(options) < len(proposal) or any(map(_is_special, options)):
+        special = EmbeddingComputeKernel.KEY_VALUE.value
+        if len(options) < len(proposal) or any(one.dependency or one.compute_kernel == special for one in options):
             return super().partition(proposal, storage_constraint, *more)
         ranks = _Ranks(storage_constraint, [option for option in options if option.is_on_all_ranks])
         rest = [option for option in options if not option.is_on_all_ranks]
@@ -51,10 +52,6 @@ class QuickPartitioner(GreedyPerfPartitioner):
             else:
                 ranks.place_on_hosts(option)
         return proposal
-
-
-def _is_special(option: PlannedOption) -> bool:
-    return bool(option.dependency) or option.compute_kernel == EmbeddingComputeKernel.KEY_VALUE.value
 
 
 def _largest_first(option: PlannedOption) -> tuple[int, ...]:

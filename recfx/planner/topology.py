@@ -119,13 +119,13 @@ def npu_topology(
 
 
 _BANDWIDTHS = {
-    "hbm_mem_bw": HBM_MEM_BW,
-    "ddr_mem_bw": DDR_MEM_BW,
-    "hbm_to_ddr_mem_bw": HBM_TO_DDR_MEM_BW,
-    "intra_host_bw": INTRA_NODE_BANDWIDTH,
-    "inter_host_bw": CROSS_NODE_BANDWIDTH,
+    "hbm_mem_bw": (HBM_MEM_BW, "memory_bandwidth"),
+    "ddr_mem_bw": (DDR_MEM_BW, "host_memory_bandwidth"),
+    "hbm_to_ddr_mem_bw": (HBM_TO_DDR_MEM_BW, "copy_bandwidth"),
+    "intra_host_bw": (INTRA_NODE_BANDWIDTH, "link_bandwidth"),
+    "inter_host_bw": (CROSS_NODE_BANDWIDTH, "network_bandwidth"),
 }
-"""The bandwidths of a ``Topology``, with TorchRec's defaults."""
+"""The bandwidths of a ``Topology``, with TorchRec's defaults and the names of the constants of ``Hardware``."""
 
 AnyTopology: TypeAlias = Topology | NpuTopology
 
@@ -159,28 +159,22 @@ def hardware_of(topology: AnyTopology) -> Hardware:
             ranks_per_host=topology.local_world_size,
         )
     # TorchRec's defaults are those of no device in particular: a topology that has them says nothing.
-    said = {
-        name: _said(getattr(topology, name) * 1000)
-        for name, default in _BANDWIDTHS.items()
+    said: dict[str, Any] = {
+        constant: _said(getattr(topology, name) * 1000)
+        for name, (default, constant) in _BANDWIDTHS.items()
         if getattr(topology, name) != default
     }
-    constants: dict[str, Any] = {"ranks_per_host": topology.local_world_size}
-    if "ddr_mem_bw" in said:
-        constants["host_memory_bandwidth"] = said["ddr_mem_bw"]
-    if "intra_host_bw" in said:
-        constants["link_bandwidth"] = same_for_all(*said["intra_host_bw"])
-    if "inter_host_bw" in said:
-        constants["network_bandwidth"] = said["inter_host_bw"]
+    if "link_bandwidth" in said:
+        said["link_bandwidth"] = same_for_all(*said["link_bandwidth"])
+    ranks = topology.local_world_size
     if topology.compute_device == "cpu":
-        if "ddr_mem_bw" in said:
-            constants["memory_bandwidth"] = said["ddr_mem_bw"]
-        return replace(CPU_HOST, **constants)
-    if "hbm_mem_bw" in said:
-        constants["memory_bandwidth"] = said["hbm_mem_bw"]
-        constants["random_access"] = Constant(64 / said["hbm_mem_bw"].value, H100.random_access.source)
-    if "hbm_to_ddr_mem_bw" in said:
-        constants["copy_bandwidth"] = said["hbm_to_ddr_mem_bw"]
-    return replace(H100, name="CUDA device" if said else H100.name, **constants)
+        of_memory = said.get("host_memory_bandwidth", CPU_HOST.memory_bandwidth)
+        said |= {"memory_bandwidth": of_memory, "copy_bandwidth": CPU_HOST.copy_bandwidth}
+        return replace(CPU_HOST, ranks_per_host=ranks, **said)
+    name = "CUDA device" if said else H100.name
+    if "memory_bandwidth" in said:
+        said["random_access"] = Constant(64 / said["memory_bandwidth"].value, H100.random_access.source)
+    return replace(H100, name=name, ranks_per_host=ranks, **said)
 
 
 def plain_topology(world_size: int, device: str) -> AnyTopology:

@@ -221,11 +221,11 @@ def reference_of(original: nn.Module, converted: nn.Module, training: bool) -> n
 
 def answer_unknown_ids_otherwise(original: nn.Module, converted: nn.Module) -> list[str]:
     """The paths of managed collisions that have been taken over, and whose unknown ids read something else now."""
-    taken_over = {path: module for path, module in converted.named_modules() if isinstance(module, RawIdCollection)}
     return [
         path
-        for path, module in taken_over.items()
-        if isinstance(module._embedding_module, UnshardedCollection)
+        for path, module in converted.named_modules()
+        if isinstance(module, RawIdCollection)
+        and isinstance(module._embedding_module, UnshardedCollection)
         and isinstance(managed := original.get_submodule(path), BaseManagedCollisionEmbeddingCollection)
         and not _answers_alike(managed, module._embedding_module)
     ]
@@ -306,8 +306,6 @@ def _copy_optimizer(source: Any, duplicate: Any, parameter: nn.Parameter, target
     for key, value in source.param_groups[0].items():
         if key != "params":
             duplicate.param_groups[0][key] = value
-    state = {}
-    for key, value in source.state.get(parameter, {}).items():
-        state[key] = clone_value(value)
+    state = {key: clone_value(value) for key, value in source.state.get(parameter, {}).items()}
     if state:
         duplicate.state[target] = state

@@ -18,9 +18,8 @@ from recfx.collections.copy_modules import copy_with_tensors
 from recfx.collections.kinds import kind_of, standard_kind
 from recfx.collections.whole_graph import WholeGraph
 from recfx.collections.wrappers import check_module, unwrap
-from recfx.discovery.bypass import way_around
+from recfx.discovery.bypass import put_back, way_around
 from recfx.discovery.sample import Sample, fixed_randomness
-from recfx.discovery.traced_copies import put_back
 from recfx.errors import ConversionError, RecfxError, told_by
 from recfx.optim.attached import attached_optimizers, run_in_backward
 from recfx.runtime.training_checks import on_a_copy

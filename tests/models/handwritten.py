@@ -222,7 +222,7 @@ class _TiedWeight(Tower):
 
 class _Variadic(Tower):
     def forward(self, *args: Any, **kwargs: Any) -> torch.Tensor:
-        return super().forward(*args, **kwargs)
+        return super().forward(*args, *kwargs.values())
 
 
 class _Recursive(nn.Module):
@@ -477,7 +477,7 @@ HANDWRITTEN = [
     Case("never_called", _NeverCalled, _sparse),
     Case("tied_weight", _TiedWeight, _sparse),
     Case("variadic", _Variadic, _sparse),
-    Case("variadic_by_name", _Variadic, lambda b: Sample(features=batch(b))),
+    Case("variadic_by_name", _Variadic, lambda b: Sample(original=batch(b))),
     Case("child_knows_its_parent", _Recursive, _sparse),
     Case("frozen_table", _FrozenTable, _sparse),
     Case("subclass_with_a_method", _UsesSubclass, _sparse),

@@ -158,19 +158,17 @@ def costs_of(model: nn.Module, hardware: Hardware | None = None) -> DrawnCosts:
 
 def _no_times(model: nn.Module, hardware: Hardware) -> str:
     """Why the graphs of a model say too little about times; ``""`` if they do not."""
-    if hardware.device in ("cpu", "") or not any(map(_has_indexes_on_meta, model.modules())):
+    on_meta = (
+        module
+        for module in model.modules()
+        if isinstance(module, ShardedCollection) and module.store.device.type == "meta"
+    )
+    if hardware.device in ("cpu", "") or not any(module.tables_with_index() for module in on_meta):
         return ""
     return (
         f"Times on {hardware.name} are left out: ids of hashed tables go to the host and back, which is not in the "
         "graph of tables on meta. Draw the model before it is sharded, with topology= or plan=."
     )
-
-
-def _has_indexes_on_meta(module: nn.Module) -> bool:
-    """Whether it is a sharded collection with hashed tables on meta, whose graph copies no ids."""
-    if not isinstance(module, ShardedCollection) or module.store.device.type != "meta":
-        return False
-    return any(table.table.has_index for table in module.sharding.tables)
 
 
 def formula(value: sympy.Expr, lengths: Mapping[sympy.Symbol, int]) -> Any:

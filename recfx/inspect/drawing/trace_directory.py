@@ -28,14 +28,13 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from recfx.collections.converted_collection import converted_collections
 from recfx.collections.whole_graph import WholeGraph
 from recfx.collections.wrappers import unwrap
 from recfx.errors import ConversionError, RecfxError
 from recfx.inspect import diff_steps, wording
 from recfx.inspect.drawing.draw import draw, write_text
 from recfx.inspect.explain import explain
-from recfx.inspect.step_diff import graph_texts, step_names
+from recfx.inspect.step_diff import graph_texts, pass_records, step_names
 from recfx.ir import format_graph
 from recfx.versions import __version__
 
@@ -185,7 +184,9 @@ class ConversionTrace:
                 self._write(f"passes/{number:02d}-{step}.diff", changed, f"what {step} changed")
 
     def _finish(self, converted: nn.Module | None, outcome: str) -> None:
-        times = {"stages": self.seconds, "passes": {} if converted is None else _pass_seconds(converted)}
+        passes = {} if converted is None else pass_records(converted)
+        seconds = {path: {record.name: record.seconds for record in records} for path, records in passes.items()}
+        times = {"stages": self.seconds, "passes": seconds}
         self._write("timings.json", json.dumps(times, indent=2) + "\n", "seconds of each stage, and of each pass")
         versions = _versions()
         self._write("versions.json", json.dumps(versions, indent=2) + "\n", "versions, and the rank")
@@ -293,15 +294,6 @@ def _whole_graphs(model: nn.Module) -> dict[str, str]:
         return {}
     graphs = {"train_graph.txt": inner.train_graph, "eval_graph.txt": inner.eval_graph}
     return {name: format_graph(graph, with_meta=True) + "\n" for name, graph in graphs.items()}
-
-
-def _pass_seconds(model: nn.Module) -> dict[str, dict[str, float]]:
-    inner = unwrap(model)
-    root = inner.python_model if isinstance(inner, WholeGraph) else inner
-    return {
-        path: {record.name: record.seconds for record in collection.pass_records}
-        for path, collection in converted_collections(root).items()
-    }
 
 
 def _versions() -> Mapping[str, object]:

@@ -19,7 +19,7 @@ from recfx.planner.pricing.node_price import NodePrice, Totals, price
 from recfx.planner.pricing.planned_collection import PlannedCollection
 from recfx.planner.pricing.planned_nodes import PlannedGraphs
 from recfx.planner.pricing.rank_totals import Batch, StepPrice, price_step
-from recfx.planner.pricing.values import NOTHING_KNOWN, ORIGINS, KnownBatch, Share, Values, is_per_rank, shares_of
+from recfx.planner.pricing.values import NOTHING_KNOWN, ORIGINS, KnownBatch, Values, is_per_rank, shares_of
 from recfx.planner.pricing.work import NodeCost, Resident
 from recfx.printing.grid import Grid, size
 from recfx.printing.page import fragment, heading, table
@@ -195,7 +195,8 @@ class Cost:
         """
         if W is not None and Values(1, W, 0, ()).world != self.world_size:
             return self._on(W).at(B, L=L)
-        batch, shares = self.known.batch if B is None else B, self._shares
+        batch = self.known.batch if B is None else B
+        shares = shares_of(table for collection in self.planned for table in collection.tables)
         if is_per_rank(batch) or is_per_rank(L):
             ranks = Values.of_ranks(batch, L, self.features, self.world_size, shares, self.known)
             values = ranks[self.rank]
@@ -245,10 +246,6 @@ class Cost:
         tables = f" for {own} of {len(self.optimizers)} tables" if names else ""
         left_out = [f"none in backward{tables}: the step of your own optimizer is not in it"] if own else []
         return f"optimizer: {'; '.join([*fused, *left_out])}"
-
-    @property
-    def _shares(self) -> dict[str, Share]:
-        return shares_of(table for collection in self.planned for table in collection.tables)
 
     def _batch(self, values: Values, hardware: Hardware) -> Batch:
         graphs = [PlannedGraphs(collection, values.symbols, self.trains) for collection in self.planned]

@@ -71,11 +71,6 @@ def input_dist_wait(facts: NodeFacts) -> Phases:
     return Phases(Work(read_bytes=size, written_bytes=size))
 
 
-def snapshot_indexes(facts: NodeFacts) -> Phases:
-    """Takes references."""
-    return Phases(Work())
-
-
 def copy(facts: NodeFacts) -> Phases:
     """Copies ids, or rows, and lengths between the host and a device."""
     return Phases(Work(copied_bytes=_batch_bytes(facts)))
@@ -151,8 +146,8 @@ def keyed_tensor(facts: NodeFacts) -> Phases:
     return _same_in_backward(facts, Work(facts.value_bytes, facts.value_bytes, copied_ranges=copied))
 
 
-def jagged_dict(facts: NodeFacts) -> Phases:
-    """Gives names to parts of its inputs."""
+def nothing(facts: NodeFacts) -> Phases:
+    """Takes references, or gives names to parts of its inputs."""
     return Phases(Work())
 
 
@@ -162,7 +157,7 @@ FORMULAS: dict[str, Formula] = {
     "dedup_ids": dedup_ids,
     "bucketize": bucketize,
     "input_dist_start": input_dist_start,
-    "snapshot_indexes": snapshot_indexes,
+    "snapshot_indexes": nothing,
     "input_dist_wait": input_dist_wait,
     "to_host": copy,
     "hash_ids": hash_ids,
@@ -177,7 +172,7 @@ FORMULAS: dict[str, Formula] = {
     "expand_rows": expand_rows,
     "mean_divide": mean_divide,
     "keyed_tensor": keyed_tensor,
-    "jagged_dict": jagged_dict,
+    "jagged_dict": nothing,
 }
 
 

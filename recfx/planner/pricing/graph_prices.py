@@ -185,9 +185,9 @@ class ModelPrices:
         resident = self.residents.of_dense(module)
         return NodeCost(name, DENSE, "", (), device, "", forward.symbolic(), backward.symbolic(), (), resident, calls)
 
-    def dense_all_reduce(self, model: nn.Module, tables: Iterable[nn.Parameter]) -> list[NodeCost]:
-        """The averaging over ranks of the gradients of all parameters but ``tables``, if there are any."""
-        own = {id(parameter) for parameter in tables}
+    def dense_all_reduce(self, model: nn.Module, collections: Iterable[nn.Module]) -> list[NodeCost]:
+        """The averaging over ranks of the gradients of all parameters outside ``collections``, if there are any."""
+        own = {id(table) for collection in collections for table in collection.parameters()}
         trained = [weight for weight in model.parameters() if weight.requires_grad and id(weight) not in own]
         if not (self._trains and trained):
             return []
