@@ -191,8 +191,7 @@ class Backend:
         )
 
     def build(self, spec: LookupSpec) -> LookupKernel:
-        kernel: LookupKernel = self._target.build(spec)
-        return kernel
+        return self._target.build(spec)
 
     def serves_finding(self, lookup: LookupFacts) -> Diagnostic | None:
         """None if a kernel of this backend, which serves ``lookup``, can find its rows itself."""
@@ -203,8 +202,7 @@ class Backend:
 
     def build_finding(self, kernel: LookupKernel) -> FindingKernel:
         """The form of ``kernel`` that takes raw ids; both forms take part in the same fused steps."""
-        finding: FindingKernel = self._target.build_finding(kernel)
-        return finding
+        return self._target.build_finding(kernel)
 
     def _said(self, declined: Diagnostic | None) -> Diagnostic | None:
         return None if declined is None else replace(declined, by=self.name)

@@ -120,15 +120,9 @@ def pooled_like(offsets: Tensor, weights: list[Tensor], table_of_feature: list[i
 
 @library.fake("pooled_lookup")
 def _pooled_lookup(
-    rows: Tensor,
-    offsets: Tensor,
-    weights: list[Tensor],
-    table_of_feature: list[int],
-    mean: bool,
-    per_sample_weights: Tensor | None,
-    unpooled: bool = False,
+    rows: Tensor, offsets: Tensor, weights: list[Tensor], table_of_feature: list[int], *rest: object
 ) -> list[Tensor]:
-    return _outputs_like(offsets, weights, table_of_feature, unpooled)
+    return _outputs_like(offsets, weights, table_of_feature, unpooled=len(rest) > 2 and bool(rest[2]))
 
 
 def _outputs_like(offsets: Tensor, weights: list[Tensor], table_of_feature: list[int], unpooled: bool) -> list[Tensor]:
@@ -198,14 +192,8 @@ def _gather_rows(rows: Tensor, borders: Tensor, weights: list[Tensor], table_of_
 
 @pooled_lookup_triton.register_fake
 def _pooled_lookup_triton(
-    rows: Tensor,
-    offsets: Tensor,
-    weights: list[Tensor],
-    table_of_feature: list[int],
-    mean: bool,
-    per_sample_weights: Tensor | None,
-    unpooled: bool = False,
+    rows: Tensor, offsets: Tensor, weights: list[Tensor], table_of_feature: list[int], *rest: object
 ) -> Tensor:
-    if unpooled:
+    if len(rest) > 2 and rest[2]:  # unpooled
         return weights[0].new_empty(rows.numel(), weights[0].shape[1], dtype=torch.float32)
     return pooled_like(offsets, weights, table_of_feature)

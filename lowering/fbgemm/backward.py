@@ -113,7 +113,7 @@ class FbgemmBackward:
 
     def scale_gradient(self, batch: TrainedBatch, grad_output: torch.Tensor) -> torch.Tensor:
         layout = self.layout
-        gradient: torch.Tensor = torch.ops.fbgemm.split_embedding_codegen_grad_indice_weights_cpu(
+        return torch.ops.fbgemm.split_embedding_codegen_grad_indice_weights_cpu(
             grad_output,
             layout.base,
             layout.weight_offsets(batch.weights),
@@ -122,7 +122,6 @@ class FbgemmBackward:
             batch.offsets,
             torch.ones(len(layout.whole.table_of_feature), dtype=torch.int32, device="cpu"),
         )
-        return gradient
 
     def weight_gradients(
         self, batch: TrainedBatch, gradients: Gradients, is_needed: Sequence[bool]

@@ -82,7 +82,7 @@ def pool(
         scale: ``[n]`` float32 per-sample weights, or None.
     """
     part = layout.whole
-    output: torch.Tensor = torch.ops.fbgemm.split_embedding_codegen_forward_cpu(
+    return torch.ops.fbgemm.split_embedding_codegen_forward_cpu(
         layout.base,
         layout.weight_offsets(weights),
         part.dim_offsets,
@@ -94,4 +94,3 @@ def pool(
         scale,
         FLOAT32,
     )
-    return output

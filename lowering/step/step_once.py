@@ -214,7 +214,6 @@ class StepOnce:
 
     def triggers(self, weights: list[torch.Tensor]) -> Triggers:
         """The triggers that step these tables; the lookup's autograd node takes the leaf of each as an argument."""
-        self.note_node()
         identities = list(map(id, weights))
         if identities != self._weights:
             self._weights, self._triggers = identities, self._find(weights)
@@ -241,11 +240,6 @@ class StepOnce:
             Triggered(trigger, tuple(which), tuple(nodes[table] for table in which))
             for trigger, which in tables.items()
         ]
-
-
-def leaves(triggers: Triggers) -> list[torch.Tensor]:
-    """The extra arguments of a lookup's autograd node."""
-    return [triggered.trigger.leaf for triggered in triggers]
 
 
 def leaf_gradients(triggers: Triggers) -> list[torch.Tensor]:

@@ -19,7 +19,7 @@ from recfx.ir.tables import TableSpec
 from recfx.kernels.lookup.embedding_bag import row_gradients
 from recfx.lowering.registry import LookupSpec, Outputs
 from recfx.lowering.step.profiler_ranges import BACKWARD, later_range
-from recfx.lowering.step.step_once import StepOnce, Triggers, leaf_gradients, leave_for_step, leaves
+from recfx.lowering.step.step_once import StepOnce, Triggers, leaf_gradients, leave_for_step
 
 
 @dataclass(frozen=True)
@@ -200,7 +200,7 @@ class TrainableLookup:
                 arguments = list(weights)
             elif any(weight.requires_grad for weight in weights):
                 triggers = self._once.triggers(weights)
-                arguments = leaves(triggers)
+                arguments = [triggered.trigger.leaf for triggered in triggers]
         outputs: Outputs = _TableBatchedLookup.apply(
             self, (self._once, triggers), weights, offsets, forward, per_sample_weights, *arguments
         )

@@ -62,10 +62,9 @@ class TritonBackward:
 
     def scale_gradient(self, batch: TrainedBatch, grad_output: torch.Tensor) -> torch.Tensor:
         tables = [weight.detach() for weight in batch.weights]
-        gradients: torch.Tensor = per_sample_weight_gradients_triton(
+        return per_sample_weight_gradients_triton(
             batch.values, batch.offsets, grad_output, tables, self.table_of_feature
         )
-        return gradients
 
     def weight_gradients(
         self, batch: TrainedBatch, gradients: Gradients, is_needed: Sequence[bool]
@@ -132,8 +131,7 @@ class TritonBackward:
         optimizer, step = self.optimizers[table], 0.0
         if optimizer.rule.counts_steps:
             step = float(optimizer.state[STEP]) + 1
-        numbers: StepNumbers = optimizer.rule.step_numbers(step, optimizer.group)
-        return numbers
+        return optimizer.rule.step_numbers(step, optimizer.group)
 
     def _launch(
         self,

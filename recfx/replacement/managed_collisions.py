@@ -193,7 +193,7 @@ def _learned_by(module: Any, table: str, path: str) -> LearnedMap:
     reason, what, instead = _what_is_lost(module)
     if what:
         raise ConversionError.of(_refusal(reason, f"the module of table {table!r} {what}", instead, path))
-    learned: LearnedMap = reader(module)
+    learned = reader(module)
     if not learned.is_whole:
         raise ConversionError.of(
             _refusal(

@@ -76,8 +76,7 @@ class ExpandRows(NodeModule):
             places.append(of_key[key] + begin if begin else of_key[key])
             begin += inverse.different[key]
         joined = places[0] if len(places) == 1 else torch.cat(places)
-        expanded: torch.Tensor = _Expand.apply(rows, joined.to(rows.device, non_blocking=True))
-        return expanded
+        return _Expand.apply(rows, joined.to(rows.device, non_blocking=True))
 
 
 class _Expand(torch.autograd.Function):

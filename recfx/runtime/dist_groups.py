@@ -161,5 +161,4 @@ def _make(group: dist.ProcessGroup, purpose: str, members: list[list[int]]) -> _
 def _timeout(group: dist.ProcessGroup) -> timedelta | None:
     """The timeout of the group; a new group would get torch's default, which is half an hour with gloo."""
     options = getattr(group._get_backend(sent_on(group)), "options", None)
-    timeout: timedelta | None = getattr(options, "_timeout", None)
-    return timeout
+    return getattr(options, "_timeout", None)

@@ -49,8 +49,7 @@ def has_call_hooks(module: nn.Module) -> bool:
 
 def load_hooks(module: nn.Module) -> dict[Any, Callable[..., Any]]:
     """What runs before the module loads its part of a state, and may rename keys; by key, as torch keeps it."""
-    hooks: dict[Any, Callable[..., Any]] = module._load_state_dict_pre_hooks
-    return hooks
+    return module._load_state_dict_pre_hooks
 
 
 @contextlib.contextmanager

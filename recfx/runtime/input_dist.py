@@ -135,7 +135,7 @@ def arrived_ids(
     if not _torchrec_orders(values.device, stride_per_rank):
         return in_order_of_features(keys, lengths, values, weights, stride_per_rank)
     ranks = len(stride_per_rank)
-    ids: KeyedJaggedTensor = KeyedJaggedTensor.dist_init(
+    return KeyedJaggedTensor.dist_init(
         keys=keys,
         tensors=[lengths, values] if weights is None else [lengths, values, weights],
         variable_stride_per_key=False,
@@ -143,7 +143,6 @@ def arrived_ids(
         recat=_get_recat(len(keys), ranks, 1, values.device, stride_per_rank),
         stride_per_rank=stride_per_rank,
     )
-    return ids
 
 
 def _torchrec_orders(device: torch.device, stride_per_rank: list[int]) -> bool:
@@ -335,8 +334,7 @@ def _ids_per_rank(ids: KeyedJaggedTensor, strides: list[int]) -> list[list[int]]
     """The number of ids of each key from each rank, of ids that are ordered by key, rank and sample."""
     keys = len(ids.keys())
     by_rank = ids.lengths().view(keys, sum(strides)).split(strides, dim=1)
-    counts: list[list[int]] = torch.stack([lengths.sum(dim=1) for lengths in by_rank], dim=1).tolist()
-    return counts
+    return torch.stack([lengths.sum(dim=1) for lengths in by_rank], dim=1).tolist()
 
 
 class _Sizes(KJTAllToAllSplitsAwaitable):

@@ -255,7 +255,6 @@ def _sources(of: Lowered) -> list[int]:
 
 def _indexes_in_use(of: Lowered) -> HashIds:
     """The module that hashes in the form of the graph that trains, whose indexes and counts a node shares."""
-    hash_ids: HashIds
     (hash_ids,) = of.runtime.of("hash_ids")
     return hash_ids
 
@@ -286,8 +285,7 @@ def _hash_ids(of: Lowered) -> HashIds:
 def _lookup(of: Lowered) -> Lookup:
     fused = of.runtime.of("hash_lookup")
     if fused and not of.graph.of_kind("hash_lookup"):  # another form of the graph does in one step what two do here
-        shared: Lookup = fused[0].lookup
-        return shared
+        return fused[0].lookup
     collection, combine = of.collection, str(of.node.kwargs["combine"])
     tables, keys = of.graph.tables(of.node), collection.local_keys
     module = Lookup(collection.name, tables, combine, keys, collection.is_weighted, of.runtime.store, of.backend)

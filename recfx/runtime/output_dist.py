@@ -126,8 +126,7 @@ class AllToAll(PooledStart):
 
     def send_pooled(self, pooled: torch.Tensor, sizes: list[int]) -> Awaitable[torch.Tensor]:
         """Returns ``[B, sum of the columns of all ranks]``."""
-        sent: Awaitable[torch.Tensor] = self._dist(pooled, sizes)
-        return sent
+        return self._dist(pooled, sizes)
 
 
 class ReduceScatter(PooledStart):
@@ -184,8 +183,7 @@ class OwnBatch(PooledStart):
         """Returns ``[B, D']``."""
         if len(sizes) == 1:
             return NoWait(pooled)
-        own: torch.Tensor = TakeOwn.apply(pooled, self.group, sizes)
-        return NoWait(own)
+        return NoWait(TakeOwn.apply(pooled, self.group, sizes))
 
 
 POOLED_STARTS: dict[str, type[PooledStart]] = {

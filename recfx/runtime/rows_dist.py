@@ -97,8 +97,7 @@ class _RowsStart(OutputDistStart, ABC):
         """``[numbers, 1]``: one message after the other. ``parts`` are tuples, of a tensor for each key."""
         if not parts:
             return torch.zeros(0, 1, device=self.device)
-        message: torch.Tensor = _Messages.apply(self.keys, context.ids_arrived, *chain.from_iterable(parts))
-        return message
+        return _Messages.apply(self.keys, context.ids_arrived, *chain.from_iterable(parts))
 
     def sizes(self, context: DistContext) -> list[int]:
         """How many numbers go to each rank."""
@@ -193,7 +192,7 @@ class _InOrderOfIds(Awaitable[torch.Tensor]):
         blocks: dict[tuple[int, int], list[int]] = {}
         for position, key in enumerate(keys.arriving):
             blocks.setdefault(key.columns, []).append(position)
-        arrived: torch.Tensor = _PutInPlace.apply(
+        return _PutInPlace.apply(
             numbers,
             [
                 _Block(
@@ -205,7 +204,6 @@ class _InOrderOfIds(Awaitable[torch.Tensor]):
             ],
             (begins[-1], keys.dim),
         )
-        return arrived
 
     def _places(self, begins_of_all: list[int], begins: list[int]) -> list[torch.Tensor]:
         """Where the rows of each arriving key belong.

@@ -238,8 +238,8 @@ class TableIndexes:
             return None
         trained = [table for table in self._evicting if self.store.weight(table.name).requires_grad]
         tables = [(table, self.store.index(table.name)) for table in trained]
-        batch = in_flight.latest = BatchInFlight(self.collection, in_flight.kept_until, tables)
-        return batch
+        in_flight.latest = BatchInFlight(self.collection, in_flight.kept_until, tables)
+        return in_flight.latest
 
     def finish(self, batch: BatchInFlight | None, segments: list[Segment], rows: torch.Tensor, training: bool) -> None:
         """Keep the rows of a batch from now on. Sharded collections count the forward as rows are sent."""
