@@ -51,31 +51,45 @@ def batch(values: Any = None, weights: Any = None, **more: Any) -> KeyedJaggedTe
     return KeyedJaggedTensor(["a", "b"], values, weights, **more)
 
 
-WRONG_LENGTHS: dict[str, dict[str, Any]] = {
-    "far_apart": {"lengths": torch.tensor([2**40, 1 - 2**40, 1, 4])},
-    "too_few": {"lengths": torch.tensor([2, 1, 1, 1])},
-    "too_many": {"lengths": torch.tensor([2, 1, 1, 3])},
-    "negative": {"lengths": torch.tensor([3, -1, 2, 2])},
-    "wrap_around": {"lengths": torch.tensor([2**62, 2**62, 2**62, 2**62 + 6])},
-    "wrap_around_int32": {"lengths": torch.tensor([2**31 - 1, 2**31 - 1, 2, 6], dtype=torch.int32)},
-    "another_number": {"lengths": torch.tensor([2, 1, 1, 1, 1])},
-    "another_batch_size": {"lengths": torch.tensor([2, 1, 1, 2]), "stride": 3},
-    "descend": {"offsets": torch.tensor([0, 3, 2, 4, 6])},
-    "end_early": {"offsets": torch.tensor([0, 2, 3, 4, 5])},
-    "begin_late": {"offsets": torch.tensor([1, 2, 3, 4, 6])},
-    "sparse": {"lengths": torch.tensor([2, 1, 1, 2]).to_sparse()},
-    "none": {"lengths": None},
-    "length_per_key": {"lengths": torch.tensor([2, 1, 1, 2]), "length_per_key": [2, 4]},
+WRONG_LENGTHS: dict[str, tuple[dict[str, Any], str]] = {
+    "far_apart": ({"lengths": torch.tensor([2**40, 1 - 2**40, 1, 4])}, "a bag has length -1099511627775,"),
+    "too_few": ({"lengths": torch.tensor([2, 1, 1, 1])}, "lengths add up to 5, and there are 6 ids"),
+    "too_many": ({"lengths": torch.tensor([2, 1, 1, 3])}, "lengths add up to 7,"),
+    "negative": ({"lengths": torch.tensor([3, -1, 2, 2])}, "a bag has length -1,"),
+    "wrap_around": (
+        {"lengths": torch.tensor([2**62, 2**62, 2**62, 2**62 + 6])},
+        "lengths add up to 18446744073709551622,",
+    ),
+    "wrap_around_int32": (
+        {"lengths": torch.tensor([2**31 - 1, 2**31 - 1, 2, 6], dtype=torch.int32)},
+        "lengths add up to 4294967302,",
+    ),
+    "another_number": ({"lengths": torch.tensor([2, 1, 1, 1, 1])}, "there are 5 lengths, but 2 keys with 2 bags each"),
+    "another_batch_size": (
+        {"lengths": torch.tensor([2, 1, 1, 2]), "stride": 3},
+        "there are 4 lengths, but 2 keys with 3 bags each",
+    ),
+    "descend": ({"offsets": torch.tensor([0, 3, 2, 4, 6])}, "offsets go down from 3 to 2,"),
+    "end_early": ({"offsets": torch.tensor([0, 2, 3, 4, 5])}, "lengths add up to 5,"),
+    "begin_late": ({"offsets": torch.tensor([1, 2, 3, 4, 6])}, "lengths add up to 5,"),
+    "sparse": ({"lengths": torch.tensor([2, 1, 1, 2]).to_sparse()}, "lengths are a torch.sparse_coo tensor"),
+    "none": ({"lengths": None}, "lengths are missing, and so are offsets"),
+    "length_per_key": (
+        {"lengths": torch.tensor([2, 1, 1, 2]), "length_per_key": [2, 4]},
+        r"length_per_key is \[2, 4\], but the lengths add up to \[3, 3\]",
+    ),
 }
 
 
 @each_hashing
-@pytest.mark.parametrize("wrong", WRONG_LENGTHS.values(), ids=WRONG_LENGTHS.keys())
+@pytest.mark.parametrize(("wrong", "message"), WRONG_LENGTHS.values(), ids=WRONG_LENGTHS.keys())
 @pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
-def test_lengths_that_do_not_fit(hashing: recfx.HashConfig | None, wrong: dict[str, Any], training: bool) -> None:
+def test_lengths_that_do_not_fit(
+    hashing: recfx.HashConfig | None, wrong: dict[str, Any], message: str, training: bool
+) -> None:
     model = converted(hashing).train(training)
     before = copy.deepcopy(model.state_dict())
-    with refused("bad_lengths", error=recfx.RecfxError):
+    with refused("bad_lengths", match=message, error=recfx.InputError):
         model(batch(**wrong))
     torch.testing.assert_close(model.state_dict(), before, rtol=0, atol=0)
     model(batch())
