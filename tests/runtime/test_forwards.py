@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import pickle
 import threading
@@ -15,7 +16,7 @@ from torchrec import EmbeddingBagCollection, KeyedJaggedTensor
 
 import recfx
 from recfx import HashConfig
-from recfx.collections.converted_collection import converted_collections
+from recfx.collections.converted_collection import converted_collections, share_forwards
 from recfx.errors import InputError, RecfxError, TableFullError
 from recfx.runtime.find_ids import IndexSnapshot
 from tests.builders.batches import bags
@@ -247,6 +248,15 @@ def test_nothing_is_undone_after_a_backward() -> None:
         model.last(missing(1).other_features)
     assert_equal(state(model), before)
     assert int(before["first.hash_indexes.a.counts"][0]) == 1
+
+
+def test_no_forward_is_under_way_between_calls() -> None:
+    model = make("lru")
+    stores = share_forwards(model)
+    for take in (batch, missing, batch):
+        with contextlib.suppress(InputError):
+            model(take(1))
+        assert [store.forwards.now() for store in stores] == [None] * len(stores)
 
 
 def test_rows_that_were_found_in_between_are_not_used() -> None:
