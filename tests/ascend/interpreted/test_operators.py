@@ -102,3 +102,9 @@ def test_a_batch_without_samples() -> None:
         rows, offsets, torch.empty(0, 18), case.weights, case.table_of_feature
     )
     assert gradients.shape == (0,)
+
+
+def test_a_batch_of_one_bag() -> None:
+    weight = torch.rand(4, 5)
+    pooled = pooled_lookup_triton(torch.tensor([1, 3]), torch.tensor([0, 2]), [weight], [0], False, None)
+    assert torch.equal(pooled, weight[1:2] + weight[3:])
