@@ -79,11 +79,6 @@ class Rows:
             order = order[size:]
 
 
-def numbers_of_ids(most_ids: int) -> np.ndarray:
-    """How many ids each feature of generated rows has: few have many."""
-    return np.geomspace(4, most_ids, len(CATEGORICAL)).astype(np.int64)
-
-
 def generate(count: int, most_ids: int, seed: int = 0) -> Rows:
     """Rows with something to learn: every raw id has a hidden effect on the click, a fixed function of the id.
 
@@ -93,7 +88,7 @@ def generate(count: int, most_ids: int, seed: int = 0) -> Rows:
         seed: the seed for drawing rows; the ids and their effects do not depend on it.
     """
     random = np.random.default_rng(seed)
-    sizes = numbers_of_ids(most_ids)
+    sizes = np.geomspace(4, most_ids, len(CATEGORICAL)).astype(np.int64)  # few features have many ids
     ids = np.empty((count, len(CATEGORICAL)), dtype=np.int64)
     logits = np.full(count, -0.5)
     present = random.random(ids.shape) >= MISSING

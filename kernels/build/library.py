@@ -86,17 +86,16 @@ def _load_once() -> None:
         return
     try:
         _open_library()
+        opened = True
     except LibraryBuildError as error:
         _reason = str(error).partition("\n")[0]
         _logger.warning("C++ operators are not available; using the slower torch references instead: %s", _reason)
         for schema in schemas():
             if not hasattr(torch.ops.recfx, schema.partition("(")[0]):
                 _library().define(schema)
-        _register()
-        _loaded = False
-        return
+        opened = False
     _register()
-    _loaded = True
+    _loaded = opened
 
 
 def _register() -> None:

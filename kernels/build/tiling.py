@@ -35,24 +35,17 @@ class Chip:
     is_950: bool = False
 
 
-def _chip(name: str, vector_cores: int, ub_kib: int, is_950: bool = False) -> Chip:
-    """32 bytes of alignment are what the compiler writes into every module that it compiles. 65,535 programs and 49
+def _chip(name: str, vector_cores: int, is_950: bool = False) -> Chip:
+    """The chips of a generation differ in the number of their cores only. That of the 910 has the 910B and 910_93; the
+    next one was called 910_95 first, and of its 256 KiB of unified buffer, the compiler keeps 8.
+
+    32 bytes of alignment are what the compiler writes into every module that it compiles. 65,535 programs and 49
     characters are limits of triton-ascend's launcher.
     """
-    return Chip(name, vector_cores, ub_kib * 1024, 32, 65_535, 49, is_950)
+    return Chip(name, vector_cores, (248 if is_950 else 192) * 1024, 32, 65_535, 49, is_950)
 
 
-def _ascend_910(name: str, vector_cores: int) -> Chip:
-    """The chips of this generation, 910B and 910_93, differ in the number of their cores only."""
-    return _chip(name, vector_cores, 192)
-
-
-def _ascend_950(name: str, vector_cores: int) -> Chip:
-    """The next generation, which was called 910_95 first. Of 256 KiB of unified buffer, the compiler keeps 8."""
-    return _chip(name, vector_cores, 248, is_950=True)
-
-
-ASCEND_910B = _ascend_910("Ascend910B3", 40)
+ASCEND_910B = _chip("Ascend910B3", 40)
 """What kernels are compiled for where nobody names a chip: 20 AI cores with two vector cores each."""
 
 # Vector cores, twice the AI cores, by the ends of names, as the driver and `NPUTargetSpec.td` of Ascend's open compiler
@@ -72,11 +65,11 @@ CHIPS: Mapping[str, Chip] = MappingProxyType(
         chip.name: chip
         for chip in (
             ASCEND_910B,
-            *(_ascend_910(f"Ascend910{end}", cores) for end, cores in _910B.items()),
-            *(_ascend_910(f"Ascend910_{end}", cores) for end, cores in _910_93.items()),
-            *(_ascend_950(f"Ascend910_{end}", cores) for end, cores in _910_95.items()),
-            *(_ascend_950(f"Ascend950PR_{end}", cores) for end, cores in _950PR.items()),
-            *(_ascend_950(f"Ascend950DT_{end}", cores) for end, cores in _950DT.items()),
+            *(_chip(f"Ascend910{end}", cores) for end, cores in _910B.items()),
+            *(_chip(f"Ascend910_{end}", cores) for end, cores in _910_93.items()),
+            *(_chip(f"Ascend910_{end}", cores, is_950=True) for end, cores in _910_95.items()),
+            *(_chip(f"Ascend950PR_{end}", cores, is_950=True) for end, cores in _950PR.items()),
+            *(_chip(f"Ascend950DT_{end}", cores, is_950=True) for end, cores in _950DT.items()),
         )
     }
 )

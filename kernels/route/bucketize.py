@@ -167,7 +167,8 @@ def bucketize_triton(ids: Tensor, lengths: Tensor, batch_size: int, *arguments: 
     from recfx.kernels.route.bucketize_triton import recfx_bucket_counts, recfx_bucket_scatter
 
     device, bags, features = ids.device, lengths.numel(), len(routes.rows)
-    on_device = _routes_on(device, *(tuple(map(tuple, routes.row_borders)), *map(tuple, routes[1:])))
+    hashable: Any = (tuple(map(tuple, routes.row_borders)), *map(tuple, routes[1:]))
+    on_device = _routes_on(device, Routes(*hashable))
     most = on_device.most_pieces
     is_invalid = (lengths < 0).any() | (lengths.sum() != ids.numel())
     # Nothing outside of the ids is read, whatever the lengths are.
@@ -213,22 +214,13 @@ class _RoutesOnDevice(NamedTuple):
 
 
 @lru_cache(maxsize=256)
-def _routes_on(
-    device: torch.device,
-    row_borders: tuple[tuple[int, ...], ...],
-    dense_rows: tuple[int, ...],
-    rows: tuple[int, ...],
-    buckets: tuple[int, ...],
-    seeds: tuple[int, ...],
-    sources: tuple[int, ...],
-    pieces: tuple[int, ...],
-) -> _RoutesOnDevice:
+def _routes_on(device: torch.device, routes: Routes) -> _RoutesOnDevice:
+    """The routes have tuples in the place of lists."""
+    row_borders, _, _, _, _, sources, pieces = routes
     starts = [0, *accumulate(map(len, row_borders))][:-1]
     fields = [
         [start, max(0, len(borders) - 1), dense, number, bucket, mix64_integer(seed) if seed else 0]
-        for start, borders, dense, number, bucket, seed in zip(
-            starts, row_borders, dense_rows, rows, buckets, seeds, strict=True
-        )
+        for start, borders, dense, number, bucket, seed in zip(starts, *routes[:5], strict=True)
     ]
     most = max(1, *(len(borders) - 1 for borders in row_borders))
     choices = [

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from argparse import BooleanOptionalAction
+from argparse import ArgumentTypeError, BooleanOptionalAction
+from pathlib import Path
 
 from recfx.commandline.command import Argument, Command
-from recfx.commandline.doctor import DOCTOR
 from recfx.commandline.given_file import GivenFile
+from recfx.doctor.packages import DEVICES
 from recfx.planner.pricing.unknown_batch import BATCH_SIZE, LENGTH
 
 HARDWARE = ("ascend_910b", "h100", "cpu")
@@ -77,6 +78,14 @@ _PLAN = Argument(
 
 def _hardware(help: str) -> Argument:
     return Argument("--hardware", choices=HARDWARE, help=help)
+
+
+def _device(text: str) -> str:
+    """Check the device that an option names; argparse turns the error into a message and exit status 2."""
+    kind, _, number = text.partition(":")
+    if kind not in DEVICES or not ((number.isascii() and number.isdigit()) or text == kind):
+        raise ArgumentTypeError(f"{text!r} is none of {', '.join(DEVICES)}, nor one of them with a number")
+    return text
 
 
 COMMANDS = (
@@ -245,5 +254,30 @@ COMMANDS = (
             *_SETTINGS,
         ),
     ),
-    DOCTOR,
+    Command(
+        "doctor",
+        help="is this machine set up, are the kernels right here, and how fast are they",
+        description="Look at what is installed, run every kernel against its reference on the device, train a small "
+        "model there, and measure how fast the kernels are. Writes a page and JSON to attach to a bug report. The exit "
+        "status is 1 if something is missing or wrong.",
+        example="doctor --device npu",
+        arguments=(
+            _JSON,
+            Argument(
+                "--device",
+                type=_device,
+                metavar="DEVICE",
+                help="npu, cuda or cpu, perhaps with a number, as in npu:1 (default: the first of these that is here)",
+            ),
+            Argument("--quick", action="store_true", help="fewer shapes and shorter measurements: a few seconds"),
+            Argument(
+                "--out",
+                metavar="PATH",
+                type=Path,
+                default=Path(),
+                help="a directory, or the path of the two files without its end (default: recfx-doctor here)",
+            ),
+        ),
+        has_factory=False,
+    ),
 )

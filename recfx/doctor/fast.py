@@ -34,14 +34,16 @@ def measure(report: Report, device: torch.device) -> Iterator[str]:
     size = size_for(device, report.quick)
     report.workload = str(size)
     yield "tables and a batch"
-    workload, limit = Workload(device, size), _limit_of(device)
+    workload = Workload(device, size)
+    # Bytes per second of the chip's memory, by its data sheet.
+    limit = MEMORY_BANDWIDTH if device.type == "npu" and name_of(device) == ASCEND_910B.name else None
     copied = 0.0  # bytes per millisecond
     measured: list[Measured] = []
     for call in (workload.copy(), *workload.calls()):
         yield call.name
         milliseconds = median_ms(call.run, device, report.quick)
-        copied = copied or call.bytes / milliseconds
         speed = call.bytes / milliseconds
+        copied = copied or speed
         of_chip = None if limit is None else speed * 1e3 / limit
         report.speeds.append(Speed(call.name, milliseconds, call.bytes, speed / copied, of_chip))
         measured.append(call)
@@ -53,7 +55,7 @@ def measure(report: Report, device: torch.device) -> Iterator[str]:
     with contextlib.ExitStack() as chosen:  # what is chosen for one setting is in use while the next is tried
         for setting, call in product(CANDIDATES, measured):
             if call.kernel in tuned.ALLOWED[setting]:
-                yield f"{in_words(setting)} of {call.kernel}"
+                yield _name_of(setting, call)
                 choice = best_of(call, setting, device, report.quick)
                 report.choices.append(choice)
                 kept.setdefault(setting, {})[call.kernel] = choice.chosen
@@ -76,12 +78,11 @@ def best_of(call: Measured, setting: str, device: torch.device, quick: bool) -> 
             times[number] = median_ms(call.run, device, quick)
     default, best = candidates[0], min(candidates, key=times.__getitem__)
     chosen = best if times[best] <= WORTH * times[default] else default
-    return Choice(f"{in_words(setting)} of {call.kernel}", times, chosen)
+    return Choice(_name_of(setting, call), times, chosen)
 
 
-def in_words(setting: str) -> str:
-    """As it is shown."""
-    return setting.replace("_", " ")
+def _name_of(setting: str, call: Measured) -> str:
+    return f"{setting.replace('_', ' ')} of {call.kernel}"
 
 
 def _threads(calls: list[Measured], quick: bool) -> Iterator[Choice]:
@@ -95,9 +96,3 @@ def _threads(calls: list[Measured], quick: bool) -> Iterator[Choice]:
         finally:
             torch.set_num_threads(used)
         yield Choice("threads of torch, for a pooled lookup", times, used)
-
-
-def _limit_of(device: torch.device) -> float | None:
-    """Bytes per second of the chip's memory, by its data sheet."""
-    known = {ASCEND_910B.name: MEMORY_BANDWIDTH}
-    return known.get(name_of(device)) if device.type == "npu" else None

@@ -14,7 +14,8 @@ WHAT_TO_DO = "what to do"
 def grids(report: Report) -> Iterator[tuple[Grid, list[str]]]:
     """Each table with the status of each of its rows, ``ok``, ``warning`` or ``error``."""
     if report.findings:
-        yield _findings(report), [_class_of(finding.status) for finding in report.findings]
+        statuses = [finding.status for finding in report.findings]
+        yield _findings(report), ["error" if status == Status.MISSING else str(status) for status in statuses]
     if report.answers:
         yield _answers(report), ["ok" if answer.ok else "error" for answer in report.answers]
     if report.speeds:
@@ -76,7 +77,3 @@ def _choices(report: Report) -> Grid:
         "kept in": lambda choice: without_home(choice.kept_in),
     }
     return Grid.of("Choices", report.choices, columns, ("in use",))
-
-
-def _class_of(status: Status) -> str:
-    return "error" if status == Status.MISSING else str(status)

@@ -68,15 +68,10 @@ class Report:
         end = "OK" if self.ok else "NOT OK"
         return f"{place}{mark}: {', '.join([*told, end])}{'' if self.complete else ', NOT COMPLETE'}"
 
-    def plain(self) -> dict[str, Any]:
-        """Dicts, lists and scalars; the user's home directory is ``~`` in every text."""
-        content = {"version": DOCTOR_VERSION, "recfx": __version__, "ok": self.ok, **asdict(self)}
-        shortened: dict[str, Any] = _without_home(content)
-        return shortened
-
     def to_json(self) -> str:
-        """The whole report, indented."""
-        return json.dumps(self.plain(), indent=2, default=str)
+        """The whole report, indented; the user's home directory is ``~`` in every text."""
+        content = {"version": DOCTOR_VERSION, "recfx": __version__, "ok": self.ok, **asdict(self)}
+        return json.dumps(_without_home(content), indent=2, default=str)
 
 
 def _without_home(value: Any) -> Any:

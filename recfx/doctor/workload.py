@@ -106,12 +106,12 @@ class Workload:
             "pooled lookup",
             pooled + bags,
             lambda: lookup(*batch, *tables, False, None),
-            _kernel(in_triton, "pooled_lookup"),
+            "recfx_pooled_lookup",
         )
         gradients = per_sample_weight_gradients_triton if in_triton else operators.per_sample_weight_gradients
         yield Measured(
             "gradients of weights of ids", pooled + bags + 4 * self.count,
-            lambda: gradients(*batch, self.gradients, *tables), _kernel(in_triton, "per_sample_weight_gradients"),
+            lambda: gradients(*batch, self.gradients, *tables), "recfx_per_sample_weight_gradients",
         )  # fmt: skip
         if in_triton:
             codes = [quantize_rows(weight.cpu(), 8, 16).to(self.device) for weight in self.weights]
@@ -159,7 +159,3 @@ class Workload:
         per_table = numbers * len(weights)
         of_outputs = (self.rows, self.offsets, [self.gradients])
         return lambda: library.operators().fused_step_(*of_outputs, *tables, rule.name, per_table, False, None, None)
-
-
-def _kernel(in_triton: bool, name: str) -> str:
-    return f"recfx_{name}" if in_triton else ""

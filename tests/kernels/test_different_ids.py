@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from recfx.kernels.route.different_ids import (
     sum_rows,
     sum_rows_reference,
 )
+from tests.kernels.chosen_ids import mix64_inverse
 
 KEYS = st.lists(
     st.tuples(st.lists(st.integers(-(2**63), 2**63 - 1) | st.integers(-2, 3), max_size=40), st.booleans()), max_size=4
@@ -38,6 +40,14 @@ def test_each_id_is_found_at_its_first_place(keys: list[tuple[list[int], bool]])
             expected.append(known.setdefault(id_ if is_chosen else place, len(known)))
         assert count == len(known)
     assert numbers.tolist() == expected
+
+
+def test_chosen_ids_are_found_in_little_time() -> None:
+    """One slot after the other, they would take two billion steps."""
+    ids = mix64_inverse(torch.arange(60_000) << 20)
+    begin = time.process_time()
+    assert different_ids(ids.repeat(2), [120_000], [True])[2] == [60_000]
+    assert time.process_time() - begin < 0.5
 
 
 @pytest.mark.parametrize("threads", [1, 3])

@@ -19,4 +19,14 @@ void parallel_for(int64_t begin, int64_t end, int64_t grain_size, const Work& wo
   }
 }
 
+// Calls work(k) for each k below `count`, on all threads.
+template <typename Work>
+void parallel_for_each(int64_t count, const Work& work) {
+  parallel_for(0, count, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t k = begin; k < end; ++k) {
+      work(k);
+    }
+  });
+}
+
 }  // namespace recfx

@@ -24,7 +24,7 @@ constexpr uint8_t kRenewed = 5;  // the same, but it belonged to another id befo
 inline bool is_taken(uint8_t state) { return state % 2 == 1; }
 inline bool is_uninitialized(uint8_t state) { return state == kNew || state == kRenewed; }
 
-// Positions in `counts`; hashing/storage.py names them.
+// Positions in `counts`; kernels/index/index_buffers.py names them.
 enum Counter { kBatches, kIdsSeen, kInserted, kEvicted, kSharedAnswers, kUnseenAnswers, kCounters };
 
 // A HashConfig as numbers, which kernels/index/index_buffers.py makes (IndexPolicy).

@@ -11,7 +11,6 @@ namespace recfx {
 // Individual rows of one table. They are sorted only when first needed. Several threads may ask.
 class RowsInFlight {
  public:
-  RowsInFlight() = default;
   // rows: in any order; repeats and negative numbers are allowed. None of their batches is older than number `oldest`.
   RowsInFlight(const int64_t* rows, int64_t count, int64_t oldest) : rows_(rows), count_(count), oldest_(oldest) {}
 
@@ -27,9 +26,9 @@ class RowsInFlight {
   }
 
  private:
-  const int64_t* rows_ = nullptr;
-  int64_t count_ = 0;
-  int64_t oldest_ = 0;
+  const int64_t* rows_;
+  int64_t count_;
+  int64_t oldest_;
   std::once_flag is_sorted_;
   std::vector<int64_t> sorted_;
 };

@@ -30,7 +30,9 @@ class SlotChanges {
         groups.prefetch(groups.home(changes[i + kAhead].id));
       }
       const Change each = changes[i];
-      if (!(each.row == kNoRow ? groups.erase_before(each.id, end) : groups.insert_before(each.id, each.row, end))) {
+      if (groups.stays_before(each.id, end)) {
+        make_one(groups, each);
+      } else {
         changes[left++] = each;
       }
     }
@@ -41,11 +43,7 @@ class SlotChanges {
   void make_rest(SlotGroups& groups) {
     for (const std::vector<Change>& changes : of_range_) {
       for (const Change& each : changes) {
-        if (each.row == kNoRow) {
-          groups.erase(each.id);
-        } else {
-          groups.insert(each.id, each.row);
-        }
+        make_one(groups, each);
       }
     }
   }
@@ -55,6 +53,14 @@ class SlotChanges {
     int64_t id;
     int64_t row;  // kNoRow: the id is erased
   };
+
+  static void make_one(SlotGroups& groups, const Change& change) {
+    if (change.row == kNoRow) {
+      groups.erase(change.id);
+    } else {
+      groups.insert(change.id, change.row);
+    }
+  }
 
   void add(const SlotGroups& groups, Change change) {
     const size_t range = groups.home(change.id) * of_range_.size() / groups.count();

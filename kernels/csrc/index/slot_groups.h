@@ -59,29 +59,13 @@ class SlotGroups {
     }
   }
 
-  // insert() and erase(), if that concerns no group from `end` on; otherwise they change nothing and return false. The
-  // home of the id must be before `end`.
-  bool insert_before(int64_t id, int64_t row, uint64_t end) {
+  // Whether insert() and erase() of an id concern no group from `end` on. The home of the id must be before `end`.
+  bool stays_before(int64_t id, uint64_t end) const {
     uint64_t group = home(id);
     while (group < end && groups_[group].is_full()) {
       ++group;
     }
-    if (group == end || id == kEmptyId) {
-      return false;
-    }
-    put(group, size(group), id, row);
-    return true;
-  }
-  bool erase_before(int64_t id, uint64_t end) {
-    uint64_t group = home(id);
-    while (group < end && groups_[group].is_full()) {
-      ++group;
-    }
-    if (group == end || id == kEmptyId) {
-      return false;
-    }
-    erase(id);
-    return true;
+    return group < end && id != kEmptyId;
   }
 
   // The id must be absent.

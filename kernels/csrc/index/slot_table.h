@@ -30,8 +30,6 @@ class SlotTable {
 
   RECFX_INLINE Slot at(uint64_t slot) const { return slots_[slot]; }
 
-  int64_t find(int64_t id) const { return find_from(id, home(id)); }
-
   // `home` is home(id), computed earlier to prefetch the slot.
   RECFX_INLINE int64_t find_from(int64_t id, uint64_t home) const {
     if (id == kEmptyId) [[unlikely]] {

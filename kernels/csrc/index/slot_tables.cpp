@@ -124,11 +124,7 @@ void slot_tables_(const at::Tensor& all_slots, const at::Tensor& all_side_rows, 
   parallel_for(0, 2 * begin, kFilledAtOnce,
                [&](int64_t first, int64_t last) { std::fill(numbers + first, numbers + last, kEmptyId); });
   std::fill(side_rows, side_rows + tables, kNoRow);
-  parallel_for(0, static_cast<int64_t>(tables), 1, [&](int64_t first, int64_t last) {
-    for (int64_t t = first; t < last; ++t) {
-      insert_rows(rows[t], views[t]);
-    }
-  });
+  parallel_for_each(static_cast<int64_t>(tables), [&](int64_t t) { insert_rows(rows[t], views[t]); });
 }
 
 }  // namespace

@@ -21,21 +21,8 @@ class TouchedScores {
 
   // Records that batch number `batch` uses the rows found for the ids from `begin` to `end`. See any_order.
   void touch_ids(int64_t begin, int64_t end, int64_t batch) {
-    const ScoreRule rule = index_.score_rule();
-    int64_t found[2][kLookahead];
-    int64_t counts[2] = {0, 0};
-    int now = 0;
-    for (; begin < end; begin += kLookahead, now ^= 1) {
-      int64_t count = 0;
-      for (int64_t i = begin; i < std::min(begin + kLookahead, end); ++i) {
-        found[now][count] = i;
-        count += rows_[i] >= index_.slice.own_dense_rows;
-      }
-      prefetch_all(found[now], count);
-      counts[now] = count;
-      touch_all(found[now ^ 1], counts[now ^ 1], rule, batch);
-    }
-    touch_all(found[now ^ 1], counts[now ^ 1], rule, batch);
+    const int64_t first = index_.slice.own_dense_rows;
+    touch(begin, end, batch, [first](int64_t row) { return row >= first; });
   }
 
   // The same for the rows of one of `shares` equal shares of the table's rows, so that several threads need no atomic
@@ -44,21 +31,7 @@ class TouchedScores {
     const int64_t own_rows = index_.slice.rows() - index_.slice.own_dense_rows;
     const int64_t first = index_.slice.own_dense_rows + share * own_rows / shares;
     const int64_t last = index_.slice.own_dense_rows + (share + 1) * own_rows / shares;
-    const ScoreRule rule = index_.score_rule();
-    int64_t ours[2][kLookahead];
-    int64_t counts[2] = {0, 0};
-    int now = 0;
-    for (int64_t begin = 0; begin < count_; begin += kLookahead, now ^= 1) {
-      int64_t count = 0;
-      for (int64_t i = begin; i < std::min(begin + kLookahead, count_); ++i) {
-        ours[now][count] = i;
-        count += first <= rows_[i] && rows_[i] < last;
-      }
-      prefetch_all(ours[now], count);
-      counts[now] = count;
-      touch_all(ours[now ^ 1], counts[now ^ 1], rule, batch);
-    }
-    touch_all(ours[now ^ 1], counts[now ^ 1], rule, batch);
+    touch(0, count_, batch, [first, last](int64_t row) { return first <= row && row < last; });
   }
 
   // Undoes the touches of the ids from `begin` to `end`, once all others are made or undone, before the ids without a
@@ -75,6 +48,26 @@ class TouchedScores {
   }
 
  private:
+  // The ids from `begin` to `end` whose rows `is_ours` takes, a block of them after their scores were prefetched.
+  template <typename IsOurs>
+  void touch(int64_t begin, int64_t end, int64_t batch, const IsOurs& is_ours) {
+    const ScoreRule rule = index_.score_rule();
+    int64_t ours[2][kLookahead];
+    int64_t counts[2] = {0, 0};
+    int now = 0;
+    for (; begin < end; begin += kLookahead, now ^= 1) {
+      int64_t count = 0;
+      for (int64_t i = begin; i < std::min(begin + kLookahead, end); ++i) {
+        ours[now][count] = i;
+        count += is_ours(rows_[i]);
+      }
+      prefetch_all(ours[now], count);
+      counts[now] = count;
+      touch_all(ours[now ^ 1], counts[now ^ 1], rule, batch);
+    }
+    touch_all(ours[now ^ 1], counts[now ^ 1], rule, batch);
+  }
+
   void prefetch_all(const int64_t* positions, int64_t count) {
     for (int64_t k = 0; k < count; ++k) {
       __builtin_prefetch(index_.row_scores + rows_[positions[k]], 1);

@@ -7,7 +7,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cstring>
 #include <limits>
 #include <optional>
 #include <tuple>
@@ -105,15 +104,6 @@ std::vector<Task> tasks_of(const Plan& plan) {
   return tasks;
 }
 
-template <typename Run>
-void run(int64_t count, const Run& work) {
-  parallel_for(0, count, 1, [&](int64_t begin, int64_t end) {
-    for (int64_t k = begin; k < end; ++k) {
-      work(k);
-    }
-  });
-}
-
 // Where each bag begins, and where the last one ends. `most`: the most ids that the lengths may add up to.
 template <typename length_t>
 std::vector<int64_t> offsets_of(const length_t* lengths, int64_t count, int64_t most) {
@@ -165,7 +155,7 @@ template <typename length_t>
 void count(const Plan& plan, const std::vector<Task>& tasks, const int64_t* ids, uint16_t* pieces, length_t* lengths) {
   constexpr int64_t kNone = std::numeric_limits<int64_t>::max();
   std::atomic<int64_t> bad_task{kNone};
-  run(static_cast<int64_t>(tasks.size()), [&](int64_t t) {
+  parallel_for_each(static_cast<int64_t>(tasks.size()), [&](int64_t t) {
     const auto& [feature, first, last] = tasks[t];
     const PieceOf& piece_of = *plan.features[feature];
     const int64_t* offsets = plan.offsets.data() + feature * plan.batch_size;
@@ -210,11 +200,11 @@ void complete_lengths(const Plan& plan, const length_t* lengths_in, length_t* le
 }
 
 // Second pass: writes each of `values`, which has one value per id, to where the piece of its id goes.
-// // base_of(PieceOf of the feature, piece) -> what to subtract from each value
+// base_of(PieceOf of the feature, piece) -> what to subtract from each value
 template <typename value_t, typename BaseOf>
 void fill(const Plan& plan, const std::vector<Task>& tasks, const std::vector<int64_t>& offsets_out,
           const uint16_t* pieces, const value_t* values, value_t* out, const BaseOf& base_of) {
-  run(static_cast<int64_t>(tasks.size()), [&](int64_t t) {
+  parallel_for_each(static_cast<int64_t>(tasks.size()), [&](int64_t t) {
     const auto& [feature, first, last] = tasks[t];
     const PieceOf& piece_of = *plan.features[feature];
     const int64_t* offsets = plan.offsets.data() + feature * plan.batch_size;
@@ -235,7 +225,7 @@ void fill(const Plan& plan, const std::vector<Task>& tasks, const std::vector<in
     }
   });
   // Entries that hold a whole feature, and those that repeat an earlier entry.
-  run(static_cast<int64_t>(plan.source.size()), [&](int64_t e) {
+  parallel_for_each(static_cast<int64_t>(plan.source.size()), [&](int64_t e) {
     const int64_t begin = offsets_out[e * plan.batch_size];
     const int64_t count = offsets_out[(e + 1) * plan.batch_size] - begin;
     if (count == 0) {

@@ -6,12 +6,15 @@
 #include <torch/library.h>
 
 #include <algorithm>
+#include <bit>
 #include <cstdint>
+#include <numeric>
+#include <random>
 #include <tuple>
 #include <vector>
 
 #include "build/parallel.h"
-#include "index/mix64.h"
+#include "index/slot_hash.h"
 
 namespace recfx {
 namespace {
@@ -19,16 +22,20 @@ namespace {
 constexpr int64_t kRowsPerTask = 1024;
 constexpr int64_t kEmpty = -1;
 
+// With a seed that whoever chooses the ids does not know. What is found does not depend on it.
+const SeededHash& hash_of_process() {
+  static const SeededHash hash(static_cast<int64_t>(uint64_t{std::random_device()()} << 32 | std::random_device()()));
+  return hash;
+}
+
 // One key: an open table of the places of its different ids, at most half full.
 int64_t find_first(const int64_t* ids, int64_t count, bool* is_first, int64_t* numbers) {
-  uint64_t slots = 16;
-  while (slots < 2 * static_cast<uint64_t>(count)) {
-    slots *= 2;
-  }
+  const SeededHash hash = hash_of_process();
+  const uint64_t slots = std::bit_ceil(2 * static_cast<uint64_t>(count));
   std::vector<int64_t> place_in(slots, kEmpty);
   int64_t different = 0;
   for (int64_t i = 0; i < count; ++i) {
-    uint64_t slot = mix64(static_cast<uint64_t>(ids[i])) & (slots - 1);
+    uint64_t slot = hash.place(ids[i], slots);
     while (place_in[slot] != kEmpty && ids[place_in[slot]] != ids[i]) {
       slot = (slot + 1) & (slots - 1);
     }
@@ -67,20 +74,16 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> different_ids(const at::Tensor& i
   bool* first = is_first.mutable_data_ptr<bool>();
   int64_t* number = numbers.mutable_data_ptr<int64_t>();
   int64_t* counted = different.mutable_data_ptr<int64_t>();
-  parallel_for(0, keys, 1, [&](int64_t begin, int64_t end) {
-    for (int64_t key = begin; key < end; ++key) {
-      const int64_t start = begins[key];
-      const int64_t count = ids_per_key[key];
-      if (chosen[key]) {
-        counted[key] = find_first(all_ids + start, count, first + start, number + start);
-        continue;
-      }
-      std::fill(first + start, first + start + count, true);
-      for (int64_t i = 0; i < count; ++i) {
-        number[start + i] = i;
-      }
-      counted[key] = count;
+  parallel_for_each(keys, [&](int64_t key) {
+    const int64_t start = begins[key];
+    const int64_t count = ids_per_key[key];
+    if (chosen[key]) {
+      counted[key] = find_first(all_ids + start, count, first + start, number + start);
+      return;
     }
+    std::fill(first + start, first + start + count, true);
+    std::iota(number + start, number + start + count, 0);
+    counted[key] = count;
   });
   return {is_first, numbers, different};
 }
