@@ -12,7 +12,7 @@ import inspect
 import json
 import keyword
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +24,7 @@ from torchrec.sparse.tensor_dict import maybe_td_to_kjt
 
 from recfx.discovery.sample import Sample
 from recfx.errors import ExportError, InputError, type_of
-from recfx.exporter.input_errors import of_tensors
+from recfx.exporter.input_errors import with_values
 
 
 def identifier(path: str, taken: Collection[str]) -> str:
@@ -93,6 +93,8 @@ class Signature:
         positional: how many of them the sample gives by position.
         order: the names of what can be given by position, in order; () if the sample gives all of them.
         defaults: the defaults of parameters, as far as they are constants.
+        sizes: by name, the sizes of each tensor of the sample, of which those that change with the batch size are -1;
+            of no tensor if the batch size is not known.
     """
 
     parameters: tuple[str, ...]
@@ -100,6 +102,7 @@ class Signature:
     positional: int
     order: tuple[str, ...] = ()
     defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    sizes: Mapping[str, Sequence[int]] = dataclasses.field(default_factory=dict)
 
     def leaves(self) -> list[Pattern]:
         """The arguments of the exported program."""
@@ -122,10 +125,12 @@ class Signature:
         return values
 
     def unlike_sample(self, leaves: Iterable[Any]) -> tuple[str, str] | None:
-        """The first tensor that has another dtype or rank than in the sample, in words, and a reason code.
+        """The first tensor that has another dtype or rank than in the sample, in words, and a reason code; or else the
+        first of other sizes, apart from the batch's.
 
         A model may take such tensors, so only a call that has failed asks.
         """
+        of_other_sizes = None
         for leaf, value in zip(self.leaves(), leaves, strict=True):
             if leaf.kind != "tensor" or leaf.value is None:
                 continue
@@ -135,7 +140,14 @@ class Signature:
             expected = leaf.type_name or _dtype(value)
             if _dtype(value) != expected:
                 return f"input {leaf.name} must be {expected}, got {_dtype(value)}", "wrong_dtype"
-        return None
+            sizes = self.sizes.get(leaf.name, [])
+            if any(expected not in (-1, size) for expected, size in zip(sizes, value.shape, strict=False)):
+                was = ", ".join("any" if size == -1 else str(size) for size in sizes)
+                message = (
+                    f"the model fails with input {leaf.name} of sizes {list(value.shape)}; the sample's had [{was}]"
+                )
+                of_other_sizes = of_other_sizes or (message, "wrong_size")
+        return of_other_sizes
 
     def _by_name(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         """The arguments of a call; those that the sample did not give must have their defaults."""
@@ -175,7 +187,20 @@ def signature_of(model: nn.Module, sample: Sample) -> Signature:
     taken: set[str] = set()
     values = [*sample.args, *sample.kwargs.values()]
     patterns = tuple(_pattern(value, name, taken) for name, value in zip(parameters, values, strict=True))
-    return Signature(parameters, patterns, len(sample.args), names, defaults)
+    signature = Signature(parameters, patterns, len(sample.args), names, defaults)
+    return dataclasses.replace(signature, sizes=_sizes(signature, sample))
+
+
+def _sizes(signature: Signature, sample: Sample) -> dict[str, list[int]]:
+    bigger = sample.resized()
+    if bigger is None:
+        return {}
+    of_both = zip(*(signature.flatten(call.args, call.kwargs) for call in (sample, bigger)), strict=True)
+    return {
+        leaf.name: [size if size == other else -1 for size, other in zip(*(each.shape for each in both), strict=True)]
+        for leaf, both in zip(signature.leaves(), of_both, strict=True)
+        if leaf.kind == "tensor"
+    }
 
 
 def _parameters(model: nn.Module, sample: Sample) -> tuple[tuple[str, ...], dict[str, Any]]:
@@ -284,9 +309,7 @@ def rebuild(pattern: Pattern, leaves: Iterator[Any]) -> Any:
 
 def _flatten(value: Any, pattern: Pattern, where: str, values: list[Any]) -> None:
     if pattern.kind == "tensor":
-        if not isinstance(value, torch.Tensor):
-            raise _wrong(f"{where} is {type_of(value)}, not a tensor.", of_tensors(value))
-        values.append(value)
+        values.append(with_values(value, where))
     elif pattern.kind == "kjt":
         values.append(_keyed_jagged(value, where))
     elif pattern.kind == "jagged":
@@ -332,8 +355,8 @@ def _of_tensors(value: KeyedJaggedTensor | JaggedTensor, where: str) -> KeyedJag
     """The batch, if it is made of tensors: neither TorchRec nor TorchScript looks."""
     for name in ("values", "lengths", "offsets", "weights"):
         part = value.__dict__.get(f"_{name}")
-        if not isinstance(part, torch.Tensor) and (part is not None or name == "values"):
-            raise _wrong(f"{where}.{name} is {type_of(part)}, not a tensor.", of_tensors(part))
+        if part is not None or name == "values":
+            with_values(part, f"{where}.{name}")
     return value
 
 

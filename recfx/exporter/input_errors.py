@@ -22,6 +22,7 @@ _WHAT_TO_DO = {
     "wrong_id_dtype": "convert the ids with .long(), or .int() if they fit.",
     "wrong_dtype": "convert the tensor to the dtype that it had in the sample of the export.",
     "wrong_rank": "pass as many dimensions as the sample of the export had, the batch's among them.",
+    "wrong_size": "pass the sizes of the sample of the export, apart from the batch's.",
     "bad_ids": "pass the ids of all samples one after another, and one length per sample.",
     "bad_lengths": "pass one length (int64 or int32) per feature and sample that counts its ids; they add up to "
     "the number of ids.",
@@ -61,22 +62,24 @@ def check_inputs(passed: object, taken: Sequence[str]) -> None:
             what_to_do=_A_DICT,
         )
     for name, value in passed.items():
-        if not isinstance(value, torch.Tensor):
-            raise InputError(
-                f"input {name} is {type_of(value)}, not a tensor.",
-                reason="wrong_argument",
-                what_to_do=of_tensors(value),
-            )
+        with_values(value, f"input {name}")
 
 
 _A_DICT = "pass a dict with a tensor for each name in LoadedModel.inputs, and no others."
 
 
-def of_tensors(value: object) -> str:
-    """What to do about something that is passed instead of a tensor."""
-    if value is None:
-        return "pass a tensor; for a feature without ids, an empty one, and lengths of 0."
-    return "pass a tensor of the sample's dtype and dimensions: torch.as_tensor makes one of a list or an array."
+def with_values(value: object, where: str) -> torch.Tensor:
+    """The tensor; refuses something else (``wrong_argument``), and a tensor on meta."""
+    if isinstance(value, torch.Tensor) and not value.is_meta:
+        return value
+    if isinstance(value, torch.Tensor):
+        what, what_to_do = "on device 'meta', which holds no values", "pass a tensor on a device that computes."
+    else:
+        what, what_to_do = f"{type_of(value)}, not a tensor", "pass a tensor of the sample's dtype and dimensions: "
+        what_to_do += "torch.as_tensor makes one of a list or an array."
+        if value is None:
+            what_to_do = "pass a tensor; for a feature without ids, an empty one, and lengths of 0."
+    raise InputError(f"{where} is {what}.", reason="wrong_argument", what_to_do=what_to_do)
 
 
 @contextmanager

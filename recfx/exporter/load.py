@@ -246,8 +246,8 @@ class LoadedModel(Shown, nn.Module):
         If it returned a dataclass, this returns a dict of its fields.
 
         Raises:
-            InputError: ``wrong_argument``, or the reason code at the end of the file's own message; ``wrong_rank`` or
-                ``wrong_dtype``, if the model fails with a tensor that is unlike the sample's.
+            InputError: ``wrong_argument``, or the reason code at the end of the file's own message; ``wrong_rank``,
+                ``wrong_dtype`` or ``wrong_size``, if the model fails with a tensor that is unlike the sample's.
         """
         leaves = self._signature.flatten(args, kwargs)
         with torch.no_grad(), input_errors(lambda: self._signature.unlike_sample(leaves)):

@@ -71,6 +71,7 @@ def make_manifest(
         "positional": signature.positional,
         "order": list(signature.order),
         "defaults": dict(signature.defaults),
+        "sizes": dict(signature.sizes),
         "arguments": [_of_pattern(pattern) for pattern in signature.patterns],
         "outputs": tensor_names(call.returns),
         "returns": _of_pattern(call.returns),
@@ -132,9 +133,11 @@ def without_checksum(text: str) -> str:
 
 def signature_from(manifest: dict[str, Any]) -> Signature:
     """The signature that a manifest describes, whose fields are right."""
-    order, defaults = manifest.get("order", []), manifest.get("defaults", {})  # which older files lack
-    patterns = tuple(map(pattern_from, manifest["arguments"]))
-    return Signature(tuple(manifest["parameters"]), patterns, manifest["positional"], tuple(order), dict(defaults))
+    order, defaults = manifest.get("order", []), manifest.get("defaults", {})  # which older files lack, like the sizes
+    parameters, patterns = tuple(manifest["parameters"]), tuple(map(pattern_from, manifest["arguments"]))
+    return Signature(
+        parameters, patterns, manifest["positional"], tuple(order), dict(defaults), manifest.get("sizes", {})
+    )
 
 
 def _of_pattern(pattern: Pattern) -> dict[str, Any]:

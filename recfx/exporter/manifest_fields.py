@@ -73,6 +73,10 @@ def _is_integer(value: Any, least: int) -> bool:
     return type(value) is int and least <= value < 2**63
 
 
+def _is_size(value: Any) -> bool:
+    return _is_integer(value, -1)
+
+
 def _are_integers(values: Any) -> bool:
     return isinstance(values, list) and all(_is_integer(value, 0) for value in values)
 
@@ -142,6 +146,7 @@ FIELDS = {
     ),
     "order": Field("a list of names", lambda value, _: _are_names(value)),
     "defaults": _dict_of("constants", is_plain),
+    "sizes": _dict_of("lists of sizes", lambda sizes: isinstance(sizes, list) and all(map(_is_size, sizes))),
     "returns": Field("a pattern", lambda value, _: pattern_from(value) is not None, True),
     "outputs": Field(
         "a list of the names of what is returned",

@@ -199,11 +199,16 @@ def test_a_tensor_unlike_the_sample_is_named_when_the_model_fails(tmp_path: Path
     for added, reason, message in (
         (torch.rand(3, 3).double(), "wrong_dtype", r"input added must be float32, got float64\. What to do: convert"),
         (torch.ones(4), "wrong_rank", r"input added must have 2 dimensions, but is \[4\]\. What to do: pass as many"),
+        (
+            torch.rand(3, 4),
+            "wrong_size",
+            r"input added of sizes \[3, 4\]; the sample's had \[any, 3\]\. What to do: pass",
+        ),
     ):
         with refused(reason, match=message, error=recfx.InputError):
             loaded(features(), added)
         with refused(reason, match=message, error=recfx.InputError):
             loaded.serve({**by_name, "added": added})
     with pytest.raises(RuntimeError, match="TorchScript") as raised:
-        loaded(features(), torch.rand(3, 4))
+        loaded(features(), torch.rand(2, 3))  # of another batch, which may be that of the ids
     assert not isinstance(raised.value, recfx.InputError)

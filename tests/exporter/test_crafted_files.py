@@ -40,7 +40,11 @@ OTHERS = [None, -1.5, 2.0, True, "x" * 500, {}, [[]], [None], {"a": {}}]
 @pytest.mark.parametrize("name", FIELDS)
 def test_a_field_of_another_type_is_named(name: str, file: Path, tmp_path: Path) -> None:
     manifest = dict(recfx.load(file).manifest)
-    empty = {"defaults": {}, "crc32": {}, "collections": {}, "portable": True, "operators_version": None}
+    empty = {
+        "portable": True,
+        "operators_version": None,
+        **{key: {} for key in ("defaults", "sizes", "crc32", "collections")},
+    }
     for value in [other for other in OTHERS if name not in empty or json.dumps(empty[name]) != json.dumps(other)]:
         message = refused_by_manifest({**manifest, name: value})
         assert f"field {name!r} of its manifest is " in message

@@ -140,9 +140,12 @@ def test_plain_tensors_by_name(model: nn.Module, loaded: recfx.LoadedModel) -> N
         ),
         (whole | {"features.b.lengths": None}, "input features.b.lengths is None, not a tensor"),
         (whole | {"features.a.values": ids.numpy()}, "input features.a.values is a ndarray, not a tensor"),
+        (whole | {"dense": whole["dense"].to("meta")}, "input dense is on device 'meta', which holds no values. What"),
     ):
         with refused("wrong_argument", match=re.escape(told), error=recfx.InputError):
             loaded.serve(passed)
+    with pytest.raises((RuntimeError, torch.jit.Error), match=r"input features.a.values is on .*\[wrong_argument\]"):
+        loaded.script.serve(whole | {"features.a.values": ids.to("meta")})
     rest = r"inputs features\.c\.values, features\.c\.lengths, features\.a\.lengths and 4 more are missing\."
     with refused("missing_input", match=rest, error=recfx.InputError):
         loaded.serve({"dense": ids, "features.a.values": ids})
@@ -183,6 +186,8 @@ def test_what_is_no_tensor_and_what_is_misspelt_is_named(loaded: recfx.LoadedMod
         ((dense.numpy(), features), "dense is a ndarray, not a tensor"),
         ((dense, listed), "features.values is a list, not a tensor"),
         ((dense, None), "features is None, not a KeyedJaggedTensor"),
+        ((dense.to("meta"), features), "dense is on device 'meta', which holds no values"),
+        ((dense, features.to("meta")), "features.values is on device 'meta', which holds no values"),
     ):
         with refused("wrong_argument", match=re.escape(told), error=recfx.InputError):
             loaded(*args)

@@ -116,6 +116,8 @@ def input_named(inputs: dict[str, torch.Tensor], name: str) -> torch.Tensor:
     """The input of this name. Scriptable."""
     if name not in inputs:
         raise RuntimeError(f"input {name} is missing [missing_input]")
+    if inputs[name].is_meta:
+        raise RuntimeError(f"input {name} is on device 'meta', which holds no values [wrong_argument]")
     return inputs[name]
 
 
