@@ -3,8 +3,9 @@
 import recfx.hashing.cpu_capability  # noqa: F401, it registers a check
 from recfx.hashing.config import HashConfig, ResolvedHashConfig, as_integer
 from recfx.hashing.index import HashIndex, Occupancy
+from recfx.hashing.slices import row_cuts
 
-__all__ = ["HashConfig", "HashIndex", "Occupancy", "ResolvedHashConfig", "as_integer"]
+__all__ = ["HashConfig", "HashIndex", "Occupancy", "ResolvedHashConfig", "as_integer", "row_cuts"]
 
 
 def __dir__() -> list[str]:

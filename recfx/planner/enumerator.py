@@ -23,8 +23,7 @@ from torchrec.distributed.types import ModuleSharder
 from recfx.collections.converted_collection import ConvertedCollection, index_of
 from recfx.collections.sharding.types import type_named, type_names
 from recfx.errors import ConversionError
-from recfx.hashing import HashConfig
-from recfx.hashing.slices import row_cuts
+from recfx.hashing import HashConfig, row_cuts
 from recfx.planner.planned_option import PlannedOption
 
 
