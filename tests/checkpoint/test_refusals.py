@@ -237,6 +237,7 @@ def test_another_optimizer_in_backward(saved: Path, target: dict[str, Any], mess
     error = refused(training, saved)
     assert (error.reason, error.module_path) == ("checkpoint_mismatch", "first.embedding_bags.a.weight")
     assert message in error.message
+    assert "in_backward=False" in error.what_to_do
     recfx.load_checkpoint(training.model, saved, in_backward=False)
 
 
