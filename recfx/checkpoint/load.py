@@ -73,11 +73,16 @@ def load_checkpoint(
             ``other_rank_failed``, or what is wrong with an index. On all ranks.
     """
     root, peers = checked_model(model, "load_checkpoint")
-    path = checked_directory(directory, peers)
+    path, if_different = checked_directory(directory, peers)
     consequence = ["Nothing was loaded."]
-    what_to_do = "make sure that the files can be read, and load again; or use another checkpoint."
+    what_to_do = if_different or "make sure that the files can be read, and load again; or use another checkpoint."
     with told_as("checkpoint_unreadable", path, lambda: consequence[-1], what_to_do):
-        _load(root, path, optimizer, in_backward, consequence, peers)
+        try:
+            _load(root, path, optimizer, in_backward, consequence, peers)
+        except CheckpointError as error:
+            if not if_different or error.reason != "checkpoint_torn":
+                raise
+            raise CheckpointError(error.message, reason=error.reason, what_to_do=if_different) from error
 
 
 def _load(

@@ -96,17 +96,18 @@ def checked_model(model: object, call: str) -> tuple[nn.Module, Peers]:
     return root, Peers.of(root, call)
 
 
-def checked_directory(directory: object, peers: Peers) -> Path:
-    """The directory as a path. Collective: an error on one rank is raised on all.
+def checked_directory(directory: object, peers: Peers) -> tuple[Path, str]:
+    """The directory as a path, and what to do if something fails because ranks have named different ones, unless they
+    have not; machines may have one directory in different places. Collective: an error on one rank is raised on all.
 
     Raises:
         CheckpointError: ``invalid_argument``.
     """
 
-    def check() -> None:
+    def check() -> str:
         path = os.fspath(directory) if isinstance(directory, os.PathLike) else directory
         if isinstance(path, str) and path and "\0" not in path:
-            return
+            return str(Path(path))
         problem = f"{path!r}, which cannot be the name of a directory" if isinstance(path, str) else type_of(directory)
         raise CheckpointError(
             f"directory is {problem}.",
@@ -114,6 +115,9 @@ def checked_directory(directory: object, peers: Peers) -> Path:
             what_to_do="pass the path of a directory, as a str or a pathlib.Path.",
         )
 
-    peers.agree(check)
+    named = peers.agree(check)
     assert isinstance(directory, (str, os.PathLike))
-    return Path(directory)
+    others = [f"rank {rank} named {path}" for rank, path in enumerate(named) if path != named[0]]
+    return Path(
+        directory
+    ), f"name one directory on all ranks: rank 0 named {named[0]}, but {others[0]}." if others else ""

@@ -67,7 +67,7 @@ def save_checkpoint(
             ``value_not_supported``, ``other_rank_failed``. Raised on all ranks.
     """
     root, peers = checked_model(model, "save_checkpoint")
-    path = checked_directory(directory, peers)
+    path, if_different = checked_directory(directory, peers)
     tensors = _contents(root, optimizer, peers)
     data, temporary = peers.agree(new_names)[0]
 
@@ -79,7 +79,7 @@ def save_checkpoint(
             return "The new checkpoint is complete, but may not survive a crash, and the old one may still be there."
         return "The old checkpoint, if there was one, is as it was."
 
-    what_to_do = "make room on the disk, or make the directory writable, and save again."
+    what_to_do = if_different or "make room on the disk, or make the directory writable, and save again."
     with told_as("checkpoint_not_written", path, consequence, what_to_do):
         _write(path, tensors, data, temporary, peers)
 

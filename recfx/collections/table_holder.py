@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import functools
+import importlib
 from collections.abc import Callable
 from typing import Any, NoReturn
 
 from torch import nn
+from torch.nn.utils import parametrize
 
+from recfx.collections.wrap_once import wrap_once
 from recfx.errors import ConversionError
 
 # Attributes that change what calling the module returns; `training` and the weight are followed.
@@ -109,6 +113,26 @@ def hold(tables: nn.ModuleDict) -> None:
 def all_held(tables: nn.ModuleDict) -> bool:
     """Whether no table's module has been replaced since."""
     return set(map(type, tables._modules.values())) <= {*_HOLDERS.values()}
+
+
+def guard_tables() -> None:
+    """Let torch ask a table's module before it changes the weight, or takes it away, and only then what is refused.
+
+    Called once by ``first_use``, and idempotent.
+    """
+    weight_norm: Any = importlib.import_module("torch.nn.utils.weight_norm")  # its function has the same name
+    wrap_once(weight_norm.WeightNorm, "apply", _refusing_holders)
+    wrap_once(parametrize, "register_parametrization", _refusing_holders)
+
+
+def _refusing_holders(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def extended(module: nn.Module, *arguments: Any, **keywords: Any) -> Any:
+        if isinstance(module, _Holder):
+            raise module._refused("a parametrization", "unsupported_bag", "unconvert the model first")
+        return original(module, *arguments, **keywords)
+
+    return extended
 
 
 def release(tables: nn.ModuleDict) -> None:

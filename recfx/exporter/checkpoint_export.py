@@ -67,7 +67,7 @@ def export_from_checkpoint(
         ExportError: ``sample_failed``, or an error of ``export``.
     """
     root, peers = checked_model(model, "export")
-    path = checked_directory(directory, peers)
+    path, _ = checked_directory(directory, peers)
     converted = convert(root, verify=False, on_unsupported="keep")
     with contextlib.ExitStack() as open_files:
         with told_as("checkpoint_unreadable", path, lambda: "Nothing was written.", "make its files readable."):

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.nn.utils import parametrize, prune
+from torch.nn.utils import parametrizations, parametrize, prune
 
 import recfx
 from tests.builders.batches import batch
@@ -34,11 +34,16 @@ CHANGES: dict[str, Callable[[nn.EmbeddingBag], object]] = {
     "backward_hook": lambda bag: bag.register_full_backward_hook(lambda *arguments: None),
     "backward_pre_hook": lambda bag: bag.register_full_backward_pre_hook(lambda *arguments: None),
     "parametrization": lambda bag: parametrize.register_parametrization(bag, "weight", nn.Tanh()),
+    "parametrization that changes the weight": lambda bag: parametrizations.orthogonal(bag),
+    "weight norm": lambda bag: parametrizations.weight_norm(bag),
+    "old weight norm": lambda bag: torch.nn.utils.weight_norm(bag),
+    "old spectral norm": lambda bag: torch.nn.utils.spectral_norm(bag),
     "pruning": lambda bag: prune.l1_unstructured(bag, "weight", 0.5),
     "deleted": lambda bag: delattr(bag, "weight"),
 }
 
 
+@pytest.mark.filterwarnings("ignore:`torch.nn.utils.weight_norm` is deprecated:FutureWarning")
 @pytest.mark.parametrize("name", CHANGES)
 def test_a_change_after_the_conversion_is_refused_and_changes_nothing(name: str) -> None:
     converted = recfx.convert(collection())
@@ -51,6 +56,7 @@ def test_a_change_after_the_conversion_is_refused_and_changes_nothing(name: str)
     assert converted.state_dict().keys() == state.keys()
 
 
+@pytest.mark.filterwarnings("ignore:`torch.nn.utils.weight_norm` is deprecated:FutureWarning")
 @pytest.mark.parametrize("name", CHANGES)
 def test_the_standard_collection_takes_it_and_so_does_one_that_was_unconverted(name: str) -> None:
     for bags in (collection().embedding_bags, recfx.unconvert(recfx.convert(collection())).embedding_bags):
@@ -60,7 +66,6 @@ def test_the_standard_collection_takes_it_and_so_does_one_that_was_unconverted(n
 
 
 def test_a_weight_that_was_taken_away_behind_the_module_is_missed_at_the_next_forward() -> None:
-    """As an old reparametrization (weight_norm) does it."""
     converted = recfx.convert(collection())
     del converted.embedding_bags["t1"]._parameters["weight"]
     with refused("unsupported_bag", match="'t1' has no parameter"):

@@ -258,6 +258,22 @@ def fail_on(rank: int, world_size: int, case: Case, folder: str, where: str) -> 
     return str(getattr(caught.value, "reason", "OSError"))
 
 
+def apart(rank: int, world_size: int, case: Case, folder: str) -> list[tuple[str, str]]:
+    model, told = make(case, world_size), []
+    recfx.save_checkpoint(model, f"{folder}/0")
+    for call, name in ((recfx.load_checkpoint, rank), (recfx.save_checkpoint, 2 * rank)):
+        with pytest.raises(CheckpointError) as caught:
+            call(model, f"{folder}/{name}")
+        told.append((caught.value.reason, caught.value.what_to_do))
+    return told
+
+
+def test_ranks_that_name_different_directories_are_told_so(tmp_path: Path) -> None:
+    advice = f"name one directory on all ranks: rank 0 named {tmp_path}/0, but rank 1 named {tmp_path}"
+    expected = [("checkpoint_torn", f"{advice}/1."), ("checkpoint_not_written", f"{advice}/2.")]
+    assert ranks(2).run(apart, case_of("mixed"), str(tmp_path)) == [expected] * 2
+
+
 def test_a_rank_that_fails_leaves_the_checkpoint_before(tmp_path: Path) -> None:
     case = case_of("mixed")
     saved = ranks(2).run(save, case, str(tmp_path))[0]
