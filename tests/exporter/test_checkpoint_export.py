@@ -190,7 +190,7 @@ def test_an_index_of_another_size_than_its_table(wrong: list[str]) -> None:
         ),
         (
             ["export", f"{FACTORIES}:model", "m.pt", "--quantize", "mean=int8", "--quantize", "mean=int4"],
-            "names mean more than once",
+            "there is another value for mean",
         ),
         (["export", "./tests/exporter/absent.py:model", "m.pt"], "there is no file './tests/exporter/absent.py'"),
         (["export", "tests.exporter.hashed_models:call", "m.pt"], "needs arguments (batch_size)"),
