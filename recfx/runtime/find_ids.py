@@ -119,9 +119,13 @@ class InsertIds(_StepOfHashing):
         indexes, training = self.hash_ids.indexes, self.hash_ids.training
         if not indexes.begin(features, training):
             return features
-        if found_rows is None or not training or is_replay() or not found_rows.snapshot.holds:
-            return hash_batch(indexes, features, training)[0]
-        rows = found_rows.rows
+        if found_rows is not None and training and not is_replay() and found_rows.snapshot.holds:
+            return self.insert_absent(features, found_rows)
+        return hash_batch(indexes, features, training)[0]
+
+    def insert_absent(self, features: KeyedJaggedTensor, found_rows: FoundRows) -> KeyedJaggedTensor:
+        """The rows in ``found_rows``, completed for the ids that have none."""
+        indexes, rows = self.hash_ids.indexes, found_rows.rows
         if bool((rows == -1).any()):
             indexes.insert_absent(features, found_rows.ids, rows)
         else:

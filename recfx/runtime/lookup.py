@@ -107,7 +107,11 @@ class Lookup(NodeModule):
     @property
     def dtype(self) -> torch.dtype | None:
         """The dtype of the tables' rows; None if a parameter is missing."""
-        parameter = self.store.bags[self.tables[0].name]._parameters.get("weight")
+        table = self.tables[0]
+        bag = self.store.bags._modules.get(table.name)
+        if bag is None:  # the table is on another rank, and insert_dist has not run yet
+            return table.dtype
+        parameter = bag._parameters.get("weight")
         return None if parameter is None else parameter.dtype
 
     @property
