@@ -118,6 +118,5 @@ def checked_directory(directory: object, peers: Peers) -> tuple[Path, str]:
     named = peers.agree(check)
     assert isinstance(directory, (str, os.PathLike))
     others = [f"rank {rank} named {path}" for rank, path in enumerate(named) if path != named[0]]
-    return Path(
-        directory
-    ), f"name one directory on all ranks: rank 0 named {named[0]}, but {others[0]}." if others else ""
+    if_different = f"name one directory on all ranks: rank 0 named {named[0]}, but {others[0]}." if others else ""
+    return Path(directory), if_different

@@ -68,11 +68,11 @@ class OptimizerFollower:
             weights = [self._store.weight(table) for table in bags]
             attached = attached_to_each(weights)
         # Not their ids: another one may get the id of one that is gone.
-        found: list[Any] = list(chain.from_iterable(attached))
-        if found or self._store.optimizers or self._aside:
-            found += map(id, weights)
-            found += [-1 - position for position in positions_with_hooks(weights, attached)]
-        return found, facts_of_weights(weights)
+        watched: list[Any] = list(chain.from_iterable(attached))
+        if watched or self._store.optimizers or self._aside:
+            watched += map(id, weights)
+            watched += [-1 - position for position in positions_with_hooks(weights, attached)]
+        return watched, facts_of_weights(weights)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_aside": {}}

@@ -28,11 +28,11 @@ def request(given: argparse.Namespace, model: nn.Module) -> dict[str, Any]:
         "device": given.device,
     }
     if given.dedup:
-        wanted = "is neither auto, yes or no, nor a number"
-        asked["dedup"] = for_tables("--dedup", given.dedup, "value", _dedup, wanted)
+        refusal = "is neither auto, yes or no, nor a number"
+        asked["dedup"] = for_tables("--dedup", given.dedup, "value", _dedup, refusal)
     if given.id_range:
-        wanted = "are no bounds: write FEATURE=LOW:HIGH, such as user=0:999"
-        asked["id_ranges"] = by_name("--id-range", given.id_range, _bounds, wanted)
+        refusal = "are no bounds: write FEATURE=LOW:HIGH, such as user=0:999"
+        asked["id_ranges"] = by_name("--id-range", given.id_range, _bounds, refusal)
     if given.hashing is not None:
         asked["hashing"] = read_hashing(given.hashing.path, given.raw_ids, lambda: _tables(model))
     elif given.raw_ids:
@@ -86,14 +86,14 @@ def _dedup(text: str) -> object:
     return _DEDUP[text] if text in _DEDUP else float(text)
 
 
-def by_name(option: str, given: Sequence[str], read: Callable[[str], _Value], wanted: str) -> dict[str, _Value]:
+def by_name(option: str, given: Sequence[str], read: Callable[[str], _Value], refusal: str) -> dict[str, _Value]:
     """What an option that may be repeated says of each name, as ``NAME=VALUE``; of ``""``, what a value alone says.
 
     Args:
         option: as it is typed.
         given: what follows it, each time.
         read: makes a value of its text, or raises a ``ValueError``.
-        wanted: what follows the text in the message then.
+        refusal: what follows the text in the message then.
     """
     values: dict[str, _Value] = {}
     for said in given:
@@ -103,15 +103,15 @@ def by_name(option: str, given: Sequence[str], read: Callable[[str], _Value], wa
         try:
             values[name] = read(text)
         except ValueError:
-            raise WrongUsage(f"{option} {said}: {text!r} {wanted}") from None
+            raise WrongUsage(f"{option} {said}: {text!r} {refusal}") from None
     return values
 
 
 def for_tables(
-    option: str, given: Sequence[str], what: str, read: Callable[[str], object] = str, wanted: str = ""
+    option: str, given: Sequence[str], what: str, read: Callable[[str], object] = str, refusal: str = ""
 ) -> Any:
     """A value for all tables, or values by table, whose names are checked later; ``None`` without the option."""
-    named = by_name(option, given, read, wanted)
+    named = by_name(option, given, read, refusal)
     if "" in named and len(named) > 1:
         raise WrongUsage(f"{option} takes one {what} for all tables, or table={what} for each of some")
     return named.get("", named or None)

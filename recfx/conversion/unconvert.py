@@ -48,7 +48,7 @@ def unconvert(model: nn.Module, with_mapping: bool = False) -> nn.Module | tuple
 
     Args:
         model: a converted model; of any other, only the modules are new. With sharded collections, also inside
-             ``DistributedModelParallel``, every rank calls this, and gets whole tables on the CPU.
+            ``DistributedModelParallel``, every rank calls this, and gets whole tables on the CPU.
         with_mapping: allow tables whose index holds ids, and return which row belongs to which id: the standard
             collection takes rows, so ids must be mapped before they reach it.
 

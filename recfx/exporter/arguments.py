@@ -197,7 +197,9 @@ def _sizes(signature: Signature, sample: Sample) -> dict[str, list[int]]:
         return {}
     of_both = zip(*(signature.flatten(call.args, call.kwargs) for call in (sample, bigger)), strict=True)
     return {
-        leaf.name: [size if size == other else -1 for size, other in zip(*(each.shape for each in both), strict=True)]
+        leaf.name: [
+            size if size == other else -1 for size, other in zip(*(tensor.shape for tensor in both), strict=True)
+        ]
         for leaf, both in zip(signature.leaves(), of_both, strict=True)
         if leaf.kind == "tensor"
     }

@@ -72,13 +72,14 @@ def with_values(value: object, where: str) -> torch.Tensor:
     """The tensor; refuses something else (``wrong_argument``), and a tensor on meta."""
     if isinstance(value, torch.Tensor) and not value.is_meta:
         return value
-    if isinstance(value, torch.Tensor):
+    what, what_to_do = (
+        f"{type_of(value)}, not a tensor",
+        ("pass a tensor of the sample's dtype and dimensions: torch.as_tensor makes one of a list or an array."),
+    )
+    if value is None:
+        what_to_do = "pass a tensor; for a feature without ids, an empty one, and lengths of 0."
+    elif isinstance(value, torch.Tensor):
         what, what_to_do = "on device 'meta', which holds no values", "pass a tensor on a device that computes."
-    else:
-        what, what_to_do = f"{type_of(value)}, not a tensor", "pass a tensor of the sample's dtype and dimensions: "
-        what_to_do += "torch.as_tensor makes one of a list or an array."
-        if value is None:
-            what_to_do = "pass a tensor; for a feature without ids, an empty one, and lengths of 0."
     raise InputError(f"{where} is {what}.", reason="wrong_argument", what_to_do=what_to_do)
 
 

@@ -53,6 +53,8 @@ class Agreement:
     def __init__(self, model: nn.Module) -> None:
         first = next(iter(sharded_collections(model).values()), None)
         self._groups = None if first is None or first.groups.ids.size() == 1 else first.groups
+        # All of them now: this rank has to name the calls that other ranks are at, too.
+        self._marks = {place: marks.identity(place, [], []) for place in (_NAME, _AFTER_AN_ERROR, _AFTER_THE_FIRST)}
 
     @property
     def is_free(self) -> bool:
@@ -100,8 +102,7 @@ class Agreement:
         if self._groups is None or has_failed(self._groups.pooled):
             return [mine]
         with in_step(self._groups.pooled, _NAME):
-            mark = marks.identity(place, [], [])
-            told = tell_counts(self._groups.ids, mine.batches, int(mine.failed), mark, _NAME)
+            told = tell_counts(self._groups.ids, mine.batches, int(mine.failed), self._marks[place], _NAME)
         return [Held(count, bool(error)) for count, error in told]
 
 

@@ -78,4 +78,4 @@ def plan_for(
         return make_plan(model, topology) if env.rank == 0 or env.process_group is None else None
 
     plans = on_all_ranks_with_plan(env.process_group, given, make)
-    return given or next(made for made in plans if made is not None)
+    return next(made for made in plans if made is not None) if given is None else given

@@ -190,7 +190,7 @@ def _surroundings() -> _Surroundings:
                     return _Surroundings(checkpoints, value)
                 if isinstance(value, GeneratorType) and value.gi_frame is not None:  # suspended around its function
                     suspended = value.gi_frame.f_locals.values()
-                    checkpoints += [each for each in suspended if isinstance(each, checkpoint._CheckpointFrame)]
+                    checkpoints += [local for local in suspended if isinstance(local, checkpoint._CheckpointFrame)]
         frame = frame.f_back
     if hooked is not None and all(enclosing is not hooked for enclosing in checkpoints):
         checkpoints.append(hooked)

@@ -230,7 +230,8 @@ class SelectFeatures(NodeModule):
             order = _KeyOrder(positions, positions == list(range(len(keys))), rows_per_key)
         self._orders[cache_key] = order
         if len(self._orders) > _MOST_ORDERS:
-            self._orders.pop(next(iter(list(self._orders))), None)  # the least recently used one
+            for least_recently_used in list(self._orders)[:-_MOST_ORDERS]:
+                self._orders.pop(least_recently_used, None)
         return order
 
     def _row_limits(self) -> list[int]:

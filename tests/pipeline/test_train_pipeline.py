@@ -16,6 +16,8 @@ from torchrec import KeyedJaggedTensor
 
 import recfx
 from recfx.collections.sharding.collection import ShardedHashEmbeddingBagCollection
+from recfx.pipeline import train_pipeline
+from recfx.runtime import marks
 from recfx.runtime.find_ids import InsertIds
 from recfx.runtime.input_dist import InputDistStart
 from tests.sharding.cases import Case, Model, as_sequence, batches, build, with_optimizer
@@ -301,3 +303,11 @@ def test_a_collection_that_is_called_otherwise_is_kept_out_alone() -> None:
         assert steps == [
             "| first second first second", "first second | first", "second | first", "second | first", "| first",
         ]  # fmt: skip
+
+
+def test_a_rank_names_the_calls_that_only_others_are_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(marks, "_names", {})
+    train_pipeline.Agreement(nn.Module())
+    known = set(marks._names)
+    places = (train_pipeline._NAME, train_pipeline._AFTER_AN_ERROR, train_pipeline._AFTER_THE_FIRST)
+    assert known == {marks.identity(place, [], []) for place in places}
