@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 from criteo import Rows
+from processes import topology
 from serve_cpp.client import parse_answers, request_text
 from torch import nn
 from torchrec import KeyedJaggedTensor
@@ -15,33 +16,39 @@ from torchrec import KeyedJaggedTensor
 import recfx
 
 SERVER = Path("build/serve_cpp/recfx_serve")
+RANKS = 4
+"""Of the sharded model that is drawn; they need not be there."""
 
 
-def write_all(model: nn.Module, rows: Rows, folder: Path, batch_size: int) -> float:
+def write_all(model: nn.Module, batch: Rows, folder: Path) -> float:
     """Write the files, and print a line for each.
 
     Args:
         model: converted.
-        rows: a few, which the exported file and the server are asked about.
+        batch: the step that is priced is one of such a batch; the file and the server are asked about a few rows of it.
         folder: which is created.
-        batch_size: of the step that is priced.
 
     Returns:
         the largest difference between an answer and the model's.
     """
     folder.mkdir(parents=True, exist_ok=True)
     model = copy.deepcopy(model).cpu()  # whatever it was trained on, the file is for servers with a CPU
-    sample = rows.model_input(torch.device("cpu"))
+    rows, cpu = batch[:16], torch.device("cpu")
+    sample, step = rows.model_input(cpu), batch.model_input(cpu)
 
     (folder / "report.html").write_text(recfx.explain(model).to_html("model.html"), encoding="utf-8")
     tell("recfx.explain", folder / "report.html", "what was converted, how ids become rows, the kernels and why")
 
-    recfx.draw(model, folder / "model.html", report="report.html")
+    recfx.draw(model.train(), folder / "model.html", report="report.html", sample=step)
     tell("recfx.draw", folder / "model.html", "the model before and after, node by node")
 
-    priced = recfx.cost(model.train()).at(B=batch_size, L=1)
+    recfx.draw(model, folder / "sharded.html", topology(cpu, RANKS, RANKS), sample=step)
+    tell("recfx.draw", folder / "sharded.html", f"as a rank of {RANKS} would have it, with what ranks exchange")
+
+    priced = recfx.cost(model, sample=step).at()
     (folder / "cost.txt").write_text(f"{priced}\n", encoding="utf-8")
-    tell("recfx.cost", folder / "cost.txt", f"of each node; predicted for a step: {1e3 * priced.seconds:.1f} ms")
+    about = f"of each node; a training step: {1e3 * priced.seconds:.1f} ms predicted for {priced.hardware.name}"
+    tell("recfx.cost", folder / "cost.txt", f"{about}, {priced.batch} samples")
 
     file = folder / "dlrm.pt"
     exported = recfx.export(model.eval(), file, sample, quantize="int8")

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from criteo import Rows
-from dlrm import auc, build_collection, build_dlrm, predict, train
+from dlrm import auc, build_collection, build_dlrm, predict, sample_of, train
 from torch import nn
 from torchrec import EmbeddingBagCollection, JaggedTensor, KeyedJaggedTensor, KeyedTensor
 from torchrec.models.dlrm import DLRM
@@ -70,13 +70,13 @@ class Contestant:
         name: of the line in the comparison.
         ids: what it gets, ``"modulo"`` the rows of their table or ``"raw"``.
         collection: what becomes of the collection before a DLRM is built around it.
-        convert: what becomes of the DLRM.
+        convert: what becomes of the DLRM, given a sample of its input.
     """
 
     name: str
     ids: str
     collection: Callable[[EmbeddingBagCollection], nn.Module] = lambda collection: collection
-    convert: Callable[[Any], Any] = lambda model: model
+    convert: Callable[[Any, Any], Any] = lambda model, sample: model
 
     def build(self, tables: Tables, numbers: int, options: argparse.Namespace) -> DLRM:
         """The model before ``convert``."""
@@ -97,7 +97,9 @@ PLAIN = Contestant("EmbeddingBagCollection", "modulo")
 MANAGED = Contestant("TorchRec's managed collisions", "raw", collection=ManagedCollisions)
 ADOPTED = Contestant("recfx, adopted", "modulo", convert=recfx.convert)
 HASHED = Contestant(
-    "recfx, hashed", "raw", convert=lambda model: recfx.convert(model, hashing=recfx.HashConfig.raw_ids())
+    "recfx, hashed",
+    "raw",
+    convert=lambda model, sample: recfx.convert(model, sample=sample, hashing=recfx.HashConfig.raw_ids()),
 )
 
 
@@ -109,7 +111,7 @@ class Outcome:
         original: the model before ``convert``, whose parameters are those of the trained one.
         model: trained.
         auc: on the rows that were held back.
-        speed: samples per second.
+        seconds: the CPU time of a training step.
         bytes: of the tables, and of all that finds rows in them.
         lost: how many different ids of the training had no row of their own in the end.
     """
@@ -117,25 +119,31 @@ class Outcome:
     original: DLRM
     model: DLRM
     auc: float
-    speed: float
+    seconds: float
     bytes: int
     lost: int
 
 
 def run(
-    contestant: Contestant, tables: Tables, training: Rows, held_back: Rows, options: argparse.Namespace
-) -> Outcome:
-    """Train a contestant and measure it."""
-    original = contestant.build(tables, training.dense.shape[1], options)
-    model = contestant.convert(original)
-    seen, asked = (modulo(rows, tables) if contestant.ids == "modulo" else rows for rows in (training, held_back))
-    speed = train(model, seen, options, contestant.name)
-    quality = auc(held_back, predict(model, asked, options))
-    tensors = [*model.sparse_arch.parameters(), *model.sparse_arch.buffers()]
-    lost = 0
-    for column, feature in enumerate(training.features):
-        ids = training.ids[training.present[:, column], column].unique()
-        rows = contestant.rows_of(model, tables, feature, ids.to(options.device)).cpu()
-        _, inverse, sharing = rows.unique(return_inverse=True, return_counts=True)
-        lost += int(((rows < 0) | (sharing[inverse] > 1)).sum())
-    return Outcome(original, model, quality, speed, sum(tensor.nbytes for tensor in tensors), lost)
+    ways: Sequence[Contestant], tables: Tables, training: Rows, held_back: Rows, options: argparse.Namespace
+) -> dict[str, Outcome]:
+    """Train the contestants side by side, and measure them."""
+    originals = [way.build(tables, training.dense.shape[1], options) for way in ways]
+    streams = [modulo(training, tables) if way.ids == "modulo" else training for way in ways]
+    models = [
+        way.convert(original, sample_of(seen, options))
+        for way, original, seen in zip(ways, originals, streams, strict=True)
+    ]
+    outcomes = {}
+    for way, original, model, seconds in zip(ways, originals, models, train(models, streams, options), strict=True):
+        asked = modulo(held_back, tables) if way.ids == "modulo" else held_back
+        quality = auc(held_back, predict(model, asked, options))
+        tensors = [*model.sparse_arch.parameters(), *model.sparse_arch.buffers()]
+        lost = 0
+        for column, feature in enumerate(training.features):
+            ids = training.ids[training.present[:, column], column].unique()
+            rows = way.rows_of(model, tables, feature, ids.to(options.device)).cpu()
+            _, inverse, sharing = rows.unique(return_inverse=True, return_counts=True)
+            lost += int(((rows < 0) | (sharing[inverse] > 1)).sum())
+        outcomes[way.name] = Outcome(original, model, quality, seconds, sum(tensor.nbytes for tensor in tensors), lost)
+    return outcomes

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import itertools
+import statistics
 import sys
-from collections.abc import Mapping
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -19,7 +22,8 @@ from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 from tqdm import tqdm
 
 EVALUATION_BATCH = 4096
-LOG_EVERY = 50
+ROUND = 10
+"""Steps that a model trains before it is the turn of the next one."""
 
 
 def build_collection(tables: Mapping[str, int], options: argparse.Namespace) -> EmbeddingBagCollection:
@@ -59,26 +63,40 @@ def sample_of(rows: Rows, options: argparse.Namespace) -> tuple[torch.Tensor, Ke
     return rows[:64].model_input(options.device)
 
 
-def train(model: DLRM, training: Rows, options: argparse.Namespace, name: str = "training") -> float:
-    """The usual loop: Adam for the dense part, while the tables take their own step inside ``backward``.
+def train(models: Sequence[DLRM], streams: Sequence[Rows], options: argparse.Namespace) -> list[float]:
+    """Train each of some models on a stream of its own. They take turns of a few steps, so that whatever else the
+    machine does meanwhile slows all of them down alike.
 
     Returns:
-        samples per second.
+        for each model, the CPU time of a step in seconds: the time of all threads, the median of its turns.
+    """
+    turns = zip(*(rounds(model, rows, options) for model, rows in zip(models, streams, strict=True)), strict=True)
+    often = 0.2 if sys.stderr.isatty() else 5.0
+    bar = tqdm(turns, total=-(-options.steps // ROUND), unit="turn", desc="training", mininterval=often)
+    times = []
+    for turn in bar:
+        seconds, losses = zip(*turn, strict=True)
+        times.append(seconds)
+        bar.set_postfix(loss=", ".join(f"{loss:.4f}" for loss in losses), refresh=False)
+    return [statistics.median(own) for own in zip(*times, strict=True)]
+
+
+def rounds(model: DLRM, training: Rows, options: argparse.Namespace) -> Iterator[tuple[float, float]]:
+    """The usual loop: Adam for the dense part, while the tables take their own step inside ``backward``. After every
+    ``ROUND`` steps, it yields the CPU time of one of them, and the loss.
     """
     optimizer = torch.optim.Adam([*model.dense_arch.parameters(), *model.over_arch.parameters()], lr=1e-3)
     model.train()
     batches = training.shuffled_batches(options.batch_size, options.steps)
-    often = 0.2 if sys.stderr.isatty() else 5.0
-    bar = tqdm(batches, total=options.steps, unit="step", desc=name, mininterval=often)
-    for step, batch in enumerate(bar, start=1):
-        logits = model(*batch.model_input(options.device)).squeeze(-1)
-        loss = binary_cross_entropy_with_logits(logits, batch.labels.to(options.device))
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        if step % LOG_EVERY == 0 or step == options.steps:
-            bar.set_postfix(loss=f"{loss.item():.4f}", refresh=False)
-    return options.steps * len(batch) / bar.format_dict["elapsed"]
+    while turn := list(itertools.islice(batches, ROUND)):
+        begin = time.process_time()
+        for batch in turn:
+            logits = model(*batch.model_input(options.device)).squeeze(-1)
+            loss = binary_cross_entropy_with_logits(logits, batch.labels.to(options.device))
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        yield (time.process_time() - begin) / len(turn), loss.item()
 
 
 @torch.no_grad()

@@ -65,7 +65,7 @@ def run(options: argparse.Namespace, directory: Path) -> list[bool]:
     rows = generate(options.steps * options.batch_size + 64, options.ids)
     training, batch = rows[:-64], rows[-64:]
     model = recfx.convert(build_dlrm(options), sample_of(training, options), hashing=recfx.HashConfig.raw_ids())
-    train(model, training, options)
+    train([model], [training], options)
     model.eval()
     on_device = answer(model, batch, options.device)
     model = model.to(CPU)

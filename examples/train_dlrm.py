@@ -25,10 +25,9 @@ import torch
 from artifacts import write_all
 from contestants import ADMITS_EVERY, ADOPTED, HASHED, MANAGED, PLAIN, Outcome, Tables, run
 from criteo import BadRows, Rows, generate, read
-from dlrm import auc, predict, sample_of, to_rows
+from dlrm import ROUND, auc, predict, sample_of, to_rows
 from movielens import read_ratings
 from processes import find_device
-from torchrec.models.dlrm import DLRM
 
 import recfx
 from recfx.errors import plural
@@ -50,7 +49,8 @@ LINE = "{:<30}{:>5}{:>12}{:>13}{:>14}{:>20}"
 
 def main() -> int:
     options = parse_arguments()
-    logging.getLogger("torch.fx").setLevel(logging.ERROR)
+    for name in ("torch.fx", "torchrec"):
+        logging.getLogger(name).setLevel(logging.ERROR)
 
     section("1. The rows", "raw ids: any 64 bits, not mapped to rows of a table")
     training, held_back = load_rows(options)
@@ -61,18 +61,19 @@ def main() -> int:
     threads = plural(torch.get_num_threads(), "thread")
     print(f"{options.steps:,} steps of {options.batch_size} samples, {threads}, the same seed\n")
     ways = [PLAIN, MANAGED, ADOPTED, HASHED] if options.device.type == "cpu" else [HASHED]
-    outcomes = {way.name: run(way, tables, training, held_back, options) for way in ways}
+    outcomes = run(ways, tables, training, held_back, options)
     print()
-    print(LINE.format("", "ids", "quality", "samples/s", "tables", "ids without a row"))
-    print(LINE.format("", "", "(AUC)", "", "and indexes", "of their own").rstrip())
+    print(LINE.format("", "ids", "quality", "CPU time", "tables", "ids without a row"))
+    print(LINE.format("", "", "(AUC)", "of a step", "and indexes", "of their own").rstrip())
     for way in ways:
         print(
             line(way.name, way.ids, outcomes[way.name], distinct, way is not MANAGED or options.steps >= ADMITS_EVERY)
         )
     if held_back.truth is not None:
         print(LINE.format("the truth", "", f"{auc(held_back, held_back.truth):.4f}", "", "", "").rstrip())
-    print("\nThe clock does not count the time in which ids were taken modulo the rows. Managed collisions give rows")
-    print(f"to new ids every {ADMITS_EVERY} steps", end="")
+    print(f"\nThe models took turns of {ROUND} steps; the CPU time is that of all threads, the median of these turns.")
+    print("Ids were taken modulo the rows beforehand. Managed collisions give rows to new ids", end=" ")
+    print(f"every {ADMITS_EVERY} steps", end="")
     print(": so far, no id has one, and there is nothing to measure (-)." if options.steps < ADMITS_EVERY else ".")
     print("Nothing is sharded here; TorchRec's sharded tables train in FBGEMM, which is faster.")
     best = outcomes[HASHED.name]
@@ -80,17 +81,18 @@ def main() -> int:
     print(f"\nAUC of the hashed model on {len(held_back):,} held-back rows: {quality:.4f}")
     show_fullest(recfx.monitor(model).scalars())
 
-    section(
-        "3. What comes with it",
-        "open the pages in a browser; this machine is measured before the first time is predicted",
-    )
-    served = write_all(model, held_back[:16], options.out, options.batch_size)
+    section("3. What comes with it", "open the pages in a browser")
+    served = write_all(model, held_back[: options.batch_size], options.out)
 
     section("4. Checks", "recfx.verify, a checkpoint, and recfx.unconvert")
     trained = predict(model, held_back, options)
-    fresh = HASHED.convert(HASHED.build(tables, training.dense.shape[1], options))
-    again = predict(save_and_load(model, fresh), held_back, options)
-    verified = recfx.verify(best.original, model, sample_of(training, options))
+    sample = sample_of(training, options)
+    fresh = HASHED.convert(HASHED.build(tables, training.dense.shape[1], options), sample)
+    with tempfile.TemporaryDirectory() as directory:
+        recfx.save_checkpoint(model, directory)
+        recfx.load_checkpoint(fresh, directory)
+    again = predict(fresh, held_back, options)
+    verified = recfx.verify(best.original, model, sample)
     plain, mapping = recfx.unconvert(model, with_mapping=True)
     by_rows = predict(plain, to_rows(held_back, mapping), options)
     known = sum(len(ids) for ids, _ in mapping.values())
@@ -98,7 +100,7 @@ def main() -> int:
         check("the trained model agrees with the original, which gets the rows of its ids (recfx.verify)", verified.ok),
         check(f"the exported int8 file predicts the same (to within {served:.1e})", served < QUANTIZED),
         check(
-            f"a new model that loads what was saved predicts the same (AUC {auc(held_back, again):.4f})",
+            f"a new model that loads the checkpoint predicts the same (AUC {auc(held_back, again):.4f})",
             torch.equal(trained, again),
         ),
         check(
@@ -128,7 +130,7 @@ def main() -> int:
 def line(name: str, ids: str, outcome: Outcome, distinct: int, has_quality: bool) -> str:
     """The line of the table for one way."""
     lost, quality = f"{outcome.lost:,} of {distinct:,}", f"{outcome.auc:.4f}" if has_quality else "-"
-    return LINE.format(name, ids, quality, f"{outcome.speed:,.0f}", f"{outcome.bytes / 2**20:.1f} MiB", lost)
+    return LINE.format(name, ids, quality, f"{1e3 * outcome.seconds:.1f} ms", f"{outcome.bytes / 2**20:.1f} MiB", lost)
 
 
 def show_fullest(health: dict[str, float]) -> None:
@@ -141,15 +143,6 @@ def show_fullest(health: dict[str, float]) -> None:
     print(f"recfx.monitor, fullest table: {fullest}")
     known = {scalar: value for scalar, value in by_table[fullest].items() if not math.isnan(value)}
     print(f"  {', '.join(f'{scalar} {value:.3g}' for scalar, value in known.items())}")
-
-
-def save_and_load(model: DLRM, fresh: DLRM) -> DLRM:
-    """Save the model, and load it into one that another process would build."""
-    with tempfile.TemporaryDirectory() as directory:
-        path = Path(directory) / "dlrm.pt"
-        torch.save(model.state_dict(), path)
-        fresh.load_state_dict(torch.load(path))
-    return fresh
 
 
 def load_rows(options: argparse.Namespace) -> tuple[Rows, Rows]:

@@ -5,7 +5,9 @@ Most run in this process. Ranks run in processes of their own, once under torchr
 
 from __future__ import annotations
 
+import argparse
 import difflib
+import itertools
 import json
 import logging
 import os
@@ -16,14 +18,18 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 import torch.distributed.run
 
+import recfx
+from tests.drawing.page_data import data_of
 from tests.support import notebook
 from tests.support.forked_script import run_script
 from tests.support.own_operators import forgotten_afterwards
@@ -133,27 +139,49 @@ def test_demo(
     files = [] if data == "generated" else ["--data", str(request.getfixturevalue("data_directory") / data)]
     monkeypatch.delenv("RECFX_DATA", raising=False)
     monkeypatch.chdir(tmp_path)  # where no server is, of whatever version
-    finished = run_example("train_dlrm", "--smoke", *files)
+    with mock.patch.object(recfx, "save_checkpoint", wraps=recfx.save_checkpoint) as save_checkpoint:
+        finished = run_example("train_dlrm", "--smoke", *files)
     assert_ended_well(finished)
+    save_checkpoint.assert_called_once()
     assert "FAIL" not in finished.stdout
     assert finished.stdout.count("\nok  ") == 6
     assert "nothing ran on an NPU" in finished.stdout
     assert ("569 rows from ml-100k.inter" in finished.stdout) == (data != "generated")
-    lost = dict(re.findall(r"^(\S.*?\S) +(?:modulo|raw) .* ([\d,]+) of [\d,]+$", finished.stdout, re.MULTILINE))
+    lost = dict(re.findall(r"^(\S.*?\S) +(?:modulo|raw) .* ms .* ([\d,]+) of [\d,]+$", finished.stdout, re.MULTILINE))
     assert list(lost) == ["EmbeddingBagCollection", "TorchRec's managed collisions", "recfx, adopted", "recfx, hashed"]
     assert lost["EmbeddingBagCollection"] == lost["recfx, adopted"] != "0"
     assert lost["recfx, hashed"] == "0"
-    assert re.search(
-        "\nTorchRec's managed collisions +raw +- .*\n(.*\n)+to new ids .*: so far, no id has one", finished.stdout
-    )
+    assert re.search("\nTorchRec's managed collisions +raw +- .*\n(.*\n)+.*: so far, no id has one", finished.stdout)
     assert ("\nthe truth " in finished.stdout) == (data == "generated")
     assert "recfx.monitor, fullest table: sparse_arch.embedding_bag_collection.embedding_bags.table_" in finished.stdout
     assert "loss=" in finished.stderr
     told = re.findall(r"^(?:recfx\.\w+|C\+\+ server) +(\S+)", finished.stdout, re.MULTILINE)
-    assert len(told) == 5
+    assert len(told) == 6
+    assert "verification: ok" in Path(told[0]).read_text(encoding="utf-8")
+    kinds = {node["kind"] for node in data_of(Path(told[2]))["nodes"]}
+    assert {"input_dist_start", "output_dist_start"} <= kinds
     assert "not built: make serve, then build/serve_cpp/recfx_serve build/demo/dlrm.pt < " in finished.stdout
     for path in told:
         assert Path(path).stat().st_size
+
+
+def test_the_models_of_the_demo_take_turns(criteo: ModuleType) -> None:
+    """Whatever else the machine does slows all of them down alike."""
+    import dlrm
+
+    options = argparse.Namespace(device=torch.device("cpu"), dim=8, rows=50, steps=25, batch_size=16)
+    models, steps = [dlrm.build_dlrm(options) for _ in range(2)], list[int]()
+    for number, model in enumerate(models):
+        model.register_forward_hook(lambda *_, number=number: steps.append(number))
+    rows = criteo.generate(100, 50)
+    rows = replace(rows, ids=rows.ids % 50)
+    seconds = dlrm.train(models, [rows, rows], options)
+    assert [(number, len(list(turn))) for number, turn in itertools.groupby(steps)] == [(0, 10), (1, 10)] * 2 + [
+        (0, 5),
+        (1, 5),
+    ]
+    assert len(seconds) == 2
+    assert all(own > 0 for own in seconds)
 
 
 @pytest.mark.parametrize("data", ["generated", "ml-100k/ml-100k.inter"])
