@@ -14,9 +14,9 @@ from torchrec.distributed.types import ShardedModule
 from recfx.collections.collection import UnshardedCollection, unsharded_collections
 from recfx.collections.sharding.awaitables import Result
 from recfx.collections.sharding.collection import ShardedCollection
-from recfx.collections.sharding.out_of_step import in_step
+from recfx.collections.sharding.out_of_step import give_up, in_step
 from recfx.collections.sharding.pipeline_stages import StagedGraph, Stages
-from recfx.errors import InputError
+from recfx.errors import InputError, OutOfStepError
 from recfx.pipeline.background import Streams, Worker
 from recfx.pipeline.batch_paths import Path, follow, path_in
 from recfx.runtime import marks
@@ -110,7 +110,12 @@ class StartedCall:
             self.error = error
 
     def send(self, streams: Streams, worker: Worker, *, finds_rows: bool = True) -> None:
-        """Start sending the ids; the worker waits for those that arrive, and finds their rows if it may and can."""
+        """Start sending the ids; the worker waits for those that arrive, and finds their rows if it may and can.
+
+        Raises:
+            OutOfStepError: ``ranks_at_different_calls``: some ranks have changed their mode since the batch before this
+                one was sent, and run that batch in another mode than others. No rank sends more.
+        """
         if self.error is not None or self._sizes is None:
             return
         module = self.call.module
@@ -124,6 +129,9 @@ class StartedCall:
             find_rows = module.prefetcher(self._context) if ours and finds_rows else None
         except Exception as error:
             self.error = error
+            if isinstance(error, OutOfStepError) and error.by_all_ranks:
+                give_up(module.groups.pooled, self.call.name, error)
+                raise
             return
 
         def arrive() -> Any:

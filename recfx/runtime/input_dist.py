@@ -260,7 +260,7 @@ class InputDistStart(NodeModule):
             context.origins = sent.weights_or_none()
             sent = as_sent(without_weights(sent), self._device.type == "cpu")
             context.ids_sent = sent.length_per_key()
-        return self._start(sent, self.identity | says, context), context
+        return self._start(sent, self.identity | marks.mode(self.training) | says, context), context
 
     def _start(
         self, sent: KeyedJaggedTensor, mark: int, context: DistContext

@@ -1,14 +1,17 @@
 """Marks: what each rank tells all others about a call, in the message that says how many ids follow.
 
 Collectives are matched only by their order, so ranks would not notice if one of them sent the ids of a different call,
-or had none to send. The mark travels with the sizes, before any ids, and says which call this is and whether the rank
-has ids for it. All ranks read the same marks, so all of them reach the same verdict about the call and stay in step.
+or had none to send. The mark travels with the sizes, before any ids, and says which call this is, in which mode it is
+made, and whether the rank has ids for it. All ranks read the same marks, so all of them reach the same verdict about
+the call and stay in step.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Sequence
+
+import torch
 
 from recfx.errors import InputError, OutOfStepError, RecfxError
 
@@ -17,8 +20,12 @@ LAST = 2  # this rank has no batch after this one
 ENDED = 4  # this rank has no batch for this call
 AHEAD = 8  # the call is made before its step
 LACKS = 16  # this rank's batch has no such part as the collection is called with: it sends no ids
-_BITS = 8  # of which 5 are used
-_MUST_AGREE = ~(REFUSED | LAST | ENDED | LACKS)
+TRAINS = 32  # the call is made in training mode
+EVALUATES = 64  # it is made in eval mode
+NO_GRADIENTS = 128  # it is made where gradients are off, so no backward follows
+_BITS = 8
+_MODE = TRAINS | EVALUATES | NO_GRADIENTS
+_OF_RANK = REFUSED | LAST | ENDED | LACKS
 _OF_BATCH = LAST | AHEAD  # the same for all calls of a batch
 
 _names: dict[int, str] = {}  # names of collections by their part of the mark, for messages
@@ -39,13 +46,20 @@ def identity(collection: str, keys: list[str], splits: list[int], setting: str =
     return number
 
 
+def mode(training: bool) -> int:
+    """The bits for the mode in which a call is made now; only ranks in the same mode join the same backward."""
+    return (TRAINS if training else EVALUATES) | (0 if torch.is_grad_enabled() else NO_GRADIENTS)
+
+
 def joint(marks: Sequence[int]) -> int:
     """The mark of calls that are made together; what it says of one of them alone is in ``of_one_call``."""
-    calls = [mark >> _BITS << _BITS for mark in marks]
+    modes = {mark & _MODE for mark in marks}
+    mode = modes.pop() if len(modes) == 1 else 0  # otherwise, the number stands for the modes of all
+    calls = [(mark & ~_OF_RANK & ~AHEAD) - mode for mark in marks]
     number = identity("", ["together"], calls)
-    _names[number] = f"{', '.join(_names[call] for call in calls)} together"
-    _orders[number] = _orders[calls[0]]
-    return number | marks[0] & _OF_BATCH
+    _names[number] = f"{', '.join(_name(call) for call in calls)} together"
+    _orders[number] = _orders[marks[0] >> _BITS << _BITS]
+    return number | mode | marks[0] & _OF_BATCH
 
 
 def of_one_call(mark: int) -> int:
@@ -61,7 +75,7 @@ def of_call(mine: int, joint: int, said: int) -> int:
         joint: the other rank's mark of all calls.
         said: its ``of_one_call``, in the last two bits.
     """
-    return mine >> _BITS << _BITS | joint & _OF_BATCH | (said & 1) * REFUSED | (said >> 1 & 1) * LACKS
+    return mine & ~(_OF_RANK | AHEAD) | joint & _OF_BATCH | (said & 1) * REFUSED | (said >> 1 & 1) * LACKS
 
 
 def any_of(marks: Iterable[int], bit: int) -> bool:
@@ -76,19 +90,24 @@ def ranks_with(marks: Iterable[int], bit: int) -> list[int]:
 
 def other_calls(marks: list[int], collection: str) -> OutOfStepError | None:
     """The error if ranks make different calls; it is the same on all of them."""
-    calls = {mark & _MUST_AGREE for mark in marks}
-    if len(calls) == 1:
+    modes = {mark & _MODE for mark in marks if not mark & ENDED}  # without a batch, a rank's mode means nothing
+    calls = {mark & ~(_OF_RANK | _MODE) for mark in marks}
+    if len(calls) == 1 and len(modes) <= 1:
         return None
+    shown = ~0 if len(modes) > 1 else ~_MODE
     of_several_models = len({_words(call) for call in calls}) < len(calls)
-    where = "; ".join(f"rank {rank} {_words(mark, of_several_models)}" for rank, mark in enumerate(marks))
-    return OutOfStepError(
+    where = "; ".join(f"rank {rank} {_words(mark & shown, of_several_models)}" for rank, mark in enumerate(marks))
+    error = OutOfStepError(
         f"ranks are at different calls: {where}. No ids were sent, and all ranks raise this.",
         reason="ranks_at_different_calls",
         module_path=collection,
         what_to_do="every rank must call the same collections of the same models in the same order, with the same "
-        "batches_in_flight; a rank that leaves out a part of a step (for an error that it catches, say) must leave it "
-        "out on all ranks. save_checkpoint, load_checkpoint, export and unconvert are called on all ranks, too.",
+        "batches_in_flight, in the same mode (evaluate on all ranks, or evaluate what unconvert or export returns); a "
+        "rank that leaves out a part of a step (for an error that it catches, say) must leave it out on all ranks. "
+        "save_checkpoint, load_checkpoint, export and unconvert are called on all ranks, too.",
     )
+    error.by_all_ranks = len(calls) == 1
+    return error
 
 
 def verdict(marks: list[int], collection: str) -> RecfxError | None:
@@ -141,4 +160,9 @@ def _words(mark: int, with_order: bool = False) -> str:
     if call not in _names:
         return "is at a call that this rank does not know"
     order = f" ({_orders[call]})" if with_order else ""
-    return f"calls {_names[call]}{order}{' ahead of its step' if mark & AHEAD else ''}"
+    return f"calls {_name(mark, order)}{' ahead of its step' if mark & AHEAD else ''}"
+
+
+def _name(mark: int, order: str = "") -> str:
+    mode = " in training mode" if mark & TRAINS else " in eval mode" if mark & EVALUATES else ""
+    return f"{_names[mark >> _BITS << _BITS]}{order}{mode}{' without gradients' if mark & NO_GRADIENTS else ''}"

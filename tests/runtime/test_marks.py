@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from recfx.errors import OutOfStepError
 from recfx.runtime import marks
-from recfx.runtime.marks import AHEAD, ENDED, LAST, REFUSED
+from recfx.runtime.marks import AHEAD, ENDED, EVALUATES, LAST, NO_GRADIENTS, REFUSED, TRAINS
 
 USER = marks.identity("user", ["f1"], [1, 0])
 ITEM = marks.identity("item", ["f2"], [0, 1])
@@ -48,6 +49,24 @@ def test_different_calls_are_named(mark: int, words: str) -> None:
         assert (error.reason, error.module_path) == ("ranks_at_different_calls", "user")
         assert f"ranks are at different calls: {words} No ids were sent" in str(error)
         assert error.what_to_do
+
+
+def test_calls_in_different_modes_are_different_calls() -> None:
+    mine, other = USER | TRAINS, USER | EVALUATES | NO_GRADIENTS
+    assert marks.mode(True) | USER == mine
+    with torch.no_grad():
+        assert marks.mode(False) | USER == other
+    error = marks.other_calls([mine, other | REFUSED, mine | LAST], "user")
+    assert error is not None
+    assert error.by_all_ranks
+    where = "rank 0 calls 'user' in training mode; rank 1 calls 'user' in eval mode without gradients; rank 2 calls"
+    assert where in str(error)
+    assert marks.other_calls([mine, USER | ENDED | EVALUATES], "user") is None  # it will not run the call
+    joint = [marks.joint([mine, ITEM | of_item]) for of_item in (TRAINS, EVALUATES)]
+    of_item = marks.of_call(ITEM | EVALUATES, joint[1], 0)
+    assert of_item == ITEM | EVALUATES
+    where = "rank 1 calls 'user' in training mode, 'item' in eval mode together."
+    assert where in str(marks.other_calls(joint, "user"))
 
 
 def test_collections_of_equal_paths_are_told_apart_by_the_order_in_which_they_were_sharded() -> None:

@@ -25,7 +25,7 @@ from recfx.collections.sharding.collection import (
 )
 from recfx.collections.sharding.ranks_agree import begin_on_all_ranks
 from tests.sharding.cases import Case, Table, build, plan_of
-from tests.sharding.pipelined import CPU, PIPELINES, batches_of_rank, dense_optimizer, sharded_model
+from tests.sharding.pipelined import CPU, PIPELINES, batches_of_rank, dense_optimizer, sharded_model, what_is_left
 from tests.sharding.ranks import ranks
 
 TYPES = {
@@ -314,3 +314,81 @@ def begin_alone(rank: int, world_size: int) -> int:
 def test_nothing_is_asked_while_a_pipeline_of_torchrec_sends_messages_of_other_lengths() -> None:
     """gloo ends a process that receives a message of another length than it waits for."""
     assert ranks(2).run(begin_alone) == [1, 1]
+
+
+# Ranks in different modes
+
+
+CHANGES: dict[str, tuple[int, Callable[[nn.Module], object], str]] = {
+    "eval": (1, lambda model: model.eval(), "rank 0 calls {} in training mode; rank 1 calls {} in eval mode."),
+    "no gradients": (
+        1,
+        lambda model: torch.set_grad_enabled(False),
+        "rank 0 calls {} in training mode; rank 1 calls {} in training mode without gradients.",
+    ),
+    "evaluates alone": (
+        0,
+        lambda model: (model.eval(), torch.set_grad_enabled(False)),
+        "rank 0 calls {} in eval mode without gradients; rank 1 calls {} in training mode.",
+    ),
+}
+
+
+def in_other_modes(
+    rank: int, world_size: int, case: Case, pipeline: str, change: str, odd: tuple[int, ...], leave_out: bool = False
+) -> tuple[list[str], dict[str, torch.Tensor]]:
+    """The errors of the odd steps, which one rank makes in another mode, and what is left; or without these steps."""
+    model = sharded_model(case, world_size, "two")
+    driver = PIPELINES[pipeline](model, dense_optimizer(case, model), CPU)
+    source, errors = iter(batches_of_rank(case, rank, world_size, 6, "two")), []
+    changed_on, apply, _ = CHANGES[change]
+    for step in range(6):
+        if step in odd and leave_out:
+            next(source)
+            continue
+        if step in odd and rank == changed_on:
+            apply(model)
+        try:
+            driver.progress(source)
+        except recfx.OutOfStepError as error:
+            errors.append(f"{error.reason} {error.message}")
+        finally:
+            torch.set_grad_enabled(True)
+            model.train()
+    return errors, what_is_left(model)
+
+
+@pytest.mark.parametrize(
+    ("change", "sharding", "odd"),
+    [
+        ("eval", "data_parallel", (1,)),
+        ("eval", "column_wise", (1, 2, 3, 4)),
+        ("no gradients", "row_wise", (2,)),
+        ("evaluates alone", "data_parallel", (2,)),
+        ("evaluates alone", "table_row_wise", (1, 3)),
+    ],
+)
+def test_ranks_in_different_modes_are_all_refused_and_nothing_changes(
+    change: str, sharding: str, odd: tuple[int, ...]
+) -> None:
+    hashing = recfx.HashConfig.raw_ids(buckets=2, on_full="evict")
+    table = Table("a", 60, 8, ("f0",), sharding=TYPES[sharding])
+    case = Case((table,), hashing=hashing, raw_ids=40, kernel="fused", local_size=2)
+    told = ranks(2).run(in_other_modes, case, "loop", change, odd)
+    left_out = ranks(2).run(in_other_modes, case, "loop", change, odd, True)
+    expected = CHANGES[change][2].format(*["the collection of feature 'f0'"] * 2)
+    for (errors, left), (_, of_others) in zip(told, left_out, strict=True):
+        assert [error.partition(" ")[0] for error in errors] == ["ranks_at_different_calls"] * len(odd)
+        assert all(expected in error for error in errors)
+        for name, value in of_others.items():
+            assert torch.equal(left[name], value), name
+
+
+def test_a_rank_that_changes_its_mode_while_a_batch_is_in_flight_ends_the_run_of_all() -> None:
+    """Both collections' ids are sent together. No rank waits in the backward of the batch that was in flight."""
+    case = Case((Table("a", 12, 8, ("f0",), sharding=("row_wise",)),))
+    for errors, _ in ranks(2).run(in_other_modes, case, "recfx", "eval", (2,)):
+        first, *others = (error.partition(" ") for error in errors)
+        assert first[0] == "ranks_at_different_calls"
+        assert "together in training mode ahead of its step; rank 1 calls" in first[2]
+        assert [reason for reason, *_ in others] == ["ranks_at_different_calls", "out_of_step", "out_of_step"]

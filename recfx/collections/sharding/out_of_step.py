@@ -39,7 +39,7 @@ def in_step(group: dist.ProcessGroup, collection: str) -> Iterator[None]:
         raise
     except BaseException as error:
         if not (isinstance(error, RecfxError) and error.by_all_ranks):
-            _note(group, collection, error)
+            give_up(group, collection, error)
         raise
 
 
@@ -56,7 +56,7 @@ def lost_ranks(collection: str = "", group: dist.ProcessGroup | None = None) -> 
         yield
     except OutOfStepError as error:
         if error.reason == RANK_LOST and group is not None:
-            _note(group, collection, error)
+            give_up(group, collection, error)
         raise
     except RuntimeError as error:  # what gloo and hccl raise is just that
         if not isinstance(error, RecfxError) and (isinstance(error, dist.DistError) or _LOST.search(str(error))):
@@ -67,7 +67,7 @@ def lost_ranks(collection: str = "", group: dist.ProcessGroup | None = None) -> 
                 what_to_do="see that rank's own error; start all ranks again from the last checkpoint.",
             )
             if group is not None:
-                _note(group, collection, lost)
+                give_up(group, collection, lost)
             raise lost from error
         raise
 
@@ -94,6 +94,7 @@ def refuse_out_of_step(group: dist.ProcessGroup, collection: str) -> None:
         )
 
 
-def _note(group: dist.ProcessGroup, collection: str, error: BaseException) -> None:
+def give_up(group: dist.ProcessGroup, collection: str, error: BaseException) -> None:
+    """Send nothing more in ``group`` from this rank."""
     if group.size() > 1:  # with one rank, nothing waits
         _failed.setdefault(group, f"{collection or 'the root'}: {type(error).__name__}: {error}")
