@@ -311,7 +311,9 @@ def did_you_mean(name: object, names: Iterable[object], by: bool = False) -> str
 
 
 def type_of(value: object) -> str:
-    """What a user has passed, as messages name it: ``an int``, ``a Tensor``, ``None``."""
+    """What a user has passed, as messages name it: ``an int``, ``a Tensor``, ``the class Tensor``, ``None``."""
+    if isinstance(value, type):
+        return f"the class {value.__name__}"
     return "None" if value is None else with_article(type(value).__name__)
 
 

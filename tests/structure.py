@@ -31,6 +31,7 @@ LAYERS = [
     "ir",
     "hashing",
     "printing",
+    "argument_types",
     "errors",
     "kernels",
     "kernels.lookup",

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from torchrec.optim.warmup import WarmupOptimizer
 
+from recfx.argument_types import typed
 from recfx.checkpoint import storage
 from recfx.checkpoint.directory import told_as
 from recfx.checkpoint.in_backward import BackwardPlan, plan_in_backward
@@ -28,6 +29,7 @@ from recfx.errors import CheckpointError, Diagnostic, Severity, with_article
 _log = logging.getLogger("recfx")
 
 
+@typed(CheckpointError, left=("optimizer",))
 def load_checkpoint(
     model: nn.Module,
     directory: str | os.PathLike[str],

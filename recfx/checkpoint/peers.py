@@ -80,18 +80,12 @@ def _as_sent(error: BaseException, rank: int) -> Exception:
     )
 
 
-def checked_model(model: object, call: str) -> tuple[nn.Module, Peers]:
+def checked_model(model: nn.Module, call: str) -> tuple[nn.Module, Peers]:
     """The model without wrappers, and the ranks that hold it together and make this call.
 
     Raises:
-        CheckpointError: ``invalid_argument``, or what ``Peers.of`` says.
+        CheckpointError: what ``Peers.of`` says.
     """
-    if not isinstance(model, nn.Module):
-        raise CheckpointError(
-            f"model is {type_of(model)}.",
-            reason="invalid_argument",
-            what_to_do="pass the torch.nn.Module first, the directory second.",
-        )
     root = unwrap(model)
     return root, Peers.of(root, call)
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.checkpoint.metadata import Metadata
 
+from recfx.argument_types import typed
 from recfx.checkpoint import storage
 from recfx.checkpoint.contents import IN_BACKWARD, MODEL, OPTIMIZER, SETTINGS, check_has_elements, check_storable
 from recfx.checkpoint.directory import (
@@ -36,6 +37,7 @@ from recfx.errors import CheckpointError
 _ON_META = "is on the meta device: there is nothing to save", "call to_empty() and initialise the model first."
 
 
+@typed(CheckpointError, left=("optimizer",))
 def save_checkpoint(
     model: nn.Module, directory: str | os.PathLike[str], *, optimizer: torch.optim.Optimizer | None = None
 ) -> None:

@@ -11,10 +11,12 @@ from torchrec.modules.embedding_configs import EmbeddingBagConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollectionInterface
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
+from recfx.argument_types import typed
 from recfx.collections.collection import UnshardedCollection
 from recfx.collections.converted_collection import ConvertedCollection
 from recfx.collections.kinds import POOLED
 from recfx.collections.table_specs import check_config
+from recfx.errors import ConversionError
 from recfx.hashing import HashConfig
 
 _Pooled = TypeVar("_Pooled", bound="PooledCollection")
@@ -92,6 +94,7 @@ class HashEmbeddingBagCollection(PooledCollection, UnshardedCollection, Embeddin
         ValueError: two tables have the same name.
     """
 
+    @typed(ConversionError)
     def __init__(
         self,
         tables: list[EmbeddingBagConfig],

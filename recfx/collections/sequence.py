@@ -11,10 +11,12 @@ from torchrec.modules.embedding_configs import EmbeddingConfig
 from torchrec.modules.embedding_modules import EmbeddingCollectionInterface
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
+from recfx.argument_types import typed
 from recfx.collections.collection import UnshardedCollection
 from recfx.collections.converted_collection import ConvertedCollection
 from recfx.collections.kinds import SEQUENCE
 from recfx.collections.table_specs import check_config
+from recfx.errors import ConversionError
 from recfx.hashing import HashConfig
 
 _Sequence = TypeVar("_Sequence", bound="SequenceCollection")
@@ -109,6 +111,7 @@ class HashEmbeddingCollection(SequenceCollection, UnshardedCollection, Embedding
         ValueError: two tables have the same name, or different numbers of columns.
     """
 
+    @typed(ConversionError)
     def __init__(
         self,
         tables: list[EmbeddingConfig],

@@ -8,8 +8,6 @@ from torch import nn
 from torch._dynamo.eval_frame import OptimizedModule
 from torchrec.distributed.model_parallel import DistributedModelParallel
 
-from recfx.errors import ConversionError, type_of
-
 # What DistributedDataParallel, torch.compile and DistributedModelParallel call the model inside.
 _INSIDE = {"module", "_orig_mod", "_dmp_wrapped_module"}
 
@@ -31,13 +29,3 @@ def unwrap(model: nn.Module) -> nn.Module:
         if inner is None:
             return model
         model = inner
-
-
-def check_module(model: object, name: str = "model") -> None:
-    """Refuse a model that is not a module; ``name`` is that of the argument."""
-    if not isinstance(model, nn.Module):
-        raise ConversionError(
-            f"{name} is {type_of(model)}.",
-            reason="invalid_argument",
-            what_to_do="pass the torch.nn.Module that holds the collections.",
-        )

@@ -9,7 +9,8 @@ from collections.abc import Callable
 import torch
 from torch import fx, nn
 
-from recfx.errors import ConversionError, type_of
+from recfx.argument_types import typed
+from recfx.errors import ConversionError
 from recfx.ir import operators
 from recfx.ir.node_kinds import NODE_KINDS, NodeKind, ValueType
 from recfx.planner.pricing.formulas import FORMULAS, Formula
@@ -22,6 +23,7 @@ _MEANT = {"tables": tuple, "hashed": tuple, "divided": tuple, "way": str, "hop":
 _WITH_COLUMNS = {ValueType.POOLED, ValueType.ARRIVED_POOLED, ValueType.DIVIDED}
 
 
+@typed(ConversionError)
 def add_operator(kind: NodeKind, make: Callable[[Lowered], nn.Module], price: Formula | None = None) -> None:
     """Declare an operator, so that ``graph.add(kind.name, inputs, collection, **attributes)`` makes nodes of it.
 
@@ -59,8 +61,6 @@ def add_operator(kind: NodeKind, make: Callable[[Lowered], nn.Module], price: Fo
     Raises:
         ConversionError: ``invalid_argument``.
     """
-    if not isinstance(kind, NodeKind):
-        raise _refused(f"kind is {type_of(kind)}", "pass a recfx.ir.NodeKind.")
     if kind.name not in OWN_MAKERS and (why := _why_not_named(kind.name)):
         raise _refused(f"the name {kind.name!r} {why}", "give the operator another name.")
     for name, of_type in kind.attributes.items():
@@ -87,9 +87,6 @@ def add_operator(kind: NodeKind, make: Callable[[Lowered], nn.Module], price: Fo
             f"{kind.name} returns pooled rows, but no declaration says which columns of which tables they are",
             "declare it with like_input=True, and let its value have the columns of its first input.",
         )
-    for name, given in (("make", make), ("price", make if price is None else price)):
-        if not callable(given):
-            raise _refused(f"{name} is {type_of(given)}", f"pass a function as {name}=.")
     NODE_KINDS[kind.name], OWN_MAKERS[kind.name] = kind, make
     FORMULAS.pop(kind.name, None)
     if price is not None:

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torchrec.distributed.types import ShardingEnv, ShardingPlan
 
+from recfx.argument_types import typed
 from recfx.collections.collection import unsharded_collections
 from recfx.collections.converted_collection import ConvertedCollection, share_forwards
 from recfx.collections.copy_modules import copy_modules, replace_in_place
@@ -23,6 +24,7 @@ from recfx.conversion.request import DEFAULT_HASHING, Request, named_passes
 from recfx.conversion.whole_graph import make_whole_graph
 from recfx.discovery.classify import Finding
 from recfx.discovery.sample import Sample
+from recfx.errors import ConversionError
 from recfx.hashing import HashConfig
 from recfx.optim.keyed_optimizer import attach_fused_optimizer
 from recfx.passes import Pass
@@ -50,6 +52,7 @@ OBSERVERS: list[Callable[[nn.Module], Observer | None]] = []
 """Each is called with the model at the beginning of a conversion."""
 
 
+@typed(ConversionError)
 def convert(
     model: nn.Module,
     sample: Any = None,

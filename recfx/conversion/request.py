@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -10,7 +10,6 @@ import torch
 from torchrec.distributed.types import ShardingEnv, ShardingPlan
 
 from recfx.collections.sharding.whole_plan import MOST_RANKS, check_plan
-from recfx.collections.wrappers import check_module
 from recfx.discovery.sample import Sample
 from recfx.errors import ConversionError, type_of
 from recfx.hashing import HashConfig, as_integer
@@ -61,7 +60,6 @@ class Request:
 
     def check(self, model: Any) -> None:
         """Refuse arguments that are none, and a ``model`` that is no module."""
-        check_module(model)
         if self.on_unsupported not in ("error", "keep"):
             raise _invalid(f"on_unsupported is {self.on_unsupported!r}.", "use 'error' or 'keep'.")
         if self.managed_collisions not in ("keep", "convert"):
@@ -71,11 +69,6 @@ class Request:
             check_plan(self.plan)
         if self.topology is not None:
             check_topology(self.topology)
-        if self.env is not None and not isinstance(self.env, ShardingEnv):
-            raise _invalid(
-                f"env is {type_of(self.env)}.",
-                "pass torchrec.distributed.types.ShardingEnv.from_process_group(group).",
-            )
         if self.env is not None:
             world_size = whole_number(self.env.world_size, "env.world_size", most=MOST_RANKS)
             whole_number(self.env.rank, "env.rank", least=0, most=world_size - 1)
@@ -92,11 +85,11 @@ def named_passes(given: Any) -> tuple[Pass, ...] | None:
     """The passes that a user names, in order; None if there are none named."""
     if given is None:
         return None
-    passes = tuple(given) if isinstance(given, Iterable) else (given,)
+    passes = tuple(given)
     wrong = [one for one in passes if not (isinstance(getattr(one, "name", None), str) and _has_call(one))]
-    if wrong or not isinstance(given, Iterable):
+    if wrong:
         raise _invalid(
-            f"{'passes has' if isinstance(given, Iterable) else 'passes is'} {type_of((wrong or passes)[0])}.",
+            f"passes has {type_of(wrong[0])}.",
             "pass [*recfx.passes(), mine], where mine has a name and a method call(graph) that returns a "
             "recfx.passes.PassResult; for a function: recfx.passes.Rewrite(name, function).",
         )
@@ -110,8 +103,6 @@ def _has_call(value: object) -> bool:
 def declared_ranges(declared: Any) -> dict[str, IdRange]:
     """The ``id_ranges`` of ``convert``, by feature."""
     what_to_do = "pass a dict from features to their lowest and highest id: {'user': (0, 999)}."
-    if not isinstance(declared, Mapping):
-        raise _invalid(f"id_ranges is {type_of(declared)}.", what_to_do)
     ranges = {}
     for feature, given in declared.items():
         bounds = [as_integer(bound) for bound in given] if isinstance(given, (tuple, list)) else []

@@ -6,15 +6,18 @@ from typing import Any
 
 from torch import fx, nn
 
+from recfx.argument_types import typed
 from recfx.collections.converted_collection import ConvertedCollection
 from recfx.collections.whole_graph import WholeGraph, check_modes
 from recfx.collections.wrappers import unwrap
 from recfx.conversion.convert import convert
 from recfx.conversion.whole_graph import build_whole_graph, sample_failed
 from recfx.discovery.sample import Sample
+from recfx.errors import ConversionError
 from recfx.replacement.conversion_record import attach_conversion, conversion_of
 
 
+@typed(ConversionError)
 def trace(model: nn.Module, sample: Any) -> fx.GraphModule:
     """The whole-model graph of the mode that ``model`` is in, with every collection as explicit nodes.
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from recfx.argument_types import typed
 from recfx.collections.collection import UnshardedCollection, unsharded_collections
 from recfx.collections.converted_collection import ConvertedCollection
 from recfx.collections.copy_modules import copy_modules, refuse_fully_sharded, standard_collection
@@ -21,7 +22,6 @@ from recfx.collections.sharding.gather import (
     without_model_parallel,
 )
 from recfx.collections.whole_graph import WholeGraph, refuse_graph
-from recfx.collections.wrappers import check_module
 from recfx.conversion.load_guard import release_loading
 from recfx.conversion.rows_of_ids import RowsOfIds
 from recfx.errors import GROW, ConversionError
@@ -34,6 +34,7 @@ from recfx.runtime.lower_graph import OWN_MAKERS
 _log = logging.getLogger("recfx")
 
 
+@typed(ConversionError)
 def unconvert(model: nn.Module, with_mapping: bool = False) -> nn.Module | tuple[nn.Module, RowsOfIds]:
     """Return the model with standard collections around the same parameters.
 
@@ -62,7 +63,6 @@ def unconvert(model: nn.Module, with_mapping: bool = False) -> nn.Module | tuple
             ``traced_graph``; ``no_process_group``: that of a sharded model was destroyed.
         CheckpointError: the state that was loaded in place into an index is not valid; raised on all ranks.
     """
-    check_module(model)
     refuse_graph(model, ConversionError)
     if isinstance(model, WholeGraph):
         model = model.python_model

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from torchrec.modules.mc_embedding_modules import BaseManagedCollisionEmbeddingCollection
 
+from recfx.argument_types import typed
 from recfx.collections.collection import unsharded_collections
 from recfx.collections.copy_modules import refuse_fully_sharded
 from recfx.collections.raw_ids import RemappedRows
@@ -22,7 +23,7 @@ from recfx.collections.whole_graph import WholeGraph, refuse_graph
 from recfx.collections.wrappers import unwrap
 from recfx.conversion.convert import convert
 from recfx.discovery.sample import Sample
-from recfx.errors import Diagnostic, ExportError, Severity, type_of
+from recfx.errors import Diagnostic, ExportError, Severity
 from recfx.exporter.arguments import signature_of
 from recfx.exporter.artifacts import FILE_FORMATS, Artifact, FileFormat
 from recfx.exporter.buffers import Filling
@@ -48,6 +49,7 @@ from recfx.kernels.build.private_files import new_file
 _SHOW_PROGRESS_FROM = 2**28
 
 
+@typed(ExportError)
 def export(
     model: nn.Module,
     path: str | os.PathLike[str],
@@ -105,8 +107,6 @@ def export(
         CheckpointError: as ``load_checkpoint``; also ``model_on_meta``: a tensor is on meta that was not saved.
         ConversionError: the model is not converted, and cannot be; ``fully_sharded``.
     """
-    if not isinstance(model, nn.Module):
-        raise _invalid(f"model is {type_of(model)}.", "pass the model, an nn.Module.")
     refuse_graph(model, ExportError)
     root = model.python_model if isinstance(model, WholeGraph) else unwrap(model)
     refuse_fully_sharded(

@@ -13,6 +13,7 @@ import fbgemm_gpu  # noqa: F401  registers the operators that files use
 import torch
 from torch import nn
 
+from recfx.argument_types import typed
 from recfx.collections.devices import usable_device
 from recfx.errors import ConversionError, ExportError, few, plural
 from recfx.exporter.input_errors import check_inputs, input_errors
@@ -46,6 +47,7 @@ _NO_MEMORY = re.compile("can't allocate memory|bad_alloc|out of memory", re.IGNO
 _ERRNO = re.compile(r"\berrno (\d+)")
 
 
+@typed(ExportError)
 def load(path: str | os.PathLike[str], device: torch.device | str | int | None = None) -> LoadedModel:
     """Load a file that ``export`` has written, check that it is whole, and return the model.
 

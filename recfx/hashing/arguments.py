@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from recfx.errors import ConversionError, IdTypeError, InputError, type_of
+from recfx.errors import ConversionError, IdTypeError, InputError
 from recfx.hashing.config import HashConfig, ResolvedHashConfig, as_integer
 from recfx.kernels.index.index_buffers import IndexPolicy
 
@@ -16,20 +16,8 @@ def checked_arguments(
     """The configuration for the table, and its form for the operators, for the slice that the index holds.
 
     Raises:
-        ConversionError: ``invalid_argument``, ``invalid_hash_config``.
+        ConversionError: ``invalid_hash_config``.
     """
-    argument: object = config  # users do not always run a type checker
-    if not isinstance(argument, (HashConfig, ResolvedHashConfig)):
-        raise ConversionError(
-            f"config is {type_of(config)}.",
-            reason="invalid_argument",
-            module_path=str(name),
-            what_to_do="pass a recfx.HashConfig.",
-        )
-    if not isinstance(name, str):
-        raise ConversionError(
-            f"name is {type_of(name)}.", reason="invalid_argument", what_to_do="pass the table's name."
-        )
     resolved = config if isinstance(config, ResolvedHashConfig) else config.resolve(rows, False, name)
     if resolved.rows != rows:
         raise _invalid(

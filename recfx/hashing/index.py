@@ -7,7 +7,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from recfx.errors import GROW, InputError, TableFullError
+from recfx.argument_types import typed
+from recfx.errors import GROW, ConversionError, InputError, TableFullError
 from recfx.hashing.arguments import check_ids, checked_arguments
 from recfx.hashing.config import HashConfig, ResolvedHashConfig
 from recfx.hashing.storage import EVAL_COUNTERS, IndexStorage
@@ -104,6 +105,7 @@ class HashIndex(IndexStorage):
             ``no_memory_for_rows``.
     """
 
+    @typed(ConversionError)
     def __init__(
         self,
         rows: int,

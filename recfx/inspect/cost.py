@@ -10,6 +10,7 @@ from torch import fx, nn
 from torchrec.distributed.planner import Topology
 from torchrec.distributed.types import ShardingPlan
 
+from recfx.argument_types import typed
 from recfx.collections.collection import UnshardedCollection
 from recfx.collections.converted_collection import ConvertedCollection, converted_collections
 from recfx.collections.sharding.whole_plan import (
@@ -19,7 +20,7 @@ from recfx.collections.sharding.whole_plan import (
     refuse_unknown_collections,
 )
 from recfx.collections.whole_graph import WholeGraph
-from recfx.collections.wrappers import check_module, unwrap
+from recfx.collections.wrappers import unwrap
 from recfx.discovery.sample import Sample
 from recfx.errors import ConversionError, did_you_mean, few, plural, type_of, with_article
 from recfx.ir.context import CollectionContext
@@ -54,6 +55,7 @@ from recfx.planner.topology import (
 from recfx.replacement.replace_collections import as_converted
 
 
+@typed(ConversionError)
 def cost(
     model_or_graph: nn.Module,
     topology: Topology | NpuTopology | Hardware | HardwareName | None = None,
@@ -99,7 +101,6 @@ def cost(
             sharding.
         InputError: ``invalid_argument``: ``world_size`` is no number of ranks.
     """
-    check_module(model_or_graph, "model_or_graph")
     priced = _priced(model_or_graph, checked_topology(topology), plan, world_size, sample)
     return priced if sample is None else replace(priced, known=batch_of(sample))
 
@@ -329,6 +330,7 @@ def _device_of(topology: AnyTopology | Hardware | None, model: nn.Module) -> str
     return device_of_tables(model) if topology is None else device_of(topology)
 
 
+@typed(ConversionError)
 def compare_plans(
     model: nn.Module,
     plans: Sequence[ShardingPlan] | Mapping[str, ShardingPlan],

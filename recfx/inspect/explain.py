@@ -14,6 +14,7 @@ from torch import nn
 from torchrec.distributed.planner import Topology
 from torchrec.distributed.types import ShardingEnv, ShardingPlan
 
+from recfx.argument_types import typed
 from recfx.collections.collection import UnshardedCollection
 from recfx.collections.converted_classes import CONVERTED_CLASSES
 from recfx.collections.converted_collection import ConvertedCollection
@@ -50,6 +51,7 @@ from recfx.replacement.resize_tables import TableResizing
 from recfx.versions import __version__
 
 
+@typed(ConversionError)
 def explain(
     model: nn.Module,
     sample: Any = None,

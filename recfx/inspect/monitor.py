@@ -15,11 +15,12 @@ from typing import Any, Protocol
 import torch.distributed as dist
 from torch import nn
 
+from recfx.argument_types import typed
 from recfx.collections.converted_collection import ConvertedCollection, converted_collections
 from recfx.collections.kinds import kind_of
 from recfx.collections.sharding.collection import ShardedCollection
 from recfx.collections.sharding.ranks_agree import on_all_ranks
-from recfx.collections.wrappers import check_module, without_wrappers
+from recfx.collections.wrappers import without_wrappers
 from recfx.errors import ConversionError, RecfxError, plural, type_of
 from recfx.hashing import HashIndex
 from recfx.inspect.index_health import Health, IndexHealth, end_intervals
@@ -41,6 +42,7 @@ class ScalarWriter(Protocol):
         ...
 
 
+@typed(ConversionError)
 def monitor(model: nn.Module, *, probed_groups: int | None = None) -> Monitor:
     """Watch the tables of a model that have an index, and those that send each different id once.
 
@@ -68,7 +70,6 @@ def monitor(model: nn.Module, *, probed_groups: int | None = None) -> Monitor:
             table has an index, nor does any rank send each different id of a table once.
         CheckpointError: the state that was last loaded into a table is not complete, or not valid.
     """
-    check_module(model)
     if probed_groups is not None and (type(probed_groups) is not int or probed_groups < 0):
         raise ConversionError(
             f"probed_groups={probed_groups!r} is not a number of groups.",

@@ -7,15 +7,17 @@ from collections.abc import Mapping, Sequence
 
 from torch import fx, nn
 
+from recfx.argument_types import typed
 from recfx.collections.converted_collection import converted_collections
 from recfx.collections.whole_graph import WholeGraph
-from recfx.collections.wrappers import check_module, unwrap
+from recfx.collections.wrappers import unwrap
 from recfx.errors import ConversionError
 from recfx.inspect import wording
 from recfx.ir.names import node_name
 from recfx.ir.snapshot import BEFORE, PASSES_KEY, PassRecord
 
 
+@typed(ConversionError)
 def diff_steps(model_or_graph: nn.Module, first: str, second: str, *, context: int = 3) -> str:
     """The lines by which the graphs of a model's collections differ between two steps, as a unified diff.
 
@@ -84,7 +86,6 @@ def _names(collections: Mapping[str, Sequence[PassRecord]]) -> tuple[str, ...]:
 
 def pass_records(model_or_graph: nn.Module) -> dict[str, Sequence[PassRecord]]:
     """The records of the passes of each collection, by fully qualified name."""
-    check_module(model_or_graph, "model_or_graph")
     model = unwrap(model_or_graph)
     if isinstance(model, fx.GraphModule) and (own := model.meta.get(PASSES_KEY)):
         return {_named("", own): own}

@@ -12,12 +12,12 @@ import torch
 from torch import nn
 from torchrec.distributed.model_parallel import DMPCollection
 
+from recfx.argument_types import typed
 from recfx.collections.converted_collection import share_forwards
 from recfx.collections.devices import usable_device
 from recfx.collections.sharding.collection import sharded_collections
 from recfx.collections.sharding.out_of_step import has_failed, in_step, lost_ranks
 from recfx.collections.sharding.ranks_agree import tell_counts
-from recfx.collections.wrappers import check_module
 from recfx.errors import ConversionError, type_of
 from recfx.pipeline.background import Streams
 from recfx.pipeline.batch_paths import move
@@ -158,6 +158,7 @@ class TrainPipeline:
         ConversionError: ``invalid_argument``, ``device_unavailable``, ``two_dimensional_parallelism``.
     """
 
+    @typed(ConversionError)
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, device: torch.device | str) -> None:
         if isinstance(model, DMPCollection):
             raise ConversionError(
@@ -165,7 +166,6 @@ class TrainPipeline:
                 reason="two_dimensional_parallelism",
                 what_to_do="use torchrec's TrainPipelineSparseDist.",
             )
-        check_module(model)
         self._model, self._optimizer = model, optimizer
         self._stores = share_forwards(model)
         self._streams = Streams(usable_device(device))

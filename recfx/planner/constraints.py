@@ -19,16 +19,16 @@ _LISTS: dict[str, Callable[[Any, str], object] | None] = {
 }
 
 
-def checked_constraints(constraints: object) -> dict[str, ParameterConstraints]:
+def checked_constraints(constraints: Mapping[str, Any] | None) -> dict[str, ParameterConstraints]:
     """The constraints by table.
 
     Raises:
         ConversionError: ``invalid_argument``: they are none.
         InputError: ``invalid_argument``: a number in them is none, or is too small.
     """
-    by_table = dict(constraints) if isinstance(constraints, Mapping) else {}
+    by_table = dict(constraints or {})
     wrong = next((value for value in by_table.values() if not isinstance(value, ParameterConstraints)), None)
-    if wrong is not None or not (constraints is None or isinstance(constraints, Mapping)):
+    if wrong is not None:
         raise ConversionError(
             f"constraints are {constraints!r}.",
             reason="invalid_argument",

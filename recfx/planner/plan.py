@@ -15,8 +15,8 @@ from torchrec.distributed.planner.types import ParameterConstraints, PlannerErro
 from torchrec.distributed.types import ModuleSharder, ShardingPlan
 from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
 
+from recfx.argument_types import typed
 from recfx.collections.sharding.collection import sharded_collections
-from recfx.collections.wrappers import check_module
 from recfx.errors import ConversionError, did_you_mean
 from recfx.planner.constraints import checked_constraints
 from recfx.planner.enumerator import OrderedEnumerator, is_plannable
@@ -66,6 +66,7 @@ def without_noise() -> Iterator[None]:
             root.removeHandler(handler)
 
 
+@typed(ConversionError)
 def plan(
     model: nn.Module,
     topology: Topology | NpuTopology,
@@ -128,7 +129,6 @@ def _plan(
     with_torchrec: bool = True,
 ) -> ShardingPlan:
     check_topology(topology)
-    check_module(model)
     whole_number(batch_size, "batch_size")
     for path in sharded_collections(model):
         raise ConversionError(

@@ -20,6 +20,7 @@ from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.fp_embeddingbag import FeatureProcessedEmbeddingBagCollectionSharder
 from torchrec.distributed.types import EmbeddingModuleShardingPlan, ModuleSharder, ShardedModule, ShardingEnv
 
+from recfx.argument_types import typed
 from recfx.collections.collection import UnshardedCollection
 from recfx.collections.converted_classes import all_converted_classes
 from recfx.collections.kinds import KINDS, kind_of
@@ -35,6 +36,7 @@ Sharders = list[ModuleSharder[nn.Module]]
 _DEVICES = frozenset({"cpu", "cuda", "npu", "meta"})
 
 
+@typed(ConversionError)
 def sharders(host_env: ShardingEnv | None = None, fused_params: Mapping[str, Any] | None = None) -> Sharders:
     """Sharders for TorchRec's planners and ``DistributedModelParallel``, with everything that recfx can do.
 

@@ -172,14 +172,8 @@ def config_for(table: str, hashing: Hashing) -> HashConfig | None:
 
 
 def check_table_names(findings: list[Finding], hashing: Hashing, dedup: Asked) -> None:
-    """Refuse a ``hashing`` that is none, and tables that no collection has, here or in ``dedup``."""
+    """Refuse tables that no collection has, and what is no config, in ``hashing`` and ``dedup``."""
     _check_named(findings, "dedup", dedup)
-    if hashing is not None and not isinstance(hashing, (HashConfig, Mapping)):
-        raise ConversionError(
-            f"hashing is {type_of(hashing)}.",
-            reason="invalid_argument",
-            what_to_do="pass a recfx.HashConfig, None, or a dict from table names to either of them.",
-        )
     if not isinstance(hashing, Mapping):
         return
     for table, config in hashing.items():

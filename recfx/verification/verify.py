@@ -12,12 +12,13 @@ from typing import Any
 import torch
 from torch import nn
 
+from recfx.argument_types import typed
 from recfx.collections.collection import unsharded_collections
 from recfx.collections.converted_collection import converted_collections
 from recfx.collections.copy_modules import copy_with_tensors
 from recfx.collections.kinds import kind_of, standard_kind
 from recfx.collections.whole_graph import WholeGraph
-from recfx.collections.wrappers import check_module, unwrap
+from recfx.collections.wrappers import unwrap
 from recfx.discovery.bypass import put_back, way_around
 from recfx.discovery.sample import Sample, fixed_randomness
 from recfx.errors import ConversionError, RecfxError, told_by
@@ -260,6 +261,7 @@ def _refused_or_failed(mode: str, batch: str, error: Exception) -> Check:
 _TOLERANCE = {torch.float16: 1e-2, torch.bfloat16: 2e-2}
 
 
+@typed(ConversionError)
 def verify(
     original: nn.Module, converted: nn.Module, sample: Any, *, rtol: float = 1e-5, atol: float = 1e-6
 ) -> VerifyReport:
@@ -285,8 +287,6 @@ def verify(
     Raises:
         ConversionError: ``invalid_argument``; ``sharded_model``: one rank does not hold the whole model.
     """
-    check_module(original, "original")
-    check_module(converted, "converted")
     for name, value in (("rtol", rtol), ("atol", atol)):
         if not isinstance(value, (int, float)) or not 0 <= value < float("inf"):
             raise ConversionError(

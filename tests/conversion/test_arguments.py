@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy
 import pytest
 import torch
 from torch import nn
-from torchrec.distributed.types import ShardingEnv
+from torchrec.distributed.planner import Topology
+from torchrec.distributed.types import ShardingEnv, ShardingPlan
 
 import recfx
 from recfx import HashConfig, HashEmbeddingBagCollection, HashEmbeddingBagConfig, HashIndex
@@ -17,6 +20,7 @@ from recfx.errors import type_of
 from tests.builders.batches import batch
 from tests.builders.collections import collection, table
 from tests.support.refusals import refused
+from tests.toys.count_ids import COUNT_IDS
 
 RAW = HashConfig(dense_rows=0)
 
@@ -25,6 +29,9 @@ class Model(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.ebc = collection()
+
+    def forward(self, features: Any) -> Any:
+        return self.ebc(features)
 
 
 def trained() -> tuple[nn.Module, torch.optim.Optimizer]:
@@ -46,6 +53,79 @@ def test_what_is_no_module(model: Any) -> None:
     for call in calls:
         with refused("invalid_argument", match=type_of(model)):
             call()
+
+
+MEANT: dict[str, tuple[Callable[..., Any], str, str]] = {
+    "convert, config": (lambda _: recfx.convert(Model(), RAW), "sample is a HashConfig", "hashing="),
+    "explain, plan": (lambda _: recfx.explain(Model(), ShardingPlan({})), "sample is a ShardingPlan", "plan="),
+    "convert, batch": (lambda _: recfx.convert(Model(), plan=(batch(2),)), "plan is a tuple", "sample="),
+    "trace, swapped": (lambda _: recfx.trace((batch(2),), Model()), "model is a tuple", "sample="),
+    "verify, order": (lambda _: recfx.verify(Model(), (batch(2),), Model()), "converted is a tuple", "sample="),
+    "export, swapped": (lambda path: recfx.export(Model(), (batch(2),), path), "path is a tuple", "sample="),
+    "draw, batch": (lambda path: recfx.draw(Model(), batch(2), path), "path is a KeyedJaggedTensor", "sample="),
+    "cost, plan": (lambda _: recfx.cost(Model(), ShardingPlan({})), "topology is a ShardingPlan", "plan="),
+    "plan, constraints": (lambda _: recfx.plan(Model(), {}), "topology is a dict", "constraints="),
+    "load_checkpoint, swapped": (lambda path: recfx.load_checkpoint(path, Model()), "model is a str", "directory="),
+    "save_checkpoint, order": (lambda path: recfx.save_checkpoint(*trained()), "directory is a SGD", "optimizer="),
+    "pipeline, order": (lambda _: recfx.TrainPipeline(Model(), "cpu", trained()[1]), "optimizer is a str", "device="),
+    "sharders": (lambda _: recfx.sharders({"learning_rate": 0.1}), "host_env is a dict", "fused_params="),
+    "operator, swapped": (lambda _: recfx.add_operator(print, COUNT_IDS), "kind is a builtin", "make="),
+    "index": (lambda _: HashIndex(RAW, config=3), "rows is a HashConfig", "config="),
+}
+
+
+@pytest.mark.parametrize("case", MEANT)
+def test_the_parameter_that_was_meant(case: str, tmp_path: Path) -> None:
+    call, what, meant = MEANT[case]
+    with pytest.raises(
+        recfx.RecfxError, match=rf"^\[invalid_argument\] {what}.*, which {meant} (or .*)?takes"
+    ) as caught:
+        call(str(tmp_path / "model.pt"))
+    assert caught.value.reason == "invalid_argument"
+
+
+def test_a_class_instead_of_its_object() -> None:
+    with refused("invalid_argument", match="model is the class Model.*pass an object of it"):
+        recfx.convert(Model)
+
+
+LEFT = {"load_checkpoint": {"optimizer"}, "compare_plans": {"B", "L", "sample"}}  # looked at after what is not there
+CALLED = [name for name in recfx.__all__ if inspect.isfunction(getattr(recfx, name)) and name != "passes"]
+
+
+def right(function: Callable[..., Any]) -> dict[str, Any]:
+    model, optimizer = trained()
+    known = {
+        "model": model,
+        "model_or_graph": model,
+        "original": model,
+        "converted": model,
+        "optimizer": optimizer,
+        "sample": (batch(2),),
+        "device": "cpu",
+        "rows": 10,
+        "tables": [],
+        "kind": COUNT_IDS,
+        "make": print,
+        "path": "nowhere.pt",
+        "directory": "nowhere",
+        "plans": [ShardingPlan({})],
+        "topology": Topology(2, "cpu"),
+    }
+    needed = [one for one in inspect.signature(function).parameters.values() if one.default is one.empty]
+    return {one.name: known[one.name] for one in needed}
+
+
+@pytest.mark.parametrize("name", [*CALLED, "TrainPipeline", "HashIndex", "HashEmbeddingBagCollection",
+                                  "HashEmbeddingCollection", "HashConfig"])  # fmt: skip
+def test_what_no_parameter_takes(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    function = getattr(recfx, name)
+    for argument in inspect.signature(function).parameters.keys() - LEFT.get(name, {"sample", "L"}):
+        with pytest.raises(recfx.RecfxError, match="directory" if argument == "checkpoint" else argument) as caught:
+            function(**right(function) | {argument: object()})
+        assert caught.value.reason in ("invalid_argument", "invalid_hash_config", "optimizer_not_supported")
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(

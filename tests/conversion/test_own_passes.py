@@ -414,7 +414,7 @@ def of_another_type(graph: OperatorGraph) -> PassResult:
         (3, "invalid_argument", "passes is an int"),
         (ScaleAll(1.0), "invalid_argument", "passes is a ScaleAll"),
         ([*recfx.passes(), insert_count_ids], "invalid_argument", "passes has a function"),
-        ([*recfx.passes(), ScaleAll], "invalid_argument", "passes has a type"),
+        ([*recfx.passes(), ScaleAll], "invalid_argument", "passes has the class"),
         ((), "not_lowered", "nodes of kind 'collection'"),
         (recfx.passes()[1:], "not_lowered", "nodes of kind 'collection'"),
         ([*recfx.passes(), Rewrite("nothing", nothing)], "malformed_graph", "nothing: it returned None, no PassResult"),

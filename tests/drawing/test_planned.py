@@ -111,7 +111,7 @@ def test_the_page_evaluates_costs_for_so_many_ranks(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        ({"topology": 8}, "invalid_topology"),
+        ({"topology": 8}, "invalid_argument"),
         ({"topology": "H100"}, "invalid_argument] topology is 'H100' (did you mean 'h100'?"),
         ({"topology": npu_topology(8), "plan": {}}, "invalid_argument"),
         ({"world_size": 8}, "invalid_argument"),

@@ -308,8 +308,8 @@ def test_ranks_without_a_plan_are_planned() -> None:
     with process_group():
         assert assert_alike(Holder(collection()), env=ShardingEnv.from_process_group(dist.group.WORLD)) is None
     wrong = {"topology": 3}, {"topology": make_topology(2, "cpu"), "world_size": 3}, {"env": 3}
-    for settings, code in zip(wrong, ("invalid_topology", "invalid_argument", "invalid_argument"), strict=True):
-        with pytest.raises(recfx.ConversionError, match=rf"^\[{code}\] "):
+    for settings in wrong:
+        with pytest.raises(recfx.ConversionError, match=r"^\[invalid_argument\] "):
             recfx.explain(Holder(collection()), **settings)
     tiny = make_topology(world_size=2, compute_device="cpu", ddr_cap=1)
     assert errors_of_explain(Holder(collection()), topology=tiny) == [("plan_does_not_fit", "")]

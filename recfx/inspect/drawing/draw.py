@@ -14,8 +14,8 @@ from torch import nn
 from torchrec.distributed.planner import Topology
 from torchrec.distributed.types import ShardingPlan
 
-from recfx.collections.wrappers import check_module
-from recfx.errors import DrawingError
+from recfx.argument_types import typed
+from recfx.errors import ConversionError, DrawingError
 from recfx.inspect.cost import batch_of, checked_topology
 from recfx.inspect.drawing.collect import collect
 from recfx.inspect.drawing.costs import as_planned
@@ -121,6 +121,7 @@ def draw(
 ) -> Path: ...
 
 
+@typed(ConversionError)
 def draw(
     model_or_graph: nn.Module,
     path: str | os.PathLike[str] | None = None,
@@ -173,7 +174,6 @@ def draw(
             those of ``recfx.plan`` and of sharding.
         InputError: ``invalid_argument``: ``world_size`` is no number of ranks.
     """
-    check_module(model_or_graph, "model_or_graph")
     target = None if path is None else as_path(path)
     render = render_html if target is None else _format_of(target)
     topology = checked_topology(topology) if isinstance(topology, str) else topology
