@@ -75,7 +75,8 @@ class LearnedMap:
         return same_ids and (self.rows, self.misses) == (other.rows, other.misses)
 
     def fill(self, index: HashIndex, weight: Tensor) -> None:
-        """Give ``index``, which is empty, the ids. It and its table have at least as many rows, in one bucket.
+        """Give ``index``, which is empty, the ids. It and its table have at least as many rows, in one bucket if there
+        are ids. Every row that unknown ids read is that of the module.
 
         Raises:
             CheckpointError: the map is damaged.
@@ -101,8 +102,8 @@ class LearnedMap:
             if policy.evict == "lfu":
                 scores[self.rows_of_ids] += self.sightings.clamp(max=MOST_SIGHTINGS) << BATCH_BITS
             state["row_scores"] = scores
-        if self.misses and policy.unseen == "row" and rows > self.rows:
-            weight.data[-1] = weight.data[self.rows - 1]
+        if self.misses and policy.unseen == "row":
+            weight.data[index.policy.kept_rows] = weight.data[self.rows - 1].clone()
         index.take_state(buffers_from_state(policy, index.policy, index.name, state))
 
 
@@ -114,17 +115,18 @@ def config_of_learned(learned: LearnedMap, asked: HashConfig | None, table: str,
     """
     if asked == HashConfig():
         return learned.config
-    if asked is None or asked.dense_rows not in (None, 0) or asked.buckets not in (None, 1):
+    buckets = 1 if asked is None or asked.buckets is None else asked.buckets
+    if asked is None or asked.dense_rows not in (None, 0) or (buckets > 1 and learned.ids.numel()):
         raise ConversionError(
-            f"a managed-collision module has given rows of table {table!r} to ids, and hashing= would not keep them.",
+            f"a managed-collision module gives rows of table {table!r} to ids, and hashing= would not keep them.",
             reason="learned_ids_lost",
             module_path=path,
             what_to_do="pass as hashing= a dict by table name that leaves the table out, or gives it a HashConfig "
-            "without dense_rows and buckets.",
+            "without dense_rows, and without buckets if the module has learned ids.",
         )
     fewest = learned.rows + (asked.unseen == "row" and not learned.misses)  # that row belongs to no id
     rows = asked.rows if fewest == learned.rows else max(asked.rows or 0, fewest)
-    return replace(asked, dense_rows=0, buckets=1, rows=rows)
+    return replace(asked, dense_rows=0, buckets=buckets, rows=rows)
 
 
 def learned_by_mch(module: MCHManagedCollisionModule) -> LearnedMap:

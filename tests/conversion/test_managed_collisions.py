@@ -412,6 +412,23 @@ def test_hashing_that_would_take_rows_from_learned_ids(asked: Any) -> None:
     assert "a dict by table name that leaves the table out" in caught.value.what_to_do
 
 
+@pytest.mark.parametrize("make", [mch, hash_zch])
+def test_a_table_that_has_learned_nothing_can_have_buckets(make: Any) -> None:
+    """It can then be cut by rows. In each bucket, the row that unknown ids read is MCH's row for such ids."""
+    model = Model(managed(False, make)).eval()
+    with torch.no_grad():
+        next(inner(model).parameters())[ROWS - 1] = 7.0  # trained, before the module has given any row to an id
+    buckets = recfx.HashConfig(buckets=2, rows=2 * ROWS, unseen="row" if make is mch else "zeros")
+    ours = converted(model, hashing={"a": buckets}).eval()
+    assert inner(ours).index("a").config.buckets == 2
+    if make is mch:
+        for left, right in zip(model(ASKED), ours(ASKED), strict=True):
+            assert torch.equal(left, right)
+    for lost in (None, recfx.HashConfig(dense_rows=3)):
+        with refused("learned_ids_lost", match="gives rows of table 'a' to ids"):
+            converted(model, hashing={"a": lost})
+
+
 @pytest.mark.parametrize("is_pooled", [True, False])
 def test_hashing_of_managed_collisions_that_are_kept(is_pooled: bool) -> None:
     """One config is for all other tables; of a table that is named, the user hears that it is not converted."""
