@@ -32,7 +32,7 @@ class RawIdCollection(nn.Module):
         super().__init__()
         self._embedding_module = collection
         self._return_remapped_features = return_remapped_features
-        self._remapped = RemappedRows(collection) if return_remapped_features else None
+        self._remapped = RemappedRows(self) if return_remapped_features else None
 
     @property
     def tables(self) -> Any:
@@ -90,12 +90,13 @@ class RemappedRows(FxLeaf):
     """The rows that a collection has read for a batch.
 
     Args:
-        collection: its indexes are asked; it is no child, because it is part of the model elsewhere.
+        parent: the indexes of its collection are asked, whichever that is by then. It is no child, because this is one
+            of its own.
     """
 
-    def __init__(self, collection: nn.Module) -> None:
+    def __init__(self, parent: RawIdCollection) -> None:
         super().__init__()
-        self.__dict__["collection"] = collection
+        self.__dict__["parent"] = parent
 
     def forward(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
         """``features`` with the row of each id in its place, in the order of the tables' features.
@@ -105,7 +106,8 @@ class RemappedRows(FxLeaf):
         Raises:
             ConversionError: ``rows_of_sharded``: a rank does not know the rows of other ranks.
         """
-        collection: Any = getattr(self.collection, "hashed", self.collection)
+        parent: Any = self.parent
+        collection: Any = getattr(parent._embedding_module, "hashed", parent._embedding_module)
         if getattr(collection, "is_sharded", False):
             raise rows_of_sharded(collection.collection)
         features = maybe_td_to_kjt(features, None)
@@ -132,6 +134,13 @@ class RemappedRows(FxLeaf):
 def _rows(index: Any, ids: torch.Tensor) -> torch.Tensor:
     rows = index.find(ids)
     return rows if index.config.unseen == "zeros" else torch.where(rows < 0, index.shared_rows(ids), rows)
+
+
+def refuse_returned_rows(model: nn.Module) -> None:
+    """Raise a ``ConversionError``, ``rows_of_sharded``, for a model to be sharded that returns the rows of ids."""
+    for path, module in model.named_modules():
+        if isinstance(module, RawIdCollection) and module._remapped is not None:
+            raise rows_of_sharded(path)
 
 
 def rows_of_sharded(path: str) -> ConversionError:

@@ -32,8 +32,10 @@ from recfx.collections.collection import UnshardedCollection, unsharded_collecti
 from recfx.collections.converted_classes import all_converted_classes
 from recfx.collections.converted_collection import converted_collections, share_forwards
 from recfx.collections.kinds import KINDS, kind_of
+from recfx.collections.raw_ids import refuse_returned_rows
 from recfx.collections.sharding.collection import hook_refused, leave_to_collections
 from recfx.collections.sharding.plan import on_all_ranks_with_plan
+from recfx.collections.whole_graph import refuse_graph
 from recfx.collections.wrap_once import wrap_once
 from recfx.errors import CheckpointError, ConversionError, RecfxError
 from recfx.planner.priced_plan import price_of, world_size_said
@@ -133,6 +135,8 @@ def _extend(
         model, listed, place = named.get("module"), named.get("sharders"), order.index("sharders")
         if not isinstance(model, nn.Module) or not unsharded_collections(model):
             return original(*arguments, **keywords)
+        refuse_graph(model, ConversionError)
+        refuse_returned_rows(model)
         sharders = named["sharders"] = sharders_for(model, stock_defaults() if listed is None else listed)
         if place < len(arguments):
             arguments = (*arguments[:place], sharders, *arguments[place + 1 :])

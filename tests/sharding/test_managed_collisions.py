@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.types import ShardingEnv
 
 import recfx
@@ -27,6 +29,7 @@ from tests.builders.optimizers import attach
 from tests.sharding.cases import Case, Table, concatenate, plan_of
 from tests.sharding.ranks import ranks
 from tests.support.pairwise import pairwise
+from tests.support.refusals import refused
 
 PLANS: dict[str, tuple[tuple[Any, ...], tuple[Any, ...]]] = {
     "rows": (("row_wise",), ("row_wise",)),
@@ -52,14 +55,44 @@ def batches(world_size: int) -> list[list[Any]]:
 def converted(is_pooled: bool, module: str) -> Any:
     """Convert a model that is equal on every rank."""
     torch.manual_seed(0)
-    collection = managed(is_pooled, {"mch": mch, "hash_zch": hash_zch}[module])
-    attach(collection._embedding_module, "adagrad")
+    collection = managed(is_pooled, hash_zch if module == "hash_zch" else mch)
+    hashing = recfx.HashConfig()
     if module == "mch":
         learn(collection)
+    elif module == "new":
+        hashing = recfx.HashConfig(rows=2 * ROWS, buckets=2, on_full="evict", unseen="row")
     else:
         for remap in collection._managed_collision_collection._managed_collision_modules.values():
             remap._hash_zch_identities.data[[2, 5, 11], 0] = torch.tensor([7, 10**12, 1])
-    return recfx.convert(Model(collection), managed_collisions="convert").train()
+    model: Any = Model(collection)
+    model = recfx.convert(model, managed_collisions="convert", hashing=dict.fromkeys(FEATURES, hashing)).train()
+    attach(model.mc._embedding_module, "adagrad")
+    return model
+
+
+def returns_rows() -> Any:
+    collection = managed(False, return_remapped_features=True)
+    attach(collection._embedding_module, "sgd")
+    return recfx.convert(Model(collection), managed_collisions="convert")
+
+
+def sharded_anyway(rank: int, world_size: int) -> None:
+    """By TorchRec, and by hand, which nothing sees before the first call."""
+    env = ShardingEnv.from_process_group(dist.group.WORLD)
+    with refused("rows_of_sharded", "mc"):
+        DistributedModelParallel(returns_rows(), env, torch.device("cpu"), sharders=recfx.sharders())
+    tables = tuple(Table(name, ROWS, DIM, tuple(names), sharding=("row_wise",)) for name, names in FEATURES.items())
+    for copied in (False, True):
+        model = returns_rows()
+        model = copy.deepcopy(model) if copied else model
+        planned = plan_of(Case(tables, is_pooled=False), model.mc._embedding_module, world_size)
+        model.mc._embedding_module = shard_collection(model.mc._embedding_module, planned, env)
+        with refused("rows_of_sharded", "mc._embedding_module"):
+            model(batch(LEARNED, [7], [3]))
+
+
+def test_rows_are_not_returned_from_several_ranks() -> None:
+    ranks(2).run(sharded_anyway)
 
 
 def trained(model: Any, features: list[Any], parts: int) -> tuple[list[list[Tensor]], dict[str, Any]]:
@@ -82,8 +115,9 @@ def trained(model: Any, features: list[Any], parts: int) -> tuple[list[list[Tens
 
 def on_ranks(rank: int, world_size: int, is_pooled: bool, module: str, plan: str) -> Any:
     model = converted(is_pooled, module)
+    rows = model.mc.weight("a").shape[0]
     tables = tuple(
-        Table(name, ROWS, DIM, tuple(features), sharding=sharding)
+        Table(name, rows, DIM, tuple(features), sharding=sharding)
         for (name, features), sharding in zip(FEATURES.items(), PLANS[plan], strict=True)
     )
     collection = model.mc._embedding_module
@@ -93,7 +127,7 @@ def on_ranks(rank: int, world_size: int, is_pooled: bool, module: str, plan: str
     return trained(model, [of_ranks[rank] for of_ranks in batches(world_size)], 1)
 
 
-@pairwise(plan=PLANS, module=["mch", "hash_zch"], is_pooled=[True, False])
+@pairwise(plan=PLANS, module=["mch", "hash_zch", "new"], is_pooled=[True, False])
 def test_training_goes_on_as_unsharded(is_pooled: bool, module: str, plan: str) -> None:
     world_size = 2
     whole = [concatenate(of_ranks) for of_ranks in batches(world_size)]

@@ -193,3 +193,17 @@ def as_one_leaf(rank: int, world_size: int, case: Case, form: str, tracer: str) 
 )
 def test_a_sharded_collection_is_one_leaf(case: Case, form: str, tracer: str, path: str) -> None:
     assert ranks(2).run(as_one_leaf, case, form, tracer) == [[path]] * 2
+
+
+def sharded_too_late(rank: int, world_size: int) -> None:
+    model, plan = model_and_plan(CASE, world_size)
+    (batch,) = (step[rank] for step in batches(CASE, world_size, 1))
+    model = recfx.convert(model, (batch,))
+    for graph in (recfx.trace(model, (batch,)), recfx.convert(model, (batch,), whole_graph=True)):
+        with refused("traced_graph"):
+            model_parallel(graph, plan)
+
+
+def test_graphs_are_made_after_sharding() -> None:
+    """They would go on with the unsharded tables, and the shards would not be trained."""
+    ranks(2).run(sharded_too_late)

@@ -225,10 +225,17 @@ def shard_collection(
         path: fully qualified name of the collection in the model.
 
     Raises:
-        ConversionError: the same as ``read_plan``; ``ranks_have_different_plans``, ``unsupported_fused_param``,
-            ``no_process_group``; an optimizer in backward that has no fused form.
+        ConversionError: the same as ``read_plan``; ``traced_graph``, ``tied_tables``, ``ranks_have_different_plans``,
+            ``unsupported_fused_param``, ``no_process_group``; an optimizer in backward that has no fused form.
     """
     path = path or module.collection
+    if module.graph_is_inlined:
+        raise ConversionError(
+            "the graph of a whole model calls what is inside the collection, and would go on with unsharded tables.",
+            reason="traced_graph",
+            module_path=path,
+            what_to_do="shard the model first, as recfx.convert(model, sample, plan=..., whole_graph=True) does.",
+        )
     for table, others in module.store.shared_weights.items():
         raise ConversionError(
             f"the weight of table {table!r} is also {', '.join(others)}, and shards do not share any: from then on, "
