@@ -39,16 +39,16 @@ def main() -> int:
         ids = torch.arange(begin, begin + options.batch_size) % known
         step(model, rows_of(ids[:, None].expand(-1, len(CATEGORICAL))))
     random = [torch.randint(known, (options.batch_size, len(CATEGORICAL))) for _ in range(options.steps)]
-    predicted = recfx.cost(model).at(B=options.batch_size, L=1)  # measures this machine, before it has other work
+    predicted = recfx.cost(model).at(B=options.batch_size, L=1)
     with profile(activities=[ProfilerActivity.CPU]) as profiled:
         for ids in random:
             step(model, rows_of(ids))
     if options.trace is not None:
         profiled.export_chrome_trace(str(options.trace))
         print(f"{options.trace}: open it in https://ui.perfetto.dev")
-    print(f"a step of {options.batch_size:,} samples on {predicted.hardware.name}")
+    print(f"a step of {options.batch_size:,} samples on this machine")
     print(f"measured: the fastest quarter of {options.steps} steps, which other processes disturb least")
-    print("predicted: by recfx.cost, from constants of this machine\n")
+    print(f"predicted: by recfx.cost for {predicted.hardware.label}\n")
     print(LINE.format("node", "forward", "backward", "step", "measured", "predicted", "ratio"))
     measured = times_of_ranges(profiled)
     nodes = [node for node in predicted.nodes if node.kind != "dense"]  # the dense part is not one range

@@ -162,7 +162,7 @@ COMMANDS = (
             _BATCH,
             _LENGTHS,
             _PLAN,
-            _hardware("what times are predicted for; cpu is a typical one (default: this machine's)"),
+            _hardware("what times are predicted for (default: with --ranks, a CPU; otherwise the typical device)"),
             _RANKS,
             Argument("--eval", action="store_true", help="a step in eval mode, without a backward"),
             Argument("--expressions", action="store_true", help="print expressions in B, W and L_f, and no times"),

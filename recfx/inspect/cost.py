@@ -12,7 +12,7 @@ from torchrec.distributed.types import ShardingPlan
 
 from recfx.argument_types import typed
 from recfx.collections.collection import UnshardedCollection
-from recfx.collections.converted_collection import ConvertedCollection, converted_collections
+from recfx.collections.converted_collection import converted_collections
 from recfx.collections.sharding.whole_plan import (
     MOST_RANKS,
     check_plan,
@@ -30,7 +30,7 @@ from recfx.planner.plan import plan_of_collections as make_plan
 from recfx.planner.priced_plan import topology_of, world_size_of
 from recfx.planner.pricing.cost import COST_VERSION, Cost, PlanComparison, PlanRow, features_of
 from recfx.planner.pricing.graph_prices import ModelPrices, price_graph
-from recfx.planner.pricing.hardware import ASCEND_910B, H100, NAMED, Hardware, HardwareName
+from recfx.planner.pricing.hardware import CPU_HOST, NAMED, TYPICAL, Hardware, HardwareName
 from recfx.planner.pricing.planned_collection import (
     PlannedCollection,
     graph_on,
@@ -39,7 +39,6 @@ from recfx.planner.pricing.planned_collection import (
     planned_graph,
 )
 from recfx.planner.pricing.residents import rule_of
-from recfx.planner.pricing.this_machine import this_machine
 from recfx.planner.pricing.values import KnownBatch, whole_number
 from recfx.planner.pricing.work import NodeCost
 from recfx.planner.topology import (
@@ -87,8 +86,8 @@ def cost(
             times are predicted for, and a model that is not sharded is priced as ``recfx.plan`` would shard it over its
             ranks; a graph cannot be. Or a :class:`recfx.planner.pricing.hardware.Hardware` or the name of one
             (``"ascend_910b"``, ``"h100"``, ``"cpu"``): one such device, or of a CPU its times alone. Default: the
-            topology that ``plan`` was made for, if ``recfx.plan`` made it; otherwise the device of the tables. For a
-            CPU without a topology, it is this machine, measured the first time that a time is asked for.
+            topology that ``plan`` was made for, if ``recfx.plan`` made it; otherwise what is typical of the device that
+            has the tables (a CPU, an H100, an Ascend 910B); nothing is measured.
         plan: the plan to price, for a model that is not sharded.
         world_size: the number of ranks that ``plan`` is for. Default: those that it knows, if
             ``recfx.plan`` or ``read_plan`` made it; those of the topology; or those of a table that is on all ranks.
@@ -188,7 +187,7 @@ def _as_it_is(
                 nodes += prices.nodes_of_graph(graph_on(part, target, chip).graph, calls, part.store)
             else:
                 nodes += prices.nodes_of(part.graph_module, calls)
-        nodes += [] if _is_one_of(model, collections) else [prices.dense("dense", model)]
+        nodes += prices.rest(model, collections, world_size=1)
     if all(node.kind == "dense" for node in nodes):
         raise _no_collection()
     rank, world_size = _ranks([model, *(collection.graph_module for collection in collections)])
@@ -226,12 +225,9 @@ def price_planned(
     graphs = {part.name: planned_graph(part, 0, chip_of(topology, device)) for part in planned}
     nodes = [node for part in planned for node in price_graph(graphs[part.name].graph, trains, part.calls)]
     collections = list(converted.values())
-    if not _is_one_of(model, collections):
-        for collection in collections:
-            prices.residents.of_dense(collection)  # counted above
-        nodes.append(prices.dense("dense", model))
-        if world_size > 1:
-            nodes += prices.dense_all_reduce(model, collections)
+    for collection in collections:
+        prices.residents.of_dense(collection)  # counted above
+    nodes += prices.rest(model, collections, world_size)
     contexts = [part.context for part in planned]
     return _cost(nodes, model, topology, device, planned, 0, world_size, again, contexts), graphs
 
@@ -255,7 +251,7 @@ def _cost(
         rank=rank,
         trains=model.training,
         device=device,
-        hardware_of=_hardware(topology, model),
+        hardware=_hardware(topology, model),
         planned=planned,
         again=again,
         optimizers=_optimizers(contexts),
@@ -301,11 +297,6 @@ def _no_collection() -> ConversionError:
     )
 
 
-def _is_one_of(model: nn.Module, collections: list[Any]) -> bool:
-    """Whether the model itself is a collection."""
-    return any(collection is model for collection in collections) or isinstance(model, ConvertedCollection)
-
-
 def _ranks(graphs: Iterable[nn.Module]) -> tuple[int, int]:
     """This rank and the number of ranks of the collections in some graphs; 0 and 1 if none is sharded."""
     nodes = (node for module in graphs if isinstance(module, fx.GraphModule) for node in module.graph.nodes)
@@ -316,12 +307,10 @@ def _ranks(graphs: Iterable[nn.Module]) -> tuple[int, int]:
     return 0, 1
 
 
-def _hardware(topology: AnyTopology | Hardware | None, model: nn.Module) -> Callable[[], Hardware]:
+def _hardware(topology: AnyTopology | Hardware | None, model: nn.Module) -> Hardware:
     if isinstance(topology, Hardware):
-        return lambda: topology
-    if topology is not None:
-        return lambda: hardware_of(topology)
-    return {"cuda": lambda: H100, "npu": lambda: ASCEND_910B}.get(device_of_tables(model), this_machine)
+        return topology
+    return TYPICAL.get(device_of_tables(model), CPU_HOST) if topology is None else hardware_of(topology)
 
 
 def _device_of(topology: AnyTopology | Hardware | None, model: nn.Module) -> str:

@@ -24,6 +24,7 @@ from recfx.planner.partitioner import QuickPartitioner
 from recfx.planner.placements import replace_placements
 from recfx.planner.priced_plan import PricedPlan
 from recfx.planner.priced_proposals import PricedProposals
+from recfx.planner.pricing.graph_prices import ModelPrices
 from recfx.planner.pricing.values import whole_number
 from recfx.planner.proposers import MOST_TABLES_THAT_FIT, left_out, proposers
 from recfx.planner.sharder import HashEmbeddingBagCollectionSharder, planned_types, torchrec_sharders
@@ -145,7 +146,9 @@ def _plan(
     sharders = planning_sharders(model, collections, with_torchrec=with_torchrec and pod is topology)
     limits = checked_constraints(constraints)
     _check(model, sharders, pod.compute_device, limits)
-    prices = PricedProposals(pod, collections, hardware_of(topology), device_of(topology), batch_size, model.training)
+    hardware, device = hardware_of(topology), device_of(topology)
+    rest = ModelPrices(model.training).rest(model, list(collections.values()), topology.world_size)
+    prices = PricedProposals(pod, collections, hardware, device, batch_size, model.training, rest)
 
     @without_noise()
     def propose(proposing: list[Proposer]) -> ShardingPlan:

@@ -12,7 +12,7 @@ from torchrec.distributed.types import ShardingPlan
 
 from recfx.collections.sharding.whole_plan import ranks_named, ranks_spanned
 from recfx.errors import ConversionError, Diagnostic
-from recfx.planner.pricing.cost_text import in_time
+from recfx.planner.pricing.cost_text import in_time, step_text
 from recfx.planner.topology import AnyTopology
 
 
@@ -22,7 +22,7 @@ class PlanPrice:
 
     Args:
         seconds: the predicted time of a step.
-        parts: how it is made up: ids, tables, output, wire.
+        parts: how it is made up: ids, tables, output, wire, dense.
         types: the sharding type of every table, by ``<collection>.<table>``.
     """
 
@@ -40,8 +40,8 @@ class Pricing:
     """How a plan was chosen.
 
     Args:
-        hardware: what times were predicted for.
-        batch_size: samples per rank.
+        hardware, batch_size, lengths, trains, world_size: the step that times were predicted for: its hardware,
+            the samples of each rank, the mean number of ids of each feature, and whether it has a backward.
         tried: the number of different plans that were priced.
         chosen: the cheapest.
         runner_up: the cheapest of the others; None if there was no other.
@@ -50,6 +50,9 @@ class Pricing:
 
     hardware: str
     batch_size: int
+    lengths: Mapping[str, float]
+    trains: bool
+    world_size: int
     tried: int
     chosen: PlanPrice
     runner_up: PlanPrice | None = None
@@ -62,12 +65,17 @@ class Pricing:
         skipped = f" ({self.left_out:,} similar ones were left out to save time)" if self.left_out else ""
         text = (
             f"{only if runner_up is None else f'the cheapest of {self.tried} plans'}{skipped}: {self.chosen}, "
-            f"{in_time(self.chosen.seconds)} per step predicted for {self.hardware} and {self.batch_size} samples per "
-            "rank, without the rest of the model"
+            f"{self.step_text}"
         )
         if runner_up is None:
             return f"{text}."
         return f"{text}; the runner-up ({runner_up}) takes {in_time(runner_up.seconds)}: {self.why_it_lost()}."
+
+    @property
+    def step_text(self) -> str:
+        """The predicted time of the plan, and the step that it is predicted for."""
+        step = step_text(self.trains, self.hardware, self.batch_size, self.lengths, self.world_size)
+        return f"{in_time(self.chosen.seconds)} predicted for a {step}"
 
     def why_it_lost(self) -> str:
         """What the runner-up does in more time, the largest part first."""
@@ -141,7 +149,7 @@ class PricedPlan(PlanForRanks):
         self._priced = _tables(plan)
 
     def _price(self) -> str:
-        return "" if self.pricing is None else f"; {in_time(self.pricing.chosen.seconds)} per step"
+        return "" if self.pricing is None else f"; {self.pricing.step_text}"
 
     @property
     def is_as_priced(self) -> bool:

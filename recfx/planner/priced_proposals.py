@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,11 +14,13 @@ from recfx.collections.sharding.plan import read_plan
 from recfx.ir.shards import CollectionSharding
 from recfx.planner.priced_plan import PlanPrice, Pricing
 from recfx.planner.pricing.hardware import Hardware
+from recfx.planner.pricing.node_price import Totals, price
 from recfx.planner.pricing.planned_collection import PlannedFacts, planned_facts, planned_with
 from recfx.planner.pricing.planned_nodes import PlannedGraphs, PlannedTable
 from recfx.planner.pricing.rank_totals import Batch, price_step
 from recfx.planner.pricing.unknown_batch import LENGTH
 from recfx.planner.pricing.values import Values, shares_of
+from recfx.planner.pricing.work import NodeCost
 
 OTHERS = "others"
 """The part of a step that recfx does not price."""
@@ -35,11 +37,13 @@ class PricedProposals(PerfModel):
         device: str,
         batch_size: int,
         trains: bool,
+        rest: Sequence[NodeCost],
     ) -> None:
         self._topology, self._collections, self._hardware = topology, collections, hardware
-        self._device, self._batch_size, self._trains = device, batch_size, trains
+        self._device, self._batch_size, self._trains, self._rest = device, batch_size, trains, rest
         self._specs = {path: {table.name: table for table in part.tables} for path, part in collections.items()}
         self._values: Values | None = None
+        self._lengths: dict[str, float] = {}
         self._tables: dict[Hashable, PlannedTable] = {}
         self._facts: dict[Hashable, PlannedFacts] = {}
         self._rated: dict[Hashable, float] = {}
@@ -62,7 +66,17 @@ class PricedProposals(PerfModel):
         """The cheapest of the plans that were rated, and the second; None if none was."""
         if self._best is None:
             return None
-        return Pricing(self._hardware.name, self._batch_size, len(self._rated), self._best, self._second, left_out)
+        return Pricing(
+            hardware=self._hardware.name,
+            batch_size=self._batch_size,
+            lengths=self._lengths,
+            trains=self._trains,
+            world_size=self._topology.world_size,
+            tried=len(self._rated),
+            chosen=self._best,
+            runner_up=self._second,
+            left_out=left_out,
+        )
 
     def _price(self, plan: list[ShardingOption]) -> PlanPrice:
         values = self._values = self._values or self._values_of(plan)
@@ -75,7 +89,8 @@ class PricedProposals(PerfModel):
                 for shard in option.shards:
                     stock_seconds[shard.rank] += shard.perf.total / 1e3
         graphs = [self._graphs(path, tables, values) for path, tables in by_path.items()]
-        parts = dict(price_step([Batch(graphs, values)], self._hardware, with_residents=False).parts)
+        rest = Totals.of(price(node, values, self._hardware) for node in self._rest)
+        parts = dict(price_step([Batch(graphs, values, rest)], self._hardware, with_residents=False).parts)
         if any(stock_seconds):
             parts[OTHERS] = max(stock_seconds)
         types = {option.fqn.lstrip("."): str(option.sharding_type) for option in plan}
@@ -91,9 +106,9 @@ class PricedProposals(PerfModel):
                 for feature, length in zip(features, option.input_lengths, strict=False):
                     lengths[feature] = max(lengths.get(feature, 0.0), float(length))
         names = [name for table in specs for name in table.feature_names]
-        whole = {name: lengths.get(name, float(LENGTH)) for name in names}
+        self._lengths = {name: lengths.get(name, float(LENGTH)) for name in names}
         names += [name for table in specs for name in table.sent_lengths]
-        return Values(self._batch_size, self._topology.world_size, whole, names, shares_of(specs))
+        return Values(self._batch_size, self._topology.world_size, self._lengths, names, shares_of(specs))
 
     def _table(self, option: ShardingOption, values: Values) -> PlannedTable:
         key = (*self._placed(option), option.sharding_type)

@@ -19,8 +19,8 @@ from torchrec.distributed import sharding_plan
 from torchrec.distributed.types import ShardingEnv, ShardingPlan
 
 import recfx
-from recfx.planner.pricing.this_machine import machine_of
 from tests.bench.harness import Result, take_turns
+from tests.bench.machine import machine_of
 from tests.bench.own_process import on_ranks
 from tests.bench.setup import Ids, Setup
 from tests.bench.sharded import barred_step

@@ -54,8 +54,8 @@ def test_costs_in_numbers(fused: bool, page: Page, tmp_path: Path) -> None:
         assert shown_costs(page) == costs_at(lookup)
         total = size(priced.totals.read_bytes)
         (told,) = texts(page, "#cost-total")
-        assert told.startswith("One training step of the whole model: ")
-        assert f"predicted on CPU, {total} read, " in told
+        assert told.startswith(f"One training step of the whole model, B={samples}, L: {length}: ")
+        assert f"predicted for {priced.hardware.label}, {total} read, " in told
     page.click("#details-body button")  # the collection: the sum
     assert shown_costs(page)["bytes read"] == sum(node.read_bytes for node in priced.nodes if node.kind != "dense")
     assert page.complaints == []
@@ -131,7 +131,7 @@ def test_times_of_a_planned_model(device: str, lengths: str, page: Page, tmp_pat
             assert abs(shown_costs(page, time=True).get(TIME, 0.0) - node.seconds) < 1e-6  # as many places are shown
     assert seen >= 5
     total = texts(page, "#cost-total")[0]
-    assert f"predicted on {priced.hardware.name}" in total
+    assert f"predicted for {priced.hardware.label}" in total
     assert "on this rank, without waiting for others" in total
     assert page.complaints == []
 
@@ -142,7 +142,7 @@ def test_times_on_given_hardware(page: Page, tmp_path: Path) -> None:
     recfx.draw(model, tmp_path / "model.html", H100)
     page.open(tmp_path / "model.html")
     priced = recfx.cost(model, H100).at()
-    assert f"{1e6 * priced.seconds:.1f} µs predicted on H100, " in texts(page, "#cost-total")[0]
+    assert f"{1e6 * priced.seconds:.1f} µs predicted for {H100.label}, " in texts(page, "#cost-total")[0]
     assert page.complaints == []
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -174,6 +175,29 @@ TOPOLOGIES = {
 }
 
 
+@pytest.mark.parametrize("trains", [True, False], ids=["training", "eval"])
+def test_a_step_has_one_number_wherever_it_is_shown(trains: bool, tmp_path: Path) -> None:
+    """The same hardware, batch and lengths, without a sample and with one, which are named beside the number."""
+    model, sample = dlrm()
+    model = recfx.convert(model, hashing=RAW, verify=False).train(trains)
+    for given in (None, sample):
+        recfx.draw(model, tmp_path / "model.html", sample=given)
+        shown, at = data_of(tmp_path / "model.html")["costs"], recfx.cost(model, sample=given).at()
+        first, *named = shown["lengths"].split(", ")
+        lengths = dict.fromkeys(shown["features"], float(first)) | {
+            name: float(length) for name, length in (part.split("=") for part in named)
+        }
+        assert (shown["hardware"], shown["B"], lengths) == (at.hardware.label, at.batch, pytest.approx(at.lengths))
+        formulas = [formula for node in shown["nodes"] for name, _, formula in node["amounts"] if name == TIME]
+        total = sum(value_of(formula, shown["B"], 1, [*lengths.values()]) for formula in formulas)
+        assert total == pytest.approx(at.seconds)
+        assert {at.hardware.name, f"B={at.batch}", "L"} <= set(re.findall(r"[^\s,:)]+", repr(at)))
+    plan = recfx.plan(model, make_topology(2, "cpu"))
+    assert plan.pricing.chosen.seconds == pytest.approx(recfx.cost(model, plan=plan).at().seconds)
+    assert f"{plan.pricing.step_text}; the runner-up" in " ".join(str(recfx.explain(model, plan=plan)).split())
+    assert f"step {'' if trains else 'in eval mode '}on CPU, B=512 per rank, L: 1)" in repr(plan)
+
+
 @pytest.mark.parametrize("hashing", [None, RAW], ids=["static", "hashed"])
 @pytest.mark.parametrize("device", TOPOLOGIES)
 def test_times_are_those_of_recfx_cost(device: str, hashing: Any, tmp_path: Path) -> None:
@@ -182,7 +206,7 @@ def test_times_are_those_of_recfx_cost(device: str, hashing: Any, tmp_path: Path
     recfx.draw(model, tmp_path / "model.html", topology)
     data = data_of(tmp_path / "model.html")
     shown, cost = data["costs"], recfx.cost(model, topology)
-    assert (shown["hardware"], shown["note"]) == (hardware_of(topology).name, "")
+    assert (shown["hardware"], shown["note"]) == (hardware_of(topology).label, "")
     nodes = [data["nodes"][place] for one in data["collections"] for place in one["steps"][-1]["nodes"]]
     places = {node["name"]: node["cost"] for node in nodes if "cost" in node}
     at = cost.at(B=512, L=10)

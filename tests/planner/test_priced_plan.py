@@ -88,7 +88,7 @@ def test_a_plan_without_a_choice_has_no_runner_up() -> None:
         "the only one that TorchRec's planner found within the constraints and the memory of the ranks: 26 table_wise, "
     )
     assert str(plan.pricing).startswith(only)
-    assert str(plan.pricing).endswith(" samples per rank, without the rest of the model.")
+    assert str(plan.pricing).endswith(f"{plan.pricing.step_text}.")
 
 
 def test_a_plan_of_a_pod_has_a_price() -> None:

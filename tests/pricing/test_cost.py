@@ -271,7 +271,7 @@ def test_a_model_on_this_host_is_priced_as_on_the_device(topology: Any) -> None:
     assert [node.kind for node in cost.nodes][:4] == ["select_features", "to_host", "hash_ids", "to_device"]
     assert {node.kind for node in cost.nodes[4:]} == {"lookup", "mean_divide", "keyed_tensor", "dense"}
     assert cost.resident == recfx.cost(model, CPU_HOST).resident
-    assert cost.device == cost.hardware_of().device
+    assert cost.device == cost.hardware.device
     evaluated = [node.kind for node in recfx.cost(model.eval(), topology).nodes]
     assert "to_host" not in evaluated
     assert "find_rows" in evaluated

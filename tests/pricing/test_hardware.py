@@ -27,14 +27,13 @@ from recfx.planner.pricing.hardware import (
     Hardware,
     same_for_all,
 )
-from recfx.planner.pricing.this_machine import _Measured, machine_of, this_machine
 from recfx.planner.pricing.times import seconds_of_collective, seconds_of_ranks, seconds_of_work
 from recfx.planner.pricing.work import Work
 from recfx.planner.topology import hardware_of, npu_topology, of_ranks
+from tests.bench.machine import _Measured, machine_of
 from tests.builders.collections import collection
 from tests.builders.plans import plan_of_kinds
 from tests.sharding.ranks import ranks
-from tests.support.refusals import refused
 
 
 def check_constants(hardware: Hardware) -> None:
@@ -52,32 +51,6 @@ def check_constants(hardware: Hardware) -> None:
 def test_every_constant_has_a_source_that_says_that_it_was_not_measured(hardware: Hardware) -> None:
     check_constants(hardware)
     assert not any("measured on" in source for _, source in hardware.constants().values())
-
-
-def test_this_machine_is_measured_once() -> None:
-    measured = this_machine()
-    check_constants(measured)
-    assert this_machine() is measured
-    assumed = {name for name, (_, source) in measured.constants().items() if "measured on this machine" not in source}
-    assert assumed == {"network_bandwidth", "speed_alone"}  # one process has no other ranks
-    assert measured.label.endswith("(constants measured here; from tables: network_bandwidth, speed_alone)")
-
-
-def test_a_machine_whose_collectives_do_not_work_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "none")
-    with refused("not_measured", match="address for: none", error=recfx.ConversionError):
-        this_machine.__wrapped__()
-
-
-def test_a_machine_that_is_measured_says_what_the_user_waits_for(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    for measures in ("_link", "_measure"):
-        monkeypatch.setattr(f"{this_machine.__module__}.{measures}", lambda *arguments: None)
-    with caplog.at_level(logging.INFO, logger="recfx"):
-        this_machine.__wrapped__()
-    assert [record.levelname for record in caplog.records] == ["INFO"]
-    assert caplog.messages == ["this machine is measured, once per process, for the times that recfx.cost predicts"]
 
 
 def test_tensors_of_the_measurement_are_moved_without_a_message(

@@ -30,9 +30,8 @@ from recfx.planner.placements import PRIVATE
 from recfx.planner.plan import plan_of_collections as make_plan
 from recfx.planner.priced_plan import topology_of, world_size_of
 from recfx.planner.pricing.cost import COST_VERSION, Cost
-from recfx.planner.pricing.hardware import ASCEND_910B, CPU_HOST, H100, Hardware
+from recfx.planner.pricing.hardware import CPU_HOST, TYPICAL, Hardware
 from recfx.planner.pricing.node_price import runs_on_host
-from recfx.planner.pricing.this_machine import this_machine
 from recfx.planner.pricing.times import as_modelled, seconds_of_collective, seconds_of_work
 from recfx.planner.pricing.values import whole_number
 from recfx.planner.pricing.work import NOTHING, NodeCost, Work
@@ -79,10 +78,6 @@ AMOUNTS = {
 
 TIME = "predicted time"
 """The name of the seconds of a node."""
-
-TYPICAL = {"cpu": CPU_HOST, "cuda": H100, "npu": ASCEND_910B}
-"""What times are predicted for unless something else is given, by the type of device that has the tables. Nothing is
-measured, so that equal models give equal pictures."""
 
 _OPERATIONS: dict[type, str] = {sympy.Add: "+", sympy.Mul: "*", sympy.Pow: "^", sympy.Min: "min", sympy.Max: "max"}
 
@@ -134,7 +129,7 @@ class DrawnCosts:
         return tuple(amounts)
 
 
-NO_COSTS = DrawnCosts(Cost(COST_VERSION, (), (), 1, 0, False, "", this_machine))
+NO_COSTS = DrawnCosts(Cost(COST_VERSION, (), (), 1, 0, False, "", CPU_HOST))
 
 
 def costs_of(model: nn.Module, hardware: Hardware | None = None) -> DrawnCosts:

@@ -12,7 +12,7 @@ from typing import Any
 import sympy
 
 from recfx.errors import ConversionError, InputError
-from recfx.planner.pricing.cost_text import in_time, plain, shortened
+from recfx.planner.pricing.cost_text import in_time, lengths_text, plain, shortened, step_text
 from recfx.planner.pricing.graph_prices import DENSE
 from recfx.planner.pricing.hardware import Hardware
 from recfx.planner.pricing.node_price import NodePrice, Totals, price
@@ -81,6 +81,13 @@ class CostAt(Shown):
         """The time of the slowest rank over the mean of all ranks, 1 if all are equal."""
         return 1.0 if self.step is None else self.step.imbalance
 
+    @property
+    def step_text(self) -> str:
+        """The predicted time, and the step that it is predicted for."""
+        lengths = {name: self.lengths[name] for name in self.origins if name != "B"}
+        step = step_text(self.trains, self.hardware.name, self.batch, lengths, self.world_size)
+        return f"{in_time(self.seconds)} predicted for a {step}"
+
     SPARE = ("kind", "flops", "resident", "written", "read", "wire")
 
     def as_grid(self) -> Grid:
@@ -96,8 +103,7 @@ class CostAt(Shown):
         return Grid(title, columns, tuple(rows), frozenset(_AMOUNTS), step, (times, *self.notes))
 
     def __repr__(self) -> str:
-        nodes = f"{len(self.nodes):,} nodes, {in_time(self.seconds)} per step"
-        return f"CostAt(B={self.batch}, W={self.world_size}, {nodes})"
+        return f"CostAt(W={self.world_size}, {len(self.nodes):,} nodes, {self.step_text})"
 
     def to_json(self) -> str:
         """Everything, with the totals; keys are in the order of the fields."""
@@ -117,7 +123,7 @@ class Cost:
         rank: the rank whose nodes these are.
         trains: whether a step has a backward.
         device: the type of the device that has the tables.
-        hardware_of: gives the hardware that times are predicted for; only asked when a time is.
+        hardware: what times are predicted for.
         planned: the sharded collections, on all ranks.
         again: gives the cost of the same model on another number of ranks, if it is not sharded already.
         known: the batch that numbers start from.
@@ -131,7 +137,7 @@ class Cost:
     rank: int
     trains: bool
     device: str
-    hardware_of: Callable[[], Hardware]
+    hardware: Hardware
     planned: tuple[PlannedCollection, ...] = ()
     again: Callable[[int], Cost] | None = None
     known: KnownBatch = NOTHING_KNOWN
@@ -203,7 +209,7 @@ class Cost:
         else:
             values = Values(batch, self.world_size, L, self.features, shares, self.known)
             ranks = [values]
-        hardware = self.hardware_of()
+        hardware = self.hardware
         given = L[self.rank] if is_per_rank(L) else L
         origins = {name: self.known.origin(given, name) for name in self.features if name not in shares}
         nodes = tuple(price(node, values, hardware) for node in self.nodes)
@@ -367,7 +373,7 @@ class PlanComparison(Shown):
         return Grid(_heading(best.cost), columns, tuple(rows), frozenset(_HEADS), more, above)
 
     def __repr__(self) -> str:
-        return f"PlanComparison({len(self.rows):,} plans, best: {self.best.name}, {in_time(self.best.cost.seconds)})"
+        return f"PlanComparison({len(self.rows):,} plans, best: {self.best.name}, {self.best.cost.step_text})"
 
     def to_json(self) -> str:
         """Every plan with its types and totals; keys are in a fixed order."""
@@ -393,7 +399,7 @@ class Sweep(Shown):
         return Grid(_heading(first), _HEADS, rows, frozenset(_HEADS), above=(_times(first), *first.notes))
 
     def __repr__(self) -> str:
-        return f"Sweep({', '.join(f'W={row.world_size}: {in_time(row.seconds)}' for row in self.rows)})"
+        return f"Sweep({', '.join(f'W={row.world_size}: {row.step_text}' for row in self.rows)})"
 
     def to_json(self) -> str:
         """Every number of ranks with its totals; keys are in a fixed order."""
@@ -425,7 +431,7 @@ def _heading(cost: CostAt) -> str:
     for origin in ORIGINS:
         named = {name: cost.lengths[name] for name, where in cost.origins.items() if where == origin and name != "B"}
         if named:
-            lengths.append(f"{_lengths_text(named, len(named) + 1 == len(cost.origins))} ({origin})")
+            lengths.append(f"{lengths_text(named, len(named) + 1 == len(cost.origins))} ({origin})")
     step = "training step" if cost.trains else "step in eval mode"
     return ", ".join([f"{batch} ({cost.origins['B']})", *([f"L: {', '.join(lengths)}"] if lengths else []), step])
 
@@ -434,26 +440,6 @@ def _times(cost: CostAt) -> str:
     hosts = f", {cost.hardware.ranks_per_host} ranks per host" if cost.world_size > 1 else ""
     return f"times predicted for {cost.hardware.label}{hosts}"
 
-
-def _lengths_text(lengths: Mapping[str, float], are_all: bool) -> str:
-    """``2.5``, or ``user=1, watched=50``."""
-    if are_all and len(set(lengths.values())) == 1:
-        return f"{round(next(iter(lengths.values())), 3):g}"
-    rounded = sorted(
-        ((name, round(length, 3)) for name, length in lengths.items()), key=lambda named_length: named_length[1] == 1
-    )
-    most = max(_MOST_LENGTHS, min(sum(length != 1 for _, length in rounded), _MOST_UNLIKE_1))
-    shown, rest = [f"{name}={length:g}" for name, length in rounded[:most]], [length for _, length in rounded[most:]]
-    if unlike := [length for length in rest if length != 1]:
-        shown.append(f"{len(unlike)} more of {min(unlike):g} to {max(unlike):g}")
-    if ones := len(rest) - len(unlike):
-        shown.append(f"and {ones} of 1")
-    return ", ".join(shown)
-
-
-_MOST_LENGTHS = 8
-_MOST_UNLIKE_1 = 32
-"""How many lengths are named, and how many if so many are not 1."""
 
 _NOT_IN_IT = (
     "not in it: Python, layers that are not linear, activations, the loss, and the optimizer of everything but tables"

@@ -6,13 +6,14 @@ others. A node of a graph of modules is priced by the operator that it was made 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import replace
 
 import sympy
 from torch import fx, nn
 
 from recfx.collections.compile_graph import context_now
+from recfx.collections.converted_collection import ConvertedCollection
 from recfx.ir.context import CollectionContext
 from recfx.ir.meta import BATCH, Collective, find_module
 from recfx.ir.node_kinds import NODE_KINDS, ValueType
@@ -166,6 +167,12 @@ class ModelPrices:
         self.contexts |= graph.context.collections
         return GraphPrices(graph, self._trains, self.residents, store)
 
+    def rest(self, model: nn.Module, collections: Sequence[nn.Module], world_size: int) -> list[NodeCost]:
+        """A model around its collections; nothing if it is one of them."""
+        if any(collection is model for collection in collections) or isinstance(model, ConvertedCollection):
+            return []
+        return [self.dense(DENSE, model), *(self.dense_all_reduce(model, collections) if world_size > 1 else ())]
+
     def dense(self, name: str, module: nn.Module, calls: int = 1) -> NodeCost:
         """What recfx did not make: only its linear layers count as work, each of them called once per sample."""
         parts = []
@@ -185,7 +192,7 @@ class ModelPrices:
         resident = self.residents.of_dense(module)
         return NodeCost(name, DENSE, "", (), device, "", forward.symbolic(), backward.symbolic(), (), resident, calls)
 
-    def dense_all_reduce(self, model: nn.Module, collections: Iterable[nn.Module]) -> list[NodeCost]:
+    def dense_all_reduce(self, model: nn.Module, collections: Sequence[nn.Module]) -> list[NodeCost]:
         """The averaging over ranks of the gradients of all parameters outside ``collections``, if there are any."""
         own = {id(table) for collection in collections for table in collection.parameters()}
         trained = [weight for weight in model.parameters() if weight.requires_grad and id(weight) not in own]

@@ -199,6 +199,10 @@ CPU_HOST = Hardware(
     links_are_shared=True,
 )
 
+TYPICAL: Mapping[str, Hardware] = {"cpu": CPU_HOST, "cuda": H100, "npu": ASCEND_910B}
+"""What times are predicted for unless something else is given, by the type of device that has the tables. Nothing is
+measured, so that equal models have equal prices."""
+
 HardwareName: TypeAlias = Literal["ascend_910b", "h100", "cpu"]
 NAMED: Mapping[str, Hardware] = {"ascend_910b": ASCEND_910B, "h100": H100, "cpu": CPU_HOST}
 """The hardware of this module by the names that the command line takes."""

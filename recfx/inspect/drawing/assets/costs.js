@@ -100,11 +100,14 @@ function priceAgain() {
   }
   [given.batch, given.lengths] = [batch, lengths];
   const { hardware, note, W } = data.costs;
-  const what = (name) => (name === TIME ? ` predicted on ${hardware}` : name.replace(/^bytes/, ""));
+  const what = (name) => (name === TIME ? ` predicted for ${hardware}` : name.replace(/^bytes/, ""));
   const found = [...totals(data.costs.nodes)].map(([name, value]) => inUnits(value, name) + what(name));
   const step = data.costs.trains ? "training step" : "step in eval mode";
+  const { value } = byId("length");
+  const numbers = `B=${batch}${W > 1 ? " per rank" : ""}, L: ${value.length > 60 ? `${value.slice(0, 60)}…` : value}`;
   const onRank = W > 1 ? `, on this rank${hardware ? ", without waiting for others" : ""}` : "";
-  byId("cost-total").textContent = `One ${step} of the whole model${onRank}: ${found.join(", ")}. ${note}`.trim();
+  byId("cost-total").textContent =
+    `One ${step} of the whole model, ${numbers}${onRank}: ${found.join(", ")}. ${note}`.trim();
   paint();
   reshow();
 }

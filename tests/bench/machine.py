@@ -1,4 +1,4 @@
-"""The constants of the machine that this runs on, measured in a second or two, once per process.
+"""The constants of the machine that this runs on, measured by all ranks of a group in a second or two.
 
 The constants of lookups, indexes and fused steps are what is left of a measured time when all that is known already is
 taken away from it.
@@ -6,14 +6,9 @@ taken away from it.
 
 from __future__ import annotations
 
-import functools
-import logging
-import threading
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from datetime import timedelta
 from typing import Any
 
 import torch
@@ -22,7 +17,6 @@ from torch import fx, nn
 from torchrec import KeyedJaggedTensor
 
 from recfx.collections.pooled import HashEmbeddingBagCollection, HashEmbeddingBagConfig
-from recfx.errors import ConversionError
 from recfx.hashing import HashConfig
 from recfx.ir.meta import node_meta
 from recfx.kernels.build.huge_pages import without_message
@@ -34,8 +28,6 @@ from recfx.planner.pricing.node_facts import NodeFacts, Symbols, TableLoad
 from recfx.planner.pricing.times import seconds_of_work
 from recfx.planner.pricing.work import Work
 from recfx.runtime.training_checks import on_a_copy
-
-_log = logging.getLogger("recfx")
 
 _REPEATS, _MOST_TIMES, _ALIKE = 20, 100, 5
 _RANGES, _RANGE_ROWS = 32, 1024
@@ -52,17 +44,6 @@ _OF_TABLES = f"{_TABLES} tables of {_ROWS * _FLOATS * 4 // 2**20} MiB"
 Speed = Callable[[int], tuple[float, float]]
 """Measures a collective to which a rank passes so many bytes: the shortest time of a call, and the processor's time
 that a rank needs."""
-
-
-@functools.lru_cache(maxsize=1)
-def this_machine() -> Hardware:
-    """The host, with as many threads as torch uses now; ranks that talk over gloo are on the same host.
-
-    Collectives are those of two threads of this process, which need no other processes.
-    """
-    _log.info("this machine is measured, once per process, for the times that recfx.cost predicts")
-    links = {operation: _link(operation, 2, _speed_of_threads(operation)) for operation in COLLECTIVES}
-    return _measure(links, "gloo, two ranks in one process")
 
 
 def machine_of(group: dist.ProcessGroup) -> Hardware:
@@ -168,41 +149,17 @@ def _link(operation: str, ranks: int, speed: Speed) -> tuple[float, float]:
 
 
 def _speed_of_group(group: dist.ProcessGroup, operation: str) -> Speed:
-    return lambda size: _timed(_call(group, operation, size, group.size()), size, lambda: None)
+    return lambda size: _timed(_call(group, operation, size, group.size()), size)
 
 
-def _speed_of_threads(operation: str) -> Speed:
-    def speed(size: int) -> tuple[float, float]:
-        store, waiting = torch._C._distributed_c10d.HashStore(), threading.Barrier(2, timeout=30)
-
-        def rank(number: int) -> tuple[float, float]:
-            group = dist.ProcessGroupGloo(store, number, 2, timedelta(seconds=30))
-            return _timed(_call(group, operation, size, 2), size, waiting.wait)
-
-        with ThreadPoolExecutor(2) as threads:
-            try:
-                (first, first_processor), (second, second_processor) = threads.map(rank, range(2))
-            except RuntimeError as error:
-                raise ConversionError(
-                    f"gloo, by which this machine's collectives are measured, does not work: {error}",
-                    reason="not_measured",
-                    what_to_do="look at GLOO_SOCKET_IFNAME, or price for named hardware: topology='cpu'.",
-                ) from error
-        return max(first, second), max(first_processor, second_processor) / 2
-
-    return speed
-
-
-def _timed(call: Callable[[], object], size: int, wait: Callable[[], object]) -> tuple[float, float]:
+def _timed(call: Callable[[], object], size: int) -> tuple[float, float]:
     """The shortest time of a call to which a rank passes so many bytes, and the processor's time of this process per
     call.
     """
     repeats = _REPEATS if size > _SMALL else 4 * _REPEATS
     call()
-    wait()
     begin = time.process_time()
     shortest = _seconds(call, repeats)
-    wait()
     return shortest, (time.process_time() - begin) / (repeats + 1)
 
 
