@@ -73,6 +73,7 @@ def _extend() -> None:
     from recfx.collections.table_holder import guard_tables
     from recfx.conversion.convert import OBSERVERS
     from recfx.exporter.torch_entry import extend_torch
+    from recfx.inspect.conversion_warnings import ConversionWarnings
     from recfx.inspect.drawing.trace_directory import ConversionTrace, trace_sharded
     from recfx.planner.torchrec_entry import AFTER_SHARDING, extend_torchrec
 
@@ -80,6 +81,7 @@ def _extend() -> None:
     extend_torch()  # torch.jit.script compiles what was converted
     extend_averaging()  # torch's AveragedModel follows the ids of hashed tables
     guard_tables()  # torch's parametrizations leave converted tables as they are
+    OBSERVERS.append(ConversionWarnings)
     OBSERVERS.append(ConversionTrace.begin)  # what RECFX_TRACE asks for
     AFTER_SHARDING.append(trace_sharded)
 

@@ -198,6 +198,28 @@ class RecfxError(Exception):
         return type(self).of, (self.diagnostic,), notes
 
 
+class RecfxWarning(UserWarning):
+    """Something works, but probably not as it was meant: a reason of level warning, given once at the conversion.
+
+    Example:
+        >>> import warnings
+        >>> with warnings.catch_warnings(record=True) as caught:
+        ...     warnings.simplefilter("always")
+        ...     model = recfx.convert(Model(), hashing=recfx.HashConfig(admit_after=3))
+        >>> [warning.message.diagnostic.code for warning in caught]
+        ['index_settings_not_used']
+
+    Attributes:
+        diagnostic: what the report has, with the reason code.
+    """
+
+    diagnostic: Diagnostic
+
+    def __init__(self, diagnostic: Diagnostic) -> None:
+        super().__init__(diagnostic)
+        self.diagnostic = diagnostic
+
+
 class ConversionError(RecfxError, ValueError):
     """A model, a table or a setting cannot be converted. The model is as it was.
 

@@ -16,6 +16,7 @@ from recfx.errors import (
     InputError,
     OutOfStepError,
     RecfxError,
+    RecfxWarning,
     TableFullError,
 )
 from recfx.exporter.export import export
@@ -52,6 +53,7 @@ __all__ = [
     "Monitor",
     "OutOfStepError",
     "RecfxError",
+    "RecfxWarning",
     "Report",
     "Sample",
     "TableFullError",

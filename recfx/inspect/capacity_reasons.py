@@ -199,7 +199,6 @@ def evict_needs_fused_optimizer(table: TableFacts, index: IndexFacts) -> Diagnos
         "other optimizer holds for a row would be passed on to the row's next id.",
         f"attach {class_names()} to the table's parameter with torchrec's "
         "apply_optimizer_in_backward; this can be done after the conversion.",
-        Severity.WARNING,
     )
 
 

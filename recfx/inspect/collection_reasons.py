@@ -150,7 +150,7 @@ def dense_gradient_reasons(tables: Iterable[TableReport], path: str, trains: boo
         "call apply_optimizer_in_backward of torchrec.optim for the parameters of the collection: a step then touches "
         "the rows of the batch only. Nothing, if it is not trained; eval() or requires_grad_(False) says so."
     )
-    return (Diagnostic("dense_gradients", path, message, advice, Severity.WARNING),)
+    return (Diagnostic("dense_gradients", path, message, advice),)
 
 
 def pipelining_reasons(sharded: ShardedCollection, path: str) -> tuple[Diagnostic, ...]:

@@ -197,7 +197,7 @@ def data_type_not_honoured(table: TableFacts) -> Diagnostic | None:
         return None
     message = f"config.data_type is {table.config.data_type.name}, but the weight is {type_name(table.weight.dtype)}."
     advice = "cast the model, or correct the config; recfx goes by the weight's type."
-    return Diagnostic("data_type_not_honoured", table.module_path, message, advice, Severity.WARNING)
+    return Diagnostic("data_type_not_honoured", table.module_path, message, advice)
 
 
 def type_name(dtype: object) -> str:

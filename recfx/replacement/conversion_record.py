@@ -42,6 +42,7 @@ class Conversion:
         verification: what ``convert`` compared, if it did.
         on_unsupported: ``"error"`` or ``"keep"``.
         notes: anything else worth reporting.
+        warned: code and path of each reason that was given as a Python warning.
     """
 
     found: list[Found]
@@ -49,6 +50,7 @@ class Conversion:
     on_unsupported: str
     verification: VerifyReport | None = None
     notes: list[Diagnostic] = field(default_factory=list)
+    warned: set[tuple[str, str]] = field(default_factory=set)
 
 
 def attach_conversion(model: nn.Module, conversion: Conversion) -> None:

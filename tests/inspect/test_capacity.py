@@ -402,7 +402,7 @@ def test_ids_that_expire_are_meant_to_lose_their_rows() -> None:
 def test_evict_needs_fused_optimizer() -> None:
     collection = table(on_full="evict").requires_grad_(True)
     reason = only_reason(collection)
-    assert (reason.code, reason.severity) == ("evict_needs_fused_optimizer", "warning")
+    assert (reason.code, reason.severity) == ("evict_needs_fused_optimizer", "info")
     assert repr(explain(collection)).endswith(". OK, but training would raise: evict_needs_fused_optimizer)")
     with pytest.raises(ConversionError) as caught:  # what the report says is so
         see(collection, torch.tensor([1]))
