@@ -6,7 +6,7 @@ is described as if the table were whole; each rank reads the state of its own sh
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,10 +14,10 @@ import torch
 from torch import Tensor, nn
 
 from recfx.checkpoint import storage
-from recfx.checkpoint.contents import IN_BACKWARD, check_names, mismatch
-from recfx.checkpoint.optimizer_fits import check_settings_fit, check_state_fits, is_number
+from recfx.checkpoint.contents import check_names
+from recfx.checkpoint.optimizer_fits import check_settings_fit, check_state_fits
 from recfx.checkpoint.saved_folder import SavedFolder
-from recfx.checkpoint.sharded import read_rows
+from recfx.checkpoint.saved_optimizers import STEP_AS_SAVED, SavedOptimizer, SavedOptimizers
 from recfx.checkpoint.table_names import NamedTable, sharded_parameters, sharded_tables
 from recfx.collections.collection import unsharded_collections
 from recfx.collections.kinds import kind_of
@@ -27,9 +27,7 @@ from recfx.optim.attached import attached_optimizers
 from recfx.optim.fused_optimizer import FusedOptimizer
 from recfx.optim.in_backward import fused_optimizer_of
 from recfx.optim.rules import rule_of_class
-from recfx.optim.rules.rule import STEP, Rule, StateTensor
-
-_ATTACH_AS_SAVED = "attach the optimizers as they were attached when saving, or load with in_backward=False."
+from recfx.optim.rules.rule import STEP, Rule
 
 
 @dataclass(frozen=True)
@@ -67,6 +65,11 @@ class BackwardOptimizer:
     def tensors(self) -> dict[str, Tensor]:
         """The state's tensors, not copied."""
         return {key: value.detach() for key, value in self.state.items() if isinstance(value, Tensor)}
+
+    def without_a_step(self) -> SavedOptimizer:
+        """What would be saved of it, with these settings, before its first step."""
+        settings = {key: value for key, value in self.group.items() if key != "params"}
+        return SavedOptimizer(self.name, self.kind, settings, {}, (), {})
 
     def described(self) -> dict[str, Any]:
         """What is saved besides tensors.
@@ -123,35 +126,28 @@ def _of_table(table: NamedTable) -> BackwardOptimizer:
 
 
 def plan_in_backward(
-    model: nn.Module, described: Mapping[str, Tensor], saved: Mapping[str, Any], moves: Mapping[str, RowMove]
+    model: nn.Module, saved: SavedOptimizers, moves: Mapping[str, RowMove], elsewhere: Collection[str]
 ) -> list[BackwardPlan]:
     """Check the saved optimizers against those of this model. Changes nothing.
 
     Args:
         model: the model without wrappers.
-        described: shapes and dtypes of everything that is saved.
-        saved: what ``BackwardOptimizer.described`` said of each optimizer.
+        saved: the optimizers that were saved.
         moves: the moves of tables that have more rows than saved, by weight name.
+        elsewhere: the parameters whose state an ordinary optimizer takes, here or on another rank.
 
     Raises:
         CheckpointError: ``checkpoint_mismatch``.
     """
     optimizers = {optimizer.name: optimizer for optimizer in optimizers_in_backward(model)}
-    check_names("an optimizer in backward for ", list(optimizers), list(saved), _ATTACH_AS_SAVED)
+    left = [name for name in saved.in_backward if name not in elsewhere]
+    check_names("an optimizer in backward for ", [], [name for name in left if name not in optimizers], STEP_AS_SAVED)
     plans: list[BackwardPlan] = []
-    for name, entry in saved.items():
-        absent = [key for key in entry["tensors"] if f"{IN_BACKWARD}{name}.{key}" not in described]
-        if absent:
-            raise _mismatch(f"the checkpoint lacks its state {absent[0]!a}.", name)
-        tensors = {key: described[f"{IN_BACKWARD}{name}.{key}"] for key in entry["tensors"]}
-        kind = BackwardPlan if optimizers[name].table is None else ShardedBackwardPlan
-        plans.append(kind(optimizers[name], entry, tensors, moves.get(name)))
+    for name, optimizer in optimizers.items():
+        kind = BackwardPlan if optimizer.table is None else ShardedBackwardPlan
+        plans.append(kind(optimizer, saved.get(name) or optimizer.without_a_step(), moves.get(name)))
         plans[-1].check()
     return plans
-
-
-def _mismatch(message: str, name: str) -> Exception:
-    return mismatch(message, module_path=name, what_to_do=_ATTACH_AS_SAVED)
 
 
 @dataclass
@@ -160,14 +156,12 @@ class BackwardPlan:
 
     Args:
         optimizer: the optimizer whose state is replaced; its tensors stay the same objects, so sharers see the change.
-        saved: what was saved besides the tensors.
-        tensors: shapes and dtypes of the saved tensors, by name in its state.
+        saved: what was saved of its parameter's optimizer.
         move: where the rows go, if the table has more rows than saved.
     """
 
     optimizer: BackwardOptimizer
-    saved: Mapping[str, Any]
-    tensors: dict[str, Tensor]
+    saved: SavedOptimizer
     move: RowMove | None
 
     def check(self) -> None:
@@ -176,40 +170,30 @@ class BackwardPlan:
         Raises:
             CheckpointError: ``checkpoint_mismatch``.
         """
-        optimizer, saved, name = self.optimizer, self.saved, self.optimizer.name
-        if saved["kind"] != optimizer.kind:
-            raise _mismatch(f"the saved optimizer is {saved['kind']}, this one is {optimizer.kind}.", name)
-        check_settings_fit(saved["settings"], optimizer.group, name)
-        if optimizer.fused is None:
-            if self.move is not None and self.tensors:
-                raise _mismatch("its table has more rows than saved, and its optimizer is not fused.", name)
-            settings = {**optimizer.group, **saved["settings"]}
-            check_state_fits(
-                self.tensors, saved["values"], optimizer.parameter, optimizer.optimizer_class, settings, name
-            )
-        else:
-            self._check_fused(optimizer.fused.rule)
+        optimizer, saved = self.optimizer, self.saved
+        saved.check_kind(optimizer.kind)
+        check_settings_fit(saved.settings, optimizer.group, optimizer.name)
+        if optimizer.fused is not None:
+            self._check_fused(optimizer.fused)
+            return
+        if self.move is not None and saved.tensors:
+            raise saved.mismatch("its table has more rows than saved, and its optimizer is not fused.")
+        settings = {**optimizer.group, **saved.settings}
+        check_state_fits(
+            saved.tensors, saved.values, optimizer.parameter, optimizer.optimizer_class, settings, optimizer.name
+        )
 
-    def _check_fused(self, rule: Rule) -> None:
-        """Check the state that kernels read: tensors of numbers, and a count of steps."""
-        saved, name, values = self.saved, self.optimizer.name, self.saved["values"]
-        for key in (state.name for state in rule.states):
-            if key in values or (key in self.tensors and not self.tensors[key].dtype.is_floating_point):
-                raise _mismatch(f"its saved state {key!r} is not a tensor of floats.", name)
-        if not is_number(self.tensors.get(STEP, values.get(STEP, 0))):
-            raise _mismatch("its saved 'step' is not a number.", name)
-        if bool(saved["settings"].get("weight_decay")) != bool(self.optimizer.group.get("weight_decay")):
-            raise _mismatch("only one of the saved optimizer and this one has a weight_decay.", name)
-        rows, dim = self.optimizer.parameter.shape
-        rows = rows if self.move is None else self.move.saved_rows
-        if "blocks" in saved and (not rule.has_row_state or saved["blocks"][-1][1] != dim):
-            raise _mismatch(f"its state was saved in blocks of columns {saved['blocks']}.", name)
-        for state in rule.states if self.tensors else ():
-            blocks = len(saved.get("blocks", [()])) if state.per_row else 1
-            key, shape = state.name, state.shape(rows * blocks, dim)
-            if key not in self.tensors or self.tensors[key].shape != shape:
-                saved_shape = tuple(self.tensors[key].shape) if key in self.tensors else "missing"
-                raise _mismatch(f"its state {key!r} is {saved_shape}, but the table needs {shape}.", name)
+    def _check_fused(self, fused: FusedOptimizer) -> None:
+        """Check the state that kernels read: tensors of numbers, and a count of steps; and the settings."""
+        saved, rows = self.saved, self.optimizer.parameter.shape[0] if self.move is None else self.move.saved_rows
+        saved.check_state_of(fused.rule, rows, self.optimizer.parameter.shape[1])
+        if bool(saved.settings.get("weight_decay")) != bool(fused.group.get("weight_decay")):
+            raise saved.mismatch("only one of the saved optimizer and this one has a weight_decay.")
+        if unsupported := FusedOptimizer(fused.rule, {**fused.group, **saved.settings}).changed_setting():
+            raise saved.mismatch(f"it was saved with {unsupported}, which has no fused form.")
+        kept = {key for key, value in {**saved.values, **saved.tensors}.items() if value is not None}
+        if unknown := sorted(kept.difference(fused.rule.tensor_names)):
+            raise saved.mismatch(f"its saved state {unknown[0]!a} has no place in a fused optimizer.")
 
     def prepare(self) -> None:
         """Allocate the state of the fused optimizer, before anything is changed."""
@@ -220,56 +204,40 @@ class BackwardPlan:
         # The fused form has its own state if kernels could not read the optimizer's.
         fused = self.optimizer.fused
         state = self.optimizer.state if fused is None else fused.state
-        for key in [key for key in state if key not in self.tensors]:  # the saved optimizer had not taken a step yet
+        for key in [key for key in state if key not in self.saved.tensors]:  # it had not taken a step yet
             if fused is not None and isinstance(state[key], Tensor):
                 state[key].fill_(fused.start(key))
             else:
                 del state[key]
-        for key in self.tensors:
+        for key in self.saved.tensors:
             self._load(state, key, folder)
-        state.update(self.saved["values"])
+        state.update(self.saved.values)
         self.load_settings()
 
     def load_settings(self) -> None:
         group = self.optimizer.group
-        for key, value in self.saved["settings"].items():
+        for key, value in self.saved.settings.items():
             if isinstance(value, Tensor) and isinstance(group.get(key), Tensor):
                 group[key].copy_(value)
             else:
                 group[key] = value
 
     def _load(self, state: dict[str, Any], key: str, folder: SavedFolder) -> None:
-        current, fused, described = state.get(key), self.optimizer.fused, self.tensors[key]
-        own = None if self.optimizer.rule is None else self.optimizer.rule.state_named(key)
-        blocks = self.saved.get("blocks") if own is not None and own.per_row else None
-        shape = described.shape if blocks is None else torch.Size((described.shape[0] // len(blocks), 1))
+        current, fused, saved = state.get(key), self.optimizer.fused, self.saved
+        shape = saved.shape(key)
         if not isinstance(current, Tensor) or (fused is None and current.shape != shape):
-            saved = self._read(folder, key, blocks)
-            state[key] = saved if saved.dim() == 0 else saved.to(self.optimizer.parameter.device)
-        elif current.shape == described.shape:
-            storage.read_into(folder, {self.saved_as(key): current.detach()})
+            value = saved.read(folder, key)
+            state[key] = value if value.dim() == 0 else value.to(self.optimizer.parameter.device)
+        elif current.shape == saved.tensors[key].shape:
+            storage.read_into(folder, {saved.saved_as(key): current.detach()})
         else:
-            saved = self._read(folder, key, blocks)
-            if current.numel() == saved.numel():
-                current.copy_(saved.view(current.shape))
+            value = saved.read(folder, key)
+            if current.numel() == value.numel():
+                current.copy_(value.view(current.shape))
             else:
                 assert self.move is not None
                 assert fused is not None
-                self.move.apply(saved, current.fill_(fused.start(key)))
-
-    def saved_as(self, key: str) -> str:
-        """The name of a state in the checkpoint."""
-        return f"{IN_BACKWARD}{self.optimizer.name}.{key}"
-
-    def _read(self, folder: SavedFolder, key: str, blocks: Sequence[tuple[int, int]] | None = None) -> Tensor:
-        """A saved tensor; if it has one number per row and block of columns, their mean, weighted by columns."""
-        (saved,) = storage.read(folder, {self.saved_as(key): self.tensors[key]}).values()
-        if blocks is None:
-            return saved
-        mean = torch.zeros(saved.shape[0] // len(blocks), 1, dtype=saved.dtype, device="cpu")
-        for part, (left, right) in zip(saved.chunk(len(blocks)), blocks, strict=True):
-            mean += part * ((right - left) / blocks[-1][1])
-        return mean
+                self.move.apply(value, current.fill_(fused.start(key)))
 
 
 class ShardedBackwardPlan(BackwardPlan):
@@ -288,36 +256,15 @@ class ShardedBackwardPlan(BackwardPlan):
             fused.prepare(weight)
 
     def carry_out(self, folder: SavedFolder) -> None:
+        saved = self.saved
         for shard, _, fused in self._shards():
-            for state in fused.rule.states:
-                target = fused.state[state.name].detach()
-                if self.move is not None or state.name not in self.tensors:
-                    target.fill_(fused.start(state.name))
-                if state.name in self.tensors:
-                    self._read_state(folder, state, shard, target)
+            for name in (state.name for state in fused.rule.states):
+                target = fused.state[name].detach()
+                if self.move is not None or name not in saved.tensors:
+                    target.fill_(fused.start(name))
+                if name in saved.tensors:
+                    saved.read_shard(folder, name, shard, self.move, target)
             if fused.rule.counts_steps:
-                saved = self._read(folder, STEP) if STEP in self.tensors else self.saved["values"].get(STEP) or 0.0
-                fused.state[STEP].fill_(float(saved))
+                steps = saved.read(folder, STEP) if STEP in saved.tensors else saved.values.get(STEP) or 0.0
+                fused.state[STEP].fill_(float(steps))
         self.load_settings()
-
-    def _read_state(self, folder: SavedFolder, state: StateTensor, shard: Shard, target: Tensor) -> None:
-        described, dim = self.tensors[state.name], self.optimizer.parameter.shape[1]
-
-        def read(target: Tensor, column: int, row: int = 0) -> None:
-            read_rows(folder, self.saved_as(state.name), described, shard, self.move, target, column, row)
-
-        if not state.per_row:
-            return read(target, shard.columns[0])
-        blocks = [tuple(block) for block in self.saved.get("blocks") or [(0, dim)]]
-        rows = described.shape[0] // len(blocks)
-        if shard.columns in blocks:
-            return read(target, 0, blocks.index(shard.columns) * rows)
-        if len(blocks) == 1:
-            return read(target, 0)
-        mean, part = torch.zeros_like(target), torch.empty_like(target)
-        for number, (left, right) in enumerate(blocks):
-            part.copy_(target)  # keeps rows for which nothing was saved
-            read(part, 0, number * rows)
-            mean += part * ((right - left) / dim)
-        target.copy_(mean)
-        return None

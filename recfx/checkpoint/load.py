@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,14 +17,22 @@ from torchrec.optim.warmup import WarmupOptimizer
 from recfx.argument_types import typed
 from recfx.checkpoint import storage
 from recfx.checkpoint.directory import told_as
-from recfx.checkpoint.in_backward import BackwardPlan, plan_in_backward
+from recfx.checkpoint.in_backward import BackwardPlan, optimizers_in_backward, plan_in_backward
 from recfx.checkpoint.manifest import Manifest
 from recfx.checkpoint.model_plan import ModelPlan, plan_model, refused_as
-from recfx.checkpoint.ordinary import load_state, load_warm_ups, plan_warm_ups, rebuild_state, unwrap_optimizer
+from recfx.checkpoint.ordinary import (
+    load_state,
+    load_warm_ups,
+    plan_warm_ups,
+    rebuild_state,
+    stepped_names,
+    unwrap_optimizer,
+)
 from recfx.checkpoint.peers import Peers, checked_directory, checked_model
 from recfx.checkpoint.saved_folder import SavedFolder, open_verified
+from recfx.checkpoint.saved_optimizers import SavedOptimizers
 from recfx.checkpoint.settings import read_settings
-from recfx.errors import CheckpointError, Diagnostic, Severity, with_article
+from recfx.errors import CheckpointError, Diagnostic, Severity, few, with_article
 
 _log = logging.getLogger("recfx")
 
@@ -54,14 +62,17 @@ def load_checkpoint(
         True
 
     Args:
-        model: built, converted, and given its optimizers in backward as when saving. Tables with an index may have more
-            rows: ids move to their bucket's rows, and weights and fused state move with them. Its collections may be
-            sharded under any plan, over any number of ranks, or not at all, whatever they were when saving; if they are
-            sharded, all ranks call this. One thing is not exact: row-wise Adagrad's state, if the column blocks differ
-            from those that were saved, is the mean over the saved blocks.
+        model: built and converted as when saving. Tables with an index may have more rows: ids move to their bucket's
+            rows, and weights and fused state move with them. Its collections may be sharded under any plan, over any
+            number of ranks, or not at all, whatever they were when saving; if they are sharded, all ranks call this.
+            What was saved of a parameter's optimizer goes to whatever steps the parameter now, in backward or as
+            ``optimizer``, if it is of the same kind. One thing is not exact: row-wise Adagrad's state, if the column
+            blocks differ from those that were saved, is the mean over the saved blocks. If nothing was saved of it, an
+            optimizer in backward begins anew, and the first rank logs a warning (``optimizer_state_missing``).
         directory: as given to ``save_checkpoint``.
         optimizer: an ordinary optimizer to load as well; without it, an optimizer that was saved is ignored, and the
-            first rank logs a warning (``optimizer_not_loaded``).
+            first rank logs a warning (``optimizer_not_loaded``). A parameter that had other settings in backward has
+            those of its group now, and a warning (``optimizer_settings_differ``).
         in_backward: False leaves optimizers in backward alone, for example if the model will only be evaluated; then
             nothing is logged either.
 
@@ -107,13 +118,14 @@ def _load(
         assert manifest is not None
         plans: list[_Plans] = []
 
-        def plan() -> tuple[bool, bool]:
+        def plan() -> tuple[tuple[bool, bool], list[Diagnostic]]:
             if not opened:
                 opened.append(open_files.enter_context(contextlib.closing(SavedFolder(path, manifest))))
             plans.append(_plan(root, opened[0], optimizer, in_backward))
-            return plans[0].optimizer is None, in_backward
+            return (plans[0].optimizer is None, in_backward), plans[0].notes
 
-        if len(set(peers.agree(plan))) > 1:
+        of_ranks = peers.agree(plan)
+        if len({given for given, _ in of_ranks}) > 1:
             raise CheckpointError(
                 "optimizer= or in_backward= is not the same on all ranks: some would train on from another state.",
                 reason="invalid_argument",
@@ -126,8 +138,8 @@ def _load(
             raise
         consequence.append("The model may hold a mixture of old and new.")
         peers.agree(lambda: plans[0].carry_out(opened[0]))
-        if plans[0].not_loaded is not None and peers.is_first:
-            _log.warning("%s", plans[0].not_loaded)
+        for note in dict.fromkeys(note for _, notes in of_ranks for note in notes) if peers.is_first else ():
+            _log.warning("%s", note)
 
 
 @dataclass
@@ -139,14 +151,14 @@ class _Plans:
         backward: the plan for optimizers in backward.
         optimizer: an ordinary optimizer, and the state for it.
         warm_ups: TorchRec's warm-ups, and the states for them.
-        not_loaded: that the checkpoint has an ordinary optimizer, but ``optimizer=`` was not given.
+        notes: what the user should know about optimizers.
     """
 
     model: ModelPlan
     backward: list[BackwardPlan]
     optimizer: tuple[torch.optim.Optimizer, dict[str, Any]] | None
     warm_ups: list[tuple[WarmupOptimizer, list[int]]]
-    not_loaded: Diagnostic | None
+    notes: list[Diagnostic]
     done: list[Callable[[], None]] = field(default_factory=list)
 
     def begin(self) -> None:
@@ -177,28 +189,44 @@ def _plan(root: nn.Module, folder: SavedFolder, optimizer: torch.optim.Optimizer
     described = storage.describe(folder)
     settings = read_settings(folder, described)
     plan = plan_model(root, folder, described, settings["extra_state"])
-    moves = plan.all_moves
-    backward = plan_in_backward(root, described, settings["in_backward"], moves) if in_backward else []
+    moves, saved = plan.all_moves, SavedOptimizers.of(settings, described)
     inner = None if optimizer is None else unwrap_optimizer(optimizer)
+    stepped = stepped_names(inner, root)
+    backward = plan_in_backward(root, saved, moves, stepped) if in_backward else []
+    planned = [of_parameter.optimizer.name for of_parameter in backward]
+    notes = _without_state([name for name in planned if saved.get(name) is None])
     rebuilt = None
     if optimizer is not None and inner is not None:
-        rebuilt = optimizer, rebuild_state(inner, root, folder, described, settings["optimizer"], moves)
+        names = [of_parameter.name for of_parameter in optimizers_in_backward(root)]
+        state, differ = rebuild_state(inner, root, folder, saved, moves, names)
+        rebuilt, notes = (optimizer, state), [*notes, *differ]
     warm_ups = [] if optimizer is None else plan_warm_ups(optimizer, settings["warm_ups"])
-    for of_optimizer in backward:
-        of_optimizer.prepare()
-    not_loaded = _not_loaded(settings["optimizer"]) if inner is None and in_backward else None
-    return _Plans(plan, backward, rebuilt, warm_ups, not_loaded)
+    for of_parameter in backward:
+        of_parameter.prepare()
+    if inner is None and in_backward:
+        notes += _not_loaded(saved, set(planned))
+    return _Plans(plan, backward, rebuilt, warm_ups, notes)
 
 
-def _not_loaded(saved: Mapping[str, Any] | None) -> Diagnostic | None:
+def _not_loaded(saved: SavedOptimizers, taken: set[str]) -> list[Diagnostic]:
     """What is said of an ordinary optimizer that was saved and is not asked for."""
-    if saved is None:
-        return None
-    return Diagnostic(
-        "optimizer_not_loaded",
-        "optimizer",
-        f"the checkpoint has {with_article(saved['kind'])}, whose state was not loaded, as optimizer= was not given.",
-        "to continue training, load again with optimizer=; if the model will only be evaluated, in_backward=False "
-        "says so.",
-        Severity.WARNING,
+    if not saved.ordinary_kind or taken.issuperset(saved.ordinary):
+        return []
+    message = (
+        f"the checkpoint has {with_article(saved.ordinary_kind)}, whose state was not loaded, as optimizer= was not "
+        "given."
     )
+    what_to_do = (
+        "to continue training, load again with optimizer=; if the model will only be evaluated, in_backward=False says "
+        "so."
+    )
+    return [Diagnostic("optimizer_not_loaded", "optimizer", message, what_to_do, Severity.WARNING)]
+
+
+def _without_state(names: list[str]) -> list[Diagnostic]:
+    """What is said of parameters whose optimizer in backward takes no state, as none was saved."""
+    if not names:
+        return []
+    message = f"no optimizer that was saved had stepped {few(names, 3)}: in backward, it begins anew."
+    what_to_do = "if an ordinary optimizer steps data-parallel tables, as TorchRec lets one do, save with optimizer=."
+    return [Diagnostic("optimizer_state_missing", "optimizer", message, what_to_do, Severity.WARNING)]

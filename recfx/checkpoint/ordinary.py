@@ -6,7 +6,7 @@ It may be inside TorchRec's wrappers, of which a warm-up has a state of its own.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -17,18 +17,19 @@ from torchrec.optim.fused import EmptyFusedOptimizer
 from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizer, KeyedOptimizerWrapper
 from torchrec.optim.warmup import WarmupOptimizer
 
-from recfx.checkpoint import storage
-from recfx.checkpoint.contents import OPTIMIZER, mismatch
-from recfx.checkpoint.optimizer_fits import NOT_SETTINGS, check_settings_fit, check_state_fits
+from recfx.checkpoint.contents import mismatch
+from recfx.checkpoint.optimizer_fits import ELEMENTWISE, check_settings_fit, check_state_fits
 from recfx.checkpoint.saved_folder import SavedFolder
-from recfx.checkpoint.sharded import read_rows
+from recfx.checkpoint.saved_optimizers import SavedOptimizer, SavedOptimizers, kind_of_class
 from recfx.checkpoint.storage import Parts
 from recfx.checkpoint.table_names import NamedTable, sharded_parameters, sharded_tables
 from recfx.collections.sharding.optimizer import ShardedFusedOptimizer
-from recfx.errors import CheckpointError, type_of, with_article
+from recfx.errors import CheckpointError, Diagnostic, Severity, few, type_of
 from recfx.hashing.row_move import RowMove
 from recfx.ir.shard import Shard
 from recfx.optim.keyed_optimizer import FusedKeyedOptimizer
+from recfx.optim.rules import rule_named
+from recfx.optim.rules.rule import STEP, Rule
 
 _FUSED = (ShardedFusedOptimizer, FusedKeyedOptimizer, EmptyFusedOptimizer)
 _AROUND_ONE = (KeyedOptimizerWrapper, WarmupOptimizer, GradientClippingOptimizer)
@@ -261,7 +262,7 @@ def whole_state_size(name: str, part: tuple[int, ...], table: NamedTable, shard:
     raise _not_supported(f"the state {name} of a sharded table is {part}, its shard {(end - first, right - left)}.")
 
 
-def join_described(described: list[dict[str, Any]], model: nn.Module) -> dict[str, Any]:
+def join_described(described: list[dict[str, Any]]) -> dict[str, Any]:
     """Join what the ranks say about their optimizers, which update shards of different tables.
 
     Raises:
@@ -273,114 +274,180 @@ def join_described(described: list[dict[str, Any]], model: nn.Module) -> dict[st
     state: dict[str, Any] = {}
     for of_rank in reversed(described):
         state.update(of_rank["state"])
-    tables = {table.weight for table in sharded_tables(model)}
-    groups, any_order = [], False
-    order = {name: place for place, name in enumerate(model.state_dict())}
-    for number, group in enumerate(first["groups"]):
-        names = list(dict.fromkeys(name for of_rank in described for name in of_rank["groups"][number]["params"]))
-        if tables.intersection(names):  # no rank knows their order
-            any_order = True
-            names.sort(key=lambda name: order.get(name, -1))
-        groups.append({**group, "params": names})
-    joined = {"kind": first["kind"], "groups": groups, "state": state}
-    return {**joined, "any_order": True} if any_order else joined
+    groups = [
+        {
+            **group,
+            "params": list(dict.fromkeys(name for rank in described for name in rank["groups"][number]["params"])),
+        }
+        for number, group in enumerate(first["groups"])
+    ]
+    return {"kind": first["kind"], "groups": groups, "state": state}
+
+
+def stepped_names(optimizer: torch.optim.Optimizer | None, model: nn.Module) -> set[str]:
+    """The parameters of ``model`` that an ordinary optimizer steps: this one, or that of a rank with other tables."""
+    if optimizer is None:
+        return set()
+    not_here = {table.weight for table in sharded_tables(model) if not table.local()}
+    return not_here.union(stepped.name for stepped in _stepped(optimizer, model))
 
 
 def rebuild_state(
     optimizer: torch.optim.Optimizer,
     model: nn.Module,
     folder: SavedFolder,
-    described: Mapping[str, Tensor],
-    saved: Mapping[str, Any] | None,
+    saved: SavedOptimizers,
     moves: Mapping[str, RowMove],
-) -> dict[str, Any]:
+    in_backward: Collection[str],
+) -> tuple[dict[str, Any], list[Diagnostic]]:
     """The ``state_dict`` for ``optimizer``, checked against its parameters. Changes nothing.
 
     Args:
         optimizer: the optimizer that is to load the state.
         model: the model whose parameters it updates.
         folder: the data folder.
-        described: shapes and dtypes of everything that is saved, so that a tensor that does not fit is not even read.
-        saved: what was saved besides tensors; None if the checkpoint has no optimizer.
+        saved: the optimizers that were saved.
         moves: the moves of tables that have more rows than saved, by weight name.
+        in_backward: the parameters that have an optimizer in backward here, which takes what was saved of them.
+
+    Returns:
+        the ``state_dict``; and warnings about parameters that it steps with other settings than when saving.
 
     Raises:
         CheckpointError: ``checkpoint_mismatch``.
     """
-    if saved is None:
-        raise _mismatch("the checkpoint was saved without optimizer=.", "load it without optimizer= as well.")
-    moved = {name for name in described for weight in moves if name.startswith(f"{OPTIMIZER}{weight}.")}
-    if moved:
-        raise _mismatch(
-            f"{min(moved)} has one entry per row of its table, and the table has more rows now.",
-            "load without optimizer=; only fused optimizers follow their table's rows.",
-        )
-    if saved["kind"] != type(optimizer).__name__:
-        raise _mismatch(f"the saved optimizer is {with_article(saved['kind'])}, this one is {type_of(optimizer)}.")
     stepped = _stepped(optimizer, model)
+    names = {name: saved.ordinary.get(name) if name in in_backward else saved.get(name) for _, name, _ in stepped}
+    missing = [name for name, entry in names.items() if entry is None and name not in in_backward]
+    if missing and not saved.ordinary:
+        raise _mismatch("the checkpoint was saved without optimizer=.", "load it without optimizer= as well.")
+    left = sorted(saved.ordinary.keys() - stepped_names(optimizer, model) - set(in_backward))
+    if missing or left:
+        here = f"no optimizer that was saved stepped {few(missing, 10)}" if missing else ""
+        there = f"the saved optimizer stepped {few(left, 10)}, which no optimizer does here" if left else ""
+        raise _mismatch(f"{'; '.join(filter(None, [here, there]))}.")
     numbers = iter(range(len(stepped)))
-    numbered = [[next(numbers) for _ in group["params"]] for group in optimizer.param_groups]
-    groups = [[stepped[number].name for number in group] for group in numbered]
-    saved_groups = [group["params"] for group in saved["groups"]]
-    if not _same_groups(saved_groups, groups, saved, model):
-        raise _mismatch(f"the saved optimizer updates {saved_groups}, this one updates {groups}.")
     rebuilt: list[dict[str, Any]] = []
     state: dict[int, dict[str, Any]] = {}
-    for saved_group, group, group_numbers in zip(saved["groups"], optimizer.param_groups, numbered, strict=True):
-        check_settings_fit(saved_group, group, "optimizer")
-        settings = {key: value for key, value in group.items() if key in optimizer.defaults}  # some may not be saved
-        settings.update({key: value for key, value in saved_group.items() if key not in NOT_SETTINGS})
+    notes: list[Diagnostic] = []
+    for position, group in enumerate(optimizer.param_groups):
+        group_numbers = [next(numbers) for _ in group["params"]]
+        entries = {number: entry for number in group_numbers if (entry := names[stepped[number].name]) is not None}
+        settings = _settings_of(optimizer, position, list(entries.values()), saved)
         rebuilt.append({**settings, "params": group_numbers})
-        for number in group_numbers:
-            if (entry := saved["state"].get(stepped[number].name)) is not None:
-                tensors = _read_state(folder, described, stepped[number], entry, type(optimizer), settings)
-                state[number] = {**entry["values"], **tensors}
-    return {"state": state, "param_groups": rebuilt}
+        notes += _other_settings(entries.values(), settings)
+        for number, entry in entries.items():
+            if of_parameter := _read_state(folder, stepped[number], entry, optimizer, settings, moves):
+                state[number] = of_parameter
+    return {"state": state, "param_groups": rebuilt}, notes
+
+
+def _settings_of(
+    optimizer: torch.optim.Optimizer, position: int, entries: list[SavedOptimizer], saved: SavedOptimizers
+) -> dict[str, Any]:
+    """The settings of one group: those of the group that its parameters were in. A group of parameters that were all
+    stepped in backward has the settings of the first.
+
+    Raises:
+        CheckpointError: ``checkpoint_mismatch``: the parameters were in several groups, or the settings do not fit.
+    """
+    group = optimizer.param_groups[position]
+    groups = sorted({entry.group for entry in entries if entry.group is not None})
+    if len(groups) > 1:
+        raise _mismatch(f"group {position} has parameters of groups {groups} of the saved optimizer.")
+    if not group["params"] and position < len(saved.groups):  # those of other ranks
+        groups = [position]
+    known = saved.groups[groups[0]] if groups else {}
+    if not groups and entries:
+        known = {key: value for key, value in entries[0].settings.items() if key in optimizer.defaults}
+    check_settings_fit(known, group, "optimizer")
+    settings = {key: value for key, value in group.items() if key in optimizer.defaults}  # some may not be saved
+    return {**settings, **known}
+
+
+_HARMLESS = ("foreach", "fused", "capturable", "differentiable", "initial_accumulator_value")
+
+
+def _other_settings(entries: Collection[SavedOptimizer], settings: Mapping[str, Any]) -> list[Diagnostic]:
+    """What is said of parameters that were stepped in backward, with settings that their group does not have."""
+    stepped: dict[str, list[str]] = {}
+    for entry in entries:
+        rule = rule_named(entry.kind)
+        former = {**dict.fromkeys(() if rule is None else rule.refused, 0), **entry.settings}
+        changed = [
+            f"{key}={former[key]!r} (here {settings[key]!r})"
+            for key in sorted(former.keys() & settings.keys())
+            if key not in _HARMLESS and _plain(former[key]) != _plain(settings[key])
+        ]
+        if changed and entry.group is None:
+            stepped.setdefault(", ".join(changed), []).append(entry.name)
+    what_to_do = (
+        "give them a group of their own in optimizer=, or shard with sharders=recfx.sharders(), which carry out "
+        "optimizers in backward under every plan."
+    )
+    return [
+        Diagnostic(
+            "optimizer_settings_differ",
+            "optimizer",
+            f"{few(names, 3)} was stepped in backward with {changed}, and has the settings of its group now.",
+            what_to_do,
+            Severity.WARNING,
+        )
+        for changed, names in stepped.items()
+    ]
+
+
+def _plain(setting: Any) -> Any:
+    if isinstance(setting, Tensor):
+        return setting.tolist()
+    return tuple(setting) if isinstance(setting, list) else setting
 
 
 def _read_state(
     folder: SavedFolder,
-    described: Mapping[str, Tensor],
     stepped: _Stepped,
-    entry: Mapping[str, Any],
-    optimizer: type,
+    saved: SavedOptimizer,
+    optimizer: torch.optim.Optimizer,
     settings: Mapping[str, Any],
-) -> dict[str, Tensor]:
-    """The tensors of one parameter's state; for a shard, its part of them."""
-    tensors = {key: described.get(f"{OPTIMIZER}{stepped.name}.{key}") for key in entry["tensors"]}
-    state: dict[str, Tensor] = {}
-    for key, tensor in tensors.items():
-        if tensor is None:
-            raise _mismatch(f"the checkpoint lacks its state {f'{stepped.name}.{key}'!a}.")
-        state[key] = (
-            tensor if stepped.shard is None else _read_part(folder, f"{stepped.name}.{key}", tensor, *stepped.shard)
+    moves: Mapping[str, RowMove],
+) -> dict[str, Any]:
+    """The state of one parameter; for a shard, its part of it."""
+    saved.check_kind(kind_of_class(type(optimizer).__name__))
+    if saved.name in moves and saved.tensors:
+        raise saved.mismatch(
+            "its state has one entry per row of its table, which has more rows now; only fused optimizers follow them."
         )
-    check_state_fits(state, entry["values"], stepped.parameter, optimizer, settings, stepped.name)
-    if stepped.shard is not None:
-        return state
-    read = storage.read(folder, {f"{OPTIMIZER}{stepped.name}.{key}": tensor for key, tensor in state.items()})
-    return dict(zip(state, read.values(), strict=True))
+    rule, parameter, known = rule_named(saved.kind), stepped.parameter, type(optimizer) in ELEMENTWISE
+    if rule is not None and parameter.dim() == 2:
+        if saved.group is None and not saved.tensors:
+            return _started(rule, parameter, saved.settings)
+        if stepped.shard is None and not known:
+            saved.check_state_of(rule, *parameter.shape)
+    if stepped.shard is None:
+        shapes = {key: tensor.new_empty(saved.shape(key)) for key, tensor in saved.tensors.items()}
+        check_state_fits(shapes, saved.values, parameter, type(optimizer), settings, stepped.name)
+        return {**saved.values, **{key: saved.read(folder, key) for key in saved.tensors}}
+    parts = {key: _read_part(folder, saved, key, stepped.shard[1]) for key in saved.tensors}
+    check_state_fits(parts, saved.values, parameter, type(optimizer), settings, stepped.name)
+    return {**saved.values, **parts}
 
 
-def _read_part(folder: SavedFolder, name: str, tensor: Tensor, table: NamedTable, shard: Shard) -> Tensor:
+def _started(rule: Rule, parameter: Tensor, settings: Mapping[str, Any]) -> dict[str, Tensor]:
+    """The state before the first step, which some optimizers make only when they are built."""
+    state = {
+        spec.name: torch.full(spec.shape(*parameter.shape), rule.start(spec.name, settings), device="cpu")
+        for spec in rule.states
+    }
+    return {**state, STEP: torch.zeros((), device="cpu")} if rule.counts_steps else state
+
+
+def _read_part(folder: SavedFolder, saved: SavedOptimizer, key: str, shard: Shard) -> Tensor:
+    tensor, rows, dim = saved.tensors[key], shard.table.num_embeddings, shard.table.embedding_dim
     if tensor.dim() == 0:
-        return storage.read(folder, {OPTIMIZER + name: tensor})[OPTIMIZER + name]
-    rows, dim = table.table.table.num_embeddings, table.table.table.embedding_dim
-    if tuple(tensor.shape) not in ((rows, dim), (rows, 1)):
-        raise _mismatch(f"the state {name!a} was saved as {tuple(tensor.shape)}, but the table is {(rows, dim)}.")
-    (first, end), (left, right) = shard.rows, shard.columns if tensor.shape[1] == dim else (0, tensor.shape[1])
-    part = torch.empty(end - first, right - left, dtype=tensor.dtype, device="cpu")
-    read_rows(folder, OPTIMIZER + name, tensor, shard, None, part, left)
+        return saved.read(folder, key)
+    if saved.shape(key) not in ((rows, dim), (rows, 1)):
+        raise saved.mismatch(f"the state {key!a} was saved as {tuple(tensor.shape)}, but the table is {(rows, dim)}.")
+    columns = shard.num_columns if tensor.shape[1] == dim else tensor.shape[1]
+    part = torch.empty(shard.num_rows, columns, dtype=tensor.dtype, device="cpu")
+    saved.read_shard(folder, key, shard, None, part)
     return part
-
-
-def _same_groups(
-    saved: list[list[str]], groups: list[list[str]], described: Mapping[str, Any], model: nn.Module
-) -> bool:
-    """Whether the groups agree. With sharded tables the order does not count, and each rank has only its own tables."""
-    tables = sharded_tables(model)
-    elsewhere = {table.weight for table in tables if not table.local()}
-    names = {name for group in saved for name in group}
-    if not described.get("any_order") and not names.intersection(table.weight for table in tables):
-        return saved == groups
-    return [set(group) - elsewhere for group in saved] == [set(group) for group in groups]

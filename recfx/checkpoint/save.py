@@ -162,7 +162,7 @@ def _contents(model: nn.Module, optimizer: Any, peers: Peers) -> dict[str, Tenso
                 reason="invalid_argument",
                 what_to_do="pass the same optimizer= on all ranks, or none on any.",
             )
-        settings["optimizer"] = join_described(described, model) if described else None
+        settings["optimizer"] = join_described(described) if described else None
         settings["warm_ups"] = warm_up_states(optimizer)
         written[SETTINGS] = pack_settings(settings)
 

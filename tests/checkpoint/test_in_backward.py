@@ -15,6 +15,7 @@ from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 import recfx
 from recfx.checkpoint import save, storage
 from recfx.checkpoint.in_backward import BackwardOptimizer, BackwardPlan, optimizers_in_backward
+from recfx.checkpoint.saved_optimizers import SavedOptimizer
 from recfx.optim.fused_optimizer import FusedOptimizer
 from tests.builders.batches import one_bag
 from tests.builders.collections import one_table
@@ -333,10 +334,10 @@ def test_state_goes_to_the_device_of_its_parameter(monkeypatch: pytest.MonkeyPat
     state: dict[str, Any] = {"gone": 1, "kept": torch.zeros(2, 3, dtype=torch.float64), "other": torch.zeros(5)}
     kept = state["kept"]
     optimizer = BackwardOptimizer("w", parameter, {"lr": 0.1}, state, None, torch.optim.Adam)
-    tensors = {name: torch.empty(2, 3, device="meta") for name in ("moment", "kept", "other")}
-    tensors["step"] = torch.empty((), device="meta")
-    saved = {"settings": {"lr": 0.5}, "values": {"count": 7}}
-    BackwardPlan(optimizer, saved, tensors, None).carry_out(folder)
+    tensors = {f"in_backward.w.{name}": torch.empty(2, 3, device="meta") for name in ("moment", "kept", "other")}
+    tensors["in_backward.w.step"] = torch.empty((), device="meta")
+    saved = SavedOptimizer("w", "adam", {"lr": 0.5}, {"count": 7}, ("moment", "kept", "other", "step"), tensors)
+    BackwardPlan(optimizer, saved, None).carry_out(folder)
     assert state.keys() == {"moment", "kept", "other", "step", "count"}
     assert state["moment"].device.type == state["other"].device.type == "meta"
     assert state["other"].shape == (2, 3)

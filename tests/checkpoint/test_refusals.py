@@ -260,12 +260,24 @@ def test_no_optimizer_in_backward_yet(saved: Path) -> None:
 def test_another_ordinary_optimizer(saved: Path, tmp_path: Path) -> None:
     training = other()
     dense = list(training.model.after.parameters())
-    for wrong in (torch.optim.Adagrad(dense), torch.optim.Adam(dense[:1]), torch.optim.Adam(dense[::-1])):
+    for wrong, path in ((torch.optim.Adagrad(dense), "after.weight"), (torch.optim.Adam(dense[:1]), "optimizer")):
         error = refused(training, saved, optimizer=wrong)
-        assert (error.reason, error.module_path) == ("checkpoint_mismatch", "optimizer")
+        assert (error.reason, error.module_path) == ("checkpoint_mismatch", path)
     assert refused(training, saved, optimizer=object()).reason == "optimizer_not_supported"
     recfx.save_checkpoint(training.model, tmp_path)
     assert "saved without optimizer=" in refused(training, tmp_path).message
+
+
+def test_an_ordinary_optimizer_with_its_parameters_in_another_order_and_in_more_groups(saved: Path) -> None:
+    training, straight = other(), other()
+    straight.load(saved)
+    weight, bias = training.model.after.weight, training.model.after.bias
+    training.optimizer = torch.optim.Adam([{"params": [bias]}, {"params": [weight]}], lr=0.5)
+    training.load(saved)
+    assert [group["lr"] for group in training.optimizer.param_groups] == [0.01, 0.01]
+    for of_training in (training, straight):
+        of_training.steps(0, 1)  # ids that the checkpoint knows
+    assert_same(dict(training.model.state_dict()), dict(straight.model.state_dict()))
 
 
 @pytest.mark.parametrize("call", [recfx.save_checkpoint, recfx.load_checkpoint])

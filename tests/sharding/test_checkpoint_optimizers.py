@@ -17,6 +17,7 @@ from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.optim.clipping import GradientClipping, GradientClippingOptimizer
 from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
 from torchrec.optim.optimizers import in_backward_optimizer_filter
+from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 from torchrec.optim.warmup import WarmupOptimizer, WarmupPolicy, WarmupStage
 
 import recfx
@@ -25,7 +26,7 @@ from recfx.optim.fused_optimizer import FusedOptimizer
 from tests.checkpoint.crafted import data_of, reseal
 from tests.sharding.cases import Case, Model, batches, concatenate, model_and_plan, model_parallel, values_of
 from tests.sharding.ranks import ranks
-from tests.sharding.stateful import assert_equal, case_of, in_kinds, make, tables_of
+from tests.sharding.stateful import assert_equal, case_of, in_kinds, make, tables_of, train
 
 
 def in_model_parallel(rank: int, world_size: int, case: Case, folder: str, wrapped: bool) -> None:
@@ -169,8 +170,41 @@ def test_a_state_of_another_table(tmp_path: Path) -> None:
     entry["size"] = entry["chunks"][0][1] = [96, 4]
     path.write_text(json.dumps(index))
     reseal(tmp_path)
-    message = f"the state '{name}' was saved as (96, 4), but the table is (48, 8)."
+    message = "the state 'exp_avg' was saved as (96, 4), but the table is (48, 8)."
     assert message in ranks(2).run(refused, case("columns", 2), str(tmp_path))
+
+
+def in_backward(rank: int, world_size: int, case: Case, folder: str, loads: bool) -> dict[str, torch.Tensor]:
+    """Fused optimizers in backward; their row sums."""
+    model = make(case, world_size)
+    if loads:
+        recfx.load_checkpoint(model, folder)
+    else:
+        train(model, case, rank, world_size, 0, 2)
+        recfx.save_checkpoint(model, folder)
+    return {name: value for name, value in tables_of(model).items() if name.endswith(".sum")}
+
+
+def ordinary(rank: int, world_size: int, case: Case, folder: str) -> dict[str, torch.Tensor]:
+    """An ordinary optimizer instead; the row sums of this rank's tables."""
+    model = make(replace(case, kernel="dense"), world_size)
+    sparse: Any = model.get_submodule("sparse")
+    optimizer = RowWiseAdagrad(sparse.parameters(), eps=1e-2)
+    recfx.load_checkpoint(model, folder, optimizer=optimizer)
+    names = {id(parameter): name.split(".")[1] for name, parameter in sparse.named_parameters()}
+    return {f"{names[id(parameter)]}.optimizer.sum": state["sum"] for parameter, state in optimizer.state.items()}
+
+
+@pytest.mark.parametrize("plan", ["columns", "rows"])
+def test_row_sums_of_any_shards_go_to_an_ordinary_optimizer(tmp_path: Path, plan: str) -> None:
+    """Of blocks of columns, their mean."""
+    ranks(2).run(in_backward, case_of(plan, None, "rowwise_adagrad"), str(tmp_path), False)
+    uncut = case_of("tables", None, "rowwise_adagrad")
+    expected = in_backward(0, 0, uncut, str(tmp_path), True)
+    assert_equal(ordinary(0, 0, uncut, str(tmp_path)), expected)
+    sharded = ranks(2).run(ordinary, uncut, str(tmp_path))
+    assert not sharded[0].keys() & sharded[1].keys()
+    assert_equal({**sharded[0], **sharded[1]}, expected)
 
 
 def with_an_optimizer_on_one_rank(rank: int, world_size: int, case: Case, folder: str) -> tuple[str, str]:
