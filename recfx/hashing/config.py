@@ -66,7 +66,8 @@ class HashConfig:
             ``buckets=1``, one row of the table). With ``on_full="share"``, ids of a full bucket read and train it too.
         seed: for buckets, sharing and initial rows; any int64 except the highest. Whoever knows it can choose ids that
             fill one bucket; where ids may be hostile, give a random one (``secrets.randbits(62)``), the same on all
-            ranks and after a resume, and keep it secret: states, checkpoints and exported files contain it.
+            ranks (drawn once: ``torch.distributed.broadcast_object_list``) and after a resume, and keep it secret:
+            states, checkpoints and exported files contain it.
         find_on_device: for tables on a device: where training finds the rows of ids. False: on the host. True: on the
             device, as eval mode does, in a copy of the index; only ids without a row go to the host. All tables of a
             collection that have an index must ask for it, and none may evict or have ``admit_after``; ids are hashed on

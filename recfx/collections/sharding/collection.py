@@ -28,6 +28,7 @@ from recfx.collections.sharding.load_state import LocalState, drop_shard_names, 
 from recfx.collections.sharding.optimizer import ShardedFusedOptimizer
 from recfx.collections.sharding.optimizer_settings import OptimizerSettings, check_optimizers, optimizer_settings
 from recfx.collections.sharding.plan import agreed_sharding, read_plan
+from recfx.collections.sharding.same_settings import settings_of
 from recfx.collections.sharding.state import save_sharded_state
 from recfx.errors import ConversionError
 from recfx.ir.operator_graph import OperatorGraph
@@ -226,7 +227,8 @@ def shard_collection(
 
     Raises:
         ConversionError: the same as ``read_plan``; ``traced_graph``, ``tied_tables``, ``ranks_have_different_plans``,
-            ``unsupported_fused_param``, ``no_process_group``; an optimizer in backward that has no fused form.
+            ``ranks_have_different_settings``, ``unsupported_fused_param``, ``no_process_group``; an optimizer in
+            backward that has no fused form.
     """
     path = path or module.collection
     if module.graph_is_inlined:
@@ -247,11 +249,19 @@ def shard_collection(
     tables = module.tables
     if dedup or get_ec_index_dedup():
         tables = tuple(map(_asked_by_sharder, tables))
-    sharding = agreed_sharding(env.process_group, lambda: read_plan(tables, plan, env.rank, env.world_size, path), path)
+
+    def read() -> CollectionSharding:
+        of_tables = read_plan(tables, plan, env.rank, env.world_size, path)
+        check_optimizers(module)
+        return of_tables
+
+    options = {"dense_as_torchrec": dense_as_torchrec, "host_group": host_group is not None}
+    sharding = agreed_sharding(
+        env.process_group, lambda: settings_of(module, tables, options, fused_params), read, path
+    )
     groups = DistGroups.of(env, sharding.local_size, host_group)
     if sent_on(groups.ids).type not in FBGEMM_PERMUTES_ON:
         tables = tuple(replace(table, dedup=replace(table.dedup, on_device=True)) for table in tables)
         sharding = read_plan(tables, plan, env.rank, env.world_size, path)
-    check_optimizers(module)
     settings = optimizer_settings(module, sharding, fused_params, dense_as_torchrec=dense_as_torchrec)
     return SHARDED[kind_of(module)](module, sharding, groups, device, settings)

@@ -14,6 +14,7 @@ from torchrec.distributed.types import CacheParams, ParameterSharding, ShardingP
 from torchrec.modules.embedding_configs import DataType
 
 from recfx.collections.sharding.ranks_agree import on_all_ranks
+from recfx.collections.sharding.same_settings import Settings, different_settings, digest
 from recfx.collections.sharding.types import type_named, type_names
 from recfx.collections.sharding.whole_plan import plan_error, table_error
 from recfx.errors import ConversionError, RecfxError, type_of
@@ -95,17 +96,42 @@ def on_all_ranks_with_plan(
 
 
 def agreed_sharding(
-    group: dist.ProcessGroup | None, read: Callable[[], CollectionSharding], path: str
+    group: dist.ProcessGroup | None,
+    settings: Callable[[], Settings],
+    read: Callable[[], CollectionSharding],
+    path: str,
 ) -> CollectionSharding:
-    """The shards of a collection as this rank reads the plan, and all others as well. Collective.
+    """The shards of a collection as this rank reads the plan, if all ranks have one plan and one kind of settings.
+
+    Collective.
 
     Raises:
-        ConversionError: ``ranks_have_different_plans``, or that of ``read`` on this rank.
+        ConversionError: ``ranks_have_different_settings``, ``ranks_have_different_plans``, or that of ``settings`` or
+            ``read`` on this rank.
     """
-    read_once, told = cache(read), _told(group, path)
-    if len(set(on_all_ranks(group, lambda: read_once().layout, told))) > 1:
-        of_ranks = on_all_ranks(group, lambda: [table.placement for table in read_once().tables], told)
-        for of_table in itertools.zip_longest(*of_ranks, fillvalue="no such table"):
+    settings_once, read_once, told = cache(settings), cache(read), _told(group, path)
+
+    def compared() -> tuple[str, str, RecfxError | None]:
+        mine = digest(settings_once())
+        try:
+            return mine, read_once().layout, None
+        except RecfxError as error:  # of which different settings may be the cause
+            return mine, "", error
+
+    answers = on_all_ranks(group, compared, told)
+    digests = [of_rank for of_rank, _, _ in answers]
+    other = next((rank for rank, of_rank in enumerate(digests) if of_rank != digests[0]), None)
+    if other is not None and group is not None:
+        here = group.rank() in (0, other)
+        of_ranks = on_all_ranks(group, lambda: settings_once() if here else {}, told)
+        raise different_settings(of_ranks[0], of_ranks[other], (0, other), path)
+    for rank, (_, _, refused) in enumerate(answers):
+        if refused is not None:
+            read_once()  # raises the error of this rank
+            raise _refused_by(rank, refused, path)
+    if len({layout for _, layout, _ in answers}) > 1:
+        placements = on_all_ranks(group, lambda: [table.placement for table in read_once().tables], told)
+        for of_table in itertools.zip_longest(*placements, fillvalue="no such table"):
             _refuse_different(of_table, path)
     return read_once()
 
@@ -118,8 +144,13 @@ def _refuse_different(of_ranks: Sequence[str], path: str) -> None:
 
 def _told(group: dist.ProcessGroup | None, path: str) -> Callable[[BaseException], ConversionError]:
     """What other ranks are told about an error: which rank has it."""
-    what = f"rank {0 if group is None else group.rank()} cannot shard by its plan"
-    return lambda error: plan_error("ranks_have_different_plans", f"{what}: {type(error).__name__}: {error}", path)
+    rank = 0 if group is None else group.rank()
+    return lambda error: _refused_by(rank, error, path)
+
+
+def _refused_by(rank: int, error: BaseException, path: str) -> ConversionError:
+    what = f"rank {rank} cannot shard by its plan: {type(error).__name__}: {error}"
+    return plan_error("ranks_have_different_plans", what, path)
 
 
 def _read(plan: TablePlan) -> ShardedTable:

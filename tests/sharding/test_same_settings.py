@@ -1,0 +1,166 @@
+"""Ranks that would shard one collection with different settings: all of them are refused, and told what differs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torchrec import DataType, EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
+from torchrec.distributed.model_parallel import DistributedModelParallel
+from torchrec.distributed.types import ShardingEnv
+
+import recfx
+from recfx.collections.sharding import same_settings
+from recfx.collections.sharding.collection import sharded_collections
+from tests.builders.optimizers import attach
+from tests.sharding.pipelined import CPU
+from tests.sharding.ranks import ranks
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How one rank makes and shards the model; ``optimizer`` is in backward, and its settings follow its name."""
+
+    hashing: recfx.HashConfig | None = None
+    names: str = "abc"
+    dtype: DataType = DataType.FP32
+    optimizer: tuple[str, dict[str, Any]] | None = ("sgd", {})
+    frozen: tuple[str, ...] = ()
+    dedup: Any = "auto"
+    fused_params: dict[str, Any] | None = None
+    version: str = recfx.__version__
+
+
+def hashed(**settings: Any) -> Settings:
+    return Settings(recfx.HashConfig.raw_ids(buckets=2, **settings), optimizer=None)
+
+
+def with_adagrad(**settings: Any) -> Settings:
+    return Settings(optimizer=("adagrad", settings))
+
+
+def with_params(rate: float) -> Settings:
+    return Settings(optimizer=None, fused_params={"learning_rate": rate})
+
+
+DIFFERENCES = {
+    "policy": (
+        hashed(on_full="evict"),
+        hashed(on_full="evict", evict="lfu"),
+        "HashConfig.evict of table 'b' is 'lru' on rank 0 and 'lfu' on rank 1.",
+    ),
+    "admission": (
+        hashed(),
+        hashed(admit_after=3),
+        "HashConfig.admit_after of table 'b' is 1 on rank 0 and 3 on rank 1.",
+    ),
+    "unseen": (
+        hashed(),
+        hashed(unseen="row"),
+        "HashConfig.unseen of table 'b' is 'zeros' on rank 0 and 'row' on rank 1.",
+    ),
+    "full": (hashed(), hashed(on_full="share"), "HashConfig.on_full of table 'b' is 'error' on rank 0 and 'share' on"),
+    "seed": (hashed(seed=5), hashed(seed=7), "HashConfig.seed of table 'b' is 5 on rank 0 and 7 on rank 1."),
+    "rows": (hashed(rows=40), hashed(rows=48), "num_embeddings of table 'b' is 40 on rank 0 and 48 on rank 1."),
+    "rule": (Settings(), with_adagrad(), "optimizer of table 'a' is 'sgd' on rank 0 and 'adagrad' on rank 1."),
+    "rate": (with_adagrad(), with_adagrad(lr=0.2), "optimizer.lr of table 'a' is 0.1 on rank 0 and 0.2 on rank 1."),
+    "start": (
+        with_adagrad(),
+        with_adagrad(initial_accumulator_value=0.5),
+        "optimizer: first momentum1 of table 'a' is 0.0 on rank 0 and 0.5 on rank 1.",
+    ),
+    "sharder": (with_params(0.5), with_params(0.25), "fused_params.learning_rate is 0.5 on rank 0 and 0.25 on rank 1."),
+    "frozen": (
+        Settings(),
+        Settings(frozen=("b",)),
+        "requires_grad of table 'b' is True on rank 0 and False on rank 1.",
+    ),
+    "dtype": (
+        Settings(),
+        Settings(dtype=DataType.FP16),
+        "dtype of table 'a' is torch.float32 on rank 0 and torch.float16 on rank 1.",
+    ),
+    "dedup": (Settings(), Settings(dedup=False), "dedup.asked of table 'a' is None on rank 0 and False on rank 1."),
+    "tables": (Settings(), Settings(names="ab"), "tables is ('a', 'b', 'c') on rank 0 and ('a', 'b') on rank 1."),
+    "version": (
+        Settings(),
+        Settings(version="9"),
+        f"version of recfx is '{recfx.__version__}' on rank 0 and '9' on rank 1.",
+    ),
+}
+
+
+class Model(nn.Module):
+    def __init__(self, settings: Settings) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        tables = [
+            EmbeddingBagConfig(
+                name=name, num_embeddings=32, embedding_dim=8, feature_names=[name], data_type=settings.dtype
+            )
+            for name in settings.names
+        ]
+        self.ebc = EmbeddingBagCollection(tables)
+        if settings.optimizer is not None:
+            kind, of_optimizer = settings.optimizer
+            attach(self, kind, **of_optimizer)
+        for name in settings.frozen:
+            self.ebc.embedding_bags[name].weight.requires_grad_(False)
+
+    def forward(self, features: KeyedJaggedTensor) -> torch.Tensor:
+        pooled: torch.Tensor = self.ebc(features).values()
+        return pooled
+
+
+def sharded(settings: Settings, entry: str) -> Any:
+    env = ShardingEnv.from_process_group(dist.group.WORLD)
+    options: dict[str, Any] = {
+        "hashing": {"b": settings.hashing} if settings.hashing else None,
+        "dedup": settings.dedup,
+    }
+    with mock.patch.object(same_settings, "__version__", settings.version):
+        if entry == "convert":
+            return recfx.convert(Model(settings), env=env, **options)
+        sharders = recfx.sharders(fused_params=settings.fused_params)
+        return DistributedModelParallel(recfx.convert(Model(settings), **options), env, CPU, sharders=sharders)
+
+
+def batch(rank: int) -> KeyedJaggedTensor:
+    return KeyedJaggedTensor(list("abc"), torch.arange(3) + 5 * rank, lengths=torch.ones(3, dtype=torch.int64))
+
+
+def different(rank: int, world_size: int, name: str, entry: str) -> tuple[str, str, str, torch.Tensor]:
+    """The error of ranks that differ, and what they then compute together with equal settings."""
+    with pytest.raises(recfx.ConversionError) as caught:
+        sharded(DIFFERENCES[name][rank], entry)
+    together: torch.Tensor = sharded(Settings(), entry)(batch(rank)).detach()
+    return caught.value.reason, caught.value.module_path, str(caught.value), together
+
+
+@pytest.mark.parametrize(
+    ("name", "entry"),
+    [(name, ("convert", "DistributedModelParallel")[number % 2]) for number, name in enumerate(DIFFERENCES)],
+)
+def test_ranks_with_different_settings_are_all_told_what_differs(name: str, entry: str) -> None:
+    for rank, (reason, path, message, pooled) in enumerate(ranks(2).run(different, name, entry)):
+        assert (reason, path.rpartition(".")[2]) == ("ranks_have_different_settings", "ebc")
+        assert DIFFERENCES[name][2] in message
+        assert ("broadcast_object_list" in message) == (name == "seed")
+        torch.testing.assert_close(pooled, Model(Settings())(batch(rank)).detach())
+
+
+def alike(rank: int, world_size: int) -> int:
+    """One rank's optimizer names an implementation, and it has asked for properties that are computed once."""
+    model = recfx.convert(Model(with_adagrad(**({"foreach": True} if rank else {}))))
+    if rank:
+        assert not any(table.sends_different for table in model.ebc.tables)
+    return len(sharded_collections(recfx.convert(model, env=ShardingEnv.from_process_group(dist.group.WORLD))))
+
+
+def test_what_no_other_rank_depends_on_may_differ() -> None:
+    assert ranks(2).run(alike) == [1, 1]
