@@ -250,7 +250,7 @@ def test_the_first_collection_is_not_sharded_alone() -> None:
 def test_arguments_of_another_type() -> None:
     model = Model()
     right = ShardingPlan({"part.ebc": EmbeddingModuleShardingPlan(right_plan(model))})
-    check_refused(model, right.plan, "invalid_argument", "", "ShardingPlan")
+    check_refused(model, right.plan, "invalid_argument", "", "plan is a dict")
     check_refused(model, "row_wise", "invalid_argument", "", "a str")
     check_refused(model, right, "invalid_argument", "", "ShardingEnv", env=dist.group.WORLD)
     check_refused(model, ShardingPlan({"part.ebc": {"a": "row_wise", "b": 1}}), "invalid_argument", "part.ebc", "'a'")

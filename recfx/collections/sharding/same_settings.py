@@ -44,7 +44,7 @@ def settings_of(
     """
     settings: dict[tuple[str, str], Any] = {
         ("", "version of recfx"): __version__,
-        ("", "version of torch"): torch.__version__.partition("+")[0],
+        ("", "version of torch"): torch.__version__.split("+")[0],
         ("", "tables"): [table.name for table in tables],
         ("", "is_weighted"): module.is_weighted(),
         ("", "batches_in_flight"): module.batches_in_flight,
