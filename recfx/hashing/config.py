@@ -48,7 +48,7 @@ class HashConfig:
             largest power of two from 1 to 64 with at least 4096 rows per bucket.
         on_full: what happens to a new id whose bucket has no free row: ``"error"``, ``"share"`` (it reads and trains a
             row of its bucket chosen by its hash, the hashing trick) or ``"evict"`` (it gets the row of another id,
-            which is forgotten; training then needs a fused optimizer).
+            which is forgotten, with what optimizers know of it; ``evict_needs_fused_optimizer`` if one cannot).
         evict: which id loses its row with ``on_full="evict"``: ``"lru"``, the least recently used one, or ``"lfu"``,
             the one with the fewest sightings; ties go to the lowest ``mix64(id)``. Ids of batches whose backward has
             not run yet keep their rows, for as many later forwards as the collection's ``batches_in_flight`` says.

@@ -18,8 +18,6 @@ from recfx.hashing.usable_share import rows_for
 from recfx.inspect.facts import IndexFacts, TableFacts
 from recfx.inspect.index_health import ENOUGH_BATCHES
 from recfx.ir.tables import TableSpec
-from recfx.optim.fused_optimizer import FusedOptimizer
-from recfx.optim.rules import class_names
 
 NEARLY_FULL = 0.8  # share of the expected ids; at an even pace, a quarter of the batches so far still fit
 COMFORTABLE = 0.7  # share of the usable rows that may be taken in an index of the suggested size
@@ -186,20 +184,6 @@ def index_reasons(table: TableFacts) -> tuple[Diagnostic, ...]:
     if index is None:
         return ()
     return tuple(reason for rule in _RULES if (reason := rule(table, index)) is not None)
-
-
-def evict_needs_fused_optimizer(table: TableFacts, index: IndexFacts) -> Diagnostic | None:
-    """Training would raise because of this."""
-    if not index.config.evicts or not table.weight.requires_grad or isinstance(table.optimizer, FusedOptimizer):
-        return None
-    return Diagnostic(
-        "evict_needs_fused_optimizer",
-        table.module_path,
-        "the table evicts ids, but no fused optimizer updates it: training would raise, because the state that any "
-        "other optimizer holds for a row would be passed on to the row's next id.",
-        f"attach {class_names()} to the table's parameter with torchrec's "
-        "apply_optimizer_in_backward; this can be done after the conversion.",
-    )
 
 
 def index_nearly_full(table: TableFacts, index: IndexFacts) -> Diagnostic | None:
@@ -376,7 +360,6 @@ def _part(count: int, total: int) -> str:
 
 
 _RULES: tuple[Callable[[TableFacts, IndexFacts], Diagnostic | None], ...] = (
-    evict_needs_fused_optimizer,
     table_full,
     index_nearly_full,
     shared_answers,

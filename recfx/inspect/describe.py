@@ -303,10 +303,7 @@ def with_plan(
 
 def _trained_by(report: TableReport, optimizer: FusedOptimizer | None) -> TableReport:
     """The table as it is once it is sharded: a fused kernel has an optimizer in backward, by default TorchRec's."""
-    if optimizer is None:
-        return report
-    reasons = tuple(reason for reason in report.reasons if reason.code != "evict_needs_fused_optimizer")
-    return replace(report, optimizer=_fused(optimizer), reasons=reasons)
+    return report if optimizer is None else replace(report, optimizer=_fused(optimizer))
 
 
 def _fused(optimizer: FusedOptimizer) -> str:

@@ -15,18 +15,16 @@ from recfx.inspect.report_data import CollectionReport, ReportData
 from recfx.inspect.table_report import HashingReport, TableReport
 
 _MOST_TERMS = 4
-_RAISED = "evict_needs_fused_optimizer"  # in training; a warning, because an optimizer can still be attached
 _STATUS_ORDER = ("converted", "convertible", "kept", "refused")
 
 
 def headline(report: ReportData) -> str:
-    """One line: ``2 collections: 1 converted, 1 refused. NOT OK``, what training would raise, or has raised."""
+    """One line: ``2 collections: 1 converted, 1 refused. NOT OK``, and what training has raised."""
     counts = Counter(collection.status for collection in report.collections)
     total = len(report.collections)
     parts = ", ".join(f"{counts[status]} {status}" for status in _STATUS_ORDER if counts[status])
     counted = f"{total} {'collection' if total == 1 else 'collections'}" if total else "no collections"
-    raises = report.ok and any(reason.code == _RAISED for reason in report.reasons)
-    then = f", but training would raise: {_RAISED}" if raises else ""
+    then = ""
     if full := [repr(table_in(reason.path)[1]) for reason in report.reasons if reason.code == "table_full"]:
         which = f"table {full[0]} has" if len(full) == 1 else f"tables {few(full, 3)} have"
         then = f": {which} stopped training, for want of rows"

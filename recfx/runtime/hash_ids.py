@@ -42,8 +42,7 @@ class HashIds(NodeModule):
 
         Raises:
             TableFullError: a bucket has no row left; no table has changed.
-            ConversionError: training without sharding on several ranks (``unsharded_hash_table``), or training a table
-                that evicts without a fused optimizer (``evict_needs_fused_optimizer``).
+            ConversionError: training without sharding on several ranks (``unsharded_hash_table``).
             InputError: ``replayed_ids_evicted``, ``replayed_ids_absent``, ``replayed_rows_renewed`` or
                 ``replayed_rows_unknown``, in a forward that activation checkpointing runs again; ``init_fn_failed`` if
                 a table's own ``init_fn`` cannot refill rows.

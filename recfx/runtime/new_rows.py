@@ -9,6 +9,7 @@ nothing.
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import Any, NamedTuple
 
@@ -39,13 +40,7 @@ class Segment(NamedTuple):
     end: int
 
 
-class _RowsBefore(NamedTuple):
-    """The weights of some rows, and their state in the optimizer, before they were initialised for new ids."""
-
-    table: str
-    rows: torch.Tensor
-    weight: torch.Tensor
-    state: dict[str, torch.Tensor]
+_Tensors = Callable[[], Sequence[torch.Tensor]]
 
 
 class Insertion:
@@ -62,16 +57,13 @@ class Insertion:
         self._ids, self._segments = ids, segments
         self._indexes = store.indexes_of([segment.table.name for segment in segments])
         self._versions = [_version(index) for index in self._indexes]  # with this batch
-        self._before: list[_RowsBefore] = []
+        self._before: list[tuple[_Tensors, torch.Tensor, list[torch.Tensor]]] = []
 
-    def keep_rows(self, table: str, rows: torch.Tensor) -> None:
-        """Keep what ``rows`` hold, int64 ``[n]``, before they are initialised."""
-        weight, optimizer = self._store.weight(table).detach(), self._store.optimizers.get(table)
-        state = {}
-        if optimizer is not None:
-            tensors = {declared.name: optimizer.state.get(declared.name) for declared in optimizer.rule.states}
-            state = {name: _taken(tensor, rows) for name, tensor in tensors.items() if tensor is not None}
-        self._before.append(_RowsBefore(table, rows, _taken(weight, rows), state))
+    def keep_rows(self, rows: torch.Tensor, tensors: _Tensors) -> None:
+        """Keep what ``rows``, int64 ``[n]``, of some tensors hold before they are initialised. ``tensors`` gives these
+        when they are kept, and when they are restored: a lookup may have replaced them meanwhile.
+        """
+        self._before.append((tensors, rows, [tensor.index_select(0, rows.to(tensor.device)) for tensor in tensors()]))
 
     def undo(self) -> None:
         """Give all rows back with their weights, and forget that the batch was seen.
@@ -98,8 +90,9 @@ class Insertion:
             for index in self._indexes:
                 index.written()
                 index.number_state()
-            for before in self._before:
-                self._restore(before)
+            for tensors, rows, kept in self._before:
+                for tensor, values in zip(tensors(), kept, strict=False):
+                    tensor.index_copy_(0, rows.to(tensor.device), values)
 
     def _changed(self) -> list[HashIndex]:
         """The indexes that are not as the batch left them, apart from later batches that were undone.
@@ -116,22 +109,9 @@ class Insertion:
                 changed.append(index)
         return changed
 
-    def _restore(self, before: _RowsBefore) -> None:
-        weight = self._store.weight(before.table)
-        weight.data.index_copy_(0, before.rows.to(weight.device), before.weight)
-        optimizer = self._store.optimizers.get(before.table)
-        for name, rows in before.state.items():
-            assert optimizer is not None
-            state = optimizer.state[name]
-            state.index_copy_(0, before.rows.to(state.device), rows)
-
 
 def _version(index: HashIndex) -> tuple[int, int, int]:
     return index.adopted.times, index.removals, int(index.counts[BATCHES])
-
-
-def _taken(tensor: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-    return tensor.index_select(0, rows.to(tensor.device))
 
 
 class GivenRows(NamedTuple):
@@ -154,6 +134,7 @@ class NewRows:
     def _attach(self) -> None:
         for table in self._tables:
             self._store.index(table.name).initialized_by(self.initialize_left)
+            self._store.ordinary_optimizers(table.name, self._collection)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -190,10 +171,13 @@ class NewRows:
         """
         new_rows = [new for new in new_rows if new.rows.numel() > 0 and not self._store.weight(new.table.name).is_meta]
         failed: InputError | None = None
+        for new in new_rows:
+            if new.table.name not in self._store.optimizers:
+                self._reset_ordinary(new, insertion)
         for new in new_rows if self._store.device.type == "cpu" else self._left_by_launches(new_rows, insertion):
             optimizer = self._store.optimizers.get(new.table.name)
             if insertion is not None:  # right before they are written, when they will be in the cache
-                insertion.keep_rows(new.table.name, new.rows)
+                self._keep_rows(new, insertion)
             if optimizer is not None:
                 optimizer.reset_rows(new.rows)
             if not new.table.custom_init_fn:
@@ -204,6 +188,28 @@ class NewRows:
         self._mark_initialized(new_rows)
         if failed is not None:
             raise failed
+
+    def _keep_rows(self, new: GivenRows, insertion: Insertion) -> None:
+        name = new.table.name
+
+        def tensors() -> list[torch.Tensor]:
+            optimizer = self._store.optimizers.get(name)
+            states = () if optimizer is None else optimizer.states_of_rows()
+            return [self._store.weight(name).data, *(state.tensor for state in states)]
+
+        insertion.keep_rows(new.rows, tensors)
+
+    def _reset_ordinary(self, new: GivenRows, insertion: Insertion | None) -> None:
+        """Reset what optimizers that are not fused have of rows that belonged to others."""
+        rows = new.rows if new.table.evicts else new.rows[new.are_renewed]
+        if rows.numel() == 0:
+            return
+        name = new.table.name
+        states = self._store.ordinary_optimizers(name, self._collection).states_of_rows(self._store.weight(name))
+        if insertion is not None:
+            insertion.keep_rows(rows, lambda: [state.tensor for state in states])
+        for state in states:
+            state.tensor.index_fill_(0, rows.to(state.tensor.device), state.value)
 
     def _mark_initialized(self, new_rows: list[GivenRows]) -> None:
         if not new_rows:
@@ -237,7 +243,7 @@ class NewRows:
                 continue
             if insertion is not None:
                 for new in group:
-                    insertion.keep_rows(new.table.name, new.rows)
+                    self._keep_rows(new, insertion)
             place = {table.name: number for number, table in enumerate(tables)}
             entries = []
             for new in group:

@@ -20,7 +20,7 @@ from recfx.runtime.in_flight import BatchInFlight
 from recfx.runtime.new_rows import GivenRows, Insertion, NewRows, Segment
 from recfx.runtime.replays import Answers, Replays, replayed_ids_lost, replayed_rows_renewed, replayed_rows_unknown
 from recfx.runtime.table_store import TableStore
-from recfx.runtime.training_checks import check_fused, refuse_replicas
+from recfx.runtime.training_checks import refuse_replicas
 
 
 class TableIndexes:
@@ -90,13 +90,11 @@ class TableIndexes:
             Whether there is anything to hash; there is not on meta.
 
         Raises:
-            ConversionError: ``unsharded_hash_table``, ``evict_needs_fused_optimizer``.
+            ConversionError: ``unsharded_hash_table``.
             InputError: ``init_fn_failed``.
         """
-        if training:
-            if not self._sharded:
-                refuse_replicas(self.collection, self.hashed)
-            check_fused(self.collection, self._evicting, self.store)
+        if training and not self._sharded:
+            refuse_replicas(self.collection, self.hashed)
         if features.values().is_meta or self.on_meta:
             return False
         if self.hashed and hash_index.any_nonzero(buffers_named("uninitialized", self._all())):

@@ -21,6 +21,7 @@ from recfx.lowering.registry import facts_of_table
 from recfx.optim.fused_optimizer import FusedOptimizer
 from recfx.runtime.forwards import Forwards
 from recfx.runtime.in_flight import BatchesInFlight
+from recfx.runtime.ordinary_optimizers import OrdinaryOptimizers
 
 # One lock for all stores that share indexes: which stores share one may be different in copies.
 _LOCK_OF_SHARED = threading.RLock()
@@ -60,6 +61,7 @@ class TableStore:
         self.init_fns = init_fns
         self.in_flight = BatchesInFlight()
         self._owners: dict[str, weakref.ref[nn.Parameter]] = {}
+        self._ordinary: dict[str, OrdinaryOptimizers] = {}
         self._lock, self._process = threading.RLock(), os.getpid()
         self.shares_indexes = False
         self.shared_weights: dict[str, list[str]] = {}
@@ -77,11 +79,11 @@ class TableStore:
         return self._lock
 
     def __getstate__(self) -> dict[str, Any]:
-        return {key: value for key, value in self.__dict__.items() if key not in ("_lock", "_owners")}
+        return {key: value for key, value in self.__dict__.items() if key not in ("_lock", "_owners", "_ordinary")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._owners, self.graph_fits = {}, False  # a copy has its own parameters
+        self._owners, self._ordinary, self.graph_fits = {}, {}, False  # a copy has its own parameters
         self._lock, self._process = threading.RLock(), os.getpid()
 
     @property
@@ -136,6 +138,20 @@ class TableStore:
     def owner(self, table: str) -> weakref.ref[nn.Parameter] | None:
         """The parameter that the fused optimizer of ``table`` belongs to; None if it has never been read."""
         return self._owners.get(table)
+
+    def ordinary_optimizers(self, table: str, collection: str) -> OrdinaryOptimizers:
+        """Those of a table with an index; they are known from the first call on."""
+        if table not in self._ordinary:
+            reference = weakref.ref(self)
+
+            def weight() -> torch.Tensor | None:
+                store = reference()
+                if store is None or table in store.optimizers or (bag := store.bags._modules.get(table)) is None:
+                    return None
+                return bag._parameters.get("weight")
+
+            self._ordinary[table] = OrdinaryOptimizers(collection, table, self.index(table), weight)
+        return self._ordinary[table]
 
     def indexes_of(self, tables: Sequence[str]) -> list[HashIndex]:
         """The indexes of ``tables``. Every batch asks for all of them, in some models for thousands."""

@@ -6,15 +6,10 @@ import contextlib
 from collections.abc import Iterator
 from contextvars import ContextVar
 
-import torch
 import torch.distributed
 from torch.nn.parallel import DistributedDataParallel
 
 from recfx.errors import ConversionError
-from recfx.ir.tables import TableSpec
-from recfx.optim.attached import attached_optimizers
-from recfx.optim.rules import class_names
-from recfx.runtime.table_store import TableStore
 
 _on_a_copy: ContextVar[bool] = ContextVar("on_a_copy", default=False)
 
@@ -60,24 +55,3 @@ def refuse_fused_replicas(collection: str, fused: list[str]) -> None:
         what_to_do="shard the collection (recfx.convert(model, plan=...) or DistributedModelParallel), or step its "
         "tables with an ordinary optimizer, whose gradients are averaged.",
     )
-
-
-def check_fused(collection: str, evicting: list[TableSpec], store: TableStore) -> None:
-    """Raise a ``ConversionError``, ``evict_needs_fused_optimizer``, if these tables have no fused optimizer."""
-    if not torch.is_grad_enabled():
-        return
-    for table in evicting:
-        weight = store.weight(table.name)
-        if table.name not in store.optimizers and weight.requires_grad:
-            several = len(attached_optimizers(weight))
-            attach = f"attach {class_names()} to the table's parameter with torchrec's apply_optimizer_in_backward; "
-            raise ConversionError(
-                f"table {table.name!r} evicts ids, but "
-                + (f"{several} optimizers run in its" if several > 1 else "its optimizer does not run in the lookup's")
-                + " backward: the state for a row would carry over to the row's next id.",
-                reason="evict_needs_fused_optimizer",
-                module_path=collection,
-                what_to_do="attach one optimizer alone: one that was there before the conversion stays attached."
-                if several > 1
-                else f"{attach}for a whole graph (recfx.trace), before it is traced.",
-            )

@@ -22,7 +22,6 @@ from recfx.collections.wrappers import unwrap
 from recfx.discovery.bypass import put_back, way_around
 from recfx.discovery.sample import Sample, fixed_randomness
 from recfx.errors import ConversionError, RecfxError, told_by
-from recfx.optim.attached import attached_optimizers, run_in_backward
 from recfx.runtime.training_checks import on_a_copy
 from recfx.verification.checks import Checker
 from recfx.verification.compare_models import batch_sizes
@@ -33,7 +32,7 @@ from recfx.verification.reference_model import (
     learned_otherwise,
     reference_of,
 )
-from recfx.verification.run_step import LEARNING_RATE, Run, run_step
+from recfx.verification.run_step import Run, run_step
 from recfx.verification.verify_report import (
     DIFFERENT,
     EQUAL,
@@ -109,7 +108,6 @@ class Comparison:
             self._copies.clear()
             subject = self._noted(copy_with_tensors(self.converted).train(training), self.converted)
             attach_optimizers(self.converted, subject, skip=self.fused)
-            self._attach_missing(subject)
         except Exception as error:  # whatever the user's modules raise when they are copied
             self.skip(mode, batch, "copy", f"the model cannot be copied ({type(error).__name__}: {error})")
             return
@@ -174,15 +172,6 @@ class Comparison:
             for table in collection.tables
         )
 
-    def _attach_missing(self, model: nn.Module) -> None:
-        """Attach SGD to evicting tables without an optimizer in backward, because they cannot train without one."""
-        for path, collection in self.collections.items():
-            for table in collection.tables:
-                name = kind_of(collection).weight_name(path, table.name)
-                weight = model.get_parameter(name)
-                if table.evicts and name not in self.fused and weight.requires_grad and not attached_optimizers(weight):
-                    run_in_backward(torch.optim.SGD, weight, {"lr": LEARNING_RATE})
-
     def _advice(self, subject: nn.Module, call: Sample, training: bool) -> tuple[str, str]:
         """The error of the converted model if the original fails: it says what to do about a wrong batch."""
         try:
@@ -201,7 +190,6 @@ class Comparison:
         """One step of the original; with an index, over copies of the tables of ``subject``, which stays as it is."""
         reference = self._noted(reference_of(self.original, subject, training), self.original)
         attach_optimizers(self.original, reference, skip=set())
-        self._attach_missing(reference)
         if self._has_index():
             copy_fused_state(subject, reference)
         return run_step(reference, call, training, self.originals)

@@ -11,7 +11,6 @@ import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
-from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 import recfx
@@ -341,32 +340,6 @@ def test_compiled_models_evict_in_place(config: HashConfig) -> None:
 
 
 # What is refused, and what stays
-
-
-def test_evicting_needs_a_fused_optimizer() -> None:
-    plain = EmbeddingBagCollection(tables=[table("t", ["f"], dim=4, rows=4)])
-    model = recfx.convert(torch.nn.ModuleDict({"ebc": plain}), hashing=LRU)["ebc"]
-    with refused("evict_needs_fused_optimizer", match="torchrec's apply_optimizer_in_backward") as caught:
-        run(model, 1)
-    assert caught.value.module_path == "ebc"
-    assert len(model.index("t")) == 0
-    with torch.no_grad():
-        run(model, *range(4))
-        run(model, 7)
-    model.eval()
-    run(model, 7).sum().backward()
-    model.train()
-    model.weight("t").requires_grad_(False)
-    run(model, 8)
-    assert {7, 8} < known_ids(model)
-    model.weight("t").requires_grad_(True).grad = None
-    attach(model, torch.optim.SGD)
-    run(model, 9).sum().backward()
-    assert model.weight("t").grad is None
-    apply_optimizer_in_backward(torch.optim.SGD, [model.weight("t")], {"lr": 0.1})
-    with refused("evict_needs_fused_optimizer", match="optimizers run in its backward") as caught:
-        run(model, 10)
-    assert caught.value.what_to_do.startswith("attach one optimizer alone")
 
 
 @pytest.mark.parametrize("is_trained", [False, True])

@@ -13,7 +13,6 @@ from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTens
 
 import recfx
 from recfx import (
-    ConversionError,
     HashConfig,
     HashEmbeddingBagCollection,
     HashEmbeddingBagConfig,
@@ -397,28 +396,6 @@ def test_ids_that_expire_are_meant_to_lose_their_rows() -> None:
     reason = only_reason(expiring)
     assert reason.code == "eviction_churn"
     assert "evict='ttl', ttl_batches=1" in reason.what_to_do
-
-
-def test_evict_needs_fused_optimizer() -> None:
-    collection = table(on_full="evict").requires_grad_(True)
-    reason = only_reason(collection)
-    assert (reason.code, reason.severity) == ("evict_needs_fused_optimizer", "info")
-    assert repr(explain(collection)).endswith(". OK, but training would raise: evict_needs_fused_optimizer)")
-    with pytest.raises(ConversionError) as caught:  # what the report says is so
-        see(collection, torch.tensor([1]))
-    assert caught.value.reason == reason.code
-    attach(collection, torch.optim.SGD)
-    assert report_of(collection).reasons == ()
-    see(collection, torch.tensor([1]))
-
-
-@pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.RMSprop])
-def test_evict_needs_fused_optimizer_not_any(optimizer: type) -> None:
-    collection = table(on_full="evict").requires_grad_(True)
-    attach(collection, optimizer)
-    codes = {reason.code for reason in report_of(collection).reasons}
-    expected = set() if optimizer is torch.optim.SGD else {"evict_needs_fused_optimizer", "optimizer_not_fused"}
-    assert codes == expected
 
 
 @pytest.mark.parametrize(

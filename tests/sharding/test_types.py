@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
@@ -54,6 +55,13 @@ def test_column_shards_of_a_hashed_table_agree(kind: str, config: str, form: str
     # Adagrad: row-wise Adagrad keeps its state by column block, which is another rule.
     case = hashed_case(kind, config, local_size=2, sizes=(3, 5))
     check_hashed(FORMS[form](case), 4, 6)
+
+
+@pairwise(kind=sorted(TYPES), config=["lru", "lfu_admit"], optimizer=["adagrad_from_a_half", "adam"], form=FORMS)
+def test_a_dense_kernel_evicts_with_an_ordinary_optimizer(kind: str, config: str, optimizer: str, form: str) -> None:
+    world_size = 4 if kind in BY_COLUMNS else 2
+    case = hashed_case(kind, config, local_size=2, sizes=(3, 5))
+    check_hashed(FORMS[form](replace(case, kernel="dense", optimizer=optimizer)), world_size, 6)
 
 
 def moved(rank: int, world_size: int, case: Case, division: bool) -> list[tuple[str, torch.Tensor]]:

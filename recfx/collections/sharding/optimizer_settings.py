@@ -41,7 +41,7 @@ def optimizer_settings(
     Args:
         fused_params: TorchRec's dict.
         dense_as_torchrec: leave tables on kernel ``dense`` to an ordinary optimizer, whatever is attached to them:
-            TorchRec does so, and scripts written for it list them there. A table that evicts keeps its fused optimizer.
+            TorchRec does so, and scripts written for it list them there.
 
     Returns:
         New settings without the parameter, which would keep the whole table in memory.
@@ -55,7 +55,7 @@ def optimizer_settings(
         own, path = attached.get(name), kind_of(module).table_path(module.collection, name)
         if sharded.compute_kernel == "fused":
             chosen = _fused(module, sharded, own, fused_params, path)
-        elif dense_as_torchrec and not sharded.table.evicts:
+        elif dense_as_torchrec:
             chosen = (None, _left_out(own, fused_params, path))
         elif own is not None:
             chosen = (_without_parameter(own), ())
