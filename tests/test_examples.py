@@ -195,6 +195,16 @@ def test_a_sequence_model(run_example: Run, request: pytest.FixtureRequest, data
     assert finished.stdout.count("recall@10 of the film that users rate next: ") == 2
 
 
+def test_whole_life(run_example: Run) -> None:
+    finished = run_example("whole_life")
+    assert_ended_well(finished)  # 1 if the resumed model answers as no other
+    days = re.findall(r"^day (\d): loss ([\d.]+), (\d+) items", finished.stdout, re.MULTILINE)
+    assert [int(number) for number, _, _ in days] == [0, 1, 2, 3, 4, 5, 3, 4, 5]
+    assert days[3:6] == days[6:]
+    assert int(days[5][2]) > int(days[2][2]) > 0  # evicted before the stop, and after it
+    assert float(days[5][1]) < float(days[0][1])
+
+
 def test_demo_says_what_to_do_when_a_log_has_more_ids_than_rows(run_example: Run, tmp_path: Path) -> None:
     log = write_log(tmp_path / "day_0.tsv", 300)
     finished = run_example("train_dlrm", "--data", str(log), "--smoke", "--rows", "20")
