@@ -79,7 +79,12 @@ class RawIdCollection(nn.Module):
         Args:
             features: at least the features of the collection, in any order.
             mutate_miss_lengths: makes no difference: no id loses its place.
+
+        Raises:
+            ConversionError: ``rows_of_sharded``: a rank does not know the rows of other ranks.
         """
+        if self._remapped is not None and getattr(self._embedding_module, "is_sharded", False):
+            raise rows_of_sharded(self._embedding_module.collection)
         embeddings = self._embedding_module(features)
         if self._remapped is None:
             return embeddings, None
@@ -102,14 +107,9 @@ class RemappedRows(FxLeaf):
         """``features`` with the row of each id in its place, in the order of the tables' features.
 
         An id without a row has the row that it reads; -1 if it reads none.
-
-        Raises:
-            ConversionError: ``rows_of_sharded``: a rank does not know the rows of other ranks.
         """
         parent: Any = self.parent
         collection: Any = getattr(parent._embedding_module, "hashed", parent._embedding_module)
-        if getattr(collection, "is_sharded", False):
-            raise rows_of_sharded(collection.collection)
         features = maybe_td_to_kjt(features, None)
         tables = [table for table in collection.tables for _ in table.feature_names]
         keys = [feature for table in collection.tables for feature in table.feature_names]

@@ -74,7 +74,7 @@ class OrdinaryOptimizers:
         is_known = starts is not None
         starts = self._starts_of(optimizer, group, weight) if starts is None else starts
         for name, value in state.items():
-            self._check(optimizer, name, value, name in starts)
+            self._check(optimizer, name, value, name in starts and value.shape[:1] == weight.shape[:1])
         if given is not None and not is_known:
             rows = torch.nonzero(given).squeeze(1)
             for of_rows in _states_of_rows(state, starts):

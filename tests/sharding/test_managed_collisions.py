@@ -89,6 +89,7 @@ def sharded_anyway(rank: int, world_size: int) -> None:
         model.mc._embedding_module = shard_collection(model.mc._embedding_module, planned, env)
         with refused("rows_of_sharded", "mc._embedding_module"):
             model(batch(LEARNED, [7], [3]))
+        assert not any(len(index) for index in model.mc._embedding_module.hash_indexes.values())
 
 
 def test_rows_are_not_returned_from_several_ranks() -> None:
