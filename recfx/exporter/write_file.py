@@ -175,7 +175,7 @@ def write_file(
         make_manifest: makes the manifest, always of the same length, given the CRC-32 of each big buffer by name and
             the CRC-32 of the content, which ``content_checksum`` computes from a manifest with 0 in its place.
         path: the file to write.
-        show_progress: whether to show a bar.
+        show_progress: whether to show a bar, if there is a terminal.
     """
     crcs = dict.fromkeys((filling.name for filling in fillings), 0)
     late = [filling for filling in fillings if filling.buffer.nbytes >= SMALL]
@@ -190,7 +190,7 @@ def write_file(
     total = sum(filling.buffer.nbytes for filling in late)
     with (
         path.open("r+b") as file,
-        tqdm(total=total, desc="export", unit="B", unit_scale=True, disable=not show_progress) as bar,
+        tqdm(total=total, desc="export", unit="B", unit_scale=True, disable=None if show_progress else True) as bar,
     ):
         for filling, record in zip(late, records, strict=True):
             crcs[filling.name] = changed[record.name] = overwrite(file, record, _pieces(filling, bar))

@@ -62,6 +62,21 @@ def test_a_symbolic_link_stays_and_its_file_is_replaced(model: nn.Module, tmp_pa
     assert [file.name for file in (tmp_path / "files").iterdir()] == ["model.pt"]
 
 
+@pytest.mark.parametrize("is_terminal", [False, True])
+def test_progress_is_shown_on_terminals_only(
+    is_terminal: bool,
+    model: nn.Module,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(export, "_SHOW_PROGRESS_FROM", 0)
+    monkeypatch.setattr(write_file, "SMALL", 16)
+    monkeypatch.setattr("sys.stderr.isatty", lambda: is_terminal)
+    recfx.export(model, tmp_path / "model.pt", call(6))
+    assert ("export" in capsys.readouterr().err) == is_terminal
+
+
 def test_a_directory_that_may_not_be_written(model: nn.Module, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any, **__: Any) -> Any:
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
