@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
+import math
 import random
 import warnings
 from collections import Counter
@@ -107,6 +108,16 @@ class Sample:
         args, kwargs = change_leaves((self.args, self.kwargs), _emptied)
         return Sample(*args, **kwargs)
 
+    def strided(self) -> Sample:
+        """This call with tensors that are not contiguous.
+
+        Example:
+            >>> recfx.Sample(batch).strided().args[0].values().stride()
+            (2,)
+        """
+        args, kwargs = change_leaves((self.args, self.kwargs), lambda leaf: _copied(leaf, _as_column))
+        return Sample(*args, **kwargs)
+
     def sizes(self) -> tuple[int | None, dict[str, Fraction]]:
         """The batch size, None if it is not known, and the mean number of ids per bag of each feature of its KJTs.
 
@@ -137,16 +148,31 @@ class Sample:
 
 def clone_value(value: Any) -> Any:
     """A copy that shares no tensors; leaf tensors stay leaves, and require gradients as before."""
-    return change_leaves(value, _cloned)
+    return change_leaves(value, lambda leaf: _copied(leaf, _clone))
 
 
-def _cloned(leaf: Any) -> Any:
+def _copied(leaf: Any, of_tensor: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    def copied(tensor: torch.Tensor) -> torch.Tensor:
+        return of_tensor(tensor.detach()).requires_grad_(tensor.requires_grad)
+
     if isinstance(leaf, torch.Tensor):
-        return leaf.detach().clone().requires_grad_(leaf.requires_grad)
+        return copied(leaf)
     if isinstance(leaf, KeyedJaggedTensor):
         weights = leaf.weights_or_none()
-        return _keyed_jagged(leaf, _cloned(leaf.values()), None if weights is None else _cloned(weights), _cloned)
+        return _keyed_jagged(leaf, copied(leaf.values()), None if weights is None else copied(weights), copied)
     return copy.deepcopy(leaf)
+
+
+def _clone(tensor: torch.Tensor) -> torch.Tensor:
+    """A clone; torch makes clones of columns and of expanded tensors contiguous, but these stay strided."""
+    clone = tensor.clone()
+    return clone if tensor.layout != torch.strided or clone.stride() == tensor.stride() else _as_column(clone)
+
+
+def _as_column(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor as every second element of another, whose rest must not be read: NaN, or 0, which any id may be."""
+    rest = torch.full_like(tensor, math.nan if tensor.is_floating_point() else 0)
+    return torch.stack([tensor, rest], dim=-1)[..., 0]
 
 
 def _keyed_jagged(value: KeyedJaggedTensor, values: Any, weights: Any, changed: Any) -> KeyedJaggedTensor:

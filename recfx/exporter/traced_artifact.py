@@ -34,6 +34,7 @@ from recfx.exporter.loaded_program import flat_names, flat_tensors, join_tensors
 from recfx.exporter.model_call import ModelCall
 from recfx.exporter.model_copies import detach_parameters, fresh_copy
 from recfx.exporter.returns import is_typed, take_apart
+from recfx.exporter.serving.traced import contiguous_copy
 from recfx.exporter.trace_model import each_way, trace_model, warmed
 from recfx.exporter.write_file import ARCHIVE_BYTES, MANIFEST, reserve
 from recfx.runtime.hooks import has_forward_hooks
@@ -218,7 +219,7 @@ def _entry(root: nn.Module, run: Run, signature: Signature) -> nn.Module:
     """A module that takes tensors and returns tensors by name."""
 
     def call_flat(*tensors: torch.Tensor) -> dict[str, torch.Tensor]:
-        return run(list(join_tensors(signature, iter(tensors))))
+        return run(list(join_tensors(signature, map(contiguous_copy, tensors))))
 
     entry = with_forward(type("Exported", (nn.Module,), {})(), flat_names(signature), call_flat)
     entry.model = root

@@ -36,7 +36,7 @@ class AtenSelectBags(SelectBags):
         if features.variable_stride_per_key():
             raise RuntimeError(f"{self.collection}: features of different batch sizes are not served [bad_lengths]")
         keys = features.keys()
-        values, lengths = features.values().contiguous(), features.lengths().reshape(-1)
+        values, lengths = self.contiguous(features.values()), self.contiguous(features.lengths().reshape(-1))
         self.check_shapes(keys, values, lengths)
         id_type, length_type = values.dtype, lengths.dtype
         values, lengths = values.long(), lengths.long()

@@ -47,8 +47,8 @@ class ServedNode(nn.Module):
 class SelectBags(ServedNode):
     """Take the features of one collection out of a batch, by name.
 
-    What leaves it is safe for kernels that do not check anything: lengths that are not negative and add up to the ids,
-    and ids in range for tables without an index. A server's input is not to be trusted.
+    What leaves it is safe for kernels that do not check anything: contiguous; lengths that are not negative and add up
+    to the ids, and ids in range for tables without an index. A server's input is not to be trusted.
 
     Args:
         collection: fully qualified name of the collection, for messages.
@@ -88,7 +88,7 @@ class SelectBags(ServedNode):
         if features.variable_stride_per_key():
             raise RuntimeError(f"{self.collection}: features of different batch sizes are not served [bad_lengths]")
         keys = features.keys()
-        values, lengths = features.values().contiguous(), features.lengths().reshape(-1)
+        values, lengths = self.contiguous(features.values()), self.contiguous(features.lengths().reshape(-1))
         batch_size = self.batch_size(keys, values, lengths)
         weights = self.weights_of(features, values)
         if keys != self.feature_names:
@@ -102,6 +102,10 @@ class SelectBags(ServedNode):
         for stretch in range(len(self.least_limit)):
             self.check_range(stretch, values, offsets, batch_size)
         return Bags(values, offsets, weights, None, ids, lengths)
+
+    def contiguous(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The tensor as the kernels read it: they take no strides."""
+        return tensor.contiguous()
 
     def batch_size(self, keys: list[str], values: torch.Tensor, lengths: torch.Tensor) -> int:
         """The number of samples of a batch that is well formed."""
@@ -149,7 +153,7 @@ class SelectBags(ServedNode):
             raise RuntimeError(
                 f"{self.collection}: there are {weights.numel()} weights for {values.numel()} ids [bad_weights]"
             )
-        return weights.view(-1).float()
+        return self.contiguous(weights.reshape(-1).float())
 
     def places(self, keys: list[str]) -> list[int]:
         """Where the collection's features are among a batch's keys."""

@@ -21,6 +21,11 @@ if not torch._C._dispatch_has_kernel_for_dispatch_key(_FIND, "Meta"):
         return torch.empty_like(ids)
 
 
+def contiguous_copy(tensor: torch.Tensor) -> torch.Tensor:
+    """Copies at every call. The tensors of a trace are contiguous, so that it would leave ``contiguous`` out."""
+    return tensor.clone(memory_format=torch.contiguous_format)
+
+
 class TracedSelectBags(SelectBags):
     """``SelectBags`` with assertions in the graph in the place of branches. Arguments: as for ``SelectBags``."""
 
@@ -33,6 +38,10 @@ class TracedSelectBags(SelectBags):
         self.limited = [(number, limit) for number, limit in enumerate(limits) if limit >= 0]
         self.register_buffer("most", torch.tensor([limit - 1 if limit >= 0 else _MOST for limit in limits]))
         self.register_buffer("least", torch.tensor([0 if limit >= 0 else -_MOST - 1 for limit in limits]))
+
+    def contiguous(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A contiguous copy."""
+        return contiguous_copy(tensor)
 
     def batch_size(self, keys: list[str], values: torch.Tensor, lengths: torch.Tensor) -> int:
         """The number of samples; what is wrong with the batch's values is found when the graph runs."""
