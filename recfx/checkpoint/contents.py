@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -15,10 +16,11 @@ MODEL, IN_BACKWARD, OPTIMIZER, SETTINGS = "model.", "in_backward.", "optimizer."
 BUILD_AS_SAVED = "build the model as it was built when saving."
 _MOST_NAMED = 10
 _LONGEST_NAME = 300
+_Value = TypeVar("_Value")
 
 
-def with_prefix(described: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    """The tensors whose names begin with ``prefix``, by name without the prefix."""
+def with_prefix(described: Mapping[str, _Value], prefix: str) -> dict[str, _Value]:
+    """The values whose names begin with ``prefix``, by name without the prefix."""
     return {name[len(prefix) :]: tensor for name, tensor in described.items() if name.startswith(prefix)}
 
 

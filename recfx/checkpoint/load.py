@@ -81,9 +81,10 @@ def load_checkpoint(
             ``checkpoint_unreadable`` (an error of the disk), ``checkpoint_mismatch`` (a different model, with what
             differs, or a table that has an index on one side only), ``model_on_meta``, ``model_is_lazy``,
             ``value_not_supported`` (a buffer of the model that nothing can be loaded into, such as an expanded one),
-            ``model_is_sharded`` (by TorchRec alone), ``several_process_groups``, ``no_process_group`` (it was
-            destroyed), ``optimizer_not_supported``, ``invalid_argument``, ``bucket_too_small``,
-            ``other_rank_failed``, or what is wrong with an index. On all ranks.
+            ``model_is_sharded`` (by TorchRec alone), ``model_parallel_inside`` (around a part of the model),
+            ``several_process_groups``, ``no_process_group`` (it was destroyed), ``optimizer_not_supported``,
+            ``invalid_argument``, ``bucket_too_small``, ``other_rank_failed``, or what is wrong with an index. On all
+            ranks.
     """
     root, peers = checked_model(model, "load_checkpoint")
     path, if_different = checked_directory(directory, peers)

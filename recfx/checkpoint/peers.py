@@ -13,6 +13,7 @@ from typing import TypeVar
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.checkpoint.api import CheckpointException
+from torchrec.distributed.model_parallel import DistributedModelParallel
 
 from recfx.checkpoint.directory import cause_of
 from recfx.collections.sharding.ranks_agree import group_of_model, on_all_ranks
@@ -84,9 +85,17 @@ def checked_model(model: nn.Module, call: str) -> tuple[nn.Module, Peers]:
     """The model without wrappers, and the ranks that hold it together and make this call.
 
     Raises:
-        CheckpointError: what ``Peers.of`` says.
+        CheckpointError: ``model_parallel_inside``, or what ``Peers.of`` says.
     """
     root = unwrap(model)
+    for path, part in root.named_modules():
+        if path and isinstance(part, DistributedModelParallel):
+            raise CheckpointError(
+                "DistributedModelParallel is around a part of the model, which load_state_dict of the whole does not reach.",
+                reason="model_parallel_inside",
+                module_path=path,
+                what_to_do="put it around the whole model, or save and load that part.",
+            )
     return root, Peers.of(root, call)
 
 

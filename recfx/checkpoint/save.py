@@ -64,9 +64,10 @@ def save_checkpoint(
         CheckpointError: ``checkpoint_not_written`` (for example, the disk is full or the directory is not writable; the
             previous checkpoint is as it was), ``directory_not_ours`` (its ``checkpoint.json`` was not written by this
             function), ``checkpoint_busy``, ``invalid_argument``, ``model_on_meta``, ``model_is_lazy``,
-            ``model_is_sharded`` (by TorchRec alone), ``several_process_groups``, ``no_process_group`` (it was
-            destroyed), ``optimizer_not_supported`` (also for an optimizer that updates parameters outside the model),
-            ``value_not_supported``, ``other_rank_failed``. Raised on all ranks.
+            ``model_is_sharded`` (by TorchRec alone), ``model_parallel_inside`` (around a part of the model),
+            ``several_process_groups``, ``no_process_group`` (it was destroyed), ``optimizer_not_supported`` (also for
+            an optimizer that updates parameters outside the model), ``value_not_supported``, ``other_rank_failed``.
+            Raised on all ranks.
     """
     root, peers = checked_model(model, "save_checkpoint")
     path, if_different = checked_directory(directory, peers)

@@ -6,8 +6,10 @@ which of them a table must have and which it may have.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from operator import itemgetter
 
 from torch import Tensor, nn
 
@@ -17,7 +19,8 @@ from recfx.collections.converted_collection import collections_by_prefix
 from recfx.collections.kinds import KINDS, kind_of
 from recfx.collections.sharding.collection import ShardedCollection
 from recfx.collections.sharding.state import whole_index
-from recfx.errors import CheckpointError
+from recfx.collections.wrappers import without_wrappers
+from recfx.errors import CheckpointError, few
 from recfx.hashing.identity import IDENTITY
 from recfx.hashing.index import HashIndex
 from recfx.hashing.row_move import saved_names
@@ -108,6 +111,7 @@ def sharded_parameters(model: nn.Module) -> dict[int, tuple[NamedTable, Shard]]:
 
 
 _NEEDED = ("row_ids", "row_state", IDENTITY)
+_LONGEST_NAME = 1000
 _READ_ANYWAY = 1 << 20  # small enough to read, so that the error says exactly what is wrong
 _OPTIONAL = tuple(name for name in EVERY_NAME if name not in _NEEDED)
 
@@ -151,9 +155,65 @@ def fit_names(
     check_same_tables_have_indexes(tables, state, saved)
     optional = {f"{prefix}hash_indexes.{table}.{name}" for prefix, table in tables for name in _OPTIONAL}
     loaded = [name for name in state if name not in optional or name in saved]
+    _check_is_whole_model([name for name in state if name not in optional], [*saved, *extra_state])
     used = {name: tensor for name, tensor in saved.items() if name not in optional or name in state}
     check_names("", loaded, [*used, *extra_state], what_to_do)
     return loaded, used
+
+
+def _check_is_whole_model(here: Collection[str], saved: Collection[str]) -> None:
+    """Refuse a model that is a part of the saved one, or has it as a part.
+
+    Args:
+        here: the names that this model needs.
+        saved: the names in the checkpoint.
+
+    Raises:
+        CheckpointError: ``checkpoint_mismatch``.
+    """
+    in_saved, in_this = "this model is {} in the one that was saved.", "the saved model is {} in this one."
+    export_part, pass_part = "pass submodule={} to recfx.export, or load the whole model.", "pass that submodule, {}."
+    for names, others, message, what_to_do in (
+        (here, saved, in_saved, export_part),
+        (saved, here, in_this, pass_part),
+    ):
+        path, count = max(places_of(names, others).items(), key=itemgetter(1), default=("", 0))
+        if 2 * count > len(names) and not set(names) & set(others):
+            path = without_wrappers(path)
+            raise mismatch(message.format(ascii(path)), module_path=path, what_to_do=what_to_do.format(ascii(path)))
+
+
+def places_of(names: Collection[str], saved: Collection[str]) -> Counter[str]:
+    """The submodules that have names of a model: how many of ``names`` are among ``saved`` behind each path."""
+    expected = set(names)
+    short = [name for name in saved if len(name) <= _LONGEST_NAME]  # others would take long, and nobody has them
+    dots = [(name, place) for name in short for place, letter in enumerate(name) if letter == "."]
+    return Counter(name[:dot] for name, dot in dots if name[dot + 1 :] in expected)
+
+
+def prefix_of(submodule: str, names: Collection[str], saved: Collection[str]) -> str:
+    """What the names of a submodule begin with in a checkpoint, where it may be in wrappers, as in ``ranker.module.``.
+
+    Args:
+        submodule: its path without wrappers, or with them; empty for the whole model.
+        names: the names of its state.
+        saved: the names in the checkpoint.
+
+    Raises:
+        CheckpointError: ``checkpoint_mismatch``: there is no such submodule.
+    """
+    if not submodule:
+        return ""
+    places = places_of(names, saved)
+    alike = [path for path in places if without_wrappers(path) == without_wrappers(submodule)]
+    if not alike and not any(name.startswith(f"{submodule}.") for name in saved):
+        others = few([ascii(without_wrappers(path)) for path, _ in places.most_common(3)], 3)
+        raise mismatch(
+            f"the checkpoint has no submodule {submodule!a}.",
+            module_path=submodule,
+            what_to_do=f"pass one that has the parts of this model: {others}." if places else BUILD_AS_SAVED,
+        )
+    return f"{max(alike, key=places.__getitem__, default=submodule)}."
 
 
 def check_same_tables_have_indexes(

@@ -190,7 +190,7 @@ def _export(given: argparse.Namespace, made: Made) -> Outcome:
     quantize = for_tables("--quantize", given.quantize, "format")
     report = export(
         model, given.file.path, made.sample, quantize=quantize, format=given.format,
-        portable=given.portable, checkpoint=given.checkpoint and given.checkpoint.path,
+        portable=given.portable, checkpoint=given.checkpoint and given.checkpoint.path, submodule=given.submodule,
     )  # fmt: skip
     plain = {
         "version": EXPORT_VERSION,

@@ -242,6 +242,7 @@ COMMANDS = (
             Argument("file", metavar="FILE", type=GivenFile, help="the file to write"),
             _JSON,
             Argument("--checkpoint", metavar="DIR", type=GivenFile, help="export what save_checkpoint saved there"),
+            Argument("--submodule", metavar="PATH", default="", help="where the model is in the one that was saved"),
             Argument(
                 "--quantize",
                 metavar="[TABLE=]FORMAT",

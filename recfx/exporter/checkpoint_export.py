@@ -24,7 +24,7 @@ from recfx.checkpoint.peers import checked_directory, checked_model
 from recfx.checkpoint.saved_folder import SavedFolder, open_verified
 from recfx.checkpoint.settings import read_settings
 from recfx.checkpoint.storage import Parts
-from recfx.checkpoint.table_names import fit_names
+from recfx.checkpoint.table_names import fit_names, prefix_of
 from recfx.collections.collection import UnshardedCollection, unsharded_collections
 from recfx.collections.copy_modules import copy_modules, copy_with_tensors
 from recfx.collections.kinds import CollectionKind, kind_of
@@ -48,6 +48,7 @@ _BUILD_AS_SAVED = "build the model, and convert it, as when saving."
 def export_from_checkpoint(
     model: nn.Module,
     directory: str | os.PathLike[str],
+    submodule: str,
     sample: Sample,
     export: Callable[[nn.Module, Sample, Any, Tables], _Result],
 ) -> _Result:
@@ -57,6 +58,7 @@ def export_from_checkpoint(
         model: built and converted as when saving, in one process, and possibly on meta; it does not change. One that is
             not converted stands for tables without an index.
         directory: the checkpoint, saved by any number of ranks.
+        submodule: the path of the model in the one that was saved; empty if it is the whole one.
         sample: one call of the model, on the CPU.
         export: writes the file, given the loaded model with small collections, the call, what the whole model answers,
             and where the tables come from.
@@ -73,10 +75,14 @@ def export_from_checkpoint(
         with told_as("checkpoint_unreadable", path, lambda: "Nothing was written.", "make its files readable."):
             folder = open_files.enter_context(open_verified(path))
             described = storage.describe(folder)
-            small = _load_rest(converted, folder, described)
+            everything = with_prefix(described, MODEL)
+            extra = read_settings(folder, described)["extra_state"]
+            prefix = prefix_of(submodule, converted.state_dict(), [*everything, *extra])
+            of_model = with_prefix(everything, prefix), with_prefix(extra, prefix)
+            small = _load_rest(converted, folder, MODEL + prefix, *of_model)
         tables = {
             name: {
-                spec.name: CheckpointTable.of(spec, folder, f"{name}." * bool(name), kind_of(collection))
+                spec.name: CheckpointTable.of(spec, folder, f"{prefix}{name}" + "." * bool(name), kind_of(collection))
                 for spec in collection.tables
             }
             for name, collection in unsharded_collections(converted).items()
@@ -85,10 +91,18 @@ def export_from_checkpoint(
         return export(small, sample, outputs, tables)
 
 
-def _load_rest(converted: nn.Module, folder: SavedFolder, described: Mapping[str, torch.Tensor]) -> nn.Module:
-    """A copy of the model with small collections, and with everything loaded that is not in a collection."""
-    saved = with_prefix(described, MODEL)
-    extra = read_settings(folder, described)["extra_state"]
+def _load_rest(
+    converted: nn.Module, folder: SavedFolder, prefix: str, saved: Mapping[str, torch.Tensor], extra: Mapping[str, Any]
+) -> nn.Module:
+    """A copy of the model with small collections, and with everything loaded that is not in a collection.
+
+    Args:
+        converted: the model.
+        folder: the data folder.
+        prefix: what its names begin with in the checkpoint.
+        saved: shapes and dtypes of its tensors there, by their names in the model.
+        extra: what its modules save besides tensors.
+    """
     collections = unsharded_collections(converted)
     built = converted.state_dict()
     fit_names(converted, built, saved, extra, _BUILD_AS_SAVED)
@@ -104,8 +118,8 @@ def _load_rest(converted: nn.Module, folder: SavedFolder, described: Mapping[str
             )
     _allocate(small, loaded)
     state: dict[str, Any] = {}
-    for name in loaded:
-        state[name] = storage.read(folder, {MODEL + name: described[MODEL + name]})[MODEL + name]
+    for name, tensor in loaded.items():
+        state[name] = storage.read(folder, {prefix + name: tensor})[prefix + name]
     small.load_state_dict({**state, **extra}, strict=False)
     return small
 

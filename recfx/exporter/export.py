@@ -59,6 +59,7 @@ def export(
     format: Literal["torchscript", "pt2"] = "torchscript",
     portable: bool = True,
     checkpoint: str | os.PathLike[str] | None = None,
+    submodule: str = "",
     device: torch.device | str | None = None,
 ) -> ExportReport:
     """Write a model, as it answers in eval mode, into a file with the hash state inside.
@@ -92,6 +93,8 @@ def export(
         checkpoint: export what ``save_checkpoint`` saved in this directory, on any number of ranks, instead of what
             ``model`` holds. The model is built, unsharded, and converted as when saving; it may be on meta. Tables are
             read in pieces, and indexes one table at a time.
+        submodule: with ``checkpoint``, the path of ``model`` in the one that was saved, such as ``"ranker"`` if it was
+            wrapped with its loss for training; names of DistributedDataParallel and the like may be left out.
         device: the kind of device that serves the file, such as ``"cpu"`` or ``"npu"``; default: where the tables are.
             On the CPU, FBGEMM looks up; files for others have ATen's operators alone, and run on the CPU as well.
 
@@ -118,6 +121,8 @@ def export(
     with contextlib.nullcontext() if group is None else held_interrupts():
         place = "cpu" if group is None else device_of(root).type
         agree(group, partial(_check_arguments, path, format, portable, device, place, checkpoint, group is not None))
+        if submodule and checkpoint is None:
+            raise _invalid(f"submodule={submodule!r} is a part of a checkpoint.", "pass checkpoint=, or the submodule.")
         file = _File(as_path(path), quantize, format, _serving_target(format, portable, str(device or place)))
         call = Sample.of(sample)
 
@@ -130,7 +135,7 @@ def export(
             return export_from_ranks(root, group, call, alike, partial(check_target, file.target), export_small)
         check_target(file.target)
         if checkpoint is not None:
-            return export_from_checkpoint(root, checkpoint, call, export_small)
+            return export_from_checkpoint(root, checkpoint, submodule, call, export_small)
         converted = _converted(root, call)
         place = device_of(converted).type
         if place == "meta":

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
+from torchrec.distributed.model_parallel import DistributedModelParallel
 
 import recfx
 from recfx.collections.kinds import POOLED
@@ -107,14 +108,79 @@ def test_other_files(options: list[str], model: nn.Module, directory: Path, tmp_
     assert torch.allclose(recfx.load(path)(*sample.args), model(*sample.args), rtol=1e-5, atol=1e-6)
 
 
+# A part of the model that was saved
+
+
+class WithLoss(nn.Module):
+    """What is trained. The model that serves is a part of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ranker = factories.built()[0]
+        self.scale = nn.Parameter(torch.ones(()))
+
+    def forward(self, *batch: Any) -> torch.Tensor:
+        loss: torch.Tensor = (self.ranker(*batch) * self.scale).square().mean()
+        return loss
+
+
+def with_loss(wrapped: str) -> Any:
+    """Trained; in a wrapper, or with its part in two."""
+    torch.manual_seed(0)
+    model: Any = WithLoss()
+    if wrapped == "parts":
+        model.ranker = torch.compile(nn.parallel.DistributedDataParallel(model.ranker), backend="eager")
+    elif wrapped == "DMP":
+        model = DistributedModelParallel(model, device=torch.device("cpu"))
+    elif wrapped == "DDP":
+        model = nn.parallel.DistributedDataParallel(model)
+    model(*call(6).args).backward()  # rows for some ids
+    return model
+
+
+def saves_with_loss(rank: int, world_size: int, wrapped: str, directory: Path) -> None:
+    recfx.save_checkpoint(with_loss(wrapped), directory)
+
+
+@pytest.mark.parametrize(("wrapped", "world_size"), [("", 1), ("DDP", 1), ("DMP", 1), ("DMP", 2), ("parts", 1)])
+def test_the_model_inside_of_the_one_that_was_saved(
+    wrapped: str, world_size: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    directory, path = tmp_path / "checkpoint", tmp_path / "m.pt"
+    ranks(world_size).run(saves_with_loss, wrapped, directory)
+    command = ["export", f"{FACTORIES}:on_meta", str(path), "--checkpoint", str(directory)]
+    assert main(command) == 1
+    assert "[checkpoint_mismatch] ranker: this model is 'ranker' in the one that was saved." in capsys.readouterr().err
+    assert main([*command, "--submodule", "ranker"]) == 0
+    model, sample = factories.on_meta()
+    recfx.export(model, tmp_path / "again.pt", sample, checkpoint=directory, submodule="ranker")
+    recfx.export(with_loss("").ranker, tmp_path / "expected.pt", sample)
+    assert_same_file(path, tmp_path / "expected.pt")
+    assert_same_file(tmp_path / "again.pt", tmp_path / "expected.pt")
+
+
 # Errors
+
+
+def test_the_place_of_a_model_is_named(model: nn.Module, directory: Path, tmp_path: Path) -> None:
+    """The whole is loaded, or the part; a submodule that is not there; one of nothing."""
+    recfx.save_checkpoint(WithLoss(), tmp_path / "whole")
+    for of_model, saved in ((factories.built()[0], tmp_path / "whole"), (WithLoss(), directory)):
+        with refused("checkpoint_mismatch", "ranker", match="'ranker'", error=recfx.CheckpointError):
+            recfx.load_checkpoint(of_model, saved)
+    serving, sample = factories.built()
+    with refused("checkpoint_mismatch", "tower", error=recfx.CheckpointError) as caught:
+        recfx.export(serving, tmp_path / "m.pt", sample, checkpoint=tmp_path / "whole", submodule="tower")
+    assert "'ranker'" in caught.value.what_to_do
+    with refused("invalid_argument", match="submodule='ranker'", error=recfx.ExportError):
+        recfx.export(serving, tmp_path / "m.pt", sample, submodule="ranker")
 
 
 @pytest.mark.parametrize(
     ("factory", "reason", "message"),
     [
         ("not_converted", "checkpoint_mismatch", "has an index for table 'shared_by_two'"),
-        ("with_buffer_on_meta", "checkpoint_mismatch", "lacks model.ebc"),
+        ("with_buffer_on_meta", "checkpoint_mismatch", "the saved model is 'model' in this one"),
     ],
 )
 def test_a_model_that_is_not_the_saved_one(

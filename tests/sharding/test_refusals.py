@@ -37,6 +37,9 @@ def saved_in_vain(rank: int, world_size: int, folder: str, kind: str) -> tuple[s
     if kind == "torchrec":
         plain = nn.ModuleDict({"ebc": EmbeddingBagCollection([CASE.tables[0].config()])})
         model: nn.Module = DistributedModelParallel(plain, device=torch.device("cpu"))
+    elif kind == "inside":
+        inner = DistributedModelParallel(recfx.convert(build(CASE)[0]), device=torch.device("cpu"))
+        model = nn.ModuleDict({"ranker": inner})
     else:
         groups = [dist.group.WORLD, dist.new_group([0])]
         model = nn.ModuleDict({f"ebc{number}": sharded_over(group) for number, group in enumerate(groups)})
@@ -47,7 +50,11 @@ def saved_in_vain(rank: int, world_size: int, folder: str, kind: str) -> tuple[s
 
 @pytest.mark.parametrize(
     ("kind", "reason", "path"),
-    [("torchrec", "model_is_sharded", "ebc"), ("two_groups", "several_process_groups", "ebc1")],
+    [
+        ("torchrec", "model_is_sharded", "ebc"),
+        ("inside", "model_parallel_inside", "ranker"),
+        ("two_groups", "several_process_groups", "ebc1"),
+    ],
 )
 def test_models_that_no_checkpoint_is_made_of(kind: str, reason: str, path: str, tmp_path: Path) -> None:
     ((code, module_path, untouched),) = ranks(1).run(saved_in_vain, str(tmp_path), kind)
