@@ -13,9 +13,10 @@ from recfx.collections.converted_collection import ConvertedCollection, converte
 from recfx.collections.copy_modules import carry_hooks, copy_modules, refuse_fully_sharded
 from recfx.collections.object_kinds import own_modules
 from recfx.collections.whole_graph import WholeGraph, share_children
+from recfx.conversion.known_value import known_value
 from recfx.discovery.discover import set_mode
 from recfx.discovery.sample import Sample
-from recfx.discovery.shallow_tracer import Computed, ShallowTracer, rollback_of, source_of, trace_graph
+from recfx.discovery.shallow_tracer import Computed, ShallowTracer, ValueNeeded, rollback_of, source_of, trace_graph
 from recfx.errors import ConversionError, Diagnostic, told_by
 from recfx.ir import verify_graph
 from recfx.ir.meta import annotate, node_meta
@@ -125,11 +126,17 @@ def _trace(
     root, _ = copy_modules(model)
     set_mode(root, training)
     collections = {id(collection) for collection in converted_collections(root).values()}
-    computed = Computed(root)
-    tracer = ShallowTracer(collections, opaque, computed)
+    known: dict[str, int | list[str]] = {}
     try:
-        with _tensor_attributes_stay(root), computed:
-            graph = trace_graph(root, sample, tracer)
+        while True:
+            computed = Computed(root)
+            tracer = ShallowTracer(collections, opaque, computed, known)
+            try:
+                with _tensor_attributes_stay(root), computed:
+                    graph = trace_graph(root, sample, tracer)
+                break
+            except ValueNeeded as needed:
+                known[needed.node.name] = known_value(root, sample, needed)
         graph._tracer_cls = None  # a pickle would name the class, and unpickling would need its arguments
         # Names that are not identifiers can make code that does not compile.
         graph_module = fx.GraphModule(root, graph, type(model).__name__)
@@ -138,7 +145,8 @@ def _trace(
         raise ConversionError(
             f"the model's own forward cannot be traced ({rollback.message}).",
             reason="untraceable_root",
-            what_to_do="convert without whole_graph=True: replacing collections needs no trace.",
+            what_to_do="change what the line does with the batch, so that it does not need its values or its size in "
+            "Python; or convert without whole_graph=True: replacing collections needs no trace.",
         ) from error
     entered = set(tracer.entered)
     share_children(model, graph_module)

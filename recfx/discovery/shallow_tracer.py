@@ -14,9 +14,10 @@ import re
 import threading
 import traceback
 import typing
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 from unittest import mock
 
@@ -31,7 +32,7 @@ from recfx.collections.collection import UnshardedCollection
 from recfx.collections.kinds import SEQUENCE, kind_of
 from recfx.collections.sharding.held_interrupts import held_interrupts
 from recfx.discovery.sample import Sample, fixed_randomness
-from recfx.errors import Diagnostic, InputError
+from recfx.errors import Diagnostic, InputError, short
 from recfx.ir.meta import SourceLocation
 from recfx.runtime.hooks import has_forward_hooks
 from recfx.versions.differences import CHECKPOINT_WITHOUT_REENTRY
@@ -93,8 +94,27 @@ def _leaves(value: Any) -> list[Any]:
     return leaves
 
 
+class ValueNeeded(Exception):
+    """Python needs the value of ``node`` itself, which may have to be a ``number``, such as that of a loop's turns."""
+
+    def __init__(self, node: fx.Node, number: bool) -> None:
+        super().__init__(f"Python needs the value of {node.name} while it is traced")
+        self.node, self.number = node, number
+
+
 class InPlaceProxy(fx.Proxy):
     """A proxy for which ``x += 1`` is what it is for tensors: a change of ``x`` in place, and not a new value."""
+
+    def __index__(self) -> int:
+        tracer: Any = self.tracer
+        return int(tracer.fixed(self, number=True))
+
+    __int__ = __index__
+
+    def __len__(self) -> int:
+        tracer: Any = self.tracer
+        known = tracer.fixed(self)
+        return known if isinstance(known, int) else len(known)
 
 
 def _in_place(name: str) -> Callable[[fx.Proxy, Any], Any]:
@@ -157,14 +177,19 @@ def _keys_of_output(collection: nn.Module) -> list[str] | None:
 
 class ShallowTracer(fx.Tracer):
     """A tracer that enters only modules that hold one of ``leaves``, the collections (by ``id``), and are not named in
-    ``opaque``. Values that are ``computed`` from the state of the model are not made constants.
+    ``opaque``. Values that are ``computed`` from the state of the model are not made constants; those that are
+    ``known``, by name of the node, are, and each batch is checked for them.
     """
 
     def __init__(
-        self, leaves: set[int], opaque: frozenset[str] = frozenset(), computed: Computed | None = None
+        self,
+        leaves: set[int],
+        opaque: frozenset[str] = frozenset(),
+        computed: Computed | None = None,
+        known: Mapping[str, int | list[str]] = MappingProxyType({}),
     ) -> None:
         super().__init__()
-        self._computed = computed
+        self._computed, self._known = computed, known
         self.record_stack_traces = True
         self.proxy_buffer_attributes = True  # buffers become nodes, so the trace itself never changes them
         self.rollbacks: list[Diagnostic] = []
@@ -185,6 +210,23 @@ class ShallowTracer(fx.Tracer):
 
     def proxy(self, node: fx.Node) -> fx.Proxy:
         return InPlaceProxy(node, self)
+
+    def fixed(self, proxy: fx.Proxy, *, number: bool = False) -> Any:
+        """The known value of a proxy, as :func:`fixed_value` makes it.
+
+        Raises:
+            ValueNeeded: it is not known.
+        """
+        if (known := self._known.get(proxy.node.name)) is None:
+            raise ValueNeeded(proxy.node, number)
+        self.create_proxy("call_function", expect_value, (proxy, known, number), {})
+        return known
+
+    def iter(self, obj: fx.Proxy) -> Iterator[Any]:
+        """The keys, if there are keys; otherwise proxies of the items."""
+        items = items_of(obj)
+        known = self.fixed(items)
+        return iter([operator.getitem(items, place) for place in range(known)] if isinstance(known, int) else known)
 
     def create_arg(self, a: Any) -> Any:
         """Do what torch.fx does, which makes a constant of a tensor that is no attribute."""
@@ -289,6 +331,44 @@ def expect_none(value: object, name: str) -> None:
             f"{name} is given, but the graph was made for None.",
             reason="wrong_argument",
             what_to_do="make the graph with a sample that gives it, or convert without whole_graph=True.",
+        )
+
+
+def fixed_value(value: Any, number: bool) -> int | list[str] | None:
+    """What a graph may have instead of a value: a number, strings, or how many items there are. None if it is not one.
+
+    Args:
+        value: the value.
+        number: whether it has to be a number itself.
+    """
+    if isinstance(value, int):
+        return int(value)
+    if number or not isinstance(value, Sized):
+        return None
+    items: list[Any] = list(value) if isinstance(value, Iterable) and not isinstance(value, torch.Tensor) else [None]
+    return items if all(isinstance(item, str) for item in items) else len(value)
+
+
+def items_of(value: Any) -> Any:
+    """The items, or the keys, as a list."""
+    if isinstance(value, fx.Proxy):
+        return value.tracer.create_proxy("call_function", items_of, (value,), {})
+    return list(value)
+
+
+def expect_value(value: Any, expected: int | list[str], number: bool) -> None:
+    """Refuse a batch whose value is not that for which the graph was made.
+
+    Raises:
+        InputError: ``wrong_argument``.
+    """
+    if isinstance(value, fx.Proxy):
+        value.tracer.create_proxy("call_function", expect_value, (value, expected, number), {})
+    elif (given := fixed_value(value, number)) != expected:
+        raise InputError(
+            f"the graph was made for batches with {short(expected)}, but this one has {short(given)}.",
+            reason="wrong_argument",
+            what_to_do="make the graph with a sample like it, or convert without whole_graph=True.",
         )
 
 

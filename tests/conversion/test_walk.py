@@ -26,7 +26,9 @@ CALLBACKS: dict[tuple[str, str], str] = {
     ("recfx.runtime.base", "collections"): "every leaf of a trace is called through its base class",
     ("recfx.runtime.base", "discovery"): "the tracer that the user's forward runs under notes the call",
     ("recfx.runtime.base", "verification"): "hooks count the calls of collections, and note what they pool",
+    ("recfx.conversion.convert", "inspect"): "what its report warns of is given as Python warnings",
     ("recfx.conversion.convert", "inspect.drawing"): "what RECFX_TRACE asks for observes each conversion",
+    ("recfx.printing.shown", "verification"): "a report of what was compared is in that of the model",
     ("recfx.lowering.cpu", "runtime"): "a batch that one kernel hashes and looks up is made by the node that hashes",
 }
 
@@ -66,7 +68,9 @@ class Walk:
 
 def _package(frame: FrameType) -> str | None:
     name = frame.f_globals.get("__name__", "")
-    return layer(name) if name.startswith("recfx.") else None
+    if not name.startswith("recfx.") or name == "recfx.argument_types":  # which calls what it wraps
+        return None
+    return layer(name)
 
 
 def _where(frame: FrameType) -> str:

@@ -53,6 +53,71 @@ class Root(nn.Module):
         return self.hybrid(features) * 2
 
 
+def number_of_columns(pool: Any, features: Any) -> Any:
+    pooled = pool(features)
+    return torch.stack([pooled[:, column] for column in range(pooled.shape[1])]).sum(dim=0)
+
+
+def number_of_keys(pool: Any, features: Any) -> Any:
+    return pool(features).view(-1, len(features.keys()), 4).sum(dim=1)
+
+
+def keys(pool: Any, features: Any) -> Any:
+    return sum(features[key].lengths() for key in features.keys()) + pool(features).sum(dim=1)  # noqa: SIM118
+
+
+def one_key(pool: Any, features: Any) -> Any:
+    return pool(features) * (2 if "f" in features.keys() else 3)  # noqa: SIM118
+
+
+def items(pool: Any, features: Any) -> Any:
+    return sum(torch.relu(column) for column in pool(features).unbind(1)) + int(features.keys().index("f"))
+
+
+def items_of_a_dict(pool: Any, features: Any) -> Any:
+    return sum(jagged.lengths() for _, jagged in features.to_dict().items()) + pool(features).sum(dim=1)
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("run", [number_of_columns, number_of_keys, keys, one_key, items, items_of_a_dict])
+def test_what_python_needs_and_no_batch_changes(run: Run, training: bool) -> None:
+    """By the root of the model, which cannot be a leaf; another batch of the same form is computed as by Python."""
+    model = recfx.convert(Hybrid(run)).train(training)
+    graph = recfx.trace(model, (BATCH,))
+    assert "recfx_rollbacks" not in graph.meta or graph.meta["recfx_rollbacks"] == []
+    assert "ebc_lookup" in {node.name for node in graph.graph.nodes}
+    for other in (BATCH, two_bags(0, 5, 5), two_bags(9)):
+        assert torch.equal(graph(other), model(other))
+        assert torch.equal(pickle.loads(pickle.dumps(graph))(other), model(other))
+    if run in (number_of_keys, keys, one_key):
+        with pytest.raises(recfx.InputError, match="made for batches with") as caught:
+            graph(KeyedJaggedTensor(["f", "g"], torch.tensor([1, 2]), lengths=torch.tensor([1, 1])))
+        assert caught.value.reason == "wrong_argument"
+
+
+def batch_size(pool: Any, features: Any) -> Any:
+    return torch.stack([pool(features)[sample] for sample in range(features.stride())])
+
+
+def longest(pool: Any, features: Any) -> Any:
+    return pool(features) + int(features.lengths().max())
+
+
+def first_id(pool: Any, features: Any) -> Any:
+    return pool(features) + torch.zeros(4)[: int(features.lengths()[0].item())].sum()
+
+
+@pytest.mark.parametrize(
+    ("run", "why"), [(batch_size, "it is 2 or 3"), (longest, "from a tensor"), (first_id, "from a tensor")]
+)
+def test_what_batches_change_is_refused_by_its_line(run: Run, why: str) -> None:
+    model = recfx.convert(Hybrid(run))
+    with refused("untraceable_root", match=f"{why}.*{Path(__file__).name}:{run.__code__.co_firstlineno + 1}"):
+        recfx.trace(model, (BATCH,))
+    with refused("untraceable_root"):
+        recfx.convert(Hybrid(run), (BATCH,), whole_graph=True)
+
+
 def inside(context: Callable[[], contextlib.AbstractContextManager[Any]]) -> Run:
     def run(pool: Callable[[KeyedJaggedTensor], torch.Tensor], features: KeyedJaggedTensor) -> torch.Tensor:
         with context():

@@ -493,7 +493,6 @@ HANDWRITTEN = [
         "regrouped",
         _Regrouped,
         _sparse,
-        whole_graph="untraceable_root",  # it iterates over a dict
         skip_gradients=("ebc.embedding_bags.t2.weight",),
     ),
     Case("hooks", lambda: _Wrapped(_Hooked()), _sparse),
