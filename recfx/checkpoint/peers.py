@@ -91,7 +91,7 @@ def checked_model(model: nn.Module, call: str) -> tuple[nn.Module, Peers]:
     for path, part in root.named_modules():
         if path and isinstance(part, DistributedModelParallel):
             raise CheckpointError(
-                "DistributedModelParallel is around a part of the model, which load_state_dict of the whole does not reach.",
+                "DistributedModelParallel is around a part of the model, where load_state_dict of the whole stops.",
                 reason="model_parallel_inside",
                 module_path=path,
                 what_to_do="put it around the whole model, or save and load that part.",
