@@ -10,7 +10,10 @@ from torchrec.modules.mc_modules import ManagedCollisionCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from torchrec.sparse.tensor_dict import maybe_td_to_kjt
 
+from recfx.collections.converted_collection import index_of
+from recfx.collections.kinds import kind_of
 from recfx.errors import CheckpointError, ConversionError
+from recfx.hashing import HashIndex
 from recfx.hashing.learned_maps import learned_by_mch
 from recfx.runtime.base import FxLeaf
 
@@ -106,20 +109,19 @@ class RemappedRows(FxLeaf):
     def forward(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
         """``features`` with the row of each id in its place, in the order of the tables' features.
 
-        An id without a row has the row that it reads; -1 if it reads none.
+        An id without a row has the row that it reads; -1 if it reads none. In a standard collection, ids are rows.
         """
         parent: Any = self.parent
         collection: Any = getattr(parent._embedding_module, "hashed", parent._embedding_module)
         features = maybe_td_to_kjt(features, None)
-        tables = [table for table in collection.tables for _ in table.feature_names]
-        keys = [feature for table in collection.tables for feature in table.feature_names]
+        configs = kind_of(collection).configs_of(collection)
+        tables = [config.name for config in configs for _ in config.feature_names]
+        keys = [feature for config in configs for feature in config.feature_names]
         order = [features.keys().index(key) for key in keys]
         if order != list(range(len(features.keys()))):
             features = features.permute(order)
         pieces = features.values().split(features.length_per_key())
-        rows = [
-            _rows(collection.index(table.name), ids.to(torch.int64)) for table, ids in zip(tables, pieces, strict=True)
-        ]
+        rows = [_rows(index_of(collection, table), ids.long()) for table, ids in zip(tables, pieces, strict=True)]
         return KeyedJaggedTensor(
             keys=features.keys(),
             values=torch.cat(rows).to(features.values().dtype),
@@ -131,7 +133,9 @@ class RemappedRows(FxLeaf):
         )
 
 
-def _rows(index: Any, ids: torch.Tensor) -> torch.Tensor:
+def _rows(index: HashIndex | None, ids: torch.Tensor) -> torch.Tensor:
+    if index is None:
+        return ids
     rows = index.find(ids)
     return rows if index.config.unseen == "zeros" else torch.where(rows < 0, index.shared_rows(ids), rows)
 

@@ -135,5 +135,5 @@ def _before_step(optimizer: torch.optim.Optimizer, *arguments: Any) -> None:
     groups = {id(weight): group for group in optimizer.param_groups for weight in group["params"]}
     for table in list(_WATCHED):
         weight = table.weight()
-        if weight is not None and not weight.is_meta and id(weight) in groups:
+        if weight is not None and weight.requires_grad and not weight.is_meta and id(weight) in groups:
             table.before_step(optimizer, groups[id(weight)], weight)

@@ -160,6 +160,12 @@ def test_other_states_are_refused_before_the_first_step(make: Any, why: str) -> 
     assert not torch.equal(before, initial)  # the rows of the new ids
 
 
+def test_any_optimizer_may_list_a_frozen_table() -> None:
+    model = converted()
+    model.weight("t").requires_grad_(False)
+    Adafactor(model.parameters()).step()
+
+
 def test_a_state_that_comes_later_is_refused_when_it_has_come() -> None:
     model = converted()
     optimizer = OwnStep(model.parameters(), later=1)

@@ -412,6 +412,14 @@ def test_hashing_that_would_take_rows_from_learned_ids(asked: Any) -> None:
     assert "a dict by table name that leaves the table out" in caught.value.what_to_do
 
 
+@pytest.mark.parametrize("is_pooled", [True, False])
+def test_unconverted_models_return_the_rows_that_they_are_given(is_pooled: bool) -> None:
+    ours = converted(Model(learn(managed(is_pooled, return_remapped_features=True)))).eval()
+    plain, mapping = recfx.unconvert(ours, with_mapping=True)
+    for left, right in zip(ours(ASKED), plain(mapping.to_rows(ASKED)), strict=True):
+        assert torch.equal(left, right)
+
+
 @pytest.mark.parametrize("make", [mch, hash_zch])
 def test_a_table_that_has_learned_nothing_can_have_buckets(make: Any) -> None:
     """It can then be cut by rows. In each bucket, the row that unknown ids read is MCH's row for such ids."""
