@@ -61,12 +61,15 @@ class SavedOptimizer:
         """Shapes and dtypes of the tensors of its state, by their names in it.
 
         Raises:
-            CheckpointError: ``checkpoint_mismatch``: one of them is not there.
+            CheckpointError: ``checkpoint_mismatch``: one of them is not there, or not in whole blocks.
         """
         absent = [key for key in self.keys if self.saved_as(key) not in self.described]
         if absent:
             raise self.mismatch(f"the checkpoint lacks its state {absent[0]!a}.")
-        return {key: self.described[self.saved_as(key)] for key in self.keys}
+        tensors = {key: self.described[self.saved_as(key)] for key in self.keys}
+        if self.blocks and any(tensor.dim() and tensor.shape[0] % len(self.blocks) for tensor in tensors.values()):
+            raise self.mismatch(f"its state was saved in blocks of columns {list(self.blocks)}.")
+        return tensors
 
     def shape(self, key: str) -> torch.Size:
         """The shape of what ``read`` returns."""

@@ -12,10 +12,18 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
+from torchrec import (
+    EmbeddingBagCollection,
+    EmbeddingBagConfig,
+    EmbeddingCollection,
+    EmbeddingConfig,
+    KeyedJaggedTensor,
+)
+from torchrec.distributed.embedding import EmbeddingCollectionSharder
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.planner import EmbeddingShardingPlanner, ParameterConstraints, Topology
+from torchrec.distributed.types import LazyAwaitable
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
 from torchrec.optim.optimizers import in_backward_optimizer_filter
@@ -27,42 +35,49 @@ from tests.checkpoint.training import KINDS
 from tests.sharding.ranks import ranks
 
 IDS, TABLES, STEPS = 8, ("a", "b"), 2
-RAW = recfx.HashConfig.raw_ids(rows=64, buckets=4, seed=3)
+RAW = recfx.HashConfig.raw_ids(rows=64, buckets=4, seed=3, on_full="evict")
 ALONE = ("alone", 0)
 
 
 class Model(nn.Module):
-    def __init__(self) -> None:
+    """Pooled tables, or sequences of one id."""
+
+    def __init__(self, form: str) -> None:
         super().__init__()
-        self.ebc: Any = EmbeddingBagCollection(
-            tables=[
-                EmbeddingBagConfig(
-                    name=name,
-                    num_embeddings=IDS,
-                    embedding_dim=8,
-                    feature_names=[name],
-                    init_fn=lambda weight: nn.init.constant_(weight, 0.5),  # also of new rows
-                )
-                for name in TABLES
-            ]
-        )
+        common: Any = {
+            "num_embeddings": IDS,
+            "embedding_dim": 8,
+            "init_fn": lambda weight: nn.init.constant_(weight, 0.5),  # also of new rows
+        }
+        if form == "sequence":
+            configs = [EmbeddingConfig(name=name, feature_names=[name], **common) for name in TABLES]
+            self.sparse: Any = EmbeddingCollection(tables=configs)
+        else:
+            bags = [EmbeddingBagConfig(name=name, feature_names=[name], **common) for name in TABLES]
+            self.sparse = EmbeddingBagCollection(tables=bags)
         self.over = nn.Linear(16, 1, bias=False)
 
+    def rows(self, features: KeyedJaggedTensor) -> torch.Tensor:
+        output = self.sparse(features)
+        output = output.wait() if isinstance(output, LazyAwaitable) else output
+        parts = [output[name] for name in TABLES]
+        return torch.cat([part if isinstance(part, torch.Tensor) else part.values() for part in parts], dim=1)
+
     def forward(self, features: KeyedJaggedTensor) -> torch.Tensor:
-        return (self.over(self.ebc(features).values()) - torch.arange(2.0)).square().mean()
+        return (self.over(self.rows(features)) - torch.arange(2.0)).square().mean()
 
 
-def build(kind: str, plan: str, raw: bool, seed: int) -> tuple[Any, Any]:
+def build(kind: str, plan: str, form: str, seed: int) -> tuple[Any, Any]:
     """What a user writes; "standard" is without recfx, and an ordinary optimizer for everything."""
     torch.manual_seed(seed)
-    model: Any = Model()
+    model: Any = Model(form)
     optimizer_class, settings = KINDS[kind]
     settings = {**settings, "eps": 1e-3} if kind != "sgd" else settings  # given, as the classes have other defaults
     make: Any = optimizer_class
     if plan == "standard":
         return model, make(model.parameters(), **settings)
-    model = recfx.convert(model, hashing=RAW if raw else recfx.HashConfig())
-    apply_optimizer_in_backward(optimizer_class, model.ebc.parameters(), settings)
+    model = recfx.convert(model, hashing=recfx.HashConfig() if form == "adopted" else RAW)
+    apply_optimizer_in_backward(optimizer_class, model.sparse.parameters(), settings)
     fused = []
     if plan != "alone":
         options: dict[str, Any] = {}
@@ -70,24 +85,27 @@ def build(kind: str, plan: str, raw: bool, seed: int) -> tuple[Any, Any]:
             constraints = {name: ParameterConstraints(sharding_types=[plan]) for name in TABLES}
             topology = Topology(world_size=dist.get_world_size(), compute_device="cpu")
             planner = EmbeddingShardingPlanner(topology=topology, constraints=constraints)
-            options["plan"] = planner.collective_plan(model, [EmbeddingBagCollectionSharder()], dist.group.WORLD)
+            sharders: Any = [EmbeddingBagCollectionSharder(), EmbeddingCollectionSharder()]
+            options["plan"] = planner.collective_plan(model, sharders, dist.group.WORLD)
         model = DistributedModelParallel(model, device=torch.device("cpu"), **options)
         fused = [model.fused_optimizer]
     dense = dict(in_backward_optimizer_filter(model.named_parameters()))
     return model, CombinedOptimizer([*fused, KeyedOptimizerWrapper(dense, lambda params: make(params, **settings))])
 
 
-def batch(step: int, rank: int, world_size: int, raw: bool) -> KeyedJaggedTensor:
+def batch(step: int, rank: int, world_size: int, form: str) -> KeyedJaggedTensor:
     """This rank's samples of a batch, which has all ids: dense rules then step the same rows as fused ones."""
     ids = torch.stack([torch.randperm(IDS, generator=torch.Generator().manual_seed(10 * step + n)) for n in (0, 1)])
     ids = (ids.view(2, max(world_size, 1), -1)[:, rank] if step >= 0 else ids).reshape(-1)
-    return KeyedJaggedTensor(list(TABLES), ids * 10**12 - 5 if raw else ids, lengths=torch.full((ids.numel(),), 1))
+    return KeyedJaggedTensor(
+        list(TABLES), ids if form == "adopted" else ids * 10**12 - 5, lengths=torch.full((ids.numel(),), 1)
+    )
 
 
-def steps(model: Any, optimizer: Any, first: int, last: int, rank: int, world_size: int, raw: bool) -> None:
+def steps(model: Any, optimizer: Any, first: int, last: int, rank: int, world_size: int, form: str) -> None:
     for step in range(first, last):
         optimizer.zero_grad()
-        model(batch(step, rank, world_size, raw)).backward()
+        model(batch(step, rank, world_size, form)).backward()
         optimizer.step()
 
 
@@ -97,30 +115,30 @@ def state_of(model: Any, optimizer: Any) -> dict[str, torch.Tensor]:
     state: dict[str, Any] = {}
     ordinary = optimizer.optimizers[-1][1]._optimizer.state
     if root is model:
-        for name, fused in root.ebc.fused_optimizers().items():
+        for name, fused in root.sparse.fused_optimizers().items():
             state.update({f"{name}.{key}": value for key, value in fused.state.items()})
-            state[name] = root.ebc.weight(name).detach()
+            state[name] = root.sparse.weight(name).detach()
     else:
-        for name, table in gather_tables(root.ebc).items():
+        for name, table in gather_tables(root.sparse).items():
             state[name] = table.weight
-            of_table = ordinary[root.ebc.weight(name)] if table.optimizer is None else table.optimizer.state
+            of_table = ordinary[root.sparse.weight(name)] if table.optimizer is None else table.optimizer.state
             state.update({f"{name}.{key}": value for key, value in of_table.items()})
     return {key: value.clone() for key, value in state.items() if value is not None}
 
 
 def part_of_a_run(
-    rank: int, world_size: int, kind: str, plan: str, raw: bool, first: int, folder: str
+    rank: int, world_size: int, kind: str, plan: str, form: str, first: int, folder: str
 ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor], torch.Tensor]:
     """Load, unless it is the first part; some steps; save. State after loading and when saving, and pooled rows."""
-    model, optimizer = build(kind, plan, raw, seed=first)
+    model, optimizer = build(kind, plan, form, seed=first)
     loaded: dict[str, torch.Tensor] = {}
     if first:
         recfx.load_checkpoint(model, folder, optimizer=optimizer)
         loaded = state_of(model, optimizer)
-    steps(model, optimizer, first, first + STEPS, rank, world_size, raw)
+    steps(model, optimizer, first, first + STEPS, rank, world_size, form)
     recfx.save_checkpoint(model, folder, optimizer=optimizer)
-    everything = batch(-1, 0, 1, raw)
-    return loaded, state_of(model, optimizer), unwrap(model).eval().ebc(everything).values().detach()
+    everything = batch(-1, 0, 1, form)
+    return loaded, state_of(model, optimizer), unwrap(model).eval().rows(everything).detach()
 
 
 CHAINS = {
@@ -130,16 +148,16 @@ CHAINS = {
 }
 
 
-@pytest.mark.parametrize("raw", [False, True], ids=["adopted", "raw"])
+@pytest.mark.parametrize("form", ["adopted", "raw", "sequence"])
 @pytest.mark.parametrize(
     ("kind", "chain"),
     [*((kind, chain) for kind in KINDS for chain in ("two ranks", "one rank")), ("adam", "four ranks")],
 )
-def test_a_run_goes_on_as_if_it_had_not_stopped(kind: str, chain: str, raw: bool, tmp_path: Path) -> None:
+def test_a_run_goes_on_as_if_it_had_not_stopped(kind: str, chain: str, form: str, tmp_path: Path) -> None:
     kept: dict[str, torch.Tensor] = {}
     parts = CHAINS[chain]
     for part, (plan, world_size) in enumerate(parts):
-        arguments: Any = (kind, plan, raw, part * STEPS, str(tmp_path))
+        arguments: Any = (kind, plan, form, part * STEPS, str(tmp_path))
         answers = ranks(world_size).run(part_of_a_run, *arguments) if world_size else [part_of_a_run(0, 0, *arguments)]
         for loaded, _, _ in answers:
             assert loaded.keys() == kept.keys()
@@ -147,6 +165,6 @@ def test_a_run_goes_on_as_if_it_had_not_stopped(kind: str, chain: str, raw: bool
                 assert torch.equal(value.view(-1), kept[name].view(-1)), name
         _, kept, pooled = answers[0]
     assert kind == "sgd" or float(kept["a.step"]) == len(parts) * STEPS
-    model, optimizer = build(kind, "standard", raw=False, seed=0)
-    steps(model, optimizer, 0, len(parts) * STEPS, 0, 1, raw=False)
-    torch.testing.assert_close(pooled, model.ebc(batch(-1, 0, 1, raw=False)).values(), rtol=1e-4, atol=1e-6)
+    model, optimizer = build(kind, "standard", "adopted", seed=0)
+    steps(model, optimizer, 0, len(parts) * STEPS, 0, 1, "adopted")
+    torch.testing.assert_close(pooled, model.rows(batch(-1, 0, 1, "adopted")), rtol=1e-4, atol=1e-6)
