@@ -24,7 +24,9 @@ from recfx.exporter.served_collection import ServedCollection
 from recfx.verification.compare_models import Difference, compare_tensors, largest_difference
 
 _SEED = 20_261_122
-_BIGGER, _ONE, _STRIDED = "a bigger batch", "a batch of one", "tensors that are not contiguous"
+_BIGGER, _ONE, _EMPTY, _STRIDED = (
+    "a bigger batch", "a batch of one", "a batch without ids", "tensors that are not contiguous"
+)  # fmt: skip
 _Outputs = list[tuple[str, torch.Tensor]]
 
 
@@ -40,12 +42,17 @@ def resized(model: nn.Module, sample: Sample) -> Sample | None:
     return next((call for name, call, _ in other_batches(model, sample) if name == _BIGGER), None)
 
 
+def takes_no_ids(model: nn.Module, sample: Sample) -> bool:
+    """Whether the model takes the sample without its ids."""
+    return any(name == _EMPTY for name, _, _ in other_batches(model, sample))
+
+
 def other_batches(model: nn.Module, sample: Sample) -> Iterator[tuple[str, Sample, Any]]:
     """Calls with other batches than the sample's, as far as the model takes them: their names, and its answers."""
     calls = {
         _BIGGER: sample.resized(),
         _ONE: sample.first(),
-        "a batch without ids": sample.without_ids(),
+        _EMPTY: sample.without_ids(),
         _STRIDED: sample.strided(),
     }
     refused: set[str] = set()

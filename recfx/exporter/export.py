@@ -383,5 +383,5 @@ def _not_exported(converted: nn.Module, failures: list[Diagnostic], file_format:
         + " ".join(f"({number}) {way}" for number, way in enumerate(ways, 1)),
         reason=file_format.reason,
         module_path=next((failure.path for failure in reversed(failures) if failure.path), ""),
-        what_to_do="change the code that the message names, or keep it out of the model that is exported.",
+        what_to_do="change what the message is about, or keep it out of the model that is exported.",
     )

@@ -8,6 +8,7 @@ the batch are symbols, 0 and 1 included.
 from __future__ import annotations
 
 import contextlib
+import io
 import logging
 import math
 import re
@@ -17,7 +18,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import fx, nn
@@ -29,7 +30,7 @@ from recfx.discovery.shallow_tracer import with_forward
 from recfx.errors import Diagnostic
 from recfx.exporter.arguments import Pattern, Signature
 from recfx.exporter.buffers import Filling
-from recfx.exporter.compare_outputs import changed_buffer, resized
+from recfx.exporter.compare_outputs import changed_buffer, resized, takes_no_ids
 from recfx.exporter.loaded_program import flat_names, flat_tensors, join_tensors
 from recfx.exporter.model_call import ModelCall
 from recfx.exporter.model_copies import detach_parameters, fresh_copy
@@ -123,40 +124,47 @@ def traced_artifacts(call: ModelCall) -> Iterator[TracedArtifact]:
 
 def _exported(root: nn.Module, run: Run, call: ModelCall, examples: Examples) -> Iterator[TracedArtifact]:
     detach_parameters(own_modules(root))
+    tensors, symbols = examples
     try:
-        tensors, symbols = examples
         with torch.no_grad(), _quiet():
             entry = _entry(root, run, call.signature)
             exported = torch.export.export(entry, tuple(tensors), dynamic_shapes=tuple(symbols))
+            if (fixed := _fixed(exported, symbols)) and resized(call.model, call.sample) is not None:
+                exported = torch.export.export(entry, tuple(tensors), dynamic_shapes=fixed)
     except Exception as error:  # user code under a tracer can raise anything; the reason is part of the error
         call.failures.append(_why_not(error, root))
         return
+    if takes_no_ids(call.model, call.sample):
+        _without_checks_for_ids(exported.graph)
     exported.example_inputs = None  # not part of the file
     for module in exported.graph_module.modules():  # torch 2.11 and older record stacks in spite of `_quiet`
         for node in module.graph.nodes if isinstance(module, fx.GraphModule) else ():
             node.meta.pop("stack_trace", None)
-    narrow = _narrow(exported)
+    narrow = next(_narrow(exported), None)
     if narrow is None:
         yield TracedArtifact(exported, call.signature)
     else:
-        call.failures.append(Diagnostic("not_exportable", "", f"the program does not take every batch: {narrow}"))
+        call.failures.append(Diagnostic("not_exportable", "", f"the program does not take every batch: {narrow.text}"))
 
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """A context without warnings about how torch and TorchRec use torch, in which programs get no stack for each node.
+    """A context without warnings about how torch and TorchRec use torch, without the graph that torch prints if a trace
+    fails, and in which programs get no stack for each node.
 
     Stacks take a tenth of the time, and the paths and lines of this machine's sources are not for servers.
     """
-    logger = logging.getLogger("torch.fx._symbolic_trace")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
+    loggers = [logging.getLogger(f"torch.fx.{name}") for name in ("_symbolic_trace", "experimental.symbolic_shapes")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
     try:
-        with warnings.catch_warnings(), programs_without_stacks():
+        with warnings.catch_warnings(), programs_without_stacks(), contextlib.redirect_stderr(io.StringIO()):
             warnings.simplefilter("ignore")
             yield
     finally:
-        logger.setLevel(level)
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
 
 
 def _examples(call: ModelCall) -> Examples:
@@ -187,18 +195,48 @@ def _examples(call: ModelCall) -> Examples:
     return [tensor.new_zeros(shape) for tensor, shape in zip(tensors, used, strict=True)], symbols
 
 
-def _narrow(exported: ExportedProgram) -> str | None:
-    """An argument of the program that cannot have some size; torch takes 2 and more for every size."""
-    user_inputs = exported.graph_signature.user_inputs
+class _Narrow(NamedTuple):
+    """A size of an argument that cannot be everything that it may be in a batch."""
+
+    argument: int
+    dim: int
+    text: str
+
+
+def _narrow(exported: ExportedProgram) -> Iterator[_Narrow]:
+    """The sizes for which the program has limits; torch takes 2 and more for every size."""
+    user_inputs = list(exported.graph_signature.user_inputs)
     for node in exported.graph.find_nodes(op="placeholder"):
         for dim, size in enumerate(node.meta["val"].shape if node.name in user_inputs else ()):
             bounds = None if isinstance(size, int) else exported.range_constraints.get(size.node.expr)
             if bounds is not None and (bounds.lower > 2 or bounds.upper < sys.maxsize - 1):
-                return f"size {dim} of {node.name} would have to be from {bounds.lower} to {bounds.upper}"
-    for node in exported.graph.find_nodes(op="call_function", target=torch.ops.aten._assert_scalar.default):
-        if re.search(r"Ne\(.*, 0\)", str(node.args[1])):  # a sum of numbers of ids that must not be 0
-            return f"a batch without ids would fail: {node.args[1]}"
-    return None
+                text = f"size {dim} of {node.name} would have to be from {bounds.lower} to {bounds.upper}"
+                yield _Narrow(user_inputs.index(node.name), dim, text)
+
+
+def _fixed(exported: ExportedProgram, symbols: list[dict[int, Any]]) -> tuple[dict[int, Any], ...] | None:
+    """The sizes of the next try, in which those are constants that have limits and are no part of the batch size.
+
+    Torch knows of the widths of two inputs that are concatenated only their sum, for example. None if there are none.
+    """
+    limited = {(narrow.argument, narrow.dim) for narrow in _narrow(exported)}
+    constant = {(number, dim) for number, dim in limited if symbols[number].get(dim) is Dim.AUTO}
+    if not constant:
+        return None
+    return tuple(
+        {dim: Dim.STATIC if (number, dim) in constant else symbol for dim, symbol in of_argument.items()}
+        for number, of_argument in enumerate(symbols)
+    )
+
+
+def _without_checks_for_ids(graph: fx.Graph) -> None:
+    """Take out that there must be ids, which TorchRec's ``permute`` asserts for tracers alone. The file is compared
+    with the model for a batch without ids.
+    """
+    for node in graph.find_nodes(op="call_function", target=torch.ops.aten._assert_scalar.default):
+        if re.search(r"Ne\(.*, 0\)", str(node.args[1])):
+            graph.erase_node(node)
+    graph.eliminate_dead_code()
 
 
 def _shapes(call: ModelCall, sample: Sample) -> list[tuple[int, ...]]:

@@ -8,10 +8,13 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 import recfx
 from recfx.exporter.load import LoadedModel
+from tests.builders.batches import batch
+from tests.builders.collections import collection
 from tests.exporter import hashed_models
 from tests.exporter.conftest import UsualExport
 from tests.exporter.hashed_models import call
@@ -49,6 +52,48 @@ def test_a_sample_of_one(model: nn.Module, tmp_path: Path) -> None:
 def test_an_empty_sample_says_nothing_of_a_batch(model: nn.Module, tmp_path: Path) -> None:
     with refused("not_exportable", match="size 0 of dense is 0", error=recfx.ExportError):
         recfx.export(model, tmp_path / "model", call(0), format="pt2")
+
+
+class Concatenated(nn.Module):
+    """Two dense inputs of fixed widths, and one whose width is free, beside a collection whose keys are permuted."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ebc = collection()
+        self.over = nn.Linear(34, 1)
+
+    def forward(self, wide: Tensor, narrow: Tensor, padded: Tensor, features: KeyedJaggedTensor) -> Tensor:
+        pooled = self.ebc(features.permute([2, 0, 1])).values()
+        over: Tensor = self.over(torch.cat([wide, narrow, pooled], dim=1)) + padded.sum(dim=1, keepdim=True)
+        return over
+
+
+def test_sizes_that_no_batch_changes_are_constants_where_the_model_wants_it(tmp_path: Path) -> None:
+    def batch_of(size: int, longest: int = 4, padding: int = 5) -> tuple[Any, ...]:
+        features = batch(size, longest=longest)
+        return torch.rand(size, 6), torch.rand(size, 4), torch.rand(size, padding), features
+
+    model = recfx.convert(Concatenated().eval())
+    recfx.export(model, tmp_path / "model", batch_of(6), format="pt2")
+    loaded = recfx.load(tmp_path / "model")
+    for sample in (batch_of(6), batch_of(1), batch_of(3, longest=0), batch_of(5, padding=9)):
+        assert torch.allclose(loaded(*sample), model(*sample), rtol=1e-5, atol=1e-6)
+    with refused("wrong_argument", error=recfx.InputError):
+        loaded(torch.rand(6, 5), *batch_of(6)[1:])
+
+
+def test_what_torch_cannot_trace_is_refused_without_its_graph(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    class Branches(Concatenated):
+        def forward(self, wide: Tensor, narrow: Tensor, padded: Tensor, features: KeyedJaggedTensor) -> Tensor:
+            return super().forward(wide, narrow, padded * 2 if wide.sum() > 0 else padded, features)
+
+    with refused("not_exportable", match="test_pt2.py", error=recfx.ExportError) as raised:
+        sample = torch.rand(6, 6), torch.rand(6, 4), torch.rand(6, 5), batch(6)
+        recfx.export(recfx.convert(Branches().eval()), tmp_path / "model", sample, format="pt2")
+    assert "aten" not in str(raised.value)
+    assert "aten" not in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("quantize", ["fp16", "int8", "int4"])

@@ -44,8 +44,6 @@ NOT_EXPORTABLE = {
     "sparse_nn_negatives_with_parameters": "KeyError",
     # Its lengths are one flat tensor, so that no size of the batch is a symbol of its own.
     "builds_its_batch": "does not take every batch",
-    # A hook splits the batch's ids by feature, which torch.export takes to be some.
-    "hooks": "a batch without ids would fail",
 }
 
 REFUSALS = {"torchscript": ("not_scriptable", NOT_SCRIPTABLE), "pt2": ("not_exportable", NOT_EXPORTABLE)}
