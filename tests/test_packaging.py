@@ -26,6 +26,7 @@ else:
 ROOT = Path(__file__).resolve().parents[1]
 STAND_IN = Path(".packaging/fbgemm-gpu")
 DESCRIPTION = Path(".packaging/description.md")
+BACKEND = Path(".packaging/build_backend.py")
 LINKED = ("kernels", "lowering")
 
 CSRC = {
@@ -45,9 +46,25 @@ EXAMPLE = {str(path.relative_to(ROOT)) for path in (ROOT / "examples/serve_cpp")
 
 BUILD = """
 import sys
-from setuptools import build_meta
+sys.path.insert(0, ".packaging")
+try:
+    import build_backend
+except ImportError:  # another project's
+    from setuptools import build_meta as build_backend
 for kind, folder in zip(sys.argv[1::2], sys.argv[2::2]):
-    getattr(build_meta, "build_" + kind)(folder)
+    getattr(build_backend, "build_" + kind)(folder)
+"""
+
+BESIDE = """
+import site, sys
+editable, *path = sys.argv[1:]
+sys.meta_path[:] = [one for one in sys.meta_path if not getattr(one, "__module__", "").startswith("__editable__")]
+for module in [name for name in sys.modules if name.startswith("__editable__")]:
+    del sys.modules[module]
+sys.path[:0] = [*path, editable]
+site.addsitedir(editable)
+import recfx
+print(recfx.__file__)
 """
 
 # One process imports torch and TorchRec once; a child a place then imports recfx from there and only from there.
@@ -96,7 +113,7 @@ def copy_sources(target: Path) -> Path:
     target.mkdir()
     for name in ("recfx", *LINKED, STAND_IN, "examples/serve_cpp"):
         shutil.copytree(ROOT / name, target / name, symlinks=True, ignore=skip)
-    for name in ("pyproject.toml", "README.md", "CHANGELOG.md", "LICENSE", "MANIFEST.in", DESCRIPTION):
+    for name in ("pyproject.toml", "README.md", "CHANGELOG.md", "LICENSE", "MANIFEST.in", DESCRIPTION, BACKEND):
         shutil.copy2(ROOT / name, target / name)
     return target
 
@@ -199,6 +216,19 @@ def test_imports_alike_from_everywhere(built: Path) -> None:
     }
     pairs = [path for pair in places.items() for path in pair]
     assert run_python(IMPORT_FROM_EACH, *pairs, cwd=built).endswith("imported\n")
+
+
+def test_an_editable_install_is_found_beside_a_clone(built: Path, tmp_path: Path) -> None:
+    """A package that is on the path still comes first."""
+    installed, beside, other = str(built / "checkout/recfx/__init__.py"), tmp_path / "beside", tmp_path / "other/recfx"
+    beside.mkdir()
+    (beside / "recfx").symlink_to(built / "checkout")
+    other.mkdir(parents=True)
+    (other / "__init__.py").touch()
+    editable = built / "editable"
+    assert run_python(BESIDE, editable, cwd=tmp_path).strip() == installed
+    assert run_python(BESIDE, editable, beside, cwd=tmp_path).strip() == installed
+    assert run_python(BESIDE, editable, beside, other.parent, cwd=tmp_path).strip() == str(other / "__init__.py")
 
 
 def test_builds_need_no_torch() -> None:
