@@ -179,7 +179,7 @@ def _check_is_whole_model(here: Collection[str], saved: Collection[str]) -> None
     ):
         path, count = max(places_of(names, others).items(), key=itemgetter(1), default=("", 0))
         if 2 * count > len(names) and not set(names) & set(others):
-            path = without_wrappers(path)
+            path = without_wrappers(path) or path
             raise mismatch(message.format(ascii(path)), module_path=path, what_to_do=what_to_do.format(ascii(path)))
 
 
@@ -207,7 +207,7 @@ def prefix_of(submodule: str, names: Collection[str], saved: Collection[str]) ->
     places = places_of(names, saved)
     alike = [path for path in places if without_wrappers(path) == without_wrappers(submodule)]
     if not alike and not any(name.startswith(f"{submodule}.") for name in saved):
-        others = few([ascii(without_wrappers(path)) for path, _ in places.most_common(3)], 3)
+        others = few([ascii(without_wrappers(path) or path) for path, _ in places.most_common(3)], 3)
         raise mismatch(
             f"the checkpoint has no submodule {submodule!a}.",
             module_path=submodule,

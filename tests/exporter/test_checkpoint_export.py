@@ -169,6 +169,10 @@ def test_the_place_of_a_model_is_named(model: nn.Module, directory: Path, tmp_pa
         with refused("checkpoint_mismatch", "ranker", match="'ranker'", error=recfx.CheckpointError):
             recfx.load_checkpoint(of_model, saved)
     serving, sample = factories.built()
+    recfx.save_checkpoint(nn.ModuleDict({"module": serving}), tmp_path / "module")  # as wrappers call what is inside
+    with refused("checkpoint_mismatch", "module", error=recfx.CheckpointError):
+        recfx.load_checkpoint(serving, tmp_path / "module")
+    recfx.export(serving, tmp_path / "m.pt", sample, checkpoint=tmp_path / "module", submodule="module")
     with refused("checkpoint_mismatch", "tower", error=recfx.CheckpointError) as caught:
         recfx.export(serving, tmp_path / "m.pt", sample, checkpoint=tmp_path / "whole", submodule="tower")
     assert "'ranker'" in caught.value.what_to_do

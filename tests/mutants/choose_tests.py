@@ -43,7 +43,10 @@ BESIDE = {
     "hashing": ["hashing", "collections", "kernels"],
     **{f"recfx/hashing/{stem}.py": ["hashing", "sharding/test_state.py"] for stem in ("slices", "row_move")},
     "sharding": ["sharding", "planner"],
-    "checkpoint": ["checkpoint", "sharding/test_checkpoint.py", "sharding/test_checkpoint_optimizers.py"],
+    "checkpoint": [
+        "checkpoint", "sharding/test_checkpoint.py", "sharding/test_checkpoint_optimizers.py",
+        "sharding/test_resume_under_another_plan.py",
+    ],
     "verification": ["verification", "conversion"],
     "lowering": ["lowering", "runtime/test_default_device.py", "kernels", "optim"],
     "lowering/step/profiler_ranges.py": ["runtime/test_profile.py", "lowering"],
@@ -73,6 +76,7 @@ BESIDE = {
     "inspect": ["inspect", "commandline", "sharding/test_monitor.py"],
     "drawing": ["drawing", "commandline"],
     "printing": ["inspect", "drawing"],
+    "argument_types": ["conversion/test_arguments.py"],
     "errors": ["test_diagnostics.py", "checkpoint/test_refusals.py", "conversion/test_refusals.py"],
     "versions": ["test_versions.py", "doctor/test_installed_set.py", "test_packaging.py", "planner/test_plan.py"],
     "__init__": ["test_structure.py", "test_packaging.py", "test_cold_start.py"],
@@ -122,7 +126,7 @@ _CHECKPOINT = {
     "storage": ["checkpoint/test_storage", "sharding/test_checkpoint"],
     "load": ["sharding/test_checkpoint_optimizers", "checkpoint/test_refusals"],
     "model_plan": ["checkpoint/test_model_plan", "conversion/test_tied_indexes"],
-    "ordinary": ["checkpoint/test_ordinary", "sharding/test_checkpoint_optimizers"],
+    "ordinary": ["checkpoint/test_ordinary", "checkpoint/test_saved_optimizers", "sharding/test_checkpoint_optimizers"],
     "save": [f"checkpoint/test_{name}" for name in ("crash", "directory", "refusals")],
 }
 _EXPORTER = {
