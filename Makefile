@@ -68,7 +68,7 @@ setup: $(INSTALLED) $(LIBRARY_BUILT) ## create .venv, install, compile; the othe
 demo: setup ## train a DLRM on raw ids in four ways; draw, price, export, serve and check the converted one
 	@$(BIN)/python examples/train_dlrm.py $(DEMO_FLAGS)
 
-test: setup ## the whole test suite, and a consistent environment
+test: setup ## all tests but those of make ascend, and a consistent environment
 	@$(BIN)/python -m pip check
 	@$(BIN)/python -m pytest -q $(XDIST) --ignore=tests/ascend $(PYTEST_FLAGS)
 
@@ -176,6 +176,6 @@ build/wheel/tools/.installed: | $(INSTALLED)
 
 # The library is cached by the content of its sources; compiling it here only keeps the first import from waiting.
 $(LIBRARY_BUILT): $(INSTALLED) kernels/build/library.py $(wildcard kernels/csrc/*/*)
-	@$(call say,"compiling the C++ library (about a minute)")
+	@$(call say,"compiling the C++ library (about 90 seconds of CPU time)")
 	@$(SHOWN) $(BIN)/python -m recfx.kernels
 	@touch $@

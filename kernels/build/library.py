@@ -281,7 +281,7 @@ def _build_in(directory: Path, anew: bool = False) -> Path:
         if problem:
             _logger.warning("%s and is rebuilt", problem)
         if problem is not None:
-            _logger.warning("compiling the C++ operators, which takes about a minute, into %s", library)
+            _logger.warning("compiling the C++ operators, which takes a minute or two, into %s", library)
             _compile(compiler, library)
     return library
 

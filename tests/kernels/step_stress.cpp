@@ -92,7 +92,7 @@ Stepped<weight_t> stepped(const Batch& batch, int threads, int64_t beyond) {
   Stepped<weight_t> made;
   auto& [weights, first, second] = made;
   std::vector<std::vector<recfx::FeatureGradients>> gradients;  // of each table
-  std::vector<recfx::SteppedTable<weight_t>> tables;
+  std::vector<recfx::SteppedTable> tables;
   for (size_t t = 0; t < batch.tables.size(); ++t) {
     const int64_t values = batch.tables[t].rows * batch.dims[t];
     weights.emplace_back(values);
@@ -124,7 +124,8 @@ Stepped<weight_t> stepped(const Batch& batch, int threads, int64_t beyond) {
   run_on(threads, static_cast<int64_t>(groups.groups().size()), [&](int64_t k) {
     const recfx::PositionGroup& group = groups.groups()[k];
     std::vector<float> space(recfx::kStepSpace * batch.dims[group.table]);
-    recfx::step_sorted<Rule>(tables[group.table], group.first_row + beyond, groups.sorted(group), space.data());
+    recfx::step_sorted<Rule, weight_t>(tables[group.table], group.first_row + beyond, groups.sorted(group),
+                                       space.data());
   });
   return made;
 }

@@ -16,7 +16,7 @@ import torch
 from recfx.doctor import machine
 from recfx.doctor.finding import Status
 from recfx.doctor.report import without_home
-from recfx.kernels.build import library
+from recfx.kernels.build import compiler, library
 from recfx.kernels.build.compiler import LibraryBuildError
 from recfx.kernels.build.private_files import UnsafeError
 from tests.support.forked_script import run_script
@@ -27,7 +27,7 @@ from recfx.hashing import HashIndex
 from recfx.doctor import machine
 from recfx.doctor.finding import Status
 from recfx.doctor.report import without_home
-from recfx.kernels.build import library
+from recfx.kernels.build import compiler, library
 index = HashIndex(10)
 assert index.insert(torch.tensor([7, -1, 7]))[0].tolist() == [0, 1, 0]
 assert index.find(torch.tensor([-1, 8])).tolist() == [1, -1]
@@ -143,6 +143,22 @@ def test_signatures_are_read_from_the_sources() -> None:
 def test_the_command_prints_where_the_library_is(tiny_sources: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert library.main() == 0
     assert Path(capsys.readouterr().out.strip()) == library.build()
+
+
+def test_each_folder_is_compiled_once(
+    tiny_sources: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Together with its headers, so that torch's are not read for each of its files."""
+    for name in ("first", "second"):
+        (tiny_sources / "family").mkdir(exist_ok=True)
+        (tiny_sources / "family" / f"{name}.cpp").write_text(f'#include "family/shared.h"\nint {name} = shared();\n')
+    (tiny_sources / "family" / "shared.h").write_text("#pragma once\nstatic int shared() { return 1; }\n")
+    commands: list[list[str]] = []
+    run = compiler._run
+    monkeypatch.setattr(compiler, "_run", lambda command: (commands.append(command), run(command)))
+    library.build()
+    compiled = [Path(command[command.index("-c") + 1]).stem for command in commands if "-c" in command]
+    assert sorted(compiled) == sorted([tiny_sources.name, "family"])
 
 
 def test_compiler_error_is_passed_on(tiny_sources: Path, capsys: pytest.CaptureFixture[str]) -> None:

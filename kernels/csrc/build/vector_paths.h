@@ -69,22 +69,38 @@ inline const VectorPath& vector_path() {
 }
 
 template <typename Run>
-static auto run_on_vectors4(const Run& run) {
+__attribute__((noinline)) static auto run_on_vectors4(const Run& run) {
   return run(std::integral_constant<int, 4>());
 }
 
 #ifdef RECFX_X86_TARGETS
 template <typename Run>
-__attribute__((target("avx2"))) static auto run_on_vectors8(const Run& run) {
+__attribute__((noinline, target("avx2"))) static auto run_on_vectors8(const Run& run) {
   return run(std::integral_constant<int, 8>());
 }
 
 // With the 64-bit multiplication of AVX-512DQ, which hashing needs: finding ids in a cache takes a sixth less time.
 template <typename Run>
-__attribute__((target("avx512f,avx512bw,avx512dq,avx512vl"))) static auto run_on_vectors16(const Run& run) {
+__attribute__((noinline, target("avx512f,avx512bw,avx512dq,avx512vl"))) static auto run_on_vectors16(const Run& run) {
   return run(std::integral_constant<int, 16>());
 }
 #endif
+
+// run(floats) of the path that works on so many floats, in a function of its own: a kernel that is compiled many times
+// calls it for what is the same each time. The caller runs on this path.
+template <int floats, typename Run>
+RECFX_INLINE auto on_vectors(const Run& run) {
+#ifdef RECFX_X86_TARGETS
+  if constexpr (floats == 16) {
+    return run_on_vectors16(run);
+  } else if constexpr (floats == 8) {
+    return run_on_vectors8(run);
+  }
+#endif
+  if constexpr (floats == 4) {
+    return run_on_vectors4(run);
+  }
+}
 
 // run(floats) on the path that was chosen. floats: std::integral_constant<int>, how many are worked on at once.
 template <typename Run>

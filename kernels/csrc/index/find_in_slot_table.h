@@ -12,9 +12,9 @@ namespace recfx {
 
 // How many ids ahead a slot is prefetched: enough to hide main memory's latency, few enough for the core's line
 // buffers.
-constexpr int64_t kLookahead = 64;
+constexpr int64_t kSlotsAhead = 64;
 
-// Finds the rows of ids[begin, end) in blocks of kLookahead ids: -1 if an id is neither dense nor in the table. The
+// Finds the rows of ids[begin, end) in blocks of kSlotsAhead ids: -1 if an id is neither dense nor in the table. The
 // homes of a block are computed and prefetched one block early.
 // from_zero: the dense ids begin at 0. This spares the index of a whole table the cost of slices, some 5 % of a
 // find.
@@ -48,7 +48,7 @@ class Finder {
 
     // Most ids are in their home slot, or it is empty. The others are recorded without a branch, which would be
     // mispredicted for every third id, and are handled afterwards.
-    uint32_t others[kLookahead];
+    uint32_t others[kSlotsAhead];
     int64_t other_count = 0;
     for (int64_t i = 0; i < count; ++i) {
       const int64_t id = ids[i];
@@ -71,7 +71,7 @@ class Finder {
   }
 
  private:
-  RECFX_INLINE int64_t block_size(int64_t begin) const { return std::min(kLookahead, end_ - begin); }
+  RECFX_INLINE int64_t block_size(int64_t begin) const { return std::min(kSlotsAhead, end_ - begin); }
 
   RECFX_INLINE void fetch() {
     const int64_t count = block_size(done_);
@@ -92,7 +92,7 @@ class Finder {
   uint64_t dense_rows_;
   uint64_t dense_begin_;
   int now_ = 0;
-  uint64_t homes_[2][kLookahead];
+  uint64_t homes_[2][kSlotsAhead];
 };
 
 template <bool from_zero>

@@ -50,25 +50,56 @@ StepNumbers numbers_of(at::ArrayRef<double> numbers, int64_t table) {
   return {number(0), number(1), number(2), number(3), number(4), number(5), number(6), number(7), number(8), number(9)};
 }
 
-template <typename Rule, typename weight_t, typename position_t>
-void step_tables(const StepArguments& given) {
-  const auto scale_of = [&](int64_t position, int64_t length) {
-    return given.mean ? 1.0F / static_cast<float>(length) : given.scale[position];
-  };
-  RowGroups<position_t, decltype(scale_of)> groups(
-      given.rows, given.batch, given.tables, scale_of, at::get_num_threads(),
+// What multiplies the gradient of a position's bag.
+struct ScaleOf {
+  const float* scale;
+  bool mean;
+
+  float operator()(int64_t position, int64_t length) const {
+    return mean ? 1.0F / static_cast<float>(length) : scale[position];
+  }
+};
+
+// What a rule does to the rows of one group.
+template <typename position_t>
+using StepGroup = void (*)(const SteppedTable&, int64_t, SortedPositions<position_t>, float*);
+
+// A rule, of which only the steps of groups are compiled for each type of weights: float32, float16 and bfloat16.
+struct RuleOnTables {
+  const char* name;
+  RowState first;
+  RowState second;
+  StepGroup<Position> step[3];
+  StepGroup<ScaledPosition> step_scaled[3];
+};
+
+template <typename Rule>
+constexpr RuleOnTables rule_on_tables() {
+  return {Rule::kName,
+          Rule::kFirst,
+          Rule::kSecond,
+          {&step_sorted<Rule, float, Position>, &step_sorted<Rule, uint16_t, Position>,
+           &step_sorted<Rule, BFloat16, Position>},
+          {&step_sorted<Rule, float, ScaledPosition>, &step_sorted<Rule, uint16_t, ScaledPosition>,
+           &step_sorted<Rule, BFloat16, ScaledPosition>}};
+}
+
+template <typename position_t>
+void step_tables(const StepArguments& given, const RuleOnTables& rule, StepGroup<position_t> step) {
+  RowGroups<position_t, ScaleOf> groups(
+      given.rows, given.batch, given.tables, {given.scale, given.mean}, at::get_num_threads(),
       [](int64_t ids, int64_t count, const auto& run) { run_tasks(ids, count, run); });
   if (groups.beyond()) {
     const auto [table, row] = *groups.beyond();
     refuse_row("fused_step_", row, table, given.tables[table].rows);
   }
-  std::vector<SteppedTable<weight_t>> tables;
+  std::vector<SteppedTable> tables;
   for (size_t t = 0; t < given.tables.size(); ++t) {
     const int64_t dim = given.weights[t].size(1);
     const bool is_stepped = !given.tables[t].features.empty();
-    tables.push_back({static_cast<weight_t*>(given.weights[t].data_ptr()),
-                      is_stepped && Rule::kFirst != RowState::kNone ? given.first[t].data_ptr<float>() : nullptr,
-                      is_stepped && Rule::kSecond != RowState::kNone ? given.second[t].data_ptr<float>() : nullptr, dim,
+    tables.push_back({given.weights[t].data_ptr(),
+                      is_stepped && rule.first != RowState::kNone ? given.first[t].data_ptr<float>() : nullptr,
+                      is_stepped && rule.second != RowState::kNone ? given.second[t].data_ptr<float>() : nullptr, dim,
                       given.gradients[t].data(), static_cast<int64_t>(given.gradients[t].size()),
                       given.batch.unpooled ? dim : given.columns,
                       static_cast<uint32_t>(given.batch.unpooled ? 0 : given.batch.batch_size),
@@ -78,29 +109,8 @@ void step_tables(const StepArguments& given) {
   run_tasks_with_space(groups.positions(), count, kStepSpace * std::max<int64_t>(widest_of(given.weights), 1),
                        [&](int64_t k, float* space) {
                          const PositionGroup& group = groups.groups()[k];
-                         step_sorted<Rule>(tables[group.table], group.first_row, groups.sorted(group), space);
+                         step(tables[group.table], group.first_row, groups.sorted(group), space);
                        });
-}
-
-template <typename Rule, typename weight_t>
-void step_positions(const StepArguments& given) {
-  if (given.mean || given.scale != nullptr) {
-    step_tables<Rule, weight_t, ScaledPosition>(given);
-  } else {
-    step_tables<Rule, weight_t, Position>(given);
-  }
-}
-
-template <typename Rule>
-void step_weights(const StepArguments& given) {
-  switch (given.weights[0].scalar_type()) {
-    case at::kFloat:
-      return step_positions<Rule, float>(given);
-    case at::kHalf:
-      return step_positions<Rule, uint16_t>(given);
-    default:
-      return step_positions<Rule, BFloat16>(given);
-  }
 }
 
 void check_states(const char* name, at::TensorList states, const StepArguments& given, RowState kind) {
@@ -117,23 +127,6 @@ void check_states(const char* name, at::TensorList states, const StepArguments& 
                 "recfx::fused_step_: the ", name, " state of table ", t, " must be contiguous float32 [rows, ",
                 per_row ? "1" : "dim", "] on the CPU");
   }
-}
-
-template <typename Rule>
-void check_and_step(const StepArguments& given) {
-  check_states("first", given.first, given, Rule::kFirst);
-  check_states("second", given.second, given, Rule::kSecond);
-  step_weights<Rule>(given);
-}
-
-struct RuleOnTables {
-  const char* name;
-  void (*step)(const StepArguments&);
-};
-
-template <typename Rule>
-constexpr RuleOnTables rule_on_tables() {
-  return {Rule::kName, &check_and_step<Rule>};
 }
 
 constexpr RuleOnTables kRules[] = {rule_on_tables<SgdRule>(),
@@ -228,7 +221,15 @@ void fused_step_(const at::Tensor& rows, const at::Tensor& offsets, const Option
                     step_counts->numel() == static_cast<int64_t>(weights.size()),
                 "recfx::fused_step_: step_counts must be contiguous float32 [", weights.size(), "] on the CPU");
   }
-  found->step(given);
+  check_states("first", first, given, found->first);
+  check_states("second", second, given, found->second);
+  const at::ScalarType dtype = weights[0].scalar_type();
+  const int place = dtype == at::kFloat ? 0 : dtype == at::kHalf ? 1 : 2;
+  if (mean || given.scale != nullptr) {
+    step_tables(given, *found, found->step_scaled[place]);
+  } else {
+    step_tables(given, *found, found->step[place]);
+  }
   for (size_t t = 0; step_counts.has_value() && t < weights.size(); ++t) {
     step_counts->data_ptr<float>()[t] += tables[t].features.empty() ? 0.0F : 1.0F;
   }

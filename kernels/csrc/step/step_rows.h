@@ -28,11 +28,10 @@ struct FeatureGradients {
 };
 
 // One table in a step.
-template <typename weight_t>
 struct SteppedTable {
-  weight_t* values;  // [rows, dim]
-  float* first;      // [rows, dim] or [rows, 1]; null if the rule has none
-  float* second;     // likewise
+  void* values;   // [rows, dim]
+  float* first;   // [rows, dim] or [rows, 1]; null if the rule has none
+  float* second;  // likewise
   int64_t dim;
   const FeatureGradients* gradients;  // of the table's features
   int64_t features;
@@ -77,16 +76,16 @@ RECFX_INLINE void fetch_state(float* states, int64_t row, int64_t dim) {
 }
 
 template <typename Rule, typename weight_t>
-RECFX_INLINE void fetch_stepped_row(const SteppedTable<weight_t>& table, int64_t row) {
-  fetch_to_write(table.values + row * table.dim, table.dim);
+RECFX_INLINE void fetch_stepped_row(const SteppedTable& table, int64_t row) {
+  fetch_to_write(static_cast<weight_t*>(table.values) + row * table.dim, table.dim);
   fetch_state<Rule::kFirst>(table.first, row, table.dim);
   fetch_state<Rule::kSecond>(table.second, row, table.dim);
 }
 
 // Sums `parts` times `width` columns of the gradients of some positions, in their order.
-template <int parts, int width, typename position_t, typename weight_t>
-RECFX_INLINE void sum_columns(const SteppedTable<weight_t>& table, const position_t* begin, const position_t* end,
-                              int64_t column, float* sum) {
+template <int parts, int width, typename position_t>
+RECFX_INLINE void sum_columns(const SteppedTable& table, const position_t* begin, const position_t* end, int64_t column,
+                              float* sum) {
   using Floats = typename Vectors<width>::Floats;
   Floats totals[parts];
 #pragma GCC unroll 8
@@ -111,9 +110,8 @@ RECFX_INLINE void sum_columns(const SteppedTable<weight_t>& table, const positio
   }
 }
 
-template <int native, typename position_t, typename weight_t>
-RECFX_INLINE void sum_gradients(const SteppedTable<weight_t>& table, const position_t* begin, const position_t* end,
-                                float* sum) {
+template <int native, typename position_t>
+RECFX_INLINE void sum_gradients(const SteppedTable& table, const position_t* begin, const position_t* end, float* sum) {
   int64_t column = 0;
   for (; column + 8 * native <= table.dim; column += 8 * native) {
     sum_columns<8, native>(table, begin, end, column, sum);
@@ -132,9 +130,15 @@ RECFX_INLINE void sum_gradients(const SteppedTable<weight_t>& table, const posit
   }
 }
 
-template <int native, typename Rule, typename position_t, typename weight_t>
-RECFX_INLINE void step_rows(const SteppedTable<weight_t>& table, int64_t first_row,
-                            SortedPositions<position_t> positions, float* space) {
+// The sum of the gradients of some positions, float32 [dim]. Compiled once for each path, and not for each rule.
+template <int native, typename position_t>
+RECFX_INLINE void sum_once(const SteppedTable& table, const position_t* begin, const position_t* end, float* sum) {
+  on_vectors<native>([&](auto floats) RECFX_INLINE_LAMBDA { sum_gradients<floats.value>(table, begin, end, sum); });
+}
+
+template <int native, typename Rule, typename weight_t, typename position_t>
+RECFX_INLINE void step_rows(const SteppedTable& table, int64_t first_row, SortedPositions<position_t> positions,
+                            float* space) {
   const int64_t dim = table.dim;
   float* summed = space;
   float* read = space + dim;
@@ -149,16 +153,16 @@ RECFX_INLINE void step_rows(const SteppedTable<weight_t>& table, int64_t first_r
     for (const position_t* last = at + std::min(kStepAhead, end - at); ahead < last; ++ahead) {
       fetch_row(table.gradient_of(ahead->bag), dim);
       if (ahead == positions.begin || ahead->row != ahead[-1].row) {
-        fetch_stepped_row<Rule>(table, first_row + ahead->row);
+        fetch_stepped_row<Rule, weight_t>(table, first_row + ahead->row);
       }
     }
     const int64_t row = first_row + at->row;
     const float* gradient = table.gradient_of(at->bag);
     if (position_t::kScaled || next - at > 1) {
-      sum_gradients<native>(table, at, next, summed);
+      sum_once<native>(table, at, next, summed);
       gradient = summed;
     }
-    weight_t* stored = table.values + row * dim;
+    weight_t* stored = static_cast<weight_t*>(table.values) + row * dim;
     float* values = read_row<native>(stored, dim, read);
     if (table.numbers.weight_decay != 0.0F) {  // zero times an infinite weight would not be zero
       for (int64_t j = 0; j < dim; ++j) {
@@ -175,11 +179,12 @@ RECFX_INLINE void step_rows(const SteppedTable<weight_t>& table, int64_t first_r
 }
 
 // Steps the rows of positions that are sorted by row. space: float32 [kStepSpace, dim].
-template <typename Rule, typename position_t, typename weight_t>
-static void step_sorted(const SteppedTable<weight_t>& table, int64_t first_row, SortedPositions<position_t> positions,
+template <typename Rule, typename weight_t, typename position_t>
+static void step_sorted(const SteppedTable& table, int64_t first_row, SortedPositions<position_t> positions,
                         float* space) {
-  on_widest_vectors([&](auto native)
-                        RECFX_INLINE_LAMBDA { step_rows<native.value, Rule>(table, first_row, positions, space); });
+  on_widest_vectors([&](auto native) RECFX_INLINE_LAMBDA {
+    step_rows<native.value, Rule, weight_t>(table, first_row, positions, space);
+  });
 }
 
 }  // namespace recfx
