@@ -12,6 +12,20 @@ from torchrec.distributed.model_parallel import DistributedModelParallel
 _INSIDE = {"module", "_orig_mod", "_dmp_wrapped_module"}
 
 
+_WRAPPERS = (nn.parallel.DistributedDataParallel, nn.DataParallel, DistributedModelParallel, OptimizedModule)
+
+
+def users_path(model: nn.Module, path: str) -> str:
+    """The name of a module or a table in ``model``, without what wrappers of it, and of modules in it, add to it."""
+    parts: list[str] = []
+    holder: nn.Module | None = model
+    for part in path.split("."):
+        if not (isinstance(holder, _WRAPPERS) and part in _INSIDE):
+            parts.append(part)
+        holder = None if holder is None else holder._modules.get(part)
+    return ".".join(parts)
+
+
 def without_wrappers(path: str) -> str:
     """A fully qualified name, as it is without wrappers."""
     return ".".join(part for part in path.split(".") if part not in _INSIDE)

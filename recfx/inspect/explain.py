@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from importlib.metadata import version
 from typing import Any, Literal
@@ -25,7 +25,7 @@ from recfx.collections.sharding.whole_plan import (
     refuse_unknown_collections,
 )
 from recfx.collections.whole_graph import WholeGraph
-from recfx.collections.wrappers import unwrap
+from recfx.collections.wrappers import unwrap, users_path
 from recfx.conversion.convert import as_whole_graph
 from recfx.conversion.decide import Decision, decide
 from recfx.conversion.request import DEFAULT_HASHING, Request, named_passes
@@ -131,7 +131,8 @@ def explain(
             what_to_do="pass plan= as well, or a topology instead, for which a plan is made.",
         )
     planned = _PlannedSharding(asked, world_size) if asked.shards else None
-    model, as_asked = _holder(model), asked
+    root, as_asked = model, asked
+    model = _holder(model)
     records = Records.of(model)
     if not _is_to_be_traced(model, records):
         asked = replace(asked, call=None)
@@ -170,19 +171,35 @@ def explain(
     listed = {(reason.code, reason.path) for reason in reasons}
     reasons += [refusal for refusal in decision.refusals if (refusal.code, refusal.path) not in listed]
     reasons.sort(key=lambda reason: reason.severity.rank)
+    renamed = functools.partial(_renamed, functools.partial(users_path, root))
     return Report(
         version=REPORT_VERSION,
         recfx_version=__version__,
         torch_version=torch.__version__,
         torchrec_version=_torchrec_version(),
         ok=all(reason.severity != Severity.ERROR for reason in reasons),
-        collections=tuple(collections),
-        reasons=tuple(reasons),
-        rollbacks=tuple(rollbacks),
+        collections=renamed(collections),
+        reasons=renamed(reasons),
+        rollbacks=renamed(rollbacks),
         verification=verification,
-        notes=tuple(notes),
+        notes=renamed(notes),
         tables=tables,
     )
+
+
+def _renamed(name: Callable[[str], str], value: Any) -> Any:
+    """Reasons, and reports of collections and tables, with other names of the modules that they are about."""
+    if isinstance(value, (list, tuple)):
+        return tuple(_renamed(name, one) for one in value)
+    if isinstance(value, Diagnostic):
+        return replace(value, path=name(value.path))
+    changed = {field: _renamed(name, getattr(value, field)) for field in _WITH_REASONS if hasattr(value, field)}
+    if isinstance(value, CollectionReport):
+        changed["paths"] = tuple(map(name, value.paths))
+    return replace(value, **changed) if changed else value
+
+
+_WITH_REASONS = ("why", "reasons", "declined", "tables")  # the fields that hold them
 
 
 @functools.cache

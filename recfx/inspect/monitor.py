@@ -20,7 +20,7 @@ from recfx.collections.converted_collection import ConvertedCollection, converte
 from recfx.collections.kinds import kind_of
 from recfx.collections.sharding.collection import ShardedCollection
 from recfx.collections.sharding.ranks_agree import on_all_ranks
-from recfx.collections.wrappers import without_wrappers
+from recfx.collections.wrappers import users_path
 from recfx.errors import ConversionError, RecfxError, plural, type_of
 from recfx.hashing import HashIndex
 from recfx.inspect.index_health import Health, IndexHealth, end_intervals
@@ -101,10 +101,7 @@ def monitor(model: nn.Module, *, probed_groups: int | None = None) -> Monitor:
             what_to_do="convert with hashing=HashConfig.raw_ids() for raw ids, or do without a monitor.",
         )
     paths = [*tables, *(path for path in sent if path not in tables)]
-    names = [without_wrappers(path) for path in paths]
-    if len(set(names)) != len(names):  # the user's own modules have such names
-        names = paths
-    tags = dict(zip(paths, _tags(names), strict=True))
+    tags = dict(zip(paths, _tags([users_path(model, path) for path in paths]), strict=True))
     health = {tags[path]: indexes for path, indexes in tables.items()}
     return Monitor(health, probed_groups, {tags[path]: shares for path, shares in sent.items()})
 

@@ -262,10 +262,10 @@ def test_wrappers_whole_graph_and_copies() -> None:
     converted = convert(model, sample, verify=False)
     whole = convert(model, sample, verify=False, whole_graph=True)
     for wrapped, path in (
-        (torch.compile(converted), f"_orig_mod.{DLRM_PATH}"),
-        (convert(torch.compile(model), sample, verify=False), f"_orig_mod.{DLRM_PATH}"),
+        (torch.compile(converted), DLRM_PATH),
+        (convert(torch.compile(model), sample, verify=False), DLRM_PATH),
         (convert(torch.compile(model), sample, verify=False)._orig_mod, DLRM_PATH),
-        (Wrapped(torch.compile(converted)), f"inner._orig_mod.{DLRM_PATH}"),
+        (Wrapped(torch.compile(converted)), f"inner.{DLRM_PATH}"),
         (whole, DLRM_PATH),
         (copy.deepcopy(converted), DLRM_PATH),
         (pickle.loads(pickle.dumps(converted)), DLRM_PATH),

@@ -15,12 +15,14 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch import nn
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
+from torchrec.distributed.model_parallel import DistributedModelParallel
 
 import recfx
 from recfx.inspect.index_health import IndexHealth
 from recfx.kernels.index import slot_groups
 from tests.builders.optimizers import attach
 from tests.inspect.models import Towers, Wrapped, collection, config, dlrm
+from tests.support.fake_group import fake_group
 
 T0, T1 = "inner.embedding_bags.t0", "inner.embedding_bags.t1"
 
@@ -328,7 +330,24 @@ def test_names_are_those_of_the_model_whatever_is_around_it() -> None:
     root = recfx.convert(collection(), hashing=recfx.HashConfig(dense_rows=0))
     assert recfx.monitor(root).tables == ("embedding_bags.t0", "embedding_bags.t1")
     both = nn.ModuleDict({"module": root, "_orig_mod": copy.deepcopy(root)})
-    assert len(recfx.monitor(both).tables) == 4
+    assert recfx.monitor(both).tables[0::2] == ("module.embedding_bags.t0", "_orig_mod.embedding_bags.t0")
+
+
+@pytest.mark.parametrize("hashing", [recfx.HashConfig(dense_rows=0), recfx.HashConfig.raw_ids(on_full="evict")])
+def test_reports_and_monitors_use_the_names_of_the_user(hashing: recfx.HashConfig) -> None:
+    """Under ``DistributedModelParallel``, which adds two modules, and where the user's own module is called so."""
+    with fake_group(0, 1):
+        model = nn.ModuleDict({"module": recfx.convert(nn.ModuleDict({"ebc": collection()}), hashing=hashing)})
+        before, sharded = recfx.explain(model), DistributedModelParallel(model, device=torch.device("cpu"))
+        report, names = recfx.explain(sharded), recfx.monitor(sharded).tables
+    assert report.collections[0].paths == before.collections[0].paths == ("module.ebc",)
+    assert names == recfx.monitor(model).tables == ("module.ebc.embedding_bags.t0", "module.ebc.embedding_bags.t1")
+    assert (
+        {reason.path for reason in before.reasons}
+        <= {reason.path for reason in report.reasons}
+        <= {"module.ebc", *names}
+    )
+    assert "wrapped" not in report.to_json()
 
 
 def test_names_are_ones_that_every_writer_takes() -> None:
