@@ -655,4 +655,4 @@ def test_a_model_without_a_loss_is_refused() -> None:
 def test_two_dimensional_parallelism_is_refused() -> None:
     model = DMPCollection.__new__(DMPCollection)
     with pytest.raises(recfx.ConversionError, match="two_dimensional_parallelism"):
-        recfx.TrainPipeline(model, None, "cpu")  # type: ignore[arg-type]
+        recfx.TrainPipeline(model, torch.optim.SGD([nn.Parameter(torch.ones(1))]), "cpu")
