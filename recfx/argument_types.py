@@ -101,7 +101,8 @@ def _meant(name: str, given: Mapping[str, Any], hints: Mapping[str, Any], wrong:
     of_class = [
         other
         for other, hint in free.items()
-        if hint is not Any and (_is_own(value, hint) or (other in wrong and _takes(value, hint)))
+        if hint is not Any
+        and ((_is_own(value, hint) and not isinstance(value, str)) or (other in wrong and _takes(value, hint)))
     ]
     return of_class or ["sample"] * (is_batch and "sample" in free)
 

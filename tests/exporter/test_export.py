@@ -69,10 +69,10 @@ def test_recfx_operators_are_for_torchscript(model: nn.Module, tmp_path: Path, m
     ("wrong", "message"),
     [
         ({"model": None}, "model is None"),
-        ({"model": HashedModel}, "model is a type"),
+        ({"model": HashedModel}, "model is the class HashedModel"),
         ({"format": ["pt2"]}, "is not a format"),
         ({"format": "onnx"}, "is not a format"),
-        ({"portable": "no"}, "portable='no' is not a bool"),
+        ({"portable": "no"}, "portable is a str. .*of type bool"),
         ({"device": 3}, "device=3 cannot serve a file"),
         ({"device": ""}, "device='' cannot serve a file"),
         ({"device": torch.device("meta")}, "cannot serve a file"),
