@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import copy
+import io
+import pickle
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torchrec.distributed.types import ShardingEnv
+from torchrec import KeyedJaggedTensor
+from torchrec.distributed.types import ShardingEnv, ShardingPlan
 
 import recfx
 from recfx.collections.sharding.collection import (
@@ -18,7 +22,8 @@ from recfx.collections.sharding.collection import (
     shard_collection,
 )
 from recfx.runtime import InputDistStart, Lookup, OutputDistStart
-from tests.sharding.cases import Case, Table, build, plan_of, with_optimizer
+from tests.sharding.cases import Case, Table, batches, build, model_and_plan, model_parallel, plan_of, with_optimizer
+from tests.sharding.ranks import ranks
 from tests.support.fake_group import fake_group
 
 CASE = Case(
@@ -108,3 +113,34 @@ def test_data_parallel_ignores_tables_besides_what_it_ignored_before() -> None:
             assert not any("dense" in name for name in ignored)
             assert ("over.bias" in ignored) == (around is model)
         assert not hasattr(tower["dense"], "_ddp_params_and_buffers_to_ignore")
+
+
+PICKLED: dict[str, Callable[[nn.Module, ShardingPlan, KeyedJaggedTensor], nn.Module]] = {
+    "convert": lambda model, plan, _: recfx.convert(model, plan=plan),
+    "model parallel": lambda model, plan, _: model_parallel(recfx.convert(model), plan),
+    "data parallel": lambda model, plan, _: nn.parallel.DistributedDataParallel(recfx.convert(model, plan=plan)),
+    "whole graph": lambda model, plan, batch: recfx.convert(model, (batch,), plan=plan, whole_graph=True),
+    "trace": lambda model, plan, batch: recfx.trace(recfx.convert(model, plan=plan), (batch,)),
+}
+
+
+def pickled(rank: int, world_size: int, form: str) -> list[tuple[str, str, str]]:
+    case = Case((Table("b", 32, 8, ("f0",), "SUM", ("row_wise",)),))
+    (batch,) = (step[rank] for step in batches(case, world_size, 1))
+    model = PICKLED[form](*model_and_plan(case, world_size, is_converted=False), batch)
+    told = []
+    for save in (pickle.dumps, lambda model: torch.save(model, io.BytesIO())):
+        with pytest.raises(recfx.errors.CheckpointError) as caught:
+            save(model)
+        told.append((caught.value.reason, caught.value.module_path, caught.value.what_to_do))
+    for one, other in zip(model(batch), copy.deepcopy(model)(batch), strict=True):
+        assert torch.equal(one, other)
+    return told
+
+
+@pytest.mark.parametrize("form", PICKLED)
+def test_a_sharded_model_that_is_pickled_names_what_saves_it(form: str) -> None:
+    for told in ranks(2).run(pickled, form):
+        for reason, path, advice in told:
+            assert (reason, path.rpartition(".")[2]) == ("sharded_not_pickled", "sparse")
+            assert all(way in advice for way in ("save_checkpoint", "state_dict", "unconvert", "export", "deepcopy"))

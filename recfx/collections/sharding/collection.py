@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import nn
@@ -30,7 +30,7 @@ from recfx.collections.sharding.optimizer_settings import OptimizerSettings, che
 from recfx.collections.sharding.plan import agreed_sharding, read_plan
 from recfx.collections.sharding.same_settings import settings_of
 from recfx.collections.sharding.state import save_sharded_state
-from recfx.errors import ConversionError
+from recfx.errors import CheckpointError, ConversionError
 from recfx.ir.operator_graph import OperatorGraph
 from recfx.ir.shards import CollectionSharding
 from recfx.ir.snapshot import PASSES_KEY
@@ -145,6 +145,22 @@ class ShardedCollection(BatchSteps, FusedOptimizerModule):
     def own_names(self) -> frozenset[str]:
         """All attributes: what users put on a collection stays with the unsharded one."""
         return frozenset(self.__dict__)
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        """Refuse to be pickled: process groups cannot be, and a rank has no more than its shards.
+
+        Raises:
+            CheckpointError: ``sharded_not_pickled``.
+        """
+        raise CheckpointError(
+            "a sharded collection cannot be pickled (as torch.save(model) and new processes do): its process groups "
+            "belong to this process, and its tables are this rank's shards.",
+            reason="sharded_not_pickled",
+            module_path=self.collection,
+            what_to_do="save a run with recfx.save_checkpoint(model, folder), or model.state_dict(), on all ranks. For "
+            "the whole tables in one process, call recfx.unconvert(model) or recfx.export(model, file) on all ranks. "
+            "copy.deepcopy copies the model within this process.",
+        )
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ShardedCollection:
         """A copy with its own tables that communicates in the same process groups, which cannot be copied."""
