@@ -70,7 +70,7 @@ class IndexFacts:
             return None
         config, policy, buffers = index.config, index.policy, index.index_buffers()
         own = policy.own_buckets
-        borders = torch.arange(own.start, own.start + len(own) + 1)
+        borders = torch.arange(own.start, own.start + len(own) + 1, device=buffers.bucket_taken.device)
         begins = bucket_begins(borders, config.rows, config.dense_rows, config.buckets) - policy.row_begin
         counters, trained = index.counters, dict(zip(COUNTERS, buffers.counts.tolist(), strict=True))
         candidates = _candidates(buffers, begins, own.start) if config.admits else None
