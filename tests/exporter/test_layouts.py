@@ -9,41 +9,76 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torchrec import KeyedJaggedTensor
+from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, EmbeddingCollection, EmbeddingConfig, KeyedJaggedTensor
 
 import recfx
-from tests.exporter.hashed_models import FEATURES, FORMATS, SequenceModel, by_name, call, trained
+from recfx.exporter import traced_artifact
+from recfx.exporter.serving.select_bags import SelectBags
+from recfx.exporter.serving.traced import TracedSelectBags
+from tests.exporter.hashed_models import FORMATS, by_name
 from tests.support.layouts import LAYOUTS, contiguous, laid_out
+from tests.support.refusals import refused
 
 PROGRAMS: dict[str, dict[str, Any]] = {
     **FORMATS,
     **{f"{name} of int8": {**options, "quantize": "int8"} for name, options in FORMATS.items()},
-    "torchscript of fp16": {"quantize": "fp16"},
-    "torchscript of several": {"quantize": {"mean": "int4", "adopted": "int8", "some_dense": "fp16"}},
+    "torchscript of int4 and fp16": {"quantize": {"hashed": "int4", "adopted": "fp16"}},
     "torch.jit.script": {},
     "torch.export": {},
 }
 PARTS = ["values", "lengths", "weights", "offsets"]
+KEYS = ["a", "b", "c"]
+
+
+class Layouts(nn.Module):
+    """Takes features in the order of its collection, so that nothing copies them on their way to the kernels."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        is_pooled = kind != "sequence"
+        config: Any = EmbeddingBagConfig if is_pooled else EmbeddingConfig
+        tables = [
+            config(name=name, embedding_dim=8, num_embeddings=40, feature_names=features)
+            for name, features in (("hashed", ["a", "b"]), ("adopted", ["c"]))
+        ]
+        self.collection = (
+            EmbeddingBagCollection(tables, is_weighted=kind == "weighted") if is_pooled else EmbeddingCollection(tables)
+        )
+        self.is_pooled = is_pooled
+        self.linear = nn.Linear(24, 2)
+
+    def forward(self, dense: torch.Tensor, features: KeyedJaggedTensor) -> torch.Tensor:
+        if self.is_pooled:
+            return self.linear(self.collection(features).values()) + dense
+        rows = self.collection(features)
+        return self.linear(torch.cat([rows[key].to_padded_dense(3).sum(1) for key in ["a", "b", "c"]], dim=1)) + dense
 
 
 def _batch(batch_size: int) -> tuple[torch.Tensor, KeyedJaggedTensor]:
-    """Two ids in every bag, so that equal lengths fit them; all ids may be rows."""
+    """Two ids in every bag, so that equal lengths fit them."""
     draw = torch.Generator().manual_seed(batch_size)
-    ids = torch.randint(0, 20, (2 * len(FEATURES) * batch_size,), generator=draw)
-    lengths = torch.full((len(FEATURES) * batch_size,), 2)
-    return torch.rand(batch_size, 1, generator=draw), KeyedJaggedTensor(
-        FEATURES, ids, torch.rand(ids.numel(), generator=draw), lengths
-    )
+    ids = torch.randint(0, 40, (2 * len(KEYS) * batch_size,), generator=draw)
+    lengths = torch.full((len(KEYS) * batch_size,), 2)
+    weights = torch.rand(ids.numel(), generator=draw)
+    return torch.rand(batch_size, 2, generator=draw), KeyedJaggedTensor(KEYS, ids, weights, lengths)
 
 
-@pytest.fixture(scope="module", params=["pooled", "weighted", "sequence"])
-def model(request: pytest.FixtureRequest, model_of: dict[bool, nn.Module]) -> nn.Module:
-    return trained(model=SequenceModel) if request.param == "sequence" else model_of[request.param == "weighted"]
+@pytest.fixture(scope="module")
+def models() -> dict[str, nn.Module]:
+    made: dict[str, nn.Module] = {}
+    for kind in ("pooled", "weighted", "sequence"):
+        torch.manual_seed(0)
+        hashing = {"hashed": recfx.HashConfig(dense_rows=0), "adopted": recfx.HashConfig()}
+        made[kind] = recfx.convert(Layouts(kind), hashing=hashing)
+        made[kind](*_batch(6))
+        made[kind].eval()
+    return made
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
-def test_programs_read_any_layout(model: nn.Module, program: str, tmp_path: Path) -> None:
-    sample = recfx.Sample(*_batch(6))
+@pytest.mark.parametrize("kind", ["pooled", "weighted", "sequence"])
+def test_programs_read_any_layout(kind: str, program: str, models: dict[str, nn.Module], tmp_path: Path) -> None:
+    model, sample = models[kind], recfx.Sample(*_batch(6))
     if program == "torch.jit.script":
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -71,11 +106,32 @@ def test_programs_read_any_layout(model: nn.Module, program: str, tmp_path: Path
 
 
 @pytest.mark.parametrize("options", FORMATS.values(), ids=FORMATS)
-def test_plain_tensors_of_any_layout(options: dict[str, Any], model_of: dict[bool, nn.Module], tmp_path: Path) -> None:
-    recfx.export(model_of[True], tmp_path / "model", call(6, is_weighted=True), **options)
+def test_plain_tensors_of_any_layout(options: dict[str, Any], models: dict[str, nn.Module], tmp_path: Path) -> None:
+    recfx.export(models["weighted"], tmp_path / "model", _batch(6), **options)
     loaded = recfx.load(tmp_path / "model")
     inputs = by_name(recfx.Sample(*_batch(5)))
     for name, layout in LAYOUTS.items():
         given = {key: layout(tensor) for key, tensor in inputs.items()}
         expected = loaded.serve({key: contiguous(tensor) for key, tensor in given.items()})
         assert torch.equal(loaded.serve(given)["output"], expected["output"]), name
+
+
+@pytest.mark.parametrize("quantize", [None, "int8"])
+@pytest.mark.parametrize(
+    ("options", "node"), [({}, SelectBags), ({"format": "pt2"}, TracedSelectBags)], ids=["torchscript", "pt2"]
+)
+def test_an_export_finds_that_a_program_takes_tensors_for_contiguous(
+    options: dict[str, Any],
+    node: type[SelectBags],
+    quantize: Any,
+    models: dict[str, nn.Module],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def contiguous(self: SelectBags, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor
+
+    monkeypatch.setattr(node, "contiguous", contiguous)
+    monkeypatch.setattr(traced_artifact, "contiguous_copy", lambda tensor: tensor)
+    with refused("not_exportable" if options else "not_scriptable", match="not contiguous", error=recfx.ExportError):
+        recfx.export(models["weighted"], tmp_path / "model", _batch(6), quantize=quantize, **options)
