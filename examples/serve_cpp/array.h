@@ -4,11 +4,20 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 namespace serve {
 
 enum class DType { kBool, kUInt8, kInt32, kInt64, kFloat32, kFloat64 };
+
+inline constexpr std::pair<std::string_view, DType> kDTypes[] = {
+    {"bool", DType::kBool},   {"uint8", DType::kUInt8},     {"int32", DType::kInt32},
+    {"int64", DType::kInt64}, {"float32", DType::kFloat32}, {"float64", DType::kFloat64},
+};
+
+inline std::string name_of(DType dtype) { return std::string(kDTypes[static_cast<size_t>(dtype)].first); }
 
 struct Array {
   std::string name;

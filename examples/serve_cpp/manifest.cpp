@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <deque>
 #include <map>
 #include <optional>
 
@@ -12,7 +13,8 @@ namespace {
 
 const std::string kManifest = "/extra/recfx.json";
 
-// The members of a JSON object, each as the text of its value. It looks no deeper than brackets and strings need.
+// The members of a JSON object, or the items of a list, each as the text of its value. It looks no deeper than brackets
+// and strings need.
 class TopLevel {
  public:
   explicit TopLevel(const std::string& text) : text_(text) {}
@@ -36,17 +38,38 @@ class TopLevel {
       if (!take(':')) {
         return std::nullopt;
       }
-      skip_space();
-      const size_t value = at_;
-      if (!skip_value() || at_ == value) {
+      const auto value = next_value();
+      if (!value) {
         return std::nullopt;
       }
-      found[key] = text_.substr(value, text_.find_last_not_of(" \t\r\n", at_ - 1) + 1 - value);
+      found[key] = *value;
     } while (take(','));
     return take('}') ? std::optional(found) : std::nullopt;
   }
 
+  // Those in front of the first mistake; none if the text is not a list.
+  std::deque<std::string> items() {
+    std::deque<std::string> found;
+    if (take('[')) {
+      do {
+        if (const auto value = next_value()) {
+          found.push_back(*value);
+        }
+      } while (take(','));
+    }
+    return found;
+  }
+
  private:
+  std::optional<std::string> next_value() {
+    skip_space();
+    const size_t value = at_;
+    if (!skip_value() || at_ == value) {
+      return std::nullopt;
+    }
+    return text_.substr(value, text_.find_last_not_of(" \t\r\n", at_ - 1) + 1 - value);
+  }
+
   void skip_space() { at_ = std::min(text_.find_first_not_of(" \t\r\n", at_), text_.size()); }
 
   bool take(char wanted) {
@@ -119,7 +142,87 @@ bool has_its_records(std::string text, const Archive& archive) {
   return hexadecimal(archive.content_checksum(kManifest, text)) == wanted;
 }
 
+using Members = std::map<std::string, std::string>;
+
+// The member of this name, or the text of nothing; without the quotes of a string.
+std::string member(const Members& members, const std::string& name) {
+  const auto found = members.find(name);
+  const std::string text = found == members.end() ? "" : found->second;
+  return text.starts_with('"') ? text.substr(1, text.size() - 2) : text;
+}
+
+// The tensors and KJTs in the patterns of the arguments, in order; see Pattern in recfx/exporter/arguments.py.
+std::vector<Argument> arguments_of(const Members& manifest) {
+  std::vector<Argument> arguments;
+  const std::string listed = member(manifest, "arguments"), described = member(manifest, "sizes");
+  const Members sizes = TopLevel(described).members().value_or(Members());
+  std::deque<std::string> patterns = TopLevel(listed).items();
+  while (!patterns.empty()) {
+    const std::string text = std::move(patterns.front());
+    patterns.pop_front();
+    const Members pattern = TopLevel(text).members().value_or(Members());
+    const std::string name = member(pattern, "name"), inner = member(pattern, "items"), own = member(sizes, name);
+    const auto items = TopLevel(inner).items();
+    patterns.insert(patterns.begin(), items.begin(), items.end());
+    if (!name.empty()) {
+      arguments.push_back({name, member(pattern, "kind"), member(pattern, "type_name"), {}});
+      for (const std::string& size : TopLevel(own).items()) {
+        arguments.back().sizes.push_back(integer(size).value_or(-1));
+      }
+    }
+  }
+  return arguments;
+}
+
+std::string shown(const std::vector<int64_t>& sizes) {
+  std::string text;
+  for (const int64_t size : sizes) {
+    text += (text.empty() ? "" : ", ") + (size == -1 ? "any" : std::to_string(size));
+  }
+  return '[' + text + ']';
+}
+
 }  // namespace
+
+std::string unlike_sample(const std::vector<Argument>& arguments, const std::vector<Array>& inputs) {
+  const Argument* kjt = nullptr;
+  int64_t batch_size = 0;
+  std::string of_other_sizes;
+  for (const Argument& argument : arguments) {
+    for (const Array& input : inputs) {
+      const bool is_its_own = input.name.starts_with(argument.name + '.') && input.name.ends_with(".lengths");
+      if (kjt == nullptr && argument.kind == "kjt" && is_its_own && input.shape.size() == 1) {
+        kjt = &argument;
+        batch_size = input.shape[0];
+      }
+    }
+  }
+  for (const Argument& argument : arguments) {
+    const auto input = std::find_if(inputs.begin(), inputs.end(), [&](const Array& one) {
+      return argument.kind == "tensor" && one.name == argument.name;
+    });
+    if (input == inputs.end()) {
+      continue;
+    }
+    if (!argument.dtype.empty() && argument.dtype != name_of(input->dtype)) {
+      return "input " + argument.name + " must be " + argument.dtype + ", got " + name_of(input->dtype) +
+             " [wrong_dtype]";
+    }
+    const std::vector<int64_t>&sizes = argument.sizes, &shape = input->shape;
+    if (!of_other_sizes.empty() || sizes.empty() || sizes.size() != shape.size()) {
+      continue;
+    }
+    if (!std::equal(sizes.begin(), sizes.end(), shape.begin(),
+                    [](int64_t expected, int64_t size) { return expected == -1 || expected == size; })) {
+      of_other_sizes = "the model fails with input " + argument.name + " of sizes " + shown(shape) +
+                       "; the sample's had " + shown(sizes) + " [wrong_size]";
+    } else if (kjt != nullptr && sizes[0] == -1 && shape[0] != batch_size) {
+      of_other_sizes = "the model fails with " + std::to_string(shape[0]) + " samples in input " + argument.name +
+                       " and " + std::to_string(batch_size) + " in " + kjt->name + " [wrong_batch_size]";
+    }
+  }
+  return of_other_sizes;
+}
 
 Manifest check_manifest(const std::string& path, const Archive& archive) {
   const Record* record = archive.find(kManifest);
@@ -180,6 +283,7 @@ Manifest check_manifest(const std::string& path, const Archive& archive) {
   if (!has_its_records(text, archive)) {
     throw damaged("its records are not those that its manifest was written for");
   }
+  manifest.arguments = arguments_of(*members);
   return manifest;
 }
 

@@ -16,11 +16,6 @@ constexpr size_t kLongestRequest = size_t{1} << 28;  // bytes, which is also as 
 constexpr size_t kMostDimensions = 8;
 constexpr size_t kMostInputs = 100'000;
 
-constexpr std::pair<std::string_view, DType> kDTypes[] = {
-    {"bool", DType::kBool},   {"uint8", DType::kUInt8},     {"int32", DType::kInt32},
-    {"int64", DType::kInt64}, {"float32", DType::kFloat32}, {"float64", DType::kFloat64},
-};
-
 // Everything in front of the separator, which is taken off the text; all of it if there is none.
 std::string_view take(std::string_view& text, char separator) {
   const size_t end = std::min(text.find(separator), text.size());
@@ -117,9 +112,7 @@ std::string one_field(std::string text) {
 }
 
 void append(std::string& text, const Array& array) {
-  const auto* dtype = std::find_if(std::begin(kDTypes), std::end(kDTypes),
-                                   [&](const auto& each) { return each.second == array.dtype; });
-  text += one_field(array.name) + '\t' + std::string(dtype->first) + '\t';
+  text += one_field(array.name) + '\t' + name_of(array.dtype) + '\t';
   for (size_t dimension = 0; dimension < array.shape.size(); ++dimension) {
     text += dimension ? "," : "";
     text += std::to_string(array.shape[dimension]);

@@ -13,9 +13,9 @@
 #include <cstring>
 #include <new>
 #include <tuple>
+#include <utility>
 
 #include "errors.h"
-#include "manifest.h"
 
 namespace serve {
 namespace {
@@ -147,7 +147,14 @@ std::string last_line(const char* what) {
       message.erase(0, std::strlen(prefix));
     }
   }
-  return message.ends_with(']') ? message : message + " [request_failed]";
+  return message;
+}
+
+// Whether a message ends with a reason code, and not with a shape.
+bool has_reason(const std::string& message) {
+  const size_t begin = message.rfind('[');
+  return begin != std::string::npos && message.ends_with(']') &&
+         message.find_first_not_of("abcdefghijklmnopqrstuvwxyz_", begin + 1) == message.size() - 1;
 }
 
 Array array_of(const std::string& name, at::Tensor tensor) {
@@ -203,8 +210,9 @@ ServedModel::ServedModel(const std::string& path) try {
   const File file(path);
   const Archive archive(file);
   archive.check();
-  const Manifest manifest = check_manifest(path, archive);
+  Manifest manifest = check_manifest(path, archive);
   check_operators(path, manifest);
+  arguments_ = std::move(manifest.arguments);
   version_ = archive.fingerprint();
   stamp_ = file.stamp();
   const c10::InferenceMode no_gradients;
@@ -248,10 +256,14 @@ std::vector<Array> ServedModel::serve(const std::vector<Array>& inputs) const {
     return outputs;
   } catch (const RequestError&) {
     throw;
-  } catch (const c10::Error& error) {
-    throw RequestError(last_line(error.what_without_backtrace()));
   } catch (const std::exception& error) {
-    throw RequestError(last_line(error.what()));
+    const auto* of_torch = dynamic_cast<const c10::Error*>(&error);
+    const std::string line = last_line(of_torch == nullptr ? error.what() : of_torch->what_without_backtrace());
+    if (has_reason(line)) {
+      throw RequestError(line);
+    }
+    const std::string unlike = unlike_sample(arguments_, inputs);
+    throw RequestError(unlike.empty() ? line + " [request_failed]" : unlike);
   }
 }
 

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "array.h"
+#include "manifest.h"
 #include "model_file.h"
 
 namespace serve {
@@ -48,6 +49,7 @@ class ServedModel {
 
   std::string version_;
   FileStamp stamp_;
+  std::vector<Argument> arguments_;
   std::unique_ptr<Module> module_;
 };
 

@@ -24,7 +24,7 @@ from torchrec.sparse.tensor_dict import maybe_td_to_kjt
 
 from recfx.discovery.sample import Sample
 from recfx.errors import ExportError, InputError, type_of
-from recfx.exporter.input_errors import with_values
+from recfx.exporter.input_errors import SECOND_FILE, with_values
 
 
 def identifier(path: str, taken: Collection[str]) -> str:
@@ -120,18 +120,22 @@ class Signature:
             if name in arguments:
                 _flatten(arguments[name], pattern, name, values)
             elif pattern.kind != "constant" or (self.order and not is_constant(self.defaults.get(name), pattern.value)):
-                built_in = f"; {pattern.value!r} is built in" if pattern.kind == "constant" else ""
-                raise _wrong(f"argument {name} is missing{built_in}.")
+                built_in = f"{pattern.value!r} is built in" if pattern.kind == "constant" else "the sample had it"
+                raise _wrong(f"argument {name} is missing; {built_in}.")
         return values
 
     def unlike_sample(self, leaves: Iterable[Any]) -> tuple[str, str] | None:
         """The first tensor that has another dtype or rank than in the sample, in words, and a reason code; or else the
-        first of other sizes, apart from the batch's.
+        first of other sizes, or of another batch size than the first KJT.
 
-        A model may take such tensors, so only a call that has failed asks.
+        A model may take such tensors, so only a call that has failed asks. In the place of a KJT, the lengths of one of
+        its features will do. ``examples/serve_cpp/manifest.cpp`` says the same in C++.
         """
+        given = list(zip(self.leaves(), leaves, strict=True))
+        kjts = ((leaf.name, _samples(value)) for leaf, value in given if leaf.kind == "kjt" and leaf.keys)
+        kjt, batch_size = next(kjts, ("", 0))
         of_other_sizes = None
-        for leaf, value in zip(self.leaves(), leaves, strict=True):
+        for leaf, value in given:
             if leaf.kind != "tensor" or leaf.value is None:
                 continue
             if value.dim() != leaf.value["dimensions"]:
@@ -147,6 +151,9 @@ class Signature:
                     f"the model fails with input {leaf.name} of sizes {list(value.shape)}; the sample's had [{was}]"
                 )
                 of_other_sizes = of_other_sizes or (message, "wrong_size")
+            elif kjt and list(sizes[:1]) == [-1] and len(value) != batch_size:
+                message = f"the model fails with {len(value)} samples in input {leaf.name} and {batch_size} in {kjt}"
+                of_other_sizes = of_other_sizes or (message, "wrong_batch_size")
         return of_other_sizes
 
     def _by_name(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -273,6 +280,10 @@ def _pattern(value: Any, name: str, taken: set[str]) -> Pattern:
     )
 
 
+def _samples(value: KeyedJaggedTensor | torch.Tensor) -> int:
+    return value.stride() if isinstance(value, KeyedJaggedTensor) else len(value)
+
+
 def _dtype(tensor: torch.Tensor) -> str:
     return str(tensor.dtype).removeprefix("torch.")
 
@@ -311,6 +322,8 @@ def rebuild(pattern: Pattern, leaves: Iterator[Any]) -> Any:
 
 def _flatten(value: Any, pattern: Pattern, where: str, values: list[Any]) -> None:
     if pattern.kind == "tensor":
+        if value is None:
+            raise _wrong(f"{where} is None, not a tensor as in the sample.")
         values.append(with_values(value, where))
     elif pattern.kind == "kjt":
         values.append(_keyed_jagged(value, where))
@@ -320,7 +333,8 @@ def _flatten(value: Any, pattern: Pattern, where: str, values: list[Any]) -> Non
         values.append(_of_tensors(value, where))
     elif pattern.kind == "constant":
         if not is_constant(value, pattern.value):
-            raise _wrong(f"{where} is {value!r}, but the model was exported with {pattern.value!r}, which is built in.")
+            shown = repr(value) if is_plain(value) else type_of(value)
+            raise _wrong(f"{where} is {shown}, but the model was exported with {pattern.value!r}, which is built in.")
     else:
         for key, item, part in _items(value, pattern, where):
             _flatten(part, item, f"{where}.{key}", values)
@@ -364,6 +378,6 @@ def _of_tensors(value: KeyedJaggedTensor | JaggedTensor, where: str) -> KeyedJag
 
 def _wrong(
     message: str,
-    what_to_do: str = "call the exported model with arguments like those of the sample that it was exported with.",
+    what_to_do: str = f"pass arguments like those of the sample of the export; {SECOND_FILE}",
 ) -> InputError:
     return InputError(message, reason="wrong_argument", what_to_do=what_to_do)

@@ -23,6 +23,7 @@ _WHAT_TO_DO = {
     "wrong_dtype": "convert the tensor to the dtype that it had in the sample of the export.",
     "wrong_rank": "pass as many dimensions as the sample of the export had, the batch's among them.",
     "wrong_size": "pass the sizes of the sample of the export, apart from the batch's.",
+    "wrong_batch_size": "pass as many samples in each input: rows of a tensor, and lengths of each feature.",
     "bad_ids": "pass the ids of all samples one after another, and one length per sample.",
     "bad_lengths": "pass one length (int64 or int32) per feature and sample that counts its ids; they add up to "
     "the number of ids.",
@@ -65,7 +66,12 @@ def check_inputs(passed: object, taken: Sequence[str]) -> None:
         with_values(value, f"input {name}")
 
 
-_A_DICT = "pass a dict with a tensor for each name in LoadedModel.inputs, and no others."
+SECOND_FILE = (
+    "a file serves its sample's arguments alone: for calls without one, export a second file from such a sample."
+)
+"""Advice where an argument is missing, or one too many."""
+
+_A_DICT = f"pass a dict with a tensor for each name in LoadedModel.inputs; {SECOND_FILE}"
 
 
 def with_values(value: object, where: str) -> torch.Tensor:

@@ -249,7 +249,8 @@ class LoadedModel(Shown, nn.Module):
 
         Raises:
             InputError: ``wrong_argument``, or the reason code at the end of the file's own message; ``wrong_rank``,
-                ``wrong_dtype`` or ``wrong_size``, if the model fails with a tensor that is unlike the sample's.
+                ``wrong_dtype``, ``wrong_size`` or ``wrong_batch_size``, if the model fails with a tensor that is unlike
+                the sample's.
         """
         leaves = self._signature.flatten(args, kwargs)
         with torch.no_grad(), input_errors(lambda: self._signature.unlike_sample(leaves)):
@@ -267,7 +268,8 @@ class LoadedModel(Shown, nn.Module):
             InputError: as for ``forward``; ``unknown_input``, ``missing_input``, ``wrong_argument``: not a tensor.
         """
         check_inputs(inputs, self.inputs)
-        leaves = [inputs.get(leaf.name) for leaf in self._signature.leaves()]
+        names = [names_of(leaf)[leaf.kind != "tensor" :][:1] for leaf in self._signature.leaves()]
+        leaves = [inputs[name[0]] if name else None for name in names]  # of a KJT, the lengths of its first feature
         with torch.no_grad(), input_errors(lambda: self._signature.unlike_sample(leaves)):
             outputs: dict[str, torch.Tensor] = self.script.serve(inputs)
         return outputs

@@ -72,7 +72,9 @@ def test_what_the_sample_left_out_may_be_passed_as_it_is_by_default(tmp_path: Pa
         (recfx.Sample(features(), None, taken, taken=taken), "'taken' was passed by position and by name"),
         (recfx.Sample(features(), None, taken, 2.0, 1), "5 arguments were passed; by position, it takes 4"),
         (recfx.Sample(features(), taken=taken, other=1), "no argument 'other'"),
-        (recfx.Sample(features()), "taken is missing"),
+        (recfx.Sample(features()), "taken is missing.* export a second file"),
+        (recfx.Sample(features(), None, None), "taken is None.* export a second file"),
+        (recfx.Sample(None, taken=taken), "features is None.* export a second file"),
     ):
         with refused("wrong_argument", match=message, error=recfx.InputError):
             loaded(*wrong.args, **wrong.kwargs)
@@ -83,6 +85,12 @@ def test_a_constant_of_the_sample_that_is_left_out_is_not_replaced_by_the_one_bu
     assert torch.allclose(loaded(features(), scale=3.0), model(features(), scale=3.0))
     with pytest.raises(recfx.InputError, match=r"scale is missing; 3\.0 is built in"):
         loaded(features())
+    with refused(
+        "wrong_argument", match=r"scale is a Tensor, but .* 3\.0.* export a second file", error=recfx.InputError
+    ):
+        loaded(features(), scale=torch.tensor(3.0))
+    with refused("missing_input", match="export a second file", error=recfx.InputError):
+        loaded.serve({"features.f.values": torch.arange(3)})
 
 
 class Scale(float, Enum):
@@ -193,9 +201,23 @@ class Projected(TwoTensors):
         return self.ebc(features).values() + self.over(added)
 
 
+BY_NAME = {"features.f.values": torch.arange(3), "features.f.lengths": torch.ones(3).long()}
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_samples_of_a_tensor_are_counted_when_the_model_fails(format: str, tmp_path: Path) -> None:
+    model, loaded = exported(Projected(), recfx.Sample(features(), torch.rand(3, 3)), tmp_path, format)
+    with refused("wrong_batch_size", match="2 samples in input added and 3 in features", error=recfx.InputError):
+        loaded(features(), torch.rand(2, 3))
+    with refused("wrong_batch_size", match="2 samples in input added and 3 in features", error=recfx.InputError):
+        loaded.serve({**BY_NAME, "added": torch.rand(2, 3)})
+    one = torch.rand(1, 3)
+    if format == "torchscript":  # the model takes it
+        assert torch.allclose(loaded(features(), one), model(features(), one))
+
+
 def test_a_tensor_unlike_the_sample_is_named_when_the_model_fails(tmp_path: Path) -> None:
     _, loaded = exported(Projected(), recfx.Sample(features(), torch.rand(3, 3)), tmp_path, "torchscript")
-    by_name = {"features.f.values": torch.arange(3), "features.f.lengths": torch.ones(3).long()}
     for added, reason, message in (
         (torch.rand(3, 3).double(), "wrong_dtype", r"input added must be float32, got float64\. What to do: convert"),
         (torch.ones(4), "wrong_rank", r"input added must have 2 dimensions, but is \[4\]\. What to do: pass as many"),
@@ -208,7 +230,4 @@ def test_a_tensor_unlike_the_sample_is_named_when_the_model_fails(tmp_path: Path
         with refused(reason, match=message, error=recfx.InputError):
             loaded(features(), added)
         with refused(reason, match=message, error=recfx.InputError):
-            loaded.serve({**by_name, "added": added})
-    with pytest.raises(RuntimeError, match="TorchScript") as raised:
-        loaded(features(), torch.rand(2, 3))  # of another batch, which may be that of the ids
-    assert not isinstance(raised.value, recfx.InputError)
+            loaded.serve({**BY_NAME, "added": added})

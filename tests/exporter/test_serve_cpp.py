@@ -8,6 +8,7 @@ import re
 import subprocess
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -30,7 +31,7 @@ from tests.exporter.changed_records import (
 )
 from tests.exporter.conftest import UsualExport
 from tests.exporter.cpp_server import answers, parsed, run, version_of
-from tests.exporter.hashed_models import FEATURES, by_name, call
+from tests.exporter.hashed_models import FEATURES, HASHING, HashedModel, by_name, call
 from tests.files.stored import calls_of, facts_of, names, unpack
 
 EXTREME = torch.tensor([-(2**63), 2**63 - 1, -1, 0, 1])
@@ -181,7 +182,7 @@ WRONG: list[tuple[dict[str, torch.Tensor | None], str]] = [
     ({"features.a.lengths": OVERFLOWING}, "bad_lengths"),
     ({"features.d.values": GOOD["features.d.values"] + 20}, "id_out_of_range"),
     ({"features.d.values": GOOD["features.d.values"] - 20}, "id_out_of_range"),
-    ({"dense": torch.zeros(2, 1)}, "request_failed"),
+    ({"dense": torch.zeros(2, 1)}, "wrong_batch_size"),
     ({"dense": torch.zeros(3)}, "wrong_rank"),
     ({"dense": torch.zeros(3, 1).long()}, "wrong_dtype"),
     ({"dense": None}, "missing_input"),
@@ -197,6 +198,32 @@ def test_a_bad_request_is_an_error_and_the_next_one_is_served(program: Path, fil
     named = {1: "features.a.values", 5: "features.a.lengths", 8: "feature d", 11: "dense", 14: "features.b.lengths"}
     for number, name in named.items():
         assert name in received[2 * number].error
+
+
+class OfADict(HashedModel):
+    """Its tensors are within one argument, and what torch says of their sizes ends with these in brackets."""
+
+    def forward(self, batch: dict[str, Any]) -> torch.Tensor:
+        pooled = self.ebc(batch["features"]).values()
+        return self.linear(pooled + batch["added"].expand_as(pooled))
+
+
+def test_a_tensor_unlike_the_sample_is_named_as_in_python(program: Path, tmp_path: Path) -> None:
+    sample = recfx.Sample({"features": call(6).args[1], "added": torch.rand(6, 29)})
+    recfx.export(recfx.convert(OfADict(), hashing=HASHING).eval(), tmp_path / "model", sample)
+    of_ids = {f"batch_{name}": tensor for name, tensor in GOOD.items() if name != "dense"}
+    wrong = [torch.rand(3, 29).double(), torch.rand(3, 4), torch.rand(2, 29)]
+    requests = [of_ids | {"batch_added": added} for added in wrong]
+    loaded = recfx.load(tmp_path / "model")
+    for request, answer in zip(requests, answers(program, tmp_path / "model", requests), strict=True):
+        with pytest.raises(recfx.InputError) as raised:
+            loaded.serve(request)
+        assert answer.error == f"{raised.value.diagnostic.message[:-1]} [{raised.value.reason}]"
+    forge(tmp_path / "model", tmp_path / "older", with_manifest(sizes={}))
+    (answer,) = answers(program, tmp_path / "older", requests[2:])
+    assert answer.error.endswith("Tensor sizes: [2, 29] [request_failed]")
+    with pytest.raises(RuntimeError, match=r"Tensor sizes: \[2, 29\]"):
+        recfx.load(tmp_path / "older").serve(requests[2])
 
 
 UNREADABLE = [
