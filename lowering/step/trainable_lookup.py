@@ -290,7 +290,7 @@ class _TableBatchedLookup(torch.autograd.Function):
             weights = [None] * (len(ctx.needs_input_grad) - _SCALE - 1)
             return (*[None] * _SCALE, None, *(leaf_gradients(triggers) or weights))
         batch = ctx.batch
-        given = tuple(None if gradient is None else gradient.float() for gradient in given)
+        given = tuple(None if gradient is None else gradient.resolve_neg().float() for gradient in given)
         if trainable.pooling != NOT_COMBINED:
             given = tuple(None if gradient is None else gradient.contiguous() for gradient in given)
         scale_gradient = None
@@ -327,7 +327,7 @@ class _RowsOfTable(torch.autograd.Function):
     def backward(ctx: Any, *given: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
         gradients: list[torch.Tensor | None] = [None] * len(ctx.trainable.table_of_feature)
         for key, gradient in zip(ctx.keys, given, strict=True):
-            gradients[key] = None if gradient is None else gradient.float()
+            gradients[key] = None if gradient is None else gradient.resolve_neg().float()
         needed = tuple(table == ctx.table for table in range(len(ctx.batch.weights)))
         with later_range(ctx.trainable._once.node, BACKWARD):
             return *[None] * 5, _weight_gradients(ctx.trainable, ctx.batch, tuple(gradients), needed)[ctx.table]
