@@ -82,9 +82,27 @@ class OrdinaryOptimizers:
         self._starts[optimizer], self._given = starts, None
 
     def _starts_of(self, optimizer: torch.optim.Optimizer, group: Mapping[str, Any], weight: Tensor) -> _Starts:
-        """Made by a step, without a gradient, of an optimizer that is made anew, with rows of zeros."""
-        dim = weight.shape[1]
-        rows = nn.Parameter(weight.new_zeros(dim + 1, dim))  # not as many rows as columns
+        """What states begin with, for rows of zeros. Those that begin as a copy of the rows are found by other rows,
+        without weight decay, which changes states as well.
+        """
+        zeros = weight.new_zeros(weight.shape[1] + 1, weight.shape[1])  # not as many rows as columns
+        others = torch.linspace(1, 2, zeros.numel(), device=zeros.device).view_as(zeros).to(zeros.dtype)
+        states = self._first_states(optimizer, group, zeros)
+        of_others = self._first_states(optimizer, {**group, "weight_decay": 0.0}, others)
+        starts = {}
+        for name, value in states.items():
+            is_of_rows = isinstance(value, Tensor) and value.shape[:1] == zeros.shape[:1]
+            begins_alike = is_of_rows and bool((value == value.flatten()[0]).all())
+            self._check(optimizer, name, value, begins_alike and torch.equal(value, of_others[name]))
+            if is_of_rows:
+                starts[name] = float(value.flatten()[0])
+        return starts
+
+    def _first_states(
+        self, optimizer: torch.optim.Optimizer, group: Mapping[str, Any], values: Tensor
+    ) -> dict[str, Any]:
+        """The states after one step, without a gradient, of such an optimizer that is made anew for ``values``."""
+        rows = nn.Parameter(values)
         rows.grad = torch.zeros_like(rows)
         try:
             arguments = inspect.signature(type(optimizer)).parameters.keys() - {"params"}
@@ -92,13 +110,7 @@ class OrdinaryOptimizers:
             fresh.step()
         except Exception as error:  # of the user's class
             raise self._refused(optimizer, f"cannot be made anew to see its state ({error})") from error
-        starts = {}
-        for name, value in fresh.state[rows].items():
-            is_of_rows = isinstance(value, Tensor) and value.shape[:1] == rows.shape[:1]
-            self._check(optimizer, name, value, is_of_rows and bool((value == value.flatten()[0]).all()))
-            if is_of_rows:
-                starts[name] = float(value.flatten()[0])
-        return starts
+        return dict(fresh.state[rows])
 
     def _check(self, optimizer: torch.optim.Optimizer, name: str, value: object, is_of_rows: bool) -> None:
         is_number = value.numel() == 1 if isinstance(value, Tensor) else isinstance(value, int | float | None)

@@ -22,7 +22,8 @@ from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 import recfx
 from recfx.errors import TableFullError
 from recfx.hashing import HashConfig
-from tests.builders.collections import table
+from tests.builders.batches import bags
+from tests.builders.collections import one_table, table
 from tests.builders.optimizers import attach
 from tests.support.pairwise import pairwise
 from tests.support.refusals import refused
@@ -271,3 +272,28 @@ def test_rows_of_erased_ids_start_anew_as_well() -> None:
         else:
             learn(model, optimizer, (9,))
             assert state_of(model, optimizer, 9) == expected
+
+
+class LookAhead(torch.optim.Optimizer):
+    """A second copy of the weights follows slowly; it begins as what they are."""
+
+    def __init__(self, params: Any, lr: float = 0.1) -> None:
+        super().__init__(params, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for weight in group["params"]:
+                slow = self.state[weight].setdefault("slow", weight.clone())
+                slow.lerp_(weight.sub_(group["lr"] * weight.grad), 0.5)
+                weight.copy_(slow)
+
+
+@pytest.mark.parametrize("make", [LookAhead, torch.optim.ASGD])
+def test_a_state_that_begins_as_a_copy_of_the_weight_is_refused(make: Any) -> None:
+    collection = recfx.convert(one_table(["f"]), hashing=EVICTS)
+    collection(bags({"f": [[7], [8]]})).values().sum().backward()
+    before = collection.embedding_bags["t"].weight.detach().clone()
+    with refused("evict_needs_fused_optimizer"):
+        make(collection.parameters(), lr=0.1).step()
+    assert torch.equal(collection.embedding_bags["t"].weight, before)

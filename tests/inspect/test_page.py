@@ -138,4 +138,4 @@ def test_notebooks_show_tables_in_their_own_colours(page: Page, dark: bool, tmp_
     assert page.run(text) == ("rgb(238, 238, 238)" if dark else "rgb(17, 17, 17)")
     assert page.complaints == []
     for shown in objects:
-        assert re.fullmatch(rf"{type(shown).__name__}\(.{{,100}}\)", repr(shown))
+        assert re.fullmatch(rf"{type(shown).__name__}\(.{{,150}}\)", repr(shown))

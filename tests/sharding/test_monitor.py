@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from math import isnan
 from pathlib import Path
 from typing import Any
@@ -136,23 +135,6 @@ def sent_once(rank: int, world_size: int) -> None:
     said = [reason.message for reason in described.reasons if reason.code == "ids_sent_once"]
     assert len(said) == len(case.tables)
     assert all("ids were different" in message for message in said)
-
-
-def sent_once_by(rank: int, world_size: int, sender: int) -> dict[str, float]:
-    case = replace(deduped(Case(FOUR_LARGER)), dedup=rank == sender)
-    sharded = shard(case, build(case)[0], world_size)
-    monitor = recfx.monitor(sharded)
-    sharded(batches(case, world_size, 1)[0][rank]).wait()
-    own, everyones = monitor.scalars(), recfx.monitor(sharded).scalars(dist.group.WORLD)
-    assert everyones.keys() == {f"embeddings.{table.name}/different_ids" for table in case.tables}
-    assert own.keys() == (everyones.keys() if rank == sender else set())
-    return own
-
-
-@pytest.mark.parametrize("sender", [0, 1])
-def test_only_one_rank_sends_different_ids_once(sender: int) -> None:
-    answers = ranks(2).run(sent_once_by, sender)
-    assert any(0 < share <= 1 for share in answers[sender].values())
 
 
 def not_sent_once(rank: int, world_size: int) -> list[str]:
