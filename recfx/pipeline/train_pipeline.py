@@ -158,8 +158,14 @@ class TrainPipeline:
         ConversionError: ``invalid_argument``, ``device_unavailable``, ``two_dimensional_parallelism``.
     """
 
-    @typed(ConversionError)
+    @typed(ConversionError, left=("optimizer",))
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, device: torch.device | str) -> None:
+        if not all(callable(getattr(optimizer, name, None)) for name in ("zero_grad", "step")):
+            raise ConversionError(
+                f"optimizer is {type_of(optimizer)}.",
+                reason="invalid_argument",
+                what_to_do="pass a torch.optim.Optimizer, or what has zero_grad() and step() as well.",
+            )
         if isinstance(model, DMPCollection):
             raise ConversionError(
                 "a DMPCollection synchronises copies of the tables between groups, which this pipeline does not do.",

@@ -192,3 +192,12 @@ def test_environments_without_their_rank(world_size: Any, rank: Any, named: str)
     for call in (recfx.explain, recfx.convert):
         with refused("invalid_argument", match=f"env.{named} is", error=recfx.InputError):
             call(Model(), env=env)
+
+
+def test_a_pipeline_takes_what_steps_like_an_optimizer() -> None:
+    model, optimizer = trained()
+
+    class Wrapped:
+        zero_grad, step = optimizer.zero_grad, optimizer.step
+
+    recfx.TrainPipeline(model, Wrapped(), "cpu")
