@@ -65,9 +65,9 @@ class BatchChecks:
             out_of_range: makes the error for an id, given as the id and the position of its key.
 
         Returns:
-            A KJT with int32 or int64 ids, contiguous; int32 or int64 lengths (``[bags]``) or none; int64 offsets from
-            0 to the number of ids; weights only if the collection is weighted; one batch size, or a batch size per key.
-            On meta, only sizes are checked, because nothing can be read.
+            A KJT of contiguous tensors: int32 or int64 ids; int32 or int64 lengths (``[bags]``) or none; int64 offsets
+            from 0 to the number of ids; weights only if the collection is weighted; one batch size, or a batch size per
+            key. On meta, only sizes are checked, because nothing can be read.
 
         Raises:
             IdTypeError: ``wrong_id_dtype``.
@@ -86,6 +86,7 @@ class BatchChecks:
             return self._as_kjt(keys, values, weights, bags, offsets, per_key, features.length_per_key_or_none())
         if bags.dim() != 1:
             bags = self._flat(bags, per_key)
+        bags = bags.contiguous()  # collectives take nothing else
         offsets, fault, borders = bag_offsets(values, bags, are_offsets, per_key, rows_per_key)
         if fault is not None:
             self._raise(fault, values, bags, are_offsets, offsets, per_key, out_of_range)
