@@ -17,7 +17,7 @@ import recfx
 
 SERVER = Path("build/serve_cpp/recfx_serve")
 RANKS = 4
-"""Of the sharded model that is drawn; they need not be there."""
+"""The number of ranks of the sharded model that is drawn. They need not be there."""
 
 
 def write_all(model: nn.Module, batch: Rows, folder: Path) -> float:

@@ -140,7 +140,7 @@ class TableStore:
         return self._owners.get(table)
 
     def ordinary_optimizers(self, table: str, collection: str) -> OrdinaryOptimizers:
-        """Those of a table with an index; they are known from the first call on."""
+        """The ordinary optimizers of a table with an index, which are watched from the first call on."""
         if table not in self._ordinary:
             reference = weakref.ref(self)
 

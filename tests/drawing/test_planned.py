@@ -177,7 +177,7 @@ TOPOLOGIES = {
 
 @pytest.mark.parametrize("trains", [True, False], ids=["training", "eval"])
 def test_a_step_has_one_number_wherever_it_is_shown(trains: bool, tmp_path: Path) -> None:
-    """The same hardware, batch and lengths, without a sample and with one, which are named beside the number."""
+    """Hardware, batch and lengths are the same everywhere, with a sample and without, and stand beside the number."""
     model, sample = dlrm()
     model = recfx.convert(model, hashing=RAW, verify=False).train(trains)
     for given in (None, sample):

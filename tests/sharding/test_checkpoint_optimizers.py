@@ -197,7 +197,7 @@ def ordinary(rank: int, world_size: int, case: Case, folder: str) -> dict[str, t
 
 @pytest.mark.parametrize("plan", ["columns", "rows"])
 def test_row_sums_of_any_shards_go_to_an_ordinary_optimizer(tmp_path: Path, plan: str) -> None:
-    """Of blocks of columns, their mean."""
+    """Where they were saved in blocks of columns, it is their mean."""
     ranks(2).run(in_backward, case_of(plan, None, "rowwise_adagrad"), str(tmp_path), False)
     uncut = case_of("tables", None, "rowwise_adagrad")
     expected = in_backward(0, 0, uncut, str(tmp_path), True)
