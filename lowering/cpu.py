@@ -28,7 +28,7 @@ def serves(lookup: LookupFacts, chip: str | None) -> Diagnostic | None:
         names = ", ".join(sorted(str(dtype) for dtype in lookup.dtypes))
         return Diagnostic("dtype", "", f"a call takes tables of float32, of float16 or of bfloat16, not of {names}.")
     if not lookup.is_contiguous:
-        return Diagnostic("not_contiguous", "", "a table's rows are not contiguous.")
+        return Diagnostic("not_contiguous", "", "a table's rows are not contiguous, or a view negates them.")
     for optimizer in lookup.optimizers:
         if optimizer.rule not in fused_step.rules():
             return Diagnostic("optimizer", "", f"there is no step of {optimizer.rule} in C++.")

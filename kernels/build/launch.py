@@ -121,6 +121,18 @@ def numbers_on(device: torch.device, numbers: tuple[int, ...], dtype: torch.dtyp
     return torch.tensor(numbers, dtype=dtype, device=device)
 
 
+def elements_between(first: torch.Tensor, address: int) -> int:
+    """How many elements after ``first`` this address is (before it, if negative).
+
+    Raises:
+        ValueError: it is not a whole number of elements.
+    """
+    elements, rest = divmod(address - first.data_ptr(), first.element_size())
+    if rest:
+        raise ValueError("kernels that address tables by elements cannot take one between two multiples of their size")
+    return elements
+
+
 def launch(kernel: Any, number: int, tensor: torch.Tensor, *arguments: Any, **constants: Any) -> None:
     """Launch ``kernel`` in ``number`` programs on the device of ``tensor``, its first argument. Threads may call it."""
     device = tensor.device

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from recfx.kernels.build.launch import numbers_on
+from recfx.kernels.build.launch import elements_between, numbers_on
 
 _KEPT = 4096  # lookups and tables of one process; an entry is a few numbers per table
 
@@ -63,6 +63,5 @@ def starts(tensors: Sequence[Tensor], of: Sequence[int] | None = None) -> Tensor
         tensors: of one dtype, on one device.
         of: positions in ``tensors``; None: all of them, in order.
     """
-    first, size = tensors[0].data_ptr(), tensors[0].element_size()
     chosen = tensors if of is None else [tensors[position] for position in of]
-    return numbers_on(tensors[0].device, tuple((tensor.data_ptr() - first) // size for tensor in chosen))
+    return numbers_on(tensors[0].device, tuple(elements_between(tensors[0], tensor.data_ptr()) for tensor in chosen))

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from recfx.kernels.build import launch, library
+from recfx.kernels.build.launch import elements_between
 from recfx.kernels.index.mix64 import mix64, mix64_integer, to_int64
 from recfx.kernels.index.shifts import shifted_right
 
@@ -178,14 +179,14 @@ def init_rows_triton_(
     weight, first, second = weights[0], first_states[0], second_states[0]
     facts = tuple(
         TableFacts(
-            (of_table[0].data_ptr() - weight.data_ptr()) // weight.element_size(),
+            elements_between(weight, of_table[0].data_ptr()),
             of_table[0].stride(0),
             of_table[0].shape[1],
             key,
             first_column,
-            (of_table[1].data_ptr() - first.data_ptr()) // 4,
+            elements_between(first, of_table[1].data_ptr()),
             of_table[1].shape[1],
-            (of_table[2].data_ptr() - second.data_ptr()) // 4,
+            elements_between(second, of_table[2].data_ptr()),
             of_table[2].shape[1],
         )
         for *of_table, key, first_column in zip(weights, first_states, second_states, keys, first_columns, strict=True)

@@ -9,7 +9,9 @@ from typing import Any, NamedTuple
 
 import torch
 
+from recfx.errors import ConversionError
 from recfx.ir.tables import TableSpec
+from recfx.kernels.build.launch import elements_between
 from recfx.lowering.registry import LookupSpec
 from recfx.optim.rules.adagrad import ADAGRAD
 from recfx.optim.rules.rowwise_adagrad import ROWWISE_ADAGRAD
@@ -141,8 +143,17 @@ class Part:
 
 
 def distances(base: torch.Tensor, addresses: tuple[int, ...], table_of_feature: list[int]) -> torch.Tensor:
-    """``[F]`` int64: how many elements after ``base`` each feature's table begins (before it, if negative)."""
-    origin, size = base.data_ptr(), base.element_size()
-    return torch.tensor(
-        [(addresses[table] - origin) // size for table in table_of_feature], dtype=torch.int64, device="cpu"
-    )
+    """``[F]`` int64: how many elements after ``base`` each feature's table begins (before it, if negative).
+
+    Raises:
+        ConversionError: ``backend_unusable``: a distance is no whole number.
+    """
+    try:
+        elements = [elements_between(base, addresses[table]) for table in table_of_feature]
+    except ValueError as error:
+        raise ConversionError(
+            f"backend 'fbgemm' cannot use a table, or the state of its optimizer: {error}.",
+            reason="backend_unusable",
+            what_to_do="use backend='auto', or replace its memory by a copy (weight.data = weight.data.clone()).",
+        ) from error
+    return torch.tensor(elements, dtype=torch.int64, device="cpu")

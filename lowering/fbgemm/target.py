@@ -32,7 +32,7 @@ def serves(lookup: LookupFacts, chip: str | None) -> Diagnostic | None:
         names = ", ".join(sorted(map(str, dtypes)))
         return refuse("dtype", f"a call of FBGEMM's CPU kernels takes tables of float32 or of float16, not of {names}.")
     if not lookup.is_contiguous:
-        return refuse("not_contiguous", "a table's rows are not contiguous.")
+        return refuse("not_contiguous", "a table's rows are not contiguous, or a view negates them.")
     if any(table.rows == 0 for table in tables):
         return refuse("empty_table", "a table has no rows, which makes FBGEMM's backward crash.")
     longest = max(table.rows for table in tables)

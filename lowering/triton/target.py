@@ -30,7 +30,7 @@ def serves(lookup: LookupFacts, chip: str | None) -> Diagnostic | None:
         names = ", ".join(sorted(str(dtype) for dtype in lookup.dtypes))
         return refuse("dtype", f"a launch takes tables of float32, of float16 or of bfloat16, not of {names}.")
     if not lookup.is_contiguous:
-        return refuse("not_contiguous", "a table's rows are not contiguous.")
+        return refuse("not_contiguous", "a table's rows are not contiguous, or a view negates them.")
     too_wide = too_many_columns(lookup)
     if too_wide is not None:
         return too_wide

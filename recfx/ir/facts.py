@@ -48,7 +48,7 @@ class TableFacts:
         embedding_dim: the number of columns.
         dtype: the dtype of its rows.
         device: the type of its device.
-        is_contiguous: whether its rows lie one after the other in memory.
+        is_contiguous: whether its rows lie one after the other in memory, and not as a view that negates them.
         optimizer: the fused optimizer; None if the gradient goes to ``weight.grad``.
         is_trained: whether the backward reaches it.
         index: its frozen index, in a file; None in a model, and for a table without an index.

@@ -160,10 +160,10 @@ class FusedOptimizer:
                     what_to_do="attach the optimizer again after changing the table's rows.",
                 )
             elif tensor.device != weight.device and tensor.dtype == torch.float32:  # the table has moved, too
-                self.state[name] = tensor.to(weight.device).contiguous()
+                self.state[name] = tensor.to(weight.device).contiguous().resolve_neg()
             else:
                 self._own_state()
-                self.state[name] = tensor.to(weight.device, torch.float32).contiguous()
+                self.state[name] = tensor.to(weight.device, torch.float32).contiguous().resolve_neg()
 
     def _own_state(self) -> None:
         """Called before ``state`` gets tensors that only kernels can use. If somebody else uses it, it is copied."""
@@ -179,7 +179,7 @@ class FusedOptimizer:
         return tuple(StateOfRows(tensor, value) for tensor, value in states if tensor is not None)
 
     def is_ready(self, weight: torch.Tensor) -> bool:
-        """Whether kernels can address every state: as contiguous float32 rows on the weight's device."""
+        """Whether kernels can address every state: as float32 rows on the weight's device, contiguous, not negated."""
         for spec in self.rule.states:
             tensor = self.state.get(spec.name)
             if (
@@ -188,6 +188,7 @@ class FusedOptimizer:
                 or tensor.device != weight.device
                 or tensor.shape[0] != weight.shape[0]
                 or not tensor.is_contiguous()
+                or tensor.is_neg()
             ):
                 return False
         return not self.rule.counts_steps or STEP in self.state

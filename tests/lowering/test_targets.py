@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import itertools
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -325,6 +326,53 @@ def test_fbgemm_declines_what_it_cannot_read_or_step(
     declined = TARGETS["fbgemm"].decline(change(weights(torch.float32)))
     assert declined is not None
     assert (declined.by, declined.code) == ("fbgemm", reason)
+
+
+def negated(values: torch.Tensor) -> torch.Tensor:
+    """A view that negates its memory, as the imaginary part of a conjugate is."""
+    return (-values)._neg_view()
+
+
+def one_byte_off(values: torch.Tensor) -> torch.Tensor:
+    memory = bytearray(values.numel() * values.element_size() + 1)
+    shifted = torch.frombuffer(memory, dtype=values.dtype, offset=1, count=values.numel()).view(values.shape)
+    return shifted.copy_(values)
+
+
+@contextlib.contextmanager
+def refused_or_not(target: str) -> Iterator[None]:
+    try:
+        yield
+    except ValueError as error:
+        if target != "triton" and getattr(error, "reason", "") != "backend_unusable":
+            raise
+
+
+@pytest.mark.parametrize("target", ["auto", *TARGETS])
+@pytest.mark.parametrize("memory", [negated, one_byte_off])
+@pytest.mark.parametrize("of_state", [False, True])
+@pytest.mark.parametrize("kind", [None, "sgd", "adagrad"])
+def test_memory_that_is_not_plain_is_read_right_or_refused(
+    target: str, memory: Callable[[torch.Tensor], torch.Tensor], of_state: bool, kind: str | None
+) -> None:
+    plain, data = weights(torch.float32), batch(6, 4, False)
+    after: list[Any] = []
+    for changed in (False, True):
+        ours = [nn.Parameter(weight.detach().clone()) for weight in plain]
+        optimizers = [None] * 3 if kind is None else fused(kind)
+        if kind == "adagrad":
+            optimizers[1].state["sum"] = torch.full((ROWS[1], DIMS[1]), 0.5)
+        if changed and not of_state:
+            ours[1] = nn.Parameter(memory(plain[1].detach()))
+        elif changed and kind == "adagrad":
+            optimizers[1].state["sum"] = memory(optimizers[1].state["sum"])
+        may_refuse = changed and target not in ("auto", "reference")
+        with refused_or_not(target) if may_refuse else contextlib.nullcontext():
+            (output,) = select_backend(sums(ours, optimizers), target, "").kernel(ours, data)
+            output.square().sum().backward()
+            after.append([output, *(weight.grad if kind is None else weight for weight in ours)])
+    for results in after[1:]:
+        torch.testing.assert_close(results, after[0])
 
 
 @pytest.mark.parametrize("target", ["cpu", "fbgemm"])

@@ -168,7 +168,12 @@ def on_npu(name: str, monkeypatch: pytest.MonkeyPatch) -> Callable[[LookupSpec],
     def decline(asked: LookupSpec) -> Any:
         weights = [
             SimpleNamespace(
-                device=Npu(), dtype=weight.dtype, shape=weight.shape, requires_grad=True, is_contiguous=lambda: True
+                device=Npu(),
+                dtype=weight.dtype,
+                shape=weight.shape,
+                requires_grad=True,
+                is_contiguous=lambda: True,
+                is_neg=lambda: False,
             )
             for weight in asked.weights
         ]
@@ -278,7 +283,12 @@ def test_target_triton_is_for_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
 def on(device: torch.device) -> Any:
     """Stands for a table there."""
     return SimpleNamespace(
-        device=device, dtype=torch.float32, shape=(10, 4), requires_grad=True, is_contiguous=lambda: True
+        device=device,
+        dtype=torch.float32,
+        shape=(10, 4),
+        requires_grad=True,
+        is_contiguous=lambda: True,
+        is_neg=lambda: False,
     )
 
 
