@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 from torch import Tensor, nn
-from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils.weak import WeakIdKeyDictionary
 from torchrec.optim.keyed import KeyedOptimizer
 
 from recfx.errors import ConversionError
@@ -26,30 +27,51 @@ _Starts = dict[str, float]
 
 
 class OrdinaryOptimizers:
-    """The optimizers that have stepped one table, apart from fused ones, and the rows that ids got since the last step.
+    """The optimizers that have stepped one table, apart from fused ones, and when rows went to new ids.
+
+    A row that went to a new id after an optimizer's last step has, in this optimizer, what a state begins with. It is
+    set in the forward, for closures, and again before the step: a state may have been loaded in between.
 
     Args:
         collection: fully qualified name of the collection, for messages.
         table: the name of the table.
         index: its index.
         weight: gives its weight; None if there is none any more.
+        given: of the object that this one is a copy of, what ``since_last_step`` returned.
     """
 
-    def __init__(self, collection: str, table: str, index: HashIndex, weight: Callable[[], Tensor | None]) -> None:
+    def __init__(
+        self,
+        collection: str,
+        table: str,
+        index: HashIndex,
+        weight: Callable[[], Tensor | None],
+        given: tuple[Tensor | None, int] = (None, 0),
+    ) -> None:
         self.weight = weight
         self._collection, self._table, self._index = collection, table, index
         self._starts: WeakKeyDictionary[torch.optim.Optimizer, _Starts] = WeakKeyDictionary()
-        self._given: Tensor | None = None  # bool, by row: for optimizers that have yet to step, and may have a state
-        self._loads = 0
+        self._steps = 1  # of all optimizers together
+        self._stepped: WeakKeyDictionary[torch.optim.Optimizer, int] = WeakKeyDictionary()  # ``_steps`` at their last
+        self._newest = 1  # ``_steps`` when any row last went to a new id
+        # int32, by row: ``_steps`` when it last went to a new id; 0 if it never has since a state was loaded.
+        self._given, self._loads = given
         _watch_steps()
-        _WATCHED.add(self)
+        _NEW.add(self)
+
+    def since_last_step(self) -> tuple[Tensor | None, int]:
+        """Which rows went to new ids since the last step of any optimizer, for a copy, and loads of the index."""
+        given = self._given
+        return None if given is None else (given >= self._steps).int(), self._loads
 
     def states_of_rows(self, weight: Tensor) -> tuple[StateOfRows, ...]:
         """What is to be set where a row goes to a new id: states, and a gradient that waits for a step."""
-        if self._given is None or self._given.device != weight.device or self._has_loaded():
-            self._given = torch.zeros(weight.shape[0], dtype=torch.bool, device=weight.device)
+        _TABLES.setdefault(weight, WeakSet()).add(self)
+        if self._given is None or self._given.shape != weight.shape[:1] or self._has_loaded():
+            self._given = torch.zeros(weight.shape[0], dtype=torch.int32, device=weight.device)
             self._loads = self._index.adopted.times
-        states = [StateOfRows(self._given, 1.0)]
+        self._given, self._newest = self._given.to(weight.device), self._steps
+        states = [StateOfRows(self._given, self._steps)]
         if weight.grad is not None:
             states.append(StateOfRows(weight.grad.detach(), 0.0))
         for optimizer, starts in list(self._starts.items()):
@@ -61,7 +83,7 @@ class OrdinaryOptimizers:
         return self._loads != self._index.adopted.times
 
     def before_step(self, optimizer: torch.optim.Optimizer, group: Mapping[str, Any], weight: Tensor) -> None:
-        """Get to know ``optimizer``, and reset what it has of rows that went to new ids before.
+        """Reset what ``optimizer`` has of rows that went to new ids since its last step.
 
         Raises:
             ConversionError: ``evict_needs_fused_optimizer``.
@@ -71,15 +93,23 @@ class OrdinaryOptimizers:
             return
         state = optimizer.state.get(weight, {})
         starts = self._starts.get(optimizer)
-        is_known = starts is not None
-        starts = self._starts_of(optimizer, group, weight) if starts is None else starts
+        if starts is None or any(name not in starts and not _is_number(value) for name, value in state.items()):
+            starts = self._starts_of(optimizer, group, weight)
         for name, value in state.items():
             self._check(optimizer, name, value, name in starts and value.shape[:1] == weight.shape[:1])
-        if given is not None and not is_known:
-            rows = torch.nonzero(given).squeeze(1)
-            for of_rows in _states_of_rows(state, starts):
+        states, last = _states_of_rows(state, starts), self._stepped.get(optimizer)
+        if states and given is not None and (last is None or last <= self._newest):
+            if last is None and self._stepped:
+                self._check_not_older(optimizer, states, torch.nonzero((given > 0) & (given < self._steps)).squeeze(1))
+            rows = torch.nonzero(given >= (last or self._steps)).squeeze(1)
+            for of_rows in states:
                 of_rows.tensor.index_fill_(0, rows.to(of_rows.tensor.device), of_rows.value)
-        self._starts[optimizer], self._given = starts, None
+        self._starts[optimizer] = starts
+
+    def after_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Note that ``optimizer`` has stepped the rows as their ids have them now."""
+        self._steps += 1
+        self._stepped[optimizer] = self._steps
 
     def _starts_of(self, optimizer: torch.optim.Optimizer, group: Mapping[str, Any], weight: Tensor) -> _Starts:
         """What states begin with, for rows of zeros. Those that begin as a copy of the rows are found by other rows,
@@ -113,39 +143,77 @@ class OrdinaryOptimizers:
         return dict(fresh.state[rows])
 
     def _check(self, optimizer: torch.optim.Optimizer, name: str, value: object, is_of_rows: bool) -> None:
-        is_number = value.numel() == 1 if isinstance(value, Tensor) else isinstance(value, int | float | None)
-        if not (is_of_rows or is_number):
+        if not (is_of_rows or _is_number(value)):
             raise self._refused(optimizer, f"has a state {name!r} that is neither a number nor one of the rows alone")
 
-    def _refused(self, optimizer: torch.optim.Optimizer, why: str) -> ConversionError:
+    def _check_not_older(self, optimizer: torch.optim.Optimizer, states: list[StateOfRows], rows: Tensor) -> None:
+        """Check states of an optimizer that has not stepped yet, at rows that went to new ids before others' steps."""
+        if any(bool((tensor[rows.to(tensor.device)] != value).any()) for tensor, value in states):
+            raise self._refused(
+                optimizer,
+                "has a state that may be older than steps of other optimizers, between which rows went to new ids",
+                "call step() of each optimizer right after its state was loaded, while there are no gradients; if this "
+                "optimizer replaces another, delete that one first.",
+            )
+
+    def _refused(
+        self,
+        optimizer: torch.optim.Optimizer,
+        why: str,
+        what_to_do: str = "step it by an optimizer whose states begin with one number for every row, such as SGD, "
+        f"Adagrad and Adam, without a wrapper; or attach {class_names()} to the table's parameter with torchrec's "
+        "apply_optimizer_in_backward.",
+    ) -> ConversionError:
         return ConversionError(
             f"table {self._table!r} gives rows of ids to others, and its {type(optimizer).__name__} {why}: what it has "
             "of a row would carry over to the row's next id.",
             reason="evict_needs_fused_optimizer",
             module_path=self._collection,
-            what_to_do="step it by an optimizer whose states begin with one number for every row, such as SGD, Adagrad "
-            f"and Adam; or attach {class_names()} to the table's parameter with torchrec's "
-            "apply_optimizer_in_backward.",
+            what_to_do=what_to_do,
         )
+
+
+def _is_number(value: object) -> bool:
+    return value.numel() == 1 if isinstance(value, Tensor) else isinstance(value, int | float | None)
 
 
 def _states_of_rows(state: Mapping[str, Any], starts: _Starts) -> list[StateOfRows]:
     return [StateOfRows(state[name], value) for name, value in starts.items() if state.get(name) is not None]
 
 
-_WATCHED: WeakSet[OrdinaryOptimizers] = WeakSet()
+_TABLES: WeakIdKeyDictionary = WeakIdKeyDictionary()
+"""By weight, the tables that it is of; several collections may share one."""
+_NEW: WeakSet[OrdinaryOptimizers] = WeakSet()
+"""Tables that are not in ``_TABLES`` yet."""
 
 
 @functools.cache
 def _watch_steps() -> None:
     register_optimizer_step_pre_hook(_before_step)
+    register_optimizer_step_post_hook(_after_step)
 
 
 def _before_step(optimizer: torch.optim.Optimizer, *arguments: Any) -> None:
-    if isinstance(optimizer, KeyedOptimizer):
-        return  # those that it consists of step as well
-    groups = {id(weight): group for group in optimizer.param_groups for weight in group["params"]}
-    for table in list(_WATCHED):
-        weight = table.weight()
-        if weight is not None and weight.requires_grad and not weight.is_meta and id(weight) in groups:
-            table.before_step(optimizer, groups[id(weight)], weight)
+    for table, group, weight in _tables_of(optimizer):
+        table.before_step(optimizer, group, weight)
+
+
+def _after_step(optimizer: torch.optim.Optimizer, *arguments: Any) -> None:
+    for table, _, _ in _tables_of(optimizer):
+        table.after_step(optimizer)
+
+
+def _tables_of(optimizer: torch.optim.Optimizer) -> Iterator[tuple[OrdinaryOptimizers, Mapping[str, Any], Tensor]]:
+    """The tables that ``optimizer`` steps, each with its group and its weight."""
+    while _NEW:
+        table = _NEW.pop()
+        if (weight := table.weight()) is not None:
+            _TABLES.setdefault(weight, WeakSet()).add(table)
+    if not _TABLES or isinstance(optimizer, KeyedOptimizer):  # those that it consists of step as well
+        return
+    for group in optimizer.param_groups:
+        for weight in group["params"]:
+            if weight.requires_grad and not weight.is_meta:
+                for table in list(_TABLES.get(weight, ())):
+                    if table.weight() is weight:
+                        yield table, group, weight

@@ -62,6 +62,7 @@ class TableStore:
         self.in_flight = BatchesInFlight()
         self._owners: dict[str, weakref.ref[nn.Parameter]] = {}
         self._ordinary: dict[str, OrdinaryOptimizers] = {}
+        self._given: dict[str, tuple[torch.Tensor | None, int]] = {}  # in a copy: what it copies of ``_ordinary``
         self._lock, self._process = threading.RLock(), os.getpid()
         self.shares_indexes = False
         self.shared_weights: dict[str, list[str]] = {}
@@ -79,10 +80,11 @@ class TableStore:
         return self._lock
 
     def __getstate__(self) -> dict[str, Any]:
-        return {key: value for key, value in self.__dict__.items() if key not in ("_lock", "_owners", "_ordinary")}
+        state = {key: value for key, value in self.__dict__.items() if key not in ("_lock", "_owners", "_ordinary")}
+        return {**state, "_given": {table: own.since_last_step() for table, own in self._ordinary.items()}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
+        self.__dict__.update({"_given": {}, **state})
         self._owners, self._ordinary, self.graph_fits = {}, {}, False  # a copy has its own parameters
         self._lock, self._process = threading.RLock(), os.getpid()
 
@@ -150,7 +152,8 @@ class TableStore:
                     return None
                 return bag._parameters.get("weight")
 
-            self._ordinary[table] = OrdinaryOptimizers(collection, table, self.index(table), weight)
+            given = self._given.pop(table, (None, 0))
+            self._ordinary[table] = OrdinaryOptimizers(collection, table, self.index(table), weight, given)
         return self._ordinary[table]
 
     def indexes_of(self, tables: Sequence[str]) -> list[HashIndex]:

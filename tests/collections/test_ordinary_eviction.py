@@ -223,6 +223,114 @@ def test_several_optimizers_and_torchrecs_around_one() -> None:
     assert state_of(model, second, 5, "exp_avg") == 0
 
 
+def load(optimizer: Any) -> None:
+    optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+
+
+def write(optimizer: Any, state: dict[str, Tensor]) -> None:
+    for name, tensor in state.items():
+        optimizer.state[optimizer.param_groups[0]["params"][0]][name].copy_(tensor)
+
+
+@pytest.mark.parametrize("how", ["load_state_dict", "in place", "closure"])
+def test_a_state_that_is_loaded_between_a_forward_and_its_step(how: str) -> None:
+    model = converted()
+    optimizer = HALF(model.parameters())
+    learn(model, optimizer, (1, 2, 3, 4), (1, 2, 3))
+    saved = copy.deepcopy(optimizer.state_dict())
+
+    def forward_and_load() -> None:
+        optimizer.zero_grad()
+        output = model(features(5)).values().sum()
+        if how == "in place":  # as KeyedOptimizer loads
+            write(optimizer, saved["state"][0])
+        else:
+            optimizer.load_state_dict(saved)
+        output.backward()
+
+    if how == "closure":
+        with torch.no_grad():
+            model(features(5))
+        optimizer.load_state_dict(saved)
+        optimizer.step(lambda: model(features(6)).values().sum().backward())
+        assert state_of(model, optimizer, 6) == 1.25
+        learn(model, optimizer, (5, 6))
+        assert [state_of(model, optimizer, id_) for id_ in (5, 6)] == [1.25, 2.25]
+        return
+    forward_and_load()
+    optimizer.step()
+    assert [state_of(model, optimizer, id_) for id_ in (1, 2, 3, 5)] == [2.25, 2.25, 2.25, 1.25]
+
+
+def with_loaded_state() -> tuple[Any, Any]:
+    """Rows of 1, 2, 3 and 4, and an optimizer with a state of these that has not stepped yet."""
+    model = converted()
+    optimizer, resumed = HALF(model.parameters()), HALF(model.parameters())
+    learn(model, optimizer, (1, 2, 3, 4), (1, 2, 3))
+    resumed.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    return model, resumed
+
+
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, pickled])
+def test_copies_between_a_forward_and_the_first_step(duplicate: Any) -> None:
+    model, optimizer = with_loaded_state()
+    with torch.no_grad():
+        model(features(5))
+    for its_model, its_optimizer in (duplicate((model, optimizer)), (model, optimizer)):
+        learn(its_model, its_optimizer, (1,))
+        assert [state_of(its_model, its_optimizer, id_) for id_ in (1, 2, 5)] == [3.25, 2.25, 0.25]
+
+
+def test_an_optimizer_that_steps_more_rarely_loads_a_state() -> None:
+    model = converted()
+    often, rarely = HALF(model.parameters()), HALF(model.parameters())
+    learn(model, rarely, (1, 2, 3, 4))
+    saved = copy.deepcopy(rarely.state_dict())
+    learn(model, often, (1, 2, 3), (5,))
+    rarely.load_state_dict(saved)
+    learn(model, often, (1,))
+    rarely.step()
+    assert [state_of(model, rarely, id_) for id_ in (1, 2, 5)] == [2.25, 1.25, 0.25]
+
+
+def test_a_state_of_unknown_age_is_refused() -> None:
+    model, rarely = with_loaded_state()
+    often, fresh = HALF(model.parameters()), HALF(model.parameters())
+    learn(model, often, (1, 2, 3), (5,))
+    fresh.step()  # its state begins with the same number everywhere
+    before = copy.deepcopy((model.state_dict(), rarely.state_dict()))
+    with refused("evict_needs_fused_optimizer", match="delete that one"):
+        rarely.step()
+    torch.testing.assert_close((model.state_dict(), rarely.state_dict()), before, rtol=0, atol=0)
+    del often, fresh
+    rarely.step()
+
+
+def test_momentum_that_is_switched_on_later() -> None:
+    model = converted()
+    optimizer = SGD(model.parameters(), lr=0.1)
+    learn(model, optimizer, (1, 2, 3, 4))
+    optimizer.param_groups[0]["momentum"] = 0.5
+    learn(model, optimizer, (1, 2, 3), (5,))
+    assert [state_of(model, optimizer, id_, "momentum_buffer") for id_ in (1, 5)] == [0.5, 1.0]
+    model(features(6))
+    assert state_of(model, optimizer, 6, "momentum_buffer") == 0
+
+
+def test_a_step_asks_only_the_tables_that_it_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = [f"t{number}" for number in range(20)]
+    model = recfx.convert(EmbeddingBagCollection([table(name, [name]) for name in names]), hashing=EVICTS)
+    optimizers = [SGD([model.weight(name)], lr=0.1) for name in names]
+    optimizers[0].step()
+    asked = []
+    tables = list(model.store._ordinary.values())
+    for own in tables:
+        monkeypatch.setattr(own, "weight", lambda weight=own.weight: asked.append(1) or weight())
+    for optimizer in optimizers:
+        optimizer.step()
+    assert len(asked) == 2 * len(names)
+
+
 @pytest.mark.parametrize("kinds", [[RMSprop], [Adagrad, SGD]])
 def test_optimizers_in_backward_that_have_no_fused_form(kinds: list[type]) -> None:
     model = converted()
