@@ -24,11 +24,12 @@ from recfx.ir.node_kinds import NODE_KINDS
 from recfx.ir.operator_graph import OperatorGraph, lowered_from, names_in
 from recfx.ir.operators import kind_of, operator_of
 from recfx.ir.verifier import GraphVerificationError, check_attributes, verify_graph
+from recfx.ir.ways_back import Precision, Wire
 
 _NODE = re.compile(r"(?P<name>\w+) = (?P<kind>\w+)\((?P<inputs>[\w, ]*)\)(?: \{(?P<attributes>.*)\})?")
 _ITEM = re.compile(r"(?P<name>\w+) = (?P<node>\w+)\[(?P<number>\d+)\]")
 _TOKEN = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"|[\[\],=]|[^\s\[\],=]+|\s+")
-_DERIVED = ("is_weighted", "dtype", "optimizer", "operation", "two_steps")
+_DERIVED = ("is_weighted", "dtype", "optimizer", "operation", "wire", "wire_backward", "two_steps")
 
 
 def format_graph(graph: fx.GraphModule | OperatorGraph, *, with_meta: bool = False) -> str:
@@ -131,7 +132,10 @@ def _facts(graph: OperatorGraph, node: fx.Node) -> dict[str, Any]:
     if kind == "select_features":
         return {"is_weighted": collection.is_weighted}
     if kind == "output_dist_start":
-        return {"operation": graph.hop(node).operation}
+        hop = graph.hop(node)
+        wire = hop.wire or Wire()
+        sent = {"wire": wire.forward, "wire_backward": wire.backward}
+        return {"operation": hop.operation} | {name: str(value) for name, value in sent.items() if value != Precision()}
     if kind in ("lookup", "hash_lookup"):
         (first,) = graph.named(node, names_in(node, "tables")[:1])
         facts = collection.facts_of(first)

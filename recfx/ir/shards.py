@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import ClassVar
 
@@ -13,7 +13,7 @@ from torchrec.distributed.types import ParameterSharding
 
 from recfx.ir.shard import Shard
 from recfx.ir.tables import TableSpec
-from recfx.ir.ways_back import WayBack, World
+from recfx.ir.ways_back import WayBack, Wires, World
 
 
 @dataclass(frozen=True)
@@ -152,11 +152,12 @@ class ShardedTable:
 
 @dataclass(frozen=True)
 class CollectionSharding:
-    """All tables of one collection, seen from one rank."""
+    """All tables of one collection, seen from one rank; ``wires`` say in which precision rows are sent."""
 
     tables: tuple[ShardedTable, ...]
     rank: int
     world_size: int
+    wires: Wires = field(default_factory=dict)
 
     @property
     def world(self) -> World:

@@ -11,12 +11,13 @@ alone: ``recfx.runtime.output_dist`` makes the modules.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Any, ClassVar, NamedTuple
 
 import sympy
+from torchrec.distributed.types import CommOp
 
 from recfx.ir.meta import BATCH, WORLD, Collective, mean_length
 from recfx.ir.shard import Shard
@@ -99,6 +100,51 @@ def _sum(sizes: Iterable[RowSize]) -> RowSize:
 _NO_ROWS = _sum(())
 
 
+class Precision(NamedTuple):
+    """What TorchRec's codec for one direction makes of float32.
+
+    Args:
+        name: ``"fp32"``, ``"fp16"`` or ``"bf16"``.
+        loss_scale: what numbers are multiplied with while they are on the wire; None for nothing.
+    """
+
+    name: str = "fp32"
+    loss_scale: float | None = None
+
+    def __str__(self) -> str:
+        return self.name if self.loss_scale is None else f"{self.name}*{self.loss_scale}"
+
+
+class Wire(NamedTuple):
+    """In which precision ranks send rows, and in the backward their gradients."""
+
+    forward: Precision = Precision()
+    backward: Precision = Precision()
+
+    def __str__(self) -> str:
+        return f"{self.forward} forward, {self.backward} backward"
+
+    def on(self, call: Collective) -> Collective:
+        """A call that sends float32, if it sends this instead."""
+        precision = self.backward if call.backward else self.forward
+        return replace(call, bytes=call.bytes * _SHARES[precision.name])
+
+
+_SHARES = {"fp32": sympy.Integer(1), "fp16": sympy.Rational(1, 2), "bf16": sympy.Rational(1, 2)}
+"""The bytes that each precision takes of those of float32."""
+
+Wires = Mapping[str, Wire]
+"""By the name of TorchRec's ``CommOp``, as in its registries of codecs; what is missing is sent as it is."""
+
+COMM_OPS = {
+    "all_to_all": CommOp.POOLED_EMBEDDINGS_ALL_TO_ALL.name,
+    "cross_host": CommOp.POOLED_EMBEDDINGS_ALL_TO_ALL.name,
+    "reduce_scatter": CommOp.POOLED_EMBEDDINGS_REDUCE_SCATTER.name,
+    "rows_all_to_all": CommOp.SEQUENCE_EMBEDDINGS_ALL_TO_ALL.name,
+}
+"""Which of them each operation of a hop is; the others have none in TorchRec either."""
+
+
 class HopSize(NamedTuple):
     """How much one hop sends.
 
@@ -106,11 +152,13 @@ class HopSize(NamedTuple):
         dim: the number of columns that the rank sends; 1 if rows are not combined, because they have several widths.
         samples: the symbolic number of rows that it sends.
         collectives: its collective calls in the forward and the backward, with their bytes.
+        wire: in which precision they send; None for that of the rows, and if nothing is sent.
     """
 
     dim: int
     samples: sympy.Expr
     collectives: tuple[Collective, ...]
+    wire: Wire | None = None
 
 
 @dataclass(frozen=True)
@@ -122,7 +170,7 @@ class Hop:
         group: which ranks take part: the name of a field of ``recfx.runtime.dist_groups.DistGroups``.
         columns: the columns that this rank sends, in order.
         dims: how many columns each sender of the way back sends.
-        dim, samples, collectives: see :class:`HopSize`.
+        dim, samples, collectives, wire: see :class:`HopSize`.
     """
 
     operation: str
@@ -132,6 +180,7 @@ class Hop:
     dim: int
     samples: sympy.Expr
     collectives: tuple[Collective, ...]
+    wire: Wire | None = None
 
 
 @dataclass(frozen=True)
@@ -171,7 +220,16 @@ class WayBack(ABC):
     def hop_sizes(self, sent: SentRows, world: World) -> tuple[HopSize, ...]:
         """How much this rank sends, hop by hop, if rows are so wide; it can be asked for a thousand ranks."""
 
-    def hops(self, shards: Sequence[Shard], world: World) -> tuple[Hop, ...]:
+    def hop_sizes_on(self, wires: Wires, sent: SentRows, world: World) -> tuple[HopSize, ...]:
+        """``hop_sizes``, in the precision in which rows are sent."""
+        sizes = []
+        for (operation, _), size in zip(self.steps, self.hop_sizes(sent, world), strict=True):
+            wire = wires.get(COMM_OPS.get(operation, "")) if size.collectives else None
+            calls = size.collectives if wire is None else tuple(map(wire.on, size.collectives))
+            sizes.append(size._replace(collectives=calls, wire=wire))
+        return tuple(sizes)
+
+    def hops(self, shards: Sequence[Shard], world: World, wires: Wires) -> tuple[Hop, ...]:
         """What a rank sends, hop by hop; the first one takes what the lookups have pooled.
 
         All ranks, even those without a shard, have the same number of hops, with their collectives in the same order.
@@ -179,7 +237,7 @@ class WayBack(ABC):
         """
         ranks, senders = self.ranks_per_sender(world.size), self._columns_of_senders(shards, world)
         columns, dims = tuple(senders[world.rank // ranks]), tuple(map(total_dim, senders))
-        sizes = self.hop_sizes(SentRows.of(shards, ranks, world.size), world)
+        sizes = self.hop_sizes_on(wires, SentRows.of(shards, ranks, world.size), world)
         return tuple(
             Hop(operation, group, columns, dims, *size)
             for (operation, group), size in zip(self.steps, sizes, strict=True)

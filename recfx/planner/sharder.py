@@ -18,7 +18,13 @@ from torchrec.distributed.embedding import EmbeddingCollectionSharder
 from torchrec.distributed.embedding_types import BaseEmbeddingSharder
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.fp_embeddingbag import FeatureProcessedEmbeddingBagCollectionSharder
-from torchrec.distributed.types import EmbeddingModuleShardingPlan, ModuleSharder, ShardedModule, ShardingEnv
+from torchrec.distributed.types import (
+    EmbeddingModuleShardingPlan,
+    ModuleSharder,
+    QuantizedCommCodecs,
+    ShardedModule,
+    ShardingEnv,
+)
 
 from recfx.argument_types import typed
 from recfx.collections.collection import UnshardedCollection
@@ -30,6 +36,7 @@ from recfx.collections.sharding.plan import KERNELS
 from recfx.collections.sharding.types import SHARDING_TYPES, type_named, type_names
 from recfx.errors import ConversionError, type_of
 from recfx.optim.fused_params import fused_optimizer_from_params
+from recfx.runtime.wire import wires_of
 
 Sharders = list[ModuleSharder[nn.Module]]
 
@@ -37,7 +44,11 @@ _DEVICES = frozenset({"cpu", "cuda", "npu", "meta"})
 
 
 @typed(ConversionError)
-def sharders(host_env: ShardingEnv | None = None, fused_params: Mapping[str, Any] | None = None) -> Sharders:
+def sharders(
+    host_env: ShardingEnv | None = None,
+    fused_params: Mapping[str, Any] | None = None,
+    qcomm_codecs_registry: Mapping[str, QuantizedCommCodecs] | None = None,
+) -> Sharders:
     """Sharders for TorchRec's planners and ``DistributedModelParallel``, with everything that recfx can do.
 
     Without them, or with TorchRec's own sharders, converted collections are sharded as TorchRec would shard the
@@ -59,30 +70,37 @@ def sharders(host_env: ShardingEnv | None = None, fused_params: Mapping[str, Any
         fused_params: optimizer for the tables that have none in backward, in TorchRec's format: ``optimizer``,
             ``learning_rate``, ``eps``, ``beta1``, ``beta2``, ``weight_decay``. It also applies to collections that were
             not converted.
+        qcomm_codecs_registry: in which precision ranks send rows and gradients, as TorchRec's
+            ``get_qcomm_codecs_registry`` returns it: FP16 or BF16. It also applies to collections that were not
+            converted.
 
     Returns:
         recfx's sharders, followed by ``torchrec.distributed.sharding_plan.get_default_sharders()``.
 
     Raises:
-        ConversionError: ``unsupported_fused_param``, ``host_env_without_group``.
+        ConversionError: ``unsupported_fused_param``, ``host_env_without_group``, ``quantized_communication``.
     """
     ours = [
-        HashEmbeddingBagCollectionSharder(fused_params, host_env=host_env, module_type=module_type)
+        HashEmbeddingBagCollectionSharder(
+            fused_params, host_env=host_env, module_type=module_type, qcomm_codecs_registry=qcomm_codecs_registry
+        )
         for kind in KINDS
         for module_type in all_converted_classes(kind)
     ]
-    return [*ours, *torchrec_sharders(fused_params)]
+    return [*ours, *torchrec_sharders(fused_params, qcomm_codecs_registry)]
 
 
-def torchrec_sharders(fused_params: Mapping[str, Any] | None = None) -> Sharders:
-    """TorchRec's default sharders, with ``fused_params`` for those that train."""
+def torchrec_sharders(
+    fused_params: Mapping[str, Any] | None = None, codecs: Mapping[str, QuantizedCommCodecs] | None = None
+) -> Sharders:
+    """TorchRec's default sharders, with ``fused_params`` and ``codecs`` for those that train."""
 
     def bags() -> EmbeddingBagCollectionSharder:
-        return EmbeddingBagCollectionSharder(_copied(fused_params))
+        return EmbeddingBagCollectionSharder(_copied(fused_params), _copied(codecs))
 
     replaced: dict[type[Any], ModuleSharder[nn.Module]] = {
         EmbeddingBagCollectionSharder: bags(),
-        EmbeddingCollectionSharder: EmbeddingCollectionSharder(_copied(fused_params)),
+        EmbeddingCollectionSharder: EmbeddingCollectionSharder(_copied(fused_params), _copied(codecs)),
         FeatureProcessedEmbeddingBagCollectionSharder: FeatureProcessedEmbeddingBagCollectionSharder(bags()),
     }
     return [replaced.get(type(sharder), sharder) for sharder in stock_defaults()]
@@ -101,9 +119,15 @@ def planned_types() -> tuple[str, ...]:
 class ConvertedCollectionSharder(BaseEmbeddingSharder[UnshardedCollection]):
     """What both sharders of converted collections have in common: the sharding itself."""
 
-    def __init__(self, fused_params: dict[str, Any] | None, module_type: type[nn.Module], **options: Any) -> None:
-        super().__init__(fused_params=fused_params)
-        self._module_type, self._options = module_type, options
+    def __init__(
+        self,
+        fused_params: dict[str, Any] | None,
+        module_type: type[nn.Module],
+        codecs: Mapping[str, QuantizedCommCodecs] | None,
+        **options: Any,
+    ) -> None:
+        super().__init__(fused_params=fused_params, qcomm_codecs_registry=_copied(codecs))
+        self._module_type, self._options = module_type, {"wires": wires_of(codecs), **options}
 
     @property
     def module_type(self) -> type[nn.Module]:
@@ -144,12 +168,13 @@ class HashEmbeddingBagCollectionSharder(ConvertedCollectionSharder):
             has no optimizer in backward. None or empty: no fused optimizer.
         host_env: an environment with a gloo group, which sends the ids if the model's own group (hccl, nccl) cannot.
         module_type: class of the collections; TorchRec looks sharders up by it, and a converted subclass has its own.
+        qcomm_codecs_registry: as for :func:`sharders`.
 
     Attributes:
         host_group: the group of ``host_env``.
 
     Raises:
-        ConversionError: ``unsupported_fused_param``, ``host_env_without_group``.
+        ConversionError: ``unsupported_fused_param``, ``host_env_without_group``, ``quantized_communication``.
     """
 
     def __init__(
@@ -158,6 +183,7 @@ class HashEmbeddingBagCollectionSharder(ConvertedCollectionSharder):
         *,
         host_env: ShardingEnv | None = None,
         module_type: type[nn.Module] = HashEmbeddingBagCollection,
+        qcomm_codecs_registry: Mapping[str, QuantizedCommCodecs] | None = None,
     ) -> None:
         if fused_params:
             fused_optimizer_from_params(fused_params)  # raise here rather than on every rank in the middle of sharding
@@ -168,7 +194,7 @@ class HashEmbeddingBagCollectionSharder(ConvertedCollectionSharder):
                 reason="host_env_without_group",
                 what_to_do="make it with ShardingEnv.from_process_group(dist.new_group(backend='gloo')).",
             )
-        super().__init__(_copied(fused_params), module_type, host_group=self.host_group)
+        super().__init__(_copied(fused_params), module_type, qcomm_codecs_registry, host_group=self.host_group)
 
     def for_class(self, module_type: type[nn.Module]) -> HashEmbeddingBagCollectionSharder:
         same = copy.copy(self)
@@ -200,15 +226,9 @@ class StockSharder(ConvertedCollectionSharder):
     """
 
     def __init__(self, stock: BaseEmbeddingSharder[Any], module_type: type[nn.Module]) -> None:
-        if stock.qcomm_codecs_registry:
-            raise ConversionError(
-                f"the {type(stock).__name__} quantizes what ranks send (qcomm_codecs_registry), which converted "
-                "collections do not.",
-                reason="quantized_communication",
-                what_to_do="leave out qcomm_codecs_registry: rows are then sent in the tables' own precision.",
-            )
         dedup = isinstance(stock, EmbeddingCollectionSharder) and stock._use_index_dedup
-        super().__init__(stock.fused_params, module_type, dense_as_torchrec=True, dedup=dedup)
+        codecs = stock.qcomm_codecs_registry
+        super().__init__(stock.fused_params, module_type, codecs, dense_as_torchrec=True, dedup=dedup)
         self._stock = stock
 
     def shardable_parameters(self, module: nn.Module) -> dict[str, nn.Parameter]:
@@ -223,6 +243,6 @@ class StockSharder(ConvertedCollectionSharder):
         return [kernel for kernel in kernels if kernel in KERNELS]
 
 
-def _copied(fused_params: Mapping[str, Any] | None) -> dict[str, Any] | None:
+def _copied(given: Mapping[str, Any] | None) -> dict[str, Any] | None:
     """TorchRec keeps the dict that it is given, and may write into it."""
-    return dict(fused_params) if fused_params else None
+    return dict(given) if given else None

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torchrec.distributed.comm_ops import get_gradient_division
 from torchrec.distributed.dist_data import PooledEmbeddingsAllToAll, PooledEmbeddingsReduceScatter
-from torchrec.distributed.types import Awaitable, NoWait
+from torchrec.distributed.types import Awaitable, NoWait, QuantizedCommCodecs
 
 from recfx.ir.tables import Columns, total_dim
 from recfx.ir.ways_back import Hop
@@ -25,6 +25,7 @@ from recfx.runtime.base import NodeModule
 from recfx.runtime.dist_groups import DistGroups
 from recfx.runtime.input_dist import DistContext
 from recfx.runtime.keyed_tensor import ColumnOrder
+from recfx.runtime.wire import codecs_of
 
 
 class BackwardWatch(Protocol):
@@ -54,6 +55,7 @@ class OutputDistStart(NodeModule, ABC):
     Attributes:
         operation: what it does in one word, as in ``Hop.operation``.
         group: the ranks that take part.
+        codecs: what encodes and decodes what is sent; None if nothing does.
     """
 
     operation: ClassVar[str]
@@ -64,6 +66,7 @@ class OutputDistStart(NodeModule, ABC):
         super().__init__()
         self.group: dist.ProcessGroup = getattr(groups, hop.group)
         self.device, self.late_backwards = device, late_backwards
+        self.codecs = None if hop.wire is None else codecs_of(hop.wire)
 
     @abstractmethod
     def join(self, parts: list[Any], context: DistContext) -> torch.Tensor:
@@ -122,7 +125,7 @@ class AllToAll(PooledStart):
 
     def __init__(self, hop: Hop, *arguments: Any) -> None:
         super().__init__(hop, *arguments)
-        self._dist = _all_to_all(self.group, hop.dims)
+        self._dist = _all_to_all(self.group, hop.dims, self.codecs)
 
     def send_pooled(self, pooled: torch.Tensor, sizes: list[int]) -> Awaitable[torch.Tensor]:
         """Returns ``[B, sum of the columns of all ranks]``."""
@@ -142,8 +145,8 @@ class ReduceScatter(PooledStart):
     def __init__(self, hop: Hop, *arguments: Any) -> None:
         super().__init__(hop, *arguments)
         self._hosts, self._sends_columns = len(hop.dims), bool(hop.columns)  # one sender: all ranks, or a host
-        self._dist = PooledEmbeddingsReduceScatter(self.group)
-        self._uneven = _all_to_all(self.group, [total_dim(hop.columns)] * self.group.size())
+        self._dist = PooledEmbeddingsReduceScatter(self.group, codecs=self.codecs)
+        self._uneven = _all_to_all(self.group, [total_dim(hop.columns)] * self.group.size(), self.codecs)
 
     def send_pooled(self, pooled: torch.Tensor, sizes: list[int]) -> Awaitable[torch.Tensor]:
         """Returns ``[B, D']``; in the group of a host, for the samples of this rank's counterparts."""
@@ -200,9 +203,11 @@ class OutputDistWait(NodeModule):
         return started.wait()
 
 
-def _all_to_all(group: dist.ProcessGroup, dim_per_rank: Sequence[int]) -> PooledEmbeddingsAllToAll:
+def _all_to_all(
+    group: dist.ProcessGroup, dim_per_rank: Sequence[int], codecs: QuantizedCommCodecs | None
+) -> PooledEmbeddingsAllToAll:
     # This is the device of two buffers that torchrec 1.8.0 passes around and never reads: they need no elements.
-    module = PooledEmbeddingsAllToAll(group, list(dim_per_rank), torch.device("cpu"))
+    module = PooledEmbeddingsAllToAll(group, list(dim_per_rank), torch.device("cpu"), codecs=codecs)
     module._non_persistent_buffers_set.update(module._buffers)  # otherwise they would be in the state_dict
     module._buffers.update({name: torch.empty(0, dtype=torch.int32) for name in module._buffers})
     return module

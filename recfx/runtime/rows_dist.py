@@ -116,7 +116,8 @@ class RowsAllToAll(_RowsStart):
         arriving = [0] * self.group.size()
         for key in self.keys.arriving:
             arriving[key.rank] += _numbers(key, context)
-        numbers = alltoall_sequence(joined, none, none, none, arriving, self.sizes(context), group=self.group)
+        sizes, codecs = self.sizes(context), self.codecs
+        numbers = alltoall_sequence(joined, none, none, none, arriving, sizes, group=self.group, codecs=codecs)
         return _InOrderOfIds(numbers, self.keys, context)
 
 

@@ -17,10 +17,11 @@ from torchrec import EmbeddingBagCollection, EmbeddingCollection, KeyedJaggedTen
 from torchrec.distributed import sharding_plan
 from torchrec.distributed.embedding import EmbeddingCollectionSharder, ShardedEmbeddingCollection, set_ec_index_dedup
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder, ShardedEmbeddingBagCollection
+from torchrec.distributed.fbgemm_qcomm_codec import CommType, QCommsConfig, get_qcomm_codecs
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
 from torchrec.distributed.sharding_plan import column_wise, construct_module_sharding_plan, table_wise
-from torchrec.distributed.types import ShardingEnv, ShardingPlan
+from torchrec.distributed.types import QuantizedCommCodecs, ShardingEnv, ShardingPlan
 from torchrec.modules.feature_processor_ import PositionWeightedModuleCollection
 from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
 from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
@@ -273,11 +274,38 @@ def test_torchrecs_sharded_class_does_not_take_a_converted_collection() -> None:
         ShardedEmbeddingCollection(model.sequence.sparse, {}, env)
 
 
-def test_quantized_communication_is_refused() -> None:
-    codecs = {"pooled_embeddings_all_to_all": object()}
-    for kind in (EmbeddingBagCollectionSharder, EmbeddingCollectionSharder):
-        with refused("quantized_communication", match=kind.__name__):
+def in_precision(kind: CommType) -> QuantizedCommCodecs:
+    return get_qcomm_codecs(QCommsConfig(backward_precision=kind))
+
+
+@pytest.mark.parametrize(
+    ("codecs", "named"),
+    [
+        ({"SEQUENCE_EMBEDDINGS_ALL_TO_ALL": in_precision(CommType.FP8)}, "fp8"),
+        ({"SEQUENCE_EMBEDDINGS_ALL_TO_ALL": in_precision(CommType.INT8)}, "int8"),
+        ({"SEQUENCE_EMBEDDINGS_ALL_TO_ALL": in_precision(CommType.MX4)}, "mx4"),
+        ({"POOLED_EMBEDDINGS_REDUCE_SCATTER": QuantizedCommCodecs()}, "NoOpQuantizedCommCodec"),
+        ({"POOLED_EMBEDDINGS_ALL_TO_ALL": object()}, "object"),
+        ({"pooled_embeddings_all_to_all": in_precision(CommType.FP16)}, "pooled_embeddings_all_to_all"),
+    ],
+)
+def test_other_codecs_are_refused(codecs: Any, named: str) -> None:
+    for kind in STOCK.values():
+        with refused("quantized_communication", match=named):
             sharders_for(Both(), [kind(qcomm_codecs_registry=codecs)])
+    with refused("quantized_communication", match=named):
+        recfx.sharders(qcomm_codecs_registry=codecs)
+
+
+def test_every_sharder_passes_the_codecs_on() -> None:
+    """TorchRec's planner prices what a sharder's codecs send."""
+    codecs: Any = {"POOLED_EMBEDDINGS_ALL_TO_ALL": in_precision(CommType.BF16)}
+    model = Both()
+    listed = [kind(qcomm_codecs_registry=codecs) for kind in STOCK.values()]
+    for sharders in (recfx.sharders(qcomm_codecs_registry=codecs), sharders_for(model, listed)):
+        by_class = {sharder.module_type: sharder for sharder in sharders}
+        for module_type in (type(model.pooled.sparse), type(model.sequence.sparse), EmbeddingCollection):
+            assert by_class[module_type].qcomm_codecs_registry == codecs
 
 
 def sharded_with(sharder: EmbeddingCollectionSharder, dedup: Any) -> tuple[str, ...]:

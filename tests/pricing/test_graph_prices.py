@@ -14,6 +14,7 @@ from recfx.planner.pricing.node_price import calls_of
 from recfx.planner.pricing.planned_collection import PlannedCollection, planned_by, planned_graph
 from recfx.planner.pricing.planned_nodes import PlannedGraphs
 from recfx.planner.pricing.values import Values
+from recfx.runtime.wire import wires_of
 from tests.sharding.cases import FORMS, Case, build, plan_of, with_optimizer
 from tests.sharding.typical_cases import CASES, TYPES, hashed_case, one_type, random_case
 from tests.support.pairwise import pairwise
@@ -29,7 +30,9 @@ def planned(case: Case, device: str) -> PlannedCollection:
         case, recfx.convert(build(case)[0], hashing=case.hashing, dedup=case.dedup, verify=False)
     )
     assert isinstance(converted, UnshardedCollection)
-    return planned_by(converted, plan_of(case, converted, WORLD_SIZE), WORLD_SIZE, device, "sparse")
+    planned = planned_by(converted, plan_of(case, converted, WORLD_SIZE), WORLD_SIZE, device, "sparse")
+    sharding = replace(planned.sharding, wires=wires_of(case.codecs))
+    return replace(planned, context=replace(planned.context, sharding=sharding))
 
 
 def check(collection: PlannedCollection, trains: bool = True) -> None:
@@ -65,7 +68,7 @@ def check(collection: PlannedCollection, trains: bool = True) -> None:
 PLANS = {
     **{f"{kind}_static": one_type(kind, optimizer="adagrad") for kind in TYPES},
     **{f"{kind}_hashed": hashed_case(kind, "lfu_admit") for kind in TYPES},
-    **{f"{kind}_weighted": one_type(kind, is_weighted=True) for kind in TYPES},
+    **{f"{kind}_weighted": one_type(kind, is_weighted=True, wire=("fp16", "bf16")) for kind in TYPES},
     **CASES,
     **{f"random {number}": random_case(number, WORLD_SIZE) for number in range(10)},
     **{f"random {number} hashed": replace(random_case(number, WORLD_SIZE), hashing=RAW) for number in range(10)},

@@ -23,11 +23,13 @@ from torchrec import (
 )
 from torchrec.distributed import sharding_plan as stock
 from torchrec.distributed.embedding import EmbeddingCollectionSharder
+from torchrec.distributed.fbgemm_qcomm_codec import CommType, QCommsConfig, get_qcomm_codecs_registry
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.types import (
     EmbeddingModuleShardingPlan,
     LazyAwaitable,
     ParameterSharding,
+    QuantizedCommCodecs,
     ShardingEnv,
     ShardingPlan,
 )
@@ -40,6 +42,7 @@ from recfx.collections.kinds import SEQUENCE, kind_of
 from recfx.collections.sharding.collection import ShardedCollection, shard_collection
 from recfx.optim.rules.rowwise_adagrad_decoupled import DecoupledRowWiseAdagrad
 from recfx.planner.sharder import HashEmbeddingBagCollectionSharder
+from recfx.runtime.wire import wires_of
 from tests.builders.optimizers import attach
 from tests.support.needs import Missing
 
@@ -94,7 +97,7 @@ class Case:
     ``kernel``: "fused" or "dense"; ``sizes``: batch size by rank, repeated; ``hosts``: ranks are cut into so many;
     ``is_pooled``: whether it is an ``EmbeddingBagCollection``, otherwise an ``EmbeddingCollection``;
     ``beside``: the case of a second collection in models whose state is saved;
-    ``dedup``: as for ``recfx.convert``.
+    ``dedup``: as for ``recfx.convert``; ``wire``: in which precision rows and their gradients are sent.
     """
 
     tables: tuple[Table, ...]
@@ -109,6 +112,14 @@ class Case:
     is_pooled: bool = True
     beside: Case | None = None
     dedup: Any = "auto"
+    wire: tuple[str, str] = ("fp32", "fp32")
+
+    @property
+    def codecs(self) -> dict[str, QuantizedCommCodecs] | None:
+        """TorchRec's codecs, as they are for devices: on hosts it falls back from bf16 to fp16."""
+        forward, backward = map(CommType, self.wire)
+        config = QCommsConfig(forward_precision=forward, backward_precision=backward)
+        return get_qcomm_codecs_registry(config, device=torch.device("cuda"))
 
     def batch_sizes(self, world_size: int) -> list[int]:
         return [self.sizes[rank % len(self.sizes)] for rank in range(world_size)]
@@ -320,7 +331,8 @@ def shard(case: Case, standard: nn.Module, world_size: int) -> ShardedCollection
     converted = with_optimizer(case, recfx.convert(standard, hashing=case.hashing, dedup=case.dedup))
     plan = plan_of(case, converted, world_size)
     assert isinstance(converted, UnshardedCollection)
-    return shard_collection(converted, plan, ShardingEnv.from_process_group(dist.group.WORLD))
+    env = ShardingEnv.from_process_group(dist.group.WORLD)
+    return shard_collection(converted, plan, env, wires=wires_of(case.codecs))
 
 
 def model_and_plan(case: Case, world_size: int, *, is_converted: bool = True) -> tuple[Model, ShardingPlan]:

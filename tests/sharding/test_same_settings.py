@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torchrec import DataType, EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
+from torchrec.distributed.fbgemm_qcomm_codec import CommType, QCommsConfig, get_qcomm_codecs_registry
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.types import ShardingEnv
 
@@ -33,6 +34,7 @@ class Settings:
     frozen: tuple[str, ...] = ()
     dedup: Any = "auto"
     fused_params: dict[str, Any] | None = None
+    precision: CommType = CommType.FP32
     version: str = recfx.__version__
 
 
@@ -92,6 +94,11 @@ DIFFERENCES = {
         Settings(version="9"),
         f"version of recfx is '{recfx.__version__}' on rank 0 and '9' on rank 1.",
     ),
+    "wire": (
+        Settings(precision=CommType.FP16),
+        Settings(precision=CommType.BF16),
+        "qcomm_codecs_registry['POOLED_EMBEDDINGS_ALL_TO_ALL'] is 'fp16 forward, fp16 backward' on rank 0 and 'bf16",
+    ),
 }
 
 
@@ -126,7 +133,9 @@ def sharded(settings: Settings, entry: str) -> Any:
     with mock.patch.object(same_settings, "__version__", settings.version):
         if entry == "convert":
             return recfx.convert(Model(settings), env=env, **options)
-        sharders = recfx.sharders(fused_params=settings.fused_params)
+        config = QCommsConfig(settings.precision, settings.precision)
+        codecs = get_qcomm_codecs_registry(config, device=torch.device("cuda"))
+        sharders = recfx.sharders(fused_params=settings.fused_params, qcomm_codecs_registry=codecs)
         return DistributedModelParallel(recfx.convert(Model(settings), **options), env, CPU, sharders=sharders)
 
 

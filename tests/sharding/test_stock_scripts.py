@@ -20,9 +20,11 @@ from torchrec.datasets.utils import Batch
 from torchrec.distributed import TrainPipelineSparseDist
 from torchrec.distributed.comm import get_local_size
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from torchrec.distributed.fbgemm_qcomm_codec import CommType, QCommsConfig, get_qcomm_codecs_registry
 from torchrec.distributed.model_parallel import DistributedModelParallel, get_default_sharders
 from torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
 from torchrec.distributed.planner.storage_reservations import HeuristicalStorageReservation
+from torchrec.distributed.planner.types import ParameterConstraints
 from torchrec.inference.state_dict_transform import state_dict_gather, state_dict_to_device
 from torchrec.models.dlrm import DLRM, DLRMTrain
 from torchrec.modules.mlp import MLP
@@ -33,6 +35,7 @@ from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
 import recfx
 from recfx.collections.sharding.collection import sharded_collections
+from recfx.ir import format_graph
 from tests.sharding.ranks import ranks
 
 CPU, META = torch.device("cpu"), torch.device("meta")
@@ -60,12 +63,24 @@ def dlrm() -> DLRM:
     )
 
 
-def golden_training(rank: int, line: Line) -> Result:
-    """Meta tables, row-wise Adagrad in backward, a list of one sharder, a pipeline."""
+def golden_training(rank: int, line: Line, *, quantized: bool = False) -> Result:
+    """Meta tables, row-wise Adagrad in backward, a list of one sharder, a pipeline.
+
+    ``quantized``: as with nccl, on whose devices the planner would not make such tables data-parallel either.
+    """
     train_model = line(DLRMTrain(dlrm()))
     _apply_optimizer_in_backward(RowWiseAdagrad, train_model.model.sparse_arch.parameters(), {"lr": 0.1})
-    sharder = EmbeddingBagCollectionSharder(qcomm_codecs_registry=None)
-    model = DistributedModelParallel(module=train_model, device=CPU, sharders=[sharder])
+    config = QCommsConfig(forward_precision=CommType.FP16, backward_precision=CommType.BF16)
+    sharder = EmbeddingBagCollectionSharder(
+        qcomm_codecs_registry=get_qcomm_codecs_registry(config, device=torch.device("cuda")) if quantized else None
+    )
+    plan = None
+    if quantized:
+        whole = {table.name: ParameterConstraints(sharding_types=["table_wise"]) for table in tables(FEATURES)}
+        topology = Topology(world_size=dist.get_world_size(), compute_device=CPU.type)
+        planner = EmbeddingShardingPlanner(topology=topology, constraints=whole)
+        plan = planner.collective_plan(train_model, [sharder], dist.GroupMember.WORLD)
+    model = DistributedModelParallel(module=train_model, device=CPU, plan=plan, sharders=[sharder])
     non_fused_optimizer = KeyedOptimizerWrapper(
         dict(in_backward_optimizer_filter(model.named_parameters())),
         lambda params: torch.optim.Adagrad(params, lr=0.1),
@@ -209,6 +224,7 @@ def local_weights(model: nn.Module) -> dict[str, torch.Tensor]:
 
 SCRIPTS: dict[str, Callable[..., Result]] = {
     "golden training": golden_training,
+    "golden training, quantized": functools.partial(golden_training, quantized=True),
     "two-tower retrieval": two_tower_retrieval,
     "public DLRM, Adagrad": functools.partial(public_dlrm, adagrad=True),
     "public DLRM, SGD": functools.partial(public_dlrm, adagrad=False),
@@ -224,7 +240,9 @@ def both(rank: int, world_size: int, name: str) -> list[Any]:
         return converted[0]
 
     answers = [SCRIPTS[name](rank, lambda model: model), SCRIPTS[name](rank, line)]
-    assert sharded_collections(converted[0]), "the converted collection stayed unsharded"
+    graphs = [format_graph(sharded.graph_module) for sharded in sharded_collections(converted[0]).values()]
+    assert graphs, "the converted collection stayed unsharded"
+    assert all(("wire=fp16, wire_backward=bf16" in graph) == ("quantized" in name) for graph in graphs)
     return answers
 
 

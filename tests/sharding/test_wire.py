@@ -67,20 +67,24 @@ def check_wire(case: Case, world_size: int) -> None:
         assert world_size == 1 or forward
 
 
-@pytest.mark.parametrize("world_size", [2, 4])
-@pytest.mark.parametrize("kind", sorted(TYPES))
-def test_a_type_sends_what_its_graph_says(kind: str, world_size: int) -> None:
-    check_wire(one_type(kind, local_size=2 if world_size == 4 else 0), world_size)
+WIRES = [("fp32", "fp32"), ("fp16", "bf16"), ("fp32", "fp16"), ("bf16", "fp32")]
 
 
-@pairwise(kind=sorted(TYPES), world_size=[2, 4], form=["rows", "rows sent once"])
-def test_rows_of_ids_are_as_many_as_the_graph_says(kind: str, world_size: int, form: str) -> None:
+@pairwise(kind=sorted(TYPES), world_size=[2, 4], wire=WIRES)
+def test_a_type_sends_what_its_graph_says(kind: str, world_size: int, wire: tuple[str, str]) -> None:
+    check_wire(one_type(kind, local_size=2 if world_size == 4 else 0, wire=wire), world_size)
+
+
+@pairwise(kind=sorted(TYPES), world_size=[2, 4], form=["rows", "rows sent once"], wire=WIRES)
+def test_rows_of_ids_are_as_many_as_the_graph_says(
+    kind: str, world_size: int, form: str, wire: tuple[str, str]
+) -> None:
     dim = 256 if kind == "grid_shard" else 8
     tables = (
         Table("a", 16, dim, ("f0",), sharding=TYPES[kind]),
         Table("b", 16, dim, ("f1", "f0"), sharding=TYPES[kind]),
     )
-    check_wire(FORMS[form](Case(tables, local_size=2 if world_size == 4 else 0)), world_size)
+    check_wire(FORMS[form](Case(tables, local_size=2 if world_size == 4 else 0, wire=wire)), world_size)
 
 
 def test_one_rank_sends_what_its_graph_says() -> None:

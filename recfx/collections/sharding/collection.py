@@ -35,6 +35,7 @@ from recfx.ir.operator_graph import OperatorGraph
 from recfx.ir.shards import CollectionSharding
 from recfx.ir.snapshot import PASSES_KEY
 from recfx.ir.tables import TableSpec
+from recfx.ir.ways_back import Wires
 from recfx.lowering.targets import TargetsHere
 from recfx.runtime.bags import FBGEMM_PERMUTES_ON
 from recfx.runtime.dist_groups import DistGroups, sent_on
@@ -221,6 +222,7 @@ def shard_collection(
     host_group: torch.distributed.ProcessGroup | None = None,
     dense_as_torchrec: bool = False,
     dedup: bool = False,
+    wires: Wires | None = None,
     path: str = "",
 ) -> ShardedCollection:
     """Shard a converted collection; every rank calls it with the same plan.
@@ -238,6 +240,7 @@ def shard_collection(
         dense_as_torchrec: on compute kernel ``dense`` a table has no fused optimizer, whatever is attached to it.
         dedup: whether tables whose rows are not pooled send each different id once, unless the conversion was told
             otherwise. Also if ``torchrec.distributed.embedding.set_ec_index_dedup(True)`` was called.
+        wires: in which precision rows and gradients are sent; None for that of the rows.
         host_group: the process group for ids, if it is not that of ``env``.
         path: fully qualified name of the collection in the model.
 
@@ -271,7 +274,9 @@ def shard_collection(
         check_optimizers(module)
         return of_tables
 
-    options = {"dense_as_torchrec": dense_as_torchrec, "host_group": host_group is not None}
+    wires = wires or {}
+    options: dict[str, Any] = {"dense_as_torchrec": dense_as_torchrec, "host_group": host_group is not None}
+    options |= {f"qcomm_codecs_registry[{name!r}]": str(wire) for name, wire in wires.items()}
     sharding = agreed_sharding(
         env.process_group, lambda: settings_of(module, tables, options, fused_params), read, path
     )
@@ -279,5 +284,6 @@ def shard_collection(
     if sent_on(groups.ids).type not in FBGEMM_PERMUTES_ON:
         tables = tuple(replace(table, dedup=replace(table.dedup, on_device=True)) for table in tables)
         sharding = read_plan(tables, plan, env.rank, env.world_size, path)
+    sharding = replace(sharding, wires=wires)
     settings = optimizer_settings(module, sharding, fused_params, dense_as_torchrec=dense_as_torchrec)
     return SHARDED[kind_of(module)](module, sharding, groups, device, settings)

@@ -22,7 +22,7 @@ from recfx.ir.node_values import of_sent, of_splits
 from recfx.ir.shard import Shard
 from recfx.ir.shards import ShardedTable
 from recfx.ir.tables import embedding_names, output_dtype
-from recfx.ir.ways_back import HopSize, SentRows, WayBack, World
+from recfx.ir.ways_back import HopSize, SentRows, WayBack, Wires, World
 from recfx.lowering.registry import select_planned
 from recfx.planner.pricing.graph_prices import GraphPrices
 from recfx.planner.pricing.node_facts import NodeFacts, PlannedNode, Symbols, TableLoad
@@ -108,7 +108,9 @@ class PlannedGraphs:
                 for sharded in sharding.tables
             ]
         self.tables = tables
-        self.ways = [_Way(way, [table for table in tables if table.way == way]) for way in sharding.ways_back]
+        self.ways = [
+            _Way(way, [table for table in tables if table.way == way], sharding.wires) for way in sharding.ways_back
+        ]
         self.on_rank: dict[int, list[ShardOnRank]] = {}
         """The shards of every rank, in the order in which it receives their features."""
         for way in self.ways:
@@ -195,8 +197,8 @@ class _Lookup(NamedTuple):
 class _Way:
     """The tables that travel back in one way."""
 
-    def __init__(self, way: WayBack, tables: list[PlannedTable]) -> None:
-        self.way, self.tables = way, tables
+    def __init__(self, way: WayBack, tables: list[PlannedTable], wires: Wires) -> None:
+        self.way, self.tables, self.wires = way, tables, wires
         self.rows = SentRows.together([table.rows for table in tables])
         self.element_bytes = output_dtype(tuple(table.table for table in tables)).itemsize
         self.features = [name for table in tables for name in table.table.feature_names]
@@ -231,7 +233,7 @@ class _Way:
         return self._lookups[key]
 
     def hops(self, world: World) -> tuple[HopSize, ...]:
-        return self.way.hop_sizes(self.rows, world)
+        return self.way.hop_sizes_on(self.wires, self.rows, world)
 
 
 class _NodesOfRank:
