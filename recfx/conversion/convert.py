@@ -11,7 +11,7 @@ from torchrec.distributed.types import ShardingEnv, ShardingPlan
 
 from recfx.argument_types import typed
 from recfx.collections.collection import unsharded_collections
-from recfx.collections.converted_collection import ConvertedCollection, share_forwards
+from recfx.collections.converted_collection import ConvertedCollection, converted_collections, share_forwards
 from recfx.collections.copy_modules import copy_modules, replace_in_place
 from recfx.collections.devices import usable_device
 from recfx.collections.first_use import first_use
@@ -41,6 +41,12 @@ class Observer(Protocol):
     def done(self, stage: str) -> None:
         """A stage has ended."""
 
+    def ready(self, converted: nn.Module, collections: Mapping[str, ConvertedCollection]) -> None:
+        """The result has these collections, and ``converted`` the record of it; the user's model has not changed yet.
+
+        An error ends the conversion. Called again for what has changed since.
+        """
+
     def failure(self, error: BaseException) -> None:
         """The conversion has failed."""
 
@@ -48,6 +54,7 @@ class Observer(Protocol):
         """The conversion has succeeded."""
 
 
+_Ready = Callable[[nn.Module, Mapping[str, ConvertedCollection]], None]
 OBSERVERS: list[Callable[[nn.Module], Observer | None]] = []
 """Each is called with the model at the beginning of a conversion."""
 
@@ -141,13 +148,17 @@ def convert(
         for observer in observers:
             observer.done(stage)
 
+    def ready(converted: nn.Module, collections: Mapping[str, ConvertedCollection]) -> None:
+        for observer in observers:
+            observer.ready(converted, collections)
+
     try:
         call = None if sample is None else Sample.of(sample)
         asked = Request(
             call, hashing, plan, env, device, backend, whole_graph, verify, inplace, on_unsupported, id_ranges,
             named_passes(passes), managed_collisions, dedup,
         )  # fmt: skip
-        converted = _convert(model, asked, done)
+        converted = _convert(model, asked, done, ready)
     except BaseException as error:
         for observer in observers:
             observer.failure(error)
@@ -157,7 +168,7 @@ def convert(
     return converted
 
 
-def _convert(model: nn.Module, asked: Request, done: Callable[[str], None]) -> nn.Module:
+def _convert(model: nn.Module, asked: Request, done: Callable[[str], None], ready: _Ready) -> nn.Module:
     asked.check(model)
     with TableResizing(model) as resizing:
         decision = decide(model, asked, resizing, done=done)
@@ -165,10 +176,13 @@ def _convert(model: nn.Module, asked: Request, done: Callable[[str], None]) -> n
         replacements = decision.replacements
         if asked.shards:
             before, in_place = converted, asked.inplace and decision.converted is None
-            converted = _shard_model(converted, asked, in_place)
+            converted = _shard_model(converted, asked, in_place, ready)
             replacements = _sharded_replacements(replacements, before, converted)
             done("shard, and run the passes")
-        _place(converted, asked.device)
+        ready(converted, converted_collections(converted))
+        if asked.device is not None:
+            _place(converted, asked.device)
+            ready(converted, converted_collections(converted))  # other kernels may serve the tables there
         guard_loading(converted)
         share_forwards(converted)
         whole = as_whole_graph(converted, asked.call) if asked.whole_graph else None
@@ -208,13 +222,15 @@ def _patch(
     return model
 
 
-def _shard_model(converted: nn.Module, asked: Request, inplace: bool) -> nn.Module:
+def _shard_model(converted: nn.Module, asked: Request, inplace: bool, ready: _Ready) -> nn.Module:
     """Shard the collections over all ranks; the rest of the model stays as it is."""
     conversion = conversion_of(converted)  # it is stored on the root, which may be a collection itself
     env = environment(asked.env)
     plan = plan_for(converted, asked.plan, env, asked.device)
     sharded = shard_collections(converted, plan, env, asked.device)
     if inplace and id(converted) not in sharded:
+        collections = unsharded_collections(converted)
+        ready(converted, {path: sharded[id(collection)] for path, collection in collections.items()})
         replace_in_place(converted, sharded)
         model = converted
     else:
@@ -234,10 +250,8 @@ def _sharded_replacements(
     return {original: after.get_submodule(path_of[id(collection)]) for original, collection in replacements.items()}
 
 
-def _place(converted: nn.Module, device: torch.device | str | None) -> None:
-    """Move the model; tables on meta are allocated and initialised. With None, everything stays where it is."""
-    if device is None:
-        return
+def _place(converted: nn.Module, device: torch.device | str) -> None:
+    """Move the model; tables on meta are allocated and initialised."""
     device = usable_device(device)
     for collection in unsharded_collections(converted).values():
         if any(weight.is_meta for weight in collection.parameters()):

@@ -272,6 +272,8 @@ def _check_dense_rows(dense_rows: int, rows: int, name: str) -> None:
 
 def as_integer(value: object) -> int | None:
     """``value`` as a Python integer; None for anything that is not an integer, including ``True`` and tensors."""
+    if type(value) is int:
+        return value
     if isinstance(value, (bool, Tensor)) or not isinstance(value, SupportsIndex):
         return None
     try:

@@ -53,6 +53,13 @@ def ranks_without_rows(table: ShardedTable, path: str, _: FusedOptimizer | None)
     return Diagnostic("ranks_without_rows", path, message, advice, Severity.WARNING)
 
 
+def never_called(path: str) -> Diagnostic:
+    """A sample was traced, and the collection at ``path`` was not called."""
+    message = "calling the model with the sample never reaches this collection, in train or eval mode."
+    advice = "check the sample, or call the collection; what is converted does not depend on it."
+    return Diagnostic("never_called", path, message, advice, Severity.WARNING)
+
+
 def uneven_cuts(table: ShardedTable, path: str, _: FusedOptimizer | None) -> Diagnostic | None:
     """Some rank has far more rows than others."""
     sizes = [shard.num_rows for shard in table.row_pieces]

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import torch.distributed as dist
 from torch import nn
 
-from recfx.errors import RecfxWarning, Severity
-from recfx.inspect.explain import explain
+from recfx.collections.converted_collection import ConvertedCollection
+from recfx.collections.sharding.collection import ShardedCollection
+from recfx.collections.sharding.ranks_agree import on_all_ranks
+from recfx.collections.wrappers import users_path
+from recfx.errors import Diagnostic, RecfxWarning, Severity
+from recfx.inspect.collection_reasons import never_called
+from recfx.inspect.describe import reasons_of_sharding
+from recfx.inspect.facts import table_facts
+from recfx.inspect.reasons import table_reasons
 from recfx.replacement.conversion_record import conversion_of
 
 _PACKAGE = str(Path(__file__).parents[1])
@@ -29,14 +39,40 @@ class ConversionWarnings:
         """The error says more."""
 
     def result(self, converted: nn.Module) -> None:
-        """Warn of what the report warns of, on rank 0, at the line that called recfx."""
-        if dist.is_available() and dist.is_initialized() and dist.get_rank() != 0:
-            return
-        warned = conversion_of(converted).warned
-        for reason in explain(converted).reasons:
-            if reason.severity == Severity.WARNING and (reason.code, reason.path) not in warned:
-                warned.add((reason.code, reason.path))
-                warnings.warn(RecfxWarning(reason), stacklevel=_frames_of_recfx())
+        """All is said already."""
+
+    def ready(self, converted: nn.Module, collections: Mapping[str, ConvertedCollection]) -> None:
+        """Warn at the line that called recfx, on rank 0; if the filter makes errors of warnings, on all ranks alike."""
+        conversion = conversion_of(converted)
+        reasons = [
+            *conversion.notes,
+            *(never_called(one.paths[0]) for one in conversion.found if one.found == "never called"),
+        ]
+        for path, collection in collections.items():
+            reasons += _reasons(collection, path)
+        warned = [
+            replace(reason, path=users_path(converted, reason.path))
+            for reason in reasons
+            if reason.severity == Severity.WARNING
+        ]
+        sharded = next((one for one in collections.values() if isinstance(one, ShardedCollection)), None)
+        if sharded is not None:
+            of_ranks = on_all_ranks(sharded.process_group, lambda: warned, lambda error: None)
+            warned = [reason for of_rank in of_ranks for reason in of_rank or ()]
+        is_first = not (dist.is_available() and dist.is_initialized()) or dist.get_rank() == 0
+        for reason in warned:
+            if (reason.code, reason.path) not in conversion.warned:
+                conversion.warned.add((reason.code, reason.path))
+                with contextlib.nullcontext() if is_first else warnings.catch_warnings(record=True):
+                    warnings.warn(RecfxWarning(reason), stacklevel=_frames_of_recfx())
+
+
+def _reasons(collection: ConvertedCollection, path: str) -> Iterator[Diagnostic]:
+    for facts in table_facts(collection, path, existed=False, with_indexes=False).values():
+        yield from table_reasons(facts)
+    if isinstance(collection, ShardedCollection):
+        for reasons in reasons_of_sharding(collection, path).values():
+            yield from reasons
 
 
 def _frames_of_recfx() -> int:

@@ -29,7 +29,7 @@ from recfx.inspect.collection_reasons import (
     sharding_reasons,
     transfer_reasons,
 )
-from recfx.inspect.facts import IndexFacts, TableFacts, table_facts
+from recfx.inspect.facts import IndexFacts, TableFacts, parts_here, table_facts
 from recfx.inspect.reasons import table_reasons, type_name
 from recfx.inspect.report_data import CollectionReport, NodeReport, PassReport
 from recfx.inspect.table_report import DENSE, HashingReport, ShardingReport, TableReport
@@ -165,8 +165,7 @@ def describe_converted(base: CollectionReport, collection: UnshardedCollection, 
 
     ``existed``: whether its tables were there before recfx.
     """
-    own = {table.name: table.name for table in collection.tables}
-    facts = table_facts(collection, own, base.path, existed)
+    facts = table_facts(collection, base.path, existed)
     described = replace(
         base,
         is_weighted=collection.is_weighted(),
@@ -238,16 +237,12 @@ def describe_sharded(base: CollectionReport, sharded: ShardedCollection, existed
 
     Does not communicate.
     """
-    local = {table.name: sharded.sharding.local_of(table.name) for table in sharded.tables}
-    own = {name: shards[0].name for name, shards in local.items() if shards}  # all shards here have the same rows
-    facts = table_facts(sharded, own, base.path, existed)
-    path_of = partial(kind_of(sharded).table_path, base.path)
+    facts, reasons_of = table_facts(sharded, base.path, existed), reasons_of_sharding(sharded, base.path)
     tables = []
     for table in sharded.sharding.tables:
         name = table.table.name
         report = table_report(facts[name]) if name in facts else declared_table(table.table, sharded.dtypes[name])
-        optimizer = sharded.store.optimizers.get(own.get(name, ""))
-        tables.append(_with_sharding(report, table, optimizer, sharded.sharding, path_of(name), sharded.taken))
+        tables.append(_with_sharding(report, table, sharded.sharding, reasons_of[name]))
     described = replace(
         base,
         is_weighted=sharded.is_weighted(),
@@ -257,6 +252,25 @@ def describe_sharded(base: CollectionReport, sharded: ShardedCollection, existed
     reasons = collection_sharding_reasons(sharded.tables, sharded.graph_module, base.path)
     reasons += pipelining_reasons(sharded, base.path) + sent_once_reasons(sharded, base.path)
     return with_reasons(with_graph(described, sharded), sharded, reasons)
+
+
+def reasons_of_sharding(sharded: ShardedCollection, path: str) -> dict[str, tuple[Diagnostic, ...]]:
+    """What is worth saying about how each table of a collection at ``path`` is sharded, by name of the table."""
+    parts, path_of = parts_here(sharded), partial(kind_of(sharded).table_path, path)
+    return {
+        name: _with_taken(
+            sharding_reasons(table, path_of(name), sharded.store.optimizers.get(parts.get(name, ""))),
+            sharded.taken.get(name, ()),
+            path_of(name),
+        )
+        for table in sharded.sharding.tables
+        for name in (table.table.name,)
+    }
+
+
+def _with_taken(reasons: tuple[Diagnostic, ...], taken: tuple[Diagnostic, ...], path: str) -> tuple[Diagnostic, ...]:
+    """With what was said when the settings of the table's optimizer were chosen."""
+    return reasons + tuple(replace(reason, path=path) for reason in taken)
 
 
 def with_plan(
@@ -283,10 +297,12 @@ def with_plan(
         _with_sharding(
             _trained_by(report, optimizer := settings.fused.get(report.name)),
             table,
-            optimizer,
             sharding,
-            path_of(report.name),
-            settings.taken,
+            _with_taken(
+                sharding_reasons(table, path_of(report.name), optimizer),
+                settings.taken.get(report.name, ()),
+                path_of(report.name),
+            ),
         )
         for report, table in zip(described.tables, sharding.tables, strict=True)
     )
@@ -313,14 +329,10 @@ def _fused(optimizer: FusedOptimizer) -> str:
 def _with_sharding(
     report: TableReport,
     table: ShardedTable,
-    optimizer: FusedOptimizer | None,
     sharding: CollectionSharding,
-    module_path: str,
-    taken: Mapping[str, tuple[Diagnostic, ...]],
+    reasons: tuple[Diagnostic, ...],
 ) -> TableReport:
     dtype: torch.dtype = getattr(torch, report.dtype)
-    reasons = sharding_reasons(table, module_path, optimizer)
-    reasons += tuple(replace(reason, path=module_path) for reason in taken.get(table.table.name, ()))
     return replace(
         report,
         bytes=report.rows * report.dim * dtype.itemsize,

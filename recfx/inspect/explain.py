@@ -35,6 +35,7 @@ from recfx.discovery.sample import Sample
 from recfx.errors import ConversionError, Diagnostic, Severity
 from recfx.hashing import HashConfig
 from recfx.inspect.capacity_reasons import with_hashing
+from recfx.inspect.collection_reasons import never_called
 from recfx.inspect.describe import describe_converted, describe_other, describe_sharded, with_plan, with_reasons
 from recfx.inspect.records import Records
 from recfx.inspect.report import Report
@@ -288,9 +289,7 @@ def _collection_reasons(finding: Finding, how: str) -> tuple[Diagnostic, ...]:
     if finding.why is not None:
         reasons.append(finding.why)
     if how == "never called":
-        message = "calling the model with the sample never reaches this collection, in train or eval mode."
-        advice = "check the sample, or call the collection; what is converted does not depend on it."
-        reasons.append(Diagnostic("never_called", finding.path, message, advice, Severity.WARNING))
+        reasons.append(never_called(finding.path))
     return tuple(reasons)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -11,6 +10,7 @@ from torchrec.modules.embedding_configs import BaseEmbeddingConfig
 
 from recfx.collections.converted_collection import ConvertedCollection
 from recfx.collections.kinds import kind_of
+from recfx.collections.sharding.collection import ShardedCollection
 from recfx.errors import ConversionError, Diagnostic
 from recfx.hashing import HashIndex, Occupancy, ResolvedHashConfig
 from recfx.hashing.storage import EVAL_COUNTERS
@@ -147,19 +147,20 @@ class TableFacts:
     config: BaseEmbeddingConfig
     weight: nn.Parameter
     index: HashIndex | None  # None if ids are rows
-    index_facts: IndexFacts | None  # None without an index, and on meta
+    index_facts: IndexFacts | None  # None without an index, on meta, and if not asked for
     kernel: Kernel
     optimizer: FusedOptimizer | Diagnostic | None  # why it is not fused, if it runs in backward
     existed: bool  # before recfx, so that it was converted rather than built directly
 
 
 def table_facts(
-    collection: ConvertedCollection, parts: Mapping[str, str], path: str, existed: bool
+    collection: ConvertedCollection, path: str, existed: bool, with_indexes: bool = True
 ) -> dict[str, TableFacts]:
     """The tables of a collection at ``path`` of which this rank has a part, by name; changes nothing.
 
-    ``parts`` has the collection's names for these parts, by name of the table.
+    ``with_indexes``: whether to look at what the indexes hold and have counted, which takes most of the time.
     """
+    parts = parts_here(collection)
     kernels, indexes = _kernels_by_table(collection.graph_module), dict(collection.hash_indexes.items())
     facts, kind = {}, kind_of(collection)
     for spec, config in zip(collection.tables, kind.configs_of(collection), strict=True):
@@ -174,12 +175,20 @@ def table_facts(
             config=config,
             weight=collection.weight(name),
             index=index,
-            index_facts=None if index is None else IndexFacts.of(index),
+            index_facts=IndexFacts.of(index) if with_indexes and index is not None else None,
             kernel=kernels[name],
             optimizer=_optimizer(collection, name, kind.table_path(path, name)),
             existed=existed,
         )
     return facts
+
+
+def parts_here(collection: ConvertedCollection) -> dict[str, str]:
+    """The collection's name for this rank's part of each table of which it has one, by name of the table."""
+    if not isinstance(collection, ShardedCollection):
+        return {table.name: table.name for table in collection.tables}
+    local = {table.name: collection.sharding.local_of(table.name) for table in collection.tables}
+    return {name: shards[0].name for name, shards in local.items() if shards}  # all shards here have the same rows
 
 
 def _kernels_by_table(graph_module: nn.Module) -> dict[str, Kernel]:

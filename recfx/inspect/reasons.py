@@ -19,6 +19,7 @@ from recfx.kernels.build import library
 from recfx.optim.fused_optimizer import FusedOptimizer
 from recfx.optim.fused_params import weight_decay_left_out
 
+_DEFAULT, _SETTINGS = HashConfig(), [field.name for field in fields(HashConfig)]
 _ALL_INT32 = 2**32 - 1  # the width of a range that hashing is not the reason for
 
 
@@ -112,9 +113,8 @@ def index_settings_not_used(table: TableFacts) -> Diagnostic | None:
         why = f"no id loses its row, because on_full is {config.on_full!r}"
         advice = "give on_full='evict' as well, or leave evict out."
     else:
-        default = HashConfig().resolve(config.rows, adopt=True)
-        names = [field.name for field in fields(HashConfig)]
-        unused = [name for name in names if getattr(config, name) != getattr(default, name)]
+        default = _DEFAULT.resolve(config.rows, adopt=True)
+        unused = [name for name in _SETTINGS if getattr(config, name) != getattr(default, name)]
         why = "every row is dense, so there is no index and no id is new"
         advice = "for raw ids, give dense_rows=0, or more rows= than the table has."
     if not unused:

@@ -11,7 +11,7 @@ from torchrec.distributed.types import ShardingEnv, ShardingPlan
 
 from recfx.collections.collection import UnshardedCollection, unsharded_collections
 from recfx.collections.converted_collection import collections_by_prefix
-from recfx.collections.sharding.collection import shard_collection
+from recfx.collections.sharding.collection import ShardedCollection, shard_collection
 from recfx.collections.sharding.plan import on_all_ranks_with_plan
 from recfx.collections.sharding.whole_plan import plan_of_collection, refuse_unknown_collections
 from recfx.errors import ConversionError
@@ -22,7 +22,7 @@ from recfx.planner.topology import plain_topology
 
 def shard_collections(
     model: nn.Module, plan: ShardingPlan, env: ShardingEnv, device: torch.device | str | None
-) -> dict[int, nn.Module]:
+) -> dict[int, ShardedCollection]:
     """The sharded form of every converted collection, by ``id``; ``model`` is not changed. Collective."""
     target, plans = None if device is None else torch.device(device), _plans_of_collections(model, plan, env)
     return {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import linecache
 import pickle
@@ -13,12 +14,17 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torchrec.distributed.sharding_plan import table_wise
+from torchrec.distributed.types import ShardingPlan
 
 import recfx
 from recfx import HashConfig, RecfxWarning
+from recfx.replacement.conversion_record import conversion_of
 from tests.builders.batches import batch
 from tests.builders.collections import collection
+from tests.builders.plans import plan_of_kinds
 from tests.models import ZOO
+from tests.sharding.ranks import ranks
 from tests.support.fake_group import fake_group
 
 NO_INDEX = HashConfig(on_full="evict", admit_after=3)
@@ -58,6 +64,55 @@ def test_settings_that_do_nothing(options: dict[str, Any]) -> None:
 def test_one_rank_warns(rank: int) -> None:
     with fake_group(rank, 2):
         assert len(warned(lambda: recfx.convert(Model(), hashing=NO_INDEX))) == (2 if rank == 0 else 0)
+
+
+def as_errors(*arguments: Any, **options: Any) -> RecfxWarning | None:
+    """What ``convert`` raises where a filter makes errors of warnings."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RecfxWarning)
+        try:
+            recfx.convert(*arguments, **options)
+        except RecfxWarning as warning:
+            return warning
+    return None
+
+
+def plan_of(model: Any) -> ShardingPlan:
+    """A table for each of two ranks."""
+    return plan_of_kinds("ebc", model.ebc, {"t1": table_wise(rank=0), "t2": table_wise(rank=1)}, 2)
+
+
+@pytest.mark.parametrize("converted_before", [False, True])
+@pytest.mark.parametrize("shards", [False, True])
+def test_warnings_that_are_errors_leave_the_model_as_it_was(converted_before: bool, shards: bool) -> None:
+    with fake_group(0, 2) if shards else contextlib.nullcontext():
+        model: nn.Module = Model()
+        if converted_before:
+            warned(lambda: recfx.convert(model, hashing=NO_INDEX, inplace=True))
+            conversion_of(model).warned.clear()
+        plan = plan_of(model) if shards else None
+        before = dict(model.named_modules()), dict(model.named_parameters()), vars(model).keys()
+        raised = as_errors(model, hashing=NO_INDEX, inplace=True, plan=plan)
+        after = dict(model.named_modules()), dict(model.named_parameters()), vars(model).keys()
+        assert raised is not None
+        assert after == before
+
+
+def on_rank(rank: int, world_size: int) -> tuple[list[tuple[str, str]], Any]:
+    model = Model()
+    model.ebc.embedding_bags["t2"].weight.data = model.ebc.embedding_bags["t2"].weight.data.double()
+    caught = warned(lambda: recfx.convert(model, plan=plan_of(model)))
+    raised = as_errors(model, plan=plan_of(model))
+    return [(one.message.diagnostic.code, one.message.diagnostic.path) for one in caught], str(raised)
+
+
+def test_ranks_that_have_different_tables_do_the_same() -> None:
+    """Rank 1 has the table that no kernel serves; rank 0 warns of it."""
+    fallback = "kernel_fallback", "ebc.embedding_bags.t2"
+    (first, raised), (second, its_raised) = ranks(2).run(on_rank)
+    assert (first, second) == ([fallback], [])
+    assert raised == its_raised
+    assert raised.startswith("[kernel_fallback]")
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from recfx.collections.converted_collection import ConvertedCollection
 from recfx.collections.whole_graph import WholeGraph
 from recfx.collections.wrappers import unwrap
 from recfx.errors import ConversionError, RecfxError
@@ -150,6 +151,9 @@ class ConversionTrace:
         now = time.perf_counter()
         self.seconds[stage] = self.seconds.get(stage, 0.0) + now - self._since
         self._since = now
+
+    def ready(self, converted: nn.Module, collections: Mapping[str, ConvertedCollection]) -> None:
+        """What is written comes last."""
 
     def result(self, converted: nn.Module) -> None:
         """Write what the conversion made."""
