@@ -26,6 +26,7 @@ from recfx.exporter.ranks import Ranks
 from recfx.exporter.table_sources import Sources, TableSource, empty_index
 from recfx.hashing import HashIndex
 from recfx.ir.shards import ShardedTable
+from recfx.runtime.output_dist import unrounded
 
 _Result = TypeVar("_Result")
 
@@ -61,7 +62,7 @@ def export_from_ranks(
 
     ranks.agree(try_alone)  # without communication: the other ranks would wait for one whose own code raises
     sources = _gathered_tables(ranks)  # before the model runs, because an invalid index stops its rank alone
-    with uncounted(model):
+    with uncounted(model), unrounded(model):
         outputs = _answer(model, sample, ranks)
     if ranks.rank != 0:
         result: _Result = ranks.follow()

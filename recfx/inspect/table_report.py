@@ -34,7 +34,7 @@ class ShardingReport:
         compute_kernel: ``"fused"`` or ``"dense"``.
         group: how its pooled rows are sent: ``"table_wise"`` (all-to-all), ``"row_wise"`` (sums over all ranks),
             ``"table_row_wise"`` (sums within a host, then all-to-all across hosts) or ``"data_parallel"`` (not at all).
-        travels: the same in words.
+        travels: the same in words, and in which precision, if they are quantized.
         is_replicated: whether every rank has all of the table.
         rank: this rank.
         world_size: number of ranks.
@@ -64,11 +64,12 @@ class ShardingReport:
             for shard in table.shards
         )
         here = [shard for shard in shards if shard.rank == sharding.rank and shard.bytes]
+        wires = dict.fromkeys(str(wire) for wire in table.way_back.wires_of(sharding.wires) if wire is not None)
         return cls(
             sharding_type=table.type.name,
             compute_kernel=table.compute_kernel,
             group=table.way_back.name,
-            travels=table.way_back.wording,
+            travels=", ".join([table.way_back.wording, *wires]),
             is_replicated=table.is_replicated,
             rank=sharding.rank,
             world_size=sharding.world_size,

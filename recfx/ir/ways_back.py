@@ -160,6 +160,10 @@ class HopSize(NamedTuple):
     collectives: tuple[Collective, ...]
     wire: Wire | None = None
 
+    def on(self, wire: Wire) -> HopSize:
+        """The same of what sends float32, if it sends this instead."""
+        return self._replace(collectives=tuple(map(wire.on, self.collectives)), wire=wire if self.collectives else None)
+
 
 @dataclass(frozen=True)
 class Hop:
@@ -222,12 +226,12 @@ class WayBack(ABC):
 
     def hop_sizes_on(self, wires: Wires, sent: SentRows, world: World) -> tuple[HopSize, ...]:
         """``hop_sizes``, in the precision in which rows are sent."""
-        sizes = []
-        for (operation, _), size in zip(self.steps, self.hop_sizes(sent, world), strict=True):
-            wire = wires.get(COMM_OPS.get(operation, "")) if size.collectives else None
-            calls = size.collectives if wire is None else tuple(map(wire.on, size.collectives))
-            sizes.append(size._replace(collectives=calls, wire=wire))
-        return tuple(sizes)
+        sizes = zip(self.hop_sizes(sent, world), self.wires_of(wires), strict=True)
+        return tuple(size if wire is None else size.on(wire) for size, wire in sizes)
+
+    def wires_of(self, wires: Wires) -> list[Wire | None]:
+        """That of each hop."""
+        return [wires.get(COMM_OPS.get(operation, "")) for operation, _ in self.steps]
 
     def hops(self, shards: Sequence[Shard], world: World, wires: Wires) -> tuple[Hop, ...]:
         """What a rank sends, hop by hop; the first one takes what the lookups have pooled.

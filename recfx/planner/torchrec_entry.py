@@ -39,7 +39,13 @@ from recfx.collections.whole_graph import refuse_graph
 from recfx.collections.wrap_once import wrap_once
 from recfx.errors import CheckpointError, ConversionError, RecfxError
 from recfx.planner.priced_plan import price_of, world_size_said
-from recfx.planner.sharder import HashEmbeddingBagCollectionSharder, Sharders, StockSharder, stock_defaults
+from recfx.planner.sharder import (
+    ConvertedCollectionSharder,
+    HashEmbeddingBagCollectionSharder,
+    Sharders,
+    StockSharder,
+    stock_defaults,
+)
 from recfx.replacement.conversion_record import add_notes
 from recfx.versions.differences import ModelDeltaTrackerTrec, RawIdTracker
 
@@ -98,7 +104,24 @@ def sharders_for(model: nn.Module, listed: Sequence[ModuleSharder[nn.Module]]) -
             sharders.append(ours.for_class(module_type))
         elif stock is not None:
             sharders.append(StockSharder(stock, module_type))
+    _refuse_other_codecs(listed, sharders)
     return sharders
+
+
+def _refuse_other_codecs(listed: Sequence[ModuleSharder[nn.Module]], sharders: Sharders) -> None:
+    """Refuse codecs for collections inside other modules, whose sharder shards these no more once they are converted:
+    rows would be sent in another precision than the script asks for.
+    """
+    quantizes = any(isinstance(own, ConvertedCollectionSharder) and own.qcomm_codecs_registry for own in sharders)
+    for sharder in listed:
+        inside = getattr(sharder, "_ebc_sharder", getattr(sharder, "_e_sharder", None))
+        if inside is not None and inside.qcomm_codecs_registry and not quantizes:
+            raise ConversionError(
+                f"the {type(sharder).__name__} has a qcomm_codecs_registry, but converted collections are sharded by "
+                "another sharder, which has none.",
+                reason="quantized_communication",
+                what_to_do=f"give it to the {type(inside).__name__} in the list of sharders, or to recfx.sharders().",
+            )
 
 
 def _without_feature_processed(model: nn.Module, listed: Sequence[ModuleSharder[nn.Module]]) -> Sharders:

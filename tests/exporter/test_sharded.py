@@ -24,6 +24,7 @@ from recfx.exporter import ranks as exporter_ranks
 from recfx.exporter import table_sources, write_file
 from recfx.exporter.ranks import Ranks
 from recfx.exporter.report import ExportReport
+from recfx.runtime.wire import wires_of
 from tests.exporter.hashed_models import assert_same_file
 from tests.sharding.cases import Case, Model, batches, build, concatenate, plan_of, with_optimizer
 from tests.sharding.ranks import ranks
@@ -51,7 +52,7 @@ def sharded(case: Case, state: State, world_size: int) -> nn.Module:
     model.load_state_dict(state)
     plan = plan_of(case, model.sparse, world_size)  # type: ignore[arg-type]
     env = ShardingEnv.from_process_group(dist.group.WORLD)
-    model.sparse = shard_collection(model.sparse, plan, env)  # type: ignore[arg-type]
+    model.sparse = shard_collection(model.sparse, plan, env, wires=wires_of(case.codecs))  # type: ignore[arg-type]
     return model
 
 
@@ -113,6 +114,14 @@ def test_the_file_is_that_of_the_unsharded_model(
     assert_same_file(tmp_path / "sharded.pt", tmp_path / "whole.pt")
     for seed in range(2):
         assert_same_answers(tmp_path, sample_of(case, seed))
+
+
+@pytest.mark.parametrize("kind", ["pooled", "sequence"])
+def test_what_is_rounded_between_ranks_is_not_in_the_file(kind: str, tmp_path: Path) -> None:
+    case = replace(in_kinds(case_of("mixed", LRU))[kind], wire=("bf16", "bf16"))
+    ranks(2).run(exported, case, trained_alone(case).state_dict(), tmp_path / "sharded.pt", {})
+    recfx.export(trained_alone(case), tmp_path / "whole.pt", sample_of(case))
+    assert_same_answers(tmp_path, sample_of(case, 1))
 
 
 def assert_same_answers(folder: Path, sample: KeyedJaggedTensor) -> None:

@@ -18,6 +18,8 @@ from torchrec.distributed import sharding_plan
 from torchrec.distributed.embedding import EmbeddingCollectionSharder, ShardedEmbeddingCollection, set_ec_index_dedup
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder, ShardedEmbeddingBagCollection
 from torchrec.distributed.fbgemm_qcomm_codec import CommType, QCommsConfig, get_qcomm_codecs
+from torchrec.distributed.fp_embeddingbag import FeatureProcessedEmbeddingBagCollectionSharder
+from torchrec.distributed.mc_embeddingbag import ManagedCollisionEmbeddingBagCollectionSharder
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
 from torchrec.distributed.sharding_plan import column_wise, construct_module_sharding_plan, table_wise
@@ -295,6 +297,19 @@ def test_other_codecs_are_refused(codecs: Any, named: str) -> None:
             sharders_for(Both(), [kind(qcomm_codecs_registry=codecs)])
     with refused("quantized_communication", match=named):
         recfx.sharders(qcomm_codecs_registry=codecs)
+
+
+@pytest.mark.parametrize(
+    "kind", [FeatureProcessedEmbeddingBagCollectionSharder, ManagedCollisionEmbeddingBagCollectionSharder]
+)
+def test_codecs_of_what_was_around_a_collection_are_not_lost(kind: Any) -> None:
+    codecs: Any = {"POOLED_EMBEDDINGS_ALL_TO_ALL": in_precision(CommType.BF16)}
+    around = [kind(ebc_sharder=EmbeddingBagCollectionSharder(qcomm_codecs_registry=codecs))]
+    for listed in ([*around, EmbeddingBagCollectionSharder()], [*recfx.sharders(), *around]):
+        with refused("quantized_communication", match=kind.__name__):
+            sharders_for(Both(), listed)
+    for listed in ([*around, *(kind(qcomm_codecs_registry=codecs) for kind in STOCK.values())], recfx.sharders()):
+        sharders_for(Both(), listed)
 
 
 def test_every_sharder_passes_the_codecs_on() -> None:

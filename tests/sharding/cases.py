@@ -97,7 +97,8 @@ class Case:
     ``kernel``: "fused" or "dense"; ``sizes``: batch size by rank, repeated; ``hosts``: ranks are cut into so many;
     ``is_pooled``: whether it is an ``EmbeddingBagCollection``, otherwise an ``EmbeddingCollection``;
     ``beside``: the case of a second collection in models whose state is saved;
-    ``dedup``: as for ``recfx.convert``; ``wire``: in which precision rows and their gradients are sent.
+    ``dedup``: as for ``recfx.convert``; ``wire``: in which precision rows and their gradients are sent, as
+    graphs say it.
     """
 
     tables: tuple[Table, ...]
@@ -117,8 +118,8 @@ class Case:
     @property
     def codecs(self) -> dict[str, QuantizedCommCodecs] | None:
         """TorchRec's codecs, as they are for devices: on hosts it falls back from bf16 to fp16."""
-        forward, backward = map(CommType, self.wire)
-        config = QCommsConfig(forward_precision=forward, backward_precision=backward)
+        (forward, _, scale), backward = self.wire[0].partition("*"), self.wire[1]
+        config = QCommsConfig(CommType(forward), CommType(backward), float(scale) if scale else None)
         return get_qcomm_codecs_registry(config, device=torch.device("cuda"))
 
     def batch_sizes(self, world_size: int) -> list[int]:

@@ -7,16 +7,20 @@ from typing import Any
 
 import torch
 from torchrec import KeyedJaggedTensor
+from torchrec.distributed.fbgemm_qcomm_codec import CommType, QCommsConfig, get_qcomm_codecs
 
+import recfx
 from recfx.ir import format_graph, parse_graph
+from recfx.ir.names import quoted
 from recfx.ir.operator_graph import lowered_from
+from recfx.runtime.wire import codecs_of, wires_of
 from tests.sharding.cases import FORMS, Case, batches, build, concatenate, shard, shards_of, values_by_rank, values_of
 from tests.sharding.ranks import ranks
-from tests.sharding.typical_cases import TYPES, one_type
+from tests.sharding.typical_cases import MIXED, TYPES, one_type
 from tests.support.pairwise import pairwise
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
-WIRES = [("fp16", "bf16"), ("bf16", "fp32"), ("fp32", "fp16")]
+WIRES = [("fp16*4.0", "bf16"), ("bf16", "fp32"), ("fp32", "fp16")]
 LEARNING_RATE = 0.5  # of "dyadic_sgd"
 
 
@@ -72,16 +76,42 @@ def test_ranks_send_what_the_wire_holds(
     answers = ranks(world_size).run(step, case, dyadic)
 
     is_sent = kind != "data_parallel"
-    forward, backward = (DTYPES[name] if is_sent else torch.float32 for name in wire)
+    forward, backward = (DTYPES[name.partition("*")[0]] if is_sent else torch.float32 for name in wire)
     standard, every = collection(case, dyadic), inputs(case, world_size, dyadic)
     values = values_by_rank(standard(concatenate(every)), [batch.stride() for batch in every])
     gradients = [gradient_of(part, rank, dyadic).to(backward).float() for rank, part in enumerate(values)]
     torch.autograd.backward(values, gradients)
     weights = dict(zip([table.name for table in case.tables], standard.parameters(), strict=True))
-    said = [f"{name}={wire[place]}" for place, name in enumerate(("wire", "wire_backward")) if wire[place] != "fp32"]
+    said = [
+        f"{name}={quoted(wire[place])}" for place, name in enumerate(("wire", "wire_backward")) if wire[place] != "fp32"
+    ]
     assert any(f", {', '.join(said)}}}" in text for _, _, text in answers) == is_sent
     for (ours, shards, _), theirs in zip(answers, values, strict=True):
         assert torch.equal(ours, theirs.detach().to(forward).float())
         for table, (first, end), (left, right), weight in shards:
             moved = weights[table] - LEARNING_RATE * weights[table].grad / world_size
             assert torch.equal(weight, moved.detach()[first:end, left:right]), f"table {table}"
+
+
+def test_codecs_are_those_of_the_registry() -> None:
+    config = QCommsConfig(CommType.BF16, CommType.FP16, backward_loss_scale=3.0)  # scales no bits alone
+    (wire,) = wires_of({"SEQUENCE_EMBEDDINGS_ALL_TO_ALL": get_qcomm_codecs(config)}).values()
+    ours, theirs, numbers = codecs_of(wire), get_qcomm_codecs(config), torch.rand(1000)
+    assert str(wire) == "bf16 forward, fp16*3.0 backward"
+    for made, given in ((ours.forward, theirs.forward), (ours.backward, theirs.backward)):
+        sent = made.encode(numbers)
+        assert torch.equal(sent, given.encode(numbers))
+        assert torch.equal(made.decode(sent), given.decode(sent))
+    assert not torch.equal(ours.backward.encode(numbers), numbers.half())
+
+
+def explained(rank: int, world_size: int, case: Case) -> list[str]:
+    sharded = recfx.explain(shard(case, build(case)[0], world_size)).collections[0]
+    return [table.sharding.travels for table in sharded.tables if table.sharding is not None]
+
+
+def test_the_report_says_in_which_precision_rows_travel() -> None:
+    case = Case(MIXED, wire=("fp16", "bf16"))
+    sent = "fp16 forward, bf16 backward"
+    for travels in ranks(2).run(explained, case):
+        assert travels == [f"all-to-all, {sent}", f"summed over ranks, {sent}", "stay", f"all-to-all, {sent}"]
