@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from fbgemm_gpu.quantize_comm import QuantizedCommCodec
-from torchrec.distributed.fbgemm_qcomm_codec import CommType, QCommsConfig, get_qcomm_codecs
 from torchrec.distributed.types import QuantizedCommCodecs
 
 from recfx.errors import ConversionError, type_of
@@ -30,6 +28,8 @@ def wires_of(registry: Mapping[str, QuantizedCommCodecs] | None) -> Wires:
 
 
 def _precision(name: str, codec: Any) -> Precision:
+    from fbgemm_gpu.quantize_comm import QuantizedCommCodec  # takes long, and few programs need it
+
     if type(codec) is not QuantizedCommCodec:
         raise _refused(f"{name} has {type_of(codec)}")
     precision = codec._comm_precision.value
@@ -50,6 +50,8 @@ def _refused(why: str) -> ConversionError:
 
 def codecs_of(wire: Wire) -> QuantizedCommCodecs:
     """TorchRec's codecs for its modules that send rows."""
+    from torchrec.distributed.fbgemm_qcomm_codec import CommType, QCommsConfig, get_qcomm_codecs
+
     forward, backward = wire
     config = QCommsConfig(
         forward_precision=CommType(forward.name),

@@ -20,14 +20,18 @@ BESIDE = {
     },
     "recfx/passes/insert_dist.py": ["passes", "sharding/test_types.py"],
     "recfx/ir/node_values.py": ["passes", "sharding/test_wire.py", "sharding/test_explain.py"],
-    "recfx/ir/ways_back.py": ["passes", "sharding/test_plan.py", "sharding/test_wire.py", "sharding/test_types.py"],
+    "recfx/ir/ways_back.py": [
+        "passes", "sharding/test_plan.py", "sharding/test_wire.py",
+        "sharding/test_quantized.py", "sharding/test_types.py",
+    ],
+    "recfx/runtime/wire.py": ["sharding/test_quantized.py", "planner/test_torchrec_entry.py"],
     "runtime": ["runtime", "collections", "passes", "lowering"],
     "recfx/runtime/input_dist.py": [
         "sharding/test_wire.py", "sharding/test_out_of_step.py", "sharding/test_corner_cases.py",
         "sharding/test_stock_pipeline.py", "sharding/test_types.py", "runtime", "kernels/test_bucketize.py",
     ],
     "recfx/runtime/output_dist.py": [
-        "sharding/test_types.py", "sharding/test_uneven_columns.py",
+        "sharding/test_types.py", "sharding/test_quantized.py", "sharding/test_uneven_columns.py",
         "sharding/test_wire.py", "sharding/test_corner_cases.py",
     ],
     "recfx/runtime/dist_groups.py": [

@@ -176,10 +176,10 @@ def test_what_sharding_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
         assert isinstance(sharder.shard(model, plan, env, device, "part.ebc"), Sharded)
         assert calls.pop() == (
             (model, plan, env, device),
-            {"fused_params": params, "host_group": expected, "path": "part.ebc"},
+            {"fused_params": params, "host_group": expected, "path": "part.ebc", "wires": {}},
         )
     recfx.sharders()[0].shard(model, plan, env)
-    assert calls == [((model, plan, env, None), {"fused_params": None, "host_group": None, "path": ""})]
+    assert calls == [((model, plan, env, None), {"fused_params": None, "host_group": None, "path": "", "wires": {}})]
 
 
 def test_shard_refuses_what_is_not_converted() -> None:
