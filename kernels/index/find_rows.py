@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from recfx.kernels.build import launch
+from recfx.kernels.build.plain_arguments import triton_operator
 from recfx.kernels.index.index_buffers import IndexView
 from recfx.kernels.index.mix64 import mix64, mix64_integer
 from recfx.kernels.index.slot_table import find_rows_in_slots
@@ -87,7 +88,7 @@ def find_rows(ids: Tensor, table_ends: Tensor, indexes: ReadIndexes) -> tuple[Te
     return rows, absent
 
 
-@torch.library.custom_op("recfx::find_rows_triton", mutates_args=())
+@triton_operator("recfx::find_rows_triton")
 def find_rows_triton(
     ids: Tensor, table_ends: Tensor, slots: Tensor, side_rows: Tensor, facts: Tensor
 ) -> tuple[Tensor, Tensor]:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from recfx.kernels.build import launch, library
+from recfx.kernels.build.plain_arguments import triton_operator
 from recfx.kernels.route.from_zero import from_zero
 
 # The kinds of fault. csrc/lookup/bag_offsets.cpp has the same numbers.
@@ -97,7 +98,7 @@ def _by_kernel(
     return None if any(wrong) else BagOffsets(offsets, None, borders)
 
 
-@torch.library.custom_op("recfx::bag_offsets_triton", mutates_args=())
+@triton_operator("recfx::bag_offsets_triton")
 def bag_offsets_triton(
     values: Tensor, bags: Tensor, are_offsets: bool, bags_per_key: list[int], rows_per_key: list[int]
 ) -> tuple[Tensor, Tensor]:

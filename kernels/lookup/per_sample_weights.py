@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from recfx.kernels.build import launch, library, tiling
+from recfx.kernels.build.plain_arguments import triton_operator
 from recfx.kernels.lookup.table_layout import layout_of, starts
 
 
@@ -37,7 +38,7 @@ def _fake(rows: Tensor, *arguments: object) -> Tensor:
     return rows.new_empty(rows.numel(), dtype=torch.float32)
 
 
-@torch.library.custom_op("recfx::per_sample_weight_gradients_triton", mutates_args=())
+@triton_operator("recfx::per_sample_weight_gradients_triton")
 def per_sample_weight_gradients_triton(
     rows: Tensor, offsets: Tensor, gradients: Tensor, weights: list[Tensor], table_of_feature: list[int]
 ) -> Tensor:

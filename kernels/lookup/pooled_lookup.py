@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 
 from recfx.kernels.build import launch, library, tiling
+from recfx.kernels.build.plain_arguments import triton_operator
 from recfx.kernels.index.index_buffers import IndexView
 from recfx.kernels.lookup.table_layout import layout_of, starts
 
@@ -143,7 +144,7 @@ def _find_and_pool(
     return outputs, rows, ids.new_empty(len(weights))
 
 
-@torch.library.custom_op("recfx::pooled_lookup_triton", mutates_args=())
+@triton_operator("recfx::pooled_lookup_triton")
 def pooled_lookup_triton(
     rows: Tensor,
     offsets: Tensor,

@@ -10,12 +10,13 @@ import torch
 from torch import Tensor
 
 from recfx.kernels.build import launch, tiling
+from recfx.kernels.build.plain_arguments import triton_operator
 from recfx.kernels.lookup.pooled_lookup_reference import pool_bags
 from recfx.kernels.lookup.quantized_rows import codes_and_range
 from recfx.kernels.lookup.table_layout import layout_of_shapes, starts
 
 
-@torch.library.custom_op("recfx::quantized_lookup_triton", mutates_args=())
+@triton_operator("recfx::quantized_lookup_triton")
 def quantized_lookup_triton(
     rows: Tensor,
     offsets: Tensor,

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from recfx.kernels.build import launch, library
+from recfx.kernels.build.plain_arguments import with_plain_arguments
 from recfx.kernels.index.buckets import home_rows
 from recfx.kernels.index.mix64 import mix64_integer
 from recfx.kernels.route.from_zero import from_zero
@@ -155,6 +156,7 @@ def _check_routes(bags: int, ids: int, batch_size: int, routes: Routes, weights:
 
 
 @library.kernel("bucketize", "CUDA", "PrivateUse1")
+@with_plain_arguments
 def bucketize_triton(ids: Tensor, lengths: Tensor, batch_size: int, *arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
     """The operator by the kernels in Triton, where they can be launched.
 

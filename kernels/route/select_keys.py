@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from recfx.kernels.build import launch
+from recfx.kernels.build.plain_arguments import triton_operator
 
 _LINE = 16  # ids or bags: programs write to different lines of the memory
 _LANES = 1024  # bags or ids that the kernel copies at once
@@ -38,7 +39,7 @@ def select_keys(
     return new_ids, new_offsets, None if weights is None else new_weights
 
 
-@torch.library.custom_op("recfx::select_keys_triton", mutates_args=())
+@triton_operator("recfx::select_keys_triton")
 def select_keys_triton(
     ids: Tensor, offsets: Tensor, positions: list[int], batch_size: int, count: int, weights: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from recfx.kernels.build import launch, library
 from recfx.kernels.build.launch import elements_between
+from recfx.kernels.build.plain_arguments import triton_operator
 from recfx.kernels.index.mix64 import mix64, mix64_integer, to_int64
 from recfx.kernels.index.shifts import shifted_right
 
@@ -158,7 +159,9 @@ def initialize_rows_of_tables(entries: Tensor, tables: Sequence[TableOfRows]) ->
     )
 
 
-@torch.library.custom_op("recfx::init_rows_triton_", mutates_args=("weights", "first_states", "second_states"))
+@triton_operator(
+    "recfx::init_rows_triton_", mutates_args=("weights", "first_states", "second_states"), rows_apart=("weights",)
+)
 def init_rows_triton_(
     entries: Tensor,
     weights: list[Tensor],

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from recfx.kernels.build import launch, tiling
+from recfx.kernels.build.plain_arguments import triton_operator
 from recfx.kernels.lookup.table_layout import layout_of, starts
 from recfx.kernels.step.step_order import step_order
 from recfx.optim.rules import RULES
@@ -26,7 +27,7 @@ def triton_module(rule: Rule) -> str:
     return "" if find_spec(module) is None else module
 
 
-@torch.library.custom_op("recfx::fused_step_triton_", mutates_args=("weights", "first_states", "second_states"))
+@triton_operator("recfx::fused_step_triton_", mutates_args=("weights", "first_states", "second_states"))
 def fused_step_triton_(
     rows: Tensor,
     offsets: Tensor,

@@ -10,13 +10,15 @@ from torch import Tensor
 
 from recfx.doctor.lookup_case import GROUP, LookupCase
 from recfx.kernels.build import launch
-from recfx.kernels.index.find_rows import IndexFacts, ReadIndexes, find_rows
+from recfx.kernels.index.find_rows import IndexFacts, ReadIndexes, find_rows, find_rows_triton
+from recfx.kernels.lookup.bag_offsets import bag_offsets_triton
 from recfx.kernels.lookup.per_sample_weights import per_sample_weight_gradients_triton
 from recfx.kernels.lookup.pooled_lookup import pooled_lookup_triton
 from recfx.kernels.lookup.quantized_lookup import quantized_lookup_triton
 from recfx.kernels.lookup.quantized_rows import quantize_rows
-from recfx.kernels.route.bucketize import Routes
-from recfx.kernels.step.row_initialization import TableOfRows, initialize_rows_of_tables
+from recfx.kernels.route.bucketize import Routes, bucketize_triton
+from recfx.kernels.route.select_keys import select_keys_triton
+from recfx.kernels.step.row_initialization import TableOfRows, init_rows_triton_, initialize_rows_of_tables
 from recfx.optim.fused_step_op import fused_step_triton_, rules_in_triton, triton_module
 from recfx.optim.rules.rule import Rule
 from tests.kernels.routes import by_kernels
@@ -91,6 +93,57 @@ def test_opcheck_of_the_step(rule: Rule) -> None:
     case = LookupCase([5, 8], 3)
     states = states_of(rule, case.weights)
     torch.library.opcheck(fused_step_triton_, arguments_of(case, rule, states, [True, True], False))
+
+
+def strided(value: Any) -> Any:
+    """The same numbers with others in between."""
+    if isinstance(value, list):
+        return [strided(one) for one in value]
+    return torch.stack([value, value + 1], -1)[..., 0] if isinstance(value, Tensor) else value
+
+
+def calls() -> dict[str, tuple[Any, tuple[Any, ...]]]:
+    """Each operator of a kernel, and arguments."""
+    case, rule = LookupCase([5, 8], 3), next(rule for rule in rules_in_triton() if len(rule.states) == 2)
+    entries, nothing = torch.tensor([[0, 7, 0], [2, 9, 1]]), torch.empty(0, 0)
+    facts = torch.tensor([[*_NO_INDEX], [*_NO_INDEX]])
+    tables = [quantize_rows(weight, 8) for weight in case.weights]
+    ids, lengths = torch.tensor([9, 3, 4]), torch.tensor([2, 1])
+    weights, states = [torch.rand(4, 5), torch.rand(4, 8)], [torch.rand(4, 1), torch.rand(4, 8)]
+    routes = ([0, 4, 10], [3], [0], [10], [0], [0], [0, 0], [0, 1])
+    of_values = ([5, 6], [0, 0], [0.0, 0.0], [1.0, 1.0], [0.5, 0.5], [0.0, 0.0])
+    features = case.table_of_feature
+    return {
+        "pooled": (pooled_lookup_triton, (case.rows, case.offsets, case.weights, features, False, case.scales)),
+        "unpooled": (pooled_lookup_triton, (case.rows, case.borders, case.weights[:1], [0, 0, 0], False, None, True)),
+        "scale": (
+            per_sample_weight_gradients_triton, (case.rows, case.offsets, case.gradients, case.weights, features)
+        ),
+        "step": (fused_step_triton_, arguments_of(case, rule, states_of(rule, case.weights), [True, True], False)),
+        "quantized": (
+            quantized_lookup_triton, (case.rows, case.offsets, tables, case.dims, 8, features, False, case.scales)
+        ),
+        "bucketize": (bucketize_triton, (ids, lengths, 2, *routes, torch.rand(3))),
+        "find": (
+            find_rows_triton,
+            (ids, torch.tensor([1, 3]), torch.empty(0, 2, dtype=torch.int64), torch.tensor([-1, -1]), facts),
+        ),
+        "initialize": (init_rows_triton_, (entries, weights, states, [nothing, nothing], *of_values)),
+        "bags": (bag_offsets_triton, (ids, lengths, False, [1, 1], [10, 10])),
+        "select": (select_keys_triton, (ids, torch.tensor([0, 2, 3]), [1, 0], 1, 3, torch.rand(3))),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", calls())
+def test_strided_arguments(name: str) -> None:
+    torch.manual_seed(0)
+    operator, arguments = calls()[name]
+    apart = tuple(map(strided, arguments))
+    expected, actual = operator(*arguments), operator(*apart)
+    torch.testing.assert_close(actual, expected, rtol=0, atol=0)
+    for written, expected in zip(apart, arguments, strict=True):  # in place
+        if isinstance(expected, (list, Tensor)):
+            torch.testing.assert_close(written, expected, rtol=0, atol=0)
 
 
 def test_a_batch_without_samples() -> None:
