@@ -14,7 +14,6 @@ from torch import nn
 from recfx.collections.collection import unsharded_collections
 from recfx.collections.converted_collection import ConvertedCollection
 from recfx.collections.sharding.collection import ShardedCollection
-from recfx.collections.sharding.out_of_step import in_step
 from recfx.errors import Diagnostic
 from recfx.pipeline.background import Streams, Worker
 from recfx.pipeline.prefetched_call import (
@@ -26,6 +25,7 @@ from recfx.pipeline.prefetched_call import (
     sent_together,
     sharded_modules,
 )
+from recfx.runtime.out_of_step import in_step
 
 _log = logging.getLogger("recfx")
 

@@ -14,13 +14,13 @@ from torchrec.distributed.types import ShardedModule
 from recfx.collections.collection import UnshardedCollection, unsharded_collections
 from recfx.collections.sharding.awaitables import Result
 from recfx.collections.sharding.collection import ShardedCollection
-from recfx.collections.sharding.out_of_step import give_up, in_step
 from recfx.collections.sharding.pipeline_stages import StagedGraph, Stages
 from recfx.errors import InputError, OutOfStepError
 from recfx.pipeline.background import Streams, Worker
 from recfx.pipeline.batch_paths import Path, follow, path_in
 from recfx.runtime import marks
 from recfx.runtime.joint_exchange import MOST, JointExchange
+from recfx.runtime.out_of_step import give_up, in_step
 from recfx.runtime.transfers import ToHost
 from recfx.versions.differences import preprocess_input
 

@@ -16,7 +16,6 @@ from recfx.argument_types import typed
 from recfx.collections.converted_collection import share_forwards
 from recfx.collections.devices import usable_device
 from recfx.collections.sharding.collection import sharded_collections
-from recfx.collections.sharding.out_of_step import has_failed, in_step, lost_ranks
 from recfx.collections.sharding.ranks_agree import tell_counts
 from recfx.errors import ConversionError, type_of
 from recfx.pipeline.background import Streams
@@ -24,6 +23,7 @@ from recfx.pipeline.batch_paths import move
 from recfx.pipeline.prefetch import CallsAhead, PipelinedCollection
 from recfx.pipeline.prefetched_call import StartedCall
 from recfx.runtime import marks
+from recfx.runtime.out_of_step import has_failed, in_step, lost_ranks
 from recfx.runtime.table_store import forwards_of
 
 _NAME = "recfx.TrainPipeline.progress"

@@ -27,6 +27,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from recfx.kernels.route.bucketize import Routes, bucketize
 from recfx.kernels.route.from_zero import from_zero
 from recfx.runtime import marks
+from recfx.runtime.backwards import Backwards
 from recfx.runtime.bags import FBGEMM_PERMUTES_ON, as_sent, permute_features, select_bags, without_weights
 from recfx.runtime.base import NodeModule
 from recfx.versions.differences import KJTAllToAllForward
@@ -67,6 +68,7 @@ class DistContext(EmbeddingShardingContext):
 
     Attributes:
         output_splits: the marks of all ranks (see ``marks``). TorchRec's awaitables fill in an attribute of this name.
+        backwards: those of the collection that is called, and the number of the call.
         backward: called before each backward of the batch, if tables evict (see ``late_backwards``).
         asked: whether the ranks have told each other that the forward, which is a replay, can be run again.
         ids_sent: of each key that was sent, rank by rank, the number of ids, if their rows come back one by one; so too
@@ -79,6 +81,7 @@ class DistContext(EmbeddingShardingContext):
     def __init__(self, batch_size_per_feature_pre_a2a: Sequence[int] = ()) -> None:
         super().__init__(batch_size_per_feature_pre_a2a=list(batch_size_per_feature_pre_a2a))
         self.output_splits: list[int] = []
+        self.backwards: tuple[Backwards, int] = Backwards(""), 0
         self.backward: Callable[..., None] | None = None
         self.asked = False
         self.ids_sent: list[int] = []
@@ -232,6 +235,7 @@ class InputDistStart(NodeModule):
         self.keys = keys
         self.collection = collection
         self._number = number
+        self._backwards = Backwards(collection)
         self._device, self._is_weighted = device or torch.device("cpu"), is_weighted
         self._dist = KJTAllToAll(group, splits)  # TorchRec's pipelines recognise it by this name and type
         self.together: Together | None = None
@@ -260,7 +264,10 @@ class InputDistStart(NodeModule):
             context.origins = sent.weights_or_none()
             sent = as_sent(without_weights(sent), self._device.type == "cpu")
             context.ids_sent = sent.length_per_key()
-        return self._start(sent, self.identity | marks.mode(self.training) | says, context), context
+        number, run = self._backwards.begin_call()
+        context.backwards = self._backwards, number
+        mark = self.identity | marks.mode(self.training) | marks.run(run) | says
+        return self._start(sent, mark, context), context
 
     def _start(
         self, sent: KeyedJaggedTensor, mark: int, context: DistContext

@@ -34,6 +34,7 @@ class JointExchange:
 
     def __init__(self, group: dist.ProcessGroup, collections: Sequence[str]) -> None:
         self._group, self._collections = group, collections
+        self._bits = min(marks.RUN_BITS, 62 // len(collections))  # for what a rank says of each call's backwards
         self._calls: list[Call] = []
         self._messages: list[_Message] = []
         self._sizes: SplitsAllToAllAwaitable | None = None
@@ -48,14 +49,14 @@ class JointExchange:
         """Start sending sizes. If a call could not be added, this rank is out of step, and sends nothing."""
         if len(self._calls) < len(self._collections):
             return
-        ranks = self._group.size()
+        ranks, bits = self._group.size(), self._bits
         with torch.no_grad():
             self._messages = [_numbers(self._calls, ranks), _weights(self._calls, ranks)]
         rows = [
             *(message.splits for message in self._messages),
             [sum(marks.of_one_call(call.mark) << 2 * position for position, call in enumerate(self._calls))] * ranks,
             [marks.joint([call.mark for call in self._calls])] * ranks,
-            [0] * ranks,  # where other messages have batch sizes
+            [sum(marks.run_of(call.mark, bits) << bits * place for place, call in enumerate(self._calls))] * ranks,
         ]
         device = self._calls[0].sent.device()
         self._sizes = SplitsAllToAllAwaitable([torch.tensor(row, device=device) for row in rows], self._group)
@@ -74,13 +75,15 @@ class JointExchange:
                     module_path=self._collections[0],
                     what_to_do="see the errors of the other collections.",
                 )
-            *arriving, said, joint, _ = self._sizes.wait()
+            *arriving, said, joint, run = self._sizes.wait()
             different = marks.other_calls(joint, self._collections[0])
             if different is not None:
                 raise different
+            bits = self._bits
             for position, call in enumerate(self._calls):
                 call.context.output_splits = [
-                    marks.of_call(call.mark, mark, says >> 2 * position) for mark, says in zip(joint, said, strict=True)
+                    marks.of_call(call.mark, mark, says >> 2 * position, ran >> bits * position & (1 << bits) - 1)
+                    for mark, says, ran in zip(joint, said, run, strict=True)
                 ]
             self._sent = _Sent(self._group, self._calls, self._messages, arriving)
         return self._sent

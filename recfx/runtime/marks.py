@@ -2,8 +2,8 @@
 
 Collectives are matched only by their order, so ranks would not notice if one of them sent the ids of a different call,
 or had none to send. The mark travels with the sizes, before any ids, and says which call this is, in which mode it is
-made, and whether the rank has ids for it. All ranks read the same marks, so all of them reach the same verdict about
-the call and stay in step.
+made, whether the rank has ids for it, and which backwards have run since the call before it (see ``backwards``). All
+ranks read the same marks, so all of them reach the same verdict about the call and stay in step.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from collections.abc import Iterable, Sequence
 import torch
 
 from recfx.errors import InputError, OutOfStepError, RecfxError
+from recfx.runtime.backwards import Backwards
 
 REFUSED = 1  # this rank's batch does not fit the collection: it sends no ids
 LAST = 2  # this rank has no batch after this one
@@ -23,10 +24,13 @@ LACKS = 16  # this rank's batch has no such part as the collection is called wit
 TRAINS = 32  # the call is made in training mode
 EVALUATES = 64  # it is made in eval mode
 NO_GRADIENTS = 128  # it is made where gradients are off, so no backward follows
-_BITS = 8
+_RUN_AT, RUN_BITS = 8, 14
+_RUN = (1 << RUN_BITS) - 1 << _RUN_AT  # the backwards since the call before it; 0 without any, otherwise odd
+_BITS = _RUN_AT + RUN_BITS
 _MODE = TRAINS | EVALUATES | NO_GRADIENTS
-_OF_RANK = REFUSED | LAST | ENDED | LACKS
+_OF_RANK = REFUSED | LAST | ENDED | LACKS | _RUN
 _OF_BATCH = LAST | AHEAD  # the same for all calls of a batch
+
 
 _names: dict[int, str] = {}  # names of collections by their part of the mark, for messages
 _orders: dict[int, str] = {}  # the place of each, likewise
@@ -39,7 +43,7 @@ def identity(collection: str, keys: list[str], splits: list[int], setting: str =
     sharded in its process group; see ``input_dist_start`` for the rest.
     """
     text = repr((collection, keys, splits, setting, order))
-    number = int.from_bytes(hashlib.sha256(text.encode()).digest()[:6], "big") << _BITS
+    number = int.from_bytes(hashlib.sha256(text.encode()).digest()[:5], "big") << _BITS
     name = repr(collection) if collection else f"the collection of feature {keys[0]!r}"
     _names[number] = f"{name} with {setting}" if setting else name
     _orders[number] = f"number {order} of the collections sharded in this process group"
@@ -67,15 +71,27 @@ def of_one_call(mark: int) -> int:
     return bool(mark & REFUSED) | bool(mark & LACKS) << 1
 
 
-def of_call(mine: int, joint: int, said: int) -> int:
+def run(backwards: int) -> int:
+    """The bits for the backwards since the call before, from what ``Backwards.begin_call`` returns."""
+    return backwards << _RUN_AT & _RUN
+
+
+def run_of(mark: int, bits: int) -> int:
+    """The last bits of what a mark says of backwards."""
+    return (mark & _RUN) >> _RUN_AT & (1 << bits) - 1
+
+
+def of_call(mine: int, joint: int, said: int, backwards: int = 0) -> int:
     """The mark of a call on another rank.
 
     Args:
         mine: the mark of the same call on this rank.
         joint: the other rank's mark of all calls.
         said: its ``of_one_call``, in the last two bits.
+        backwards: its ``run_of`` of this call.
     """
-    return mine & ~(_OF_RANK | AHEAD) | joint & _OF_BATCH | (said & 1) * REFUSED | (said >> 1 & 1) * LACKS
+    of_rank = joint & _OF_BATCH | run(backwards)
+    return mine & ~(_OF_RANK | AHEAD) | of_rank | (said & 1) * REFUSED | (said >> 1 & 1) * LACKS
 
 
 def any_of(marks: Iterable[int], bit: int) -> bool:
@@ -89,7 +105,15 @@ def ranks_with(marks: Iterable[int], bit: int) -> list[int]:
 
 
 def other_calls(marks: list[int], collection: str) -> OutOfStepError | None:
-    """The error if ranks make different calls; it is the same on all of them."""
+    """The error if ranks make different calls, or have run different backwards; it is the same on all of them."""
+    if len({mark & ~(REFUSED | LAST | LACKS) for mark in marks}) == 1:
+        return None
+    error = _different_calls(marks, collection) or _different_backwards(marks, collection)
+    Backwards.errors += error is not None
+    return error
+
+
+def _different_calls(marks: list[int], collection: str) -> OutOfStepError | None:
     modes = {mark & _MODE for mark in marks if not mark & ENDED}  # without a batch, a rank's mode means nothing
     calls = {mark & ~(_OF_RANK | _MODE) for mark in marks}
     if len(calls) == 1 and len(modes) <= 1:
@@ -108,6 +132,21 @@ def other_calls(marks: list[int], collection: str) -> OutOfStepError | None:
     )
     error.by_all_ranks = len(calls) == 1
     return error
+
+
+def _different_backwards(marks: list[int], collection: str) -> OutOfStepError | None:
+    if len({mark & _RUN for mark in marks if not mark & ENDED}) <= 1:
+        return None
+    without = [rank for rank, mark in enumerate(marks) if not mark & (_RUN | ENDED)]
+    where = f"the loss of {_ranks(without)} leaves it out" if without else "losses use its outputs differently"
+    return OutOfStepError(
+        f"ranks have run different backwards since the last call of {_name(marks[0] & ~_MODE)}: {where}. Its gradients "
+        "may have been exchanged for those of another collection, and have trained wrong rows.",
+        reason="backward_on_some_ranks",
+        module_path=collection,
+        what_to_do="add 0 * output.sum() to the loss on every rank (for a KeyedTensor, of its values()), so that all "
+        "run the same backwards; then load the last checkpoint on all ranks, and repeat the steps since.",
+    )
 
 
 def verdict(marks: list[int], collection: str) -> RecfxError | None:
@@ -131,6 +170,7 @@ def verdict(marks: list[int], collection: str) -> RecfxError | None:
 
 def data_ended(ranks: list[int], collection: str = "", after: str = "") -> OutOfStepError:
     """The error if some ranks have a batch and others do not."""
+    Backwards.errors += 1
     return OutOfStepError(
         f"the data of {_ranks(ranks)} ended{after}, while other ranks still have batches. All batches that every rank "
         "has were trained.",

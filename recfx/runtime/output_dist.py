@@ -9,10 +9,12 @@ average gradients over ranks like TorchRec's.
 
 from __future__ import annotations
 
-import contextlib
+import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
-from typing import Any, ClassVar, Protocol
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
+from typing import Any, ClassVar, Protocol, TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -23,11 +25,15 @@ from torchrec.distributed.types import Awaitable, NoWait, QuantizedCommCodecs
 
 from recfx.ir.tables import Columns, total_dim
 from recfx.ir.ways_back import Hop, Wire
+from recfx.runtime.backwards import Backwards
 from recfx.runtime.base import NodeModule
 from recfx.runtime.dist_groups import DistGroups
 from recfx.runtime.input_dist import DistContext
 from recfx.runtime.keyed_tensor import ColumnOrder
+from recfx.runtime.out_of_step import lost_ranks
 from recfx.runtime.wire import codecs_of
+
+Exchange: TypeAlias = Callable[[], AbstractContextManager[None]]
 
 
 class BackwardWatch(Protocol):
@@ -67,6 +73,7 @@ class OutputDistStart(NodeModule, ABC):
     ) -> None:
         super().__init__()
         self.group: dist.ProcessGroup = getattr(groups, hop.group)
+        self._pooled, self._is_last = groups.pooled, hop.group != "intra"
         self.device, self.late_backwards = device, late_backwards
         self.codecs = None if hop.wire is None else codecs_of(hop.wire)
 
@@ -89,7 +96,26 @@ class OutputDistStart(NodeModule, ABC):
         if torch.is_grad_enabled() and not joined.requires_grad:
             joined.requires_grad_()  # nothing is trained here, but every rank joins the backward's collective
         sent = self.send(joined, context)
+        request = getattr(sent, "_tensor_awaitable", None)
+        started = getattr(request, "dummy_tensor", None)  # TorchRec's, whose backward waits for gradients
+        if started is not None and started.grad_fn is not None:
+            started.grad_fn.register_prehook(partial(_wait, weakref.ref(request), self.exchange(context)))
         return sent if self.late_backwards is None else self.late_backwards.watch(sent, context, self.training)
+
+    def exchange(self, context: DistContext) -> Exchange:
+        """What each exchange of the gradients of a call is within: it is noted, and what it raises is ``rank_lost``."""
+        return partial(self._exchange, *context.backwards)
+
+    def _exchange(self, backwards: Backwards, call: int) -> AbstractContextManager[None]:
+        if self._is_last:  # ranks without columns do not take part in others
+            backwards.run(call)
+        return lost_ranks(backwards.collection, self._pooled, in_backward=True)
+
+
+def _wait(request: Callable[[], Any], exchange: Exchange, *_: Any) -> None:
+    """Wait for gradients, right before the backward of TorchRec does, whose graph keeps its request."""
+    with exchange():
+        request().req.wait()
 
 
 class PooledStart(OutputDistStart):
@@ -104,20 +130,12 @@ class PooledStart(OutputDistStart):
         super().__init__(hop, groups, *arguments)
         self._join = ColumnOrder(parts, list(hop.columns))
 
-    @abstractmethod
-    def send_pooled(self, pooled: torch.Tensor, sizes: list[int]) -> Awaitable[torch.Tensor]:
-        """Send ``pooled``, ``[sum of sizes, D']``; ``sizes`` are the batch sizes of the ranks of the group."""
-
     def sizes(self, context: DistContext) -> list[int]:
         return context.batch_size_per_rank
 
     def join(self, parts: list[torch.Tensor], context: DistContext) -> torch.Tensor:
         """``[B', D']``."""
         return self._join(parts, sum(self.sizes(context)), self.device)
-
-    def send(self, joined: torch.Tensor, context: DistContext) -> Awaitable[torch.Tensor]:
-        """Send ``joined``, ``[B', D']``."""
-        return self.send_pooled(joined, self.sizes(context))
 
 
 class AllToAll(PooledStart):
@@ -129,9 +147,9 @@ class AllToAll(PooledStart):
         super().__init__(hop, *arguments)
         self._dist = _all_to_all(self.group, hop.dims, self.codecs)
 
-    def send_pooled(self, pooled: torch.Tensor, sizes: list[int]) -> Awaitable[torch.Tensor]:
+    def send(self, joined: torch.Tensor, context: DistContext) -> Awaitable[torch.Tensor]:
         """Returns ``[B, sum of the columns of all ranks]``."""
-        return self._dist(pooled, sizes)
+        return self._dist(joined, self.sizes(context))
 
 
 class ReduceScatter(PooledStart):
@@ -150,17 +168,17 @@ class ReduceScatter(PooledStart):
         self._dist = PooledEmbeddingsReduceScatter(self.group, codecs=self.codecs)
         self._uneven = _all_to_all(self.group, [total_dim(hop.columns)] * self.group.size(), self.codecs)
 
-    def send_pooled(self, pooled: torch.Tensor, sizes: list[int]) -> Awaitable[torch.Tensor]:
+    def send(self, joined: torch.Tensor, context: DistContext) -> Awaitable[torch.Tensor]:
         """Returns ``[B, D']``; in the group of a host, for the samples of this rank's counterparts."""
-        ranks = self.group.size()
+        ranks, sizes = self.group.size(), self.sizes(context)
         if self._hosts > 1:
-            by_rank = pooled.split(sizes)
-            pooled = torch.cat([by_rank[host * ranks + rank] for rank in range(ranks) for host in range(self._hosts)])
+            by_rank = joined.split(sizes)
+            joined = torch.cat([by_rank[host * ranks + rank] for rank in range(ranks) for host in range(self._hosts)])
             sizes = [sum(sizes[rank::ranks]) for rank in range(ranks)]
         if ranks == 1 or not self._sends_columns:  # no columns: no rank of the group has any
-            return NoWait(pooled)
+            return NoWait(joined)
         uneven = len(set(sizes)) > 1
-        sent: Awaitable[torch.Tensor] = (self._uneven if uneven else self._dist)(pooled, sizes)
+        sent: Awaitable[torch.Tensor] = (self._uneven if uneven else self._dist)(joined, sizes)
         if uneven:
             sent.callbacks.append(lambda parts: parts.view(parts.shape[0], ranks, parts.shape[1] // ranks).sum(1))
         return sent
@@ -184,11 +202,12 @@ class OwnBatch(PooledStart):
 
     operation = "own_batch"
 
-    def send_pooled(self, pooled: torch.Tensor, sizes: list[int]) -> Awaitable[torch.Tensor]:
+    def send(self, joined: torch.Tensor, context: DistContext) -> Awaitable[torch.Tensor]:
         """Returns ``[B, D']``."""
+        sizes = self.sizes(context)
         if len(sizes) == 1:
-            return NoWait(pooled)
-        return NoWait(TakeOwn.apply(pooled, self.group, sizes))
+            return NoWait(joined)
+        return NoWait(TakeOwn.apply(joined, self.group, sizes, self.exchange(context)))
 
 
 POOLED_STARTS: dict[str, type[PooledStart]] = {
@@ -205,7 +224,7 @@ class OutputDistWait(NodeModule):
         return started.wait()
 
 
-@contextlib.contextmanager
+@contextmanager
 def unrounded(model: nn.Module) -> Iterator[None]:
     """A context in which forwards send float32, whatever the codecs are; for all ranks together."""
     codecs = [module.codecs for module in model.modules() if isinstance(module, OutputDistStart) and module.codecs]
@@ -233,17 +252,20 @@ class TakeOwn(torch.autograd.Function):
     """Rows of this rank's samples; backward gathers the gradients of all ranks."""
 
     @staticmethod
-    def forward(ctx: Any, pooled: torch.Tensor, group: dist.ProcessGroup, sizes: list[int]) -> torch.Tensor:
-        ctx.group, ctx.sizes = group, sizes
+    def forward(
+        ctx: Any, pooled: torch.Tensor, group: dist.ProcessGroup, sizes: list[int], exchange: Exchange
+    ) -> torch.Tensor:
+        ctx.group, ctx.sizes, ctx.exchange = group, sizes, exchange
         begin = sum(sizes[: group.rank()])
         return pooled[begin : begin + sizes[group.rank()]].clone()
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
         # All-gather only takes equal sizes.
         padded = gradient.new_zeros(max(ctx.sizes), gradient.shape[1])
         padded[: gradient.shape[0]] = gradient
         gathered = [torch.empty_like(padded) for _ in ctx.sizes]
-        dist.all_gather(gathered, padded, group=ctx.group)
+        with ctx.exchange():
+            dist.all_gather(gathered, padded, group=ctx.group)
         everybody = torch.cat([rows[:size] for rows, size in zip(gathered, ctx.sizes, strict=True)])
-        return everybody / len(ctx.sizes) if get_gradient_division() else everybody, None, None
+        return everybody / len(ctx.sizes) if get_gradient_division() else everybody, None, None, None

@@ -129,8 +129,9 @@ class OwnRows(_RowsStart):
     def send(self, joined: torch.Tensor, context: DistContext) -> Awaitable[torch.Tensor]:
         """Returns ``[n, D]``, key by key in the order of the ids."""
         sizes = self.sizes(context)
-        own: torch.Tensor = joined if len(sizes) == 1 else TakeOwn.apply(joined, self.group, sizes)
-        return NoWait(own.view(-1, self.keys.dim))
+        if len(sizes) > 1:
+            joined = TakeOwn.apply(joined, self.group, sizes, self.exchange(context))
+        return NoWait(joined.view(-1, self.keys.dim))
 
 
 ROW_STARTS: dict[str, type[_RowsStart]] = {start.operation: start for start in (RowsAllToAll, OwnRows)}
@@ -182,10 +183,10 @@ class _InOrderOfIds(Awaitable[torch.Tensor]):
 
     def __init__(self, numbers: Awaitable[torch.Tensor], keys: RowKeys, context: DistContext) -> None:
         super().__init__()
-        self._numbers, self._keys, self._context = numbers, keys, context
+        self._tensor_awaitable, self._keys, self._context = numbers, keys, context
 
     def _wait_impl(self) -> torch.Tensor:
-        numbers, keys, sent = self._numbers.wait(), self._keys, self._context.ids_sent
+        numbers, keys, sent = self._tensor_awaitable.wait(), self._keys, self._context.ids_sent
         counts = [sum(sent[number] for number in numbers_of) for numbers_of in keys.whole]
         begins = [0, *accumulate(counts[key] for key in keys.keys)]
         places = self._places([0, *accumulate(counts)], begins)

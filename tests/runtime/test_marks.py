@@ -7,6 +7,7 @@ import torch
 
 from recfx.errors import OutOfStepError
 from recfx.runtime import marks
+from recfx.runtime.backwards import Backwards
 from recfx.runtime.marks import AHEAD, ENDED, EVALUATES, LAST, NO_GRADIENTS, REFUSED, TRAINS
 
 USER = marks.identity("user", ["f1"], [1, 0])
@@ -40,7 +41,7 @@ def test_what_a_rank_says_of_its_batch_is_no_other_call(says: int) -> None:
         (ITEM, "rank 0 calls 'user'; rank 1 calls 'item'."),
         (ROOT | LAST, "rank 0 calls 'user'; rank 1 calls the collection of feature 'f3'."),
         (USER | AHEAD, "rank 0 calls 'user'; rank 1 calls 'user' ahead of its step."),
-        (12345 << 8, "rank 0 calls 'user'; rank 1 is at a call that this rank does not know."),
+        (12345 << 22, "rank 0 calls 'user'; rank 1 is at a call that this rank does not know."),
     ],
 )
 def test_different_calls_are_named(mark: int, words: str) -> None:
@@ -67,6 +68,27 @@ def test_calls_in_different_modes_are_different_calls() -> None:
     assert of_item == ITEM | EVALUATES
     where = "rank 1 calls 'user' in training mode, 'item' in eval mode together."
     assert where in str(marks.other_calls(joint, "user"))
+
+
+@pytest.mark.parametrize(
+    ("calls", "others"), [((), (1,)), ((1,), (1, 1)), ((1,), (2,)), ((1, 2), (3,)), ((1,) * 9, ())]
+)
+def test_backwards_that_not_all_ranks_have_run(calls: tuple[int, ...], others: tuple[int, ...]) -> None:
+    said = []
+    for run in (calls, others):
+        of_rank = Backwards("user")
+        for call in run:
+            of_rank.run(call)
+        said.append(USER | marks.run(of_rank.begin_call()[1]))
+        assert of_rank.begin_call() == (2, 0)
+    error = marks.other_calls(said, "user")
+    assert error is not None
+    assert (error.reason, error.module_path) == ("backward_on_some_ranks", "user")
+    assert [bool(marks.run_of(mark, 2)) for mark in said] == [bool(calls), bool(others)]  # as 31 calls together say it
+    joint = [marks.of_call(USER, marks.joint([mark]), 0, marks.run_of(mark, 14)) for mark in said]
+    assert joint == said
+    assert marks.other_calls([said[0] | LAST, said[0], said[1] | ENDED], "user") is None
+    assert of_rank.begin_call() == (1, 0), "after the error, all ranks begin anew"
 
 
 def test_collections_of_equal_paths_are_told_apart_by_the_order_in_which_they_were_sharded() -> None:
@@ -100,7 +122,10 @@ def test_the_verdict_of_all_ranks(says: list[int], reason: str | None, words: st
 
 
 def test_errors_of_the_data() -> None:
+    backwards = Backwards("user")
+    backwards.run(backwards.begin_call()[0])
     ended = marks.data_ended([1], after=" after 7 batches")
+    assert backwards.begin_call() == (1, 0), "ranks without data made their last call elsewhere"
     assert (ended.reason, ended.module_path) == ("data_ended", "")
     assert "the data of rank 1 ended after 7 batches, while other ranks" in str(ended)
     failed = marks.data_failed([0, 3])

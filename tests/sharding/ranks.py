@@ -18,7 +18,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from recfx.collections.sharding import out_of_step
+from recfx.runtime import out_of_step
 from tests.support.forkserver import forkserver
 from tests.support.room import with_room
 

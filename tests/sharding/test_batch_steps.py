@@ -18,11 +18,11 @@ import recfx
 from recfx.collections.sharding import pipeline_stages
 from recfx.collections.sharding.awaitables import BatchContext
 from recfx.collections.sharding.end_of_data import calls_under_way
-from recfx.collections.sharding.out_of_step import has_failed
 from recfx.collections.sharding.pipeline_stages import Prefetching
 from recfx.errors import OutOfStepError
 from recfx.ir.operator_graph import OperatorGraph
 from recfx.passes import PassResult, Rewrite
+from recfx.runtime.out_of_step import has_failed
 from tests.sharding.cases import Case, Table, batches, build, shard
 from tests.sharding.cases import sharded_model as sharded_parts
 from tests.sharding.pipelined import CPU, PIPELINES, batches_of_rank, dense_optimizer, sharded_model

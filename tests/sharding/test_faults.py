@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
+import gc
 import os
 import tempfile
 import time
 import traceback
+import weakref
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -16,10 +17,11 @@ import pytest
 import torch
 import torch.distributed as dist
 from torchrec import KeyedJaggedTensor
+from torchrec.distributed.comm_ops import Request
 
 import recfx
 from recfx.collections.sharding.collection import ShardedHashEmbeddingBagCollection
-from tests.sharding.cases import Case, Model, Table, batches, sharded_model
+from tests.sharding.cases import FORMS, Case, Model, Table, batches, build, shard, sharded_model, values_of
 from tests.sharding.ranks import ranks
 from tests.support.forkserver import forkserver
 
@@ -72,7 +74,8 @@ def run(folder: Path, function: Callable[[int, Path], Any], expected_exits: tupl
     """``function(rank, folder)`` in new processes; what each gives back, None where one ended before."""
     folder.mkdir()
     context = forkserver()
-    processes = [context.Process(target=serve, args=(rank, folder, function)) for rank in range(2)]
+    every = range(len(expected_exits))
+    processes = [context.Process(target=serve, args=(rank, len(every), folder, function)) for rank in every]
     for process in processes:
         process.start()
     for process in processes:
@@ -82,21 +85,21 @@ def run(folder: Path, function: Callable[[int, Path], Any], expected_exits: tupl
         process.kill()
     assert not alive
     assert tuple(process.exitcode for process in processes) == expected_exits
-    answers = [folder / f"answer{rank}" for rank in range(2)]
+    answers = [folder / f"answer{rank}" for rank in every]
     return [torch.load(path, weights_only=False) if path.exists() else None for path in answers]
 
 
-def serve(rank: int, folder: Path, function: Callable[[int, Path], Any]) -> None:
+def serve(rank: int, world_size: int, folder: Path, function: Callable[[int, Path], Any]) -> None:
     torch.set_num_threads(1)
     (folder / f"ready{rank}").touch()
     began = time.monotonic()
-    while not (folder / f"ready{1 - rank}").exists() and time.monotonic() - began < 60:  # starting may take longer
+    while len(list(folder.glob("ready*"))) < world_size and time.monotonic() - began < 60:  # starting may take longer
         time.sleep(0.02)
     dist.init_process_group(
         "gloo",
         init_method=f"file://{folder}/store",
         rank=rank,
-        world_size=2,
+        world_size=world_size,
         timeout=timedelta(seconds=TIMEOUT),
     )
     try:
@@ -167,9 +170,7 @@ def _wait(model: Model, batch: KeyedJaggedTensor, ends: Callable[[], None]) -> N
 def _backward(model: Model, batch: KeyedJaggedTensor, ends: Callable[[], None]) -> None:
     loss, _ = model(batch)
     ends()
-    with contextlib.suppress(RuntimeError):  # torch's own error
-        loss.backward()
-    model(batch)
+    loss.backward()
 
 
 def _unconvert(model: Model, batch: KeyedJaggedTensor, ends: Callable[[], None]) -> None:
@@ -202,6 +203,7 @@ def lose_a_rank(rank: int, folder: Path) -> list[tuple[str, str, float]]:
         function(model, batch, lambda: os._exit(7) if rank == 1 else None)
     with pytest.raises(recfx.OutOfStepError):
         model(batch)
+    assert ("in the backward of" in caught.value.message) == (function is _backward)
     assert "another rank has ended" in caught.value.message
     return [(caught.value.reason, caught.value.what_to_do, time.monotonic() - began)]
 
@@ -215,6 +217,62 @@ def test_a_lost_rank_is_one_error_of_ours(where: Callable[..., None], folders: C
     assert reason == "rank_lost"
     assert "checkpoint" in what_to_do
     assert seconds < TIMEOUT + SLACK
+
+
+# A loss that leaves a collection out on some ranks
+
+
+def leave_out(rank: int, folder: Path) -> tuple[str, str, bool, bool]:
+    """Where this rank fails, the reason, and whether it names backward and cure, if only rank 0's loss uses both."""
+    sharding, form, left_out = folder.name.split("-")
+    case = FORMS[form](Case((Table("a", 12, 8, ("f0",), sharding=(sharding,)),)))
+    collections = [shard(case, build(case)[0], dist.get_world_size()) for _ in range(2)]
+    batch, where = KeyedJaggedTensor(["f0"], torch.tensor([1, 2]), lengths=torch.tensor([1, 1])), ""
+    try:
+        for step in range(3):
+            where = "forward"
+            sums = [values_of(collection(batch)).sum() for collection in collections]
+            if rank and step == 1:
+                del sums[int(left_out)]
+            where = "backward"
+            torch.stack(sums).sum().backward()
+    except recfx.OutOfStepError as error:
+        said = "in the backward of the collection" in error.message, "0 * output.sum()" in error.what_to_do
+        return where, error.reason, *said
+    return "", "", False, False
+
+
+@pytest.mark.parametrize(
+    ("sharding", "form", "left_out", "world_size"),
+    [
+        ("row_wise", "pooled", 0, 3),
+        ("data_parallel", "rows", 1, 2),
+        ("row_wise", "rows", 0, 2),
+    ],
+)
+def test_ranks_that_wait_in_the_backward_of_a_collection_name_it(
+    sharding: str, form: str, left_out: int, world_size: int, folders: Callable[[str], Path]
+) -> None:
+    """This takes seconds, because the groups' timeout has to expire. The others wait for rank 0 in their next call."""
+    told = run(folders(f"{sharding}-{form}-{left_out}"), leave_out, (0,) * world_size)
+    assert told == [("backward", "rank_lost", True, True), *[("forward", "rank_lost", False, True)] * (world_size - 1)]
+
+
+def forwards_without_backward(rank: int, world_size: int, form: str) -> int:
+    """How many of TorchRec's requests are left."""
+    case = FORMS[form](Case((Table("a", 12, 8, ("f0",), sharding=("row_wise",)),)))
+    collection = shard(case, build(case)[0], world_size)
+    batch = KeyedJaggedTensor(["f0"], torch.tensor([1, 2]), lengths=torch.tensor([1, 1]))
+    before = weakref.WeakSet(thing for thing in gc.get_objects() if isinstance(thing, Request))
+    for _ in range(3):
+        values_of(collection(batch))
+    gc.collect()
+    return sum(isinstance(thing, Request) and thing not in before for thing in gc.get_objects())
+
+
+@pytest.mark.parametrize("form", ["pooled", "rows"])
+def test_forwards_without_a_backward_leave_nothing(form: str) -> None:
+    assert ranks(2).run(forwards_without_backward, form) == [0, 0]
 
 
 # A table that runs full on one rank

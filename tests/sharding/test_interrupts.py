@@ -10,10 +10,10 @@ import torch
 from torchrec import KeyedJaggedTensor
 
 import recfx
-from recfx.collections.sharding import out_of_step
 from recfx.collections.sharding.collection import ShardedCollection
 from recfx.collections.sharding.gather import gather_tables
 from recfx.kernels.step.row_initialization import initial_rows, initialization_key
+from recfx.runtime import out_of_step
 from tests.sharding.cases import Case, Table, as_sequence, sharded_model, values_of
 from tests.sharding.ranks import ranks
 from tests.support.interrupts import interrupt, places

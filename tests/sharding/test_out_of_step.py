@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import fx, nn
 from torchrec import KeyedJaggedTensor
 from torchrec.distributed import sharding_plan as stock
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
@@ -24,8 +24,17 @@ from recfx.collections.sharding.collection import (
     sharded_collections,
 )
 from recfx.collections.sharding.ranks_agree import begin_on_all_ranks
-from tests.sharding.cases import Case, Table, build, plan_of
-from tests.sharding.pipelined import CPU, PIPELINES, batches_of_rank, dense_optimizer, sharded_model, what_is_left
+from tests.sharding.cases import FORMS, Case, Table, build, plan_of, values_of
+from tests.sharding.pipelined import (
+    CPU,
+    PIPELINES,
+    Two,
+    batches_of_rank,
+    dense_optimizer,
+    sharded_model,
+    what_is_left,
+)
+from tests.sharding.pipelined import Batch as DenseBatch
 from tests.sharding.ranks import ranks
 
 TYPES = {
@@ -392,3 +401,92 @@ def test_a_rank_that_changes_its_mode_while_a_batch_is_in_flight_ends_the_run_of
         assert first[0] == "ranks_at_different_calls"
         assert "together in training mode ahead of its step; rank 1 calls" in first[2]
         assert [reason for reason, *_ in others] == ["ranks_at_different_calls", "out_of_step", "out_of_step"]
+
+
+# Losses that leave a collection out on some ranks
+
+
+def other_losses(
+    rank: int, world_size: int, sharding: str, order: tuple[str, ...], losses: list[list[tuple[int, ...]]]
+) -> list[str]:
+    """What each step raises if a rank's loss in the second step sums these outputs, backward by backward."""
+    model, told = Towers(TYPES[sharding], world_size), []
+    for step in range(4):
+        try:
+            pooled = model(Batch(order, step))
+            for used in losses[rank % len(losses)] if step == 1 else [range(len(order))]:
+                torch.stack([pooled[number].sum() for number in used]).sum().backward(retain_graph=True)
+            told.append("")
+        except recfx.OutOfStepError as error:
+            told.append(f"{error.reason} {error.message}")
+        model.zero_grad()
+    return told
+
+
+@pytest.mark.parametrize(
+    ("sharding", "order", "losses", "where"),
+    [
+        ("table_wise", BOTH, [[(0,)], [(1,)]], "feature 'f1': the loss of rank 1 leaves it out."),
+        ("row_wise", BOTH, [[(1,)], [(0,)]], "feature 'f1': the loss of rank 0 leaves it out."),
+        ("column_wise", TURNED, [[(0,)], [(1,)], [(1,)]], "feature 'f2': the loss of ranks 1, 2 leaves it out."),
+        ("data_parallel", BOTH, [[(0,), (0,)], [(0,), (1,)]], "feature 'f1': losses use its outputs differently."),
+        ("table_row_wise", TWICE, [[(0,)], [(1,)]], "feature 'f1': losses use its outputs differently."),
+    ],
+)
+def test_a_loss_without_a_collection_on_some_ranks_is_noticed_with_the_next_ids(
+    sharding: str, order: tuple[str, ...], losses: list[list[tuple[int, ...]]], where: str
+) -> None:
+    """Gradients of equal sizes were exchanged for each other. All ranks say so once, and are in step again."""
+    for told in ranks(len(losses)).run(other_losses, sharding, order, losses):
+        assert [step.partition(" ")[0] for step in told] == ["", "", "backward_on_some_ranks", ""]
+        assert where in told[2]
+
+
+@pytest.mark.parametrize("losses", [[(0,), (1,)], [(1,)], [(0, 1), (0, 1), (0, 1), (0, 1)], []])
+def test_losses_that_use_the_same_outputs_on_all_ranks(losses: list[tuple[int, ...]]) -> None:
+    assert ranks(2).run(other_losses, "row_wise", TWICE, [losses]) == [[""] * 4] * 2
+
+
+@fx.wrap  # type: ignore[misc]
+def sum_of_used(outputs: list[torch.Tensor], used: torch.Tensor) -> torch.Tensor:
+    return torch.stack([output.tanh().sum() for output, is_used in zip(outputs, used[0], strict=True) if is_used]).sum()
+
+
+class Either(Two):
+    """Its loss has only the collections whose number in the batch's first row is not 0."""
+
+    def __init__(self, two: Two) -> None:
+        nn.Module.__init__(self)
+        self.first, self.second, self.over = two.first, two.second, two.over
+
+    def forward(self, batch: DenseBatch) -> tuple[torch.Tensor, torch.Tensor]:
+        both = [values_of(self.first(batch.features)), values_of(self.second(batch.features))]
+        return sum_of_used(both, batch.dense), both[0].detach()
+
+
+def pipelined_losses(rank: int, world_size: int, case: Case, pipeline: str) -> tuple[int, str]:
+    """In which step this rank raises an error, and which, if the third step's losses use one collection each."""
+    model = Either(sharded_model(case, world_size, "two"))
+    driver = PIPELINES[pipeline](model, torch.optim.SGD(model.over.parameters(), lr=0.1), CPU)
+    given: list[Any] = batches_of_rank(case, rank, world_size, 8, "two")
+    given[2].dense[0, 1 - rank] = 0
+    source = iter(given)
+    for step in range(7):
+        try:
+            driver.progress(source)
+        except recfx.OutOfStepError as error:
+            return step, error.reason
+    return 7, ""
+
+
+@pytest.mark.parametrize(
+    ("pipeline", "form", "width"),
+    [("loop", "pooled", 16), ("base", "rows", 8), ("sparse_dist", "rows sent once", 8), ("recfx", "pooled", 8)],
+)
+def test_pipelines_notice_losses_without_a_collection(pipeline: str, form: str, width: int) -> None:
+    """Ids of the next batch are sent before a backward, so they tell of the one before. Gradients may be too short."""
+    of_form, table = FORMS[form], Table("a", 12, 8, ("f0",), sharding=("table_wise", 1))
+    beside = of_form(Case((replace(table, dim=width),)))
+    case = replace(of_form(Case((table,))), beside=beside)
+    step = 3 if pipeline in ("loop", "base") else 4
+    assert ranks(2).run(pipelined_losses, case, pipeline) == [(step, "backward_on_some_ranks")] * 2

@@ -12,9 +12,9 @@ from torchrec.distributed.embedding_types import KJTList
 from torchrec.distributed.types import Awaitable, LazyAwaitable
 from torchrec.streamable import Multistreamable
 
-from recfx.collections.sharding.out_of_step import in_step
 from recfx.collections.sharding.pipeline_stages import Stage, Stages
 from recfx.runtime.input_dist import DistContext
+from recfx.runtime.out_of_step import in_step
 from recfx.runtime.transfers import record_stream
 
 

@@ -13,7 +13,6 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recfx.collections.sharding.awaitables import BatchContext, Result, Sending
 from recfx.collections.sharding.end_of_data import CallsUnderWay, calls_under_way
-from recfx.collections.sharding.out_of_step import in_step, refuse_out_of_step
 from recfx.collections.sharding.pipeline_stages import StagedGraph
 from recfx.collections.sharding.sharded_tables import ShardedTables
 from recfx.errors import ConversionError
@@ -21,6 +20,7 @@ from recfx.optim.in_backward import positions_with_hooks
 from recfx.runtime import InputDistStart, Lookup, OutputDistStart, marks
 from recfx.runtime.in_flight import BATCHES_IN_FLIGHT
 from recfx.runtime.input_dist import DistContext, Outgoing, Together
+from recfx.runtime.out_of_step import in_step, refuse_out_of_step
 
 # Outputs of input_dist_start; the second inside TorchRec's pipelines, which start all collections' exchanges at once.
 _STARTED = (Awaitable, KJTSplitsAllToAllMeta)
@@ -169,7 +169,8 @@ class BatchSteps(ShardedTables, ShardedModule[KJTList, dict[str, Any], Any, Batc
         self.refuse_out_of_step()
         with in_step(self.groups.pooled, self.collection):
             self._under_way.run(self, ctx)
-        wrong = ctx.refused or marks.verdict(ctx.marks, self.collection)
+        different = marks.other_calls(ctx.marks, self.collection)
+        wrong = different or ctx.refused or marks.verdict(ctx.marks, self.collection)
         if wrong is not None:
             raise wrong
         with in_step(self.groups.pooled, self.collection):

@@ -14,7 +14,6 @@ from torchrec.distributed.model_parallel import DistributedModelParallel, get_un
 
 from recfx.collections.kinds import kind_of
 from recfx.collections.sharding.collection import ShardedCollection, sharded_collections
-from recfx.collections.sharding.out_of_step import lost_ranks
 from recfx.collections.sharding.ranks_agree import begin_on_all_ranks, on_all_ranks
 from recfx.collections.sharding.state import whole_index
 from recfx.errors import RecfxError
@@ -28,6 +27,7 @@ from recfx.optim.fused_optimizer import FusedOptimizer
 from recfx.optim.in_backward import attach_unfused
 from recfx.optim.rules.rule import STEP
 from recfx.runtime.dist_groups import sent_on
+from recfx.runtime.out_of_step import lost_ranks
 
 
 @dataclass(frozen=True)

@@ -12,10 +12,10 @@ from torchrec.distributed.dist_data import SplitsAllToAllAwaitable
 from torchrec.distributed.types import ShardedModule
 
 from recfx.collections.converted_collection import ConvertedCollection
-from recfx.collections.sharding.out_of_step import has_failed, lost_ranks
 from recfx.errors import RecfxError, type_of
 from recfx.runtime import marks
 from recfx.runtime.dist_groups import DistGroups, refuse_destroyed, sent_on
+from recfx.runtime.out_of_step import has_failed, lost_ranks
 
 _Result = TypeVar("_Result")
 _UNREAD = 0  # of a message that is as long as others are

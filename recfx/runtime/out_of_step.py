@@ -44,10 +44,12 @@ def in_step(group: dist.ProcessGroup, collection: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def lost_ranks(collection: str = "", group: dist.ProcessGroup | None = None) -> Iterator[None]:
+def lost_ranks(
+    collection: str = "", group: dist.ProcessGroup | None = None, in_backward: bool = False
+) -> Iterator[None]:
     """Turn what a process group raises if another rank has ended, or does not answer, into an error of recfx.
 
-    After that, this rank sends nothing more in ``group``.
+    After that, this rank sends nothing more in ``group``. ``in_backward``: while gradients of ``collection`` travel.
 
     Raises:
         OutOfStepError: ``rank_lost``.
@@ -61,10 +63,13 @@ def lost_ranks(collection: str = "", group: dist.ProcessGroup | None = None) -> 
     except RuntimeError as error:  # what gloo and hccl raise is just that
         if not isinstance(error, RecfxError) and (isinstance(error, dist.DistError) or _LOST.search(str(error))):
             lost = OutOfStepError(
-                f"another rank has ended, or has not answered in time ({str(error).strip().splitlines()[0]}).",
+                f"{'in the backward of the collection, ' if in_backward else ''}another rank has ended, or has not "
+                f"answered in time ({str(error).strip().splitlines()[0]}).",
                 reason=RANK_LOST,
                 module_path=collection,
-                what_to_do="see that rank's own error; start all ranks again from the last checkpoint.",
+                what_to_do="see that rank's own error. If it has none, or one of the process group (a timeout, a wrong "
+                f"size), the loss may leave {'this' if in_backward else 'a'} collection out on some ranks: add "
+                "0 * output.sum() to it on every rank. Start all ranks again from the last checkpoint.",
             )
             if group is not None:
                 give_up(group, collection, lost)
