@@ -18,7 +18,7 @@ from torch import nn
 from recfx.argument_types import typed
 from recfx.collections.converted_collection import ConvertedCollection, converted_collections
 from recfx.collections.kinds import kind_of
-from recfx.collections.sharding.collection import ShardedCollection
+from recfx.collections.sharding.collection import INDEXES_BEFORE_SHARDING, ShardedCollection
 from recfx.collections.sharding.ranks_agree import on_all_ranks
 from recfx.collections.wrappers import users_path
 from recfx.errors import ConversionError, RecfxError, plural, type_of
@@ -206,7 +206,7 @@ class Monitor(Shown):
             probe_all: read all groups of all tables, which takes milliseconds per 100,000 rows.
 
         Raises:
-            ConversionError: ``invalid_argument``: ``group`` is not a process group.
+            ConversionError: ``invalid_argument``: ``group`` is not a process group; ``monitor_before_sharding``.
             CheckpointError: the state that was last loaded into a table is not complete, or not valid.
         """
         if group is not None and not isinstance(group, dist.ProcessGroup):
@@ -255,6 +255,12 @@ class Monitor(Shown):
 
     def _health(self, probe_all: bool) -> dict[str, Health]:
         indexes = [part for parts in self._tables.values() for part in parts]
+        if any(part.index in INDEXES_BEFORE_SHARDING for part in indexes):
+            raise ConversionError(
+                "the model was sharded after this monitor was made, and what is trained now is counted elsewhere.",
+                reason="monitor_before_sharding",
+                what_to_do="call recfx.monitor with the sharded model.",
+            )
         end_intervals(indexes)
         for part in indexes:
             part.note_pace()

@@ -23,6 +23,7 @@ from recfx.kernels.index import slot_groups
 from tests.builders.optimizers import attach
 from tests.inspect.models import Towers, Wrapped, collection, config, dlrm
 from tests.support.fake_group import fake_group
+from tests.support.refusals import refused
 
 T0, T1 = "inner.embedding_bags.t0", "inner.embedding_bags.t1"
 
@@ -331,6 +332,17 @@ def test_names_are_those_of_the_model_whatever_is_around_it() -> None:
     assert recfx.monitor(root).tables == ("embedding_bags.t0", "embedding_bags.t1")
     both = nn.ModuleDict({"module": root, "_orig_mod": copy.deepcopy(root)})
     assert recfx.monitor(both).tables[0::2] == ("module.embedding_bags.t0", "_orig_mod.embedding_bags.t0")
+
+
+def test_a_monitor_that_was_made_before_sharding_is_refused() -> None:
+    model = recfx.convert(nn.ModuleDict({"ebc": collection()}), hashing=recfx.HashConfig(dense_rows=0))
+    before = recfx.monitor(model)
+    before.scalars()
+    with fake_group(0, 1):
+        sharded = DistributedModelParallel(model, device=torch.device("cpu"))
+        with refused("monitor_before_sharding"):
+            before.scalars()
+        assert recfx.monitor(sharded).scalars().keys() == recfx.monitor(copy.deepcopy(model)).scalars().keys()
 
 
 @pytest.mark.parametrize("hashing", [recfx.HashConfig(dense_rows=0), recfx.HashConfig.raw_ids(on_full="evict")])

@@ -6,6 +6,7 @@ import copy
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any, NoReturn
+from weakref import WeakSet
 
 import torch
 from torch import nn
@@ -187,6 +188,10 @@ SHARDED: dict[CollectionKind, type[ShardedCollection]] = {
 """The class of sharded collections of each kind, one line per kind."""
 
 
+INDEXES_BEFORE_SHARDING: WeakSet[nn.Module] = WeakSet()
+"""The indexes of collections of which there is a sharded form, which has indexes of its own."""
+
+
 def sharded_collections(model: nn.Module) -> dict[str, ShardedCollection]:
     """The sharded collections of ``model``, by fully qualified name."""
     return collections_of(model, ShardedCollection)
@@ -286,4 +291,7 @@ def shard_collection(
         sharding = read_plan(tables, plan, env.rank, env.world_size, path)
     sharding = replace(sharding, wires=wires)
     settings = optimizer_settings(module, sharding, fused_params, dense_as_torchrec=dense_as_torchrec)
-    return SHARDED[kind_of(module)](module, sharding, groups, device, settings)
+    sharded = SHARDED[kind_of(module)](module, sharding, groups, device, settings)
+    for index in module.hash_indexes.values():
+        INDEXES_BEFORE_SHARDING.add(index)
+    return sharded
