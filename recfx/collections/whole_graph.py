@@ -12,7 +12,7 @@ from recfx.collections.collection import unsharded_collections
 from recfx.collections.converted_collection import ConvertedCollection, converted_collections
 from recfx.collections.copy_modules import carry_hooks
 from recfx.collections.wrappers import unwrap
-from recfx.errors import ConversionError, RecfxError
+from recfx.errors import ConversionError, RecfxError, short
 from recfx.ir.meta import META_KEY
 from recfx.ir.snapshot import PASSES_KEY
 from recfx.runtime.base import tracer_of_call
@@ -22,21 +22,30 @@ from recfx.runtime.table_store import forwards_of
 class WholeGraph(nn.Module):
     """A converted model that runs as graphs: one for training, one for eval, over the model's own modules.
 
-    Parameters, buffers and submodules keep their names. ``train_graph`` and ``eval_graph`` are the graphs.
+    Parameters, buffers and submodules keep their names, and the graphs read them from here, so that others may take
+    their places. Other attributes and methods are those of ``model``. ``train_graph`` and ``eval_graph`` are the
+    graphs.
 
     Args:
         graphs: of training (True) and of eval mode (False), over the modules of ``model``.
         entered: paths of the modules whose code is part of the graph of each mode.
+        constants: attributes of modules that are constants of the graph of each mode, by path and name.
     """
 
     def __init__(
-        self, model: nn.Module, graphs: dict[bool, fx.GraphModule], entered: dict[bool, tuple[str, ...]]
+        self,
+        model: nn.Module,
+        graphs: dict[bool, fx.GraphModule],
+        entered: dict[bool, tuple[str, ...]],
+        constants: dict[bool, dict[tuple[str, str], Any]],
     ) -> None:
         super().__init__()
-        share_children(model, self)
+        for registry in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):
+            self.__dict__[registry] = model.__dict__[registry]
         # Not registered: the graphs call the modules that are registered here already.
         self.__dict__["_graphs"] = graphs
         self.__dict__["_entered"] = entered
+        self.__dict__["_constants"] = constants
         self.__dict__["_python_model"] = model
         for collection in unsharded_collections(model).values():
             collection.graph_is_inlined = True  # the graphs name the modules of its nodes
@@ -70,20 +79,43 @@ class WholeGraph(nn.Module):
         """The graph of the current mode."""
         return self.train_graph if self.training else self.eval_graph
 
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            model = self.__dict__.get("_python_model")
+            if model is None or name.startswith("__"):
+                raise
+            if hasattr(model, name):
+                return getattr(model, name)
+            if name in self.graph_module._buffers:  # a constant of the trace
+                return self.graph_module._buffers[name]
+            raise
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        model = self.__dict__.get("_python_model")
+        of_model = model is not None and (name in model.__dict__ or hasattr(type(model), name))
+        if of_model and name not in self.__dict__ and not hasattr(WholeGraph, name):
+            setattr(model, name, value)
+        else:
+            super().__setattr__(name, value)
+
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The original model's forward.
 
         Raises:
-            ConversionError: ``mixed_modes``.
+            ConversionError: ``mixed_modes``, ``outdated_graph``.
         """
         check_modes(self, self.training, self.__dict__["_entered"][self.training])
         graph_module = self.graph_module
-        if tracer_of_call(self, args, kwargs) is not None:  # the graph is not registered, so no tracer would find it
-            return type(graph_module).forward(graph_module, *args, **kwargs)
+        run = type(graph_module).forward
+        if tracer_of_call(self, args, kwargs) is not None:
+            return run(self, *args, **kwargs)
         if torch.compiler.is_dynamo_compiling():  # it cannot follow what is thread-local
-            return graph_module(*args, **kwargs)
+            return run(self, *args, **kwargs)
+        check_constants(self.python_model, self.__dict__["_constants"][self.training])
         with forwards_of(self.__dict__["_stores"]).forward():
-            return graph_module(*args, **kwargs)
+            return run(self, *args, **kwargs)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         return _without_state, (), self.__getstate__()
@@ -157,6 +189,23 @@ def check_modes(root: nn.Module, training: bool, entered: tuple[str, ...]) -> No
                 reason="mixed_modes",
                 module_path=path,
                 what_to_do="set one mode for the whole model, or convert without whole_graph=True.",
+            )
+
+
+def check_constants(root: nn.Module, constants: dict[tuple[str, str], Any]) -> None:
+    """Refuse to run a graph if attributes of the model are no longer those that the graph has as constants.
+
+    Raises:
+        ConversionError: ``outdated_graph``.
+    """
+    for (path, name), constant in constants.items():
+        value = getattr(root.get_submodule(path), name, None)
+        if value is not constant and value != constant:
+            raise ConversionError(
+                f"{name} is {short(value)}, but the graph was made when it was {short(constant)}.",
+                reason="outdated_graph",
+                module_path=path,
+                what_to_do="make another graph, of .python_model, or convert without whole_graph=True.",
             )
 
 

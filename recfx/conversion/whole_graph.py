@@ -6,6 +6,7 @@ import contextlib
 import copy
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 from torch import Tensor, fx, nn
 
@@ -14,9 +15,18 @@ from recfx.collections.copy_modules import carry_hooks, copy_modules, refuse_ful
 from recfx.collections.object_kinds import own_modules
 from recfx.collections.whole_graph import WholeGraph, share_children
 from recfx.conversion.known_value import known_value
+from recfx.discovery.attribute_reads import AttributeReads
 from recfx.discovery.discover import set_mode
 from recfx.discovery.sample import Sample
-from recfx.discovery.shallow_tracer import Computed, ShallowTracer, ValueNeeded, rollback_of, source_of, trace_graph
+from recfx.discovery.shallow_tracer import (
+    Computed,
+    ShallowTracer,
+    UnpicklingTracer,
+    ValueNeeded,
+    rollback_of,
+    source_of,
+    trace_graph,
+)
 from recfx.errors import ConversionError, Diagnostic, told_by
 from recfx.ir import verify_graph
 from recfx.ir.meta import annotate, node_meta
@@ -25,11 +35,12 @@ from recfx.runtime.hooks import has_forward_hooks
 from recfx.verification.compare_models import Difference, compare_forward
 
 
-def inline_collections(graph_module: fx.GraphModule, training: bool) -> None:
+def inline_collections(graph_module: fx.GraphModule, training: bool) -> set[str]:
     """Replace every call of a converted collection with the nodes of its graph. One that has hooks stays one call; so
     does one whose output nothing uses, and one that is called with anything but one value of the graph, which is an
-    error that it reports itself when the graph runs.
+    error that it reports itself when the graph runs. Returns the paths of the others.
     """
+    inlined = set()
     for node in list(graph_module.graph.nodes):
         if node.op != "call_module":
             continue
@@ -40,8 +51,10 @@ def inline_collections(graph_module: fx.GraphModule, training: bool) -> None:
         takes_one_value = len(given) == 1 and isinstance(given[0], fx.Node)
         if not node.users or has_forward_hooks(collection) or not takes_one_value:
             continue
+        inlined.add(str(node.target))
         inline_graph(node, collection.graph_of(training).graph, f"{node.target}.graph_module")
     graph_module.recompile()
+    return inlined
 
 
 def inline_graph(call: fx.Node, collection: fx.Graph, prefix: str) -> None:
@@ -74,6 +87,7 @@ class Traced:
     graph_module: fx.GraphModule
     rollbacks: list[Diagnostic]
     entered: tuple[str, ...]
+    constants: dict[tuple[str, str], Any]
     not_compared: Exception | None = None
 
 
@@ -93,6 +107,7 @@ def make_whole_graph(model: nn.Module, sample: Sample) -> WholeGraph:
         model,
         {training: graph.graph_module for training, graph in traced.items()},
         {training: graph.entered for training, graph in traced.items()},
+        {training: graph.constants for training, graph in traced.items()},
     )
     conversion = copy.copy(conversion_of(model))
     conversion.rollbacks = rollbacks
@@ -110,10 +125,10 @@ def build_whole_graph(model: nn.Module, sample: Sample, training: bool) -> Trace
     opaque: frozenset[str] = frozenset()
     given_up: list[Diagnostic] = []
     while True:
-        graph_module, rollbacks, entered = _trace(model, sample, training, opaque)
+        graph_module, rollbacks, entered, constants = _trace(model, sample, training, opaque)
         difference = None if sample.on_meta(model) else compare_forward(hookless, graph_module, sample, training)
         if not isinstance(difference, Difference):
-            return Traced(graph_module, given_up + rollbacks, tuple(sorted(entered)), difference)
+            return Traced(graph_module, given_up + rollbacks, tuple(sorted(entered)), constants, difference)
         if entered <= opaque:
             raise _differs(difference, training)
         given_up += [Diagnostic("graph_differs", path, str(difference)) for path in sorted(entered - opaque)]
@@ -122,22 +137,23 @@ def build_whole_graph(model: nn.Module, sample: Sample, training: bool) -> Trace
 
 def _trace(
     model: nn.Module, sample: Sample, training: bool, opaque: frozenset[str]
-) -> tuple[fx.GraphModule, list[Diagnostic], set[str]]:
+) -> tuple[fx.GraphModule, list[Diagnostic], set[str], dict[tuple[str, str], Any]]:
     root, _ = copy_modules(model)
     set_mode(root, training)
     collections = {id(collection) for collection in converted_collections(root).values()}
     known: dict[str, int | list[str]] = {}
     try:
         while True:
-            computed = Computed(root)
-            tracer = ShallowTracer(collections, opaque, computed, known)
+            computed, reads = Computed(root), AttributeReads(root)
+            tracer = ShallowTracer(collections, opaque, computed, known, reads)
             try:
-                with _tensor_attributes_stay(root), computed:
+                with _tensor_attributes_stay(root), computed, reads.recorded():
                     graph = trace_graph(root, sample, tracer)
+                tracer.check_reads()
                 break
             except ValueNeeded as needed:
                 known[needed.node.name] = known_value(root, sample, needed)
-        graph._tracer_cls = None  # a pickle would name the class, and unpickling would need its arguments
+        graph._tracer_cls = UnpicklingTracer  # which a pickle names; the tracer here needs arguments
         # Names that are not identifiers can make code that does not compile.
         graph_module = fx.GraphModule(root, graph, type(model).__name__)
     except Exception as error:  # user code on proxies can raise anything; the reason is part of the error
@@ -150,11 +166,14 @@ def _trace(
         ) from error
     entered = set(tracer.entered)
     share_children(model, graph_module)
-    inline_collections(graph_module, training)
+    inlined = inline_collections(graph_module, training)
     verify_graph(graph_module, after="whole_graph")
     graph_module.training = training  # not train(), because its children are the model's own
     graph_module.meta["recfx_training"] = training
-    return graph_module, tracer.rollbacks, entered
+    constants = reads.values | {
+        (path, name): {} for path in inlined for name in ("_forward_hooks", "_forward_pre_hooks")
+    }
+    return graph_module, tracer.rollbacks, entered, constants
 
 
 @contextlib.contextmanager

@@ -31,6 +31,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from recfx.collections.collection import UnshardedCollection
 from recfx.collections.kinds import SEQUENCE, kind_of
 from recfx.collections.sharding.held_interrupts import held_interrupts
+from recfx.discovery.attribute_reads import AttributeReads
 from recfx.discovery.sample import Sample, fixed_randomness
 from recfx.errors import Diagnostic, InputError, short
 from recfx.ir.meta import SourceLocation
@@ -130,6 +131,15 @@ for _name in fx.graph.inplace_methods.keys() - {"setitem"}:
     setattr(InPlaceProxy, f"__{_name}__", _in_place(_name))
 
 
+class UnpicklingTracer(fx.Tracer):
+    """Traces the code of a pickled graph again, where what changes in place has to stay so."""
+
+    proxy_buffer_attributes = True
+
+    def proxy(self, node: fx.Node) -> fx.Proxy:
+        return InPlaceProxy(node, self)
+
+
 class DictProxy(InPlaceProxy):
     """A proxy of a dict whose keys are known while a model is traced, so that code may iterate over it.
 
@@ -178,7 +188,8 @@ def _keys_of_output(collection: nn.Module) -> list[str] | None:
 class ShallowTracer(fx.Tracer):
     """A tracer that enters only modules that hold one of ``leaves``, the collections (by ``id``), and are not named in
     ``opaque``. Values that are ``computed`` from the state of the model are not made constants; those that are
-    ``known``, by name of the node, are, and each batch is checked for them.
+    ``known``, by name of the node, are, and each batch is checked for them; so are the attributes that ``reads``
+    records.
     """
 
     def __init__(
@@ -187,9 +198,10 @@ class ShallowTracer(fx.Tracer):
         opaque: frozenset[str] = frozenset(),
         computed: Computed | None = None,
         known: Mapping[str, int | list[str]] = MappingProxyType({}),
+        reads: AttributeReads | None = None,
     ) -> None:
         super().__init__()
-        self._computed, self._known = computed, known
+        self._computed, self._known, self._reads = computed, known, reads
         self.record_stack_traces = True
         self.proxy_buffer_attributes = True  # buffers become nodes, so the trace itself never changes them
         self.rollbacks: list[Diagnostic] = []
@@ -252,15 +264,29 @@ class ShallowTracer(fx.Tracer):
         map_aggregate((args, kwargs), _touch)
         last = next(iter(reversed(self.graph.nodes)), None)
         module_stack = self.module_stack.copy()
+        reads = {} if self._reads is None else dict(self._reads.values)
         try:
             output = super().call_module(m, forward, args, kwargs)
+            self.check_reads()
             self.entered.append(path)
             return output
         except Exception as error:  # whatever the user's code raises on proxies: kept as the reason
             self._erase_after(last)
+            if self._reads is not None:
+                self._reads.values = reads
             self.module_stack = module_stack
             self.rollbacks.append(rollback_of(path, error))
             return self.create_proxy("call_module", path, args, kwargs)
+
+    def check_reads(self) -> None:
+        """Refuse to make a constant of an attribute that the traced code changes.
+
+        Raises:
+            LostByTracing: there is one.
+        """
+        changed = None if self._reads is None else self._reads.changed()
+        if changed is not None:
+            raise LostByTracing(f"attribute {changed}, which the code changes, would be a constant of the graph")
 
     def _erase_after(self, last: fx.Node | None) -> None:
         for node in reversed(list(self.graph.nodes)):
@@ -305,7 +331,7 @@ def trace_graph(root: nn.Module, sample: Sample, tracer: ShallowTracer, *, infer
     with held_interrupts(), randomness, refusals:  # all of them patch what the whole process uses, torch.fx as well
         graph = tracer.trace(target, concrete_args=concrete or None)
     root.__dict__.update({name: value for name, value in target.__dict__.items() if name not in root.__dict__})
-    for node in graph.nodes:
+    for node in list(graph.nodes):
         if node.op == "placeholder":
             name = re.sub(r"_1$", "", str(node.target))
             if concrete and name in concrete:
@@ -315,6 +341,10 @@ def trace_graph(root: nn.Module, sample: Sample, tracer: ShallowTracer, *, infer
         if getattr(node.target, "__name__", "") == "_assert_is_none":  # with torch's function, no pickle can be loaded
             placeholder: Any = node.args[0]
             node.target, node.args = expect_none, (placeholder, str(placeholder.target))
+        if node.target is torch._assert and "has been specialized to" in str(node.args[1]):
+            compared: Any = node.args[0]
+            node.target, node.args = expect_constant, (*compared.args, str(compared.args[0].target))
+            graph.erase_node(compared)
     return graph
 
 
@@ -331,6 +361,22 @@ def expect_none(value: object, name: str) -> None:
             f"{name} is given, but the graph was made for None.",
             reason="wrong_argument",
             what_to_do="make the graph with a sample that gives it, or convert without whole_graph=True.",
+        )
+
+
+def expect_constant(value: object, constant: object, name: str) -> None:
+    """Refuse another value for an argument that is a constant of the graph.
+
+    Raises:
+        InputError: ``wrong_argument``.
+    """
+    if isinstance(value, fx.Proxy):
+        value.tracer.create_proxy("call_function", expect_constant, (value, constant, name), {})
+    elif isinstance(value, torch.Tensor) or value != constant:
+        raise InputError(
+            f"{name} is {short(value)}, but the graph was made for {short(constant)}.",
+            reason="wrong_argument",
+            what_to_do="make the graph with a sample that has it, or convert without whole_graph=True.",
         )
 
 
@@ -384,7 +430,9 @@ def _explicit_root(root: nn.Module, sample: Sample) -> tuple[nn.Module, dict[str
     signature = inspect.signature(type(root).forward)
     parameters = list(signature.parameters.values())
     variadic = {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}
-    if any(parameter.kind in variadic for parameter in parameters) or "forward" in root.__dict__:
+    # Of a container, torch.fx would make an argument for each item.
+    hidden = any(each.kind in variadic or isinstance(each.default, (dict, list, tuple)) for each in parameters)
+    if hidden or "forward" in root.__dict__:
         original, count = root.__dict__.get("forward") or type(root).forward.__get__(root), len(sample.args)
         root = with_forward(
             root,
