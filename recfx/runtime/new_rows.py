@@ -200,16 +200,13 @@ class NewRows:
         insertion.keep_rows(new.rows, tensors)
 
     def _reset_ordinary(self, new: GivenRows, insertion: Insertion | None) -> None:
-        """Reset what optimizers that are not fused have of rows that belonged to others."""
-        rows = new.rows if new.table.evicts else new.rows[new.are_renewed]
-        if rows.numel() == 0:
-            return
-        name = new.table.name
-        states = self._store.ordinary_optimizers(name, self._collection).states_of_rows(self._store.weight(name))
+        """Reset what optimizers that are not fused have of these rows, from other ids or from weight decay."""
+        ordinary = self._store.ordinary_optimizers(new.table.name, self._collection)
+        states = ordinary.states_of_rows(self._store.weight(new.table.name), bool(new.are_renewed.any()))
         if insertion is not None:
-            insertion.keep_rows(rows, lambda: [state.tensor for state in states])
+            insertion.keep_rows(new.rows, lambda: [state.tensor for state in states])
         for state in states:
-            state.tensor.index_fill_(0, rows.to(state.tensor.device), state.value)
+            state.tensor.index_fill_(0, new.rows.to(state.tensor.device), state.value)
 
     def _mark_initialized(self, new_rows: list[GivenRows]) -> None:
         if not new_rows:

@@ -5,6 +5,7 @@ Torch calls a hook before each step of any optimizer, which is how those of a ta
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping
@@ -30,7 +31,8 @@ class OrdinaryOptimizers:
     """The optimizers that have stepped one table, apart from fused ones, and when rows went to new ids.
 
     A row that went to a new id after an optimizer's last step has, in this optimizer, what a state begins with. It is
-    set in the forward, for closures, and again before the step: a state may have been loaded in between.
+    set in the forward, for closures, and again before the step: a state may have been loaded in between. A row that no
+    id had has another state if weight decay steps it, which is reset where it can be; nothing else is refused for it.
 
     Args:
         collection: fully qualified name of the collection, for messages.
@@ -46,7 +48,7 @@ class OrdinaryOptimizers:
         table: str,
         index: HashIndex,
         weight: Callable[[], Tensor | None],
-        given: tuple[Tensor | None, int] = (None, 0),
+        given: tuple[Tensor | None, int, bool] = (None, 0, False),
     ) -> None:
         self.weight = weight
         self._collection, self._table, self._index = collection, table, index
@@ -55,17 +57,25 @@ class OrdinaryOptimizers:
         self._stepped: WeakKeyDictionary[torch.optim.Optimizer, int] = WeakKeyDictionary()  # ``_steps`` at their last
         self._newest = 1  # ``_steps`` when any row last went to a new id
         # int32, by row: ``_steps`` when it last went to a new id; 0 if it never has since a state was loaded.
-        self._given, self._loads = given
+        self._given, self._loads, self._has_renewed = given
         _watch_steps()
         _NEW.add(self)
 
-    def since_last_step(self) -> tuple[Tensor | None, int]:
-        """Which rows went to new ids since the last step of any optimizer, for a copy, and loads of the index."""
+    def since_last_step(self) -> tuple[Tensor | None, int, bool]:
+        """For a copy: which rows went to new ids since the last step of any optimizer, loads of the index, and whether
+        any row had belonged to another id.
+        """
         given = self._given
-        return None if given is None else (given >= self._steps).int(), self._loads
+        return None if given is None else (given >= self._steps).int(), self._loads, self._has_renewed
 
-    def states_of_rows(self, weight: Tensor) -> tuple[StateOfRows, ...]:
-        """What is to be set where a row goes to a new id: states, and a gradient that waits for a step."""
+    def states_of_rows(self, weight: Tensor, have_renewed: bool) -> tuple[StateOfRows, ...]:
+        """What is to be set where a row goes to a new id: states, and a gradient that waits for a step.
+
+        Args:
+            weight: of the table.
+            have_renewed: whether any of the rows has belonged to another id.
+        """
+        self._has_renewed |= have_renewed
         _TABLES.setdefault(weight, WeakSet()).add(self)
         if self._given is None or self._given.shape != weight.shape[:1] or self._has_loaded():
             self._given = torch.zeros(weight.shape[0], dtype=torch.int32, device=weight.device)
@@ -89,8 +99,15 @@ class OrdinaryOptimizers:
             ConversionError: ``evict_needs_fused_optimizer``.
         """
         given = None if self._has_loaded() else self._given
-        if given is None and not self._index.config.evicts:
-            return
+        if self._index.config.evicts or (given is not None and self._has_renewed):
+            self._reset_given(optimizer, group, weight, given)
+        elif given is not None and group.get("weight_decay"):
+            with contextlib.suppress(ConversionError):
+                self._reset_given(optimizer, group, weight, given)
+
+    def _reset_given(
+        self, optimizer: torch.optim.Optimizer, group: Mapping[str, Any], weight: Tensor, given: Tensor | None
+    ) -> None:
         state = optimizer.state.get(weight, {})
         starts = self._starts.get(optimizer)
         if starts is None or any(name not in starts and not _is_number(value) for name, value in state.items()):

@@ -62,7 +62,7 @@ class TableStore:
         self.in_flight = BatchesInFlight()
         self._owners: dict[str, weakref.ref[nn.Parameter]] = {}
         self._ordinary: dict[str, OrdinaryOptimizers] = {}
-        self._given: dict[str, tuple[torch.Tensor | None, int]] = {}  # in a copy: what it copies of ``_ordinary``
+        self._given: dict[str, tuple[torch.Tensor | None, int, bool]] = {}  # in a copy: what it copies of ``_ordinary``
         self._lock, self._process = threading.RLock(), os.getpid()
         self.shares_indexes = False
         self.shared_weights: dict[str, list[str]] = {}
@@ -152,7 +152,7 @@ class TableStore:
                     return None
                 return bag._parameters.get("weight")
 
-            given = self._given.pop(table, (None, 0))
+            given = self._given.pop(table, (None, 0, False))
             self._ordinary[table] = OrdinaryOptimizers(collection, table, self.index(table), weight, given)
         return self._ordinary[table]
 

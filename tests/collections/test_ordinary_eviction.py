@@ -382,6 +382,37 @@ def test_rows_of_erased_ids_start_anew_as_well() -> None:
             assert state_of(model, optimizer, 9) == expected
 
 
+@pytest.mark.parametrize("resumed", [False, True])
+@pytest.mark.parametrize("name", ["adam", "adagrad", "momentum", "rmsprop"])
+def test_weight_decay_of_a_row_that_no_id_had_is_not_in_the_state_of_its_first(name: str, resumed: bool) -> None:
+    """Torch's optimizers decay all rows of a table, and none is evicted here."""
+    model, make = converted(hashing=HashConfig.raw_ids()), partial(OPTIMIZERS[name], weight_decay=0.5)
+    optimizer: Any = make(model.parameters())
+    learn(model, optimizer, (1,), (1,))
+    if resumed:
+        saved, optimizer = copy.deepcopy(optimizer.state_dict()), make(model.parameters())
+        optimizer.load_state_dict(saved)
+    optimizer.zero_grad()
+    output = model(features(1, 7)).values()
+    row = int(model.index("t").find(torch.tensor([7])))
+    oracle = nn.Parameter(model.weight("t").detach()[row : row + 1].clone())
+    expected = make([oracle])
+    expected.load_state_dict(copy.deepcopy(optimizer.state_dict()))  # the count of steps is the table's
+    for key, value in expected.state[oracle].items():
+        if isinstance(value, Tensor) and value.dim():
+            expected.state[oracle][key] = torch.full_like(oracle, 0.3 if name == "adagrad" else 0.0)
+    oracle.grad = torch.ones_like(oracle)
+    output.sum().backward()
+    optimizer.step()
+    expected.step()
+    torch.testing.assert_close(model.weight("t").detach()[row], oracle.detach()[0])
+
+
+def test_a_table_that_does_not_evict_is_decayed_by_any_optimizer() -> None:
+    model = converted(hashing=HashConfig.raw_ids())
+    learn(model, Adafactor(model.parameters(), weight_decay=0.1), (1,), (2,))
+
+
 class LookAhead(torch.optim.Optimizer):
     """A second copy of the weights follows slowly; it begins as what they are."""
 
