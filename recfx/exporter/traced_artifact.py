@@ -11,6 +11,7 @@ import contextlib
 import io
 import logging
 import math
+import operator
 import re
 import sys
 import traceback
@@ -234,9 +235,19 @@ def _without_checks_for_ids(graph: fx.Graph) -> None:
     with the model for a batch without ids.
     """
     for node in graph.find_nodes(op="call_function", target=torch.ops.aten._assert_scalar.default):
-        if re.search(r"Ne\(.*, 0\)", str(node.args[1])):
+        if re.search(r"Ne\(.*, 0\)", str(node.args[1])) and all(map(_is_of_lengths, node.all_input_nodes)):
             graph.erase_node(node)
     graph.eliminate_dead_code()
+
+
+def _is_of_lengths(node: fx.Node) -> bool:
+    """Whether the node compares or adds numbers of ``tolist`` alone, as TorchRec has them of the lengths per key."""
+    if node.target is torch.ops.aten.item.default:
+        (source,) = node.all_input_nodes
+        return source.target in (operator.getitem, torch.ops.aten.select.int)
+    return node.target in (torch.sym_not, operator.eq, operator.ne, operator.add) and all(
+        map(_is_of_lengths, node.all_input_nodes)
+    )
 
 
 def _shapes(call: ModelCall, sample: Sample) -> list[tuple[int, ...]]:
