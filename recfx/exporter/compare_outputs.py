@@ -15,7 +15,7 @@ from torch import nn
 
 from recfx.collections.copy_modules import copy_modules
 from recfx.discovery.sample import Sample, fixed_randomness, tensors_of
-from recfx.errors import Diagnostic
+from recfx.errors import Diagnostic, Severity
 from recfx.exporter.buffers import Filling
 from recfx.exporter.model_call import ModelCall
 from recfx.exporter.model_copies import fresh_copy, own_buffers
@@ -27,6 +27,13 @@ _SEED = 20_261_122
 _BIGGER, _ONE, _EMPTY, _STRIDED = (
     "a bigger batch", "a batch of one", "a batch without ids", "tensors that are not contiguous"
 )  # fmt: skip
+_READS_MEMORY = Diagnostic(
+    "strided_batch_not_compared",
+    "",
+    f"the model itself answers otherwise to {_STRIDED}, so the file was not compared with it on any.",
+    "look for code of the model that reads the memory of its arguments, such as as_strided or a kernel of its own.",
+    Severity.WARNING,
+)
 _Outputs = list[tuple[str, torch.Tensor]]
 
 
@@ -47,8 +54,13 @@ def takes_no_ids(model: nn.Module, sample: Sample) -> bool:
     return any(name == _EMPTY for name, _, _ in other_batches(model, sample))
 
 
-def other_batches(model: nn.Module, sample: Sample) -> Iterator[tuple[str, Sample, Any]]:
-    """Calls with other batches than the sample's, as far as the model takes them: their names, and its answers."""
+def other_batches(
+    model: nn.Module, sample: Sample, notes: list[Diagnostic] | None = None
+) -> Iterator[tuple[str, Sample, Any]]:
+    """Calls with other batches than the sample's, as far as the model takes them: their names, and its answers.
+
+    ``notes`` gets what is worth saying of those that it takes, but that a file cannot be compared on.
+    """
     calls = {
         _BIGGER: sample.resized(),
         _ONE: sample.first(),
@@ -62,7 +74,9 @@ def other_batches(model: nn.Module, sample: Sample) -> Iterator[tuple[str, Sampl
         try:
             answer = run_model(fresh_copy(model)[0], call)
             if name == _STRIDED and not _are_close(run_model(fresh_copy(model)[0], sample), answer):
-                continue  # code of the user's reads the memory of tensors
+                if notes is not None:
+                    notes.append(_READS_MEMORY)
+                continue
         except Exception:  # whatever the user's code raises
             refused.add(name)
             continue
@@ -106,6 +120,7 @@ class Comparison:
         outputs: what the model with its tables answers.
         has_tables: whether the model of ``call`` itself has its tables.
         served: its collections, by ``id``.
+        notes: what the report says of the calls.
 
     Attributes:
         changed_buffer: a buffer of the model that a call changes; None if there is none.
@@ -118,9 +133,11 @@ class Comparison:
         outputs: Any,
         has_tables: bool,
         served: Mapping[int, ServedCollection],
+        notes: list[Diagnostic],
     ) -> None:
         self.call = call
         self.served = served
+        self.notes = notes
         self._has_tables = has_tables
         self._outputs = self._by_name(outputs)
         self._other_calls = other_calls

@@ -172,7 +172,8 @@ def _export(file: _File, converted: nn.Module, sample: Sample, outputs: Any, sou
     with uncounted(converted):
         signature, returns = signature_of(converted, sample), return_pattern(outputs)
         other_calls: dict[str, Sample] = {}
-        for name, other_call, answer in other_batches(converted, sample):
+        notes: list[Diagnostic] = []
+        for name, other_call, answer in other_batches(converted, sample, notes):
             check_alike(returns, return_pattern(answer), name)
             other_calls[name] = other_call
         collections = unsharded_collections(converted)
@@ -185,7 +186,7 @@ def _export(file: _File, converted: nn.Module, sample: Sample, outputs: Any, sou
         }
         graphs = {key: collection.graph_module for key, collection in served.items()}
         call = ModelCall(converted, graphs, sample, signature, returns)
-        comparison = Comparison(call, other_calls, outputs, not sources, served)
+        comparison = Comparison(call, other_calls, outputs, not sources, served, notes)
         for artifact in file_format.make(call):
             report = _write(file, artifact, comparison)
             if report is not None:
@@ -300,7 +301,7 @@ def _write(asked: _File, artifact: Artifact, comparison: Comparison) -> ExportRe
         passes={collection.path: collection.records for collection in present},
         output_error=error,
         libraries=() if path is None else (path,),
-        notes=(*call.failures, *notes, *_keeps_state(comparison)),
+        notes=(*call.failures, *notes, *comparison.notes, *_keeps_state(comparison)),
     )
 
 

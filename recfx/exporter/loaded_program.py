@@ -196,16 +196,20 @@ class LoadedProgram(nn.Module):
 
     @staticmethod
     def _check(name: str, tensor: torch.Tensor, example: torch.Tensor) -> None:
-        """Refuse a tensor of another dtype, or of another size where the program has a constant."""
-        fits = tensor.dtype == example.dtype and tensor.dim() == example.dim()
-        if fits:
-            sizes = zip(tensor.shape, example.shape, strict=True)
-            fits = all(size == expected for size, expected in sizes if isinstance(expected, int))
-        if not fits:
+        """Refuse a tensor of another rank or dtype, or of another size where the program has a constant."""
+        sizes = zip(tensor.shape, example.shape, strict=False)
+        reason = ""
+        if tensor.dim() != example.dim():
+            reason = "wrong_rank"
+        elif tensor.dtype != example.dtype:
+            reason = "wrong_dtype"
+        elif any(size != expected for size, expected in sizes if isinstance(expected, int)):
+            reason = "wrong_size"
+        if reason:
             expected = ", ".join(str(size) if isinstance(size, int) else "any" for size in example.shape)
             raise RuntimeError(
                 f"{name} is {tensor.dtype} of sizes {list(tensor.shape)}, but the program takes {example.dtype} of "
-                f"sizes [{expected}] [wrong_argument]"
+                f"sizes [{expected}] [{reason}]"
             )
 
 

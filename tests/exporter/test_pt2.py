@@ -68,6 +68,30 @@ class Concatenated(nn.Module):
         return over
 
 
+class Checked(nn.Module):
+    """Takes batches without ids, but no zero; TorchRec asserts for tracers that the permuted batch has ids."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ebc = collection()
+
+    def forward(self, number: Tensor, features: KeyedJaggedTensor) -> Tensor:
+        divisor = number.item()
+        torch._check(divisor != 0)
+        pooled: Tensor = self.ebc(features.permute([2, 0, 1])).values()
+        return pooled * divisor
+
+
+def test_what_the_model_checks_itself_is_checked_by_the_file(tmp_path: Path) -> None:
+    model, features = recfx.convert(Checked()).eval(), batch(3)
+    recfx.export(model, tmp_path / "model", (torch.tensor(2), features), format="pt2")
+    loaded = recfx.load(tmp_path / "model")
+    empty = KeyedJaggedTensor(features.keys(), features.values()[:0], lengths=torch.zeros_like(features.lengths()))
+    assert torch.equal(loaded(torch.tensor(3), empty), model(torch.tensor(3), empty))
+    with pytest.raises(RuntimeError, match="Ne"):
+        loaded(torch.tensor(0), features)
+
+
 def test_sizes_that_no_batch_changes_are_constants_where_the_model_wants_it(tmp_path: Path) -> None:
     def batch_of(size: int, longest: int = 4, padding: int = 5) -> tuple[Any, ...]:
         features = batch(size, longest=longest)
@@ -78,7 +102,7 @@ def test_sizes_that_no_batch_changes_are_constants_where_the_model_wants_it(tmp_
     loaded = recfx.load(tmp_path / "model")
     for sample in (batch_of(6), batch_of(1), batch_of(3, longest=0), batch_of(5, padding=9)):
         assert torch.allclose(loaded(*sample), model(*sample), rtol=1e-5, atol=1e-6)
-    with refused("wrong_argument", error=recfx.InputError):
+    with refused("wrong_size", error=recfx.InputError):
         loaded(torch.rand(6, 5), *batch_of(6)[1:])
 
 
@@ -109,9 +133,18 @@ def test_stored_rows_are_those_of_the_torchscript_file(
         assert torch.allclose(loaded(*sample.args), script(*sample.args), rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("dense", [torch.zeros(1, 2), torch.zeros(1), torch.zeros(1, 1).long()], ids=str)
-def test_plain_tensors_have_the_sizes_and_dtypes_of_the_sample(loaded: LoadedModel, dense: torch.Tensor) -> None:
-    with refused("wrong_argument", error=recfx.InputError):
+@pytest.mark.parametrize(
+    ("dense", "reason"),
+    [
+        (torch.zeros(1, 2), "wrong_size"),
+        (torch.zeros(1), "wrong_rank"),
+        (torch.zeros(1, 1).long(), "wrong_dtype"),
+    ],
+)
+def test_plain_tensors_have_the_sizes_and_dtypes_of_the_sample(
+    loaded: LoadedModel, dense: torch.Tensor, reason: str
+) -> None:
+    with refused(reason, error=recfx.InputError):
         loaded(dense, call(1).args[1])
 
 
