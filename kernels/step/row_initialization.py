@@ -51,7 +51,8 @@ def initialize_rows(
         first_column: the weight's first column in the table, if the weight is a shard of some of its columns.
     """
     data = weight.data  # shares the memory but not the version counter; detach() would share both
-    if data.device.type != "cpu" or data.stride(1) == 1:
+    # torch's fallback for negated views corrupts the memory of operators that return nothing.
+    if data.device.type != "cpu" or (data.stride(1) == 1 and not data.is_neg()):
         library.operators().init_rows_(data, rows, ids, key, low, high, first_column)
     else:
         values = data.new_empty(rows.numel(), data.shape[1])
@@ -122,6 +123,7 @@ def are_in_triton(tables: Sequence[TableOfRows]) -> bool:
     return all(
         (table.weight.device, table.weight.dtype) == (weight.device, weight.dtype)
         and table.weight.stride(1) == 1
+        and not table.weight.is_neg()
         and len(table.states) <= 2
         and all(_is_plain(state.tensor, weight.device) for state in table.states)
         for table in tables

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch.autograd.function import once_differentiable
 
+from recfx.errors import InputError
 from recfx.ir.node_kinds import NOT_COMBINED
 from recfx.ir.tables import TableSpec
 from recfx.kernels.lookup.embedding_bag import row_gradients
@@ -156,6 +157,7 @@ class Backward(Protocol):
 PartsOfTables = Sequence[tuple[Any, tuple[int, ...]]]
 StepShared = Callable[[PartsOfTables], bool]
 Forward = Callable[[torch.Tensor | None], LookedUp]
+Versions = list[tuple[torch.Tensor, int]]
 _SCALE = 5  # position of the per-sample weights in the arguments of the autograd function
 
 
@@ -223,6 +225,22 @@ class TrainableLookup:
         return tuple(by_key)
 
 
+def _versions(*tensors: torch.Tensor | None) -> Versions:
+    """What torch's ``save_for_backward`` notes of tensors; its hooks would make checkpoints run the forward again."""
+    return [(tensor, tensor._version) for tensor in tensors if tensor is not None and not tensor.is_inference()]
+
+
+def _refuse_changed(tables: Sequence[TableSpec], versions: Versions) -> None:
+    if any(tensor._version != version for tensor, version in versions):
+        raise InputError(
+            "the ids, their weights or the rows that a forward read were changed in place before its backward, which "
+            "reads them again.",
+            reason="changed_before_backward",
+            module_path=", ".join(table.name for table in tables),
+            what_to_do="change them after the backward, or change a copy.",
+        )
+
+
 class _Part:
     """What one backward contributes to a fused step."""
 
@@ -273,6 +291,7 @@ class _TableBatchedLookup(torch.autograd.Function):
             read = zip(looked_up.outputs, trainable.table_of_feature, strict=True)
             ctx.mark_non_differentiable(*(rows for rows, table in read if not weights[table].requires_grad))
         ctx.batch = TrainedBatch(weights, looked_up.rows, offsets, scale, lengths)
+        ctx.versions = _versions(looked_up.rows, offsets, scale, *(weights if ctx.needs_input_grad[_SCALE] else ()))
         ctx.scale_dtype = None if per_sample_weights is None else per_sample_weights.dtype
         return looked_up.outputs
 
@@ -289,6 +308,7 @@ class _TableBatchedLookup(torch.autograd.Function):
         if all(gradient is None for gradient in given):  # there is no gradient; zeros instead would cause a step
             weights = [None] * (len(ctx.needs_input_grad) - _SCALE - 1)
             return (*[None] * _SCALE, None, *(leaf_gradients(triggers) or weights))
+        _refuse_changed(trainable.tables, ctx.versions)
         batch = ctx.batch
         given = tuple(None if gradient is None else gradient.resolve_neg().float() for gradient in given)
         if trainable.pooling != NOT_COMBINED:
@@ -320,11 +340,13 @@ class _RowsOfTable(torch.autograd.Function):
     ) -> Outputs:
         ctx.set_materialize_grads(False)
         ctx.trainable, ctx.batch, ctx.keys, ctx.table = trainable, batch, keys, table
+        ctx.versions = _versions(batch.values)
         return tuple(outputs)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *given: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+        _refuse_changed(ctx.trainable.tables, ctx.versions)
         gradients: list[torch.Tensor | None] = [None] * len(ctx.trainable.table_of_feature)
         for key, gradient in zip(ctx.keys, given, strict=True):
             gradients[key] = None if gradient is None else gradient.resolve_neg().float()

@@ -13,12 +13,13 @@ import torch
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.checkpoint import checkpoint
+from torchrec import EmbeddingBagCollection
 
 import recfx
 from recfx.errors import ConversionError, InputError
 from recfx.runtime import Lookup
-from tests.builders.batches import one_bag
-from tests.builders.collections import one_table
+from tests.builders.batches import batch, one_bag
+from tests.builders.collections import one_table, sequences, table
 from tests.builders.optimizers import attach
 from tests.support.refusals import refused
 
@@ -185,3 +186,36 @@ def test_a_forward_that_is_run_again_takes_two_steps() -> None:
     assert [name for name in names if name not in ("select_features", "keyed_tensor")] == [
         *TWO_STEPS, "hash_lookup (backward)", "hash_lookup (step)",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("optimizer", ["", "sgd"])
+@pytest.mark.parametrize("backend", ["cpu", "fbgemm", "reference"])
+@pytest.mark.parametrize("changed", ["ids", "weights", "table"])
+def test_what_a_backward_reads_again_may_not_have_changed(changed: str, backend: str, optimizer: str) -> None:
+    ebc = EmbeddingBagCollection(tables=[table("t", ["f"])], is_weighted=True)
+    model: Any = recfx.convert(ebc, backend=backend)
+    if optimizer:
+        attach(model, optimizer)
+    weights = torch.ones(2, requires_grad=changed == "table")
+    features = one_bag(1, 2, weights=weights)
+    output, before = model(features).values(), model.weight("t").detach().clone()
+    with torch.no_grad():
+        {"ids": features.values(), "weights": weights, "table": model.weight("t")}[changed].mul_(2)
+    plain = backend == "reference" and not optimizer  # its backward is torch's own
+    with (
+        pytest.raises(RuntimeError, match="inplace")
+        if plain
+        else refused("changed_before_backward", "t", error=InputError)
+    ):
+        output.sum().backward()
+    assert torch.equal(model.weight("t"), before * 2 if changed == "table" else before)
+
+
+def test_rows_of_a_sequence_may_not_have_changed_before_the_backward() -> None:
+    model: Any = recfx.convert(sequences())
+    model.weight("s1").register_hook(lambda gradient: None)
+    features = batch(3)
+    output = sum(jagged.values().sum() for jagged in model(features).values())
+    features.values().zero_()
+    with refused("changed_before_backward", error=InputError):
+        output.backward()
