@@ -146,6 +146,19 @@ class Sample:
         return Sample(*args, **kwargs)
 
 
+def with_another_feature(batch: KeyedJaggedTensor) -> KeyedJaggedTensor:
+    """The batch with its features in the reverse order, another with the id 7 in each bag before them, and weights."""
+    batch = batch.permute([*reversed(range(len(batch.keys())))])
+    ones, weights = torch.ones_like(batch.lengths()[: batch.stride()]), batch.weights_or_none()
+    weights = torch.ones(batch.values().numel()) if weights is None else weights
+    return KeyedJaggedTensor(
+        keys=["another_feature", *batch.keys()],
+        values=torch.cat([batch.values().new_full((ones.numel(),), 7), batch.values()]),
+        weights=torch.cat([weights.new_ones(ones.numel()), weights]),
+        lengths=torch.cat([ones, batch.lengths()]),
+    )
+
+
 def clone_value(value: Any) -> Any:
     """A copy that shares no tensors; leaf tensors stay leaves, and require gradients as before."""
     return change_leaves(value, lambda leaf: _copied(leaf, _clone))

@@ -95,6 +95,7 @@ class Signature:
         defaults: the defaults of parameters, as far as they are constants.
         sizes: by name, the sizes of each tensor of the sample, of which those that change with the batch size are -1;
             of no tensor if the batch size is not known.
+        exact: the names of the KJTs that must have the sample's features, in its order, and weights as it had.
     """
 
     parameters: tuple[str, ...]
@@ -103,6 +104,7 @@ class Signature:
     order: tuple[str, ...] = ()
     defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     sizes: Mapping[str, Sequence[int]] = dataclasses.field(default_factory=dict)
+    exact: tuple[str, ...] = ()
 
     def leaves(self) -> list[Pattern]:
         """The arguments of the exported program."""

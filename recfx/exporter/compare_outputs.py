@@ -14,8 +14,9 @@ import torch
 from torch import nn
 
 from recfx.collections.copy_modules import copy_modules
-from recfx.discovery.sample import Sample, fixed_randomness, tensors_of
+from recfx.discovery.sample import Sample, fixed_randomness, tensors_of, with_another_feature
 from recfx.errors import Diagnostic, Severity
+from recfx.exporter.arguments import Pattern, Signature
 from recfx.exporter.buffers import Filling
 from recfx.exporter.model_call import ModelCall
 from recfx.exporter.model_copies import fresh_copy, own_buffers
@@ -81,6 +82,24 @@ def other_batches(
             refused.add(name)
             continue
         yield name, call, answer
+
+
+def read_batches(model: nn.Module, sample: Sample, signature: Signature, returns: Pattern) -> tuple[str, ...]:
+    """The names of the KJTs of which the model's own code reads more than the features that it looks up: it answers
+    otherwise, or fails, if they have one more feature, another order of features, or weights that the sample lacks.
+    """
+    expected = list(take_apart(returns, run_model(fresh_copy(model)[0], sample)).items())
+    leaves, names = signature.flatten(sample.args, sample.kwargs), []
+    for number, leaf in enumerate(signature.leaves()):
+        if leaf.kind == "kjt" and leaf.keys:
+            call = signature.call_of([*leaves[:number], with_another_feature(leaves[number]), *leaves[number + 1 :]])
+            try:
+                answer = list(take_apart(returns, run_model(fresh_copy(model)[0], call)).items())
+                is_read = first_difference(expected, answer) is not None
+            except Exception:  # whatever the user's code raises
+                is_read = True
+            names += [leaf.name] * is_read
+    return tuple(names)
 
 
 def _are_close(answer: Any, other: Any) -> bool:

@@ -28,7 +28,7 @@ from recfx.exporter.arguments import signature_of
 from recfx.exporter.artifacts import FILE_FORMATS, Artifact, FileFormat
 from recfx.exporter.buffers import Filling
 from recfx.exporter.checkpoint_export import export_from_checkpoint
-from recfx.exporter.compare_outputs import Comparison, other_batches, run_model
+from recfx.exporter.compare_outputs import Comparison, other_batches, read_batches, run_model
 from recfx.exporter.loaded_program import check_reads_pt2
 from recfx.exporter.manifest import make_manifest
 from recfx.exporter.model_call import ModelCall
@@ -176,6 +176,8 @@ def _export(file: _File, converted: nn.Module, sample: Sample, outputs: Any, sou
         for name, other_call, answer in other_batches(converted, sample, notes):
             check_alike(returns, return_pattern(answer), name)
             other_calls[name] = other_call
+        if file.format == "pt2":  # a program takes the features of the sample alone
+            signature = replace(signature, exact=read_batches(converted, sample, signature, returns))
         collections = unsharded_collections(converted)
         tables = {name: sources.get(name) or local_tables(collection) for name, collection in collections.items()}
         specs = {name: tuple(source.spec for source in by_name.values()) for name, by_name in tables.items()}

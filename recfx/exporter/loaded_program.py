@@ -18,6 +18,7 @@ from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
 from recfx.errors import ExportError
 from recfx.exporter.arguments import Pattern, Signature, identifier
+from recfx.exporter.batch_proxies import as_traced
 from recfx.exporter.model_file import ModelFile
 from recfx.exporter.serving.named_inputs import NamedFeatures, NamedJagged, NamedTensor, check_lengths
 from recfx.runtime.bags import permute_features
@@ -67,6 +68,8 @@ def flat_tensors(signature: Signature, leaves: list[Any]) -> list[torch.Tensor]:
         elif leaf.kind == "jagged":
             flat += _jagged(leaf, value.values(), value.lengths().view(-1), value.weights_or_none(), (-1,))
         else:
+            if leaf.name in signature.exact:
+                as_traced(value, leaf.name, list(leaf.keys), leaf.is_weighted)
             flat += _keyed(leaf, value)
     return flat
 

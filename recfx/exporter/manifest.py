@@ -72,6 +72,7 @@ def make_manifest(
         "order": list(signature.order),
         "defaults": dict(signature.defaults),
         "sizes": dict(signature.sizes),
+        "exact": list(signature.exact),
         "arguments": [_of_pattern(pattern) for pattern in signature.patterns],
         "outputs": tensor_names(call.returns),
         "returns": _of_pattern(call.returns),
@@ -136,7 +137,13 @@ def signature_from(manifest: dict[str, Any]) -> Signature:
     order, defaults = manifest.get("order", []), manifest.get("defaults", {})  # which older files lack, like the sizes
     parameters, patterns = tuple(manifest["parameters"]), tuple(map(pattern_from, manifest["arguments"]))
     return Signature(
-        parameters, patterns, manifest["positional"], tuple(order), dict(defaults), manifest.get("sizes", {})
+        parameters,
+        patterns,
+        manifest["positional"],
+        tuple(order),
+        dict(defaults),
+        manifest.get("sizes", {}),
+        tuple(manifest.get("exact", [])),
     )
 
 

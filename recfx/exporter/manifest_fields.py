@@ -147,6 +147,7 @@ FIELDS = {
     "order": Field("a list of names", lambda value, _: _are_names(value)),
     "defaults": _dict_of("constants", is_plain),
     "sizes": _dict_of("lists of sizes", lambda sizes: isinstance(sizes, list) and all(map(_is_size, sizes))),
+    "exact": Field("a list of names", lambda value, _: _are_names(value)),
     "returns": Field("a pattern", lambda value, _: pattern_from(value) is not None, True),
     "outputs": Field(
         "a list of the names of what is returned",

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 import recfx
+from recfx.discovery.sample import with_another_feature
 from recfx.exporter.load import LoadedModel
 from tests.builders.batches import batch
 from tests.builders.collections import collection
@@ -178,3 +179,39 @@ def test_the_batch_of_the_sample_and_places_on_this_machine_are_not_in_the_file(
     assert secret.to_bytes(8, "little") not in written
     assert str(Path(hashed_models.__file__).parent).encode() not in written  # the model's code is there
     assert b"site-packages" not in written
+
+
+class ReadsItsBatch(nn.Module):
+    def __init__(self, reads: str) -> None:
+        super().__init__()
+        self.ebc = collection(4)
+        self.reads = reads
+
+    def forward(self, features: KeyedJaggedTensor) -> Tensor:
+        pooled = self.ebc(features).values()
+        if self.reads == "keys":
+            return pooled + sum(features[key].lengths().sum() for key in features.keys())  # noqa: SIM118
+        if self.reads == "values":
+            return pooled + features.values().sum()
+        if self.reads == "weights":
+            weights = features.weights_or_none()
+            return pooled if weights is None else pooled * weights.sum()
+        return pooled
+
+
+@pytest.mark.parametrize("reads", ["keys", "values", "weights", ""])
+def test_a_batch_that_the_models_code_reads_has_the_features_of_the_sample(reads: str, tmp_path: Path) -> None:
+    model = ReadsItsBatch(reads).eval()
+    recfx.export(model, tmp_path / "model.pt2", (batch(4),), format="pt2")
+    loaded = recfx.load(tmp_path / "model.pt2")
+    assert loaded.manifest["exact"] == (["features"] if reads else [])
+    features = batch(3)
+    torch.testing.assert_close(loaded(features), model(features))
+    more = with_another_feature(features)
+    if not reads:
+        torch.testing.assert_close(loaded(more), model(more))
+        return
+    keys, lengths = more.keys(), more.lengths()
+    for other in (more, KeyedJaggedTensor(keys, more.values(), lengths=lengths)):
+        with refused("bad_weights" if other is more else "other_features", error=recfx.InputError):
+            loaded(other)
