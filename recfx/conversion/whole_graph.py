@@ -173,7 +173,7 @@ def _trace(
     constants = reads.values | {
         (path, name): {} for path in inlined for name in ("_forward_hooks", "_forward_pre_hooks")
     }
-    return graph_module, tracer.rollbacks, entered, constants
+    return graph_module, tracer.rollbacks, entered, dict(sorted(constants.items()))  # module by module
 
 
 @contextlib.contextmanager
