@@ -25,7 +25,8 @@ def trace(model: nn.Module, sample: Any) -> fx.GraphModule:
     module that holds no collection is one call; so is each module that cannot be traced
     (``graph_module.meta["recfx_rollbacks"]`` says why). The graph can be run: it agrees with the Python model at two
     batch sizes, and shares its modules. With sharded collections that comparison communicates: every rank calls
-    ``trace``, each with its own sample.
+    ``trace``, each with its own sample. It stays the graph of that mode: its ``train()`` and ``eval()`` set that of the
+    modules that it calls, as for any graph of torch.fx; ``convert(whole_graph=True)`` has a graph for each mode.
 
     Example:
         >>> graph_module = recfx.trace(Model(), sample)
